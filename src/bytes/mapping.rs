@@ -1,0 +1,69 @@
+//! A private, copy-on-write mapping of a whole file: where zero-copy views point.
+//!
+//! **Protocol.** The mapping is private and writable, so an edit through a view stays in this process and never reaches
+//! the file. rustload itself never reads or writes through it: it hands out addresses, and whoever gets one keeps the
+//! `Arc<Mapping>` alive. If another process truncates the file, touching a page past the new end raises SIGBUS; that is
+//! the documented price of a view, and owned results never pay it because they are read by position.
+
+use std::fs::File;
+use std::io;
+use std::ptr::NonNull;
+
+use memmap2::{MmapMut, MmapOptions};
+
+use super::Region;
+
+/// A mapped file. Dropping the last owner unmaps it.
+#[derive(Debug)]
+pub struct Mapping {
+    start: NonNull<u8>,
+    len: u64,
+    _map: MmapMut,
+}
+
+// SAFETY: `start` is the address of `_map`, which this struct owns and which is itself Send; no reference to the mapped
+// bytes is ever made here, only addresses are handed out.
+unsafe impl Send for Mapping {}
+// SAFETY: as above: a shared `Mapping` only computes addresses.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps all of `file`, private and writable, without reserving swap for it (a file may be larger than memory).
+    pub(super) fn new(file: &File) -> io::Result<Mapping> {
+        // SAFETY: the mapping is private, and no Rust reference into it is made: see the protocol above for what happens
+        // when the file is changed by others meanwhile.
+        let mut map = unsafe { MmapOptions::new().no_reserve_swap().map_copy(file) }?;
+        let start = NonNull::new(map.as_mut_ptr()).ok_or(io::ErrorKind::InvalidData)?;
+        Ok(Mapping { start, len: map.len() as u64, _map: map })
+    }
+
+    /// The address of a part, or `None` where it reaches outside the mapping.
+    pub fn address(&self, part: Region) -> Option<NonNull<u8>> {
+        if part.end() > self.len {
+            return None;
+        }
+        let offset = usize::try_from(part.start()).ok()?;
+        // SAFETY: `offset` is at most the mapping's length, so the address stays inside the same allocation.
+        Some(unsafe { self.start.add(offset) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn an_edit_never_reaches_the_file() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(b"hello").unwrap();
+        let map = Mapping::new(file.as_file()).unwrap();
+        let at = map.address(Region::new(1, 4).unwrap()).unwrap();
+        // SAFETY: inside the private mapping, which lives until the end of the test.
+        unsafe { at.write(b'a') };
+        // SAFETY: as above.
+        assert_eq!(unsafe { at.read() }, b'a');
+        assert_eq!(std::fs::read(file.path()).unwrap(), b"hello");
+        assert!(map.address(Region::new(1, 5).unwrap()).is_none());
+    }
+}

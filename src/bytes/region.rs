@@ -1,0 +1,61 @@
+//! A range of bytes whose end is known to fit 64 bits.
+#![forbid(unsafe_code)]
+
+/// `len` bytes from `start`; the end does not overflow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Region {
+    start: u64,
+    len: u64,
+}
+
+impl Region {
+    /// The range, or `None` where its end does not fit 64 bits.
+    pub fn new(start: u64, len: u64) -> Option<Region> {
+        start.checked_add(len).map(|_| Region { start, len })
+    }
+
+    /// The first byte.
+    pub fn start(self) -> u64 {
+        self.start
+    }
+
+    /// The number of bytes.
+    pub fn len(self) -> u64 {
+        self.len
+    }
+
+    /// Whether there is no byte in it.
+    pub fn is_empty(self) -> bool {
+        self.len == 0
+    }
+
+    /// One past the last byte.
+    pub fn end(self) -> u64 {
+        self.start.saturating_add(self.len)
+    }
+
+    /// Whether all of `other` lies inside.
+    pub fn contains(self, other: Region) -> bool {
+        self.start <= other.start && other.end() <= self.end()
+    }
+
+    /// The part of this range that starts at `start` and has `len` bytes, counted from this range's start.
+    pub fn part(self, start: u64, len: u64) -> Option<Region> {
+        let part = Region::new(self.start.checked_add(start)?, len)?;
+        self.contains(part).then_some(part)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_stays_inside() {
+        let region = Region::new(10, 5).unwrap();
+        assert_eq!(region.part(1, 4), Region::new(11, 4));
+        assert_eq!(region.part(1, 5), None);
+        assert_eq!(region.part(u64::MAX, 1), None);
+        assert_eq!(Region::new(u64::MAX, 1), None);
+    }
+}

@@ -1,0 +1,255 @@
+//! A window of a file or of bytes in memory, read by position. Cloning shares the open file.
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::fs::{self, File, Metadata};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::{Mapping, Region};
+use crate::error::{Code, Error, Result, ResultExt};
+
+/// Bytes in memory that somebody else owns.
+pub type Bytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
+
+/// Where bytes come from: all or a part of a file, or of memory.
+#[derive(Clone)]
+pub struct Source {
+    backing: Backing,
+    window: Region,
+}
+
+#[derive(Clone)]
+enum Backing {
+    File(Arc<OpenFile>),
+    Memory(Bytes),
+}
+
+struct OpenFile {
+    file: File,
+    path: PathBuf,
+    stamp: Stamp,
+    mapping: Mutex<Option<Arc<Mapping>>>,
+}
+
+/// What tells that a file is still the one that was opened.
+#[derive(PartialEq, Eq)]
+struct Stamp {
+    len: u64,
+    modified: (i64, i64),
+    inode: (u64, u64),
+}
+
+impl Stamp {
+    fn of(metadata: &Metadata) -> Stamp {
+        Stamp {
+            len: metadata.len(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            inode: (metadata.dev(), metadata.ino()),
+        }
+    }
+}
+
+impl Source {
+    /// Opens a regular file for reading.
+    pub fn open(path: &Path) -> Result<Source> {
+        let io = |error| Error::io(error, path.to_owned());
+        // Asked before opening: opening a pipe would wait for its writer.
+        regular(&fs::metadata(path).map_err(io)?, path)?;
+        let file = File::open(path).map_err(io)?;
+        let metadata = file.metadata().map_err(io)?;
+        regular(&metadata, path)?;
+        let stamp = Stamp::of(&metadata);
+        let window = Region::new(0, stamp.len).unwrap_or_default();
+        let file = OpenFile { file, path: path.to_owned(), stamp, mapping: Mutex::new(None) };
+        Ok(Source { backing: Backing::File(Arc::new(file)), window })
+    }
+
+    /// Reads from bytes in memory.
+    pub fn memory(bytes: Bytes) -> Source {
+        let len = (*bytes).as_ref().len() as u64;
+        Source { backing: Backing::Memory(bytes), window: Region::new(0, len).unwrap_or_default() }
+    }
+
+    /// The number of bytes in the window.
+    pub fn len(&self) -> u64 {
+        self.window.len()
+    }
+
+    /// Whether the window holds nothing.
+    pub fn is_empty(&self) -> bool {
+        self.window.is_empty()
+    }
+
+    /// The file's path; `None` for memory.
+    pub fn path(&self) -> Option<&Path> {
+        match &self.backing {
+            Backing::File(file) => Some(&file.path),
+            Backing::Memory(_) => None,
+        }
+    }
+
+    /// Whether two sources read from the same opened file or the same bytes.
+    pub fn same_backing(&self, other: &Source) -> bool {
+        match (&self.backing, &other.backing) {
+            (Backing::File(one), Backing::File(two)) => Arc::ptr_eq(one, two),
+            (Backing::Memory(one), Backing::Memory(two)) => Arc::ptr_eq(one, two),
+            _ => false,
+        }
+    }
+
+    /// A part of this window, as a source of its own.
+    pub fn window(&self, start: u64, len: u64) -> Result<Source> {
+        Ok(Source { backing: self.backing.clone(), window: self.part(start, len)? })
+    }
+
+    fn part(&self, start: u64, len: u64) -> Result<Region> {
+        self.window.part(start, len).ok_or_else(|| {
+            let text = format!("{len} byte(s) wanted at {start}, the file has {}", self.len());
+            self.place(Error::new(Code::Truncated, text).at(start))
+        })
+    }
+
+    /// Fills `out` with the bytes at `offset` of the window.
+    pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        let part = self.part(offset, out.len() as u64)?;
+        match &self.backing {
+            Backing::File(file) => file.file.read_exact_at(out, part.start()).map_err(|error| {
+                if error.kind() == std::io::ErrorKind::UnexpectedEof {
+                    file.changed()
+                } else {
+                    Error::io(error, file.path.clone())
+                }
+            }),
+            Backing::Memory(bytes) => {
+                let found =
+                    usize::try_from(part.start()).ok().and_then(|start| (**bytes).as_ref().get(start..));
+                match found.and_then(|found| found.get(..out.len())) {
+                    Some(found) => out.copy_from_slice(found),
+                    None => return Err(Error::new(Code::FileChanged, "the bytes in memory became shorter")),
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// The bytes at `offset` of the window, owned. The caller has checked `len` against a limit.
+    pub fn read_vec(&self, offset: u64, len: u64) -> Result<Vec<u8>> {
+        self.part(offset, len)?;
+        let mut out = Vec::new();
+        let wanted = usize::try_from(len).map_err(|_| out_of_memory(len))?;
+        out.try_reserve_exact(wanted).map_err(|_| out_of_memory(len))?;
+        out.resize(wanted, 0);
+        self.read_at(offset, &mut out)?;
+        Ok(out)
+    }
+
+    /// Fails if the file's size, time of change or identity differ from when it was opened.
+    pub fn check_unchanged(&self) -> Result<()> {
+        match &self.backing {
+            Backing::File(file) => file.check_unchanged(),
+            Backing::Memory(_) => Ok(()),
+        }
+    }
+
+    /// The private mapping of the whole file and where this window lies in it; `None` for memory.
+    ///
+    /// Made at the first call and shared by all clones; the file is checked to be the one that was opened.
+    pub fn map(&self) -> Result<Option<(Arc<Mapping>, Region)>> {
+        match &self.backing {
+            Backing::File(file) => file.map().map(|mapping| Some((mapping, self.window))),
+            Backing::Memory(_) => Ok(None),
+        }
+    }
+
+    /// Adds the file's path to an error.
+    pub fn place(&self, error: Error) -> Error {
+        match self.path() {
+            Some(path) => error.in_file(path),
+            None => error,
+        }
+    }
+}
+
+impl OpenFile {
+    fn changed(&self) -> Error {
+        Error::new(Code::FileChanged, "the file was cut or changed after it was opened").in_file(&self.path)
+    }
+
+    fn check_unchanged(&self) -> Result<()> {
+        let metadata = self.file.metadata().map_err(|error| Error::io(error, self.path.clone()))?;
+        if Stamp::of(&metadata) == self.stamp { Ok(()) } else { Err(self.changed()) }
+    }
+
+    fn map(&self) -> Result<Arc<Mapping>> {
+        self.check_unchanged()?;
+        let mut slot = self.mapping.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(mapping) = &*slot {
+            return Ok(mapping.clone());
+        }
+        let mapping = Mapping::new(&self.file).map_err(|error| Error::io(error, self.path.clone()))?;
+        Ok(slot.insert(Arc::new(mapping)).clone())
+    }
+}
+
+fn regular(metadata: &Metadata, path: &Path) -> Result<()> {
+    if metadata.is_file() {
+        return Ok(());
+    }
+    let what = if metadata.is_dir() { "a directory" } else { "no regular file" };
+    Err(Error::new(Code::NotRegularFile, format!("this is {what}"))).in_file(path)
+}
+
+fn out_of_memory(len: u64) -> Error {
+    Error::new(Code::Memory, format!("{len} byte(s) could not be allocated"))
+}
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.path().map_or_else(|| "memory".into(), |path| path.display().to_string());
+        write!(f, "Source({name}, {}..{})", self.window.start(), self.window.end())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    fn file(bytes: &[u8]) -> tempfile::NamedTempFile {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(bytes).unwrap();
+        file
+    }
+
+    #[test]
+    fn windows_nest_and_stay_inside() {
+        for source in
+            [Source::memory(Arc::new(*b"0123456789")), Source::open(file(b"0123456789").path()).unwrap()]
+        {
+            let inner = source.window(2, 6).unwrap().window(1, 4).unwrap();
+            assert_eq!(inner.read_vec(1, 3).unwrap(), b"456");
+            assert_eq!(inner.read_vec(1, 4).unwrap_err().code(), Code::Truncated);
+            assert_eq!(inner.window(0, u64::MAX).unwrap_err().code(), Code::Truncated);
+        }
+    }
+
+    #[test]
+    fn a_cut_file_is_an_error() {
+        let file = file(b"0123456789");
+        let source = Source::open(file.path()).unwrap();
+        file.as_file().set_len(4).unwrap();
+        assert_eq!(source.read_vec(0, 10).unwrap_err().code(), Code::FileChanged);
+        assert_eq!(source.check_unchanged().unwrap_err().code(), Code::FileChanged);
+        assert_eq!(source.map().unwrap_err().code(), Code::FileChanged);
+    }
+
+    #[test]
+    fn devices_and_directories_are_refused() {
+        for path in ["/dev/zero", "/tmp"] {
+            assert_eq!(Source::open(Path::new(path)).unwrap_err().code(), Code::NotRegularFile);
+        }
+        assert_eq!(Source::open(Path::new("/nonexistent")).unwrap_err().code(), Code::Io);
+    }
+}

@@ -1,0 +1,422 @@
+//! The one error type: what went wrong, where, who must act, and what to try next.
+//!
+//! A [`Code`] is stable and belongs to exactly one [`Kind`]; the kind decides which Python class is raised. The text is
+//! composed at the edge from the fact, the member and the byte offset; advice travels apart, as a note.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A result with rustload's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Who must act on an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Kind {
+    /// The environment: a missing file, a permission, a failing disk.
+    Io,
+    /// Whoever made the file.
+    Format,
+    /// rustload, in a later version.
+    Unsupported,
+    /// The user, who decides about trust.
+    Disallowed,
+    /// The user: raise the limit or reject the file.
+    Limit,
+    /// The caller: no tensor has that name.
+    NotFound,
+    /// The caller: a wrong value.
+    Value,
+    /// The caller: a wrong type.
+    Type,
+    /// The caller: a view was demanded and none is possible.
+    Buffer,
+    /// The driver or the GPU.
+    Device,
+    /// The machine ran out of memory.
+    Memory,
+    /// The caller asked for the work to stop.
+    Cancelled,
+    /// A bug in rustload.
+    Internal,
+}
+
+macro_rules! codes {
+    ($($name:ident: $kind:ident, $what:literal, $next:literal;)*) => {
+        /// The stable code of an error, spelled the same in Rust, Python, the CLI and the documentation.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum Code { $(#[doc = $what] $name,)* }
+
+        impl Code {
+            /// Every code, in the order of the catalogue.
+            pub const ALL: &'static [Code] = &[$(Code::$name,)*];
+
+            /// The code as it is spelled in `.code`.
+            pub fn as_str(self) -> &'static str {
+                match self { $(Code::$name => stringify!($name),)* }
+            }
+
+            /// Who must act.
+            pub fn kind(self) -> Kind {
+                match self { $(Code::$name => Kind::$kind,)* }
+            }
+
+            /// What the code means, in one sentence.
+            pub fn meaning(self) -> &'static str {
+                match self { $(Code::$name => $what,)* }
+            }
+
+            /// What to try next; empty where nothing general can be said.
+            pub fn next_step(self) -> &'static str {
+                match self { $(Code::$name => $next,)* }
+            }
+        }
+    };
+}
+
+codes! {
+    Io: Io, "The operating system refused to read or map the file.", "";
+    NotRegularFile: Format, "The path is a device, a pipe or another thing that is not a regular file.",
+        "Copy the data into a regular file first.";
+    FileChanged: Format, "The file was cut or changed after it was opened.",
+        "Open the checkpoint again once the writer is done.";
+    Truncated: Format, "The data ends before what it announces.",
+        "The download or copy is probably incomplete: fetch the file again.";
+    UnknownFormat: Format, "The content is no checkpoint format that rustload knows.",
+        "Check that the file is a checkpoint and was downloaded whole.";
+    UnsupportedContainer: Unsupported, "The content is an archive of a kind that holds no checkpoint directly.",
+        "Unpack it, then open what it holds.";
+    LegacyUnsupported: Unsupported, "The file is a PyTorch file from before the zip format.",
+        "Save it again with a current torch.save, in an environment you trust the file in.";
+    PickleUnsupported: Unsupported, "The file is a bare pickle, not a PyTorch archive.",
+        "Save its arrays with torch.save or safetensors.";
+    TarUnsupported: Unsupported, "The file is a tar archive, as torch 0.1 wrote.",
+        "Save it again with a current torch.save, in an environment you trust the file in.";
+
+    ShardMissing: Format, "Files that the index or the shard numbers name are absent.",
+        "Download the missing files into the same directory.";
+    ShardDuplicate: Format, "One name is in two shards and no index decides.",
+        "Open the shards one by one, or give the index file.";
+    IndexFormat: Format, "The index file is not JSON of the expected form.",
+        "Download the index file again.";
+    IndexKey: Format, "The index names a tensor that its shard does not hold.",
+        "The index and the shards are from different versions: download both again.";
+
+    ZipPrefix: Format, "There are bytes before the archive's first member.",
+        "Other readers may see another archive in this file.";
+    ZipStructure: Format, "The archive's directory contradicts itself.", "The file is damaged or was made by hand.";
+    ZipAmbiguous: Format, "The archive's end record is absent or not the only one.",
+        "The download is probably incomplete: fetch the file again.";
+    ZipTrailing: Format, "There are bytes after the archive's end.",
+        "Open it with trailing=\"ignore\" if you know why they are there.";
+    ZipMismatch: Format, "A member's local header contradicts the directory.",
+        "The file is damaged or was made by hand.";
+    ZipDuplicate: Format, "Two members have one name.", "Other readers may take the other one.";
+    ZipCase: Format, "A member's name differs from a required one only in upper and lower case.",
+        "Other readers may take it for the required one.";
+    ZipName: Format, "A member's name is not one that torch writes.", "The file is damaged or was made by hand.";
+    ZipCrc: Format, "A member's checksum does not match its bytes.", "The file is damaged: fetch it again.";
+    ZipUnsupported: Unsupported, "A member is encrypted or compressed in a way other than deflate.",
+        "Pack the archive again without it.";
+    ZipVersion: Unsupported, "The archive's version record is outside what torch has written so far.", "";
+    RecordOverlap: Format, "Two members share bytes of the file.", "The file is damaged or was made by hand.";
+    RecordCompressed: Buffer, "The bytes are compressed in the file, so no view of them exists.",
+        "Ask with copy=None or copy=True.";
+    RecordMissing: Format, "A member that the checkpoint needs is absent.",
+        "The file is incomplete or was packed by hand.";
+    ByteOrder: Format, "The byteorder record is neither little nor big.", "";
+
+    PickleOpcode: Format, "A byte of the pickle is no opcode.", "The pickle is damaged.";
+    PickleProto: Format, "The pickle's protocol is above 5, or stated anywhere but at its start.", "";
+    PickleStack: Format, "An opcode needs more values than the stack holds, or STOP leaves some.",
+        "The pickle is damaged or was made by hand.";
+    PickleMemo: Format, "A memo index is unset, negative or oddly spelled.",
+        "The pickle is damaged or was made by hand.";
+    PickleType: Format, "An opcode's operand has the wrong type.", "The pickle is damaged or was made by hand.";
+    PickleFrame: Format, "A frame is too long, nested or straddled by an opcode.",
+        "Pickle readers disagree about such a file.";
+    PickleText: Format, "A string of the pickle is not valid in its encoding.", "";
+    AmbiguousNumber: Format, "A number is spelled in a way that pickle readers disagree about.", "";
+    TrailingData: Format, "There are bytes after the pickle's end.",
+        "Open it with trailing=\"ignore\" if you know why they are there.";
+    ExtRegistry: Format, "The pickle names a class by a number of the process's extension registry.",
+        "Nobody but the writer knows what it means.";
+    OutOfBand: Format, "The pickle wants buffers from outside the file.", "";
+    PersistentId: Format, "A persistent id is not one that torch writes.", "";
+    DisallowedGlobal: Disallowed, "The pickle names a class or function that rustload does not know.",
+        "Open it with unknown=\"keep\" to have such values as inert data.";
+    DisallowedCall: Disallowed, "The pickle calls something in a way that rustload does not know.",
+        "Open it with unknown=\"keep\" to have such values as inert data.";
+    CyclicValue: Format, "A value contains itself in a way that no Python object can.", "";
+
+    StorageKey: Format, "A storage key is not a plain decimal number or name.", "";
+    StorageBounds: Format, "A storage's stated size differs from the bytes in the file.",
+        "The file is damaged or was made by hand.";
+    StorageConflict: Format, "One storage is described in two contradicting ways.", "";
+    TensorBounds: Format, "A tensor reaches outside its storage.", "The file is damaged or was made by hand.";
+    TensorShape: Format, "A tensor's shape is impossible.", "The file is damaged or was made by hand.";
+
+    StHeader: Format, "The safetensors header is not what the format allows.",
+        "The file is damaged or not safetensors.";
+    StDuplicateKey: Format, "A name stands twice in the safetensors header.",
+        "Open it with compat=True to take the last, as the reference reader does.";
+    StOffsets: Format, "The safetensors data offsets do not cover the data exactly once.",
+        "The file is damaged or its download is incomplete.";
+    StDtype: Unsupported, "A safetensors dtype is unknown or cannot be addressed by bytes.", "";
+
+    DtypeUnsupported: Unsupported, "A conversion between these dtypes does not exist.", "";
+    LossyCast: Value, "The cast would change the kind of number.", "Pass allow_lossy=True to do it all the same.";
+    Limit: Limit, "A limit was reached.", "Raise the limit if you trust the file.";
+    NotFound: NotFound, "No tensor has that name.", "";
+    Closed: Value, "The checkpoint is closed.", "Handles taken before go on working; open it again for new ones.";
+    Value: Value, "An argument has a wrong value.", "";
+    Type: Type, "An argument has a wrong type.", "";
+    Buffer: Buffer, "No view without a copy is possible.", "Ask with copy=None or copy=True.";
+    Device: Device, "The device is not there or refused.", "";
+    Memory: Memory, "The memory could not be had.", "";
+    Cancelled: Cancelled, "The work was stopped on request.", "";
+    InternalError: Internal, "rustload has a bug.", "Please report it with the file, if you can share it.";
+}
+
+/// What an error is about, beyond its text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Subject {
+    /// Nothing more to say.
+    #[default]
+    Nothing,
+    /// A global that a pickle names.
+    Global {
+        /// The module as the pickle spells it.
+        module: String,
+        /// The name as the pickle spells it.
+        name: String,
+    },
+    /// A limit and what was found.
+    Limit {
+        /// The limit's name, as in [`crate::Limits`].
+        name: &'static str,
+        /// The limit in force.
+        limit: u64,
+        /// What the file wants.
+        found: u64,
+    },
+    /// A name that is absent.
+    Name(String),
+}
+
+/// rustload's error: a [`Code`], a fact, and the place where it was met.
+pub struct Error(Box<Inner>);
+
+struct Inner {
+    code: Code,
+    message: String,
+    path: Option<PathBuf>,
+    member: Option<String>,
+    offset: Option<u64>,
+    note: Option<String>,
+    subject: Subject,
+    source: Option<io::Error>,
+}
+
+impl Error {
+    /// An error with a code and a fact (lower case, no final period).
+    pub fn new(code: Code, message: impl Into<String>) -> Error {
+        Error(Box::new(Inner {
+            code,
+            message: message.into(),
+            path: None,
+            member: None,
+            offset: None,
+            note: None,
+            subject: Subject::Nothing,
+            source: None,
+        }))
+    }
+
+    /// The operating system's error on `path`.
+    pub fn io(source: io::Error, path: impl Into<Option<PathBuf>>) -> Error {
+        let code = match source.kind() {
+            io::ErrorKind::OutOfMemory => Code::Memory,
+            _ => Code::Io,
+        };
+        let mut error = Error::new(code, source.to_string());
+        error.0.path = path.into();
+        error.0.source = Some(source);
+        error
+    }
+
+    /// A limit that was reached: its name, its value, and what the file wants.
+    pub fn limit(name: &'static str, limit: u64, found: u64) -> Error {
+        let mut error = Error::new(
+            Code::Limit,
+            format!("limit {name} reached: the file wants {found}, the limit is {limit}"),
+        );
+        error.0.subject = Subject::Limit { name, limit, found };
+        error.note(format!("raise it with limits=rustload.Limits({name}=...) if you trust the file"))
+    }
+
+    /// A global that may not be used as the pickle uses it.
+    pub fn global(code: Code, module: &str, name: &str, message: impl Into<String>) -> Error {
+        let mut error = Error::new(code, message);
+        error.0.subject = Subject::Global { module: module.to_owned(), name: name.to_owned() };
+        error
+    }
+
+    /// No tensor is called `name`; `near` are the closest names there are.
+    pub fn not_found(name: &str, near: &[String]) -> Error {
+        let mut error = Error::new(Code::NotFound, format!("no tensor is named {name:?}"));
+        error.0.subject = Subject::Name(name.to_owned());
+        match near {
+            [] => error,
+            near => error.note(format!("near names: {}", near.join(", "))),
+        }
+    }
+
+    /// Sets the byte offset, unless one is set already (the innermost place wins).
+    #[must_use]
+    pub fn at(mut self, offset: u64) -> Error {
+        self.0.offset.get_or_insert(offset);
+        self
+    }
+
+    /// Sets the member of the container, unless one is set already.
+    #[must_use]
+    pub fn in_member(mut self, member: &str) -> Error {
+        self.0.member.get_or_insert_with(|| member.to_owned());
+        self
+    }
+
+    /// Sets the file, unless one is set already.
+    #[must_use]
+    pub fn in_file(mut self, path: &Path) -> Error {
+        self.0.path.get_or_insert_with(|| path.to_owned());
+        self
+    }
+
+    /// Sets the advice, in place of the code's own next step.
+    #[must_use]
+    pub fn note(mut self, note: impl Into<String>) -> Error {
+        self.0.note = Some(note.into());
+        self
+    }
+
+    /// The stable code.
+    pub fn code(&self) -> Code {
+        self.0.code
+    }
+
+    /// Who must act.
+    pub fn kind(&self) -> Kind {
+        self.0.code.kind()
+    }
+
+    /// The fact alone, without the place.
+    pub fn message(&self) -> &str {
+        &self.0.message
+    }
+
+    /// The file, where known.
+    pub fn path(&self) -> Option<&Path> {
+        self.0.path.as_deref()
+    }
+
+    /// The member of the container, where known.
+    pub fn member(&self) -> Option<&str> {
+        self.0.member.as_deref()
+    }
+
+    /// The byte offset inside the member, or inside the file where there is no member.
+    pub fn offset(&self) -> Option<u64> {
+        self.0.offset
+    }
+
+    /// What to try next.
+    pub fn next_step(&self) -> Option<&str> {
+        self.0.note.as_deref().or_else(|| Some(self.0.code.next_step()).filter(|step| !step.is_empty()))
+    }
+
+    /// What the error is about.
+    pub fn subject(&self) -> &Subject {
+        &self.0.subject
+    }
+
+    /// The operating system's error, for [`Kind::Io`].
+    pub fn io_error(&self) -> Option<&io::Error> {
+        self.0.source.as_ref()
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(path) = self.path() {
+            write!(f, "{}: ", path.display())?;
+        }
+        f.write_str(self.message())?;
+        match (self.member(), self.offset()) {
+            (Some(member), Some(offset)) => write!(f, " ({member}, byte {offset})"),
+            (Some(member), None) => write!(f, " ({member})"),
+            (None, Some(offset)) => write!(f, " (byte {offset})"),
+            (None, None) => Ok(()),
+        }
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {self}", self.code().as_str())
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source.as_ref().map(|source| source as _)
+    }
+}
+
+/// Places added to the error of a result on its way up.
+pub trait ResultExt<T> {
+    /// Names the member of the container.
+    fn in_member(self, member: &str) -> Result<T>;
+    /// Names the file.
+    fn in_file(self, path: &Path) -> Result<T>;
+}
+
+impl<T> ResultExt<T> for Result<T> {
+    fn in_member(self, member: &str) -> Result<T> {
+        self.map_err(|error| error.in_member(member))
+    }
+
+    fn in_file(self, path: &Path) -> Result<T> {
+        self.map_err(|error| error.in_file(path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_says_what_and_where() {
+        let error = Error::new(Code::PickleOpcode, "0xff is no opcode").at(7).in_member("data.pkl");
+        let error = error.in_file(Path::new("m.bin"));
+        assert_eq!(error.to_string(), "m.bin: 0xff is no opcode (data.pkl, byte 7)");
+        assert_eq!(error.kind(), Kind::Format);
+    }
+
+    #[test]
+    fn the_innermost_place_wins() {
+        let error = Error::new(Code::Truncated, "x").at(1).at(2).in_member("a").in_member("b");
+        assert_eq!((error.offset(), error.member()), (Some(1), Some("a")));
+    }
+
+    #[test]
+    fn codes_are_spelled_once() {
+        let mut names: Vec<_> = Code::ALL.iter().map(|code| code.as_str()).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), Code::ALL.len());
+    }
+}

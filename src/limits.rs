@@ -1,0 +1,76 @@
+//! The bounds that every parser asks before it allocates or goes on. Each has a name, a default and an override.
+
+use crate::error::{Error, Result};
+
+macro_rules! limits {
+    ($($name:ident = $default:expr, $what:literal;)*) => {
+        /// Bounds on what a file may make the reader do. All are upper bounds; the defaults fit honest checkpoints.
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub struct Limits { $(#[doc = $what] pub $name: u64,)* }
+
+        impl Default for Limits {
+            fn default() -> Limits {
+                Limits { $($name: $default,)* }
+            }
+        }
+
+        impl Limits {
+            /// The names of all limits, each with what it bounds.
+            pub const NAMES: &'static [(&'static str, &'static str)] = &[$((stringify!($name), $what),)*];
+
+            /// The limit called `name`, to be read or set.
+            pub fn by_name(&mut self, name: &str) -> Option<&mut u64> {
+                match name { $(stringify!($name) => Some(&mut self.$name),)* _ => None }
+            }
+        }
+    };
+}
+
+limits! {
+    pickle_bytes = 256 << 20, "Bytes of one pickle, after inflation.";
+    nodes = 32 << 20, "Values that one pickle may make.";
+    stack = 16 << 20, "Values on the pickle machine's stack.";
+    marks = 65_536, "Marks on the pickle machine's stack.";
+    memo = 32 << 20, "Entries in the pickle machine's memo.";
+    line = 4096, "Bytes in a text line of a pickle (a module or class name, a number).";
+    dotted = 16, "Parts of a dotted name in a pickle.";
+    int_bytes = 1024, "Bytes of one binary integer.";
+    int_digits = 4300, "Digits of one integer in text.";
+    depth = 512, "Containers nested inside one another in what is shown or named.";
+    key_depth = 4, "Tuples nested inside one another in a dict key.";
+    key_nodes = 64, "Values inside one dict key.";
+    export_nodes = 32 << 20, "Python objects that one checkpoint's object tree may become.";
+    name_bytes_total = 256 << 20, "Bytes of all tensor names together.";
+    tensors = 4_000_000, "Tensors in one checkpoint.";
+    rank = 64, "Dimensions of one tensor.";
+    entries = 1 << 20, "Members of one zip archive.";
+    directory_bytes = 256 << 20, "Bytes of one zip archive's directory.";
+    name_bytes = 511, "Bytes of one zip member's name.";
+    inflate_bytes = 256 << 20, "Bytes that compressed metadata may inflate to.";
+    header_bytes = 100_000_000, "Bytes of a safetensors header.";
+    index_bytes = 256 << 20, "Bytes of an index file (`*.index.json`).";
+    materialize_ratio = 16, "How many times its storage a tensor with repeated elements may grow to.";
+    materialize_bytes = 1 << 30, "Bytes that a tensor with repeated elements may grow to, whatever its storage.";
+}
+
+impl Limits {
+    /// Fails with the limit's name when `found` is above `limit`.
+    pub fn check(name: &'static str, limit: u64, found: u64) -> Result<()> {
+        if found > limit { Err(Error::limit(name, limit, found)) } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_limit_can_be_named() {
+        let mut limits = Limits::default();
+        for (name, _) in Limits::NAMES {
+            *limits.by_name(name).expect("a name from the list") = 1;
+        }
+        assert_eq!(limits.marks, 1);
+        assert!(limits.by_name("nonsense").is_none());
+    }
+}
