@@ -28,6 +28,8 @@ pub enum Kind {
     NotFound,
     /// The caller: a wrong value.
     Value,
+    /// The caller: an index out of bounds.
+    Index,
     /// The caller: a wrong type.
     Type,
     /// The caller: a view was demanded and none is possible.
@@ -156,6 +158,7 @@ codes! {
         "The file is damaged or was made by hand.";
     StorageConflict: Format, "One storage is described in two contradicting ways.", "";
     TensorBounds: Format, "A tensor reaches outside its storage.", "The file is damaged or was made by hand.";
+    TensorMetadata: Unsupported, "A tensor carries a property that rustload does not know.", "";
     TensorShape: Format, "A tensor's shape is impossible.", "The file is damaged or was made by hand.";
 
     StHeader: Format, "The safetensors header is not what the format allows.",
@@ -172,6 +175,7 @@ codes! {
     NotFound: NotFound, "No tensor has that name.", "";
     Closed: Value, "The checkpoint is closed.", "Handles taken before go on working; open it again for new ones.";
     Value: Value, "An argument has a wrong value.", "";
+    Index: Index, "An index is out of bounds, or there are too many.", "";
     Type: Type, "An argument has a wrong type.", "";
     Buffer: Buffer, "No view without a copy is possible.", "Ask with copy=None or copy=True.";
     Device: Device, "The device is not there or refused.", "";

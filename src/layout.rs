@@ -133,7 +133,7 @@ impl Layout {
         let used = items.iter().filter(|item| matches!(item, Index::At(_) | Index::Range { .. })).count();
         if used > self.ndim() {
             let text = format!("too many indices: {used} for a tensor of {} dimension(s)", self.ndim());
-            return Err(Error::new(Code::Value, text));
+            return Err(Error::new(Code::Index, text));
         }
         if items.iter().filter(|item| matches!(item, Index::Ellipsis)).count() > 1 {
             return Err(Error::new(Code::Value, "an index holds at most one ellipsis"));
@@ -241,7 +241,7 @@ fn normalize_dims(dims: &[i64], ndim: usize) -> Result<SmallVec<[usize; 4]>> {
 fn at_index(at: i64, size: u64, dim: usize) -> Result<u64> {
     let from_start = if at < 0 { i128::from(at) + i128::from(size) } else { i128::from(at) };
     u64::try_from(from_start).ok().filter(|&index| index < size).ok_or_else(|| {
-        Error::new(Code::Value, format!("index {at} is out of bounds for dimension {dim} of size {size}"))
+        Error::new(Code::Index, format!("index {at} is out of bounds for dimension {dim} of size {size}"))
     })
 }
 

@@ -2,11 +2,45 @@
 //!
 //! A restricted unpickler recovers where each tensor's bytes lie and never calls anything that a file names. Opening reads
 //! metadata only; a tensor's bytes are read when it is materialized, with the cast and the transpose done on the way.
+//!
+//! ```no_run
+//! use rustload::{Checkpoint, DType, Order, Request};
+//!
+//! let checkpoint = Checkpoint::open(&["model.bin".into()], rustload::Options::default())?;
+//! for name in checkpoint.names() {
+//!     let tensor = checkpoint.tensor(name)?;
+//!     println!("{name} {} {:?}", tensor.dtype(), tensor.layout().shape);
+//! }
+//! let request = Request { dtype: Some(DType::BF16), order: Order::Transpose, ..Request::default() };
+//! let array = checkpoint.tensor("lm_head.weight")?.materialize(&request)?;
+//! # Ok::<(), rustload::Error>(())
+//! ```
+//!
 //! `ARCHITECTURE.md` describes the layers; imports go down only, and a test holds them to it.
 
 pub mod bytes;
+mod checkpoint;
+pub mod container;
 pub mod dtype;
 pub mod error;
+pub mod index;
+pub mod kernel;
 pub mod layout;
 pub mod limits;
 pub mod parallel;
+pub mod pickle;
+#[cfg(feature = "python")]
+mod python;
+pub mod sink;
+pub mod stream;
+mod tensor;
+
+pub use checkpoint::Checkpoint;
+pub use dtype::DType;
+pub use error::{Code, Error, Kind, Result};
+pub use index::{Options, Unknown};
+pub use kernel::Overflow;
+pub use layout::{Index, Layout};
+pub use limits::Limits;
+pub use sink::Array;
+pub use tensor::{Order, Request, Tensor};

@@ -1,0 +1,47 @@
+"""rustload opens PyTorch and safetensors checkpoints safely, lazily and fast; see `rustload.open`."""
+
+from rustload._rustload import DEBUG as _DEBUG
+from rustload._rustload import Buffer, __version__
+
+# isort: split
+from rustload import errors
+from rustload._checkpoint import Checkpoint, OpaqueClass, open
+from rustload._inert import Global, Opaque
+from rustload._limits import Limits
+from rustload._tensor import LazyTensor
+from rustload.errors import (
+    DeviceError,
+    DisallowedError,
+    FormatError,
+    InternalError,
+    LimitError,
+    RustloadError,
+    TensorNotFoundError,
+    UnsupportedError,
+)
+
+__all__ = [
+    "Buffer",
+    "Checkpoint",
+    "DeviceError",
+    "DisallowedError",
+    "FormatError",
+    "Global",
+    "InternalError",
+    "LazyTensor",
+    "LimitError",
+    "Limits",
+    "Opaque",
+    "OpaqueClass",
+    "RustloadError",
+    "TensorNotFoundError",
+    "UnsupportedError",
+    "__version__",
+    "errors",
+    "open",
+]
+
+if _DEBUG:
+    import warnings
+
+    warnings.warn("rustload's extension is a debug build: it is slow", RuntimeWarning, stacklevel=2)

@@ -1,0 +1,43 @@
+"""Arguments that users spell in several ways: dtypes, and values chosen per tensor by pattern or callable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rustload import _rustload
+
+if TYPE_CHECKING:
+    from rustload._tensor import LazyTensor
+
+__all__ = ["choose", "dtype_name"]
+
+T = TypeVar("T")
+
+
+def dtype_name(dtype: Any) -> str:
+    """The dtype's name in torch's words.
+
+    Args:
+        dtype: A string in torch's, safetensors' or NumPy's words, a `torch.dtype`, a NumPy dtype or scalar type.
+
+    Raises:
+        ValueError: There is no such dtype.
+        TypeError: This is no dtype at all.
+    """
+    if isinstance(dtype, str):
+        return _rustload.parse_dtype(dtype)
+    name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
+    if isinstance(dtype, type) and dtype.__module__ == "builtins" or not isinstance(name, str):
+        raise TypeError(f"{dtype!r} is no dtype; use a string such as 'bfloat16', a torch.dtype or a NumPy dtype")
+    return _rustload.parse_dtype(name)
+
+
+def choose(value: T | Mapping[str, T] | Callable[[LazyTensor], T] | None, tensor: LazyTensor) -> T | None:
+    """What `value` says for `tensor`: itself, what a callable returns, or what the first matching glob pattern maps to."""
+    if isinstance(value, Mapping):
+        return next((found for pattern, found in value.items() if fnmatchcase(tensor.name, pattern)), None)
+    if callable(value) and not isinstance(value, type):
+        return value(tensor)
+    return value  # type: ignore[return-value]  # a class is a NumPy scalar type here, never a callable to be asked

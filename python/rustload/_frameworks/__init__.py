@@ -1,0 +1,52 @@
+"""The frameworks that results can be made for. Each module imports its framework; none is imported before it is needed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rustload.errors import _make
+
+if TYPE_CHECKING:
+    from rustload import _rustload
+    from rustload._tensor import LazyTensor
+
+__all__ = ["NAMES", "Adapter", "adapter", "default"]
+
+NAMES = ("torch", "numpy", "dlpack")
+
+
+class Adapter(Protocol):
+    """What a framework's module offers."""
+
+    def check_device(self, device: Any) -> Any:
+        """The device as the framework has it, or a DeviceError."""
+
+    def make(self, tensor: LazyTensor, buffer: _rustload.Buffer, device: Any) -> Any:
+        """The framework's object over a materialized buffer, on the device."""
+
+    def into(self, tensor: LazyTensor, out: Any, wanted: Any) -> bool:
+        """Writes into `out` if it is of this framework; False if it is not."""
+
+
+def default() -> str:
+    """torch if it is installed, else NumPy, else plain buffers; nothing is imported to find out."""
+    return next((name for name in ("torch", "numpy") if importlib.util.find_spec(name)), "dlpack")
+
+
+def adapter(name: str) -> Adapter:
+    """The module for a framework.
+
+    Raises:
+        ValueError: There is no such framework.
+        ImportError: It is not installed; the message says which line installs it.
+    """
+    if name not in NAMES:
+        raise _make("Value", "Value", f"framework {name!r} is not one of {', '.join(NAMES)}")
+    try:
+        return importlib.import_module(f"rustload._frameworks.{name}")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("rustload"):
+            raise
+        raise ImportError(f"framework {name!r} needs {error.name}: pip install 'rustload[{name}]'") from error

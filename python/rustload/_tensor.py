@@ -1,0 +1,329 @@
+"""`LazyTensor`: a tensor of a checkpoint, or a part of one, until somebody asks for its elements."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from rustload import _frameworks
+from rustload._choose import choose, dtype_name
+from rustload.errors import _make
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from rustload import _rustload
+
+__all__ = ["LazyTensor"]
+
+Transpose: TypeAlias = "bool | tuple[int, ...] | list[int] | None"
+Overflow: TypeAlias = Literal["nan", "saturate"]
+
+
+@dataclasses.dataclass
+class Wanted:
+    """How the core is to make a result."""
+
+    dtype: str | None = None
+    transpose: bool | list[int] | None = None
+    copy: bool | None = None
+    allow_lossy: bool = False
+    overflow: Overflow = "nan"
+    threads: int | None = None
+
+
+class Shared:
+    """What all handles of one checkpoint share."""
+
+    __slots__ = ("framework", "storages")
+
+    def __init__(self, framework: str | None) -> None:
+        """Starts with the framework that was asked for, if any."""
+        self.framework = framework
+        self.storages: dict[tuple[int, int], Any] = {}
+
+    def settle(self) -> str:
+        """The framework; chosen now if it was not asked for."""
+        if self.framework is None:
+            self.framework = _frameworks.default()
+        return self.framework
+
+
+class LazyTensor:
+    """A tensor that has not been read yet.
+
+    Indexing, `.T` and `.permute` give other lazy tensors and read nothing. `materialize` reads the elements that are asked for,
+    no more, and makes a tensor of the framework. A handle keeps its checkpoint's file open, so it outlives the checkpoint.
+
+    >>> import rustload
+    >>> t = rustload.open(example)["layer.weight"]
+    >>> t.dtype, t.shape, t.nbytes
+    ('float32', (4, 6), 96)
+    >>> t[1:3, ::2].shape
+    (2, 3)
+    >>> t.materialize(dtype="bfloat16", transpose=True).shape
+    torch.Size([6, 4])
+    """
+
+    __slots__ = ("_core", "_shared")
+
+    _core: _rustload.Tensor
+    _shared: Shared
+
+    def __init__(self) -> None:
+        """Not for users: handles come from a checkpoint.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError("lazy tensors come from a checkpoint: rustload.open(path)[name]")
+
+    @classmethod
+    def _wrap(cls, core: _rustload.Tensor, shared: Shared) -> LazyTensor:
+        made = cls.__new__(cls)
+        made._core = core
+        made._shared = shared
+        return made
+
+    @property
+    def name(self) -> str:
+        """The tensor's name in its checkpoint."""
+        return self._core.name
+
+    @property
+    def path(self) -> tuple[Any, ...]:
+        """The keys and indices that lead to it from the root of `Checkpoint.objects`."""
+        return self._core.path
+
+    @property
+    def dtype(self) -> str:
+        """The element type in the file, in torch's words: `"bfloat16"`."""
+        return self._core.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Elements along each dimension."""
+        return self._core.shape
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Elements between neighbours along each dimension, in the file."""
+        return self._core.strides
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self._core.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self._core.size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements together, in the file's dtype."""
+        return self._core.nbytes
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the elements lie in C order without gaps."""
+        return self._core.is_contiguous
+
+    @property
+    def is_parameter(self) -> bool:
+        """Whether the file has it as a `torch.nn.Parameter`."""
+        return self._core.is_parameter
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether the file says that it wants gradients."""
+        return self._core.requires_grad
+
+    @property
+    def T(self) -> LazyTensor:  # noqa: N802 - the field's name for it
+        """The same elements with the dimensions reversed."""
+        return LazyTensor._wrap(self._core.reversed(), self._shared)
+
+    def permute(self, *dims: int | tuple[int, ...]) -> LazyTensor:
+        """The same elements with the dimensions in another order.
+
+        Args:
+            *dims: A full permutation, as numbers or as one tuple; negative numbers count from the end.
+
+        Raises:
+            ValueError: `dims` is no permutation.
+        """
+        order = dims[0] if len(dims) == 1 and isinstance(dims[0], (tuple, list)) else dims
+        return LazyTensor._wrap(self._core.permute(list(order)), self._shared)  # type: ignore[arg-type]  # ints by now
+
+    def __getitem__(self, key: Any) -> LazyTensor:
+        """A part by basic indexing: ints, slices with positive steps, `...` and None, as in NumPy and torch.
+
+        Raises:
+            IndexError: An index is out of bounds, or there are too many.
+            ValueError: A slice's step is not positive.
+            TypeError: The index is a mask, a list or a tensor; these are not read lazily.
+        """
+        return LazyTensor._wrap(self._core.index(key), self._shared)
+
+    def __len__(self) -> int:
+        """The size of the first dimension."""
+        if not self.shape:
+            raise TypeError("len() of a tensor without dimensions")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[LazyTensor]:
+        """The parts along the first dimension."""
+        return (self[position] for position in range(len(self)))
+
+    def materialize(
+        self,
+        device: Any = None,
+        dtype: Any = None,
+        transpose: Transpose | Mapping[str, Transpose] | Callable[[LazyTensor], Transpose] = None,
+        *,
+        copy: bool | None = None,
+        out: Any = None,
+        framework: str | None = None,
+        allow_lossy: bool = False,
+        overflow: Overflow = "nan",
+        threads: int | None = None,
+    ) -> Any:
+        """Reads the elements and makes a tensor of them, cast and transposed on the way.
+
+        Args:
+            device: `"cpu"` or None, `"cuda"`, `"cuda:1"`, a GPU number or a `torch.device`. Only framework "torch" has GPUs.
+            dtype: The dtype of the result: a string in torch's, safetensors' or NumPy's words, a `torch.dtype` or a NumPy dtype;
+                a mapping from glob patterns of names, or a callable that gets this handle, gives one per tensor. None keeps
+                the file's.
+            transpose: True swaps the last two dimensions, a tuple is a full permutation; mappings and callables as for `dtype`.
+            copy: None gives a view of the file (private, copy-on-write, no memory of its own) where neither cast nor transpose
+                is asked for, and owned memory otherwise; True always gives owned memory; False gives a view or an error.
+            out: An array or tensor of the result's shape to write into, on the CPU or a GPU; its dtype decides the cast.
+            framework: `"torch"`, `"numpy"` or `"dlpack"`, in place of the checkpoint's.
+            allow_lossy: Whether the cast may turn complex to real, float to int, or anything to bool. Floats that an int cannot
+                hold saturate, NaN gives 0.
+            overflow: What a cast to fp8 makes of values that are too large: `"nan"` (as OCP says) or `"saturate"`.
+            threads: Threads to use; None for one per core where the work is worth it.
+
+        Returns:
+            A `torch.Tensor`, a `numpy.ndarray` or a `rustload.Buffer`; `out` where that was given. Owned results are
+            C-contiguous; views keep the file's strides.
+
+        Raises:
+            BufferError: `copy=False` and no view is possible.
+            ValueError: The cast is lossy, or an argument does not fit.
+            DeviceError: The device is not there.
+            FormatError: The file was cut or changed meanwhile (code `FileChanged`), or its member is damaged.
+            LimitError: A tensor of repeated elements would grow beyond `Limits.materialize_bytes`.
+        """
+        found = choose(dtype, self)
+        wanted = Wanted(
+            dtype=None if found is None else dtype_name(found),
+            transpose=_transpose(choose(transpose, self)),
+            copy=copy,
+            allow_lossy=allow_lossy,
+            overflow=_overflow(overflow),
+            threads=threads,
+        )
+        if out is not None:
+            return self._materialize_out(out, device, wanted)
+        adapter = _frameworks.adapter(framework or self._shared.settle())
+        place = adapter.check_device(device)
+        return adapter.make(self, self._core.materialize(wanted), place)
+
+    def _materialize_out(self, out: Any, device: Any, wanted: Wanted) -> Any:
+        if device is not None:
+            raise _make("Value", "Value", "out= has a device of its own: leave device= away")
+        if wanted.copy is False:
+            raise _make("Buffer", "Buffer", "out= is a copy by nature: copy=False cannot be had")
+        module = type(out).__module__.partition(".")[0]
+        name = {"numpy": "numpy", "rustload": "dlpack"}.get(module, "torch")
+        if not _frameworks.adapter(name).into(self, out, wanted):
+            raise _make("Type", "Type", f"out= is a {type(out).__name__}, not an array or tensor that can be written to")
+        return out
+
+    def _wanted_for(self, dtype: str, shape: tuple[int, ...], wanted: Wanted) -> Wanted:
+        """`wanted` for a destination of this dtype and shape, which must fit."""
+        name = dtype_name(dtype)
+        if wanted.dtype is not None and wanted.dtype != name:
+            raise _make("Value", "Value", f"out= has dtype {name}, but dtype={wanted.dtype!r} is asked for")
+        expected = self._core.result_shape(wanted)
+        if tuple(shape) != expected:
+            raise _make("Value", "Value", f"out= has shape {tuple(shape)}, the result has {expected}")
+        return dataclasses.replace(wanted, dtype=name, copy=True)
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """The elements as a NumPy array in the file's dtype; a view where possible."""
+        return self.materialize(framework="numpy")  # type: ignore[no-any-return]
+
+    def torch(self) -> torch.Tensor:
+        """The elements as a torch tensor in the file's dtype; a view where possible."""
+        return self.materialize(framework="torch")  # type: ignore[no-any-return]
+
+    def bytes(self) -> bytes:
+        """The elements' bytes in C order, whatever the dtype."""
+        return self._core.materialize(Wanted(copy=True)).tobytes()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        """NumPy's conversion protocol: `np.asarray(handle)`."""
+        array: np.ndarray[Any, Any] = self.materialize(framework="numpy", copy=copy)
+        return array if dtype is None or array.dtype == dtype else array.astype(dtype)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+        **extra: Any,
+    ) -> Any:
+        """DLPack: materializes on the CPU in the file's dtype and exports the result.
+
+        Raises:
+            BufferError: The consumer wants another device, a stream, or a view where none is possible.
+        """
+        buffer = self._core.materialize(Wanted(copy=copy))
+        return buffer.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device, **extra)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """`(kDLCPU, 0)`."""
+        return (1, 0)
+
+    def __repr__(self) -> str:
+        """Name, dtype, shape and size; reads nothing."""
+        kind = " parameter" if self.is_parameter else ""
+        return f"<LazyTensor {self.name!r} {self.dtype} {list(self.shape)} {_size(self.nbytes)}{kind}>"
+
+    def __reduce__(self) -> Any:
+        """Handles do not pickle."""
+        raise TypeError("a lazy tensor does not pickle; open the checkpoint again, or materialize it first")
+
+
+def _transpose(value: Any) -> bool | list[int] | None:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, (tuple, list)):
+        return [int(dim) for dim in value]
+    raise _make("Type", "Type", f"transpose= is True, False, None or a tuple of dimensions, not {value!r}")
+
+
+def _overflow(value: Any) -> Overflow:
+    if value not in ("nan", "saturate"):
+        raise _make("Value", "Value", f"overflow= is 'nan' or 'saturate', not {value!r}")
+    return value  # type: ignore[no-any-return]
+
+
+def _size(nbytes: int) -> str:
+    size = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            break
+        size /= 1024
+    else:
+        unit = "TiB"
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

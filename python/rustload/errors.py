@@ -1,0 +1,137 @@
+"""The exceptions of rustload, by who must act.
+
+Every exception has a stable `code` (the catalogue is in the documentation) and says what, where and what to try next; the
+advice is an exception note (PEP 678), so a traceback shows it below the message. Errors of the operating system stay
+`OSError`, wrong arguments stay `ValueError`, `TypeError` and `IndexError`, and a view that cannot be had is a `BufferError`;
+these carry `code` too.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from typing import Any
+
+__all__ = [
+    "DeviceError",
+    "DisallowedError",
+    "FormatError",
+    "InternalError",
+    "LimitError",
+    "RustloadError",
+    "TensorNotFoundError",
+    "UnsupportedError",
+]
+
+
+class RustloadError(Exception):
+    """Base of rustload's own exceptions.
+
+    Attributes:
+        code: The stable code, such as `"ZipTrailing"`.
+        path: The file, or None for bytes in memory.
+        member: The archive member or tensor, or None.
+        offset: The byte offset inside the member (or the file), or None.
+    """
+
+    code: str = ""
+    path: str | None = None
+    member: str | None = None
+    offset: int | None = None
+
+
+class FormatError(RustloadError, ValueError):
+    """The file is not what its format allows. Whoever made the file must act."""
+
+
+class UnsupportedError(RustloadError, NotImplementedError):
+    """The file or request is legitimate, and rustload cannot serve it yet."""
+
+
+class DisallowedError(RustloadError, pickle.UnpicklingError):
+    """The pickle names or calls what rustload does not know, and `unknown="error"` was asked for.
+
+    Attributes:
+        module: The module as the pickle spells it.
+        name: The name as the pickle spells it.
+    """
+
+    module: str = ""
+    name: str = ""
+
+
+class LimitError(RustloadError):
+    """A limit was reached. Raise it with `limits=rustload.Limits(...)`, or reject the file.
+
+    Attributes:
+        name: The limit's name.
+        limit: The limit in force.
+        found: What the file wants.
+    """
+
+    name: str = ""
+    limit: int = 0
+    found: int = 0
+
+
+class TensorNotFoundError(RustloadError, KeyError):
+    """No tensor has that name; the note gives the nearest names there are."""
+
+    def __str__(self) -> str:
+        """The message as it is, where `KeyError` would quote it."""
+        return str(self.args[0]) if self.args else ""
+
+
+class DeviceError(RustloadError, RuntimeError):
+    """The device is not there or refused."""
+
+
+class InternalError(RustloadError, RuntimeError):
+    """A bug in rustload. Please report it."""
+
+
+_CLASSES: dict[str, type[Exception]] = {
+    "Format": FormatError,
+    "Unsupported": UnsupportedError,
+    "Disallowed": DisallowedError,
+    "Limit": LimitError,
+    "NotFound": TensorNotFoundError,
+    "Value": ValueError,
+    "Type": TypeError,
+    "Index": IndexError,
+    "Buffer": BufferError,
+    "Device": DeviceError,
+    "Memory": MemoryError,
+    "Cancelled": KeyboardInterrupt,  # type: ignore[dict-item]  # not an Exception, and raised all the same
+    "Internal": InternalError,
+}
+
+
+def _from_core(
+    *,
+    kind: str,
+    code: str,
+    message: str,
+    note: str | None,
+    errno: int | None,
+    path: str | None,
+    **details: Any,
+) -> BaseException:
+    """Makes the exception for an error of the core; called by the extension."""
+    error: BaseException
+    if kind == "Io":
+        error = OSError(errno, os.strerror(errno), path) if errno else OSError(message)
+    else:
+        error = _CLASSES[kind](message)
+    for name, value in {"code": code, "path": path, **details}.items():
+        setattr(error, name, value)
+    if note:
+        error.add_note(note)
+    return error
+
+
+def _make(kind: str, code: str, message: str, note: str | None = None) -> BaseException:
+    """Makes the exception for an error that Python itself found."""
+    return _from_core(
+        kind=kind, code=code, message=message, note=note, errno=None, path=None, member=None, offset=None
+    )

@@ -1,0 +1,371 @@
+//! The opened thing: one file or several shards, their tensors by name.
+
+use std::collections::HashMap;
+use std::path::{Path as FilePath, PathBuf};
+use std::sync::Arc;
+
+use crate::bytes::{Bytes, Source};
+use crate::container::{Format, shards};
+use crate::error::{Code, Error, Result};
+use crate::index::{self, Contents, Index, OpaqueClass, Options, Path, Place, Storage, Tree};
+use crate::limits::Limits;
+use crate::stream::Payload;
+use crate::tensor::Tensor;
+
+/// An opened checkpoint. Cloning shares it; tensors keep it alive.
+#[derive(Clone, Debug)]
+pub struct Checkpoint(Arc<Inner>);
+
+/// What checkpoint and tensors share.
+#[derive(Debug)]
+pub(crate) struct Inner {
+    shards: Vec<Shard>,
+    entries: Vec<Entry>,
+    by_name: HashMap<Arc<str>, u32>,
+    metadata: Vec<(String, String)>,
+    notes: Vec<String>,
+    pub(crate) options: Options,
+}
+
+/// One file.
+#[derive(Debug)]
+struct Shard {
+    path: Option<PathBuf>,
+    index: Index,
+}
+
+/// A name, and which tensor of which shard it names.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub(crate) name: Arc<str>,
+    pub(crate) path: Path,
+    pub(crate) shard: u32,
+    tensor: u32,
+}
+
+impl Checkpoint {
+    /// Opens a file, a directory, an index file, or a list of shards. Reads metadata only.
+    pub fn open(paths: &[PathBuf], options: Options) -> Result<Checkpoint> {
+        let found = shards::resolve(paths, &options.limits)?;
+        let mut opened = Vec::with_capacity(found.files.len());
+        for path in found.files {
+            let source = Source::open(&path)?;
+            let index = read(&source, &options).map_err(|error| error.in_file(&path))?;
+            opened.push(Shard { path: Some(path), index });
+        }
+        let mut inner = Inner {
+            shards: opened,
+            entries: Vec::new(),
+            by_name: HashMap::new(),
+            metadata: found.metadata,
+            notes: found.notes,
+            options,
+        };
+        inner.merge(found.weight_map.as_ref())?;
+        Ok(Checkpoint(Arc::new(inner)))
+    }
+
+    /// Opens bytes in memory.
+    pub fn from_bytes(bytes: Bytes, options: Options) -> Result<Checkpoint> {
+        let index = read(&Source::memory(bytes), &options)?;
+        let mut inner = Inner {
+            shards: vec![Shard { path: None, index }],
+            entries: Vec::new(),
+            by_name: HashMap::new(),
+            metadata: Vec::new(),
+            notes: Vec::new(),
+            options,
+        };
+        inner.merge(None)?;
+        Ok(Checkpoint(Arc::new(inner)))
+    }
+
+    pub(crate) fn from_inner(inner: Arc<Inner>) -> Checkpoint {
+        Checkpoint(inner)
+    }
+
+    /// The format of the files.
+    pub fn format(&self) -> Format {
+        self.0.shards.first().map_or(Format::Safetensors, |shard| shard.index.format)
+    }
+
+    /// The files, in shard order; none for bytes in memory.
+    pub fn files(&self) -> impl Iterator<Item = &FilePath> {
+        self.0.shards.iter().filter_map(|shard| shard.path.as_deref())
+    }
+
+    /// The files' own metadata, text to text; of keys that stand in several, the last.
+    pub fn metadata(&self) -> &[(String, String)] {
+        &self.0.metadata
+    }
+
+    /// Things worth knowing that are no error.
+    pub fn notes(&self) -> &[String] {
+        &self.0.notes
+    }
+
+    /// The number of names.
+    pub fn len(&self) -> usize {
+        self.0.entries.len()
+    }
+
+    /// Whether no tensor is named.
+    pub fn is_empty(&self) -> bool {
+        self.0.entries.is_empty()
+    }
+
+    /// The names, in the files' order.
+    pub fn names(&self) -> impl ExactSizeIterator<Item = &Arc<str>> {
+        self.0.entries.iter().map(|entry| &entry.name)
+    }
+
+    /// Whether a tensor has this name.
+    pub fn contains(&self, name: &str) -> bool {
+        self.0.by_name.contains_key(name)
+    }
+
+    /// The tensor of this name.
+    pub fn tensor(&self, name: &str) -> Result<Tensor> {
+        match self.0.by_name.get(name) {
+            Some(&entry) => Ok(self.at(entry)),
+            None => Err(Error::not_found(name, &self.near(name))),
+        }
+    }
+
+    /// The tensor at this position of [`Checkpoint::names`].
+    pub fn tensor_at(&self, position: usize) -> Option<Tensor> {
+        let entry = u32::try_from(position).ok()?;
+        (position < self.len()).then(|| self.at(entry))
+    }
+
+    fn at(&self, entry: u32) -> Tensor {
+        let tensor = self.0.tensor(entry);
+        Tensor { checkpoint: self.0.clone(), entry, dtype: tensor.dtype(), layout: tensor.layout().clone() }
+    }
+
+    /// Bytes of all storages that named tensors lie in, each counted once.
+    pub fn nbytes(&self) -> u64 {
+        let mut seen = std::collections::HashSet::new();
+        let storages = self.0.entries.iter().enumerate().map(|(position, entry)| {
+            (entry.shard, self.0.tensor(position as u32).storage())
+        });
+        storages.filter(|&id| seen.insert(id)).map(|id| self.0.storage(id).nbytes).sum()
+    }
+
+    /// The names that share a storage, in groups of two and more.
+    pub fn tied(&self) -> Vec<Vec<Arc<str>>> {
+        let mut groups: Vec<Vec<Arc<str>>> = Vec::new();
+        let mut by_storage: HashMap<(u32, u32), usize> = HashMap::new();
+        for (position, entry) in self.0.entries.iter().enumerate() {
+            let storage = (entry.shard, self.0.tensor(position as u32).storage());
+            let group = *by_storage.entry(storage).or_insert_with(|| {
+                groups.push(Vec::new());
+                groups.len() - 1
+            });
+            groups[group].push(entry.name.clone());
+        }
+        groups.retain(|group| group.len() > 1);
+        groups
+    }
+
+    /// Values of unknown classes, by class, over all files.
+    pub fn opaque(&self) -> Vec<OpaqueClass> {
+        let mut out: Vec<OpaqueClass> = Vec::new();
+        for class in self.0.shards.iter().flat_map(|shard| &shard.index.opaque) {
+            match out.iter_mut().find(|known| known.class == class.class) {
+                Some(known) => {
+                    known.count += class.count;
+                    known.at.extend_from_slice(&class.at);
+                }
+                None => out.push(class.clone()),
+            }
+        }
+        out
+    }
+
+    /// Every global that the pickles name, as `module.name`, once, sorted.
+    pub fn globals(&self) -> Vec<String> {
+        let mut out: Vec<String> = self.trees().filter_map(|(_, tree)| tree).flat_map(|tree| tree.globals()).collect();
+        out.sort_unstable();
+        out.dedup();
+        out
+    }
+
+    /// Each file's path and object tree; safetensors has no tree.
+    pub fn trees(&self) -> impl Iterator<Item = (Option<&FilePath>, Option<&Arc<Tree>>)> {
+        self.0.shards.iter().map(|shard| (shard.path.as_deref(), shard.index.tree.as_ref()))
+    }
+
+    /// The tensor with number `tensor` in the tree of file `shard`, under its first name.
+    pub fn tree_tensor(&self, shard: usize, tensor: u32) -> Option<Tensor> {
+        let shard = u32::try_from(shard).ok()?;
+        let found = self.0.entries.iter().position(|entry| entry.shard == shard && entry.tensor == tensor)?;
+        self.tensor_at(found)
+    }
+
+    /// For file `shard`: which name comes first for each tensor number.
+    pub fn first_names(&self, shard: usize) -> HashMap<u32, usize> {
+        let mut out = HashMap::new();
+        for (position, entry) in self.0.entries.iter().enumerate() {
+            if entry.shard as usize == shard {
+                out.entry(entry.tensor).or_insert(position);
+            }
+        }
+        out
+    }
+
+    /// The limits it was opened with.
+    pub fn limits(&self) -> &Limits {
+        &self.0.options.limits
+    }
+
+    /// Up to three names like `name`: nested or bare forms of it first, then what is spelled alike.
+    fn near(&self, name: &str) -> Vec<String> {
+        let nested = |other: &str| {
+            other.strip_suffix(name).is_some_and(|head| head.ends_with('.'))
+                || name.strip_suffix(other).is_some_and(|head| head.ends_with('.'))
+        };
+        let mut scored: Vec<(usize, &str)> = (self.names().take(50_000))
+            .filter_map(|other| {
+                let score = if nested(other) { 0 } else { distance(name, other, name.len().div_ceil(3).min(8))? };
+                Some((score, &**other))
+            })
+            .collect();
+        scored.sort_unstable();
+        scored.into_iter().take(3).map(|(_, name)| name.to_owned()).collect()
+    }
+}
+
+impl Inner {
+    /// Gives every shard's entries one list and one map.
+    fn merge(&mut self, weight_map: Option<&shards::WeightMap>) -> Result<()> {
+        let mut total = 0;
+        let mut metadata: Vec<(String, String)> = std::mem::take(&mut self.metadata);
+        for (number, shard) in self.shards.iter_mut().enumerate() {
+            total += shard.index.entries.len() as u64;
+            Limits::check("tensors", self.options.limits.tensors, total)?;
+            for (key, value) in shard.index.metadata.drain(..) {
+                match metadata.iter_mut().find(|(known, _)| *known == key) {
+                    Some((_, known)) => *known = value,
+                    None => metadata.push((key, value)),
+                }
+            }
+            for note in shard.index.notes.drain(..) {
+                if !self.notes.contains(&note) {
+                    self.notes.push(note);
+                }
+            }
+            for entry in std::mem::take(&mut shard.index.entries) {
+                let home = weight_map.and_then(|map| map.get(&*entry.name));
+                if home.is_some_and(|&home| home != number) {
+                    continue;
+                }
+                let position = self.entries.len() as u32;
+                if self.by_name.insert(entry.name.clone(), position).is_some() {
+                    let text = format!("the name {:?} is in two shards", entry.name);
+                    let error = Error::new(Code::ShardDuplicate, text);
+                    return Err(match &shard.path {
+                        Some(path) => error.in_file(path),
+                        None => error,
+                    });
+                }
+                let index::Entry { name, path, tensor } = entry;
+                self.entries.push(Entry { name, path, shard: number as u32, tensor });
+            }
+        }
+        self.metadata = metadata;
+        if let Some(map) = weight_map {
+            let absent: Vec<&str> = map.keys().map(String::as_str).filter(|name| !self.by_name.contains_key(*name)).collect();
+            if let Some(first) = absent.first() {
+                let text = format!("the index names {first:?}, which its shard does not hold ({} such)", absent.len());
+                return Err(Error::new(Code::IndexKey, text));
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn entry(&self, entry: u32) -> &Entry {
+        &self.entries[entry as usize]
+    }
+
+    pub(crate) fn tensor(&self, entry: u32) -> &index::Tensor {
+        let entry = self.entry(entry);
+        &self.shards[entry.shard as usize].index.tensors[entry.tensor as usize]
+    }
+
+    pub(crate) fn storage(&self, (shard, storage): (u32, u32)) -> &Storage {
+        &self.shards[shard as usize].index.storages[storage as usize]
+    }
+
+    /// A storage's bytes as the file has them, or an error that says why no view of them exists.
+    pub(crate) fn plain_payload(&self, id: (u32, u32)) -> Result<Source> {
+        let storage = self.storage(id);
+        match (&self.shards[id.0 as usize].index.contents, storage.place) {
+            (Contents::Archive { archive, .. }, Place::Member(member)) if archive.members()[member].is_compressed() => {
+                Err(Error::new(Code::RecordCompressed, "the storage is compressed in the file"))
+            }
+            (Contents::Archive { big_endian: true, .. }, Place::Member(_)) => {
+                Err(Error::new(Code::Buffer, "the file is big-endian, so a view would show wrong numbers"))
+            }
+            _ => Ok(self.payload(id)?.source),
+        }
+    }
+
+    /// A storage's bytes, inflated if need be.
+    pub(crate) fn payload(&self, id: (u32, u32)) -> Result<Payload> {
+        let storage = self.storage(id);
+        let (source, big_endian) = match (&self.shards[id.0 as usize].index.contents, storage.place) {
+            (_, Place::Empty) => (Source::memory(Arc::new([])), false),
+            (Contents::Plain(source), Place::Region(region)) => (source.window(region.start(), region.len())?, false),
+            (Contents::Archive { archive, big_endian }, Place::Member(member)) => {
+                let source = if archive.members()[member].is_compressed() {
+                    Source::memory(Arc::new(archive.read_inflated(member, storage.nbytes)?))
+                } else {
+                    let region = archive.payload(member)?;
+                    archive.source().window(region.start(), region.len())?
+                };
+                (source, *big_endian)
+            }
+            _ => return Err(Error::new(Code::InternalError, "a storage has no place in its file")),
+        };
+        Ok(Payload { source, big_endian })
+    }
+}
+
+fn read(source: &Source, options: &Options) -> Result<Index> {
+    index::read(source, options).map_err(|error| source.place(error))
+}
+
+/// The edit distance of two short texts, if it is at most `most`.
+fn distance(one: &str, two: &str, most: usize) -> Option<usize> {
+    let (one, two): (Vec<char>, Vec<char>) = (one.chars().take(256).collect(), two.chars().take(256).collect());
+    if one.len().abs_diff(two.len()) > most {
+        return None;
+    }
+    let mut row: Vec<usize> = (0..=two.len()).collect();
+    for (i, a) in one.iter().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, b) in two.iter().enumerate() {
+            let change = diagonal + usize::from(a != b);
+            diagonal = row[j + 1];
+            row[j + 1] = change.min(row[j] + 1).min(row[j + 1] + 1);
+        }
+        if row.iter().all(|&cost| cost > most) {
+            return None;
+        }
+    }
+    row.last().copied().filter(|&cost| cost <= most)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn distances_are_bounded() {
+        assert_eq!(distance("weight", "weights", 2), Some(1));
+        assert_eq!(distance("weight", "bias", 2), None);
+        assert_eq!(distance("abc", "abc", 0), Some(0));
+    }
+}

@@ -1,0 +1,145 @@
+//! The globals whose meaning rustload knows. Knowing one never leads to calling it: it only tells how to read a call.
+
+use crate::dtype::DType;
+
+/// What a global means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Known {
+    /// A function of `torch._utils` that puts a tensor together.
+    Rebuild(Rebuild),
+    /// A storage class; `None` for `UntypedStorage`, whose elements are bytes.
+    Storage(Option<DType>),
+    /// A `torch.dtype`.
+    Dtype(DType),
+    /// `collections.OrderedDict`.
+    OrderedDict,
+    /// `collections.Counter`.
+    Counter,
+    /// `collections.defaultdict`.
+    DefaultDict,
+    /// `builtins.dict`.
+    Dict,
+    /// `builtins.list`.
+    List,
+    /// `collections.deque`.
+    Deque,
+    /// `builtins.set`.
+    Set,
+    /// `builtins.frozenset`.
+    FrozenSet,
+    /// `builtins.bytearray`.
+    ByteArray,
+    /// `builtins.complex`.
+    Complex,
+    /// `_codecs.encode`: how Python 3 writes bytes in protocol 2.
+    Encode,
+    /// `torch.Size`.
+    Size,
+    /// A small value that is kept as it was written: `torch.device('cpu')`, `slice(0, 3)`.
+    Record,
+    /// A name that checkpoints use as a label and never call.
+    Label,
+}
+
+/// The ways to put a tensor together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rebuild {
+    /// `_rebuild_tensor(storage, offset, size, stride)`.
+    Tensor,
+    /// `_rebuild_tensor_v2(..., requires_grad, hooks[, metadata])`.
+    TensorV2,
+    /// `_rebuild_tensor_v3(..., requires_grad, hooks, dtype[, metadata])`.
+    TensorV3,
+    /// `_rebuild_parameter(tensor, requires_grad, hooks)`.
+    Parameter,
+    /// `_rebuild_parameter_with_state(tensor, requires_grad, hooks, state)`.
+    ParameterWithState,
+    /// `torch._tensor._rebuild_from_type_v2(rebuild, class, args, state)`.
+    FromType,
+}
+
+/// What `module.name` means, if anything.
+pub(super) fn lookup(module: &str, name: &str) -> Option<Known> {
+    Some(match (module, name) {
+        ("torch._utils", _) => Known::Rebuild(match name {
+            "_rebuild_tensor" => Rebuild::Tensor,
+            "_rebuild_tensor_v2" => Rebuild::TensorV2,
+            "_rebuild_tensor_v3" => Rebuild::TensorV3,
+            "_rebuild_parameter" => Rebuild::Parameter,
+            "_rebuild_parameter_with_state" => Rebuild::ParameterWithState,
+            _ => return None,
+        }),
+        ("torch._tensor", "_rebuild_from_type_v2") => Known::Rebuild(Rebuild::FromType),
+        ("torch.storage", "UntypedStorage") => Known::Storage(None),
+        ("torch.storage", "TypedStorage") => Known::Label,
+        ("torch" | "torch.cuda", _) => return torch_name(module, name),
+        ("torch.serialization", "_get_layout") => Known::Record,
+        ("torch.nn.parameter", "Parameter") => Known::Label,
+        ("collections", "OrderedDict") => Known::OrderedDict,
+        ("collections", "Counter") => Known::Counter,
+        ("collections", "defaultdict") => Known::DefaultDict,
+        ("collections", "deque") => Known::Deque,
+        ("builtins", "dict") => Known::Dict,
+        ("builtins", "list") => Known::List,
+        ("builtins", "set") => Known::Set,
+        ("builtins", "frozenset") => Known::FrozenSet,
+        ("builtins", "bytearray") => Known::ByteArray,
+        ("builtins", "complex") => Known::Complex,
+        ("builtins", "slice" | "range" | "xrange") => Known::Record,
+        ("builtins", "Ellipsis" | "int" | "float" | "str" | "bool" | "bytes" | "tuple" | "object") => Known::Label,
+        ("_codecs", "encode") => Known::Encode,
+        _ => return None,
+    })
+}
+
+fn torch_name(module: &str, name: &str) -> Option<Known> {
+    if let Some(stem) = name.strip_suffix("Storage") {
+        return Some(Known::Storage(Some(match stem {
+            "Double" => DType::F64,
+            "Float" => DType::F32,
+            "Half" => DType::F16,
+            "BFloat16" => DType::BF16,
+            "Long" => DType::I64,
+            "Int" => DType::I32,
+            "Short" => DType::I16,
+            "Char" => DType::I8,
+            "Byte" => DType::U8,
+            "Bool" => DType::Bool,
+            "ComplexFloat" => DType::C64,
+            "ComplexDouble" => DType::C128,
+            "Untyped" => return Some(Known::Storage(None)),
+            _ => return None,
+        })));
+    }
+    if module != "torch" {
+        return None;
+    }
+    match name {
+        "Size" => Some(Known::Size),
+        "device" => Some(Known::Record),
+        "Tensor" | "strided" | "sparse_coo" | "sparse_csr" | "per_tensor_affine" | "per_channel_affine" => {
+            Some(Known::Label)
+        }
+        _ => DType::ALL.iter().copied().find(|dtype| dtype.name() == name).map(Known::Dtype),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn c24_a_storage_class_must_be_torchs() {
+        assert_eq!(lookup("torch", "FloatStorage"), Some(Known::Storage(Some(DType::F32))));
+        assert_eq!(lookup("torch.cuda", "HalfStorage"), Some(Known::Storage(Some(DType::F16))));
+        assert_eq!(lookup("torch.storage", "UntypedStorage"), Some(Known::Storage(None)));
+        assert_eq!(lookup("evil", "FloatStorage"), None);
+        assert_eq!(lookup("torch", "MyStorage"), None);
+    }
+
+    #[test]
+    fn dtypes_are_known_by_torchs_own_names_only() {
+        assert_eq!(lookup("torch", "bfloat16"), Some(Known::Dtype(DType::BF16)));
+        assert_eq!(lookup("torch", "BF16"), None);
+    }
+}

@@ -1,0 +1,410 @@
+//! What the calls of a pickle mean: which put a tensor together, which are containers, and which stay inert data.
+//!
+//! A call's callable and arguments were made before it, so one pass in program order decides all of them, without recursion.
+//! Argument forms follow `torch/_utils.py` and `torch/_tensor.py`; a known function with a wrong form is an error, an unknown
+//! one is [`Meaning::Opaque`].
+
+use std::collections::HashMap;
+
+use super::known::{Known, Rebuild, lookup};
+use super::validate::{Flags, RawTensor, Tensor};
+use super::{Place, Storage};
+use crate::dtype::DType;
+use crate::error::{Code, Error, Result};
+use crate::limits::Limits;
+use crate::pickle::{Call, GlobalId, Handle, Value, Values};
+
+/// What one call means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Meaning {
+    /// This tensor.
+    Tensor(u32),
+    /// A mapping of this kind.
+    Dict(Known),
+    /// A list, a deque or a set.
+    Sequence(Known),
+    /// `torch.Size`.
+    Size,
+    /// `_codecs.encode(text, 'latin1')`.
+    Bytes,
+    /// `bytearray(...)`.
+    ByteArray,
+    /// `complex(re, im)`.
+    Complex,
+    /// A small inert value, no surprise in a checkpoint.
+    Record,
+    /// Data of an unknown class.
+    Opaque,
+}
+
+/// Where the bytes of a storage with this key are; the number of bytes is what the pickle states.
+pub(super) type Locate<'a> = &'a dyn Fn(&str, u64) -> Result<Place>;
+
+/// All that the calls of one pickle mean.
+#[derive(Debug, Default)]
+pub(super) struct Meanings {
+    /// By call id.
+    pub(super) calls: Vec<Meaning>,
+    /// By global id.
+    pub(super) globals: Vec<Option<Known>>,
+    /// By persistent id: a storage that stands in the tree by itself, as a one-dimensional tensor.
+    pub(super) bare: HashMap<Handle, u32>,
+    pub(super) tensors: Vec<Tensor>,
+    pub(super) storages: Vec<Storage>,
+    pub(super) notes: Vec<String>,
+}
+
+/// A storage as the first persistent id described it.
+struct Seen {
+    id: u32,
+    dtype: DType,
+    numel: i64,
+    location: Handle,
+}
+
+/// Reads calls one by one, and storages as calls name them.
+pub(super) struct Reader<'a> {
+    values: &'a Values,
+    limits: &'a Limits,
+    locate: Locate<'a>,
+    keys: HashMap<&'a str, Seen>,
+    pids: HashMap<Handle, (u32, DType)>,
+    out: Meanings,
+}
+
+impl<'a> Reader<'a> {
+    /// Interprets every call of `values`.
+    pub(super) fn new(values: &'a Values, limits: &'a Limits, locate: Locate<'a>) -> Result<Reader<'a>> {
+        let globals = (values.globals())
+            .map(|(id, _)| values.global(id))
+            .map(|global| lookup(global.module, global.name))
+            .collect();
+        let out = Meanings { globals, ..Meanings::default() };
+        let mut reader = Reader { values, limits, locate, keys: HashMap::new(), pids: HashMap::new(), out };
+        for (id, _) in values.calls() {
+            let call = values.call(id);
+            let meaning = reader.call(&call).map_err(|error| error.at(call.offset))?;
+            reader.out.calls.push(meaning);
+        }
+        Ok(reader)
+    }
+
+    /// What is known so far.
+    pub(super) fn meanings(&self) -> &Meanings {
+        &self.out
+    }
+
+    /// Makes one-dimensional tensors of storages that stand in the tree by themselves.
+    pub(super) fn add_bare(&mut self, pids: &[Handle]) -> Result<()> {
+        for &pid in pids {
+            let (storage, dtype) = self.storage(pid)?;
+            let nbytes = self.nbytes(storage);
+            let numel = nbytes.checked_div(dtype.itemsize()).unwrap_or(0);
+            let id = self.push(Tensor::whole(dtype, &[numel], storage, nbytes)?)?;
+            self.out.bare.insert(pid, id);
+        }
+        Ok(())
+    }
+
+    /// All that was found out.
+    pub(super) fn finish(self) -> Meanings {
+        self.out
+    }
+
+    fn known(&self, handle: Handle) -> Option<Known> {
+        match self.values.get(handle) {
+            Value::Global(id) => self.global(id),
+            _ => None,
+        }
+    }
+
+    fn global(&self, id: GlobalId) -> Option<Known> {
+        self.out.globals.get(id.index()).copied().flatten()
+    }
+
+    fn call(&mut self, call: &Call<'a>) -> Result<Meaning> {
+        let Value::Tuple(args) = self.values.get(call.args) else { return Ok(Meaning::Opaque) };
+        let args: &'a [Handle] = args;
+        Ok(match self.known(call.callable) {
+            Some(Known::Rebuild(rebuild)) => match self.rebuild(rebuild, args)? {
+                Some(tensor) => Meaning::Tensor(tensor),
+                None => Meaning::Opaque,
+            },
+            Some(kind @ (Known::OrderedDict | Known::Dict | Known::Counter)) => match args {
+                [] => Meaning::Dict(kind),
+                [from] if self.is_pairs(*from) => Meaning::Dict(kind),
+                _ => Meaning::Opaque,
+            },
+            Some(kind @ Known::DefaultDict) => match args {
+                [] | [_] => Meaning::Dict(kind),
+                [_, from] if self.is_pairs(*from) => Meaning::Dict(kind),
+                _ => Meaning::Opaque,
+            },
+            Some(kind @ (Known::List | Known::Set | Known::FrozenSet)) => match args {
+                [] => Meaning::Sequence(kind),
+                [from] if self.items(*from).is_some() => Meaning::Sequence(kind),
+                _ => Meaning::Opaque,
+            },
+            Some(kind @ Known::Deque) => match args {
+                [] => Meaning::Sequence(kind),
+                [from] if self.items(*from).is_some() => Meaning::Sequence(kind),
+                [from, limit] if self.items(*from).is_some() && self.is_count(*limit) => Meaning::Sequence(kind),
+                _ => Meaning::Opaque,
+            },
+            Some(Known::Size) => match args {
+                [sizes] if matches!(self.values.get(*sizes), Value::Tuple(_) | Value::List(_)) => Meaning::Size,
+                _ => Meaning::Opaque,
+            },
+            Some(Known::Encode) if self.is_latin1(args) => Meaning::Bytes,
+            Some(Known::ByteArray) if args.is_empty() || self.is_latin1(args) => Meaning::ByteArray,
+            Some(Known::ByteArray) => match args {
+                [from] if matches!(self.values.get(*from), Value::Bytes(_)) => Meaning::ByteArray,
+                _ => Meaning::Opaque,
+            },
+            Some(Known::Complex) => match args {
+                [re, im] if self.is_real(*re) && self.is_real(*im) => Meaning::Complex,
+                _ => Meaning::Opaque,
+            },
+            Some(Known::Record) => Meaning::Record,
+            _ => Meaning::Opaque,
+        })
+    }
+
+    /// A dict, or a list of pairs: what `dict(...)` takes.
+    fn is_pairs(&self, handle: Handle) -> bool {
+        match self.values.get(handle) {
+            Value::Dict(_) => true,
+            Value::List(pairs) | Value::Tuple(pairs) => pairs.iter().all(|&pair| {
+                matches!(self.values.get(pair), Value::Tuple(pair) | Value::List(pair) if pair.len() == 2)
+            }),
+            _ => false,
+        }
+    }
+
+    fn items(&self, handle: Handle) -> Option<&'a [Handle]> {
+        match self.values.get(handle) {
+            Value::List(items) | Value::Tuple(items) | Value::Set(items) | Value::FrozenSet(items) => Some(items),
+            _ => None,
+        }
+    }
+
+    fn is_count(&self, handle: Handle) -> bool {
+        matches!(self.values.get(handle), Value::None | Value::Int(_))
+    }
+
+    fn is_real(&self, handle: Handle) -> bool {
+        matches!(self.values.get(handle), Value::Float(_) | Value::Int(_))
+    }
+
+    /// `(text, 'latin1')` with characters that latin-1 has; any other codec would be a call into the codec registry.
+    fn is_latin1(&self, args: &[Handle]) -> bool {
+        let &[text, codec] = args else { return false };
+        let (Value::Str(text), Value::Str(codec)) = (self.values.get(text), self.values.get(codec)) else { return false };
+        codec.as_str() == Some("latin1")
+            && text.as_str().is_some_and(|text| text.chars().all(|c| u32::from(c) <= 0xff))
+    }
+
+    /// The tensor that a known function puts together; `None` where a part of it is of an unknown class.
+    fn rebuild(&mut self, rebuild: Rebuild, args: &'a [Handle]) -> Result<Option<u32>> {
+        let wrong = || Error::new(Code::PickleType, format!("{rebuild:?} is called with {} argument(s)", args.len()));
+        match (rebuild, args) {
+            (Rebuild::Tensor, &[storage, offset, size, stride]) => {
+                let (storage, dtype) = self.storage_of(storage)?;
+                self.tensor(storage, dtype, [offset, size, stride], Flags::default())
+            }
+            (Rebuild::TensorV2, &[storage, offset, size, stride, grad, _, ref rest @ ..]) if rest.len() <= 1 => {
+                let (storage, dtype) = self.storage_of(storage)?;
+                let flags = self.flags(grad, rest.first())?;
+                self.tensor(storage, dtype, [offset, size, stride], flags)
+            }
+            (Rebuild::TensorV3, &[storage, offset, size, stride, grad, _, dtype, ref rest @ ..]) if rest.len() <= 1 => {
+                let Some(Known::Dtype(dtype)) = self.known(dtype) else { return Ok(None) };
+                let (storage, _) = self.storage_of(storage)?;
+                let nbytes = self.nbytes(storage);
+                if nbytes.checked_rem(dtype.itemsize()) != Some(0) {
+                    let text = format!("a storage of {nbytes} byte(s) holds no whole number of {dtype}");
+                    return Err(Error::new(Code::StorageBounds, text));
+                }
+                let flags = self.flags(grad, rest.first())?;
+                self.tensor(storage, dtype, [offset, size, stride], flags)
+            }
+            (Rebuild::Parameter, &[tensor, grad, _]) | (Rebuild::ParameterWithState, &[tensor, grad, _, _]) => {
+                let requires_grad = self.bool(grad)?;
+                let Some(found) = self.tensor_at(tensor) else { return Ok(None) };
+                let mut tensor = found.clone();
+                tensor.flags = Flags { parameter: true, requires_grad, ..tensor.flags };
+                return self.push(tensor).map(Some);
+            }
+            (Rebuild::FromType, &[function, _, inner, _]) => {
+                let Some(Known::Rebuild(rebuild)) = self.known(function) else { return Ok(None) };
+                let Value::Tuple(inner) = self.values.get(inner) else { return Err(wrong()) };
+                if rebuild == Rebuild::FromType {
+                    return Ok(None);
+                }
+                return self.rebuild(rebuild, inner);
+            }
+            _ => return Err(wrong()),
+        }
+        .map(Some)
+    }
+
+    fn tensor_at(&self, handle: Handle) -> Option<&Tensor> {
+        let Value::Call(id) = self.values.get(handle) else { return None };
+        match self.out.calls.get(id.index()) {
+            Some(&Meaning::Tensor(tensor)) => self.out.tensors.get(usize::try_from(tensor).ok()?),
+            _ => None,
+        }
+    }
+
+    fn tensor(&mut self, storage: u32, dtype: DType, place: [Handle; 3], flags: Flags) -> Result<u32> {
+        let [offset, size, stride] = place;
+        let (shape, strides) = (self.ints(size, "size")?, self.ints(stride, "stride")?);
+        let raw = RawTensor { dtype, shape, strides, offset: self.int(offset, "offset")?, storage, flags };
+        let tensor = raw.prove(self.nbytes(storage), self.limits)?;
+        self.push(tensor)
+    }
+
+    fn push(&mut self, tensor: Tensor) -> Result<u32> {
+        let id = u32::try_from(self.out.tensors.len()).unwrap_or(u32::MAX);
+        Limits::check("tensors", self.limits.tensors, u64::from(id).saturating_add(1))?;
+        self.out.tensors.push(tensor);
+        Ok(id)
+    }
+
+    fn nbytes(&self, storage: u32) -> u64 {
+        let found = usize::try_from(storage).ok().and_then(|id| self.out.storages.get(id));
+        found.map_or(0, |storage| storage.nbytes)
+    }
+
+    fn flags(&self, grad: Handle, metadata: Option<&Handle>) -> Result<Flags> {
+        let mut flags = Flags { requires_grad: self.bool(grad)?, ..Flags::default() };
+        let Some(&metadata) = metadata else { return Ok(flags) };
+        let pairs = match self.values.get(metadata) {
+            Value::Dict(pairs) => pairs,
+            Value::None => &[],
+            _ => return Err(Error::new(Code::PickleType, "a tensor's metadata is no dict")),
+        };
+        for &(key, value) in pairs {
+            let Value::Str(key) = self.values.get(key) else {
+                return Err(Error::new(Code::PickleType, "a tensor's metadata has a key that is no text"));
+            };
+            match key.as_str() {
+                Some("conj") => flags.conjugate = self.bool(value)?,
+                Some("neg") => flags.negative = self.bool(value)?,
+                _ => {
+                    let text = format!("a tensor carries the unknown property {:?}", key.to_string_lossy());
+                    return Err(Error::new(Code::TensorMetadata, text));
+                }
+            }
+        }
+        Ok(flags)
+    }
+
+    fn bool(&self, handle: Handle) -> Result<bool> {
+        match self.values.get(handle) {
+            Value::Bool(value) => Ok(value),
+            _ => Err(Error::new(Code::PickleType, "a tensor's flag is no bool")),
+        }
+    }
+
+    fn int(&self, handle: Handle, what: &str) -> Result<i64> {
+        match self.values.get(handle) {
+            Value::Int(value) => Ok(value),
+            _ => Err(Error::new(Code::PickleType, format!("a tensor's {what} is no integer of 64 bits"))),
+        }
+    }
+
+    fn ints(&self, handle: Handle, what: &str) -> Result<Vec<i64>> {
+        match self.values.get(handle) {
+            Value::Tuple(items) => {
+                Limits::check("rank", self.limits.rank, u64::try_from(items.len()).unwrap_or(u64::MAX))?;
+                items.iter().map(|&item| self.int(item, what)).collect()
+            }
+            _ => Err(Error::new(Code::PickleType, format!("a tensor's {what} is no tuple"))),
+        }
+    }
+
+    /// The storage that a tensor's first argument names, and the dtype of its class.
+    fn storage_of(&mut self, handle: Handle) -> Result<(u32, DType)> {
+        match self.values.get(handle) {
+            Value::PersistentId(pid) => self.storage(pid),
+            _ => Err(Error::new(Code::PersistentId, "a tensor's storage is no persistent id")),
+        }
+    }
+
+    /// The storage of a persistent id: `('storage', class, key, location, numel)`.
+    fn storage(&mut self, pid: Handle) -> Result<(u32, DType)> {
+        if let Some(&found) = self.pids.get(&pid) {
+            return Ok(found);
+        }
+        let wrong = |what: &str| Error::new(Code::PersistentId, format!("a persistent id's {what}"));
+        let values: &'a Values = self.values;
+        let Value::Tuple(&[tag, class, key, location, numel]) = values.get(pid) else {
+            return Err(wrong("form is not ('storage', class, key, location, numel)"));
+        };
+        if text(values, tag) != Some("storage") {
+            return Err(wrong("first item is not 'storage'"));
+        }
+        let Some(Known::Storage(dtype)) = self.known(class) else {
+            return Err(wrong("class is no storage class that can be read"));
+        };
+        // UntypedStorage counts bytes (torch/serialization.py: persistent_load).
+        let dtype = dtype.unwrap_or(DType::U8);
+        let Value::Str(_) = values.get(location) else { return Err(wrong("location is no text")) };
+        let key = text(values, key).filter(|key| is_key(key)).ok_or_else(|| {
+            Error::new(Code::StorageKey, "a storage's key is no plain decimal number")
+        })?;
+        let numel = match values.get(numel) {
+            Value::Int(numel) => numel,
+            _ => return Err(Error::new(Code::PickleType, "a storage's number of elements is no integer of 64 bits")),
+        };
+        let found = match self.keys.get(key) {
+            Some(seen) => {
+                self.check_conflict(seen, key, dtype, numel)?;
+                if text(values, seen.location) != text(values, location) {
+                    self.out.notes.push(format!("storage {key} is said to lie on two devices"));
+                }
+                (seen.id, dtype)
+            }
+            None => {
+                let nbytes = u64::try_from(numel).ok().and_then(|numel| numel.checked_mul(dtype.itemsize()));
+                let nbytes = nbytes.ok_or_else(|| {
+                    Error::new(Code::StorageBounds, format!("storage {key} is said to hold {numel} element(s)"))
+                })?;
+                let place = (self.locate)(key, nbytes)?;
+                let id = u32::try_from(self.out.storages.len()).unwrap_or(u32::MAX);
+                self.out.storages.push(Storage { place, nbytes });
+                self.keys.insert(key, Seen { id, dtype, numel, location });
+                (id, dtype)
+            }
+        };
+        self.pids.insert(pid, found);
+        Ok(found)
+    }
+
+    /// One key may be described again, but only in the same way (torch 2.15's rule for typed storages).
+    fn check_conflict(&self, seen: &Seen, key: &str, dtype: DType, numel: i64) -> Result<()> {
+        if seen.dtype != dtype && self.nbytes(seen.id) > 0 {
+            let text = format!("storage {key} is {} in one place and {dtype} in another", seen.dtype);
+            return Err(Error::new(Code::StorageConflict, text));
+        }
+        if seen.dtype == dtype && seen.numel != numel {
+            let text = format!("storage {key} holds {} element(s) in one place and {numel} in another", seen.numel);
+            return Err(Error::new(Code::StorageConflict, text));
+        }
+        Ok(())
+    }
+}
+
+fn text(values: &Values, handle: Handle) -> Option<&str> {
+    match values.get(handle) {
+        Value::Str(text) => text.as_str(),
+        // Python 2 wrote these as byte strings, which the pickle room gives as text too.
+        _ => None,
+    }
+}
+
+/// Whether a key is a decimal number as torch writes it: no sign, no leading zero.
+fn is_key(key: &str) -> bool {
+    !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_digit()) && (key == "0" || !key.starts_with('0'))
+}

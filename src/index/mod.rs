@@ -1,0 +1,167 @@
+//! Which tensors does a checkpoint hold, where, with which dtype, shape and strides?
+//!
+//! An index holds numbers and no borrow: an [`Entry`] names a [`Tensor`], a tensor lies in a [`Storage`], a storage is a range
+//! of bytes of the file. A [`Tensor`] can only be made by the proof in `validate`, so whoever has one may read its range.
+#![forbid(unsafe_code)]
+#![deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::as_conversions)]
+
+mod known;
+mod meaning;
+mod names;
+mod safetensors;
+mod torch;
+mod tree;
+mod validate;
+
+use std::sync::Arc;
+
+use crate::bytes::Source;
+use crate::container::zip::{Archive, Trailing};
+use crate::container::{Format, sniff};
+use crate::error::{Code, Error, Result};
+use crate::limits::Limits;
+use crate::pickle::Handle;
+
+pub use tree::{DictKind, Object, Tree};
+pub use validate::{RawTensor, Tensor};
+
+/// What to do with a value that no known class describes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Unknown {
+    /// Keep it as inert data.
+    #[default]
+    Keep,
+    /// Refuse the file.
+    Error,
+}
+
+/// How to open a checkpoint.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Bounds on what the file may make the reader do.
+    pub limits: Limits,
+    /// What to do with values of unknown classes.
+    pub unknown: Unknown,
+    /// Whether bytes after the end of an archive or a pickle are passed over.
+    pub ignore_trailing: bool,
+    /// Whether a duplicate key of a safetensors header is taken as the reference reader takes it: the last one wins.
+    pub compat: bool,
+    /// Whether every storage's checksum is checked at once.
+    pub verify: bool,
+}
+
+/// All that one file says about tensors.
+#[derive(Debug)]
+pub struct Index {
+    /// The file's format.
+    pub format: Format,
+    /// The names, in the file's order.
+    pub entries: Vec<Entry>,
+    /// The tensors that names point to.
+    pub tensors: Vec<Tensor>,
+    /// The storages that tensors lie in.
+    pub storages: Vec<Storage>,
+    /// The file's own metadata, text to text.
+    pub metadata: Vec<(String, String)>,
+    /// The object tree of a pickle.
+    pub tree: Option<Arc<Tree>>,
+    /// Values of unknown classes, by class.
+    pub opaque: Vec<OpaqueClass>,
+    /// Things worth knowing that are no error.
+    pub notes: Vec<String>,
+    /// Where the storages' bytes come from.
+    pub contents: Contents,
+}
+
+/// A name and what it names.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// The dotted name.
+    pub name: Arc<str>,
+    /// The keys and indices from the root.
+    pub path: Path,
+    /// Which tensor.
+    pub tensor: u32,
+}
+
+/// The way from the root to a tensor.
+#[derive(Clone, Debug)]
+pub enum Path {
+    /// One key: the name itself.
+    Name,
+    /// The steps through an object tree.
+    Steps(Box<[Step]>),
+}
+
+/// One step down an object tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The value of a dict key, or an attribute.
+    Key(Handle),
+    /// The item of a list or tuple.
+    Index(u32),
+    /// An argument of an unknown class's constructor.
+    Argument(u32),
+}
+
+/// A storage: what tensors share.
+#[derive(Clone, Debug)]
+pub struct Storage {
+    /// Where the bytes are.
+    pub place: Place,
+    /// How many there are.
+    pub nbytes: u64,
+}
+
+/// Where a storage's bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// A range of the file.
+    Region(crate::bytes::Region),
+    /// A member of the archive.
+    Member(usize),
+    /// Nowhere: a storage without bytes.
+    Empty,
+}
+
+/// Where storages' bytes come from.
+#[derive(Debug)]
+pub enum Contents {
+    /// Ranges of the file itself.
+    Plain(Source),
+    /// Members of an archive.
+    Archive {
+        /// The archive.
+        archive: Archive,
+        /// Whether numbers lie big-endian.
+        big_endian: bool,
+    },
+}
+
+/// An unknown class and where its values sit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpaqueClass {
+    /// `module.name`.
+    pub class: String,
+    /// How many values there are.
+    pub count: u64,
+    /// The names of the first few.
+    pub at: Vec<String>,
+}
+
+/// Reads the index of one file, whatever its format.
+pub fn read(source: &Source, options: &Options) -> Result<Index> {
+    let refused = |code, text: &str| Err(Error::new(code, text));
+    match sniff(source)? {
+        Format::Safetensors => safetensors::read(source, options),
+        Format::Zip => {
+            let trailing = if options.ignore_trailing { Trailing::Ignore } else { Trailing::Error };
+            torch::read(Archive::open(source, &options.limits, trailing)?, options)
+        }
+        Format::LegacyTorch => {
+            refused(Code::LegacyUnsupported, "this is a PyTorch file from before the zip format, which is not read yet")
+        }
+        Format::Pickle => refused(Code::PickleUnsupported, "this is a bare pickle, which is not read yet"),
+        Format::Tar => refused(Code::TarUnsupported, "this is a tar archive, which is not read yet"),
+    }
+}

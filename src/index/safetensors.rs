@@ -1,0 +1,37 @@
+//! safetensors: every tensor is its whole storage, a range of the data section (the spec is the format's own README).
+
+use std::sync::Arc;
+
+use super::{Contents, Entry, Index, Options, Path, Place, Storage, Tensor};
+use crate::bytes::Source;
+use crate::container::Format;
+use crate::container::safetensors::Header;
+use crate::error::{Code, Error, Result};
+use crate::limits::Limits;
+
+/// Turns a checked header into an index.
+pub(super) fn read(source: &Source, options: &Options) -> Result<Index> {
+    let header = Header::read(source, &options.limits, options.compat)?;
+    let count = header.tensors.len();
+    Limits::check("tensors", options.limits.tensors, u64::try_from(count).unwrap_or(u64::MAX))?;
+    let mut index = Index {
+        format: Format::Safetensors,
+        entries: Vec::with_capacity(count),
+        tensors: Vec::with_capacity(count),
+        storages: Vec::with_capacity(count),
+        metadata: header.metadata.unwrap_or_default(),
+        tree: None,
+        opaque: Vec::new(),
+        notes: header.notes,
+        contents: Contents::Plain(source.clone()),
+    };
+    for raw in header.tensors {
+        let nbytes = raw.region.len();
+        let id = u32::try_from(index.tensors.len()).map_err(|_| Error::new(Code::Limit, "too many tensors"))?;
+        let tensor = Tensor::whole(raw.dtype, &raw.shape, id, nbytes)?;
+        index.storages.push(Storage { place: Place::Region(raw.region), nbytes });
+        index.tensors.push(tensor);
+        index.entries.push(Entry { name: Arc::from(raw.name), path: Path::Name, tensor: id });
+    }
+    Ok(index)
+}

@@ -1,0 +1,214 @@
+//! The torch zip format (torch 1.6 and later): one root folder, `data.pkl`, `version`, `byteorder`, and a member per storage.
+//!
+//! Follows `torch/serialization.py: _load` and `caffe2/serialize/inline_container.cc`, and is stricter where readers differ:
+//! nothing outside the root, no required name in another case, every storage exactly as large as the pickle says.
+
+use std::sync::Arc;
+
+use super::meaning::{Meaning, Reader};
+use super::names;
+use super::tree::{Tree, View};
+use super::{Contents, Index, Options, Place, Unknown};
+use crate::container::Format;
+use crate::container::zip::Archive;
+use crate::error::{Code, Error, Result, ResultExt};
+use crate::pickle::{self, Pickle, Value};
+
+/// Names that must stand once, in this spelling.
+const REQUIRED: [&str; 4] = ["data.pkl", "constants.pkl", "version", "byteorder"];
+
+/// Reads the index of an opened archive.
+pub(super) fn read(archive: Archive, options: &Options) -> Result<Index> {
+    let root = root(&archive)?;
+    let mut notes = Vec::new();
+    check_version(&archive, &root)?;
+    let big_endian = is_big_endian(&archive, &root)?;
+    if archive.find(&format!("{root}constants.pkl")).is_some() {
+        notes.push("this is a TorchScript archive: its weights are read, its code is not".to_owned());
+    }
+    if !archive.has_checksums() {
+        notes.push("no checksums were computed when the file was saved".to_owned());
+    }
+    let member = format!("{root}data.pkl");
+    let Some(position) = archive.find(&member) else { return Err(no_pickle(&archive)) };
+    let data = archive.read(position, "pickle_bytes", options.limits.pickle_bytes)?;
+    let read = read_pickle(&archive, &root, data, options).in_member(&member)?;
+    let Pickle { values, root: top, .. } = read.pickle;
+    let index = Index {
+        format: Format::Zip,
+        entries: read.found.entries,
+        tensors: Vec::new(),
+        storages: Vec::new(),
+        metadata: Vec::new(),
+        tree: None,
+        opaque: read.found.opaque,
+        notes,
+        contents: Contents::Archive { archive, big_endian },
+    };
+    finish(index, read.meanings, values, top, options)
+}
+
+/// Moves the meanings into the index and checks what was asked to be checked.
+fn finish(
+    mut index: Index,
+    mut meanings: super::meaning::Meanings,
+    values: pickle::Values,
+    top: pickle::Handle,
+    options: &Options,
+) -> Result<Index> {
+    index.tensors = std::mem::take(&mut meanings.tensors);
+    index.storages = std::mem::take(&mut meanings.storages);
+    index.notes.append(&mut meanings.notes);
+    if options.verify
+        && let Contents::Archive { archive, .. } = &index.contents
+    {
+        for storage in &index.storages {
+            if let Place::Member(member) = storage.place {
+                archive.verify(member)?;
+            }
+        }
+    }
+    index.tree = Some(Arc::new(Tree::new(values, meanings, top)));
+    Ok(index)
+}
+
+struct Read {
+    pickle: Pickle,
+    meanings: super::meaning::Meanings,
+    found: names::Found,
+}
+
+fn read_pickle(archive: &Archive, root: &str, data: Vec<u8>, options: &Options) -> Result<Read> {
+    let total = data.len();
+    let pickle = pickle::run(data, 0, &options.limits)?;
+    if pickle.end != total && !options.ignore_trailing {
+        let text = format!("{} byte(s) after the pickle's end", total.saturating_sub(pickle.end));
+        return Err(Error::new(Code::TrailingData, text).at(u64::try_from(pickle.end).unwrap_or(u64::MAX)));
+    }
+    let locate = |key: &str, nbytes: u64| locate(archive, root, key, nbytes);
+    let values = &pickle.values;
+    let mut reader = Reader::new(values, &options.limits, &locate)?;
+    if options.unknown == Unknown::Error {
+        refuse_unknown(View { values, meanings: reader.meanings() })?;
+    }
+    let mut found = names::find(View { values, meanings: reader.meanings() }, pickle.root, &options.limits)?;
+    if !found.bare.is_empty() {
+        reader.add_bare(&found.bare)?;
+        found = names::find(View { values, meanings: reader.meanings() }, pickle.root, &options.limits)?;
+    }
+    let meanings = reader.finish();
+    Ok(Read { pickle, meanings, found })
+}
+
+/// The root folder with its slash: the first member's (inline_container.cc: `init`), and every other member's.
+fn root(archive: &Archive) -> Result<String> {
+    let first = archive.members().first().map_or("", |member| member.name());
+    let Some((folder, _)) = first.split_once('/') else { return Err(no_pickle(archive)) };
+    let root = format!("{folder}/");
+    for member in archive.members() {
+        let Some(rest) = member.name().strip_prefix(&*root) else {
+            if !archive.members().iter().any(|member| member.name().ends_with("/data.pkl")) {
+                return Err(no_pickle(archive));
+            }
+            let text = format!("member {:?} lies outside the root folder {root:?}", member.name());
+            return Err(Error::new(Code::ZipName, text));
+        };
+        if let Some(required) = REQUIRED.iter().find(|required| rest.eq_ignore_ascii_case(required))
+            && rest != *required
+        {
+            let text = format!("member {:?} is spelled unlike {required:?}", member.name());
+            return Err(Error::new(Code::ZipCase, text));
+        }
+    }
+    Ok(root)
+}
+
+/// An archive without `data.pkl`: what it probably is instead.
+fn no_pickle(archive: &Archive) -> Error {
+    let has = |test: &dyn Fn(&str) -> bool| archive.members().iter().any(|member| test(member.name()));
+    let (text, note) = if has(&|name| name.ends_with(".npy")) {
+        ("this is a NumPy archive (.npz)", "open it with numpy.load")
+    } else if has(&|name| name.ends_with("model.weights.h5")) {
+        ("this is a Keras model", "open it with keras.saving.load_model")
+    } else if has(&|name| name.ends_with("archive_format")) {
+        ("this is a torch.export archive (.pt2), which is not read yet", "open it with torch.export.load")
+    } else if has(&|name| name == "[Content_Types].xml" || name == "META-INF/MANIFEST.MF") {
+        ("this is an office document or a Java archive", "check that the path names a checkpoint")
+    } else {
+        let text = "the archive holds no data.pkl in a root folder, as torch.save writes";
+        return Error::new(Code::RecordMissing, text);
+    };
+    Error::new(Code::UnknownFormat, text).note(note)
+}
+
+/// `version`, or `.data/version` as versions from 6 on may have it: 1 to 10 (inline_container.h).
+fn check_version(archive: &Archive, root: &str) -> Result<()> {
+    let names = [format!("{root}version"), format!("{root}.data/version")];
+    let Some((name, position)) = names.iter().find_map(|name| Some((name, archive.find(name)?))) else {
+        if archive.find(&format!("{root}data.pkl")).is_none() {
+            return Err(no_pickle(archive));
+        }
+        return Err(Error::new(Code::RecordMissing, format!("the archive holds no {:?}", names[0])));
+    };
+    let bytes = archive.read(position, "line", 64)?;
+    let text = String::from_utf8_lossy(&bytes);
+    match text.strip_suffix('\n').unwrap_or(&text).parse::<u8>() {
+        Ok(1..=10) => Ok(()),
+        _ => Err(Error::new(Code::ZipVersion, format!("version {text:?} is not one of 1 to 10")).in_member(name)),
+    }
+}
+
+fn is_big_endian(archive: &Archive, root: &str) -> Result<bool> {
+    let name = format!("{root}byteorder");
+    let Some(position) = archive.find(&name) else { return Ok(false) };
+    match &*archive.read(position, "line", 64)? {
+        b"little" => Ok(false),
+        b"big" => Ok(true),
+        other => {
+            let text = format!("byteorder is {:?}", String::from_utf8_lossy(other));
+            Err(Error::new(Code::ByteOrder, text).in_member(&name))
+        }
+    }
+}
+
+/// The member of a storage, which must be exactly as large as the pickle says.
+fn locate(archive: &Archive, root: &str, key: &str, nbytes: u64) -> Result<Place> {
+    let name = format!("{root}data/{key}");
+    let found = archive.find(&name).and_then(|position| Some((position, archive.members().get(position)?)));
+    match found {
+        None if nbytes == 0 => Ok(Place::Empty),
+        None => Err(Error::new(Code::RecordMissing, format!("the archive holds no {name:?}, {nbytes} byte(s) long"))),
+        Some((position, member)) if member.size() == nbytes => Ok(Place::Member(position)),
+        Some((_, member)) => {
+            let text = format!("{name:?} has {} byte(s), the pickle says {nbytes}", member.size());
+            Err(Error::new(Code::StorageBounds, text))
+        }
+    }
+}
+
+/// Fails on the first global or call that rustload does not know.
+fn refuse_unknown(view: View<'_>) -> Result<()> {
+    for ((id, _), known) in view.values.globals().zip(&view.meanings.globals) {
+        if known.is_none() {
+            let global = view.values.global(id);
+            let text = format!("the pickle names {}.{}, which rustload does not know", global.module, global.name);
+            return Err(Error::global(Code::DisallowedGlobal, global.module, global.name, text).at(global.offset));
+        }
+    }
+    for (id, _) in view.values.calls() {
+        if view.meanings.calls.get(id.index()) == Some(&Meaning::Opaque) {
+            let call = view.values.call(id);
+            let (module, name) = match view.values.get(call.callable) {
+                Value::Global(id) => {
+                    let global = view.values.global(id);
+                    (global.module, global.name)
+                }
+                _ => ("", "(result of a call)"),
+            };
+            let text = format!("the pickle calls {} in an unknown way", view.class(&call));
+            return Err(Error::global(Code::DisallowedCall, module, name, text).at(call.offset));
+        }
+    }
+    Ok(())
+}
+

@@ -1,0 +1,148 @@
+//! The one proof of bounds that every tensor passes, whatever its format.
+//!
+//! Sizes, strides and the offset are not negative; `last = offset + sum((size - 1) * stride)` does not overflow; and, where
+//! there is an element at all, `(last + 1) * itemsize` is at most the storage's bytes.
+
+use crate::dtype::DType;
+use crate::error::{Code, Error, Result};
+use crate::layout::{Dims, Layout, numel};
+use crate::limits::Limits;
+
+/// A tensor as a file describes it: nothing is checked yet.
+#[derive(Clone, Debug)]
+pub struct RawTensor {
+    /// The element type.
+    pub dtype: DType,
+    /// Elements along each dimension.
+    pub shape: Vec<i64>,
+    /// Elements between neighbours along each dimension.
+    pub strides: Vec<i64>,
+    /// The first element, from the storage's start.
+    pub offset: i64,
+    /// Which storage.
+    pub storage: u32,
+    /// What else the file says.
+    pub flags: Flags,
+}
+
+/// What a file says of a tensor beside its place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flags {
+    /// Whether it is a `torch.nn.Parameter`.
+    pub parameter: bool,
+    /// Whether it wants gradients.
+    pub requires_grad: bool,
+    /// Whether its imaginary parts are to be negated.
+    pub conjugate: bool,
+    /// Whether its values are to be negated.
+    pub negative: bool,
+}
+
+/// A tensor whose every element is proved to lie inside its storage.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    dtype: DType,
+    layout: Layout,
+    storage: u32,
+    /// What else the file says.
+    pub flags: Flags,
+}
+
+impl Tensor {
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Where the elements lie in the storage.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Which storage.
+    pub fn storage(&self) -> u32 {
+        self.storage
+    }
+
+    /// A C-contiguous tensor that is its whole storage of `nbytes`.
+    pub(super) fn whole(dtype: DType, shape: &[u64], storage: u32, nbytes: u64) -> Result<Tensor> {
+        let layout = Layout::contiguous(shape)?;
+        prove(&layout, dtype, nbytes)?;
+        Ok(Tensor { dtype, layout, storage, flags: Flags::default() })
+    }
+}
+
+impl RawTensor {
+    /// The proof, against a storage of `nbytes`.
+    pub fn prove(self, nbytes: u64, limits: &Limits) -> Result<Tensor> {
+        let (shape, strides) = (&self.shape, &self.strides);
+        let rank = u64::try_from(shape.len()).unwrap_or(u64::MAX);
+        Limits::check("rank", limits.rank, rank)?;
+        if shape.len() != strides.len() {
+            let text = format!("{} sizes but {} strides", shape.len(), strides.len());
+            return Err(Error::new(Code::TensorShape, text));
+        }
+        let layout = Layout {
+            shape: counts(shape, Code::TensorShape, "size")?,
+            strides: counts(strides, Code::TensorBounds, "stride")?,
+            offset: u64::try_from(self.offset)
+                .map_err(|_| Error::new(Code::TensorBounds, format!("negative offset {}", self.offset)))?,
+        };
+        if numel(&layout.shape).is_none() {
+            return Err(Error::new(Code::TensorShape, format!("the size of shape {shape:?} does not fit 64 bits")));
+        }
+        prove(&layout, self.dtype, nbytes)?;
+        Ok(Tensor { dtype: self.dtype, layout, storage: self.storage, flags: self.flags })
+    }
+}
+
+fn counts(numbers: &[i64], code: Code, what: &str) -> Result<Dims> {
+    (numbers.iter())
+        .map(|&n| u64::try_from(n).map_err(|_| Error::new(code, format!("negative {what} {n}"))))
+        .collect()
+}
+
+fn prove(layout: &Layout, dtype: DType, nbytes: u64) -> Result<()> {
+    if layout.numel() == 0 {
+        return Ok(());
+    }
+    match layout.end().and_then(|end| end.checked_mul(dtype.itemsize())) {
+        Some(end) if end <= nbytes => Ok(()),
+        end => {
+            let reach = end.map_or_else(|| "beyond 64 bits".to_owned(), |end| format!("to byte {end}"));
+            let text = format!("a tensor of shape {:?} reaches {reach} of a storage of {nbytes}", &layout.shape[..]);
+            Err(Error::new(Code::TensorBounds, text))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn raw(shape: &[i64], strides: &[i64], offset: i64) -> RawTensor {
+        let (shape, strides) = (shape.to_vec(), strides.to_vec());
+        RawTensor { dtype: DType::F32, shape, strides, offset, storage: 0, flags: Flags::default() }
+    }
+
+    fn code(shape: &[i64], strides: &[i64], offset: i64) -> Option<Code> {
+        raw(shape, strides, offset).prove(24, &Limits::default()).err().map(|error| error.code())
+    }
+
+    #[test]
+    fn t07_to_t15_only_what_lies_inside_passes() {
+        assert_eq!(code(&[2, 3], &[3, 1], 0), None);
+        assert_eq!(code(&[2, 3], &[1, 2], 0), None);
+        assert_eq!(code(&[2, 3], &[3, 1], 1), Some(Code::TensorBounds));
+        assert_eq!(code(&[2, 4], &[3, 1], 0), Some(Code::TensorBounds));
+        assert_eq!(code(&[1], &[1], -1), Some(Code::TensorBounds));
+        assert_eq!(code(&[2], &[-1], 1), Some(Code::TensorBounds));
+        assert_eq!(code(&[-1], &[1], 0), Some(Code::TensorShape));
+        assert_eq!(code(&[1 << 40, 1 << 40], &[0, 0], 0), Some(Code::TensorShape));
+        assert_eq!(code(&[3], &[i64::MAX], 0), Some(Code::TensorBounds));
+        assert_eq!(code(&[0, 1 << 62], &[1, 1], 0), None);
+        assert_eq!(code(&[2], &[1, 1], 0), Some(Code::TensorShape));
+        assert_eq!(code(&[1; 65], &[1; 65], 0), Some(Code::Limit));
+        assert_eq!(code(&[1 << 62], &[0], 5), None);
+    }
+}

@@ -1,0 +1,179 @@
+//! `Buffer`: an array in host memory with DLPack and the buffer protocol.
+//!
+//! **Protocol.** A buffer export holds a reference to the `Buffer` (Python does that by `view.obj`), which holds the array, so
+//! the address stays valid; shape and strides of an export live in a box that the release frees. The bytes are writable: they
+//! are the result's own memory, or the private mapping of a view.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr;
+
+use pyo3::exceptions::PyBufferError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyTuple};
+
+use super::capsule;
+use crate::dtype::DType;
+use crate::sink::Array;
+use crate::sink::dlpack::CPU;
+
+/// A tensor in host memory, owned or a view.
+#[pyclass(frozen, module = "rustload")]
+pub(crate) struct Buffer(pub(super) Array);
+
+/// What one export of the buffer protocol owns.
+struct Export {
+    shape: Box<[ffi::Py_ssize_t]>,
+    strides: Box<[ffi::Py_ssize_t]>,
+}
+
+#[pymethods]
+impl Buffer {
+    #[getter]
+    fn dtype(&self) -> &'static str {
+        self.0.dtype().name()
+    }
+
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.0.shape())
+    }
+
+    #[getter]
+    fn strides<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.0.strides())
+    }
+
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.0.nbytes()
+    }
+
+    #[getter]
+    fn is_view(&self) -> bool {
+        self.0.is_view()
+    }
+
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None, **_extra))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<i64>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+        _extra: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        if stream.is_some_and(|stream| stream != -1) {
+            return Err(PyBufferError::new_err("a buffer in host memory has no streams"));
+        }
+        if dl_device.is_some_and(|device| device != (CPU, 0)) {
+            return Err(PyBufferError::new_err("a buffer in host memory is exported to the CPU only"));
+        }
+        if copy == Some(true) {
+            return Err(PyBufferError::new_err("a buffer is exported as it is; materialize again for a copy"));
+        }
+        capsule::export(py, &self.0, max_version.is_some_and(|(major, _)| major >= 1))
+    }
+
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        (CPU, 0)
+    }
+
+    /// The same memory as a row of bytes.
+    fn as_bytes(&self) -> PyResult<Buffer> {
+        let strided = || PyBufferError::new_err("the buffer is strided: its bytes are no row");
+        self.0.as_bytes().map(Buffer).ok_or_else(strided)
+    }
+
+    /// The elements' bytes in C order.
+    fn tobytes<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyBytes>> {
+        let view = slf.py().import("builtins")?.getattr("memoryview")?.call1((slf,))?;
+        Ok(view.call_method0("tobytes")?.cast_into()?)
+    }
+
+    fn __repr__(&self) -> String {
+        let kind = if self.0.is_view() { "view" } else { "owned" };
+        format!("<rustload.Buffer {} {:?} {kind}>", self.0.dtype(), self.0.shape())
+    }
+
+    /// # Safety
+    /// Called by Python with a `view` to fill.
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let array = &slf.get().0;
+        let wants = |bits: c_int| flags & bits == bits;
+        let contiguous = array.is_contiguous();
+        if !contiguous && !wants(ffi::PyBUF_STRIDES) {
+            return Err(PyBufferError::new_err("the buffer is strided and the consumer wants contiguous bytes"));
+        }
+        if !contiguous && (wants(ffi::PyBUF_C_CONTIGUOUS) || wants(ffi::PyBUF_ANY_CONTIGUOUS)) {
+            return Err(PyBufferError::new_err("the buffer is strided and the consumer wants contiguous bytes"));
+        }
+        if wants(ffi::PyBUF_F_CONTIGUOUS) && array.shape().len() > 1 {
+            return Err(PyBufferError::new_err("the buffer is not Fortran-contiguous"));
+        }
+        let too_large = |_| PyBufferError::new_err("a size does not fit the buffer protocol");
+        let item = array.dtype().itemsize();
+        let numbers = |dims: &[u64], unit: u64| {
+            dims.iter().map(|&n| ffi::Py_ssize_t::try_from(n.saturating_mul(unit))).collect::<Result<Box<[_]>, _>>()
+        };
+        let export = Export {
+            shape: numbers(array.shape(), 1).map_err(too_large)?,
+            strides: numbers(array.strides(), item).map_err(too_large)?,
+        };
+        let export = Box::into_raw(Box::new(export));
+        // SAFETY: just leaked from a box, freed in `__releasebuffer__`.
+        let numbers = unsafe { &mut *export };
+        let filled = ffi::Py_buffer {
+            buf: array.address().as_ptr().cast(),
+            obj: slf.clone().into_any().into_ptr(),
+            len: ffi::Py_ssize_t::try_from(array.nbytes()).unwrap_or(ffi::Py_ssize_t::MAX),
+            itemsize: ffi::Py_ssize_t::try_from(item).unwrap_or(1),
+            readonly: 0,
+            ndim: c_int::try_from(numbers.shape.len()).unwrap_or(0),
+            format: if wants(ffi::PyBUF_FORMAT) { format(array.dtype()).as_ptr().cast_mut() } else { ptr::null_mut() },
+            shape: if wants(ffi::PyBUF_ND) { numbers.shape.as_mut_ptr() } else { ptr::null_mut() },
+            strides: if wants(ffi::PyBUF_STRIDES) { numbers.strides.as_mut_ptr() } else { ptr::null_mut() },
+            suboffsets: ptr::null_mut(),
+            internal: export.cast::<c_void>(),
+        };
+        // SAFETY: Python hands over a `Py_buffer` to be filled.
+        unsafe { view.write(filled) };
+        Ok(())
+    }
+
+    /// # Safety
+    /// Called by Python once for each filled `view`.
+    unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
+        // SAFETY: Python gives back the `Py_buffer` that `__getbuffer__` filled.
+        let export = unsafe { (*view).internal };
+        // SAFETY: the box that `__getbuffer__` leaked for this view.
+        drop(unsafe { Box::from_raw(export.cast::<Export>()) });
+    }
+}
+
+/// The `struct` format of a dtype; dtypes that the protocol does not know appear as the bits they are.
+fn format(dtype: DType) -> &'static CStr {
+    match dtype {
+        DType::Bool => c"?",
+        DType::I8 => c"b",
+        DType::I16 => c"h",
+        DType::I32 => c"i",
+        DType::I64 => c"l",
+        DType::U16 | DType::BF16 => c"H",
+        DType::U32 | DType::C32 => c"I",
+        DType::U64 => c"L",
+        DType::F16 => c"e",
+        DType::F32 => c"f",
+        DType::F64 => c"d",
+        DType::C64 => c"Zf",
+        DType::C128 => c"Zd",
+        DType::U8
+        | DType::F8E4M3Fn
+        | DType::F8E5M2
+        | DType::F8E4M3Fnuz
+        | DType::F8E5M2Fnuz
+        | DType::F8E8M0Fnu
+        | DType::F4E2M1FnX2 => c"B",
+    }
+}

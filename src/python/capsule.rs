@@ -1,0 +1,78 @@
+//! DLPack capsules: the Python side of `sink/dlpack.rs`.
+//!
+//! **Protocol.** A capsule is made with an unused name; a consumer renames it and takes over the structure. The capsule's
+//! destructor frees the structure only if the name is still the unused one.
+
+use std::ffi::CStr;
+use std::ptr::NonNull;
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyCapsule;
+
+use crate::sink::Array;
+use crate::sink::dlpack::{self, Foreign};
+
+const VERSIONED: &CStr = c"dltensor_versioned";
+const USED_VERSIONED: &CStr = c"used_dltensor_versioned";
+const LEGACY: &CStr = c"dltensor";
+const USED_LEGACY: &CStr = c"used_dltensor";
+
+/// A capsule for an array; the form from before DLPack 1.0 unless `versioned`.
+pub(super) fn export<'py>(py: Python<'py>, array: &Array, versioned: bool) -> PyResult<Bound<'py, PyAny>> {
+    let (pointer, name, destructor): (_, _, unsafe extern "C" fn(*mut ffi::PyObject)) = if versioned {
+        (dlpack::export_versioned(array)?.as_ptr().cast(), VERSIONED, drop_versioned)
+    } else {
+        (dlpack::export_legacy(array)?.as_ptr().cast(), LEGACY, drop_legacy)
+    };
+    // SAFETY: the pointer is not null, the name is static, and the destructor matches what was exported.
+    let capsule = unsafe { ffi::PyCapsule_New(pointer, name.as_ptr(), Some(destructor)) };
+    // SAFETY: PyCapsule_New returns a new reference, or null with an exception set.
+    unsafe { Bound::from_owned_ptr_or_err(py, capsule) }
+}
+
+unsafe extern "C" fn drop_versioned(capsule: *mut ffi::PyObject) {
+    if let Some(pointer) = unused(capsule, VERSIONED) {
+        // SAFETY: the name is still the unused one, so the structure is the one that `export` made and nobody took it.
+        unsafe { dlpack::delete_versioned(pointer.cast().as_ptr()) };
+    }
+}
+
+unsafe extern "C" fn drop_legacy(capsule: *mut ffi::PyObject) {
+    if let Some(pointer) = unused(capsule, LEGACY) {
+        // SAFETY: as in `drop_versioned`.
+        unsafe { dlpack::delete_legacy(pointer.cast().as_ptr()) };
+    }
+}
+
+/// The capsule's pointer while it has its unused name.
+fn unused(capsule: *mut ffi::PyObject, name: &CStr) -> Option<NonNull<std::ffi::c_void>> {
+    // SAFETY: called by Python with the capsule that is being freed; the name is static.
+    if unsafe { ffi::PyCapsule_IsValid(capsule, name.as_ptr()) } == 0 {
+        return None;
+    }
+    // SAFETY: valid under this name, as just asked.
+    NonNull::new(unsafe { ffi::PyCapsule_GetPointer(capsule, name.as_ptr()) })
+}
+
+/// Takes over the structure of a foreign capsule.
+pub(super) fn import(capsule: &Bound<'_, PyAny>) -> PyResult<Foreign> {
+    let capsule = capsule.cast::<PyCapsule>().map_err(|_| PyTypeError::new_err("out= gave no DLPack capsule"))?;
+    for (name, used) in [(VERSIONED, USED_VERSIONED), (LEGACY, USED_LEGACY)] {
+        if let Some(pointer) = unused(capsule.as_ptr(), name) {
+            // SAFETY: a live capsule, and a static name; the rename tells its destructor that the structure was taken.
+            if unsafe { ffi::PyCapsule_SetName(capsule.as_ptr(), used.as_ptr()) } != 0 {
+                return Err(PyErr::fetch(capsule.py()));
+            }
+            return Ok(if name == VERSIONED {
+                // SAFETY: by DLPack's contract a capsule of this name holds a valid structure, which is ours from now on.
+                unsafe { Foreign::versioned(pointer.cast()) }
+            } else {
+                // SAFETY: as above.
+                unsafe { Foreign::legacy(pointer.cast()) }
+            });
+        }
+    }
+    Err(PyTypeError::new_err("out= gave a capsule that is no DLPack tensor or was used before"))
+}

@@ -1,0 +1,45 @@
+//! The extension module `rustload._rustload`: shells around the core. They parse arguments, let go of the interpreter, call
+//! the core and wrap what comes back; framework objects are made in Python.
+
+mod buffer;
+mod capsule;
+mod checkpoint;
+mod error;
+mod objects;
+mod run;
+mod tensor;
+
+use pyo3::prelude::*;
+
+/// The compiled core of rustload; use the package `rustload` instead.
+#[pymodule]
+mod _rustload {
+    use super::PyModule;
+    use crate::dtype::DType;
+    use crate::limits::Limits;
+    use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use super::buffer::Buffer;
+    #[pymodule_export]
+    use super::checkpoint::{Checkpoint, open_bytes, open_paths};
+    #[pymodule_export]
+    use super::tensor::{Tensor, parse_dtype};
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        module.add("DEBUG", cfg!(debug_assertions))?;
+        let dtypes: Vec<_> = DType::ALL.iter().map(|dtype| (dtype.name(), dtype.itemsize(), dtype.safetensors())).collect();
+        module.add("DTYPES", dtypes)?;
+        let mut defaults = Limits::default();
+        let limits: Vec<_> =
+            Limits::NAMES.iter().map(|(name, what)| (*name, defaults.by_name(name).copied(), *what)).collect();
+        module.add("LIMITS", limits)?;
+        let codes: Vec<_> = crate::Code::ALL
+            .iter()
+            .map(|code| (code.as_str(), format!("{:?}", code.kind()), code.meaning(), code.next_step()))
+            .collect();
+        module.add("CODES", codes)
+    }
+}

@@ -1,0 +1,316 @@
+//! The object tree as Python objects. Only containers, numbers, texts and rustload's own inert classes are made.
+//!
+//! A loop with a stack of its own: mutable containers are made empty first and filled when their items are there, so cycles
+//! through them come out as cycles; a cycle through tuples and frozen sets alone cannot exist in Python and is an error.
+
+use std::collections::HashMap;
+
+use pyo3::prelude::*;
+use pyo3::types::{PyByteArray, PyBytes, PyComplex, PyDict, PyFrozenSet, PyList, PySet, PyTuple};
+
+use super::tensor::Tensor;
+use crate::checkpoint::Checkpoint;
+use crate::error::{Code, Error};
+use crate::index::{DictKind, Object, Path, Step, Tree};
+use crate::limits::Limits;
+use crate::pickle::{BigInt, Handle, Text};
+use crate::tensor::Tensor as CoreTensor;
+
+/// Every file's tree, in shard order; a file without a tree gives a dict of its tensors.
+pub(super) fn trees<'py>(
+    py: Python<'py>,
+    checkpoint: &Checkpoint,
+    wrap: &Bound<'py, PyAny>,
+) -> PyResult<Vec<Bound<'py, PyAny>>> {
+    let count = checkpoint.trees().count();
+    let mut out = Vec::with_capacity(count);
+    for (shard, (_, tree)) in checkpoint.trees().enumerate() {
+        let names = checkpoint.first_names(shard);
+        match tree {
+            Some(tree) => {
+                let mut export = Export::new(py, tree, checkpoint.limits(), Some((checkpoint, names, wrap)))?;
+                out.push(export.value(tree.root())?);
+            }
+            None => {
+                let mut positions: Vec<usize> = names.into_values().collect();
+                positions.sort_unstable();
+                let dict = PyDict::new(py);
+                for tensor in positions.into_iter().filter_map(|position| checkpoint.tensor_at(position)) {
+                    let name = tensor.name().to_string();
+                    dict.set_item(name, wrap.call1((Tensor(tensor),))?)?;
+                }
+                out.push(dict.into_any());
+            }
+        }
+    }
+    Ok(out)
+}
+
+/// A tensor's path as a tuple of keys and indices.
+pub(super) fn path<'py>(py: Python<'py>, tensor: &CoreTensor) -> PyResult<Bound<'py, PyTuple>> {
+    let Path::Steps(steps) = tensor.path() else { return PyTuple::new(py, [tensor.name().to_string()]) };
+    let checkpoint = tensor.checkpoint();
+    let tree = checkpoint.trees().nth(tensor.shard() as usize).and_then(|(_, tree)| tree.cloned());
+    let Some(tree) = tree else { return PyTuple::new(py, [tensor.name().to_string()]) };
+    let mut export = Export::new(py, &tree, checkpoint.limits(), None)?;
+    let mut out: Vec<Bound<'py, PyAny>> = Vec::new();
+    for step in steps {
+        match step {
+            Step::Key(key) => out.push(export.value(*key)?),
+            Step::Index(index) => out.push(index.into_pyobject(py)?.into_any()),
+            Step::Argument(index) => {
+                out.push("args".into_pyobject(py)?.into_any());
+                out.push(index.into_pyobject(py)?.into_any());
+            }
+        }
+    }
+    PyTuple::new(py, out)
+}
+
+type Tensors<'a, 'py> = (&'a Checkpoint, HashMap<u32, usize>, &'a Bound<'py, PyAny>);
+
+struct Export<'a, 'py> {
+    py: Python<'py>,
+    tree: &'a Tree,
+    limits: &'a Limits,
+    tensors: Option<Tensors<'a, 'py>>,
+    done: HashMap<Handle, Bound<'py, PyAny>>,
+    handles: HashMap<u32, Bound<'py, PyAny>>,
+    opaque: Bound<'py, PyAny>,
+    global: Bound<'py, PyAny>,
+}
+
+/// A container whose items are not all there yet.
+struct Frame<'a, 'py> {
+    handle: Handle,
+    object: Object<'a>,
+    /// The object itself, if it could be made empty.
+    made: Option<Bound<'py, PyAny>>,
+    children: Vec<Handle>,
+    next: usize,
+}
+
+impl<'a, 'py> Export<'a, 'py> {
+    fn new(
+        py: Python<'py>,
+        tree: &'a Tree,
+        limits: &'a Limits,
+        tensors: Option<Tensors<'a, 'py>>,
+    ) -> PyResult<Export<'a, 'py>> {
+        let inert = py.import("rustload._inert")?;
+        let (opaque, global) = (inert.getattr("Opaque")?, inert.getattr("Global")?);
+        Ok(Export { py, tree, limits, tensors, done: HashMap::new(), handles: HashMap::new(), opaque, global })
+    }
+
+    fn value(&mut self, root: Handle) -> PyResult<Bound<'py, PyAny>> {
+        let mut open: Vec<Frame<'a, 'py>> = Vec::new();
+        if let Some(frame) = self.enter(root)? {
+            open.push(frame);
+        }
+        while let Some(frame) = open.last_mut() {
+            if let Some(&child) = frame.children.get(frame.next) {
+                frame.next += 1;
+                if self.done.contains_key(&child) {
+                    continue;
+                }
+                if open.iter().any(|frame| frame.handle == child) {
+                    return Err(Error::new(Code::CyclicValue, "a tuple or frozen set contains itself").into());
+                }
+                if let Some(frame) = self.enter(child)? {
+                    Limits::check("depth", self.limits.depth, open.len() as u64 + 1)?;
+                    open.push(frame);
+                }
+            } else if let Some(frame) = open.pop() {
+                self.leave(frame)?;
+            }
+        }
+        self.get(root)
+    }
+
+    fn get(&self, handle: Handle) -> PyResult<Bound<'py, PyAny>> {
+        let found = self.done.get(&handle).cloned();
+        found.ok_or_else(|| Error::new(Code::InternalError, "a value was not exported").into())
+    }
+
+    /// Makes a value that has no items, or the frame of one that has.
+    fn enter(&mut self, handle: Handle) -> PyResult<Option<Frame<'a, 'py>>> {
+        let py = self.py;
+        Limits::check("export_nodes", self.limits.export_nodes, self.done.len() as u64 + 1)?;
+        let tree: &'a Tree = self.tree;
+        let object = tree.get(handle)?;
+        let mut children: Vec<Handle> = Vec::new();
+        let made = match &object {
+            Object::List(items) => {
+                children.extend_from_slice(items);
+                Some(PyList::empty(py).into_any())
+            }
+            Object::Tuple(items) => {
+                children.extend_from_slice(items);
+                None
+            }
+            Object::Set(items) => {
+                children.extend_from_slice(items);
+                Some(PySet::empty(py)?.into_any())
+            }
+            Object::FrozenSet(items) => {
+                children.extend_from_slice(items);
+                None
+            }
+            Object::Deque(items, maxlen) => {
+                children.extend_from_slice(items);
+                let maxlen = maxlen.filter(|&maxlen| maxlen >= 0);
+                Some(py.import("collections")?.getattr("deque")?.call1(((), maxlen))?)
+            }
+            Object::Dict { kind, entries, states } => {
+                children.extend(entries.iter().flat_map(|&(key, value)| [key, value]));
+                children.extend_from_slice(states);
+                Some(self.empty_dict(*kind)?)
+            }
+            Object::Opaque { class, call } => {
+                children.push(call.args);
+                children.extend(call.kwargs);
+                children.extend_from_slice(call.states);
+                children.extend(call.items.iter().flat_map(|&(key, value)| [key, value]));
+                children.extend_from_slice(call.appended);
+                Some(self.opaque.call1((class,))?)
+            }
+            plain => {
+                let made = self.plain(plain)?;
+                self.done.insert(handle, made);
+                return Ok(None);
+            }
+        };
+        if let Some(made) = &made {
+            self.done.insert(handle, made.clone());
+        }
+        Ok(Some(Frame { handle, object, made, children, next: 0 }))
+    }
+
+    fn empty_dict(&self, kind: DictKind) -> PyResult<Bound<'py, PyAny>> {
+        let name = match kind {
+            DictKind::Dict => return Ok(PyDict::new(self.py).into_any()),
+            DictKind::OrderedDict => "OrderedDict",
+            DictKind::DefaultDict => "defaultdict",
+            DictKind::Counter => "Counter",
+        };
+        self.py.import("collections")?.getattr(name)?.call0()
+    }
+
+    /// Fills a container whose items are all there.
+    fn leave(&mut self, frame: Frame<'a, 'py>) -> PyResult<()> {
+        let py = self.py;
+        match (&frame.object, &frame.made) {
+            (Object::List(items), Some(made)) => {
+                let list = made.cast::<PyList>()?;
+                for &item in *items {
+                    list.append(self.get(item)?)?;
+                }
+            }
+            (Object::Set(items), Some(made)) => {
+                let set = made.cast::<PySet>()?;
+                for &item in items {
+                    set.add(self.get(item)?)?;
+                }
+            }
+            (Object::Deque(items, _), Some(made)) => {
+                for &item in items {
+                    made.call_method1("append", (self.get(item)?,))?;
+                }
+            }
+            (Object::Dict { entries, states, .. }, Some(made)) => {
+                for &(key, value) in entries {
+                    made.set_item(self.get(key)?, self.get(value)?)?;
+                }
+                for &state in *states {
+                    self.set_metadata(made, state)?;
+                }
+            }
+            (Object::Opaque { call, .. }, Some(made)) => {
+                made.setattr("args", self.get(call.args)?)?;
+                if let Some(kwargs) = call.kwargs {
+                    made.setattr("kwargs", self.get(kwargs)?)?;
+                }
+                if let Some(&state) = call.states.last() {
+                    made.setattr("state", self.get(state)?)?;
+                }
+                let items = PyList::empty(py);
+                for &(key, value) in call.items {
+                    items.append((self.get(key)?, self.get(value)?))?;
+                }
+                made.setattr("items", items)?;
+                let appended = PyList::empty(py);
+                for &item in call.appended {
+                    appended.append(self.get(item)?)?;
+                }
+                made.setattr("appended", appended)?;
+            }
+            (Object::FrozenSet(items), _) => {
+                let items = items.iter().map(|&item| self.get(item)).collect::<PyResult<Vec<_>>>()?;
+                self.done.insert(frame.handle, PyFrozenSet::new(py, items)?.into_any());
+            }
+            (Object::Tuple(items), _) => {
+                let items = items.iter().map(|&item| self.get(item)).collect::<PyResult<Vec<_>>>()?;
+                self.done.insert(frame.handle, PyTuple::new(py, items)?.into_any());
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// `_metadata` is the one attribute that state dicts carry (torch/nn/modules/module.py: `state_dict`); others are not set.
+    fn set_metadata(&self, made: &Bound<'py, PyAny>, state: Handle) -> PyResult<()> {
+        let state = self.get(state)?;
+        if let Ok(state) = state.cast::<PyDict>()
+            && let Some(metadata) = state.get_item("_metadata")?
+        {
+            made.setattr("_metadata", metadata)?;
+        }
+        Ok(())
+    }
+
+    fn plain(&mut self, object: &Object<'a>) -> PyResult<Bound<'py, PyAny>> {
+        let py = self.py;
+        Ok(match object {
+            Object::Bool(value) => value.into_pyobject(py)?.to_owned().into_any(),
+            Object::Int(value) => value.into_pyobject(py)?.into_any(),
+            Object::BigInt(value) => self.integer(value)?,
+            Object::Float(value) => value.into_pyobject(py)?.into_any(),
+            Object::Complex(re, im) => PyComplex::from_doubles(py, *re, *im).into_any(),
+            Object::Str(text) => self.text(text)?,
+            Object::Bytes(bytes) => PyBytes::new(py, bytes).into_any(),
+            Object::ByteArray(bytes) => PyByteArray::new(py, bytes).into_any(),
+            Object::Global { module, name } => self.global.call1((*module, *name))?,
+            Object::Tensor(tensor) => self.tensor(*tensor)?,
+            _ => py.None().into_bound(py),
+        })
+    }
+
+    fn tensor(&mut self, tensor: u32) -> PyResult<Bound<'py, PyAny>> {
+        let py = self.py;
+        if let Some(made) = self.handles.get(&tensor) {
+            return Ok(made.clone());
+        }
+        let Some((checkpoint, names, wrap)) = &self.tensors else { return Ok(py.None().into_bound(py)) };
+        let Some(handle) = names.get(&tensor).and_then(|&position| checkpoint.tensor_at(position)) else {
+            return Ok(py.None().into_bound(py));
+        };
+        let made = wrap.call1((Tensor(handle),))?;
+        self.handles.insert(tensor, made.clone());
+        Ok(made)
+    }
+
+    fn integer(&self, value: &BigInt<'_>) -> PyResult<Bound<'py, PyAny>> {
+        let int = self.py.import("builtins")?.getattr("int")?;
+        let signed = PyDict::new(self.py);
+        signed.set_item("signed", true)?;
+        int.getattr("from_bytes")?.call((PyBytes::new(self.py, value.as_le_bytes()), "little"), Some(&signed))
+    }
+
+    /// Text; lone surrogates come out as Python's unpickler gives them.
+    fn text(&self, text: &Text<'_>) -> PyResult<Bound<'py, PyAny>> {
+        match text.as_str() {
+            Some(text) => Ok(text.into_pyobject(self.py)?.into_any()),
+            None => PyBytes::new(self.py, text.as_bytes()).call_method1("decode", ("utf-8", "surrogatepass")),
+        }
+    }
+}

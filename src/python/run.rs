@@ -1,0 +1,72 @@
+//! Runs core work without holding the interpreter: panics become an error, and Ctrl-C stops long work.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use pyo3::prelude::*;
+
+use crate::error::{Code, Error, Result};
+use crate::parallel::Cancel;
+
+/// Work on more bytes than this watches for Ctrl-C.
+const LONG: u64 = 32 << 20;
+
+/// How often long work lets Python look at its signals.
+const TICK: Duration = Duration::from_millis(50);
+
+/// Runs `work` without the interpreter.
+pub(super) fn detached<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T> + Send) -> PyResult<T> {
+    Ok(py.detach(|| guarded(work))?)
+}
+
+/// Runs `work` on `nbytes` without the interpreter; a signal whose handler raises makes it stop, and is raised.
+pub(super) fn interruptible<T: Send>(
+    py: Python<'_>,
+    nbytes: u64,
+    cancel: &Cancel,
+    work: impl FnOnce() -> Result<T> + Send,
+) -> PyResult<T> {
+    if nbytes < LONG {
+        return detached(py, work);
+    }
+    let mut signal: Option<PyErr> = None;
+    let result = py.detach(|| {
+        thread::scope(|scope| {
+            let (done, wait) = mpsc::channel();
+            scope.spawn(move || {
+                // The receiver lives until the scope ends.
+                let _ = done.send(guarded(work));
+            });
+            loop {
+                match wait.recv_timeout(TICK) {
+                    Ok(result) => return result,
+                    Err(mpsc::RecvTimeoutError::Disconnected) => return Err(bug("a worker vanished")),
+                    Err(mpsc::RecvTimeoutError::Timeout) if signal.is_none() => {
+                        if let Err(error) = Python::attach(|py| py.check_signals()) {
+                            cancel.cancel();
+                            signal = Some(error);
+                        }
+                    }
+                    Err(mpsc::RecvTimeoutError::Timeout) => {}
+                }
+            }
+        })
+    });
+    match signal {
+        Some(error) => Err(error),
+        None => Ok(result?),
+    }
+}
+
+fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+        Err(bug(text.unwrap_or("a panic")))
+    })
+}
+
+fn bug(text: &str) -> Error {
+    Error::new(Code::InternalError, format!("internal error: {text}"))
+}

@@ -1,0 +1,187 @@
+//! `Tensor`: the shell around a lazy tensor.
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyEllipsis, PySlice, PyTuple};
+
+use super::buffer::Buffer;
+use super::{capsule, objects, run};
+use crate::dtype::DType;
+use crate::kernel::Overflow;
+use crate::layout::Index;
+use crate::parallel::Cancel;
+use crate::tensor::{Order, Request, Tensor as Core};
+
+/// A handle on a tensor of a checkpoint, or on a part of one.
+#[pyclass(frozen, module = "rustload._rustload")]
+pub(crate) struct Tensor(pub(super) Core);
+
+/// The dtype's own name, from torch's, safetensors' or NumPy's words.
+#[pyfunction]
+pub(crate) fn parse_dtype(name: &str) -> PyResult<&'static str> {
+    Ok(DType::parse(name)?.name())
+}
+
+/// How `materialize` wants its result.
+#[derive(FromPyObject)]
+pub(crate) struct Wanted {
+    dtype: Option<String>,
+    /// False, true, or a permutation.
+    transpose: Option<Transpose>,
+    copy: Option<bool>,
+    allow_lossy: bool,
+    overflow: String,
+    threads: Option<usize>,
+}
+
+#[derive(FromPyObject)]
+enum Transpose {
+    Flag(bool),
+    Dims(Vec<i64>),
+}
+
+impl Wanted {
+    fn request(self) -> PyResult<Request> {
+        Ok(Request {
+            dtype: self.dtype.as_deref().map(DType::parse).transpose()?,
+            order: match self.transpose {
+                None | Some(Transpose::Flag(false)) => Order::Same,
+                Some(Transpose::Flag(true)) => Order::Transpose,
+                Some(Transpose::Dims(dims)) => Order::Permute(dims),
+            },
+            copy: self.copy,
+            allow_lossy: self.allow_lossy,
+            overflow: if self.overflow == "saturate" { Overflow::Saturate } else { Overflow::Nan },
+            threads: self.threads,
+            cancel: Cancel::new(),
+        })
+    }
+}
+
+#[pymethods]
+impl Tensor {
+    #[getter]
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    #[getter]
+    fn path<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        objects::path(py, &self.0)
+    }
+
+    #[getter]
+    fn dtype(&self) -> &'static str {
+        self.0.dtype().name()
+    }
+
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.0.layout().shape)
+    }
+
+    #[getter]
+    fn strides<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.0.layout().strides)
+    }
+
+    #[getter]
+    fn offset(&self) -> u64 {
+        self.0.layout().offset
+    }
+
+    #[getter]
+    fn size(&self) -> u64 {
+        self.0.layout().numel()
+    }
+
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.0.nbytes()
+    }
+
+    #[getter]
+    fn is_contiguous(&self) -> bool {
+        self.0.layout().is_contiguous()
+    }
+
+    #[getter]
+    fn is_parameter(&self) -> bool {
+        self.0.is_parameter()
+    }
+
+    #[getter]
+    fn requires_grad(&self) -> bool {
+        self.0.requires_grad()
+    }
+
+    #[getter]
+    fn storage(&self) -> (u32, u32) {
+        self.0.storage()
+    }
+
+    fn index(&self, key: &Bound<'_, PyAny>) -> PyResult<Tensor> {
+        let items = match key.cast::<PyTuple>() {
+            Ok(items) => items.iter().map(|item| index_item(&item)).collect::<PyResult<Vec<_>>>()?,
+            Err(_) => vec![index_item(key)?],
+        };
+        Ok(Tensor(self.0.index(&items)?))
+    }
+
+    fn permute(&self, dims: Vec<i64>) -> PyResult<Tensor> {
+        Ok(Tensor(self.0.permute(&dims)?))
+    }
+
+    fn reversed(&self) -> Tensor {
+        Tensor(self.0.reversed())
+    }
+
+    fn materialize(&self, py: Python<'_>, wanted: Wanted) -> PyResult<Buffer> {
+        let request = wanted.request()?;
+        let array = run::interruptible(py, self.0.nbytes(), &request.cancel, || self.0.materialize(&request))?;
+        Ok(Buffer(array))
+    }
+
+    fn materialize_into(&self, py: Python<'_>, wanted: Wanted, out: &Bound<'_, PyAny>) -> PyResult<()> {
+        let request = wanted.request()?;
+        let mut foreign = capsule::import(out)?;
+        run::interruptible(py, self.0.nbytes(), &request.cancel, || {
+            self.0.materialize_into(&request, foreign.bytes_mut()?)
+        })
+    }
+
+    fn result_shape<'py>(&self, py: Python<'py>, wanted: Wanted) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.0.ordered(&wanted.request()?.order)?.shape)
+    }
+
+    fn storage_view(&self, py: Python<'_>) -> PyResult<Buffer> {
+        Ok(Buffer(run::detached(py, || self.0.storage_view())?))
+    }
+}
+
+fn index_item(item: &Bound<'_, PyAny>) -> PyResult<Index> {
+    if item.is_none() {
+        return Ok(Index::NewAxis);
+    }
+    if item.is_instance_of::<PyEllipsis>() {
+        return Ok(Index::Ellipsis);
+    }
+    if let Ok(slice) = item.cast::<PySlice>() {
+        let bound = |name: &str| -> PyResult<Option<i64>> {
+            let bound = slice.getattr(name)?;
+            if bound.is_none() { Ok(None) } else { Ok(Some(integer(&bound)?)) }
+        };
+        return Ok(Index::Range { start: bound("start")?, stop: bound("stop")?, step: bound("step")? });
+    }
+    Ok(Index::At(integer(item)?))
+}
+
+/// An integer or what has `__index__`; a bool would mean a mask in NumPy, so it is refused.
+fn integer(item: &Bound<'_, PyAny>) -> PyResult<i64> {
+    let wrong = || PyTypeError::new_err("an index is an int, a slice, ..., or None; masks and lists are not read lazily");
+    if item.is_instance_of::<pyo3::types::PyBool>() {
+        return Err(wrong());
+    }
+    let index = item.call_method0("__index__").map_err(|_| wrong())?;
+    index.extract()
+}

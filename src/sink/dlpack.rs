@@ -1,0 +1,330 @@
+//! DLPack structures (header 1.3): how an array is handed to torch, NumPy, JAX and others, and how a foreign one is written to.
+//!
+//! **Protocol.** An exported tensor is a box that owns a clone of the array; the consumer calls the deleter once, from any
+//! thread, with or without the interpreter, even after it has ended: the deleter only drops the box. A foreign tensor is
+//! borrowed between [`Foreign::from_raw`] and its drop, which calls the producer's deleter.
+
+use std::ffi::c_void;
+use std::ptr::{self, NonNull};
+
+use super::Array;
+use crate::dtype::DType;
+use crate::error::{Code, Error, Result};
+use crate::layout::contiguous_strides;
+
+/// `kDLCPU`.
+pub const CPU: i32 = 1;
+
+/// `DLDevice`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Device {
+    /// `DLDeviceType`.
+    pub kind: i32,
+    /// The ordinal.
+    pub id: i32,
+}
+
+/// `DLDataType`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct DataType {
+    /// `DLDataTypeCode`.
+    pub code: u8,
+    /// Bits of one lane.
+    pub bits: u8,
+    /// Lanes of one element.
+    pub lanes: u16,
+}
+
+/// `DLTensor`.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Tensor {
+    data: *mut c_void,
+    device: Device,
+    ndim: i32,
+    dtype: DataType,
+    shape: *mut i64,
+    strides: *mut i64,
+    byte_offset: u64,
+}
+
+/// `DLManagedTensor`, the form from before version 1.
+#[repr(C)]
+pub struct Managed {
+    tensor: Tensor,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Managed)>,
+}
+
+/// `DLManagedTensorVersioned`.
+#[repr(C)]
+pub struct Versioned {
+    major: u32,
+    minor: u32,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Versioned)>,
+    flags: u64,
+    tensor: Tensor,
+}
+
+/// `DLPACK_FLAG_BITMASK_READ_ONLY`.
+const READ_ONLY: u64 = 1;
+/// `DLPACK_FLAG_BITMASK_IS_COPIED`.
+const IS_COPIED: u64 = 2;
+
+/// What an exported tensor owns: the array and the numbers that the structure points to.
+struct Context {
+    _array: Array,
+    shape: Box<[i64]>,
+    strides: Box<[i64]>,
+}
+
+/// The DLPack type of a dtype.
+pub fn data_type(dtype: DType) -> DataType {
+    let plain = |code, bits| DataType { code, bits, lanes: 1 };
+    match dtype {
+        DType::I8 => plain(0, 8),
+        DType::I16 => plain(0, 16),
+        DType::I32 => plain(0, 32),
+        DType::I64 => plain(0, 64),
+        DType::U8 => plain(1, 8),
+        DType::U16 => plain(1, 16),
+        DType::U32 => plain(1, 32),
+        DType::U64 => plain(1, 64),
+        DType::F16 => plain(2, 16),
+        DType::F32 => plain(2, 32),
+        DType::F64 => plain(2, 64),
+        DType::BF16 => plain(4, 16),
+        DType::C32 => plain(5, 32),
+        DType::C64 => plain(5, 64),
+        DType::C128 => plain(5, 128),
+        DType::Bool => plain(6, 8),
+        DType::F8E4M3Fn => plain(10, 8),
+        DType::F8E4M3Fnuz => plain(11, 8),
+        DType::F8E5M2 => plain(12, 8),
+        DType::F8E5M2Fnuz => plain(13, 8),
+        DType::F8E8M0Fnu => plain(14, 8),
+        DType::F4E2M1FnX2 => DataType { code: 17, bits: 4, lanes: 2 },
+    }
+}
+
+/// Shape and strides as the structure wants them; strides of dimensions of size 0 and 1 are the contiguous ones.
+fn context(array: &Array) -> Result<Context> {
+    let too_large = |_| Error::new(Code::Buffer, "a size does not fit DLPack's 63 bits");
+    let numbers = |dims: &[u64]| dims.iter().map(|&n| i64::try_from(n)).collect::<Result<Box<[i64]>, _>>();
+    let plain = contiguous_strides(array.shape()).unwrap_or_default();
+    let empty = array.shape().contains(&0);
+    let strides: Vec<u64> = (array.shape().iter().zip(array.strides()).zip(&plain))
+        .map(|((&size, &stride), &plain)| if empty || size == 1 { plain } else { stride })
+        .collect();
+    let (shape, strides) = (numbers(array.shape()), numbers(&strides));
+    Ok(Context {
+        _array: array.clone(),
+        shape: shape.map_err(too_large)?,
+        strides: strides.map_err(too_large)?,
+    })
+}
+
+fn tensor(array: &Array, context: &mut Context) -> Result<Tensor> {
+    let ndim = i32::try_from(context.shape.len()).map_err(|_| Error::new(Code::Buffer, "too many dimensions"))?;
+    Ok(Tensor {
+        data: if array.nbytes() == 0 { ptr::null_mut() } else { array.address().as_ptr().cast() },
+        device: Device { kind: CPU, id: 0 },
+        ndim,
+        dtype: data_type(array.dtype()),
+        shape: context.shape.as_mut_ptr(),
+        strides: context.strides.as_mut_ptr(),
+        byte_offset: 0,
+    })
+}
+
+/// The array as a `DLManagedTensorVersioned` of version 1.1, to be freed by [`delete_versioned`] or its own deleter.
+pub fn export_versioned(array: &Array) -> Result<NonNull<Versioned>> {
+    let mut context = Box::new(context(array)?);
+    let tensor = tensor(array, &mut context)?;
+    let managed = Box::new(Versioned {
+        major: 1,
+        minor: 1,
+        context: Box::into_raw(context).cast(),
+        deleter: Some(delete_versioned),
+        flags: if array.is_view() { 0 } else { IS_COPIED },
+        tensor,
+    });
+    Ok(NonNull::from(Box::leak(managed)))
+}
+
+/// The array as a `DLManagedTensor`, to be freed by [`delete_legacy`] or its own deleter.
+pub fn export_legacy(array: &Array) -> Result<NonNull<Managed>> {
+    let mut context = Box::new(context(array)?);
+    let tensor = tensor(array, &mut context)?;
+    let context = Box::into_raw(context).cast();
+    let managed = Box::new(Managed { tensor, context, deleter: Some(delete_legacy) });
+    Ok(NonNull::from(Box::leak(managed)))
+}
+
+/// Frees what [`export_versioned`] made.
+///
+/// # Safety
+/// `managed` comes from [`export_versioned`] and is not used afterwards.
+pub unsafe extern "C" fn delete_versioned(managed: *mut Versioned) {
+    if !managed.is_null() {
+        // SAFETY: the caller promises that this is the box leaked by `export_versioned`, deleted once.
+        let managed = unsafe { Box::from_raw(managed) };
+        // SAFETY: the context is the box that `export_versioned` put there.
+        drop(unsafe { Box::from_raw(managed.context.cast::<Context>()) });
+    }
+}
+
+/// Frees what [`export_legacy`] made.
+///
+/// # Safety
+/// `managed` comes from [`export_legacy`] and is not used afterwards.
+pub unsafe extern "C" fn delete_legacy(managed: *mut Managed) {
+    if !managed.is_null() {
+        // SAFETY: the caller promises that this is the box leaked by `export_legacy`, deleted once.
+        let managed = unsafe { Box::from_raw(managed) };
+        // SAFETY: the context is the box that `export_legacy` put there.
+        drop(unsafe { Box::from_raw(managed.context.cast::<Context>()) });
+    }
+}
+
+/// A tensor that somebody else exported, to be written to.
+pub struct Foreign(Owned);
+
+enum Owned {
+    Versioned(NonNull<Versioned>),
+    Legacy(NonNull<Managed>),
+}
+
+// SAFETY: the structure is owned by this value alone, and the DLPack specification lets any thread call its deleter.
+unsafe impl Send for Foreign {}
+
+impl Foreign {
+    /// Takes over a versioned structure.
+    ///
+    /// # Safety
+    /// `managed` is a valid `DLManagedTensorVersioned` that nobody else will free.
+    pub unsafe fn versioned(managed: NonNull<Versioned>) -> Foreign {
+        Foreign(Owned::Versioned(managed))
+    }
+
+    /// Takes over a structure from before version 1.
+    ///
+    /// # Safety
+    /// `managed` is a valid `DLManagedTensor` that nobody else will free.
+    pub unsafe fn legacy(managed: NonNull<Managed>) -> Foreign {
+        Foreign(Owned::Legacy(managed))
+    }
+
+    /// The bytes of a one-dimensional, contiguous, writable tensor of `uint8` in host memory.
+    pub fn bytes_mut(&mut self) -> Result<&mut [u8]> {
+        let wrong = |what: &str| Error::new(Code::Value, format!("out= cannot be written to: {what}"));
+        let (tensor, flags) = match &self.0 {
+            Owned::Versioned(managed) => {
+                // SAFETY: valid as promised to `versioned`; major and flags lie before the part that a version may change.
+                let (major, flags) = unsafe { (*managed.as_ptr()).header() };
+                if major != 1 {
+                    return Err(wrong("its DLPack version is unknown"));
+                }
+                // SAFETY: valid as promised, and of a major version whose layout is known.
+                (unsafe { &(*managed.as_ptr()).tensor }, flags)
+            }
+            // SAFETY: valid as promised to `legacy`.
+            Owned::Legacy(managed) => (unsafe { &(*managed.as_ptr()).tensor }, 0),
+        };
+        if flags & READ_ONLY != 0 {
+            return Err(wrong("it is read-only"));
+        }
+        if tensor.device.kind != CPU {
+            return Err(wrong("it is not in host memory"));
+        }
+        if tensor.dtype != data_type(DType::U8) || tensor.ndim != 1 {
+            return Err(wrong("it is no row of bytes"));
+        }
+        // SAFETY: with ndim 1, shape points to one number.
+        let len = usize::try_from(unsafe { *tensor.shape }).map_err(|_| wrong("its size is negative"))?;
+        // SAFETY: with ndim 1, strides is null (contiguous) or points to one number.
+        let stride = unsafe { tensor.strides.as_ref() }.copied().unwrap_or(1);
+        if len > 1 && stride != 1 {
+            return Err(wrong("it is not contiguous"));
+        }
+        if len == 0 {
+            return Ok(&mut []);
+        }
+        let offset = usize::try_from(tensor.byte_offset).map_err(|_| wrong("its offset is too large"))?;
+        // SAFETY: data plus byte_offset is the first element, inside the producer's allocation.
+        let start = unsafe { tensor.data.cast::<u8>().add(offset) };
+        // SAFETY: `len` bytes from `start` belong to the tensor; the caller of `out=` hands them over for the time of the
+        // call, as with `out=` in NumPy, and `&mut self` keeps rustload's own access unique.
+        Ok(unsafe { std::slice::from_raw_parts_mut(start, len) })
+    }
+}
+
+impl Versioned {
+    fn header(&self) -> (u32, u64) {
+        (self.major, self.flags)
+    }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        match self.0 {
+            Owned::Versioned(managed) => {
+                // SAFETY: valid and owned by this value.
+                if let Some(deleter) = unsafe { (*managed.as_ptr()).deleter } {
+                    // SAFETY: the producer's deleter, called once.
+                    unsafe { deleter(managed.as_ptr()) };
+                }
+            }
+            Owned::Legacy(managed) => {
+                // SAFETY: valid and owned by this value.
+                if let Some(deleter) = unsafe { (*managed.as_ptr()).deleter } {
+                    // SAFETY: the producer's deleter, called once.
+                    unsafe { deleter(managed.as_ptr()) };
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sink::HostBuffer;
+
+    fn bytes(n: u64) -> Array {
+        let mut memory = HostBuffer::new(n).unwrap();
+        memory.bytes_mut().fill(7);
+        Array::owned(memory, DType::U8, [n][..].into())
+    }
+
+    #[test]
+    fn an_exported_row_of_bytes_can_be_written_as_a_foreign_one() {
+        let array = bytes(5);
+        // SAFETY: a fresh export, owned by the `Foreign` alone.
+        let mut one = unsafe { Foreign::versioned(export_versioned(&array).unwrap()) };
+        // SAFETY: as above.
+        let mut two = unsafe { Foreign::legacy(export_legacy(&array).unwrap()) };
+        one.bytes_mut().unwrap()[0] = 9;
+        assert_eq!(two.bytes_mut().unwrap(), [9, 7, 7, 7, 7]);
+    }
+
+    #[test]
+    fn only_rows_of_bytes_are_written_to() {
+        let array = Array::owned(HostBuffer::new(8).unwrap(), DType::F32, [2][..].into());
+        // SAFETY: a fresh export, owned by the `Foreign` alone.
+        let mut foreign = unsafe { Foreign::versioned(export_versioned(&array).unwrap()) };
+        assert_eq!(foreign.bytes_mut().unwrap_err().code(), Code::Value);
+    }
+
+    #[test]
+    fn an_empty_tensor_has_no_address() {
+        let exported = export_versioned(&bytes(0)).unwrap();
+        // SAFETY: just made.
+        assert!(unsafe { exported.as_ref() }.tensor.data.is_null());
+        // SAFETY: made above, freed once.
+        unsafe { delete_versioned(exported.as_ptr()) };
+    }
+}

@@ -1,0 +1,307 @@
+//! From a layout to blocks: boxes of elements that are read with few reads into a bounded scratch.
+//!
+//! The destination is C-contiguous. It is cut into [`pieces`] of whole bytes ranges, so that threads write apart; inside a
+//! piece the source decides the order: its axes are taken by falling stride, and a [`Blocks`] grid covers the piece so that
+//! one block's bytes fit the scratch. Neighbouring runs are read as one where the gap between them is small.
+
+use smallvec::SmallVec;
+
+use crate::kernel::Axis;
+use crate::layout::Layout;
+
+/// Gaps up to this many bytes are read along rather than skipped: a page is read by the system anyway.
+const GAP: u64 = 4096;
+
+/// Source rows that a transposing block takes at least: a full cache line of 2-byte results.
+const ROWS: u64 = 32;
+
+/// One dimension in source elements, with its stride on both sides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Dim {
+    pub(super) size: u64,
+    pub(super) src: u64,
+    pub(super) dst: u64,
+}
+
+/// A short list of dimensions.
+pub(super) type DimVec = SmallVec<[Dim; 4]>;
+
+/// A box of elements whose destination is one contiguous range.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    /// The dimensions in destination order, the last one contiguous there.
+    pub(super) dims: DimVec,
+    /// The first source element.
+    pub(super) src: u64,
+    /// The number of elements.
+    pub(super) numel: u64,
+}
+
+/// The layout's dimensions with those of size 1 dropped and neighbours merged that are one walk in the source.
+fn merged(layout: &Layout) -> DimVec {
+    let mut dims = DimVec::new();
+    for (&size, &src) in layout.shape.iter().zip(&layout.strides) {
+        if size == 1 {
+            continue;
+        }
+        match dims.last_mut() {
+            Some(last) if src.checked_mul(size) == Some(last.src) => {
+                last.size = last.size.saturating_mul(size);
+                last.src = src;
+            }
+            _ => dims.push(Dim { size, src, dst: 0 }),
+        }
+    }
+    let mut step = 1_u64;
+    for dim in dims.iter_mut().rev() {
+        dim.dst = step;
+        step = step.saturating_mul(dim.size);
+    }
+    dims
+}
+
+/// Cuts the destination into about `count` contiguous pieces, in order, that together are the whole.
+pub(super) fn pieces(layout: &Layout, count: u64) -> Vec<Piece> {
+    let dims = merged(layout);
+    let numel = layout.numel();
+    let mut out = Vec::new();
+    if numel == 0 {
+        return out;
+    }
+    // The dimensions before `cut` are walked one index at a time, `cut` in steps, the ones after it are whole.
+    let mut before = 1_u64;
+    let mut cut = 0;
+    while cut + 1 < dims.len() && before.saturating_mul(dims[cut].size) < count {
+        before = before.saturating_mul(dims[cut].size);
+        cut += 1;
+    }
+    let Some(&split) = dims.get(cut) else {
+        out.push(Piece { dims, src: layout.offset, numel });
+        return out;
+    };
+    let step = split.size.div_ceil(count.div_ceil(before).max(1)).max(1);
+    let mut outer: SmallVec<[u64; 4]> = SmallVec::from_elem(0, cut);
+    loop {
+        let base = outer.iter().zip(&dims).fold(layout.offset, |at, (&index, dim)| at + index * dim.src);
+        let mut first = 0;
+        while first < split.size {
+            let size = step.min(split.size - first);
+            let mut inner: DimVec = dims[cut..].into();
+            inner[0].size = size;
+            out.push(Piece { dims: inner, src: base + first * split.src, numel: size * split.dst });
+            first += size;
+        }
+        if !advance(&mut outer, dims.iter().map(|dim| (dim.size, 1))) {
+            return out;
+        }
+    }
+}
+
+/// Steps a mixed-radix counter, last digit first; false once it has come round.
+fn advance(digits: &mut [u64], sizes: impl DoubleEndedIterator<Item = (u64, u64)> + ExactSizeIterator) -> bool {
+    let skip = sizes.len() - digits.len();
+    for (digit, (size, step)) in digits.iter_mut().rev().zip(sizes.rev().skip(skip)) {
+        *digit += step;
+        if *digit < size {
+            return true;
+        }
+        *digit = 0;
+    }
+    false
+}
+
+/// A grid of blocks over a piece.
+#[derive(Clone, Debug)]
+pub(super) struct Blocks {
+    /// The piece's dimensions by falling source stride.
+    dims: DimVec,
+    /// Elements of each dimension in one block.
+    chunk: SmallVec<[u64; 4]>,
+    src: u64,
+    itemsize: u64,
+}
+
+/// One box to be read and put in place.
+#[derive(Clone, Debug)]
+pub(super) struct Block {
+    /// Where it starts in the source, in elements.
+    pub(super) src: u64,
+    /// Where it starts in the piece's destination, in elements.
+    pub(super) dst: u64,
+    /// Elements of one read.
+    pub(super) run: u64,
+    /// Dimensions that step from read to read: `src` in source elements, `dst` in scratch elements.
+    pub(super) reads: DimVec,
+    /// The strided copy from the scratch to the destination.
+    pub(super) axes: SmallVec<[Axis; 4]>,
+    /// Elements in the scratch.
+    pub(super) scratch: u64,
+}
+
+impl Block {
+    /// Whether the block is one run that lies in the destination as in the source.
+    pub(super) fn is_plain(&self) -> bool {
+        match &self.axes[..] {
+            [] => true,
+            [axis] => self.reads.is_empty() && axis.src_stride == 1 && axis.dst_stride == 1,
+            _ => false,
+        }
+    }
+}
+
+impl Blocks {
+    /// Chooses blocks whose scratch is at most `window` bytes (one element at least).
+    pub(super) fn new(piece: &Piece, itemsize: u64, window: u64) -> Blocks {
+        let mut dims = piece.dims.clone();
+        dims.sort_by_key(|dim| std::cmp::Reverse(dim.src));
+        let mut blocks =
+            Blocks { chunk: SmallVec::from_elem(1, dims.len()), dims, src: piece.src, itemsize };
+        let fits = |blocks: &Blocks| blocks.block(&blocks.chunk).scratch.saturating_mul(itemsize) <= window;
+        // A transposing block wants some rows of the source before long ones: the destination is contiguous along them.
+        if let Some(row) = blocks.dims.iter().position(|dim| dim.dst == 1)
+            && row + 1 != blocks.dims.len()
+        {
+            blocks.grow(row, ROWS, &fits);
+        }
+        for dim in (0..blocks.dims.len()).rev() {
+            if !blocks.grow(dim, u64::MAX, &fits) {
+                break;
+            }
+        }
+        blocks
+    }
+
+    /// Makes the chunk of `dim` as large as fits, up to `most`; true if that is the whole dimension.
+    fn grow(&mut self, dim: usize, most: u64, fits: &impl Fn(&Blocks) -> bool) -> bool {
+        let size = self.dims[dim].size;
+        let (mut low, mut high) = (self.chunk[dim], size.min(most).max(self.chunk[dim]));
+        while low < high {
+            let middle = high - (high - low) / 2;
+            self.chunk[dim] = middle;
+            if fits(self) {
+                low = middle;
+            } else {
+                high = middle - 1;
+            }
+        }
+        self.chunk[dim] = low;
+        low == size
+    }
+
+    /// The block of the given sizes at the piece's start.
+    fn block(&self, sizes: &[u64]) -> Block {
+        let mut block =
+            Block { src: self.src, dst: 0, run: 1, reads: DimVec::new(), axes: SmallVec::new(), scratch: 1 };
+        for (dim, &size) in self.dims.iter().zip(sizes).rev() {
+            if size == 1 {
+                continue;
+            }
+            let near = dim.src.saturating_mul(self.itemsize) <= block.run.saturating_mul(self.itemsize).saturating_add(GAP);
+            let stride = if block.reads.is_empty() && near {
+                block.run = block.run.saturating_add((size - 1).saturating_mul(dim.src));
+                block.scratch = block.run;
+                dim.src
+            } else {
+                let pitch = block.scratch;
+                block.reads.push(Dim { size, src: dim.src, dst: pitch });
+                block.scratch = pitch.saturating_mul(size);
+                pitch
+            };
+            block.axes.push(Axis {
+                size: to_usize(size),
+                src_stride: to_usize(stride),
+                dst_stride: to_usize(dim.dst),
+            });
+        }
+        block
+    }
+
+    /// All blocks of the piece, in source order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = Block> + '_ {
+        let mut at: Option<SmallVec<[u64; 4]>> = Some(SmallVec::from_elem(0, self.dims.len()));
+        std::iter::from_fn(move || {
+            let digits = at.as_mut()?;
+            let sizes: SmallVec<[u64; 4]> =
+                (self.dims.iter().zip(&self.chunk).zip(&*digits)).map(|((dim, &chunk), &at)| chunk.min(dim.size - at)).collect();
+            let mut block = self.block(&sizes);
+            for (dim, &index) in self.dims.iter().zip(&*digits) {
+                block.src += index * dim.src;
+                block.dst += index * dim.dst;
+            }
+            let steps = self.dims.iter().zip(&self.chunk).map(|(dim, &chunk)| (dim.size, chunk));
+            if !advance(digits, steps) {
+                at = None;
+            }
+            Some(block)
+        })
+    }
+}
+
+/// A number that is bounded by the scratch or the destination, both of which are in memory.
+fn to_usize(n: u64) -> usize {
+    usize::try_from(n).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layout(shape: &[u64], strides: &[u64]) -> Layout {
+        Layout { shape: shape.into(), strides: strides.into(), offset: 3 }
+    }
+
+    #[test]
+    fn a_contiguous_tensor_is_one_run() {
+        let found = pieces(&layout(&[4, 5, 6], &[30, 6, 1]), 1);
+        assert_eq!(found, [Piece { dims: [Dim { size: 120, src: 1, dst: 1 }][..].into(), src: 3, numel: 120 }]);
+        let blocks: Vec<_> = Blocks::new(&found[0], 4, 100).iter().collect();
+        assert!(blocks.iter().all(Block::is_plain));
+        assert_eq!(blocks.iter().map(|block| block.run).collect::<Vec<_>>(), [25, 25, 25, 25, 20]);
+    }
+
+    #[test]
+    fn pieces_are_contiguous_and_cover_the_destination() {
+        for count in [1, 2, 3, 7, 100] {
+            let whole = layout(&[3, 5, 4], &[1, 60, 3]);
+            assert_eq!(pieces(&whole, count).iter().map(|piece| piece.numel).sum::<u64>(), 60, "{count}");
+        }
+    }
+
+    #[test]
+    fn a_transpose_takes_rows_before_their_length() {
+        // 1000 x 100000 in the file, wanted as 100000 x 1000.
+        let piece = &pieces(&layout(&[100_000, 1000], &[1, 100_000]), 1)[0];
+        let block = Blocks::new(piece, 4, 1 << 20).iter().next().unwrap();
+        assert_eq!(block.reads[..], [Dim { size: 32, src: 100_000, dst: 8192 }]);
+        assert_eq!(block.run, 8192);
+    }
+
+    #[test]
+    fn small_gaps_are_read_along_and_large_ones_skipped() {
+        let near = &pieces(&layout(&[8, 10], &[20, 1]), 1)[0];
+        let block = Blocks::new(near, 4, 1 << 20).iter().next().unwrap();
+        assert_eq!((block.run, block.reads.len()), (7 * 20 + 10, 0));
+        let far = &pieces(&layout(&[8, 10], &[20_000, 1]), 1)[0];
+        let block = Blocks::new(far, 4, 1 << 20).iter().next().unwrap();
+        assert_eq!((block.run, block.scratch), (10, 80));
+    }
+
+    #[test]
+    fn a_block_never_outgrows_the_window() {
+        for (shape, strides) in [
+            (&[7_u64, 300, 11, 13][..], &[1_u64, 7000, 91, 7][..]),
+            (&[1000, 1000][..], &[0, 1][..]),
+            (&[50, 40, 30][..], &[1, 50, 2000][..]),
+            (&[100, 100][..], &[1 << 40, 1 << 20][..]),
+        ] {
+            for piece in pieces(&layout(shape, strides), 3) {
+                let mut numel = 0;
+                for block in Blocks::new(&piece, 2, 4096).iter() {
+                    assert!(block.scratch * 2 <= 4096);
+                    numel += block.axes.iter().map(|axis| axis.size as u64).product::<u64>();
+                }
+                assert_eq!(numel, piece.numel);
+            }
+        }
+    }
+}

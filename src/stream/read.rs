@@ -1,0 +1,135 @@
+//! Runs a plan: positional reads on scoped threads, each block swapped, cast and put in place while it is in the cache.
+
+use super::plan::{Block, Blocks, Piece, pieces};
+use crate::bytes::Source;
+use crate::dtype::DType;
+use crate::error::{Code, Error, Result};
+use crate::kernel::{self, Cast};
+use crate::layout::Layout;
+use crate::parallel::{self, Cancel};
+
+/// Bytes of one thread's scratch: a good part of a core's L2 cache.
+const SCRATCH: u64 = 1 << 20;
+
+/// Bytes of one read that needs no scratch; bounded so that a request to stop is seen soon.
+const DIRECT: u64 = 8 << 20;
+
+/// Bytes below which a piece is not worth being cut off.
+const PIECE: u64 = 4 << 20;
+
+/// The bytes of one storage.
+#[derive(Clone, Debug)]
+pub struct Payload {
+    /// The window of the storage's bytes.
+    pub source: Source,
+    /// Whether numbers lie big-endian.
+    pub big_endian: bool,
+}
+
+/// How to fill a destination.
+#[derive(Clone, Debug)]
+pub struct Fill {
+    /// The conversion on the way.
+    pub cast: Cast,
+    /// Threads to use; `None` for one per core where the work is worth it.
+    pub threads: Option<usize>,
+    /// The request to stop.
+    pub cancel: Cancel,
+}
+
+/// Reads the elements of `layout` (in units of the cast's source dtype) into `out`, C-contiguous, cast on the way.
+///
+/// The layout is proved to lie inside the payload; `out` has exactly the result's bytes.
+pub fn fill(payload: &Payload, layout: &Layout, how: &Fill, out: &mut [u8]) -> Result<()> {
+    let (src, dst) = (how.cast.from().itemsize(), how.cast.to().itemsize());
+    let bytes = layout.numel().saturating_mul(src.max(dst));
+    if layout.numel().saturating_mul(dst) != out.len() as u64 {
+        return Err(Error::new(Code::InternalError, "the destination's size is not the result's"));
+    }
+    let threads = parallel::threads(bytes, how.threads);
+    let count = if threads == 1 { 1 } else { piece_count(layout, bytes, threads as u64) };
+    let mut parts = Vec::new();
+    let mut rest = out;
+    for piece in pieces(layout, count) {
+        let len = usize::try_from(piece.numel.saturating_mul(dst)).unwrap_or(usize::MAX);
+        let (part, tail) = rest
+            .split_at_mut_checked(len)
+            .ok_or_else(|| Error::new(Code::InternalError, "the pieces are larger than the destination"))?;
+        parts.push((piece, part));
+        rest = tail;
+    }
+    parallel::for_each(threads, parts.into_iter(), Vec::new, |scratch, (piece, part)| {
+        fill_piece(payload, &piece, how, scratch, part)
+    })?;
+    payload.source.check_unchanged()
+}
+
+/// One piece per thread where the source's order differs (its runs stay long), more for balance where it does not.
+fn piece_count(layout: &Layout, bytes: u64, threads: u64) -> u64 {
+    if layout.is_contiguous() { (bytes / PIECE).clamp(threads, threads * 16) } else { threads }
+}
+
+fn fill_piece(payload: &Payload, piece: &Piece, how: &Fill, scratch: &mut Vec<u8>, out: &mut [u8]) -> Result<()> {
+    let (src, dst) = (how.cast.from().itemsize(), how.cast.to().itemsize());
+    let swap = payload.big_endian && how.cast.from().swap_unit() > 1;
+    let plain = how.cast.is_identity() && !swap && is_plain(piece);
+    let blocks = Blocks::new(piece, src, if plain { DIRECT } else { SCRATCH });
+    for block in blocks.iter() {
+        how.cancel.check()?;
+        let start = usize::try_from(block.dst.saturating_mul(dst)).unwrap_or(usize::MAX);
+        let part = out.get_mut(start..).unwrap_or_default();
+        if plain && block.is_plain() {
+            let len = usize::try_from(block.run.saturating_mul(src)).unwrap_or(usize::MAX);
+            let part = part.get_mut(..len).ok_or_else(|| Error::new(Code::InternalError, "a block is too large"))?;
+            payload.source.read_at(block.src.saturating_mul(src), part)?;
+            continue;
+        }
+        read_block(payload, &block, src, scratch)?;
+        if swap {
+            kernel::swap_bytes(usize::try_from(how.cast.from().swap_unit()).unwrap_or(1), scratch);
+        }
+        kernel::gather(how.cast, scratch, part, &block.axes)?;
+    }
+    Ok(())
+}
+
+fn is_plain(piece: &Piece) -> bool {
+    piece.dims.iter().all(|dim| dim.src == dim.dst)
+}
+
+/// Reads a block's runs into the scratch, at the places that its axes expect.
+fn read_block(payload: &Payload, block: &Block, itemsize: u64, scratch: &mut Vec<u8>) -> Result<()> {
+    let size = |elements: u64| usize::try_from(elements.saturating_mul(itemsize)).unwrap_or(usize::MAX);
+    let len = size(block.scratch);
+    if len > scratch.len() {
+        scratch
+            .try_reserve_exact(len.saturating_sub(scratch.len()))
+            .map_err(|_| Error::new(Code::Memory, format!("{len} byte(s) of scratch could not be allocated")))?;
+    }
+    scratch.resize(len, 0);
+    let mut at = vec![0_u64; block.reads.len()];
+    loop {
+        let (src, dst) = (block.reads.iter().zip(&at))
+            .fold((block.src, 0_u64), |(src, dst), (dim, &index)| (src + index * dim.src, dst + index * dim.dst));
+        let start = size(dst);
+        let run = scratch
+            .get_mut(start..start.saturating_add(size(block.run)))
+            .ok_or_else(|| Error::new(Code::InternalError, "a run does not fit the scratch"))?;
+        payload.source.read_at(src.saturating_mul(itemsize), run)?;
+        // The innermost dimension comes first in `reads`.
+        let mut dims = block.reads.iter().zip(&mut at);
+        loop {
+            let Some((dim, index)) = dims.next() else { return Ok(()) };
+            *index += 1;
+            if *index < dim.size {
+                break;
+            }
+            *index = 0;
+        }
+    }
+}
+
+/// What an owned result of this layout and dtype costs in bytes, or `None` where that does not fit 64 bits.
+pub fn result_bytes(layout: &Layout, dtype: DType) -> Option<u64> {
+    layout.numel().checked_mul(dtype.itemsize())
+}

@@ -1,0 +1,269 @@
+//! A lazy tensor: numbers that say where elements lie, until somebody asks for them.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::bytes::Source;
+use crate::checkpoint::Inner;
+use crate::dtype::DType;
+use crate::error::{Code, Error, Result};
+use crate::index::Path;
+use crate::kernel::{self, Cast, Overflow};
+use crate::layout::{Index, Layout};
+use crate::limits::Limits;
+use crate::parallel::Cancel;
+use crate::sink::{Array, HostBuffer};
+use crate::stream::{self, Fill};
+
+/// A handle on a tensor of a checkpoint, or on a part of one. Cloning is cheap; nothing is read until it is materialized.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    pub(crate) checkpoint: Arc<Inner>,
+    pub(crate) entry: u32,
+    pub(crate) dtype: DType,
+    pub(crate) layout: Layout,
+}
+
+/// The order in which dimensions are wanted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Order {
+    /// As in the file.
+    #[default]
+    Same,
+    /// The last two swapped.
+    Transpose,
+    /// A full permutation; negative numbers count from the end.
+    Permute(Vec<i64>),
+}
+
+/// What to make of a tensor.
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    /// The dtype; `None` for the file's.
+    pub dtype: Option<DType>,
+    /// The order of dimensions.
+    pub order: Order,
+    /// `Some(true)`: owned memory; `Some(false)`: a view or an error; `None`: a view where one is possible.
+    pub copy: Option<bool>,
+    /// Whether a cast may change the kind of number downwards.
+    pub allow_lossy: bool,
+    /// What a cast to fp8 makes of values that are too large.
+    pub overflow: Overflow,
+    /// Threads to use; `None` for one per core where the work is worth it.
+    pub threads: Option<usize>,
+    /// The request to stop.
+    pub cancel: Cancel,
+}
+
+impl Tensor {
+    /// The name in the checkpoint.
+    pub fn name(&self) -> &Arc<str> {
+        &self.checkpoint.entry(self.entry).name
+    }
+
+    /// The way from the checkpoint's root.
+    pub fn path(&self) -> &Path {
+        &self.checkpoint.entry(self.entry).path
+    }
+
+    /// Which file of the checkpoint holds it.
+    pub fn shard(&self) -> u32 {
+        self.checkpoint.entry(self.entry).shard
+    }
+
+    /// The element type in the file.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Shape, strides and offset, in elements.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Bytes of all elements together.
+    pub fn nbytes(&self) -> u64 {
+        self.layout.numel().saturating_mul(self.dtype.itemsize())
+    }
+
+    /// Whether the file has it as a `torch.nn.Parameter`.
+    pub fn is_parameter(&self) -> bool {
+        self.checkpoint.tensor(self.entry).flags.parameter
+    }
+
+    /// Whether the file says that it wants gradients.
+    pub fn requires_grad(&self) -> bool {
+        self.checkpoint.tensor(self.entry).flags.requires_grad
+    }
+
+    /// A number for the storage, the same for all tensors that share it.
+    pub fn storage(&self) -> (u32, u32) {
+        (self.shard(), self.checkpoint.tensor(self.entry).storage())
+    }
+
+    /// The checkpoint it belongs to.
+    pub fn checkpoint(&self) -> crate::Checkpoint {
+        crate::Checkpoint::from_inner(self.checkpoint.clone())
+    }
+
+    /// A part, by basic indexing.
+    pub fn index(&self, items: &[Index]) -> Result<Tensor> {
+        Ok(self.with(self.layout.index(items)?))
+    }
+
+    /// The same elements with the dimensions in another order.
+    pub fn permute(&self, dims: &[i64]) -> Result<Tensor> {
+        Ok(self.with(self.layout.permute(dims)?))
+    }
+
+    /// The same elements with all dimensions reversed.
+    pub fn reversed(&self) -> Tensor {
+        self.with(self.layout.reversed())
+    }
+
+    fn with(&self, layout: Layout) -> Tensor {
+        Tensor { layout, ..self.clone() }
+    }
+
+    /// The elements in memory, as asked for.
+    pub fn materialize(&self, request: &Request) -> Result<Array> {
+        self.place(self.materialize_here(request))
+    }
+
+    fn materialize_here(&self, request: &Request) -> Result<Array> {
+        let dtype = request.dtype.unwrap_or(self.dtype);
+        let converted = dtype != self.dtype || request.order != Order::Same;
+        if request.copy == Some(false) && converted {
+            return Err(Error::new(Code::Buffer, "a cast or transpose needs a copy"));
+        }
+        if request.copy != Some(true) && !converted {
+            match self.view() {
+                Ok(view) => return Ok(view),
+                Err(error) if request.copy == Some(false) || !is_no_view(&error) => return Err(error),
+                Err(_) => {}
+            }
+        }
+        let layout = self.ordered(&request.order)?;
+        let nbytes = self.result_bytes(&layout, dtype)?;
+        let mut memory = HostBuffer::new(nbytes)?;
+        self.fill(&layout, dtype, request, memory.bytes_mut())?;
+        Ok(Array::owned(memory, dtype, layout.shape))
+    }
+
+    /// Writes the elements, C-contiguous in the order asked for, into `out`, which has exactly their size.
+    pub fn materialize_into(&self, request: &Request, out: &mut [u8]) -> Result<()> {
+        let layout = self.ordered(&request.order)?;
+        let dtype = request.dtype.unwrap_or(self.dtype);
+        self.place(self.fill(&layout, dtype, request, out))
+    }
+
+    /// The shape of what a request gives.
+    pub fn ordered(&self, order: &Order) -> Result<Layout> {
+        match order {
+            Order::Same => Ok(self.layout.clone()),
+            Order::Transpose => self.layout.transpose(),
+            Order::Permute(dims) => self.layout.permute(dims),
+        }
+    }
+
+    /// All bytes of the storage as a view, for consumers that keep tensors on shared storages.
+    pub fn storage_view(&self) -> Result<Array> {
+        let source = self.place(self.checkpoint.plain_payload(self.storage()))?;
+        self.place(view_of(&source, DType::U8, Layout::contiguous(&[source.len()])?))
+    }
+
+    fn view(&self) -> Result<Array> {
+        let flags = self.checkpoint.tensor(self.entry).flags;
+        if flags.conjugate || flags.negative {
+            return Err(Error::new(Code::Buffer, "the tensor is a lazy conjugate or negative, which needs a copy"));
+        }
+        let source = self.checkpoint.plain_payload(self.storage())?;
+        if self.dtype == DType::Bool {
+            check_bools(&source, &self.layout)?;
+        }
+        view_of(&source, self.dtype, self.layout.clone())
+    }
+
+    fn result_bytes(&self, layout: &Layout, dtype: DType) -> Result<u64> {
+        let too_large = || Error::new(Code::Memory, "the result does not fit 64 bits");
+        let nbytes = stream::result_bytes(layout, dtype).ok_or_else(too_large)?;
+        if layout.repeats_elements() {
+            let limits = &self.checkpoint.options.limits;
+            let storage = self.checkpoint.storage(self.storage()).nbytes;
+            let most = storage.saturating_mul(limits.materialize_ratio).max(limits.materialize_bytes);
+            Limits::check("materialize_bytes", most, nbytes)?;
+        }
+        Ok(nbytes)
+    }
+
+    fn fill(&self, layout: &Layout, dtype: DType, request: &Request, out: &mut [u8]) -> Result<()> {
+        if !request.allow_lossy && kernel::is_lossy(self.dtype, dtype) {
+            return Err(Error::new(Code::LossyCast, format!("a cast from {} to {dtype} is lossy", self.dtype)));
+        }
+        let cast = Cast::new(self.dtype, dtype, request.overflow)?;
+        let how = |cast| Fill { cast, threads: request.threads, cancel: request.cancel.clone() };
+        let payload = self.checkpoint.payload(self.storage())?;
+        let flags = self.checkpoint.tensor(self.entry).flags;
+        if !flags.conjugate && !flags.negative {
+            return stream::fill(&payload, layout, &how(cast), out);
+        }
+        // The signs change before the cast, as in torch: negate(x).to(dtype).
+        let plain = Cast::new(self.dtype, self.dtype, request.overflow)?;
+        let mut memory = HostBuffer::new(self.result_bytes(layout, self.dtype)?)?;
+        let bytes = memory.bytes_mut();
+        stream::fill(&payload, layout, &how(plain), bytes)?;
+        if flags.conjugate {
+            kernel::conjugate(self.dtype, bytes)?;
+        }
+        if flags.negative {
+            kernel::negate(self.dtype, bytes)?;
+        }
+        kernel::convert(cast, bytes, out)
+    }
+
+    fn place<T>(&self, result: Result<T>) -> Result<T> {
+        result.map_err(|error| error.in_member(self.name()))
+    }
+}
+
+/// Whether an error says that no view exists, so that a copy is the answer.
+fn is_no_view(error: &Error) -> bool {
+    matches!(error.code(), Code::Buffer | Code::RecordCompressed | Code::Memory)
+}
+
+/// A view of `layout` in the mapping of `source`, whose window is the storage.
+fn view_of(source: &Source, dtype: DType, layout: Layout) -> Result<Array> {
+    let Some((mapping, window)) = source.map()? else {
+        return Err(Error::new(Code::Buffer, "bytes in memory are not viewed but copied"));
+    };
+    let itemsize = dtype.itemsize();
+    let start = if layout.numel() == 0 { 0 } else { layout.offset.saturating_mul(itemsize) };
+    let part = window.part(start, 0).filter(|&part| mapping.address(part).is_some());
+    let part = part.ok_or_else(|| Error::new(Code::InternalError, "a view lies outside its file"))?;
+    let array = Array::view(mapping, part.start(), dtype, layout);
+    if !is_aligned(array.address(), dtype) {
+        return Err(Error::new(Code::Buffer, format!("the file has {dtype} at an address that is not aligned for it")));
+    }
+    Ok(array)
+}
+
+fn is_aligned(address: NonNull<u8>, dtype: DType) -> bool {
+    usize::try_from(dtype.swap_unit()).is_ok_and(|unit| address.align_offset(unit) == 0)
+}
+
+/// Fails if a byte is neither 0 nor 1: a view would hand out what is no bool.
+fn check_bools(source: &Source, layout: &Layout) -> Result<()> {
+    let end = if layout.numel() == 0 { layout.offset } else { layout.end().unwrap_or(layout.offset) };
+    let mut at = layout.offset;
+    let mut chunk = vec![0_u8; 64 << 10];
+    while at < end {
+        let len = usize::try_from(end - at).unwrap_or(usize::MAX).min(chunk.len());
+        let part = &mut chunk[..len];
+        source.read_at(at, part)?;
+        if part.iter().any(|&byte| byte > 1) {
+            return Err(Error::new(Code::Buffer, "the file has bools that are neither 0 nor 1"));
+        }
+        at += len as u64;
+    }
+    Ok(())
+}
