@@ -5,6 +5,7 @@
 //! `ARCHITECTURE.md` describes the layers; imports go down only, and a test holds them to it.
 
 pub mod bytes;
+pub mod container;
 pub mod dtype;
 pub mod error;
 pub mod layout;

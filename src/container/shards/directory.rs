@@ -1,0 +1,303 @@
+//! Picks the checkpoint in a directory by the names that Hugging Face, diffusers, PEFT and Mistral give their files.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use super::{Shards, index, missing};
+use crate::error::{Code, Error, Result, ResultExt};
+use crate::limits::Limits;
+
+/// The names of one byte format, in the order in which they are looked for.
+struct Family {
+    title: &'static str,
+    main: &'static str,
+    extension: &'static str,
+    /// Names of single files that are known, after `main`.
+    known: &'static [&'static str],
+    /// The extension of `consolidated*` files.
+    consolidated: &'static str,
+    /// The extensions that a file of any other name may have.
+    any: &'static [&'static str],
+}
+
+const SAFETENSORS: Family = Family {
+    title: "safetensors",
+    main: "model",
+    extension: ".safetensors",
+    known: &["diffusion_pytorch_model", "adapter_model"],
+    consolidated: ".safetensors",
+    any: &[".safetensors", ".sft"],
+};
+
+const PICKLES: Family = Family {
+    title: "PyTorch",
+    main: "pytorch_model",
+    extension: ".bin",
+    known: &["diffusion_pytorch_model", "adapter_model"],
+    consolidated: ".pth",
+    any: &[".bin", ".pt", ".pth", ".ckpt"],
+};
+
+/// What trainers leave beside the weights.
+const BESIDES: &[&str] = &["training_args", "optimizer", "scheduler", "scaler", "rng_state"];
+
+enum Choice {
+    Index(String),
+    Files(Vec<String>),
+}
+
+/// The checkpoint in `directory`; safetensors before pickles.
+pub(super) fn resolve(directory: &Path, limits: &Limits) -> Result<Shards> {
+    let names = list(directory)?;
+    let is_beside = |name: &&String| BESIDES.iter().any(|stem| name.starts_with(stem));
+    let weights: BTreeSet<String> = names.iter().filter(|name| !is_beside(name)).cloned().collect();
+    let mut notes = Vec::new();
+    let choice = match SAFETENSORS.pick(&weights, directory)? {
+        Some(choice) => {
+            if !matches!(PICKLES.pick(&weights, directory), Ok(None)) {
+                notes.push(
+                    "the directory holds PyTorch files too; the safetensors files were taken".to_owned(),
+                );
+            }
+            Some(choice)
+        }
+        None => match PICKLES.pick(&weights, directory)? {
+            Some(choice) => Some(choice),
+            None => PICKLES.pick(&names, directory)?,
+        },
+    };
+    let mut shards = match choice {
+        None => return Err(nothing(directory)),
+        Some(Choice::Index(name)) => index::read(&directory.join(name), limits)?,
+        Some(Choice::Files(names)) => {
+            Shards { files: names.iter().map(|name| directory.join(name)).collect(), ..Shards::default() }
+        }
+    };
+    shards.notes.extend(notes);
+    Ok(shards)
+}
+
+fn list(directory: &Path) -> Result<BTreeSet<String>> {
+    let io = |error| Error::io(error, directory.to_owned());
+    let mut names = BTreeSet::new();
+    for entry in std::fs::read_dir(directory).map_err(io)? {
+        let entry = entry.map_err(io)?;
+        if let Ok(name) = entry.file_name().into_string()
+            && !name.starts_with('.')
+            && entry.path().is_file()
+        {
+            names.insert(name);
+        }
+    }
+    Ok(names)
+}
+
+fn nothing(directory: &Path) -> Error {
+    let families = [&SAFETENSORS, &PICKLES].map(|family| {
+        let known = family.known.iter().map(|stem| format!("{stem}{}", family.extension));
+        format!(
+            "{0}{1}.index.json, {0}{1}, *{1}.index.json, {2}, consolidated*{3}, *-00001-of-0000N{1}, a single *{4}",
+            family.main,
+            family.extension,
+            known.collect::<Vec<_>>().join(", "),
+            family.consolidated,
+            family.any.join(" or *"),
+        )
+    });
+    let error = Error::new(Code::UnknownFormat, "the directory holds no checkpoint").in_file(directory);
+    error.note(format!("Looked for: {}.", families.join(", ")))
+}
+
+impl Family {
+    /// The first of the known forms that is there.
+    fn pick(&self, names: &BTreeSet<String>, directory: &Path) -> Result<Option<Choice>> {
+        let there = |name: String| names.contains(&name).then_some(name);
+        let file = |name: String| Choice::Files(vec![name]);
+        let extension = self.extension;
+        if let Some(name) = there(format!("{}{extension}.index.json", self.main)) {
+            return Ok(Some(Choice::Index(name)));
+        }
+        if let Some(name) = there(format!("{}{extension}", self.main)) {
+            return Ok(Some(file(name)));
+        }
+        if let Some(name) = only(names, |name| name.ends_with(&format!("{extension}.index.json"))) {
+            return Ok(Some(Choice::Index(name)));
+        }
+        if let Some(name) = self.known.iter().find_map(|stem| there(format!("{stem}{extension}"))) {
+            return Ok(Some(file(name)));
+        }
+        if let Some(files) = self.sets(names, directory)? {
+            return Ok(Some(Choice::Files(files)));
+        }
+        if let Some(choice) = self.variant(names) {
+            return Ok(Some(choice));
+        }
+        let has_extension = |name: &&String| self.any.iter().any(|extension| name.ends_with(extension));
+        let others: Vec<String> = names.iter().filter(has_extension).cloned().collect();
+        match others.len() {
+            0 => Ok(None),
+            1 => Ok(Some(Choice::Files(others))),
+            count => {
+                let text = format!("the directory holds {count} {} files and nothing says which", self.title);
+                let error = Error::new(Code::UnknownFormat, text).in_file(directory);
+                Err(error.note(format!("Open one of: {}.", others.join(", "))))
+            }
+        }
+    }
+
+    /// Files that belong together: consolidated and numbered ones.
+    fn sets(&self, names: &BTreeSet<String>, directory: &Path) -> Result<Option<Vec<String>>> {
+        let numbered = Numbered::groups(names, self.extension);
+        // A variant's set counts only where its index does not.
+        let indexed = only(names, |name| self.is_variant_index(name)).is_some();
+        let consolidated = consolidated(names, self.consolidated, directory)?;
+        let plain = |group: &&Numbered| group.variant.is_empty();
+        let main = |group: &&Numbered| group.stem == self.main;
+        let mut candidates: Vec<&Numbered> = numbered.iter().filter(plain).collect();
+        if candidates.is_empty() && !indexed {
+            candidates = numbered.iter().collect();
+        }
+        if let Some(group) = candidates.iter().copied().find(main).filter(|_| candidates.len() > 1) {
+            candidates = vec![group];
+        }
+        // In safetensors directories the consolidated files come first, elsewhere the numbered ones.
+        if let Some(files) = consolidated
+            && (candidates.is_empty() || self.consolidated == self.extension)
+        {
+            return Ok(Some(files));
+        }
+        match candidates.as_slice() {
+            [] => Ok(None),
+            [group] => group.complete(directory).map(Some),
+            several => {
+                let stems: Vec<&str> = several.iter().map(|group| group.stem.as_str()).collect();
+                let text = format!("the directory holds {} sets of numbered shards", several.len());
+                let error = Error::new(Code::UnknownFormat, text).in_file(directory);
+                Err(error.note(format!("Give the files of one of: {}.", stems.join(", "))))
+            }
+        }
+    }
+
+    /// `model.safetensors.index.fp16.json`, or `model.fp16.safetensors`; asked for only where nothing plain is there.
+    fn variant(&self, names: &BTreeSet<String>) -> Option<Choice> {
+        if let Some(name) = only(names, |name| self.is_variant_index(name)) {
+            return Some(Choice::Index(name));
+        }
+        [self.main].iter().chain(self.known).find_map(|stem| {
+            let name = only(names, |name| {
+                let rest = name.strip_prefix(stem).and_then(|rest| rest.strip_suffix(self.extension));
+                rest.is_some_and(is_variant)
+            })?;
+            Some(Choice::Files(vec![name]))
+        })
+    }
+
+    fn is_variant_index(&self, name: &str) -> bool {
+        let middle = format!("{}.index", self.extension);
+        let rest = name.strip_suffix(".json").and_then(|rest| rest.split_once(&middle));
+        rest.is_some_and(|(_, variant)| is_variant(variant))
+    }
+}
+
+/// `.fp16`: a dot and one word.
+fn is_variant(text: &str) -> bool {
+    text.strip_prefix('.').is_some_and(|word| !word.is_empty() && !word.contains(['.', '-']))
+}
+
+/// The one name for which `wanted` holds; `None` for none and for several.
+fn only(names: &BTreeSet<String>, wanted: impl Fn(&str) -> bool) -> Option<String> {
+    let mut found = names.iter().filter(|name| wanted(name));
+    found.next().filter(|_| found.next().is_none()).cloned()
+}
+
+/// `consolidated.safetensors`, or all of `consolidated.00.pth`, `consolidated.01.pth`, ... without a gap.
+fn consolidated(names: &BTreeSet<String>, extension: &str, directory: &Path) -> Result<Option<Vec<String>>> {
+    let whole = format!("consolidated{extension}");
+    if names.contains(&whole) {
+        return Ok(Some(vec![whole]));
+    }
+    let number = |name: &str| -> Option<(usize, usize)> {
+        let digits = name.strip_prefix("consolidated.")?.strip_suffix(extension)?;
+        Some((decimal(digits)?, digits.len()))
+    };
+    let found: BTreeMap<usize, (usize, &String)> =
+        names.iter().filter_map(|name| number(name).map(|(number, width)| (number, (width, name)))).collect();
+    let Some((&last, &(width, _))) = found.last_key_value() else { return Ok(None) };
+    let gaps = absent(0, last, |number| found.contains_key(&number));
+    if gaps.is_empty() {
+        return Ok(Some(found.into_values().map(|(_, name)| name.clone()).collect()));
+    }
+    let gaps: Vec<String> =
+        gaps.iter().map(|number| format!("consolidated.{number:0width$}{extension}")).collect();
+    Err(missing(directory, &gaps, "belong to the numbered set")).in_file(directory)
+}
+
+/// At most so many missing names are told.
+const MISSING_SHOWN: usize = 10_000;
+
+fn absent(first: usize, last: usize, has: impl Fn(usize) -> bool) -> Vec<usize> {
+    (first..=last).filter(|&number| !has(number)).take(MISSING_SHOWN).collect()
+}
+
+fn decimal(digits: &str) -> Option<usize> {
+    let plain = !digits.is_empty() && digits.len() <= 6 && digits.bytes().all(|byte| byte.is_ascii_digit());
+    plain.then(|| digits.parse().ok()).flatten()
+}
+
+/// A set `X-00001-of-0000N.ext`; a variant stands before the number or before the extension.
+struct Numbered {
+    stem: String,
+    variant: String,
+    total: usize,
+    /// What follows the number: `-of-0000N.ext`.
+    tail: String,
+    width: usize,
+    files: BTreeMap<usize, String>,
+}
+
+impl Numbered {
+    fn groups(names: &BTreeSet<String>, extension: &str) -> Vec<Numbered> {
+        let mut groups: BTreeMap<(String, String), Numbered> = BTreeMap::new();
+        for name in names {
+            let Some((one, number)) = Numbered::parse(name, extension) else { continue };
+            let key = (format!("{}{}", one.stem, one.variant), one.tail.clone());
+            groups.entry(key).or_insert(one).files.insert(number, name.clone());
+        }
+        groups.into_values().collect()
+    }
+
+    fn parse(name: &str, extension: &str) -> Option<(Numbered, usize)> {
+        let body = name.strip_suffix(extension)?;
+        let (head, of) = body.rsplit_once("-of-")?;
+        let (stem, digits) = head.rsplit_once('-')?;
+        let (total, late) = of.split_at_checked(of.find('.').unwrap_or(of.len()))?;
+        let (stem, early) = stem.split_at_checked(stem.find('.').unwrap_or(stem.len()))?;
+        let (number, total_number) = (decimal(digits)?, decimal(total)?);
+        if number == 0 || number > total_number {
+            return None;
+        }
+        let numbered = Numbered {
+            stem: stem.to_owned(),
+            variant: format!("{early}{late}"),
+            total: total_number,
+            tail: format!("-of-{of}{extension}"),
+            width: digits.len(),
+            files: BTreeMap::new(),
+        };
+        Some((numbered, number))
+    }
+
+    /// All the files, or an error that names those that are not there.
+    fn complete(&self, directory: &Path) -> Result<Vec<String>> {
+        let gaps = absent(1, self.total, |number| self.files.contains_key(&number));
+        if gaps.is_empty() {
+            return Ok(self.files.values().cloned().collect());
+        }
+        let sample = self.files.values().next().map(String::as_str).unwrap_or_default();
+        let cut = sample.len().saturating_sub(self.tail.len()).saturating_sub(self.width);
+        let head = sample.get(..cut).unwrap_or_default();
+        let (width, tail) = (self.width, &self.tail);
+        let names: Vec<String> = gaps.iter().map(|number| format!("{head}{number:0width$}{tail}")).collect();
+        Err(missing(directory, &names, "the shards' numbers announce")).in_file(directory)
+    }
+}

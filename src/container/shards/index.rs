@@ -1,0 +1,142 @@
+//! Reads a Hugging Face index: `{"metadata": {...}, "weight_map": {name: file}}`.
+//!
+//! Refused: names that stand twice, files that are not plain names in the index's own directory, files that are absent.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::Path;
+
+use serde::de::{DeserializeSeed, Deserializer, MapAccess, Visitor};
+
+use super::{Shards, WeightMap, missing};
+use crate::bytes::Source;
+use crate::container::json::{self, MAX_DEPTH, Refusal, Skip, Text};
+use crate::error::{Code, Error, Result, ResultExt};
+use crate::limits::Limits;
+
+/// Reads the index at `path` and finds its shards beside it.
+pub(super) fn read(path: &Path, limits: &Limits) -> Result<Shards> {
+    read_unplaced(path, limits).in_file(path)
+}
+
+fn read_unplaced(path: &Path, limits: &Limits) -> Result<Shards> {
+    let source = Source::open(path)?;
+    Limits::check("index_bytes", limits.index_bytes, source.len())?;
+    let bytes = source.read_vec(0, source.len())?;
+    let text = std::str::from_utf8(&bytes).map_err(|_| Error::new(Code::IndexFormat, "it is not UTF-8"))?;
+    let refusal = Refusal::default();
+    let index = json::parse(text, 0, Code::IndexFormat, &refusal, TopSeed(&refusal))?;
+    let pairs = index.weight_map.ok_or_else(|| Error::new(Code::IndexFormat, "it has no \"weight_map\""))?;
+
+    let names: BTreeSet<&str> = pairs.values().map(String::as_str).collect();
+    if let Some(name) = names.iter().find(|name| !is_plain(name)) {
+        let text = format!("file name {name:?} is not a plain name in the index's directory");
+        return Err(Error::new(Code::IndexFormat, text));
+    }
+    let directory = path.parent().unwrap_or(Path::new(""));
+    let is_absent = |name: &&&str| !directory.join(name).is_file();
+    let absent: Vec<String> = names.iter().filter(is_absent).map(|name| (*name).to_owned()).collect();
+    if !absent.is_empty() {
+        return Err(missing(directory, &absent, "the index names"));
+    }
+    let places: BTreeMap<&str, usize> =
+        names.iter().enumerate().map(|(place, name)| (*name, place)).collect();
+    let files = names.iter().map(|name| directory.join(name)).collect();
+    let weight_map: WeightMap = pairs
+        .iter()
+        .filter_map(|(tensor, file)| Some((tensor.clone(), *places.get(file.as_str())?)))
+        .collect();
+    Ok(Shards { files, weight_map: Some(weight_map), metadata: index.metadata, notes: Vec::new() })
+}
+
+/// One part of a path that stays where it is.
+fn is_plain(name: &str) -> bool {
+    let drive = matches!(name.as_bytes(), [letter, b':', ..] if letter.is_ascii_alphabetic());
+    !drive && !matches!(name, "" | "." | "..") && !name.contains(['/', '\\', '\0'])
+}
+
+#[derive(Default)]
+struct Index {
+    weight_map: Option<BTreeMap<String, String>>,
+    metadata: Vec<(String, String)>,
+}
+
+fn refuse_twice<E: serde::de::Error>(refusal: &Refusal, key: &str) -> E {
+    refusal.raise(Error::new(Code::IndexFormat, format!("{key:?} stands twice in the index")))
+}
+
+struct TopSeed<'r>(&'r Refusal);
+
+impl<'de> DeserializeSeed<'de> for TopSeed<'_> {
+    type Value = Index;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Index, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for TopSeed<'_> {
+    type Value = Index;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an index with \"weight_map\"")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Index, A::Error> {
+        let (mut index, mut has_metadata) = (Index::default(), false);
+        while let Some(key) = map.next_key::<String>()? {
+            let twice = match key.as_str() {
+                "weight_map" => {
+                    let pairs = map.next_value_seed(PairsSeed(self.0))?;
+                    index.weight_map.replace(pairs).is_some()
+                }
+                "metadata" => {
+                    index.metadata = map
+                        .next_value::<Option<BTreeMap<String, Text>>>()?
+                        .unwrap_or_default()
+                        .into_iter()
+                        .map(|(key, Text(value))| (key, value))
+                        .collect();
+                    std::mem::replace(&mut has_metadata, true)
+                }
+                _ => {
+                    map.next_value_seed(Skip { depth: MAX_DEPTH - 1 })?;
+                    false
+                }
+            };
+            if twice {
+                return Err(refuse_twice(self.0, &key));
+            }
+        }
+        Ok(index)
+    }
+}
+
+struct PairsSeed<'r>(&'r Refusal);
+
+impl<'de> DeserializeSeed<'de> for PairsSeed<'_> {
+    type Value = BTreeMap<String, String>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for PairsSeed<'_> {
+    type Value = BTreeMap<String, String>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of file names")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut pairs = BTreeMap::new();
+        while let Some((name, file)) = map.next_entry::<String, String>()? {
+            if pairs.contains_key(&name) {
+                return Err(refuse_twice(self.0, &name));
+            }
+            pairs.insert(name, file);
+        }
+        Ok(pairs)
+    }
+}

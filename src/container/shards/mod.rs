@@ -1,0 +1,73 @@
+//! Which files make up a checkpoint: one file, a list, a Hugging Face index, or a directory of any of these.
+//!
+//! Refused: an index of another form or one that names files outside its directory, an incomplete set of shards (all
+//! missing names are listed), a directory that holds several unrelated checkpoints or none.
+
+mod directory;
+mod index;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Code, Error, Result};
+use crate::limits::Limits;
+
+/// Tensor names, each with the place of its file in [`Shards::files`].
+pub type WeightMap = BTreeMap<String, usize>;
+
+/// The files of one checkpoint.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Shards {
+    /// The files, in the order of their names, or as given.
+    pub files: Vec<PathBuf>,
+    /// Which file holds which tensor, where an index says so.
+    pub weight_map: Option<WeightMap>,
+    /// The index's own metadata, each value as text.
+    pub metadata: Vec<(String, String)>,
+    /// Choices that were made.
+    pub notes: Vec<String>,
+}
+
+/// Finds the files behind what a caller gave: one path of a file, an index or a directory, or several files.
+pub fn resolve(paths: &[PathBuf], limits: &Limits) -> Result<Shards> {
+    match paths {
+        [] => Err(Error::new(Code::Value, "no path was given")),
+        [path] if is_directory(path)? => directory::resolve(path, limits),
+        [path] if is_index(path) => index::read(path, limits),
+        [path] => Ok(Shards { files: vec![path.clone()], ..Shards::default() }),
+        several => {
+            for path in several {
+                if is_directory(path)? || is_index(path) {
+                    let text = "a list of shards may hold neither directories nor index files";
+                    return Err(Error::new(Code::Value, text).in_file(path));
+                }
+            }
+            Ok(Shards { files: several.to_vec(), ..Shards::default() })
+        }
+    }
+}
+
+fn is_directory(path: &Path) -> Result<bool> {
+    let metadata = std::fs::metadata(path).map_err(|error| Error::io(error, path.to_owned()))?;
+    Ok(metadata.is_dir())
+}
+
+/// `model.safetensors.index.json`, or a variant's `model.safetensors.index.fp16.json`.
+fn is_index(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    name.ends_with(".json") && name.contains(".index.")
+}
+
+/// The error for shards that are not there; all of them are named.
+fn missing(directory: &Path, names: &[String], because: &str) -> Error {
+    let text = format!(
+        "{} of the files that {because} are missing from {}: {}",
+        names.len(),
+        directory.display(),
+        names.join(", ")
+    );
+    Error::new(Code::ShardMissing, text)
+}
+
+#[cfg(test)]
+mod tests;

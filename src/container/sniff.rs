@@ -1,0 +1,173 @@
+//! Tells the format by content, never by the file's name, and says what a file is that is no checkpoint.
+
+use super::{len64, zip};
+use crate::bytes::Source;
+use crate::error::{Code, Error, Result};
+
+/// The outer byte format of a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Format {
+    /// A zip archive, as torch has written since 1.6.
+    Zip,
+    /// A safetensors file.
+    Safetensors,
+    /// A stream of pickles with torch's magic number, as torch wrote before 1.6.
+    LegacyTorch,
+    /// A pickle without torch's magic number.
+    Pickle,
+    /// A tar archive, as torch 0.1 wrote.
+    Tar,
+}
+
+/// `pickle.dumps(0x1950a86a20f9469cfc6c, 2)`; torch/serialization.py: MAGIC_NUMBER.
+const LEGACY_MAGIC: &[u8] = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\x2e";
+/// Bytes looked at: a tar header's magic lies at 257.
+const HEAD_LEN: u64 = 512;
+
+const UNPACK_FIRST: &[(&[u8], &str)] = &[
+    (b"\x1f\x8b", "gzip"),
+    (b"\xfd7zXZ\0", "xz"),
+    (b"\x28\xb5\x2f\xfd", "zstd"),
+    (b"7z\xbc\xaf\x27\x1c", "7z"),
+    (b"Rar!\x1a\x07", "rar"),
+    (b"BZh", "bzip2"),
+    (b"\x04\x22\x4d\x18", "lz4"),
+];
+
+const OTHER_FORMATS: &[(&[u8], &str, &str)] = &[
+    (b"GGUF", "a GGUF file", "Read it with llama.cpp or the gguf package."),
+    (b"\x89HDF\r\n\x1a\n", "an HDF5 file, as Keras writes", "Read it with h5py or keras.models.load_model."),
+    (b"\x93NUMPY", "a NumPy array file (.npy)", "Read it with numpy.load(..., allow_pickle=False)."),
+];
+
+/// The source's format.
+pub fn sniff(source: &Source) -> Result<Format> {
+    sniff_unplaced(source).map_err(|error| source.place(error))
+}
+
+fn sniff_unplaced(source: &Source) -> Result<Format> {
+    let head = source.read_vec(0, source.len().min(HEAD_LEN))?;
+    // The first bytes decide before the last ones: a legacy stream with a zip appended is a legacy stream, as in torch.
+    if head.starts_with(LEGACY_MAGIC) {
+        return Ok(Format::LegacyTorch);
+    }
+    match head.as_slice() {
+        [b'P', b'K', 3, 4, ..] => return zip_or_npz(&head),
+        [b'P', b'K', 5, 6, ..] => return Err(zip_start("the zip archive is empty")),
+        [b'P', b'K', 7, 8, ..] => return Err(zip_start("the zip archive starts with a split marker")),
+        _ => {}
+    }
+    if looks_like_safetensors(source, &head) {
+        return Ok(Format::Safetensors);
+    }
+    if head.get(257..262) == Some(b"ustar") {
+        return Ok(Format::Tar);
+    }
+    if is_pickle(source, &head)? {
+        return Ok(Format::Pickle);
+    }
+    Err(explain(source, &head)?)
+}
+
+fn zip_start(text: &str) -> Error {
+    Error::new(Code::ZipStructure, text).at(0)
+}
+
+/// numpy.savez writes its arrays without a directory, torch always writes one.
+fn zip_or_npz(head: &[u8]) -> Result<Format> {
+    let name_len = match head.get(26..28) {
+        Some(&[low, high]) => usize::from(u16::from_le_bytes([low, high])),
+        _ => 0,
+    };
+    let name = head.get(30..).and_then(|rest| rest.get(..name_len)).unwrap_or_default();
+    if name.ends_with(b".npy") && !name.contains(&b'/') {
+        let error = Error::new(Code::UnknownFormat, "this is a NumPy archive (.npz), not a checkpoint");
+        return Err(error.note("Read it with numpy.load(..., allow_pickle=False)."));
+    }
+    Ok(Format::Zip)
+}
+
+/// A length and a header that starts as one does; a bad header is then the safetensors reader's to refuse.
+fn looks_like_safetensors(source: &Source, head: &[u8]) -> bool {
+    let Some((length, rest)) = head.split_first_chunk::<8>() else { return false };
+    let length_is_text = length.iter().all(|byte| matches!(byte, b'\t' | b'\n' | b'\r' | b' '..=b'~'));
+    let length = u64::from_le_bytes(*length);
+    let plausible = length.checked_add(8).is_some_and(|end| end <= source.len());
+    let start = rest.iter().position(|byte| !byte.is_ascii_whitespace() && !b"\xef\xbb\xbf\0".contains(byte));
+    let brace = start.filter(|&start| rest.get(start) == Some(&b'{'));
+    match brace.and_then(|start| start.checked_add(1)).and_then(|next| rest.get(next)) {
+        Some(b'"' | b'}' | b' ' | b'\n' | b'\r' | b'\t') => {
+            plausible || (brace == Some(0) && !length_is_text)
+        }
+        Some(_) => plausible && brace == Some(0),
+        None => false,
+    }
+}
+
+/// A protocol opcode, or a text pickle's first opcode with STOP as the last byte.
+fn is_pickle(source: &Source, head: &[u8]) -> Result<bool> {
+    match head {
+        [0x80, 0..=5, _, ..] => Ok(true),
+        [b'(' | b']' | b'}' | b'c' | b')', _, ..] => {
+            let mut last = [0];
+            source.read_at(source.len().saturating_sub(1), &mut last)?;
+            Ok(last == *b".")
+        }
+        _ => Ok(false),
+    }
+}
+
+/// Why the content is no checkpoint, and what to do about it.
+fn explain(source: &Source, head: &[u8]) -> Result<Error> {
+    if source.is_empty() {
+        let error = Error::new(Code::UnknownFormat, "the file is empty");
+        return Ok(error.note("The download or copy did not start or was cut: fetch the file again."));
+    }
+    if let Some((_, name)) = UNPACK_FIRST.iter().find(|(magic, _)| head.starts_with(magic)) {
+        let error = Error::new(Code::UnsupportedContainer, format!("this is a {name} archive"));
+        return Ok(error.note("Unpack it, then open what it holds."));
+    }
+    let unknown = |what: &str, next: &str| {
+        Ok(Error::new(Code::UnknownFormat, format!("this is {what}, not a checkpoint")).note(next))
+    };
+    if let Some((_, what, next)) = OTHER_FORMATS.iter().find(|(magic, ..)| head.starts_with(magic)) {
+        return unknown(what, next);
+    }
+    if head.starts_with(b"version https://git-lfs") {
+        return unknown("a Git LFS pointer", "Fetch the real file with `git lfs pull`.");
+    }
+    if zip::ends_in_zip(source)? {
+        let text = "the file ends as a zip archive but starts with other bytes";
+        return Ok(Error::new(Code::ZipPrefix, text).at(0));
+    }
+    let text = head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(head).trim_ascii_start();
+    let starts =
+        |wanted: &[u8]| text.get(..wanted.len()).is_some_and(|start| start.eq_ignore_ascii_case(wanted));
+    if starts(b"<!doctype") || starts(b"<html") {
+        return unknown(
+            "a saved web page",
+            "The download gave an error or login page: fetch the file itself, logged in if need be.",
+        );
+    }
+    if is_json(text) {
+        return unknown("JSON text", "It is an index or a configuration: open its directory or the shards.");
+    }
+    if len64(head.len()) < 8 {
+        let what = format!("{} byte(s), too few for any format", head.len());
+        return unknown(&what, "The download or copy was probably cut: fetch the file again.");
+    }
+    let first: Vec<String> = head.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    Ok(Error::new(Code::UnknownFormat, format!("no format starts with the bytes {}", first.join(" "))).at(0))
+}
+
+fn is_json(text: &[u8]) -> bool {
+    let inside = |rest: &[u8]| matches!(rest.trim_ascii_start(), [] | [b'"' | b'}' | b'{' | b'[' | b']', ..]);
+    match text {
+        [b'{' | b'[', rest @ ..] => inside(rest),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests;

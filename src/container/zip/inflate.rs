@@ -1,0 +1,67 @@
+//! Inflates a member piece by piece, never past the size that the directory states (APPNOTE 4.4.5, method 8; RFC 1951).
+//!
+//! Refused: a stream that makes more or fewer bytes than stated, that ends before its payload does, or not at all.
+
+use miniz_oxide::inflate::stream::{InflateState, inflate};
+use miniz_oxide::{DataFormat, MZError, MZFlush, MZStatus};
+
+use super::structure;
+use crate::bytes::{Region, Source};
+use crate::container::len64;
+use crate::error::{Code, Error, Result};
+
+/// Bytes handled at a time, on both sides.
+const CHUNK: u64 = 64 << 10;
+
+/// The inflated bytes, which must be `size` many. Memory grows with what the stream really holds, not with `size`.
+pub(super) fn to_vec(source: &Source, payload: Region, size: u64) -> Result<Vec<u8>> {
+    let mut out = Vec::new();
+    stream(source, payload, size, |bytes| {
+        out.try_reserve(bytes.len()).map_err(|_| {
+            Error::new(Code::Memory, format!("{size} byte(s) to inflate could not be allocated"))
+        })?;
+        out.extend_from_slice(bytes);
+        Ok(())
+    })?;
+    Ok(out)
+}
+
+/// Hands the inflated bytes, which must be `size` many, to `sink` in pieces.
+pub(super) fn stream(
+    source: &Source,
+    payload: Region,
+    size: u64,
+    mut sink: impl FnMut(&[u8]) -> Result<()>,
+) -> Result<()> {
+    let mut state = InflateState::new_boxed(DataFormat::Raw);
+    let mut output = vec![0; usize::try_from(CHUNK).unwrap_or_default()];
+    let (mut input, mut used, mut made) = (Vec::new(), 0_usize, 0_u64);
+    let mut at = payload.start();
+    loop {
+        if used == input.len() {
+            let len = payload.end().saturating_sub(at).min(CHUNK);
+            input.resize(usize::try_from(len).unwrap_or_default(), 0);
+            source.read_at(at, &mut input)?;
+            used = 0;
+        }
+        let step = inflate(&mut state, input.get(used..).unwrap_or_default(), &mut output, MZFlush::None);
+        used = used.saturating_add(step.bytes_consumed);
+        at = at.saturating_add(len64(step.bytes_consumed));
+        made = made.saturating_add(len64(step.bytes_written));
+        if made > size {
+            return Err(structure(format!("the deflated bytes inflate to more than the {size} stated")));
+        }
+        sink(output.get(..step.bytes_written).unwrap_or_default())?;
+        match step.status {
+            Ok(MZStatus::StreamEnd) => break,
+            Ok(_) if step.bytes_consumed > 0 || step.bytes_written > 0 => {}
+            Ok(_) | Err(MZError::Buf) => return Err(structure("the deflate stream has no end")),
+            Err(_) => return Err(structure("the bytes are no deflate stream")),
+        }
+    }
+    match payload.end().saturating_sub(at) {
+        0 if made == size => Ok(()),
+        0 => Err(structure(format!("the deflated bytes inflate to {made}, not to the {size} stated"))),
+        rest => Err(structure(format!("{rest} byte(s) after the end of the deflate stream"))),
+    }
+}
