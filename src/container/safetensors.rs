@@ -206,4 +206,5 @@ fn halve(shape: &mut Dims) -> Option<()> {
 }
 
 #[cfg(test)]
+#[expect(clippy::as_conversions, reason = "the builders write small numbers of their own")]
 mod tests;
