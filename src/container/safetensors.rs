@@ -104,7 +104,7 @@ fn check_text(bytes: &[u8]) -> Result<&str> {
         let text = format!("the header starts with {:?}, not with '{{'", text.chars().next());
         return Err(Error::new(Code::StHeader, text).at(LENGTH_LEN));
     }
-    if text.ends_with(['\n', '\r', '\t', '\0']) {
+    if text.trim_end_matches(' ').ends_with(['\n', '\r', '\t', '\0']) {
         return Err(Error::new(Code::StHeader, "the header is padded with other bytes than spaces"));
     }
     Ok(text)
@@ -206,4 +206,5 @@ fn halve(shape: &mut Dims) -> Option<()> {
 }
 
 #[cfg(test)]
+#[expect(clippy::as_conversions, reason = "the builders write small numbers of their own")]
 mod tests;

@@ -1,1 +1,160 @@
+//! Which files a path stands for.
 
+use std::fs;
+
+use super::*;
+
+/// A directory with these files; an index's content follows its name after `=`.
+fn directory(files: &[&str]) -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    for file in files {
+        let (name, content) = file.split_once('=').unwrap_or((file, "x"));
+        fs::write(directory.path().join(name), content).unwrap();
+    }
+    directory
+}
+
+fn resolve_one(path: &Path) -> Result<Shards> {
+    resolve(&[path.to_owned()], &Limits::default())
+}
+
+/// The names of the files picked from a directory of these files.
+fn picked(files: &[&str]) -> Result<Vec<String>> {
+    let directory = directory(files);
+    let names = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().into_owned();
+    Ok(resolve_one(directory.path())?.files.iter().map(names).collect())
+}
+
+#[test]
+fn a_file_is_itself_and_a_list_keeps_its_order() {
+    let directory = directory(&["a.bin", "b.bin"]);
+    let [a, b] = ["a.bin", "b.bin"].map(|name| directory.path().join(name));
+    assert_eq!(resolve_one(&a).unwrap().files, std::slice::from_ref(&a));
+    assert_eq!(resolve(&[b.clone(), a.clone()], &Limits::default()).unwrap().files, [b, a.clone()]);
+    let with_directory = [a, directory.path().to_owned()];
+    assert_eq!(resolve(&with_directory, &Limits::default()).unwrap_err().code(), Code::Value);
+    assert_eq!(resolve(&[], &Limits::default()).unwrap_err().code(), Code::Value);
+    assert_eq!(resolve_one(Path::new("/nonexistent/x.pt")).unwrap_err().code(), Code::Io);
+}
+
+const INDEX: &str =
+    r#"={"metadata":{"total_size":12,"by":"me","x":[1]},"weight_map":{"v":"2.st","w":"1.st"}}"#;
+
+#[test]
+fn an_index_says_which_file_holds_what() {
+    let directory = directory(&[&format!("model.safetensors.index.json{INDEX}"), "1.st", "2.st", "3.st"]);
+    for path in [directory.path().to_owned(), directory.path().join("model.safetensors.index.json")] {
+        let shards = resolve_one(&path).unwrap();
+        assert_eq!(shards.files, ["1.st", "2.st"].map(|name| directory.path().join(name)));
+        let map = shards.weight_map.unwrap();
+        assert_eq!((map["v"], map["w"]), (1, 0));
+        let pairs = [("by", "me"), ("total_size", "12"), ("x", "[1]")];
+        assert_eq!(shards.metadata, pairs.map(|(key, value)| (key.to_owned(), value.to_owned())));
+    }
+    let error = resolve(&[directory.path().to_owned()], &Limits { index_bytes: 9, ..Limits::default() });
+    assert_eq!(error.unwrap_err().code(), Code::Limit);
+}
+
+#[test]
+fn an_index_of_another_form_is_refused() {
+    for index in [
+        "",
+        "[]",
+        "{}",
+        "{\"weight_map\":1}",
+        r#"{"weight_map":{"w":1}}"#,
+        r#"{"weight_map":{"w":"1.st","w":"1.st"}}"#,
+        r#"{"weight_map":{},"weight_map":{}}"#,
+        r#"{"weight_map":{"w":"../1.st"}}"#,
+        r#"{"weight_map":{"w":"/etc/passwd"}}"#,
+        r#"{"weight_map":{"w":".."}}"#,
+        r#"{"weight_map":{"w":""}}"#,
+        r#"{"weight_map":{"w":"a\\b"}}"#,
+        r#"{"weight_map":{"w":"C:x"}}"#,
+        r#"{"weight_map":{"w":"a\u0000b"}}"#,
+        r#"{"weight_map":{"w":"1.st"}} x"#,
+    ] {
+        let directory = directory(&[&format!("model.safetensors.index.json={index}"), "1.st"]);
+        let error = resolve_one(directory.path()).unwrap_err();
+        assert_eq!(error.code(), Code::IndexFormat, "{index}");
+        assert!(error.path().is_some());
+    }
+}
+
+#[test]
+fn all_missing_shards_are_named() {
+    let error = picked(&[&format!("model.safetensors.index.json{INDEX}")]).unwrap_err();
+    assert_eq!(error.code(), Code::ShardMissing);
+    assert!(error.message().contains("1.st, 2.st"), "{error}");
+    let error = picked(&["m-00002-of-00004.safetensors", "m-00004-of-00004.safetensors"]).unwrap_err();
+    assert_eq!(error.code(), Code::ShardMissing);
+    assert!(
+        error.message().contains("m-00001-of-00004.safetensors, m-00003-of-00004.safetensors"),
+        "{error}"
+    );
+    let error = picked(&["consolidated.00.pth", "consolidated.02.pth"]).unwrap_err();
+    assert!(error.message().contains(": consolidated.01.pth"), "{error}");
+}
+
+#[test]
+fn a_dangling_link_is_a_missing_shard() {
+    let directory = directory(&[&format!("model.safetensors.index.json{INDEX}"), "1.st"]);
+    std::os::unix::fs::symlink("/nonexistent/blob", directory.path().join("2.st")).unwrap();
+    assert_eq!(resolve_one(directory.path()).unwrap_err().code(), Code::ShardMissing);
+    fs::remove_file(directory.path().join("2.st")).unwrap();
+    std::os::unix::fs::symlink("1.st", directory.path().join("2.st")).unwrap();
+    assert_eq!(resolve_one(directory.path()).unwrap().files.len(), 2);
+}
+
+#[test]
+fn a_directory_is_searched_in_order() {
+    let index = "=".to_owned() + r#"{"weight_map":{"w":"s.bin"}}"#;
+    let other = format!("x.safetensors.index.json{index}");
+    for (files, want) in [
+        (&["model.safetensors", &other, "s.bin"][..], &["model.safetensors"][..]),
+        (&["adapter_model.safetensors", &other, "s.bin"], &["s.bin"]),
+        (&["adapter_model.safetensors", "x.safetensors"], &["adapter_model.safetensors"]),
+        (&["consolidated.safetensors", "a-00001-of-00001.safetensors"], &["consolidated.safetensors"]),
+        (
+            &["a-00002-of-00002.safetensors", "a-00001-of-00002.safetensors", "x.sft"],
+            &["a-00001-of-00002.safetensors", "a-00002-of-00002.safetensors"],
+        ),
+        (&["x.sft", "config.json"], &["x.sft"]),
+        (&["pytorch_model.bin", "training_args.bin", "optimizer.pt"], &["pytorch_model.bin"]),
+        (&["pytorch_model-00001-of-00001.bin", "consolidated.00.pth"], &["pytorch_model-00001-of-00001.bin"]),
+        (&["consolidated.00.pth", "consolidated.01.pth"], &["consolidated.00.pth", "consolidated.01.pth"]),
+        (&["x.ckpt", "training_args.bin", ".hidden.pt"], &["x.ckpt"]),
+        (&["training_args.bin"], &["training_args.bin"]),
+        (&["model.safetensors", "pytorch_model.bin"], &["model.safetensors"]),
+        // Variants only where there is nothing plain.
+        (&["model.fp16.safetensors", "model.safetensors"], &["model.safetensors"]),
+        (&["model.fp16.safetensors", "vae.safetensors"], &["model.fp16.safetensors"]),
+        (
+            &["model-00001-of-00001.fp16.safetensors", "model-00001-of-00001.safetensors"],
+            &["model-00001-of-00001.safetensors"],
+        ),
+        (&["model.fp16-00001-of-00001.safetensors"], &["model.fp16-00001-of-00001.safetensors"]),
+    ] {
+        assert_eq!(picked(files).unwrap(), want, "{files:?}");
+    }
+    let variant = format!("model.safetensors.index.fp16.json{index}");
+    assert_eq!(picked(&[&variant, "s.bin", "a-00001-of-00001.fp16.safetensors"]).unwrap(), ["s.bin"]);
+}
+
+#[test]
+fn unrelated_files_and_none_are_told_apart() {
+    let error = picked(&["a.safetensors", "b.safetensors"]).unwrap_err();
+    assert_eq!(error.code(), Code::UnknownFormat);
+    assert!(error.next_step().unwrap().contains("a.safetensors, b.safetensors"));
+    // A03
+    let error = picked(&["config.json"]).unwrap_err();
+    assert_eq!(error.code(), Code::UnknownFormat);
+    assert!(error.next_step().unwrap().contains("pytorch_model.bin"));
+}
+
+#[test]
+fn safetensors_are_preferred_with_a_note() {
+    let notes = |files: &[&str]| resolve_one(directory(files).path()).unwrap().notes.len();
+    assert_eq!(notes(&["model.safetensors", "pytorch_model.bin"]), 1);
+    assert_eq!(notes(&["model.safetensors", "training_args.bin"]), 0);
+}

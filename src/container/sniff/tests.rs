@@ -1,1 +1,103 @@
+//! What each kind of content is taken for (ids from the attack matrix).
 
+use std::sync::Arc;
+
+use super::*;
+
+fn sniffed(bytes: &[u8]) -> Result<Format> {
+    sniff(&Source::memory(Arc::new(bytes.to_vec())))
+}
+
+fn code(bytes: &[u8]) -> Option<Code> {
+    sniffed(bytes).err().map(|error| error.code())
+}
+
+const EMPTY_ZIP: &[u8] = b"PK\x05\x06\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+
+#[test]
+fn checkpoints_are_told_by_content() {
+    // A13, A14, A15: no name is asked
+    assert_eq!(sniffed(b"PK\x03\x04........").unwrap(), Format::Zip);
+    assert_eq!(sniffed(b"\x02\0\0\0\0\0\0\0{}").unwrap(), Format::Safetensors);
+    assert_eq!(sniffed(b"\x80\x02}.").unwrap(), Format::Pickle);
+    assert_eq!(sniffed(b"(dp0\n.").unwrap(), Format::Pickle);
+    let tar = [vec![b'x'; 257], b"ustar\x0000".to_vec(), vec![0; 300]].concat();
+    assert_eq!(sniffed(&tar).unwrap(), Format::Tar);
+}
+
+#[test]
+fn a_legacy_stream_with_a_zip_appended_is_legacy() {
+    // A08
+    let bytes = [LEGACY_MAGIC, b"\x80\x02M\xe9\x03.", EMPTY_ZIP].concat();
+    assert_eq!(sniffed(&bytes).unwrap(), Format::LegacyTorch);
+}
+
+#[test]
+fn a_bad_safetensors_header_is_left_to_its_reader() {
+    // S03, S05, S06, S11
+    let with = |length: u64, header: &[u8]| [&length.to_le_bytes()[..], header].concat();
+    for bytes in [
+        with(1 << 63, b"{}"),
+        with(1 << 20, b"{\"a\":1}"),
+        with(0, b"{}"),
+        with(4, b"{\xff\xff}"),
+        with(3, b" {}"),
+        with(5, b"\xef\xbb\xbf{}"),
+        with(2, b"{\"a\":1}"),
+    ] {
+        assert_eq!(sniffed(&bytes).unwrap(), Format::Safetensors, "{bytes:?}");
+    }
+}
+
+#[test]
+fn short_files_are_unknown() {
+    // A01, A02, S01
+    for bytes in [&b""[..], b"P", b"\x80\x02", b"abc", b"abcdefg", b"\0\0\0\0\0\0\0\0"] {
+        assert_eq!(code(bytes), Some(Code::UnknownFormat), "{bytes:?}");
+    }
+    assert!(sniffed(b"").unwrap_err().message().contains("empty"));
+}
+
+#[test]
+fn zips_that_start_otherwise_are_refused() {
+    // A10, A11, A09
+    assert_eq!(code(EMPTY_ZIP), Some(Code::ZipStructure));
+    assert_eq!(code(b"PK\x07\x08PK\x03\x04"), Some(Code::ZipStructure));
+    for junk in [&b"#!/bin/sh\n"[..], b"<html>", &[0; 100]] {
+        assert_eq!(code(&[junk, EMPTY_ZIP].concat()), Some(Code::ZipPrefix));
+    }
+}
+
+#[test]
+fn archives_of_other_kinds_are_to_be_unpacked_first() {
+    // A12
+    for (magic, name) in UNPACK_FIRST {
+        let error = sniffed(&[magic, &[0; 9][..]].concat()).unwrap_err();
+        assert_eq!(error.code(), Code::UnsupportedContainer);
+        assert!(error.message().contains(name));
+    }
+}
+
+#[test]
+fn what_is_no_checkpoint_is_named() {
+    // A16 and its kin
+    let npz = [b"PK\x03\x04", &[0; 22][..], &[9, 0, 0, 0], b"arr_0.npy"].concat();
+    for (bytes, word) in [
+        (&b"version https://git-lfs.github.com/spec/v1\n"[..], "LFS"),
+        (b"\n <!DOCTYPE HTML>", "web page"),
+        (b"<Html lang=en>", "web page"),
+        (b"{\"metadata\": {", "JSON"),
+        (b"[some, text]", "no format"),
+        (b"{\n  \"a\"", "JSON"),
+        (b"GGUF\x03\0\0\0", "GGUF"),
+        (b"\x89HDF\r\n\x1a\n", "Keras"),
+        (b"\x93NUMPY\x01\0", ".npy"),
+        (&npz, ".npz"),
+        (b"\xde\xad\xbe\xef12345", "de ad be ef"),
+    ] {
+        let error = sniffed(bytes).unwrap_err();
+        assert_eq!(error.code(), Code::UnknownFormat);
+        assert!(error.message().contains(word), "{error}");
+        assert!(error.next_step().is_some());
+    }
+}

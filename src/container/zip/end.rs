@@ -31,18 +31,22 @@ pub(super) struct End {
 pub(super) fn find(source: &Source, trailing: Trailing) -> Result<End> {
     let tail = Tail::read(source)?;
     let record = tail.select(trailing)?;
-    let end = tail.parse(record).map_err(recode(Code::ZipStructure))?;
     let mut first = [0; 4];
-    if end.entries == 0 {
-        return Err(structure("the archive has no members"));
-    }
     source.read_at(0, &mut first)?;
-    if &first == b"PK\x03\x04" {
-        // An archive whose offsets count from a later start ends short of its end record, too.
-        return tail.meets(&end, record).map(|()| end);
+    match &first {
+        b"PK\x03\x04" => {}
+        b"PK\x05\x06" | b"PK\x06\x06" => return Err(structure("the archive has no members").at(0)),
+        _ => {
+            let text = "the archive does not start with a member, though it ends as a zip";
+            return Err(Error::new(Code::ZipPrefix, text).at(0));
+        }
     }
-    Err(Error::new(Code::ZipPrefix, "the archive does not start with a member, though it ends as a zip")
-        .at(0))
+    let end = tail.parse(record).map_err(recode(Code::ZipStructure))?;
+    if end.entries == 0 {
+        return Err(structure("the archive has no members").at(record));
+    }
+    tail.meets(&end, record)?;
+    Ok(end)
 }
 
 /// Whether the source ends with exactly one plausible end record, whatever it starts with.

@@ -197,4 +197,9 @@ fn recode(code: Code) -> impl Fn(Error) -> Error {
 }
 
 #[cfg(test)]
+#[expect(
+    clippy::as_conversions,
+    clippy::arithmetic_side_effects,
+    reason = "the builders write small numbers of their own"
+)]
 mod tests;

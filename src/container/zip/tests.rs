@@ -1,1 +1,549 @@
+//! Each rule of the strict zip door, by the smallest archive that breaks it (ids from the attack matrix).
 
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use super::*;
+
+mod large;
+
+/// One header's fields, as they will be written: change one to plant a defect.
+#[derive(Clone, Debug)]
+struct Fields {
+    name: Vec<u8>,
+    flags: u16,
+    method: u16,
+    crc: u32,
+    compressed_size: u32,
+    size: u32,
+    extra: Vec<u8>,
+}
+
+impl Fields {
+    /// Version needed to the extra field's length: the middle of both headers (APPNOTE 4.3.7, 4.3.12).
+    fn bytes(&self) -> Vec<u8> {
+        let mut out = vec![20, 0];
+        out.extend(self.flags.to_le_bytes());
+        out.extend(self.method.to_le_bytes());
+        out.extend([0; 4]);
+        out.extend(self.crc.to_le_bytes());
+        out.extend(self.compressed_size.to_le_bytes());
+        out.extend(self.size.to_le_bytes());
+        out.extend((self.name.len() as u16).to_le_bytes());
+        out.extend((self.extra.len() as u16).to_le_bytes());
+        out
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Entry {
+    local: Fields,
+    central: Fields,
+    payload: Vec<u8>,
+    descriptor: Vec<u8>,
+    signature: [u8; 4],
+    disk: u16,
+    /// The header's offset, where the directory lies about it.
+    header: Option<u32>,
+}
+
+fn entry(name: &str, payload: &[u8]) -> Entry {
+    let fields = Fields {
+        name: name.into(),
+        flags: 0,
+        method: 0,
+        crc: crc32fast::hash(payload),
+        compressed_size: payload.len() as u32,
+        size: payload.len() as u32,
+        extra: Vec::new(),
+    };
+    Entry {
+        local: fields.clone(),
+        central: fields,
+        payload: payload.to_vec(),
+        descriptor: Vec::new(),
+        signature: *b"PK\x03\x04",
+        disk: 0,
+        header: None,
+    }
+}
+
+/// As torch writes: zeros and padding in the local header, a descriptor after the payload.
+fn torch_entry(name: &str, payload: &[u8]) -> Entry {
+    let mut entry = entry(name, payload);
+    entry.descriptor.extend(b"PK\x07\x08");
+    for value in [entry.central.crc, entry.central.size, entry.central.size] {
+        entry.descriptor.extend(value.to_le_bytes());
+    }
+    (entry.local.flags, entry.central.flags) = (0x808, 0x808);
+    (entry.local.crc, entry.local.compressed_size, entry.local.size) = (0, 0, 0);
+    entry.local.extra = b"FB\x05\0ZZZZZ".to_vec();
+    entry
+}
+
+fn deflated(name: &str, payload: &[u8]) -> Entry {
+    let mut entry = entry(name, payload);
+    entry.payload = miniz_oxide::deflate::compress_to_vec(payload, 6);
+    for fields in [&mut entry.local, &mut entry.central] {
+        fields.method = 8;
+        fields.compressed_size = entry.payload.len() as u32;
+    }
+    entry
+}
+
+/// Writes an archive field by field; `None` means the true value.
+#[derive(Clone, Debug, Default)]
+struct ZipBuilder {
+    entries: Vec<Entry>,
+    disks: [u16; 2],
+    count: Option<u16>,
+    directory_size: Option<u32>,
+    directory_start: Option<u32>,
+    zip64: bool,
+    zip64_count: Option<u64>,
+    locator: Option<u64>,
+    comment: Vec<u8>,
+    comment_len: Option<u16>,
+}
+
+impl ZipBuilder {
+    fn new(entries: impl IntoIterator<Item = Entry>) -> ZipBuilder {
+        ZipBuilder { entries: entries.into_iter().collect(), ..ZipBuilder::default() }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let (mut out, mut directory) = (Vec::new(), Vec::new());
+        for entry in &self.entries {
+            let header = entry.header.unwrap_or(out.len() as u32);
+            out.extend(entry.signature);
+            for part in [&entry.local.bytes(), &entry.local.name, &entry.local.extra] {
+                out.extend(part);
+            }
+            out.extend(&entry.payload);
+            out.extend(&entry.descriptor);
+            directory.extend(b"PK\x01\x02\x14\0");
+            directory.extend(entry.central.bytes());
+            directory.extend([0, 0]);
+            directory.extend(entry.disk.to_le_bytes());
+            directory.extend([0; 6]);
+            directory.extend(header.to_le_bytes());
+            directory.extend(&entry.central.name);
+            directory.extend(&entry.central.extra);
+        }
+        let start = out.len() as u64;
+        out.extend(&directory);
+        let end = out.len() as u64;
+        if self.zip64 {
+            out.extend(b"PK\x06\x06\x2c\0\0\0\0\0\0\0\x2d\0\x2d\0\0\0\0\0\0\0\0\0");
+            let count = self.zip64_count.unwrap_or(self.entries.len() as u64);
+            for value in [count, count, end - start, start] {
+                out.extend(value.to_le_bytes());
+            }
+            out.extend(b"PK\x06\x07\0\0\0\0");
+            out.extend(self.locator.unwrap_or(end).to_le_bytes());
+            out.extend([1, 0, 0, 0]);
+        }
+        out.extend(b"PK\x05\x06");
+        let count = self.count.unwrap_or(self.entries.len() as u16);
+        for value in [self.disks[0], self.disks[1], count, count] {
+            out.extend(value.to_le_bytes());
+        }
+        out.extend(self.directory_size.unwrap_or((end - start) as u32).to_le_bytes());
+        out.extend(self.directory_start.unwrap_or(start as u32).to_le_bytes());
+        out.extend(self.comment_len.unwrap_or(self.comment.len() as u16).to_le_bytes());
+        out.extend(&self.comment);
+        out
+    }
+}
+
+fn open_with(bytes: Vec<u8>, trailing: Trailing) -> Result<Archive> {
+    Archive::open(&Source::memory(Arc::new(bytes)), &Limits::default(), trailing)
+}
+
+fn open(bytes: Vec<u8>) -> Result<Archive> {
+    open_with(bytes, Trailing::Error)
+}
+
+/// The code that opening, or else touching and reading all members, gives.
+fn code_of(bytes: Vec<u8>) -> Option<Code> {
+    let read_all = |archive: Archive| {
+        for index in 0..archive.members().len() {
+            archive.payload(index)?;
+            archive.read(index, "pickle_bytes", 1 << 20)?;
+            archive.verify(index)?;
+        }
+        Ok(())
+    };
+    open(bytes).and_then(read_all).err().map(|error| error.code())
+}
+
+fn small() -> ZipBuilder {
+    let mut builder = ZipBuilder::new([
+        torch_entry("a/data.pkl", b"\x80\x02}."),
+        entry("a/data/0", b"01234567"),
+        deflated("a/x", b"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab"),
+    ]);
+    builder.zip64 = true;
+    builder
+}
+
+/// The code for the small archive with one defect planted.
+fn planted(defect: impl FnOnce(&mut ZipBuilder)) -> Option<Code> {
+    let mut builder = small();
+    defect(&mut builder);
+    code_of(builder.bytes())
+}
+
+fn entry_planted(index: usize, defect: impl FnOnce(&mut Entry)) -> Option<Code> {
+    planted(|builder| defect(&mut builder.entries[index]))
+}
+
+#[test]
+fn members_are_read_as_they_were_written() {
+    let archive = open(small().bytes()).unwrap();
+    let names: Vec<_> = archive.members().iter().map(Member::name).collect();
+    assert_eq!(names, ["a/data.pkl", "a/data/0", "a/x"]);
+    assert_eq!(archive.find("a/data/0"), Some(1));
+    assert_eq!(archive.find("data/0"), None);
+    assert!(archive.has_checksums());
+    assert_eq!(archive.read(0, "pickle_bytes", 4).unwrap(), b"\x80\x02}.");
+    let payload = archive.payload(1).unwrap();
+    assert_eq!(archive.source.read_vec(payload.start(), payload.len()).unwrap(), b"01234567");
+    assert!(archive.members()[2].is_compressed());
+    assert_eq!(archive.read_inflated(2, 34).unwrap(), b"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab");
+    assert_eq!(archive.read_inflated(2, 33).unwrap_err().code(), Code::StorageBounds);
+    assert_eq!(archive.read(1, "pickle_bytes", 7).unwrap_err().code(), Code::Limit);
+}
+
+#[test]
+fn the_end_record_is_one_and_at_the_end() {
+    // Z01
+    let bytes = small().bytes();
+    let error = open(bytes[..bytes.len() - 22].to_vec()).unwrap_err();
+    assert_eq!(error.code(), Code::ZipAmbiguous);
+    assert!(error.message().contains("missing"), "{error}");
+    // Z02, and the comment that is fine
+    assert_eq!(planted(|zip| zip.comment_len = Some(9)), Some(Code::ZipAmbiguous));
+    assert_eq!(planted(|zip| zip.comment = b"hello".to_vec()), None);
+    // Z03: the inner one reaches the end too, or is mere bytes
+    let inner = ZipBuilder::default().bytes();
+    assert_eq!(planted(|zip| zip.comment = inner), Some(Code::ZipAmbiguous));
+    assert_eq!(planted(|zip| zip.comment = b"PK\x05\x06".to_vec()), Some(Code::ZipAmbiguous));
+}
+
+#[test]
+fn trailing_bytes_are_refused_unless_asked_for() {
+    // Z04
+    for builder in [small(), ZipBuilder { zip64: false, ..small() }] {
+        let mut bytes = builder.bytes();
+        bytes.extend([0; 1000]);
+        assert_eq!(open(bytes.clone()).unwrap_err().code(), Code::ZipTrailing);
+        assert_eq!(open_with(bytes, Trailing::Ignore).unwrap().members().len(), 3);
+    }
+}
+
+#[test]
+fn the_directory_does_not_contradict_itself() {
+    // Z05
+    for zip64 in [true, false] {
+        let broken = Some(Code::ZipStructure);
+        assert_eq!(planted(|zip| (zip.zip64, zip.directory_start) = (zip64, Some(0))), broken);
+        assert_eq!(planted(|zip| (zip.zip64, zip.directory_start) = (zip64, Some(0xffff_fff0))), broken);
+        assert_eq!(planted(|zip| (zip.zip64, zip.directory_size) = (zip64, Some(0xffff))), broken);
+        // Z06
+        assert_eq!(planted(|zip| (zip.zip64, zip.count) = (zip64, Some(2))), broken);
+        assert_eq!(planted(|zip| (zip.zip64, zip.count) = (zip64, Some(4))), broken);
+        // Z07
+        assert_eq!(planted(|zip| (zip.zip64, zip.disks) = (zip64, [1, 0])), broken);
+        assert_eq!(planted(|zip| (zip.zip64, zip.disks) = (zip64, [0, 1])), broken);
+    }
+    assert_eq!(entry_planted(0, |entry| entry.disk = 1), Some(Code::ZipStructure));
+    // Z08
+    assert_eq!(planted(|zip| zip.zip64_count = Some(2)), Some(Code::ZipStructure));
+    assert_eq!(
+        planted(|zip| (zip.count, zip.zip64_count) = (Some(0xffff), Some(2))),
+        Some(Code::ZipStructure)
+    );
+    assert_eq!(planted(|zip| zip.count = Some(0xffff)), None);
+    assert_eq!(planted(|zip| zip.directory_start = Some(u32::MAX)), None);
+    // Z09
+    for offset in [0, 1 << 40, u64::MAX] {
+        assert_eq!(planted(|zip| zip.locator = Some(offset)), Some(Code::ZipStructure));
+    }
+    assert_eq!(code_of(ZipBuilder::default().bytes()), Some(Code::ZipStructure));
+}
+
+#[test]
+fn zip64_fields_are_there_exactly_for_sentinels() {
+    // Z10: superfluous, repeated, short; Z11: absent
+    let broken = Some(Code::ZipStructure);
+    let field = |len: u16| [&[1, 0][..], &len.to_le_bytes(), &vec![8; len.into()]].concat();
+    assert_eq!(entry_planted(0, |entry| entry.central.extra = field(8)), broken);
+    assert_eq!(entry_planted(0, |entry| entry.central.extra = [field(0), field(0)].concat()), broken);
+    assert_eq!(entry_planted(0, |entry| entry.central.extra = vec![1, 0, 9]), broken);
+    assert_eq!(entry_planted(0, |entry| entry.central.size = u32::MAX), broken);
+    let sentinel = |extra: Vec<u8>| {
+        entry_planted(1, |entry| {
+            entry.central.size = u32::MAX;
+            entry.central.extra = extra;
+        })
+    };
+    assert_eq!(sentinel(field(4)), broken);
+    assert_eq!(sentinel(field(16)), broken);
+    assert_eq!(sentinel([1, 0, 8, 0, 8, 0, 0, 0, 0, 0, 0, 0].to_vec()), None);
+}
+
+#[test]
+fn the_local_header_agrees_with_the_directory() {
+    let mismatch = Some(Code::ZipMismatch);
+    // Z12, Z13, Z14, Z16
+    assert_eq!(entry_planted(0, |entry| entry.signature = *b"PK\x03\x05"), Some(Code::ZipPrefix));
+    assert_eq!(entry_planted(1, |entry| entry.signature = *b"PK\x03\x05"), mismatch);
+    assert_eq!(entry_planted(0, |entry| entry.local.name = b"a/data.pkk".to_vec()), mismatch);
+    assert_eq!(entry_planted(0, |entry| entry.local.name = b"a/data.pk".to_vec()), mismatch);
+    assert_eq!(entry_planted(1, |entry| entry.local.method = 8), mismatch);
+    assert_eq!(entry_planted(1, |entry| entry.local.flags = 1), mismatch);
+    // Z15
+    assert_eq!(entry_planted(1, |entry| entry.local.crc = 0), mismatch);
+    assert_eq!(entry_planted(1, |entry| entry.local.size = 0), mismatch);
+    assert_eq!(entry_planted(1, |entry| entry.local.compressed_size = u32::MAX), mismatch);
+    // Z33
+    for byte in [0, 4, 8, 12] {
+        assert_eq!(entry_planted(0, |entry| entry.descriptor[byte] ^= 1), mismatch);
+    }
+    assert_eq!(entry_planted(0, |entry| entry.descriptor.clear()), Some(Code::RecordOverlap));
+    // A second local zip64 field, one of an odd length, one with another value.
+    let extra = |bytes: &[u8]| entry_planted(1, |entry| entry.local.extra = bytes.to_vec());
+    assert_eq!(extra(&[1, 0, 4, 0, 0, 0, 0, 0]), mismatch);
+    assert_eq!(extra(&[1, 0, 8, 0, 1, 0, 0, 0, 0, 0, 0, 0]), mismatch);
+    assert_eq!(extra(&[9, 0, 0, 0, 0]), None);
+}
+
+#[test]
+fn a_name_stands_once() {
+    // Z17: the good one first, the bad one first
+    for payloads in [[b"good", b"evil"], [b"evil", b"good"]] {
+        let zip = ZipBuilder::new(payloads.map(|payload| entry("a/data.pkl", payload)));
+        assert_eq!(code_of(zip.bytes()), Some(Code::ZipDuplicate));
+    }
+}
+
+#[test]
+fn names_are_read_alike_by_everybody() {
+    // Z24 to Z29
+    let long = "a/".to_owned() + &"x".repeat(510);
+    for name in ["a\\b", "a/../b", "..", "/a", "C:a", "c:/a", "a\0b", "", "/", "a//b", "a/./b", &long] {
+        let code = code_of(ZipBuilder::new([entry(name, b"x")]).bytes());
+        assert_eq!(code, Some(Code::ZipName), "{name:?}");
+    }
+    for flags in [0, 0x800] {
+        let mut entry = entry("a", b"x");
+        for fields in [&mut entry.local, &mut entry.central] {
+            (fields.name, fields.flags) = (b"a/\xff".to_vec(), flags);
+        }
+        assert_eq!(code_of(ZipBuilder::new([entry]).bytes()), Some(Code::ZipName));
+    }
+    for name in ["a/..b", "\u{6a21}/data.pkl", &long[..511], "a b/c:d"] {
+        assert_eq!(code_of(ZipBuilder::new([entry(name, b"x")]).bytes()), None, "{name:?}");
+    }
+}
+
+#[test]
+fn a_unicode_name_field_holds_the_same_name() {
+    let extra = |name: &[u8]| {
+        let len = (name.len() as u16 + 5).to_le_bytes();
+        [&b"up"[..], &len, &[1, 0, 0, 0, 0], name].concat()
+    };
+    assert_eq!(entry_planted(1, |entry| entry.central.extra = extra(b"a/data/0")), None);
+    assert_eq!(entry_planted(1, |entry| entry.central.extra = extra(b"a/data/1")), Some(Code::ZipName));
+    assert_eq!(entry_planted(1, |entry| entry.local.extra = extra(b"a/data/1")), Some(Code::ZipName));
+}
+
+#[test]
+fn members_share_no_bytes() {
+    // Z30, R15
+    assert_eq!(entry_planted(2, |entry| entry.header = Some(0)), Some(Code::RecordOverlap));
+    // Z31: the sizes lie beyond the next header
+    let lie = |entry: &mut Entry| {
+        for fields in [&mut entry.local, &mut entry.central] {
+            (fields.size, fields.compressed_size) = (60, 60);
+        }
+    };
+    assert_eq!(entry_planted(1, lie), Some(Code::RecordOverlap));
+    // ... by less than the directory alone can tell: the extra field pushes the payload
+    let slight = |entry: &mut Entry| {
+        entry.local.extra = vec![0; 4];
+        for fields in [&mut entry.local, &mut entry.central] {
+            (fields.size, fields.compressed_size) = (10, 10);
+        }
+    };
+    assert_eq!(entry_planted(1, slight), Some(Code::RecordOverlap));
+    // Z32
+    assert_eq!(entry_planted(1, |entry| entry.central.size = 9), Some(Code::ZipMismatch));
+    // Past the directory
+    assert_eq!(entry_planted(2, |entry| entry.header = Some(4000)), Some(Code::RecordOverlap));
+}
+
+#[test]
+fn bytes_before_the_first_member_are_refused() {
+    // A09 with the offsets moved along, and with the offsets as they were
+    assert_eq!(code_of([b"junk".to_vec(), small().bytes()].concat()), Some(Code::ZipPrefix));
+    let mut moved = ZipBuilder::new([entry("a/b", b"x"), entry("a/c", b"y")]);
+    moved.entries[0].header = Some(34);
+    moved.entries[1].header = Some(34);
+    moved.entries.truncate(1);
+    assert_eq!(code_of(moved.bytes()), Some(Code::ZipPrefix));
+}
+
+#[test]
+fn checksums_are_checked_unless_none_was_computed() {
+    // Z34
+    assert_eq!(entry_planted(1, |entry| entry.payload[0] ^= 1), Some(Code::ZipCrc));
+    let wrong = |entry: &mut Entry| (entry.local.crc, entry.central.crc) = (1, 1);
+    assert_eq!(entry_planted(2, wrong), Some(Code::ZipCrc));
+    let zero = |entry: &mut Entry| {
+        (entry.local.crc, entry.central.crc) = (0, 0);
+        if let Some(crc) = entry.descriptor.get_mut(4..8) {
+            crc.fill(0);
+        }
+    };
+    assert_eq!(entry_planted(1, zero), Some(Code::ZipCrc));
+    // Z34b
+    let mut builder = small();
+    builder.entries.iter_mut().for_each(zero);
+    assert!(!open(builder.bytes()).unwrap().has_checksums());
+    assert_eq!(code_of(builder.bytes()), None);
+}
+
+#[test]
+fn inflation_is_bounded_and_exact() {
+    // Z36: refused by the stated size
+    let bomb = ZipBuilder::new([deflated("a/data.pkl", &vec![0; 4 << 20])]);
+    let error = open(bomb.bytes()).unwrap().read(0, "pickle_bytes", 1 << 20).unwrap_err();
+    assert_eq!(error.code(), Code::Limit);
+    assert!(error.message().contains("pickle_bytes"));
+    // ... and by the true one
+    let set = |size: u32| {
+        let mut bomb = bomb.clone();
+        let entry = &mut bomb.entries[0];
+        for fields in [&mut entry.local, &mut entry.central] {
+            fields.size = size;
+        }
+        code_of(bomb.bytes())
+    };
+    assert_eq!(set(1000), Some(Code::ZipStructure));
+    assert_eq!(set(1 << 20), Some(Code::ZipStructure));
+    // Z40
+    let resized = |len: usize, size: u32| {
+        entry_planted(2, |entry| {
+            entry.payload.resize(len, 0);
+            for fields in [&mut entry.local, &mut entry.central] {
+                (fields.compressed_size, fields.size) = (len as u32, size);
+            }
+        })
+    };
+    let len = small().entries[2].payload.len();
+    assert_eq!(resized(len, 34), None);
+    assert_eq!(resized(len + 1, 34), Some(Code::ZipStructure));
+    assert_eq!(resized(len - 1, 34), Some(Code::ZipStructure));
+    assert_eq!(resized(len, 33), Some(Code::ZipStructure));
+    assert_eq!(resized(len, 35), Some(Code::ZipStructure));
+    assert_eq!(resized(0, 34), Some(Code::ZipStructure));
+}
+
+#[test]
+fn long_members_inflate_in_pieces() {
+    let payload: Vec<u8> = (0..300_000_u32).flat_map(|n| (n.wrapping_mul(n) >> 3).to_le_bytes()).collect();
+    let archive = open(ZipBuilder::new([deflated("a/data/0", &payload)]).bytes()).unwrap();
+    assert!(archive.read_inflated(0, payload.len() as u64).unwrap() == payload);
+    archive.verify(0).unwrap();
+}
+
+#[test]
+fn other_methods_and_encryption_are_unsupported() {
+    // Z38
+    for method in [1, 9, 12, 14, 93, 95, 99] {
+        let set = |entry: &mut Entry| (entry.local.method, entry.central.method) = (method, method);
+        assert_eq!(entry_planted(1, set), Some(Code::ZipUnsupported));
+    }
+    // Z39
+    for bit in [0, 5, 6, 13] {
+        let set = |entry: &mut Entry| (entry.local.flags, entry.central.flags) = (1 << bit, 1 << bit);
+        assert_eq!(entry_planted(1, set), Some(Code::ZipUnsupported));
+    }
+}
+
+#[test]
+fn the_number_of_members_is_limited() {
+    // Z41, without writing a million members: the count alone is asked first
+    let limits = Limits { entries: 2, ..Limits::default() };
+    let error = Archive::open(&Source::memory(Arc::new(small().bytes())), &limits, Trailing::Error);
+    assert!(error.unwrap_err().message().contains("entries"));
+    let limits = Limits { directory_bytes: 50, ..Limits::default() };
+    let error = Archive::open(&Source::memory(Arc::new(small().bytes())), &limits, Trailing::Error);
+    assert!(error.unwrap_err().message().contains("directory_bytes"));
+}
+
+#[test]
+fn nested_archives_and_odd_alignment_records_are_only_bytes() {
+    // Z45, Z48, Z49
+    let inner = small().bytes();
+    let outer = ZipBuilder::new([
+        entry("a/.storage_alignment", b"-1"),
+        entry("a/.data/x.pkl", b"\x80\x02."),
+        entry("a/inner.zip", &inner),
+    ]);
+    assert_eq!(code_of(outer.bytes()), None);
+    assert_eq!(open(outer.bytes()).unwrap().read(2, "pickle_bytes", 9999).unwrap(), inner);
+}
+
+#[test]
+fn a_directory_holds_no_bytes() {
+    // Z50
+    assert_eq!(code_of(ZipBuilder::new([entry("a/data/", b"x")]).bytes()), Some(Code::ZipStructure));
+    let archive = open(ZipBuilder::new([entry("a/data/", b"")]).bytes()).unwrap();
+    assert!(archive.members()[0].is_directory());
+}
+
+#[test]
+fn a_cut_archive_is_an_error() {
+    // A17
+    let bytes = small().bytes();
+    for len in 0..bytes.len() {
+        assert!(code_of(bytes[..len].to_vec()).is_some(), "cut to {len}");
+    }
+}
+
+#[test]
+fn a_flipped_bit_gives_an_error_or_the_same_bytes() {
+    let bytes = small().bytes();
+    let all = |archive: Archive| -> Result<Vec<Vec<u8>>> {
+        (0..archive.members().len()).map(|index| archive.read(index, "pickle_bytes", 1 << 20)).collect()
+    };
+    let want = open(bytes.clone()).and_then(all).unwrap();
+    for bit in 0..bytes.len() * 8 {
+        let mut bytes = bytes.clone();
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        if let Ok(found) = open(bytes).and_then(all) {
+            assert_eq!(found, want, "bit {bit}");
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_between_true_ends_never_panic(
+        body in prop::collection::vec(any::<u8>(), 0..400),
+        count in 0_u16..4,
+        start in 0_u32..500,
+    ) {
+        let mut bytes = [b"PK\x03\x04".to_vec(), body].concat();
+        let size = (bytes.len() as u32).saturating_sub(start);
+        bytes.extend(b"PK\x05\x06\0\0\0\0");
+        bytes.extend([count.to_le_bytes(), count.to_le_bytes()].concat());
+        bytes.extend([size.to_le_bytes(), start.to_le_bytes()].concat());
+        bytes.extend([0, 0]);
+        code_of(bytes);
+    }
+}

@@ -1,0 +1,78 @@
+//! Files by their real writers (see `tests/data/make_containers.py`) open and hold what was put in.
+
+use std::path::PathBuf;
+
+use rustload::bytes::Source;
+use rustload::container::safetensors::Header;
+use rustload::container::zip::{Archive, Trailing};
+use rustload::container::{Format, sniff};
+use rustload::dtype::DType;
+use rustload::limits::Limits;
+
+fn source(name: &str) -> Source {
+    let path: PathBuf = [env!("CARGO_MANIFEST_DIR"), "tests/data/containers", name].iter().collect();
+    Source::open(&path).expect("a committed file")
+}
+
+/// The bytes of the member whose name ends so, whatever the root is called.
+fn member(archive: &Archive, ending: &str) -> Vec<u8> {
+    let is_it = |member: &rustload::container::zip::Member| member.name().ends_with(ending);
+    let index = archive.members().iter().position(is_it).expect("a member of this name");
+    archive.read(index, "pickle_bytes", 1 << 20).expect("a readable member")
+}
+
+#[test]
+fn archives_of_every_writer_open() {
+    let want: Vec<u8> = (0_u8..6).flat_map(|n| f32::from(n).to_le_bytes()).collect();
+    let mut seen = 0;
+    for name in [
+        "torch.pt",
+        "no_crc.pt",
+        "zipfile.pt",
+        "zipfile_deflated.pt",
+        "zipfile_streamed.pt",
+        "info_zip.pt",
+        "info_zip_piped.pt",
+    ] {
+        let source = source(name);
+        assert_eq!(sniff(&source).unwrap(), Format::Zip, "{name}");
+        let archive = Archive::open(&source, &Limits::default(), Trailing::Error).expect(name);
+        assert_eq!(archive.has_checksums(), name != "no_crc.pt");
+        assert_eq!(member(&archive, "/data/0"), want, "{name}");
+        assert_eq!(member(&archive, "/version"), b"3\n", "{name}");
+        for index in 0..archive.members().len() {
+            archive.verify(index).expect(name);
+        }
+        seen += 1;
+    }
+    assert_eq!(seen, 7);
+}
+
+#[test]
+fn torch_aligns_its_payloads() {
+    let archive = Archive::open(&source("torch.pt"), &Limits::default(), Trailing::Error).unwrap();
+    let index = archive.find("torch/data/0").unwrap();
+    assert_eq!(archive.payload(index).unwrap().start() % 64, 0);
+    assert!(!archive.members()[index].is_compressed());
+}
+
+#[test]
+fn a_streamed_zip64_member_opens() {
+    let archive = Archive::open(&source("zipfile_zip64.pt"), &Limits::default(), Trailing::Error).unwrap();
+    assert_eq!(member(&archive, "/data.pkl"), b"\x80\x02}.");
+}
+
+#[test]
+fn a_legacy_file_is_told_apart() {
+    assert_eq!(sniff(&source("legacy.pt")).unwrap(), Format::LegacyTorch);
+}
+
+#[test]
+fn a_safetensors_file_opens() {
+    let source = source("model.safetensors");
+    assert_eq!(sniff(&source).unwrap(), Format::Safetensors);
+    let header = Header::read(&source, &Limits::default(), false).unwrap();
+    let found: Vec<_> = header.tensors.iter().map(|t| (t.name.as_str(), t.dtype, t.shape.to_vec())).collect();
+    assert_eq!(found, [("w", DType::F32, vec![2, 3]), ("b", DType::BF16, vec![64])]);
+    assert_eq!(header.metadata.unwrap(), [("format".to_owned(), "pt".to_owned())]);
+}
