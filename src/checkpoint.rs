@@ -146,9 +146,12 @@ impl Checkpoint {
     /// Bytes of all storages that named tensors lie in, each counted once.
     pub fn nbytes(&self) -> u64 {
         let mut seen = std::collections::HashSet::new();
-        let storages = self.0.entries.iter().enumerate().map(|(position, entry)| {
-            (entry.shard, self.0.tensor(position as u32).storage())
-        });
+        let storages = self
+            .0
+            .entries
+            .iter()
+            .enumerate()
+            .map(|(position, entry)| (entry.shard, self.0.tensor(position as u32).storage()));
         storages.filter(|&id| seen.insert(id)).map(|id| self.0.storage(id).nbytes).sum()
     }
 
@@ -185,7 +188,8 @@ impl Checkpoint {
 
     /// Every global that the pickles name, as `module.name`, once, sorted.
     pub fn globals(&self) -> Vec<String> {
-        let mut out: Vec<String> = self.trees().filter_map(|(_, tree)| tree).flat_map(|tree| tree.globals()).collect();
+        let mut out: Vec<String> =
+            self.trees().filter_map(|(_, tree)| tree).flat_map(|tree| tree.globals()).collect();
         out.sort_unstable();
         out.dedup();
         out
@@ -224,10 +228,12 @@ impl Checkpoint {
         let nested = |other: &str| {
             other.strip_suffix(name).is_some_and(|head| head.ends_with('.'))
                 || name.strip_suffix(other).is_some_and(|head| head.ends_with('.'))
+                || other.strip_prefix(name).is_some_and(|tail| tail.starts_with('.'))
         };
         let mut scored: Vec<(usize, &str)> = (self.names().take(50_000))
             .filter_map(|other| {
-                let score = if nested(other) { 0 } else { distance(name, other, name.len().div_ceil(3).min(8))? };
+                let score =
+                    if nested(other) { 0 } else { distance(name, other, name.len().div_ceil(3).min(8))? };
                 Some((score, &**other))
             })
             .collect();
@@ -275,9 +281,13 @@ impl Inner {
         }
         self.metadata = metadata;
         if let Some(map) = weight_map {
-            let absent: Vec<&str> = map.keys().map(String::as_str).filter(|name| !self.by_name.contains_key(*name)).collect();
+            let absent: Vec<&str> =
+                map.keys().map(String::as_str).filter(|name| !self.by_name.contains_key(*name)).collect();
             if let Some(first) = absent.first() {
-                let text = format!("the index names {first:?}, which its shard does not hold ({} such)", absent.len());
+                let text = format!(
+                    "the index names {first:?}, which its shard does not hold ({} such)",
+                    absent.len()
+                );
                 return Err(Error::new(Code::IndexKey, text));
             }
         }
@@ -301,7 +311,9 @@ impl Inner {
     pub(crate) fn plain_payload(&self, id: (u32, u32)) -> Result<Source> {
         let storage = self.storage(id);
         match (&self.shards[id.0 as usize].index.contents, storage.place) {
-            (Contents::Archive { archive, .. }, Place::Member(member)) if archive.members()[member].is_compressed() => {
+            (Contents::Archive { archive, .. }, Place::Member(member))
+                if archive.members()[member].is_compressed() =>
+            {
                 Err(Error::new(Code::RecordCompressed, "the storage is compressed in the file"))
             }
             (Contents::Archive { big_endian: true, .. }, Place::Member(_)) => {
@@ -316,7 +328,9 @@ impl Inner {
         let storage = self.storage(id);
         let (source, big_endian) = match (&self.shards[id.0 as usize].index.contents, storage.place) {
             (_, Place::Empty) => (Source::memory(Arc::new([])), false),
-            (Contents::Plain(source), Place::Region(region)) => (source.window(region.start(), region.len())?, false),
+            (Contents::Plain(source), Place::Region(region)) => {
+                (source.window(region.start(), region.len())?, false)
+            }
             (Contents::Archive { archive, big_endian }, Place::Member(member)) => {
                 let source = if archive.members()[member].is_compressed() {
                     Source::memory(Arc::new(archive.read_inflated(member, storage.nbytes)?))
@@ -338,7 +352,8 @@ fn read(source: &Source, options: &Options) -> Result<Index> {
 
 /// The edit distance of two short texts, if it is at most `most`.
 fn distance(one: &str, two: &str, most: usize) -> Option<usize> {
-    let (one, two): (Vec<char>, Vec<char>) = (one.chars().take(256).collect(), two.chars().take(256).collect());
+    let (one, two): (Vec<char>, Vec<char>) =
+        (one.chars().take(256).collect(), two.chars().take(256).collect());
     if one.len().abs_diff(two.len()) > most {
         return None;
     }

@@ -175,7 +175,10 @@ impl Tensor {
     fn view(&self) -> Result<Array> {
         let flags = self.checkpoint.tensor(self.entry).flags;
         if flags.conjugate || flags.negative {
-            return Err(Error::new(Code::Buffer, "the tensor is a lazy conjugate or negative, which needs a copy"));
+            return Err(Error::new(
+                Code::Buffer,
+                "the tensor is a lazy conjugate or negative, which needs a copy",
+            ));
         }
         let source = self.checkpoint.plain_payload(self.storage())?;
         if self.dtype == DType::Bool {
@@ -198,7 +201,10 @@ impl Tensor {
 
     fn fill(&self, layout: &Layout, dtype: DType, request: &Request, out: &mut [u8]) -> Result<()> {
         if !request.allow_lossy && kernel::is_lossy(self.dtype, dtype) {
-            return Err(Error::new(Code::LossyCast, format!("a cast from {} to {dtype} is lossy", self.dtype)));
+            return Err(Error::new(
+                Code::LossyCast,
+                format!("a cast from {} to {dtype} is lossy", self.dtype),
+            ));
         }
         let cast = Cast::new(self.dtype, dtype, request.overflow)?;
         let how = |cast| Fill { cast, threads: request.threads, cancel: request.cancel.clone() };
@@ -242,7 +248,10 @@ fn view_of(source: &Source, dtype: DType, layout: Layout) -> Result<Array> {
     let part = part.ok_or_else(|| Error::new(Code::InternalError, "a view lies outside its file"))?;
     let array = Array::view(mapping, part.start(), dtype, layout);
     if !is_aligned(array.address(), dtype) {
-        return Err(Error::new(Code::Buffer, format!("the file has {dtype} at an address that is not aligned for it")));
+        return Err(Error::new(
+            Code::Buffer,
+            format!("the file has {dtype} at an address that is not aligned for it"),
+        ));
     }
     Ok(array)
 }

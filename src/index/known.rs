@@ -86,7 +86,9 @@ pub(super) fn lookup(module: &str, name: &str) -> Option<Known> {
         ("builtins", "bytearray") => Known::ByteArray,
         ("builtins", "complex") => Known::Complex,
         ("builtins", "slice" | "range" | "xrange") => Known::Record,
-        ("builtins", "Ellipsis" | "int" | "float" | "str" | "bool" | "bytes" | "tuple" | "object") => Known::Label,
+        ("builtins", "Ellipsis" | "int" | "float" | "str" | "bool" | "bytes" | "tuple" | "object") => {
+            Known::Label
+        }
         ("_codecs", "encode") => Known::Encode,
         _ => return None,
     })

@@ -148,11 +148,15 @@ impl<'a> Reader<'a> {
             Some(kind @ Known::Deque) => match args {
                 [] => Meaning::Sequence(kind),
                 [from] if self.items(*from).is_some() => Meaning::Sequence(kind),
-                [from, limit] if self.items(*from).is_some() && self.is_count(*limit) => Meaning::Sequence(kind),
+                [from, limit] if self.items(*from).is_some() && self.is_count(*limit) => {
+                    Meaning::Sequence(kind)
+                }
                 _ => Meaning::Opaque,
             },
             Some(Known::Size) => match args {
-                [sizes] if matches!(self.values.get(*sizes), Value::Tuple(_) | Value::List(_)) => Meaning::Size,
+                [sizes] if matches!(self.values.get(*sizes), Value::Tuple(_) | Value::List(_)) => {
+                    Meaning::Size
+                }
                 _ => Meaning::Opaque,
             },
             Some(Known::Encode) if self.is_latin1(args) => Meaning::Bytes,
@@ -183,7 +187,9 @@ impl<'a> Reader<'a> {
 
     fn items(&self, handle: Handle) -> Option<&'a [Handle]> {
         match self.values.get(handle) {
-            Value::List(items) | Value::Tuple(items) | Value::Set(items) | Value::FrozenSet(items) => Some(items),
+            Value::List(items) | Value::Tuple(items) | Value::Set(items) | Value::FrozenSet(items) => {
+                Some(items)
+            }
             _ => None,
         }
     }
@@ -199,25 +205,32 @@ impl<'a> Reader<'a> {
     /// `(text, 'latin1')` with characters that latin-1 has; any other codec would be a call into the codec registry.
     fn is_latin1(&self, args: &[Handle]) -> bool {
         let &[text, codec] = args else { return false };
-        let (Value::Str(text), Value::Str(codec)) = (self.values.get(text), self.values.get(codec)) else { return false };
+        let (Value::Str(text), Value::Str(codec)) = (self.values.get(text), self.values.get(codec)) else {
+            return false;
+        };
         codec.as_str() == Some("latin1")
             && text.as_str().is_some_and(|text| text.chars().all(|c| u32::from(c) <= 0xff))
     }
 
     /// The tensor that a known function puts together; `None` where a part of it is of an unknown class.
     fn rebuild(&mut self, rebuild: Rebuild, args: &'a [Handle]) -> Result<Option<u32>> {
-        let wrong = || Error::new(Code::PickleType, format!("{rebuild:?} is called with {} argument(s)", args.len()));
+        let wrong =
+            || Error::new(Code::PickleType, format!("{rebuild:?} is called with {} argument(s)", args.len()));
         match (rebuild, args) {
             (Rebuild::Tensor, &[storage, offset, size, stride]) => {
                 let (storage, dtype) = self.storage_of(storage)?;
                 self.tensor(storage, dtype, [offset, size, stride], Flags::default())
             }
-            (Rebuild::TensorV2, &[storage, offset, size, stride, grad, _, ref rest @ ..]) if rest.len() <= 1 => {
+            (Rebuild::TensorV2, &[storage, offset, size, stride, grad, _, ref rest @ ..])
+                if rest.len() <= 1 =>
+            {
                 let (storage, dtype) = self.storage_of(storage)?;
                 let flags = self.flags(grad, rest.first())?;
                 self.tensor(storage, dtype, [offset, size, stride], flags)
             }
-            (Rebuild::TensorV3, &[storage, offset, size, stride, grad, _, dtype, ref rest @ ..]) if rest.len() <= 1 => {
+            (Rebuild::TensorV3, &[storage, offset, size, stride, grad, _, dtype, ref rest @ ..])
+                if rest.len() <= 1 =>
+            {
                 let Some(Known::Dtype(dtype)) = self.known(dtype) else { return Ok(None) };
                 let (storage, _) = self.storage_of(storage)?;
                 let nbytes = self.nbytes(storage);
@@ -228,7 +241,8 @@ impl<'a> Reader<'a> {
                 let flags = self.flags(grad, rest.first())?;
                 self.tensor(storage, dtype, [offset, size, stride], flags)
             }
-            (Rebuild::Parameter, &[tensor, grad, _]) | (Rebuild::ParameterWithState, &[tensor, grad, _, _]) => {
+            (Rebuild::Parameter, &[tensor, grad, _])
+            | (Rebuild::ParameterWithState, &[tensor, grad, _, _]) => {
                 let requires_grad = self.bool(grad)?;
                 let Some(found) = self.tensor_at(tensor) else { return Ok(None) };
                 let mut tensor = found.clone();
@@ -351,12 +365,17 @@ impl<'a> Reader<'a> {
         // UntypedStorage counts bytes (torch/serialization.py: persistent_load).
         let dtype = dtype.unwrap_or(DType::U8);
         let Value::Str(_) = values.get(location) else { return Err(wrong("location is no text")) };
-        let key = text(values, key).filter(|key| is_key(key)).ok_or_else(|| {
-            Error::new(Code::StorageKey, "a storage's key is no plain decimal number")
-        })?;
+        let key = text(values, key)
+            .filter(|key| is_key(key))
+            .ok_or_else(|| Error::new(Code::StorageKey, "a storage's key is no plain decimal number"))?;
         let numel = match values.get(numel) {
             Value::Int(numel) => numel,
-            _ => return Err(Error::new(Code::PickleType, "a storage's number of elements is no integer of 64 bits")),
+            _ => {
+                return Err(Error::new(
+                    Code::PickleType,
+                    "a storage's number of elements is no integer of 64 bits",
+                ));
+            }
         };
         let found = match self.keys.get(key) {
             Some(seen) => {
@@ -369,7 +388,10 @@ impl<'a> Reader<'a> {
             None => {
                 let nbytes = u64::try_from(numel).ok().and_then(|numel| numel.checked_mul(dtype.itemsize()));
                 let nbytes = nbytes.ok_or_else(|| {
-                    Error::new(Code::StorageBounds, format!("storage {key} is said to hold {numel} element(s)"))
+                    Error::new(
+                        Code::StorageBounds,
+                        format!("storage {key} is said to hold {numel} element(s)"),
+                    )
                 })?;
                 let place = (self.locate)(key, nbytes)?;
                 let id = u32::try_from(self.out.storages.len()).unwrap_or(u32::MAX);
@@ -389,7 +411,8 @@ impl<'a> Reader<'a> {
             return Err(Error::new(Code::StorageConflict, text));
         }
         if seen.dtype == dtype && seen.numel != numel {
-            let text = format!("storage {key} holds {} element(s) in one place and {numel} in another", seen.numel);
+            let text =
+                format!("storage {key} holds {} element(s) in one place and {numel} in another", seen.numel);
             return Err(Error::new(Code::StorageConflict, text));
         }
         Ok(())

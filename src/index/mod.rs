@@ -3,7 +3,12 @@
 //! An index holds numbers and no borrow: an [`Entry`] names a [`Tensor`], a tensor lies in a [`Storage`], a storage is a range
 //! of bytes of the file. A [`Tensor`] can only be made by the proof in `validate`, so whoever has one may read its range.
 #![forbid(unsafe_code)]
-#![deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::as_conversions)]
+#![deny(
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects,
+    clippy::unwrap_used,
+    clippy::as_conversions
+)]
 
 mod known;
 mod meaning;
@@ -158,9 +163,10 @@ pub fn read(source: &Source, options: &Options) -> Result<Index> {
             let trailing = if options.ignore_trailing { Trailing::Ignore } else { Trailing::Error };
             torch::read(Archive::open(source, &options.limits, trailing)?, options)
         }
-        Format::LegacyTorch => {
-            refused(Code::LegacyUnsupported, "this is a PyTorch file from before the zip format, which is not read yet")
-        }
+        Format::LegacyTorch => refused(
+            Code::LegacyUnsupported,
+            "this is a PyTorch file from before the zip format, which is not read yet",
+        ),
         Format::Pickle => refused(Code::PickleUnsupported, "this is a bare pickle, which is not read yet"),
         Format::Tar => refused(Code::TarUnsupported, "this is a tar archive, which is not read yet"),
     }

@@ -34,7 +34,11 @@ pub(super) fn find(view: View<'_>, root: Handle, limits: &Limits) -> Result<Foun
     if !walk.run(root)? {
         walk = Walk::new(view, limits, limits.export_nodes, Some(holds_tensor(view)?));
         if !walk.run(root)? {
-            return Err(Error::limit("export_nodes", limits.export_nodes, limits.export_nodes.saturating_add(1)));
+            return Err(Error::limit(
+                "export_nodes",
+                limits.export_nodes,
+                limits.export_nodes.saturating_add(1),
+            ));
         }
     }
     let Walk { mut found, .. } = walk;
@@ -96,7 +100,11 @@ impl<'a> Walk<'a> {
                         if self.holds.is_none() {
                             return Ok(false);
                         }
-                        return Err(Error::limit("depth", self.limits.depth, self.limits.depth.saturating_add(1)));
+                        return Err(Error::limit(
+                            "depth",
+                            self.limits.depth,
+                            self.limits.depth.saturating_add(1),
+                        ));
                     }
                     open.insert(child);
                     frames.push(frame);
@@ -125,7 +133,11 @@ impl<'a> Walk<'a> {
                     let class = self.view.class(&self.view.values.call(id));
                     let next = self.found.opaque.len();
                     let known = *self.classes.entry(class).or_insert_with_key(|class| {
-                        self.found.opaque.push(OpaqueClass { class: class.clone(), count: 0, at: Vec::new() });
+                        self.found.opaque.push(OpaqueClass {
+                            class: class.clone(),
+                            count: 0,
+                            at: Vec::new(),
+                        });
                         next
                     });
                     if let Some(known) = self.found.opaque.get_mut(known)
@@ -254,7 +266,9 @@ fn resolve_collisions(view: View<'_>, entries: &mut [Entry]) {
             return;
         }
         let mut seen: HashMap<Arc<str>, u32> = HashMap::new();
-        for entry in entries.iter_mut().filter(|entry| counts.get(&entry.name).is_some_and(|&count| count > 1)) {
+        for entry in
+            entries.iter_mut().filter(|entry| counts.get(&entry.name).is_some_and(|&count| count > 1))
+        {
             if spelled_out {
                 if let Path::Steps(steps) = &entry.path {
                     entry.name = spelled(view, steps).into();
@@ -312,7 +326,8 @@ fn spelled(view: View<'_>, path: &[Step]) -> String {
 }
 
 fn is_identifier(text: &str) -> bool {
-    text.starts_with(|c: char| c.is_alphabetic() || c == '_') && text.chars().all(|c| c.is_alphanumeric() || c == '_')
+    text.starts_with(|c: char| c.is_alphabetic() || c == '_')
+        && text.chars().all(|c| c.is_alphanumeric() || c == '_')
 }
 
 /// A dict key as text; `quoted` tells texts from numbers.

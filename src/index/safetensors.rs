@@ -27,7 +27,8 @@ pub(super) fn read(source: &Source, options: &Options) -> Result<Index> {
     };
     for raw in header.tensors {
         let nbytes = raw.region.len();
-        let id = u32::try_from(index.tensors.len()).map_err(|_| Error::new(Code::Limit, "too many tensors"))?;
+        let id =
+            u32::try_from(index.tensors.len()).map_err(|_| Error::new(Code::Limit, "too many tensors"))?;
         let tensor = Tensor::whole(raw.dtype, &raw.shape, id, nbytes)?;
         index.storages.push(Storage { place: Place::Region(raw.region), nbytes });
         index.tensors.push(tensor);

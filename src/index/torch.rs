@@ -154,7 +154,10 @@ fn check_version(archive: &Archive, root: &str) -> Result<()> {
     let text = String::from_utf8_lossy(&bytes);
     match text.strip_suffix('\n').unwrap_or(&text).parse::<u8>() {
         Ok(1..=10) => Ok(()),
-        _ => Err(Error::new(Code::ZipVersion, format!("version {text:?} is not one of 1 to 10")).in_member(name)),
+        _ => {
+            Err(Error::new(Code::ZipVersion, format!("version {text:?} is not one of 1 to 10"))
+                .in_member(name))
+        }
     }
 }
 
@@ -177,7 +180,10 @@ fn locate(archive: &Archive, root: &str, key: &str, nbytes: u64) -> Result<Place
     let found = archive.find(&name).and_then(|position| Some((position, archive.members().get(position)?)));
     match found {
         None if nbytes == 0 => Ok(Place::Empty),
-        None => Err(Error::new(Code::RecordMissing, format!("the archive holds no {name:?}, {nbytes} byte(s) long"))),
+        None => Err(Error::new(
+            Code::RecordMissing,
+            format!("the archive holds no {name:?}, {nbytes} byte(s) long"),
+        )),
         Some((position, member)) if member.size() == nbytes => Ok(Place::Member(position)),
         Some((_, member)) => {
             let text = format!("{name:?} has {} byte(s), the pickle says {nbytes}", member.size());
@@ -191,8 +197,11 @@ fn refuse_unknown(view: View<'_>) -> Result<()> {
     for ((id, _), known) in view.values.globals().zip(&view.meanings.globals) {
         if known.is_none() {
             let global = view.values.global(id);
-            let text = format!("the pickle names {}.{}, which rustload does not know", global.module, global.name);
-            return Err(Error::global(Code::DisallowedGlobal, global.module, global.name, text).at(global.offset));
+            let text =
+                format!("the pickle names {}.{}, which rustload does not know", global.module, global.name);
+            return Err(
+                Error::global(Code::DisallowedGlobal, global.module, global.name, text).at(global.offset)
+            );
         }
     }
     for (id, _) in view.values.calls() {
@@ -211,4 +220,3 @@ fn refuse_unknown(view: View<'_>) -> Result<()> {
     }
     Ok(())
 }
-

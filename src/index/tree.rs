@@ -242,7 +242,10 @@ impl<'a> View<'a> {
         }
     }
 
-    #[expect(clippy::as_conversions, reason = "an i64 has no lossless conversion to f64; Python rounds the same way")]
+    #[expect(
+        clippy::as_conversions,
+        reason = "an i64 has no lossless conversion to f64; Python rounds the same way"
+    )]
     fn real(self, handle: Handle) -> f64 {
         match self.values.get(handle) {
             Value::Float(value) => value,
@@ -275,7 +278,9 @@ impl<'a> View<'a> {
         let mut out = Vec::new();
         match self.get(handle)? {
             Object::List(items) | Object::Tuple(items) => indexed(items, &mut out),
-            Object::Deque(items, _) | Object::Set(items) | Object::FrozenSet(items) => indexed(&items, &mut out),
+            Object::Deque(items, _) | Object::Set(items) | Object::FrozenSet(items) => {
+                indexed(&items, &mut out)
+            }
             Object::Dict { entries, .. } => {
                 out.extend(entries.into_iter().map(|(key, value)| (Step::Key(key), value)));
             }
@@ -285,7 +290,9 @@ impl<'a> View<'a> {
                 for state in kwargs {
                     self.state_children(state, &mut out);
                 }
-                out.extend(self.values.unique(call.items)?.into_iter().map(|(key, value)| (Step::Key(key), value)));
+                out.extend(
+                    self.values.unique(call.items)?.into_iter().map(|(key, value)| (Step::Key(key), value)),
+                );
                 indexed(call.appended, &mut out);
             }
             _ => {}
@@ -298,7 +305,9 @@ impl<'a> View<'a> {
         match self.values.get(state) {
             Value::Dict(pairs) => out.extend(pairs.iter().map(|&(key, value)| (Step::Key(key), value))),
             Value::Tuple(&[attributes, slots])
-                if [attributes, slots].iter().all(|&half| matches!(self.values.get(half), Value::Dict(_) | Value::None)) =>
+                if [attributes, slots]
+                    .iter()
+                    .all(|&half| matches!(self.values.get(half), Value::Dict(_) | Value::None)) =>
             {
                 for half in [attributes, slots] {
                     if let Value::Dict(pairs) = self.values.get(half) {

@@ -89,7 +89,10 @@ impl RawTensor {
                 .map_err(|_| Error::new(Code::TensorBounds, format!("negative offset {}", self.offset)))?,
         };
         if numel(&layout.shape).is_none() {
-            return Err(Error::new(Code::TensorShape, format!("the size of shape {shape:?} does not fit 64 bits")));
+            return Err(Error::new(
+                Code::TensorShape,
+                format!("the size of shape {shape:?} does not fit 64 bits"),
+            ));
         }
         prove(&layout, self.dtype, nbytes)?;
         Ok(Tensor { dtype: self.dtype, layout, storage: self.storage, flags: self.flags })
@@ -110,7 +113,8 @@ fn prove(layout: &Layout, dtype: DType, nbytes: u64) -> Result<()> {
         Some(end) if end <= nbytes => Ok(()),
         end => {
             let reach = end.map_or_else(|| "beyond 64 bits".to_owned(), |end| format!("to byte {end}"));
-            let text = format!("a tensor of shape {:?} reaches {reach} of a storage of {nbytes}", &layout.shape[..]);
+            let text =
+                format!("a tensor of shape {:?} reaches {reach} of a storage of {nbytes}", &layout.shape[..]);
             Err(Error::new(Code::TensorBounds, text))
         }
     }

@@ -71,7 +71,9 @@ impl Buffer {
             return Err(PyBufferError::new_err("a buffer in host memory is exported to the CPU only"));
         }
         if copy == Some(true) {
-            return Err(PyBufferError::new_err("a buffer is exported as it is; materialize again for a copy"));
+            return Err(PyBufferError::new_err(
+                "a buffer is exported as it is; materialize again for a copy",
+            ));
         }
         capsule::export(py, &self.0, max_version.is_some_and(|(major, _)| major >= 1))
     }
@@ -104,10 +106,14 @@ impl Buffer {
         let wants = |bits: c_int| flags & bits == bits;
         let contiguous = array.is_contiguous();
         if !contiguous && !wants(ffi::PyBUF_STRIDES) {
-            return Err(PyBufferError::new_err("the buffer is strided and the consumer wants contiguous bytes"));
+            return Err(PyBufferError::new_err(
+                "the buffer is strided and the consumer wants contiguous bytes",
+            ));
         }
         if !contiguous && (wants(ffi::PyBUF_C_CONTIGUOUS) || wants(ffi::PyBUF_ANY_CONTIGUOUS)) {
-            return Err(PyBufferError::new_err("the buffer is strided and the consumer wants contiguous bytes"));
+            return Err(PyBufferError::new_err(
+                "the buffer is strided and the consumer wants contiguous bytes",
+            ));
         }
         if wants(ffi::PyBUF_F_CONTIGUOUS) && array.shape().len() > 1 {
             return Err(PyBufferError::new_err("the buffer is not Fortran-contiguous"));
@@ -115,7 +121,9 @@ impl Buffer {
         let too_large = |_| PyBufferError::new_err("a size does not fit the buffer protocol");
         let item = array.dtype().itemsize();
         let numbers = |dims: &[u64], unit: u64| {
-            dims.iter().map(|&n| ffi::Py_ssize_t::try_from(n.saturating_mul(unit))).collect::<Result<Box<[_]>, _>>()
+            dims.iter()
+                .map(|&n| ffi::Py_ssize_t::try_from(n.saturating_mul(unit)))
+                .collect::<Result<Box<[_]>, _>>()
         };
         let export = Export {
             shape: numbers(array.shape(), 1).map_err(too_large)?,
@@ -131,7 +139,11 @@ impl Buffer {
             itemsize: ffi::Py_ssize_t::try_from(item).unwrap_or(1),
             readonly: 0,
             ndim: c_int::try_from(numbers.shape.len()).unwrap_or(0),
-            format: if wants(ffi::PyBUF_FORMAT) { format(array.dtype()).as_ptr().cast_mut() } else { ptr::null_mut() },
+            format: if wants(ffi::PyBUF_FORMAT) {
+                format(array.dtype()).as_ptr().cast_mut()
+            } else {
+                ptr::null_mut()
+            },
             shape: if wants(ffi::PyBUF_ND) { numbers.shape.as_mut_ptr() } else { ptr::null_mut() },
             strides: if wants(ffi::PyBUF_STRIDES) { numbers.strides.as_mut_ptr() } else { ptr::null_mut() },
             suboffsets: ptr::null_mut(),

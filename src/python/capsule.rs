@@ -58,7 +58,8 @@ fn unused(capsule: *mut ffi::PyObject, name: &CStr) -> Option<NonNull<std::ffi::
 
 /// Takes over the structure of a foreign capsule.
 pub(super) fn import(capsule: &Bound<'_, PyAny>) -> PyResult<Foreign> {
-    let capsule = capsule.cast::<PyCapsule>().map_err(|_| PyTypeError::new_err("out= gave no DLPack capsule"))?;
+    let capsule =
+        capsule.cast::<PyCapsule>().map_err(|_| PyTypeError::new_err("out= gave no DLPack capsule"))?;
     for (name, used) in [(VERSIONED, USED_VERSIONED), (LEGACY, USED_LEGACY)] {
         if let Some(pointer) = unused(capsule.as_ptr(), name) {
             // SAFETY: a live capsule, and a static name; the rename tells its destructor that the structure was taken.

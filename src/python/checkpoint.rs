@@ -73,7 +73,9 @@ fn options(
     let ignore_trailing = match trailing {
         "error" => false,
         "ignore" => true,
-        other => return Err(PyValueError::new_err(format!("trailing= is 'error' or 'ignore', not {other:?}"))),
+        other => {
+            return Err(PyValueError::new_err(format!("trailing= is 'error' or 'ignore', not {other:?}")));
+        }
     };
     Ok(Options { limits, unknown, ignore_trailing, compat, verify })
 }

@@ -30,11 +30,14 @@ mod _rustload {
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         module.add("DEBUG", cfg!(debug_assertions))?;
-        let dtypes: Vec<_> = DType::ALL.iter().map(|dtype| (dtype.name(), dtype.itemsize(), dtype.safetensors())).collect();
+        let dtypes: Vec<_> =
+            DType::ALL.iter().map(|dtype| (dtype.name(), dtype.itemsize(), dtype.safetensors())).collect();
         module.add("DTYPES", dtypes)?;
         let mut defaults = Limits::default();
-        let limits: Vec<_> =
-            Limits::NAMES.iter().map(|(name, what)| (*name, defaults.by_name(name).copied(), *what)).collect();
+        let limits: Vec<_> = Limits::NAMES
+            .iter()
+            .map(|(name, what)| (*name, defaults.by_name(name).copied(), *what))
+            .collect();
         module.add("LIMITS", limits)?;
         let codes: Vec<_> = crate::Code::ALL
             .iter()

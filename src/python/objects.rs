@@ -99,7 +99,16 @@ impl<'a, 'py> Export<'a, 'py> {
     ) -> PyResult<Export<'a, 'py>> {
         let inert = py.import("rustload._inert")?;
         let (opaque, global) = (inert.getattr("Opaque")?, inert.getattr("Global")?);
-        Ok(Export { py, tree, limits, tensors, done: HashMap::new(), handles: HashMap::new(), opaque, global })
+        Ok(Export {
+            py,
+            tree,
+            limits,
+            tensors,
+            done: HashMap::new(),
+            handles: HashMap::new(),
+            opaque,
+            global,
+        })
     }
 
     fn value(&mut self, root: Handle) -> PyResult<Bound<'py, PyAny>> {

@@ -138,7 +138,8 @@ impl Tensor {
 
     fn materialize(&self, py: Python<'_>, wanted: Wanted) -> PyResult<Buffer> {
         let request = wanted.request()?;
-        let array = run::interruptible(py, self.0.nbytes(), &request.cancel, || self.0.materialize(&request))?;
+        let array =
+            run::interruptible(py, self.0.nbytes(), &request.cancel, || self.0.materialize(&request))?;
         Ok(Buffer(array))
     }
 
@@ -178,7 +179,9 @@ fn index_item(item: &Bound<'_, PyAny>) -> PyResult<Index> {
 
 /// An integer or what has `__index__`; a bool would mean a mask in NumPy, so it is refused.
 fn integer(item: &Bound<'_, PyAny>) -> PyResult<i64> {
-    let wrong = || PyTypeError::new_err("an index is an int, a slice, ..., or None; masks and lists are not read lazily");
+    let wrong = || {
+        PyTypeError::new_err("an index is an int, a slice, ..., or None; masks and lists are not read lazily")
+    };
     if item.is_instance_of::<pyo3::types::PyBool>() {
         return Err(wrong());
     }

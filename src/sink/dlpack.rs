@@ -128,7 +128,8 @@ fn context(array: &Array) -> Result<Context> {
 }
 
 fn tensor(array: &Array, context: &mut Context) -> Result<Tensor> {
-    let ndim = i32::try_from(context.shape.len()).map_err(|_| Error::new(Code::Buffer, "too many dimensions"))?;
+    let ndim =
+        i32::try_from(context.shape.len()).map_err(|_| Error::new(Code::Buffer, "too many dimensions"))?;
     Ok(Tensor {
         data: if array.nbytes() == 0 { ptr::null_mut() } else { array.address().as_ptr().cast() },
         device: Device { kind: CPU, id: 0 },

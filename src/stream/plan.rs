@@ -98,7 +98,10 @@ pub(super) fn pieces(layout: &Layout, count: u64) -> Vec<Piece> {
 }
 
 /// Steps a mixed-radix counter, last digit first; false once it has come round.
-fn advance(digits: &mut [u64], sizes: impl DoubleEndedIterator<Item = (u64, u64)> + ExactSizeIterator) -> bool {
+fn advance(
+    digits: &mut [u64],
+    sizes: impl DoubleEndedIterator<Item = (u64, u64)> + ExactSizeIterator,
+) -> bool {
     let skip = sizes.len() - digits.len();
     for (digit, (size, step)) in digits.iter_mut().rev().zip(sizes.rev().skip(skip)) {
         *digit += step;
@@ -154,8 +157,7 @@ impl Blocks {
     pub(super) fn new(piece: &Piece, itemsize: u64, window: u64) -> Blocks {
         let mut dims = piece.dims.clone();
         dims.sort_by_key(|dim| std::cmp::Reverse(dim.src));
-        let mut blocks =
-            Blocks { chunk: SmallVec::from_elem(1, dims.len()), dims, src: piece.src, itemsize };
+        let mut blocks = Blocks { chunk: SmallVec::from_elem(1, dims.len()), dims, src: piece.src, itemsize };
         let fits = |blocks: &Blocks| blocks.block(&blocks.chunk).scratch.saturating_mul(itemsize) <= window;
         // A transposing block wants some rows of the source before long ones: the destination is contiguous along them.
         if let Some(row) = blocks.dims.iter().position(|dim| dim.dst == 1)
@@ -196,7 +198,8 @@ impl Blocks {
             if size == 1 {
                 continue;
             }
-            let near = dim.src.saturating_mul(self.itemsize) <= block.run.saturating_mul(self.itemsize).saturating_add(GAP);
+            let near = dim.src.saturating_mul(self.itemsize)
+                <= block.run.saturating_mul(self.itemsize).saturating_add(GAP);
             let stride = if block.reads.is_empty() && near {
                 block.run = block.run.saturating_add((size - 1).saturating_mul(dim.src));
                 block.scratch = block.run;
@@ -221,8 +224,9 @@ impl Blocks {
         let mut at: Option<SmallVec<[u64; 4]>> = Some(SmallVec::from_elem(0, self.dims.len()));
         std::iter::from_fn(move || {
             let digits = at.as_mut()?;
-            let sizes: SmallVec<[u64; 4]> =
-                (self.dims.iter().zip(&self.chunk).zip(&*digits)).map(|((dim, &chunk), &at)| chunk.min(dim.size - at)).collect();
+            let sizes: SmallVec<[u64; 4]> = (self.dims.iter().zip(&self.chunk).zip(&*digits))
+                .map(|((dim, &chunk), &at)| chunk.min(dim.size - at))
+                .collect();
             let mut block = self.block(&sizes);
             for (dim, &index) in self.dims.iter().zip(&*digits) {
                 block.src += index * dim.src;
@@ -253,7 +257,10 @@ mod tests {
     #[test]
     fn a_contiguous_tensor_is_one_run() {
         let found = pieces(&layout(&[4, 5, 6], &[30, 6, 1]), 1);
-        assert_eq!(found, [Piece { dims: [Dim { size: 120, src: 1, dst: 1 }][..].into(), src: 3, numel: 120 }]);
+        assert_eq!(
+            found,
+            [Piece { dims: [Dim { size: 120, src: 1, dst: 1 }][..].into(), src: 3, numel: 120 }]
+        );
         let blocks: Vec<_> = Blocks::new(&found[0], 4, 100).iter().collect();
         assert!(blocks.iter().all(Block::is_plain));
         assert_eq!(blocks.iter().map(|block| block.run).collect::<Vec<_>>(), [25, 25, 25, 25, 20]);

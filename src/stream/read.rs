@@ -69,7 +69,13 @@ fn piece_count(layout: &Layout, bytes: u64, threads: u64) -> u64 {
     if layout.is_contiguous() { (bytes / PIECE).clamp(threads, threads * 16) } else { threads }
 }
 
-fn fill_piece(payload: &Payload, piece: &Piece, how: &Fill, scratch: &mut Vec<u8>, out: &mut [u8]) -> Result<()> {
+fn fill_piece(
+    payload: &Payload,
+    piece: &Piece,
+    how: &Fill,
+    scratch: &mut Vec<u8>,
+    out: &mut [u8],
+) -> Result<()> {
     let (src, dst) = (how.cast.from().itemsize(), how.cast.to().itemsize());
     let swap = payload.big_endian && how.cast.from().swap_unit() > 1;
     let plain = how.cast.is_identity() && !swap && is_plain(piece);
@@ -80,7 +86,8 @@ fn fill_piece(payload: &Payload, piece: &Piece, how: &Fill, scratch: &mut Vec<u8
         let part = out.get_mut(start..).unwrap_or_default();
         if plain && block.is_plain() {
             let len = usize::try_from(block.run.saturating_mul(src)).unwrap_or(usize::MAX);
-            let part = part.get_mut(..len).ok_or_else(|| Error::new(Code::InternalError, "a block is too large"))?;
+            let part =
+                part.get_mut(..len).ok_or_else(|| Error::new(Code::InternalError, "a block is too large"))?;
             payload.source.read_at(block.src.saturating_mul(src), part)?;
             continue;
         }
@@ -102,15 +109,17 @@ fn read_block(payload: &Payload, block: &Block, itemsize: u64, scratch: &mut Vec
     let size = |elements: u64| usize::try_from(elements.saturating_mul(itemsize)).unwrap_or(usize::MAX);
     let len = size(block.scratch);
     if len > scratch.len() {
-        scratch
-            .try_reserve_exact(len.saturating_sub(scratch.len()))
-            .map_err(|_| Error::new(Code::Memory, format!("{len} byte(s) of scratch could not be allocated")))?;
+        scratch.try_reserve_exact(len.saturating_sub(scratch.len())).map_err(|_| {
+            Error::new(Code::Memory, format!("{len} byte(s) of scratch could not be allocated"))
+        })?;
     }
     scratch.resize(len, 0);
     let mut at = vec![0_u64; block.reads.len()];
     loop {
         let (src, dst) = (block.reads.iter().zip(&at))
-            .fold((block.src, 0_u64), |(src, dst), (dim, &index)| (src + index * dim.src, dst + index * dim.dst));
+            .fold((block.src, 0_u64), |(src, dst), (dim, &index)| {
+                (src + index * dim.src, dst + index * dim.dst)
+            });
         let start = size(dst);
         let run = scratch
             .get_mut(start..start.saturating_add(size(block.run)))
