@@ -1,0 +1,97 @@
+# Each target does all of its own set-up: a fresh clone, Python 3.11 or newer and cargo are enough.
+#
+#   make demo    build, then load one model from each format and compare with torch
+#   make test    every check CI runs, in CI's order
+#   make bench   the benchmarks against torch and safetensors (BENCH="--quick --json out.json" passes options on)
+#   make build   only the extension, in .venv
+#   make fmt     format Rust and Python
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := $(CURDIR)/.venv
+PY := $(VENV)/bin/python
+CARGO := cargo
+BENCH ?=
+PYTEST ?=
+
+# A folder of wheels beside the checkout, where there is one, is searched as well as the index.
+export PIP_FIND_LINKS := $(strip $(PIP_FIND_LINKS) $(abspath $(wildcard ../shared/wheels)))
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export VIRTUAL_ENV := $(VENV)
+export PYO3_PYTHON := $(PY)
+export HF_HUB_OFFLINE := 1
+unexport PYTHONHOME PYTHONPATH CONDA_PREFIX
+
+INSTALLED := $(VENV)/.installed
+BUILT := $(VENV)/.built
+EXTENSION := python/rustload/_rustload.abi3.so
+RUST := $(shell find src -name '*.rs')
+
+.PHONY: help demo test bench build fmt clean cargo lint-rust test-rust lint-python test-python
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+demo: build
+	@$(PY) examples/demo.py
+
+bench: build
+	@$(PY) -m benches.python $(BENCH)
+
+test: lint-rust test-rust build lint-python test-python
+
+build: $(BUILT)
+
+fmt: $(INSTALLED) cargo
+	$(CARGO) fmt
+	$(VENV)/bin/ruff check --fix-only --quiet .
+	$(VENV)/bin/ruff format .
+
+clean:
+	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis dist target
+	rm -f python/rustload/*.so
+
+# The core with no Python at all, then with the binding.
+lint-rust: $(INSTALLED) cargo
+	$(CARGO) fmt --check
+	$(CARGO) clippy --locked --all-targets -- -D warnings
+	$(CARGO) clippy --locked --all-targets --features python -- -D warnings
+
+test-rust: cargo
+	$(CARGO) test --locked
+
+lint-python: $(BUILT)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(PY) -m mypy.stubtest rustload --mypy-config-file pyproject.toml \
+		--allowlist tests/python/stubtest-allowlist.txt
+
+test-python: $(BUILT)
+	$(PY) -m pytest $(PYTEST)
+
+cargo:
+	@command -v $(CARGO) >/dev/null || { \
+		echo "cargo not found: install Rust 1.88 or newer (https://rustup.rs), then run make again" >&2; exit 1; }
+
+$(INSTALLED): requirements/test.txt
+	@command -v $(PYTHON) >/dev/null || { \
+		echo "$(PYTHON) not found: install Python 3.11 or newer, or name one with make PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "$(PYTHON) is $$($(PYTHON) -V): rustload needs Python 3.11 or newer; name one with make PYTHON=..." >&2; exit 1; }
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --requirement requirements/test.txt
+	@touch $@
+
+# The stamp is rebuilt when the extension itself is gone.
+ifeq ($(wildcard $(EXTENSION)),)
+.PHONY: $(BUILT)
+endif
+$(BUILT): $(INSTALLED) Cargo.toml Cargo.lock pyproject.toml $(RUST) | cargo
+	$(VENV)/bin/maturin develop --release --locked --quiet
+	@touch $@
