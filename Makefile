@@ -38,7 +38,7 @@ help:
 	@sed -n 's/^#   //p' Makefile
 
 demo: build
-	@$(PY) examples/demo.py
+	@$(PY) -m examples.demo
 
 bench: build
 	@$(PY) -m benches.python $(BENCH)

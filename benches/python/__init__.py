@@ -1,0 +1,1 @@
+"""Benchmarks of rustload against torch and safetensors; run them with `make bench`."""

@@ -1,0 +1,317 @@
+"""The cases: what is timed, how many bytes it moves, which limit it chases, and who else can do it.
+
+A case writes its files once to `.cache/bench`. Its ways all give the same result, and `check` says so before anything is
+timed. The limit is the same movement of bytes with everything in place: source read, destination touched. It cannot be
+reached from a file into fresh memory, and it moves with the machine, so it is timed beside the ways.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import safetensors
+import safetensors.torch
+import torch
+
+import rustload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+CACHE = Path(__file__).resolve().parent.parent.parent / ".cache" / "bench"
+MIB = 1 << 20
+DTYPES = {None: torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+BITS = {2: torch.int16, 4: torch.int32}
+
+
+
+class Case(ABC):
+    """One thing to do, and the ways of doing it."""
+
+    title: str
+    limit: str
+    suffix: str
+    # Whether huge pages for torch's own allocations would change its rows.
+    allocates = False
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of tensor data that the case reads."""
+
+    @property
+    @abstractmethod
+    def path(self) -> Path:
+        """The file, whether it exists or not."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Makes what the file holds."""
+
+    @abstractmethod
+    def ways(self) -> dict[str, Callable[[], Any]]:
+        """Returns what to time, rustload first."""
+
+    @abstractmethod
+    def limit_probe(self) -> Callable[[], object]:
+        """Returns what to time as the limit."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raises AssertionError where rustload's result is not the peer's."""
+
+    def prepare(self) -> None:
+        """Writes the file where it is not there yet."""
+        if self.path.exists():
+            return
+        CACHE.mkdir(parents=True, exist_ok=True)
+        partial = self.path.with_name(self.path.name + ".partial")
+        if self.suffix == ".bin":
+            torch.save(self.tensors(), partial)
+        else:
+            safetensors.torch.save_file(self.tensors(), partial)
+        partial.rename(self.path)
+
+
+class OpenCase(Case):
+    """Open a file and list every name, dtype and shape."""
+
+    limit = "reading the metadata with two system calls"
+
+    def __init__(self, count: int, each: int, suffix: str) -> None:
+        self.count, self.each, self.suffix = count, each, suffix
+        self.title = f"open and list {count:,} tensors, {suffix}"
+
+    @property
+    def nbytes(self) -> int:
+        return self.count * self.each * 4
+
+    @property
+    def path(self) -> Path:
+        return CACHE / f"open-{self.count}-{self.each}{self.suffix}"
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        block = torch.arange(self.each, dtype=torch.float32)
+        return {f"model.layers.{at}.weight": block.clone() for at in range(self.count)}
+
+    def ways(self) -> dict[str, Callable[[], Any]]:
+        path = self.path
+
+        def ours() -> object:
+            with rustload.open(path) as checkpoint:
+                return [(name, tensor.dtype, tensor.shape) for name, tensor in checkpoint.items()]
+
+        def keys_only() -> object:
+            with safetensors.safe_open(path, framework="pt") as file:
+                return list(file.keys())
+
+        def sliced() -> object:
+            with safetensors.safe_open(path, framework="pt") as file:
+                slices = [(name, file.get_slice(name)) for name in file.keys()]  # noqa: SIM118 - no mapping
+                return [(name, part.get_dtype(), part.get_shape()) for name, part in slices]
+
+        if self.suffix == ".safetensors":
+            return {"rustload": ours, "safe_open, keys only": keys_only, "safe_open + get_slice": sliced}
+        return {
+            "rustload": ours,
+            "torch.load(mmap=True)": lambda: _torch_load(path, mmap=True),
+            "torch.load": lambda: _torch_load(path, mmap=False),
+        }
+
+    def limit_probe(self) -> Callable[[], object]:
+        size = self.path.stat().st_size
+        metadata = max(4096, size - self.nbytes)
+
+        def read() -> object:
+            with self.path.open("rb", buffering=0) as file:
+                if self.suffix == ".bin":
+                    file.seek(size - metadata)  # a zip keeps its directory at the end
+                return file.read(metadata)
+
+        return read
+
+    def check(self) -> None:
+        with rustload.open(self.path) as checkpoint:
+            shapes = {name: tuple(tensor.shape) for name, tensor in checkpoint.items()}
+        assert shapes == {name: tuple(tensor.shape) for name, tensor in self.tensors().items()}
+
+
+class DataCase(Case):
+    """What reads tensors and leaves them as torch tensors."""
+
+    dtype: str | None = None
+
+    def check(self) -> None:
+        ours, *peers = (way() for way in self.ways().values())
+        for peer in peers:
+            assert ours.keys() == peer.keys()
+            assert all(_same_bits(ours[name], tensor) for name, tensor in peer.items())
+
+
+class LoadCase(DataCase):
+    """Load a whole float32 model: as views, as copies, or cast."""
+
+    def __init__(self, to: str, layers: int, suffix: str) -> None:
+        self.to, self.layers, self.suffix = to, layers, suffix
+        self.dtype = None if to in ("view", "copy") else to
+        self.allocates = to != "view"
+        what = {"view": "as float32 views", "copy": "as owned float32"}.get(to, f"as {to}")
+        self.title = f"load a {self.nbytes / 1e6:.0f} MB float32 model {what}, {suffix}"
+        self.limit = {
+            "view": "reading nothing: the metadata alone",
+            "copy": "copying the same bytes between touched buffers",
+        }.get(to, "the cast between touched buffers")
+
+    SHAPES = (*[(1024, 1024)] * 4, *[(4096, 1024)] * 2, (1024, 4096), (1024,), (1024,))
+
+    @property
+    def nbytes(self) -> int:
+        return self.layers * sum(torch.Size(shape).numel() for shape in self.SHAPES) * 4
+
+    @property
+    def path(self) -> Path:
+        return CACHE / f"model-{self.layers}{self.suffix}"
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        return {
+            f"model.layers.{layer}.{at}.weight": torch.randn(shape)
+            for layer in range(self.layers)
+            for at, shape in enumerate(self.SHAPES)
+        }
+
+    def ways(self) -> dict[str, Callable[[], Any]]:
+        path, dtype, copies = self.path, DTYPES[self.dtype], self.to == "copy"
+        copy = {"view": False, "copy": True}.get(self.to)
+
+        def finish(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.clone() if copies else tensor.to(dtype)
+
+        def ours() -> object:
+            with rustload.open(path, framework="torch") as checkpoint:
+                return {
+                    name: tensor.materialize(dtype=self.dtype, copy=copy)
+                    for name, tensor in checkpoint.items()
+                }
+
+        ways: dict[str, Callable[[], Any]] = {"rustload": ours}
+        if self.suffix == ".bin":
+            ways["torch.load(mmap=True)"] = lambda: _each(_torch_load(path, mmap=True), finish)
+            if self.to != "view":
+                # What it read is owned already, and needs no copy.
+                plain = (lambda tensor: tensor) if copies else finish
+                ways["torch.load"] = lambda: _each(_torch_load(path, mmap=False), plain)
+        else:
+            ways["safe_open"] = lambda: {name: finish(tensor) for name, tensor in _safe_open(path)}
+            ways["load_file"] = lambda: _each(safetensors.torch.load_file(path), finish)
+        return ways
+
+    def limit_probe(self) -> Callable[[], object]:
+        if self.to == "view":
+            return OpenCase.limit_probe(self)  # type: ignore[arg-type]
+        return _movement(self.nbytes // 4, DTYPES[self.dtype])
+
+
+class TransposeCase(DataCase):
+    """Load one float32 matrix transposed, cast on the way or not."""
+
+    allocates = True
+
+    def __init__(self, rows: int, columns: int, dtype: str | None, suffix: str) -> None:
+        self.rows, self.columns, self.dtype, self.suffix = rows, columns, dtype, suffix
+        cast = f" and cast to {dtype}" if dtype else ""
+        self.title = f"load float32 {rows}x{columns} transposed{cast}, {suffix}"
+        self.limit = f"the {'cast' if dtype else 'copy'} between touched buffers, not transposed"
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows * self.columns * 4
+
+    @property
+    def path(self) -> Path:
+        return CACHE / f"matrix-{self.rows}x{self.columns}{self.suffix}"
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        return {"weight": torch.randn(self.rows, self.columns)}
+
+    def ways(self) -> dict[str, Callable[[], Any]]:
+        path, dtype = self.path, DTYPES[self.dtype]
+
+        def ours() -> object:
+            with rustload.open(path, framework="torch") as checkpoint:
+                return {
+                    name: tensor.materialize(dtype=self.dtype, transpose=True)
+                    for name, tensor in checkpoint.items()
+                }
+
+        def transpose_first(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.t().contiguous().to(dtype)
+
+        def cast_first(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.to(dtype).t().contiguous()
+
+        def load(finish: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], Any]:
+            if self.suffix == ".bin":
+                return lambda: _each(_torch_load(path, mmap=True), finish)
+            return lambda: {name: finish(tensor) for name, tensor in _safe_open(path)}
+
+        peer = "torch.load(mmap=True)" if self.suffix == ".bin" else "safe_open"
+        if self.dtype is None:
+            ways = {"rustload": ours, f"{peer} .t().contiguous()": load(transpose_first)}
+        else:
+            ways = {
+                "rustload": ours,
+                f"{peer} .to().t().contiguous()": load(cast_first),
+                f"{peer} .t().contiguous().to()": load(transpose_first),
+            }
+        if self.suffix == ".bin":
+            ways["torch.load, the same"] = lambda: _each(_torch_load(path, mmap=False), cast_first)
+        return ways
+
+    def limit_probe(self) -> Callable[[], object]:
+        return _movement(self.rows * self.columns, DTYPES[self.dtype])
+
+
+def all_cases(*, quick: bool) -> Iterator[Case]:
+    """Yields every case, at full or at small size."""
+    formats = (".bin", ".safetensors")
+    opens = ((1, MIB), (300, 16384), (2000, 64)) if quick else ((1, 16 * MIB), (300, 65536), (20_000, 64))
+    for count, each in opens:
+        yield from (OpenCase(count, each, suffix) for suffix in formats)
+    for to in ("view", "copy", "bfloat16", "float16"):
+        yield from (LoadCase(to, 1 if quick else 16, suffix) for suffix in formats)
+    shapes = ((2048, 2048), (2056, 1032)) if quick else ((8192, 8192), (8224, 4128))
+    for rows, columns in shapes:
+        for dtype in (None, "bfloat16"):
+            yield from (TransposeCase(rows, columns, dtype, suffix) for suffix in formats)
+
+
+def _torch_load(path: Path, *, mmap: bool) -> dict[str, torch.Tensor]:
+    state: dict[str, torch.Tensor] = torch.load(path, weights_only=True, mmap=mmap)
+    return state
+
+
+def _safe_open(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    with safetensors.safe_open(path, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118 - no mapping
+            yield name, file.get_tensor(name)
+
+
+def _each(
+    state: dict[str, torch.Tensor], finish: Callable[[torch.Tensor], torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    # Lets go of each source as soon as its result is there: the peers' peaks are those of careful use.
+    return {name: finish(state.pop(name)) for name in list(state)}
+
+
+def _movement(numel: int, dtype: torch.dtype) -> Callable[[], object]:
+    source, target = torch.ones(numel), torch.ones(numel, dtype=dtype)
+    return lambda: target.copy_(source)
+
+
+def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    bits = BITS[left.element_size()]
+    return left.dtype == right.dtype and left.shape == right.shape and torch.equal(left.view(bits), right.view(bits))

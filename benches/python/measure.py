@@ -1,0 +1,173 @@
+"""Measures time and memory in ways that survive a shared machine.
+
+- Ways of doing one thing run interleaved, in turn about order, so that a slow minute hits all of them; figures are medians.
+- Memory that was free for a while may have gone back to the host of a virtual machine, and touching it again is then
+  slow for whoever comes first. So an arena is touched and freed right before each timed run, and nothing ever sleeps.
+- A result is dropped outside the timed part and before the next arena.
+- Peaks are those of anonymous memory, above what the process held before, each in a process of its own that is watched
+  from outside: a watcher inside would wait for the interpreter lock and miss what happens while it is held.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import mmap
+import multiprocessing
+import statistics
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from multiprocessing.connection import Connection
+
+MILLISECOND = 1e-3
+SHORTEST_RUN = 5 * MILLISECOND
+
+_libc = ctypes.CDLL(None)
+
+
+def anonymous_bytes(pid: int | str = "self") -> int:
+    """Returns the anonymous memory a process holds: what it allocated and touched, no file pages."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    return 0  # a process that has just ended
+
+
+def touch_arena(nbytes: int) -> None:
+    """Gets `nbytes` of memory from the system, writes to all of it and gives it back."""
+    if nbytes <= 0:
+        return
+    with mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as arena:
+        arena.madvise(mmap.MADV_HUGEPAGE)
+        first = ctypes.c_char.from_buffer(arena)
+        ctypes.memset(ctypes.addressof(first), 1, nbytes)
+        del first
+
+
+def settle(nbytes: int) -> None:
+    """Puts the process into the state every timed run starts from: nothing held back, `nbytes` ready to be had."""
+    gc.collect()
+    _libc.malloc_trim(0)
+    touch_arena(nbytes)
+
+
+def read_through(*files: Path) -> None:
+    """Brings files into the page cache: all loads here are warm ones."""
+    for path in files:
+        with path.open("rb", buffering=0) as file:
+            while file.read(1 << 24):
+                pass
+
+
+@dataclass
+class Times:
+    """The seconds that one way took, round by round."""
+
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        """The middle round."""
+        return statistics.median(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """How far the slowest round lies above the fastest, as a part of the median."""
+        return (max(self.seconds) - min(self.seconds)) / self.median
+
+
+def interleave(ways: Mapping[str, Callable[[], object]], *, rounds: int, arena: int) -> dict[str, Times]:
+    """Times every way once per round, starting each round with the next way.
+
+    Args:
+        ways: What to time, by name. Each way has run once before, so that nothing is timed cold.
+        rounds: How often to time each.
+        arena: Bytes of memory to touch and free before each timed run.
+
+    Returns:
+        The times by name. A way that takes less than a few milliseconds is timed over as many runs as fill them.
+    """
+    times = {name: Times() for name in ways}
+    repeats = {name: _repeats(way) for name, way in ways.items()}
+    names = list(ways)
+    for start in range(rounds):
+        for offset in range(len(names)):
+            name = names[(start + offset) % len(names)]
+            settle(arena)
+            times[name].seconds.append(_seconds(ways[name], repeats[name]))
+    return times
+
+
+def _repeats(way: Callable[[], object]) -> int:
+    once = _seconds(way, 1)
+    return max(1, min(1000, round(SHORTEST_RUN / once)))
+
+
+def _seconds(way: Callable[[], object], repeats: int) -> float:
+    if repeats == 1:
+        start = time.perf_counter()
+        result = way()
+        taken = time.perf_counter() - start
+        del result
+        return taken
+    start = time.perf_counter()
+    for _ in range(repeats):
+        way()
+    return (time.perf_counter() - start) / repeats
+
+
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload(["torch", "safetensors.torch", "rustload"])
+
+
+def in_child(work: Callable[..., Any], *args: object) -> tuple[Any, int]:
+    """Runs `work(begin, *args)` in a fresh process that has torch imported but has not used it.
+
+    Args:
+        work: A function of a module. It prepares, calls `begin()`, does what is to be measured and returns a value
+            while it still holds what it made.
+        args: What it takes after `begin`.
+
+    Returns:
+        What it returned, and the peak of its anonymous memory since `begin()`, above what it held then.
+    """
+    ours, theirs = _processes.Pipe()
+    child = _processes.Process(target=_child, args=(theirs, work, args), daemon=True)
+    child.start()
+    theirs.close()
+    try:
+        _expect(ours, "begin")
+        held = peak = anonymous_bytes(child.pid or 0)
+        ours.send("go")
+        while not ours.poll(MILLISECOND):
+            peak = max(peak, anonymous_bytes(child.pid or 0))
+        return _expect(ours, "result"), peak - held
+    finally:
+        ours.close()
+        child.join()
+
+
+def _child(parent: Connection, work: Callable[..., Any], args: tuple[object, ...]) -> None:
+    def begin() -> None:
+        parent.send(("begin", None))
+        parent.recv()
+
+    try:
+        parent.send(("result", work(begin, *args)))
+    except Exception as error:  # noqa: BLE001 - it is raised again in the parent
+        parent.send(("error", f"{type(error).__name__}: {error}"))
+
+
+def _expect(child: Connection, kind: str) -> Any:
+    try:
+        got, value = child.recv()
+    except EOFError:
+        raise RuntimeError("the measured process died") from None
+    if got != kind:
+        raise RuntimeError(f"in the measured process: {value}")
+    return value

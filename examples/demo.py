@@ -1,0 +1,296 @@
+"""One model, three kinds of checkpoint: load each as transposed bfloat16, with rustload and with what people use today.
+
+`make demo` runs it. A Llama-shaped model with random float32 weights is written once to `.cache/demo`, as one `.bin`, as
+three `.bin` shards with an index, and as safetensors. Each way of loading runs in a process of its own, on files that are
+in the page cache, and the result of rustload is compared with that of torch bit by bit.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import rustload
+from benches.python import measure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CACHE = Path(__file__).resolve().parent.parent / ".cache" / "demo"
+ROUNDS = 3
+OPENS = 5
+
+Tensors = dict[str, torch.Tensor]
+Shapes = dict[str, tuple[int, ...]]
+
+
+def main() -> None:
+    """Writes the model where it is not there yet, measures and prints."""
+    model = CACHE / "llama-1"
+    if not model.exists():
+        say("writing a Llama-shaped model with random weights to .cache/demo ...")
+        make_model(model)
+    checkpoints = {
+        ".bin": model / "bin" / "pytorch_model.bin",
+        ".bin, 3 shards": model / "sharded",
+        ".safetensors": model / "safetensors" / "model.safetensors",
+    }
+    print_heading(checkpoints[".bin"])
+    for title, path in checkpoints.items():
+        equal, count = measure.in_child(compare, path)[0]
+        rows = {name: Row() for name in ways_for(path)}
+        measure.read_through(*files_of(path))
+        for _ in range(ROUNDS):
+            for name, row in rows.items():
+                say(f"{title}: {name} ...")
+                row.add(path, name)
+        print_rows(title, rows, equal, count)
+        if equal != count:
+            sys.exit(f"{count - equal} of {count} tensors of {title} differ from torch's")
+
+
+# The ways of loading. Each has an `open`, after which every name and shape is known, and a `load` of everything.
+
+
+def as_asked(tensor: torch.Tensor) -> torch.Tensor:
+    """Does with torch what is asked of every way: matrices transposed, all of it bfloat16, contiguous."""
+    if tensor.ndim == 2:
+        return tensor.t().to(torch.bfloat16).contiguous()
+    return tensor.to(torch.bfloat16)
+
+
+def rustload_open(path: Path) -> Shapes:
+    """Opens and lists; no tensor is read."""
+    with rustload.open(path) as checkpoint:
+        return {name: tuple(tensor.shape) for name, tensor in checkpoint.items()}
+
+
+def rustload_load(path: Path) -> Tensors:
+    """Casts and transposes each tensor while reading it."""
+    with rustload.open(path, framework="torch") as checkpoint:
+        return {
+            name: tensor.materialize(dtype="bfloat16", transpose=tensor.ndim == 2)
+            for name, tensor in checkpoint.items()
+        }
+
+
+def torch_open(path: Path, *, mmap: bool) -> Shapes:
+    """Has no way to list without loading."""
+    return {
+        name: tuple(tensor.shape)
+        for file in files_of(path)
+        for name, tensor in torch.load(file, weights_only=True, mmap=mmap).items()
+    }
+
+
+def torch_load(path: Path, *, mmap: bool) -> Tensors:
+    """Goes shard by shard and lets go of each tensor once it is converted, as a careful user would."""
+    loaded = {}
+    for file in files_of(path):
+        state = torch.load(file, weights_only=True, mmap=mmap)
+        for name in list(state):
+            loaded[name] = as_asked(state.pop(name))
+    return loaded
+
+
+def safetensors_open(path: Path) -> Shapes:
+    """Reads the header."""
+    import safetensors
+
+    with safetensors.safe_open(path, framework="pt") as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
+
+
+def safetensors_load(path: Path) -> Tensors:
+    """Takes one tensor at a time from the mapped file."""
+    import safetensors
+
+    with safetensors.safe_open(path, framework="pt") as file:
+        return {name: as_asked(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118 - no mapping
+
+
+def ways_for(path: Path) -> dict[str, tuple[Callable[[Path], Shapes], Callable[[Path], Tensors]]]:
+    """Returns what can load this checkpoint."""
+    ways: dict[str, tuple[Callable[[Path], Shapes], Callable[[Path], Tensors]]] = {
+        "rustload": (rustload_open, rustload_load)
+    }
+    if path.suffix == ".safetensors":
+        ways["safetensors.safe_open"] = (safetensors_open, safetensors_load)
+        return ways
+    for name, mmap in (("torch.load", False), ("torch.load(mmap=True)", True)):
+        ways[name] = (
+            lambda path, mmap=mmap: torch_open(path, mmap=mmap),  # type: ignore[misc]
+            lambda path, mmap=mmap: torch_load(path, mmap=mmap),  # type: ignore[misc]
+        )
+    return ways
+
+
+# Measuring.
+
+
+class Row:
+    """What one way took, round by round."""
+
+    def __init__(self) -> None:
+        self.opens: list[float] = []
+        self.loads: list[float] = []
+        self.peaks: list[int] = []
+
+    def add(self, path: Path, name: str) -> None:
+        """Runs one more round, in two fresh processes."""
+        self.opens.append(measure.in_child(time_open, path, name)[0])
+        seconds, peak = measure.in_child(time_load, path, name)
+        self.loads.append(seconds)
+        self.peaks.append(peak)
+
+
+def time_open(begin: Callable[[], None], path: Path, name: str) -> float:
+    """Returns the median seconds of a few openings."""
+    way, _ = ways_for(path)[name]
+    way(path)
+    begin()
+    taken = []
+    for _ in range(OPENS):
+        start = time.perf_counter()
+        shapes = way(path)
+        taken.append(time.perf_counter() - start)
+        del shapes
+    return statistics.median(taken)
+
+
+def time_load(begin: Callable[[], None], path: Path, name: str) -> float:
+    """Returns the seconds from the closed file to the last tensor."""
+    _, way = ways_for(path)[name]
+    as_asked(torch.ones(1024, 1024))  # starts torch's threads
+    measure.settle(sum(file.stat().st_size for file in files_of(path)) * 5 // 4)
+    begin()
+    start = time.perf_counter()
+    tensors = way(path)
+    taken = time.perf_counter() - start
+    # The tensors are held until the time is on its way, so the peak includes all of them.
+    return taken if tensors else 0.0
+
+
+def compare(begin: Callable[[], None], path: Path) -> tuple[int, int]:
+    """Returns how many tensors rustload and torch agree on, bit by bit, and how many there are."""
+    begin()
+    reference = safetensors_load(path) if path.suffix == ".safetensors" else torch_load(path, mmap=True)
+    tensors = rustload_load(path)
+    equal = sum(same_bits(tensors[name], tensor) for name, tensor in reference.items() if name in tensors)
+    return equal, len(tensors.keys() | reference.keys())
+
+
+def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Tells whether both are contiguous and hold the same bytes in the same shape and dtype."""
+    return (
+        left.dtype == right.dtype
+        and left.is_contiguous()
+        and torch.equal(left.view(torch.int16), right.contiguous().view(torch.int16))
+    )
+
+
+# The model.
+
+
+def make_model(folder: Path) -> None:
+    """Writes the same random weights in each format; a folder that is there is complete."""
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    for name in ("bin", "sharded", "safetensors"):
+        (partial / name).mkdir(parents=True)
+    measure.in_child(write_model, partial)
+    partial.rename(folder)
+
+
+def write_model(begin: Callable[[], None], folder: Path) -> None:
+    """Builds the model with transformers; the `.bin` files are written by hand, as transformers 5 no longer does."""
+    from huggingface_hub.utils import disable_progress_bars
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    begin()
+    disable_progress_bars()
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=16_000,
+        hidden_size=1024,
+        intermediate_size=2816,
+        num_hidden_layers=4,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+    )
+    model = LlamaForCausalLM(config).to(torch.float32)
+    model.save_pretrained(folder / "safetensors")
+    state = model.state_dict()
+    torch.save(state, folder / "bin" / "pytorch_model.bin")
+
+    names = list(state)
+    third = -(-len(names) // 3)
+    weight_map = {}
+    for number in range(3):
+        file = f"pytorch_model-{number + 1:05}-of-00003.bin"
+        part = names[number * third : (number + 1) * third]
+        torch.save({name: state[name] for name in part}, folder / "sharded" / file)
+        weight_map |= dict.fromkeys(part, file)
+    index = {
+        "metadata": {"total_size": sum(tensor.nbytes for tensor in state.values())},
+        "weight_map": weight_map,
+    }
+    (folder / "sharded" / "pytorch_model.bin.index.json").write_text(json.dumps(index, indent=2))
+
+
+def files_of(path: Path) -> list[Path]:
+    """Returns the files that hold a checkpoint's tensors."""
+    return sorted(path.glob("*.bin")) if path.is_dir() else [path]
+
+
+# Printing: the table on stdout, the talk on stderr.
+
+WIDTHS = (16, 23, 10, 10, 10)
+
+
+def print_heading(path: Path) -> None:
+    """Says what is measured and prints the head of the table."""
+    size = path.stat().st_size
+    print(f"Loading a {size / 1e6:.0f} MB float32 model as bfloat16, every matrix transposed ({size / 2e6:.0f} MB).")
+    print(f"Warm files, {torch.get_num_threads()} threads, one process per run, medians of {ROUNDS} runs.")
+    print("open: until every name and shape is known.  load: from the closed file to the last tensor.")
+    print("peak: anonymous memory above the start, result included.\n")
+    print_line("checkpoint", "way", "open, ms", "load, s", "peak, MB")
+    print("-" * (sum(WIDTHS) + 2 * (len(WIDTHS) - 1)))
+
+
+def print_rows(title: str, rows: dict[str, Row], equal: int, count: int) -> None:
+    """Prints one checkpoint's part of the table."""
+    say("")
+    for name, row in rows.items():
+        opened, loaded = statistics.median(row.opens), statistics.median(row.loads)
+        print_line(title, name, f"{opened * 1e3:.2f}", f"{loaded:.3f}", f"{statistics.median(row.peaks) / 1e6:.0f}")
+        title = ""
+    print_line("", f"same bits: {equal} of {count} tensors")
+    print()
+
+
+def print_line(*cells: Any) -> None:
+    """Prints cells in columns, numbers to the right."""
+    padded = [
+        f"{cell:<{width}}" if at < 2 else f"{cell:>{width}}"
+        for at, (cell, width) in enumerate(zip(cells, WIDTHS, strict=False))
+    ]
+    print("  ".join(padded).rstrip(), flush=True)
+
+
+def say(text: str) -> None:
+    """Shows progress where somebody watches."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
