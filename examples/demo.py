@@ -1,8 +1,10 @@
-"""One model, three kinds of checkpoint: load each as transposed bfloat16, with rustload and with what people use today.
+"""One model, three kinds of checkpoint: load each as transposed bfloat16, with rustload and with what people
+use today.
 
-`make demo` runs it. A Llama-shaped model with random float32 weights is written once to `.cache/demo`, as one `.bin`, as
-three `.bin` shards with an index, and as safetensors. Each way of loading runs in a process of its own, on files that are
-in the page cache, and the result of rustload is compared with that of torch bit by bit.
+`make demo` runs it. A Llama-shaped model with random float32 weights is written once to `.cache/demo`, as
+one `.bin`, as three `.bin` shards with an index, and as safetensors. Each way of loading runs in a process
+of its own, on files that are in the page cache, and the result of rustload is compared with that of torch
+bit by bit.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import rustload
 import torch
 
-import rustload
 from benches.python import measure
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ def main() -> None:
             sys.exit(f"{count - equal} of {count} tensors of {title} differ from torch's")
 
 
-# The ways of loading. Each has an `open`, after which every name and shape is known, and a `load` of everything.
+# The ways of loading: `open`, after which every name and shape is known, and `load` of everything.
 
 
 def as_asked(tensor: torch.Tensor) -> torch.Tensor:
@@ -210,8 +212,8 @@ def make_model(folder: Path) -> None:
 
 
 def write_model(begin: Callable[[], None], folder: Path) -> None:
-    """Builds the model with transformers; the `.bin` files are written by hand, as transformers 5 no longer does."""
-    from huggingface_hub.utils import disable_progress_bars
+    """Builds the model; the `.bin` files are written by hand, as transformers 5 no longer writes any."""
+    from huggingface_hub.utils.tqdm import disable_progress_bars
     from transformers import LlamaConfig, LlamaForCausalLM
 
     begin()
@@ -232,7 +234,7 @@ def write_model(begin: Callable[[], None], folder: Path) -> None:
 
     names = list(state)
     third = -(-len(names) // 3)
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number in range(3):
         file = f"pytorch_model-{number + 1:05}-of-00003.bin"
         part = names[number * third : (number + 1) * third]
@@ -258,7 +260,9 @@ WIDTHS = (16, 23, 10, 10, 10)
 def print_heading(path: Path) -> None:
     """Says what is measured and prints the head of the table."""
     size = path.stat().st_size
-    print(f"Loading a {size / 1e6:.0f} MB float32 model as bfloat16, every matrix transposed ({size / 2e6:.0f} MB).")
+    print(
+        f"Loading a {size / 1e6:.0f} MB float32 model as bfloat16 ({size / 2e6:.0f} MB), every matrix transposed."
+    )
     print(f"Warm files, {torch.get_num_threads()} threads, one process per run, medians of {ROUNDS} runs.")
     print("open: until every name and shape is known.  load: from the closed file to the last tensor.")
     print("peak: anonymous memory above the start, result included.\n")
@@ -271,7 +275,9 @@ def print_rows(title: str, rows: dict[str, Row], equal: int, count: int) -> None
     say("")
     for name, row in rows.items():
         opened, loaded = statistics.median(row.opens), statistics.median(row.loads)
-        print_line(title, name, f"{opened * 1e3:.2f}", f"{loaded:.3f}", f"{statistics.median(row.peaks) / 1e6:.0f}")
+        print_line(
+            title, name, f"{opened * 1e3:.2f}", f"{loaded:.3f}", f"{statistics.median(row.peaks) / 1e6:.0f}"
+        )
         title = ""
     print_line("", f"same bits: {equal} of {count} tensors")
     print()

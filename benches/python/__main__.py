@@ -2,8 +2,8 @@
 
     python -m benches.python [--quick] [--filter TEXT] [--rounds N] [--json OUT]
 
-The cases in which torch allocates run again in a second process with torch's own huge-page switch on, since a user may
-have it on.
+The cases in which torch allocates run again in a second process with torch's own huge-page switch on, since
+a user may have it on.
 """
 
 from __future__ import annotations
@@ -15,15 +15,12 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from . import measure
-from .cases import Case, OpenCase, all_cases
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from .cases import Case, OpenCase, all_cases, hold
 
 HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 LIMIT = "(limit)"
@@ -49,8 +46,12 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(prog="python -m benches.python", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="small sizes and few rounds: a smoke test, no figures")
-    parser.add_argument("--filter", default="", metavar="TEXT", help="only the cases whose title contains TEXT")
+    parser.add_argument(
+        "--quick", action="store_true", help="small sizes and few rounds: a smoke test, no figures"
+    )
+    parser.add_argument(
+        "--filter", default="", metavar="TEXT", help="only the cases whose title contains TEXT"
+    )
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds per case (5, with --quick 3)")
     parser.add_argument("--json", type=Path, metavar="OUT", help="also write the results to this file")
     args = parser.parse_args()
@@ -64,7 +65,7 @@ def run(case: Case, rounds: int, *, huge_pages: bool) -> dict[str, Any]:
     measure.read_through(case.path)
     case.check()
     ways = case.ways()
-    peaks = {name: measure.in_child(peak, case, name)[1] for name in ways}
+    peaks = {name: measure.in_child(hold, case, name)[1] for name in ways}
     arena = 0 if isinstance(case, OpenCase) else 2 * case.nbytes
     times = measure.interleave({**ways, LIMIT: case.limit_probe()}, rounds=rounds, arena=arena)
     rows = [
@@ -88,17 +89,8 @@ def run(case: Case, rounds: int, *, huge_pages: bool) -> dict[str, Any]:
     }
 
 
-def peak(begin: Callable[[], None], case: Case, name: str) -> int:
-    """Runs one way once; whoever called watches the memory, and the result is held until the end."""
-    way = case.ways()[name]
-    torch.ones(1024, 1024).t().contiguous().to(torch.bfloat16)
-    begin()
-    result = way()
-    return len(result)
-
-
 def again_with_huge_pages(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Runs the cases in which torch allocates in a process where torch asks for huge pages, as rustload does."""
+    """Runs the cases in which torch allocates where torch asks for huge pages, as rustload does."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "results.json"
         command = [sys.executable, "-m", "benches.python", "--rounds", str(args.rounds), "--json", str(out)]
@@ -111,8 +103,12 @@ def print_heading(rounds: int, *, huge_pages: bool) -> None:
     """Says how the figures below came about."""
     switch = f", torch with {HUGE_PAGES}=1" if huge_pages else ""
     print(f"\n=== torch {torch.__version__}, {torch.get_num_threads()} threads, warm files{switch} ===")
-    print(f"Medians of {rounds} interleaved rounds; spread = (slowest - fastest) / median; GB/s of file bytes.")
-    print("x rustload = the row's time over rustload's: below 1, that row is faster.  peak = anonymous memory.")
+    print(
+        f"Medians of {rounds} interleaved rounds; spread = (slowest - fastest) / median; GB/s of file bytes."
+    )
+    print(
+        "x rustload = the row's time over rustload's: below 1, that row is faster.  peak = anonymous memory."
+    )
 
 
 def print_case(case: Case, rows: list[dict[str, Any]]) -> None:

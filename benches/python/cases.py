@@ -1,8 +1,9 @@
 """The cases: what is timed, how many bytes it moves, which limit it chases, and who else can do it.
 
-A case writes its files once to `.cache/bench`. Its ways all give the same result, and `check` says so before anything is
-timed. The limit is the same movement of bytes with everything in place: source read, destination touched. It cannot be
-reached from a file into fresh memory, and it moves with the machine, so it is timed beside the ways.
+A case writes its files once to `.cache/bench`. Its ways all give the same result, and `check` says so
+before anything is timed. The limit is the same movement of bytes with everything in place: source read,
+destination touched. It cannot be reached from a file into fresh memory, and it moves with the machine, so
+it is timed beside the ways.
 """
 
 from __future__ import annotations
@@ -11,11 +12,10 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import rustload
 import safetensors
 import safetensors.torch
 import torch
-
-import rustload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,7 +24,6 @@ CACHE = Path(__file__).resolve().parent.parent.parent / ".cache" / "bench"
 MIB = 1 << 20
 DTYPES = {None: torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BITS = {2: torch.int16, 4: torch.int32}
-
 
 
 class Case(ABC):
@@ -121,16 +120,7 @@ class OpenCase(Case):
         }
 
     def limit_probe(self) -> Callable[[], object]:
-        size = self.path.stat().st_size
-        metadata = max(4096, size - self.nbytes)
-
-        def read() -> object:
-            with self.path.open("rb", buffering=0) as file:
-                if self.suffix == ".bin":
-                    file.seek(size - metadata)  # a zip keeps its directory at the end
-                return file.read(metadata)
-
-        return read
+        return _metadata(self.path, self.nbytes)
 
     def check(self) -> None:
         with rustload.open(self.path) as checkpoint:
@@ -210,7 +200,7 @@ class LoadCase(DataCase):
 
     def limit_probe(self) -> Callable[[], object]:
         if self.to == "view":
-            return OpenCase.limit_probe(self)  # type: ignore[arg-type]
+            return _metadata(self.path, self.nbytes)
         return _movement(self.nbytes // 4, DTYPES[self.dtype])
 
 
@@ -275,6 +265,15 @@ class TransposeCase(DataCase):
         return _movement(self.rows * self.columns, DTYPES[self.dtype])
 
 
+def hold(begin: Callable[[], None], case: Case, name: str) -> int:
+    """Runs one way once in a process whose memory somebody watches, and keeps the result to the end."""
+    way = case.ways()[name]
+    torch.ones(1024, 1024).t().contiguous().to(torch.bfloat16)  # starts torch's threads
+    begin()
+    result = way()
+    return len(result)
+
+
 def all_cases(*, quick: bool) -> Iterator[Case]:
     """Yields every case, at full or at small size."""
     formats = (".bin", ".safetensors")
@@ -307,6 +306,19 @@ def _each(
     return {name: finish(state.pop(name)) for name in list(state)}
 
 
+def _metadata(path: Path, nbytes: int) -> Callable[[], object]:
+    size = path.stat().st_size
+    metadata = max(4096, size - nbytes)
+
+    def read() -> object:
+        with path.open("rb", buffering=0) as file:
+            if path.suffix == ".bin":
+                file.seek(size - metadata)  # a zip keeps its directory at the end
+            return file.read(metadata)
+
+    return read
+
+
 def _movement(numel: int, dtype: torch.dtype) -> Callable[[], object]:
     source, target = torch.ones(numel), torch.ones(numel, dtype=dtype)
     return lambda: target.copy_(source)
@@ -314,4 +326,8 @@ def _movement(numel: int, dtype: torch.dtype) -> Callable[[], object]:
 
 def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     bits = BITS[left.element_size()]
-    return left.dtype == right.dtype and left.shape == right.shape and torch.equal(left.view(bits), right.view(bits))
+    return (
+        left.dtype == right.dtype
+        and left.shape == right.shape
+        and torch.equal(left.view(bits), right.view(bits))
+    )

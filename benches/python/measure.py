@@ -1,11 +1,14 @@
 """Measures time and memory in ways that survive a shared machine.
 
-- Ways of doing one thing run interleaved, in turn about order, so that a slow minute hits all of them; figures are medians.
-- Memory that was free for a while may have gone back to the host of a virtual machine, and touching it again is then
-  slow for whoever comes first. So an arena is touched and freed right before each timed run, and nothing ever sleeps.
+- Ways of doing one thing run interleaved, in turn about order, so that a slow minute hits all of them;
+  figures are medians.
+- Memory that was free for a while may have gone back to the host of a virtual machine, and touching it
+  again is then slow for whoever comes first. So an arena is touched and freed right before each timed run,
+  and nothing ever sleeps.
 - A result is dropped outside the timed part and before the next arena.
-- Peaks are those of anonymous memory, above what the process held before, each in a process of its own that is watched
-  from outside: a watcher inside would wait for the interpreter lock and miss what happens while it is held.
+- Peaks are those of anonymous memory, above what the process held before, each in a process of its own that
+  is watched from outside: a watcher inside would wait for the interpreter lock and miss what happens while
+  it is held.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ def touch_arena(nbytes: int) -> None:
 
 
 def settle(nbytes: int) -> None:
-    """Puts the process into the state every timed run starts from: nothing held back, `nbytes` ready to be had."""
+    """Puts the process into the state every timed run starts from: `nbytes` are ready to be had."""
     gc.collect()
     _libc.malloc_trim(0)
     touch_arena(nbytes)
@@ -90,7 +93,7 @@ def interleave(ways: Mapping[str, Callable[[], object]], *, rounds: int, arena: 
         arena: Bytes of memory to touch and free before each timed run.
 
     Returns:
-        The times by name. A way that takes less than a few milliseconds is timed over as many runs as fill them.
+        The times by name. A way that takes less than a few milliseconds is run as often as fills them.
     """
     times = {name: Times() for name in ways}
     repeats = {name: _repeats(way) for name, way in ways.items()}
@@ -129,8 +132,8 @@ def in_child(work: Callable[..., Any], *args: object) -> tuple[Any, int]:
     """Runs `work(begin, *args)` in a fresh process that has torch imported but has not used it.
 
     Args:
-        work: A function of a module. It prepares, calls `begin()`, does what is to be measured and returns a value
-            while it still holds what it made.
+        work: A function of a module. It prepares, calls `begin()`, does what is to be measured and returns a
+            value while it still holds what it made.
         args: What it takes after `begin`.
 
     Returns:
