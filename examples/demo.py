@@ -1,5 +1,4 @@
-"""One model, three kinds of checkpoint: load each as transposed bfloat16, with rustload and with what people
-use today.
+"""Loads one model from three kinds of checkpoint as transposed bfloat16, with rustload and its peers.
 
 `make demo` runs it. A Llama-shaped model with random float32 weights is written once to `.cache/demo`, as
 one `.bin`, as three `.bin` shards with an index, and as safetensors. Each way of loading runs in a process
@@ -260,12 +259,10 @@ WIDTHS = (16, 23, 10, 10, 10)
 def print_heading(path: Path) -> None:
     """Says what is measured and prints the head of the table."""
     size = path.stat().st_size
-    print(
-        f"Loading a {size / 1e6:.0f} MB float32 model as bfloat16 ({size / 2e6:.0f} MB), every matrix transposed."
-    )
+    print(f"Loading a {size / 1e6:.0f} MB float32 model as bfloat16, every matrix transposed.")
     print(f"Warm files, {torch.get_num_threads()} threads, one process per run, medians of {ROUNDS} runs.")
     print("open: until every name and shape is known.  load: from the closed file to the last tensor.")
-    print("peak: anonymous memory above the start, result included.\n")
+    print(f"peak: anonymous memory above the start, the result ({size / 2e6:.0f} MB) included.\n")
     print_line("checkpoint", "way", "open, ms", "load, s", "peak, MB")
     print("-" * (sum(WIDTHS) + 2 * (len(WIDTHS) - 1)))
 

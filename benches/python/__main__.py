@@ -113,11 +113,10 @@ def print_heading(rounds: int, *, huge_pages: bool) -> None:
 
 def print_case(case: Case, rows: list[dict[str, Any]]) -> None:
     """Prints one case's table."""
-    opens = isinstance(case, OpenCase)
     print(f"\n{case.title}\n  limit: {case.limit}")
     print(f"  {'':<42}{'ms':>10}{'GB/s':>8}{'spread':>8}{'x rustload':>12}{'peak MB':>9}")
     for row in rows:
-        rate = "" if opens else f"{case.nbytes / row['median_s'] / 1e9:.1f}"
+        rate = "" if not case.reads else f"{case.nbytes / row['median_s'] / 1e9:.1f}"
         high = "" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:.1f}"
         ratio = "" if row["way"] == "rustload" else f"{row['times_rustload']:.2f}"
         slower = "  faster than rustload" if row["times_rustload"] < 1 and row["way"] != LIMIT else ""

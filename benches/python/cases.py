@@ -32,6 +32,8 @@ class Case(ABC):
     title: str
     limit: str
     suffix: str
+    # Whether any way must read all tensor data, so that bytes per second mean something.
+    reads = True
     # Whether huge pages for torch's own allocations would change its rows.
     allocates = False
 
@@ -77,7 +79,8 @@ class Case(ABC):
 class OpenCase(Case):
     """Open a file and list every name, dtype and shape."""
 
-    limit = "reading the metadata with two system calls"
+    limit = "reading the metadata with one system call"
+    reads = False
 
     def __init__(self, count: int, each: int, suffix: str) -> None:
         self.count, self.each, self.suffix = count, each, suffix
@@ -146,7 +149,7 @@ class LoadCase(DataCase):
     def __init__(self, to: str, layers: int, suffix: str) -> None:
         self.to, self.layers, self.suffix = to, layers, suffix
         self.dtype = None if to in ("view", "copy") else to
-        self.allocates = to != "view"
+        self.allocates = self.reads = to != "view"
         what = {"view": "as float32 views", "copy": "as owned float32"}.get(to, f"as {to}")
         self.title = f"load a {self.nbytes / 1e6:.0f} MB float32 model {what}, {suffix}"
         self.limit = {
