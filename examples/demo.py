@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import rustload
 import torch
 
+import rustload
 from benches.python import measure
 
 if TYPE_CHECKING:
