@@ -93,5 +93,5 @@ ifeq ($(wildcard $(EXTENSION)),)
 .PHONY: $(BUILT)
 endif
 $(BUILT): $(INSTALLED) Cargo.toml Cargo.lock pyproject.toml $(RUST) | cargo
-	$(VENV)/bin/maturin develop --release --locked --quiet
+	PIP_QUIET=1 $(VENV)/bin/maturin develop --release --locked --quiet
 	@touch $@

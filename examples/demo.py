@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import rustload
 import torch
 
+import rustload
 from benches.python import measure
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ def main() -> None:
     print_heading(checkpoints[".bin"])
     for title, path in checkpoints.items():
         equal, count = measure.in_child(compare, path)[0]
-        rows = {name: Row() for name in ways_for(path)}
         measure.read_through(*files_of(path))
+        rows = {name: Row(measure.in_child(time_open, path, name)[0]) for name in ways_for(path)}
         for _ in range(ROUNDS):
             for name, row in rows.items():
                 say(f"{title}: {name} ...")
@@ -137,16 +137,15 @@ def ways_for(path: Path) -> dict[str, tuple[Callable[[Path], Shapes], Callable[[
 
 
 class Row:
-    """What one way took, round by round."""
+    """What one way took."""
 
-    def __init__(self) -> None:
-        self.opens: list[float] = []
+    def __init__(self, opened: float) -> None:
+        self.opened = opened
         self.loads: list[float] = []
         self.peaks: list[int] = []
 
     def add(self, path: Path, name: str) -> None:
-        """Runs one more round, in two fresh processes."""
-        self.opens.append(measure.in_child(time_open, path, name)[0])
+        """Loads once more, in a fresh process."""
         seconds, peak = measure.in_child(time_load, path, name)
         self.loads.append(seconds)
         self.peaks.append(peak)
@@ -212,11 +211,11 @@ def make_model(folder: Path) -> None:
 
 def write_model(begin: Callable[[], None], folder: Path) -> None:
     """Builds the model; the `.bin` files are written by hand, as transformers 5 no longer writes any."""
-    from huggingface_hub.utils.tqdm import disable_progress_bars
     from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.utils import logging
 
     begin()
-    disable_progress_bars()
+    logging.disable_progress_bar()
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=16_000,
@@ -271,10 +270,8 @@ def print_rows(title: str, rows: dict[str, Row], equal: int, count: int) -> None
     """Prints one checkpoint's part of the table."""
     say("")
     for name, row in rows.items():
-        opened, loaded = statistics.median(row.opens), statistics.median(row.loads)
-        print_line(
-            title, name, f"{opened * 1e3:.2f}", f"{loaded:.3f}", f"{statistics.median(row.peaks) / 1e6:.0f}"
-        )
+        loaded, peak = statistics.median(row.loads), statistics.median(row.peaks)
+        print_line(title, name, f"{row.opened * 1e3:.2f}", f"{loaded:.3f}", f"{peak / 1e6:.0f}")
         title = ""
     print_line("", f"same bits: {equal} of {count} tensors")
     print()

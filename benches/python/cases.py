@@ -12,10 +12,11 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import rustload
 import safetensors
 import safetensors.torch
 import torch
+
+import rustload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -25,7 +25,7 @@ def blocks():
 
 
 @pytest.mark.examples
-@pytest.mark.parametrize(("code", "runs"), blocks())
+@pytest.mark.parametrize(("code", "runs"), [*blocks()])
 def test_every_block_of_the_readme_runs(code, runs):
     if runs:
         exec(code, {"__name__": "__readme__"})
