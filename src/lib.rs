@@ -7,6 +7,7 @@
 pub mod bytes;
 pub mod dtype;
 pub mod error;
+pub mod kernel;
 pub mod layout;
 pub mod limits;
 pub mod parallel;

@@ -1,0 +1,168 @@
+//! Rows between f32 and the five 8-bit floats, branch-free.
+//!
+//! e4m3fn and e5m2 as in the OCP 8-bit floating point specification; the fnuz kinds (no infinities, no negative zero, one
+//! NaN at 0x80) as AMD and Graphcore define them; e8m0fnu, a bare power of two, as the scale of OCP microscaling formats.
+
+use super::{Row, map};
+use crate::dtype::DType;
+use crate::kernel::Overflow;
+
+/// What the four formats with a sign differ in.
+trait Format {
+    /// Bits of the mantissa.
+    const MANTISSA: u32;
+    /// What is added to the exponent.
+    const BIAS: u32;
+    /// The code of the largest finite value.
+    const LARGEST: u32;
+    /// The code of what is larger, before the sign.
+    const TOO_LARGE: u32;
+    /// The code that NaN is given.
+    const NAN: u32;
+    /// Whether 0x80 is NaN and not a negative zero.
+    const UNSIGNED_ZERO: bool;
+
+    /// Mantissa bits that an f32 has and the format lacks.
+    const SHIFT: u32 = 23 - Self::MANTISSA;
+    /// The smallest normal number, as the bits of an f32.
+    const NORMAL: u32 = (128 - Self::BIAS) << 23;
+    /// A power of two, as the bits of an f32, whose last place is the format's smallest subnormal number.
+    const MAGIC: u32 = (127 + 24 - Self::BIAS - Self::MANTISSA) << 23;
+}
+
+struct E4M3Fn;
+struct E5M2;
+struct E4M3Fnuz;
+struct E5M2Fnuz;
+
+impl Format for E4M3Fn {
+    const MANTISSA: u32 = 3;
+    const BIAS: u32 = 7;
+    const LARGEST: u32 = 0x7e;
+    const TOO_LARGE: u32 = 0x7f;
+    const NAN: u32 = 0x7f;
+    const UNSIGNED_ZERO: bool = false;
+}
+
+impl Format for E5M2 {
+    const MANTISSA: u32 = 2;
+    const BIAS: u32 = 15;
+    const LARGEST: u32 = 0x7b;
+    const TOO_LARGE: u32 = 0x7c;
+    const NAN: u32 = 0x7f;
+    const UNSIGNED_ZERO: bool = false;
+}
+
+impl Format for E4M3Fnuz {
+    const MANTISSA: u32 = 3;
+    const BIAS: u32 = 8;
+    const LARGEST: u32 = 0x7f;
+    const TOO_LARGE: u32 = 0x80;
+    const NAN: u32 = 0x80;
+    const UNSIGNED_ZERO: bool = true;
+}
+
+impl Format for E5M2Fnuz {
+    const MANTISSA: u32 = 2;
+    const BIAS: u32 = 16;
+    const LARGEST: u32 = 0x7f;
+    const TOO_LARGE: u32 = 0x80;
+    const NAN: u32 = 0x80;
+    const UNSIGNED_ZERO: bool = true;
+}
+
+/// The row between f32 and an fp8; `None` for other dtypes.
+pub(super) fn row(from: DType, to: DType, overflow: Overflow) -> Option<Row> {
+    match (from, to, overflow) {
+        (_, DType::F32, _) => decoder(from),
+        (DType::F32, _, Overflow::Nan) => encoder::<false>(to),
+        (DType::F32, _, Overflow::Saturate) => encoder::<true>(to),
+        _ => None,
+    }
+}
+
+fn decoder(from: DType) -> Option<Row> {
+    Some(match from {
+        DType::F8E4M3Fn => |src, dst| map(src, dst, |[code]| decode::<E4M3Fn>(code).to_le_bytes()),
+        DType::F8E5M2 => |src, dst| map(src, dst, |[code]| decode::<E5M2>(code).to_le_bytes()),
+        DType::F8E4M3Fnuz => |src, dst| map(src, dst, |[code]| decode::<E4M3Fnuz>(code).to_le_bytes()),
+        DType::F8E5M2Fnuz => |src, dst| map(src, dst, |[code]| decode::<E5M2Fnuz>(code).to_le_bytes()),
+        DType::F8E8M0Fnu => |src, dst| map(src, dst, |[code]| decode_scale(code).to_le_bytes()),
+        _ => return None,
+    })
+}
+
+fn encoder<const SATURATE: bool>(to: DType) -> Option<Row> {
+    macro_rules! encoder {
+        ($encode:expr) => {
+            |src, dst| map(src, dst, |bytes| [$encode(u32::from_le_bytes(bytes))])
+        };
+    }
+    Some(match to {
+        DType::F8E4M3Fn => encoder!(encode::<E4M3Fn, SATURATE>),
+        DType::F8E5M2 => encoder!(encode::<E5M2, SATURATE>),
+        DType::F8E4M3Fnuz => encoder!(encode::<E4M3Fnuz, SATURATE>),
+        DType::F8E5M2Fnuz => encoder!(encode::<E5M2Fnuz, SATURATE>),
+        DType::F8E8M0Fnu => encoder!(encode_scale::<SATURATE>),
+        _ => return None,
+    })
+}
+
+/// The bits of the f32 that a code stands for.
+#[inline(always)]
+fn decode<F: Format>(code: u8) -> u32 {
+    let magnitude = u32::from(code & 0x7f);
+    let sign = u32::from(code & 0x80) << 24;
+    let shifted = magnitude << F::SHIFT;
+    // A subnormal number has no leading 1: with the exponent of the smallest normal number it gets one, which goes off again.
+    let subnormal = (f32::from_bits(shifted | F::NORMAL) - f32::from_bits(F::NORMAL)).to_bits();
+    let normal = shifted.wrapping_add((127 - F::BIAS) << 23);
+    let finite = if magnitude >> F::MANTISSA == 0 { subnormal } else { normal };
+    let is_special = if F::UNSIGNED_ZERO { code == 0x80 } else { magnitude > F::LARGEST };
+    // Of a special code the mantissa tells infinity from NaN, except that all of e4m3fn's and fnuz's are NaN.
+    let is_infinite = magnitude == F::TOO_LARGE && F::TOO_LARGE != F::NAN;
+    let special = if is_infinite { 0x7f80_0000 } else { 0x7fc0_0000 };
+    sign | if is_special { special } else { finite }
+}
+
+/// The code nearest to an f32 given by its bits, ties to even.
+#[inline(always)]
+fn encode<F: Format, const SATURATE: bool>(bits: u32) -> u8 {
+    let magnitude = bits & 0x7fff_ffff;
+    let odd = (magnitude >> F::SHIFT) & 1;
+    let rounded = magnitude.wrapping_add((1 << (F::SHIFT - 1)) - 1).wrapping_add(odd) >> F::SHIFT;
+    let normal = rounded.wrapping_sub((127 - F::BIAS) << F::MANTISSA);
+    // The addition rounds to the last place of MAGIC, which is the step between subnormal numbers.
+    let subnormal = (f32::from_bits(magnitude) + f32::from_bits(F::MAGIC)).to_bits().wrapping_sub(F::MAGIC);
+    let code = if magnitude < F::NORMAL { subnormal } else { normal };
+    let too_large = if SATURATE { F::LARGEST } else { F::TOO_LARGE };
+    let code = if code > F::LARGEST { too_large } else { code };
+    let code = if magnitude > 0x7f80_0000 { F::NAN } else { code };
+    let sign = if F::UNSIGNED_ZERO && code == 0 { 0 } else { (bits >> 24) & 0x80 };
+    (code | sign) as u8
+}
+
+/// The bits of the f32 that an e8m0 code stands for: 2^(code - 127), and NaN for 0xff.
+#[inline(always)]
+fn decode_scale(code: u8) -> u32 {
+    let power = u32::from(code) << 23;
+    match code {
+        0 => 0x0040_0000,
+        0xff => 0x7fc0_0000,
+        _ => power,
+    }
+}
+
+/// The e8m0 code nearest to the magnitude of an f32 given by its bits.
+///
+/// c10/util/Float8_e8m0fnu.h: the exponent is rounded up from one half of the mantissa on, but for subnormal numbers, whose
+/// implied bit counts as even, only above it.
+#[inline(always)]
+fn encode_scale<const SATURATE: bool>(bits: u32) -> u8 {
+    let magnitude = bits & 0x7fff_ffff;
+    let is_normal = u32::from(magnitude >= 0x0080_0000);
+    let exponent = magnitude.wrapping_add(0x003f_ffff).wrapping_add(is_normal) >> 23;
+    let too_large = if SATURATE { 0xfe } else { 0xff };
+    let code = if exponent > 0xfe { too_large } else { exponent };
+    (if magnitude > 0x7f80_0000 { 0xff } else { code }) as u8
+}

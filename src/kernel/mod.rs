@@ -1,0 +1,30 @@
+//! Bytes in, bytes out: casts, strided copies, byte swaps and sign flips over elements that are only bytes and a dtype.
+//!
+//! A [`Cast`] is made once per tensor and says everything about a pair of dtypes; [`convert`] applies it to contiguous
+//! elements, [`gather`] to elements that lie anywhere. Neither knows files or threads: the caller splits the work. Lengths and
+//! bounds are checked once at the door; no slice needs an alignment. What a cast means is written at [`Cast::new`].
+//!
+//! `arch` picks the row kernel of a pair of dtypes and the tile kernels of the transpose. It holds one level so far, plain
+//! loops that LLVM vectorises; further levels go behind the same two functions, with this one as their oracle.
+
+#![forbid(unsafe_code)]
+
+mod arch;
+mod cast;
+mod gather;
+#[cfg(test)]
+mod golden;
+mod signs;
+mod strided;
+mod transpose;
+
+pub use cast::{Cast, Overflow, convert, is_lossy};
+pub use gather::{Axis, gather};
+pub use signs::{conjugate, negate, swap_bytes};
+
+use crate::error::{Code, Error};
+
+/// The error of a caller that gave slices and sizes that do not belong together.
+fn misuse(message: impl Into<String>) -> Error {
+    Error::new(Code::InternalError, message)
+}

@@ -1,0 +1,119 @@
+//! Rows whose elements do not lie side by side: packed before the cast, scattered after it, in blocks.
+
+use super::cast::Cast;
+
+/// Elements per block.
+const BLOCK: usize = 256;
+/// The widest element, a complex128.
+const WIDEST: usize = 16;
+
+/// The two buffers of [`row`], made once per copy.
+pub(super) struct Scratch {
+    packed: [u8; BLOCK * WIDEST],
+    converted: [u8; BLOCK * WIDEST],
+}
+
+impl Scratch {
+    /// Buffers whose content does not matter.
+    pub(super) fn new() -> Scratch {
+        Scratch { packed: [0; BLOCK * WIDEST], converted: [0; BLOCK * WIDEST] }
+    }
+}
+
+/// Elements from the start of `bytes` on, `stride` elements apart.
+pub(super) struct Strided<B> {
+    /// The bytes, of which the last element may be the end.
+    pub(super) bytes: B,
+    /// From one element to the next, in elements.
+    pub(super) stride: usize,
+}
+
+/// Converts `count` elements from one stride to another; both sides must hold them.
+pub(super) fn row(
+    cast: Cast,
+    src: Strided<&[u8]>,
+    dst: Strided<&mut [u8]>,
+    count: usize,
+    scratch: &mut Scratch,
+) {
+    let (src_size, dst_size) = (cast.src_size(), cast.dst_size());
+    match (src.stride, dst.stride) {
+        (1, 1) => cast.run(&src.bytes[..count * src_size], &mut dst.bytes[..count * dst_size]),
+        (_, 1) if cast.is_identity() => {
+            pack(src_size, src.bytes, src.stride, &mut dst.bytes[..count * dst_size]);
+        }
+        (1, _) if cast.is_identity() => {
+            scatter(dst_size, &src.bytes[..count * src_size], dst.bytes, dst.stride);
+        }
+        _ => blocks(cast, src, dst, count, scratch),
+    }
+}
+
+fn blocks(cast: Cast, src: Strided<&[u8]>, dst: Strided<&mut [u8]>, count: usize, scratch: &mut Scratch) {
+    let (src_size, dst_size) = (cast.src_size(), cast.dst_size());
+    for start in (0..count).step_by(BLOCK) {
+        let count = BLOCK.min(count - start);
+        let src_bytes = &src.bytes[start * src.stride * src_size..];
+        let dst_bytes = &mut dst.bytes[start * dst.stride * dst_size..];
+        let packed = if src.stride == 1 {
+            &src_bytes[..count * src_size]
+        } else {
+            let packed = &mut scratch.packed[..count * src_size];
+            pack(src_size, src_bytes, src.stride, packed);
+            packed
+        };
+        if dst.stride == 1 {
+            cast.run(packed, &mut dst_bytes[..count * dst_size]);
+        } else {
+            let converted = &mut scratch.converted[..count * dst_size];
+            cast.run(packed, converted);
+            scatter(dst_size, converted, dst_bytes, dst.stride);
+        }
+    }
+}
+
+/// Fills `dst` with elements of `size` bytes that lie `stride` elements apart in `src`.
+pub(super) fn pack(size: usize, src: &[u8], stride: usize, dst: &mut [u8]) {
+    match size {
+        1 => pack_elements::<1>(src, stride, dst),
+        2 => pack_elements::<2>(src, stride, dst),
+        4 => pack_elements::<4>(src, stride, dst),
+        8 => pack_elements::<8>(src, stride, dst),
+        _ => pack_elements::<16>(src, stride, dst),
+    }
+}
+
+/// Spreads the elements of `src`, of `size` bytes each, over `dst`, `stride` elements apart.
+fn scatter(size: usize, src: &[u8], dst: &mut [u8], stride: usize) {
+    match size {
+        1 => scatter_elements::<1>(src, dst, stride),
+        2 => scatter_elements::<2>(src, dst, stride),
+        4 => scatter_elements::<4>(src, dst, stride),
+        8 => scatter_elements::<8>(src, dst, stride),
+        _ => scatter_elements::<16>(src, dst, stride),
+    }
+}
+
+fn pack_elements<const N: usize>(src: &[u8], stride: usize, dst: &mut [u8]) {
+    let (dst, _) = dst.as_chunks_mut::<N>();
+    if stride == 0 {
+        if let Some(element) = src.first_chunk::<N>() {
+            dst.fill(*element);
+        }
+        return;
+    }
+    for (dst, src) in dst.iter_mut().zip(src.chunks(stride * N)) {
+        if let Some(element) = src.first_chunk() {
+            *dst = *element;
+        }
+    }
+}
+
+fn scatter_elements<const N: usize>(src: &[u8], dst: &mut [u8], stride: usize) {
+    let (src, _) = src.as_chunks::<N>();
+    for (src, dst) in src.iter().zip(dst.chunks_mut(stride * N)) {
+        if let Some(element) = dst.first_chunk_mut() {
+            *element = *src;
+        }
+    }
+}
