@@ -4,7 +4,7 @@
 //! hardware prefetcher follows them; converted into scratch that stays in the cache, with a pitch that no power of two
 //! divides; and woven into whole 64-byte lines, each of which is written to the destination at one go.
 
-use super::arch::{self, COLUMNS, LINE, Weave, Words};
+use super::arch::{self, COLUMNS, LINE, Panel, Weave, Words};
 use super::cast::Cast;
 use super::gather::Axis;
 use super::strided::{self, Scratch, Strided};
@@ -34,7 +34,7 @@ impl Tile {
     pub(super) fn new(cast: Cast, rows: Axis, columns: Axis) -> Tile {
         let size = cast.dst_size();
         let line_rows = LINE / size;
-        let width = (ROW_BYTES / size).min(columns.size).next_multiple_of(COLUMNS);
+        let width = (ROW_BYTES / size).min(columns.size);
         let height = ROWS.max(line_rows).min(rows.size.next_multiple_of(line_rows));
         let pitch = width * size + LINE;
         Tile {
@@ -79,7 +79,8 @@ impl Tile {
         for left in (0..width).step_by(COLUMNS) {
             let columns = COLUMNS.min(width - left);
             for top in (0..height).step_by(self.line_rows) {
-                (self.weave)(&self.bytes[top * self.pitch + left * size..], self.pitch, &mut self.words);
+                let bytes = &self.bytes[top * self.pitch + left * size..];
+                (self.weave)(Panel { bytes, pitch: self.pitch, columns }, &mut self.words);
                 let len = LINE.min((height - top) * size);
                 let dst = &mut dst[left * pitch + top * size..];
                 write_lines(&self.words, dst, pitch, columns, len);

@@ -9,7 +9,7 @@ mod numbers;
 mod weave;
 
 pub(super) use complex::{EITHER, real_halves, with_zero_halves};
-pub(super) use weave::{COLUMNS, LINE, Weave, Words, weave};
+pub(super) use weave::{COLUMNS, LINE, Panel, Weave, Words, weave};
 
 use super::Overflow;
 use crate::dtype::DType;
