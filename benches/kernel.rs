@@ -1,6 +1,9 @@
 //! The kernels alone, on warm memory. Limit chased: a memcpy of the same bytes, the first row of each group.
 //!
-//! Throughput counts bytes read plus bytes written. `cargo bench --bench kernel`
+//! Throughput counts bytes read plus bytes written. `GLIBC_TUNABLES=glibc.malloc.hugetlb=1 cargo bench --bench kernel`
+//! (with huge pages, as rustload's own destinations have).
+
+#![expect(clippy::unwrap_used, reason = "a bench that cannot run should stop")]
 
 use std::hint::black_box;
 use std::time::Duration;
