@@ -200,7 +200,7 @@ pub enum Subject {
     },
     /// A limit and what was found.
     Limit {
-        /// The limit's name, as in [`crate::Limits`].
+        /// The limit's name, as in [`Limits`](crate::limits::Limits).
         name: &'static str,
         /// The limit in force.
         limit: u64,

@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::bytes::Source;
-use crate::checkpoint::Inner;
+use crate::checkpoint::{Checkpoint, Inner};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::index::Path;
@@ -102,8 +102,8 @@ impl Tensor {
     }
 
     /// The checkpoint it belongs to.
-    pub fn checkpoint(&self) -> crate::Checkpoint {
-        crate::Checkpoint::from_inner(self.checkpoint.clone())
+    pub fn checkpoint(&self) -> Checkpoint {
+        Checkpoint::from_inner(self.checkpoint.clone())
     }
 
     /// A part, by basic indexing.
