@@ -12,7 +12,14 @@ use super::{Place, Storage};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
-use crate::pickle::{Call, GlobalId, Handle, Value, Values};
+use crate::pickle::{Call, GlobalId, Handle, Text, Value, Values};
+
+/// Bytes of the longest text that a device, a location or the like has. Any number of calls may share one text, so it is
+/// bounded before it is looked at.
+const SHORT: usize = 256;
+
+/// Pairs in a tensor's metadata dict; torch writes `conj` and `neg`.
+const PROPERTIES: usize = 16;
 
 /// What one call means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +67,8 @@ struct Seen {
     dtype: DType,
     numel: i64,
     location: Handle,
+    /// Whether it was noted that another location is said too.
+    moved: bool,
 }
 
 /// Reads calls one by one, and storages as calls name them.
@@ -69,6 +78,9 @@ pub(super) struct Reader<'a> {
     locate: Locate<'a>,
     keys: HashMap<&'a str, Seen>,
     pids: HashMap<Handle, (u32, DType)>,
+    /// Whether a list holds pairs only, whether a text is latin-1: asked once, however many calls share it.
+    pairs: HashMap<Handle, bool>,
+    latin1: HashMap<Handle, bool>,
     out: Meanings,
 }
 
@@ -80,7 +92,8 @@ impl<'a> Reader<'a> {
             .map(|global| lookup(global.module, global.name))
             .collect();
         let out = Meanings { globals, ..Meanings::default() };
-        let mut reader = Reader { values, limits, locate, keys: HashMap::new(), pids: HashMap::new(), out };
+        let (keys, pids, pairs, latin1) = (HashMap::new(), HashMap::new(), HashMap::new(), HashMap::new());
+        let mut reader = Reader { values, limits, locate, keys, pids, pairs, latin1, out };
         for (id, _) in values.calls() {
             let call = values.call(id);
             let meaning = reader.call(&call).map_err(|error| error.at(call.offset))?;
@@ -97,6 +110,9 @@ impl<'a> Reader<'a> {
     /// Makes one-dimensional tensors of storages that stand in the tree by themselves.
     pub(super) fn add_bare(&mut self, pids: &[Handle]) -> Result<()> {
         for &pid in pids {
+            if self.out.bare.contains_key(&pid) {
+                continue;
+            }
             let (storage, dtype) = self.storage(pid)?;
             let nbytes = self.nbytes(storage);
             let numel = nbytes.checked_div(dtype.itemsize()).unwrap_or(0);
@@ -169,17 +185,23 @@ impl<'a> Reader<'a> {
                 [re, im] if self.is_real(*re) && self.is_real(*im) => Meaning::Complex,
                 _ => Meaning::Opaque,
             },
-            Some(Known::Record) => Meaning::Record,
+            Some(Known::Device) if self.is_device(args) => Meaning::Record,
+            Some(Known::Record) if args.len() <= 3 && args.iter().all(|&arg| self.is_plain(arg)) => {
+                Meaning::Record
+            }
             _ => Meaning::Opaque,
         })
     }
 
     /// A dict, or a list of pairs: what `dict(...)` takes.
-    fn is_pairs(&self, handle: Handle) -> bool {
-        match self.values.get(handle) {
+    fn is_pairs(&mut self, handle: Handle) -> bool {
+        let values = self.values;
+        match values.get(handle) {
             Value::Dict(_) => true,
-            Value::List(pairs) | Value::Tuple(pairs) => pairs.iter().all(|&pair| {
-                matches!(self.values.get(pair), Value::Tuple(pair) | Value::List(pair) if pair.len() == 2)
+            Value::List(pairs) | Value::Tuple(pairs) => *self.pairs.entry(handle).or_insert_with(|| {
+                pairs.iter().all(|&pair| {
+                    matches!(values.get(pair), Value::Tuple(pair) | Value::List(pair) if pair.len() == 2)
+                })
             }),
             _ => false,
         }
@@ -202,14 +224,49 @@ impl<'a> Reader<'a> {
         matches!(self.values.get(handle), Value::Float(_) | Value::Int(_))
     }
 
-    /// `(text, 'latin1')` with characters that latin-1 has; any other codec would be a call into the codec registry.
-    fn is_latin1(&self, args: &[Handle]) -> bool {
-        let &[text, codec] = args else { return false };
-        let (Value::Str(text), Value::Str(codec)) = (self.values.get(text), self.values.get(codec)) else {
+    /// `('cpu')`, `('cuda:1')` or `('cuda', 1)`: letters, and a number.
+    fn is_device(&self, args: &[Handle]) -> bool {
+        let (name, index) = match *args {
+            [name] => (name, None),
+            [name, index] => (name, Some(index)),
+            _ => return false,
+        };
+        let Value::Str(name) = self.values.get(name) else { return false };
+        let Some(name) = Some(name).filter(|name| name.as_bytes().len() <= SHORT).and_then(Text::as_str)
+        else {
             return false;
         };
-        codec.as_str() == Some("latin1")
-            && text.as_str().is_some_and(|text| text.chars().all(|c| u32::from(c) <= 0xff))
+        let (letters, number) = name.split_once(':').unwrap_or((name, "0"));
+        let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        let whole =
+            index.is_none_or(|index| !name.contains(':') && matches!(self.values.get(index), Value::Int(_)));
+        whole
+            && is_number(number)
+            && !letters.is_empty()
+            && letters.bytes().all(|byte| byte.is_ascii_lowercase())
+    }
+
+    fn is_plain(&self, handle: Handle) -> bool {
+        match self.values.get(handle) {
+            Value::None | Value::Bool(_) | Value::Int(_) => true,
+            Value::Str(text) => text.as_bytes().len() <= SHORT,
+            _ => false,
+        }
+    }
+
+    /// `(text, 'latin1')` with characters that latin-1 has; any other codec would be a call into the codec registry.
+    fn is_latin1(&mut self, args: &[Handle]) -> bool {
+        let &[handle, codec] = args else { return false };
+        let (Value::Str(text), Value::Str(codec)) = (self.values.get(handle), self.values.get(codec)) else {
+            return false;
+        };
+        let fits = || text.as_str().is_some_and(|text| text.chars().all(|c| u32::from(c) <= 0xff));
+        codec.as_bytes() == b"latin1"
+            && if text.as_bytes().len() <= SHORT {
+                fits()
+            } else {
+                *self.latin1.entry(handle).or_insert_with(fits)
+            }
     }
 
     /// The tensor that a known function puts together; `None` where a part of it is of an unknown class.
@@ -298,6 +355,10 @@ impl<'a> Reader<'a> {
             Value::None => &[],
             _ => return Err(Error::new(Code::PickleType, "a tensor's metadata is no dict")),
         };
+        if pairs.len() > PROPERTIES {
+            let text = format!("a tensor carries {} properties, more than there are", pairs.len());
+            return Err(Error::new(Code::TensorMetadata, text));
+        }
         for &(key, value) in pairs {
             let Value::Str(key) = self.values.get(key) else {
                 return Err(Error::new(Code::PickleType, "a tensor's metadata has a key that is no text"));
@@ -356,7 +417,7 @@ impl<'a> Reader<'a> {
         let Value::Tuple(&[tag, class, key, location, numel]) = values.get(pid) else {
             return Err(wrong("form is not ('storage', class, key, location, numel)"));
         };
-        if text(values, tag) != Some("storage") {
+        if short_text(values, tag) != Some("storage") {
             return Err(wrong("first item is not 'storage'"));
         }
         let Some(Known::Storage(dtype)) = self.known(class) else {
@@ -364,8 +425,11 @@ impl<'a> Reader<'a> {
         };
         // UntypedStorage counts bytes (torch/serialization.py: persistent_load).
         let dtype = dtype.unwrap_or(DType::U8);
-        let Value::Str(_) = values.get(location) else { return Err(wrong("location is no text")) };
-        let key = text(values, key)
+        let Value::Str(place) = values.get(location) else { return Err(wrong("location is no text")) };
+        if place.as_bytes().len() > SHORT {
+            return Err(wrong("location is too long for a device's name"));
+        }
+        let key = short_text(values, key)
             .filter(|key| is_key(key))
             .ok_or_else(|| Error::new(Code::StorageKey, "a storage's key is no plain decimal number"))?;
         let numel = match values.get(numel) {
@@ -380,10 +444,13 @@ impl<'a> Reader<'a> {
         let found = match self.keys.get(key) {
             Some(seen) => {
                 self.check_conflict(seen, key, dtype, numel)?;
-                if text(values, seen.location) != text(values, location) {
+                let (id, moved) =
+                    (seen.id, short_text(values, seen.location) != short_text(values, location));
+                if let Some(seen) = self.keys.get_mut(key).filter(|seen| moved && !seen.moved) {
+                    seen.moved = true;
                     self.out.notes.push(format!("storage {key} is said to lie on two devices"));
                 }
-                (seen.id, dtype)
+                (id, dtype)
             }
             None => {
                 let nbytes = u64::try_from(numel).ok().and_then(|numel| numel.checked_mul(dtype.itemsize()));
@@ -396,7 +463,7 @@ impl<'a> Reader<'a> {
                 let place = (self.locate)(key, nbytes)?;
                 let id = u32::try_from(self.out.storages.len()).unwrap_or(u32::MAX);
                 self.out.storages.push(Storage { place, nbytes });
-                self.keys.insert(key, Seen { id, dtype, numel, location });
+                self.keys.insert(key, Seen { id, dtype, numel, location, moved: false });
                 (id, dtype)
             }
         };
@@ -419,10 +486,10 @@ impl<'a> Reader<'a> {
     }
 }
 
-fn text(values: &Values, handle: Handle) -> Option<&str> {
+/// A text, if it is a short one. Python 2's byte strings count: the pickle room gives them as text.
+fn short_text(values: &Values, handle: Handle) -> Option<&str> {
     match values.get(handle) {
-        Value::Str(text) => text.as_str(),
-        // Python 2 wrote these as byte strings, which the pickle room gives as text too.
+        Value::Str(text) if text.as_bytes().len() <= SHORT => text.as_str(),
         _ => None,
     }
 }
