@@ -10,3 +10,4 @@ pub mod error;
 pub mod layout;
 pub mod limits;
 pub mod parallel;
+pub mod pickle;

@@ -1,0 +1,479 @@
+//! The machine: executes opcodes on a stack of handles, and records what CPython would call.
+//!
+//! Follows the stack, mark and memo semantics of CPython's C unpickler (`Modules/_pickle.c` as of 3.13), with every grey case
+//! refused by a typed error at the opcode's offset.
+
+use super::arena::{Arena, Node, Piece, Span};
+use super::disasm::{Arg, Disasm, Op};
+use super::globals::Globals;
+use super::keys::Interner;
+use super::memo::Memo;
+use super::opcode::Opcode;
+use super::pool::Pool;
+use super::text::{self, Integer};
+use super::value::{CallKind, Handle, Values};
+use super::{Options, Pickle, index, narrow, wide};
+use crate::error::{Code, Error, Result};
+use crate::limits::Limits;
+
+pub(super) fn run(data: Vec<u8>, start: usize, limits: &Limits, options: Options) -> Result<Pickle> {
+    // Offsets are kept in 32 bits.
+    let ceiling = u64::from(u32::MAX).saturating_sub(1).min(limits.pickle_bytes);
+    Limits::check("pickle_bytes", ceiling, wide(data.len()))?;
+    let mut disasm = Disasm::strict(&data, start, limits);
+    let mut machine = Machine::new(&data, limits, options)?;
+    let mut root = None;
+    while let Some(op) = disasm.next() {
+        let op = op?;
+        match machine.step(&op) {
+            Ok(None) => {}
+            Ok(found) => root = found,
+            Err(error) => return Err(error.at(wide(op.offset))),
+        }
+    }
+    let (end, protocol, arena) = (disasm.position(), machine.protocol, machine.arena);
+    let root = root.ok_or_else(|| Error::new(Code::PickleStack, "the pickle ends without STOP"))?;
+    Ok(Pickle { values: Values { data, arena }, root, end, protocol })
+}
+
+struct Machine<'d> {
+    data: &'d [u8],
+    arena: Arena,
+    stack: Pool<Handle>,
+    marks: Pool<u32>,
+    /// The stack's length at the topmost mark: opcodes do not reach below it.
+    fence: usize,
+    memo: Memo,
+    interner: Interner,
+    globals: Globals,
+    protocol: u8,
+    limits: &'d Limits,
+    options: Options,
+}
+
+impl<'d> Machine<'d> {
+    fn new(data: &'d [u8], limits: &'d Limits, options: Options) -> Result<Machine<'d>> {
+        Ok(Machine {
+            data,
+            arena: Arena::new(limits)?,
+            stack: Pool::new("stack", limits.stack),
+            marks: Pool::new("marks", limits.marks),
+            fence: 0,
+            memo: Memo::new(limits.memo),
+            interner: Interner::new(limits),
+            globals: Globals::new(limits),
+            protocol: 0,
+            limits,
+            options,
+        })
+    }
+
+    /// Executes one opcode; gives the root at STOP.
+    #[inline(always)]
+    fn step(&mut self, op: &Op<'_>) -> Result<Option<Handle>> {
+        match (op.opcode, op.arg) {
+            (Opcode::Proto, Arg::Unsigned(version)) => {
+                self.protocol = u8::try_from(version).unwrap_or(u8::MAX);
+            }
+            (Opcode::Frame, _) => {}
+            (Opcode::Stop, _) => return self.stop().map(Some),
+
+            (Opcode::None, _) => self.stack.push(Handle::NONE)?,
+            (Opcode::NewTrue, _) => self.stack.push(Handle::TRUE)?,
+            (Opcode::NewFalse, _) => self.stack.push(Handle::FALSE)?,
+            (Opcode::BinInt1 | Opcode::BinInt2, Arg::Unsigned(value)) => {
+                self.push(Node::Int(i64::try_from(value).unwrap_or_default()))?;
+            }
+            (Opcode::BinInt, Arg::Signed(value)) => self.push(Node::Int(i64::from(value)))?,
+            (Opcode::Int | Opcode::Long, Arg::Bytes(line)) => self.text_integer(op.opcode, line)?,
+            (Opcode::Long1 | Opcode::Long4, Arg::Bytes(bytes)) => self.binary_integer(op.payload, bytes)?,
+            (Opcode::BinFloat, Arg::Double(value)) => self.push(Node::Float(value))?,
+            (Opcode::Float, Arg::Bytes(line)) => self.push(Node::Float(text::float(line)?))?,
+
+            (Opcode::BinUnicode | Opcode::ShortBinUnicode | Opcode::BinUnicode8, Arg::Bytes(bytes)) => {
+                if !bytes.is_ascii() && !text::is_wtf8(bytes) {
+                    return Err(fail(Code::PickleText, "a string is not UTF-8"));
+                }
+                self.push(Node::Str(in_data(op.payload, bytes)))?;
+            }
+            (Opcode::Unicode, Arg::Bytes(line)) => self.unicode(op.payload, line)?,
+            (Opcode::String, Arg::Bytes(line)) => self.string(line)?,
+            (Opcode::BinString | Opcode::ShortBinString, Arg::Bytes(bytes)) => {
+                self.push(native_string(bytes, in_data(op.payload, bytes)))?;
+            }
+            (Opcode::BinBytes | Opcode::ShortBinBytes | Opcode::BinBytes8, Arg::Bytes(bytes)) => {
+                self.push(Node::Bytes(in_data(op.payload, bytes)))?;
+            }
+            (Opcode::ByteArray8, Arg::Bytes(bytes)) => {
+                self.push(Node::ByteArray(in_data(op.payload, bytes)))?;
+            }
+
+            (Opcode::Mark, _) => {
+                self.marks.push(narrow(self.stack.len()))?;
+                self.fence = self.stack.len();
+            }
+            (Opcode::Pop, _) => self.pop_or_unmark()?,
+            (Opcode::PopMark, _) => {
+                let mark = self.unmark()?;
+                self.stack.truncate(mark);
+            }
+            (Opcode::Dup, _) => {
+                let top = self.top()?;
+                self.stack.push(top)?;
+            }
+
+            (Opcode::EmptyTuple, _) => self.stack.push(Handle::EMPTY_TUPLE)?,
+            (Opcode::Tuple1, _) => self.tuple(1)?,
+            (Opcode::Tuple2, _) => self.tuple(2)?,
+            (Opcode::Tuple3, _) => self.tuple(3)?,
+            (Opcode::Tuple, _) => {
+                let mark = self.unmark()?;
+                let tuple = self.arena.add_tuple(self.stack.from(mark))?;
+                self.stack.truncate(mark);
+                self.stack.push(tuple)?;
+            }
+            (Opcode::EmptyList, _) => self.push(Node::List(Span::default()))?,
+            (Opcode::EmptyDict, _) => self.push(Node::Dict(Span::default()))?,
+            (Opcode::EmptySet, _) => self.push(Node::Set(Span::default()))?,
+            (Opcode::List | Opcode::FrozenSet | Opcode::Dict, _) => self.container(op.opcode)?,
+            (Opcode::Append, _) => {
+                let value = self.pop()?;
+                let target = self.top()?;
+                self.arena.append(target, &[value])?;
+            }
+            (Opcode::Appends | Opcode::AddItems, _) => self.extend(op.opcode)?,
+            (Opcode::SetItem, _) => {
+                let (value, key) = (self.pop()?, self.pop()?);
+                let target = self.top()?;
+                self.interner.check(&mut self.arena, self.data, key)?;
+                self.arena.set_items(target, &[key, value])?;
+            }
+            (Opcode::SetItems, _) => {
+                let mark = self.unmark()?;
+                let target = self.below(mark)?;
+                for &key in self.stack.from(mark).iter().step_by(2) {
+                    self.interner.check(&mut self.arena, self.data, key)?;
+                }
+                self.arena.set_items(target, self.stack.from(mark))?;
+                self.stack.truncate(mark);
+            }
+
+            (Opcode::BinPut | Opcode::LongBinPut, Arg::Unsigned(number)) => {
+                let top = self.top()?;
+                self.memo.put(memo_number(number)?, top)?;
+            }
+            (Opcode::BinGet | Opcode::LongBinGet, Arg::Unsigned(number)) => {
+                let value = self.memo.fetch(memo_number(number)?)?;
+                self.stack.push(value)?;
+            }
+            (Opcode::Put, Arg::Bytes(line)) => {
+                let (number, top) = (text::memo_index(line)?, self.top()?);
+                self.memo.put(number, top)?;
+            }
+            (Opcode::Get, Arg::Bytes(line)) => {
+                let value = self.memo.fetch(text::memo_index(line)?)?;
+                self.stack.push(value)?;
+            }
+            (Opcode::Memoize, _) => {
+                let top = self.top()?;
+                self.memo.put(self.memo.count(), top)?;
+            }
+
+            (Opcode::Global, Arg::Pair(module, name)) => {
+                let handle = self.global_line(op, module, name)?;
+                self.stack.push(handle)?;
+            }
+            (Opcode::StackGlobal, _) => self.stack_global(op.offset)?,
+            (Opcode::Reduce, _) => self.call(CallKind::Reduce, op.offset)?,
+            (Opcode::NewObj, _) => self.call(CallKind::NewObj, op.offset)?,
+            (Opcode::NewObjEx, _) => self.call(CallKind::NewObjEx, op.offset)?,
+            (Opcode::Inst, Arg::Pair(module, name)) => {
+                let mark = self.unmark()?;
+                let class = self.global_line(op, module, name)?;
+                self.call_from_mark(CallKind::Inst, class, mark, mark, op.offset)?;
+            }
+            (Opcode::Obj, _) => {
+                let mark = self.unmark()?;
+                let class = self.stack.get(mark).ok_or_else(underflow)?;
+                self.call_from_mark(CallKind::Obj, class, mark.saturating_add(1), mark, op.offset)?;
+            }
+            (Opcode::Build, _) => {
+                let state = self.pop()?;
+                let target = self.top()?;
+                self.arena.build(target, state)?;
+            }
+
+            (Opcode::BinPersId, _) => {
+                let id = self.pop()?;
+                self.push(Node::PersistentId(id))?;
+            }
+            (Opcode::PersId, Arg::Bytes(line)) => self.text_id(op.payload, line)?,
+            (Opcode::Ext1 | Opcode::Ext2 | Opcode::Ext4, _) => {
+                return Err(fail(
+                    Code::ExtRegistry,
+                    "a class is named by its number in the extension registry",
+                ));
+            }
+            (Opcode::NextBuffer | Opcode::ReadonlyBuffer, _) => {
+                return Err(fail(Code::OutOfBand, "a buffer from outside the pickle is wanted"));
+            }
+            _ => return Err(fail(Code::InternalError, "an opcode has an argument of another kind")),
+        }
+        Ok(None)
+    }
+
+    #[inline]
+    fn push(&mut self, node: Node) -> Result<()> {
+        let handle = self.arena.add(node)?;
+        self.stack.push(handle)
+    }
+
+    #[inline]
+    fn pop(&mut self) -> Result<Handle> {
+        if self.stack.len() <= self.fence {
+            return Err(underflow());
+        }
+        self.stack.pop().ok_or_else(underflow)
+    }
+
+    #[inline]
+    fn top(&self) -> Result<Handle> {
+        if self.stack.len() <= self.fence {
+            return Err(underflow());
+        }
+        self.stack.last().ok_or_else(underflow)
+    }
+
+    /// Takes the topmost mark away; gives where its values begin.
+    #[inline]
+    fn unmark(&mut self) -> Result<usize> {
+        let mark = self.marks.pop().ok_or_else(|| fail(Code::PickleStack, "no MARK is on the stack"))?;
+        self.fence = self.marks.last().map_or(0, index);
+        Ok(index(mark))
+    }
+
+    /// The value below a mark that was just taken away.
+    #[inline]
+    fn below(&self, mark: usize) -> Result<Handle> {
+        if mark <= self.fence {
+            return Err(underflow());
+        }
+        self.stack.get(mark.saturating_sub(1)).ok_or_else(underflow)
+    }
+
+    /// POP takes the mark when nothing stands on it (`_pickle.c: load_pop`).
+    fn pop_or_unmark(&mut self) -> Result<()> {
+        if self.marks.last().map(index) == Some(self.stack.len()) {
+            self.unmark().map(|_| ())
+        } else {
+            self.pop().map(|_| ())
+        }
+    }
+
+    fn stop(&mut self) -> Result<Handle> {
+        let root = self.pop()?;
+        if self.stack.len() > 0 || self.marks.len() > 0 {
+            let left = self.stack.len();
+            return Err(fail(Code::PickleStack, format!("STOP leaves {left} value(s) on the stack")));
+        }
+        Ok(root)
+    }
+
+    #[inline]
+    fn tuple(&mut self, len: usize) -> Result<()> {
+        let start = self.stack.len().checked_sub(len).filter(|&start| start >= self.fence);
+        let start = start.ok_or_else(underflow)?;
+        let tuple = self.arena.add_tuple(self.stack.from(start))?;
+        self.stack.truncate(start);
+        self.stack.push(tuple)
+    }
+
+    /// LIST, FROZENSET and DICT: a container of what stands on the mark.
+    fn container(&mut self, opcode: Opcode) -> Result<()> {
+        let mark = self.unmark()?;
+        let step = match opcode {
+            Opcode::Dict => 2,
+            Opcode::FrozenSet => 1,
+            _ => usize::MAX,
+        };
+        if step < usize::MAX {
+            for &key in self.stack.from(mark).iter().step_by(step) {
+                self.interner.check(&mut self.arena, self.data, key)?;
+            }
+        }
+        let values = self.stack.from(mark);
+        let handle = if opcode == Opcode::Dict {
+            let handle = self.arena.add(Node::Dict(Span::default()))?;
+            self.arena.set_items(handle, values)?;
+            handle
+        } else {
+            let span = Span::of(narrow(self.arena.items.len()), narrow(values.len()));
+            self.arena.items.extend(values.len(), values.iter().copied())?;
+            self.arena.add(if opcode == Opcode::List { Node::List(span) } else { Node::FrozenSet(span) })?
+        };
+        self.stack.truncate(mark);
+        self.stack.push(handle)
+    }
+
+    /// APPENDS and ADDITEMS.
+    fn extend(&mut self, opcode: Opcode) -> Result<()> {
+        let mark = self.unmark()?;
+        let target = self.below(mark)?;
+        if opcode == Opcode::AddItems && matches!(self.arena.node(target), Node::Set(_)) {
+            for &item in self.stack.from(mark) {
+                self.interner.check(&mut self.arena, self.data, item)?;
+            }
+        }
+        let values = self.stack.from(mark);
+        match opcode {
+            Opcode::AddItems => self.arena.add_items(target, values)?,
+            _ => self.arena.append(target, values)?,
+        }
+        self.stack.truncate(mark);
+        Ok(())
+    }
+
+    fn call(&mut self, kind: CallKind, offset: usize) -> Result<()> {
+        let kwargs = if kind == CallKind::NewObjEx { Some(self.pop()?) } else { None };
+        let (args, callable) = (self.pop()?, self.pop()?);
+        if !matches!(self.arena.node(args), Node::Tuple { .. }) {
+            return Err(fail(Code::PickleType, "the arguments of a call are no tuple"));
+        }
+        if kwargs.is_some_and(|kwargs| !matches!(self.arena.node(kwargs), Node::Dict(_))) {
+            return Err(fail(Code::PickleType, "the keyword arguments of a call are no dict"));
+        }
+        let handle = self.arena.add_call(kind, callable, args, kwargs, offset)?;
+        self.stack.push(handle)
+    }
+
+    fn call_from_mark(
+        &mut self,
+        kind: CallKind,
+        callable: Handle,
+        first: usize,
+        mark: usize,
+        offset: usize,
+    ) -> Result<()> {
+        let args = self.arena.add_tuple(self.stack.from(first))?;
+        self.stack.truncate(mark);
+        let handle = self.arena.add_call(kind, callable, args, None, offset)?;
+        self.stack.push(handle)
+    }
+
+    fn text_integer(&mut self, opcode: Opcode, line: &[u8]) -> Result<()> {
+        let digits = self.limits.int_digits;
+        let integer = match opcode {
+            Opcode::Long => text::long(line, digits)?,
+            _ => match text::int(line, digits)? {
+                Ok(integer) => integer,
+                Err(true) => return self.stack.push(Handle::TRUE),
+                Err(false) => return self.stack.push(Handle::FALSE),
+            },
+        };
+        match integer {
+            Integer::Small(value) => self.push(Node::Int(value)),
+            Integer::Big(bytes) => {
+                let piece = self.to_side(bytes.len(), |side| {
+                    side.extend_from_slice(&bytes);
+                    Ok(())
+                })?;
+                self.push(Node::BigInt(piece))
+            }
+        }
+    }
+
+    /// LONG1 and LONG4: little-endian two's complement; no bytes are zero.
+    fn binary_integer(&mut self, payload: usize, bytes: &[u8]) -> Result<()> {
+        Limits::check("int_bytes", self.limits.int_bytes, wide(bytes.len()))?;
+        let bytes = bytes.get(..text::shortest(bytes)).unwrap_or(bytes);
+        match text::small(bytes) {
+            Some(value) => self.push(Node::Int(value)),
+            None => self.push(Node::BigInt(in_data(payload, bytes))),
+        }
+    }
+
+    /// UNICODE: as it stands when there is nothing to decode.
+    fn unicode(&mut self, payload: usize, line: &[u8]) -> Result<()> {
+        if line.is_ascii() && !line.contains(&b'\\') {
+            return self.push(Node::Str(in_data(payload, line)));
+        }
+        let piece = self.to_side(line.len(), |side| text::raw_unicode(line, side))?;
+        self.push(Node::Str(piece))
+    }
+
+    fn string(&mut self, line: &[u8]) -> Result<()> {
+        let piece = self.to_side(line.len(), |side| text::string(line, side))?;
+        let node = native_string(self.arena.bytes(self.data, piece), piece);
+        self.push(node)
+    }
+
+    /// What `write` adds to the side buffer, which is at most twice as long as what it decodes.
+    fn to_side(&mut self, len: usize, write: impl FnOnce(&mut Vec<u8>) -> Result<()>) -> Result<Piece> {
+        let start = self.arena.side.len();
+        let reserved = self.arena.side.try_reserve(len.saturating_mul(2));
+        reserved.map_err(|_| fail(Code::Memory, "no memory for the decoded strings"))?;
+        write(&mut self.arena.side)?;
+        let end = self.arena.side.len();
+        Limits::check("pickle_bytes", u64::from(u32::MAX), wide(end))?;
+        Ok(Piece { start: narrow(start), len: narrow(end.saturating_sub(start)), side: true })
+    }
+
+    fn text_id(&mut self, payload: usize, line: &[u8]) -> Result<()> {
+        if !self.options.text_ids {
+            return Err(fail(
+                Code::PersistentId,
+                format!("a persistent id is text: {}", text::preview(line)),
+            ));
+        }
+        if !line.is_ascii() {
+            return Err(fail(Code::PickleText, "a persistent id is not ASCII"));
+        }
+        let id = self.arena.add(Node::Str(in_data(payload, line)))?;
+        self.push(Node::PersistentId(id))
+    }
+
+    /// GLOBAL and INST: module and name in two lines.
+    fn global_line(&mut self, op: &Op<'_>, module: &[u8], name: &[u8]) -> Result<Handle> {
+        let after = op.payload.saturating_add(module.len()).saturating_add(1);
+        let module = self.globals.name(&mut self.arena, self.data, in_data(op.payload, module))?;
+        let name = self.globals.name(&mut self.arena, self.data, in_data(after, name))?;
+        let old = self.protocol < 3;
+        self.globals.global(&mut self.arena, self.data, (module, name), old, op.offset)
+    }
+
+    fn stack_global(&mut self, offset: usize) -> Result<()> {
+        let (name, module) = (self.pop()?, self.pop()?);
+        let module = self.globals.name_of(&mut self.arena, self.data, module)?;
+        let name = self.globals.name_of(&mut self.arena, self.data, name)?;
+        let old = self.protocol < 3;
+        let handle = self.globals.global(&mut self.arena, self.data, (module, name), old, offset)?;
+        self.stack.push(handle)
+    }
+}
+
+#[inline]
+fn in_data(start: usize, bytes: &[u8]) -> Piece {
+    Piece { start: narrow(start), len: narrow(bytes.len()), side: false }
+}
+
+/// A `str` of Python 2: text if it is UTF-8, else bytes.
+fn native_string(bytes: &[u8], piece: Piece) -> Node {
+    if std::str::from_utf8(bytes).is_ok() { Node::Str(piece) } else { Node::Bytes(piece) }
+}
+
+#[inline]
+fn memo_number(number: u64) -> Result<u32> {
+    u32::try_from(number).map_err(|_| fail(Code::PickleMemo, "a memo index exceeds 32 bits"))
+}
+
+#[cold]
+#[inline(never)]
+fn fail(code: Code, text: impl Into<String>) -> Error {
+    Error::new(code, text)
+}
+
+#[cold]
+#[inline(never)]
+fn underflow() -> Error {
+    Error::new(Code::PickleStack, "an opcode needs more values than the stack holds")
+}

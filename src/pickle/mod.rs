@@ -1,0 +1,86 @@
+//! The restricted unpickler: a pickle becomes a tree of values, and nothing is ever called.
+//!
+//! Every REDUCE, NEWOBJ, BUILD and the like is recorded as data ([`Call`]); what it means is for a later layer to say. The
+//! room knows no torch and no zip. It refuses what CPython's two unpicklers read differently, out-of-band buffers and the
+//! extension registry, and whatever exceeds [`Limits`]. Follows PEP 307, 3154, 574 and CPython's `pickletools`.
+#![forbid(unsafe_code)]
+#![deny(
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects,
+    clippy::unwrap_used,
+    clippy::as_conversions
+)]
+#![cfg_attr(
+    test,
+    expect(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        reason = "unit tests may panic, and say so by failing"
+    )
+)]
+
+mod arena;
+mod disasm;
+mod globals;
+mod keys;
+mod machine;
+mod memo;
+mod names;
+mod opcode;
+mod pool;
+mod text;
+mod value;
+
+use crate::error::Result;
+use crate::limits::Limits;
+
+pub use disasm::{Arg, Disasm, Op};
+pub use opcode::{ArgKind, Opcode};
+pub use value::{BigInt, Call, CallId, CallKind, Global, GlobalId, Handle, Text, Value, Values};
+
+/// What one pickle describes.
+#[derive(Debug)]
+pub struct Pickle {
+    /// The values, by handle.
+    pub values: Values,
+    /// The value that STOP left.
+    pub root: Handle,
+    /// The offset one past STOP.
+    pub end: usize,
+    /// The protocol that PROTO states; 0 without PROTO.
+    pub protocol: u8,
+}
+
+/// What a pickle may hold besides the usual.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Take persistent ids in text (PERSID), as the tar files of torch 0.1 have them.
+    pub text_ids: bool,
+}
+
+/// Runs the pickle that begins at `start` of `data`, up to STOP; what follows is left alone.
+pub fn run(data: Vec<u8>, start: usize, limits: &Limits) -> Result<Pickle> {
+    machine::run(data, start, limits, Options::default())
+}
+
+/// As [`run`], with options.
+pub fn run_with(data: Vec<u8>, start: usize, limits: &Limits, options: Options) -> Result<Pickle> {
+    machine::run(data, start, limits, options)
+}
+
+/// A 32-bit index as a position in memory.
+#[inline]
+fn index(number: u32) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}
+
+/// A position that is known to fit 32 bits: pickles of 4 GiB or more are refused, and pools are shorter.
+#[inline]
+fn narrow(position: usize) -> u32 {
+    u32::try_from(position).unwrap_or(u32::MAX)
+}
+
+#[inline]
+fn wide(count: usize) -> u64 {
+    u64::try_from(count).unwrap_or(u64::MAX)
+}
