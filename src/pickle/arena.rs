@@ -107,13 +107,13 @@ pub(super) struct Arena {
 }
 
 impl Arena {
-    /// An arena with None, the booleans and the empty tuple in it.
-    pub(super) fn new(limits: &Limits) -> Result<Arena> {
+    /// An arena with None, the booleans and the empty tuple in it, and room for what a pickle of `bytes` mostly holds.
+    pub(super) fn new(limits: &Limits, bytes: usize) -> Result<Arena> {
         let all = u64::from(u32::MAX);
         let mut arena = Arena {
             side: Vec::new(),
-            nodes: Pool::new("nodes", limits.nodes.saturating_add(4)),
-            items: Pool::new("nodes", all),
+            nodes: Pool::with_room("nodes", limits.nodes.saturating_add(4), bytes >> 3),
+            items: Pool::with_room("nodes", all, bytes >> 3),
             pairs: Pool::new("nodes", all),
             calls: Pool::new("nodes", all),
             extras: Pool::new("nodes", all),

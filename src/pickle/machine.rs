@@ -55,7 +55,7 @@ impl<'d> Machine<'d> {
     fn new(data: &'d [u8], limits: &'d Limits, options: Options) -> Result<Machine<'d>> {
         Ok(Machine {
             data,
-            arena: Arena::new(limits)?,
+            arena: Arena::new(limits, data.len())?,
             stack: Pool::new("stack", limits.stack),
             marks: Pool::new("marks", limits.marks),
             fence: 0,
