@@ -1,41 +1,44 @@
 //! The attack matrix, "Resource bombs": parsing is linear, memory follows the pickle's bytes, nothing recurses.
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::cell::Cell;
 use std::thread;
 
 use rustload::error::{Code, Error, Result, Subject};
 use rustload::limits::Limits;
 use rustload::pickle::{Pickle, Value, run};
 
-/// Counts what is allocated, and the most there was at once.
+/// Counts what each thread allocates, and the most there was at once.
 struct Counting;
 
-static NOW: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-/// Tests that measure run one at a time.
-static MEASURING: Mutex<()> = Mutex::new(());
+thread_local! {
+    static NOW: Cell<isize> = const { Cell::new(0) };
+    static PEAK: Cell<isize> = const { Cell::new(0) };
+}
 
-// SAFETY: every call goes to the system allocator as it is; the counters touch no memory of the caller.
+fn count(change: isize) {
+    let now = NOW.get() + change;
+    NOW.set(now);
+    PEAK.set(PEAK.get().max(now));
+}
+
+// SAFETY: every call goes to the system allocator as it is; the counters touch no memory of the caller and allocate none.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        PEAK.fetch_max(NOW.fetch_add(layout.size(), Relaxed) + layout.size(), Relaxed);
+        count(layout.size().cast_signed());
         // SAFETY: the caller keeps `alloc`'s contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        NOW.fetch_sub(layout.size(), Relaxed);
+        count(-layout.size().cast_signed());
         // SAFETY: the caller keeps `dealloc`'s contract.
         unsafe { System.dealloc(memory, layout) }
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // Large blocks move by mremap, so old and new are never there at once.
-        let now = NOW.fetch_add(size, Relaxed) + size - layout.size();
-        NOW.fetch_sub(layout.size(), Relaxed);
-        PEAK.fetch_max(now, Relaxed);
+        count(size.cast_signed() - layout.size().cast_signed());
         // SAFETY: the caller keeps `realloc`'s contract.
         unsafe { System.realloc(memory, layout, size) }
     }
@@ -49,19 +52,15 @@ const SLACK: usize = 4 << 20;
 
 /// Runs a pickle on a thread with a small stack, drop and Debug included, and holds it to the memory law.
 fn bomb(data: Vec<u8>, limits: Limits) -> Result<()> {
-    let _alone = MEASURING.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let law = SLACK + 40 * data.len();
-    let base = NOW.load(Relaxed) - data.capacity();
-    PEAK.store(NOW.load(Relaxed), Relaxed);
     let small = thread::Builder::new().stack_size(256 << 10);
-    let outcome = small.spawn(move || {
-        run(data, 0, &limits).map(|pickle| {
-            visit(&pickle);
-            drop(pickle);
-        })
+    let thread = small.spawn(move || {
+        // The data came from another thread, and counts.
+        let base = NOW.get() - data.len().cast_signed();
+        let outcome = run(data, 0, &limits).map(|pickle| visit(&pickle));
+        (outcome, (PEAK.get() - base).unsigned_abs())
     });
-    let outcome = outcome.expect("a thread").join().expect("no panic and no stack overflow");
-    let peak = PEAK.load(Relaxed).saturating_sub(base);
+    let (outcome, peak) = thread.expect("a thread").join().expect("no panic and no stack overflow");
     assert!(peak <= law, "peak {peak}, law {law}");
     outcome
 }
