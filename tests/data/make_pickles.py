@@ -142,11 +142,11 @@ VALUES = {
     "scalars": [None, True, False, 0, 1, 255, 256, 65535, 65536, -1, 2**31 - 1, -(2**31), 2**31],
     "integers": [2**62, -(2**62), 2**63 - 1, -(2**63), 2**63, -(2**63) - 1, 2**64, -(2**64), 10**40, -(10**40)],
     "floats": [0.0, -0.0, 1.5, 1e300, 1e-300, float("inf"), float("-inf"), 5e-324, 0.1],
-    "strings": ["", "a", "é", "😀", "\ud800", "a\nb\\u0041\\", "\x00\x1a\r", "x" * 256],
-    "bytes": [b"", b"a", bytes(range(120, 136)), b"y" * 256],
+    "strings": ["", "a", "é", "😀", "\ud800", "a\nb\\u0041\\", "\x00\x1a\r"],
+    "bytes": [b"", b"a", bytes(range(120, 136))],
     "bytearray": bytearray(b"abc"),
     "containers": [[], (), {}, (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4), {"a": 1, 2: [3]}, {1}, frozenset({1, "b"}), set()],
-    "keys": {1: "a", "1": "b", b"1": "c", (1, ("x", None)): "d", 2.5: "e", None: "f", 10**30: "g", "k" * 130: "h"},
+    "keys": {1: "a", "1": "b", b"1": "c", (1, ("x", None)): "d", 2.5: "e", None: "f", 10**30: "g", "k" * 129: "h"},
     "shared": [shared, shared, (shared,)],
     "ordered": collections.OrderedDict(a=1, b=2),
     "default": collections.defaultdict(int, a=1),
@@ -158,6 +158,7 @@ VALUES = {
     "class": collections.OrderedDict,
     "persistent": [ZeroDivisionError("k")],
     "items": Items([1, 2, 3]),
+    "wide": ["x" * 256, b"y" * 256],
     "long4": 1 << 2100,
     "memo": [str(i) for i in range(258)],
 }
@@ -175,7 +176,7 @@ def write_pickles():
     lines = []
     for name, value in VALUES.items():
         for protocol in range(6):
-            if name in ("memo", "long4") and protocol != 2:
+            if protocol != {"memo": 2, "long4": 2, "wide": 4}.get(name, protocol):
                 continue
             out = io.BytesIO()
             persistent = name == "persistent"
