@@ -81,7 +81,10 @@ impl<'d> Machine<'d> {
             (Opcode::None, _) => self.stack.push(Handle::NONE)?,
             (Opcode::NewTrue, _) => self.stack.push(Handle::TRUE)?,
             (Opcode::NewFalse, _) => self.stack.push(Handle::FALSE)?,
-            (Opcode::BinInt1 | Opcode::BinInt2, Arg::Unsigned(value)) => {
+            (Opcode::BinInt1, Arg::Unsigned(value)) => {
+                self.stack.push(Handle::small(u8::try_from(value).unwrap_or_default()))?;
+            }
+            (Opcode::BinInt2, Arg::Unsigned(value)) => {
                 self.push(Node::Int(i64::try_from(value).unwrap_or_default()))?;
             }
             (Opcode::BinInt, Arg::Signed(value)) => self.push(Node::Int(i64::from(value)))?,
