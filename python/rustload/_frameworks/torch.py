@@ -93,7 +93,7 @@ def _storage(tensor: LazyTensor) -> torch.UntypedStorage:
     """The one torch storage of the tensor's storage in the file."""
     storages = tensor._shared.storages
     key = tensor._core.storage
-    found = storages.get(key)
+    found: torch.UntypedStorage | None = storages.get(key)
     if found is None:
         # setdefault: of two threads that come here at once, both must go on with the same storage.
         found = storages.setdefault(key, _bytes(tensor._core.storage_view()))
