@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from rustload import _frameworks
@@ -11,6 +10,8 @@ from rustload._choose import choose, dtype_name
 from rustload.errors import _make
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
     import numpy as np
     import torch
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LazyTensor"]
 
-Transpose: TypeAlias = "bool | tuple[int, ...] | list[int] | None"
+Transpose: TypeAlias = bool | tuple[int, ...] | list[int] | None
 Overflow: TypeAlias = Literal["nan", "saturate"]
 
 
@@ -58,13 +59,13 @@ class LazyTensor:
     no more, and makes a tensor of the framework. A handle keeps its checkpoint's file open, so it outlives the checkpoint.
 
     >>> import rustload
-    >>> t = rustload.open(example)["layer.weight"]
+    >>> t = rustload.open("model.pt")["q.weight"]
     >>> t.dtype, t.shape, t.nbytes
-    ('float32', (4, 6), 96)
+    ('float32', (8, 8), 256)
     >>> t[1:3, ::2].shape
-    (2, 3)
-    >>> t.materialize(dtype="bfloat16", transpose=True).shape
-    torch.Size([6, 4])
+    (2, 4)
+    >>> t[1:3].materialize(dtype="bfloat16", transpose=True).shape
+    torch.Size([8, 2])
     """
 
     __slots__ = ("_core", "_shared")
@@ -243,7 +244,11 @@ class LazyTensor:
         module = type(out).__module__.partition(".")[0]
         name = {"numpy": "numpy", "rustload": "dlpack"}.get(module, "torch")
         if not _frameworks.adapter(name).into(self, out, wanted):
-            raise _make("Type", "Type", f"out= is a {type(out).__name__}, not an array or tensor that can be written to")
+            raise _make(
+                "Type",
+                "Type",
+                f"out= is a {type(out).__name__}, not an array or tensor that can be written to",
+            )
         return out
 
     def _wanted_for(self, dtype: str, shape: tuple[int, ...], wanted: Wanted) -> Wanted:
@@ -268,7 +273,11 @@ class LazyTensor:
         """The elements' bytes in C order, whatever the dtype."""
         return self._core.materialize(Wanted(copy=True)).tobytes()
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+    def __array__(
+        self,
+        dtype: Any = None,
+        copy: bool | None = None,  # noqa: FBT001 - NumPy's signature
+    ) -> np.ndarray[Any, Any]:
         """NumPy's conversion protocol: `np.asarray(handle)`."""
         array: np.ndarray[Any, Any] = self.materialize(framework="numpy", copy=copy)
         return array if dtype is None or array.dtype == dtype else array.astype(dtype)
@@ -320,7 +329,7 @@ def _overflow(value: Any) -> Overflow:
 
 def _size(nbytes: int) -> str:
     size = float(nbytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
+    for unit in ("B", "KiB", "MiB", "GiB"):  # noqa: B007 - it is used after the loop
         if size < 1024:
             break
         size /= 1024

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rustload._frameworks.dlpack import check_device as check_device  # host memory only, as there
-from rustload.errors import UnsupportedError, _make
+from rustload.errors import _make
 
 if TYPE_CHECKING:
     from rustload import _rustload
@@ -35,15 +35,18 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
             import ml_dtypes
         except ModuleNotFoundError as error:
             raise ImportError(f"{name} in NumPy needs ml_dtypes: pip install 'rustload[numpy]'") from error
-        return np.dtype(getattr(ml_dtypes, name))
+        found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return found
     try:
         return np.dtype(name)
     except TypeError:
-        error = _make(
-            "Unsupported", "DtypeUnsupported", f"NumPy has no {name}", "use .bytes(), or cast it with dtype=..."
+        missing = _make(
+            "Unsupported",
+            "DtypeUnsupported",
+            f"NumPy has no {name}",
+            "use .bytes(), or cast it with dtype=...",
         )
-        assert isinstance(error, UnsupportedError)
-        raise error from None
+        raise missing from None
 
 
 def make(tensor: LazyTensor, buffer: _rustload.Buffer, device: Any) -> np.ndarray[Any, Any]:

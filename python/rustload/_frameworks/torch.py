@@ -37,8 +37,10 @@ def check_device(device: Any) -> torch.device | None:
             note = f"torch {torch.__version__} {built}; use device='cpu', or install a CUDA build and driver"
             raise _make("Device", "Device", f"device {str(found)!r} is not available", note)
         count = torch.cuda.device_count()
-        if found.index is not None and found.index >= count:
-            raise _make("Device", "Device", f"device {str(found)!r} is not available: there are {count} GPU(s)")
+        if found.index is not None and found.index >= count:  # type: ignore[redundant-expr]  # None without a number
+            raise _make(
+                "Device", "Device", f"device {str(found)!r} is not available: there are {count} GPU(s)"
+            )
     return found
 
 
@@ -50,7 +52,9 @@ def torch_dtype(name: str) -> torch.dtype:
     """
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
-        raise _make("Unsupported", "DtypeUnsupported", f"torch {torch.__version__} has no {name}", "use a newer torch")
+        raise _make(
+            "Unsupported", "DtypeUnsupported", f"torch {torch.__version__} has no {name}", "use a newer torch"
+        )
     return found
 
 
@@ -80,14 +84,16 @@ def into(tensor: LazyTensor, out: Any, wanted: Wanted) -> bool:
 
 
 def _bytes(buffer: _rustload.Buffer) -> torch.UntypedStorage:
-    return torch.from_dlpack(buffer.as_bytes()).untyped_storage()
+    row: torch.Tensor = torch.from_dlpack(buffer.as_bytes())  # type: ignore[attr-defined]  # exported, not declared
+    storage: torch.UntypedStorage = row.untyped_storage()
+    return storage
 
 
 def _storage(tensor: LazyTensor) -> torch.UntypedStorage:
     """The one torch storage of the tensor's storage in the file."""
     storages = tensor._shared.storages
     key = tensor._core.storage
-    found = storages.get(key)
+    found: torch.UntypedStorage | None = storages.get(key)
     if found is None:
         # setdefault: of two threads that come here at once, both must go on with the same storage.
         found = storages.setdefault(key, _bytes(tensor._core.storage_view()))
