@@ -1,5 +1,7 @@
 //! The object tree of a pickle: abstract values seen as the Python objects they stand for, none of them built.
 
+use std::collections::HashSet;
+
 use super::Step;
 use super::known::Known;
 use super::meaning::{Meaning, Meanings};
@@ -149,9 +151,10 @@ impl<'a> View<'a> {
                 let global = self.values.global(id);
                 Object::Global { module: global.module, name: global.name }
             }
-            Value::PersistentId(pid) => match self.meanings.bare.get(&pid) {
-                Some(&tensor) => Object::Tensor(tensor),
-                None => Object::Tuple(&[]),
+            Value::PersistentId(pid) => match (self.meanings.bare.get(&pid), self.module(pid)) {
+                (Some(&tensor), _) => Object::Tensor(tensor),
+                (None, Some(class)) => return self.get(class),
+                (None, None) => Object::None,
             },
             Value::Call(id) => self.call(self.meaning(id), self.values.call(id))?,
         })
@@ -191,6 +194,13 @@ impl<'a> View<'a> {
             },
             Meaning::Record | Meaning::Opaque => Object::Opaque { class: self.class(&call), call },
         })
+    }
+
+    /// The class of `('module', class, file, source)`, a persistent id that stands for the class itself; always a global.
+    pub(super) fn module(self, pid: Handle) -> Option<Handle> {
+        let Value::Tuple(&[tag, class, ..]) = self.values.get(pid) else { return None };
+        let is_tag = matches!(self.values.get(tag), Value::Str(tag) if tag.as_str() == Some("module"));
+        (is_tag && matches!(self.values.get(class), Value::Global(_))).then_some(class)
     }
 
     fn args(self, call: &Call<'a>) -> &'a [Handle] {
@@ -248,9 +258,17 @@ impl<'a> View<'a> {
         }
     }
 
+    /// The class behind a persistent id that stands for one; anything else is itself.
+    fn named(self, handle: Handle) -> Handle {
+        match self.values.get(handle) {
+            Value::PersistentId(pid) => self.module(pid).unwrap_or(handle),
+            _ => handle,
+        }
+    }
+
     /// The class that a call makes a value of; `None` where that is the result of another call.
     pub(super) fn class_id(self, call: &Call<'a>) -> Option<GlobalId> {
-        let id = |handle| match self.values.get(handle) {
+        let id = |handle| match self.values.get(self.named(handle)) {
             Value::Global(id) => Some(id),
             _ => None,
         };
@@ -370,19 +388,58 @@ impl<'a> View<'a> {
 
     /// A state's attributes: a dict, or a pair of the dict and the slots (copyreg.py: `__reduce_ex__`).
     fn state_children(self, state: Handle, out: &mut Vec<(Step, Handle)>) -> Result<()> {
-        let is_half = |&half: &Handle| matches!(self.values.get(half), Value::Dict(_) | Value::None);
         match self.values.get(state) {
-            Value::Dict(pairs) => self.keyed(pairs, out)?,
-            Value::Tuple(halves @ [_, _]) if halves.iter().all(is_half) => {
-                for &half in halves {
-                    if let Value::Dict(pairs) = self.values.get(half) {
-                        self.keyed(pairs, out)?;
-                    }
-                }
+            Value::Dict(_) => self.attributes(state, out),
+            Value::Tuple(&[attributes, slots])
+                if [attributes, slots]
+                    .iter()
+                    .all(|&half| matches!(self.values.get(half), Value::Dict(_) | Value::None)) =>
+            {
+                self.attributes(attributes, out)?;
+                self.attributes(slots, out)
             }
-            _ => out.push((Step::Argument(0), state)),
+            _ => {
+                out.push((Step::Argument(0), state));
+                Ok(())
+            }
         }
+    }
+
+    /// The attributes of a dict of them. Those of a `torch.nn.Module` come as `state_dict()` names them: parameters, then
+    /// persistent buffers, then modules (torch/nn/modules/module.py: `_save_to_state_dict`), then whatever else there is.
+    fn attributes(self, attributes: Handle, out: &mut Vec<(Step, Handle)>) -> Result<()> {
+        let Value::Dict(pairs) = self.values.get(attributes) else { return Ok(()) };
+        let attribute = |wanted: &str| {
+            let is_wanted = |key| self.text(key).is_some_and(|key| key.as_bytes() == wanted.as_bytes());
+            pairs.iter().rev().find(|&&(key, _)| is_wanted(key)).map(|&(_, value)| value)
+        };
+        let own = ["_parameters", "_buffers", "_modules"].map(attribute);
+        let [Some(parameters), Some(buffers), Some(modules)] = own else { return self.keyed(pairs, out) };
+        let hidden: HashSet<Text<'_>> =
+            match attribute("_non_persistent_buffers_set").map(|set| self.get(set)) {
+                Some(Ok(Object::Set(names) | Object::FrozenSet(names))) => {
+                    names.into_iter().filter_map(|name| self.text(name)).collect()
+                }
+                _ => HashSet::new(),
+            };
+        for dict in [parameters, buffers, modules] {
+            if let Object::Dict { entries, .. } = self.get(dict)? {
+                let is_hidden =
+                    |key| dict == buffers && self.text(key).is_some_and(|key| hidden.contains(&key));
+                let shown = entries.into_iter().filter(|&(key, _)| !is_hidden(key));
+                out.extend(shown.map(|(key, value)| (Step::Key(key), value)));
+            }
+        }
+        let others = self.values.unique(pairs)?.into_iter().filter(|(_, value)| !own.contains(&Some(*value)));
+        out.extend(others.map(|(key, value)| (Step::Key(key), value)));
         Ok(())
+    }
+
+    fn text(self, handle: Handle) -> Option<Text<'a>> {
+        match self.values.get(handle) {
+            Value::Str(text) => Some(text),
+            _ => None,
+        }
     }
 
     /// The values of a dict, the last of equal keys winning.
