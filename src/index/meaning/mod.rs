@@ -4,11 +4,13 @@
 //! Argument forms follow `torch/_utils.py` and `torch/_tensor.py`; a known function with a wrong form is an error, an unknown
 //! one is [`Meaning::Opaque`].
 
+mod numpy;
 mod rebuild;
 mod storage;
 
 use std::collections::HashMap;
 
+pub(super) use self::numpy::NumpyType;
 use self::storage::{Seen, Spot};
 use super::known::{Known, lookup};
 use super::{Place, Storage, Tensor};
@@ -37,6 +39,10 @@ pub(super) enum Meaning {
     ByteArray,
     /// `complex(re, im)`.
     Complex,
+    /// A NumPy dtype.
+    NumpyDtype(NumpyType),
+    /// A NumPy scalar and its bytes.
+    Scalar(NumpyType, Handle),
     /// A small inert value, no surprise in a checkpoint.
     Record,
     /// Data of an unknown class.
@@ -82,6 +88,8 @@ pub(super) struct Reader<'a> {
     /// Whether a list holds pairs only, whether a text is latin-1: asked once, however many calls share it.
     pairs: HashMap<Handle, bool>,
     latin1: HashMap<Handle, bool>,
+    /// The lengths of texts that stand for bytes.
+    lengths: HashMap<Handle, u64>,
     out: Meanings,
 }
 
@@ -108,6 +116,7 @@ impl<'a> Reader<'a> {
             pids: HashMap::new(),
             pairs: HashMap::new(),
             latin1: HashMap::new(),
+            lengths: HashMap::new(),
             out,
         };
         for (id, _) in values.calls() {
@@ -177,6 +186,7 @@ impl<'a> Reader<'a> {
                 _ => Meaning::Opaque,
             },
             Some(Known::Encode) if self.is_latin1(args) => Meaning::Bytes,
+            Some(Known::Bytes) if args.is_empty() => Meaning::Bytes,
             Some(Known::ByteArray) if args.is_empty() || self.is_latin1(args) => Meaning::ByteArray,
             Some(Known::ByteArray) => match args {
                 [from] if matches!(self.values.get(*from), Value::Bytes(_)) => Meaning::ByteArray,
@@ -186,6 +196,12 @@ impl<'a> Reader<'a> {
                 [re, im] if self.is_real(*re) && self.is_real(*im) => Meaning::Complex,
                 _ => Meaning::Opaque,
             },
+            Some(
+                known @ (Known::NumpyDtype
+                | Known::NumpyReconstruct
+                | Known::NumpyFromBuffer
+                | Known::NumpyScalar),
+            ) => return self.numpy(known, call, args),
             Some(Known::Device) if self.is_device(args) => Meaning::Record,
             Some(Known::Record) if args.len() <= 3 && args.iter().all(|&arg| self.is_plain(arg)) => {
                 Meaning::Record

@@ -125,7 +125,7 @@ impl<'a> Reader<'a> {
         })?;
         let place = (self.locate)(key, nbytes)?;
         let id = u32::try_from(self.out.storages.len()).unwrap_or(u32::MAX);
-        self.out.storages.push(Storage { place, nbytes, numel: count });
+        self.out.storages.push(Storage { place, nbytes, numel: count, big_endian: false });
         self.keys.insert(key, Seen { id, dtype, numel, location, moved: false });
         Ok(id)
     }
