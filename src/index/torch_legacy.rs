@@ -4,14 +4,14 @@
 //! storage keys; then for each key an int64 count of elements and the bytes. Stricter than torch: every storage that a tensor
 //! names is in the list, the list names nothing else, and the last storage ends with the file.
 
-use super::meaning::Ids;
+use super::meaning::{Ids, SHORT};
 use super::{Contents, Index, Options, Place, Unknown, pickled};
 use crate::bytes::{Region, Source};
 use crate::container::Format;
 use crate::error::{Code, Error, Result, ResultExt};
 use crate::limits::Limits;
 use crate::pickle::{self, Disasm, Opcode, Pickle, Value};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// `torch/serialization.py: PROTOCOL_VERSION`.
 const PROTOCOL: i64 = 1001;
@@ -31,9 +31,6 @@ pub(super) fn read(source: &Source, options: &Options) -> Result<Index> {
     let keys = keys(&head, limits).in_member(PARTS[4])?;
     let positions: HashMap<&str, usize> =
         keys.iter().enumerate().map(|(at, key)| (key.as_str(), at)).collect();
-    if positions.len() != keys.len() {
-        return Err(Error::new(Code::LegacyKeys, "a storage key is listed twice").in_member(PARTS[4]));
-    }
     // Where a storage lies depends on the sizes of those before it, so its place is its number until all are known.
     let locate = |key: &str, _: u64| match positions.get(key) {
         Some(&at) => Ok(Place::Member(at)),
@@ -69,7 +66,7 @@ impl Head {
             match Head::find(&data, limits) {
                 Ok(ends) => return Ok(Head { data, ends }),
                 // Only a cut can be mended by reading on.
-                Err(error) if !whole && matches!(error.code(), Code::Truncated | Code::PickleStack) => {
+                Err(error) if !whole && is_cut(&error) => {
                     Limits::check("pickle_bytes", limits.pickle_bytes, len.saturating_add(1))
                         .map_err(|_| error)?;
                     len = len.saturating_mul(2).min(source.len()).min(limits.pickle_bytes.max(HEAD));
@@ -102,6 +99,11 @@ impl Head {
     fn end(&self) -> u64 {
         self.ends.last().and_then(|&end| u64::try_from(end).ok()).unwrap_or(u64::MAX)
     }
+}
+
+/// Whether an error may come from looking at the beginning of a file only: a frame, too, may reach past it.
+fn is_cut(error: &Error) -> bool {
+    matches!(error.code(), Code::Truncated | Code::PickleStack | Code::PickleFrame)
 }
 
 /// One past the STOP of the pickle that begins at `start`.
@@ -158,11 +160,18 @@ fn keys(head: &Head, limits: &Limits) -> Result<Vec<String>> {
     let pickle = head.run(4, limits)?;
     let wrong = || Error::new(Code::LegacyKeys, "the storage keys are no list of texts");
     let Value::List(items) = pickle.values.get(pickle.root) else { return Err(wrong()) };
-    let text = |item| match pickle.values.get(item) {
-        Value::Str(key) => key.as_str().map(str::to_owned).ok_or_else(wrong),
+    // One text may be listed any number of times, so neither long nor repeated ones are copied.
+    let mut seen = HashSet::new();
+    let text = |&item| match pickle.values.get(item) {
+        Value::Str(key) if key.as_bytes().len() <= SHORT => {
+            if !seen.insert(key) {
+                return Err(Error::new(Code::LegacyKeys, "a storage key is listed twice"));
+            }
+            key.as_str().map(str::to_owned).ok_or_else(wrong)
+        }
         _ => Err(wrong()),
     };
-    items.iter().map(|&item| text(item)).collect()
+    items.iter().map(text).collect()
 }
 
 /// Gives every storage its range of the file; returns where the last one ends.

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::Step;
 use super::known::Known;
-use super::meaning::{Meaning, Meanings, NumpyType};
+use super::meaning::{Ids, Meaning, Meanings, NumpyType, SHORT};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::pickle::{BigInt, Call, CallId, GlobalId, Handle, Text, Value, Values};
@@ -96,6 +96,9 @@ pub enum Object<'a> {
         call: Call<'a>,
     },
 }
+
+/// What a `torch.nn.Module` keeps its state dict in, and which of its buffers are left out of it.
+const MODULE: [&str; 4] = ["_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"];
 
 impl Tree {
     pub(super) fn new(values: Values, meanings: Meanings, root: Handle) -> Tree {
@@ -213,7 +216,10 @@ impl<'a> View<'a> {
 
     /// The class of `('module', class, file, source)`, a persistent id that stands for the class itself; always a global.
     pub(super) fn module(self, pid: Handle) -> Option<Handle> {
-        let Value::Tuple(&[tag, class, ..]) = self.values.get(pid) else { return None };
+        if self.meanings.ids != Ids::Legacy {
+            return None;
+        }
+        let Value::Tuple(&[tag, class, _, _]) = self.values.get(pid) else { return None };
         let is_tag = matches!(self.values.get(tag), Value::Str(tag) if tag.as_str() == Some("module"));
         (is_tag && matches!(self.values.get(class), Value::Global(_))).then_some(class)
     }
@@ -340,8 +346,9 @@ impl<'a> View<'a> {
                     Meaning::Record | Meaning::Opaque => &[call.args],
                     _ => return 0,
                 };
-                let parts = parts.iter().chain(call.kwargs.as_ref()).chain(call.states);
-                parts.fold(own, |count, &part| count.saturating_add(self.width(part)))
+                let states = call.kwargs.iter().chain(call.states);
+                let own = parts.iter().fold(own, |count, &part| count.saturating_add(self.width(part)));
+                states.fold(own, |count, &state| count.saturating_add(self.state_width(state)))
             }
             _ => self.items(handle).len(),
         };
@@ -358,6 +365,30 @@ impl<'a> View<'a> {
             Value::Tuple(&[one, two]) => own(one).saturating_add(own(two)).saturating_add(2),
             _ => own(handle),
         }
+    }
+
+    /// A state and the dicts of a module that are listed with it.
+    fn state_width(self, state: Handle) -> usize {
+        let of = |dict| match self.values.get(dict) {
+            Value::Call(id) => {
+                let call = self.values.call(id);
+                let own = call.items.len().saturating_add(call.appended.len());
+                self.args(&call).iter().fold(own, |count, &part| count.saturating_add(self.width(part)))
+            }
+            _ => self.width(dict),
+        };
+        let module = |state| match self.values.get(state) {
+            Value::Dict(pairs) => {
+                let named = MODULE.map(|name| self.attribute(pairs, name));
+                named.into_iter().flatten().fold(0, |count: usize, dict| count.saturating_add(of(dict)))
+            }
+            _ => 0,
+        };
+        let halves: &[Handle] = match self.values.get(state) {
+            Value::Tuple(halves @ [_, _]) => halves,
+            _ => &[state],
+        };
+        halves.iter().fold(self.width(state), |count, &half| count.saturating_add(module(half)))
     }
 
     /// Every value that a value is made of, tensors excepted: a superset of its children, each as often as the file has it.
@@ -439,30 +470,34 @@ impl<'a> View<'a> {
     /// persistent buffers, then modules (torch/nn/modules/module.py: `_save_to_state_dict`), then whatever else there is.
     fn attributes(self, attributes: Handle, out: &mut Vec<(Step, Handle)>) -> Result<()> {
         let Value::Dict(pairs) = self.values.get(attributes) else { return Ok(()) };
-        let attribute = |wanted: &str| {
-            let is_wanted = |key| self.text(key).is_some_and(|key| key.as_bytes() == wanted.as_bytes());
-            pairs.iter().rev().find(|&&(key, _)| is_wanted(key)).map(|&(_, value)| value)
+        let [parameters, buffers, modules, hidden] = MODULE.map(|name| self.attribute(pairs, name));
+        let (Some(parameters), Some(buffers), Some(modules)) = (parameters, buffers, modules) else {
+            return self.keyed(pairs, out);
         };
-        let own = ["_parameters", "_buffers", "_modules"].map(attribute);
-        let [Some(parameters), Some(buffers), Some(modules)] = own else { return self.keyed(pairs, out) };
-        let hidden: HashSet<Text<'_>> =
-            match attribute("_non_persistent_buffers_set").map(|set| self.get(set)) {
-                Some(Ok(Object::Set(names) | Object::FrozenSet(names))) => {
-                    names.into_iter().filter_map(|name| self.text(name)).collect()
-                }
-                _ => HashSet::new(),
-            };
-        for dict in [parameters, buffers, modules] {
+        let own = [parameters, buffers, modules];
+        let short = |name| self.text(name).filter(|name| name.as_bytes().len() <= SHORT);
+        let hidden: HashSet<Text<'_>> = match hidden.map(|set| self.get(set)) {
+            Some(Ok(Object::Set(names) | Object::FrozenSet(names))) => {
+                names.into_iter().filter_map(short).collect()
+            }
+            _ => HashSet::new(),
+        };
+        for dict in own {
             if let Object::Dict { entries, .. } = self.get(dict)? {
-                let is_hidden =
-                    |key| dict == buffers && self.text(key).is_some_and(|key| hidden.contains(&key));
+                let is_hidden = |key| dict == buffers && short(key).is_some_and(|key| hidden.contains(&key));
                 let shown = entries.into_iter().filter(|&(key, _)| !is_hidden(key));
                 out.extend(shown.map(|(key, value)| (Step::Key(key), value)));
             }
         }
-        let others = self.values.unique(pairs)?.into_iter().filter(|(_, value)| !own.contains(&Some(*value)));
+        let others = self.values.unique(pairs)?.into_iter().filter(|(_, value)| !own.contains(value));
         out.extend(others.map(|(key, value)| (Step::Key(key), value)));
         Ok(())
+    }
+
+    /// The value of a dict's last key that is this text.
+    fn attribute(self, pairs: &[(Handle, Handle)], name: &str) -> Option<Handle> {
+        let is_name = |key| self.text(key).is_some_and(|key| key.as_bytes() == name.as_bytes());
+        pairs.iter().rev().find(|&&(key, _)| is_name(key)).map(|&(_, value)| value)
     }
 
     fn text(self, handle: Handle) -> Option<Text<'a>> {

@@ -1021,6 +1021,33 @@ fn r17_equal_keys_are_settled_once_however_often_they_are_seen() {
 }
 
 #[test]
+fn r17_the_dicts_of_modules_that_share_them_are_paid_for() {
+    // n objects, all with one state whose three dicts are one dict of one key, written n times.
+    const MANY: usize = 100_000;
+    let bytes = archive(|p| {
+        p.dict()
+            .mark()
+            .times(MANY, |p| {
+                p.raw(b"K\x01N");
+            })
+            .op(b'u')
+            .put_at(0)
+            .pop();
+        p.dict_of(|p| {
+            for name in ["_parameters", "_buffers", "_modules"] {
+                p.text(name).get(0);
+            }
+        });
+        p.put_at(2).pop().global("mine", "Net").put_at(1).pop().list().mark();
+        p.times(MANY, |p| {
+            p.raw(b"h\x01)Rh\x02b");
+        });
+        p.op(b'e');
+    });
+    assert_eq!(bomb(bytes.bytes()), Ok(0));
+}
+
+#[test]
 fn r18_long_arguments_that_many_calls_share_are_read_once() {
     const MANY: usize = 100_000;
     let text = "x".repeat(1_000_000);
@@ -1154,6 +1181,66 @@ fn r21_claimed_sizes_of_deflated_storages_do_not_overflow() {
         Archive::new(pickle).storage("0", &zeros).storage("1", &zeros).deflated("data/0").deflated("data/1");
     let checkpoint = opened(built.bytes());
     assert_eq!(checkpoint.nbytes(), 2 << 20);
+}
+
+// Legacy streams.
+
+/// The four pickles before the keys, then the keys that `keys` writes, then `data`.
+fn legacy(object: Vec<u8>, keys: impl FnOnce(&mut Pickle), data: &[u8]) -> Vec<u8> {
+    let magic = pickle(|p| {
+        p.long(b"\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19");
+    });
+    let version = pickle(|p| {
+        p.int(1001);
+    });
+    let system = pickle(|p| {
+        p.dict();
+    });
+    [magic, version, system, object, pickle(keys), data.to_vec()].concat()
+}
+
+#[test]
+fn l05_a_key_listed_any_number_of_times_is_not_copied() {
+    let long = "1".repeat(1_000_000);
+    let keys = |p: &mut Pickle| {
+        p.text(&long)
+            .put_at(0)
+            .pop()
+            .list()
+            .mark()
+            .times(100_000, |p| {
+                p.get(0);
+            })
+            .op(b'e');
+    };
+    let object = pickle(|p| {
+        p.dict();
+    });
+    assert_eq!(code(legacy(object.clone(), keys, b"")), Code::LegacyKeys);
+    let twice = |p: &mut Pickle| {
+        p.list_of(|p| {
+            p.text("0").text("0");
+        });
+    };
+    assert_eq!(code(legacy(object, twice, b"")), Code::LegacyKeys);
+}
+
+#[test]
+fn a_legacy_pickle_of_large_frames_is_read_whole() {
+    // Protocol 4: one frame of 3 MiB around a long text, so that the first look at the file cuts it.
+    let text = "x".repeat(3 << 20);
+    let mut object = vec![0x80, 4, 0x95];
+    object.extend_from_slice(&(5 + text.len() as u64 + 1).to_le_bytes());
+    object
+        .extend_from_slice(&[&b"X"[..], &(text.len() as u32).to_le_bytes(), text.as_bytes(), b"."].concat());
+    let bytes = legacy(
+        object,
+        |p| {
+            p.list();
+        },
+        b"",
+    );
+    assert_eq!(opened(bytes).len(), 0);
 }
 
 // Files.

@@ -20,7 +20,7 @@ use crate::pickle::{Call, GlobalId, Handle, Text, Value, Values};
 
 /// Bytes of the longest text that a device, a location or the like has. Any number of calls may share one text, so it is
 /// bounded before it is looked at.
-const SHORT: usize = 256;
+pub(super) const SHORT: usize = 256;
 
 /// What one call means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,9 +50,10 @@ pub(super) enum Meaning {
 }
 
 /// The form of persistent ids: five items in an archive, six in a legacy stream (torch/serialization.py: `persistent_load`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Ids {
     /// `('storage', class, key, location, numel)`.
+    #[default]
     Archive,
     /// `('storage', class, key, location, numel, view)`, and `('module', class, file, source)`.
     Legacy,
@@ -64,6 +65,8 @@ pub(super) type Locate<'a> = &'a dyn Fn(&str, u64) -> Result<Place>;
 /// All that the calls of one pickle mean.
 #[derive(Debug, Default)]
 pub(super) struct Meanings {
+    /// The form of persistent ids.
+    pub(super) ids: Ids,
     /// By call id.
     pub(super) calls: Vec<Meaning>,
     /// By global id.
@@ -79,7 +82,6 @@ pub(super) struct Meanings {
 pub(super) struct Reader<'a> {
     values: &'a Values,
     limits: &'a Limits,
-    ids: Ids,
     locate: Locate<'a>,
     keys: HashMap<&'a str, Seen>,
     /// Views of storages by their own keys, as torch before 0.4 wrote them.
@@ -105,11 +107,10 @@ impl<'a> Reader<'a> {
             .map(|(id, _)| values.global(id))
             .map(|global| lookup(global.module, global.name))
             .collect();
-        let out = Meanings { globals, ..Meanings::default() };
+        let out = Meanings { ids, globals, ..Meanings::default() };
         let mut reader = Reader {
             values,
             limits,
-            ids,
             locate,
             keys: HashMap::new(),
             views: HashMap::new(),

@@ -59,7 +59,7 @@ impl<'a> Reader<'a> {
         }
         let wrong = |what: &str| Error::new(Code::PersistentId, format!("a persistent id's {what}"));
         let values: &'a Values = self.values;
-        let (tag, class, key, location, numel, view) = match (self.ids, values.get(pid)) {
+        let (tag, class, key, location, numel, view) = match (self.out.ids, values.get(pid)) {
             (Ids::Archive, Value::Tuple(&[tag, class, key, location, numel])) => {
                 (tag, class, key, location, numel, None)
             }
