@@ -108,7 +108,14 @@ def show(value):
             return f"p<{show(value.pid)}>"
         case Call():
             kwargs = "" if value.kwargs is None else pairs(value.kwargs.items())
-            parts = [show(value.callable), show(value.args), kwargs, run(value.states), pairs(value.items), run(value.appended)]
+            parts = [
+                show(value.callable),
+                show(value.args),
+                kwargs,
+                run(value.states),
+                pairs(value.items),
+                run(value.appended),
+            ]
             return "c<" + "|".join(parts) + ">"
     raise TypeError(value)
 
@@ -140,13 +147,45 @@ Old.__module__ = Items.__module__ = Colour.__module__ = "m"
 shared = ["x"]
 VALUES = {
     "scalars": [None, True, False, 0, 1, 255, 256, 65535, 65536, -1, 2**31 - 1, -(2**31), 2**31],
-    "integers": [2**62, -(2**62), 2**63 - 1, -(2**63), 2**63, -(2**63) - 1, 2**64, -(2**64), 10**40, -(10**40)],
+    "integers": [
+        2**62,
+        -(2**62),
+        2**63 - 1,
+        -(2**63),
+        2**63,
+        -(2**63) - 1,
+        2**64,
+        -(2**64),
+        10**40,
+        -(10**40),
+    ],
     "floats": [0.0, -0.0, 1.5, 1e300, 1e-300, float("inf"), float("-inf"), 5e-324, 0.1],
     "strings": ["", "a", "é", "😀", "\ud800", "a\nb\\u0041\\", "\x00\x1a\r"],
     "bytes": [b"", b"a", bytes(range(120, 136))],
     "bytearray": bytearray(b"abc"),
-    "containers": [[], (), {}, (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4), {"a": 1, 2: [3]}, {1}, frozenset({1, "b"}), set()],
-    "keys": {1: "a", "1": "b", b"1": "c", (1, ("x", None)): "d", 2.5: "e", None: "f", 10**30: "g", "k" * 129: "h"},
+    "containers": [
+        [],
+        (),
+        {},
+        (1,),
+        (1, 2),
+        (1, 2, 3),
+        (1, 2, 3, 4),
+        {"a": 1, 2: [3]},
+        {1},
+        frozenset({1, "b"}),
+        set(),
+    ],
+    "keys": {
+        1: "a",
+        "1": "b",
+        b"1": "c",
+        (1, ("x", None)): "d",
+        2.5: "e",
+        None: "f",
+        10**30: "g",
+        "k" * 129: "h",
+    },
     "shared": [shared, shared, (shared,)],
     "ordered": collections.OrderedDict(a=1, b=2),
     "default": collections.defaultdict(int, a=1),

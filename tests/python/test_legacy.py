@@ -156,7 +156,12 @@ def test_a_large_pickle_is_read_on_until_it_ends() -> None:
 
 
 def test_l04_a_big_endian_writer_is_noted() -> None:
-    data = stream({"w": tensor(floats(), 0, (4,), (1,))}, ["7"], [(4, FLOATS)], system={**SYSTEM, "little_endian": False})
+    data = stream(
+        {"w": tensor(floats(), 0, (4,), (1,))},
+        ["7"],
+        [(4, FLOATS)],
+        system={**SYSTEM, "little_endian": False},
+    )
     ckpt = rustload.open(bytearray(data), framework="torch")
     assert "big-endian" in ckpt.notes[0]
     assert ckpt["w"].materialize().tolist() == [1, 2, 3, 4]
@@ -168,7 +173,9 @@ GOOD = {"w": tensor(floats(), 0, (4,), (1,))}
 @pytest.mark.parametrize(
     ("code", "data"),
     [
-        pytest.param("LegacyVersion", stream(GOOD, ["7"], [(4, FLOATS)], protocol=1002), id="L03 protocol 1002"),
+        pytest.param(
+            "LegacyVersion", stream(GOOD, ["7"], [(4, FLOATS)], protocol=1002), id="L03 protocol 1002"
+        ),
         pytest.param("LegacyKeys", stream(GOOD, [], []), id="L05 L14 key missing"),
         pytest.param("LegacyKeys", stream(GOOD, ["7", "7"], [(4, FLOATS)] * 2), id="L05 key twice"),
         pytest.param("LegacyKeys", stream(GOOD, ["7", "8"], [(4, FLOATS)] * 2), id="L05 unknown key"),
@@ -192,18 +199,27 @@ GOOD = {"w": tensor(floats(), 0, (4,), (1,))}
         pytest.param(
             "StorageConflict",
             stream(
-                [tensor(floats(view=("9", 0, 2)), 0, (2,), (1,)), tensor(floats(view=("9", 1, 2)), 0, (2,), (1,))],
+                [
+                    tensor(floats(view=("9", 0, 2)), 0, (2,), (1,)),
+                    tensor(floats(view=("9", 1, 2)), 0, (2,), (1,)),
+                ],
                 ["7"],
                 [(4, FLOATS)],
             ),
             id="L11 view described twice",
         ),
         pytest.param(
-            "TensorBounds", stream({"w": tensor(floats(), 1, (4,), (1,))}, ["7"], [(4, FLOATS)]), id="T08 offset"
+            "TensorBounds",
+            stream({"w": tensor(floats(), 1, (4,), (1,))}, ["7"], [(4, FLOATS)]),
+            id="T08 offset",
         ),
         pytest.param(
             "PersistentId",
-            stream({"w": tensor(Storage("storage", torch.FloatStorage, "7", "cpu", 4), 0, (4,), (1,))}, ["7"], [(4, FLOATS)]),
+            stream(
+                {"w": tensor(Storage("storage", torch.FloatStorage, "7", "cpu", 4), 0, (4,), (1,))},
+                ["7"],
+                [(4, FLOATS)],
+            ),
             id="P56 five items in a legacy stream",
         ),
     ],
