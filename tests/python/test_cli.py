@@ -231,6 +231,15 @@ def test_neither_torch_nor_numpy_is_imported_and_no_tensor_is_read(folder, tmp_p
     assert (done.returncode, done.stderr) == (0, "\n")
 
 
+def test_columns_line_up_whatever_is_in_them(folder):
+    names = [f"m.{n}.{m}.{part}" for n in range(12) for m in range(9) for part in "ab"]
+    torch.save({name: torch.zeros(2) for name in names}, folder / "wide.pt")
+    torch.save({"": torch.zeros(2), "a": torch.zeros(3)}, folder / "nameless.pt")
+    shown = run(folder, "info", "wide.pt").stdout.split("\ntensors\n")[1].split("\n\n")[0].splitlines()
+    assert len({re.search(r"\d K?i?B", line).end() for line in shown}) == 1
+    assert '  ""  float32' in run(folder, "info", "nameless.pt").stdout
+
+
 def leaf(*shape):
     return tree.Leaf("float32", shape, 4, tied=False)
 

@@ -203,7 +203,7 @@ def _tree(page: Page, tensors: list[dict[str, Any]], tied: list[list[str]]) -> N
     )
     rows = []
     for node, lasts in tree.walk(tree.build(leaves)):
-        label = page.clipped(escape(node.label))
+        label = page.clipped(escape(node.label) or '""')
         name = page.branches(lasts) + (label if node.leaf else page.strong(label))
         plain = 3 * len(lasts[1:]) + len(label)
         if node.times > 1 and node.leaf:
@@ -213,12 +213,14 @@ def _tree(page: Page, tensors: list[dict[str, Any]], tied: list[list[str]]) -> N
     width = min(max(plain for _, plain, _ in rows), 64)
     dtypes = max((len(node.leaf.dtype) for *_, node in rows if node.leaf), default=0)
     shapes = max((len(str(list(node.leaf.shape))) for *_, node in rows if node.leaf), default=0)
+    inner = [len(_inside(page, node)) for *_, node in rows if not node.leaf]
+    columns = max(dtypes + 2 + shapes, *inner, 0)
     for name, plain, node in rows:
         padded = "  " + name + " " * (width - plain)
         if node.leaf is None:
-            inside = page.dim(_inside(page, node).ljust(dtypes + shapes + 2))
+            inside = page.dim(_inside(page, node).ljust(columns))
         else:
-            inside = f"{page.dtype(node.leaf.dtype.ljust(dtypes))}  {list(node.leaf.shape)!s:<{shapes}}"
+            inside = f"{page.dtype(node.leaf.dtype.ljust(dtypes))}  {list(node.leaf.shape)!s:<{columns - dtypes - 2}}"
         remark = "  tied" if node.leaf and node.leaf.tied else ""
         if node.times > 1 and _shown(node) % node.times == 0:
             remark += f"  {size(_shown(node) // node.times)} each"
