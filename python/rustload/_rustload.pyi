@@ -6,7 +6,7 @@ each with a stable `code`. Nothing here reads tensor data, except what says so.
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, Literal, Protocol, final
 
 from typing_extensions import CapsuleType
 
@@ -341,11 +341,23 @@ class Tensor:
     def result_shape(self, wanted: _Wanted) -> tuple[int, ...]:
         """The shape of what `materialize` would give."""
 
-    def storage_view(self) -> Buffer:
-        """All bytes of the storage as a view, as `uint8`.
+    def standing(self, copy: bool | None) -> Literal["view", "copy"] | None:
+        """How the tensor can stand on a storage that it shares with others; reads no more than bools.
+
+        Returns:
+            `"view"` on the file's mapping, `"copy"` on a copy of the whole storage (which keeps strides, and names tied), or None
+            where its elements must be copied by themselves.
+
+        Raises:
+            BufferError: `copy` is False and no view is possible.
+        """
+
+    def storage_bytes(self, standing: str, wanted: _Wanted) -> Buffer:
+        """All bytes of the storage as `uint8`, as a view or a copy.
 
         Raises:
             BufferError: No view of them exists.
+            FormatError: The file was cut or changed.
         """
 
 def parse_dtype(name: str) -> str:

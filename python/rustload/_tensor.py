@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from rustload import _frameworks
@@ -43,7 +44,8 @@ class Shared:
     def __init__(self, framework: str | None) -> None:
         """Starts with the framework that was asked for, if any."""
         self.framework = framework
-        self.storages: dict[tuple[int, int], Any] = {}
+        # By storage and standing; a storage lives as long as a tensor on it.
+        self.storages: weakref.WeakValueDictionary[tuple[int, int, str], Any] = weakref.WeakValueDictionary()
 
     def settle(self) -> str:
         """The framework; chosen now if it was not asked for."""
@@ -176,6 +178,17 @@ class LazyTensor:
             raise TypeError("len() of a tensor without dimensions")
         return self.shape[0]
 
+    __contains__ = None
+    """Membership would read the elements: materialize them first."""
+
+    def __bool__(self) -> bool:
+        """Refuses: a tensor's truth is that of its elements, which are not read.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError("a lazy tensor has no truth value; compare with None, or materialize it")
+
     def __iter__(self) -> Iterator[LazyTensor]:
         """The parts along the first dimension."""
         return (self[position] for position in range(len(self)))
@@ -234,7 +247,7 @@ class LazyTensor:
             return self._materialize_out(out, device, wanted)
         adapter = _frameworks.adapter(framework or self._shared.settle())
         place = adapter.check_device(device)
-        return adapter.make(self, self._core.materialize(wanted), place)
+        return adapter.make(self, wanted, place)
 
     def _materialize_out(self, out: Any, device: Any, wanted: Wanted) -> Any:
         if device is not None:
@@ -278,9 +291,20 @@ class LazyTensor:
         dtype: Any = None,
         copy: bool | None = None,  # noqa: FBT001 - NumPy's signature
     ) -> np.ndarray[Any, Any]:
-        """NumPy's conversion protocol: `np.asarray(handle)`."""
-        array: np.ndarray[Any, Any] = self.materialize(framework="numpy", copy=copy)
-        return array if dtype is None or array.dtype == dtype else array.astype(dtype)
+        """NumPy's conversion protocol: `np.asarray(handle)`.
+
+        Raises:
+            ValueError: `copy=False` and no view is possible, as NumPy has it.
+        """
+        try:
+            array: np.ndarray[Any, Any] = self.materialize(framework="numpy", copy=copy)
+        except BufferError as error:
+            raise ValueError(f"a copy is needed: {error}") from error
+        if dtype is None or array.dtype == dtype:
+            return array
+        if copy is False:
+            raise ValueError(f"a copy is needed to make {dtype} of {self.dtype}")
+        return array.astype(dtype)
 
     def __dlpack__(
         self,
