@@ -1,8 +1,8 @@
 //! The opened thing: one file or several shards, their tensors by name.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path as FilePath, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::bytes::{Bytes, Source};
 use crate::container::{Format, shards};
@@ -25,6 +25,8 @@ pub(crate) struct Inner {
     metadata: Vec<(String, String)>,
     notes: Vec<String>,
     pub(crate) options: Options,
+    /// Storages that several names share; found out when first asked.
+    shared: OnceLock<HashSet<(u32, u32)>>,
 }
 
 /// One file.
@@ -60,6 +62,7 @@ impl Checkpoint {
             metadata: found.metadata,
             notes: found.notes,
             options,
+            shared: OnceLock::new(),
         };
         inner.merge(found.weight_map.as_ref())?;
         Ok(Checkpoint(Arc::new(inner)))
@@ -75,6 +78,7 @@ impl Checkpoint {
             metadata: Vec::new(),
             notes: Vec::new(),
             options,
+            shared: OnceLock::new(),
         };
         inner.merge(None)?;
         Ok(Checkpoint(Arc::new(inner)))
@@ -145,7 +149,7 @@ impl Checkpoint {
 
     /// Bytes of all storages that named tensors lie in, each counted once.
     pub fn nbytes(&self) -> u64 {
-        let mut seen = std::collections::HashSet::new();
+        let mut seen = HashSet::new();
         let storages = self
             .0
             .entries
@@ -301,6 +305,22 @@ impl Inner {
     pub(crate) fn tensor(&self, entry: u32) -> &index::Tensor {
         let entry = self.entry(entry);
         &self.shards[entry.shard as usize].index.tensors[entry.tensor as usize]
+    }
+
+    /// Whether several names lie in this storage.
+    pub(crate) fn is_shared(&self, storage: (u32, u32)) -> bool {
+        let find = || {
+            let mut seen = HashSet::new();
+            let all = (0..self.entries.len() as u32)
+                .map(|entry| (self.entry(entry).shard, self.tensor(entry).storage()));
+            all.filter(|&id| !seen.insert(id)).collect()
+        };
+        self.shared.get_or_init(find).contains(&storage)
+    }
+
+    /// Whether numbers in this file lie big-endian.
+    pub(crate) fn is_big_endian(&self, shard: u32) -> bool {
+        matches!(self.shards[shard as usize].index.contents, Contents::Archive { big_endian: true, .. })
     }
 
     pub(crate) fn storage(&self, (shard, storage): (u32, u32)) -> &Storage {

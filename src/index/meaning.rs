@@ -37,6 +37,15 @@ pub(super) enum Meaning {
     Opaque,
 }
 
+/// The form of persistent ids: five items in an archive, six in a legacy stream (torch/serialization.py: `persistent_load`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ids {
+    /// `('storage', class, key, location, numel)`.
+    Archive,
+    /// `('storage', class, key, location, numel, view)`, and `('module', class, file, source)`.
+    Legacy,
+}
+
 /// Where the bytes of a storage with this key are; the number of bytes is what the pickle states.
 pub(super) type Locate<'a> = &'a dyn Fn(&str, u64) -> Result<Place>;
 
@@ -62,25 +71,53 @@ struct Seen {
     location: Handle,
 }
 
+/// The part of a storage that a persistent id means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Spot {
+    storage: u32,
+    /// The element type of the id's class.
+    dtype: DType,
+    /// Where the part starts; only a view does not start at 0.
+    start: u64,
+    nbytes: u64,
+}
+
 /// Reads calls one by one, and storages as calls name them.
 pub(super) struct Reader<'a> {
     values: &'a Values,
     limits: &'a Limits,
+    ids: Ids,
     locate: Locate<'a>,
     keys: HashMap<&'a str, Seen>,
-    pids: HashMap<Handle, (u32, DType)>,
+    /// Views of storages by their own keys, as torch before 0.4 wrote them.
+    views: HashMap<&'a str, Spot>,
+    pids: HashMap<Handle, Spot>,
     out: Meanings,
 }
 
 impl<'a> Reader<'a> {
     /// Interprets every call of `values`.
-    pub(super) fn new(values: &'a Values, limits: &'a Limits, locate: Locate<'a>) -> Result<Reader<'a>> {
+    pub(super) fn new(
+        values: &'a Values,
+        limits: &'a Limits,
+        ids: Ids,
+        locate: Locate<'a>,
+    ) -> Result<Reader<'a>> {
         let globals = (values.globals())
             .map(|(id, _)| values.global(id))
             .map(|global| lookup(global.module, global.name))
             .collect();
         let out = Meanings { globals, ..Meanings::default() };
-        let mut reader = Reader { values, limits, locate, keys: HashMap::new(), pids: HashMap::new(), out };
+        let mut reader = Reader {
+            values,
+            limits,
+            ids,
+            locate,
+            keys: HashMap::new(),
+            views: HashMap::new(),
+            pids: HashMap::new(),
+            out,
+        };
         for (id, _) in values.calls() {
             let call = values.call(id);
             let meaning = reader.call(&call).map_err(|error| error.at(call.offset))?;
@@ -97,10 +134,10 @@ impl<'a> Reader<'a> {
     /// Makes one-dimensional tensors of storages that stand in the tree by themselves.
     pub(super) fn add_bare(&mut self, pids: &[Handle]) -> Result<()> {
         for &pid in pids {
-            let (storage, dtype) = self.storage(pid)?;
-            let nbytes = self.nbytes(storage);
-            let numel = nbytes.checked_div(dtype.itemsize()).unwrap_or(0);
-            let id = self.push(Tensor::whole(dtype, &[numel], storage, nbytes)?)?;
+            let spot = self.storage(pid)?;
+            let numel = spot.nbytes.checked_div(spot.dtype.itemsize()).unwrap_or(0);
+            let whole = Tensor::whole(spot.dtype, &[numel], spot.storage, spot.nbytes)?;
+            let id = self.push(whole.shifted(spot.start)?)?;
             self.out.bare.insert(pid, id);
         }
         Ok(())
@@ -218,28 +255,28 @@ impl<'a> Reader<'a> {
             || Error::new(Code::PickleType, format!("{rebuild:?} is called with {} argument(s)", args.len()));
         match (rebuild, args) {
             (Rebuild::Tensor, &[storage, offset, size, stride]) => {
-                let (storage, dtype) = self.storage_of(storage)?;
-                self.tensor(storage, dtype, [offset, size, stride], Flags::default())
+                let spot = self.storage_of(storage)?;
+                self.tensor(spot, spot.dtype, [offset, size, stride], Flags::default())
             }
             (Rebuild::TensorV2, &[storage, offset, size, stride, grad, _, ref rest @ ..])
                 if rest.len() <= 1 =>
             {
-                let (storage, dtype) = self.storage_of(storage)?;
+                let spot = self.storage_of(storage)?;
                 let flags = self.flags(grad, rest.first())?;
-                self.tensor(storage, dtype, [offset, size, stride], flags)
+                self.tensor(spot, spot.dtype, [offset, size, stride], flags)
             }
             (Rebuild::TensorV3, &[storage, offset, size, stride, grad, _, dtype, ref rest @ ..])
                 if rest.len() <= 1 =>
             {
                 let Some(Known::Dtype(dtype)) = self.known(dtype) else { return Ok(None) };
-                let (storage, _) = self.storage_of(storage)?;
-                let nbytes = self.nbytes(storage);
-                if nbytes.checked_rem(dtype.itemsize()) != Some(0) {
-                    let text = format!("a storage of {nbytes} byte(s) holds no whole number of {dtype}");
+                let spot = self.storage_of(storage)?;
+                if spot.nbytes.checked_rem(dtype.itemsize()) != Some(0) {
+                    let text =
+                        format!("a storage of {} byte(s) holds no whole number of {dtype}", spot.nbytes);
                     return Err(Error::new(Code::StorageBounds, text));
                 }
                 let flags = self.flags(grad, rest.first())?;
-                self.tensor(storage, dtype, [offset, size, stride], flags)
+                self.tensor(spot, dtype, [offset, size, stride], flags)
             }
             (Rebuild::Parameter, &[tensor, grad, _])
             | (Rebuild::ParameterWithState, &[tensor, grad, _, _]) => {
@@ -270,12 +307,12 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn tensor(&mut self, storage: u32, dtype: DType, place: [Handle; 3], flags: Flags) -> Result<u32> {
+    fn tensor(&mut self, spot: Spot, dtype: DType, place: [Handle; 3], flags: Flags) -> Result<u32> {
         let [offset, size, stride] = place;
         let (shape, strides) = (self.ints(size, "size")?, self.ints(stride, "stride")?);
-        let raw = RawTensor { dtype, shape, strides, offset: self.int(offset, "offset")?, storage, flags };
-        let tensor = raw.prove(self.nbytes(storage), self.limits)?;
-        self.push(tensor)
+        let offset = self.int(offset, "offset")?;
+        let raw = RawTensor { dtype, shape, strides, offset, storage: spot.storage, flags };
+        self.push(raw.prove(spot.nbytes, self.limits)?.shifted(spot.start)?)
     }
 
     fn push(&mut self, tensor: Tensor) -> Result<u32> {
@@ -338,23 +375,32 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The storage that a tensor's first argument names, and the dtype of its class.
-    fn storage_of(&mut self, handle: Handle) -> Result<(u32, DType)> {
+    /// The storage that a tensor's first argument names.
+    fn storage_of(&mut self, handle: Handle) -> Result<Spot> {
         match self.values.get(handle) {
             Value::PersistentId(pid) => self.storage(pid),
             _ => Err(Error::new(Code::PersistentId, "a tensor's storage is no persistent id")),
         }
     }
 
-    /// The storage of a persistent id: `('storage', class, key, location, numel)`.
-    fn storage(&mut self, pid: Handle) -> Result<(u32, DType)> {
+    /// The storage that a persistent id means.
+    fn storage(&mut self, pid: Handle) -> Result<Spot> {
         if let Some(&found) = self.pids.get(&pid) {
             return Ok(found);
         }
         let wrong = |what: &str| Error::new(Code::PersistentId, format!("a persistent id's {what}"));
         let values: &'a Values = self.values;
-        let Value::Tuple(&[tag, class, key, location, numel]) = values.get(pid) else {
-            return Err(wrong("form is not ('storage', class, key, location, numel)"));
+        let (tag, class, key, location, numel, view) = match (self.ids, values.get(pid)) {
+            (Ids::Archive, Value::Tuple(&[tag, class, key, location, numel])) => {
+                (tag, class, key, location, numel, None)
+            }
+            (Ids::Legacy, Value::Tuple(&[tag, class, key, location, numel, view])) => {
+                (tag, class, key, location, numel, Some(view))
+            }
+            (Ids::Archive, _) => return Err(wrong("form is not ('storage', class, key, location, numel)")),
+            (Ids::Legacy, _) => {
+                return Err(wrong("form is not ('storage', class, key, location, numel, view)"));
+            }
         };
         if text(values, tag) != Some("storage") {
             return Err(wrong("first item is not 'storage'"));
@@ -365,8 +411,7 @@ impl<'a> Reader<'a> {
         // UntypedStorage counts bytes (torch/serialization.py: persistent_load).
         let dtype = dtype.unwrap_or(DType::U8);
         let Value::Str(_) = values.get(location) else { return Err(wrong("location is no text")) };
-        let key = text(values, key)
-            .filter(|key| is_key(key))
+        let key = (text(values, key).filter(|key| is_key(key)))
             .ok_or_else(|| Error::new(Code::StorageKey, "a storage's key is no plain decimal number"))?;
         let numel = match values.get(numel) {
             Value::Int(numel) => numel,
@@ -377,31 +422,59 @@ impl<'a> Reader<'a> {
                 ));
             }
         };
-        let found = match self.keys.get(key) {
-            Some(seen) => {
-                self.check_conflict(seen, key, dtype, numel)?;
-                if text(values, seen.location) != text(values, location) {
-                    self.out.notes.push(format!("storage {key} is said to lie on two devices"));
-                }
-                (seen.id, dtype)
-            }
-            None => {
-                let nbytes = u64::try_from(numel).ok().and_then(|numel| numel.checked_mul(dtype.itemsize()));
-                let nbytes = nbytes.ok_or_else(|| {
-                    Error::new(
-                        Code::StorageBounds,
-                        format!("storage {key} is said to hold {numel} element(s)"),
-                    )
-                })?;
-                let place = (self.locate)(key, nbytes)?;
-                let id = u32::try_from(self.out.storages.len()).unwrap_or(u32::MAX);
-                self.out.storages.push(Storage { place, nbytes });
-                self.keys.insert(key, Seen { id, dtype, numel, location });
-                (id, dtype)
-            }
+        let storage = self.root_storage(key, dtype, numel, location)?;
+        let whole = Spot { storage, dtype, start: 0, nbytes: self.nbytes(storage) };
+        let found = match view.map(|view| values.get(view)) {
+            None | Some(Value::None) => whole,
+            Some(Value::Tuple(&[view, offset, numel])) => self.view(whole, view, offset, numel)?,
+            Some(_) => return Err(wrong("view is neither None nor (key, offset, numel)")),
         };
         self.pids.insert(pid, found);
         Ok(found)
+    }
+
+    /// The storage of a key, described for the first time or again.
+    fn root_storage(&mut self, key: &'a str, dtype: DType, numel: i64, location: Handle) -> Result<u32> {
+        if let Some(seen) = self.keys.get(key) {
+            self.check_conflict(seen, key, dtype, numel)?;
+            let id = seen.id;
+            if text(self.values, seen.location) != text(self.values, location) {
+                self.out.notes.push(format!("storage {key} is said to lie on two devices"));
+            }
+            return Ok(id);
+        }
+        let sizes =
+            u64::try_from(numel).ok().and_then(|numel| Some((numel, numel.checked_mul(dtype.itemsize())?)));
+        let (count, nbytes) = sizes.ok_or_else(|| {
+            Error::new(Code::StorageBounds, format!("storage {key} is said to hold {numel} element(s)"))
+        })?;
+        let place = (self.locate)(key, nbytes)?;
+        let id = u32::try_from(self.out.storages.len()).unwrap_or(u32::MAX);
+        self.out.storages.push(Storage { place, nbytes, numel: count });
+        self.keys.insert(key, Seen { id, dtype, numel, location });
+        Ok(id)
+    }
+
+    /// A part of a storage under a key of its own (torch before 0.4).
+    fn view(&mut self, whole: Spot, key: Handle, offset: Handle, numel: Handle) -> Result<Spot> {
+        let key =
+            text(self.values, key).ok_or_else(|| Error::new(Code::StorageKey, "a view's key is no text"))?;
+        let (offset, numel) = (self.int(offset, "view's offset")?, self.int(numel, "view's size")?);
+        let bytes = |elements: i64| u64::try_from(elements).ok()?.checked_mul(whole.dtype.itemsize());
+        let found = bytes(offset)
+            .zip(bytes(numel))
+            .filter(|(start, nbytes)| start.checked_add(*nbytes).is_some_and(|end| end <= whole.nbytes))
+            .map(|(start, nbytes)| Spot { start, nbytes, ..whole });
+        let found = found.ok_or_else(|| {
+            let text = format!("view {key} of {numel} element(s) from {offset} reaches outside its storage");
+            Error::new(Code::StorageBounds, text)
+        })?;
+        match self.views.insert(key, found) {
+            Some(before) if before != found => {
+                Err(Error::new(Code::StorageConflict, format!("view {key} is described in two ways")))
+            }
+            _ => Ok(found),
+        }
     }
 
     /// One key may be described again, but only in the same way (torch 2.15's rule for typed storages).

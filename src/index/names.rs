@@ -151,6 +151,7 @@ impl<'a> Walk<'a> {
             Value::PersistentId(pid) => {
                 match self.view.meanings.bare.get(&pid) {
                     Some(&tensor) => self.name(tensor, path)?,
+                    None if self.view.module(pid).is_some() => {}
                     None => self.found.bare.push(pid),
                 }
                 return Ok(None);

@@ -149,9 +149,10 @@ impl<'a> View<'a> {
                 let global = self.values.global(id);
                 Object::Global { module: global.module, name: global.name }
             }
-            Value::PersistentId(pid) => match self.meanings.bare.get(&pid) {
-                Some(&tensor) => Object::Tensor(tensor),
-                None => Object::Tuple(&[]),
+            Value::PersistentId(pid) => match (self.meanings.bare.get(&pid), self.module(pid)) {
+                (Some(&tensor), _) => Object::Tensor(tensor),
+                (None, Some(class)) => return self.get(class),
+                (None, None) => Object::None,
             },
             Value::Call(id) => {
                 let call = self.values.call(id);
@@ -197,6 +198,13 @@ impl<'a> View<'a> {
             },
             Meaning::Record | Meaning::Opaque => Object::Opaque { class: self.class(&call), call },
         })
+    }
+
+    /// The class of `('module', class, file, source)`, a persistent id that stands for the class itself; always a global.
+    pub(super) fn module(self, pid: Handle) -> Option<Handle> {
+        let Value::Tuple(&[tag, class, ..]) = self.values.get(pid) else { return None };
+        let is_tag = matches!(self.values.get(tag), Value::Str(tag) if tag.as_str() == Some("module"));
+        (is_tag && matches!(self.values.get(class), Value::Global(_))).then_some(class)
     }
 
     fn args(self, call: &Call<'a>) -> &'a [Handle] {
@@ -254,9 +262,17 @@ impl<'a> View<'a> {
         }
     }
 
+    /// The class behind a persistent id that stands for one; anything else is itself.
+    fn named(self, handle: Handle) -> Handle {
+        match self.values.get(handle) {
+            Value::PersistentId(pid) => self.module(pid).unwrap_or(handle),
+            _ => handle,
+        }
+    }
+
     /// The class that a call makes a value of, as `module.name`.
     pub(super) fn class(self, call: &Call<'a>) -> String {
-        let name = |handle| match self.values.get(handle) {
+        let name = |handle| match self.values.get(self.named(handle)) {
             Value::Global(id) => {
                 let global = self.values.global(id);
                 Some(format!("{}.{}", global.module, global.name))
@@ -288,7 +304,7 @@ impl<'a> View<'a> {
                 out.extend((0..).map(Step::Argument).zip(self.args(&call).iter().copied()));
                 let kwargs = call.kwargs.into_iter().chain(call.states.iter().copied());
                 for state in kwargs {
-                    self.state_children(state, &mut out);
+                    self.state_children(state, &mut out)?;
                 }
                 out.extend(
                     self.values.unique(call.items)?.into_iter().map(|(key, value)| (Step::Key(key), value)),
@@ -301,21 +317,67 @@ impl<'a> View<'a> {
     }
 
     /// A state's attributes: a dict, or a pair of the dict and the slots (copyreg.py: `__reduce_ex__`).
-    fn state_children(self, state: Handle, out: &mut Vec<(Step, Handle)>) {
+    fn state_children(self, state: Handle, out: &mut Vec<(Step, Handle)>) -> Result<()> {
         match self.values.get(state) {
-            Value::Dict(pairs) => out.extend(pairs.iter().map(|&(key, value)| (Step::Key(key), value))),
+            Value::Dict(_) => self.attributes(state, out),
             Value::Tuple(&[attributes, slots])
                 if [attributes, slots]
                     .iter()
                     .all(|&half| matches!(self.values.get(half), Value::Dict(_) | Value::None)) =>
             {
-                for half in [attributes, slots] {
-                    if let Value::Dict(pairs) = self.values.get(half) {
-                        out.extend(pairs.iter().map(|&(key, value)| (Step::Key(key), value)));
-                    }
-                }
+                self.attributes(attributes, out)?;
+                self.attributes(slots, out)
             }
-            _ => out.push((Step::Argument(0), state)),
+            _ => {
+                out.push((Step::Argument(0), state));
+                Ok(())
+            }
+        }
+    }
+
+    /// The attributes of a dict of them. Those of a `torch.nn.Module` come as `state_dict()` names them: parameters, then
+    /// persistent buffers, then modules (torch/nn/modules/module.py: `_save_to_state_dict`), then whatever else there is.
+    fn attributes(self, attributes: Handle, out: &mut Vec<(Step, Handle)>) -> Result<()> {
+        let Value::Dict(pairs) = self.values.get(attributes) else { return Ok(()) };
+        let attribute = |wanted: &str| {
+            let found = |&&(key, _): &&(Handle, Handle)| matches!(self.values.get(key), Value::Str(key) if key.as_str() == Some(wanted));
+            pairs.iter().rev().find(found).map(|&(_, value)| value)
+        };
+        let own = ["_parameters", "_buffers", "_modules"].map(attribute);
+        let [Some(parameters), Some(buffers), Some(modules)] = own else {
+            out.extend(self.values.unique(pairs)?.into_iter().map(|(key, value)| (Step::Key(key), value)));
+            return Ok(());
+        };
+        let hidden =
+            attribute("_non_persistent_buffers_set").map(|set| self.members(set)).unwrap_or_default();
+        let entries = |dict| -> Result<Vec<(Handle, Handle)>> {
+            match self.get(dict)? {
+                Object::Dict { entries, .. } => Ok(entries),
+                _ => Ok(Vec::new()),
+            }
+        };
+        let is_hidden = |key: Handle| hidden.iter().any(|&name| self.same_text(name, key));
+        let keyed = |(key, value): (Handle, Handle)| (Step::Key(key), value);
+        out.extend(entries(parameters)?.into_iter().map(keyed));
+        out.extend(entries(buffers)?.into_iter().filter(|&(key, _)| !is_hidden(key)).map(keyed));
+        out.extend(entries(modules)?.into_iter().map(keyed));
+        let others = self.values.unique(pairs)?.into_iter().filter(|(_, value)| !own.contains(&Some(*value)));
+        out.extend(others.map(keyed));
+        Ok(())
+    }
+
+    /// The members of a set, however it was written.
+    fn members(self, handle: Handle) -> Vec<Handle> {
+        match self.get(handle) {
+            Ok(Object::Set(items) | Object::FrozenSet(items)) => items,
+            _ => Vec::new(),
+        }
+    }
+
+    fn same_text(self, one: Handle, two: Handle) -> bool {
+        match (self.values.get(one), self.values.get(two)) {
+            (Value::Str(one), Value::Str(two)) => one == two,
+            _ => false,
         }
     }
 }

@@ -32,9 +32,9 @@ const SHORT: usize = 8;
 
 /// Copies elements with any strides on both sides, converting them; element 0 lies at the start of each slice.
 ///
-/// Source elements may repeat or overlap; destination elements must not: where they do, either value may end there. Order
-/// and contiguity of the axes do not matter. Both slices must hold every element, which is checked before anything is
-/// written. Destination bytes between the elements stay as they are.
+/// Source elements may repeat or overlap; destination elements must not, and no destination axis may lie between the steps
+/// of another. The order of the axes does not matter. Both slices must hold every element. All of this is checked before
+/// anything is written. Destination bytes between the elements stay as they are.
 pub fn gather(cast: Cast, src: &[u8], dst: &mut [u8], axes: &[Axis]) -> Result<()> {
     if axes.iter().any(|axis| axis.size == 0) {
         return Ok(());
@@ -42,14 +42,15 @@ pub fn gather(cast: Cast, src: &[u8], dst: &mut [u8], axes: &[Axis]) -> Result<(
     let fits = |stride: fn(&Axis) -> usize, size: usize, len: usize| {
         span(axes, stride).and_then(|span| span.checked_mul(size)).is_some_and(|bytes| bytes <= len)
     };
+    let sorted = sort(axes);
     if !fits(|axis| axis.src_stride, cast.src_size(), src.len())
         || !fits(|axis| axis.dst_stride, cast.dst_size(), dst.len())
-        || axes.iter().any(|axis| axis.size > 1 && axis.dst_stride == 0)
+        || overlaps(&sorted)
     {
         let (src, dst) = (src.len(), dst.len());
         return Err(misuse(format!("{cast:?} of {axes:?} does not fit {src} bytes into {dst} bytes")));
     }
-    let mut axes = simplify(axes);
+    let mut axes = merge(&sorted);
     match choose(&axes) {
         None => cast.run(&src[..cast.src_size()], &mut dst[..cast.dst_size()]),
         Some(Core::Rows { along }) => {
@@ -80,12 +81,27 @@ fn span(axes: &[Axis], stride: fn(&Axis) -> usize) -> Option<usize> {
     axes.iter().try_fold(1_usize, |span, axis| span.checked_add((axis.size - 1).checked_mul(stride(axis))?))
 }
 
-/// The same copy with fewer axes, largest destination stride first.
-fn simplify(axes: &[Axis]) -> Axes {
+/// The axes that matter, largest destination stride first.
+fn sort(axes: &[Axis]) -> Axes {
     let mut kept: Axes = axes.iter().copied().filter(|axis| axis.size > 1).collect();
     kept.sort_by_key(|axis| Reverse((axis.dst_stride, axis.src_stride)));
+    kept
+}
+
+/// Whether an axis steps less far in the destination than those inside it reach; the axes fit the slices.
+fn overlaps(sorted: &[Axis]) -> bool {
+    let mut reach = 1_usize;
+    sorted.iter().rev().any(|axis| {
+        let overlaps = axis.dst_stride < reach;
+        reach = reach.saturating_add((axis.size - 1).saturating_mul(axis.dst_stride));
+        overlaps
+    })
+}
+
+/// The same copy with fewer axes: those that lie end to end on both sides become one.
+fn merge(sorted: &[Axis]) -> Axes {
     let mut out = Axes::new();
-    for inner in kept {
+    for &inner in sorted {
         match out.last_mut() {
             Some(outer) if lies_end_to_end(*outer, inner) => {
                 *outer = Axis { size: outer.size * inner.size, ..inner };
@@ -109,7 +125,7 @@ enum Core {
     Transpose { rows: usize, columns: usize },
 }
 
-/// The core for simplified axes; `None` for a single element.
+/// The core for merged axes; `None` for a single element.
 fn choose(axes: &[Axis]) -> Option<Core> {
     let inner = axes.len().checked_sub(1)?;
     let densest = |&at: &usize| (axes[at].src_stride == 0, axes[at].src_stride, Reverse(at));

@@ -16,6 +16,8 @@ mod gather;
 mod golden;
 mod signs;
 mod strided;
+#[cfg(test)]
+mod tests;
 mod transpose;
 
 pub use cast::{Cast, Overflow, convert, is_lossy};

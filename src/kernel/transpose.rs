@@ -2,15 +2,15 @@
 //!
 //! A tile is a panel of source rows, some hundred columns wide. Its rows are read in order, side by side, so that the
 //! hardware prefetcher follows them; converted into scratch that stays in the cache, with a pitch that no power of two
-//! divides; and woven into whole 64-byte lines, each of which is written to the destination at one go.
+//! divides; and woven into whole 64-byte lines, a few of which are written to each destination row at one go.
 
 use super::arch::{self, COLUMNS, LINE, Panel, Weave, Words};
 use super::cast::Cast;
 use super::gather::Axis;
 use super::strided::{self, Scratch, Strided};
 
-/// Source rows of a tile, at least; a multiple of what fills a line.
-const ROWS: usize = 32;
+/// Lines that a tile writes one after the other in each column. One line at a time leaves the memory waiting.
+const LINES: usize = 4;
 /// Bytes of a converted row of a tile.
 const ROW_BYTES: usize = 2048;
 
@@ -24,7 +24,7 @@ pub(super) struct Tile {
     columns: usize,
     /// Rows that fill a line.
     line_rows: usize,
-    words: Words,
+    words: Vec<Words>,
     weave: Weave,
     strided: Scratch,
 }
@@ -35,7 +35,7 @@ impl Tile {
         let size = cast.dst_size();
         let line_rows = LINE / size;
         let width = (ROW_BYTES / size).min(columns.size);
-        let height = ROWS.max(line_rows).min(rows.size.next_multiple_of(line_rows));
+        let height = (LINES * line_rows).min(rows.size.next_multiple_of(line_rows));
         let pitch = width * size + LINE;
         Tile {
             bytes: vec![0; height * pitch],
@@ -43,7 +43,7 @@ impl Tile {
             rows: height,
             columns: width,
             line_rows,
-            words: [[0; COLUMNS]; LINE / 8],
+            words: vec![[[0; COLUMNS]; LINE / 8]; height / line_rows],
             weave: arch::weave(size),
             strided: Scratch::new(),
         }
@@ -76,29 +76,29 @@ impl Tile {
 
     /// Writes the tile's columns, each as `height` elements, `pitch` bytes apart.
     fn write(&mut self, dst: &mut [u8], pitch: usize, size: usize, height: usize, width: usize) {
+        let lines = height.div_ceil(self.line_rows);
         for left in (0..width).step_by(COLUMNS) {
             let columns = COLUMNS.min(width - left);
-            for top in (0..height).step_by(self.line_rows) {
-                let bytes = &self.bytes[top * self.pitch + left * size..];
-                (self.weave)(Panel { bytes, pitch: self.pitch, columns }, &mut self.words);
-                let len = LINE.min((height - top) * size);
-                let dst = &mut dst[left * pitch + top * size..];
-                write_lines(&self.words, dst, pitch, columns, len);
+            for (line, words) in self.words.iter_mut().enumerate().take(lines) {
+                let bytes = &self.bytes[line * self.line_rows * self.pitch + left * size..];
+                (self.weave)(Panel { bytes, pitch: self.pitch, columns }, words);
             }
+            write_columns(&self.words, &mut dst[left * pitch..], pitch, columns, height * size);
         }
     }
 }
 
-/// Writes the first `len` bytes of `columns` lines, `pitch` bytes apart.
-fn write_lines(words: &Words, dst: &mut [u8], pitch: usize, columns: usize, len: usize) {
-    for column in 0..columns.min(COLUMNS) {
-        let dst = &mut dst[column * pitch..];
-        match dst.first_chunk_mut::<LINE>() {
-            Some(dst) if len == LINE => copy_line(words, column, dst),
-            _ => {
-                let mut line = [0; LINE];
-                copy_line(words, column, &mut line);
-                dst[..len].copy_from_slice(&line[..len]);
+/// Writes `columns` columns of `len` bytes each, `pitch` bytes apart.
+fn write_columns(lines: &[Words], dst: &mut [u8], pitch: usize, columns: usize, len: usize) {
+    for (column, dst) in dst.chunks_mut(pitch).enumerate().take(columns.min(COLUMNS)) {
+        for (words, dst) in lines.iter().zip(dst[..len].chunks_mut(LINE)) {
+            match dst.first_chunk_mut() {
+                Some(dst) => copy_line(words, column, dst),
+                None => {
+                    let mut line = [0; LINE];
+                    copy_line(words, column, &mut line);
+                    dst.copy_from_slice(&line[..dst.len()]);
+                }
             }
         }
     }

@@ -107,13 +107,13 @@ pub(super) struct Arena {
 }
 
 impl Arena {
-    /// An arena with None, the booleans and the empty tuple in it.
-    pub(super) fn new(limits: &Limits) -> Result<Arena> {
+    /// An arena with None, the booleans, the empty tuple and the smallest integers in it, and room for what a pickle of `bytes` mostly holds.
+    pub(super) fn new(limits: &Limits, bytes: usize) -> Result<Arena> {
         let all = u64::from(u32::MAX);
         let mut arena = Arena {
             side: Vec::new(),
-            nodes: Pool::new("nodes", limits.nodes.saturating_add(4)),
-            items: Pool::new("nodes", all),
+            nodes: Pool::with_room("nodes", limits.nodes.saturating_add(260), bytes >> 3),
+            items: Pool::with_room("nodes", all, bytes >> 3),
             pairs: Pool::new("nodes", all),
             calls: Pool::new("nodes", all),
             extras: Pool::new("nodes", all),
@@ -124,6 +124,9 @@ impl Arena {
         let empty = Node::Tuple { depth: 0, nodes: 0, start: 0, len: 0, canon: None };
         for node in [Node::None, Node::Bool(false), Node::Bool(true), empty] {
             arena.nodes.push(node)?;
+        }
+        for value in 0..=u8::MAX {
+            arena.nodes.push(Node::Int(i64::from(value)))?;
         }
         Ok(arena)
     }

@@ -23,7 +23,7 @@ pub(super) fn run(data: Vec<u8>, start: usize, limits: &Limits, options: Options
     let mut disasm = Disasm::strict(&data, start, limits);
     let mut machine = Machine::new(&data, limits, options)?;
     let mut root = None;
-    while let Some(op) = disasm.next() {
+    for op in disasm.by_ref() {
         let op = op?;
         match machine.step(&op) {
             Ok(None) => {}
@@ -55,7 +55,7 @@ impl<'d> Machine<'d> {
     fn new(data: &'d [u8], limits: &'d Limits, options: Options) -> Result<Machine<'d>> {
         Ok(Machine {
             data,
-            arena: Arena::new(limits)?,
+            arena: Arena::new(limits, data.len())?,
             stack: Pool::new("stack", limits.stack),
             marks: Pool::new("marks", limits.marks),
             fence: 0,
@@ -81,7 +81,10 @@ impl<'d> Machine<'d> {
             (Opcode::None, _) => self.stack.push(Handle::NONE)?,
             (Opcode::NewTrue, _) => self.stack.push(Handle::TRUE)?,
             (Opcode::NewFalse, _) => self.stack.push(Handle::FALSE)?,
-            (Opcode::BinInt1 | Opcode::BinInt2, Arg::Unsigned(value)) => {
+            (Opcode::BinInt1, Arg::Unsigned(value)) => {
+                self.stack.push(Handle::small(u8::try_from(value).unwrap_or_default()))?;
+            }
+            (Opcode::BinInt2, Arg::Unsigned(value)) => {
                 self.push(Node::Int(i64::try_from(value).unwrap_or_default()))?;
             }
             (Opcode::BinInt, Arg::Signed(value)) => self.push(Node::Int(i64::from(value)))?,
@@ -373,7 +376,7 @@ impl<'d> Machine<'d> {
         match integer {
             Integer::Small(value) => self.push(Node::Int(value)),
             Integer::Big(bytes) => {
-                let piece = self.to_side(bytes.len(), |side| {
+                let piece = self.store(bytes.len(), |side| {
                     side.extend_from_slice(&bytes);
                     Ok(())
                 })?;
@@ -397,18 +400,18 @@ impl<'d> Machine<'d> {
         if line.is_ascii() && !line.contains(&b'\\') {
             return self.push(Node::Str(in_data(payload, line)));
         }
-        let piece = self.to_side(line.len(), |side| text::raw_unicode(line, side))?;
+        let piece = self.store(line.len(), |side| text::raw_unicode(line, side))?;
         self.push(Node::Str(piece))
     }
 
     fn string(&mut self, line: &[u8]) -> Result<()> {
-        let piece = self.to_side(line.len(), |side| text::string(line, side))?;
+        let piece = self.store(line.len(), |side| text::string(line, side))?;
         let node = native_string(self.arena.bytes(self.data, piece), piece);
         self.push(node)
     }
 
     /// What `write` adds to the side buffer, which is at most twice as long as what it decodes.
-    fn to_side(&mut self, len: usize, write: impl FnOnce(&mut Vec<u8>) -> Result<()>) -> Result<Piece> {
+    fn store(&mut self, len: usize, write: impl FnOnce(&mut Vec<u8>) -> Result<()>) -> Result<Piece> {
         let start = self.arena.side.len();
         let reserved = self.arena.side.try_reserve(len.saturating_mul(2));
         reserved.map_err(|_| fail(Code::Memory, "no memory for the decoded strings"))?;

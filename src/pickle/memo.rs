@@ -27,7 +27,15 @@ impl Memo {
 
     #[inline]
     pub(super) fn put(&mut self, number: u32, handle: Handle) -> Result<()> {
-        match self.dense.get_mut(index(number)) {
+        let at = index(number);
+        // What writers do: number the entries from 0 on, each once.
+        let next = at == self.dense.len() && at == self.count;
+        if next && at < self.dense.capacity() && wide(at) < self.limit {
+            self.dense.push(Some(handle));
+            self.count = self.dense.len();
+            return Ok(());
+        }
+        match self.dense.get_mut(at) {
             Some(Some(slot)) => {
                 *slot = handle;
                 Ok(())

@@ -10,14 +10,6 @@
     clippy::unwrap_used,
     clippy::as_conversions
 )]
-#![cfg_attr(
-    test,
-    expect(
-        clippy::indexing_slicing,
-        clippy::arithmetic_side_effects,
-        reason = "unit tests may panic, and say so by failing"
-    )
-)]
 
 mod arena;
 mod disasm;

@@ -23,6 +23,16 @@ impl<T: Copy> Pool<T> {
         Pool { items: Vec::new(), room: 0, limit, name }
     }
 
+    /// As `new`, with room for about `guess` items, or less where memory is short.
+    pub(super) fn with_room(name: &'static str, limit: u64, guess: usize) -> Pool<T> {
+        let mut pool = Pool::new(name, limit);
+        let room = guess.min(pool.limit);
+        if pool.items.try_reserve_exact(room).is_ok() {
+            pool.room = room;
+        }
+        pool
+    }
+
     #[inline]
     pub(super) fn push(&mut self, item: T) -> Result<()> {
         if self.items.len() >= self.room {

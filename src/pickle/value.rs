@@ -20,6 +20,12 @@ impl Handle {
     pub(super) const TRUE: Handle = Handle(NonZeroU32::MIN.saturating_add(2));
     pub(super) const EMPTY_TUPLE: Handle = Handle(NonZeroU32::MIN.saturating_add(3));
 
+    /// A small integer; as in CPython, equal ones are one object.
+    #[inline]
+    pub(super) fn small(value: u8) -> Handle {
+        Handle(Handle::EMPTY_TUPLE.0.saturating_add(1).saturating_add(u32::from(value)))
+    }
+
     #[inline]
     pub(super) fn at(position: usize) -> Handle {
         Handle(NonZeroU32::MIN.saturating_add(super::narrow(position)))

@@ -21,7 +21,8 @@ const FLOOR_PLAN: &[(&str, &[&str])] = &[
     ("scan", ALL_BELOW_PYTHON),
     // It reads by position inside a memory window, so it knows sources; what a checkpoint is stays above it.
     ("stream", &["sink", "kernel", "bytes"]),
-    ("sink", &["kernel"]),
+    // A view's owner is the mapping it points into.
+    ("sink", &["kernel", "bytes"]),
     ("kernel", &[]),
     ("index", &["pickle", "container", "bytes"]),
     ("pickle", &["bytes"]),
