@@ -163,6 +163,11 @@ impl Tensor {
     pub fn materialize_into(&self, request: &Request, out: &mut [u8]) -> Result<()> {
         let layout = self.ordered(&request.order)?;
         let dtype = request.dtype.unwrap_or(self.dtype);
+        let nbytes = stream::result_bytes(&layout, dtype).unwrap_or(u64::MAX);
+        if nbytes != out.len() as u64 {
+            let text = format!("the result takes {nbytes} byte(s), the destination has {}", out.len());
+            return self.place(Err(Error::new(Code::Value, text)));
+        }
         self.place(self.fill(&layout, dtype, request, out))
     }
 

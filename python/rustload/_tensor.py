@@ -286,7 +286,11 @@ class LazyTensor:
         """The elements' bytes in C order, whatever the dtype."""
         return self._core.materialize(Wanted(copy=True)).tobytes()
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+    def __array__(
+        self,
+        dtype: Any = None,
+        copy: bool | None = None,  # noqa: FBT001 - NumPy's signature
+    ) -> np.ndarray[Any, Any]:
         """NumPy's conversion protocol: `np.asarray(handle)`.
 
         Raises:

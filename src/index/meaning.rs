@@ -12,7 +12,14 @@ use super::{Place, Storage};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
-use crate::pickle::{Call, GlobalId, Handle, Value, Values};
+use crate::pickle::{Call, GlobalId, Handle, Text, Value, Values};
+
+/// Bytes of the longest text that a device, a location or the like has. Any number of calls may share one text, so it is
+/// bounded before it is looked at.
+const SHORT: usize = 256;
+
+/// Pairs in a tensor's metadata dict; torch writes `conj` and `neg`.
+const PROPERTIES: usize = 16;
 
 /// What one call means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +76,8 @@ struct Seen {
     dtype: DType,
     numel: i64,
     location: Handle,
+    /// Whether it was noted that another location is said too.
+    moved: bool,
 }
 
 /// The part of a storage that a persistent id means.
@@ -92,6 +101,9 @@ pub(super) struct Reader<'a> {
     /// Views of storages by their own keys, as torch before 0.4 wrote them.
     views: HashMap<&'a str, Spot>,
     pids: HashMap<Handle, Spot>,
+    /// Whether a list holds pairs only, whether a text is latin-1: asked once, however many calls share it.
+    pairs: HashMap<Handle, bool>,
+    latin1: HashMap<Handle, bool>,
     out: Meanings,
 }
 
@@ -116,6 +128,8 @@ impl<'a> Reader<'a> {
             keys: HashMap::new(),
             views: HashMap::new(),
             pids: HashMap::new(),
+            pairs: HashMap::new(),
+            latin1: HashMap::new(),
             out,
         };
         for (id, _) in values.calls() {
@@ -134,6 +148,9 @@ impl<'a> Reader<'a> {
     /// Makes one-dimensional tensors of storages that stand in the tree by themselves.
     pub(super) fn add_bare(&mut self, pids: &[Handle]) -> Result<()> {
         for &pid in pids {
+            if self.out.bare.contains_key(&pid) {
+                continue;
+            }
             let spot = self.storage(pid)?;
             let numel = spot.nbytes.checked_div(spot.dtype.itemsize()).unwrap_or(0);
             let whole = Tensor::whole(spot.dtype, &[numel], spot.storage, spot.nbytes)?;
@@ -206,17 +223,23 @@ impl<'a> Reader<'a> {
                 [re, im] if self.is_real(*re) && self.is_real(*im) => Meaning::Complex,
                 _ => Meaning::Opaque,
             },
-            Some(Known::Record) => Meaning::Record,
+            Some(Known::Device) if self.is_device(args) => Meaning::Record,
+            Some(Known::Record) if args.len() <= 3 && args.iter().all(|&arg| self.is_plain(arg)) => {
+                Meaning::Record
+            }
             _ => Meaning::Opaque,
         })
     }
 
     /// A dict, or a list of pairs: what `dict(...)` takes.
-    fn is_pairs(&self, handle: Handle) -> bool {
-        match self.values.get(handle) {
+    fn is_pairs(&mut self, handle: Handle) -> bool {
+        let values = self.values;
+        match values.get(handle) {
             Value::Dict(_) => true,
-            Value::List(pairs) | Value::Tuple(pairs) => pairs.iter().all(|&pair| {
-                matches!(self.values.get(pair), Value::Tuple(pair) | Value::List(pair) if pair.len() == 2)
+            Value::List(pairs) | Value::Tuple(pairs) => *self.pairs.entry(handle).or_insert_with(|| {
+                pairs.iter().all(|&pair| {
+                    matches!(values.get(pair), Value::Tuple(pair) | Value::List(pair) if pair.len() == 2)
+                })
             }),
             _ => false,
         }
@@ -239,14 +262,49 @@ impl<'a> Reader<'a> {
         matches!(self.values.get(handle), Value::Float(_) | Value::Int(_))
     }
 
-    /// `(text, 'latin1')` with characters that latin-1 has; any other codec would be a call into the codec registry.
-    fn is_latin1(&self, args: &[Handle]) -> bool {
-        let &[text, codec] = args else { return false };
-        let (Value::Str(text), Value::Str(codec)) = (self.values.get(text), self.values.get(codec)) else {
+    /// `('cpu')`, `('cuda:1')` or `('cuda', 1)`: letters, and a number.
+    fn is_device(&self, args: &[Handle]) -> bool {
+        let (name, index) = match *args {
+            [name] => (name, None),
+            [name, index] => (name, Some(index)),
+            _ => return false,
+        };
+        let Value::Str(name) = self.values.get(name) else { return false };
+        let Some(name) = Some(name).filter(|name| name.as_bytes().len() <= SHORT).and_then(Text::as_str)
+        else {
             return false;
         };
-        codec.as_str() == Some("latin1")
-            && text.as_str().is_some_and(|text| text.chars().all(|c| u32::from(c) <= 0xff))
+        let (letters, number) = name.split_once(':').unwrap_or((name, "0"));
+        let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        let whole =
+            index.is_none_or(|index| !name.contains(':') && matches!(self.values.get(index), Value::Int(_)));
+        whole
+            && is_number(number)
+            && !letters.is_empty()
+            && letters.bytes().all(|byte| byte.is_ascii_lowercase())
+    }
+
+    fn is_plain(&self, handle: Handle) -> bool {
+        match self.values.get(handle) {
+            Value::None | Value::Bool(_) | Value::Int(_) => true,
+            Value::Str(text) => text.as_bytes().len() <= SHORT,
+            _ => false,
+        }
+    }
+
+    /// `(text, 'latin1')` with characters that latin-1 has; any other codec would be a call into the codec registry.
+    fn is_latin1(&mut self, args: &[Handle]) -> bool {
+        let &[handle, codec] = args else { return false };
+        let (Value::Str(text), Value::Str(codec)) = (self.values.get(handle), self.values.get(codec)) else {
+            return false;
+        };
+        let fits = || text.as_str().is_some_and(|text| text.chars().all(|c| u32::from(c) <= 0xff));
+        codec.as_bytes() == b"latin1"
+            && if text.as_bytes().len() <= SHORT {
+                fits()
+            } else {
+                *self.latin1.entry(handle).or_insert_with(fits)
+            }
     }
 
     /// The tensor that a known function puts together; `None` where a part of it is of an unknown class.
@@ -335,6 +393,10 @@ impl<'a> Reader<'a> {
             Value::None => &[],
             _ => return Err(Error::new(Code::PickleType, "a tensor's metadata is no dict")),
         };
+        if pairs.len() > PROPERTIES {
+            let text = format!("a tensor carries {} properties, more than there are", pairs.len());
+            return Err(Error::new(Code::TensorMetadata, text));
+        }
         for &(key, value) in pairs {
             let Value::Str(key) = self.values.get(key) else {
                 return Err(Error::new(Code::PickleType, "a tensor's metadata has a key that is no text"));
@@ -402,7 +464,7 @@ impl<'a> Reader<'a> {
                 return Err(wrong("form is not ('storage', class, key, location, numel, view)"));
             }
         };
-        if text(values, tag) != Some("storage") {
+        if short_text(values, tag) != Some("storage") {
             return Err(wrong("first item is not 'storage'"));
         }
         let Some(Known::Storage(dtype)) = self.known(class) else {
@@ -410,8 +472,12 @@ impl<'a> Reader<'a> {
         };
         // UntypedStorage counts bytes (torch/serialization.py: persistent_load).
         let dtype = dtype.unwrap_or(DType::U8);
-        let Value::Str(_) = values.get(location) else { return Err(wrong("location is no text")) };
-        let key = (text(values, key).filter(|key| is_key(key)))
+        let Value::Str(place) = values.get(location) else { return Err(wrong("location is no text")) };
+        if place.as_bytes().len() > SHORT {
+            return Err(wrong("location is too long for a device's name"));
+        }
+        let key = short_text(values, key)
+            .filter(|key| is_key(key))
             .ok_or_else(|| Error::new(Code::StorageKey, "a storage's key is no plain decimal number"))?;
         let numel = match values.get(numel) {
             Value::Int(numel) => numel,
@@ -438,7 +504,9 @@ impl<'a> Reader<'a> {
         if let Some(seen) = self.keys.get(key) {
             self.check_conflict(seen, key, dtype, numel)?;
             let id = seen.id;
-            if text(self.values, seen.location) != text(self.values, location) {
+            let moved = short_text(self.values, seen.location) != short_text(self.values, location);
+            if let Some(seen) = self.keys.get_mut(key).filter(|seen| moved && !seen.moved) {
+                seen.moved = true;
                 self.out.notes.push(format!("storage {key} is said to lie on two devices"));
             }
             return Ok(id);
@@ -451,14 +519,14 @@ impl<'a> Reader<'a> {
         let place = (self.locate)(key, nbytes)?;
         let id = u32::try_from(self.out.storages.len()).unwrap_or(u32::MAX);
         self.out.storages.push(Storage { place, nbytes, numel: count });
-        self.keys.insert(key, Seen { id, dtype, numel, location });
+        self.keys.insert(key, Seen { id, dtype, numel, location, moved: false });
         Ok(id)
     }
 
     /// A part of a storage under a key of its own (torch before 0.4).
     fn view(&mut self, whole: Spot, key: Handle, offset: Handle, numel: Handle) -> Result<Spot> {
-        let key =
-            text(self.values, key).ok_or_else(|| Error::new(Code::StorageKey, "a view's key is no text"))?;
+        let key = short_text(self.values, key)
+            .ok_or_else(|| Error::new(Code::StorageKey, "a view's key is no text"))?;
         let (offset, numel) = (self.int(offset, "view's offset")?, self.int(numel, "view's size")?);
         let bytes = |elements: i64| u64::try_from(elements).ok()?.checked_mul(whole.dtype.itemsize());
         let found = bytes(offset)
@@ -492,10 +560,10 @@ impl<'a> Reader<'a> {
     }
 }
 
-fn text(values: &Values, handle: Handle) -> Option<&str> {
+/// A text, if it is a short one. Python 2's byte strings count: the pickle room gives them as text.
+fn short_text(values: &Values, handle: Handle) -> Option<&str> {
     match values.get(handle) {
-        Value::Str(text) => text.as_str(),
-        // Python 2 wrote these as byte strings, which the pickle room gives as text too.
+        Value::Str(text) if text.as_bytes().len() <= SHORT => text.as_str(),
         _ => None,
     }
 }

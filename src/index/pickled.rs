@@ -87,7 +87,8 @@ fn refuse_unknown(view: View<'_>) -> Result<()> {
                 }
                 _ => ("", "(result of a call)"),
             };
-            let text = format!("the pickle calls {} in an unknown way", view.class(&call));
+            let text =
+                format!("the pickle calls {} in an unknown way", view.class_name(view.class_id(&call)));
             return Err(Error::global(Code::DisallowedCall, module, name, text).at(call.offset));
         }
     }

@@ -43,7 +43,13 @@ pub(super) fn read(archive: Archive, options: &Options) -> Result<Index> {
 /// The root folder with its slash: the first member's (inline_container.cc: `init`), and every other member's.
 fn root(archive: &Archive) -> Result<String> {
     let first = archive.members().first().map_or("", |member| member.name());
-    let Some((folder, _)) = first.split_once('/') else { return Err(no_pickle(archive)) };
+    let Some((folder, _)) = first.split_once('/') else {
+        if archive.find("data.pkl").is_some() {
+            let text = format!("member {first:?} lies in no root folder");
+            return Err(Error::new(Code::ZipName, text));
+        }
+        return Err(no_pickle(archive));
+    };
     let root = format!("{folder}/");
     for member in archive.members() {
         let Some(rest) = member.name().strip_prefix(&*root) else {
@@ -81,37 +87,53 @@ fn no_pickle(archive: &Archive) -> Error {
     Error::new(Code::UnknownFormat, text).note(note)
 }
 
-/// `version`, or `.data/version` as versions from 6 on may have it: 1 to 10 (inline_container.h).
+/// `version`, or `.data/version` as versions from 6 on may have it: 1 to 10 (inline_container.h). Readers prefer one or the
+/// other, so both are checked where both are there.
 fn check_version(archive: &Archive, root: &str) -> Result<()> {
     let names = [format!("{root}version"), format!("{root}.data/version")];
-    let Some((name, position)) = names.iter().find_map(|name| Some((name, archive.find(name)?))) else {
-        if archive.find(&format!("{root}data.pkl")).is_none() {
-            return Err(no_pickle(archive));
+    let mut found = false;
+    for name in &names {
+        let Some(bytes) = small(archive, name)? else { continue };
+        let text = String::from_utf8_lossy(&bytes);
+        let digits = text.strip_suffix('\n').unwrap_or(&text);
+        let is_plain = digits.bytes().all(|byte| byte.is_ascii_digit());
+        if !is_plain || !matches!(digits.parse::<u8>(), Ok(1..=10)) {
+            let text = format!("version {text:?} is not one of 1 to 10");
+            return Err(Error::new(Code::ZipVersion, text).in_member(name));
         }
-        return Err(Error::new(Code::RecordMissing, format!("the archive holds no {:?}", names[0])));
-    };
-    let bytes = archive.read(position, "line", 64)?;
-    let text = String::from_utf8_lossy(&bytes);
-    match text.strip_suffix('\n').unwrap_or(&text).parse::<u8>() {
-        Ok(1..=10) => Ok(()),
-        _ => {
-            Err(Error::new(Code::ZipVersion, format!("version {text:?} is not one of 1 to 10"))
-                .in_member(name))
-        }
+        found = true;
     }
+    if found {
+        return Ok(());
+    }
+    if archive.find(&format!("{root}data.pkl")).is_none() {
+        return Err(no_pickle(archive));
+    }
+    let [name, _] = names;
+    Err(Error::new(Code::RecordMissing, format!("the archive holds no {name:?}")))
 }
 
 fn is_big_endian(archive: &Archive, root: &str) -> Result<bool> {
     let name = format!("{root}byteorder");
-    let Some(position) = archive.find(&name) else { return Ok(false) };
-    match &*archive.read(position, "line", 64)? {
-        b"little" => Ok(false),
-        b"big" => Ok(true),
-        other => {
+    match small(archive, &name)?.as_deref() {
+        None | Some(b"little") => Ok(false),
+        Some(b"big") => Ok(true),
+        Some(other) => {
             let text = format!("byteorder is {:?}", String::from_utf8_lossy(other));
             Err(Error::new(Code::ByteOrder, text).in_member(&name))
         }
     }
+}
+
+/// A member of a few bytes, if it is there. Of a long one only its length is told, which is no valid value.
+fn small(archive: &Archive, name: &str) -> Result<Option<Vec<u8>>> {
+    const MOST: u64 = 64;
+    let Some(position) = archive.find(name) else { return Ok(None) };
+    let size = archive.members().get(position).map_or(0, |member| member.size());
+    if size > MOST {
+        return Ok(Some(format!("({size} bytes)").into_bytes()));
+    }
+    archive.read(position, "line", MOST).map(Some)
 }
 
 /// The member of a storage, which must be exactly as large as the pickle says.

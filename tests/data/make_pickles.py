@@ -31,8 +31,8 @@ class Global:
 
 
 class Call:
-    def __init__(self, callable, args, kwargs):
-        self.callable, self.args, self.kwargs = callable, args, kwargs or None
+    def __init__(self, function, args, kwargs):
+        self.callable, self.args, self.kwargs = function, args, kwargs or None
         self.states, self.items, self.appended = [], [], []
         self.__dict__["__setstate__"] = self.states.append
 
@@ -65,7 +65,7 @@ class Recorder(pickle._Unpickler):
         return Persistent(pid)
 
     # Arguments stay as they are, where the unpickler would call.
-    dispatch = dict(pickle._Unpickler.dispatch)
+    dispatch: ClassVar = dict(pickle._Unpickler.dispatch)
 
 
 def pairs(items):
@@ -127,7 +127,7 @@ class Colour(enum.Enum):
 class Old:
     """With a `__reduce_ex__` that gives keyword arguments (NEWOBJ_EX)."""
 
-    def __new__(cls, a, *, b=0):
+    def __new__(cls, a, *, b=0):  # noqa: ARG004 - pickled by __reduce_ex__
         return super().__new__(cls)
 
     def __getnewargs_ex__(self):
