@@ -85,7 +85,9 @@ def write_archive(path: Path) -> None:
             end = start + 30 + len(encoded) + len(extra) + 4
             padding = -end % 64
             extra += struct.pack("<HH", 0x4246, padding) + b"Z" * padding
-            file.write(struct.pack("<IHHHHHIIIHH", 0x04034B50, 0, 0x808, 0, 0, 0, 0, 0, 0, len(encoded), len(extra)))
+            file.write(
+                struct.pack("<IHHHHHIIIHH", 0x04034B50, 0, 0x808, 0, 0, 0, 0, 0, 0, len(encoded), len(extra))
+            )
             file.write(encoded + extra)
             payload = file.tell()
             assert payload % 64 == 0
@@ -98,7 +100,9 @@ def write_archive(path: Path) -> None:
             extra = struct.pack(f"<HH{len(values)}Q", 1, 8 * len(values), *values) if values else b""
             shown = FULL if large else size
             entry = (0x02014B50, 0, 0, 0x808, 0, 0, 0, 0, shown, shown, len(encoded), len(extra), 0, 0, 0, 0)
-            directory.append(struct.pack("<IHHHHHHIIIHHHHHII", *entry, FULL if far else start) + encoded + extra)
+            directory.append(
+                struct.pack("<IHHHHHHIIIHHHHHII", *entry, FULL if far else start) + encoded + extra
+            )
 
         record("data.pkl", len(data_pkl.getvalue()), [(0, data_pkl.getvalue())])
         record(".format_version", 1, [(0, b"1")])

@@ -45,7 +45,9 @@ def patterns(name: str, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
 def bits(tensor: torch.Tensor) -> bytes:
     """The elements' bytes in C order."""
     # clone, as `contiguous` and `reshape` keep odd strides of dimensions of size 1, which `view` then refuses.
-    flat = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format).reshape(-1)
+    flat = (
+        tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format).reshape(-1)
+    )
     return bytes(flat.view(torch.uint8).numpy().data) if flat.numel() else b""
 
 
@@ -62,7 +64,9 @@ def assert_same_values(found: torch.Tensor, expected: torch.Tensor) -> None:
     if not expected.dtype.is_floating_point or not expected.numel():
         assert bits(found) == bits(expected)
         return
-    found, expected = (tensor.clone(memory_format=torch.contiguous_format).reshape(-1) for tensor in (found, expected))
+    found, expected = (
+        tensor.clone(memory_format=torch.contiguous_format).reshape(-1) for tensor in (found, expected)
+    )
     one, two = found.to(torch.float64).isnan(), expected.to(torch.float64).isnan()
     assert torch.equal(one, two)
     in_bytes = (tensor.clone().view(torch.uint8).reshape(len(tensor), -1) for tensor in (found, expected))
@@ -97,7 +101,9 @@ def safetensors_bytes(header: bytes, data: bytes = b"") -> bytes:
     return struct.pack("<Q", len(header)) + header + data
 
 
-def child(code: str, *args: object, timeout: float = 100, check: bool = True) -> subprocess.CompletedProcess[str]:
+def child(
+    code: str, *args: object, timeout: float = 100, check: bool = True
+) -> subprocess.CompletedProcess[str]:
     """Runs Python code in a fresh process, `args` in `sys.argv[1:]`; by default it must end well and say nothing."""
     command = [sys.executable, "-c", textwrap.dedent(code), *map(str, args)]
     env = {**os.environ, "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": "2"}

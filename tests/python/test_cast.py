@@ -1,4 +1,4 @@
-"""Casts and orders: equal to torch's `.to()` to the bit for every pair of dtypes, alone and on transposed, permuted, sliced tensors."""
+"""Casts and orders: equal to torch's `.to()` to the bit for every pair of dtypes and any layout."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import itertools
 import ml_dtypes
 import numpy as np
 import pytest
-import rustload
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,6 +23,8 @@ from support import (
     patterns,
     saved,
 )
+
+import rustload
 
 SPECIAL = [
     0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.5, 127.5, 128.0, 255.0, 256.0, 447.0, 448.0, 449.0, 463.9, 464.0, 464.1, 479.0,
@@ -61,7 +62,9 @@ def fits(values: torch.Tensor, to: torch.dtype) -> torch.Tensor:
     wide = values.to(torch.float64).trunc()
     limits = torch.iinfo(to)
     # Of 64-bit dtypes the largest value is no double: the comparison must not round it up.
-    return wide.ge(float(limits.min)) & (wide.lt(2.0**limits.bits) if limits.min == 0 else wide.lt(2.0 ** (limits.bits - 1)))
+    return wide.ge(float(limits.min)) & (
+        wide.lt(2.0**limits.bits) if limits.min == 0 else wide.lt(2.0 ** (limits.bits - 1))
+    )
 
 
 def in_fp8_range(values: torch.Tensor, to: torch.dtype) -> torch.Tensor:
@@ -115,7 +118,9 @@ def test_fp8_overflow_saturates_on_request(sources, src, dst):
 
 
 def test_float_to_int_saturates_and_takes_nan_to_zero(save):
-    values = torch.tensor([float("nan"), float("inf"), float("-inf"), 1e30, -1e30, 300.0, -300.0, 2.0**63, 2.0**64])
+    values = torch.tensor(
+        [float("nan"), float("inf"), float("-inf"), 1e30, -1e30, 300.0, -300.0, 2.0**63, 2.0**64]
+    )
     lazy = rustload.open(save({"x": values}), framework="torch")["x"]
     for name in INTS:
         limits = torch.iinfo(dtype_of(name))
@@ -125,7 +130,9 @@ def test_float_to_int_saturates_and_takes_nan_to_zero(save):
         assert found.tolist() == exact, name
 
 
-@pytest.mark.filterwarnings("ignore:Casting complex values to real discards")  # torch's, and only the first time
+@pytest.mark.filterwarnings(
+    "ignore:Casting complex values to real discards"
+)  # torch's, and only the first time
 @pytest.mark.parametrize(("src", "dst"), [
     *itertools.product(["complex64", "complex128"], ["complex64", "complex128", "float32", "float16", "int64", "bool"]),
     *itertools.product(["bool", "int16", "bfloat16", "float32", "float64"], ["complex64", "complex128"]),
@@ -138,7 +145,9 @@ def test_complex_casts_are_torchs_to(save, src, dst):
         values[4] = 1j
     else:
         values = patterns(src, (63,), seed=6)
-    found = rustload.open(save({"x": values}), framework="torch")["x"].materialize(dtype=dst, allow_lossy=True)
+    found = rustload.open(save({"x": values}), framework="torch")["x"].materialize(
+        dtype=dst, allow_lossy=True
+    )
     expected = values.to(dtype_of(dst))
     if expected.is_complex():
         assert_same_values(torch.view_as_real(found), torch.view_as_real(expected))
@@ -199,7 +208,9 @@ def test_transpose_true_swaps_the_last_two_dimensions_into_owned_contiguous_memo
     assert found.is_contiguous()
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(range(4)))[::3] + [(-1, 0, -2, 1), (3, 2, 1, 0)])
+@pytest.mark.parametrize(
+    "order", [*list(itertools.permutations(range(4)))[::3], (-1, 0, -2, 1), (3, 2, 1, 0)]
+)
 def test_transpose_with_a_tuple_is_a_permutation(save, order):
     value = patterns("bfloat16", (2, 3, 4, 5))
     lazy = rustload.open(save({"x": value}), framework="torch")["x"]
@@ -232,7 +243,7 @@ def test_overflow_takes_two_words_only(simple):
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 @pytest.mark.parametrize("layout", ["contiguous", "transposed", "permuted", "strided"])
-def test_the_number_of_threads_changes_no_bit(tmp_path_factory, threads, layout):
+def test_the_number_of_threads_changes_no_bit(threads, layout):
     """Large enough (12 MB) to be split, with sides that divide nothing."""
     base = torch.arange(3 * 1021 * 1031, dtype=torch.float32).reshape(3, 1021, 1031)
     part = {
@@ -243,13 +254,20 @@ def test_the_number_of_threads_changes_no_bit(tmp_path_factory, threads, layout)
     }[layout]
     lazy = rustload.open(saved({"x": part}), framework="torch")["x"]
     assert_same_bits(lazy.materialize(copy=True, threads=threads), part)
-    assert_same_bits(lazy.materialize(dtype="bfloat16", transpose=True, threads=threads), part.bfloat16().transpose(1, 2))
+    assert_same_bits(
+        lazy.materialize(dtype="bfloat16", transpose=True, threads=threads), part.bfloat16().transpose(1, 2)
+    )
 
 
 # Property tests.
 
 # Without NaN payloads to lose and without values that an int cannot hold.
-SAFE_PAIRS = [(src, dst) for src in REAL for dst in REAL if not (src in (*FLOATS, *FP8) and dst in INTS) and dst not in FP8]
+SAFE_PAIRS = [
+    (src, dst)
+    for src in REAL
+    for dst in REAL
+    if not (src in (*FLOATS, *FP8) and dst in INTS) and dst not in FP8
+]
 
 
 @st.composite

@@ -8,9 +8,10 @@ import weakref
 
 import numpy as np
 import pytest
-import rustload
 import torch
 from support import DTYPES, assert_same_bits, bits, child, patterns
+
+import rustload
 
 ctypes.pythonapi.PyCapsule_GetName.restype = ctypes.c_char_p
 ctypes.pythonapi.PyCapsule_GetName.argtypes = [ctypes.py_object]
@@ -91,7 +92,7 @@ def lazy(simple):
 def producer(request, lazy):
     return {
         "handle": lambda: lazy,
-        "view": lambda: lazy.materialize(),
+        "view": lazy.materialize,
         "owned": lambda: lazy.materialize(copy=True),
     }[request.param]()
 

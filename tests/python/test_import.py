@@ -8,9 +8,10 @@ import time
 
 import ml_dtypes
 import pytest
-import rustload
 import torch
 from support import child, saved
+
+import rustload
 
 
 def test_import_brings_in_nothing_of_a_third_party():
@@ -55,7 +56,13 @@ def use(path, work: str, blocked: tuple[str, ...] = ()) -> str:
 def test_opening_and_looking_import_no_framework(save):
     import argparse
 
-    path = save({"m": torch.nn.Linear(2, 3).state_dict(), "args": argparse.Namespace(a=1), "bf": torch.ones(2).bfloat16()})
+    path = save(
+        {
+            "m": torch.nn.Linear(2, 3).state_dict(),
+            "args": argparse.Namespace(a=1),
+            "bf": torch.ones(2).bfloat16(),
+        }
+    )
     work = """
 for name, lazy in ckpt.items():
     repr(lazy), lazy.dtype, lazy.shape, lazy.strides, lazy.path, lazy[..., None].T, lazy.nbytes, lazy.is_parameter
@@ -68,7 +75,9 @@ print(sorted({"torch", "numpy", "ml_dtypes", "argparse", "safetensors"} & set(sy
 
 
 def test_without_torch_the_default_is_numpy(simple):
-    work = "a = ckpt['w'].materialize(); print(ckpt.framework, type(a).__name__, a.sum(), 'torch' in sys.modules and sys.modules['torch'])"
+    work = (
+        "a = ckpt['w'].materialize(); print(ckpt.framework, type(a).__name__, a.sum(), sys.modules['torch'])"
+    )
     assert use(simple, work, ("torch",)) == "numpy ndarray 276.0 None"
 
 
@@ -78,7 +87,10 @@ def test_without_torch_and_numpy_the_default_is_dlpack(simple):
 
 
 def test_numpy_works_where_torch_cannot_be_imported(save):
-    made = {name: torch.ones(3).to(getattr(torch, name)) for name in ("bfloat16", "float8_e5m2", "float32", "int8")}
+    made = {
+        name: torch.ones(3).to(getattr(torch, name))
+        for name in ("bfloat16", "float8_e5m2", "float32", "int8")
+    }
     work = """
 import numpy as np
 for name, lazy in ckpt.items():

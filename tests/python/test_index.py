@@ -6,11 +6,12 @@ import sys
 
 import numpy as np
 import pytest
-import rustload
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import assert_same_bits, patterns, saved
+
+import rustload
 
 BASE = torch.arange(4 * 5 * 6, dtype=torch.int32).reshape(4, 5, 6)
 

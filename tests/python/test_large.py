@@ -9,10 +9,14 @@ import time
 from pathlib import Path
 
 import pytest
-import rustload
+import torch
 from support import child, sizes_of
 
-spec = importlib.util.spec_from_file_location("sparse", Path(__file__).resolve().parents[1] / "data" / "sparse.py")
+import rustload
+
+spec = importlib.util.spec_from_file_location(
+    "sparse", Path(__file__).resolve().parents[1] / "data" / "sparse.py"
+)
 sparse = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sparse)
 
@@ -27,6 +31,20 @@ def large(request, tmp_path_factory):
     assert apparent > 39 << 30
     yield path
     path.unlink()
+
+
+def test_torchs_own_reader_agrees_with_the_headers(large):
+    """The generator must write what torch writes; `torch.load` itself wants as much memory as the file has bytes."""
+    if large.suffix != ".bin":
+        pytest.skip("torch does not read safetensors")
+    reader = torch._C.PyTorchFileReader(str(large))
+    assert {f"data/{key}" for key in range(len(sparse.TENSORS))} < set(reader.get_all_records())
+    tail = bytearray(4 * sparse.TENSORS["tail"])
+    for at, data in sparse.planted("tail"):
+        tail[4 * at : 4 * at + 4] = data
+    key = list(sparse.TENSORS).index("tail")
+    assert reader.get_record(f"data/{key}") == bytes(tail)
+    assert reader.get_record_offset(f"data/{key}") > 39 << 30
 
 
 def test_a_large_checkpoint_opens_in_no_time(large):

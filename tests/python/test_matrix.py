@@ -5,18 +5,30 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-import rustload
 import safetensors
 import torch
 from support import DTYPES, IN_SAFETENSORS, assert_same_bits, bits, patterns
 
+import rustload
+
 # torch warns of complex32 whenever it makes one.
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
-LAYOUTS = (
-    "contiguous transposed permuted sliced expanded overlapping zero_d empty empty_transposed "
-    "shared_whole shared_row shared_tail parameter".split()
-)
+LAYOUTS = [
+    "contiguous",
+    "transposed",
+    "permuted",
+    "sliced",
+    "expanded",
+    "overlapping",
+    "zero_d",
+    "empty",
+    "empty_transposed",
+    "shared_whole",
+    "shared_row",
+    "shared_tail",
+    "parameter",
+]
 ALL_DTYPES = (*DTYPES, "complex32")
 # What NumPy can hold by itself or with ml_dtypes, whether or not somebody imported that before.
 IN_NUMPY = ALL_DTYPES if hasattr(ml_dtypes, "complex32") else DTYPES
@@ -190,9 +202,14 @@ def test_a_big_endian_file_comes_out_as_torch_reads_it(tmp_path):
     """torch swaps by the width of the element, and of each half of a complex number."""
     import zipfile
 
-    made = {name: patterns(name, (3, 4), seed=4) for name in ("int16", "float32", "float64", "complex64", "uint8")}
+    made = {
+        name: patterns(name, (3, 4), seed=4) for name in ("int16", "float32", "float64", "complex64", "uint8")
+    }
     torch.save(made, tmp_path / "little.bin")
-    with zipfile.ZipFile(tmp_path / "little.bin") as little, zipfile.ZipFile(tmp_path / "big.bin", "w") as big:
+    with (
+        zipfile.ZipFile(tmp_path / "little.bin") as little,
+        zipfile.ZipFile(tmp_path / "big.bin", "w") as big,
+    ):
         for member in little.namelist():
             data = little.read(member)
             big.writestr(member, b"big" if member.endswith("/byteorder") else data)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-import rustload
 import torch
 from support import DTYPES, FP8, assert_same_bits, assert_same_values, bits, dtype_of, patterns
+
+import rustload
 
 W = torch.arange(24, dtype=torch.float32).reshape(4, 6)
 
@@ -112,7 +113,12 @@ def test_one_element_with_an_odd_stride_is_filled(save):
 
 def test_an_empty_out_is_left_alone(save):
     ckpt = rustload.open(save({"x": torch.empty(0, 3), "y": torch.empty(3, 0)}))
-    for out in (torch.empty(0, 3), np.empty((0, 3), np.float32), torch.empty(3, 0).t(), torch.empty(0, 3, dtype=torch.int64)):
+    for out in (
+        torch.empty(0, 3),
+        np.empty((0, 3), np.float32),
+        torch.empty(3, 0).t(),
+        torch.empty(0, 3, dtype=torch.int64),
+    ):
         assert ckpt["x"].materialize(out=out, allow_lossy=True) is out
     assert ckpt["y"].materialize(transpose=True, out=torch.empty(0, 3)).shape == (0, 3)
 
@@ -210,7 +216,9 @@ def test_out_goes_with_neither_device_nor_copy_false(lazy, how):
         lazy.materialize(out=torch.zeros(4, 6), **how)
 
 
-@pytest.mark.parametrize("out", [bytearray(96), [0.0] * 24, "out", 5, object()], ids=lambda out: type(out).__name__)
+@pytest.mark.parametrize(
+    "out", [bytearray(96), [0.0] * 24, "out", 5, object()], ids=lambda out: type(out).__name__
+)
 def test_what_is_no_array_is_a_type_error(lazy, out):
     with pytest.raises(TypeError, match="out="):
         lazy.materialize(out=out)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import rustload
 import torch
 from support import assert_same_bits, patterns, saved
+
+import rustload
 
 FRAMEWORKS = ("torch", "numpy", "dlpack")
 
@@ -77,7 +78,10 @@ def test_copy_false_with_a_conversion_is_a_buffer_error(simple, framework, how):
 
 def test_the_files_own_dtype_is_no_conversion(simple):
     lazy = rustload.open(simple, framework="torch")["w"]
-    assert lazy.materialize(dtype="float32", transpose=False, copy=False).data_ptr() == lazy.materialize().data_ptr()
+    assert (
+        lazy.materialize(dtype="float32", transpose=False, copy=False).data_ptr()
+        == lazy.materialize().data_ptr()
+    )
 
 
 def test_memory_has_no_views(simple):
@@ -120,7 +124,9 @@ def test_copy_on_write_views_are_writable_in_place_by_torch(save, suffix):
 
 def test_tied_names_have_one_address_and_one_storage_under_torch(save):
     base = torch.arange(12.0)
-    ckpt = rustload.open(save({"a": base, "b": base, "row": base[4:8], "grid": base.view(3, 4).t()}), framework="torch")
+    ckpt = rustload.open(
+        save({"a": base, "b": base, "row": base[4:8], "grid": base.view(3, 4).t()}), framework="torch"
+    )
     a, b, row, grid = (ckpt[name].materialize() for name in ("a", "b", "row", "grid"))
     assert ckpt.tied == [["a", "b", "row", "grid"]]
     assert a.data_ptr() == b.data_ptr() == row.data_ptr() - 16 == grid.data_ptr()
@@ -161,11 +167,17 @@ def test_an_expanded_view_keeps_stride_zero_and_its_owned_copy_grows(save):
 
 def test_an_expanded_tensor_grows_under_a_limit(save):
     path = save({"x": torch.zeros(1).expand(1 << 20)})
-    lazy = rustload.open(path, limits=rustload.Limits(materialize_bytes=1 << 20, materialize_ratio=16), framework="torch")["x"]
+    lazy = rustload.open(
+        path, limits=rustload.Limits(materialize_bytes=1 << 20, materialize_ratio=16), framework="torch"
+    )["x"]
     assert lazy.materialize().stride() == (0,)
     with pytest.raises(rustload.LimitError) as caught:
         lazy.materialize(copy=True)
-    assert (caught.value.name, caught.value.limit, caught.value.found) == ("materialize_bytes", 1 << 20, 4 << 20)
+    assert (caught.value.name, caught.value.limit, caught.value.found) == (
+        "materialize_bytes",
+        1 << 20,
+        4 << 20,
+    )
 
 
 def test_permute_and_t_without_a_conversion_are_strided_views(simple):
@@ -210,7 +222,10 @@ def test_a_compressed_record_is_inflated_and_has_no_view(tmp_path):
 
     value = torch.arange(5000.0)
     packed = tmp_path / "packed.bin"
-    with zipfile.ZipFile(io.BytesIO(saved({"x": value}))) as plain, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as out:
+    with (
+        zipfile.ZipFile(io.BytesIO(saved({"x": value}))) as plain,
+        zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as out,
+    ):
         for member in plain.namelist():
             out.writestr(member, plain.read(member))
     lazy = rustload.open(packed, framework="torch")["x"]
