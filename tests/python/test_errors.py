@@ -7,7 +7,6 @@ import collections
 import io
 import json
 import os
-import threading
 import zipfile
 from pathlib import Path
 
@@ -484,30 +483,19 @@ def test_no_threads_at_all_is_refused_or_means_one(simple, threads):
     assert_same_bits(found, torch.arange(24.0).reshape(4, 6).half())
 
 
-def tasks() -> int:
-    return sum(1 for _ in Path("/proc/self/task").iterdir())
+def tasks_so_far() -> int:
+    """The newest task's number: Linux counts processes and threads upwards, over the whole machine."""
+    return int(Path("/proc/loadavg").read_text().split()[-1])
 
 
 def test_no_more_threads_start_than_there_is_work_for(save):
     """As many as asked for would exhaust the machine."""
     lazy = rustload.open(save({"x": torch.ones(3_000_000)}), framework="torch")["x"]
-    most, done = 0, threading.Event()
-
-    def watch():
-        nonlocal most
-        while not done.is_set():
-            most = max(most, tasks())
-
-    before = tasks()
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        found = lazy.materialize(dtype="bfloat16", threads=4000)
-    finally:
-        done.set()
-        watcher.join()
+    before = tasks_so_far()
+    found = lazy.materialize(dtype="bfloat16", threads=20_000)
+    started = (tasks_so_far() - before) % int(Path("/proc/sys/kernel/pid_max").read_text())
     assert found.sum() > 0
-    assert most - before < 200
+    assert started < 10_000  # others start some, too
 
 
 # The classes.
