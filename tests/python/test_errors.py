@@ -492,10 +492,10 @@ def test_no_more_threads_start_than_there_is_work_for(save):
     """As many as asked for would exhaust the machine."""
     lazy = rustload.open(save({"x": torch.ones(3_000_000)}), framework="torch")["x"]
     before = tasks_so_far()
-    found = lazy.materialize(dtype="bfloat16", threads=20_000)
+    found = lazy.materialize(dtype="bfloat16", threads=4000)
     started = (tasks_so_far() - before) % int(Path("/proc/sys/kernel/pid_max").read_text())
     assert found.sum() > 0
-    assert started < 10_000  # others start some, too
+    assert started < 2000  # others start some, too
 
 
 # The classes.
