@@ -37,7 +37,9 @@ def torch_part(tensor: LazyTensor, key: Any, *, owned: bool) -> Any:
 
 def _is_basic(key: Any) -> bool:
     """Whether a key has only what a lazy tensor is indexed with."""
-    return all(item is None or isinstance(item, (slice, EllipsisType)) or _is_int(item) for item in _items(key))
+    return all(
+        item is None or isinstance(item, (slice, EllipsisType)) or _is_int(item) for item in _items(key)
+    )
 
 
 def _is_int(item: Any) -> bool:
