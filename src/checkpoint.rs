@@ -1,8 +1,9 @@
 //! The opened thing: one file or several shards, their tensors by name.
 
-use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path as FilePath, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::bytes::{Bytes, Source};
 use crate::container::{Format, shards};
@@ -20,11 +21,13 @@ pub struct Checkpoint(Arc<Inner>);
 #[derive(Debug)]
 pub(crate) struct Inner {
     shards: Vec<Shard>,
-    entries: Vec<Entry>,
+    entries: Vec<Named>,
     by_name: HashMap<Arc<str>, u32>,
     metadata: Vec<(String, String)>,
     notes: Vec<String>,
     pub(crate) options: Options,
+    /// Storages that several names share; found out when first asked.
+    shared: OnceLock<HashSet<(u32, u32)>>,
 }
 
 /// One file.
@@ -36,7 +39,7 @@ struct Shard {
 
 /// A name, and which tensor of which shard it names.
 #[derive(Clone, Debug)]
-pub(crate) struct Entry {
+pub(crate) struct Named {
     pub(crate) name: Arc<str>,
     pub(crate) path: Path,
     pub(crate) shard: u32,
@@ -60,6 +63,7 @@ impl Checkpoint {
             metadata: found.metadata,
             notes: found.notes,
             options,
+            shared: OnceLock::new(),
         };
         inner.merge(found.weight_map.as_ref())?;
         Ok(Checkpoint(Arc::new(inner)))
@@ -75,6 +79,7 @@ impl Checkpoint {
             metadata: Vec::new(),
             notes: Vec::new(),
             options,
+            shared: OnceLock::new(),
         };
         inner.merge(None)?;
         Ok(Checkpoint(Arc::new(inner)))
@@ -145,14 +150,16 @@ impl Checkpoint {
 
     /// Bytes of all storages that named tensors lie in, each counted once.
     pub fn nbytes(&self) -> u64 {
-        let mut seen = std::collections::HashSet::new();
+        let mut seen = HashSet::new();
         let storages = self
             .0
             .entries
             .iter()
             .enumerate()
             .map(|(position, entry)| (entry.shard, self.0.tensor(position as u32).storage()));
-        storages.filter(|&id| seen.insert(id)).map(|id| self.0.storage(id).nbytes).sum()
+        // The sizes of deflated storages are claims until they are inflated.
+        let sizes = storages.filter(|&id| seen.insert(id)).map(|id| self.0.storage(id).nbytes);
+        sizes.fold(0, u64::saturating_add)
     }
 
     /// The names that share a storage, in groups of two and more.
@@ -174,13 +181,18 @@ impl Checkpoint {
     /// Values of unknown classes, by class, over all files.
     pub fn opaque(&self) -> Vec<OpaqueClass> {
         let mut out: Vec<OpaqueClass> = Vec::new();
+        let mut places: HashMap<&str, usize> = HashMap::new();
         for class in self.0.shards.iter().flat_map(|shard| &shard.index.opaque) {
-            match out.iter_mut().find(|known| known.class == class.class) {
-                Some(known) => {
-                    known.count += class.count;
+            match places.entry(&class.class) {
+                Entry::Vacant(place) => {
+                    place.insert(out.len());
+                    out.push(class.clone());
+                }
+                Entry::Occupied(place) => {
+                    let known = &mut out[*place.get()];
+                    known.count = known.count.saturating_add(class.count);
                     known.at.extend_from_slice(&class.at);
                 }
-                None => out.push(class.clone()),
             }
         }
         out
@@ -230,13 +242,18 @@ impl Checkpoint {
                 || name.strip_suffix(other).is_some_and(|head| head.ends_with('.'))
                 || other.strip_prefix(name).is_some_and(|tail| tail.starts_with('.'))
         };
-        let mut scored: Vec<(usize, &str)> = (self.names().take(50_000))
-            .filter_map(|other| {
-                let score =
-                    if nested(other) { 0 } else { distance(name, other, name.len().div_ceil(3).min(8))? };
-                Some((score, &**other))
-            })
-            .collect();
+        let (wanted, most) = (head(name).collect::<Vec<_>>(), name.len().div_ceil(3).min(8));
+        let mut other_head = Vec::new();
+        let mut score = |other: &str| {
+            if nested(other) {
+                return Some(0);
+            }
+            other_head.clear();
+            other_head.extend(head(other));
+            distance(&wanted, &other_head, most)
+        };
+        let mut scored: Vec<(usize, &str)> =
+            (self.names().take(50_000)).filter_map(|other| Some((score(other)?, &**other))).collect();
         scored.sort_unstable();
         scored.into_iter().take(3).map(|(_, name)| name.to_owned()).collect()
     }
@@ -246,21 +263,22 @@ impl Inner {
     /// Gives every shard's entries one list and one map.
     fn merge(&mut self, weight_map: Option<&shards::WeightMap>) -> Result<()> {
         let mut total = 0;
-        let mut metadata: Vec<(String, String)> = std::mem::take(&mut self.metadata);
+        let mut metadata: Vec<(String, String)> = Vec::new();
+        let mut keys: HashMap<String, usize> = HashMap::new();
+        let mut set = |key: String, value: String| match keys.entry(key) {
+            Entry::Vacant(place) => {
+                metadata.push((place.key().clone(), value));
+                place.insert(metadata.len() - 1);
+            }
+            Entry::Occupied(place) => metadata[*place.get()].1 = value,
+        };
+        std::mem::take(&mut self.metadata).into_iter().for_each(|(key, value)| set(key, value));
+        let mut noted: HashSet<String> = self.notes.iter().cloned().collect();
         for (number, shard) in self.shards.iter_mut().enumerate() {
             total += shard.index.entries.len() as u64;
             Limits::check("tensors", self.options.limits.tensors, total)?;
-            for (key, value) in shard.index.metadata.drain(..) {
-                match metadata.iter_mut().find(|(known, _)| *known == key) {
-                    Some((_, known)) => *known = value,
-                    None => metadata.push((key, value)),
-                }
-            }
-            for note in shard.index.notes.drain(..) {
-                if !self.notes.contains(&note) {
-                    self.notes.push(note);
-                }
-            }
+            shard.index.metadata.drain(..).for_each(|(key, value)| set(key, value));
+            self.notes.extend(shard.index.notes.drain(..).filter(|note| noted.insert(note.clone())));
             for entry in std::mem::take(&mut shard.index.entries) {
                 let home = weight_map.and_then(|map| map.get(&*entry.name));
                 if home.is_some_and(|&home| home != number) {
@@ -276,7 +294,7 @@ impl Inner {
                     });
                 }
                 let index::Entry { name, path, tensor } = entry;
-                self.entries.push(Entry { name, path, shard: number as u32, tensor });
+                self.entries.push(Named { name, path, shard: number as u32, tensor });
             }
         }
         self.metadata = metadata;
@@ -294,13 +312,29 @@ impl Inner {
         Ok(())
     }
 
-    pub(crate) fn entry(&self, entry: u32) -> &Entry {
+    pub(crate) fn entry(&self, entry: u32) -> &Named {
         &self.entries[entry as usize]
     }
 
     pub(crate) fn tensor(&self, entry: u32) -> &index::Tensor {
         let entry = self.entry(entry);
         &self.shards[entry.shard as usize].index.tensors[entry.tensor as usize]
+    }
+
+    /// Whether several names lie in this storage.
+    pub(crate) fn is_shared(&self, storage: (u32, u32)) -> bool {
+        let find = || {
+            let mut seen = HashSet::new();
+            let all = (0..self.entries.len() as u32)
+                .map(|entry| (self.entry(entry).shard, self.tensor(entry).storage()));
+            all.filter(|&id| !seen.insert(id)).collect()
+        };
+        self.shared.get_or_init(find).contains(&storage)
+    }
+
+    /// Whether numbers in this file lie big-endian.
+    pub(crate) fn is_big_endian(&self, shard: u32) -> bool {
+        matches!(self.shards[shard as usize].index.contents, Contents::Archive { big_endian: true, .. })
     }
 
     pub(crate) fn storage(&self, (shard, storage): (u32, u32)) -> &Storage {
@@ -350,37 +384,72 @@ fn read(source: &Source, options: &Options) -> Result<Index> {
     index::read(source, options).map_err(|error| source.place(error))
 }
 
-/// The edit distance of two short texts, if it is at most `most`.
-fn distance(one: &str, two: &str, most: usize) -> Option<usize> {
-    let (one, two): (Vec<char>, Vec<char>) =
-        (one.chars().take(256).collect(), two.chars().take(256).collect());
+/// The edit distance of two short texts, if it is at most `most`. Only a band around the diagonal can be that near, so a
+/// miss among thousands of names costs little.
+fn distance(one: &[char], two: &[char], most: usize) -> Option<usize> {
+    let far = most + 1;
     if one.len().abs_diff(two.len()) > most {
         return None;
     }
-    let mut row: Vec<usize> = (0..=two.len()).collect();
+    let mut row: Vec<usize> = (0..=two.len()).map(|cost| cost.min(far)).collect();
     for (i, a) in one.iter().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, b) in two.iter().enumerate() {
-            let change = diagonal + usize::from(a != b);
+        let (first, last) = (i.saturating_sub(most), (i + most + 1).min(two.len()));
+        let mut diagonal = row[first];
+        row[first] = if first == 0 { (i + 1).min(far) } else { far };
+        let mut least = row[first];
+        for j in first..last {
+            let change = diagonal + usize::from(*a != two[j]);
             diagonal = row[j + 1];
-            row[j + 1] = change.min(row[j] + 1).min(row[j + 1] + 1);
+            row[j + 1] = change.min(row[j] + 1).min(diagonal + 1).min(far);
+            least = least.min(row[j + 1]);
         }
-        if row.iter().all(|&cost| cost > most) {
+        if least == far {
             return None;
         }
     }
     row.last().copied().filter(|&cost| cost <= most)
 }
 
+/// The first characters of a name.
+fn head(name: &str) -> impl Iterator<Item = char> {
+    name.chars().take(256)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn of(one: &str, two: &str, most: usize) -> Option<usize> {
+        distance(&head(one).collect::<Vec<_>>(), &head(two).collect::<Vec<_>>(), most)
+    }
+
     #[test]
     fn distances_are_bounded() {
-        assert_eq!(distance("weight", "weights", 2), Some(1));
-        assert_eq!(distance("weight", "bias", 2), None);
-        assert_eq!(distance("abc", "abc", 0), Some(0));
+        assert_eq!(of("weight", "weights", 2), Some(1));
+        assert_eq!(of("weight", "bias", 2), None);
+        assert_eq!(of("abc", "abc", 0), Some(0));
+        assert_eq!(of("", "ab", 2), Some(2));
+    }
+
+    /// The whole table, by the definition.
+    fn plain(one: &[char], two: &[char]) -> usize {
+        let mut rows = vec![(0..=two.len()).collect::<Vec<_>>()];
+        for (i, a) in one.iter().enumerate() {
+            let mut row = vec![i + 1];
+            for (j, b) in two.iter().enumerate() {
+                row.push((rows[i][j] + usize::from(a != b)).min(rows[i][j + 1] + 1).min(row[j] + 1));
+            }
+            rows.push(row);
+        }
+        rows[one.len()][two.len()]
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn the_band_finds_every_near_distance(one in "[ab.]{0,12}", two in "[ab.]{0,12}", most in 0_usize..9) {
+            let (a, b): (Vec<char>, Vec<char>) = (one.chars().collect(), two.chars().collect());
+            let whole = Some(plain(&a, &b)).filter(|&cost| cost <= most);
+            proptest::prop_assert_eq!(distance(&a, &b, most), whole);
+        }
     }
 }

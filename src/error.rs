@@ -90,8 +90,6 @@ codes! {
         "Check that the file is a checkpoint and was downloaded whole.";
     UnsupportedContainer: Unsupported, "The content is an archive of a kind that holds no checkpoint directly.",
         "Unpack it, then open what it holds.";
-    LegacyUnsupported: Unsupported, "The file is a PyTorch file from before the zip format.",
-        "Save it again with a current torch.save, in an environment you trust the file in.";
     PickleUnsupported: Unsupported, "The file is a bare pickle, not a PyTorch archive.",
         "Save its arrays with torch.save or safetensors.";
     TarUnsupported: Unsupported, "The file is a tar archive, as torch 0.1 wrote.",
@@ -152,6 +150,10 @@ codes! {
     DisallowedCall: Disallowed, "The pickle calls something in a way that rustload does not know.",
         "Open it with unknown=\"keep\" to have such values as inert data.";
     CyclicValue: Format, "A value contains itself in a way that no Python object can.", "";
+
+    LegacyVersion: Unsupported, "The legacy stream states a protocol other than 1001.", "";
+    LegacyKeys: Format, "The legacy stream's list of storage keys does not fit its tensors.",
+        "The file is damaged or was made by hand.";
 
     StorageKey: Format, "A storage key is not a plain decimal number or name.", "";
     StorageBounds: Format, "A storage's stated size differs from the bytes in the file.",

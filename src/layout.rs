@@ -161,7 +161,8 @@ impl Layout {
                     if count > 0 {
                         out.offset += start * self.strides[dim];
                     }
-                    out.keep(count, self.strides[dim].saturating_mul(step));
+                    // A step that leads nowhere does not count: multiplied, it may not fit 63 bits.
+                    out.keep(count, self.strides[dim].saturating_mul(if count > 1 { step } else { 1 }));
                     dim += 1;
                 }
             }

@@ -43,4 +43,4 @@ pub use kernel::Overflow;
 pub use layout::{Index, Layout};
 pub use limits::Limits;
 pub use sink::Array;
-pub use tensor::{Order, Request, Tensor};
+pub use tensor::{Order, Request, Standing, Tensor};

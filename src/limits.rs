@@ -40,7 +40,7 @@ limits! {
     key_depth = 4, "Tuples nested inside one another in a dict key.";
     key_nodes = 64, "Values inside one dict key.";
     export_nodes = 32 << 20, "Python objects that one checkpoint's object tree may become.";
-    name_bytes_total = 256 << 20, "Bytes of all tensor names together.";
+    name_bytes_total = 256 << 20, "Bytes of all tensor names and paths together.";
     tensors = 4_000_000, "Tensors in one checkpoint.";
     rank = 64, "Dimensions of one tensor.";
     entries = 1 << 20, "Members of one zip archive.";

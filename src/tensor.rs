@@ -36,6 +36,15 @@ pub enum Order {
     Permute(Vec<i64>),
 }
 
+/// How a tensor stands on a storage that it shares with others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// On the file's mapping.
+    View,
+    /// On a copy of the storage.
+    Copy,
+}
+
 /// What to make of a tensor.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
@@ -154,6 +163,11 @@ impl Tensor {
     pub fn materialize_into(&self, request: &Request, out: &mut [u8]) -> Result<()> {
         let layout = self.ordered(&request.order)?;
         let dtype = request.dtype.unwrap_or(self.dtype);
+        let nbytes = stream::result_bytes(&layout, dtype).unwrap_or(u64::MAX);
+        if nbytes != out.len() as u64 {
+            let text = format!("the result takes {nbytes} byte(s), the destination has {}", out.len());
+            return self.place(Err(Error::new(Code::Value, text)));
+        }
         self.place(self.fill(&layout, dtype, request, out))
     }
 
@@ -166,10 +180,52 @@ impl Tensor {
         }
     }
 
-    /// All bytes of the storage as a view, for consumers that keep tensors on shared storages.
-    pub fn storage_view(&self) -> Result<Array> {
-        let source = self.place(self.checkpoint.plain_payload(self.storage()))?;
-        self.place(view_of(&source, DType::U8, Layout::contiguous(&[source.len()])?))
+    /// How this tensor can stand on a storage that it shares with others; reads no more than bools.
+    ///
+    /// Without a view, a copy of the whole storage is worth it where that says more than the elements: it keeps strides, and
+    /// names tied. `None` where the bytes in the file are not the tensor's (another byte order, a lazy sign, bools that are
+    /// none), or where this is a part of a tensor, for which a whole storage would be too much.
+    pub fn standing(&self, copy: Option<bool>) -> Result<Option<Standing>> {
+        match self.view() {
+            Ok(_) => Ok(Some(Standing::View)),
+            Err(error) if copy == Some(false) || !is_no_view(&error) => self.place(Err(error)),
+            Err(_) if self.wants_whole_storage() => Ok(Some(Standing::Copy)),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// All bytes of the storage, as a view or a copy.
+    pub fn storage_bytes(&self, standing: Standing, request: &Request) -> Result<Array> {
+        self.place(match standing {
+            Standing::View => self.storage_view(),
+            Standing::Copy => self.storage_copy(request),
+        })
+    }
+
+    fn storage_view(&self) -> Result<Array> {
+        let source = self.checkpoint.plain_payload(self.storage())?;
+        view_of(&source, DType::U8, Layout::contiguous(&[source.len()])?)
+    }
+
+    /// Whether a copy of the whole storage says more than one of the elements: it keeps strides, and names tied.
+    fn wants_whole_storage(&self) -> bool {
+        let whole = self.checkpoint.tensor(self.entry);
+        let plain = self.layout == *whole.layout() && self.dtype == whole.dtype();
+        let strange = self.dtype == DType::Bool
+            || whole.flags.conjugate
+            || whole.flags.negative
+            || self.checkpoint.is_big_endian(self.shard());
+        plain && !strange && (!self.layout.is_contiguous() || self.checkpoint.is_shared(self.storage()))
+    }
+
+    fn storage_copy(&self, request: &Request) -> Result<Array> {
+        let payload = self.checkpoint.payload(self.storage())?;
+        let layout = Layout::contiguous(&[payload.source.len()])?;
+        let cast = Cast::new(DType::U8, DType::U8, request.overflow)?;
+        let how = Fill { cast, threads: request.threads, cancel: request.cancel.clone() };
+        let mut memory = HostBuffer::new(payload.source.len())?;
+        stream::fill(&payload, &layout, &how, memory.bytes_mut())?;
+        Ok(Array::owned(memory, DType::U8, layout.shape))
     }
 
     fn view(&self) -> Result<Array> {

@@ -6,19 +6,21 @@ import builtins
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from rustload import _frameworks, _rustload
-from rustload._limits import Limits
 from rustload._tensor import LazyTensor, Shared, _size
 from rustload.errors import _make
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from rustload._limits import Limits
+
 __all__ = ["Checkpoint", "OpaqueClass", "open"]
 
-StrPath: TypeAlias = "str | bytes | os.PathLike[str] | os.PathLike[bytes]"
+StrPath: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 
 class OpaqueClass(NamedTuple):
@@ -31,7 +33,7 @@ class OpaqueClass(NamedTuple):
     """
 
     class_name: str
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
     at: list[str]
 
 
@@ -41,11 +43,13 @@ class Checkpoint(Mapping[str, LazyTensor]):
     Use it with `with` or not: tensors and handles outlive it.
 
     >>> import rustload
-    >>> with rustload.open(example) as ckpt:
+    >>> with rustload.open("model.pt") as ckpt:
     ...     for name, t in ckpt.items():
     ...         print(name, t.dtype, t.shape)
-    layer.weight float32 (4, 6)
-    layer.bias float32 (4,)
+    q.weight float32 (8, 8)
+    k.weight float32 (8, 8)
+    v.weight float32 (8, 8)
+    lm_head.weight float32 (8, 8)
     """
 
     __slots__ = ("_closed", "_core", "_names", "_objects", "_shared")
@@ -130,9 +134,9 @@ class Checkpoint(Mapping[str, LazyTensor]):
     def objects(self) -> Any:
         """The whole object tree: containers, numbers and texts, with a LazyTensor for each tensor.
 
-        Values of classes that are kept as data are `rustload.Opaque`, names of classes and functions are `rustload.Global`. Nothing
-        in it was made by calling anything. For safetensors it is a dict of the tensors; several pickles whose roots are dicts
-        are merged, other several files are a dict by file name.
+        Values of classes that are kept as data are `rustload.Opaque`, names of classes and functions are `rustload.Global`.
+        Nothing in it was made by calling anything. For safetensors it is a dict of the tensors; several pickles whose roots are
+        dicts are merged, other several files are a dict by file name.
 
         Raises:
             LimitError: The tree is nested more deeply than `Limits.depth`, or has too many values.
@@ -145,7 +149,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
             elif all(isinstance(tree, dict) for tree in trees):
                 self._objects = {key: value for tree in trees for key, value in tree.items()}
             else:
-                self._objects = {os.path.basename(path): tree for path, tree in zip(self.files, trees, strict=True)}
+                self._objects = {Path(path).name: tree for path, tree in zip(self.files, trees, strict=True)}
         return self._objects
 
     @property
@@ -195,7 +199,9 @@ class Checkpoint(Mapping[str, LazyTensor]):
 
     def __repr__(self) -> str:
         """Format, number of tensors and size; reads nothing."""
-        what = self.files[0] if len(self.files) == 1 else f"{len(self.files)} files" if self.files else "bytes"
+        what = (
+            self.files[0] if len(self.files) == 1 else f"{len(self.files)} files" if self.files else "bytes"
+        )
         return f"<Checkpoint {what!r} {self.format}, {len(self)} tensors, {_size(self.nbytes)}>"
 
     def __reduce__(self) -> Any:
@@ -239,14 +245,19 @@ def open(
     if framework is not None and framework not in _frameworks.NAMES:
         raise _make("Value", "Value", f"framework {framework!r} is not one of {', '.join(_frameworks.NAMES)}")
     given = {} if limits is None else limits._given()
-    if isinstance(path, (bytearray, memoryview)) or isinstance(path, bytes) and not _is_path(path):
+    if isinstance(path, (bytearray, memoryview)) or (isinstance(path, bytes) and not _is_path(path)):
         core = _rustload.open_bytes(
-            builtins.bytes(path), unknown=unknown, trailing=trailing, compat=compat, verify=verify, limits=given
+            builtins.bytes(path),
+            unknown=unknown,
+            trailing=trailing,
+            compat=compat,
+            verify=verify,
+            limits=given,
         )
     else:
         paths = [path] if isinstance(path, (str, bytes, os.PathLike)) else list(path)
         core = _rustload.open_paths(
-            [os.fsdecode(one) for one in paths],  # type: ignore[arg-type]  # a bytearray was dealt with above
+            [os.fsdecode(one) for one in paths],
             unknown=unknown,
             trailing=trailing,
             compat=compat,

@@ -29,8 +29,10 @@ def dtype_name(dtype: Any) -> str:
     if isinstance(dtype, str):
         return _rustload.parse_dtype(dtype)
     name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
-    if isinstance(dtype, type) and dtype.__module__ == "builtins" or not isinstance(name, str):
-        raise TypeError(f"{dtype!r} is no dtype; use a string such as 'bfloat16', a torch.dtype or a NumPy dtype")
+    if (isinstance(dtype, type) and dtype.__module__ == "builtins") or not isinstance(name, str):
+        raise TypeError(
+            f"{dtype!r} is no dtype; use a string such as 'bfloat16', a torch.dtype or a NumPy dtype"
+        )
     return _rustload.parse_dtype(name)
 
 

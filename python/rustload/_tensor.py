@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+import weakref
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from rustload import _frameworks
@@ -11,6 +11,8 @@ from rustload._choose import choose, dtype_name
 from rustload.errors import _make
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
     import numpy as np
     import torch
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LazyTensor"]
 
-Transpose: TypeAlias = "bool | tuple[int, ...] | list[int] | None"
+Transpose: TypeAlias = bool | tuple[int, ...] | list[int] | None
 Overflow: TypeAlias = Literal["nan", "saturate"]
 
 
@@ -42,7 +44,8 @@ class Shared:
     def __init__(self, framework: str | None) -> None:
         """Starts with the framework that was asked for, if any."""
         self.framework = framework
-        self.storages: dict[tuple[int, int], Any] = {}
+        # By storage and standing; a storage lives as long as a tensor on it.
+        self.storages: weakref.WeakValueDictionary[tuple[int, int, str], Any] = weakref.WeakValueDictionary()
 
     def settle(self) -> str:
         """The framework; chosen now if it was not asked for."""
@@ -58,13 +61,13 @@ class LazyTensor:
     no more, and makes a tensor of the framework. A handle keeps its checkpoint's file open, so it outlives the checkpoint.
 
     >>> import rustload
-    >>> t = rustload.open(example)["layer.weight"]
+    >>> t = rustload.open("model.pt")["q.weight"]
     >>> t.dtype, t.shape, t.nbytes
-    ('float32', (4, 6), 96)
+    ('float32', (8, 8), 256)
     >>> t[1:3, ::2].shape
-    (2, 3)
-    >>> t.materialize(dtype="bfloat16", transpose=True).shape
-    torch.Size([6, 4])
+    (2, 4)
+    >>> t[1:3].materialize(dtype="bfloat16", transpose=True).shape
+    torch.Size([8, 2])
     """
 
     __slots__ = ("_core", "_shared")
@@ -175,6 +178,17 @@ class LazyTensor:
             raise TypeError("len() of a tensor without dimensions")
         return self.shape[0]
 
+    __contains__ = None
+    """Membership would read the elements: materialize them first."""
+
+    def __bool__(self) -> bool:
+        """Refuses: a tensor's truth is that of its elements, which are not read.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError("a lazy tensor has no truth value; compare with None, or materialize it")
+
     def __iter__(self) -> Iterator[LazyTensor]:
         """The parts along the first dimension."""
         return (self[position] for position in range(len(self)))
@@ -233,7 +247,7 @@ class LazyTensor:
             return self._materialize_out(out, device, wanted)
         adapter = _frameworks.adapter(framework or self._shared.settle())
         place = adapter.check_device(device)
-        return adapter.make(self, self._core.materialize(wanted), place)
+        return adapter.make(self, wanted, place)
 
     def _materialize_out(self, out: Any, device: Any, wanted: Wanted) -> Any:
         if device is not None:
@@ -243,7 +257,11 @@ class LazyTensor:
         module = type(out).__module__.partition(".")[0]
         name = {"numpy": "numpy", "rustload": "dlpack"}.get(module, "torch")
         if not _frameworks.adapter(name).into(self, out, wanted):
-            raise _make("Type", "Type", f"out= is a {type(out).__name__}, not an array or tensor that can be written to")
+            raise _make(
+                "Type",
+                "Type",
+                f"out= is a {type(out).__name__}, not an array or tensor that can be written to",
+            )
         return out
 
     def _wanted_for(self, dtype: str, shape: tuple[int, ...], wanted: Wanted) -> Wanted:
@@ -268,10 +286,25 @@ class LazyTensor:
         """The elements' bytes in C order, whatever the dtype."""
         return self._core.materialize(Wanted(copy=True)).tobytes()
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        """NumPy's conversion protocol: `np.asarray(handle)`."""
-        array: np.ndarray[Any, Any] = self.materialize(framework="numpy", copy=copy)
-        return array if dtype is None or array.dtype == dtype else array.astype(dtype)
+    def __array__(
+        self,
+        dtype: Any = None,
+        copy: bool | None = None,  # noqa: FBT001 - NumPy's signature
+    ) -> np.ndarray[Any, Any]:
+        """NumPy's conversion protocol: `np.asarray(handle)`.
+
+        Raises:
+            ValueError: `copy=False` and no view is possible, as NumPy has it.
+        """
+        try:
+            array: np.ndarray[Any, Any] = self.materialize(framework="numpy", copy=copy)
+        except BufferError as error:
+            raise ValueError(f"a copy is needed: {error}") from error
+        if dtype is None or array.dtype == dtype:
+            return array
+        if copy is False:
+            raise ValueError(f"a copy is needed to make {dtype} of {self.dtype}")
+        return array.astype(dtype)
 
     def __dlpack__(
         self,
@@ -320,7 +353,7 @@ def _overflow(value: Any) -> Overflow:
 
 def _size(nbytes: int) -> str:
     size = float(nbytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
+    for unit in ("B", "KiB", "MiB", "GiB"):  # noqa: B007 - it is used after the loop
         if size < 1024:
             break
         size /= 1024

@@ -35,7 +35,9 @@ pub(super) enum Known {
     Encode,
     /// `torch.Size`.
     Size,
-    /// A small value that is kept as it was written: `torch.device('cpu')`, `slice(0, 3)`.
+    /// `torch.device`.
+    Device,
+    /// A function of a few numbers or texts whose value is kept as it was written: `slice(0, 3)`.
     Record,
     /// A name that checkpoints use as a label and never call.
     Label,
@@ -72,7 +74,9 @@ pub(super) fn lookup(module: &str, name: &str) -> Option<Known> {
         ("torch._tensor", "_rebuild_from_type_v2") => Known::Rebuild(Rebuild::FromType),
         ("torch.storage", "UntypedStorage") => Known::Storage(None),
         ("torch.storage", "TypedStorage") => Known::Label,
-        ("torch" | "torch.cuda", _) => return torch_name(module, name),
+        ("torch" | "torch.cuda" | "torch.sparse" | "torch.cuda.sparse", _) => {
+            return torch_name(module, name);
+        }
         ("torch.serialization", "_get_layout") => Known::Record,
         ("torch.nn.parameter", "Parameter") => Known::Label,
         ("collections", "OrderedDict") => Known::OrderedDict,
@@ -95,7 +99,7 @@ pub(super) fn lookup(module: &str, name: &str) -> Option<Known> {
 }
 
 fn torch_name(module: &str, name: &str) -> Option<Known> {
-    if let Some(stem) = name.strip_suffix("Storage") {
+    if let Some(stem) = name.strip_suffix("Storage").filter(|_| matches!(module, "torch" | "torch.cuda")) {
         return Some(Known::Storage(Some(match stem {
             "Double" => DType::F64,
             "Float" => DType::F32,
@@ -109,22 +113,73 @@ fn torch_name(module: &str, name: &str) -> Option<Known> {
             "Bool" => DType::Bool,
             "ComplexFloat" => DType::C64,
             "ComplexDouble" => DType::C128,
+            // The numbers without their scales, packed ones as bytes.
+            "QInt8" => DType::I8,
+            "QInt32" => DType::I32,
+            "QUInt8" | "QUInt4x2" | "QUInt2x4" => DType::U8,
             "Untyped" => return Some(Known::Storage(None)),
             _ => return None,
         })));
+    }
+    if let Some(
+        "Double" | "Float" | "Half" | "BFloat16" | "Long" | "Int" | "Short" | "Char" | "Byte" | "Bool",
+    ) = name.strip_suffix("Tensor")
+    {
+        return Some(Known::Label);
     }
     if module != "torch" {
         return None;
     }
     match name {
         "Size" => Some(Known::Size),
-        "device" => Some(Known::Record),
-        "Tensor" | "strided" | "sparse_coo" | "sparse_csr" | "per_tensor_affine" | "per_channel_affine" => {
-            Some(Known::Label)
-        }
+        "device" => Some(Known::Device),
+        _ if LABELS.contains(&name) => Some(Known::Label),
         _ => DType::ALL.iter().copied().find(|dtype| dtype.name() == name).map(Known::Dtype),
     }
 }
+
+/// `torch.*` beside storages, tensors and the dtypes that can be read (torch/_weights_only_unpickler.py:
+/// `_get_allowed_globals`).
+const LABELS: &[&str] = &[
+    "Tensor",
+    "strided",
+    "sparse_coo",
+    "sparse_csr",
+    "sparse_csc",
+    "sparse_bsr",
+    "sparse_bsc",
+    "_mkldnn",
+    "jagged",
+    "per_tensor_affine",
+    "per_tensor_symmetric",
+    "per_channel_affine",
+    "per_channel_symmetric",
+    "per_channel_affine_float_qparams",
+    "qint8",
+    "quint8",
+    "qint32",
+    "quint4x2",
+    "quint2x4",
+    "bits1x8",
+    "bits2x4",
+    "bits4x2",
+    "bits8",
+    "bits16",
+    "int1",
+    "int2",
+    "int3",
+    "int4",
+    "int5",
+    "int6",
+    "int7",
+    "uint1",
+    "uint2",
+    "uint3",
+    "uint4",
+    "uint5",
+    "uint6",
+    "uint7",
+];
 
 #[cfg(test)]
 mod tests {
@@ -137,6 +192,8 @@ mod tests {
         assert_eq!(lookup("torch.storage", "UntypedStorage"), Some(Known::Storage(None)));
         assert_eq!(lookup("evil", "FloatStorage"), None);
         assert_eq!(lookup("torch", "MyStorage"), None);
+        assert_eq!(lookup("torch.sparse", "FloatTensor"), Some(Known::Label));
+        assert_eq!(lookup("torch.cuda", "MyTensor"), None);
     }
 
     #[test]

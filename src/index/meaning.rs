@@ -12,7 +12,14 @@ use super::{Place, Storage};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
-use crate::pickle::{Call, GlobalId, Handle, Value, Values};
+use crate::pickle::{Call, GlobalId, Handle, Text, Value, Values};
+
+/// Bytes of the longest text that a device, a location or the like has. Any number of calls may share one text, so it is
+/// bounded before it is looked at.
+const SHORT: usize = 256;
+
+/// Pairs in a tensor's metadata dict; torch writes `conj` and `neg`.
+const PROPERTIES: usize = 16;
 
 /// What one call means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +42,15 @@ pub(super) enum Meaning {
     Record,
     /// Data of an unknown class.
     Opaque,
+}
+
+/// The form of persistent ids: five items in an archive, six in a legacy stream (torch/serialization.py: `persistent_load`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ids {
+    /// `('storage', class, key, location, numel)`.
+    Archive,
+    /// `('storage', class, key, location, numel, view)`, and `('module', class, file, source)`.
+    Legacy,
 }
 
 /// Where the bytes of a storage with this key are; the number of bytes is what the pickle states.
@@ -60,27 +76,62 @@ struct Seen {
     dtype: DType,
     numel: i64,
     location: Handle,
+    /// Whether it was noted that another location is said too.
+    moved: bool,
+}
+
+/// The part of a storage that a persistent id means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Spot {
+    storage: u32,
+    /// The element type of the id's class.
+    dtype: DType,
+    /// Where the part starts; only a view does not start at 0.
+    start: u64,
+    nbytes: u64,
 }
 
 /// Reads calls one by one, and storages as calls name them.
 pub(super) struct Reader<'a> {
     values: &'a Values,
     limits: &'a Limits,
+    ids: Ids,
     locate: Locate<'a>,
     keys: HashMap<&'a str, Seen>,
-    pids: HashMap<Handle, (u32, DType)>,
+    /// Views of storages by their own keys, as torch before 0.4 wrote them.
+    views: HashMap<&'a str, Spot>,
+    pids: HashMap<Handle, Spot>,
+    /// Whether a list holds pairs only, whether a text is latin-1: asked once, however many calls share it.
+    pairs: HashMap<Handle, bool>,
+    latin1: HashMap<Handle, bool>,
     out: Meanings,
 }
 
 impl<'a> Reader<'a> {
     /// Interprets every call of `values`.
-    pub(super) fn new(values: &'a Values, limits: &'a Limits, locate: Locate<'a>) -> Result<Reader<'a>> {
+    pub(super) fn new(
+        values: &'a Values,
+        limits: &'a Limits,
+        ids: Ids,
+        locate: Locate<'a>,
+    ) -> Result<Reader<'a>> {
         let globals = (values.globals())
             .map(|(id, _)| values.global(id))
             .map(|global| lookup(global.module, global.name))
             .collect();
         let out = Meanings { globals, ..Meanings::default() };
-        let mut reader = Reader { values, limits, locate, keys: HashMap::new(), pids: HashMap::new(), out };
+        let mut reader = Reader {
+            values,
+            limits,
+            ids,
+            locate,
+            keys: HashMap::new(),
+            views: HashMap::new(),
+            pids: HashMap::new(),
+            pairs: HashMap::new(),
+            latin1: HashMap::new(),
+            out,
+        };
         for (id, _) in values.calls() {
             let call = values.call(id);
             let meaning = reader.call(&call).map_err(|error| error.at(call.offset))?;
@@ -97,10 +148,13 @@ impl<'a> Reader<'a> {
     /// Makes one-dimensional tensors of storages that stand in the tree by themselves.
     pub(super) fn add_bare(&mut self, pids: &[Handle]) -> Result<()> {
         for &pid in pids {
-            let (storage, dtype) = self.storage(pid)?;
-            let nbytes = self.nbytes(storage);
-            let numel = nbytes.checked_div(dtype.itemsize()).unwrap_or(0);
-            let id = self.push(Tensor::whole(dtype, &[numel], storage, nbytes)?)?;
+            if self.out.bare.contains_key(&pid) {
+                continue;
+            }
+            let spot = self.storage(pid)?;
+            let numel = spot.nbytes.checked_div(spot.dtype.itemsize()).unwrap_or(0);
+            let whole = Tensor::whole(spot.dtype, &[numel], spot.storage, spot.nbytes)?;
+            let id = self.push(whole.shifted(spot.start)?)?;
             self.out.bare.insert(pid, id);
         }
         Ok(())
@@ -169,17 +223,23 @@ impl<'a> Reader<'a> {
                 [re, im] if self.is_real(*re) && self.is_real(*im) => Meaning::Complex,
                 _ => Meaning::Opaque,
             },
-            Some(Known::Record) => Meaning::Record,
+            Some(Known::Device) if self.is_device(args) => Meaning::Record,
+            Some(Known::Record) if args.len() <= 3 && args.iter().all(|&arg| self.is_plain(arg)) => {
+                Meaning::Record
+            }
             _ => Meaning::Opaque,
         })
     }
 
     /// A dict, or a list of pairs: what `dict(...)` takes.
-    fn is_pairs(&self, handle: Handle) -> bool {
-        match self.values.get(handle) {
+    fn is_pairs(&mut self, handle: Handle) -> bool {
+        let values = self.values;
+        match values.get(handle) {
             Value::Dict(_) => true,
-            Value::List(pairs) | Value::Tuple(pairs) => pairs.iter().all(|&pair| {
-                matches!(self.values.get(pair), Value::Tuple(pair) | Value::List(pair) if pair.len() == 2)
+            Value::List(pairs) | Value::Tuple(pairs) => *self.pairs.entry(handle).or_insert_with(|| {
+                pairs.iter().all(|&pair| {
+                    matches!(values.get(pair), Value::Tuple(pair) | Value::List(pair) if pair.len() == 2)
+                })
             }),
             _ => false,
         }
@@ -202,14 +262,49 @@ impl<'a> Reader<'a> {
         matches!(self.values.get(handle), Value::Float(_) | Value::Int(_))
     }
 
-    /// `(text, 'latin1')` with characters that latin-1 has; any other codec would be a call into the codec registry.
-    fn is_latin1(&self, args: &[Handle]) -> bool {
-        let &[text, codec] = args else { return false };
-        let (Value::Str(text), Value::Str(codec)) = (self.values.get(text), self.values.get(codec)) else {
+    /// `('cpu')`, `('cuda:1')` or `('cuda', 1)`: letters, and a number.
+    fn is_device(&self, args: &[Handle]) -> bool {
+        let (name, index) = match *args {
+            [name] => (name, None),
+            [name, index] => (name, Some(index)),
+            _ => return false,
+        };
+        let Value::Str(name) = self.values.get(name) else { return false };
+        let Some(name) = Some(name).filter(|name| name.as_bytes().len() <= SHORT).and_then(Text::as_str)
+        else {
             return false;
         };
-        codec.as_str() == Some("latin1")
-            && text.as_str().is_some_and(|text| text.chars().all(|c| u32::from(c) <= 0xff))
+        let (letters, number) = name.split_once(':').unwrap_or((name, "0"));
+        let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        let whole =
+            index.is_none_or(|index| !name.contains(':') && matches!(self.values.get(index), Value::Int(_)));
+        whole
+            && is_number(number)
+            && !letters.is_empty()
+            && letters.bytes().all(|byte| byte.is_ascii_lowercase())
+    }
+
+    fn is_plain(&self, handle: Handle) -> bool {
+        match self.values.get(handle) {
+            Value::None | Value::Bool(_) | Value::Int(_) => true,
+            Value::Str(text) => text.as_bytes().len() <= SHORT,
+            _ => false,
+        }
+    }
+
+    /// `(text, 'latin1')` with characters that latin-1 has; any other codec would be a call into the codec registry.
+    fn is_latin1(&mut self, args: &[Handle]) -> bool {
+        let &[handle, codec] = args else { return false };
+        let (Value::Str(text), Value::Str(codec)) = (self.values.get(handle), self.values.get(codec)) else {
+            return false;
+        };
+        let fits = || text.as_str().is_some_and(|text| text.chars().all(|c| u32::from(c) <= 0xff));
+        codec.as_bytes() == b"latin1"
+            && if text.as_bytes().len() <= SHORT {
+                fits()
+            } else {
+                *self.latin1.entry(handle).or_insert_with(fits)
+            }
     }
 
     /// The tensor that a known function puts together; `None` where a part of it is of an unknown class.
@@ -218,28 +313,28 @@ impl<'a> Reader<'a> {
             || Error::new(Code::PickleType, format!("{rebuild:?} is called with {} argument(s)", args.len()));
         match (rebuild, args) {
             (Rebuild::Tensor, &[storage, offset, size, stride]) => {
-                let (storage, dtype) = self.storage_of(storage)?;
-                self.tensor(storage, dtype, [offset, size, stride], Flags::default())
+                let spot = self.storage_of(storage)?;
+                self.tensor(spot, spot.dtype, [offset, size, stride], Flags::default())
             }
             (Rebuild::TensorV2, &[storage, offset, size, stride, grad, _, ref rest @ ..])
                 if rest.len() <= 1 =>
             {
-                let (storage, dtype) = self.storage_of(storage)?;
+                let spot = self.storage_of(storage)?;
                 let flags = self.flags(grad, rest.first())?;
-                self.tensor(storage, dtype, [offset, size, stride], flags)
+                self.tensor(spot, spot.dtype, [offset, size, stride], flags)
             }
             (Rebuild::TensorV3, &[storage, offset, size, stride, grad, _, dtype, ref rest @ ..])
                 if rest.len() <= 1 =>
             {
                 let Some(Known::Dtype(dtype)) = self.known(dtype) else { return Ok(None) };
-                let (storage, _) = self.storage_of(storage)?;
-                let nbytes = self.nbytes(storage);
-                if nbytes.checked_rem(dtype.itemsize()) != Some(0) {
-                    let text = format!("a storage of {nbytes} byte(s) holds no whole number of {dtype}");
+                let spot = self.storage_of(storage)?;
+                if spot.nbytes.checked_rem(dtype.itemsize()) != Some(0) {
+                    let text =
+                        format!("a storage of {} byte(s) holds no whole number of {dtype}", spot.nbytes);
                     return Err(Error::new(Code::StorageBounds, text));
                 }
                 let flags = self.flags(grad, rest.first())?;
-                self.tensor(storage, dtype, [offset, size, stride], flags)
+                self.tensor(spot, dtype, [offset, size, stride], flags)
             }
             (Rebuild::Parameter, &[tensor, grad, _])
             | (Rebuild::ParameterWithState, &[tensor, grad, _, _]) => {
@@ -270,12 +365,12 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn tensor(&mut self, storage: u32, dtype: DType, place: [Handle; 3], flags: Flags) -> Result<u32> {
+    fn tensor(&mut self, spot: Spot, dtype: DType, place: [Handle; 3], flags: Flags) -> Result<u32> {
         let [offset, size, stride] = place;
         let (shape, strides) = (self.ints(size, "size")?, self.ints(stride, "stride")?);
-        let raw = RawTensor { dtype, shape, strides, offset: self.int(offset, "offset")?, storage, flags };
-        let tensor = raw.prove(self.nbytes(storage), self.limits)?;
-        self.push(tensor)
+        let offset = self.int(offset, "offset")?;
+        let raw = RawTensor { dtype, shape, strides, offset, storage: spot.storage, flags };
+        self.push(raw.prove(spot.nbytes, self.limits)?.shifted(spot.start)?)
     }
 
     fn push(&mut self, tensor: Tensor) -> Result<u32> {
@@ -298,6 +393,10 @@ impl<'a> Reader<'a> {
             Value::None => &[],
             _ => return Err(Error::new(Code::PickleType, "a tensor's metadata is no dict")),
         };
+        if pairs.len() > PROPERTIES {
+            let text = format!("a tensor carries {} properties, more than there are", pairs.len());
+            return Err(Error::new(Code::TensorMetadata, text));
+        }
         for &(key, value) in pairs {
             let Value::Str(key) = self.values.get(key) else {
                 return Err(Error::new(Code::PickleType, "a tensor's metadata has a key that is no text"));
@@ -338,25 +437,34 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The storage that a tensor's first argument names, and the dtype of its class.
-    fn storage_of(&mut self, handle: Handle) -> Result<(u32, DType)> {
+    /// The storage that a tensor's first argument names.
+    fn storage_of(&mut self, handle: Handle) -> Result<Spot> {
         match self.values.get(handle) {
             Value::PersistentId(pid) => self.storage(pid),
             _ => Err(Error::new(Code::PersistentId, "a tensor's storage is no persistent id")),
         }
     }
 
-    /// The storage of a persistent id: `('storage', class, key, location, numel)`.
-    fn storage(&mut self, pid: Handle) -> Result<(u32, DType)> {
+    /// The storage that a persistent id means.
+    fn storage(&mut self, pid: Handle) -> Result<Spot> {
         if let Some(&found) = self.pids.get(&pid) {
             return Ok(found);
         }
         let wrong = |what: &str| Error::new(Code::PersistentId, format!("a persistent id's {what}"));
         let values: &'a Values = self.values;
-        let Value::Tuple(&[tag, class, key, location, numel]) = values.get(pid) else {
-            return Err(wrong("form is not ('storage', class, key, location, numel)"));
+        let (tag, class, key, location, numel, view) = match (self.ids, values.get(pid)) {
+            (Ids::Archive, Value::Tuple(&[tag, class, key, location, numel])) => {
+                (tag, class, key, location, numel, None)
+            }
+            (Ids::Legacy, Value::Tuple(&[tag, class, key, location, numel, view])) => {
+                (tag, class, key, location, numel, Some(view))
+            }
+            (Ids::Archive, _) => return Err(wrong("form is not ('storage', class, key, location, numel)")),
+            (Ids::Legacy, _) => {
+                return Err(wrong("form is not ('storage', class, key, location, numel, view)"));
+            }
         };
-        if text(values, tag) != Some("storage") {
+        if short_text(values, tag) != Some("storage") {
             return Err(wrong("first item is not 'storage'"));
         }
         let Some(Known::Storage(dtype)) = self.known(class) else {
@@ -364,8 +472,11 @@ impl<'a> Reader<'a> {
         };
         // UntypedStorage counts bytes (torch/serialization.py: persistent_load).
         let dtype = dtype.unwrap_or(DType::U8);
-        let Value::Str(_) = values.get(location) else { return Err(wrong("location is no text")) };
-        let key = text(values, key)
+        let Value::Str(place) = values.get(location) else { return Err(wrong("location is no text")) };
+        if place.as_bytes().len() > SHORT {
+            return Err(wrong("location is too long for a device's name"));
+        }
+        let key = short_text(values, key)
             .filter(|key| is_key(key))
             .ok_or_else(|| Error::new(Code::StorageKey, "a storage's key is no plain decimal number"))?;
         let numel = match values.get(numel) {
@@ -377,31 +488,61 @@ impl<'a> Reader<'a> {
                 ));
             }
         };
-        let found = match self.keys.get(key) {
-            Some(seen) => {
-                self.check_conflict(seen, key, dtype, numel)?;
-                if text(values, seen.location) != text(values, location) {
-                    self.out.notes.push(format!("storage {key} is said to lie on two devices"));
-                }
-                (seen.id, dtype)
-            }
-            None => {
-                let nbytes = u64::try_from(numel).ok().and_then(|numel| numel.checked_mul(dtype.itemsize()));
-                let nbytes = nbytes.ok_or_else(|| {
-                    Error::new(
-                        Code::StorageBounds,
-                        format!("storage {key} is said to hold {numel} element(s)"),
-                    )
-                })?;
-                let place = (self.locate)(key, nbytes)?;
-                let id = u32::try_from(self.out.storages.len()).unwrap_or(u32::MAX);
-                self.out.storages.push(Storage { place, nbytes });
-                self.keys.insert(key, Seen { id, dtype, numel, location });
-                (id, dtype)
-            }
+        let storage = self.root_storage(key, dtype, numel, location)?;
+        let whole = Spot { storage, dtype, start: 0, nbytes: self.nbytes(storage) };
+        let found = match view.map(|view| values.get(view)) {
+            None | Some(Value::None) => whole,
+            Some(Value::Tuple(&[view, offset, numel])) => self.view(whole, view, offset, numel)?,
+            Some(_) => return Err(wrong("view is neither None nor (key, offset, numel)")),
         };
         self.pids.insert(pid, found);
         Ok(found)
+    }
+
+    /// The storage of a key, described for the first time or again.
+    fn root_storage(&mut self, key: &'a str, dtype: DType, numel: i64, location: Handle) -> Result<u32> {
+        if let Some(seen) = self.keys.get(key) {
+            self.check_conflict(seen, key, dtype, numel)?;
+            let id = seen.id;
+            let moved = short_text(self.values, seen.location) != short_text(self.values, location);
+            if let Some(seen) = self.keys.get_mut(key).filter(|seen| moved && !seen.moved) {
+                seen.moved = true;
+                self.out.notes.push(format!("storage {key} is said to lie on two devices"));
+            }
+            return Ok(id);
+        }
+        let sizes =
+            u64::try_from(numel).ok().and_then(|numel| Some((numel, numel.checked_mul(dtype.itemsize())?)));
+        let (count, nbytes) = sizes.ok_or_else(|| {
+            Error::new(Code::StorageBounds, format!("storage {key} is said to hold {numel} element(s)"))
+        })?;
+        let place = (self.locate)(key, nbytes)?;
+        let id = u32::try_from(self.out.storages.len()).unwrap_or(u32::MAX);
+        self.out.storages.push(Storage { place, nbytes, numel: count });
+        self.keys.insert(key, Seen { id, dtype, numel, location, moved: false });
+        Ok(id)
+    }
+
+    /// A part of a storage under a key of its own (torch before 0.4).
+    fn view(&mut self, whole: Spot, key: Handle, offset: Handle, numel: Handle) -> Result<Spot> {
+        let key = short_text(self.values, key)
+            .ok_or_else(|| Error::new(Code::StorageKey, "a view's key is no text"))?;
+        let (offset, numel) = (self.int(offset, "view's offset")?, self.int(numel, "view's size")?);
+        let bytes = |elements: i64| u64::try_from(elements).ok()?.checked_mul(whole.dtype.itemsize());
+        let found = bytes(offset)
+            .zip(bytes(numel))
+            .filter(|(start, nbytes)| start.checked_add(*nbytes).is_some_and(|end| end <= whole.nbytes))
+            .map(|(start, nbytes)| Spot { start, nbytes, ..whole });
+        let found = found.ok_or_else(|| {
+            let text = format!("view {key} of {numel} element(s) from {offset} reaches outside its storage");
+            Error::new(Code::StorageBounds, text)
+        })?;
+        match self.views.insert(key, found) {
+            Some(before) if before != found => {
+                Err(Error::new(Code::StorageConflict, format!("view {key} is described in two ways")))
+            }
+            _ => Ok(found),
+        }
     }
 
     /// One key may be described again, but only in the same way (torch 2.15's rule for typed storages).
@@ -419,10 +560,10 @@ impl<'a> Reader<'a> {
     }
 }
 
-fn text(values: &Values, handle: Handle) -> Option<&str> {
+/// A text, if it is a short one. Python 2's byte strings count: the pickle room gives them as text.
+fn short_text(values: &Values, handle: Handle) -> Option<&str> {
     match values.get(handle) {
-        Value::Str(text) => text.as_str(),
-        // Python 2 wrote these as byte strings, which the pickle room gives as text too.
+        Value::Str(text) if text.as_bytes().len() <= SHORT => text.as_str(),
         _ => None,
     }
 }

@@ -13,8 +13,10 @@
 mod known;
 mod meaning;
 mod names;
+mod pickled;
 mod safetensors;
 mod torch;
+mod torch_legacy;
 mod tree;
 mod validate;
 
@@ -116,6 +118,8 @@ pub struct Storage {
     pub place: Place,
     /// How many there are.
     pub nbytes: u64,
+    /// How many elements of its class's dtype; bytes for an untyped one.
+    pub numel: u64,
 }
 
 /// Where a storage's bytes are.
@@ -163,10 +167,7 @@ pub fn read(source: &Source, options: &Options) -> Result<Index> {
             let trailing = if options.ignore_trailing { Trailing::Ignore } else { Trailing::Error };
             torch::read(Archive::open(source, &options.limits, trailing)?, options)
         }
-        Format::LegacyTorch => refused(
-            Code::LegacyUnsupported,
-            "this is a PyTorch file from before the zip format, which is not read yet",
-        ),
+        Format::LegacyTorch => torch_legacy::read(source, options),
         Format::Pickle => refused(Code::PickleUnsupported, "this is a bare pickle, which is not read yet"),
         Format::Tar => refused(Code::TarUnsupported, "this is a tar archive, which is not read yet"),
     }

@@ -1,11 +1,11 @@
 //! Names for tensors: the way from the root, joined with dots; spelled with brackets where two would collide.
 //!
 //! The walk is a loop with a stack of its own and a bounded depth. A file may share one subtree so often that its paths are
-//! without number; when a walk meets more steps than the file has values, it starts again and enters only what holds a
+//! without number; when a walk meets more children than the file has values, it starts again and enters only what holds a
 //! tensor, so that every step leads to a name and names are bounded.
 
-use std::collections::HashMap;
-use std::fmt::Write;
+use std::collections::{HashMap, HashSet};
+use std::fmt::{self, Write};
 use std::sync::Arc;
 
 use super::meaning::Meaning;
@@ -13,7 +13,7 @@ use super::tree::{Object, View};
 use super::{Entry, OpaqueClass, Path, Step};
 use crate::error::{Error, Result};
 use crate::limits::Limits;
-use crate::pickle::{Handle, Value};
+use crate::pickle::{GlobalId, Handle, Value};
 
 /// How many places of one opaque class are named.
 const PLACES: usize = 16;
@@ -32,19 +32,16 @@ pub(super) fn find(view: View<'_>, root: Handle, limits: &Limits) -> Result<Foun
     let budget = view.values.len().saturating_mul(4).saturating_add(1024);
     let mut walk = Walk::new(view, limits, u64::try_from(budget).unwrap_or(u64::MAX), None);
     if !walk.run(root)? {
-        walk = Walk::new(view, limits, limits.export_nodes, Some(holds_tensor(view)?));
+        let holds = holds_tensor(view);
+        walk = Walk::new(view, limits, limits.export_nodes, Some(holds));
         if !walk.run(root)? {
-            return Err(Error::limit(
-                "export_nodes",
-                limits.export_nodes,
-                limits.export_nodes.saturating_add(1),
-            ));
+            let most = limits.export_nodes;
+            return Err(Error::limit("export_nodes", most, most.saturating_add(1)));
         }
     }
-    let Walk { mut found, .. } = walk;
-    resolve_collisions(view, &mut found.entries);
-    count_opaque(view, &mut found.opaque);
-    Ok(found)
+    walk.resolve_collisions()?;
+    walk.count_opaque()?;
+    Ok(walk.found)
 }
 
 struct Walk<'a> {
@@ -55,8 +52,19 @@ struct Walk<'a> {
     /// Which values lead to a tensor; `None` while everything is entered.
     holds: Option<Vec<bool>>,
     found: Found,
-    classes: HashMap<String, usize>,
-    name_bytes: u64,
+    /// Where each unknown class stands in `found`.
+    classes: HashMap<Option<GlobalId>, usize>,
+    /// Bytes of names, paths and class names so far.
+    bytes: u64,
+}
+
+/// What a value is to the walk.
+enum Visit {
+    /// Nothing is inside.
+    Leaf,
+    Inside(Frame),
+    /// Its children are more than the budget allows.
+    TooMuch,
 }
 
 /// A value on the way, and what is still to be visited inside it.
@@ -67,17 +75,22 @@ struct Frame {
 
 impl<'a> Walk<'a> {
     fn new(view: View<'a>, limits: &'a Limits, budget: u64, holds: Option<Vec<bool>>) -> Walk<'a> {
-        Walk { view, limits, budget, holds, found: Found::default(), classes: HashMap::new(), name_bytes: 0 }
+        let (found, classes) = (Found::default(), HashMap::new());
+        Walk { view, limits, budget, holds, found, classes, bytes: 0 }
     }
 
     /// Walks the tree; false if it was given up.
     fn run(&mut self, root: Handle) -> Result<bool> {
         let mut path: Vec<Step> = Vec::new();
-        let mut open = std::collections::HashSet::new();
+        let mut open = HashSet::new();
         let mut frames: Vec<Frame> = Vec::new();
-        if let Some(frame) = self.enter(root, &path)? {
-            open.insert(root);
-            frames.push(frame);
+        match self.enter(root, &path)? {
+            Visit::Leaf => {}
+            Visit::TooMuch => return Ok(false),
+            Visit::Inside(frame) => {
+                open.insert(root);
+                frames.push(frame);
+            }
         }
         while let Some(frame) = frames.last_mut() {
             let Some((step, child)) = frame.children.next() else {
@@ -86,31 +99,25 @@ impl<'a> Walk<'a> {
                 path.pop();
                 continue;
             };
-            match self.budget.checked_sub(1) {
-                Some(left) => self.budget = left,
-                None => return Ok(false),
-            }
             if open.contains(&child) || !self.may_hold(child) {
                 continue;
             }
             path.push(step);
             match self.enter(child, &path)? {
-                Some(frame) => {
+                Visit::Leaf => {
+                    path.pop();
+                }
+                Visit::TooMuch => return Ok(false),
+                Visit::Inside(frame) => {
                     if u64::try_from(path.len()).unwrap_or(u64::MAX) > self.limits.depth {
                         if self.holds.is_none() {
                             return Ok(false);
                         }
-                        return Err(Error::limit(
-                            "depth",
-                            self.limits.depth,
-                            self.limits.depth.saturating_add(1),
-                        ));
+                        let most = self.limits.depth;
+                        return Err(Error::limit("depth", most, most.saturating_add(1)));
                     }
                     open.insert(child);
                     frames.push(frame);
-                }
-                None => {
-                    path.pop();
                 }
             }
         }
@@ -122,58 +129,174 @@ impl<'a> Walk<'a> {
     }
 
     /// Names a tensor, notes an opaque value, and gives the frame of anything that has children.
-    fn enter(&mut self, handle: Handle, path: &[Step]) -> Result<Option<Frame>> {
+    fn enter(&mut self, handle: Handle, path: &[Step]) -> Result<Visit> {
         match self.view.values.get(handle) {
             Value::Call(id) => match self.view.meanings.calls.get(id.index()) {
                 Some(&Meaning::Tensor(tensor)) => {
                     self.name(tensor, path)?;
-                    return Ok(None);
+                    return Ok(Visit::Leaf);
                 }
                 Some(Meaning::Opaque) => {
-                    let class = self.view.class(&self.view.values.call(id));
-                    let next = self.found.opaque.len();
-                    let known = *self.classes.entry(class).or_insert_with_key(|class| {
-                        self.found.opaque.push(OpaqueClass {
-                            class: class.clone(),
-                            count: 0,
-                            at: Vec::new(),
-                        });
-                        next
-                    });
-                    if let Some(known) = self.found.opaque.get_mut(known)
-                        && known.at.len() < PLACES
-                    {
-                        known.at.push(dotted(self.view, path));
-                    }
+                    self.note_opaque(self.view.class_id(&self.view.values.call(id)), path)?
                 }
                 _ => {}
             },
             Value::PersistentId(pid) => {
                 match self.view.meanings.bare.get(&pid) {
                     Some(&tensor) => self.name(tensor, path)?,
+                    None if self.view.module(pid).is_some() => {}
                     None => self.found.bare.push(pid),
                 }
-                return Ok(None);
+                return Ok(Visit::Leaf);
             }
             Value::List(_) | Value::Tuple(_) | Value::Dict(_) | Value::Set(_) | Value::FrozenSet(_) => {}
-            _ => return Ok(None),
+            _ => return Ok(Visit::Leaf),
         }
-        Ok(Some(Frame { handle, children: self.view.children(handle)?.into_iter() }))
+        match self.budget.checked_sub(self.view.weight(handle)) {
+            Some(left) => self.budget = left,
+            None => return Ok(Visit::TooMuch),
+        }
+        Ok(Visit::Inside(Frame { handle, children: self.view.children(handle)?.into_iter() }))
     }
 
     fn name(&mut self, tensor: u32, path: &[Step]) -> Result<()> {
         let count = u64::try_from(self.found.entries.len()).unwrap_or(u64::MAX).saturating_add(1);
         Limits::check("tensors", self.limits.tensors, count)?;
-        let name = if path.is_empty() { "tensor".to_owned() } else { dotted(self.view, path) };
-        self.name_bytes = self.name_bytes.saturating_add(u64::try_from(name.len()).unwrap_or(u64::MAX));
-        Limits::check("name_bytes_total", self.limits.name_bytes_total, self.name_bytes)?;
+        let name = if path.is_empty() { "tensor".to_owned() } else { self.text(path, dotted)? };
+        self.charge(size_of_val(path))?;
         self.found.entries.push(Entry { name: name.into(), path: Path::Steps(path.into()), tensor });
+        Ok(())
+    }
+
+    fn note_opaque(&mut self, class: Option<GlobalId>, path: &[Step]) -> Result<()> {
+        let known = match self.classes.get(&class) {
+            Some(&known) => known,
+            None => {
+                let name = self.view.class_name(class);
+                self.charge(name.len())?;
+                let known = self.found.opaque.len();
+                self.found.opaque.push(OpaqueClass { class: name, count: 0, at: Vec::new() });
+                self.classes.insert(class, known);
+                known
+            }
+        };
+        if self.found.opaque.get(known).is_some_and(|known| known.at.len() < PLACES) {
+            let place = self.text(path, dotted)?;
+            self.found.opaque.get_mut(known).into_iter().for_each(|known| known.at.push(place.clone()));
+        }
+        Ok(())
+    }
+
+    /// A path as text, which counts among the names.
+    fn text(
+        &mut self,
+        path: &[Step],
+        write: fn(View<'_>, &[Step], &mut Name) -> fmt::Result,
+    ) -> Result<String> {
+        let left = self.limits.name_bytes_total.saturating_sub(self.bytes);
+        let mut name = Name { text: String::new(), room: usize::try_from(left).unwrap_or(usize::MAX) };
+        match write(self.view, path, &mut name) {
+            Ok(()) => self.charge(name.text.len())?,
+            Err(fmt::Error) => self.charge(name.room.saturating_add(1))?,
+        }
+        Ok(name.text)
+    }
+
+    fn charge(&mut self, bytes: usize) -> Result<()> {
+        self.bytes = self.bytes.saturating_add(u64::try_from(bytes).unwrap_or(u64::MAX));
+        Limits::check("name_bytes_total", self.limits.name_bytes_total, self.bytes)
+    }
+
+    /// Counts the values of each opaque class over the whole file.
+    fn count_opaque(&mut self) -> Result<()> {
+        let mut unseen: Vec<OpaqueClass> = Vec::new();
+        for (id, _) in self.view.values.calls() {
+            if self.view.meanings.calls.get(id.index()) != Some(&Meaning::Opaque) {
+                continue;
+            }
+            let class = self.view.class_id(&self.view.values.call(id));
+            let known = match self.classes.get(&class) {
+                Some(&known) => known,
+                None => {
+                    let name = self.view.class_name(class);
+                    self.charge(name.len())?;
+                    let known = self.found.opaque.len().saturating_add(unseen.len());
+                    unseen.push(OpaqueClass { class: name, count: 0, at: Vec::new() });
+                    self.classes.insert(class, known);
+                    known
+                }
+            };
+            let reached = self.found.opaque.len();
+            let slot = match known.checked_sub(reached) {
+                None => self.found.opaque.get_mut(known),
+                Some(place) => unseen.get_mut(place),
+            };
+            if let Some(class) = slot {
+                class.count = class.count.saturating_add(1);
+            }
+        }
+        unseen.sort_by(|one, two| one.class.cmp(&two.class));
+        self.found.opaque.append(&mut unseen);
+        Ok(())
+    }
+
+    /// Spells out the names that are there twice; whatever still collides gets a number.
+    fn resolve_collisions(&mut self) -> Result<()> {
+        let mut twice = repeated(&self.found.entries);
+        if twice.is_empty() {
+            return Ok(());
+        }
+        for &at in &twice {
+            let Some(entry) = self.found.entries.get(at) else { continue };
+            let Path::Steps(steps) = entry.path.clone() else { continue };
+            let name: Arc<str> = self.text(&steps, spelled)?.into();
+            self.found.entries.get_mut(at).into_iter().for_each(|entry| entry.name = name.clone());
+        }
+        twice = repeated(&self.found.entries);
+        if twice.is_empty() {
+            return Ok(());
+        }
+        let mut taken: HashSet<Arc<str>> =
+            self.found.entries.iter().map(|entry| entry.name.clone()).collect();
+        let mut numbers: HashMap<Arc<str>, u32> = HashMap::new();
+        for at in twice {
+            let Some(entry) = self.found.entries.get_mut(at) else { continue };
+            // The first keeps the name; a number is never tried twice for one name.
+            let Some(number) = numbers.get_mut(&entry.name) else {
+                numbers.insert(entry.name.clone(), 1);
+                continue;
+            };
+            let free = loop {
+                *number = number.saturating_add(1);
+                let name: Arc<str> = format!("{}#{number}", entry.name).into();
+                if taken.insert(name.clone()) {
+                    break name;
+                }
+            };
+            let bytes = free.len();
+            entry.name = free;
+            self.charge(bytes)?;
+        }
         Ok(())
     }
 }
 
+/// The positions of names that are there more than once.
+fn repeated(entries: &[Entry]) -> Vec<usize> {
+    let mut counts: HashMap<&str, u32> = HashMap::with_capacity(entries.len());
+    for entry in entries {
+        let count = counts.entry(&entry.name).or_default();
+        *count = count.saturating_add(1);
+    }
+    if counts.len() == entries.len() {
+        return Vec::new();
+    }
+    let is_repeated = |entry: &Entry| counts.get(&*entry.name).is_some_and(|&count| count > 1);
+    entries.iter().enumerate().filter(|(_, entry)| is_repeated(entry)).map(|(at, _)| at).collect()
+}
+
 /// For every value, whether a tensor can be reached from it: tensors first, then whatever contains what is known to.
-fn holds_tensor(view: View<'_>) -> Result<Vec<bool>> {
+fn holds_tensor(view: View<'_>) -> Vec<bool> {
     let count = view.values.len();
     let mut holds = vec![false; count];
     let mut ready: Vec<Handle> = Vec::new();
@@ -191,8 +314,8 @@ fn holds_tensor(view: View<'_>) -> Result<Vec<bool>> {
                 }
                 continue;
             }
-            for (_, child) in view.children(handle)? {
-                let Some(slot) = first.get_mut(child.index()) else { continue };
+            view.parts(handle, |child| {
+                let Some(slot) = first.get_mut(child.index()) else { return };
                 if pass == 0 {
                     *slot = slot.saturating_add(1);
                 } else {
@@ -203,7 +326,7 @@ fn holds_tensor(view: View<'_>) -> Result<Vec<bool>> {
                         *edge = u32::try_from(handle.index()).unwrap_or(u32::MAX);
                     }
                 }
-            }
+            });
         }
         if pass == 0 {
             let mut total = 0_u32;
@@ -226,7 +349,7 @@ fn holds_tensor(view: View<'_>) -> Result<Vec<bool>> {
             }
         }
     }
-    Ok(holds)
+    holds
 }
 
 fn is_tensor(view: View<'_>, handle: Handle) -> bool {
@@ -237,92 +360,59 @@ fn is_tensor(view: View<'_>, handle: Handle) -> bool {
     }
 }
 
-/// Counts the values of each opaque class over the whole file.
-fn count_opaque(view: View<'_>, classes: &mut Vec<OpaqueClass>) {
-    let mut counts: HashMap<String, u64> = HashMap::new();
-    for (id, _) in view.values.calls() {
-        if view.meanings.calls.get(id.index()) == Some(&Meaning::Opaque) {
-            let count = counts.entry(view.class(&view.values.call(id))).or_default();
-            *count = count.saturating_add(1);
-        }
-    }
-    for class in classes.iter_mut() {
-        class.count = counts.remove(&class.class).unwrap_or(0);
-    }
-    let mut rest: Vec<_> = counts.into_iter().collect();
-    rest.sort();
-    classes.extend(rest.into_iter().map(|(class, count)| OpaqueClass { class, count, at: Vec::new() }));
+/// A name under construction, which fails to grow beyond its room.
+struct Name {
+    text: String,
+    room: usize,
 }
 
-/// Spells out the names that are there twice; whatever still collides gets a number.
-fn resolve_collisions(view: View<'_>, entries: &mut [Entry]) {
-    for spelled_out in [true, false] {
-        let mut counts: HashMap<Arc<str>, u32> = HashMap::with_capacity(entries.len());
-        for entry in entries.iter() {
-            let count = counts.entry(entry.name.clone()).or_default();
-            *count = count.saturating_add(1);
+impl Write for Name {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        if self.text.len().saturating_add(text.len()) > self.room {
+            return Err(fmt::Error);
         }
-        if counts.len() == entries.len() {
-            return;
-        }
-        let mut seen: HashMap<Arc<str>, u32> = HashMap::new();
-        for entry in
-            entries.iter_mut().filter(|entry| counts.get(&entry.name).is_some_and(|&count| count > 1))
-        {
-            if spelled_out {
-                if let Path::Steps(steps) = &entry.path {
-                    entry.name = spelled(view, steps).into();
-                }
-            } else {
-                let number = seen.entry(entry.name.clone()).or_default();
-                *number = number.saturating_add(1);
-                if *number > 1 {
-                    entry.name = format!("{}#{number}", entry.name).into();
-                }
-            }
-        }
+        self.text.push_str(text);
+        Ok(())
     }
 }
 
 /// The path joined with dots: `optimizer.state.0.exp_avg`.
-fn dotted(view: View<'_>, path: &[Step]) -> String {
-    let mut out = String::new();
+fn dotted(view: View<'_>, path: &[Step], out: &mut Name) -> fmt::Result {
     for (position, step) in path.iter().enumerate() {
         if position > 0 {
-            out.push('.');
+            out.write_char('.')?;
         }
         match step {
-            Step::Key(key) => key_text(view, *key, false, &mut out),
-            Step::Index(index) => push(&mut out, format_args!("{index}")),
-            Step::Argument(index) => push(&mut out, format_args!("args.{index}")),
+            Step::Key(key) => key_text(view, *key, false, out)?,
+            Step::Index(index) => write!(out, "{index}")?,
+            Step::Argument(index) => write!(out, "args.{index}")?,
         }
     }
-    out
+    Ok(())
 }
 
 /// The path with every key that is no identifier in brackets: `a["x.y"][0]`.
-fn spelled(view: View<'_>, path: &[Step]) -> String {
-    let mut out = String::new();
+fn spelled(view: View<'_>, path: &[Step], out: &mut Name) -> fmt::Result {
     for step in path {
         match step {
             Step::Key(key) => match view.values.get(*key) {
                 Value::Str(text) if text.as_str().is_some_and(is_identifier) => {
-                    if !out.is_empty() {
-                        out.push('.');
+                    if !out.text.is_empty() {
+                        out.write_char('.')?;
                     }
-                    key_text(view, *key, false, &mut out);
+                    key_text(view, *key, false, out)?;
                 }
                 _ => {
-                    out.push('[');
-                    key_text(view, *key, true, &mut out);
-                    out.push(']');
+                    out.write_char('[')?;
+                    key_text(view, *key, true, out)?;
+                    out.write_char(']')?;
                 }
             },
-            Step::Index(index) => push(&mut out, format_args!("[{index}]")),
-            Step::Argument(index) => push(&mut out, format_args!("(args)[{index}]")),
+            Step::Index(index) => write!(out, "[{index}]")?,
+            Step::Argument(index) => write!(out, "(args)[{index}]")?,
         }
     }
-    out
+    Ok(())
 }
 
 fn is_identifier(text: &str) -> bool {
@@ -331,7 +421,7 @@ fn is_identifier(text: &str) -> bool {
 }
 
 /// A dict key as text; `quoted` tells texts from numbers.
-fn key_text(view: View<'_>, key: Handle, quoted: bool, out: &mut String) {
+fn key_text(view: View<'_>, key: Handle, quoted: bool, out: &mut Name) -> fmt::Result {
     // A key is a small tree (limits key_depth, key_nodes): what is still to be written, last first.
     enum Part {
         Value(Handle, bool),
@@ -339,35 +429,45 @@ fn key_text(view: View<'_>, key: Handle, quoted: bool, out: &mut String) {
     }
     let mut parts = vec![Part::Value(key, quoted)];
     while let Some(part) = parts.pop() {
-        match part {
-            Part::Text(text) => out.push_str(text),
-            Part::Value(handle, quoted) => match view.get(handle) {
-                Ok(Object::Str(text)) if quoted => push(out, format_args!("{:?}", text.to_string_lossy())),
-                Ok(Object::Str(text)) => out.push_str(&text.to_string_lossy()),
-                Ok(Object::Tuple(items)) => {
-                    out.push('(');
-                    parts.push(Part::Text(if items.len() == 1 { ",)" } else { ")" }));
-                    for (position, &item) in items.iter().enumerate().rev() {
-                        parts.push(Part::Value(item, true));
-                        if position > 0 {
-                            parts.push(Part::Text(", "));
-                        }
+        let (handle, quoted) = match part {
+            Part::Value(handle, quoted) => (handle, quoted),
+            Part::Text(text) => {
+                out.write_str(text)?;
+                continue;
+            }
+        };
+        match view.values.get(handle) {
+            Value::Str(text) if quoted => write!(out, "{:?}", text.to_string_lossy())?,
+            Value::Str(text) => out.write_str(&text.to_string_lossy())?,
+            Value::Tuple(items) => {
+                out.write_char('(')?;
+                parts.push(Part::Text(if items.len() == 1 { ",)" } else { ")" }));
+                for (position, &item) in items.iter().enumerate().rev() {
+                    parts.push(Part::Value(item, true));
+                    if position > 0 {
+                        parts.push(Part::Text(", "));
                     }
                 }
-                Ok(Object::None) => out.push_str("None"),
-                Ok(Object::Bool(value)) => out.push_str(if value { "True" } else { "False" }),
-                Ok(Object::Int(value)) => push(out, format_args!("{value}")),
-                Ok(Object::Float(value)) => push(out, format_args!("{value:?}")),
-                Ok(Object::Bytes(bytes)) => push(out, format_args!("b\"{}\"", bytes.escape_ascii())),
-                Ok(Object::Global { module, name }) => push(out, format_args!("{module}.{name}")),
-                Ok(Object::Opaque { class, .. }) => push(out, format_args!("<{class}>")),
-                _ => out.push_str("<key>"),
+            }
+            Value::None => out.write_str("None")?,
+            Value::Bool(value) => out.write_str(if value { "True" } else { "False" })?,
+            Value::Int(value) => write!(out, "{value}")?,
+            Value::Float(value) => write!(out, "{value:?}")?,
+            Value::Bytes(bytes) => write!(out, "b\"{}\"", bytes.escape_ascii())?,
+            Value::Global(id) => out.write_str(&view.class_name(Some(id)))?,
+            Value::Call(id) => match view.meaning(id) {
+                // Only what costs no more than its text is looked into: a key may stand in any number of names.
+                Meaning::Bytes => match view.get(handle) {
+                    Ok(Object::Bytes(bytes)) => write!(out, "b\"{}\"", bytes.escape_ascii())?,
+                    _ => out.write_str("<key>")?,
+                },
+                Meaning::Record | Meaning::Opaque => {
+                    write!(out, "<{}>", view.class_name(view.class_id(&view.values.call(id))))?;
+                }
+                _ => out.write_str("<key>")?,
             },
+            _ => out.write_str("<key>")?,
         }
     }
-}
-
-fn push(out: &mut String, text: std::fmt::Arguments<'_>) {
-    // Writing to a String cannot fail.
-    let _ = out.write_fmt(text);
+    Ok(())
 }

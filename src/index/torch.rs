@@ -3,16 +3,11 @@
 //! Follows `torch/serialization.py: _load` and `caffe2/serialize/inline_container.cc`, and is stricter where readers differ:
 //! nothing outside the root, no required name in another case, every storage exactly as large as the pickle says.
 
-use std::sync::Arc;
-
-use super::meaning::{Meaning, Reader};
-use super::names;
-use super::tree::{Tree, View};
-use super::{Contents, Index, Options, Place, Unknown};
+use super::meaning::Ids;
+use super::{Contents, Index, Options, Place, pickled};
 use crate::container::Format;
 use crate::container::zip::Archive;
 use crate::error::{Code, Error, Result, ResultExt};
-use crate::pickle::{self, Pickle, Value};
 
 /// Names that must stand once, in this spelling.
 const REQUIRED: [&str; 4] = ["data.pkl", "constants.pkl", "version", "byteorder"];
@@ -32,78 +27,29 @@ pub(super) fn read(archive: Archive, options: &Options) -> Result<Index> {
     let member = format!("{root}data.pkl");
     let Some(position) = archive.find(&member) else { return Err(no_pickle(&archive)) };
     let data = archive.read(position, "pickle_bytes", options.limits.pickle_bytes)?;
-    let read = read_pickle(&archive, &root, data, options).in_member(&member)?;
-    let Pickle { values, root: top, .. } = read.pickle;
-    let index = Index {
-        format: Format::Zip,
-        entries: read.found.entries,
-        tensors: Vec::new(),
-        storages: Vec::new(),
-        metadata: Vec::new(),
-        tree: None,
-        opaque: read.found.opaque,
-        notes,
-        contents: Contents::Archive { archive, big_endian },
-    };
-    finish(index, read.meanings, values, top, options)
-}
-
-/// Moves the meanings into the index and checks what was asked to be checked.
-fn finish(
-    mut index: Index,
-    mut meanings: super::meaning::Meanings,
-    values: pickle::Values,
-    top: pickle::Handle,
-    options: &Options,
-) -> Result<Index> {
-    index.tensors = std::mem::take(&mut meanings.tensors);
-    index.storages = std::mem::take(&mut meanings.storages);
-    index.notes.append(&mut meanings.notes);
-    if options.verify
-        && let Contents::Archive { archive, .. } = &index.contents
-    {
-        for storage in &index.storages {
+    let locate = |key: &str, nbytes: u64| locate(&archive, &root, key, nbytes);
+    let mut read = pickled::read(data, Ids::Archive, &locate, options).in_member(&member)?;
+    notes.append(&mut read.notes);
+    if options.verify {
+        for storage in &read.storages {
             if let Place::Member(member) = storage.place {
                 archive.verify(member)?;
             }
         }
     }
-    index.tree = Some(Arc::new(Tree::new(values, meanings, top)));
-    Ok(index)
-}
-
-struct Read {
-    pickle: Pickle,
-    meanings: super::meaning::Meanings,
-    found: names::Found,
-}
-
-fn read_pickle(archive: &Archive, root: &str, data: Vec<u8>, options: &Options) -> Result<Read> {
-    let total = data.len();
-    let pickle = pickle::run(data, 0, &options.limits)?;
-    if pickle.end != total && !options.ignore_trailing {
-        let text = format!("{} byte(s) after the pickle's end", total.saturating_sub(pickle.end));
-        return Err(Error::new(Code::TrailingData, text).at(u64::try_from(pickle.end).unwrap_or(u64::MAX)));
-    }
-    let locate = |key: &str, nbytes: u64| locate(archive, root, key, nbytes);
-    let values = &pickle.values;
-    let mut reader = Reader::new(values, &options.limits, &locate)?;
-    if options.unknown == Unknown::Error {
-        refuse_unknown(View { values, meanings: reader.meanings() })?;
-    }
-    let mut found = names::find(View { values, meanings: reader.meanings() }, pickle.root, &options.limits)?;
-    if !found.bare.is_empty() {
-        reader.add_bare(&found.bare)?;
-        found = names::find(View { values, meanings: reader.meanings() }, pickle.root, &options.limits)?;
-    }
-    let meanings = reader.finish();
-    Ok(Read { pickle, meanings, found })
+    Ok(read.into_index(Format::Zip, notes, Contents::Archive { archive, big_endian }))
 }
 
 /// The root folder with its slash: the first member's (inline_container.cc: `init`), and every other member's.
 fn root(archive: &Archive) -> Result<String> {
     let first = archive.members().first().map_or("", |member| member.name());
-    let Some((folder, _)) = first.split_once('/') else { return Err(no_pickle(archive)) };
+    let Some((folder, _)) = first.split_once('/') else {
+        if archive.find("data.pkl").is_some() {
+            let text = format!("member {first:?} lies in no root folder");
+            return Err(Error::new(Code::ZipName, text));
+        }
+        return Err(no_pickle(archive));
+    };
     let root = format!("{folder}/");
     for member in archive.members() {
         let Some(rest) = member.name().strip_prefix(&*root) else {
@@ -141,37 +87,53 @@ fn no_pickle(archive: &Archive) -> Error {
     Error::new(Code::UnknownFormat, text).note(note)
 }
 
-/// `version`, or `.data/version` as versions from 6 on may have it: 1 to 10 (inline_container.h).
+/// `version`, or `.data/version` as versions from 6 on may have it: 1 to 10 (inline_container.h). Readers prefer one or the
+/// other, so both are checked where both are there.
 fn check_version(archive: &Archive, root: &str) -> Result<()> {
     let names = [format!("{root}version"), format!("{root}.data/version")];
-    let Some((name, position)) = names.iter().find_map(|name| Some((name, archive.find(name)?))) else {
-        if archive.find(&format!("{root}data.pkl")).is_none() {
-            return Err(no_pickle(archive));
+    let mut found = false;
+    for name in &names {
+        let Some(bytes) = small(archive, name)? else { continue };
+        let text = String::from_utf8_lossy(&bytes);
+        let digits = text.strip_suffix('\n').unwrap_or(&text);
+        let is_plain = digits.bytes().all(|byte| byte.is_ascii_digit());
+        if !is_plain || !matches!(digits.parse::<u8>(), Ok(1..=10)) {
+            let text = format!("version {text:?} is not one of 1 to 10");
+            return Err(Error::new(Code::ZipVersion, text).in_member(name));
         }
-        return Err(Error::new(Code::RecordMissing, format!("the archive holds no {:?}", names[0])));
-    };
-    let bytes = archive.read(position, "line", 64)?;
-    let text = String::from_utf8_lossy(&bytes);
-    match text.strip_suffix('\n').unwrap_or(&text).parse::<u8>() {
-        Ok(1..=10) => Ok(()),
-        _ => {
-            Err(Error::new(Code::ZipVersion, format!("version {text:?} is not one of 1 to 10"))
-                .in_member(name))
-        }
+        found = true;
     }
+    if found {
+        return Ok(());
+    }
+    if archive.find(&format!("{root}data.pkl")).is_none() {
+        return Err(no_pickle(archive));
+    }
+    let [name, _] = names;
+    Err(Error::new(Code::RecordMissing, format!("the archive holds no {name:?}")))
 }
 
 fn is_big_endian(archive: &Archive, root: &str) -> Result<bool> {
     let name = format!("{root}byteorder");
-    let Some(position) = archive.find(&name) else { return Ok(false) };
-    match &*archive.read(position, "line", 64)? {
-        b"little" => Ok(false),
-        b"big" => Ok(true),
-        other => {
+    match small(archive, &name)?.as_deref() {
+        None | Some(b"little") => Ok(false),
+        Some(b"big") => Ok(true),
+        Some(other) => {
             let text = format!("byteorder is {:?}", String::from_utf8_lossy(other));
             Err(Error::new(Code::ByteOrder, text).in_member(&name))
         }
     }
+}
+
+/// A member of a few bytes, if it is there. Of a long one only its length is told, which is no valid value.
+fn small(archive: &Archive, name: &str) -> Result<Option<Vec<u8>>> {
+    const MOST: u64 = 64;
+    let Some(position) = archive.find(name) else { return Ok(None) };
+    let size = archive.members().get(position).map_or(0, |member| member.size());
+    if size > MOST {
+        return Ok(Some(format!("({size} bytes)").into_bytes()));
+    }
+    archive.read(position, "line", MOST).map(Some)
 }
 
 /// The member of a storage, which must be exactly as large as the pickle says.
@@ -190,33 +152,4 @@ fn locate(archive: &Archive, root: &str, key: &str, nbytes: u64) -> Result<Place
             Err(Error::new(Code::StorageBounds, text))
         }
     }
-}
-
-/// Fails on the first global or call that rustload does not know.
-fn refuse_unknown(view: View<'_>) -> Result<()> {
-    for ((id, _), known) in view.values.globals().zip(&view.meanings.globals) {
-        if known.is_none() {
-            let global = view.values.global(id);
-            let text =
-                format!("the pickle names {}.{}, which rustload does not know", global.module, global.name);
-            return Err(
-                Error::global(Code::DisallowedGlobal, global.module, global.name, text).at(global.offset)
-            );
-        }
-    }
-    for (id, _) in view.values.calls() {
-        if view.meanings.calls.get(id.index()) == Some(&Meaning::Opaque) {
-            let call = view.values.call(id);
-            let (module, name) = match view.values.get(call.callable) {
-                Value::Global(id) => {
-                    let global = view.values.global(id);
-                    (global.module, global.name)
-                }
-                _ => ("", "(result of a call)"),
-            };
-            let text = format!("the pickle calls {} in an unknown way", view.class(&call));
-            return Err(Error::global(Code::DisallowedCall, module, name, text).at(call.offset));
-        }
-    }
-    Ok(())
 }

@@ -1,10 +1,12 @@
 //! The object tree of a pickle: abstract values seen as the Python objects they stand for, none of them built.
 
+use std::collections::HashSet;
+
 use super::Step;
 use super::known::Known;
 use super::meaning::{Meaning, Meanings};
 use crate::error::Result;
-use crate::pickle::{BigInt, Call, Handle, Text, Value, Values};
+use crate::pickle::{BigInt, Call, CallId, GlobalId, Handle, Text, Value, Values};
 
 /// The values of one pickle and what they mean.
 #[derive(Debug)]
@@ -149,17 +151,12 @@ impl<'a> View<'a> {
                 let global = self.values.global(id);
                 Object::Global { module: global.module, name: global.name }
             }
-            Value::PersistentId(pid) => match self.meanings.bare.get(&pid) {
-                Some(&tensor) => Object::Tensor(tensor),
-                None => Object::Tuple(&[]),
+            Value::PersistentId(pid) => match (self.meanings.bare.get(&pid), self.module(pid)) {
+                (Some(&tensor), _) => Object::Tensor(tensor),
+                (None, Some(class)) => return self.get(class),
+                (None, None) => Object::None,
             },
-            Value::Call(id) => {
-                let call = self.values.call(id);
-                match self.meanings.calls.get(id.index()) {
-                    Some(&meaning) => self.call(meaning, call)?,
-                    None => Object::Opaque { class: self.class(&call), call },
-                }
-            }
+            Value::Call(id) => self.call(self.meaning(id), self.values.call(id))?,
         })
     }
 
@@ -197,6 +194,13 @@ impl<'a> View<'a> {
             },
             Meaning::Record | Meaning::Opaque => Object::Opaque { class: self.class(&call), call },
         })
+    }
+
+    /// The class of `('module', class, file, source)`, a persistent id that stands for the class itself; always a global.
+    pub(super) fn module(self, pid: Handle) -> Option<Handle> {
+        let Value::Tuple(&[tag, class, ..]) = self.values.get(pid) else { return None };
+        let is_tag = matches!(self.values.get(tag), Value::Str(tag) if tag.as_str() == Some("module"));
+        (is_tag && matches!(self.values.get(class), Value::Global(_))).then_some(class)
     }
 
     fn args(self, call: &Call<'a>) -> &'a [Handle] {
@@ -254,69 +258,194 @@ impl<'a> View<'a> {
         }
     }
 
-    /// The class that a call makes a value of, as `module.name`.
-    pub(super) fn class(self, call: &Call<'a>) -> String {
-        let name = |handle| match self.values.get(handle) {
-            Value::Global(id) => {
-                let global = self.values.global(id);
-                Some(format!("{}.{}", global.module, global.name))
-            }
+    /// The class behind a persistent id that stands for one; anything else is itself.
+    fn named(self, handle: Handle) -> Handle {
+        match self.values.get(handle) {
+            Value::PersistentId(pid) => self.module(pid).unwrap_or(handle),
+            _ => handle,
+        }
+    }
+
+    /// The class that a call makes a value of; `None` where that is the result of another call.
+    pub(super) fn class_id(self, call: &Call<'a>) -> Option<GlobalId> {
+        let id = |handle| match self.values.get(self.named(handle)) {
+            Value::Global(id) => Some(id),
             _ => None,
         };
-        match name(call.callable) {
-            // copyreg._reconstructor(cls, base, state) makes a `cls` (copyreg.py).
-            Some(class) if class == "copyreg._reconstructor" => {
-                self.args(call).first().and_then(|&class| name(class)).unwrap_or(class)
-            }
-            Some(class) => class,
+        let callable = id(call.callable)?;
+        let global = self.values.global(callable);
+        // copyreg._reconstructor(cls, base, state) makes a `cls` (copyreg.py).
+        let first = match (global.module, global.name) {
+            ("copyreg", "_reconstructor") => self.args(call).first().and_then(|&class| id(class)),
+            _ => None,
+        };
+        Some(first.unwrap_or(callable))
+    }
+
+    /// A class as `module.name`.
+    pub(super) fn class_name(self, id: Option<GlobalId>) -> String {
+        match id.map(|id| self.values.global(id)) {
+            Some(global) => format!("{}.{}", global.module, global.name),
             None => "(result of a call)".to_owned(),
+        }
+    }
+
+    fn class(self, call: &Call<'a>) -> String {
+        self.class_name(self.class_id(call))
+    }
+
+    pub(super) fn meaning(self, id: CallId) -> Meaning {
+        self.meanings.calls.get(id.index()).copied().unwrap_or(Meaning::Opaque)
+    }
+
+    /// What it costs to list a value's children: the items and pairs that are looked at, also where equal keys leave few.
+    pub(super) fn weight(self, handle: Handle) -> u64 {
+        let count = match self.values.get(handle) {
+            Value::Dict(pairs) => pairs.len(),
+            Value::Call(id) => {
+                let call = self.values.call(id);
+                let own = call.items.len().saturating_add(call.appended.len());
+                let parts: &[Handle] = match self.meaning(id) {
+                    Meaning::Dict(_) | Meaning::Sequence(_) | Meaning::Size => self.args(&call),
+                    Meaning::Record | Meaning::Opaque => &[call.args],
+                    _ => return 0,
+                };
+                let parts = parts.iter().chain(call.kwargs.as_ref()).chain(call.states);
+                parts.fold(own, |count, &part| count.saturating_add(self.width(part)))
+            }
+            _ => self.items(handle).len(),
+        };
+        u64::try_from(count).unwrap_or(u64::MAX)
+    }
+
+    /// The items or pairs of an argument or a state.
+    fn width(self, handle: Handle) -> usize {
+        let own = |handle| match self.values.get(handle) {
+            Value::Dict(pairs) => pairs.len(),
+            _ => self.items(handle).len(),
+        };
+        match self.values.get(handle) {
+            Value::Tuple(&[one, two]) => own(one).saturating_add(own(two)).saturating_add(2),
+            _ => own(handle),
+        }
+    }
+
+    /// Every value that a value is made of, tensors excepted: a superset of its children, each as often as the file has it.
+    pub(super) fn parts(self, handle: Handle, mut each: impl FnMut(Handle)) {
+        match self.values.get(handle) {
+            Value::Dict(pairs) => pairs.iter().for_each(|&(_, value)| each(value)),
+            Value::Call(id) => {
+                if let Meaning::Tensor(_) | Meaning::Bytes | Meaning::ByteArray | Meaning::Complex =
+                    self.meaning(id)
+                {
+                    return;
+                }
+                let call = self.values.call(id);
+                each(call.args);
+                call.kwargs.iter().chain(call.states).chain(call.appended).for_each(|&part| each(part));
+                call.items.iter().for_each(|&(_, value)| each(value));
+            }
+            _ => self.items(handle).iter().for_each(|&item| each(item)),
         }
     }
 
     /// The values inside a value, each with the step that leads to it; tensors have none.
     pub(super) fn children(self, handle: Handle) -> Result<Vec<(Step, Handle)>> {
         let mut out = Vec::new();
-        match self.get(handle)? {
-            Object::List(items) | Object::Tuple(items) => indexed(items, &mut out),
-            Object::Deque(items, _) | Object::Set(items) | Object::FrozenSet(items) => {
-                indexed(&items, &mut out)
-            }
-            Object::Dict { entries, .. } => {
-                out.extend(entries.into_iter().map(|(key, value)| (Step::Key(key), value)));
-            }
-            Object::Opaque { call, .. } => {
-                out.extend((0..).map(Step::Argument).zip(self.args(&call).iter().copied()));
-                let kwargs = call.kwargs.into_iter().chain(call.states.iter().copied());
-                for state in kwargs {
-                    self.state_children(state, &mut out);
+        match self.values.get(handle) {
+            Value::Dict(pairs) => self.keyed(pairs, &mut out)?,
+            Value::Call(id) => {
+                let call = self.values.call(id);
+                match self.meaning(id) {
+                    Meaning::Dict(_) | Meaning::Sequence(_) | Meaning::Size => match self.get(handle)? {
+                        Object::Tuple(items) => indexed(items, &mut out),
+                        Object::Deque(items, _) | Object::Set(items) | Object::FrozenSet(items) => {
+                            indexed(&items, &mut out);
+                        }
+                        Object::Dict { entries, states, .. } => {
+                            out.extend(entries.into_iter().map(|(key, value)| (Step::Key(key), value)));
+                            for &state in states {
+                                self.state_children(state, &mut out)?;
+                            }
+                        }
+                        _ => {}
+                    },
+                    Meaning::Record | Meaning::Opaque => {
+                        out.extend((0..).map(Step::Argument).zip(self.args(&call).iter().copied()));
+                        for &state in call.kwargs.iter().chain(call.states) {
+                            self.state_children(state, &mut out)?;
+                        }
+                        self.keyed(call.items, &mut out)?;
+                        indexed(call.appended, &mut out);
+                    }
+                    _ => {}
                 }
-                out.extend(
-                    self.values.unique(call.items)?.into_iter().map(|(key, value)| (Step::Key(key), value)),
-                );
-                indexed(call.appended, &mut out);
             }
-            _ => {}
+            _ => indexed(self.items(handle), &mut out),
         }
         Ok(out)
     }
 
     /// A state's attributes: a dict, or a pair of the dict and the slots (copyreg.py: `__reduce_ex__`).
-    fn state_children(self, state: Handle, out: &mut Vec<(Step, Handle)>) {
+    fn state_children(self, state: Handle, out: &mut Vec<(Step, Handle)>) -> Result<()> {
         match self.values.get(state) {
-            Value::Dict(pairs) => out.extend(pairs.iter().map(|&(key, value)| (Step::Key(key), value))),
+            Value::Dict(_) => self.attributes(state, out),
             Value::Tuple(&[attributes, slots])
                 if [attributes, slots]
                     .iter()
                     .all(|&half| matches!(self.values.get(half), Value::Dict(_) | Value::None)) =>
             {
-                for half in [attributes, slots] {
-                    if let Value::Dict(pairs) = self.values.get(half) {
-                        out.extend(pairs.iter().map(|&(key, value)| (Step::Key(key), value)));
-                    }
-                }
+                self.attributes(attributes, out)?;
+                self.attributes(slots, out)
             }
-            _ => out.push((Step::Argument(0), state)),
+            _ => {
+                out.push((Step::Argument(0), state));
+                Ok(())
+            }
         }
+    }
+
+    /// The attributes of a dict of them. Those of a `torch.nn.Module` come as `state_dict()` names them: parameters, then
+    /// persistent buffers, then modules (torch/nn/modules/module.py: `_save_to_state_dict`), then whatever else there is.
+    fn attributes(self, attributes: Handle, out: &mut Vec<(Step, Handle)>) -> Result<()> {
+        let Value::Dict(pairs) = self.values.get(attributes) else { return Ok(()) };
+        let attribute = |wanted: &str| {
+            let is_wanted = |key| self.text(key).is_some_and(|key| key.as_bytes() == wanted.as_bytes());
+            pairs.iter().rev().find(|&&(key, _)| is_wanted(key)).map(|&(_, value)| value)
+        };
+        let own = ["_parameters", "_buffers", "_modules"].map(attribute);
+        let [Some(parameters), Some(buffers), Some(modules)] = own else { return self.keyed(pairs, out) };
+        let hidden: HashSet<Text<'_>> =
+            match attribute("_non_persistent_buffers_set").map(|set| self.get(set)) {
+                Some(Ok(Object::Set(names) | Object::FrozenSet(names))) => {
+                    names.into_iter().filter_map(|name| self.text(name)).collect()
+                }
+                _ => HashSet::new(),
+            };
+        for dict in [parameters, buffers, modules] {
+            if let Object::Dict { entries, .. } = self.get(dict)? {
+                let is_hidden =
+                    |key| dict == buffers && self.text(key).is_some_and(|key| hidden.contains(&key));
+                let shown = entries.into_iter().filter(|&(key, _)| !is_hidden(key));
+                out.extend(shown.map(|(key, value)| (Step::Key(key), value)));
+            }
+        }
+        let others = self.values.unique(pairs)?.into_iter().filter(|(_, value)| !own.contains(&Some(*value)));
+        out.extend(others.map(|(key, value)| (Step::Key(key), value)));
+        Ok(())
+    }
+
+    fn text(self, handle: Handle) -> Option<Text<'a>> {
+        match self.values.get(handle) {
+            Value::Str(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// The values of a dict, the last of equal keys winning.
+    fn keyed(self, pairs: &[(Handle, Handle)], out: &mut Vec<(Step, Handle)>) -> Result<()> {
+        out.extend(self.values.unique(pairs)?.into_iter().map(|(key, value)| (Step::Key(key), value)));
+        Ok(())
     }
 }
 

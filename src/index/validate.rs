@@ -64,6 +64,20 @@ impl Tensor {
         self.storage
     }
 
+    /// The same elements counted from `bytes` earlier: of a tensor proved against a part of its storage that starts there.
+    pub(super) fn shifted(mut self, bytes: u64) -> Result<Tensor> {
+        let item = self.dtype.itemsize();
+        let shift = bytes.checked_div(item).filter(|shift| shift.checked_mul(item) == Some(bytes));
+        let offset = shift.and_then(|shift| self.layout.offset.checked_add(shift));
+        self.layout.offset = offset.ok_or_else(|| {
+            Error::new(
+                Code::StorageBounds,
+                format!("a view starts at byte {bytes}, inside an element of {}", self.dtype),
+            )
+        })?;
+        Ok(self)
+    }
+
     /// A C-contiguous tensor that is its whole storage of `nbytes`.
     pub(super) fn whole(dtype: DType, shape: &[u64], storage: u32, nbytes: u64) -> Result<Tensor> {
         let layout = Layout::contiguous(shape)?;

@@ -1,8 +1,8 @@
 //! `Tensor`: the shell around a lazy tensor.
 
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyIndexError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyEllipsis, PySlice, PyTuple};
+use pyo3::types::{PyBool, PyEllipsis, PySlice, PyTuple};
 
 use super::buffer::Buffer;
 use super::{capsule, objects, run};
@@ -10,7 +10,7 @@ use crate::dtype::DType;
 use crate::kernel::Overflow;
 use crate::layout::Index;
 use crate::parallel::Cancel;
-use crate::tensor::{Order, Request, Tensor as Core};
+use crate::tensor::{Order, Request, Standing, Tensor as Core};
 
 /// A handle on a tensor of a checkpoint, or on a part of one.
 #[pyclass(frozen, module = "rustload._rustload")]
@@ -155,8 +155,20 @@ impl Tensor {
         PyTuple::new(py, &self.0.ordered(&wanted.request()?.order)?.shape)
     }
 
-    fn storage_view(&self, py: Python<'_>) -> PyResult<Buffer> {
-        Ok(Buffer(run::detached(py, || self.0.storage_view())?))
+    fn standing(&self, py: Python<'_>, copy: Option<bool>) -> PyResult<Option<&'static str>> {
+        Ok(run::detached(py, || self.0.standing(copy))?.map(|standing| match standing {
+            Standing::View => "view",
+            Standing::Copy => "copy",
+        }))
+    }
+
+    fn storage_bytes(&self, py: Python<'_>, standing: &str, wanted: Wanted) -> PyResult<Buffer> {
+        let request = wanted.request()?;
+        let standing = if standing == "view" { Standing::View } else { Standing::Copy };
+        let found = run::interruptible(py, self.0.nbytes(), &request.cancel, || {
+            self.0.storage_bytes(standing, &request)
+        })?;
+        Ok(Buffer(found))
     }
 }
 
@@ -168,23 +180,32 @@ fn index_item(item: &Bound<'_, PyAny>) -> PyResult<Index> {
         return Ok(Index::Ellipsis);
     }
     if let Ok(slice) = item.cast::<PySlice>() {
+        // Bounds that do not fit are clipped, as Python clips slices of lists.
         let bound = |name: &str| -> PyResult<Option<i64>> {
             let bound = slice.getattr(name)?;
-            if bound.is_none() { Ok(None) } else { Ok(Some(integer(&bound)?)) }
+            if bound.is_none() { Ok(None) } else { Ok(Some(clipped(&integer(&bound)?)?)) }
         };
         return Ok(Index::Range { start: bound("start")?, stop: bound("stop")?, step: bound("step")? });
     }
-    Ok(Index::At(integer(item)?))
+    let at = integer(item)?;
+    Ok(Index::At(at.extract().map_err(|_| PyIndexError::new_err(format!("index {at} is out of bounds")))?))
 }
 
-/// An integer or what has `__index__`; a bool would mean a mask in NumPy, so it is refused.
-fn integer(item: &Bound<'_, PyAny>) -> PyResult<i64> {
+/// An integer or what has `__index__`; a bool of any framework would mean a mask, so it is refused.
+fn integer<'py>(item: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let wrong = || {
         PyTypeError::new_err("an index is an int, a slice, ..., or None; masks and lists are not read lazily")
     };
-    if item.is_instance_of::<pyo3::types::PyBool>() {
+    let dtype = item.getattr_opt("dtype")?.map(|dtype| dtype.to_string()).unwrap_or_default();
+    if item.is_instance_of::<PyBool>() || dtype.ends_with("bool") {
         return Err(wrong());
     }
-    let index = item.call_method0("__index__").map_err(|_| wrong())?;
-    index.extract()
+    item.call_method0("__index__").map_err(|_| wrong())
+}
+
+fn clipped(number: &Bound<'_, PyAny>) -> PyResult<i64> {
+    match number.extract() {
+        Ok(number) => Ok(number),
+        Err(_) => Ok(if number.lt(0)? { i64::MIN } else { i64::MAX }),
+    }
 }

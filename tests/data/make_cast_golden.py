@@ -12,7 +12,7 @@ import struct
 
 import torch
 
-NAMES = (
+NAMES = (  # noqa: SIM905 - a list of quoted names is harder to read
     "bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz "
     "float8_e8m0fnu float16 bfloat16 float32 float64 complex32 complex64 complex128"
 ).split()
@@ -45,7 +45,11 @@ def sources(dtype: torch.dtype) -> torch.Tensor:
     if dtype.itemsize == 1:
         return torch.arange(256).to(torch.uint8).view(dtype)
     if dtype.is_complex:
-        half = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}[dtype]
+        half = {
+            torch.complex32: torch.float16,
+            torch.complex64: torch.float32,
+            torch.complex128: torch.float64,
+        }[dtype]
         real = sources(half)
         imaginary = real[torch.randperm(len(real), generator=generator)]
         return torch.stack([real, imaginary], dim=1).flatten().view(dtype)
@@ -73,7 +77,9 @@ def keep(values: torch.Tensor, to: torch.dtype) -> torch.Tensor:
         return ~(exact.to(torch.float32).abs() > LARGEST[to])
     if not to.is_floating_point:
         limits = torch.iinfo(to)
-        return (exact.trunc() >= limits.min) & (exact.trunc() <= float(limits.max)) & (exact.trunc() < 2.0**63)
+        return (
+            (exact.trunc() >= limits.min) & (exact.trunc() <= float(limits.max)) & (exact.trunc() < 2.0**63)
+        )
     return torch.ones(len(values), dtype=torch.bool)
 
 
@@ -81,7 +87,12 @@ out = bytearray()
 for source, source_dtype in enumerate(DTYPES):
     for target, target_dtype in enumerate(DTYPES):
         values = sources(source_dtype)
-        values = values.view(torch.uint8).view(len(values), -1)[keep(values, target_dtype)].flatten().view(source_dtype)
+        values = (
+            values.view(torch.uint8)
+            .view(len(values), -1)[keep(values, target_dtype)]
+            .flatten()
+            .view(source_dtype)
+        )
         result = values.to(target_dtype)
         out += struct.pack("<BBH", source, target, len(values))
         out += values.view(torch.uint8).numpy().tobytes() + result.view(torch.uint8).numpy().tobytes()

@@ -41,7 +41,10 @@ def rezip(source, target, **options):
 def main():
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir()
-    state = {"w": torch.arange(6, dtype=torch.float32).reshape(2, 3), "b": torch.zeros(64, dtype=torch.bfloat16)}
+    state = {
+        "w": torch.arange(6, dtype=torch.float32).reshape(2, 3),
+        "b": torch.zeros(64, dtype=torch.bfloat16),
+    }
     torch.save(state, OUT / "torch.pt")
     torch.save(state, OUT / "legacy.pt", _use_new_zipfile_serialization=False)
     torch.serialization.set_crc32_options(False)
@@ -61,7 +64,9 @@ def main():
         with zipfile.ZipFile(OUT / "torch.pt") as archive:
             archive.extractall(unpacked)
         subprocess.run(["zip", "-q", "-r", OUT / "info_zip.pt", "torch"], cwd=unpacked, check=True)
-        piped = subprocess.run(["zip", "-q", "-r", "-", "torch"], cwd=unpacked, check=True, capture_output=True)
+        piped = subprocess.run(
+            ["zip", "-q", "-r", "-", "torch"], cwd=unpacked, check=True, capture_output=True
+        )
         (OUT / "info_zip_piped.pt").write_bytes(piped.stdout)
         shutil.rmtree(unpacked)
     else:

@@ -31,8 +31,8 @@ class Global:
 
 
 class Call:
-    def __init__(self, callable, args, kwargs):
-        self.callable, self.args, self.kwargs = callable, args, kwargs or None
+    def __init__(self, function, args, kwargs):
+        self.callable, self.args, self.kwargs = function, args, kwargs or None
         self.states, self.items, self.appended = [], [], []
         self.__dict__["__setstate__"] = self.states.append
 
@@ -65,7 +65,7 @@ class Recorder(pickle._Unpickler):
         return Persistent(pid)
 
     # Arguments stay as they are, where the unpickler would call.
-    dispatch = dict(pickle._Unpickler.dispatch)
+    dispatch: ClassVar = dict(pickle._Unpickler.dispatch)
 
 
 def pairs(items):
@@ -108,7 +108,14 @@ def show(value):
             return f"p<{show(value.pid)}>"
         case Call():
             kwargs = "" if value.kwargs is None else pairs(value.kwargs.items())
-            parts = [show(value.callable), show(value.args), kwargs, run(value.states), pairs(value.items), run(value.appended)]
+            parts = [
+                show(value.callable),
+                show(value.args),
+                kwargs,
+                run(value.states),
+                pairs(value.items),
+                run(value.appended),
+            ]
             return "c<" + "|".join(parts) + ">"
     raise TypeError(value)
 
@@ -120,7 +127,7 @@ class Colour(enum.Enum):
 class Old:
     """With a `__reduce_ex__` that gives keyword arguments (NEWOBJ_EX)."""
 
-    def __new__(cls, a, *, b=0):
+    def __new__(cls, a, *, b=0):  # noqa: ARG004 - pickled by __reduce_ex__
         return super().__new__(cls)
 
     def __getnewargs_ex__(self):
@@ -140,13 +147,45 @@ Old.__module__ = Items.__module__ = Colour.__module__ = "m"
 shared = ["x"]
 VALUES = {
     "scalars": [None, True, False, 0, 1, 255, 256, 65535, 65536, -1, 2**31 - 1, -(2**31), 2**31],
-    "integers": [2**62, -(2**62), 2**63 - 1, -(2**63), 2**63, -(2**63) - 1, 2**64, -(2**64), 10**40, -(10**40)],
+    "integers": [
+        2**62,
+        -(2**62),
+        2**63 - 1,
+        -(2**63),
+        2**63,
+        -(2**63) - 1,
+        2**64,
+        -(2**64),
+        10**40,
+        -(10**40),
+    ],
     "floats": [0.0, -0.0, 1.5, 1e300, 1e-300, float("inf"), float("-inf"), 5e-324, 0.1],
     "strings": ["", "a", "é", "😀", "\ud800", "a\nb\\u0041\\", "\x00\x1a\r"],
     "bytes": [b"", b"a", bytes(range(120, 136))],
     "bytearray": bytearray(b"abc"),
-    "containers": [[], (), {}, (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4), {"a": 1, 2: [3]}, {1}, frozenset({1, "b"}), set()],
-    "keys": {1: "a", "1": "b", b"1": "c", (1, ("x", None)): "d", 2.5: "e", None: "f", 10**30: "g", "k" * 129: "h"},
+    "containers": [
+        [],
+        (),
+        {},
+        (1,),
+        (1, 2),
+        (1, 2, 3),
+        (1, 2, 3, 4),
+        {"a": 1, 2: [3]},
+        {1},
+        frozenset({1, "b"}),
+        set(),
+    ],
+    "keys": {
+        1: "a",
+        "1": "b",
+        b"1": "c",
+        (1, ("x", None)): "d",
+        2.5: "e",
+        None: "f",
+        10**30: "g",
+        "k" * 129: "h",
+    },
     "shared": [shared, shared, (shared,)],
     "ordered": collections.OrderedDict(a=1, b=2),
     "default": collections.defaultdict(int, a=1),

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rustload.errors import _make
 
 if TYPE_CHECKING:
-    from rustload import _rustload
-    from rustload._tensor import LazyTensor
+    from rustload._tensor import LazyTensor, Wanted
 
 __all__ = ["NAMES", "Adapter", "adapter", "default"]
 
@@ -23,10 +22,10 @@ class Adapter(Protocol):
     def check_device(self, device: Any) -> Any:
         """The device as the framework has it, or a DeviceError."""
 
-    def make(self, tensor: LazyTensor, buffer: _rustload.Buffer, device: Any) -> Any:
-        """The framework's object over a materialized buffer, on the device."""
+    def make(self, tensor: LazyTensor, wanted: Wanted, device: Any) -> Any:
+        """The framework's object for what is wanted of the tensor, on the device."""
 
-    def into(self, tensor: LazyTensor, out: Any, wanted: Any) -> bool:
+    def into(self, tensor: LazyTensor, out: Any, wanted: Wanted) -> bool:
         """Writes into `out` if it is of this framework; False if it is not."""
 
 

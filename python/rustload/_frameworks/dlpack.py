@@ -21,9 +21,9 @@ def check_device(device: Any) -> None:
         )
 
 
-def make(tensor: LazyTensor, buffer: Buffer, device: Any) -> Buffer:
+def make(tensor: LazyTensor, wanted: Wanted, device: Any) -> Buffer:
     """The buffer itself."""
-    return buffer
+    return tensor._core.materialize(wanted)
 
 
 def into(tensor: LazyTensor, out: Any, wanted: Wanted) -> bool:

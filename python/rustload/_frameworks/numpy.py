@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rustload._frameworks.dlpack import check_device as check_device  # host memory only, as there
-from rustload.errors import UnsupportedError, _make
+from rustload.errors import _make
 
 if TYPE_CHECKING:
-    from rustload import _rustload
     from rustload._tensor import LazyTensor, Wanted
 
+# What NumPy has from ml_dtypes alone; complex32 came to it late.
 _ML_DTYPES = {
     "bfloat16",
+    "complex32",
     "float8_e4m3fn",
     "float8_e5m2",
     "float8_e4m3fnuz",
@@ -30,25 +31,30 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         UnsupportedError: NumPy has none, even with ml_dtypes.
         ImportError: ml_dtypes is needed and not installed.
     """
+    found: Any = name
     if name in _ML_DTYPES:
         try:
             import ml_dtypes
         except ModuleNotFoundError as error:
             raise ImportError(f"{name} in NumPy needs ml_dtypes: pip install 'rustload[numpy]'") from error
-        return np.dtype(getattr(ml_dtypes, name))
+        found = getattr(ml_dtypes, name, name)
     try:
-        return np.dtype(name)
+        dtype: np.dtype[Any] = np.dtype(found)
     except TypeError:
-        error = _make(
-            "Unsupported", "DtypeUnsupported", f"NumPy has no {name}", "use .bytes(), or cast it with dtype=..."
+        missing = _make(
+            "Unsupported",
+            "DtypeUnsupported",
+            f"NumPy has no {name}",
+            "use .bytes(), or cast it with dtype=...",
         )
-        assert isinstance(error, UnsupportedError)
-        raise error from None
+        raise missing from None
+    return dtype
 
 
-def make(tensor: LazyTensor, buffer: _rustload.Buffer, device: Any) -> np.ndarray[Any, Any]:
-    """An array over the buffer's memory, writable, keeping it alive."""
-    return np.asarray(buffer).view(numpy_dtype(buffer.dtype))
+def make(tensor: LazyTensor, wanted: Wanted, device: Any) -> np.ndarray[Any, Any]:
+    """An array over the memory of the view or the result, writable, keeping it alive."""
+    dtype = numpy_dtype(wanted.dtype or tensor.dtype)
+    return np.asarray(tensor._core.materialize(wanted)).view(dtype)
 
 
 def into(tensor: LazyTensor, out: Any, wanted: Wanted) -> bool:
@@ -62,5 +68,5 @@ def into(tensor: LazyTensor, out: Any, wanted: Wanted) -> bool:
     if out.flags.c_contiguous and out.dtype.isnative:
         tensor._core.materialize_into(wanted, out.reshape(-1).view(np.uint8).__dlpack__())
     else:
-        out[...] = make(tensor, tensor._core.materialize(wanted), None)
+        out[...] = make(tensor, wanted, None)
     return True

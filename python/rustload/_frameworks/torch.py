@@ -6,6 +6,7 @@ are the file's. An owned result is a storage of its own.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,8 +38,10 @@ def check_device(device: Any) -> torch.device | None:
             note = f"torch {torch.__version__} {built}; use device='cpu', or install a CUDA build and driver"
             raise _make("Device", "Device", f"device {str(found)!r} is not available", note)
         count = torch.cuda.device_count()
-        if found.index is not None and found.index >= count:
-            raise _make("Device", "Device", f"device {str(found)!r} is not available: there are {count} GPU(s)")
+        if found.index is not None and found.index >= count:  # type: ignore[redundant-expr]  # None without a number
+            raise _make(
+                "Device", "Device", f"device {str(found)!r} is not available: there are {count} GPU(s)"
+            )
     return found
 
 
@@ -50,18 +53,18 @@ def torch_dtype(name: str) -> torch.dtype:
     """
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
-        raise _make("Unsupported", "DtypeUnsupported", f"torch {torch.__version__} has no {name}", "use a newer torch")
+        raise _make(
+            "Unsupported", "DtypeUnsupported", f"torch {torch.__version__} has no {name}", "use a newer torch"
+        )
     return found
 
 
-def make(tensor: LazyTensor, buffer: _rustload.Buffer, device: torch.device | None) -> torch.Tensor:
-    """A tensor over the buffer's memory, or a copy of it on another device."""
-    empty = torch.empty(0, dtype=torch_dtype(buffer.dtype))
-    if buffer.is_view:
-        storage = _storage(tensor)
-        made = empty.set_(storage, tensor._core.offset if tensor.size else 0, buffer.shape, buffer.strides)
-    else:
-        made = empty.set_(_bytes(buffer), 0, buffer.shape, buffer.strides)
+def make(tensor: LazyTensor, wanted: Wanted, device: torch.device | None) -> torch.Tensor:
+    """The tensor as asked for: on the storage that its names share where nothing is converted, on one of its own otherwise."""
+    plain = wanted.copy is not True and not wanted.transpose and wanted.dtype in (None, tensor.dtype)
+    made = _on_shared_storage(tensor, wanted) if plain else None
+    if made is None:
+        made = _owned(tensor._core.materialize(dataclasses.replace(wanted, copy=True)))
     return made if device is None else made.to(device)
 
 
@@ -69,26 +72,42 @@ def into(tensor: LazyTensor, out: Any, wanted: Wanted) -> bool:
     """Writes into a tensor; straight into its memory where that is contiguous and on the CPU."""
     if not isinstance(out, torch.Tensor):
         return False
+    if out.device.type == "meta":
+        raise _make("Device", "Device", "out= is on the meta device, which has no memory to write to")
     wanted = tensor._wanted_for(str(out.dtype), tuple(out.shape), wanted)
-    out = out.detach()
-    if out.device.type == "cpu" and out.is_contiguous() and not (out.is_conj() or out.is_neg()):
-        flat = out.reshape(-1).view(torch.uint8)
-        tensor._core.materialize_into(wanted, flat.__dlpack__())
+    target = out.detach()
+    if target.device.type == "cpu" and target.is_contiguous() and not (target.is_conj() or target.is_neg()):
+        row = target.as_strided((target.numel(),), (1,)).view(torch.uint8)
+        tensor._core.materialize_into(wanted, row.__dlpack__())
+        torch.autograd.graph.increment_version(out)  # autograd must know that saved values are gone
     else:
-        out.copy_(make(tensor, tensor._core.materialize(wanted), None))
+        with torch.no_grad():
+            out.copy_(_owned(tensor._core.materialize(wanted)))
     return True
 
 
-def _bytes(buffer: _rustload.Buffer) -> torch.UntypedStorage:
-    return torch.from_dlpack(buffer.as_bytes()).untyped_storage()
-
-
-def _storage(tensor: LazyTensor) -> torch.UntypedStorage:
-    """The one torch storage of the tensor's storage in the file."""
+def _on_shared_storage(tensor: LazyTensor, wanted: Wanted) -> torch.Tensor | None:
+    """The tensor on the one torch storage of its storage in the file; None where its elements must be copied by themselves."""
+    standing = tensor._core.standing(wanted.copy)
+    if standing is None:
+        return None
     storages = tensor._shared.storages
-    key = tensor._core.storage
-    found = storages.get(key)
-    if found is None:
+    key = (*tensor._core.storage, standing)
+    storage: torch.UntypedStorage | None = storages.get(key)
+    if storage is None:
         # setdefault: of two threads that come here at once, both must go on with the same storage.
-        found = storages.setdefault(key, _bytes(tensor._core.storage_view()))
-    return found
+        storage = storages.setdefault(key, _storage(tensor._core.storage_bytes(standing, wanted)))
+    offset = tensor._core.offset if tensor.size else 0
+    return torch.empty(0, dtype=torch_dtype(tensor.dtype)).set_(storage, offset, tensor.shape, tensor.strides)
+
+
+def _owned(buffer: _rustload.Buffer) -> torch.Tensor:
+    return torch.empty(0, dtype=torch_dtype(buffer.dtype)).set_(
+        _storage(buffer), 0, buffer.shape, buffer.strides
+    )
+
+
+def _storage(buffer: _rustload.Buffer) -> torch.UntypedStorage:
+    row: torch.Tensor = torch.from_dlpack(buffer.as_bytes())  # type: ignore[attr-defined]  # exported, not declared
+    storage: torch.UntypedStorage = row.untyped_storage()
+    return storage

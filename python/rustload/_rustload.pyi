@@ -1,0 +1,371 @@
+"""The compiled core of rustload. Use the package `rustload` instead: of this module, only `Buffer` is public.
+
+Shapes, strides and offsets count elements; whatever is called bytes counts bytes. Errors are the classes of `rustload.errors`,
+each with a stable `code`. Nothing here reads tensor data, except what says so.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal, Protocol, final
+
+from typing_extensions import CapsuleType
+
+__all__ = [
+    "CODES",
+    "DEBUG",
+    "DTYPES",
+    "LIMITS",
+    "Buffer",
+    "Checkpoint",
+    "Tensor",
+    "__version__",
+    "open_bytes",
+    "open_paths",
+    "parse_dtype",
+]
+
+__version__: Final[str]
+
+DEBUG: Final[bool]
+"""Whether this is a debug build, which is slow."""
+
+DTYPES: Final[list[tuple[str, int, str | None]]]
+"""Every dtype: its name in torch's words, bytes of one element, and its code in a safetensors header if it has one."""
+
+LIMITS: Final[list[tuple[str, int, str]]]
+"""Every limit: its name, its default, and what it bounds."""
+
+CODES: Final[list[tuple[str, str, str, str]]]
+"""Every error code: its spelling, who must act, what it means, and what to try next (may be empty)."""
+
+@final
+class Buffer:
+    """A tensor in host memory, for any consumer of DLPack or the buffer protocol.
+
+    What `materialize` makes under framework "dlpack". It is either owned (memory of its own, C-contiguous) or a view (a private,
+    copy-on-write mapping of the file, with the file's strides); both are writable, and neither ever writes to the file. It
+    keeps its memory alive, and so does whatever was made from it.
+
+    >>> import rustload
+    >>> w = rustload.open("model.pt")["q.weight"].materialize(dtype="float16", framework="dlpack")
+    >>> w
+    <rustload.Buffer float16 [8, 8] owned>
+    >>> memoryview(w).format, memoryview(w).shape
+    ('e', (8, 8))
+    """
+
+    @property
+    def dtype(self) -> str:
+        """The element type, in torch's words: `"bfloat16"`."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Elements along each dimension."""
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Elements between neighbours along each dimension."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements together, not of gaps between them."""
+
+    @property
+    def is_view(self) -> bool:
+        """Whether it is a view of the file's private mapping."""
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+        **_extra: Any,
+    ) -> CapsuleType:
+        """Exports the buffer by DLPack; reads nothing and copies nothing.
+
+        Args:
+            stream: None or -1; host memory has no streams.
+            max_version: The newest version that the consumer knows; from (1, 0) on it gets the versioned structure.
+            dl_device: None or (1, 0), the CPU.
+            copy: Not True: a buffer is exported as it is.
+            **_extra: Arguments of later versions of the protocol, ignored.
+
+        Raises:
+            BufferError: The consumer wants a stream, another device or a copy; or a size does not fit 63 bits.
+        """
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """`(1, 0)`: the CPU."""
+
+    def as_bytes(self) -> Buffer:
+        """The same memory as a row of `uint8`.
+
+        Raises:
+            BufferError: The elements do not lie one after the other.
+        """
+
+    def tobytes(self) -> bytes:
+        """A copy of the elements' bytes, in C order."""
+
+    def __buffer__(self, flags: int, /) -> memoryview:
+        """The buffer protocol; dtypes that `struct` does not know appear as the unsigned bits they are.
+
+        Raises:
+            BufferError: The buffer is strided and the consumer wants contiguous bytes.
+        """
+
+@final
+class Checkpoint:
+    """An opened checkpoint; `rustload.Checkpoint` is its face."""
+
+    @property
+    def format(self) -> str:
+        """The files' format: `"torch-zip"` or `"safetensors"`."""
+
+    @property
+    def files(self) -> list[os.PathLike[str]]:
+        """The files, in shard order; none for bytes in memory."""
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The files' own metadata, by key."""
+
+    @property
+    def notes(self) -> list[str]:
+        """Things worth knowing that are no error."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all storages that named tensors lie in, each counted once."""
+
+    def names(self) -> list[str]:
+        """The names, in the files' order."""
+
+    def __len__(self) -> int:
+        """The number of names."""
+
+    def __contains__(self, key: str, /) -> bool:
+        """Whether a tensor has that name."""
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor of that name.
+
+        Raises:
+            TensorNotFoundError: There is none; the note gives near names.
+        """
+
+    def tied(self) -> list[list[str]]:
+        """The names that share a storage, in groups of two and more."""
+
+    def opaque(self) -> list[tuple[str, int, list[str]]]:
+        """The classes kept as data: `module.name`, how many values, and the names of the first few."""
+
+    def globals(self) -> list[str]:
+        """Every class and function that the pickles name, as `module.name`, once, sorted."""
+
+    def objects(self, wrap: Callable[[Tensor], object]) -> list[Any]:
+        """Each file's object tree, in shard order; a dict of the tensors for a file that has none.
+
+        Args:
+            wrap: Makes what stands in the tree for a tensor.
+
+        Raises:
+            LimitError: The tree is nested too deeply, or has too many values (`depth`, `export_nodes`).
+            FormatError: A tuple or frozen set contains itself (code `CyclicValue`).
+        """
+
+def open_paths(
+    paths: Sequence[str | os.PathLike[str]],
+    *,
+    unknown: str,
+    trailing: str,
+    compat: bool,
+    verify: bool,
+    limits: Mapping[str, int],
+) -> Checkpoint:
+    """Opens a file, a directory, an index file, or a list of shards. Reads metadata only, unless `verify`.
+
+    Args:
+        paths: One path of any kind, or several files.
+        unknown: `"keep"` or `"error"`.
+        trailing: `"error"` or `"ignore"`.
+        compat: Whether the last of duplicate keys in a safetensors header wins.
+        verify: Whether every storage is read and its checksum compared.
+        limits: Values of limits by name; the others keep their defaults.
+
+    Raises:
+        OSError: A file cannot be read.
+        FormatError: It is no checkpoint, or a damaged one.
+        UnsupportedError: It is of a kind that is not read yet.
+        DisallowedError: It names something unknown, and `unknown` is `"error"`.
+        LimitError: It is beyond a limit.
+        ValueError: An argument has a wrong value.
+    """
+
+def open_bytes(
+    data: bytes,
+    *,
+    unknown: str,
+    trailing: str,
+    compat: bool,
+    verify: bool,
+    limits: Mapping[str, int],
+) -> Checkpoint:
+    """Opens the bytes of one file; arguments and errors as for `open_paths`.
+
+    Args:
+        data: The bytes, which the checkpoint keeps and does not copy.
+        unknown: As for `open_paths`.
+        trailing: As for `open_paths`.
+        compat: As for `open_paths`.
+        verify: As for `open_paths`.
+        limits: As for `open_paths`.
+    """
+
+class _Wanted(Protocol):
+    """How a result is wanted; `rustload._tensor.Wanted` is one."""
+
+    dtype: str | None
+    transpose: bool | list[int] | None
+    copy: bool | None
+    allow_lossy: bool
+    threads: int | None
+
+    @property
+    def overflow(self) -> str: ...
+
+@final
+class Tensor:
+    """A handle on a tensor or a part of one; `rustload.LazyTensor` is its face."""
+
+    @property
+    def name(self) -> str:
+        """The name in the checkpoint; a part has its whole's."""
+
+    @property
+    def path(self) -> tuple[Any, ...]:
+        """The keys and indices from the root of the object tree.
+
+        Raises:
+            LimitError: A key is nested too deeply.
+        """
+
+    @property
+    def dtype(self) -> str:
+        """The element type in the file, in torch's words."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Elements along each dimension."""
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Elements between neighbours along each dimension, in the file."""
+
+    @property
+    def offset(self) -> int:
+        """Elements from the storage's start to the first element."""
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements together, in the file's dtype."""
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the elements lie in C order without gaps."""
+
+    @property
+    def is_parameter(self) -> bool:
+        """Whether the file has it as a `torch.nn.Parameter`."""
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether the file says that it wants gradients."""
+
+    @property
+    def storage(self) -> tuple[int, int]:
+        """The storage: number of the file and number in it. Tied tensors have the same."""
+
+    def index(self, key: object) -> Tensor:
+        """A part by basic indexing.
+
+        Args:
+            key: An int, a slice with a positive step, `...`, None, or a tuple of these.
+
+        Raises:
+            IndexError: An index is out of bounds, or there are too many.
+            ValueError: A step is not positive, or there are two ellipses.
+            TypeError: It is another kind of index.
+        """
+
+    def permute(self, dims: Sequence[int]) -> Tensor:
+        """The same elements with the dimensions in another order.
+
+        Raises:
+            ValueError: `dims` is no permutation of all dimensions.
+        """
+
+    def reversed(self) -> Tensor:
+        """The same elements with the dimensions reversed."""
+
+    def materialize(self, wanted: _Wanted) -> Buffer:
+        """The elements in memory. Reads tensor data, except for a view.
+
+        Raises:
+            BufferError: A view is demanded and none is possible.
+            ValueError: The cast is lossy, or the order is no permutation.
+            UnsupportedError: There is no such cast.
+            FormatError: The file was cut or changed, or the member is damaged.
+            LimitError: Repeated elements would grow beyond `materialize_bytes`.
+            MemoryError: The memory could not be had.
+        """
+
+    def materialize_into(self, wanted: _Wanted, out: CapsuleType) -> None:
+        """Writes the elements, C-contiguous in the order asked for, into foreign memory. Reads tensor data.
+
+        Args:
+            wanted: As for `materialize`; `copy` does not count.
+            out: A DLPack capsule of a writable, contiguous row of `uint8` in host memory, exactly as long as the result.
+
+        Raises:
+            TypeError: The capsule is not DLPack's, or was used before.
+            ValueError: The memory is not such a row.
+        """
+
+    def result_shape(self, wanted: _Wanted) -> tuple[int, ...]:
+        """The shape of what `materialize` would give."""
+
+    def standing(self, copy: bool | None) -> Literal["view", "copy"] | None:
+        """How the tensor can stand on a storage that it shares with others; reads no more than bools.
+
+        Returns:
+            `"view"` on the file's mapping, `"copy"` on a copy of the whole storage (which keeps strides, and names tied), or None
+            where its elements must be copied by themselves.
+
+        Raises:
+            BufferError: `copy` is False and no view is possible.
+        """
+
+    def storage_bytes(self, standing: str, wanted: _Wanted) -> Buffer:
+        """All bytes of the storage as `uint8`, as a view or a copy.
+
+        Raises:
+            BufferError: No view of them exists.
+            FormatError: The file was cut or changed.
+        """
+
+def parse_dtype(name: str) -> str:
+    """The dtype's name in torch's words.
+
+    Args:
+        name: A name in torch's, safetensors' or NumPy's words, with or without `torch.`.
+
+    Raises:
+        ValueError: There is no such dtype; the note lists those there are.
+    """

@@ -1,0 +1,96 @@
+//! From a pickle to tensors, names and a tree: what the archive and the legacy stream have in common.
+
+use std::sync::Arc;
+
+use super::meaning::{Ids, Locate, Meaning, Reader};
+use super::tree::{Tree, View};
+use super::{Contents, Entry, Index, OpaqueClass, Options, Storage, Tensor, Unknown, names};
+use crate::container::Format;
+use crate::error::{Code, Error, Result};
+use crate::pickle::{self, Pickle, Value};
+
+/// All that one pickle says.
+pub(super) struct Pickled {
+    pub(super) entries: Vec<Entry>,
+    pub(super) tensors: Vec<Tensor>,
+    pub(super) storages: Vec<Storage>,
+    pub(super) opaque: Vec<OpaqueClass>,
+    pub(super) notes: Vec<String>,
+    tree: Tree,
+}
+
+/// Runs the pickle that `data` is, and finds out what its calls mean.
+pub(super) fn read(data: Vec<u8>, ids: Ids, locate: Locate<'_>, options: &Options) -> Result<Pickled> {
+    let total = data.len();
+    let Pickle { values, root, end, .. } = pickle::run(data, 0, &options.limits)?;
+    if end != total && !options.ignore_trailing {
+        let text = format!("{} byte(s) after the pickle's end", total.saturating_sub(end));
+        return Err(Error::new(Code::TrailingData, text).at(u64::try_from(end).unwrap_or(u64::MAX)));
+    }
+    let mut reader = Reader::new(&values, &options.limits, ids, locate)?;
+    if options.unknown == Unknown::Error {
+        refuse_unknown(View { values: &values, meanings: reader.meanings() })?;
+    }
+    let mut found =
+        names::find(View { values: &values, meanings: reader.meanings() }, root, &options.limits)?;
+    if !found.bare.is_empty() {
+        reader.add_bare(&found.bare)?;
+        found = names::find(View { values: &values, meanings: reader.meanings() }, root, &options.limits)?;
+    }
+    let mut meanings = reader.finish();
+    Ok(Pickled {
+        entries: found.entries,
+        tensors: std::mem::take(&mut meanings.tensors),
+        storages: std::mem::take(&mut meanings.storages),
+        opaque: found.opaque,
+        notes: std::mem::take(&mut meanings.notes),
+        tree: Tree::new(values, meanings, root),
+    })
+}
+
+impl Pickled {
+    /// The index of a file whose one pickle this is.
+    pub(super) fn into_index(self, format: Format, notes: Vec<String>, contents: Contents) -> Index {
+        Index {
+            format,
+            entries: self.entries,
+            tensors: self.tensors,
+            storages: self.storages,
+            metadata: Vec::new(),
+            tree: Some(Arc::new(self.tree)),
+            opaque: self.opaque,
+            notes,
+            contents,
+        }
+    }
+}
+
+/// Fails on the first global or call that rustload does not know.
+fn refuse_unknown(view: View<'_>) -> Result<()> {
+    for ((id, _), known) in view.values.globals().zip(&view.meanings.globals) {
+        if known.is_none() {
+            let global = view.values.global(id);
+            let text =
+                format!("the pickle names {}.{}, which rustload does not know", global.module, global.name);
+            return Err(
+                Error::global(Code::DisallowedGlobal, global.module, global.name, text).at(global.offset)
+            );
+        }
+    }
+    for (id, _) in view.values.calls() {
+        if view.meanings.calls.get(id.index()) == Some(&Meaning::Opaque) {
+            let call = view.values.call(id);
+            let (module, name) = match view.values.get(call.callable) {
+                Value::Global(id) => {
+                    let global = view.values.global(id);
+                    (global.module, global.name)
+                }
+                _ => ("", "(result of a call)"),
+            };
+            let text =
+                format!("the pickle calls {} in an unknown way", view.class_name(view.class_id(&call)));
+            return Err(Error::global(Code::DisallowedCall, module, name, text).at(call.offset));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,209 @@
+//! The legacy stream (torch 0.1.10 to 1.5): five pickles in a row, then the storages in the order of the last one's keys.
+//!
+//! Follows `torch/serialization.py: _legacy_load`: magic number, protocol 1001, system information, the object, the list of
+//! storage keys; then for each key an int64 count of elements and the bytes. Stricter than torch: every storage that a tensor
+//! names is in the list, the list names nothing else, and the last storage ends with the file.
+
+use super::meaning::Ids;
+use super::{Contents, Index, Options, Place, Unknown, pickled};
+use crate::bytes::{Region, Source};
+use crate::container::Format;
+use crate::error::{Code, Error, Result, ResultExt};
+use crate::limits::Limits;
+use crate::pickle::{self, Disasm, Opcode, Pickle, Value};
+use std::collections::HashMap;
+
+/// `torch/serialization.py: PROTOCOL_VERSION`.
+const PROTOCOL: i64 = 1001;
+
+/// Bytes read first; more are read where the pickles go on.
+const HEAD: u64 = 1 << 20;
+
+/// The pickles of a stream, by position.
+const PARTS: [&str; 5] = ["magic number", "protocol version", "system information", "object", "storage keys"];
+
+/// Reads the index of a legacy stream.
+pub(super) fn read(source: &Source, options: &Options) -> Result<Index> {
+    let limits = &options.limits;
+    let head = Head::read(source, limits)?;
+    check_protocol(&head, limits).in_member(PARTS[1])?;
+    let mut notes = check_system(&head, options).in_member(PARTS[2])?;
+    let keys = keys(&head, limits).in_member(PARTS[4])?;
+    let positions: HashMap<&str, usize> =
+        keys.iter().enumerate().map(|(at, key)| (key.as_str(), at)).collect();
+    if positions.len() != keys.len() {
+        return Err(Error::new(Code::LegacyKeys, "a storage key is listed twice").in_member(PARTS[4]));
+    }
+    // Where a storage lies depends on the sizes of those before it, so its place is its number until all are known.
+    let locate = |key: &str, _: u64| match positions.get(key) {
+        Some(&at) => Ok(Place::Member(at)),
+        None => Err(Error::new(
+            Code::LegacyKeys,
+            format!("storage {key} is not in the list of keys, so it has no bytes"),
+        )),
+    };
+    let object = head.part(3).to_vec();
+    let mut read = pickled::read(object, Ids::Legacy, &locate, options).in_member(PARTS[3])?;
+    let end = place_storages(source, &mut read.storages, &keys, head.end())?;
+    if end != source.len() && !options.ignore_trailing {
+        let text = format!("{} byte(s) after the last storage", source.len().saturating_sub(end));
+        return Err(Error::new(Code::TrailingData, text).at(end));
+    }
+    notes.append(&mut read.notes);
+    Ok(read.into_index(Format::LegacyTorch, notes, Contents::Plain(source.clone())))
+}
+
+/// The bytes of the five pickles.
+struct Head {
+    data: Vec<u8>,
+    ends: [usize; 5],
+}
+
+impl Head {
+    /// Reads as much of the file as the pickles need, doubling; where each ends is found by its opcodes.
+    fn read(source: &Source, limits: &Limits) -> Result<Head> {
+        let mut len = source.len().min(HEAD);
+        loop {
+            let data = source.read_vec(0, len)?;
+            let whole = len == source.len();
+            match Head::find(&data, limits) {
+                Ok(ends) => return Ok(Head { data, ends }),
+                // Only a cut can be mended by reading on.
+                Err(error) if !whole && matches!(error.code(), Code::Truncated | Code::PickleStack) => {
+                    Limits::check("pickle_bytes", limits.pickle_bytes, len.saturating_add(1))
+                        .map_err(|_| error)?;
+                    len = len.saturating_mul(2).min(source.len()).min(limits.pickle_bytes.max(HEAD));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn find(data: &[u8], limits: &Limits) -> Result<[usize; 5]> {
+        let mut ends = [0; 5];
+        let mut start = 0;
+        for (end, part) in ends.iter_mut().zip(PARTS) {
+            start = pickle_end(data, start, limits).in_member(part)?;
+            *end = start;
+        }
+        Ok(ends)
+    }
+
+    fn part(&self, number: usize) -> &[u8] {
+        let start = number.checked_sub(1).and_then(|before| self.ends.get(before)).copied().unwrap_or(0);
+        let end = self.ends.get(number).copied().unwrap_or(0);
+        self.data.get(start..end).unwrap_or_default()
+    }
+
+    fn run(&self, number: usize, limits: &Limits) -> Result<Pickle> {
+        pickle::run(self.part(number).to_vec(), 0, limits)
+    }
+
+    fn end(&self) -> u64 {
+        self.ends.last().and_then(|&end| u64::try_from(end).ok()).unwrap_or(u64::MAX)
+    }
+}
+
+/// One past the STOP of the pickle that begins at `start`.
+fn pickle_end(data: &[u8], start: usize, limits: &Limits) -> Result<usize> {
+    let mut disasm = Disasm::strict(data, start, limits);
+    while let Some(op) = disasm.next() {
+        if op?.opcode == Opcode::Stop {
+            return Ok(disasm.position());
+        }
+    }
+    Err(Error::new(Code::Truncated, "the pickle has no end")
+        .at(u64::try_from(data.len()).unwrap_or(u64::MAX)))
+}
+
+fn check_protocol(head: &Head, limits: &Limits) -> Result<()> {
+    let pickle = head.run(1, limits)?;
+    match pickle.values.get(pickle.root) {
+        Value::Int(PROTOCOL) => Ok(()),
+        Value::Int(other) => {
+            Err(Error::new(Code::LegacyVersion, format!("protocol {other} is not {PROTOCOL}")))
+        }
+        _ => Err(Error::new(Code::LegacyVersion, "the protocol version is no number")),
+    }
+}
+
+/// The writer's system information says nothing that the reader needs (torch ignores it too); what is odd is noted.
+fn check_system(head: &Head, options: &Options) -> Result<Vec<String>> {
+    let pickle = head.run(2, &options.limits)?;
+    let values = &pickle.values;
+    let mut notes = Vec::new();
+    if let Some((id, _)) = values.globals().next() {
+        let global = values.global(id);
+        let text = format!("the system information names {}.{}", global.module, global.name);
+        if options.unknown == Unknown::Error {
+            return Err(
+                Error::global(Code::DisallowedGlobal, global.module, global.name, text).at(global.offset)
+            );
+        }
+        notes.push(text);
+    }
+    if let Value::Dict(pairs) = values.get(pickle.root) {
+        let big = |&(key, value): &(pickle::Handle, pickle::Handle)| {
+            matches!(values.get(key), Value::Str(key) if key.as_str() == Some("little_endian"))
+                && values.get(value) == Value::Bool(false)
+        };
+        if pairs.iter().any(big) {
+            notes.push("the writer was big-endian; its storages are little-endian all the same".to_owned());
+        }
+    }
+    Ok(notes)
+}
+
+fn keys(head: &Head, limits: &Limits) -> Result<Vec<String>> {
+    let pickle = head.run(4, limits)?;
+    let wrong = || Error::new(Code::LegacyKeys, "the storage keys are no list of texts");
+    let Value::List(items) = pickle.values.get(pickle.root) else { return Err(wrong()) };
+    let text = |item| match pickle.values.get(item) {
+        Value::Str(key) => key.as_str().map(str::to_owned).ok_or_else(wrong),
+        _ => Err(wrong()),
+    };
+    items.iter().map(|&item| text(item)).collect()
+}
+
+/// Gives every storage its range of the file; returns where the last one ends.
+fn place_storages(
+    source: &Source,
+    storages: &mut [super::Storage],
+    keys: &[String],
+    start: u64,
+) -> Result<u64> {
+    let mut by_key: Vec<Option<&mut super::Storage>> = keys.iter().map(|_| None).collect();
+    for storage in storages {
+        if let Place::Member(at) = storage.place
+            && let Some(slot) = by_key.get_mut(at)
+        {
+            *slot = Some(storage);
+        }
+    }
+    let mut at = start;
+    for (key, storage) in keys.iter().zip(by_key) {
+        let Some(storage) = storage else {
+            let text = format!("storage {key} is in the list of keys, but no tensor says how large it is");
+            return Err(Error::new(Code::LegacyKeys, text));
+        };
+        let mut count = [0; 8];
+        source.read_at(at, &mut count)?;
+        let (count, numel) = (i64::from_le_bytes(count), storage.numel);
+        if u64::try_from(count) != Ok(numel) {
+            let text = format!("storage {key} has {count} element(s), the pickle says {numel}");
+            return Err(Error::new(Code::StorageBounds, text).at(at));
+        }
+        let region = at.checked_add(8).and_then(|start| Region::new(start, storage.nbytes));
+        let region = region.filter(|region| region.end() <= source.len()).ok_or_else(|| {
+            let text = format!(
+                "storage {key} of {} byte(s) reaches beyond the file of {}",
+                storage.nbytes,
+                source.len()
+            );
+            Error::new(Code::Truncated, text).at(at)
+        })?;
+        storage.place = Place::Region(region);
+        at = region.end();
+    }
+    Ok(at)
+}

@@ -1,0 +1,259 @@
+"""Files from before torch's zip format: the same tensors as torch gives, and nothing that their stream does not prove."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+import warnings
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import rustload
+
+MAGIC = 0x1950A86A20F9469CFC6C
+SYSTEM = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}
+
+
+class Storage:
+    """Stands for a storage in a hand-made stream: the pickler below writes its persistent id."""
+
+    def __init__(self, *pid: Any) -> None:
+        self.pid = pid
+
+
+class _Reduce:
+    def __init__(self, function: Any, args: tuple[Any, ...]) -> None:
+        self.parts = (function, args)
+
+    def __reduce__(self) -> Any:
+        return self.parts
+
+
+class _Pickler(pickle._Pickler):  # the Python one: it can be told the persistent id
+    def persistent_id(self, obj: Any) -> Any:
+        return obj.pid if isinstance(obj, Storage) else None
+
+
+def tensor(storage: Storage, offset: int, size: tuple[int, ...], stride: tuple[int, ...]) -> _Reduce:
+    return _Reduce(torch._utils._rebuild_tensor_v2, (storage, offset, size, stride, False, OrderedDict()))
+
+
+def stream(
+    obj: Any,
+    keys: Any,
+    storages: list[tuple[int, bytes]],
+    *,
+    protocol: int = 1001,
+    system: Any = SYSTEM,
+    tail: bytes = b"",
+) -> bytes:
+    """A legacy stream, each part as given."""
+    import io
+
+    out = io.BytesIO()
+    for part in (MAGIC, protocol, system):
+        pickle.dump(part, out, protocol=2)
+    _Pickler(out, 2).dump(obj)
+    pickle.dump(keys, out, protocol=2)
+    for numel, data in storages:
+        out.write(struct.pack("<q", numel) + data)
+    return out.getvalue() + tail
+
+
+FLOATS = struct.pack("<4f", 1, 2, 3, 4)
+
+
+def floats(key: str = "7", numel: int = 4, view: Any = None) -> Storage:
+    return Storage("storage", torch.FloatStorage, key, "cpu", numel, view)
+
+
+def save(path: Path, obj: Any) -> Path:
+    torch.save(obj, path, _use_new_zipfile_serialization=False)
+    return path
+
+
+DTYPES = [
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_values_strides_and_sharing_equal_torchs(tmp_path: Path, dtype: torch.dtype) -> None:
+    base = (torch.arange(24) % 7).reshape(4, 6).to(dtype)
+    state = {
+        "whole": base,
+        "transposed": base.t(),
+        "part": base[1:3, ::2],
+        "expanded": base[:1].expand(3, 6),
+        "scalar": base[0, 1].clone(),
+        "empty": torch.empty(0, 3, dtype=dtype),
+    }
+    path = save(tmp_path / "m.bin", state)
+    expected = torch.load(path, weights_only=False)
+    with rustload.open(path, framework="torch") as ckpt:
+        assert ckpt.format == "torch-legacy"
+        assert list(ckpt) == list(state)
+        found = {name: t.materialize() for name, t in ckpt.items()}
+        owned = {name: t.materialize(copy=True) for name, t in ckpt.items()}
+        assert ["whole", "transposed", "part", "expanded"] in ckpt.tied
+    for name, want in expected.items():
+        assert found[name].dtype == want.dtype
+        assert found[name].stride() == want.stride()
+        assert torch.equal(found[name], want)
+        assert torch.equal(owned[name], want)
+    assert found["whole"].data_ptr() == found["transposed"].data_ptr()
+
+
+def test_a_whole_module_is_named_as_its_state_dict(tmp_path: Path) -> None:
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = torch.nn.Embedding(5, 3)
+            self.head = torch.nn.Linear(3, 5, bias=False)
+            self.head.weight = self.embed.weight
+            self.norm = torch.nn.BatchNorm1d(3)
+            self.register_buffer("mask", torch.ones(2), persistent=False)
+
+    globals()["Tied"] = Tied
+    Tied.__qualname__ = "Tied"
+    model = Tied()
+    expected = model.state_dict()
+    for new_format in (False, True):
+        path = tmp_path / "model.pt"
+        warnings.simplefilter("ignore")  # torch cannot find the source of a class defined here
+        torch.save(model, path, _use_new_zipfile_serialization=new_format)
+        with rustload.open(path, framework="torch") as ckpt:
+            assert list(ckpt) == list(expected)
+            assert ["embed.weight", "head.weight"] in ckpt.tied
+            assert ckpt["embed.weight"].is_parameter
+            assert not ckpt["norm.running_mean"].is_parameter
+            for name, t in ckpt.items():
+                assert torch.equal(t.materialize(), expected[name])
+            classes = {found.class_name for found in ckpt.opaque}
+            assert "torch.nn.modules.linear.Linear" in classes
+
+
+def test_views_of_torch_before_0_4_are_read() -> None:
+    obj = {
+        "root": tensor(floats(), 0, (4,), (1,)),
+        "view": tensor(floats(view=("9", 1, 2)), 0, (2,), (1,)),
+    }
+    ckpt = rustload.open(bytearray(stream(obj, ["7"], [(4, FLOATS)])), framework="torch")
+    assert ckpt["root"].materialize().tolist() == [1, 2, 3, 4]
+    assert ckpt["view"].materialize().tolist() == [2, 3]
+    assert ckpt.tied == [["root", "view"]]
+
+
+def test_a_large_pickle_is_read_on_until_it_ends() -> None:
+    obj = {"filler": "x" * (3 << 20), "w": tensor(floats(), 0, (4,), (1,))}
+    ckpt = rustload.open(bytearray(stream(obj, ["7"], [(4, FLOATS)])), framework="torch")
+    assert ckpt["w"].materialize().tolist() == [1, 2, 3, 4]
+
+
+def test_l04_a_big_endian_writer_is_noted() -> None:
+    data = stream(
+        {"w": tensor(floats(), 0, (4,), (1,))},
+        ["7"],
+        [(4, FLOATS)],
+        system={**SYSTEM, "little_endian": False},
+    )
+    ckpt = rustload.open(bytearray(data), framework="torch")
+    assert "big-endian" in ckpt.notes[0]
+    assert ckpt["w"].materialize().tolist() == [1, 2, 3, 4]
+
+
+GOOD = {"w": tensor(floats(), 0, (4,), (1,))}
+
+
+@pytest.mark.parametrize(
+    ("code", "data"),
+    [
+        pytest.param(
+            "LegacyVersion", stream(GOOD, ["7"], [(4, FLOATS)], protocol=1002), id="L03 protocol 1002"
+        ),
+        pytest.param("LegacyKeys", stream(GOOD, [], []), id="L05 L14 key missing"),
+        pytest.param("LegacyKeys", stream(GOOD, ["7", "7"], [(4, FLOATS)] * 2), id="L05 key twice"),
+        pytest.param("LegacyKeys", stream(GOOD, ["7", "8"], [(4, FLOATS)] * 2), id="L05 unknown key"),
+        pytest.param("LegacyKeys", stream(GOOD, ["7", 8], [(4, FLOATS)]), id="L05 key no text"),
+        pytest.param("LegacyKeys", stream(GOOD, {"7": 1}, [(4, FLOATS)]), id="L05 keys no list"),
+        pytest.param("StorageBounds", stream(GOOD, ["7"], [(3, FLOATS)]), id="L06 numel differs"),
+        pytest.param("StorageBounds", stream(GOOD, ["7"], [(-4, FLOATS)]), id="L07 negative numel"),
+        pytest.param("Truncated", stream(GOOD, ["7"], [(4, FLOATS[:-1])]), id="L08 storage cut"),
+        pytest.param("Truncated", stream(GOOD, ["7"], []), id="L08 storage absent"),
+        pytest.param("TrailingData", stream(GOOD, ["7"], [(4, FLOATS)], tail=b"x"), id="L12 trailing byte"),
+        pytest.param(
+            "StorageBounds",
+            stream({"w": tensor(floats(view=("9", 3, 2)), 0, (2,), (1,))}, ["7"], [(4, FLOATS)]),
+            id="L10 view beyond its root",
+        ),
+        pytest.param(
+            "StorageBounds",
+            stream({"w": tensor(floats(view=("9", -1, 2)), 0, (2,), (1,))}, ["7"], [(4, FLOATS)]),
+            id="L10 view before its root",
+        ),
+        pytest.param(
+            "StorageConflict",
+            stream(
+                [
+                    tensor(floats(view=("9", 0, 2)), 0, (2,), (1,)),
+                    tensor(floats(view=("9", 1, 2)), 0, (2,), (1,)),
+                ],
+                ["7"],
+                [(4, FLOATS)],
+            ),
+            id="L11 view described twice",
+        ),
+        pytest.param(
+            "TensorBounds",
+            stream({"w": tensor(floats(), 1, (4,), (1,))}, ["7"], [(4, FLOATS)]),
+            id="T08 offset",
+        ),
+        pytest.param(
+            "PersistentId",
+            stream(
+                {"w": tensor(Storage("storage", torch.FloatStorage, "7", "cpu", 4), 0, (4,), (1,))},
+                ["7"],
+                [(4, FLOATS)],
+            ),
+            id="P56 five items in a legacy stream",
+        ),
+    ],
+)
+def test_what_the_stream_does_not_prove_is_refused(code: str, data: bytes) -> None:
+    with pytest.raises(rustload.RustloadError) as caught:
+        rustload.open(bytearray(data))
+    assert caught.value.code == code
+
+
+def test_l12_trailing_bytes_can_be_passed_over() -> None:
+    data = stream(GOOD, ["7"], [(4, FLOATS)], tail=b"x")
+    assert list(rustload.open(bytearray(data), trailing="ignore")) == ["w"]
+
+
+def test_l13_an_untyped_storage_counts_bytes() -> None:
+    storage = Storage("storage", torch.UntypedStorage, "7", "cpu", 16, None)
+    obj = {"w": tensor(storage, 0, (16,), (1,))}
+    ckpt = rustload.open(bytearray(stream(obj, ["7"], [(16, FLOATS)])), framework="torch")
+    assert ckpt["w"].dtype == "uint8"
+    assert bytes(ckpt["w"].materialize().tolist()) == FLOATS
+
+
+def test_every_cut_of_a_small_stream_is_an_error() -> None:
+    data = stream(GOOD, ["7"], [(4, FLOATS)])
+    for length in range(len(data)):
+        with pytest.raises((rustload.RustloadError, ValueError)):
+            rustload.open(bytearray(data[:length]))
+
+
+def test_c18_a_call_in_the_system_information_is_never_made(tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    data = stream(GOOD, ["7"], [(4, FLOATS)], system=_Reduce(Path.touch, (canary,)))
+    assert "system information names" in rustload.open(bytearray(data)).notes[0]
+    with pytest.raises(rustload.DisallowedError):
+        rustload.open(bytearray(data), unknown="error")
+    assert not canary.exists()

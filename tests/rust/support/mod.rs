@@ -1,0 +1,59 @@
+//! Builders for the files that tests open: pickles, torch archives and safetensors, each planted defect one call.
+#![allow(dead_code, reason = "every test file uses its own part")]
+
+pub(crate) mod pickle;
+pub(crate) mod st;
+pub(crate) mod zip;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustload::{Checkpoint, Code, Error, Options, Unknown};
+
+/// Opens bytes as a checkpoint, the default way.
+pub(crate) fn open(bytes: Vec<u8>) -> Result<Checkpoint, Error> {
+    Checkpoint::from_bytes(Arc::new(bytes), Options::default())
+}
+
+/// Opens bytes that must be a checkpoint.
+pub(crate) fn opened(bytes: Vec<u8>) -> Checkpoint {
+    open(bytes).expect("a checkpoint that opens")
+}
+
+/// Opens bytes with `unknown="error"`.
+pub(crate) fn open_strict(bytes: Vec<u8>) -> Result<Checkpoint, Error> {
+    Checkpoint::from_bytes(Arc::new(bytes), Options { unknown: Unknown::Error, ..Options::default() })
+}
+
+/// The code of the error that opening gives.
+pub(crate) fn code(bytes: Vec<u8>) -> Code {
+    open(bytes).map(|checkpoint| names(&checkpoint)).expect_err("a file that is refused").code()
+}
+
+/// All names, in order.
+pub(crate) fn names(checkpoint: &Checkpoint) -> Vec<String> {
+    checkpoint.names().map(|name| name.to_string()).collect()
+}
+
+/// The bytes of a tensor as an owned result in its own dtype and order.
+pub(crate) fn bytes_of(checkpoint: &Checkpoint, name: &str) -> Vec<u8> {
+    let tensor = checkpoint.tensor(name).expect("a tensor of this name");
+    let mut out = vec![0; usize::try_from(tensor.nbytes()).expect("a small tensor")];
+    tensor.materialize_into(&rustload::Request::default(), &mut out).expect("a tensor that is read");
+    out
+}
+
+/// Floats as little-endian bytes.
+pub(crate) fn f32s(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+/// Runs a job, drops included, on a thread with a stack of 256 KiB, and gives its time.
+pub(crate) fn on_small_stack<T: Send>(job: impl FnOnce() -> T + Send) -> (T, Duration) {
+    let start = Instant::now();
+    let result = std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(256 << 10);
+        thread.spawn_scoped(scope, job).expect("a thread").join().expect("a job that does not panic")
+    });
+    (result, start.elapsed())
+}
