@@ -23,6 +23,7 @@ from rustload.errors import (
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from rustload._checkpoint import Checkpoint
     from rustload._tensor import LazyTensor
 
 __all__ = ["PySafeSlice", "TensorMeta", "safe_open"]
@@ -164,9 +165,10 @@ class safe_open:  # noqa: N801 - the reference's name for it
     torch.Size([8, 4])
     """
 
-    __slots__ = ("_checkpoint", "_target")
+    __slots__ = ("_file", "_offsets", "_target")
 
-    _checkpoint: _checkpoint.Checkpoint | None
+    _file: Checkpoint | None
+    _offsets: dict[str, tuple[int, int]] | None
     _target: _Target
 
     def __init__(
@@ -209,7 +211,8 @@ class safe_open:  # noqa: N801 - the reference's name for it
             raise _not_a_str("backend", backend)
         if backend not in _BACKENDS:
             raise _safetensor_error(f'backend "{backend}" is invalid (expected one of: "mmap", "pread")')
-        self._checkpoint = _open(path, our_name)
+        self._offsets = None
+        self._file = _open(path, our_name)
         if our_name != "torch" and place != "cpu":
             raise _safetensor_error(f"Device {shown} is not supported for framework {their_name}")
         self._target = _Target(our_name, place, backend == "pread")
@@ -257,7 +260,9 @@ class safe_open:  # noqa: N801 - the reference's name for it
             SafetensorError: No tensor has that name, or the file is closed.
         """
         tensor = self._find(name)
-        return TensorMeta(_CODES[tensor.dtype], _shape(tensor), _offsets(self._opened(), tensor))
+        if self._offsets is None:
+            self._offsets = _offsets(self._opened())
+        return TensorMeta(_CODES[tensor.dtype], _shape(tensor), self._offsets.get(name))
 
     def __enter__(self) -> safe_open:
         """The handle itself."""
@@ -270,14 +275,14 @@ class safe_open:  # noqa: N801 - the reference's name for it
         _traceback: TracebackType | None,
     ) -> None:
         """Closes the file; what was taken from it stays."""
-        self._checkpoint = None
+        self._file = None
 
     def __reduce__(self) -> NoReturn:
         """Handles do not pickle."""
         raise TypeError("cannot pickle 'builtins.safe_open' object")
 
-    def _opened(self) -> _checkpoint.Checkpoint:
-        checkpoint = self._checkpoint
+    def _opened(self) -> Checkpoint:
+        checkpoint = self._file
         if checkpoint is None:
             raise _safetensor_error("File is closed")
         return checkpoint
@@ -299,7 +304,7 @@ class safe_open:  # noqa: N801 - the reference's name for it
         return tensor.materialize(device, framework=framework, copy=copy)
 
 
-def _open(path: str, framework: str) -> _checkpoint.Checkpoint:
+def _open(path: str, framework: str) -> Checkpoint:
     """The checkpoint, or the reference's error."""
     try:
         return _checkpoint.open(path, framework=framework, compat=True)  # type: ignore[arg-type]  # one of its names
@@ -378,20 +383,18 @@ def _shape(tensor: LazyTensor) -> list[int]:
     return shape
 
 
-def _offsets(checkpoint: _checkpoint.Checkpoint, tensor: LazyTensor) -> tuple[int, int] | None:
-    """Where the tensor lies in its file's data section.
+def _offsets(checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:
+    """Where each tensor lies in its file's data section; nothing for pickles.
 
     The tensors of a safetensors file cover its data without holes, and a checkpoint has them in that order: so their sizes
-    add up to their offsets. Where an index hides some of them, there is no telling.
+    add up to their offsets. From where an index hides some of a file's tensors on, there is no telling.
     """
-    if checkpoint.format != "safetensors":
-        return None
-    shard, number = tensor._core.storage
-    begin = seen = 0
-    for other in checkpoint.values():
-        if other._core.storage == (shard, number):
-            return (begin, begin + tensor.nbytes) if seen == number else None
-        if other._core.storage[0] == shard:
-            seen += 1
-            begin += other.nbytes
-    return None
+    found: dict[str, tuple[int, int]] = {}
+    ends: dict[int, tuple[int, int]] = {}
+    for name, tensor in checkpoint.items() if checkpoint.format == "safetensors" else ():
+        shard, number = tensor._core.storage
+        expected, begin = ends.get(shard, (0, 0))
+        if number == expected:
+            found[name] = begin, begin + tensor.nbytes
+            ends[shard] = number + 1, begin + tensor.nbytes
+    return found

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rustload.errors import _safetensor_error
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rustload._tensor import LazyTensor
 
 __all__ = ["reference_key", "torch_part"]
@@ -45,7 +46,8 @@ def _is_basic(key: Any) -> bool:
 def _is_int(item: Any) -> bool:
     """An int, or a scalar that stands for one; a bool is a mask."""
     is_bool = isinstance(item, bool) or "bool" in str(getattr(item, "dtype", ""))
-    return hasattr(item, "__index__") and not is_bool and getattr(item, "ndim", 0) == 0
+    is_array = type(item).__name__ == "ndarray"
+    return hasattr(item, "__index__") and not (is_bool or is_array) and getattr(item, "ndim", 0) == 0
 
 
 def _items(key: Any) -> tuple[Any, ...]:
@@ -106,13 +108,13 @@ def _parsed(key: Any, ndim: int) -> list[Item]:
     if ellipses > 1:
         raise _safetensor_error("Only one ellipsis (...) is allowed in slice index")
     out: list[Item] = []
-    for position, item in enumerate(items):
+    for item in items:
         if item is ...:
             out += [slice(None)] * max(0, ndim - len(items) + 1)
         elif isinstance(item, slice):
             out.append(slice(_bound(item.start), _bound(item.stop), _step(item.step)))
         else:
-            out.append(_integer(item, position))
+            out.append(_integer(item, len(out)))
     return out
 
 
@@ -163,8 +165,8 @@ def _check_bounds(items: Sequence[Item], dim: int, shape: tuple[int, ...]) -> No
     if not isinstance(item, slice):
         beyond = item if item >= size else None
     elif size == 0:
-        start, stop = item.start or 0, item.stop or 0
-        beyond = start if start > 0 else stop - 1 if stop > 0 else None
+        start = item.start or 0
+        beyond = start if start or item.stop else None
     else:
         start, stop = item.start or 0, size if item.stop is None else item.stop
         beyond = start if start >= size else stop - 1 if stop > size else None

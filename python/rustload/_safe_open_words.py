@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rustload.errors import RustloadError
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rustload.errors import RustloadError
 
 __all__ = ["words"]
 
