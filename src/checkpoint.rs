@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::bytes::{Bytes, Source};
 use crate::container::{Format, shards};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Kind, Result};
 use crate::index::{self, Contents, Index, OpaqueClass, Options, Path, Place, Storage, Tree};
 use crate::limits::Limits;
 use crate::stream::Payload;
@@ -339,6 +339,18 @@ impl Inner {
 
     pub(crate) fn storage(&self, (shard, storage): (u32, u32)) -> &Storage {
         &self.shards[shard as usize].index.storages[storage as usize]
+    }
+
+    /// The error, or that the file changed since it was opened, which explains any contradiction in it.
+    pub(crate) fn blame(&self, shard: u32, error: Error) -> Error {
+        if error.kind() != Kind::Format {
+            return error;
+        }
+        let source = match &self.shards[shard as usize].index.contents {
+            Contents::Plain(source) => source,
+            Contents::Archive { archive, .. } => archive.source(),
+        };
+        source.check_unchanged().err().unwrap_or(error)
     }
 
     /// A storage's bytes as the file has them, or an error that says why no view of them exists.

@@ -284,7 +284,7 @@ impl Tensor {
     }
 
     fn place<T>(&self, result: Result<T>) -> Result<T> {
-        result.map_err(|error| error.in_member(self.name()))
+        result.map_err(|error| self.checkpoint.blame(self.shard(), error).in_member(self.name()))
     }
 }
 

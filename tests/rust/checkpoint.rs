@@ -1,1 +1,262 @@
-//! x
+//! Checkpoints of several files: whose tensor a name is, what is missing, what is shared, what is near.
+#![expect(clippy::unwrap_used, reason = "helpers of tests may panic, and say so by failing")]
+
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustload::container::Format;
+use rustload::error::Subject;
+use rustload::{Checkpoint, Code, DType, Error, Options};
+use support::pickle::{Tensor, pickle, torch_dict};
+use support::zip::Archive;
+use support::{bytes_of, f32s, names, opened, st};
+
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    fn new() -> Folder {
+        Folder(tempfile::tempdir().unwrap())
+    }
+
+    fn with(self, name: &str, bytes: impl AsRef<[u8]>) -> Folder {
+        std::fs::write(self.path(name), bytes).unwrap();
+        self
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn open(&self) -> Result<Checkpoint, Error> {
+        Checkpoint::open(&[self.0.path().to_owned()], Options::default())
+    }
+
+    fn open_files(&self, names: &[&str]) -> Result<Checkpoint, Error> {
+        let paths: Vec<PathBuf> = names.iter().map(|name| self.path(name)).collect();
+        Checkpoint::open(&paths, Options::default())
+    }
+}
+
+/// A safetensors file of tensors of one float each.
+fn floats(tensors: &[(&str, f32)]) -> Vec<u8> {
+    let file = st::File::new().metadata("format", "pt");
+    tensors.iter().fold(file, |file, (name, value)| file.tensor(name, "F32", &[1], &f32s(&[*value]))).bytes()
+}
+
+/// A torch archive of tensors of one float each, one storage per tensor.
+fn torch(tensors: &[(&str, f32)]) -> Vec<u8> {
+    let entry = |(at, (name, _)): (usize, &(&'static str, f32))| {
+        (*name, Tensor::whole(DType::F32, &[1], &at.to_string()))
+    };
+    let tensors: Vec<(&'static str, f32)> =
+        tensors.iter().map(|(name, value)| (&*name.to_string().leak(), *value)).collect();
+    let entries: Vec<_> = tensors.iter().enumerate().map(entry).collect();
+    let archive = Archive::new(torch_dict(&entries));
+    let storages = tensors.iter().enumerate();
+    storages
+        .fold(archive, |archive, (at, (_, value))| archive.storage(&at.to_string(), &f32s(&[*value])))
+        .bytes()
+}
+
+fn index(map: &[(&str, &str)]) -> String {
+    let map: serde_json::Map<_, _> =
+        map.iter().map(|(name, file)| ((*name).to_owned(), (*file).into())).collect();
+    serde_json::json!({"metadata": {"total_size": 12}, "weight_map": map}).to_string()
+}
+
+fn value(checkpoint: &Checkpoint, name: &str) -> f32 {
+    f32::from_le_bytes(bytes_of(checkpoint, name).try_into().unwrap())
+}
+
+#[test]
+fn an_index_says_whose_tensor_a_name_is() {
+    for (extension, write) in [
+        ("safetensors", floats as fn(&[(&str, f32)]) -> Vec<u8>),
+        ("bin", torch as fn(&[(&str, f32)]) -> Vec<u8>),
+    ] {
+        let stem = if extension == "bin" { "pytorch_model" } else { "model" };
+        let (one, two) = (format!("{stem}-1.{extension}"), format!("{stem}-2.{extension}"));
+        // `b` is in both files; the index takes the second. `extra` is in no index and stays.
+        let folder = Folder::new()
+            .with(&one, write(&[("a", 1.0), ("b", 2.0)]))
+            .with(&two, write(&[("b", 3.0), ("c", 4.0), ("extra", 5.0)]))
+            .with(&format!("{stem}.{extension}.index.json"), index(&[("a", &one), ("b", &two), ("c", &two)]));
+        let checkpoint = folder.open().unwrap();
+        assert_eq!(names(&checkpoint), ["a", "b", "c", "extra"]);
+        assert_eq!(value(&checkpoint, "b"), 3.0);
+        assert_eq!(checkpoint.tensor("a").unwrap().shard(), 0);
+        assert_eq!(checkpoint.tensor("c").unwrap().shard(), 1);
+        assert_eq!((checkpoint.files().count(), checkpoint.nbytes()), (2, 16));
+    }
+}
+
+#[test]
+fn a_key_that_its_shard_does_not_hold_is_told() {
+    // `b` exists, but in the other file than the index says; `c` nowhere.
+    let folder = Folder::new()
+        .with("model-1.safetensors", floats(&[("a", 1.0)]))
+        .with("model-2.safetensors", floats(&[("b", 1.0)]))
+        .with(
+            "model.safetensors.index.json",
+            index(&[
+                ("a", "model-1.safetensors"),
+                ("b", "model-1.safetensors"),
+                ("c", "model-2.safetensors"),
+            ]),
+        );
+    let error = folder.open().unwrap_err();
+    assert_eq!(error.code(), Code::IndexKey);
+    assert!(error.message().contains("\"b\"") && error.message().contains("2 such"), "{error}");
+}
+
+#[test]
+fn one_name_in_two_shards_needs_an_index() {
+    let folder = Folder::new()
+        .with("one.safetensors", floats(&[("a", 1.0), ("b", 2.0)]))
+        .with("two.safetensors", floats(&[("b", 3.0)]));
+    let error = folder.open_files(&["one.safetensors", "two.safetensors"]).unwrap_err();
+    assert_eq!(error.code(), Code::ShardDuplicate);
+    assert_eq!(error.path(), Some(folder.path("two.safetensors").as_path()));
+    assert_eq!(folder.open_files(&["one.safetensors"]).unwrap().len(), 2);
+    let twice = folder.open_files(&["two.safetensors", "two.safetensors"]).unwrap_err();
+    assert_eq!(twice.code(), Code::ShardDuplicate);
+}
+
+#[test]
+fn a_damaged_shard_is_named() {
+    let folder = Folder::new()
+        .with("one.safetensors", floats(&[("a", 1.0)]))
+        .with("two.safetensors", &floats(&[("b", 3.0)])[..40]);
+    let error = folder.open_files(&["one.safetensors", "two.safetensors"]).unwrap_err();
+    assert_eq!(error.path(), Some(folder.path("two.safetensors").as_path()));
+}
+
+#[test]
+fn the_limit_on_tensors_is_for_all_files_together() {
+    let folder = Folder::new()
+        .with("one.safetensors", floats(&[("a", 1.0), ("b", 2.0)]))
+        .with("two.safetensors", floats(&[("c", 3.0)]));
+    let mut options = Options::default();
+    options.limits.tensors = 2;
+    let paths = [folder.path("one.safetensors"), folder.path("two.safetensors")];
+    let error = Checkpoint::open(&paths, options).unwrap_err();
+    assert!(matches!(error.subject(), Subject::Limit { name: "tensors", found: 3, .. }), "{error:?}");
+}
+
+#[test]
+fn metadata_of_several_files_is_one_map() {
+    let file = |pairs: &[(&str, &str)]| {
+        pairs.iter().fold(st::File::new(), |file, (key, value)| file.metadata(key, value)).bytes()
+    };
+    let folder = Folder::new()
+        .with("one.safetensors", file(&[("format", "pt"), ("who", "one")]))
+        .with("two.safetensors", file(&[("who", "two")]));
+    let checkpoint = folder.open_files(&["one.safetensors", "two.safetensors"]).unwrap();
+    let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+    assert_eq!(checkpoint.metadata(), [pair("format", "pt"), pair("who", "two")]);
+}
+
+#[test]
+fn files_of_both_formats_merge() {
+    let folder =
+        Folder::new().with("one.bin", torch(&[("a", 1.0)])).with("two.safetensors", floats(&[("b", 2.0)]));
+    let checkpoint = folder.open_files(&["one.bin", "two.safetensors"]).unwrap();
+    assert_eq!(names(&checkpoint), ["a", "b"]);
+    assert_eq!((value(&checkpoint, "a"), value(&checkpoint, "b")), (1.0, 2.0));
+    assert_eq!(checkpoint.format(), Format::Zip);
+    let trees: Vec<bool> = checkpoint.trees().map(|(_, tree)| tree.is_some()).collect();
+    assert_eq!(trees, [true, false]);
+}
+
+#[test]
+fn storages_of_two_files_are_never_tied() {
+    let folder = Folder::new().with("one.bin", torch(&[("a", 1.0)])).with("two.bin", torch(&[("b", 1.0)]));
+    let checkpoint = folder.open_files(&["one.bin", "two.bin"]).unwrap();
+    assert_eq!(checkpoint.tied(), Vec::<Vec<_>>::new());
+    assert_eq!(checkpoint.nbytes(), 8);
+}
+
+#[test]
+fn unknown_classes_of_several_files_are_counted_together() {
+    let file = |class: &str, count: usize| {
+        let pickle = pickle(|p| {
+            p.list_of(|p| {
+                p.times(count, |p| {
+                    p.new_object("mine", class);
+                });
+            });
+        });
+        Archive::new(pickle).bytes()
+    };
+    let folder =
+        Folder::new().with("1.bin", file("A", 2)).with("2.bin", file("B", 1)).with("3.bin", file("A", 3));
+    let checkpoint = folder.open_files(&["1.bin", "2.bin", "3.bin"]).unwrap();
+    let found: Vec<_> = checkpoint.opaque().into_iter().map(|class| (class.class, class.count)).collect();
+    assert_eq!(found, [("mine.A".to_owned(), 5), ("mine.B".to_owned(), 1)]);
+}
+
+#[test]
+fn a_note_is_told_once() {
+    let file = |name: &str| {
+        Archive::new(torch_dict(&[(name, Tensor::whole(DType::U8, &[0], "0"))])).no_checksums().bytes()
+    };
+    let folder = Folder::new().with("1.bin", file("a")).with("2.bin", file("b"));
+    assert_eq!(folder.open_files(&["1.bin", "2.bin"]).unwrap().notes().len(), 1);
+}
+
+fn near(names: &[&str], wanted: &str) -> Vec<String> {
+    let tensors: Vec<(&str, f32)> = names.iter().map(|name| (*name, 0.0)).collect();
+    let error = opened(floats(&tensors)).tensor(wanted).unwrap_err();
+    assert_eq!(error.code(), Code::NotFound);
+    assert_eq!(error.subject(), &Subject::Name(wanted.to_owned()));
+    match error.next_step().and_then(|note| note.strip_prefix("near names: ")) {
+        Some(names) => names.split(", ").map(str::to_owned).collect(),
+        None => Vec::new(),
+    }
+}
+
+#[test]
+fn an_absent_name_is_answered_with_near_ones() {
+    let there = ["model.embed.weight", "model.norm.weight", "lm_head.weight", "lm_head.bias"];
+    assert_eq!(near(&there, "lm_head.weigth")[0], "lm_head.weight");
+    assert_eq!(near(&there, "norm.weight")[0], "model.norm.weight");
+    assert_eq!(near(&there, "base.lm_head.bias")[0], "lm_head.bias");
+    assert_eq!(near(&there, "lm_head").len(), 2);
+    assert_eq!(near(&there, "something else entirely"), Vec::<String>::new());
+    assert_eq!(near(&there, ""), Vec::<String>::new());
+    assert_eq!(near(&[], "a"), Vec::<String>::new());
+}
+
+#[test]
+fn a_miss_among_many_long_alike_names_is_quick() {
+    let all: Vec<String> = (0..20_000).map(|n| format!("{}{n:05}", "a".repeat(200))).collect();
+    let tensors: Vec<(&str, f32)> = all.iter().map(|name| (name.as_str(), 0.0)).collect();
+    let checkpoint = opened(floats(&tensors));
+    let start = Instant::now();
+    checkpoint.tensor(&format!("{}x", "a".repeat(203))).unwrap_err();
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+}
+
+#[test]
+fn s09_a_million_metadata_keys_open_in_linear_time() {
+    let pairs = (0..300_000).map(|n| (format!("k{n}"), "v".into()));
+    let header = serde_json::json!({"__metadata__": serde_json::Map::from_iter(pairs)}).to_string();
+    let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
+    let start = Instant::now();
+    assert_eq!(opened(bytes).metadata().len(), 300_000);
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+}
+
+#[test]
+fn opening_shares_and_tensors_keep_the_checkpoint() {
+    let checkpoint = opened(floats(&[("a", 1.0), ("b", 2.0)]));
+    let tensor = checkpoint.tensor("a").unwrap();
+    drop(checkpoint);
+    let again = tensor.checkpoint();
+    assert_eq!((again.len(), again.contains("b"), again.contains("c")), (2, true, false));
+    assert!(again.tensor_at(2).is_none());
+    assert_eq!(again.tensor_at(1).unwrap().name().as_ref(), "b");
+    assert_eq!(again.files().map(Path::to_owned).collect::<Vec<_>>(), Vec::<PathBuf>::new());
+}

@@ -1,1 +1,516 @@
-//! x
+//! Materialized tensors against a plain loop over their elements, and the rules of copies, views, limits and destinations.
+#![expect(clippy::unwrap_used, reason = "helpers of tests may panic, and say so by failing")]
+
+mod support;
+
+use std::io::Write;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use rustload::kernel::{Cast, convert};
+use rustload::limits::Limits;
+use rustload::parallel::Cancel;
+use rustload::{
+    Array, Checkpoint, Code, DType, Index, Options, Order, Overflow, Request, Tensor as Handle, kernel,
+};
+use support::pickle::{Tensor, pickle, torch_dict};
+use support::zip::Archive;
+use support::{f32s, open, opened, st};
+
+/// Bytes that look like anything, the same each time.
+fn noise(len: usize) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    };
+    let mut out: Vec<u8> = (0..len.div_ceil(8)).flat_map(|_| next()).collect();
+    out.truncate(len);
+    out
+}
+
+/// A layout as a file may have it.
+#[derive(Clone, Debug)]
+struct Plan {
+    shape: Vec<i64>,
+    strides: Vec<i64>,
+    offset: i64,
+}
+
+impl Plan {
+    fn new(shape: &[i64], strides: &[i64], offset: i64) -> Plan {
+        Plan { shape: shape.to_vec(), strides: strides.to_vec(), offset }
+    }
+
+    fn permuted(&self, order: &[usize]) -> Plan {
+        let pick = |from: &[i64]| order.iter().map(|&at| from[at]).collect();
+        Plan { shape: pick(&self.shape), strides: pick(&self.strides), offset: self.offset }
+    }
+
+    /// Elements that a storage must have.
+    fn end(&self) -> usize {
+        if self.shape.contains(&0) {
+            return 0;
+        }
+        let last: i64 = self.shape.iter().zip(&self.strides).map(|(size, stride)| (size - 1) * stride).sum();
+        usize::try_from(self.offset + last + 1).unwrap()
+    }
+
+    /// The source position of every element, in C order: the reference that everything is compared with.
+    fn positions(&self) -> Vec<usize> {
+        let mut out = vec![self.offset];
+        for (&size, &stride) in self.shape.iter().zip(&self.strides) {
+            out = out.iter().flat_map(|&at| (0..size).map(move |index| at + index * stride)).collect();
+        }
+        out.into_iter().map(|at| usize::try_from(at).unwrap()).collect()
+    }
+
+    /// The elements one by one, swapped one by one, then cast as one row.
+    fn reference(&self, storage: &[u8], from: DType, to: DType, big_endian: bool) -> Vec<u8> {
+        let size = usize::try_from(from.itemsize()).unwrap();
+        let unit = usize::try_from(from.swap_unit()).unwrap();
+        let mut plain = Vec::with_capacity(self.positions().len() * size);
+        for at in self.positions() {
+            let mut element = storage[at * size..][..size].to_vec();
+            if big_endian {
+                element.chunks_mut(unit).for_each(<[u8]>::reverse);
+            }
+            plain.extend_from_slice(&element);
+        }
+        let count = plain.len() / size;
+        let mut out = vec![0; count * usize::try_from(to.itemsize()).unwrap()];
+        convert(Cast::new(from, to, Overflow::Nan).unwrap(), &plain, &mut out).unwrap();
+        out
+    }
+}
+
+/// Where a checkpoint lies while a test looks at it.
+struct Opened {
+    checkpoint: Checkpoint,
+    _file: Option<tempfile::NamedTempFile>,
+}
+
+fn open_from(bytes: Vec<u8>, in_file: bool, options: Options) -> Opened {
+    if !in_file {
+        let checkpoint = Checkpoint::from_bytes(Arc::new(bytes), options).unwrap();
+        return Opened { checkpoint, _file: None };
+    }
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(&bytes).unwrap();
+    let checkpoint = Checkpoint::open(&[file.path().to_owned()], options).unwrap();
+    Opened { checkpoint, _file: Some(file) }
+}
+
+fn archive(plan: &Plan, dtype: DType, storage: &[u8], big_endian: bool) -> Archive {
+    let numel = storage.len() as i64 / dtype.itemsize() as i64;
+    let tensor = Tensor::whole(dtype, &[numel], "0").part(&plan.shape, &plan.strides, plan.offset);
+    let archive = Archive::new(torch_dict(&[("w", tensor)])).storage("0", storage);
+    if big_endian { archive.big_endian() } else { archive }
+}
+
+fn into_vec(tensor: &Handle, request: &Request) -> Vec<u8> {
+    let numel: u64 = tensor.layout().shape.iter().product();
+    let len = numel * request.dtype.unwrap_or(tensor.dtype()).itemsize();
+    let mut out = vec![0xa5; usize::try_from(len).unwrap()];
+    tensor.materialize_into(request, &mut out).unwrap();
+    out
+}
+
+/// The elements of an array, one by one through its strides.
+fn elements(array: &Array) -> Vec<u8> {
+    let size = usize::try_from(array.dtype().itemsize()).unwrap();
+    let mut at = vec![0_u64];
+    for (&count, &stride) in array.shape().iter().zip(array.strides()) {
+        at = at.iter().flat_map(|&at| (0..count).map(move |index| at + index * stride)).collect();
+    }
+    let mut out = Vec::new();
+    for at in at {
+        let offset = usize::try_from(at).unwrap() * size;
+        let mut element = vec![0; size];
+        let start = array.address().as_ptr().wrapping_add(offset);
+        // SAFETY: the array owns or maps every element that its shape and strides reach, and it outlives this loop.
+        unsafe { std::ptr::copy_nonoverlapping(start, element.as_mut_ptr(), size) };
+        out.extend_from_slice(&element);
+    }
+    out
+}
+
+fn small_plan() -> impl Strategy<Value = Plan> {
+    let dim = (0_i64..6, 0_usize..4, 1_i64..4);
+    (proptest::collection::vec(dim, 0..5), 0_i64..5, any::<u64>()).prop_map(|(dims, offset, seed)| {
+        let mut strides = vec![0; dims.len()];
+        let mut step = 1;
+        // In an order of their own: each dimension is dense, stepped, repeated or overlapping with the ones before it.
+        let mut order: Vec<usize> = (0..dims.len()).collect();
+        order.sort_by_key(|&at| (seed >> (8 * at)) & 0xff);
+        for at in order {
+            let (size, kind, factor) = dims[at];
+            strides[at] = match kind {
+                0 => step,
+                1 => step * factor,
+                2 => 0,
+                _ => factor,
+            };
+            step = step.max(strides[at] * size.max(1));
+        }
+        Plan { shape: dims.iter().map(|dim| dim.0).collect(), strides, offset }
+    })
+}
+
+fn any_dtype() -> impl Strategy<Value = DType> {
+    proptest::sample::select(DType::ALL)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_materialized_tensor_is_its_elements_in_order(
+        plan in small_plan(),
+        (from, to) in (any_dtype(), any_dtype()),
+        (big_endian, in_file, deflated) in any::<(bool, bool, bool)>(),
+        threads in 1_usize..5,
+        seed in any::<u64>(),
+    ) {
+        let to = if Cast::new(from, to, Overflow::Nan).is_ok() { to } else { from };
+        let storage = noise((plan.end() + 3) * usize::try_from(from.itemsize()).unwrap());
+        let built = archive(&plan, from, &storage, big_endian);
+        let built = if deflated { built.deflated("data/0") } else { built };
+        let opened = open_from(built.bytes(), in_file, Options::default());
+        let tensor = opened.checkpoint.tensor("w").unwrap();
+        let mut order: Vec<usize> = (0..plan.shape.len()).collect();
+        order.sort_by_key(|&at| (seed >> (8 * at)) & 0xff);
+        let request = Request {
+            dtype: Some(to),
+            order: Order::Permute(order.iter().map(|&at| at as i64).collect()),
+            allow_lossy: true,
+            threads: Some(threads),
+            ..Request::default()
+        };
+        let wanted = plan.permuted(&order).reference(&storage, from, to, big_endian);
+        prop_assert_eq!(&into_vec(&tensor, &request), &wanted);
+        let array = tensor.materialize(&request).unwrap();
+        prop_assert!(array.is_contiguous() && !array.is_view());
+        prop_assert_eq!(elements(&array), wanted);
+    }
+
+    #[test]
+    fn slices_are_the_elements_they_name(
+        ranges in proptest::collection::vec((0_i64..7, -8_i64..9, -8_i64..9, 1_i64..4), 1..4),
+        dtype in any_dtype(),
+        in_file in any::<bool>(),
+    ) {
+        let shape: Vec<i64> = ranges.iter().map(|range| range.0).collect();
+        let whole = Tensor::whole(dtype, &shape, "0");
+        let plan = Plan::new(&shape, &whole.strides, 0);
+        let storage: Vec<u8> =
+            noise(plan.positions().len() * usize::try_from(dtype.itemsize()).unwrap()).iter().map(|b| b & 1).collect();
+        let bytes = Archive::new(torch_dict(&[("w", whole)])).storage("0", &storage).bytes();
+        let opened = open_from(bytes, in_file, Options::default());
+        let items: Vec<Index> = (ranges.iter())
+            .map(|&(_, start, stop, step)| Index::Range { start: Some(start), stop: Some(stop), step: Some(step) })
+            .collect();
+        let part = opened.checkpoint.tensor("w").unwrap().index(&items).unwrap();
+        // Python's rule for bounds, spelled out: negative ones count from the end, and all are clipped.
+        let taken: Vec<Vec<i64>> = (ranges.iter())
+            .map(|&(size, start, stop, step)| {
+                let clip = |at: i64| (if at < 0 { at + size } else { at }).clamp(0, size);
+                (clip(start)..clip(stop)).step_by(step as usize).collect()
+            })
+            .collect();
+        let mut at = vec![0_i64];
+        for (taken, stride) in taken.iter().zip(&plan.strides) {
+            at = at.iter().flat_map(|&at| taken.iter().map(move |index| at + index * stride)).collect();
+        }
+        let size = usize::try_from(dtype.itemsize()).unwrap();
+        let wanted: Vec<u8> = at.iter().flat_map(|&at| storage[at as usize * size..][..size].to_vec()).collect();
+        prop_assert_eq!(into_vec(&part, &Request::default()), wanted.clone());
+        prop_assert_eq!(elements(&part.materialize(&Request::default()).unwrap()), wanted);
+    }
+}
+
+#[test]
+fn tensors_beyond_every_window_come_out_whole() {
+    // Windows are 1 MiB of scratch, 4 MiB of piece, 8 MiB of direct read: sizes lie around and beyond them.
+    let cases = [
+        (DType::F32, DType::F32, Plan::new(&[3000, 1100], &[1100, 1], 0)),
+        (DType::F32, DType::BF16, Plan::new(&[3000, 1100], &[1100, 1], 1)),
+        (DType::F32, DType::F32, Plan::new(&[1100, 3000], &[1, 1100], 0)),
+        (DType::BF16, DType::F32, Plan::new(&[70, 90, 500], &[1, 35_000, 70], 3)),
+        (DType::U8, DType::U8, Plan::new(&[5_000_001], &[2], 0)),
+        (DType::F64, DType::F32, Plan::new(&[700, 900], &[4000, 1], 0)),
+        (DType::I16, DType::I64, Plan::new(&[3, 700_000], &[0, 1], 5)),
+        (DType::U8, DType::F32, Plan::new(&[2000, 1000], &[1, 1], 0)),
+        (DType::C64, DType::C64, Plan::new(&[2, 300_000, 2], &[1, 4, 2], 0)),
+        (DType::F16, DType::F16, Plan::new(&[513, 1025, 5], &[1, 513, 525_825], 0)),
+        (DType::Bool, DType::Bool, Plan::new(&[2049, 2049], &[1, 2049], 0)),
+    ];
+    for (from, to, plan) in cases {
+        let storage = noise(plan.end() * usize::try_from(from.itemsize()).unwrap());
+        for (big_endian, in_file) in [(false, true), (true, false)] {
+            let bytes = archive(&plan, from, &storage, big_endian).bytes();
+            let opened = open_from(bytes, in_file, Options::default());
+            let tensor = opened.checkpoint.tensor("w").unwrap();
+            let wanted = plan.reference(&storage, from, to, big_endian);
+            for threads in 1..=4 {
+                let request = Request { dtype: Some(to), threads: Some(threads), ..Request::default() };
+                assert!(
+                    into_vec(&tensor, &request) == wanted,
+                    "{from} to {to}, {plan:?}, {threads} thread(s)"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn conjugates_and_negatives_change_sign_before_the_cast_and_in_slices() {
+    let plan = Plan::new(&[3, 2], &[1, 3], 0);
+    let values: Vec<f32> = (0..12_u8).map(f32::from).collect();
+    let flagged = |dtype: DType, flag: &'static str, bytes: &[u8]| {
+        let numel = bytes.len() as i64 / dtype.itemsize() as i64;
+        let tensor = Tensor::whole(dtype, &[numel], "0").part(&plan.shape, &plan.strides, 0);
+        let pickle = pickle(|p| {
+            p.tensor_with(&tensor, |p| {
+                p.dict_of(|p| {
+                    p.text(flag).bool(true);
+                });
+            });
+        });
+        opened(Archive::new(pickle).storage("0", bytes).bytes()).tensor("tensor").unwrap()
+    };
+    let complex = flagged(DType::C64, "conj", &f32s(&values));
+    let row = complex.index(&[Index::At(1)]).unwrap();
+    assert_eq!(into_vec(&row, &Request::default()), f32s(&[2.0, -3.0, 8.0, -9.0]));
+    let wide = Request { dtype: Some(DType::C128), order: Order::Transpose, ..Request::default() };
+    let first: Vec<u8> = [0.0_f64, -1.0, 2.0, -3.0].iter().flat_map(|x| x.to_le_bytes()).collect();
+    assert_eq!(into_vec(&complex, &wide)[..32], first);
+    assert_eq!(complex.materialize(&Request::default()).unwrap().dtype(), DType::C64);
+    // An unsigned integer wraps before it grows: torch's negate(x).to(int16).
+    let negative = flagged(DType::U8, "neg", &[0, 1, 2, 3, 4, 5]);
+    let request = Request { dtype: Some(DType::I16), ..Request::default() };
+    let found: Vec<i16> =
+        into_vec(&negative, &request).chunks(2).map(|x| i16::from_le_bytes([x[0], x[1]])).collect();
+    assert_eq!(found, [0, 253, 255, 252, 254, 251]);
+    let view = Request { copy: Some(false), ..Request::default() };
+    assert_eq!(negative.materialize(&view).unwrap_err().code(), Code::Buffer);
+}
+
+fn square() -> (Plan, Vec<u8>) {
+    (Plan::new(&[4, 5], &[1, 4], 2), noise(22 * 4))
+}
+
+#[test]
+fn views_keep_the_files_strides_and_show_what_owned_results_hold() {
+    let (plan, storage) = square();
+    let opened = open_from(archive(&plan, DType::F32, &storage, false).bytes(), true, Options::default());
+    let tensor = opened.checkpoint.tensor("w").unwrap();
+    // A stored member of this builder may lie anywhere, so the alignment decides.
+    let array = tensor.materialize(&Request::default()).unwrap();
+    let owned = tensor.materialize(&Request { copy: Some(true), ..Request::default() }).unwrap();
+    assert!(!owned.is_view() && owned.is_contiguous());
+    assert_eq!(owned.strides(), [5, 1]);
+    assert_eq!(elements(&array), elements(&owned));
+    if array.is_view() {
+        assert_eq!(array.strides(), [1, 4]);
+    }
+    let bytes = Plan::new(&[4, 22], &[22, 1], 0);
+    let opened = open_from(archive(&bytes, DType::U8, &storage, false).bytes(), true, Options::default());
+    let tensor = opened.checkpoint.tensor("w").unwrap();
+    let view = tensor.permute(&[1, 0]).unwrap().materialize(&Request::default()).unwrap();
+    assert!(view.is_view());
+    assert_eq!((view.shape(), view.strides()), (&[22, 4][..], &[1, 22][..]));
+    assert_eq!(elements(&view), bytes.permuted(&[1, 0]).reference(&storage, DType::U8, DType::U8, false));
+    let part =
+        tensor.index(&[Index::At(-1), Index::Range { start: Some(3), stop: None, step: Some(5) }]).unwrap();
+    let part = part.materialize(&Request { copy: Some(false), ..Request::default() }).unwrap();
+    assert_eq!(elements(&part), [69, 74, 79, 84].map(|at| storage[at]));
+    assert_eq!(tensor.storage_view().unwrap().shape(), [88]);
+    assert_eq!(elements(&tensor.storage_view().unwrap()), storage);
+}
+
+#[test]
+fn copy_rules_hold_for_every_source() {
+    let (plan, storage) = square();
+    let request = |copy, dtype, order| Request { copy, dtype, order, ..Request::default() };
+    let code = |tensor: &Handle, request: &Request| tensor.materialize(request).unwrap_err().code();
+    for (in_file, big_endian) in [(true, false), (false, false), (true, true)] {
+        let bytes = archive(&plan, DType::F32, &storage, big_endian).bytes();
+        let opened = open_from(bytes, in_file, Options::default());
+        let tensor = opened.checkpoint.tensor("w").unwrap();
+        let no = Some(false);
+        assert_eq!(code(&tensor, &request(no, Some(DType::F16), Order::Same)), Code::Buffer);
+        assert_eq!(code(&tensor, &request(no, None, Order::Transpose)), Code::Buffer);
+        assert_eq!(code(&tensor, &request(no, None, Order::Permute(vec![0, 1]))), Code::Buffer);
+        if !in_file || big_endian {
+            assert_eq!(code(&tensor, &request(no, Some(DType::F32), Order::Same)), Code::Buffer);
+            assert!(!tensor.materialize(&Request::default()).unwrap().is_view());
+        }
+        let owned = tensor.materialize(&request(Some(true), None, Order::Transpose)).unwrap();
+        assert_eq!((owned.shape(), owned.is_view()), (&[5, 4][..], false));
+    }
+}
+
+#[test]
+fn misaligned_tensors_of_safetensors_are_copied() {
+    let storage = noise(48);
+    let file =
+        st::File::new().tensor("a", "F32", &[6], &storage[..24]).tensor("b", "U8", &[24], &storage[24..]);
+    for padding in 0..8 {
+        let opened = open_from(file.clone().pad(padding).bytes(), true, Options::default());
+        let of = |name: &str, copy| {
+            opened.checkpoint.tensor(name).unwrap().materialize(&Request { copy, ..Request::default() })
+        };
+        let array = of("a", None).unwrap();
+        assert_eq!(array.is_view(), padding % 4 == 0, "{padding}");
+        assert_eq!(elements(&array), storage[..24]);
+        assert_eq!(of("a", Some(false)).err().map(|error| error.code()).is_some(), padding % 4 != 0);
+        let array = of("b", Some(false)).unwrap();
+        assert!(array.is_view());
+        assert_eq!(elements(&array), storage[24..]);
+    }
+}
+
+#[test]
+fn t25_bools_that_are_neither_0_nor_1_are_never_shown() {
+    let file = |bytes: &[u8]| st::File::new().tensor("b", "BOOL", &[bytes.len() as u64], bytes).bytes();
+    let good = open_from(file(&[0, 1, 1]), true, Options::default());
+    assert!(good.checkpoint.tensor("b").unwrap().materialize(&Request::default()).unwrap().is_view());
+    let bad = open_from(file(&[0, 1, 2, 255]), true, Options::default());
+    let tensor = bad.checkpoint.tensor("b").unwrap();
+    assert_eq!(elements(&tensor.materialize(&Request::default()).unwrap()), [0, 1, 1, 1]);
+    let view = Request { copy: Some(false), ..Request::default() };
+    assert_eq!(tensor.materialize(&view).unwrap_err().code(), Code::Buffer);
+    // What lies outside the slice does not matter.
+    let part = tensor.index(&[Index::Range { start: None, stop: Some(2), step: None }]).unwrap();
+    assert!(part.materialize(&view).unwrap().is_view());
+}
+
+#[test]
+fn empty_tensors_and_scalars_are_materialized_every_way() {
+    let file = st::File::new().tensor("none", "F32", &[0, 7], &[]).tensor("one", "F32", &[], &f32s(&[2.0]));
+    for in_file in [true, false] {
+        let opened = open_from(file.bytes(), in_file, Options::default());
+        let of = |name: &str, request: &Request| opened.checkpoint.tensor(name).unwrap().materialize(request);
+        for copy in [None, Some(true)] {
+            let request = Request { copy, ..Request::default() };
+            assert_eq!(of("none", &request).unwrap().shape(), [0, 7]);
+            assert_eq!(elements(&of("one", &request).unwrap()), f32s(&[2.0]));
+        }
+        let cast = Request { dtype: Some(DType::F64), ..Request::default() };
+        assert_eq!(elements(&of("one", &cast).unwrap()), 2.0_f64.to_le_bytes());
+        assert_eq!(of("none", &cast).unwrap().nbytes(), 0);
+        let transpose = Request { order: Order::Transpose, ..Request::default() };
+        assert_eq!(of("one", &transpose).unwrap_err().code(), Code::Value);
+    }
+}
+
+#[test]
+fn a_file_that_is_cut_meanwhile_is_an_error_for_owned_results() {
+    let storage = noise(20 << 20);
+    let bytes = st::File::new().tensor("w", "U8", &[20 << 20], &storage).bytes();
+    let opened = open_from(bytes, true, Options::default());
+    let tensor = opened.checkpoint.tensor("w").unwrap();
+    assert!(tensor.materialize(&Request { copy: Some(true), ..Request::default() }).is_ok());
+    opened._file.as_ref().unwrap().as_file().set_len(15 << 20).unwrap();
+    for threads in [1, 4] {
+        let cast = Request { dtype: Some(DType::F32), threads: Some(threads), ..Request::default() };
+        assert_eq!(tensor.materialize(&cast).unwrap_err().code(), Code::FileChanged);
+        let copy = Request { copy: Some(true), threads: Some(threads), ..Request::default() };
+        assert_eq!(tensor.materialize(&copy).unwrap_err().code(), Code::FileChanged);
+    }
+    assert_eq!(tensor.materialize(&Request::default()).unwrap_err().code(), Code::FileChanged);
+}
+
+#[test]
+fn t16_expanded_tensors_grow_up_to_a_limit() {
+    let plan = Plan::new(&[100, 6], &[0, 1], 0);
+    let storage = noise(24);
+    let with = |ratio: u64, bytes: u64| {
+        let limits = Limits { materialize_ratio: ratio, materialize_bytes: bytes, ..Limits::default() };
+        let options = Options { limits, ..Options::default() };
+        open_from(archive(&plan, DType::F32, &storage, false).bytes(), false, options)
+    };
+    let copy = Request { copy: Some(true), ..Request::default() };
+    let result = |opened: &Opened, request: &Request| {
+        opened.checkpoint.tensor("w").unwrap().materialize(request).map(|array| array.nbytes())
+    };
+    assert_eq!(result(&with(16, 1000), &copy).unwrap_err().code(), Code::Limit);
+    assert_eq!(result(&with(100, 1000), &copy).unwrap(), 2400);
+    assert_eq!(result(&with(0, 2400), &copy).unwrap(), 2400);
+    // The limit is on the result: a wider dtype takes more.
+    let wide = Request { dtype: Some(DType::F64), ..Request::default() };
+    assert_eq!(result(&with(0, 2400), &wide).unwrap_err().code(), Code::Limit);
+    // A row of it repeats nothing.
+    let opened = with(0, 0);
+    let row = opened.checkpoint.tensor("w").unwrap().index(&[Index::At(7)]).unwrap();
+    assert_eq!(elements(&row.materialize(&copy).unwrap()), storage);
+}
+
+#[test]
+fn a_destination_has_exactly_the_results_size() {
+    let (plan, storage) = square();
+    let checkpoint = opened(archive(&plan, DType::F32, &storage, false).bytes());
+    let tensor = checkpoint.tensor("w").unwrap();
+    for len in [0, 79, 81, 160] {
+        let error = tensor.materialize_into(&Request::default(), &mut vec![0; len]).unwrap_err();
+        assert_eq!(error.code(), Code::Value, "{len}");
+    }
+    let half = Request { dtype: Some(DType::F16), ..Request::default() };
+    assert_eq!(tensor.materialize_into(&half, &mut [0; 80]).unwrap_err().code(), Code::Value);
+    tensor.materialize_into(&half, &mut [0; 40]).unwrap();
+}
+
+#[test]
+fn casts_that_change_the_kind_are_asked_for() {
+    let (plan, storage) = square();
+    let checkpoint = opened(archive(&plan, DType::F32, &storage, false).bytes());
+    let tensor = checkpoint.tensor("w").unwrap();
+    let request = |dtype, allow_lossy| Request { dtype: Some(dtype), allow_lossy, ..Request::default() };
+    for dtype in [DType::I32, DType::Bool, DType::U8] {
+        assert_eq!(tensor.materialize(&request(dtype, false)).unwrap_err().code(), Code::LossyCast);
+        assert!(kernel::is_lossy(DType::F32, dtype));
+        tensor.materialize(&request(dtype, true)).unwrap();
+    }
+    tensor.materialize(&request(DType::C64, false)).unwrap();
+    let packed = tensor.materialize(&request(DType::F4E2M1FnX2, true)).unwrap_err();
+    assert_eq!(packed.code(), Code::DtypeUnsupported);
+}
+
+#[test]
+fn a_request_to_stop_stops() {
+    let (plan, storage) = square();
+    let checkpoint = opened(archive(&plan, DType::F32, &storage, false).bytes());
+    let cancel = Cancel::new();
+    let request = Request { copy: Some(true), cancel: cancel.clone(), ..Request::default() };
+    checkpoint.tensor("w").unwrap().materialize(&request).unwrap();
+    cancel.cancel();
+    let error = checkpoint.tensor("w").unwrap().materialize(&request).unwrap_err();
+    assert_eq!((error.code(), error.member()), (Code::Cancelled, Some("w")));
+}
+
+#[test]
+fn tensors_outlive_their_checkpoint() {
+    let (plan, storage) = square();
+    let opened = open_from(archive(&plan, DType::F32, &storage, false).bytes(), true, Options::default());
+    let tensor = opened.checkpoint.tensor("w").unwrap();
+    let view = tensor.materialize(&Request::default()).unwrap();
+    drop(opened);
+    let wanted = plan.reference(&storage, DType::F32, DType::F32, false);
+    assert_eq!(elements(&view), wanted);
+    assert_eq!(into_vec(&tensor, &Request::default()), wanted);
+}
+
+#[test]
+fn z37_a_deflated_storage_is_never_larger_than_it_says() {
+    let tensor = Tensor::whole(DType::U8, &[4096], "0");
+    let built = Archive::new(torch_dict(&[("w", tensor)])).storage("0", &[7; 4096]).deflated("data/0");
+    let checkpoint = opened(built.bytes());
+    assert_eq!(into_vec(&checkpoint.tensor("w").unwrap(), &Request::default()), [7; 4096]);
+    let wrong = built.wrong_crc("data/0");
+    let error =
+        open(wrong.bytes()).unwrap().tensor("w").unwrap().materialize(&Request::default()).unwrap_err();
+    assert_eq!(error.code(), Code::ZipCrc);
+}
