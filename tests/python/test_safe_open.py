@@ -87,6 +87,8 @@ def plain(value: Any) -> Any:
         return "array", str(value.dtype), value.shape, value.flags.writeable, value.tobytes()
     if isinstance(value, tuple):
         return tuple(plain(one) for one in value)
+    if isinstance(value, dict) and not any(isinstance(one, torch.Tensor) for one in value.values()):
+        return value  # metadata: in the reference its order is a hash's
     if isinstance(value, dict):
         return [(key, plain(one)) for key, one in value.items()]
     if isinstance(value, (rustload.safe_open, REFERENCE)):
