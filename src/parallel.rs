@@ -35,12 +35,13 @@ impl Cancel {
     }
 }
 
-/// How many threads to use for `bytes` of work: one for small work, else what was asked for, else one per core.
+/// How many threads to use for `bytes` of work: what was asked for, else one per core, but no more than have enough to do.
 pub fn threads(bytes: u64, wanted: Option<usize>) -> usize {
     if bytes < WORTH_A_THREAD {
         return 1;
     }
-    wanted.unwrap_or_else(|| thread::available_parallelism().map_or(1, NonZero::get)).max(1)
+    let most = usize::try_from(bytes / WORTH_A_THREAD).unwrap_or(usize::MAX);
+    wanted.unwrap_or_else(|| thread::available_parallelism().map_or(1, NonZero::get)).clamp(1, most.max(1))
 }
 
 /// Runs `job` on every item, on up to `threads` threads (the caller's among them), each with its own `state`.
@@ -76,7 +77,10 @@ where
     };
     thread::scope(|scope| {
         for _ in 1..threads {
-            scope.spawn(worker);
+            // Where the system refuses another thread, those that there are do the work.
+            if thread::Builder::new().spawn_scoped(scope, worker).is_err() {
+                break;
+            }
         }
         worker();
     });
@@ -123,5 +127,6 @@ mod tests {
     fn small_work_stays_on_one_thread() {
         assert_eq!(threads(1000, Some(8)), 1);
         assert_eq!(threads(1 << 30, Some(8)), 8);
+        assert_eq!(threads(12 << 20, Some(4000)), 3);
     }
 }

@@ -85,8 +85,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
             TensorNotFoundError: No tensor has that name; the note gives near ones.
             ValueError: The checkpoint is closed.
         """
-        if self._closed:
-            raise _make("Value", "Closed", "the checkpoint is closed", "handles taken before go on working")
+        self._check_open()
         if not isinstance(name, str):
             raise TypeError(f"tensor names are str, not {type(name).__name__}")
         return LazyTensor._wrap(self._core.tensor(name), self._shared)
@@ -142,6 +141,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
             LimitError: The tree is nested more deeply than `Limits.depth`, or has too many values.
             FormatError: A tuple contains itself, which no Python object can (code `CyclicValue`).
         """
+        self._check_open()
         if self._objects is None:
             trees = self._core.objects(lambda core: LazyTensor._wrap(core, self._shared))
             if len(trees) == 1:
@@ -179,6 +179,10 @@ class Checkpoint(Mapping[str, LazyTensor]):
             pattern: As in `fnmatch`: `*` matches any characters, dots too; `?` one; `[ab]` one of them. Case counts.
         """
         return {name: self[name] for name in self if fnmatchcase(name, pattern)}
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise _make("Value", "Closed", "the checkpoint is closed", "handles taken before go on working")
 
     def close(self) -> None:
         """Ends look-ups. Handles taken before go on working; the file is closed with the last of them."""

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["reference_key", "torch_part"]
 
-Item: TypeAlias = "int | slice"
-Key: TypeAlias = "tuple[Item | None, ...]"
+Item: TypeAlias = int | slice
+Key: TypeAlias = tuple[Item | None, ...]
 
 
 def torch_part(tensor: LazyTensor, key: Any, *, owned: bool) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import weakref
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -238,10 +239,10 @@ class LazyTensor:
         wanted = Wanted(
             dtype=None if found is None else dtype_name(found),
             transpose=_transpose(choose(transpose, self)),
-            copy=copy,
-            allow_lossy=allow_lossy,
+            copy=_copy(copy),
+            allow_lossy=bool(allow_lossy),
             overflow=_overflow(overflow),
-            threads=threads,
+            threads=_threads(threads),
         )
         if out is not None:
             return self._materialize_out(out, device, wanted)
@@ -343,6 +344,21 @@ def _transpose(value: Any) -> bool | list[int] | None:
     if isinstance(value, (tuple, list)):
         return [int(dim) for dim in value]
     raise _make("Type", "Type", f"transpose= is True, False, None or a tuple of dimensions, not {value!r}")
+
+
+def _copy(value: Any) -> bool | None:
+    if value is None or isinstance(value, bool):
+        return value
+    raise _make("Type", "Type", f"copy= is True, False or None, not {value!r}")
+
+
+def _threads(value: Any) -> int | None:
+    if value is None:
+        return None
+    number = operator.index(value)
+    if number < 1:
+        raise _make("Value", "Value", f"threads= is a positive number or None, not {number}")
+    return min(number, 1 << 16)
 
 
 def _overflow(value: Any) -> Overflow:

@@ -101,7 +101,8 @@ fn check_text(bytes: &[u8]) -> Result<&str> {
         Error::new(Code::StHeader, "the header is not UTF-8").at(place)
     })?;
     if !text.starts_with('{') {
-        let text = format!("the header starts with {:?}, not with '{{'", text.chars().next());
+        let first = text.chars().next().map_or_else(|| "nothing".to_owned(), |first| format!("{first:?}"));
+        let text = format!("the header starts with {first}, not with '{{'");
         return Err(Error::new(Code::StHeader, text).at(LENGTH_LEN));
     }
     if text.trim_end_matches(' ').ends_with(['\n', '\r', '\t', '\0']) {

@@ -27,6 +27,7 @@ use crate::container::zip::{Archive, Trailing};
 use crate::container::{Format, sniff};
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
+use crate::parallel::Cancel;
 use crate::pickle::Handle;
 
 pub use tree::{DictKind, Object, Tree};
@@ -55,6 +56,8 @@ pub struct Options {
     pub compat: bool,
     /// Whether every storage's checksum is checked at once.
     pub verify: bool,
+    /// The request to stop.
+    pub cancel: Cancel,
 }
 
 /// All that one file says about tensors.

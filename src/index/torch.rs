@@ -36,7 +36,7 @@ pub(super) fn read(archive: Archive, options: &Options) -> Result<Index> {
     if options.verify {
         for storage in &read.storages {
             if let Place::Member(member) = storage.place {
-                archive.verify(member)?;
+                archive.verify(member, &options.cancel)?;
             }
         }
     }

@@ -278,6 +278,10 @@ impl<'a> View<'a> {
                 text.chars().filter_map(|c| u8::try_from(u32::from(c)).ok()).collect()
             }
             Some(Value::Bytes(bytes)) => bytes.to_vec(),
+            // The one level of nesting that a byte array has: `bytearray(_codecs.encode(text, 'latin1'))`.
+            Some(Value::Call(id)) if self.meaning(id) == Meaning::Bytes => {
+                self.latin1(self.args(&self.values.call(id)))
+            }
             _ => Vec::new(),
         }
     }

@@ -14,6 +14,7 @@ use super::{objects, run};
 use crate::checkpoint::Checkpoint as Core;
 use crate::index::{Options, Unknown};
 use crate::limits::Limits;
+use crate::parallel::Cancel;
 
 /// An opened checkpoint.
 #[pyclass(frozen, module = "rustload._rustload")]
@@ -32,7 +33,8 @@ pub(crate) fn open_paths(
     limits: BTreeMap<String, u64>,
 ) -> PyResult<Checkpoint> {
     let options = options(unknown, trailing, compat, verify, limits)?;
-    Ok(Checkpoint(run::detached(py, || Core::open(&paths, options))?))
+    let cancel = options.cancel.clone();
+    Ok(Checkpoint(run::watched(py, verify, &cancel, || Core::open(&paths, options))?))
 }
 
 /// Opens bytes in memory.
@@ -48,7 +50,8 @@ pub(crate) fn open_bytes(
     limits: BTreeMap<String, u64>,
 ) -> PyResult<Checkpoint> {
     let options = options(unknown, trailing, compat, verify, limits)?;
-    Ok(Checkpoint(run::detached(py, || Core::from_bytes(Arc::new(data), options))?))
+    let cancel = options.cancel.clone();
+    Ok(Checkpoint(run::watched(py, verify, &cancel, || Core::from_bytes(Arc::new(data), options))?))
 }
 
 fn options(
@@ -77,7 +80,7 @@ fn options(
             return Err(PyValueError::new_err(format!("trailing= is 'error' or 'ignore', not {other:?}")));
         }
     };
-    Ok(Options { limits, unknown, ignore_trailing, compat, verify })
+    Ok(Options { limits, unknown, ignore_trailing, compat, verify, cancel: Cancel::new() })
 }
 
 #[pymethods]

@@ -28,7 +28,17 @@ pub(super) fn interruptible<T: Send>(
     cancel: &Cancel,
     work: impl FnOnce() -> Result<T> + Send,
 ) -> PyResult<T> {
-    if nbytes < LONG {
+    watched(py, nbytes >= LONG, cancel, work)
+}
+
+/// Runs `work` without the interpreter; if it may be long, a signal whose handler raises makes it stop, and is raised.
+pub(super) fn watched<T: Send>(
+    py: Python<'_>,
+    long: bool,
+    cancel: &Cancel,
+    work: impl FnOnce() -> Result<T> + Send,
+) -> PyResult<T> {
+    if !long {
         return detached(py, work);
     }
     let mut signal: Option<PyErr> = None;

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import pickle
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
 
 import rustload
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 DTYPES = ["?", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8", "c8", "c16"]
 PROTOCOLS = [0, 1, 2, 3, 4, 5]
@@ -83,7 +85,11 @@ class _Array:
 
     def __reduce__(self) -> Any:
         shape, data, dtype = self.parts
-        return np._core.multiarray._reconstruct, (np.ndarray, (0,), b"b"), (1, shape, np.dtype(dtype), False, data)
+        return (
+            np._core.multiarray._reconstruct,
+            (np.ndarray, (0,), b"b"),
+            (1, shape, np.dtype(dtype), False, data),
+        )
 
 
 class _Scalar:

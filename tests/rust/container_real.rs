@@ -8,6 +8,7 @@ use rustload::container::zip::{Archive, Trailing};
 use rustload::container::{Format, sniff};
 use rustload::dtype::DType;
 use rustload::limits::Limits;
+use rustload::parallel::Cancel;
 
 fn source(name: &str) -> Source {
     let path: PathBuf = [env!("CARGO_MANIFEST_DIR"), "tests/data/containers", name].iter().collect();
@@ -41,7 +42,7 @@ fn archives_of_every_writer_open() {
         assert_eq!(member(&archive, "/data/0"), want, "{name}");
         assert_eq!(member(&archive, "/version"), b"3\n", "{name}");
         for index in 0..archive.members().len() {
-            archive.verify(index).expect(name);
+            archive.verify(index, &Cancel::new()).expect(name);
         }
         seen += 1;
     }

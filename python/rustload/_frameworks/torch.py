@@ -61,10 +61,12 @@ def torch_dtype(name: str) -> torch.dtype:
 
 def make(tensor: LazyTensor, wanted: Wanted, device: torch.device | None) -> torch.Tensor:
     """The tensor as asked for: on the storage that its names share where nothing is converted, on one of its own otherwise."""
-    plain = wanted.copy is not True and not wanted.transpose and wanted.dtype in (None, tensor.dtype)
-    made = _on_shared_storage(tensor, wanted) if plain else None
+    converted = wanted.transpose not in (None, False) or wanted.dtype not in (None, tensor.dtype)
+    made = None if converted or wanted.copy is True else _on_shared_storage(tensor, wanted)
     if made is None:
-        made = _owned(tensor._core.materialize(dataclasses.replace(wanted, copy=True)))
+        # copy=False comes here only with a conversion, which the core refuses.
+        copy = wanted.copy is not False
+        made = _owned(tensor._core.materialize(dataclasses.replace(wanted, copy=copy)))
     return made if device is None else made.to(device)
 
 

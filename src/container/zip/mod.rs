@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::bytes::{Region, Source};
 use crate::error::{Code, Error, Result, ResultExt};
 use crate::limits::Limits;
+use crate::parallel::Cancel;
 
 pub use directory::Member;
 pub(super) use end::ends_in_zip;
@@ -132,12 +133,12 @@ impl Archive {
     }
 
     /// Reads the member's bytes once, in pieces, and checks their checksum; does nothing where none was computed.
-    pub fn verify(&self, index: usize) -> Result<()> {
+    pub fn verify(&self, index: usize, cancel: &Cancel) -> Result<()> {
         let member = self.member(index)?;
-        self.verify_of(index, member).map_err(|error| self.place(member, error))
+        self.verify_of(index, member, cancel).map_err(|error| self.place(member, error))
     }
 
-    fn verify_of(&self, index: usize, member: &Member) -> Result<()> {
+    fn verify_of(&self, index: usize, member: &Member, cancel: &Cancel) -> Result<()> {
         let region = self.payload_of(index, member)?;
         if !self.has_checksums {
             return Ok(());
@@ -146,7 +147,7 @@ impl Archive {
         if member.is_compressed() {
             inflate::stream(&self.source, region, member.size(), |bytes| {
                 hasher.update(bytes);
-                Ok(())
+                cancel.check()
             })?;
         } else {
             let mut buffer = Vec::new();
@@ -156,6 +157,7 @@ impl Archive {
                 buffer.resize(usize::try_from(len).unwrap_or(0), 0);
                 self.source.read_at(at, &mut buffer)?;
                 hasher.update(&buffer);
+                cancel.check()?;
                 at = at.saturating_add(len);
             }
         }

@@ -190,7 +190,7 @@ impl<'a> Reader<'a> {
             Some(Known::Bytes) if args.is_empty() => Meaning::Bytes,
             Some(Known::ByteArray) if args.is_empty() || self.is_latin1(args) => Meaning::ByteArray,
             Some(Known::ByteArray) => match args {
-                [from] if matches!(self.values.get(*from), Value::Bytes(_)) => Meaning::ByteArray,
+                [from] if self.is_bytes(*from) => Meaning::ByteArray,
                 _ => Meaning::Opaque,
             },
             Some(Known::Complex) => match args {
@@ -231,6 +231,15 @@ impl<'a> Reader<'a> {
                 Some(items)
             }
             _ => None,
+        }
+    }
+
+    /// Bytes, as they are or as `_codecs.encode` writes them.
+    fn is_bytes(&self, handle: Handle) -> bool {
+        match self.values.get(handle) {
+            Value::Bytes(_) => true,
+            Value::Call(id) => self.out.calls.get(id.index()) == Some(&Meaning::Bytes),
+            _ => false,
         }
     }
 
@@ -279,7 +288,8 @@ impl<'a> Reader<'a> {
             return false;
         };
         let fits = || text.as_str().is_some_and(|text| text.chars().all(|c| u32::from(c) <= 0xff));
-        codec.as_bytes() == b"latin1"
+        // pickle.py writes the one, _pickle.c the other.
+        matches!(codec.as_bytes(), b"latin1" | b"latin-1")
             && if text.as_bytes().len() <= SHORT {
                 fits()
             } else {
