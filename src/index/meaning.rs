@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use super::known::{Known, Rebuild, lookup};
-use super::validate::{Flags, RawTensor, Tensor};
+use super::validate::{Flags, RawTensor, Sizes, Tensor};
 use super::{Place, Storage};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
@@ -102,7 +102,6 @@ pub(super) struct Reader<'a> {
     keys: HashMap<&'a str, Seen>,
     /// Views of storages by their own keys, as torch before 0.4 wrote them.
     views: HashMap<&'a str, Spot>,
-    pids: HashMap<Handle, Spot>,
     /// Whether a list holds pairs only, whether a text is latin-1: asked once, however many calls share it.
     pairs: HashMap<Handle, bool>,
     latin1: HashMap<Handle, bool>,
@@ -128,7 +127,6 @@ impl<'a> Reader<'a> {
             locate,
             keys: HashMap::new(),
             views: HashMap::new(),
-            pids: HashMap::new(),
             pairs: HashMap::new(),
             latin1: HashMap::new(),
             out,
@@ -428,7 +426,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn ints(&self, handle: Handle, what: &str) -> Result<Vec<i64>> {
+    fn ints(&self, handle: Handle, what: &str) -> Result<Sizes> {
         match self.values.get(handle) {
             Value::Tuple(items) => {
                 Limits::check("rank", self.limits.rank, u64::try_from(items.len()).unwrap_or(u64::MAX))?;
@@ -446,11 +444,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The storage that a persistent id means.
+    /// The storage that a persistent id means. One id may be used any number of times, so all that is looked at is short.
     fn storage(&mut self, pid: Handle) -> Result<Spot> {
-        if let Some(&found) = self.pids.get(&pid) {
-            return Ok(found);
-        }
         let wrong = |what: &str| Error::new(Code::PersistentId, format!("a persistent id's {what}"));
         let values: &'a Values = self.values;
         let (tag, class, key, location, numel, view) = match (self.out.ids, values.get(pid)) {
@@ -491,13 +486,11 @@ impl<'a> Reader<'a> {
         };
         let storage = self.root_storage(key, dtype, numel, location)?;
         let whole = Spot { storage, dtype, start: 0, nbytes: self.nbytes(storage) };
-        let found = match view.map(|view| values.get(view)) {
-            None | Some(Value::None) => whole,
-            Some(Value::Tuple(&[view, offset, numel])) => self.view(whole, view, offset, numel)?,
-            Some(_) => return Err(wrong("view is neither None nor (key, offset, numel)")),
-        };
-        self.pids.insert(pid, found);
-        Ok(found)
+        match view.map(|view| values.get(view)) {
+            None | Some(Value::None) => Ok(whole),
+            Some(Value::Tuple(&[view, offset, numel])) => self.view(whole, view, offset, numel),
+            Some(_) => Err(wrong("view is neither None nor (key, offset, numel)")),
+        }
     }
 
     /// The storage of a key, described for the first time or again.
