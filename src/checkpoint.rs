@@ -332,11 +332,6 @@ impl Inner {
         self.shared.get_or_init(find).contains(&storage)
     }
 
-    /// Whether numbers in this file lie big-endian.
-    pub(crate) fn is_big_endian(&self, shard: u32) -> bool {
-        matches!(self.shards[shard as usize].index.contents, Contents::Archive { big_endian: true, .. })
-    }
-
     pub(crate) fn storage(&self, (shard, storage): (u32, u32)) -> &Storage {
         &self.shards[shard as usize].index.storages[storage as usize]
     }
@@ -348,7 +343,7 @@ impl Inner {
         }
         let source = match &self.shards[shard as usize].index.contents {
             Contents::Plain(source) => source,
-            Contents::Archive { archive, .. } => archive.source(),
+            Contents::Archive(archive) => archive.source(),
         };
         source.check_unchanged().err().unwrap_or(error)
     }
@@ -356,15 +351,17 @@ impl Inner {
     /// A storage's bytes as the file has them, or an error that says why no view of them exists.
     pub(crate) fn plain_payload(&self, id: (u32, u32)) -> Result<Source> {
         let storage = self.storage(id);
-        match (&self.shards[id.0 as usize].index.contents, storage.place) {
-            (Contents::Archive { archive, .. }, Place::Member(member))
+        if storage.big_endian {
+            let text = "the numbers are big-endian, so a view would show wrong ones";
+            return Err(Error::new(Code::Buffer, text));
+        }
+        match (&self.index(id.0).contents, storage.place) {
+            (Contents::Archive(archive), Place::Member(member))
                 if archive.members()[member].is_compressed() =>
             {
                 Err(Error::new(Code::RecordCompressed, "the storage is compressed in the file"))
             }
-            (Contents::Archive { big_endian: true, .. }, Place::Member(_)) => {
-                Err(Error::new(Code::Buffer, "the file is big-endian, so a view would show wrong numbers"))
-            }
+            (_, Place::Value(_)) => Err(Error::new(Code::Buffer, "the bytes are part of a pickle")),
             _ => Ok(self.payload(id)?.source),
         }
     }
@@ -372,23 +369,33 @@ impl Inner {
     /// A storage's bytes, inflated if need be.
     pub(crate) fn payload(&self, id: (u32, u32)) -> Result<Payload> {
         let storage = self.storage(id);
-        let (source, big_endian) = match (&self.shards[id.0 as usize].index.contents, storage.place) {
-            (_, Place::Empty) => (Source::memory(Arc::new([])), false),
-            (Contents::Plain(source), Place::Region(region)) => {
-                (source.window(region.start(), region.len())?, false)
+        let index = self.index(id.0);
+        let source = match (&index.contents, storage.place) {
+            (_, Place::Empty) => Source::memory(Arc::new([])),
+            (_, Place::Value(handle)) => {
+                let bytes = index.tree.as_ref().and_then(|tree| tree.bytes(handle));
+                let bytes = bytes.filter(|bytes| bytes.len() as u64 == storage.nbytes);
+                let gone = || Error::new(Code::InternalError, "an array's bytes are not in its pickle");
+                Source::memory(Arc::new(bytes.ok_or_else(gone)?))
             }
-            (Contents::Archive { archive, big_endian }, Place::Member(member)) => {
-                let source = if archive.members()[member].is_compressed() {
+            (Contents::Plain(source), Place::Region(region)) => {
+                source.window(region.start(), region.len())?
+            }
+            (Contents::Archive(archive), Place::Member(member)) => {
+                if archive.members()[member].is_compressed() {
                     Source::memory(Arc::new(archive.read_inflated(member, storage.nbytes)?))
                 } else {
                     let region = archive.payload(member)?;
                     archive.source().window(region.start(), region.len())?
-                };
-                (source, *big_endian)
+                }
             }
             _ => return Err(Error::new(Code::InternalError, "a storage has no place in its file")),
         };
-        Ok(Payload { source, big_endian })
+        Ok(Payload { source, big_endian: storage.big_endian })
+    }
+
+    fn index(&self, shard: u32) -> &Index {
+        &self.shards[shard as usize].index
     }
 }
 

@@ -90,8 +90,6 @@ codes! {
         "Check that the file is a checkpoint and was downloaded whole.";
     UnsupportedContainer: Unsupported, "The content is an archive of a kind that holds no checkpoint directly.",
         "Unpack it, then open what it holds.";
-    PickleUnsupported: Unsupported, "The file is a bare pickle, not a PyTorch archive.",
-        "Save its arrays with torch.save or safetensors.";
     TarUnsupported: Unsupported, "The file is a tar archive, as torch 0.1 wrote.",
         "Save it again with a current torch.save, in an environment you trust the file in.";
 
@@ -158,6 +156,7 @@ codes! {
     StorageKey: Format, "A storage key is not a plain decimal number or name.", "";
     StorageBounds: Format, "A storage's stated size differs from the bytes in the file.",
         "The file is damaged or was made by hand.";
+    NdarrayBounds: Format, "A NumPy array or scalar has another number of bytes than its dtype and shape say.", "";
     StorageConflict: Format, "One storage is described in two contradicting ways.", "";
     TensorBounds: Format, "A tensor reaches outside its storage.", "The file is damaged or was made by hand.";
     TensorMetadata: Unsupported, "A tensor carries a property that rustload does not know.", "";

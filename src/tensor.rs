@@ -214,7 +214,7 @@ impl Tensor {
         let strange = self.dtype == DType::Bool
             || whole.flags.conjugate
             || whole.flags.negative
-            || self.checkpoint.is_big_endian(self.shard());
+            || self.checkpoint.storage(self.storage()).big_endian;
         plain && !strange && (!self.layout.is_contiguous() || self.checkpoint.is_shared(self.storage()))
     }
 

@@ -33,12 +33,22 @@ pub(super) enum Known {
     Complex,
     /// `_codecs.encode`: how Python 3 writes bytes in protocol 2.
     Encode,
+    /// `builtins.bytes`: how protocol 2 writes no bytes.
+    Bytes,
     /// `torch.Size`.
     Size,
     /// `torch.device`.
     Device,
     /// A function of a few numbers or texts whose value is kept as it was written: `slice(0, 3)`.
     Record,
+    /// `numpy.dtype`.
+    NumpyDtype,
+    /// `numpy._core.multiarray._reconstruct`.
+    NumpyReconstruct,
+    /// `numpy._core.numeric._frombuffer`.
+    NumpyFromBuffer,
+    /// `numpy._core.multiarray.scalar`.
+    NumpyScalar,
     /// A name that checkpoints use as a label and never call.
     Label,
 }
@@ -88,12 +98,16 @@ pub(super) fn lookup(module: &str, name: &str) -> Option<Known> {
         ("builtins", "set") => Known::Set,
         ("builtins", "frozenset") => Known::FrozenSet,
         ("builtins", "bytearray") => Known::ByteArray,
+        ("builtins", "bytes") => Known::Bytes,
         ("builtins", "complex") => Known::Complex,
         ("builtins", "slice" | "range" | "xrange") => Known::Record,
-        ("builtins", "Ellipsis" | "int" | "float" | "str" | "bool" | "bytes" | "tuple" | "object") => {
-            Known::Label
-        }
+        ("builtins", "Ellipsis" | "int" | "float" | "str" | "bool" | "tuple" | "object") => Known::Label,
         ("_codecs", "encode") => Known::Encode,
+        ("numpy", "dtype") => Known::NumpyDtype,
+        ("numpy", "ndarray") => Known::Label,
+        ("numpy.core.multiarray" | "numpy._core.multiarray", "_reconstruct") => Known::NumpyReconstruct,
+        ("numpy.core.multiarray" | "numpy._core.multiarray", "scalar") => Known::NumpyScalar,
+        ("numpy.core.numeric" | "numpy._core.numeric", "_frombuffer") => Known::NumpyFromBuffer,
         _ => return None,
     })
 }

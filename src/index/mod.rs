@@ -120,6 +120,8 @@ pub struct Storage {
     pub nbytes: u64,
     /// How many elements of its class's dtype; bytes for an untyped one.
     pub numel: u64,
+    /// Whether its numbers lie big-endian.
+    pub big_endian: bool,
 }
 
 /// Where a storage's bytes are.
@@ -129,6 +131,8 @@ pub enum Place {
     Region(crate::bytes::Region),
     /// A member of the archive.
     Member(usize),
+    /// Bytes of the pickle itself.
+    Value(Handle),
     /// Nowhere: a storage without bytes.
     Empty,
 }
@@ -138,13 +142,8 @@ pub enum Place {
 pub enum Contents {
     /// Ranges of the file itself.
     Plain(Source),
-    /// Members of an archive.
-    Archive {
-        /// The archive.
-        archive: Archive,
-        /// Whether numbers lie big-endian.
-        big_endian: bool,
-    },
+    /// Members of the archive.
+    Archive(Archive),
 }
 
 /// An unknown class and where its values sit.
@@ -168,7 +167,20 @@ pub fn read(source: &Source, options: &Options) -> Result<Index> {
             torch::read(Archive::open(source, &options.limits, trailing)?, options)
         }
         Format::LegacyTorch => torch_legacy::read(source, options),
-        Format::Pickle => refused(Code::PickleUnsupported, "this is a bare pickle, which is not read yet"),
+        Format::Pickle => plain_pickle(source, options),
         Format::Tar => refused(Code::TarUnsupported, "this is a tar archive, which is not read yet"),
     }
+}
+
+/// A bare pickle: only NumPy arrays can have their bytes in it.
+fn plain_pickle(source: &Source, options: &Options) -> Result<Index> {
+    Limits::check("pickle_bytes", options.limits.pickle_bytes, source.len())?;
+    let data = source.read_vec(0, source.len())?;
+    let locate = |key: &str, _: u64| {
+        let text = format!("the pickle names storage {key}, but a bare pickle holds no storages");
+        Err(Error::new(Code::PersistentId, text))
+    };
+    let mut read = pickled::read(data, meaning::Ids::Archive, &locate, options)?;
+    let notes = std::mem::take(&mut read.notes);
+    Ok(read.into_index(Format::Pickle, notes, Contents::Plain(source.clone())))
 }

@@ -31,7 +31,7 @@ pub(super) fn read(source: &Source, options: &Options) -> Result<Index> {
             u32::try_from(index.tensors.len()).map_err(|_| Error::new(Code::Limit, "too many tensors"))?;
         let tensor = Tensor::whole(raw.dtype, &raw.shape, id, nbytes)?;
         let numel = tensor.layout().numel();
-        index.storages.push(Storage { place: Place::Region(raw.region), nbytes, numel });
+        index.storages.push(Storage { place: Place::Region(raw.region), nbytes, numel, big_endian: false });
         index.tensors.push(tensor);
         index.entries.push(Entry { name: Arc::from(raw.name), path: Path::Name, tensor: id });
     }

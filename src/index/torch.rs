@@ -30,6 +30,9 @@ pub(super) fn read(archive: Archive, options: &Options) -> Result<Index> {
     let locate = |key: &str, nbytes: u64| locate(&archive, &root, key, nbytes);
     let mut read = pickled::read(data, Ids::Archive, &locate, options).in_member(&member)?;
     notes.append(&mut read.notes);
+    for storage in &mut read.storages {
+        storage.big_endian |= big_endian && matches!(storage.place, Place::Member(_));
+    }
     if options.verify {
         for storage in &read.storages {
             if let Place::Member(member) = storage.place {
@@ -37,7 +40,7 @@ pub(super) fn read(archive: Archive, options: &Options) -> Result<Index> {
             }
         }
     }
-    Ok(read.into_index(Format::Zip, notes, Contents::Archive { archive, big_endian }))
+    Ok(read.into_index(Format::Zip, notes, Contents::Archive(archive)))
 }
 
 /// The root folder with its slash: the first member's (inline_container.cc: `init`), and every other member's.

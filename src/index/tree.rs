@@ -4,7 +4,8 @@ use std::collections::HashSet;
 
 use super::Step;
 use super::known::Known;
-use super::meaning::{Ids, Meaning, Meanings, SHORT};
+use super::meaning::{Ids, Meaning, Meanings, NumpyType, SHORT};
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::pickle::{BigInt, Call, CallId, GlobalId, Handle, Text, Value, Values};
 
@@ -45,6 +46,8 @@ pub enum Object<'a> {
     Bool(bool),
     /// An integer of 64 bits.
     Int(i64),
+    /// An unsigned integer of 64 bits.
+    Uint(u64),
     /// A longer integer.
     BigInt(BigInt<'a>),
     /// A float.
@@ -122,6 +125,15 @@ impl Tree {
         View { values: &self.values, meanings: &self.meanings }.get(handle)
     }
 
+    /// The bytes that a value stands for: bytes, a byte array, a byte string of Python 2, or text encoded as latin-1.
+    pub fn bytes(&self, handle: Handle) -> Option<Vec<u8>> {
+        match self.get(handle).ok()? {
+            Object::Bytes(bytes) | Object::ByteArray(bytes) => Some(bytes),
+            Object::Str(text) => Some(text.as_bytes().to_vec()),
+            _ => None,
+        }
+    }
+
     /// Every distinct global that the pickle names, as `module.name`, in program order.
     pub fn globals(&self) -> impl Iterator<Item = String> + '_ {
         self.values.globals().map(|(id, _)| {
@@ -195,7 +207,10 @@ impl<'a> View<'a> {
                 [re, im] => Object::Complex(self.real(*re), self.real(*im)),
                 _ => Object::Complex(0.0, 0.0),
             },
-            Meaning::Record | Meaning::Opaque => Object::Opaque { class: self.class(&call), call },
+            Meaning::Scalar(found, bytes) => self.scalar(found, bytes)?,
+            Meaning::NumpyDtype(_) | Meaning::Record | Meaning::Opaque => {
+                Object::Opaque { class: self.class(&call), call }
+            }
         })
     }
 
@@ -207,6 +222,21 @@ impl<'a> View<'a> {
         let Value::Tuple(&[tag, class, _, _]) = self.values.get(pid) else { return None };
         let is_tag = matches!(self.values.get(tag), Value::Str(tag) if tag.as_str() == Some("module"));
         (is_tag && matches!(self.values.get(class), Value::Global(_))).then_some(class)
+    }
+
+    /// A NumPy scalar as the number it is.
+    fn scalar(self, found: NumpyType, bytes: Handle) -> Result<Object<'a>> {
+        let mut bytes = match self.get(bytes)? {
+            Object::Bytes(bytes) | Object::ByteArray(bytes) => bytes,
+            Object::Str(text) => text.as_bytes().to_vec(),
+            _ => Vec::new(),
+        };
+        if found.big_endian {
+            for part in bytes.chunks_mut(usize::try_from(found.dtype.swap_unit()).unwrap_or(1)) {
+                part.reverse();
+            }
+        }
+        Ok(number(found.dtype, &bytes).unwrap_or(Object::None))
     }
 
     fn args(self, call: &Call<'a>) -> &'a [Handle] {
@@ -313,7 +343,7 @@ impl<'a> View<'a> {
                 let own = call.items.len().saturating_add(call.appended.len());
                 let parts: &[Handle] = match self.meaning(id) {
                     Meaning::Dict(_) | Meaning::Sequence(_) | Meaning::Size => self.args(&call),
-                    Meaning::Record | Meaning::Opaque => &[call.args],
+                    Meaning::Record | Meaning::Opaque | Meaning::NumpyDtype(_) => &[call.args],
                     _ => return 0,
                 };
                 let states = call.kwargs.iter().chain(call.states);
@@ -401,7 +431,7 @@ impl<'a> View<'a> {
                         }
                         _ => {}
                     },
-                    Meaning::Record | Meaning::Opaque => {
+                    Meaning::Record | Meaning::Opaque | Meaning::NumpyDtype(_) => {
                         out.extend((0..).map(Step::Argument).zip(self.args(&call).iter().copied()));
                         for &state in call.kwargs.iter().chain(call.states) {
                             self.state_children(state, &mut out)?;
@@ -482,6 +512,34 @@ impl<'a> View<'a> {
         out.extend(self.values.unique(pairs)?.into_iter().map(|(key, value)| (Step::Key(key), value)));
         Ok(())
     }
+}
+
+/// The number that little-endian bytes are; `None` where there are not as many as the dtype has.
+fn number(dtype: DType, bytes: &[u8]) -> Option<Object<'static>> {
+    let float = |half: &[u8]| -> Option<f64> {
+        Some(match half.len() {
+            2 => half::f16::from_le_bytes(half.try_into().ok()?).to_f64(),
+            4 => f64::from(f32::from_le_bytes(half.try_into().ok()?)),
+            _ => f64::from_le_bytes(half.try_into().ok()?),
+        })
+    };
+    Some(match dtype {
+        DType::Bool => Object::Bool(*bytes.first()? != 0),
+        DType::I8 => Object::Int(i8::from_le_bytes(bytes.try_into().ok()?).into()),
+        DType::I16 => Object::Int(i16::from_le_bytes(bytes.try_into().ok()?).into()),
+        DType::I32 => Object::Int(i32::from_le_bytes(bytes.try_into().ok()?).into()),
+        DType::I64 => Object::Int(i64::from_le_bytes(bytes.try_into().ok()?)),
+        DType::U8 => Object::Int(u8::from_le_bytes(bytes.try_into().ok()?).into()),
+        DType::U16 => Object::Int(u16::from_le_bytes(bytes.try_into().ok()?).into()),
+        DType::U32 => Object::Int(u32::from_le_bytes(bytes.try_into().ok()?).into()),
+        DType::U64 => Object::Uint(u64::from_le_bytes(bytes.try_into().ok()?)),
+        DType::F16 | DType::F32 | DType::F64 => Object::Float(float(bytes)?),
+        DType::C64 | DType::C128 => {
+            let (re, im) = bytes.split_at_checked(bytes.len().checked_div(2)?)?;
+            Object::Complex(float(re)?, float(im)?)
+        }
+        _ => return None,
+    })
 }
 
 fn indexed(items: &[Handle], out: &mut Vec<(Step, Handle)>) {

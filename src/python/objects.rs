@@ -282,6 +282,7 @@ impl<'a, 'py> Export<'a, 'py> {
         Ok(match object {
             Object::Bool(value) => value.into_pyobject(py)?.to_owned().into_any(),
             Object::Int(value) => value.into_pyobject(py)?.into_any(),
+            Object::Uint(value) => value.into_pyobject(py)?.into_any(),
             Object::BigInt(value) => self.integer(value)?,
             Object::Float(value) => value.into_pyobject(py)?.into_any(),
             Object::Complex(re, im) => PyComplex::from_doubles(py, *re, *im).into_any(),

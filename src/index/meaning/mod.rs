@@ -1,0 +1,287 @@
+//! What the calls of a pickle mean: which put a tensor together, which are containers, and which stay inert data.
+//!
+//! A call's callable and arguments were made before it, so one pass in program order decides all of them, without recursion.
+//! Argument forms follow `torch/_utils.py` and `torch/_tensor.py`; a known function with a wrong form is an error, an unknown
+//! one is [`Meaning::Opaque`].
+
+mod numpy;
+mod rebuild;
+mod storage;
+
+use std::collections::HashMap;
+
+pub(super) use self::numpy::NumpyType;
+use self::storage::{Seen, Spot};
+use super::known::{Known, lookup};
+use super::{Place, Storage, Tensor};
+use crate::error::Result;
+use crate::limits::Limits;
+use crate::pickle::{Call, GlobalId, Handle, Text, Value, Values};
+
+/// Bytes of the longest text that a device, a location or the like has. Any number of calls may share one text, so it is
+/// bounded before it is looked at.
+pub(super) const SHORT: usize = 256;
+
+/// What one call means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Meaning {
+    /// This tensor.
+    Tensor(u32),
+    /// A mapping of this kind.
+    Dict(Known),
+    /// A list, a deque or a set.
+    Sequence(Known),
+    /// `torch.Size`.
+    Size,
+    /// `_codecs.encode(text, 'latin1')`.
+    Bytes,
+    /// `bytearray(...)`.
+    ByteArray,
+    /// `complex(re, im)`.
+    Complex,
+    /// A NumPy dtype.
+    NumpyDtype(NumpyType),
+    /// A NumPy scalar and its bytes.
+    Scalar(NumpyType, Handle),
+    /// A small inert value, no surprise in a checkpoint.
+    Record,
+    /// Data of an unknown class.
+    Opaque,
+}
+
+/// The form of persistent ids: five items in an archive, six in a legacy stream (torch/serialization.py: `persistent_load`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Ids {
+    /// `('storage', class, key, location, numel)`.
+    #[default]
+    Archive,
+    /// `('storage', class, key, location, numel, view)`, and `('module', class, file, source)`.
+    Legacy,
+}
+
+/// Where the bytes of a storage with this key are; the number of bytes is what the pickle states.
+pub(super) type Locate<'a> = &'a dyn Fn(&str, u64) -> Result<Place>;
+
+/// All that the calls of one pickle mean.
+#[derive(Debug, Default)]
+pub(super) struct Meanings {
+    /// The form of persistent ids.
+    pub(super) ids: Ids,
+    /// By call id.
+    pub(super) calls: Vec<Meaning>,
+    /// By global id.
+    pub(super) globals: Vec<Option<Known>>,
+    /// By persistent id: a storage that stands in the tree by itself, as a one-dimensional tensor.
+    pub(super) bare: HashMap<Handle, u32>,
+    pub(super) tensors: Vec<Tensor>,
+    pub(super) storages: Vec<Storage>,
+    pub(super) notes: Vec<String>,
+}
+
+/// Reads calls one by one, and storages as calls name them.
+pub(super) struct Reader<'a> {
+    values: &'a Values,
+    limits: &'a Limits,
+    locate: Locate<'a>,
+    keys: HashMap<&'a str, Seen>,
+    /// Views of storages by their own keys, as torch before 0.4 wrote them.
+    views: HashMap<&'a str, Spot>,
+    /// Whether a list holds pairs only, whether a text is latin-1: asked once, however many calls share it.
+    pairs: HashMap<Handle, bool>,
+    latin1: HashMap<Handle, bool>,
+    /// The lengths of texts that stand for bytes.
+    lengths: HashMap<Handle, u64>,
+    out: Meanings,
+}
+
+impl<'a> Reader<'a> {
+    /// Interprets every call of `values`.
+    pub(super) fn new(
+        values: &'a Values,
+        limits: &'a Limits,
+        ids: Ids,
+        locate: Locate<'a>,
+    ) -> Result<Reader<'a>> {
+        let globals = (values.globals())
+            .map(|(id, _)| values.global(id))
+            .map(|global| lookup(global.module, global.name))
+            .collect();
+        let out = Meanings { ids, globals, ..Meanings::default() };
+        let mut reader = Reader {
+            values,
+            limits,
+            locate,
+            keys: HashMap::new(),
+            views: HashMap::new(),
+            pairs: HashMap::new(),
+            latin1: HashMap::new(),
+            lengths: HashMap::new(),
+            out,
+        };
+        for (id, _) in values.calls() {
+            let call = values.call(id);
+            let meaning = reader.call(&call).map_err(|error| error.at(call.offset))?;
+            reader.out.calls.push(meaning);
+        }
+        Ok(reader)
+    }
+
+    /// What is known so far.
+    pub(super) fn meanings(&self) -> &Meanings {
+        &self.out
+    }
+
+    /// All that was found out.
+    pub(super) fn finish(self) -> Meanings {
+        self.out
+    }
+
+    pub(super) fn known(&self, handle: Handle) -> Option<Known> {
+        match self.values.get(handle) {
+            Value::Global(id) => self.global(id),
+            _ => None,
+        }
+    }
+
+    fn global(&self, id: GlobalId) -> Option<Known> {
+        self.out.globals.get(id.index()).copied().flatten()
+    }
+
+    fn call(&mut self, call: &Call<'a>) -> Result<Meaning> {
+        let Value::Tuple(args) = self.values.get(call.args) else { return Ok(Meaning::Opaque) };
+        let args: &'a [Handle] = args;
+        Ok(match self.known(call.callable) {
+            Some(Known::Rebuild(rebuild)) => match self.rebuild(rebuild, args)? {
+                Some(tensor) => Meaning::Tensor(tensor),
+                None => Meaning::Opaque,
+            },
+            Some(kind @ (Known::OrderedDict | Known::Dict | Known::Counter)) => match args {
+                [] => Meaning::Dict(kind),
+                [from] if self.is_pairs(*from) => Meaning::Dict(kind),
+                _ => Meaning::Opaque,
+            },
+            Some(kind @ Known::DefaultDict) => match args {
+                [] | [_] => Meaning::Dict(kind),
+                [_, from] if self.is_pairs(*from) => Meaning::Dict(kind),
+                _ => Meaning::Opaque,
+            },
+            Some(kind @ (Known::List | Known::Set | Known::FrozenSet)) => match args {
+                [] => Meaning::Sequence(kind),
+                [from] if self.items(*from).is_some() => Meaning::Sequence(kind),
+                _ => Meaning::Opaque,
+            },
+            Some(kind @ Known::Deque) => match args {
+                [] => Meaning::Sequence(kind),
+                [from] if self.items(*from).is_some() => Meaning::Sequence(kind),
+                [from, limit] if self.items(*from).is_some() && self.is_count(*limit) => {
+                    Meaning::Sequence(kind)
+                }
+                _ => Meaning::Opaque,
+            },
+            Some(Known::Size) => match args {
+                [sizes] if matches!(self.values.get(*sizes), Value::Tuple(_) | Value::List(_)) => {
+                    Meaning::Size
+                }
+                _ => Meaning::Opaque,
+            },
+            Some(Known::Encode) if self.is_latin1(args) => Meaning::Bytes,
+            Some(Known::Bytes) if args.is_empty() => Meaning::Bytes,
+            Some(Known::ByteArray) if args.is_empty() || self.is_latin1(args) => Meaning::ByteArray,
+            Some(Known::ByteArray) => match args {
+                [from] if matches!(self.values.get(*from), Value::Bytes(_)) => Meaning::ByteArray,
+                _ => Meaning::Opaque,
+            },
+            Some(Known::Complex) => match args {
+                [re, im] if self.is_real(*re) && self.is_real(*im) => Meaning::Complex,
+                _ => Meaning::Opaque,
+            },
+            Some(
+                known @ (Known::NumpyDtype
+                | Known::NumpyReconstruct
+                | Known::NumpyFromBuffer
+                | Known::NumpyScalar),
+            ) => return self.numpy(known, call, args),
+            Some(Known::Device) if self.is_device(args) => Meaning::Record,
+            Some(Known::Record) if args.len() <= 3 && args.iter().all(|&arg| self.is_plain(arg)) => {
+                Meaning::Record
+            }
+            _ => Meaning::Opaque,
+        })
+    }
+
+    /// A dict, or a list of pairs: what `dict(...)` takes.
+    fn is_pairs(&mut self, handle: Handle) -> bool {
+        let values = self.values;
+        match values.get(handle) {
+            Value::Dict(_) => true,
+            Value::List(pairs) | Value::Tuple(pairs) => *self.pairs.entry(handle).or_insert_with(|| {
+                pairs.iter().all(|&pair| {
+                    matches!(values.get(pair), Value::Tuple(pair) | Value::List(pair) if pair.len() == 2)
+                })
+            }),
+            _ => false,
+        }
+    }
+
+    fn items(&self, handle: Handle) -> Option<&'a [Handle]> {
+        match self.values.get(handle) {
+            Value::List(items) | Value::Tuple(items) | Value::Set(items) | Value::FrozenSet(items) => {
+                Some(items)
+            }
+            _ => None,
+        }
+    }
+
+    fn is_count(&self, handle: Handle) -> bool {
+        matches!(self.values.get(handle), Value::None | Value::Int(_))
+    }
+
+    fn is_real(&self, handle: Handle) -> bool {
+        matches!(self.values.get(handle), Value::Float(_) | Value::Int(_))
+    }
+
+    /// `('cpu')`, `('cuda:1')` or `('cuda', 1)`: letters, and a number.
+    fn is_device(&self, args: &[Handle]) -> bool {
+        let (name, index) = match *args {
+            [name] => (name, None),
+            [name, index] => (name, Some(index)),
+            _ => return false,
+        };
+        let Value::Str(name) = self.values.get(name) else { return false };
+        let Some(name) = Some(name).filter(|name| name.as_bytes().len() <= SHORT).and_then(Text::as_str)
+        else {
+            return false;
+        };
+        let (letters, number) = name.split_once(':').unwrap_or((name, "0"));
+        let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        let whole =
+            index.is_none_or(|index| !name.contains(':') && matches!(self.values.get(index), Value::Int(_)));
+        whole
+            && is_number(number)
+            && !letters.is_empty()
+            && letters.bytes().all(|byte| byte.is_ascii_lowercase())
+    }
+
+    fn is_plain(&self, handle: Handle) -> bool {
+        match self.values.get(handle) {
+            Value::None | Value::Bool(_) | Value::Int(_) => true,
+            Value::Str(text) => text.as_bytes().len() <= SHORT,
+            _ => false,
+        }
+    }
+
+    /// `(text, 'latin1')` with characters that latin-1 has; any other codec would be a call into the codec registry.
+    fn is_latin1(&mut self, args: &[Handle]) -> bool {
+        let &[handle, codec] = args else { return false };
+        let (Value::Str(text), Value::Str(codec)) = (self.values.get(handle), self.values.get(codec)) else {
+            return false;
+        };
+        let fits = || text.as_str().is_some_and(|text| text.chars().all(|c| u32::from(c) <= 0xff));
+        codec.as_bytes() == b"latin1"
+            && if text.as_bytes().len() <= SHORT {
+                fits()
+            } else {
+                *self.latin1.entry(handle).or_insert_with(fits)
+            }
+    }
+}

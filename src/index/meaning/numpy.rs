@@ -1,0 +1,192 @@
+//! NumPy's own pickles: arrays and scalars whose bytes lie in the pickle itself (`numpy/_core/multiarray`, `numeric`).
+//!
+//! An array is `_reconstruct(ndarray, (0,), b'b')` with BUILD `(1, shape, dtype, is_fortran, bytes)`, or in protocol 5
+//! `_frombuffer(bytes, dtype, shape, order)`. A dtype is `dtype('f4', False, True)` with BUILD `(3, byte order, ...)`. Dtypes of
+//! objects, records, texts and times stay opaque.
+
+use super::{Meaning, Reader};
+use crate::dtype::DType;
+use crate::error::{Code, Error, Result};
+use crate::index::known::Known;
+use crate::index::validate::{Flags, RawTensor, Sizes};
+use crate::index::{Place, Storage};
+use crate::layout::contiguous_strides;
+use crate::pickle::{Call, Handle, Value};
+
+/// A NumPy dtype that has a counterpart here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::index) struct NumpyType {
+    pub(in crate::index) dtype: DType,
+    pub(in crate::index) big_endian: bool,
+}
+
+impl<'a> Reader<'a> {
+    /// What a call of one of NumPy's functions means.
+    pub(super) fn numpy(&mut self, known: Known, call: &Call<'a>, args: &'a [Handle]) -> Result<Meaning> {
+        let states: &'a [Handle] = call.states;
+        let found = match (known, args, states) {
+            (Known::NumpyDtype, _, _) => return Ok(self.numpy_dtype(args, states)),
+            (Known::NumpyScalar, &[dtype, bytes], []) => {
+                let Some(found) = self.numpy_type(dtype) else { return Ok(Meaning::Opaque) };
+                let Some(len) = self.byte_len(bytes) else { return Ok(Meaning::Opaque) };
+                if len != found.dtype.itemsize() {
+                    let text = format!("a scalar of {} has {len} byte(s)", found.dtype);
+                    return Err(Error::new(Code::NdarrayBounds, text));
+                }
+                return Ok(Meaning::Scalar(found, bytes));
+            }
+            (Known::NumpyReconstruct, _, &[state]) => match self.values.get(state) {
+                Value::Tuple(&[_, shape, dtype, fortran, bytes]) => matches!(
+                    self.values.get(fortran),
+                    Value::Bool(_) | Value::Int(_)
+                )
+                .then_some((shape, dtype, bytes, self.is_true(fortran))),
+                _ => None,
+            },
+            (Known::NumpyFromBuffer, &[bytes, dtype, shape, order], []) => {
+                Some((shape, dtype, bytes, self.is_text(order, "F")))
+            }
+            _ => None,
+        };
+        let Some((shape, dtype, bytes, fortran)) = found else { return Ok(Meaning::Opaque) };
+        let Some(found) = self.numpy_type(dtype) else { return Ok(Meaning::Opaque) };
+        let Some(nbytes) = self.byte_len(bytes) else { return Ok(Meaning::Opaque) };
+        self.array(shape, found, bytes, nbytes, fortran).map(Meaning::Tensor)
+    }
+
+    fn array(
+        &mut self,
+        shape: Handle,
+        found: NumpyType,
+        bytes: Handle,
+        nbytes: u64,
+        fortran: bool,
+    ) -> Result<u32> {
+        let mut shape = self.ints(shape, "shape")?;
+        let sizes: Option<Vec<u64>> = shape.iter().map(|&size| u64::try_from(size).ok()).collect();
+        let numel = sizes.as_deref().and_then(crate::layout::numel);
+        if numel.and_then(|numel| numel.checked_mul(found.dtype.itemsize())) != Some(nbytes) {
+            let text = format!("an array of {} and shape {shape:?} has {nbytes} byte(s)", found.dtype);
+            return Err(Error::new(Code::NdarrayBounds, text));
+        }
+        if fortran {
+            shape.reverse();
+        }
+        let plain = |shape: &[i64]| -> Option<Sizes> {
+            let sizes: Vec<u64> = shape.iter().map(|&size| u64::try_from(size).unwrap_or(0)).collect();
+            contiguous_strides(&sizes)?.iter().map(|&stride| i64::try_from(stride).ok()).collect()
+        };
+        let strides = plain(&shape);
+        let mut strides =
+            strides.ok_or_else(|| Error::new(Code::TensorShape, "an array's strides do not fit 63 bits"))?;
+        if fortran {
+            shape.reverse();
+            strides.reverse();
+        }
+        let storage = u32::try_from(self.out.storages.len()).unwrap_or(u32::MAX);
+        self.out.storages.push(Storage {
+            place: Place::Value(bytes),
+            nbytes,
+            numel: numel.unwrap_or(0),
+            big_endian: found.big_endian,
+        });
+        let flags = Flags::default();
+        let raw = RawTensor { dtype: found.dtype, shape, strides, offset: 0, storage, flags };
+        self.push(raw.prove(nbytes, self.limits)?)
+    }
+
+    /// `dtype('f4', False, True)` and `(3, '<', None, None, None, -1, -1, 0)` (numpy: `arraydescr_reduce`).
+    fn numpy_dtype(&self, args: &[Handle], states: &[Handle]) -> Meaning {
+        let (&[name] | &[name, _, _]) = args else { return Meaning::Opaque };
+        let Value::Str(name) = self.values.get(name) else { return Meaning::Opaque };
+        let name = if name.as_bytes().len() <= 8 { name.as_str().unwrap_or_default() } else { "" };
+        let dtype = match name {
+            "b1" => DType::Bool,
+            "u1" => DType::U8,
+            "i1" => DType::I8,
+            "u2" => DType::U16,
+            "i2" => DType::I16,
+            "u4" => DType::U32,
+            "i4" => DType::I32,
+            "u8" => DType::U64,
+            "i8" => DType::I64,
+            "f2" => DType::F16,
+            "f4" => DType::F32,
+            "f8" => DType::F64,
+            "c8" => DType::C64,
+            "c16" => DType::C128,
+            _ => return Meaning::Opaque,
+        };
+        let order = match states {
+            [] => Some("|"),
+            [state] => match self.values.get(*state) {
+                Value::Tuple([_, order, rest @ ..]) if rest.iter().take(3).all(|&one| self.is_none(one)) => {
+                    ["<", ">", "|", "="].into_iter().find(|known| self.is_text(*order, known))
+                }
+                _ => None,
+            },
+            _ => None,
+        };
+        match order {
+            Some(order) => Meaning::NumpyDtype(NumpyType { dtype, big_endian: order == ">" }),
+            None => Meaning::Opaque,
+        }
+    }
+
+    /// The dtype that a value is. It stands in a BUILD, so its call may come after the array's and is read here again.
+    fn numpy_type(&self, handle: Handle) -> Option<NumpyType> {
+        let Value::Call(id) = self.values.get(handle) else { return None };
+        let call = self.values.call(id);
+        let Value::Tuple(args) = self.values.get(call.args) else { return None };
+        if self.known(call.callable) != Some(Known::NumpyDtype) {
+            return None;
+        }
+        match self.numpy_dtype(args, call.states) {
+            Meaning::NumpyDtype(found) => Some(found),
+            _ => None,
+        }
+    }
+
+    /// How many bytes a value stands for: bytes, a byte array, or `_codecs.encode(text, 'latin1')`.
+    fn byte_len(&mut self, handle: Handle) -> Option<u64> {
+        let len = match self.values.get(handle) {
+            Value::Bytes(bytes) | Value::ByteArray(bytes) => bytes.len(),
+            // Python 2's byte strings that happen to be UTF-8.
+            Value::Str(text) => text.as_bytes().len(),
+            Value::Call(id) => {
+                let call = self.values.call(id);
+                let Value::Tuple(args) = self.values.get(call.args) else { return None };
+                return match (self.known(call.callable), args) {
+                    (Some(Known::Bytes), []) => Some(0),
+                    (Some(Known::Encode), &[text, _]) if self.is_latin1(args) => Some(self.latin1_len(text)),
+                    _ => None,
+                };
+            }
+            _ => return None,
+        };
+        u64::try_from(len).ok()
+    }
+
+    /// Bytes of a text in latin-1; counted once, however many arrays share it.
+    fn latin1_len(&mut self, handle: Handle) -> u64 {
+        let values = self.values;
+        *self.lengths.entry(handle).or_insert_with(|| match values.get(handle) {
+            Value::Str(text) => {
+                text.as_str().map_or(0, |text| u64::try_from(text.chars().count()).unwrap_or(u64::MAX))
+            }
+            _ => 0,
+        })
+    }
+
+    fn is_true(&self, handle: Handle) -> bool {
+        matches!(self.values.get(handle), Value::Bool(true) | Value::Int(1))
+    }
+
+    fn is_none(&self, handle: Handle) -> bool {
+        matches!(self.values.get(handle), Value::None)
+    }
+
+    fn is_text(&self, handle: Handle, wanted: &str) -> bool {
+        matches!(self.values.get(handle), Value::Str(text) if text.as_bytes() == wanted.as_bytes())
+    }
+}
