@@ -8,6 +8,7 @@ from rustload import errors
 from rustload._checkpoint import Checkpoint, OpaqueClass, open
 from rustload._inert import Global, Opaque
 from rustload._limits import Limits
+from rustload._safe_open import PySafeSlice, TensorMeta, safe_open
 from rustload._tensor import LazyTensor
 from rustload.errors import (
     DeviceError,
@@ -16,6 +17,7 @@ from rustload.errors import (
     InternalError,
     LimitError,
     RustloadError,
+    SafetensorError,
     TensorNotFoundError,
     UnsupportedError,
 )
@@ -33,12 +35,16 @@ __all__ = [
     "Limits",
     "Opaque",
     "OpaqueClass",
+    "PySafeSlice",
     "RustloadError",
+    "SafetensorError",
+    "TensorMeta",
     "TensorNotFoundError",
     "UnsupportedError",
     "__version__",
     "errors",
     "open",
+    "safe_open",
 ]
 
 if _DEBUG:

@@ -107,7 +107,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
 
     @property
     def format(self) -> str:
-        """`"safetensors"` or `"torch-zip"`."""
+        """`"torch-zip"`, `"torch-legacy"` or `"safetensors"`."""
         return self._core.format
 
     @property

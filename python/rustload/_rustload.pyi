@@ -122,7 +122,7 @@ class Checkpoint:
 
     @property
     def format(self) -> str:
-        """The files' format: `"torch-zip"` or `"safetensors"`."""
+        """The files' format: `"torch-zip"`, `"torch-legacy"` or `"safetensors"`."""
 
     @property
     def files(self) -> list[os.PathLike[str]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 from typing import Any
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "InternalError",
     "LimitError",
     "RustloadError",
+    "SafetensorError",
     "TensorNotFoundError",
     "UnsupportedError",
 ]
@@ -82,6 +84,17 @@ class TensorNotFoundError(RustloadError, KeyError):
         return str(self.args[0]) if self.args else ""
 
 
+class SafetensorError(RustloadError):
+    """What `rustload.safe_open` raises where the safetensors package raises the error of that name, in the same words.
+
+    Where a file is at fault, it is rustload's own error as well: a `FormatError`, an `UnsupportedError`, a `LimitError`.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles as its message: the class may have been made for the occasion."""
+        return _safetensor_error, (str(self),)
+
+
 class DeviceError(RustloadError, RuntimeError):
     """The device is not there or refused."""
 
@@ -135,3 +148,27 @@ def _make(kind: str, code: str, message: str, note: str | None = None) -> BaseEx
     return _from_core(
         kind=kind, code=code, message=message, note=note, errno=None, path=None, member=None, offset=None
     )
+
+
+# Code that is ported to rustload has `except safetensors.SafetensorError` in it, which must go on working; rustload does not
+# import that package, and a handler that names its class can only exist once somebody has. So an error is raised as a class
+# that also derives from the package's own, if that is loaded by then; one class per combination of bases.
+_SAFETENSOR_ERRORS: dict[tuple[type, ...], type[SafetensorError]] = {(SafetensorError,): SafetensorError}
+
+
+def _safetensor_error(message: str, cause: RustloadError | None = None) -> SafetensorError:
+    """Makes a SafetensorError; with a `cause` it is of that class too, and takes over its code, its place and its notes."""
+    bases: tuple[type, ...] = (SafetensorError,)
+    if cause is not None and not isinstance(cause, SafetensorError):
+        bases += (type(cause),)
+    theirs = getattr(sys.modules.get("safetensors"), "SafetensorError", None)
+    if isinstance(theirs, type) and issubclass(theirs, Exception) and not issubclass(theirs, RustloadError):
+        bases += (theirs,)
+    made = _SAFETENSOR_ERRORS.get(bases)
+    if made is None:
+        namespace = {"__module__": __name__, "__doc__": SafetensorError.__doc__}
+        made = _SAFETENSOR_ERRORS.setdefault(bases, type("SafetensorError", bases, namespace))
+    error = made(message)
+    if cause is not None:
+        vars(error).update(vars(cause) | {"__notes__": list(getattr(cause, "__notes__", ()))})
+    return error

@@ -17,6 +17,7 @@ import pathlib
 import pickle
 import struct
 import zipfile
+from typing import ClassVar
 
 HERE = pathlib.Path(__file__).parent
 
@@ -65,7 +66,7 @@ class Recorder(pickle._Unpickler):
         return Persistent(pid)
 
     # Arguments stay as they are, where the unpickler would call.
-    dispatch: ClassVar = dict(pickle._Unpickler.dispatch)
+    dispatch: ClassVar[dict] = dict(pickle._Unpickler.dispatch)
 
 
 def pairs(items):

@@ -1,0 +1,71 @@
+"""Writes docs/errors.md from the extension's catalogue: `python docs/make_errors.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import rustload
+from rustload import _rustload
+from rustload.errors import _CLASSES
+
+PAGE = Path(__file__).with_name("errors.md")
+
+HEAD = """\
+# Errors
+
+Every error of rustload has a stable `code`; the message may change between versions, the code does not. Where they are known,
+`path`, `member` and `offset` say where: `offset` counts bytes in the member of the archive, or in the file. The next step
+is a note of the exception, and a message may come with a more exact one than stands here.
+
+```python
+import rustload
+
+try:
+    rustload.open("notes.txt")
+except rustload.FormatError as error:
+    print(error.code, error.path, error.offset)
+except OSError as error:
+    print(error.errno)
+```
+
+This page is made by `docs/make_errors.py`.
+"""
+
+# What a kind means and which class is raised; the order of the sections.
+KINDS = {
+    "Io": "The environment: a missing file, a permission, a failing disk.",
+    "Format": "Whoever made the file, or whatever damaged it on the way.",
+    "Unsupported": "A legitimate file or request that rustload cannot serve yet.",
+    "Disallowed": 'You decide about trust: raised with `unknown="error"` only.',
+    "Limit": "You raise the limit or reject the file. The error has `name`, `limit` and `found`.",
+    "NotFound": "The caller. The note has near names.",
+    "Value": "The caller.",
+    "Type": "The caller.",
+    "Index": "The caller.",
+    "Buffer": "The caller, who demanded a view.",
+    "Device": "The driver or the GPU.",
+    "Memory": "The machine.",
+    "Cancelled": "Nobody: the work was stopped, as by Ctrl-C.",
+    "Internal": "A bug in rustload: please report it.",
+}
+
+
+def page() -> str:
+    """The page's text."""
+    out = [HEAD]
+    codes = _rustload.CODES
+    missing = {kind for _, kind, _, _ in codes} - KINDS.keys()
+    if missing:
+        raise SystemExit(f"docs/make_errors.py does not describe: {', '.join(sorted(missing))}")
+    for kind, who in KINDS.items():
+        rows = [(code, what, then) for code, found, what, then in codes if found == kind]
+        name = "OSError" if kind == "Io" else _CLASSES[kind].__name__
+        shown = f"rustload.{name}" if hasattr(rustload, name) else name
+        out.append(f"\n## {shown}\n\n{who}\n\n| code | meaning | next step |\n|---|---|---|\n")
+        out += [f"| `{code}` | {what} | {then} |\n" for code, what, then in rows]
+    return "".join(out)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"wrote {PAGE.name}")

@@ -1,0 +1,96 @@
+"""The command line: `rustload info`.
+
+Data goes to stdout, talk to stderr. Exit codes: 0 all is well, 2 wrong usage, 3 something could not be read, 130 stopped by
+Ctrl-C, 141 the reader of stdout went away.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+import rustload
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["main"]
+
+USAGE, UNREAD, STOPPED, NO_READER = 2, 3, 130, 141
+
+EPILOG = """\
+exit codes:
+  0    everything was read
+  2    wrong usage
+  3    something could not be read; the rest is shown all the same
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose complaints look like every other error of the command."""
+
+    def error(self, message: str) -> NoReturn:
+        """Prints the message and where to read more, and ends with exit code 2."""
+        self.exit(USAGE, f"rustload: error: {message}\n  see: {self.prog} --help\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code.
+
+    Args:
+        argv: The arguments; None takes those of the process.
+    """
+    try:
+        code = _run(_parser().parse_args(argv))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes stdout once more at its end; let it have somewhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NO_READER
+    except KeyboardInterrupt:
+        return STOPPED
+    return code
+
+
+def _run(args: argparse.Namespace) -> int:
+    from rustload._cli import info
+
+    return info.run(args.paths, json=args.json, color=args.color, tensors=args.tensors)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="rustload",
+        description="Looks into PyTorch and safetensors checkpoints without running anything in them.",
+    )
+    parser.add_argument("--version", action="version", version=f"rustload {rustload.__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    info = commands.add_parser(
+        "info",
+        help="show what a checkpoint holds",
+        description="Shows what checkpoints hold: format, sizes, dtypes, and the tree of names with repeated layers folded.\n"
+        "Reads metadata only, never the tensors, and imports neither torch nor NumPy.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    info.add_argument(
+        "paths",
+        nargs="+",
+        metavar="PATH",
+        help="a file, a directory of shards, or an index file; each is shown by itself",
+    )
+    info.add_argument(
+        "--tensors", action="store_true", help="list every tensor, one per line, in place of the tree"
+    )
+    info.add_argument(
+        "--json", action="store_true", help="print everything as one JSON document (see docs/cli.md)"
+    )
+    info.add_argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="auto (the default) colours terminals, unless NO_COLOR is set",
+    )
+    return parser

@@ -1,0 +1,133 @@
+"""Text for terminals and pipes: colours, bars, and names from files made harmless."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Page", "count", "escape", "size"]
+
+BAR = 24
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+class Page:
+    """Lines on their way to a stream; knows whether it has colours, and whether it has more than ASCII."""
+
+    def __init__(self, stream: TextIO, color: str) -> None:
+        """Looks at the stream.
+
+        Args:
+            stream: Where the text goes.
+            color: `"always"`, `"never"`, or `"auto"`: colours on a terminal, unless `NO_COLOR` is set (no-color.org).
+        """
+        self._stream = stream
+        self._lines: list[str] = []
+        on_terminal = stream.isatty()
+        wanted = on_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        self._color = color == "always" or (color == "auto" and wanted)
+        self._unicode = (stream.encoding or "").lower().replace("-", "") in ("utf8", "utf16", "utf32")
+        self._width = shutil.get_terminal_size((120, 24)).columns if on_terminal else 120
+        self.times = "×" if self._unicode else "x"  # noqa: RUF001 - the sign for "times"
+
+    def line(self, text: str = "") -> None:
+        """Adds a line."""
+        self._lines.append(text.rstrip() + "\n")
+
+    def flush(self) -> None:
+        """Writes all lines; characters that the stream's encoding lacks come out escaped."""
+        encoding = self._stream.encoding or "utf-8"
+        # Line by line: an unbuffered stream (python -u) loses the end of a long text when its reader goes away.
+        for line in self._lines:
+            self._stream.write(line.encode(encoding, "backslashreplace").decode(encoding))
+        self._lines.clear()
+
+    def title(self, text: str) -> None:
+        """Adds a checkpoint's title."""
+        self.line(self._paint("1", text))
+
+    def heading(self, text: str, remark: str = "") -> None:
+        """Adds a section's title."""
+        self.line()
+        self.line(self._paint("1", text) + (self.dim(f" ({remark})") if remark else ""))
+
+    def field(self, name: str, value: str) -> None:
+        """Adds a line of a name and a value."""
+        self.line(f"  {self.dim(name.ljust(10))}  {value}")
+
+    def wrapped(self, words: Sequence[str], *, most: int) -> None:
+        """Adds words, comma by comma, on as few lines as fit; at most `most` words."""
+        rest = f"and {len(words) - most:,} more (--json has all)" if len(words) > most else ""
+        line = ""
+        for position, word in enumerate(words[:most]):
+            piece = word + ("," if position + 1 < len(words) else "")
+            if line and len(line) + len(piece) + 3 > self._width:
+                self.line(f"  {line}")
+                line = ""
+            line += (" " if line else "") + piece
+        self.line(f"  {line}")
+        if rest:
+            self.line(self.dim(f"  {rest}"))
+
+    def clipped(self, text: str) -> str:
+        """The text, cut where a line ends."""
+        if len(text) + 2 <= self._width:
+            return text
+        return text[: max(self._width - 5, 10)] + "..."
+
+    def bar(self, share: float) -> str:
+        """A bar of a fixed width that is full to `share`."""
+        if not self._unicode:
+            return ("#" * round(share * BAR)).ljust(BAR, ".")
+        # A share that is not nothing is seen.
+        eighths = max(round(share * BAR * 8), 1 if share else 0)
+        full, rest = divmod(eighths, 8)
+        bar = "█" * full + (_EIGHTHS[rest] if rest else "")
+        return self._paint("36", bar) + self.dim("·" * (BAR - len(bar)))
+
+    def branches(self, lasts: tuple[bool, ...]) -> str:
+        """The lines in front of a tree's node."""
+        down, tee, end = ("│  ", "├─ ", "└─ ") if self._unicode else ("|  ", "|- ", "`- ")
+        above = "".join("   " if last else down for last in lasts[1:-1])
+        return self.dim(above + (end if lasts[-1] else tee)) if len(lasts) > 1 else ""
+
+    def dtype(self, text: str) -> str:
+        """A dtype's name."""
+        return self._paint("36", text)
+
+    def strong(self, text: str) -> str:
+        """Text that matters."""
+        return self._paint("1", text)
+
+    def dim(self, text: str) -> str:
+        """Text that matters less."""
+        return self._paint("2", text)
+
+    def _paint(self, code: str, text: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if self._color and text else text
+
+
+def escape(text: str) -> str:
+    """The text with everything unprintable spelled out, so that a file's names cannot steer a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def count(number: int, noun: str) -> str:
+    """`1 tensor`, `2,000 tensors`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def size(nbytes: int) -> str:
+    """Bytes in binary units: `31.0 MiB`."""
+    value = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"

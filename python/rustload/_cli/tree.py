@@ -1,0 +1,177 @@
+"""The tree of tensor names: built by their dots, with repeated subtrees folded and single branches joined.
+
+No recursion; of a name with more parts than anybody wants to see, the end stays in one piece.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Iterator
+
+__all__ = ["Leaf", "Node", "build", "spell_numbers", "split_name", "walk"]
+
+# How many alike it takes to fold `0`, `1`, ... and `block_0`, `block_1`, ...
+FOLD_NUMBERS, FOLD_NAMES = 2, 3
+
+# Parts of a name that get a level of their own.
+DEEPEST = 64
+
+_NUMBERED = re.compile(r"(?P<head>.*?)(?P<number>0|[1-9]\d{0,9})(?P<tail>\D*)", re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """What is shown of a tensor; leaves that are equal look alike.
+
+    Attributes:
+        dtype: The element type, in torch's words.
+        shape: Elements along each dimension.
+        nbytes: Bytes of all elements together.
+        tied: Whether other names share its storage.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    tied: bool
+
+
+@dataclasses.dataclass
+class Node:
+    """A part of a name and what lies below it.
+
+    Attributes:
+        label: The part, or several joined with dots, or the fold of several: `layers.{0..31}`.
+        times: How many subtrees it stands for.
+        leaf: The tensor that has exactly this name.
+        children: What lies below.
+        tensors: How many tensors are in it, all that it stands for together.
+        nbytes: Their bytes, with those of tied tensors counted once.
+    """
+
+    label: str
+    times: int = 1
+    leaf: Leaf | None = None
+    children: list[Node] = dataclasses.field(default_factory=list)
+    tensors: int = 0
+    nbytes: int = 0
+
+
+def build(tensors: Iterable[tuple[str, Leaf, int]]) -> Node:
+    """The folded tree of tensors.
+
+    Args:
+        tensors: Name, leaf and the bytes that count towards sums of each tensor, in the order to show.
+
+    Returns:
+        The root, whose label is empty.
+    """
+    root = Node("")
+    below: dict[int, dict[str, Node]] = {id(root): {}}
+    for name, leaf, counted in tensors:
+        node = root
+        for part in split_name(name):
+            known = below[id(node)]
+            if part not in known:
+                known[part] = Node(part)
+                node.children.append(known[part])
+                below[id(known[part])] = {}
+            node = known[part]
+        node.leaf, node.tensors, node.nbytes = leaf, 1, counted
+    _fold(root)
+    return root
+
+
+def split_name(name: str) -> list[str]:
+    """The parts between dots; dots inside brackets, as in `a["x.y"]`, do not count."""
+    if "[" not in name or name.count("[") != name.count("]"):
+        return name.split(".", DEEPEST)
+    parts: list[str] = []
+    start = depth = 0
+    for found in re.finditer(r"[.\[\]]", name):
+        depth += {"[": 1, "]": -1}.get(found[0], 0)
+        if found[0] == "." and depth <= 0 and len(parts) < DEEPEST:
+            parts.append(name[start : found.start()])
+            start = found.end()
+    return [*parts, name[start:]]
+
+
+def spell_numbers(numbers: list[int]) -> str:
+    """A sorted list of numbers, short: `0..31`, `0..30 step 2`, `0..2, 5, 7..9`."""
+    first, last = numbers[0], numbers[-1]
+    step = numbers[1] - first if len(numbers) > 1 else 1
+    if len(numbers) > 2 and numbers == list(range(first, last + 1, step)):
+        return f"{first}..{last}" if step == 1 else f"{first}..{last} step {step}"
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    spelled = [f"{run[0]}..{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    if len(spelled) > 6:
+        spelled = [*spelled[:4], "..", spelled[-1]]
+    return ", ".join(spelled)
+
+
+def walk(root: Node) -> Iterator[tuple[Node, tuple[bool, ...]]]:
+    """Every node below the root, in order, with whether each of its ancestors and itself is the last of its siblings."""
+    stack: list[tuple[Node, tuple[bool, ...]]] = [
+        (child, (position == 0,)) for position, child in enumerate(reversed(root.children))
+    ]
+    while stack:
+        node, lasts = stack.pop()
+        yield node, lasts
+        stack += [(child, (*lasts, position == 0)) for position, child in enumerate(reversed(node.children))]
+
+
+def _fold(root: Node) -> None:
+    """Folds and joins from the leaves up; alike subtrees get the same number as their signature."""
+    order, at = [root], 0
+    while at < len(order):
+        order += order[at].children
+        at += 1
+    numbers: dict[Hashable, int] = {}
+    signatures: dict[int, int] = {}
+    for node in reversed(order):
+        node.tensors += sum(child.tensors for child in node.children)
+        node.nbytes += sum(child.nbytes for child in node.children)
+        inside = tuple((child.label, signatures[id(child)]) for child in node.children)
+        signatures[id(node)] = numbers.setdefault((node.leaf, inside), len(numbers))
+        if len(node.children) > 1:
+            node.children = _fold_siblings(node.children, signatures)
+        for child in node.children:
+            if child.leaf is None and len(child.children) == 1:
+                _join(child, child.children[0])
+
+
+def _fold_siblings(children: list[Node], signatures: dict[int, int]) -> list[Node]:
+    alike: dict[Hashable, list[tuple[int, Node]]] = {}
+    for child in children:
+        found = _NUMBERED.fullmatch(child.label)
+        key: Hashable = (found["head"], found["tail"], signatures[id(child)]) if found else child.label
+        alike.setdefault(key, []).append((int(found["number"]) if found else 0, child))
+    out = []
+    for key, members in alike.items():
+        head, tail = key[:2] if isinstance(key, tuple) else ("", "")
+        if not isinstance(key, tuple) or len(members) < (FOLD_NAMES if head or tail else FOLD_NUMBERS):
+            out += members
+            continue
+        members.sort(key=lambda member: member[0])
+        first = members[0][1]
+        first.label = f"{head}{{{spell_numbers([number for number, _ in members])}}}{tail}"
+        first.times *= len(members)
+        first.tensors = sum(child.tensors for _, child in members)
+        first.nbytes = sum(child.nbytes for _, child in members)
+        out.append((0, first))
+    return [child for _, child in out]
+
+
+def _join(node: Node, child: Node) -> None:
+    node.label = f"{node.label}.{child.label}"
+    node.times *= child.times
+    node.leaf, node.children = child.leaf, child.children

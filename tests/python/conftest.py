@@ -1,0 +1,52 @@
+"""Fixtures of the Python tests. Helpers that are no fixtures are in `support.py`, which tests import by name."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+# The tests are imported by path (`--import-mode=importlib`), so their helpers need a place to be found.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@pytest.fixture
+def save(tmp_path: Path) -> Callable[..., Path]:
+    """`save(obj, name)`: writes a file of the format that the name's extension says, by torch or safetensors."""
+    import safetensors.torch
+    import torch
+
+    def write(obj: Any, name: str = "model.bin", **options: Any) -> Path:
+        path = tmp_path / name
+        if path.suffix == ".safetensors":
+            safetensors.torch.save_file(obj, path, **options)
+        else:
+            torch.save(obj, path, **options)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def simple(save: Callable[..., Path]) -> Path:
+    """A checkpoint of two plain tensors: `w`, float32 (4, 6) counting from 0, and `b`, int64 (3)."""
+    import torch
+
+    return save({"w": torch.arange(24, dtype=torch.float32).reshape(4, 6), "b": torch.tensor([1, -2, 3])})
+
+
+@pytest.fixture
+def collect() -> Callable[[], None]:
+    """Collects garbage until nothing more falls off."""
+
+    def run() -> None:
+        while gc.collect():
+            pass
+
+    return run

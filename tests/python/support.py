@@ -1,0 +1,125 @@
+"""What several test files need: dtypes, samples of every bit pattern, comparison by bits, child processes."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import textwrap
+import zipfile
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FP8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
+INTS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+REAL = ("bool", *INTS, *FP8, *FLOATS)
+DTYPES = (*REAL, "complex64", "complex128")
+# Of these, what safetensors' own Python package can write.
+IN_SAFETENSORS = frozenset(DTYPES) - {"complex128", "float8_e8m0fnu"}
+
+
+def dtype_of(name: str) -> torch.dtype:
+    found = getattr(torch, name)
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+def patterns(name: str, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
+    """A tensor of random bit patterns: every NaN, denormal and sign may occur."""
+    dtype = dtype_of(name)
+    generator = torch.Generator().manual_seed(seed)
+    if dtype == torch.bool:
+        return torch.randint(0, 2, shape, generator=generator).bool()
+    count = int(torch.Size(shape).numel()) * dtype.itemsize
+    return torch.randint(0, 256, (count,), dtype=torch.uint8, generator=generator).view(dtype).reshape(shape)
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    """The elements' bytes in C order."""
+    # clone, as `contiguous` and `reshape` keep odd strides of dimensions of size 1, which `view` then refuses.
+    flat = (
+        tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format).reshape(-1)
+    )
+    return bytes(flat.view(torch.uint8).numpy().data) if flat.numel() else b""
+
+
+def assert_same_bits(found: torch.Tensor, expected: torch.Tensor) -> None:
+    assert found.dtype == expected.dtype
+    assert tuple(found.shape) == tuple(expected.shape)
+    assert bits(found) == bits(expected)
+
+
+def assert_same_values(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """Equal to the bit, but a NaN only needs to be a NaN."""
+    assert found.dtype == expected.dtype
+    assert tuple(found.shape) == tuple(expected.shape)
+    if not expected.dtype.is_floating_point or not expected.numel():
+        assert bits(found) == bits(expected)
+        return
+    found, expected = (
+        tensor.clone(memory_format=torch.contiguous_format).reshape(-1) for tensor in (found, expected)
+    )
+    one, two = found.to(torch.float64).isnan(), expected.to(torch.float64).isnan()
+    assert torch.equal(one, two)
+    in_bytes = (tensor.clone().view(torch.uint8).reshape(len(tensor), -1) for tensor in (found, expected))
+    assert torch.equal(*(rows[~one] for rows in in_bytes))
+
+
+def saved(obj: Any, **options: Any) -> bytes:
+    """What `torch.save` writes."""
+    file = io.BytesIO()
+    torch.save(obj, file, **options)
+    return file.getvalue()
+
+
+def torch_zip(data_pkl: bytes, storages: dict[str, bytes] | None = None, *, root: str = "archive") -> bytes:
+    """A checkpoint archive around any pickle, as Python's zipfile packs it."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr(f"{root}/data.pkl", data_pkl)
+        archive.writestr(f"{root}/byteorder", "little")
+        for key, data in (storages or {}).items():
+            archive.writestr(f"{root}/data/{key}", data)
+        archive.writestr(f"{root}/version", "3\n")
+    return file.getvalue()
+
+
+def pickled(obj: Any, protocol: int = 2) -> bytes:
+    return pickle.dumps(obj, protocol)
+
+
+def safetensors_bytes(header: bytes, data: bytes = b"") -> bytes:
+    header += b" " * (-len(header) % 8)
+    return struct.pack("<Q", len(header)) + header + data
+
+
+def child(
+    code: str, *args: object, timeout: float = 100, check: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Runs Python code in a fresh process, `args` in `sys.argv[1:]`; by default it must end well and say nothing."""
+    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, args)]
+    env = {**os.environ, "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": "2"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=env, check=False)
+    if check:
+        assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    return done
+
+
+def sizes_of(path: Path) -> tuple[int, int]:
+    """The file's apparent size and what it takes on the disk."""
+    status = path.stat()
+    return status.st_size, status.st_blocks * 512
+
+
+def rss_anon() -> int:
+    """This process's anonymous memory in bytes."""
+    with open("/proc/self/status") as status:  # noqa: PTH123 - a proc file, read often
+        return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon"))

@@ -1,0 +1,430 @@
+"""DLPack and the buffer protocol: what handles and Buffers export, and what frees it when."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from support import DTYPES, assert_same_bits, bits, child, patterns
+
+import rustload
+
+ctypes.pythonapi.PyCapsule_GetName.restype = ctypes.c_char_p
+ctypes.pythonapi.PyCapsule_GetName.argtypes = [ctypes.py_object]
+ctypes.pythonapi.PyCapsule_GetPointer.restype = ctypes.c_void_p
+ctypes.pythonapi.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+
+W = torch.arange(24, dtype=torch.float32).reshape(4, 6)
+
+
+class DLTensor(ctypes.Structure):
+    """dlpack.h 1.0: DLTensor."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class DLManagedTensorVersioned(ctypes.Structure):
+    """dlpack.h 1.0: DLManagedTensorVersioned."""
+
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("manager_ctx", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("dl_tensor", DLTensor),
+    )
+
+
+class DLManagedTensor(ctypes.Structure):
+    """dlpack.h 0.8: DLManagedTensor."""
+
+    _fields_ = (("dl_tensor", DLTensor), ("manager_ctx", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+
+
+def name_of(capsule) -> bytes:
+    return ctypes.pythonapi.PyCapsule_GetName(capsule)
+
+
+def versioned(capsule) -> DLManagedTensorVersioned:
+    assert name_of(capsule) == b"dltensor_versioned"
+    found = DLManagedTensorVersioned.from_address(
+        ctypes.pythonapi.PyCapsule_GetPointer(capsule, b"dltensor_versioned")
+    )
+    found.owner = capsule  # the structure lives as long as its capsule
+    return found
+
+
+class Wrapped:
+    """Hands a ready capsule to a consumer."""
+
+    def __init__(self, capsule):
+        self.capsule = capsule
+
+    def __dlpack__(self, **_):
+        return self.capsule
+
+    def __dlpack_device__(self):
+        return (1, 0)
+
+
+@pytest.fixture
+def lazy(simple):
+    return rustload.open(simple, framework="dlpack")["w"]
+
+
+@pytest.fixture(params=["handle", "view", "owned"])
+def producer(request, lazy):
+    return {
+        "handle": lambda: lazy,
+        "view": lazy.materialize,
+        "owned": lambda: lazy.materialize(copy=True),
+    }[request.param]()
+
+
+# DLDataTypeCode of dlpack.h 1.1, bits.
+CODES = {
+    "bool": (6, 8), "uint8": (1, 8), "int8": (0, 8), "uint16": (1, 16), "int16": (0, 16), "uint32": (1, 32),
+    "int32": (0, 32), "uint64": (1, 64), "int64": (0, 64), "float8_e4m3fn": (10, 8), "float8_e4m3fnuz": (11, 8),
+    "float8_e5m2": (12, 8), "float8_e5m2fnuz": (13, 8), "float8_e8m0fnu": (14, 8), "float16": (2, 16),
+    "bfloat16": (4, 16), "float32": (2, 32), "float64": (2, 64), "complex64": (5, 64), "complex128": (5, 128),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_the_structure_says_what_the_tensor_is(save, name):
+    value = patterns(name, (3, 4, 5)).transpose(0, 2)[1:, ::2]
+    capsule = rustload.open(save({"x": value}))["x"].__dlpack__(max_version=(1, 0))
+    managed = versioned(capsule)
+    tensor = managed.dl_tensor
+    assert managed.major == 1
+    assert (tensor.code, tensor.bits, tensor.lanes) == (*CODES[name], 1)
+    assert (tensor.device_type, tensor.device_id) == (1, 0)
+    assert tuple(tensor.shape[: tensor.ndim]) == tuple(value.shape)
+    assert tuple(tensor.strides[: tensor.ndim]) == value.stride()
+    assert managed.flags & 1 == 0, "a private mapping is writable"
+
+
+def test_is_copied_is_set_for_owned_results_and_not_for_views(lazy):
+    assert versioned(lazy.materialize(copy=True).__dlpack__(max_version=(1, 0))).flags & 2
+    assert not versioned(lazy.materialize().__dlpack__(max_version=(1, 0))).flags & 2
+    assert versioned(lazy.__dlpack__(max_version=(1, 0), copy=True)).flags & 2
+
+
+@pytest.mark.parametrize("max_version", [(1, 0), (1, 1), (1, 3), (1, 99), (2, 0), (99, 0)])
+def test_a_consumer_of_version_1_or_later_gets_the_versioned_struct(producer, max_version):
+    managed = versioned(producer.__dlpack__(max_version=max_version))
+    assert managed.major == 1
+
+
+@pytest.mark.parametrize("max_version", [None, (0, 8), (0, 99)])
+def test_other_consumers_get_the_legacy_struct(producer, max_version):
+    capsule = producer.__dlpack__(max_version=max_version)
+    assert name_of(capsule) == b"dltensor"
+    managed = DLManagedTensor.from_address(ctypes.pythonapi.PyCapsule_GetPointer(capsule, b"dltensor"))
+    assert tuple(managed.dl_tensor.shape[:2]) == (4, 6)
+    assert tuple(managed.dl_tensor.strides[:2]) == (6, 1)
+
+
+@pytest.mark.parametrize("max_version", [None, (1, 0)])
+def test_both_structs_are_taken_by_torch_and_numpy(producer, max_version):
+    for consume in (torch.from_dlpack, np.from_dlpack):
+        found = consume(Wrapped(producer.__dlpack__(max_version=max_version)))
+        np.testing.assert_array_equal(np.asarray(found), W.numpy())
+
+
+def test_a_consumed_capsule_is_renamed_and_refused_a_second_time(producer):
+    capsule = producer.__dlpack__(max_version=(1, 0))
+    torch.from_dlpack(capsule)
+    assert name_of(capsule) == b"used_dltensor_versioned"
+    with pytest.raises(RuntimeError):
+        torch.from_dlpack(capsule)
+
+
+def test_the_device_is_the_cpu(producer):
+    assert producer.__dlpack_device__() == (1, 0)
+
+
+@pytest.mark.parametrize("options", [
+    {"dl_device": (2, 0)}, {"dl_device": (1, 1)}, {"dl_device": (3, 0)}, {"stream": 1}, {"stream": 0}, {"stream": 2},
+    {"stream": 140_000_000},
+])  # fmt: skip
+def test_another_device_or_a_stream_is_a_buffer_error(producer, options):
+    with pytest.raises(BufferError):
+        producer.__dlpack__(max_version=(1, 0), **options)
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"stream": None}, {"stream": -1}, {"dl_device": (1, 0)}, {"dl_device": None}, {"copy": None}, {"copy": False},
+    {"some_later_keyword": 5},
+])  # fmt: skip
+def test_ordinary_and_unknown_keywords_are_taken(producer, options):
+    assert_same_bits(torch.from_dlpack(Wrapped(producer.__dlpack__(max_version=(1, 0), **options))), W)
+
+
+@pytest.mark.parametrize("options", [
+    {"stream": "a"}, {"max_version": 1}, {"max_version": (1,)}, {"max_version": ("a", "b")}, {"dl_device": "cpu"},
+    {"max_version": (-1, 0)}, {"stream": object()}, {"dl_device": (1,)}, {"copy": "yes"},
+])  # fmt: skip
+def test_keywords_of_a_wrong_type_are_refused(producer, options):
+    with pytest.raises((BufferError, OverflowError, TypeError, ValueError)):
+        producer.__dlpack__(**{"max_version": (1, 0), **options})
+
+
+def test_copy_true_gives_memory_of_its_own(lazy):
+    one = torch.from_dlpack(Wrapped(lazy.__dlpack__(max_version=(1, 0), copy=True)))
+    view = lazy.torch()
+    view[0, 0] = 5
+    assert one[0, 0] == 0
+
+
+@pytest.mark.parametrize("kind", ["view", "owned"])
+def test_a_buffer_copies_when_asked_to(lazy, kind):
+    """The protocol: `copy=True` demands a copy, and BufferError is the answer of who cannot make one."""
+    buffer = lazy.materialize(copy=True if kind == "owned" else None)
+    try:
+        capsule = buffer.__dlpack__(max_version=(1, 0), copy=True)
+    except BufferError:
+        return
+    found = torch.from_dlpack(Wrapped(capsule))
+    found.zero_()
+    assert np.asarray(buffer).any()
+
+
+def test_copy_false_of_a_handle_without_a_view_is_a_buffer_error(simple):
+    lazy = rustload.open(simple.read_bytes())["w"]
+    with pytest.raises(BufferError):
+        lazy.__dlpack__(max_version=(1, 0), copy=False)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_torch_takes_every_dtype_from_a_handle(save, name):
+    value = patterns(name, (5, 3)).t()
+    lazy = rustload.open(save({"x": value, "empty": value[:, :0], "scalar": value[1, 2]}))
+    for key, expected in (("x", value), ("empty", value[:, :0]), ("scalar", value[1, 2])):
+        assert_same_bits(torch.from_dlpack(lazy[key]), expected)
+
+
+@pytest.mark.parametrize("name", [name for name in DTYPES if not name.startswith(("bfloat", "float8"))])
+def test_numpy_takes_its_dtypes_from_a_handle(save, name):
+    value = patterns(name, (5, 3)).t()
+    found = np.from_dlpack(rustload.open(save({"x": value}))["x"])
+    assert found.tobytes() == bits(value)
+    assert found.flags.writeable
+
+
+def test_numpy_refuses_what_it_does_not_know_and_nothing_leaks(save, collect):
+    lazy = rustload.open(save({"x": torch.ones(3, dtype=torch.bfloat16)}), framework="dlpack")["x"]
+    buffer = lazy.materialize()
+    with pytest.raises((BufferError, RuntimeError, TypeError)):
+        np.from_dlpack(buffer)
+    collect()
+
+
+def test_torch_asks_the_handle_with_its_own_keywords(lazy):
+    assert_same_bits(torch.from_dlpack(lazy, copy=True), W)
+    assert_same_bits(torch.from_dlpack(lazy, copy=False), W)
+    assert_same_bits(torch.from_dlpack(lazy, device="cpu"), W)
+
+
+def test_numpy_asks_the_handle_with_its_own_keywords(lazy):
+    assert not np.shares_memory(np.from_dlpack(lazy, copy=True), lazy.numpy())
+    assert np.shares_memory(np.from_dlpack(lazy, copy=False), lazy.numpy())
+    np.testing.assert_array_equal(np.from_dlpack(lazy, device="cpu"), W.numpy())
+
+
+@pytest.mark.parametrize("name", ["uint64", "float16", "float32", "complex64"])
+def test_torch_takes_a_handle_wherever_it_takes_an_array(save, name):
+    """torch.as_tensor looks for DLPack, the buffer protocol and __array__, in an order of its own."""
+    value = patterns(name, (3, 4))
+    lazy = rustload.open(save({"x": value}))["x"]
+    assert_same_bits(torch.as_tensor(lazy), value)
+    assert_same_bits(torch.asarray(lazy), value)
+
+
+def test_an_error_of_the_file_passes_through_the_protocol(simple):
+    lazy = rustload.open(simple)["w"]
+    with simple.open("r+b") as file:
+        file.truncate(100)
+    with pytest.raises(rustload.FormatError):
+        lazy.__dlpack__(max_version=(1, 0), copy=True)
+
+
+# The buffer protocol.
+
+FORMATS = {
+    "bool": "?", "uint8": "B", "int8": "b", "uint16": "H", "int16": "h", "uint32": "I", "int32": "i", "float16": "e",
+    "float32": "f", "float64": "d",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_a_memoryview_has_format_shape_and_strides(save, name):
+    value = patterns(name, (4, 6)).t()[::2]
+    buffer = rustload.open(save({"x": value}), framework="dlpack")["x"].materialize()
+    view = memoryview(buffer)
+    assert view.shape == (3, 4)
+    assert view.strides == tuple(stride * value.itemsize for stride in value.stride())
+    assert (view.itemsize, view.nbytes, view.ndim, view.readonly) == (value.itemsize, value.nbytes, 2, False)
+    assert np.asarray(buffer).tobytes() == bits(value)
+    if name in FORMATS:
+        assert view.format == FORMATS[name]
+        assert view.tobytes() == bits(value)
+
+
+@pytest.mark.parametrize("name", ["int64", "uint64", "float32", "bool", "complex64", "complex128"])
+def test_numpy_reads_the_dtype_from_the_buffer_protocol(save, name):
+    buffer = rustload.open(save({"x": patterns(name, (3,))}), framework="dlpack")["x"].materialize()
+    assert np.asarray(buffer).dtype == np.dtype(name)
+
+
+def test_scalars_and_empties_have_buffers(save):
+    ckpt = rustload.open(save({"s": torch.tensor(2.5), "e": torch.empty(0, 3)}), framework="dlpack")
+    for copy in (None, True):
+        scalar = memoryview(ckpt["s"].materialize(copy=copy))
+        assert (scalar.ndim, scalar.shape, scalar[()]) == (0, (), 2.5)
+        empty = memoryview(ckpt["e"].materialize(copy=copy))
+        assert (empty.shape, empty.nbytes, empty.tobytes()) == ((0, 3), 0, b"")
+
+
+def test_a_consumer_that_wants_contiguous_bytes_gets_no_strided_ones(lazy):
+    assert bytes(lazy.materialize()) == bits(W)
+    with pytest.raises(BufferError):
+        hashlib.sha256(lazy.T.materialize())
+    assert np.asarray(lazy.T.materialize()).flags.f_contiguous
+
+
+def test_writes_through_a_memoryview_reach_the_memory(lazy):
+    buffer = lazy.materialize(copy=True)
+    memoryview(buffer)[1, 2] = 55.0
+    assert torch.from_dlpack(buffer)[1, 2] == 55
+
+
+def test_file_writers_take_a_buffer(lazy, tmp_path):
+    (tmp_path / "raw").write_bytes(lazy.materialize())
+    assert (tmp_path / "raw").read_bytes() == bits(W)
+
+
+def test_as_bytes_is_the_same_memory(lazy):
+    buffer = lazy.materialize(copy=True)
+    row = buffer.as_bytes()
+    assert (row.dtype, row.shape) == ("uint8", (96,))
+    memoryview(row)[0] = 1
+    assert buffer.tobytes()[0] == 1
+    with pytest.raises(BufferError):
+        lazy.T.materialize().as_bytes()
+
+
+def test_a_memoryview_keeps_the_memory_alive(lazy, collect):
+    buffer = lazy.materialize(copy=True)
+    view = memoryview(buffer)
+    del buffer
+    collect()
+    assert view[3, 5] == 23.0
+    view.release()
+
+
+def test_a_buffer_says_what_it_is(lazy):
+    assert repr(lazy.materialize()) == "<rustload.Buffer float32 [4, 6] view>"
+    assert "owned" in repr(lazy.materialize(copy=True))
+    with pytest.raises(TypeError):
+        rustload.Buffer()
+
+
+# Deleters. Each case runs in a process of its own: a deleter that needs the interpreter crashes at its end. (Daemon threads
+# with torch are left out: there torch 2.13 aborts by itself.)
+
+LIFE = """
+import sys, threading, gc, builtins
+import rustload
+path, framework, copy, case = sys.argv[1:]
+lazy = rustload.open(path, framework=framework)["w"]
+how = {"copy": True} if copy == "owned" else {}
+if case == "legacy":
+    capsule = lambda: lazy.__dlpack__(**how)
+else:
+    capsule = lambda: lazy.__dlpack__(max_version=(1, 0), **how)
+class P:
+    def __dlpack__(self, **_): return capsule()
+    def __dlpack_device__(self): return (1, 0)
+if case in ("leak", "legacy", "cycle", "module"):
+    if framework == "torch":
+        import torch
+        make = lambda: torch.from_dlpack(P())
+    elif framework == "numpy":
+        import numpy
+        make = lambda: numpy.from_dlpack(P())
+    else:
+        make = lambda: lazy.materialize(**how)
+if case in ("leak", "legacy"):
+    builtins.leaked = make()
+elif case == "cycle":
+    class K: pass
+    k = K(); k.k = k; k.t = make(); k.u = lazy.materialize(**how); k.lazy = lazy
+elif case == "module":
+    kept = [make(), lazy.materialize(**how), memoryview(lazy.materialize(framework="dlpack", **how))]
+    sys.modules["zz_kept"] = kept
+elif case == "capsule":
+    builtins.leaked = capsule()
+elif case == "thread":
+    kept = [lazy.materialize(**how) for _ in range(3)]
+    del lazy
+    t = threading.Thread(target=kept.clear); t.start(); t.join()
+elif case == "daemon":
+    started = threading.Event()
+    def work():
+        while True:
+            x = lazy.materialize(**how)
+            started.set()
+    threading.Thread(target=work, daemon=True).start()
+    started.wait()
+elif case == "autograd":
+    import torch
+    w = torch.ones(4, 6, requires_grad=True); x = torch.from_dlpack(P()); y = (w * x).sum(); del x; y.backward()
+    assert w.grad.sum() == 276
+elif case == "set":
+    import torch
+    t = torch.from_dlpack(P()); t.set_(torch.empty(2, 3)); t = torch.from_dlpack(P())
+    t.untyped_storage().resize_(0) if t.untyped_storage().resizable() else None
+print("done")
+"""
+
+
+@pytest.mark.parametrize("copy", ["view", "owned"])
+@pytest.mark.parametrize(("framework", "case"), [
+    ("torch", "leak"), ("torch", "legacy"), ("torch", "cycle"), ("torch", "module"),
+    ("torch", "autograd"), ("numpy", "cycle"), ("numpy", "module"), ("numpy", "legacy"), ("dlpack", "leak"),
+    ("dlpack", "module"), ("dlpack", "capsule"), ("dlpack", "thread"), ("dlpack", "daemon"), ("dlpack", "cycle"),
+])  # fmt: skip
+def test_what_is_alive_at_the_end_of_the_process_is_freed_in_silence(simple, framework, case, copy):
+    assert child(LIFE, simple, framework, copy, case).stdout == "done\n"
+
+
+def test_a_deleter_runs_in_a_thread_without_the_interpreter(simple):
+    """torch frees saved tensors from its own threads."""
+    lazy = rustload.open(simple, framework="torch")["w"]
+    for how in ({}, {"copy": True}):
+        w = torch.ones(4, 6, requires_grad=True)
+        x = lazy.materialize(**how)
+        alive = weakref.ref(x)
+        y = (w * x).sum()
+        del x
+        y.backward()
+        del y
+        assert alive() is None
+        assert w.grad.sum() == 276

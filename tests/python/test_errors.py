@@ -1,0 +1,536 @@
+"""Every refusal has a type, a stable code, the place, and a next step as a note."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import io
+import json
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from support import assert_same_bits, pickled, safetensors_bytes, saved, torch_zip
+
+import rustload
+
+
+def refused(source, kind, code, **options) -> Exception:
+    """The error that `open` gives, checked for type and code."""
+    with pytest.raises(kind) as caught:
+        rustload.open(source, **options)
+    assert type(caught.value) is kind
+    assert caught.value.code == code
+    return caught.value
+
+
+def note_of(error: BaseException) -> str:
+    return "\n".join(getattr(error, "__notes__", []))
+
+
+def file(tmp_path, data: bytes, name: str = "model.bin"):
+    path = tmp_path / name
+    path.write_bytes(data)
+    return path
+
+
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 12345\n"
+
+
+@pytest.mark.parametrize(("data", "says", "advises"), [
+    (b"", "empty", "again"),
+    (b"P", "too few", "again"),
+    (b"PK\3", "too few", "again"),
+    (LFS, "Git LFS pointer", "git lfs pull"),
+    (b"<!DOCTYPE html><html><body>Not found</body></html>", "web page", "fetch the file itself"),
+    (b"\n  <html lang=en>" + b" " * 600, "web page", "logged in"),
+    (b'{"weight_map": {"a": "model-00001.safetensors"}}', "JSON", "directory or the shards"),
+    (b"GGUF\3\0\0\0" + bytes(100), "GGUF", "llama.cpp"),
+    (b"\x89HDF\r\n\x1a\n" + bytes(100), "HDF5", "h5py"),
+    (b"\x93NUMPY\1\0v\0" + bytes(100), "npy", "numpy.load"),
+    (bytes(1000), "00 00", ""),
+    (b"\xff" * 1000, "ff ff", ""),
+    (b"just some text, and more of it, for a while\n" * 20, "", ""),
+])  # fmt: skip
+def test_what_is_no_checkpoint_is_told_apart(tmp_path, data, says, advises):
+    path = file(tmp_path, data)
+    error = refused(path, rustload.FormatError, "UnknownFormat")
+    assert says in str(error)
+    assert advises in note_of(error)
+    assert note_of(error)
+    assert error.path == str(path)
+    assert str(path) in str(error)
+
+
+@pytest.mark.parametrize(
+    "magic",
+    [b"\x1f\x8b", b"\xfd7zXZ\0", b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a\x07\0", b"\x28\xb5\x2f\xfd", b"BZh9"],
+)
+def test_a_compressed_archive_says_unpack_it(tmp_path, magic):
+    error = refused(file(tmp_path, magic + bytes(100)), rustload.UnsupportedError, "UnsupportedContainer")
+    assert "npack it" in note_of(error)
+    assert isinstance(error, NotImplementedError)
+
+
+def test_an_npz_says_numpy_load(tmp_path):
+    import numpy as np
+
+    np.savez(tmp_path / "x.npz", a=np.ones(2))
+    assert "numpy.load" in note_of(refused(tmp_path / "x.npz", rustload.FormatError, "UnknownFormat"))
+
+
+@pytest.mark.parametrize("keep", [0.02, 0.3, 0.6, 0.9, 0.99, 0.9999])
+def test_a_truncated_bin_says_so(tmp_path, keep):
+    data = saved({f"t{number}": torch.ones(500) for number in range(9)})
+    path = file(tmp_path, data[: int(len(data) * keep)])
+    with pytest.raises(rustload.FormatError) as caught:
+        rustload.open(path)
+    assert caught.value.code in {"ZipAmbiguous", "Truncated", "UnknownFormat"}
+    assert "again" in note_of(caught.value)
+
+
+@pytest.mark.parametrize("cut", [1, 8, 100, 3999])
+def test_a_truncated_safetensors_says_how_much_is_missing(save, cut):
+    path = save({"x": torch.ones(1000)}, "m.safetensors")
+    size = path.stat().st_size
+    os.truncate(path, size - cut)
+    with pytest.raises(rustload.FormatError) as caught:
+        rustload.open(path)
+    assert caught.value.code in {"Truncated", "StOffsets"}
+    text = str(caught.value)
+    assert {str(size), str(4000), str(cut)} & set(text.replace(",", " ").replace("(", " ").split()), text
+    assert note_of(caught.value)
+
+
+@pytest.mark.parametrize("suffix", ["bin", "safetensors"])
+def test_a_file_cut_at_any_byte_is_a_rustload_error(suffix):
+    made = {"x": torch.arange(5.0), "y": torch.ones(2, dtype=torch.uint8)}
+    data = saved(made) if suffix == "bin" else safetensors.torch.save(made)
+    step = 7 if suffix == "bin" else 1
+    for end in range(0, len(data), step):
+        with pytest.raises(rustload.RustloadError):
+            rustload.open(bytearray(data[:end]))
+
+
+def test_a_missing_file_is_file_not_found_with_its_name(tmp_path):
+    path = tmp_path / "none.bin"
+    with pytest.raises(FileNotFoundError) as caught:
+        rustload.open(path)
+    assert caught.value.errno == 2
+    assert caught.value.filename == str(path)
+    assert caught.value.code == "Io"
+
+
+def test_a_dangling_symlink_is_file_not_found(tmp_path):
+    (tmp_path / "link.bin").symlink_to(tmp_path / "gone.bin")
+    with pytest.raises(FileNotFoundError):
+        rustload.open(tmp_path / "link.bin")
+
+
+def test_a_pipe_or_device_is_no_regular_file_and_does_not_block(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/zero", "/dev/null"):
+        refused(path, rustload.FormatError, "NotRegularFile")
+
+
+def test_an_empty_file_of_proc_is_an_error():
+    with pytest.raises((rustload.RustloadError, OSError)):
+        rustload.open("/proc/self/status")
+
+
+def test_a_directory_without_a_checkpoint_lists_what_was_looked_for(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    error = refused(tmp_path, rustload.FormatError, "UnknownFormat")
+    for looked_for in ("model.safetensors.index.json", "pytorch_model.bin", "consolidated"):
+        assert looked_for in note_of(error)
+
+
+def test_a_directory_with_several_checkpoints_lists_them(tmp_path):
+    for name in ("one.pt", "two.pt"):
+        torch.save({}, tmp_path / name)
+    error = refused(tmp_path, rustload.FormatError, "UnknownFormat")
+    assert "one.pt, two.pt" in note_of(error)
+
+
+# Shards.
+
+
+def index_of(tmp_path, weight_map, name="model.safetensors.index.json"):
+    path = tmp_path / name
+    path.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return path
+
+
+@pytest.mark.parametrize("how", ["index", "directory"])
+def test_missing_shards_are_all_listed(tmp_path, how):
+    weight_map = {f"t{number}": f"model-{number:05}-of-00004.safetensors" for number in range(1, 5)}
+    safetensors.torch.save_file({"t2": torch.ones(1)}, tmp_path / weight_map["t2"])
+    index = index_of(tmp_path, weight_map)
+    error = refused(index if how == "index" else tmp_path, rustload.FormatError, "ShardMissing")
+    for number in (1, 3, 4):
+        assert weight_map[f"t{number}"] in str(error)
+    assert weight_map["t2"] not in str(error)
+    assert "ownload" in note_of(error)
+
+
+def test_a_gap_in_numbered_shards_is_listed(tmp_path):
+    for number in (1, 4):
+        torch.save({f"t{number}": torch.ones(1)}, tmp_path / f"pytorch_model-{number:05}-of-00004.bin")
+    error = refused(tmp_path, rustload.FormatError, "ShardMissing")
+    assert "00002" in str(error)
+    assert "00003" in str(error)
+
+
+def test_an_index_that_names_an_absent_key_says_which(tmp_path):
+    safetensors.torch.save_file({"a": torch.ones(1)}, tmp_path / "one.safetensors")
+    error = refused(
+        index_of(tmp_path, {"a": "one.safetensors", "b": "one.safetensors"}), rustload.FormatError, "IndexKey"
+    )
+    assert '"b"' in str(error)
+    assert note_of(error)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"weight_map": []}', '{"weight_map": {"a": 5}}', '{"other": {}}']
+)
+def test_a_broken_index_is_index_format(tmp_path, text):
+    path = tmp_path / "model.safetensors.index.json"
+    path.write_text(text)
+    refused(path, rustload.FormatError, "IndexFormat")
+
+
+@pytest.mark.parametrize("name", ["../out.safetensors", "/etc/passwd", "a/../../b.safetensors"])
+def test_an_index_may_not_leave_its_directory(tmp_path, name):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    safetensors.torch.save_file({"a": torch.ones(1)}, tmp_path / "out.safetensors")
+    with pytest.raises(rustload.FormatError):
+        rustload.open(index_of(folder, {"a": name}))
+
+
+def test_one_name_in_two_shards_without_an_index_is_shard_duplicate(tmp_path):
+    for number in (1, 2):
+        torch.save({"a": torch.ones(1)}, tmp_path / f"pytorch_model-{number:05}-of-00002.bin")
+    for given in (tmp_path, sorted(tmp_path.iterdir())):
+        error = refused(given, rustload.FormatError, "ShardDuplicate")
+        assert '"a"' in str(error)
+        assert note_of(error)
+
+
+# safetensors.
+
+
+@pytest.mark.parametrize(("header", "data", "code"), [
+    (b'{"x":{"dtype":"F99","shape":[1],"data_offsets":[0,4]}}', b"1234", "StDtype"),
+    (b'{"x":{"dtype":"f32","shape":[1],"data_offsets":[0,4]}}', b"1234", "StDtype"),
+    (b'{"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"y":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}', b"1",
+     "StOffsets"),
+    (b'{"x":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}', b"12345678", "StOffsets"),
+    (b'{"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}', b"12345678", "StOffsets"),
+    (b'{"x":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}', b"1234", None),
+    (b'{"x":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}', b"1234", None),
+    (b'{"x":{"dtype":"F32","shape":[4294967296,4294967296,4],"data_offsets":[0,4]}}', b"1234", "TensorShape"),
+    (b'{"__metadata__":{"a":5}}', b"", "StHeader"),
+    (b'{"x":', b"", "StHeader"),
+    (b'{"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}', b"1",
+     "StDuplicateKey"),
+])  # fmt: skip
+def test_a_bad_safetensors_header_has_its_code(header, data, code):
+    with pytest.raises(rustload.RustloadError) as caught:
+        rustload.open(bytearray(safetensors_bytes(header, data)))
+    if code is not None:
+        assert caught.value.code == code
+    if code != "StDuplicateKey":  # of which the reference takes the last
+        with pytest.raises(safetensors.SafetensorError):
+            safetensors.torch.load(safetensors_bytes(header, data))
+
+
+def test_compat_takes_the_last_of_duplicate_keys_as_the_reference_does():
+    header = b'{"x":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"x":{"dtype":"I8","shape":[2,1],"data_offsets":[0,2]}}'
+    data = safetensors_bytes(header, b"\1\2")
+    assert "compat=True" in note_of(refused(bytearray(data), rustload.FormatError, "StDuplicateKey"))
+    ckpt = rustload.open(bytearray(data), compat=True, framework="torch")
+    assert list(ckpt) == ["x"]
+    assert_same_bits(ckpt["x"].materialize(), safetensors.torch.load(data)["x"])
+
+
+# Archives and pickles.
+
+
+@pytest.mark.parametrize("junk", [b"x", b"\0" * 100, b"PK"])
+def test_trailing_bytes_are_refused_unless_ignored(junk):
+    data = saved({"x": torch.ones(2)}) + junk
+    error = refused(bytearray(data), rustload.FormatError, "ZipTrailing")
+    assert 'trailing="ignore"' in note_of(error)
+    assert_same_bits(
+        rustload.open(bytearray(data), trailing="ignore", framework="torch")["x"].materialize(), torch.ones(2)
+    )
+
+
+def test_bytes_after_the_pickle_are_refused_unless_ignored():
+    data = torch_zip(pickled({"n": 1}) + b"more")
+    error = refused(bytearray(data), rustload.FormatError, "TrailingData")
+    assert 'trailing="ignore"' in note_of(error)
+    assert error.member.endswith("data.pkl")
+    assert rustload.open(bytearray(data), trailing="ignore").objects == {"n": 1}
+
+
+def test_bytes_before_the_archive_are_refused(tmp_path):
+    refused(file(tmp_path, b"#!/bin/sh\n" + saved({})), rustload.FormatError, "ZipPrefix")
+
+
+def repack(data: bytes, **changes: bytes | None) -> bytes:
+    """The archive with some members replaced or (None) left out."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(out, "w") as new:
+        for name in old.namelist():
+            content = changes.get(name.partition("/")[2].replace("/", "_").replace(".", "_"), old.read(name))
+            if content is not None:
+                new.writestr(name, content)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(("changes", "code"), [
+    ({"data_0": None}, "RecordMissing"),
+    ({"version": None}, "RecordMissing"),
+    ({"data_0": b"1234"}, "StorageBounds"),
+    ({"data_0": bytes(100)}, "StorageBounds"),
+    ({"byteorder": b"middle"}, "ByteOrder"),
+    ({"data_pkl": b""}, None),
+    ({"data_pkl": b"\x80\x02}"}, None),
+    ({"data_pkl": b"\x80\x02\xff."}, "PickleOpcode"),
+    ({"data_pkl": b"\x80\x09N."}, "PickleProto"),
+    ({"data_pkl": b"\x80\x02NN."}, "PickleStack"),
+    ({"data_pkl": b"\x80\x02h\x05."}, "PickleMemo"),
+])  # fmt: skip
+def test_a_broken_archive_has_its_code(changes, code):
+    data = repack(saved({"x": torch.ones(2)}), **changes)
+    with pytest.raises(rustload.FormatError) as caught:
+        rustload.open(bytearray(data))
+    if code is not None:
+        assert caught.value.code == code
+    assert str(caught.value)
+
+
+@pytest.mark.parametrize("version", [b"0\n", b"11\n", b"junk"])
+def test_an_unknown_archive_version_is_unsupported(version):
+    refused(bytearray(repack(saved({}), version=version)), rustload.UnsupportedError, "ZipVersion")
+
+
+def test_an_error_in_a_pickle_gives_member_and_offset():
+    error = refused(bytearray(torch_zip(b"\x80\x02]q\x00\xfe.")), rustload.FormatError, "PickleOpcode")
+    assert error.member == "archive/data.pkl"
+    assert error.offset == 5
+    assert "5" in str(error)
+    assert error.path is None
+
+
+def test_a_view_outside_its_storage_is_tensor_bounds():
+    data = saved({"x": torch.arange(6.0)[2:5]})
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        pkl = archive.read("archive/data.pkl")
+    # K\x02 is the offset, K\x03\x85 the size.
+    assert pkl.count(b"K\x03\x85") == 1
+    bad = repack(data, data_pkl=pkl.replace(b"K\x03\x85", b"K\x05\x85"))
+    refused(bytearray(bad), rustload.FormatError, "TensorBounds")
+
+
+# Limits.
+
+
+def test_a_limit_names_itself_what_is_allowed_and_what_was_found(save):
+    path = save({f"t{number}": torch.ones(1) for number in range(5)})
+    with pytest.raises(rustload.LimitError) as caught:
+        rustload.open(path, limits=rustload.Limits(tensors=3))
+    error = caught.value
+    assert error.code == "Limit"
+    assert (error.name, error.limit) == ("tensors", 3)
+    assert error.found > 3
+    assert "tensors" in str(error)
+    assert note_of(error)
+    assert len(rustload.open(path, limits=rustload.Limits(tensors=5))) == 5
+
+
+@pytest.mark.parametrize("suffix", ["bin", "safetensors"])
+def test_the_tensor_limit_holds_for_every_format_and_over_shards(tmp_path, suffix):
+    write = torch.save if suffix == "bin" else safetensors.torch.save_file
+    for number in (1, 2):
+        write({f"t{number}{part}": torch.ones(1) for part in "ab"}, tmp_path / f"{number}.{suffix}")
+    both = sorted(tmp_path.iterdir())
+    with pytest.raises(rustload.LimitError):
+        rustload.open(both, limits=rustload.Limits(tensors=3))
+    assert len(rustload.open(both, limits=rustload.Limits(tensors=4))) == 4
+
+
+@pytest.mark.parametrize(("limit", "make"), [
+    ("depth", lambda: _nested(40)),
+    ("nodes", lambda: list(range(2000))),
+    ("pickle_bytes", lambda: "x" * 5000),
+    ("rank", lambda: torch.ones([1] * 12)),
+    ("entries", lambda: [torch.ones(1) for _ in range(50)]),
+    ("stack", lambda: list(range(900))),
+    ("line", collections.OrderedDict),
+    ("int_bytes", lambda: 2**900),
+])  # fmt: skip
+def test_every_limit_is_enforced_and_can_be_raised(limit, make):
+    data = bytearray(saved({"v": make()}))
+    most = 4 if limit == "line" else 10
+    with pytest.raises(rustload.LimitError) as caught:
+        rustload.open(data, limits=rustload.Limits(**{limit: most})).objects  # noqa: B018 - may fail
+    assert caught.value.name == limit
+    rustload.open(data, limits=rustload.Limits(**{limit: 1 << 20})).objects  # noqa: B018 - must not fail
+
+
+def _nested(depth):
+    value: list = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def test_a_tree_deeper_than_the_limit_opens_and_fails_when_shown():
+    ckpt = rustload.open(torch_zip(b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b"."))
+    assert len(ckpt) == 0
+    with pytest.raises(rustload.LimitError) as caught:
+        ckpt.objects  # noqa: B018 - must fail
+    assert caught.value.name == "depth"
+
+
+def test_limits_are_checked_and_described():
+    assert rustload.Limits().tensors == 4_000_000
+    assert rustload.Limits(tensors=7).tensors == 7
+    assert repr(rustload.Limits(tensors=7)) == "Limits(tensors=7)"
+    assert set(rustload.Limits.describe()) >= {"tensors", "depth", "rank", "materialize_bytes"}
+    for wrong in ({"tensor": 1}, {"tensors": -1}):
+        with pytest.raises(ValueError, match="tensor"):
+            rustload.Limits(**wrong)
+    with pytest.raises(AttributeError):
+        rustload.Limits().no_such_limit  # noqa: B018 - the question is what is refused
+
+
+@pytest.mark.parametrize("wrong", ["3", 1.5, None, 2**64, 2**70])
+def test_a_limit_of_a_wrong_type_or_size_is_refused(simple, wrong):
+    with pytest.raises((TypeError, ValueError, OverflowError)):
+        rustload.open(simple, limits=rustload.Limits(tensors=wrong))
+
+
+# Devices, and other arguments of materialize.
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks what happens without a GPU")
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", 0, torch.device("cuda", 1)])
+def test_a_gpu_that_is_not_there_is_a_device_error_with_the_reason(simple, device):
+    with pytest.raises(rustload.DeviceError) as caught:
+        rustload.open(simple, framework="torch")["w"].materialize(device=device)
+    assert caught.value.code == "Device"
+    assert isinstance(caught.value, RuntimeError)
+    assert "CUDA" in note_of(caught.value) or "GPU" in note_of(caught.value)
+
+
+def test_a_gpu_number_that_is_too_high_is_a_device_error(simple):
+    with pytest.raises(rustload.DeviceError):
+        rustload.open(simple, framework="torch")["w"].materialize(device="cuda:99")
+
+
+@pytest.mark.parametrize("device", ["toaster", "cuda:x", "cpu:cuda", ""])
+def test_a_device_that_torch_does_not_know_is_a_device_error(simple, device):
+    with pytest.raises(rustload.DeviceError):
+        rustload.open(simple, framework="torch")["w"].materialize(device=device)
+
+
+@pytest.mark.parametrize("framework", ["numpy", "dlpack"])
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", 0, torch.device("cuda")])
+def test_only_torch_has_gpus(simple, framework, device):
+    with pytest.raises(rustload.DeviceError, match="torch"):
+        rustload.open(simple, framework=framework)["w"].materialize(device=device)
+
+
+@pytest.mark.parametrize("framework", ["torch", "numpy", "dlpack"])
+@pytest.mark.parametrize("device", [None, "cpu", torch.device("cpu")])
+def test_the_cpu_is_always_there(simple, framework, device):
+    assert tuple(rustload.open(simple, framework=framework)["w"].materialize(device=device).shape) == (4, 6)
+
+
+def test_the_device_is_checked_before_anything_is_read(simple):
+    lazy = rustload.open(simple, framework="torch")["w"]
+    os.truncate(simple, 0)
+    with pytest.raises(rustload.DeviceError):
+        lazy.materialize(device="cuda:99", copy=True)
+
+
+def test_an_unknown_framework_is_a_value_error(simple):
+    with pytest.raises(ValueError, match="tensorflow"):
+        rustload.open(simple)["w"].materialize(framework="tensorflow")
+
+
+@pytest.mark.parametrize("options", [{"copy": "yes"}, {"threads": "two"}, {"threads": 1.5}, {"copy": 2}])
+def test_an_argument_of_a_wrong_type_is_a_type_error(simple, options):
+    with pytest.raises(TypeError):
+        rustload.open(simple)["w"].materialize(**options)
+
+
+@pytest.mark.parametrize("threads", [0, -1])
+def test_no_threads_at_all_is_refused_or_means_one(simple, threads):
+    lazy = rustload.open(simple, framework="torch")["w"]
+    try:
+        found = lazy.materialize(dtype="float16", threads=threads)
+    except (ValueError, OverflowError) as error:
+        assert "threads" in str(error)  # noqa: PT017 - either answer will do
+        return
+    assert_same_bits(found, torch.arange(24.0).reshape(4, 6).half())
+
+
+def tasks_so_far() -> int:
+    """The newest task's number: Linux counts processes and threads upwards, over the whole machine."""
+    return int(Path("/proc/loadavg").read_text().split()[-1])
+
+
+def test_no_more_threads_start_than_there_is_work_for(save):
+    """As many as asked for would exhaust the machine."""
+    lazy = rustload.open(save({"x": torch.ones(3_000_000)}), framework="torch")["x"]
+    before = tasks_so_far()
+    found = lazy.materialize(dtype="bfloat16", threads=4000)
+    started = (tasks_so_far() - before) % int(Path("/proc/sys/kernel/pid_max").read_text())
+    assert found.sum() > 0
+    assert started < 2000  # others start some, too
+
+
+# The classes.
+
+
+def test_every_exception_is_a_rustload_error_and_a_builtin():
+    bases = {
+        rustload.FormatError: ValueError,
+        rustload.UnsupportedError: NotImplementedError,
+        rustload.DisallowedError: __import__("pickle").UnpicklingError,
+        rustload.LimitError: Exception,
+        rustload.TensorNotFoundError: KeyError,
+        rustload.DeviceError: RuntimeError,
+        rustload.InternalError: RuntimeError,
+    }
+    for kind, base in bases.items():
+        assert issubclass(kind, rustload.RustloadError)
+        assert issubclass(kind, base)
+        assert getattr(rustload.errors, kind.__name__) is kind
+
+
+def test_no_message_calls_an_unknown_class_malicious():
+    data = saved({"a": argparse.Namespace()})
+    for trial in (lambda: rustload.open(data, unknown="error"), lambda: rustload.open(data)["nope"]):
+        with pytest.raises(rustload.RustloadError) as caught:
+            trial()
+        assert "malicious" not in (str(caught.value) + note_of(caught.value)).lower()
+
+
+def test_a_message_is_lower_case_without_a_final_period(tmp_path):
+    for data in (b"", LFS, b"\x1f\x8b" + bytes(50), saved({}) + b"x", safetensors_bytes(b'{"x":')):
+        with pytest.raises(rustload.RustloadError) as caught:
+            rustload.open(file(tmp_path, data))
+        text = str(caught.value)
+        assert not text.endswith(".")
+        assert text.removeprefix(str(tmp_path / "model.bin") + ": ").partition(" ")[0].istitle() is False, (
+            text
+        )

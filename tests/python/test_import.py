@@ -1,0 +1,212 @@
+"""What importing and opening bring in: nothing of a third party; and how frameworks are found."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import ml_dtypes
+import pytest
+import torch
+from support import child, saved
+
+import rustload
+
+
+def test_import_brings_in_nothing_of_a_third_party():
+    code = """
+    import sys
+    before = set(sys.modules)
+    import rustload
+    new = {name.partition(".")[0] for name in set(sys.modules) - before}
+    print(sorted(new - set(sys.stdlib_module_names)))
+    """
+    assert child(code).stdout == "['rustload']\n"
+
+
+def test_import_takes_less_than_100_ms():
+    code = "import time; s = time.perf_counter(); import rustload; print(time.perf_counter() - s)"
+    assert min(float(child(code).stdout) for _ in range(5)) < 0.1  # the best: the machine may be busy
+
+
+def test_import_starts_no_thread_and_opens_no_file():
+    code = """
+    import os
+    before = len(os.listdir("/proc/self/fd"))
+    import rustload
+    print(len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")) - before)
+    """
+    assert child(code).stdout == "1 0\n"
+
+
+USE = """
+import sys
+for name in {blocked!r}:
+    sys.modules[name] = None
+import rustload
+ckpt = rustload.open(sys.argv[1])
+"""
+
+
+def use(path, work: str, blocked: tuple[str, ...] = ()) -> str:
+    return child(USE.format(blocked=blocked) + work, path).stdout.strip()
+
+
+def test_opening_and_looking_import_no_framework(save):
+    import argparse
+
+    path = save(
+        {
+            "m": torch.nn.Linear(2, 3).state_dict(),
+            "args": argparse.Namespace(a=1),
+            "bf": torch.ones(2).bfloat16(),
+        }
+    )
+    work = """
+for name, lazy in ckpt.items():
+    repr(lazy), lazy.dtype, lazy.shape, lazy.strides, lazy.path, lazy[..., None].T, lazy.nbytes, lazy.is_parameter
+repr(ckpt), ckpt.objects, ckpt.tied, ckpt.opaque, ckpt.globals, ckpt.metadata, ckpt.notes, ckpt.framework, ckpt.nbytes
+ckpt.select("*"), lazy.bytes(), lazy.materialize(framework="dlpack"), lazy.materialize(framework="dlpack", dtype="float32")
+lazy.__dlpack__(), ckpt.format, ckpt.files
+print(sorted({"torch", "numpy", "ml_dtypes", "argparse", "safetensors"} & set(sys.modules)))
+"""
+    assert use(path, work) == "[]"
+
+
+def test_without_torch_the_default_is_numpy(simple):
+    work = (
+        "a = ckpt['w'].materialize(); print(ckpt.framework, type(a).__name__, a.sum(), sys.modules['torch'])"
+    )
+    assert use(simple, work, ("torch",)) == "numpy ndarray 276.0 None"
+
+
+def test_without_torch_and_numpy_the_default_is_dlpack(simple):
+    work = "a = ckpt['w'].materialize(); print(ckpt.framework, type(a).__name__, sum(memoryview(a).cast('B').cast('f')))"
+    assert use(simple, work, ("torch", "numpy", "ml_dtypes")) == "dlpack Buffer 276.0"
+
+
+def test_numpy_works_where_torch_cannot_be_imported(save):
+    made = {
+        name: torch.ones(3).to(getattr(torch, name))
+        for name in ("bfloat16", "float8_e5m2", "float32", "int8")
+    }
+    work = """
+import numpy as np
+for name, lazy in ckpt.items():
+    assert np.asarray(lazy).astype(np.float32).sum() == 3, name
+    assert lazy.numpy().dtype.name == name
+    assert lazy.materialize(dtype="bfloat16", allow_lossy=True).dtype.name == "bfloat16"
+    out = np.zeros(3, np.float64)
+    lazy.materialize(out=out)
+    assert out.sum() == 3
+print("done")
+"""
+    assert use(save(made), work, ("torch",)) == "done"
+
+
+def test_numpy_without_ml_dtypes_gives_its_own_dtypes_and_says_what_to_install(save):
+    path = save({"f": torch.ones(3), "b": torch.ones(3).bfloat16()})
+    work = """
+print(ckpt["f"].numpy().sum())
+print(ckpt["b"].materialize(framework="numpy", dtype="float32").sum())
+try:
+    ckpt["b"].numpy()
+except ImportError as error:
+    print(error)
+"""
+    lines = use(path, work, ("torch", "ml_dtypes")).splitlines()
+    assert lines[:2] == ["3.0", "3.0"]
+    assert "pip install 'rustload[numpy]'" in lines[2]
+
+
+@pytest.mark.parametrize("name", ["torch", "numpy"])
+def test_a_missing_framework_says_what_to_install(simple, name):
+    work = f"""
+try:
+    ckpt["w"].materialize(framework={name!r})
+except ImportError as error:
+    print(error)
+"""
+    assert f"pip install 'rustload[{name}]'" in use(simple, work, ("torch", "numpy"))
+
+
+def test_numpy_use_never_imports_torch(simple):
+    work = "ckpt['w'].materialize(framework='numpy', dtype='float16'); ckpt['w'].numpy(); print('torch' in sys.modules)"
+    assert use(simple, work) == "False"
+
+
+def test_the_default_framework_is_settled_at_the_first_materialize(simple):
+    work = """
+print(ckpt.framework, "torch" in sys.modules)
+ckpt["w"].materialize(framework="dlpack")
+print("torch" in sys.modules)
+ckpt["w"].materialize()
+print("torch" in sys.modules)
+"""
+    assert use(simple, work) == "torch False\nFalse\nTrue"
+
+
+@pytest.mark.skipif(not hasattr(ml_dtypes, "complex32"), reason="ml_dtypes before 0.6 has no complex32")
+def test_complex32_in_numpy_does_not_depend_on_who_imported_ml_dtypes(tmp_path):
+    path = tmp_path / "c.bin"
+    # complex64 saved, its pickle is then told to be complex32: torch warns when it makes one itself.
+    code = """
+    import sys, warnings, torch
+    warnings.simplefilter("ignore")
+    torch.save({"z": torch.ones(4, dtype=torch.float16).view(torch.complex32)}, sys.argv[1])
+    """
+    child(code, path)
+    assert use(path, "print(ckpt['z'].materialize(framework='numpy').dtype.name)") == "complex32"
+
+
+def test_a_debug_build_warns():
+    code = """
+    import importlib.util, sys, types, warnings
+    from importlib.machinery import PathFinder
+    home = importlib.util.find_spec("rustload").submodule_search_locations
+    spec = PathFinder.find_spec("rustload._rustload", home)
+    real = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(real)
+    fake = types.ModuleType("rustload._rustload")
+    fake.__dict__.update(real.__dict__, DEBUG=True)
+    sys.modules["rustload._rustload"] = fake
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        import rustload
+    print([(w.category.__name__, "debug build" in str(w.message)) for w in caught])
+    """
+    assert child(code).stdout == "[('RuntimeWarning', True)]\n"
+
+
+def test_a_release_build_says_nothing():
+    assert child("import rustload").stdout == ""
+
+
+def test_all_names_exist():
+    for name in rustload.__all__:
+        assert hasattr(rustload, name), name
+    assert rustload.__version__.count(".") == 2
+
+
+def test_star_import_shadows_no_builtin_but_open():
+    import builtins
+
+    assert {name for name in rustload.__all__ if hasattr(builtins, name)} <= {"open"}
+
+
+def test_the_package_is_typed():
+    import importlib.resources
+
+    assert importlib.resources.files("rustload").joinpath("py.typed").is_file()
+
+
+def test_a_fresh_process_reads_a_tensor_in_well_under_a_second(tmp_path):
+    """Without torch in the way."""
+    path = tmp_path / "x.bin"
+    path.write_bytes(saved({"x": torch.ones(10)}))
+    start = time.perf_counter()
+    code = "import rustload, sys; print(rustload.open(sys.argv[1])['x'].bytes() == b'\\0\\0\\x80\\x3f' * 10)"
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+    assert time.perf_counter() - start < 1

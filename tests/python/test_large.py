@@ -1,0 +1,105 @@
+"""Checkpoints of 40 GB, written with holes: opened at once, and one tensor read from the middle."""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+import struct
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from support import child, sizes_of
+
+import rustload
+
+spec = importlib.util.spec_from_file_location(
+    "sparse", Path(__file__).resolve().parents[1] / "data" / "sparse.py"
+)
+sparse = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sparse)
+
+
+@pytest.fixture(scope="module", params=["bin", "safetensors"])
+def large(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp("large") / f"large.{request.param}"
+    (sparse.write_archive if request.param == "bin" else sparse.write_safetensors)(path)
+    apparent, taken = sizes_of(path)
+    if taken > 64 << 20:
+        pytest.skip("the file system of the temporary directory has no holes")
+    assert apparent > 39 << 30
+    yield path
+    path.unlink()
+
+
+def test_torchs_own_reader_agrees_with_the_headers(large):
+    """The generator must write what torch writes; `torch.load` itself wants as much memory as the file has bytes."""
+    if large.suffix != ".bin":
+        pytest.skip("torch does not read safetensors")
+    reader = torch._C.PyTorchFileReader(str(large))
+    assert {f"data/{key}" for key in range(len(sparse.TENSORS))} < set(reader.get_all_records())
+    tail = bytearray(4 * sparse.TENSORS["tail"])
+    for at, data in sparse.planted("tail"):
+        tail[4 * at : 4 * at + 4] = data
+    key = list(sparse.TENSORS).index("tail")
+    assert reader.get_record(f"data/{key}") == bytes(tail)
+    assert reader.get_record_offset(f"data/{key}") > 39 << 30
+
+
+def test_a_large_checkpoint_opens_in_no_time(large):
+    def once() -> float:
+        start = time.perf_counter()
+        assert len(rustload.open(large)) == len(sparse.TENSORS)
+        return time.perf_counter() - start
+
+    assert statistics.median(once() for _ in range(5)) < 0.2
+
+
+@pytest.mark.parametrize("name", sparse.TENSORS)
+def test_every_tensor_has_its_values_at_its_start_middle_and_end(large, name):
+    lazy = rustload.open(large, framework="numpy")[name]
+    assert lazy.shape == (sparse.TENSORS[name],)
+    view = lazy.materialize(copy=False) if name != "odd" or large.suffix == ".bin" else lazy.materialize()
+    for at, data in sparse.planted(name):
+        value = struct.unpack("<f", data)[0]
+        assert lazy[at].materialize(copy=True) == value
+        assert lazy[at : at + 1].materialize(dtype="float64")[0] == value
+        assert view[at] == value
+
+
+def test_a_slice_from_the_middle_reads_the_slice_and_no_more(large):
+    code = """
+    import sys, rustload
+    path, at = sys.argv[1], int(sys.argv[2])
+    def peak():
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) >> 10 for line in status if line.startswith("VmHWM"))
+    before = peak()
+    ckpt = rustload.open(path, framework="dlpack")
+    part = ckpt["huge"][at - 10 : at + 10]
+    assert memoryview(part.materialize(copy=True))[10] == float(sys.argv[3])
+    assert memoryview(part.materialize(dtype="float64"))[10] == float(sys.argv[3])
+    assert memoryview(part.materialize())[10] == float(sys.argv[3])
+    assert memoryview(ckpt["huge"].materialize())[at] == float(sys.argv[3])
+    ckpt["middle"][: 1 << 20 : 4096].materialize(copy=True)
+    print(peak() - before)
+    """
+    at, data = sparse.planted("huge")[1]
+    grown = int(child(code, large, at, struct.unpack("<f", data)[0]).stdout)
+    assert grown < 24, f"{grown} MiB"
+
+
+def test_more_views_than_there_is_memory(large):
+    """Private mappings of the whole file do not count against the machine's memory."""
+    ckpts = [rustload.open(large, framework="numpy") for _ in range(4)]
+    views = [ckpt["huge"].materialize(copy=False) for ckpt in ckpts]
+    for number, view in enumerate(views):
+        view[5] = number
+    assert [view[5] for view in views] == [0, 1, 2, 3]
+
+
+def test_torch_takes_a_view_of_a_tensor_past_4_gib(large):
+    lazy = rustload.open(large, framework="torch")["late"]
+    at, data = sparse.planted("late")[1]
+    assert lazy.materialize()[at] == struct.unpack("<f", data)[0]

@@ -1,0 +1,509 @@
+"""What keeps what alive, forks and threads, files that change while they are open, closing and pickling."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import hashlib
+import multiprocessing
+import os
+import pickle
+import threading
+import time
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support import assert_same_bits, child, dtype_of, patterns, rss_anon
+
+import rustload
+
+MIB = 1 << 20
+HOWS = (
+    {},
+    {"copy": True},
+    {"dtype": "bfloat16"},
+    {"transpose": True},
+    {"framework": "numpy"},
+    {"framework": "dlpack"},
+)
+
+
+def mappings_of(path) -> int:
+    with open("/proc/self/maps") as maps:  # noqa: PTH123 - a proc file
+        return sum(str(path) in line for line in maps)
+
+
+def descriptors_of(path) -> int:
+    found = 0
+    for link in os.scandir("/proc/self/fd"):
+        try:
+            found += Path(link.path).readlink() == path
+        except FileNotFoundError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("how", HOWS, ids=repr)
+def test_a_result_outlives_handle_and_checkpoint(simple, collect, how):
+    ckpt = rustload.open(simple, framework="torch")
+    lazy = ckpt["w"]
+    found = lazy.materialize(**how)
+    expected = np.asarray(found.float() if isinstance(found, torch.Tensor) else found).tobytes()
+    ckpt.close()
+    del ckpt, lazy
+    collect()
+    simple.unlink()
+    junk = [bytearray(96) for _ in range(1000)]
+    assert np.asarray(found.float() if isinstance(found, torch.Tensor) else found).tobytes() == expected
+    del junk
+
+
+def test_a_handle_outlives_its_checkpoint(simple, collect):
+    ckpt = rustload.open(simple, framework="torch")
+    part = ckpt["w"][1:, ::2].T
+    ckpt.close()
+    del ckpt
+    collect()
+    assert_same_bits(part.materialize(), torch.arange(24.0).reshape(4, 6)[1:, ::2].T)
+
+
+def test_the_object_tree_outlives_its_checkpoint(save, collect):
+    objects = rustload.open(save({"a": [torch.ones(2)], "n": 1}), framework="torch").objects
+    collect()
+    assert objects["a"][0].materialize().tolist() == [1, 1]
+
+
+def test_a_deleted_file_is_still_read(simple):
+    ckpt = rustload.open(simple, framework="torch")
+    simple.unlink()
+    assert ckpt["w"].materialize(copy=True).sum() == 276
+
+
+@pytest.mark.parametrize("framework", ["torch", "numpy", "dlpack"])
+def test_mapping_and_descriptor_go_with_the_last_result(simple, collect, framework):
+    assert (mappings_of(simple), descriptors_of(simple)) == (0, 0)
+    ckpt = rustload.open(simple, framework=framework)
+    assert (mappings_of(simple), descriptors_of(simple)) == (0, 1)
+    view = ckpt["w"].materialize()
+    part = np.asarray(view)[1:]
+    assert mappings_of(simple) == 1
+    del ckpt, view
+    collect()
+    assert mappings_of(simple) == 1
+    assert part[0, 0] == 6
+    del part
+    collect()
+    assert (mappings_of(simple), descriptors_of(simple)) == (0, 0)
+
+
+def test_an_owned_result_holds_neither_mapping_nor_descriptor(simple, collect):
+    found = rustload.open(simple, framework="torch")["w"].materialize(copy=True)
+    collect()
+    assert (mappings_of(simple), descriptors_of(simple)) == (0, 0)
+    assert found.sum() == 276
+
+
+@pytest.mark.parametrize("framework", ["torch", "numpy", "dlpack"])
+def test_owned_memory_goes_back_when_the_result_is_dropped(save, collect, framework):
+    lazy = rustload.open(save({"x": torch.ones(16 * MIB // 4)}), framework=framework)["x"]
+    lazy.materialize(copy=True)
+    collect()
+    before = rss_anon()
+    for how in ({"copy": True}, {"dtype": "float64"}, {"dtype": "bfloat16"}):
+        found = lazy.materialize(**how)
+        assert rss_anon() - before > 7 * MIB
+        del found
+        collect()
+        assert rss_anon() - before < 3 * MIB, how
+
+
+def test_unconsumed_capsules_free_their_memory(save, collect):
+    lazy = rustload.open(save({"x": torch.ones(16 * MIB // 4)}))["x"]
+    collect()
+    before = rss_anon()
+    for max_version in (None, (1, 0)):
+        capsules = [lazy.__dlpack__(max_version=max_version, copy=True) for _ in range(2)]
+        assert rss_anon() - before > 30 * MIB
+        del capsules
+        collect()
+        assert rss_anon() - before < 3 * MIB
+
+
+def test_a_thousand_opens_and_views_leave_nothing_behind(simple, collect):
+    def once():
+        ckpt = rustload.open(simple, framework="torch")
+        return (
+            ckpt["w"].materialize(),
+            ckpt["w"].numpy(),
+            ckpt["w"].materialize(dtype="float16"),
+            ckpt.objects,
+        )
+
+    for _ in range(50):
+        once()
+    collect()
+    before = rss_anon()
+    for _ in range(1000):
+        once()
+    collect()
+    assert rss_anon() - before < 2 * MIB
+    assert (mappings_of(simple), descriptors_of(simple)) == (0, 0)
+
+
+def test_failures_leave_no_descriptor_behind(simple, collect):
+    path = simple.with_name("cut.bin")
+    path.write_bytes(simple.read_bytes()[:-30])
+    for _ in range(50):
+        with pytest.raises(rustload.RustloadError):
+            rustload.open(path)
+    collect()
+    assert descriptors_of(path) == 0
+
+
+def test_checkpoint_and_handle_do_not_keep_each_other_alive(simple):
+    """Freed by reference counts alone, so that a mapping does not wait for the collector."""
+    gc.collect()
+    gc.disable()
+    try:
+        ckpt = rustload.open(simple, framework="torch")
+        view = ckpt["w"].materialize()
+        alive = (
+            weakref.ref(view.untyped_storage()) if hasattr(view.untyped_storage(), "__weakref__") else None
+        )
+        ckpt.objects  # noqa: B018 - makes handles
+        del ckpt, view
+        assert alive is None or alive() is None
+        assert mappings_of(simple) == 0
+    finally:
+        gc.enable()
+
+
+# Closing and pickling.
+
+
+def test_a_closed_checkpoint_gives_no_new_handles_and_old_ones_go_on(simple):
+    with rustload.open(simple, framework="torch") as ckpt:
+        lazy = ckpt["w"]
+    with pytest.raises(ValueError, match="closed") as caught:
+        ckpt["w"]
+    assert caught.value.code == "Closed"
+    assert caught.value.__notes__
+    ckpt.close()
+    assert lazy.materialize().sum() == 276
+    assert lazy[1].materialize(copy=True).sum() == 51
+    assert list(ckpt) == ["w", "b"]
+    assert "w" in ckpt
+    assert repr(ckpt)
+
+
+def test_a_closed_checkpoint_gives_no_handles_by_get_values_items_select_or_objects(simple):
+    ckpt = rustload.open(simple)
+    ckpt.close()
+    for look_up in (
+        lambda: ckpt.get("w"),
+        lambda: list(ckpt.values()),
+        lambda: list(ckpt.items()),
+        lambda: ckpt.select("*"),
+        lambda: ckpt.objects,
+    ):
+        with pytest.raises(ValueError, match="closed"):
+            look_up()
+
+
+def test_an_error_inside_with_is_not_swallowed(simple):
+    with pytest.raises(ZeroDivisionError), rustload.open(simple):
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("what", ["checkpoint", "handle", "part"])
+@pytest.mark.parametrize("do", [pickle.dumps, copy.copy, copy.deepcopy], ids=lambda do: do.__name__)
+def test_checkpoints_and_handles_do_not_pickle(simple, what, do):
+    ckpt = rustload.open(simple)
+    thing = {"checkpoint": ckpt, "handle": ckpt["w"], "part": ckpt["w"][1:]}[what]
+    with pytest.raises(TypeError):
+        do(thing)
+
+
+def test_neither_checkpoints_nor_handles_are_made_by_hand():
+    for wrong in (rustload.Checkpoint, rustload.LazyTensor):
+        with pytest.raises(TypeError):
+            wrong()
+
+
+# Threads and forks.
+
+
+def reference(path):
+    return torch.load(path, weights_only=True)
+
+
+@pytest.fixture
+def many(save):
+    made = {}
+    for number, name in enumerate(
+        ["float32", "bfloat16", "int64", "bool", "float16", "uint8", "complex64", "float64"] * 3
+    ):
+        made[f"t{number}"] = patterns(name, (37, 11 + number), seed=number)
+    made["big"] = torch.arange(2_500_000, dtype=torch.float32).reshape(1250, 2000)
+    made["tied"] = made["big"]
+    return save(made)
+
+
+def comparable(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.nan_to_num(torch.view_as_real(tensor) if tensor.is_complex() else tensor.float())
+
+
+def test_eight_threads_on_one_checkpoint_read_what_one_reads(many):
+    expected = reference(many)
+    ckpt = rustload.open(many, framework="torch")
+    failures: list[str] = []
+    barrier = threading.Barrier(8)
+
+    def work(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        names = list(ckpt)
+        barrier.wait()
+        for _ in range(60):
+            name = names[rng.integers(len(names))]
+            how = HOWS[rng.integers(4)]
+            want = expected[name]
+            if "dtype" in how and want.dtype.is_complex:
+                continue
+            found = ckpt[name].materialize(allow_lossy=True, **how)
+            want = want.T if how.get("transpose") else want
+            want = want.to(dtype_of(how["dtype"])) if "dtype" in how else want
+            if not torch.equal(comparable(found), comparable(want)):
+                failures.append(f"{name} {how}")
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_threads_that_make_the_first_view_at_once_get_one_storage(many):
+    for _ in range(20):
+        ckpt = rustload.open(many, framework="torch")
+        barrier, found = threading.Barrier(4), []
+
+        def work(ckpt=ckpt, barrier=barrier, found=found):
+            barrier.wait()
+            found.append(ckpt["big"].materialize())
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len({tensor.data_ptr() for tensor in found}) == 1
+        assert len({tensor.untyped_storage()._cdata for tensor in found}) == 1
+
+
+def test_other_threads_run_while_one_materializes(save):
+    lazy = rustload.open(save({"x": torch.zeros(24_000_000)}), framework="torch")["x"]
+    ticks, done = 0, threading.Event()
+
+    def work():
+        for _ in range(3):
+            lazy.materialize(dtype="float64", threads=1)
+        done.set()
+
+    thread = threading.Thread(target=work)
+    start = time.perf_counter()
+    thread.start()
+    while not done.is_set():
+        time.sleep(0.001)
+        ticks += 1
+    thread.join()
+    assert ticks > 10 * (time.perf_counter() - start)
+
+
+def _in_child(work) -> bytes:
+    """Runs `work` in a forked child and returns what it returns."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(write, work())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        data = pipe.read()
+    assert os.waitpid(pid, 0)[1] == 0
+    return data
+
+
+def test_a_forked_child_reads_the_same(many):
+    ckpt = rustload.open(many, framework="numpy")
+    warm = ckpt["big"].materialize(dtype="bfloat16")
+    handle, view = ckpt["big"], ckpt["big"].materialize()
+
+    def work() -> bytes:
+        sums = [handle.materialize(**how).tobytes() for how in ({}, {"copy": True}, {"dtype": "bfloat16"})]
+        sums.append(rustload.open(many, framework="numpy")["big"].materialize(dtype="bfloat16").tobytes())
+        sums.append(view.tobytes())
+        return "".join(hashlib.sha256(one).hexdigest() for one in sums).encode()
+
+    parent = work()
+    assert _in_child(work) == parent
+    assert _in_child(lambda: _in_child(work)) == parent
+    assert warm.tobytes() == ckpt["big"].materialize(dtype="bfloat16").tobytes()
+
+
+def test_a_fork_while_other_threads_materialize_does_not_hang(many):
+    ckpt = rustload.open(many, framework="numpy")
+    stop = threading.Event()
+
+    def work():
+        while not stop.is_set():
+            ckpt["big"].materialize(dtype="float16")
+            ckpt["big"].materialize()
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        expected = hashlib.sha256(ckpt["big"].materialize(copy=True).tobytes()).digest()
+        for _ in range(10):
+            found = _in_child(
+                lambda: hashlib.sha256(ckpt["big"].materialize(dtype="float32", copy=True).tobytes()).digest()
+            )
+            assert found == expected
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_an_edit_in_a_forked_child_stays_there(many):
+    ckpt = rustload.open(many, framework="numpy")
+    view = ckpt["big"].materialize()
+
+    def work() -> bytes:
+        view[:] = -1
+        return b"edited"
+
+    assert _in_child(work) == b"edited"
+    assert view[0, 1] == 1
+
+
+WORKER = None
+
+
+def _worker(name):
+    import numpy as np
+
+    return hashlib.sha256(np.ascontiguousarray(WORKER[name].numpy()).tobytes()).hexdigest()
+
+
+def test_a_pool_of_forked_workers_shares_the_parents_handles(many):
+    """As a DataLoader's workers do."""
+    global WORKER
+    WORKER = rustload.open(many)
+    expected = {name: hashlib.sha256(WORKER[name].bytes()).hexdigest() for name in WORKER}
+    with multiprocessing.get_context("fork").Pool(3) as pool:
+        found = dict(zip(expected, pool.map(_worker, expected, chunksize=1), strict=True))
+    WORKER = None
+    assert found == expected
+
+
+# Files that change.
+
+
+def test_an_owned_result_of_a_cut_file_is_file_changed(simple):
+    ckpt = rustload.open(simple, framework="torch")
+    with simple.open("r+b") as file:
+        file.truncate(simple.stat().st_size // 2)
+    for how in ({"copy": True}, {"dtype": "float16"}, {"transpose": True}, {"out": torch.zeros(4, 6)}):
+        with pytest.raises(rustload.FormatError) as caught:
+            ckpt["w"].materialize(**how)
+        assert caught.value.code == "FileChanged"
+        assert caught.value.path == str(simple)
+        assert caught.value.__notes__
+
+
+@pytest.mark.parametrize("how", [{}, {"copy": False}, {"copy": True}, {"dtype": "bfloat16"}])
+@pytest.mark.parametrize("change", ["cut", "grown", "rewritten", "touched"])
+def test_a_result_of_a_changed_file_is_file_changed(simple, how, change):
+    ckpt = rustload.open(simple, framework="torch")
+    lazy = ckpt["w"]
+    data = simple.read_bytes()
+    time.sleep(0.01)  # the clock of file times ticks every few milliseconds
+    if change == "cut":
+        os.truncate(simple, 200)
+    elif change == "grown":
+        simple.write_bytes(data + b"more")
+    elif change == "rewritten":
+        simple.write_bytes(data[::-1])
+    else:
+        os.utime(simple, (1, 1))
+    with pytest.raises(rustload.FormatError) as caught:
+        lazy.materialize(**how)
+    assert caught.value.code == "FileChanged"
+
+
+def test_a_file_that_is_replaced_by_rename_is_still_the_old_one(simple, save):
+    """Writers that rename into place never disturb readers."""
+    ckpt = rustload.open(simple, framework="torch")
+    save({"w": torch.zeros(4, 6), "b": torch.zeros(3)}, "new.bin").replace(simple)
+    assert ckpt["w"].materialize(copy=True).sum() == 276
+    assert ckpt["w"].materialize().sum() == 276
+    assert rustload.open(simple, framework="torch")["w"].materialize().sum() == 0
+
+
+def test_a_file_cut_while_it_is_read_is_an_error_and_no_crash(tmp_path):
+    """In a process of its own: SIGBUS would end it."""
+    code = """
+    import os, sys, threading, time
+    import rustload
+    path = sys.argv[1]
+    with open(path, "wb") as file:
+        size = 512 << 20
+        header = b'{"x":{"dtype":"F32","shape":[%d],"data_offsets":[0,%d]}}' % (size // 4, size)
+        header += b" " * (-len(header) % 8)
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + size)
+    for how in ({"copy": True}, {"dtype": "bfloat16"}):
+        os.truncate(path, 8 + len(header) + size)
+        lazy = rustload.open(path, framework="dlpack")["x"]
+        threading.Timer(0.02, os.truncate, (path, 4096)).start()
+        try:
+            lazy.materialize(**how)
+            print("whole")
+        except rustload.FormatError as error:
+            print(error.code)
+        time.sleep(0.1)
+    """
+    assert set(child(code, tmp_path / "x.safetensors").stdout.split()) <= {"FileChanged"}
+
+
+@pytest.mark.parametrize("what", ["checkpoint", "handle", "part", "objects", "opaque"])
+def test_a_repr_reads_no_data(save, what):
+    """The file is empty by then."""
+    import argparse
+
+    path = save(
+        {"w": torch.ones(3, 4), "args": argparse.Namespace(lr=1), "p": torch.nn.Parameter(torch.ones(2))}
+    )
+    ckpt = rustload.open(path, framework="torch")
+    os.truncate(path, 0)
+    text = {
+        "checkpoint": lambda: repr(ckpt),
+        "handle": lambda: repr(ckpt["w"]),
+        "part": lambda: repr(ckpt["p"][1:]),
+        "objects": lambda: repr(ckpt.objects),
+        "opaque": lambda: repr(ckpt.opaque),
+    }[what]()
+    assert {
+        "checkpoint": "torch-zip, 2 tensors, 56 B",
+        "handle": "<LazyTensor 'w' float32 [3, 4] 48 B>",
+        "part": "<LazyTensor 'p' float32 [1] 4 B parameter>",
+        "objects": "<opaque argparse.Namespace>",
+        "opaque": "argparse.Namespace",
+    }[what] in text

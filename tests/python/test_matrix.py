@@ -1,0 +1,221 @@
+"""Every dtype in every layout from every container: equal to the bit, and in strides, to what torch and safetensors read."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors
+import torch
+from support import DTYPES, IN_SAFETENSORS, assert_same_bits, bits, patterns
+
+import rustload
+
+# torch warns of complex32 whenever it makes one.
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+
+LAYOUTS = [
+    "contiguous",
+    "transposed",
+    "permuted",
+    "sliced",
+    "expanded",
+    "overlapping",
+    "zero_d",
+    "empty",
+    "empty_transposed",
+    "shared_whole",
+    "shared_row",
+    "shared_tail",
+    "parameter",
+]
+ALL_DTYPES = (*DTYPES, "complex32")
+# What NumPy can hold by itself or with ml_dtypes, whether or not somebody imported that before.
+IN_NUMPY = ALL_DTYPES if hasattr(ml_dtypes, "complex32") else DTYPES
+
+
+def tensors(name: str) -> dict[str, torch.Tensor]:
+    base = patterns(name, (4, 5, 6), seed=1)
+    shared = patterns(name, (6, 7), seed=2)
+    made = {
+        "contiguous": patterns(name, (3, 4, 5)),
+        "transposed": base.transpose(0, 2),
+        "permuted": base.permute(1, 2, 0),
+        "sliced": base[1:, ::2, 1:4],
+        "expanded": base[:1].expand(7, 5, 6),
+        "overlapping": base.reshape(-1).as_strided((5, 4), (2, 1), 3),
+        "zero_d": base[2, 3, 4],
+        "empty": base[:, 2:2],
+        "empty_transposed": base[:0].permute(2, 0, 1),
+        "shared_whole": shared,
+        "shared_row": shared[3],
+        "shared_tail": shared[2:].t(),
+        "parameter": torch.nn.Parameter(
+            patterns(name, (5, 3), seed=3), requires_grad=name in ("float32", "bfloat16", "complex64")
+        ),
+    }
+    assert tuple(made) == tuple(LAYOUTS)
+    return made
+
+
+@pytest.fixture(scope="module", params=ALL_DTYPES)
+def files(request, tmp_path_factory):
+    """For one dtype: the .bin and what torch reads from it, the .safetensors (None where there is none) and the same."""
+    import safetensors.torch
+
+    folder = tmp_path_factory.mktemp(request.param)
+    made = tensors(request.param)
+    torch.save(made, folder / "model.bin")
+    as_torch = torch.load(folder / "model.bin", weights_only=True)
+    if request.param not in IN_SAFETENSORS:
+        return request.param, folder / "model.bin", as_torch, None, None
+    plain = {key: value.detach().contiguous().clone() for key, value in made.items()}
+    safetensors.torch.save_file(plain, folder / "model.safetensors")
+    as_plain = safetensors.torch.load_file(folder / "model.safetensors")
+    return request.param, folder / "model.bin", as_torch, folder / "model.safetensors", as_plain
+
+
+def strides_that_matter(shape, strides):
+    """Strides without those that no element depends on: of dimensions of size 1, and of empty tensors."""
+    return [] if 0 in shape else [stride for size, stride in zip(shape, strides, strict=True) if size > 1]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_handle_says_what_torch_load_says(files, layout):
+    name, bin_path, as_torch, *_ = files
+    lazy, expected = rustload.open(bin_path)[layout], as_torch[layout]
+    assert lazy.name == layout
+    assert lazy.path == (layout,)
+    assert lazy.dtype == name == str(expected.dtype).removeprefix("torch.")
+    assert lazy.shape == tuple(expected.shape)
+    assert lazy.strides == expected.stride()
+    assert lazy.ndim == expected.ndim
+    assert lazy.size == expected.numel()
+    assert lazy.nbytes == expected.nbytes
+    assert lazy.is_contiguous == expected.is_contiguous()
+    assert lazy.requires_grad == expected.requires_grad
+    assert lazy.is_parameter == isinstance(expected, torch.nn.Parameter)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_torch_view_has_torch_loads_bits_strides_and_offset(files, layout):
+    _, bin_path, as_torch, *_ = files
+    found, expected = rustload.open(bin_path, framework="torch")[layout].materialize(), as_torch[layout]
+    assert type(found) is torch.Tensor
+    assert_same_bits(found, expected)
+    assert found.stride() == expected.stride()
+    if expected.numel():
+        assert found.storage_offset() == expected.storage_offset()
+        assert found.untyped_storage().nbytes() == expected.untyped_storage().nbytes()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_owned_torch_result_has_torch_loads_bits_and_is_contiguous(files, layout):
+    _, bin_path, as_torch, *_ = files
+    found = rustload.open(bin_path, framework="torch")[layout].materialize(copy=True)
+    assert_same_bits(found, as_torch[layout])
+    assert found.is_contiguous()
+
+
+@pytest.mark.parametrize("copy", [None, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_numpy_result_has_torch_loads_bits_and_strides(files, layout, copy):
+    name, bin_path, as_torch, *_ = files
+    lazy, expected = rustload.open(bin_path, framework="numpy")[layout], as_torch[layout]
+    if name not in IN_NUMPY:
+        with pytest.raises(rustload.UnsupportedError, match=name):
+            lazy.materialize(copy=copy)
+        return
+    found = lazy.materialize(copy=copy)
+    assert type(found) is np.ndarray
+    assert found.dtype.name == name
+    assert found.shape == tuple(expected.shape)
+    assert found.tobytes() == bits(expected)
+    assert found.flags.writeable
+    strides = [stride // found.itemsize for stride in found.strides]
+    wanted = expected.stride() if copy is None else expected.contiguous().stride()
+    assert strides_that_matter(found.shape, strides) == strides_that_matter(expected.shape, wanted)
+
+
+@pytest.mark.parametrize("copy", [None, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_dlpack_result_has_torch_loads_bits_and_strides(files, layout, copy):
+    name, bin_path, as_torch, *_ = files
+    found = rustload.open(bin_path, framework="dlpack")[layout].materialize(copy=copy)
+    assert type(found) is rustload.Buffer
+    expected = as_torch[layout]
+    assert (found.dtype, found.shape, found.nbytes) == (name, tuple(expected.shape), expected.nbytes)
+    taken = torch.from_dlpack(found)
+    assert_same_bits(taken, expected)
+    wanted = expected.stride() if copy is None else expected.contiguous().stride()
+    assert strides_that_matter(taken.shape, taken.stride()) == strides_that_matter(expected.shape, wanted)
+
+
+@pytest.mark.parametrize("framework", ["torch", "numpy", "dlpack"])
+@pytest.mark.parametrize("copy", [None, True])
+def test_safetensors_give_what_the_reference_reads(files, framework, copy):
+    name, _, _, path, expected = files
+    if path is None:
+        pytest.skip(f"safetensors' Python package does not write {name}")
+    ckpt = rustload.open(path, framework=framework)
+    with safetensors.safe_open(path, framework="pt") as reference:
+        assert sorted(ckpt) == sorted(reference.keys())
+        # Empty tensors begin where their neighbours do; the reference shuffles such ties.
+        in_order = [key for key in reference.offset_keys() if expected[key].numel()]
+    assert [key for key in ckpt if expected[key].numel()] == in_order
+    for key, tensor in expected.items():
+        assert ckpt[key].dtype == name
+        found = ckpt[key].materialize(copy=copy)
+        assert tuple(found.shape) == tuple(tensor.shape)
+        if framework == "numpy":
+            assert found.tobytes() == bits(tensor)
+        else:
+            assert_same_bits(found if framework == "torch" else torch.from_dlpack(found), tensor)
+
+
+def test_bytes_are_the_elements_in_c_order(files):
+    _, bin_path, as_torch, *_ = files
+    for key, lazy in rustload.open(bin_path).items():
+        assert lazy.bytes() == bits(as_torch[key]), key
+
+
+def test_a_checkpoint_in_memory_gives_the_same_bits(files):
+    _, bin_path, as_torch, *_ = files
+    ckpt = rustload.open(bytearray(bin_path.read_bytes()), framework="torch")
+    for key, lazy in ckpt.items():
+        assert_same_bits(lazy.materialize(), as_torch[key])
+
+
+def test_conjugates_and_negatives_come_out_as_torch_reads_them(save):
+    z = patterns("complex64", (4, 5), seed=9)
+    z = torch.where(z.isnan(), torch.ones_like(z), z)
+    path = save({"conj": z.conj(), "neg": z.clone().conj().imag, "part": z.conj()[1:, ::2].t()})
+    expected = torch.load(path, weights_only=True)
+    ckpt = rustload.open(path, framework="torch")
+    for key in expected:
+        assert_same_bits(ckpt[key].materialize(), expected[key].resolve_conj().resolve_neg())
+        with pytest.raises(BufferError):
+            ckpt[key].materialize(copy=False)
+
+
+def test_a_big_endian_file_comes_out_as_torch_reads_it(tmp_path):
+    """torch swaps by the width of the element, and of each half of a complex number."""
+    import zipfile
+
+    made = {
+        name: patterns(name, (3, 4), seed=4) for name in ("int16", "float32", "float64", "complex64", "uint8")
+    }
+    torch.save(made, tmp_path / "little.bin")
+    with (
+        zipfile.ZipFile(tmp_path / "little.bin") as little,
+        zipfile.ZipFile(tmp_path / "big.bin", "w") as big,
+    ):
+        for member in little.namelist():
+            data = little.read(member)
+            big.writestr(member, b"big" if member.endswith("/byteorder") else data)
+    expected = torch.load(tmp_path / "big.bin", weights_only=True)
+    ckpt = rustload.open(tmp_path / "big.bin", framework="torch")
+    for key, tensor in expected.items():
+        assert bits(tensor) != bits(made[key]) or key == "uint8"
+        assert_same_bits(ckpt[key].materialize(), tensor)
+        assert_same_bits(ckpt[key][1:, ::2].T.materialize(), tensor[1:, ::2].t())

@@ -1,0 +1,128 @@
+"""What materializing costs in anonymous memory, watched from inside fresh processes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support import child
+
+MIB = 1 << 20
+TENSORS, EACH = 12, 24 * MIB  # 288 MiB
+
+WATCH = """
+import sys, threading, time
+import rustload
+path, framework = sys.argv[1:3]
+if framework != "dlpack":
+    __import__(framework)
+def now():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon"))
+peak, stop = 0, threading.Event()
+def watch():
+    global peak
+    while not stop.is_set():
+        peak = max(peak, now())
+        time.sleep(0.0005)
+watcher = threading.Thread(target=watch)
+ckpt = rustload.open(path, framework=framework)
+ckpt["t0"][:10].materialize()  # whatever is made once
+base = now()
+watcher.start()
+{work}
+end = now()
+stop.set()
+watcher.join()
+print((max(peak, end) - base) >> 20, (end - base) >> 20)
+"""
+
+
+def cost(path, framework: str, work: str) -> tuple[int, int]:
+    """MiB at the peak and at the end of `work`, above what the open checkpoint has."""
+    peak, end = child(WATCH.format(work=work), path, framework).stdout.split()
+    return int(peak), int(end)
+
+
+@pytest.fixture(scope="module", params=["bin", "safetensors"])
+def model(request, tmp_path_factory):
+    import safetensors.torch
+
+    path = tmp_path_factory.mktemp("memory") / f"model.{request.param}"
+    made = {f"t{number}": torch.full((EACH // 4096, 1024), float(number)) for number in range(TENSORS)}
+    (torch.save if request.param == "bin" else safetensors.torch.save_file)(made, path)
+    yield path
+    path.unlink()
+
+
+@pytest.mark.parametrize("framework", ["torch", "numpy", "dlpack"])
+def test_views_of_a_whole_model_cost_no_memory(model, framework):
+    peak, _ = cost(model, framework, "kept = {name: lazy.materialize() for name, lazy in ckpt.items()}")
+    assert peak < 30
+
+
+@pytest.mark.parametrize("framework", ["torch", "dlpack"])
+def test_reading_every_view_costs_no_anonymous_memory(model, framework):
+    if framework == "torch":
+        work = (
+            "kept = [lazy.materialize() for lazy in ckpt.values()]; total = sum(float(t.sum()) for t in kept)"
+        )
+    else:
+        work = "kept = [memoryview(t.materialize()).cast('B') for t in ckpt.values()]; [m[::4096].tobytes() for m in kept]"
+    peak, _ = cost(model, framework, work)
+    assert peak < 30
+
+
+@pytest.mark.parametrize(("how", "output"), [
+    ("copy=True", 288), ("dtype='bfloat16'", 144), ("dtype='bfloat16', transpose=True", 144), ("transpose=True", 288),
+    ("dtype='float64'", 576), ("dtype='float8_e4m3fn'", 72),
+])  # fmt: skip
+def test_owned_results_peak_at_output_and_64_mib(model, how, output):
+    work = f"kept = {{name: lazy.materialize({how}) for name, lazy in ckpt.items()}}"
+    peak, end = cost(model, "dlpack", work)
+    assert output - 4 <= end <= output + 8
+    assert peak <= output + 64
+
+
+def test_results_that_are_dropped_do_not_add_up(model):
+    peak, end = cost(model, "dlpack", "for lazy in ckpt.values(): lazy.materialize(dtype='bfloat16')")
+    assert peak <= 12 + 64
+    assert end < 16
+
+
+def test_out_costs_nothing_but_the_window(model):
+    work = """
+import torch
+out = torch.empty(6144, 1024, dtype=torch.bfloat16).fill_(1)
+base = now(); peak = 0
+for lazy in ckpt.values(): lazy.materialize(out=out)
+"""
+    peak, end = cost(model, "torch", work)
+    assert peak < 16
+    assert end < 8
+
+
+def test_a_slice_costs_the_slice(model):
+    peak, _ = cost(
+        model, "dlpack", "kept = [lazy[::64, :16].materialize(dtype='float16') for lazy in ckpt.values()]"
+    )
+    assert peak < 12
+
+
+def test_opening_costs_no_more_than_the_metadata(tmp_path):
+    """20,000 tensors: 64 MiB + 40 times the metadata + 512 bytes per tensor is the law; far less is expected."""
+    base = torch.zeros(8)
+    path = tmp_path / "many.bin"
+    torch.save({f"layer.{number}.weight": base[number % 4 :] for number in range(20_000)}, path)
+    size = path.stat().st_size
+    code = """
+    import sys, rustload
+    def now():
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))
+    before = now()
+    ckpt = rustload.open(sys.argv[1])
+    print(len(ckpt), now() - before)
+    """
+    count, grown = map(int, child(code, path).stdout.split())
+    assert count == 20_000
+    assert grown < (8 << 20) + 40 * size + 512 * count

@@ -1,0 +1,374 @@
+"""The object tree, names and paths: everything that a pickle holds comes out as data, equal to what was saved."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import datetime
+import enum
+import fractions
+import math
+import pathlib
+import pickle
+import sys
+
+import numpy as np
+import pytest
+import torch
+from support import assert_same_bits, pickled, saved, torch_zip
+
+import rustload
+
+
+class Custom:
+    """A class that no reader knows."""
+
+    def __init__(self, **state):
+        self.__dict__.update(state)
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+def objects(obj, **options):
+    return rustload.open(saved(obj, **options), framework="torch").objects
+
+
+PLAIN = [
+    None, True, False, 0, 1, -1, 255, 256, -(2**31), 2**31, 2**63, -(2**63), 2**64, 2**200, -(2**200), 0.0, -0.0, 1.5,
+    math.inf, -math.inf, 1e-320, "", "text", "ünï\U0001f600", "a\0b", "\ud800", b"", b"bytes\0\xff", bytearray(b"xyz"),
+    1 + 2j, complex(0, -math.inf), [], [1, [2, [3]]], (), (1,), (1, 2, 3), (1, (2, (3,))), {}, {"a": {"b": [1, (2,)]}},
+    {1: "int", None: "none", 2.5: "float", b"k": "bytes", (1, "t"): "tuple", False: "false"}, set(), {1, 2, 3},
+    frozenset(), frozenset({"a"}), collections.OrderedDict([("z", 1), ("a", 2)]), collections.deque([1, 2], maxlen=5),
+    collections.Counter("hello"), "x" * 100_000, list(range(3000)), {"k" * 300: "v" * 300},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", PLAIN, ids=lambda value: repr(value)[:30])
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_plain_values_come_out_as_they_went_in(value, protocol):
+    found = rustload.open(torch_zip(pickle.dumps({"v": value}, protocol))).objects["v"]
+    assert found == value
+    assert type(found) is type(value)
+    assert repr(found) == repr(value)
+
+
+@pytest.mark.parametrize("value", PLAIN, ids=lambda value: repr(value)[:30])
+def test_a_bare_value_is_the_tree(value):
+    ckpt = rustload.open(torch_zip(pickled(value)))
+    assert ckpt.objects == value
+    assert len(ckpt) == 0
+
+
+def test_nan_comes_out_as_nan():
+    assert math.isnan(objects({"x": math.nan})["x"])
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_a_default_dict_comes_out_with_its_items(protocol):
+    value = collections.defaultdict(list, a=[1])
+    found = rustload.open(torch_zip(pickle.dumps(value, protocol))).objects
+    assert isinstance(found, collections.defaultdict)
+    assert dict(found) == {"a": [1]}
+
+
+def test_an_ordered_dict_keeps_its_metadata():
+    state = torch.nn.Linear(2, 3).state_dict()
+    found = objects(state)
+    assert type(found) is collections.OrderedDict
+    assert found._metadata == state._metadata
+    assert list(found) == ["weight", "bias"]
+
+
+def test_a_tensor_stands_in_the_tree_as_its_handle():
+    tree = objects({"m": [torch.arange(3), {"w": torch.nn.Parameter(torch.ones(2))}], "n": 5})
+    assert tree["n"] == 5
+    assert isinstance(tree["m"][0], rustload.LazyTensor)
+    assert tree["m"][0].materialize().tolist() == [0, 1, 2]
+    assert tree["m"][1]["w"].is_parameter
+    assert tree["m"][1]["w"].name == "m.1.w"
+
+
+def test_one_tensor_in_two_places_is_one_handle_and_two_names():
+    value = torch.ones(2)
+    ckpt = rustload.open(saved({"a": value, "b": [value]}), framework="torch")
+    assert list(ckpt) == ["a", "b.0"]
+    assert ckpt.objects["a"] is ckpt.objects["b"][0]
+
+
+def test_shared_and_recursive_containers_keep_their_identity():
+    shared = [1]
+    loop: list = [shared, shared]
+    loop.append(loop)
+    ring: dict = {"x": shared}
+    ring["self"] = ring
+    pair: list = []
+    pair.append((pair,))
+    found = rustload.open(torch_zip(pickled({"loop": loop, "ring": ring, "pair": pair}))).objects
+    assert found["loop"][0] is found["loop"][1] is found["ring"]["x"]
+    assert found["loop"][2] is found["loop"]
+    assert found["ring"]["self"] is found["ring"]
+    assert found["pair"][0][0] is found["pair"]
+
+
+def test_tensors_inside_a_cycle_have_one_name_each():
+    loop: dict = {"t": torch.ones(1)}
+    loop["again"] = loop
+    assert list(rustload.open(saved(loop))) == ["t"]
+
+
+def test_objects_is_made_once(simple):
+    ckpt = rustload.open(simple)
+    assert ckpt.objects is ckpt.objects
+
+
+def test_the_tree_of_safetensors_is_a_dict_of_its_tensors(save):
+    tree = rustload.open(save({"a.b": torch.ones(1), "c": torch.ones(2)}, "m.safetensors")).objects
+    assert type(tree) is dict
+    assert {name: lazy.shape for name, lazy in tree.items()} == {"a.b": (1,), "c": (2,)}
+
+
+def test_trees_of_several_pickles_are_merged_where_they_are_dicts(tmp_path):
+    torch.save({"a": torch.ones(1), "n": 1}, tmp_path / "one.bin")
+    torch.save({"b": torch.ones(1)}, tmp_path / "two.bin")
+    torch.save([torch.ones(1)], tmp_path / "three.bin")
+    assert list(rustload.open([tmp_path / "one.bin", tmp_path / "two.bin"]).objects) == ["a", "n", "b"]
+    tree = rustload.open([tmp_path / "one.bin", tmp_path / "three.bin"]).objects
+    assert list(tree) == ["one.bin", "three.bin"]
+
+
+def test_small_torch_values_are_data():
+    tree = objects({"size": torch.Size([2, 3]), "dtype": torch.float16, "device": torch.device("cuda:1")})
+    assert tuple(tree["size"]) == (2, 3)
+    assert "float16" in repr(tree["dtype"])
+    assert "device" in repr(tree["device"])
+
+
+# Classes that are kept as data.
+
+
+def test_a_namespace_is_opaque_with_its_state():
+    ckpt = rustload.open(
+        saved({"w": torch.ones(2), "args": argparse.Namespace(lr=0.1, layers=[1, 2])}), framework="torch"
+    )
+    assert list(ckpt) == ["w"]
+    args = ckpt.objects["args"]
+    assert isinstance(args, rustload.Opaque)
+    assert args.class_name == "argparse.Namespace"
+    assert args.state == {"lr": 0.1, "layers": [1, 2]}
+    assert ckpt.opaque == [("argparse.Namespace", 1, ["args"])]
+    assert "argparse.Namespace" in ckpt.globals
+
+
+def test_a_tensor_inside_an_unknown_object_has_a_name_and_its_values():
+    ckpt = rustload.open(saved({"m": Custom(w=torch.arange(3), n=1), "x": torch.ones(1)}), framework="torch")
+    assert len(ckpt) == 2
+    inside = next(name for name in ckpt if name != "x")
+    assert inside.startswith("m.")
+    assert inside.endswith("w")
+    assert ckpt[inside].materialize().tolist() == [0, 1, 2]
+    assert ckpt.objects["m"].state["w"].name == inside
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize("value", [
+    Custom(a=1), Colour.RED, pathlib.PurePosixPath("a/b"), datetime.datetime(2024, 1, 2), fractions.Fraction(1, 3),
+    np.float32(1.5), np.arange(3), np.dtype("float16"), Custom, len, math.sqrt,
+], ids=repr)  # fmt: skip
+def test_what_weights_only_refuses_opens_and_says_its_class(value, protocol):
+    ckpt = rustload.open(torch_zip(pickle.dumps({"v": value, "n": 1}, protocol)))
+    assert ckpt.objects["n"] == 1
+    assert isinstance(ckpt.objects["v"], (rustload.Opaque, rustload.Global))
+    assert ckpt.globals
+    assert repr(ckpt.objects)
+
+
+def test_a_class_is_a_label_that_imports_nothing():
+    data = torch_zip(b"\x80\x02}q\x00X\x01\x00\x00\x00cq\x01cno_such_module.deep\nThing\nq\x02s.")
+    found = rustload.open(data).objects["c"]
+    assert found == rustload.Global("no_such_module.deep", "Thing")
+    assert hash(found) == hash(rustload.Global("no_such_module.deep", "Thing"))
+    assert repr(found) == "<global no_such_module.deep.Thing>"
+    assert "no_such_module" not in sys.modules
+
+
+def test_a_whole_module_opens_with_its_parameters():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    ckpt = rustload.open(saved(model), framework="torch")
+    state = model.state_dict()
+    assert len(ckpt) == len(state)
+    by_shape = sorted((lazy.shape, lazy.dtype) for lazy in ckpt.values())
+    assert by_shape == sorted((tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in state.values())
+    assert {found.class_name for found in ckpt.opaque} >= {"torch.nn.modules.linear.Linear"}
+
+
+def test_the_names_of_a_whole_module_are_those_of_its_state_dict():
+    """ATTACKS.md, law 10: names as `state_dict()` gives them."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    assert set(rustload.open(saved(model))) == set(model.state_dict())
+
+
+def test_unknown_error_refuses_what_is_not_known():
+    data = saved({"w": torch.ones(1), "args": argparse.Namespace(lr=1)})
+    with pytest.raises(rustload.DisallowedError) as caught:
+        rustload.open(data, unknown="error")
+    error = caught.value
+    assert (error.module, error.name) == ("argparse", "Namespace")
+    assert error.code == "DisallowedGlobal"
+    assert isinstance(error, pickle.UnpicklingError)
+    assert "malicious" not in str(error)
+    assert any('unknown="keep"' in note for note in error.__notes__)
+
+
+def test_unknown_error_takes_what_torch_writes():
+    made = {
+        "w": torch.ones(1), "p": torch.nn.Parameter(torch.ones(2)),
+        "o": torch.optim.Adam([torch.nn.Parameter(torch.ones(1))]).state_dict(),
+        "s": torch.nn.Linear(2, 2).state_dict(), "u": torch.ones(2, dtype=torch.uint16), "set": {1}, "size": torch.Size([1]),
+    }  # fmt: skip
+    assert len(rustload.open(saved(made), unknown="error")) == 5
+
+
+def test_opaque_values_count_over_the_whole_file():
+    many = {f"n{number}": argparse.Namespace(i=number) for number in range(40)}
+    found = rustload.open(saved(many)).opaque
+    assert found[0].class_name == "argparse.Namespace"
+    assert found[0].count == 40
+    assert 1 <= len(found[0].at) <= 40
+    assert set(found[0].at) <= set(many)
+
+
+# Names and paths.
+
+
+@pytest.mark.parametrize(("tree", "names"), [
+    ({"a": {"b": 0}}, ["a.b"]),
+    ({"a": [0, 0]}, ["a.0", "a.1"]),
+    ({"a": (0, {"b": 0})}, ["a.0", "a.1.b"]),
+    ({0: {"exp_avg": 0}}, ["0.exp_avg"]),
+    ({None: 0, True: 0, 1.5: 0}, ["None", "True", "1.5"]),
+    ({("p", 1): 0}, ['("p", 1)']),
+    ([0, 0], ["0", "1"]),
+    (0, ["tensor"]),
+    ({"": 0}, [""]),
+    ({"ünï \U0001f600": 0}, ["ünï \U0001f600"]),
+    ({"model.0.weight": 0, "model": {"1": {"weight": 0}}}, ["model.0.weight", "model.1.weight"]),
+])  # fmt: skip
+def test_a_name_joins_the_path_with_dots(tree, names):
+    def fill(value):
+        if isinstance(value, dict):
+            return {key: fill(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return type(value)(fill(item) for item in value)
+        return torch.zeros(1)
+
+    assert list(rustload.open(saved(fill(tree)))) == names
+
+
+def numbered(count):
+    return [torch.full((1,), float(number)) for number in range(count)]
+
+
+def test_names_that_collide_are_both_spelled_out():
+    one, two, three = numbered(3)
+    ckpt = rustload.open(saved({"a": {"x.y": one}, "a.x": {"y": two}, "free": three}), framework="torch")
+    assert list(ckpt) == ['a["x.y"]', '["a.x"].y', "free"]
+    assert [lazy.path for lazy in ckpt.values()] == [("a", "x.y"), ("a.x", "y"), ("free",)]
+    assert [lazy.materialize().item() for lazy in ckpt.values()] == [0, 1, 2]
+
+
+def test_the_key_1_and_the_key_one_are_told_apart():
+    one, two = numbered(2)
+    ckpt = rustload.open(saved({1: one, "1": two}), framework="torch")
+    assert list(ckpt) == ["[1]", '["1"]']
+    assert [lazy.path for lazy in ckpt.values()] == [(1,), ("1",)]
+    assert [type(lazy.path[0]) for lazy in ckpt.values()] == [int, str]
+
+
+def test_names_are_unique_however_hard_keys_collide():
+    values = numbered(6)
+    tree = {
+        "a": {"b": values[0]}, "a.b": values[1], 'a["b"]': values[2], "x": [values[3]], "x.0": values[4], "x[0]": values[5],
+    }  # fmt: skip
+    ckpt = rustload.open(saved(tree), framework="torch")
+    assert len(set(ckpt)) == len(ckpt) == 6
+    assert sorted(ckpt[name].materialize().item() for name in ckpt) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_path_leads_through_the_tree_to_the_handle():
+    ckpt = rustload.open(saved({"a": [{"b": torch.ones(1)}, (torch.ones(2), {5: torch.ones(3)})]}))
+    for lazy in ckpt.values():
+        found = ckpt.objects
+        for step in lazy.path:
+            found = found[step]
+        assert found.name == lazy.name
+
+
+def test_a_path_in_safetensors_is_the_name(save):
+    assert rustload.open(save({"a.b": torch.ones(1)}, "m.safetensors"))["a.b"].path == ("a.b",)
+
+
+def test_a_bare_tensor_is_called_tensor():
+    value = torch.arange(4)
+    ckpt = rustload.open(saved(value), framework="torch")
+    assert list(ckpt) == ["tensor"]
+    assert ckpt["tensor"].path == ()
+    assert_same_bits(ckpt["tensor"].materialize(), value)
+    assert isinstance(ckpt.objects, rustload.LazyTensor)
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+@pytest.mark.parametrize("typed", [True, False])
+def test_a_bare_storage_is_a_vector(typed):
+    value = torch.arange(4, dtype=torch.int16)
+    storage = value.storage() if typed else value.untyped_storage()
+    ckpt = rustload.open(saved({"s": storage}), framework="torch")
+    assert list(ckpt) == ["s"]
+    found = ckpt["s"].materialize()
+    assert found.numel() in (4, 8)
+    assert_same_bits(found.view(torch.int16), value)
+    assert_same_bits(
+        rustload.open(saved(storage), framework="torch")["tensor"].materialize().view(torch.int16), value
+    )
+
+
+def test_a_missing_name_is_not_found_with_the_nearest_names():
+    ckpt = rustload.open(saved({"encoder.weight": torch.ones(1), "decoder.bias": torch.ones(1)}))
+    with pytest.raises(rustload.TensorNotFoundError) as caught:
+        ckpt["encoder.weigth"]
+    assert isinstance(caught.value, KeyError)
+    assert caught.value.code == "NotFound"
+    assert "encoder.weigth" in str(caught.value)
+    assert any("encoder.weight" in note for note in caught.value.__notes__)
+
+
+def test_optimizer_state_has_names():
+    parameter = torch.nn.Parameter(torch.ones(3))
+    adam = torch.optim.Adam([parameter])
+    parameter.sum().backward()
+    adam.step()
+    ckpt = rustload.open(saved({"opt": adam.state_dict(), "step": 5}))
+    assert list(ckpt) == ["opt.state.0.step", "opt.state.0.exp_avg", "opt.state.0.exp_avg_sq"]
+    assert ckpt.objects["opt"]["param_groups"][0]["lr"] == 0.001
+
+
+def test_a_subclass_of_tensor_keeps_its_values():
+    value = torch.nn.Buffer(torch.ones(2)) if hasattr(torch.nn, "Buffer") else torch.ones(2)
+    ckpt = rustload.open(saved({"b": value}), framework="torch")
+    assert_same_bits(ckpt["b"].materialize(), torch.ones(2))
+
+
+def test_a_parameter_with_attributes_keeps_its_values():
+    value = torch.nn.Parameter(torch.ones(2))
+    value.tag = "mine"
+    lazy = rustload.open(saved({"p": value}), framework="torch")["p"]
+    assert lazy.is_parameter
+    assert_same_bits(lazy.materialize(), torch.ones(2))
+
+
+def test_a_sparse_or_quantized_tensor_does_not_hide_the_others():
+    """Kinds that are not read yet stay data."""
+    made = {"sparse": torch.eye(3).to_sparse(), "w": torch.ones(2)}
+    ckpt = rustload.open(saved(made), framework="torch")
+    assert_same_bits(ckpt["w"].materialize(), torch.ones(2))

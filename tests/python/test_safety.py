@@ -1,0 +1,247 @@
+"""Nothing that a file names is imported, called or built; and Ctrl-C stops long work."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import sys
+import time
+
+import pytest
+import torch
+from support import child, saved, torch_zip
+
+import rustload
+
+
+def short(text: str) -> bytes:
+    """pickletools: SHORT_BINUNICODE"""
+    return b"\x8c" + bytes([len(text)]) + text.encode()
+
+
+def attacks(canary: str) -> dict[str, bytes]:
+    """Pickles that touch the canary file when they are loaded by Python; each a different opcode."""
+    command = short(f"touch {canary}")
+    make = b"(" + short(canary)
+    return {
+        "reduce": b"\x80\x02cposix\nsystem\n" + command + b"\x85R.",
+        "inst": b"\x80\x02(" + command + b"iposix\nsystem\n.",
+        "obj": b"\x80\x02(cposix\nsystem\n" + command + b"o.",
+        "newobj": b"\x80\x02c_io\nFileIO\n" + make + short("w") + b"t\x81.",
+        "newobj_ex": b"\x80\x04c_io\nFileIO\n" + short(canary) + b"\x85}" + short("mode") + short("w") + b"s\x92.",
+        "stack_global": b"\x80\x04" + short("posix") + short("system") + b"\x93" + command + b"\x85R.",
+        "discarded": b"\x80\x02cposix\nsystem\n" + command + b"\x85R0}.",
+        "in_a_dict_key": b"\x80\x02}cposix\nsystem\n" + command + b"\x85RK\x01s.",
+        "from_the_memo": b"\x80\x02cposix\nsystem\nq\x000h\x00" + command + b"\x85R.",
+        "open": b"\x80\x02cio\nopen\n" + make + short("w") + b"tR.",
+        "eval": b"\x80\x02cbuiltins\neval\n" + short(f"open({canary!r}, 'w')") + b"\x85R.",
+        "getattr": b"\x80\x02cbuiltins\ngetattr\ncposix\nsystem\n" + short("__call__") + b"\x86R" + command + b"\x85R.",
+        "build": b"\x80\x02ccanary_module\nThing\n)\x81}" + short("path") + command + b"sb.",
+        "type_v2": b"\x80\x02ctorch._tensor\n_rebuild_from_type_v2\n(cposix\nsystem\nctorch\nTensor\n(" + command + b"t}tR.",
+        "load_from_bytes": b"\x80\x02ctorch.storage\n_load_from_bytes\n"
+         b"B" + struct.pack("<I", 5) + b"\x80\x02N.." + b"\x85R.",
+    }  # fmt: skip
+
+
+NAMES = list(attacks("x"))
+
+
+@pytest.fixture
+def canary(tmp_path, monkeypatch):
+    """A file that exists only if something was executed, and a module that notes its import."""
+    (tmp_path / "canary_module.py").write_text(
+        "import builtins\nbuiltins.canary_was_imported = True\n\n\nclass Thing:\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path / "canary"
+
+
+def everything(ckpt) -> None:
+    """Looks at all there is to look at."""
+    repr(ckpt), repr(ckpt.objects), ckpt.opaque, ckpt.globals, ckpt.tied, ckpt.notes
+    for lazy in ckpt.values():
+        repr(lazy), lazy.path, lazy.materialize(framework="numpy")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("unknown", ["keep", "error"])
+def test_no_opcode_executes_anything(canary, name, unknown):
+    import builtins
+
+    before = set(sys.modules)
+    data = torch_zip(attacks(str(canary))[name])
+    if unknown == "error":
+        with pytest.raises(rustload.DisallowedError):
+            rustload.open(data, unknown="error")
+    else:
+        everything(rustload.open(data))
+    assert not canary.exists()
+    assert not hasattr(builtins, "canary_was_imported")
+    assert not {
+        module for module in set(sys.modules) - before if not module.startswith(("rustload", "encodings"))
+    }
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files that nobody closes
+def test_the_attacks_would_work_on_pythons_unpickler(canary):
+    """Otherwise the tests above show nothing."""
+    import pickle
+
+    for name in ("reduce", "inst", "obj", "stack_global", "discarded", "open", "eval"):
+        pickle.loads(attacks(str(canary))[name])
+        assert canary.exists(), name
+        canary.unlink()
+
+
+def test_tensors_beside_an_attack_still_come_out(canary):
+    class Evil:
+        def __reduce__(self):
+            return os.system, (f"touch {canary}",)
+
+    ckpt = rustload.open(
+        saved({"w": torch.arange(3), "evil": Evil(), "after": torch.ones(2)}), framework="torch"
+    )
+    assert list(ckpt) == ["w", "after"]
+    assert ckpt["w"].materialize().tolist() == [0, 1, 2]
+    evil = ckpt.objects["evil"]
+    assert isinstance(evil, rustload.Opaque)
+    assert evil.class_name == "posix.system"
+    assert evil.args == (f"touch {canary}",)
+    assert "posix.system" in ckpt.globals
+    assert not canary.exists()
+
+
+def test_python_sees_no_import_call_or_unpickling_while_a_file_is_read(canary, tmp_path):
+    """By audit hook, in a process of its own since hooks stay."""
+    for name, pickled in attacks(str(canary)).items():
+        (tmp_path / f"{name}.bin").write_bytes(torch_zip(pickled))
+    code = """
+    import sys
+    import rustload, rustload._inert, rustload._frameworks.dlpack, collections
+    seen = []
+    watched = {"import", "exec", "compile", "os.system", "subprocess.Popen", "pickle.find_class", "os.exec", "os.posix_spawn",
+               "ctypes.dlopen", "socket.connect", "open", "code.__new__"}
+    on = False
+    def hook(event, args):
+        if on and event in watched:
+            seen.append((event, str(args)[:100]))
+    sys.addaudithook(hook)
+    for path in sys.argv[1:]:
+        on = True
+        try:
+            ckpt = rustload.open(path, framework="dlpack")
+            ckpt.objects, ckpt.opaque, ckpt.globals, ckpt.tied, repr(ckpt), repr(ckpt.objects)
+            for lazy in ckpt.values():
+                lazy.materialize()
+        except rustload.RustloadError:
+            pass
+        on = False
+    print(seen)
+    """
+    assert child(code, *sorted(tmp_path.glob("*.bin"))).stdout == "[]\n"
+    assert not canary.exists()
+
+
+def test_a_lookup_in_a_dict_of_the_file_runs_no_code_of_the_file():
+    """Opaque values as keys are compared by identity, never by what the file says."""
+    data = torch_zip(b"\x80\x02}cevil\nKey\n)\x81K\x01scevil\nKey\n)\x81K\x02s.")
+    tree = rustload.open(data).objects
+    assert sorted(tree.values()) == [1, 2]
+    assert all(isinstance(key, rustload.Opaque) for key in tree)
+
+
+@pytest.mark.parametrize("name", ["__class__", "__dict__", "__reduce__", "_metadata", "items", "keys"])
+def test_state_of_an_ordered_dict_never_shadows_its_methods(name):
+    data = torch_zip(b"\x80\x02ccollections\nOrderedDict\n)R}" + short(name) + short("shadow") + b"sb.")
+    tree = rustload.open(data).objects
+    assert dict.keys(tree) == set()
+    assert tree.items is not None
+    assert callable(tree.items)
+    assert callable(tree.keys)
+    assert type(tree).__name__ == "OrderedDict"
+
+
+@pytest.mark.parametrize("pickled", [
+    b"\x80\x02cbuiltins\nbytearray\n\x8a\x08\0\0\0\0\0\1\0\0\x85R.",
+    b"\x80\x02ctorch\nFloatTensor\n\x8a\x05\0\0\0\0\1\x85R.",
+    b"\x80\x02ccollections\nCounter\n" + short("abc") + b"\x85R.",
+    b"\x80\x02cbuiltins\nrange\n\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7f\x85R.",
+    b"\x80\x02cbuiltins\nlist\ncbuiltins\nrange\nJ\xff\xff\xff\x7f\x85R\x85R.",
+])  # fmt: skip
+def test_allocation_gadgets_allocate_nothing(pickled):
+    from support import rss_anon
+
+    before = rss_anon()
+    with contextlib.suppress(rustload.RustloadError):
+        repr(rustload.open(torch_zip(pickled)).objects)
+    assert rss_anon() - before < 8 << 20
+
+
+def test_a_bomb_of_shared_lists_is_shown_or_refused_in_no_time():
+    """ATTACKS.md R01: 2**60 leaves in 60 lists."""
+    data = b"\x80\x02]q\x00"
+    for level in range(60):
+        data += b"]" + b"q" + bytes([level + 1]) + b"h" + bytes([level]) + b"ah" + bytes([level]) + b"a"
+    ckpt = rustload.open(
+        torch_zip(data + b"." if data.count(b"]") == 1 else b"\x80\x02" + b"(" + data[2:] + b"l.")
+    )
+    start = time.perf_counter()
+    assert len(ckpt) == 0
+    assert type(ckpt.objects) is list
+    assert time.perf_counter() - start < 1
+
+
+INTERRUPT = """
+import os, signal, sys, threading, time
+import rustload
+path, how = sys.argv[1:]
+size = 12 << 30
+with open(path, "wb") as file:
+    header = b'{"x":{"dtype":"F32","shape":[%d],"data_offsets":[0,%d]}}' % (size // 4, size)
+    header += b" " * (-len(header) % 8)
+    file.write(len(header).to_bytes(8, "little") + header)
+    file.truncate(8 + len(header) + size)
+lazy = rustload.open(path, framework="dlpack")["x"]
+sent = None
+def send():
+    global sent
+    sent = time.perf_counter()
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Timer(0.25, send).start()
+options = {"cast": {"dtype": "float8_e5m2"}, "copy": {"copy": True}, "one": {"dtype": "float8_e5m2", "threads": 1}}[how]
+try:
+    lazy.materialize(**options)
+    print("finished")
+except KeyboardInterrupt:
+    print(time.perf_counter() - sent)
+part = lazy[:1000].materialize(copy=True)
+assert part.shape == (1000,)
+"""
+
+
+@pytest.mark.parametrize("how", ["cast", "copy", "one"])
+def test_ctrl_c_stops_a_long_materialize_at_once(tmp_path, how):
+    out = child(INTERRUPT, tmp_path / "x.safetensors", how).stdout.strip()
+    assert out != "finished"
+    assert float(out) < 0.25
+
+
+def test_another_signal_does_not_stop_the_work(tmp_path):
+    code = """
+    import os, signal, sys, threading
+    import rustload
+    with open(sys.argv[1], "wb") as file:
+        size = 1 << 30
+        header = b'{"x":{"dtype":"F32","shape":[%d],"data_offsets":[0,%d]}}' % (size // 4, size)
+        header += b" " * (-len(header) % 8)
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + size)
+    seen = []
+    signal.signal(signal.SIGUSR1, lambda *_: seen.append(1))
+    lazy = rustload.open(sys.argv[1], framework="dlpack")["x"]
+    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+    found = lazy.materialize(dtype="float8_e5m2")
+    print(found.nbytes, seen)
+    """
+    assert child(code, tmp_path / "x.safetensors").stdout.strip() == f"{1 << 28} [1]"

@@ -1,0 +1,278 @@
+"""What `copy=` means, what views share, and that the file never changes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from support import assert_same_bits, patterns, saved
+
+import rustload
+
+FRAMEWORKS = ("torch", "numpy", "dlpack")
+
+
+def writable(result) -> np.ndarray:
+    """A flat NumPy array over a result's own memory."""
+    array = result.numpy() if isinstance(result, torch.Tensor) else np.asarray(result)
+    assert array.flags.writeable
+    return array
+
+
+def address(result) -> int:
+    return np.asarray(result).__array_interface__["data"][0]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_without_a_conversion_the_result_is_a_view_that_later_views_share(simple, framework):
+    ckpt = rustload.open(simple, framework=framework)
+    writable(ckpt["w"].materialize())[1, 2] = 99
+    for again in (ckpt["w"].materialize(), ckpt["w"].materialize(copy=False)):
+        assert writable(again)[1, 2] == 99
+    assert writable(ckpt["w"][1].materialize())[2] == 99
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_an_edit_of_a_view_never_reaches_the_file(simple, framework):
+    before = simple.read_bytes()
+    ckpt = rustload.open(simple, framework=framework)
+    writable(ckpt["w"].materialize())[:] = -1
+    assert simple.read_bytes() == before
+    assert writable(rustload.open(simple, framework=framework)["w"].materialize())[0, 1] == 1
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("how", [{"copy": True}, {"dtype": "float64"}, {"transpose": True}])
+def test_an_owned_result_reads_the_file_anew(simple, framework, how):
+    ckpt = rustload.open(simple, framework=framework)
+    writable(ckpt["w"].materialize())[:] = -1
+    first = writable(ckpt["w"].materialize(**how))
+    assert first.sum() == sum(range(24))
+    first[:] = 5
+    assert writable(ckpt["w"].materialize(**how)).sum() == sum(range(24))
+    assert (writable(ckpt["w"].materialize()) == -1).all()
+
+
+def test_views_of_two_frameworks_share_one_mapping(simple):
+    ckpt = rustload.open(simple)
+    one, two, three = (ckpt["w"].materialize(framework=name) for name in FRAMEWORKS)
+    assert one.data_ptr() == address(two) == address(three)
+    one[0, 0] = 42
+    assert two[0, 0] == 42
+    assert np.asarray(three)[0, 0] == 42
+
+
+def test_two_checkpoints_of_one_file_share_nothing(simple):
+    one, two = (rustload.open(simple, framework="torch")["w"].materialize() for _ in range(2))
+    one[0, 0] = 42
+    assert two[0, 0] == 0
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("how", [{"dtype": "float16"}, {"transpose": True}, {"transpose": (0, 1)}])
+def test_copy_false_with_a_conversion_is_a_buffer_error(simple, framework, how):
+    with pytest.raises(BufferError) as caught:
+        rustload.open(simple, framework=framework)["w"].materialize(copy=False, **how)
+    assert caught.value.code == "Buffer"
+
+
+def test_the_files_own_dtype_is_no_conversion(simple):
+    lazy = rustload.open(simple, framework="torch")["w"]
+    assert (
+        lazy.materialize(dtype="float32", transpose=False, copy=False).data_ptr()
+        == lazy.materialize().data_ptr()
+    )
+
+
+def test_memory_has_no_views(simple):
+    lazy = rustload.open(memoryview(simple.read_bytes()), framework="torch")["w"]
+    with pytest.raises(BufferError):
+        lazy.materialize(copy=False)
+    assert lazy.materialize().data_ptr() != lazy.materialize().data_ptr()
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_a_checkpoint_opens_from_memory(simple, kind):
+    data = kind(simple.read_bytes())
+    ckpt = rustload.open(data, framework="torch")
+    assert ckpt.files == []
+    assert_same_bits(ckpt["w"].materialize(dtype="float16"), torch.arange(24.0).reshape(4, 6).half())
+
+
+def test_a_change_of_the_bytearray_after_open_does_not_reach_the_checkpoint(simple):
+    data = bytearray(simple.read_bytes())
+    ckpt = rustload.open(data, framework="torch")
+    data[:] = bytes(len(data))
+    assert ckpt["w"].materialize().sum() == sum(range(24))
+
+
+def test_a_strided_memoryview_opens_as_its_bytes(simple):
+    data = simple.read_bytes()
+    spread = bytearray(2 * len(data))
+    spread[::2] = data
+    assert len(rustload.open(memoryview(spread)[::2])) == 2
+
+
+@pytest.mark.parametrize("suffix", ["bin", "safetensors"])
+def test_copy_on_write_views_are_writable_in_place_by_torch(save, suffix):
+    path = save({"w": torch.zeros(5)}, f"m.{suffix}")
+    view = rustload.open(path, framework="torch")["w"].materialize()
+    view.add_(1)
+    torch.nn.init.constant_(view, 3.0)
+    assert view.tolist() == [3.0] * 5
+
+
+def test_tied_names_have_one_address_and_one_storage_under_torch(save):
+    base = torch.arange(12.0)
+    ckpt = rustload.open(
+        save({"a": base, "b": base, "row": base[4:8], "grid": base.view(3, 4).t()}), framework="torch"
+    )
+    a, b, row, grid = (ckpt[name].materialize() for name in ("a", "b", "row", "grid"))
+    assert ckpt.tied == [["a", "b", "row", "grid"]]
+    assert a.data_ptr() == b.data_ptr() == row.data_ptr() - 16 == grid.data_ptr()
+    storages = {t.untyped_storage()._cdata for t in (a, b, row, grid)}
+    assert len(storages) == 1
+    a[5] = 99
+    assert (row[1], grid[1, 1], b[5]) == (99, 99, 99)
+
+
+def test_tied_names_share_memory_under_numpy(save):
+    base = torch.arange(12.0)
+    ckpt = rustload.open(save({"a": base, "tail": base[6:]}), framework="numpy")
+    a, tail = ckpt["a"].materialize(), ckpt["tail"].materialize()
+    assert np.shares_memory(a, tail)
+    a[6] = 99
+    assert tail[0] == 99
+
+
+def test_separate_storages_do_not_touch(save):
+    ckpt = rustload.open(save({"a": torch.zeros(4), "b": torch.zeros(4)}), framework="torch")
+    a, b = ckpt["a"].materialize(), ckpt["b"].materialize()
+    assert ckpt.tied == []
+    assert a.untyped_storage()._cdata != b.untyped_storage()._cdata
+    a.fill_(7)
+    assert b.sum() == 0
+
+
+def test_an_expanded_view_keeps_stride_zero_and_its_owned_copy_grows(save):
+    value = torch.tensor([[1.0], [2.0]]).expand(2, 1000)
+    lazy = rustload.open(save({"x": value}), framework="torch")["x"]
+    assert lazy.nbytes == 8000
+    assert lazy.materialize().stride() == (1, 0)
+    assert lazy.materialize().untyped_storage().nbytes() == 8
+    owned = lazy.materialize(copy=True)
+    assert owned.stride() == (1000, 1)
+    assert_same_bits(owned, value)
+
+
+def test_an_expanded_tensor_grows_under_a_limit(save):
+    path = save({"x": torch.zeros(1).expand(1 << 20)})
+    lazy = rustload.open(
+        path, limits=rustload.Limits(materialize_bytes=1 << 20, materialize_ratio=16), framework="torch"
+    )["x"]
+    assert lazy.materialize().stride() == (0,)
+    with pytest.raises(rustload.LimitError) as caught:
+        lazy.materialize(copy=True)
+    assert (caught.value.name, caught.value.limit, caught.value.found) == (
+        "materialize_bytes",
+        1 << 20,
+        4 << 20,
+    )
+
+
+def test_permute_and_t_without_a_conversion_are_strided_views(simple):
+    lazy = rustload.open(simple, framework="torch")["w"]
+    turned = lazy.T.materialize(copy=False)
+    assert turned.stride() == (1, 6)
+    assert turned.data_ptr() == lazy.materialize().data_ptr()
+    assert lazy.T.materialize(copy=True).stride() == (4, 1)
+
+
+def test_bools_that_are_neither_0_nor_1_are_copied_and_become_true(save):
+    path = save({"x": torch.tensor([False, True, True, False])})
+    data = path.read_bytes()
+    at = data.index(b"\0\1\1\0", data.index(b"data/0"))
+    # The checksum of a stored record is not checked unless asked for.
+    path.write_bytes(data[:at] + b"\0\2\xff\0" + data[at + 4 :])
+    lazy = rustload.open(path, framework="numpy")["x"]
+    assert lazy.materialize().view(np.uint8).tolist() == [0, 1, 1, 0]
+    assert lazy[:1].materialize(copy=False).tolist() == [False]
+    with pytest.raises(BufferError):
+        lazy.materialize(copy=False)
+
+
+def test_a_misaligned_tensor_is_copied(tmp_path):
+    """safetensors headers need no padding: data may start anywhere."""
+    value = patterns("float32", (3, 5))
+    header = b'{"x":{"dtype":"F32","shape":[3,5],"data_offsets":[0,60]}}'
+    header += b" " * ((1 - len(header)) % 8)  # 8 + len is then 1 off a multiple of 8
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + value.numpy().tobytes())
+    lazy = rustload.open(path, framework="torch")["x"]
+    assert_same_bits(lazy.materialize(), value)
+    assert lazy.materialize().data_ptr() % 4 == 0
+    with pytest.raises(BufferError):
+        lazy.materialize(copy=False)
+    np.testing.assert_array_equal(np.asarray(lazy), value.numpy())
+
+
+def test_a_compressed_record_is_inflated_and_has_no_view(tmp_path):
+    import io
+    import zipfile
+
+    value = torch.arange(5000.0)
+    packed = tmp_path / "packed.bin"
+    with (
+        zipfile.ZipFile(io.BytesIO(saved({"x": value}))) as plain,
+        zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as out,
+    ):
+        for member in plain.namelist():
+            out.writestr(member, plain.read(member))
+    lazy = rustload.open(packed, framework="torch")["x"]
+    assert_same_bits(lazy.materialize(), value)
+    assert_same_bits(lazy[7:900:3].materialize(dtype="bfloat16"), value[7:900:3].bfloat16())
+    with pytest.raises(BufferError) as caught:
+        lazy.materialize(copy=False)
+    assert caught.value.code == "RecordCompressed"
+
+
+def test_np_asarray_of_a_handle_is_its_array(simple):
+    lazy = rustload.open(simple)["w"]
+    array = np.asarray(lazy)
+    assert array.dtype == np.float32
+    assert np.shares_memory(array, lazy.numpy())
+    assert np.asarray(lazy, dtype=np.float16).dtype == np.float16
+    assert not np.shares_memory(np.array(lazy, copy=True), lazy.numpy())
+    assert np.shares_memory(np.asarray(lazy, copy=False), lazy.numpy())
+    with pytest.raises((ValueError, BufferError)):
+        np.asarray(lazy, dtype=np.float16, copy=False)
+
+
+def test_numpy_and_torch_methods_choose_the_framework(simple):
+    lazy = rustload.open(simple, framework="dlpack")["w"]
+    assert isinstance(lazy.numpy(), np.ndarray)
+    assert isinstance(lazy.torch(), torch.Tensor)
+
+
+def test_a_result_has_no_grad_and_is_a_plain_tensor(save):
+    path = save({"p": torch.nn.Parameter(torch.ones(3))})
+    ckpt = rustload.open(path, framework="torch")
+    for found in (ckpt["p"].materialize(), ckpt["p"].materialize(copy=True)):
+        assert type(found) is torch.Tensor
+        assert not found.requires_grad
+
+
+def test_an_empty_tensor_materializes_in_every_framework(save):
+    ckpt = rustload.open(save({"x": torch.empty(0, 3), "y": torch.empty(2, 0, dtype=torch.int8)}))
+    for framework in FRAMEWORKS:
+        for copy in (None, True, False):
+            found = ckpt["x"].materialize(framework=framework, copy=copy)
+            assert tuple(found.shape) == (0, 3)
+        assert tuple(ckpt["y"].materialize(framework=framework, transpose=True).shape) == (0, 2)
+        assert tuple(ckpt["y"].materialize(framework=framework, dtype="float32").shape) == (2, 0)
+
+
+def test_a_view_can_grow_its_autograd_graph(simple):
+    w = rustload.open(simple, framework="torch")["w"].materialize().requires_grad_()
+    (w * 2).sum().backward()
+    assert (w.grad == 2).all()
