@@ -31,7 +31,7 @@ use crate::parallel::Cancel;
 use crate::pickle::Handle;
 
 pub use tree::{DictKind, Object, Tree};
-pub use validate::{RawTensor, Tensor};
+pub use validate::{RawTensor, Sizes, Tensor};
 
 /// What to do with a value that no known class describes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

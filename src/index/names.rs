@@ -13,7 +13,7 @@ use super::tree::{Object, View};
 use super::{Entry, OpaqueClass, Path, Step};
 use crate::error::{Error, Result};
 use crate::limits::Limits;
-use crate::pickle::{GlobalId, Handle, Value};
+use crate::pickle::{GlobalId, Handle, Text, Value};
 
 /// How many places of one opaque class are named.
 const PLACES: usize = 16;
@@ -56,6 +56,8 @@ struct Walk<'a> {
     classes: HashMap<Option<GlobalId>, usize>,
     /// Bytes of names, paths and class names so far.
     bytes: u64,
+    /// Where names are written before their length is known.
+    scratch: Name,
 }
 
 /// What a value is to the walk.
@@ -76,7 +78,7 @@ struct Frame {
 impl<'a> Walk<'a> {
     fn new(view: View<'a>, limits: &'a Limits, budget: u64, holds: Option<Vec<bool>>) -> Walk<'a> {
         let (found, classes) = (Found::default(), HashMap::new());
-        Walk { view, limits, budget, holds, found, classes, bytes: 0 }
+        Walk { view, limits, budget, holds, found, classes, bytes: 0, scratch: Name::default() }
     }
 
     /// Walks the tree; false if it was given up.
@@ -162,9 +164,9 @@ impl<'a> Walk<'a> {
     fn name(&mut self, tensor: u32, path: &[Step]) -> Result<()> {
         let count = u64::try_from(self.found.entries.len()).unwrap_or(u64::MAX).saturating_add(1);
         Limits::check("tensors", self.limits.tensors, count)?;
-        let name = if path.is_empty() { "tensor".to_owned() } else { self.text(path, dotted)? };
+        let name = if path.is_empty() { "tensor".into() } else { self.text(path, dotted)? };
         self.charge(size_of_val(path))?;
-        self.found.entries.push(Entry { name: name.into(), path: Path::Steps(path.into()), tensor });
+        self.found.entries.push(Entry { name, path: Path::Steps(path.into()), tensor });
         Ok(())
     }
 
@@ -182,7 +184,7 @@ impl<'a> Walk<'a> {
         };
         if self.found.opaque.get(known).is_some_and(|known| known.at.len() < PLACES) {
             let place = self.text(path, dotted)?;
-            self.found.opaque.get_mut(known).into_iter().for_each(|known| known.at.push(place.clone()));
+            self.found.opaque.get_mut(known).into_iter().for_each(|known| known.at.push(place.to_string()));
         }
         Ok(())
     }
@@ -192,14 +194,15 @@ impl<'a> Walk<'a> {
         &mut self,
         path: &[Step],
         write: fn(View<'_>, &[Step], &mut Name) -> fmt::Result,
-    ) -> Result<String> {
+    ) -> Result<Arc<str>> {
         let left = self.limits.name_bytes_total.saturating_sub(self.bytes);
-        let mut name = Name { text: String::new(), room: usize::try_from(left).unwrap_or(usize::MAX) };
-        match write(self.view, path, &mut name) {
-            Ok(()) => self.charge(name.text.len())?,
-            Err(fmt::Error) => self.charge(name.room.saturating_add(1))?,
+        self.scratch.room = usize::try_from(left).unwrap_or(usize::MAX);
+        self.scratch.text.clear();
+        match write(self.view, path, &mut self.scratch) {
+            Ok(()) => self.charge(self.scratch.text.len())?,
+            Err(fmt::Error) => self.charge(self.scratch.room.saturating_add(1))?,
         }
-        Ok(name.text)
+        Ok(self.scratch.text.as_str().into())
     }
 
     fn charge(&mut self, bytes: usize) -> Result<()> {
@@ -249,7 +252,7 @@ impl<'a> Walk<'a> {
         for &at in &twice {
             let Some(entry) = self.found.entries.get(at) else { continue };
             let Path::Steps(steps) = entry.path.clone() else { continue };
-            let name: Arc<str> = self.text(&steps, spelled)?.into();
+            let name = self.text(&steps, spelled)?;
             self.found.entries.get_mut(at).into_iter().for_each(|entry| entry.name = name.clone());
         }
         twice = repeated(&self.found.entries);
@@ -361,9 +364,19 @@ fn is_tensor(view: View<'_>, handle: Handle) -> bool {
 }
 
 /// A name under construction, which fails to grow beyond its room.
+#[derive(Default)]
 struct Name {
     text: String,
     room: usize,
+}
+
+impl Name {
+    fn write_plain(&mut self, text: Text<'_>) -> fmt::Result {
+        match text.as_str() {
+            Some(text) => self.write_str(text),
+            None => self.write_str(&text.to_string_lossy()),
+        }
+    }
 }
 
 impl Write for Name {
@@ -422,6 +435,11 @@ fn is_identifier(text: &str) -> bool {
 
 /// A dict key as text; `quoted` tells texts from numbers.
 fn key_text(view: View<'_>, key: Handle, quoted: bool, out: &mut Name) -> fmt::Result {
+    if let Value::Str(text) = view.values.get(key)
+        && !quoted
+    {
+        return out.write_plain(text);
+    }
     // A key is a small tree (limits key_depth, key_nodes): what is still to be written, last first.
     enum Part {
         Value(Handle, bool),
@@ -438,7 +456,7 @@ fn key_text(view: View<'_>, key: Handle, quoted: bool, out: &mut Name) -> fmt::R
         };
         match view.values.get(handle) {
             Value::Str(text) if quoted => write!(out, "{:?}", text.to_string_lossy())?,
-            Value::Str(text) => out.write_str(&text.to_string_lossy())?,
+            Value::Str(text) => out.write_plain(text)?,
             Value::Tuple(items) => {
                 out.write_char('(')?;
                 parts.push(Part::Text(if items.len() == 1 { ",)" } else { ")" }));

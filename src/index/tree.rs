@@ -347,7 +347,7 @@ impl<'a> View<'a> {
                 let own = call.items.len().saturating_add(call.appended.len());
                 let parts: &[Handle] = match self.meaning(id) {
                     Meaning::Dict(_) | Meaning::Sequence(_) | Meaning::Size => self.args(&call),
-                    Meaning::Record | Meaning::Opaque => &[call.args],
+                    Meaning::Record | Meaning::Opaque | Meaning::NumpyDtype(_) => &[call.args],
                     _ => return 0,
                 };
                 let states = call.kwargs.iter().chain(call.states);

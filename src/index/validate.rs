@@ -3,10 +3,15 @@
 //! Sizes, strides and the offset are not negative; `last = offset + sum((size - 1) * stride)` does not overflow; and, where
 //! there is an element at all, `(last + 1) * itemsize` is at most the storage's bytes.
 
+use smallvec::SmallVec;
+
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::layout::{Dims, Layout, numel};
 use crate::limits::Limits;
+
+/// One number of a file per dimension; up to four without an allocation.
+pub type Sizes = SmallVec<[i64; 4]>;
 
 /// A tensor as a file describes it: nothing is checked yet.
 #[derive(Clone, Debug)]
@@ -14,9 +19,9 @@ pub struct RawTensor {
     /// The element type.
     pub dtype: DType,
     /// Elements along each dimension.
-    pub shape: Vec<i64>,
+    pub shape: Sizes,
     /// Elements between neighbours along each dimension.
-    pub strides: Vec<i64>,
+    pub strides: Sizes,
     /// The first element, from the storage's start.
     pub offset: i64,
     /// Which storage.
@@ -139,7 +144,7 @@ mod tests {
     use super::*;
 
     fn raw(shape: &[i64], strides: &[i64], offset: i64) -> RawTensor {
-        let (shape, strides) = (shape.to_vec(), strides.to_vec());
+        let (shape, strides) = (shape.into(), strides.into());
         RawTensor { dtype: DType::F32, shape, strides, offset, storage: 0, flags: Flags::default() }
     }
 

@@ -1048,6 +1048,29 @@ fn r17_the_dicts_of_modules_that_share_them_are_paid_for() {
 }
 
 #[test]
+fn r17_arguments_and_states_of_numpy_dtypes_are_paid_for() {
+    const MANY: usize = 100_000;
+    for (args, state) in [(true, false), (false, true)] {
+        let bytes = archive(|p| {
+            p.mark().text("f4");
+            p.times(if args { MANY } else { 2 }, |p| {
+                p.none();
+            });
+            p.op(b't').put_at(0).pop();
+            p.mark().times(MANY, |p| {
+                p.none();
+            });
+            p.op(b't').put_at(2).pop().global("numpy", "dtype").put_at(1).pop().list().mark();
+            p.times(MANY, |p| {
+                p.raw(if state { b"h\x01h\0Rh\x02b" } else { b"h\x01h\0R" });
+            });
+            p.op(b'e');
+        });
+        assert_eq!(bomb(bytes.bytes()), Ok(0));
+    }
+}
+
+#[test]
 fn r18_long_arguments_that_many_calls_share_are_read_once() {
     const MANY: usize = 100_000;
     let text = "x".repeat(1_000_000);

@@ -86,7 +86,6 @@ pub(super) struct Reader<'a> {
     keys: HashMap<&'a str, Seen>,
     /// Views of storages by their own keys, as torch before 0.4 wrote them.
     views: HashMap<&'a str, Spot>,
-    pids: HashMap<Handle, Spot>,
     /// Whether a list holds pairs only, whether a text is latin-1: asked once, however many calls share it.
     pairs: HashMap<Handle, bool>,
     latin1: HashMap<Handle, bool>,
@@ -114,7 +113,6 @@ impl<'a> Reader<'a> {
             locate,
             keys: HashMap::new(),
             views: HashMap::new(),
-            pids: HashMap::new(),
             pairs: HashMap::new(),
             latin1: HashMap::new(),
             lengths: HashMap::new(),

@@ -8,7 +8,7 @@ use super::{Meaning, Reader};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::index::known::Known;
-use crate::index::validate::{Flags, RawTensor};
+use crate::index::validate::{Flags, RawTensor, Sizes};
 use crate::index::{Place, Storage};
 use crate::layout::contiguous_strides;
 use crate::pickle::{Call, Handle, Value};
@@ -72,7 +72,7 @@ impl<'a> Reader<'a> {
         if fortran {
             shape.reverse();
         }
-        let plain = |shape: &[i64]| -> Option<Vec<i64>> {
+        let plain = |shape: &[i64]| -> Option<Sizes> {
             let sizes: Vec<u64> = shape.iter().map(|&size| u64::try_from(size).unwrap_or(0)).collect();
             contiguous_strides(&sizes)?.iter().map(|&stride| i64::try_from(stride).ok()).collect()
         };
@@ -97,9 +97,8 @@ impl<'a> Reader<'a> {
 
     /// `dtype('f4', False, True)` and `(3, '<', None, None, None, -1, -1, 0)` (numpy: `arraydescr_reduce`).
     fn numpy_dtype(&self, args: &[Handle], states: &[Handle]) -> Meaning {
-        let Some(Value::Str(name)) = args.first().map(|&name| self.values.get(name)) else {
-            return Meaning::Opaque;
-        };
+        let (&[name] | &[name, _, _]) = args else { return Meaning::Opaque };
+        let Value::Str(name) = self.values.get(name) else { return Meaning::Opaque };
         let name = if name.as_bytes().len() <= 8 { name.as_str().unwrap_or_default() } else { "" };
         let dtype = match name {
             "b1" => DType::Bool,

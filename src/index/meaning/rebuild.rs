@@ -5,7 +5,7 @@ use super::{Meaning, Reader};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::index::known::{Known, Rebuild};
-use crate::index::validate::{Flags, RawTensor, Tensor};
+use crate::index::validate::{Flags, RawTensor, Sizes, Tensor};
 use crate::limits::Limits;
 use crate::pickle::{Handle, Value};
 
@@ -133,7 +133,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    pub(super) fn ints(&self, handle: Handle, what: &str) -> Result<Vec<i64>> {
+    pub(super) fn ints(&self, handle: Handle, what: &str) -> Result<Sizes> {
         match self.values.get(handle) {
             Value::Tuple(items) => {
                 Limits::check("rank", self.limits.rank, u64::try_from(items.len()).unwrap_or(u64::MAX))?;

@@ -52,11 +52,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The storage that a persistent id means.
+    /// The storage that a persistent id means. One id may be used any number of times, so all that is looked at is short.
     fn storage(&mut self, pid: Handle) -> Result<Spot> {
-        if let Some(&found) = self.pids.get(&pid) {
-            return Ok(found);
-        }
         let wrong = |what: &str| Error::new(Code::PersistentId, format!("a persistent id's {what}"));
         let values: &'a Values = self.values;
         let (tag, class, key, location, numel, view) = match (self.out.ids, values.get(pid)) {
@@ -97,13 +94,11 @@ impl<'a> Reader<'a> {
         };
         let storage = self.root_storage(key, dtype, numel, location)?;
         let whole = Spot { storage, dtype, start: 0, nbytes: self.nbytes(storage) };
-        let found = match view.map(|view| values.get(view)) {
-            None | Some(Value::None) => whole,
-            Some(Value::Tuple(&[view, offset, numel])) => self.view(whole, view, offset, numel)?,
-            Some(_) => return Err(wrong("view is neither None nor (key, offset, numel)")),
-        };
-        self.pids.insert(pid, found);
-        Ok(found)
+        match view.map(|view| values.get(view)) {
+            None | Some(Value::None) => Ok(whole),
+            Some(Value::Tuple(&[view, offset, numel])) => self.view(whole, view, offset, numel),
+            Some(_) => Err(wrong("view is neither None nor (key, offset, numel)")),
+        }
     }
 
     /// The storage of a key, described for the first time or again.
