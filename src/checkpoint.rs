@@ -144,19 +144,21 @@ impl Checkpoint {
     }
 
     fn at(&self, entry: u32) -> Tensor {
-        let tensor = self.0.tensor(entry);
-        Tensor { checkpoint: self.0.clone(), entry, dtype: tensor.dtype(), layout: tensor.layout().clone() }
+        let id = self.0.id(self.0.entry(entry));
+        let tensor = self.0.tensor(id);
+        Tensor {
+            checkpoint: self.0.clone(),
+            id,
+            entry: Some(entry),
+            dtype: tensor.dtype(),
+            layout: tensor.layout().clone(),
+        }
     }
 
     /// Bytes of all storages that named tensors lie in, each counted once.
     pub fn nbytes(&self) -> u64 {
         let mut seen = HashSet::new();
-        let storages = self
-            .0
-            .entries
-            .iter()
-            .enumerate()
-            .map(|(position, entry)| (entry.shard, self.0.tensor(position as u32).storage()));
+        let storages = self.0.entries.iter().map(|entry| self.0.storage_of(entry));
         // The sizes of deflated storages are claims until they are inflated.
         let sizes = storages.filter(|&id| seen.insert(id)).map(|id| self.0.storage(id).nbytes);
         sizes.fold(0, u64::saturating_add)
@@ -166,8 +168,8 @@ impl Checkpoint {
     pub fn tied(&self) -> Vec<Vec<Arc<str>>> {
         let mut groups: Vec<Vec<Arc<str>>> = Vec::new();
         let mut by_storage: HashMap<(u32, u32), usize> = HashMap::new();
-        for (position, entry) in self.0.entries.iter().enumerate() {
-            let storage = (entry.shard, self.0.tensor(position as u32).storage());
+        for entry in &self.0.entries {
+            let storage = self.0.storage_of(entry);
             let group = *by_storage.entry(storage).or_insert_with(|| {
                 groups.push(Vec::new());
                 groups.len() - 1
@@ -212,11 +214,17 @@ impl Checkpoint {
         self.0.shards.iter().map(|shard| (shard.path.as_deref(), shard.index.tree.as_ref()))
     }
 
-    /// The tensor with number `tensor` in the tree of file `shard`, under its first name.
-    pub fn tree_tensor(&self, shard: usize, tensor: u32) -> Option<Tensor> {
-        let shard = u32::try_from(shard).ok()?;
-        let found = self.0.entries.iter().position(|entry| entry.shard == shard && entry.tensor == tensor)?;
-        self.tensor_at(found)
+    /// The tensor with number `tensor` of file `shard`, without a name.
+    pub fn unnamed(&self, shard: usize, tensor: u32) -> Option<Tensor> {
+        let id = (u32::try_from(shard).ok()?, tensor);
+        let known = self.0.shards.get(shard)?.index.tensors.get(tensor as usize)?;
+        Some(Tensor {
+            checkpoint: self.0.clone(),
+            id,
+            entry: None,
+            dtype: known.dtype(),
+            layout: known.layout().clone(),
+        })
     }
 
     /// For file `shard`: which name comes first for each tensor number.
@@ -316,17 +324,24 @@ impl Inner {
         &self.entries[entry as usize]
     }
 
-    pub(crate) fn tensor(&self, entry: u32) -> &index::Tensor {
-        let entry = self.entry(entry);
-        &self.shards[entry.shard as usize].index.tensors[entry.tensor as usize]
+    fn id(&self, entry: &Named) -> (u32, u32) {
+        (entry.shard, entry.tensor)
+    }
+
+    pub(crate) fn tensor(&self, (shard, tensor): (u32, u32)) -> &index::Tensor {
+        &self.shards[shard as usize].index.tensors[tensor as usize]
+    }
+
+    /// The storage that a name lies in.
+    fn storage_of(&self, entry: &Named) -> (u32, u32) {
+        (entry.shard, self.tensor(self.id(entry)).storage())
     }
 
     /// Whether several names lie in this storage.
     pub(crate) fn is_shared(&self, storage: (u32, u32)) -> bool {
         let find = || {
             let mut seen = HashSet::new();
-            let all = (0..self.entries.len() as u32)
-                .map(|entry| (self.entry(entry).shard, self.tensor(entry).storage()));
+            let all = self.entries.iter().map(|entry| self.storage_of(entry));
             all.filter(|&id| !seen.insert(id)).collect()
         };
         self.shared.get_or_init(find).contains(&storage)

@@ -19,7 +19,10 @@ use crate::stream::{self, Fill};
 #[derive(Clone, Debug)]
 pub struct Tensor {
     pub(crate) checkpoint: Arc<Inner>,
-    pub(crate) entry: u32,
+    /// Which file, and which tensor of it.
+    pub(crate) id: (u32, u32),
+    /// The name it was asked for by; a module's buffers that are not saved by name have none.
+    pub(crate) entry: Option<u32>,
     pub(crate) dtype: DType,
     pub(crate) layout: Layout,
 }
@@ -65,19 +68,19 @@ pub struct Request {
 }
 
 impl Tensor {
-    /// The name in the checkpoint.
-    pub fn name(&self) -> &Arc<str> {
-        &self.checkpoint.entry(self.entry).name
+    /// The name in the checkpoint; empty for a tensor that only the object tree leads to.
+    pub fn name(&self) -> &str {
+        self.entry.map_or("", |entry| &self.checkpoint.entry(entry).name)
     }
 
-    /// The way from the checkpoint's root.
-    pub fn path(&self) -> &Path {
-        &self.checkpoint.entry(self.entry).path
+    /// The way from the checkpoint's root, for a tensor that has a name.
+    pub fn path(&self) -> Option<&Path> {
+        self.entry.map(|entry| &self.checkpoint.entry(entry).path)
     }
 
     /// Which file of the checkpoint holds it.
     pub fn shard(&self) -> u32 {
-        self.checkpoint.entry(self.entry).shard
+        self.id.0
     }
 
     /// The element type in the file.
@@ -97,17 +100,17 @@ impl Tensor {
 
     /// Whether the file has it as a `torch.nn.Parameter`.
     pub fn is_parameter(&self) -> bool {
-        self.checkpoint.tensor(self.entry).flags.parameter
+        self.checkpoint.tensor(self.id).flags.parameter
     }
 
     /// Whether the file says that it wants gradients.
     pub fn requires_grad(&self) -> bool {
-        self.checkpoint.tensor(self.entry).flags.requires_grad
+        self.checkpoint.tensor(self.id).flags.requires_grad
     }
 
     /// A number for the storage, the same for all tensors that share it.
     pub fn storage(&self) -> (u32, u32) {
-        (self.shard(), self.checkpoint.tensor(self.entry).storage())
+        (self.shard(), self.checkpoint.tensor(self.id).storage())
     }
 
     /// The checkpoint it belongs to.
@@ -209,7 +212,7 @@ impl Tensor {
 
     /// Whether a copy of the whole storage says more than one of the elements: it keeps strides, and names tied.
     fn wants_whole_storage(&self) -> bool {
-        let whole = self.checkpoint.tensor(self.entry);
+        let whole = self.checkpoint.tensor(self.id);
         let plain = self.layout == *whole.layout() && self.dtype == whole.dtype();
         let strange = self.dtype == DType::Bool
             || whole.flags.conjugate
@@ -229,7 +232,7 @@ impl Tensor {
     }
 
     fn view(&self) -> Result<Array> {
-        let flags = self.checkpoint.tensor(self.entry).flags;
+        let flags = self.checkpoint.tensor(self.id).flags;
         if flags.conjugate || flags.negative {
             return Err(Error::new(
                 Code::Buffer,
@@ -265,7 +268,7 @@ impl Tensor {
         let cast = Cast::new(self.dtype, dtype, request.overflow)?;
         let how = |cast| Fill { cast, threads: request.threads, cancel: request.cancel.clone() };
         let payload = self.checkpoint.payload(self.storage())?;
-        let flags = self.checkpoint.tensor(self.entry).flags;
+        let flags = self.checkpoint.tensor(self.id).flags;
         if !flags.conjugate && !flags.negative {
             return stream::fill(&payload, layout, &how(cast), out);
         }

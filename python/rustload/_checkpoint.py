@@ -90,6 +90,10 @@ class Checkpoint(Mapping[str, LazyTensor]):
             raise TypeError(f"tensor names are str, not {type(name).__name__}")
         return LazyTensor._wrap(self._core.tensor(name), self._shared)
 
+    def get(self, name: str, default: Any = None) -> Any:
+        """The lazy tensor of that name, or `default`; a miss costs no search for near names."""
+        return self[name] if name in self else default
+
     def __iter__(self) -> Iterator[str]:
         """The names, in the file's order."""
         if self._names is None:

@@ -93,7 +93,7 @@ class LazyTensor:
 
     @property
     def name(self) -> str:
-        """The tensor's name in its checkpoint."""
+        """The tensor's name in its checkpoint; empty for one that only `Checkpoint.objects` leads to."""
         return self._core.name
 
     @property

@@ -28,7 +28,12 @@ pub(super) fn trees<'py>(
         let names = checkpoint.first_names(shard);
         match tree {
             Some(tree) => {
-                let mut export = Export::new(py, tree, checkpoint.limits(), Some((checkpoint, names, wrap)))?;
+                let mut export = Export::new(
+                    py,
+                    tree,
+                    checkpoint.limits(),
+                    Some(Tensors { checkpoint, shard, names, wrap }),
+                )?;
                 out.push(export.value(tree.root())?);
             }
             None => {
@@ -36,7 +41,7 @@ pub(super) fn trees<'py>(
                 positions.sort_unstable();
                 let dict = PyDict::new(py);
                 for tensor in positions.into_iter().filter_map(|position| checkpoint.tensor_at(position)) {
-                    let name = tensor.name().to_string();
+                    let name = tensor.name().to_owned();
                     dict.set_item(name, wrap.call1((Tensor(tensor),))?)?;
                 }
                 out.push(dict.into_any());
@@ -48,10 +53,14 @@ pub(super) fn trees<'py>(
 
 /// A tensor's path as a tuple of keys and indices.
 pub(super) fn path<'py>(py: Python<'py>, tensor: &CoreTensor) -> PyResult<Bound<'py, PyTuple>> {
-    let Path::Steps(steps) = tensor.path() else { return PyTuple::new(py, [tensor.name().to_string()]) };
+    let steps = match tensor.path() {
+        Some(Path::Steps(steps)) => steps,
+        Some(Path::Name) => return PyTuple::new(py, [tensor.name()]),
+        None => return Ok(PyTuple::empty(py)),
+    };
     let checkpoint = tensor.checkpoint();
     let tree = checkpoint.trees().nth(tensor.shard() as usize).and_then(|(_, tree)| tree.cloned());
-    let Some(tree) = tree else { return PyTuple::new(py, [tensor.name().to_string()]) };
+    let Some(tree) = tree else { return PyTuple::new(py, [tensor.name()]) };
     let mut export = Export::new(py, &tree, checkpoint.limits(), None)?;
     let mut out: Vec<Bound<'py, PyAny>> = Vec::new();
     for step in steps {
@@ -67,7 +76,23 @@ pub(super) fn path<'py>(py: Python<'py>, tensor: &CoreTensor) -> PyResult<Bound<
     PyTuple::new(py, out)
 }
 
-type Tensors<'a, 'py> = (&'a Checkpoint, HashMap<u32, usize>, &'a Bound<'py, PyAny>);
+/// How to make handles of the tensors of one file.
+struct Tensors<'a, 'py> {
+    checkpoint: &'a Checkpoint,
+    shard: usize,
+    /// For each tensor the position of its first name.
+    names: HashMap<u32, usize>,
+    wrap: &'a Bound<'py, PyAny>,
+}
+
+impl Tensors<'_, '_> {
+    fn handle(&self, tensor: u32) -> Option<CoreTensor> {
+        match self.names.get(&tensor) {
+            Some(&position) => self.checkpoint.tensor_at(position),
+            None => self.checkpoint.unnamed(self.shard, tensor),
+        }
+    }
+}
 
 struct Export<'a, 'py> {
     py: Python<'py>,
@@ -300,11 +325,9 @@ impl<'a, 'py> Export<'a, 'py> {
         if let Some(made) = self.handles.get(&tensor) {
             return Ok(made.clone());
         }
-        let Some((checkpoint, names, wrap)) = &self.tensors else { return Ok(py.None().into_bound(py)) };
-        let Some(handle) = names.get(&tensor).and_then(|&position| checkpoint.tensor_at(position)) else {
-            return Ok(py.None().into_bound(py));
-        };
-        let made = wrap.call1((Tensor(handle),))?;
+        let Some(tensors) = &self.tensors else { return Ok(py.None().into_bound(py)) };
+        let gone = || Error::new(Code::InternalError, "the tree names a tensor that there is not");
+        let made = tensors.wrap.call1((Tensor(tensors.handle(tensor).ok_or_else(gone)?),))?;
         self.handles.insert(tensor, made.clone());
         Ok(made)
     }

@@ -134,6 +134,10 @@ def test_a_whole_module_is_named_as_its_state_dict(tmp_path: Path) -> None:
             assert not ckpt["norm.running_mean"].is_parameter
             for name, t in ckpt.items():
                 assert torch.equal(t.materialize(), expected[name])
+            mask = ckpt.objects.state["_buffers"]["mask"]
+            assert mask.name == ""
+            assert mask.path == ()
+            assert mask.materialize().tolist() == [1, 1]
             classes = {found.class_name for found in ckpt.opaque}
             assert "torch.nn.modules.linear.Linear" in classes
 

@@ -257,6 +257,6 @@ fn opening_shares_and_tensors_keep_the_checkpoint() {
     let again = tensor.checkpoint();
     assert_eq!((again.len(), again.contains("b"), again.contains("c")), (2, true, false));
     assert!(again.tensor_at(2).is_none());
-    assert_eq!(again.tensor_at(1).unwrap().name().as_ref(), "b");
+    assert_eq!(again.tensor_at(1).unwrap().name(), "b");
     assert_eq!(again.files().map(Path::to_owned).collect::<Vec<_>>(), Vec::<PathBuf>::new());
 }

@@ -196,7 +196,7 @@ fn nested_containers_give_dotted_names_and_exact_paths() {
         .bytes(),
     );
     assert_eq!(names(&checkpoint), ["optimizer.state.0.exp_avg", "optimizer.list.1"]);
-    let Path::Steps(steps) = checkpoint.tensor("optimizer.list.1").unwrap().path().clone() else {
+    let Some(Path::Steps(steps)) = checkpoint.tensor("optimizer.list.1").unwrap().path().cloned() else {
         panic!("a pickle's tensors have steps")
     };
     assert!(matches!(&steps[..], [Step::Key(_), Step::Key(_), Step::Index(1)]), "{steps:?}");
