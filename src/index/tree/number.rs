@@ -1,0 +1,32 @@
+//! NumPy scalars as the numbers they are.
+
+use super::Object;
+use crate::dtype::DType;
+
+/// The number that little-endian bytes are; `None` where there are not as many as the dtype has.
+pub(super) fn number(dtype: DType, bytes: &[u8]) -> Option<Object<'static>> {
+    let float = |half: &[u8]| -> Option<f64> {
+        Some(match half.len() {
+            2 => half::f16::from_le_bytes(half.try_into().ok()?).to_f64(),
+            4 => f64::from(f32::from_le_bytes(half.try_into().ok()?)),
+            _ => f64::from_le_bytes(half.try_into().ok()?),
+        })
+    };
+    Some(match dtype {
+        DType::Bool => Object::Bool(*bytes.first()? != 0),
+        DType::I8 => Object::Int(i8::from_le_bytes(bytes.try_into().ok()?).into()),
+        DType::I16 => Object::Int(i16::from_le_bytes(bytes.try_into().ok()?).into()),
+        DType::I32 => Object::Int(i32::from_le_bytes(bytes.try_into().ok()?).into()),
+        DType::I64 => Object::Int(i64::from_le_bytes(bytes.try_into().ok()?)),
+        DType::U8 => Object::Int(u8::from_le_bytes(bytes.try_into().ok()?).into()),
+        DType::U16 => Object::Int(u16::from_le_bytes(bytes.try_into().ok()?).into()),
+        DType::U32 => Object::Int(u32::from_le_bytes(bytes.try_into().ok()?).into()),
+        DType::U64 => Object::Uint(u64::from_le_bytes(bytes.try_into().ok()?)),
+        DType::F16 | DType::F32 | DType::F64 => Object::Float(float(bytes)?),
+        DType::C64 | DType::C128 => {
+            let (re, im) = bytes.split_at_checked(bytes.len().checked_div(2)?)?;
+            Object::Complex(float(re)?, float(im)?)
+        }
+        _ => return None,
+    })
+}
