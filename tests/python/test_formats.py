@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from support import saved
+from support import safetensors_bytes, saved
 
 import rustload
 
@@ -269,6 +269,39 @@ def test_a_pickle_that_names_a_storage_is_refused() -> None:
     with pytest.raises(rustload.FormatError) as caught:
         rustload.open(data)
     assert caught.value.code == "PersistentId"
+
+
+class Outside:
+    """Pickles as a tensor, or as a NumPy array, of one element more than its bytes have."""
+
+    def __init__(self, made: tuple[Any, ...]) -> None:
+        self.made = made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.made
+
+
+def test_what_reaches_outside_its_storage_is_refused_at_open() -> None:
+    tensor = Outside((torch._utils._rebuild_tensor, (torch.ones(2)._typed_storage(), 0, (3,), (1,))))
+    function, args, state = np.ones(2).__reduce__()  # type: ignore[misc]
+    array = Outside((function, args, (state[0], (3,), *state[2:])))
+    header = b'{"w":{"dtype":"F32","shape":[3],"data_offsets":[0,12]}}'
+    for data, code in [
+        (saved(tensor), "TensorBounds"),
+        (saved(tensor, _use_new_zipfile_serialization=False), "TensorBounds"),
+        (pickle.dumps(array), "NdarrayBounds"),
+        (safetensors_bytes(header, bytes(8)), "StOffsets"),
+    ]:
+        with pytest.raises(rustload.FormatError) as caught:
+            rustload.open(data)
+        assert caught.value.code == code
+
+
+def test_a_pickle_beyond_the_limit_is_a_limit_error() -> None:
+    data = pickle.dumps(np.zeros(1000))
+    with pytest.raises(rustload.LimitError) as caught:
+        rustload.open(data, limits=rustload.Limits(pickle_bytes=1000))
+    assert caught.value.name == "pickle_bytes"
 
 
 # What is recognized and refused
