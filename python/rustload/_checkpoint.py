@@ -92,7 +92,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
 
     def get(self, name: str, default: Any = None) -> Any:
         """The lazy tensor of that name, or `default`; a miss costs no search for near names."""
-        return self[name] if name in self else default
+        return self[name] if name in self else default  # noqa: SIM401 - this is the get() that it asks for
 
     def __iter__(self) -> Iterator[str]:
         """The names, in the file's order."""
@@ -110,7 +110,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
 
     @property
     def format(self) -> str:
-        """`"torch-zip"`, `"torch-legacy"` or `"safetensors"`."""
+        """`"torch-zip"`, `"torch-legacy"`, `"pickle"` or `"safetensors"`."""
         return self._core.format
 
     @property
