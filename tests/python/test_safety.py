@@ -245,3 +245,20 @@ def test_another_signal_does_not_stop_the_work(tmp_path):
     print(found.nbytes, seen)
     """
     assert child(code, tmp_path / "x.safetensors").stdout.strip() == f"{1 << 28} [1]"
+
+
+def test_a_conjugate_is_read_in_pieces(tmp_path):
+    """The peak is the result and a window: the signs change in each block, not in a copy of the tensor."""
+    path = tmp_path / "m.pt"
+    torch.save({"w": torch.zeros(16 << 20, dtype=torch.complex64).conj()}, path)
+    code = """
+    import resource, sys
+    import rustload
+    lazy = rustload.open(sys.argv[1], framework="numpy")["w"]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    found = lazy.materialize(dtype="float16", allow_lossy=True)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before >> 10, found.nbytes >> 20)
+    """
+    peak, result = map(int, child(code, path).stdout.split())
+    assert result == 32
+    assert peak < 64

@@ -266,21 +266,63 @@ fn tensors_beyond_every_window_come_out_whole() {
     }
 }
 
+/// A tensor that the file calls a lazy conjugate or negative (`conj`, `neg`).
+fn with_flags(plan: &Plan, dtype: DType, flags: &[&str], storage: &[u8]) -> Archive {
+    let numel = storage.len() as i64 / dtype.itemsize() as i64;
+    let tensor = Tensor::whole(dtype, &[numel], "0").part(&plan.shape, &plan.strides, plan.offset);
+    let pickle = pickle(|p| {
+        p.tensor_with(&tensor, |p| {
+            p.dict_of(|p| {
+                for flag in flags {
+                    p.text(flag).bool(true);
+                }
+            });
+        });
+    });
+    Archive::new(pickle).storage("0", storage)
+}
+
+#[test]
+fn signs_change_once_in_every_block_of_every_thread() {
+    // Rows, a transpose, gaps that are read along, gaps that are skipped, and elements that repeat.
+    let plans = [
+        Plan::new(&[3_000, 500], &[500, 1], 0),
+        Plan::new(&[500, 3_000], &[1, 500], 0),
+        Plan::new(&[500, 900], &[1_001, 1], 3),
+        Plan::new(&[64, 5_000], &[9_000, 1], 5),
+        Plan::new(&[2, 300_000], &[0, 1], 0),
+    ];
+    for plan in plans {
+        for (dtype, to, flags) in [
+            (DType::C64, DType::C64, &["conj"][..]),
+            (DType::C64, DType::C128, &["conj", "neg"]),
+            (DType::I16, DType::F64, &["neg"]),
+        ] {
+            let storage = noise(plan.end() * usize::try_from(dtype.itemsize()).unwrap());
+            let mut signed = storage.clone();
+            if flags.contains(&"conj") {
+                kernel::conjugate(dtype, &mut signed).unwrap();
+            }
+            if flags.contains(&"neg") {
+                kernel::negate(dtype, &mut signed).unwrap();
+            }
+            let tensor = opened(with_flags(&plan, dtype, flags, &storage).bytes()).tensor("tensor").unwrap();
+            let wanted = plan.reference(&signed, dtype, to, false);
+            for threads in [1, 3] {
+                let request = Request { dtype: Some(to), threads: Some(threads), ..Request::default() };
+                let found = into_vec(&tensor, &request);
+                assert!(found == wanted, "{dtype} to {to}, {flags:?}, {plan:?}, {threads} thread(s)");
+            }
+        }
+    }
+}
+
 #[test]
 fn conjugates_and_negatives_change_sign_before_the_cast_and_in_slices() {
     let plan = Plan::new(&[3, 2], &[1, 3], 0);
     let values: Vec<f32> = (0..12_u8).map(f32::from).collect();
     let flagged = |dtype: DType, flag: &'static str, bytes: &[u8]| {
-        let numel = bytes.len() as i64 / dtype.itemsize() as i64;
-        let tensor = Tensor::whole(dtype, &[numel], "0").part(&plan.shape, &plan.strides, 0);
-        let pickle = pickle(|p| {
-            p.tensor_with(&tensor, |p| {
-                p.dict_of(|p| {
-                    p.text(flag).bool(true);
-                });
-            });
-        });
-        opened(Archive::new(pickle).storage("0", bytes).bytes()).tensor("tensor").unwrap()
+        opened(with_flags(&plan, dtype, &[flag], bytes).bytes()).tensor("tensor").unwrap()
     };
     let complex = flagged(DType::C64, "conj", &f32s(&values));
     let row = complex.index(&[Index::At(1)]).unwrap();

@@ -451,18 +451,20 @@ fn t28_flags_are_bools_and_arguments_as_many_as_there_are() {
 
 #[test]
 fn t28_a_sign_that_a_dtype_does_not_have_is_refused_when_read() {
-    let checkpoint = opened(
-        archive(|p| {
-            p.tensor_with(&Tensor::whole(DType::Bool, &[24], "0"), |p| {
-                p.dict_of(|p| {
-                    p.text("neg").bool(true);
+    for shape in [24, 0] {
+        let checkpoint = opened(
+            archive(|p| {
+                p.tensor_with(&Tensor::whole(DType::Bool, &[24], "0").part(&[shape], &[1], 0), |p| {
+                    p.dict_of(|p| {
+                        p.text("neg").bool(true);
+                    });
                 });
-            });
-        })
-        .bytes(),
-    );
-    let error = checkpoint.tensor("tensor").unwrap().materialize(&Request::default()).unwrap_err();
-    assert_eq!(error.code(), Code::DtypeUnsupported);
+            })
+            .bytes(),
+        );
+        let error = checkpoint.tensor("tensor").unwrap().materialize(&Request::default()).unwrap_err();
+        assert_eq!(error.code(), Code::DtypeUnsupported, "{shape}");
+    }
 }
 
 #[test]
