@@ -3,15 +3,19 @@
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::path::{Path as FilePath, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::bytes::{Bytes, Source};
+use crate::container::zip::Archive;
 use crate::container::{Format, shards};
 use crate::error::{Code, Error, Kind, Result};
 use crate::index::{self, Contents, Index, OpaqueClass, Options, Path, Place, Storage, Tree};
 use crate::limits::Limits;
 use crate::stream::Payload;
 use crate::tensor::Tensor;
+
+/// Bytes of the largest inflated storage that is kept for the next read: as much as the window of a whole materialization.
+const KEPT: u64 = 256 << 20;
 
 /// An opened checkpoint. Cloning shares it; tensors keep it alive.
 #[derive(Clone, Debug)]
@@ -28,6 +32,8 @@ pub(crate) struct Inner {
     pub(crate) options: Options,
     /// Storages that several names share; found out when first asked.
     shared: OnceLock<HashSet<(u32, u32)>>,
+    /// The storage that was inflated last, so that its tensors and their slices do not inflate it once each.
+    inflated: Mutex<Option<((u32, u32), Source)>>,
 }
 
 /// One file.
@@ -64,6 +70,7 @@ impl Checkpoint {
             notes: found.notes,
             options,
             shared: OnceLock::new(),
+            inflated: Mutex::new(None),
         };
         inner.merge(found.weight_map.as_ref())?;
         Ok(Checkpoint(Arc::new(inner)))
@@ -80,6 +87,7 @@ impl Checkpoint {
             notes: Vec::new(),
             options,
             shared: OnceLock::new(),
+            inflated: Mutex::new(None),
         };
         inner.merge(None)?;
         Ok(Checkpoint(Arc::new(inner)))
@@ -398,7 +406,7 @@ impl Inner {
             }
             (Contents::Archive(archive), Place::Member(member)) => {
                 if archive.members()[member].is_compressed() {
-                    Source::memory(Arc::new(archive.read_inflated(member, storage.nbytes)?))
+                    self.inflated(id, archive, member, storage.nbytes)?
                 } else {
                     let region = archive.payload(member)?;
                     archive.source().window(region.start(), region.len())?
@@ -407,6 +415,27 @@ impl Inner {
             _ => return Err(Error::new(Code::InternalError, "a storage has no place in its file")),
         };
         Ok(Payload { source, big_endian: storage.big_endian })
+    }
+
+    /// A deflated storage's bytes in memory. Nobody waits for another's inflating; two at once may do it twice.
+    fn inflated(&self, id: (u32, u32), archive: &Archive, member: usize, nbytes: u64) -> Result<Source> {
+        let slot = || self.inflated.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = slot().as_ref().filter(|(kept, _)| *kept == id).map(|(_, source)| source.clone());
+        let source = match kept {
+            Some(source) => source,
+            None => {
+                // First, so that two storages are never held for one read.
+                slot().take();
+                let source = Source::memory(Arc::new(archive.read_inflated(member, nbytes)?));
+                if nbytes <= KEPT {
+                    *slot() = Some((id, source.clone()));
+                }
+                source
+            }
+        };
+        // Bytes in memory do not tell whoever reads them that the file is another one by now.
+        archive.source().check_unchanged()?;
+        Ok(source)
     }
 
     fn index(&self, shard: u32) -> &Index {

@@ -5,6 +5,7 @@ mod support;
 
 use std::io::Write;
 use std::sync::Arc;
+use std::time::Instant;
 
 use proptest::prelude::*;
 use rustload::kernel::{Cast, convert};
@@ -90,18 +91,18 @@ impl Plan {
 /// Where a checkpoint lies while a test looks at it.
 struct Opened {
     checkpoint: Checkpoint,
-    _file: Option<tempfile::NamedTempFile>,
+    file: Option<tempfile::NamedTempFile>,
 }
 
 fn open_from(bytes: Vec<u8>, in_file: bool, options: Options) -> Opened {
     if !in_file {
         let checkpoint = Checkpoint::from_bytes(Arc::new(bytes), options).unwrap();
-        return Opened { checkpoint, _file: None };
+        return Opened { checkpoint, file: None };
     }
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(&bytes).unwrap();
     let checkpoint = Checkpoint::open(&[file.path().to_owned()], options).unwrap();
-    Opened { checkpoint, _file: Some(file) }
+    Opened { checkpoint, file: Some(file) }
 }
 
 fn archive(plan: &Plan, dtype: DType, storage: &[u8], big_endian: bool) -> Archive {
@@ -560,6 +561,37 @@ fn z37_a_deflated_storage_is_never_larger_than_it_says() {
     let error =
         open(wrong.bytes()).unwrap().tensor("w").unwrap().materialize(&Request::default()).unwrap_err();
     assert_eq!(error.code(), Code::ZipCrc);
+}
+
+#[test]
+fn a_deflated_storage_is_inflated_once_for_all_its_slices() {
+    const ROWS: i64 = 4096;
+    let numel = ROWS * 8192;
+    let bytes: Vec<u8> = (0..numel).map(|at| (at / 8192 % 251) as u8).collect();
+    let tensor = |key: &str| Tensor::whole(DType::U8, &[ROWS, 8192], key);
+    let pickle = torch_dict(&[("one", tensor("0")), ("two", tensor("1"))]);
+    let archive = Archive::new(pickle).storage("0", &bytes).deflated("data/0");
+    let archive = archive.storage("1", &bytes).deflated("data/1").wrong_crc("data/1");
+    let opened = open_from(archive.bytes(), true, Options::default());
+    let tensor = opened.checkpoint.tensor("one").unwrap();
+    let row = |at: i64| into_vec(&tensor.index(&[Index::At(at)]).unwrap(), &Request::default());
+    let start = Instant::now();
+    assert_eq!(row(7), [7; 8192]);
+    let first = start.elapsed();
+    let start = Instant::now();
+    for at in 0..100 {
+        assert_eq!(row(at), [at as u8; 8192]);
+    }
+    assert!(start.elapsed() < first * 20, "{:?} for 100 slices, {first:?} for the first", start.elapsed());
+    // Another storage is another one, also where it cannot be read; then the first is inflated anew.
+    let other = opened.checkpoint.tensor("two").unwrap();
+    assert_eq!(other.materialize(&Request::default()).unwrap_err().code(), Code::ZipCrc);
+    assert_eq!(row(9), [9; 8192]);
+    // What is kept is no reason to overlook that the file changed.
+    let file = std::fs::OpenOptions::new().append(true).open(opened.file.as_ref().unwrap().path()).unwrap();
+    (&file).write_all(b"x").unwrap();
+    let error = tensor.materialize(&Request::default()).unwrap_err();
+    assert_eq!(error.code(), Code::FileChanged);
 }
 
 #[test]
