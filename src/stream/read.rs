@@ -64,6 +64,17 @@ pub struct Fill {
     pub cancel: Cancel,
 }
 
+impl Fill {
+    /// Whether the destination's elements are the file's bytes.
+    fn is_copy(&self, payload: &Payload) -> bool {
+        self.cast.is_identity() && self.signs.is_none() && !self.swaps(payload)
+    }
+
+    fn swaps(&self, payload: &Payload) -> bool {
+        payload.big_endian && self.cast.from().swap_unit() > 1
+    }
+}
+
 /// Reads the elements of `layout` (in units of the cast's source dtype) into `out`, C-contiguous, cast on the way.
 ///
 /// The layout is proved to lie inside the payload; `out` has exactly the result's bytes.
@@ -76,6 +87,14 @@ pub fn fill(payload: &Payload, layout: &Layout, how: &Fill, out: &mut [u8]) -> R
     // A dtype without a sign is refused before anything is read, also where there is nothing to read.
     how.signs.apply(how.cast.from(), &mut [])?;
     let threads = parallel::threads(bytes, how.threads);
+    if threads == 1 && out.len() as u64 <= DIRECT && how.is_copy(payload) && layout.is_contiguous() {
+        // Most tensors of most files: one read, nothing to plan.
+        how.cancel.check()?;
+        if !out.is_empty() {
+            payload.source.read_at(layout.offset.saturating_mul(src), out)?;
+        }
+        return payload.source.check_unchanged();
+    }
     let count = if threads == 1 { 1 } else { piece_count(layout, bytes, threads as u64) };
     let mut parts = Vec::new();
     let mut rest = out;
@@ -106,8 +125,8 @@ fn fill_piece(
     out: &mut [u8],
 ) -> Result<()> {
     let (src, dst) = (how.cast.from().itemsize(), how.cast.to().itemsize());
-    let swap = payload.big_endian && how.cast.from().swap_unit() > 1;
-    let plain = how.cast.is_identity() && how.signs.is_none() && !swap && is_plain(piece);
+    let swap = how.swaps(payload);
+    let plain = how.is_copy(payload) && is_plain(piece);
     let blocks = Blocks::new(piece, src, if plain { DIRECT } else { SCRATCH });
     for block in blocks.iter() {
         how.cancel.check()?;
