@@ -57,9 +57,13 @@ impl Checkpoint {
     pub fn open(paths: &[PathBuf], options: Options) -> Result<Checkpoint> {
         let found = shards::resolve(paths, &options.limits)?;
         let mut opened = Vec::with_capacity(found.files.len());
+        let mut bytes = 0_u64;
         for path in found.files {
             let source = Source::open(&path)?;
             let index = read(&source, &options).map_err(|error| error.in_file(&path))?;
+            bytes = bytes.saturating_add(text_bytes(&index));
+            Limits::check("name_bytes_total", options.limits.name_bytes_total, bytes)
+                .map_err(|error| error.in_file(&path))?;
             opened.push(Shard { path: Some(path), index });
         }
         let mut inner = Inner {
@@ -208,13 +212,18 @@ impl Checkpoint {
         out
     }
 
-    /// Every global that the pickles name, as `module.name`, once, sorted.
-    pub fn globals(&self) -> Vec<String> {
-        let mut out: Vec<String> =
-            self.trees().filter_map(|(_, tree)| tree).flat_map(|tree| tree.globals()).collect();
+    /// Every global that the pickles name, as `module.name`, once, sorted; limit `name_bytes_total`, as any number of
+    /// names may share one long module.
+    pub fn globals(&self) -> Result<Vec<String>> {
+        let (mut out, mut bytes) = (Vec::new(), 0_u64);
+        for global in self.trees().filter_map(|(_, tree)| tree).flat_map(|tree| tree.globals()) {
+            bytes = bytes.saturating_add(global.len() as u64);
+            Limits::check("name_bytes_total", self.limits().name_bytes_total, bytes)?;
+            out.push(global);
+        }
         out.sort_unstable();
         out.dedup();
-        out
+        Ok(out)
     }
 
     /// Each file's path and object tree; safetensors has no tree.
@@ -441,6 +450,14 @@ impl Inner {
     fn index(&self, shard: u32) -> &Index {
         &self.shards[shard as usize].index
     }
+}
+
+/// Bytes of the texts that an index holds, each of which a small file can make large: names, opaque classes, their places.
+fn text_bytes(index: &Index) -> u64 {
+    let names = index.entries.iter().map(|entry| entry.name.len());
+    let classes =
+        index.opaque.iter().map(|class| class.class.len() + class.at.iter().map(String::len).sum::<usize>());
+    names.chain(classes).fold(0, |bytes, len| bytes.saturating_add(len as u64))
 }
 
 fn read(source: &Source, options: &Options) -> Result<Index> {
