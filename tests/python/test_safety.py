@@ -262,3 +262,11 @@ def test_a_conjugate_is_read_in_pieces(tmp_path):
     peak, result = map(int, child(code, path).stdout.split())
     assert result == 32
     assert peak < 64
+
+
+def test_globals_with_one_long_module_are_a_limit_when_they_are_listed():
+    names = b"".join(b"h\x00" + short(f"N{number}") + b"\x93" for number in range(100_000))
+    ckpt = rustload.open(torch_zip(b"\x80\x04X\xa0\x0f\0\0" + b"m" * 4000 + b"q\x000](" + names + b"e."))
+    with pytest.raises(rustload.LimitError) as caught:
+        _ = ckpt.globals
+    assert caught.value.name == "name_bytes_total"

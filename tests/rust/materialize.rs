@@ -462,7 +462,7 @@ fn a_file_that_is_cut_meanwhile_is_an_error_for_owned_results() {
     let opened = open_from(bytes, true, Options::default());
     let tensor = opened.checkpoint.tensor("w").unwrap();
     assert!(tensor.materialize(&Request { copy: Some(true), ..Request::default() }).is_ok());
-    opened._file.as_ref().unwrap().as_file().set_len(15 << 20).unwrap();
+    opened.file.as_ref().unwrap().as_file().set_len(15 << 20).unwrap();
     for threads in [1, 4] {
         let cast = Request { dtype: Some(DType::F32), threads: Some(threads), ..Request::default() };
         assert_eq!(tensor.materialize(&cast).unwrap_err().code(), Code::FileChanged);

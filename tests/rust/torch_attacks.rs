@@ -799,7 +799,11 @@ fn bomb(bytes: Vec<u8>) -> Result<usize, (Code, String)> {
             Subject::Limit { name, .. } => (error.code(), (*name).to_owned()),
             _ => (error.code(), error.to_string()),
         })?;
-        let _ = (checkpoint.tied().len(), checkpoint.opaque().len(), checkpoint.globals().map_or(0, |found| found.len()));
+        let _ = (
+            checkpoint.tied().len(),
+            checkpoint.opaque().len(),
+            checkpoint.globals().map_or(0, |found| found.len()),
+        );
         Ok(checkpoint.len())
     });
     assert!(time < SOON, "{time:?}");
@@ -1223,7 +1227,9 @@ fn r22_the_texts_of_many_shards_are_counted_together() {
             let bytes = archive(|p| {
                 p.list().mark();
                 for at in 0..20 {
-                    p.global(&format!("{}{number}", "m".repeat(2000)), &format!("N{at}")).empty_tuple().op(b'R');
+                    p.global(&format!("{}{number}", "m".repeat(2000)), &format!("N{at}"))
+                        .empty_tuple()
+                        .op(b'R');
                 }
                 p.op(b'e');
             });
