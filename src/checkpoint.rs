@@ -3,15 +3,19 @@
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::path::{Path as FilePath, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::bytes::{Bytes, Source};
+use crate::container::zip::Archive;
 use crate::container::{Format, shards};
 use crate::error::{Code, Error, Kind, Result};
 use crate::index::{self, Contents, Index, OpaqueClass, Options, Path, Place, Storage, Tree};
 use crate::limits::Limits;
 use crate::stream::Payload;
 use crate::tensor::Tensor;
+
+/// Bytes of the largest inflated storage that is kept for the next read: as much as the window of a whole materialization.
+const KEPT: u64 = 256 << 20;
 
 /// An opened checkpoint. Cloning shares it; tensors keep it alive.
 #[derive(Clone, Debug)]
@@ -28,6 +32,8 @@ pub(crate) struct Inner {
     pub(crate) options: Options,
     /// Storages that several names share; found out when first asked.
     shared: OnceLock<HashSet<(u32, u32)>>,
+    /// The storage that was inflated last, so that its tensors and their slices do not inflate it once each.
+    inflated: Mutex<Option<((u32, u32), Source)>>,
 }
 
 /// One file.
@@ -51,9 +57,13 @@ impl Checkpoint {
     pub fn open(paths: &[PathBuf], options: Options) -> Result<Checkpoint> {
         let found = shards::resolve(paths, &options.limits)?;
         let mut opened = Vec::with_capacity(found.files.len());
+        let mut bytes = 0_u64;
         for path in found.files {
             let source = Source::open(&path)?;
             let index = read(&source, &options).map_err(|error| error.in_file(&path))?;
+            bytes = bytes.saturating_add(text_bytes(&index));
+            Limits::check("name_bytes_total", options.limits.name_bytes_total, bytes)
+                .map_err(|error| error.in_file(&path))?;
             opened.push(Shard { path: Some(path), index });
         }
         let mut inner = Inner {
@@ -64,6 +74,7 @@ impl Checkpoint {
             notes: found.notes,
             options,
             shared: OnceLock::new(),
+            inflated: Mutex::new(None),
         };
         inner.merge(found.weight_map.as_ref())?;
         Ok(Checkpoint(Arc::new(inner)))
@@ -80,6 +91,7 @@ impl Checkpoint {
             notes: Vec::new(),
             options,
             shared: OnceLock::new(),
+            inflated: Mutex::new(None),
         };
         inner.merge(None)?;
         Ok(Checkpoint(Arc::new(inner)))
@@ -200,13 +212,18 @@ impl Checkpoint {
         out
     }
 
-    /// Every global that the pickles name, as `module.name`, once, sorted.
-    pub fn globals(&self) -> Vec<String> {
-        let mut out: Vec<String> =
-            self.trees().filter_map(|(_, tree)| tree).flat_map(|tree| tree.globals()).collect();
+    /// Every global that the pickles name, as `module.name`, once, sorted; limit `name_bytes_total`, as any number of
+    /// names may share one long module.
+    pub fn globals(&self) -> Result<Vec<String>> {
+        let (mut out, mut bytes) = (Vec::new(), 0_u64);
+        for global in self.trees().filter_map(|(_, tree)| tree).flat_map(|tree| tree.globals()) {
+            bytes = bytes.saturating_add(global.len() as u64);
+            Limits::check("name_bytes_total", self.limits().name_bytes_total, bytes)?;
+            out.push(global);
+        }
         out.sort_unstable();
         out.dedup();
-        out
+        Ok(out)
     }
 
     /// Each file's path and object tree; safetensors has no tree.
@@ -398,7 +415,7 @@ impl Inner {
             }
             (Contents::Archive(archive), Place::Member(member)) => {
                 if archive.members()[member].is_compressed() {
-                    Source::memory(Arc::new(archive.read_inflated(member, storage.nbytes)?))
+                    self.inflated(id, archive, member, storage.nbytes)?
                 } else {
                     let region = archive.payload(member)?;
                     archive.source().window(region.start(), region.len())?
@@ -409,9 +426,38 @@ impl Inner {
         Ok(Payload { source, big_endian: storage.big_endian })
     }
 
+    /// A deflated storage's bytes in memory. Nobody waits for another's inflating; two at once may do it twice.
+    fn inflated(&self, id: (u32, u32), archive: &Archive, member: usize, nbytes: u64) -> Result<Source> {
+        let slot = || self.inflated.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = slot().as_ref().filter(|(kept, _)| *kept == id).map(|(_, source)| source.clone());
+        let source = match kept {
+            Some(source) => source,
+            None => {
+                // First, so that two storages are never held for one read.
+                slot().take();
+                let source = Source::memory(Arc::new(archive.read_inflated(member, nbytes)?));
+                if nbytes <= KEPT {
+                    *slot() = Some((id, source.clone()));
+                }
+                source
+            }
+        };
+        // Bytes in memory do not tell whoever reads them that the file is another one by now.
+        archive.source().check_unchanged()?;
+        Ok(source)
+    }
+
     fn index(&self, shard: u32) -> &Index {
         &self.shards[shard as usize].index
     }
+}
+
+/// Bytes of the texts that an index holds, each of which a small file can make large: names, opaque classes, their places.
+fn text_bytes(index: &Index) -> u64 {
+    let names = index.entries.iter().map(|entry| entry.name.len());
+    let classes =
+        index.opaque.iter().map(|class| class.class.len() + class.at.iter().map(String::len).sum::<usize>());
+    names.chain(classes).fold(0, |bytes, len| bytes.saturating_add(len as u64))
 }
 
 fn read(source: &Source, options: &Options) -> Result<Index> {

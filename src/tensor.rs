@@ -13,7 +13,7 @@ use crate::layout::{Index, Layout};
 use crate::limits::Limits;
 use crate::parallel::Cancel;
 use crate::sink::{Array, HostBuffer};
-use crate::stream::{self, Fill};
+use crate::stream::{self, Fill, Signs};
 
 /// A handle on a tensor of a checkpoint, or on a part of one. Cloning is cheap; nothing is read until it is materialized.
 #[derive(Clone, Debug)]
@@ -225,7 +225,8 @@ impl Tensor {
         let payload = self.checkpoint.payload(self.storage())?;
         let layout = Layout::contiguous(&[payload.source.len()])?;
         let cast = Cast::new(DType::U8, DType::U8, request.overflow)?;
-        let how = Fill { cast, threads: request.threads, cancel: request.cancel.clone() };
+        let (threads, cancel) = (request.threads, request.cancel.clone());
+        let how = Fill { signs: Signs::default(), cast, threads, cancel };
         let mut memory = HostBuffer::new(payload.source.len())?;
         stream::fill(&payload, &layout, &how, memory.bytes_mut())?;
         Ok(Array::owned(memory, DType::U8, layout.shape))
@@ -266,24 +267,15 @@ impl Tensor {
             ));
         }
         let cast = Cast::new(self.dtype, dtype, request.overflow)?;
-        let how = |cast| Fill { cast, threads: request.threads, cancel: request.cancel.clone() };
-        let payload = self.checkpoint.payload(self.storage())?;
         let flags = self.checkpoint.tensor(self.id).flags;
-        if !flags.conjugate && !flags.negative {
-            return stream::fill(&payload, layout, &how(cast), out);
-        }
-        // The signs change before the cast, as in torch: negate(x).to(dtype).
-        let plain = Cast::new(self.dtype, self.dtype, request.overflow)?;
-        let mut memory = HostBuffer::new(self.result_bytes(layout, self.dtype)?)?;
-        let bytes = memory.bytes_mut();
-        stream::fill(&payload, layout, &how(plain), bytes)?;
-        if flags.conjugate {
-            kernel::conjugate(self.dtype, bytes)?;
-        }
-        if flags.negative {
-            kernel::negate(self.dtype, bytes)?;
-        }
-        kernel::convert(cast, bytes, out)
+        let how = Fill {
+            // As in torch: negate(x).to(dtype).
+            signs: Signs { conjugate: flags.conjugate, negative: flags.negative },
+            cast,
+            threads: request.threads,
+            cancel: request.cancel.clone(),
+        };
+        stream::fill(&self.checkpoint.payload(self.storage())?, layout, &how, out)
     }
 
     fn place<T>(&self, result: Result<T>) -> Result<T> {

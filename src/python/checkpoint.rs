@@ -134,8 +134,8 @@ impl Checkpoint {
         self.0.opaque().into_iter().map(|class| (class.class, class.count, class.at)).collect()
     }
 
-    fn globals(&self) -> Vec<String> {
-        self.0.globals()
+    fn globals(&self) -> PyResult<Vec<String>> {
+        Ok(self.0.globals()?)
     }
 
     /// Each file's object tree, in shard order; `wrap` makes of a `Tensor` what stands in the tree.

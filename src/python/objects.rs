@@ -2,11 +2,15 @@
 //!
 //! A loop with a stack of its own: mutable containers are made empty first and filled when their items are there, so cycles
 //! through them come out as cycles; a cycle through tuples and frozen sets alone cannot exist in Python and is an error.
+//!
+//! Values in a pickle share parts (a list of arguments, a module's name, a text that is decoded), so that a small file can
+//! say a lot. Each value is exported once, and all it copies is charged against the limit `export_nodes` beforehand: one node
+//! for itself, for each item and pair, and for every [`TEXT`] bytes.
 
 use std::collections::HashMap;
 
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyBytes, PyComplex, PyDict, PyFrozenSet, PyList, PySet, PyTuple};
+use pyo3::types::{PyByteArray, PyBytes, PyComplex, PyDict, PyFrozenSet, PyList, PySet, PyString, PyTuple};
 
 use super::tensor::Tensor;
 use crate::checkpoint::Checkpoint;
@@ -15,6 +19,12 @@ use crate::index::{DictKind, Object, Path, Step, Tree};
 use crate::limits::Limits;
 use crate::pickle::{BigInt, Handle, Text};
 use crate::tensor::Tensor as CoreTensor;
+
+/// Bytes of text that cost as much as a value: the size of an empty Python dict.
+const TEXT: u64 = 64;
+
+/// Nodes after which a request to stop (Ctrl-C) is looked for.
+const TICK: u64 = 1 << 16;
 
 /// Every file's tree, in shard order; a file without a tree gives a dict of its tensors.
 pub(super) fn trees<'py>(
@@ -59,13 +69,21 @@ pub(super) fn path<'py>(py: Python<'py>, tensor: &CoreTensor) -> PyResult<Bound<
         None => return Ok(PyTuple::empty(py)),
     };
     let checkpoint = tensor.checkpoint();
-    let tree = checkpoint.trees().nth(tensor.shard() as usize).and_then(|(_, tree)| tree.cloned());
+    let tree = checkpoint.trees().nth(tensor.shard() as usize).and_then(|(_, tree)| tree);
     let Some(tree) = tree else { return PyTuple::new(py, [tensor.name()]) };
-    let mut export = Export::new(py, &tree, checkpoint.limits(), None)?;
-    let mut out: Vec<Bound<'py, PyAny>> = Vec::new();
+    // For keys that are neither texts nor numbers.
+    let mut export: Option<Export<'_, '_>> = None;
+    let mut out: Vec<Bound<'_, PyAny>> = Vec::with_capacity(steps.len());
     for step in steps {
-        match step {
-            Step::Key(key) => out.push(export.value(*key)?),
+        match *step {
+            Step::Key(key) => out.push(match tree.get(key)? {
+                Object::Str(key) => text(py, &key)?,
+                Object::Int(key) => key.into_pyobject(py)?.into_any(),
+                _ => match &mut export {
+                    Some(export) => export.value(key)?,
+                    none => none.insert(Export::new(py, tree, checkpoint.limits(), None)?).value(key)?,
+                },
+            }),
             Step::Index(index) => out.push(index.into_pyobject(py)?.into_any()),
             Step::Argument(index) => {
                 out.push("args".into_pyobject(py)?.into_any());
@@ -99,8 +117,15 @@ struct Export<'a, 'py> {
     tree: &'a Tree,
     limits: &'a Limits,
     tensors: Option<Tensors<'a, 'py>>,
-    done: HashMap<Handle, Bound<'py, PyAny>>,
+    /// What was made; `None` for tuples and frozen sets whose items are not all there yet.
+    done: HashMap<Handle, Option<Bound<'py, PyAny>>>,
     handles: HashMap<u32, Bound<'py, PyAny>>,
+    /// Names of modules by address and length, so that those that share one in the pickle share it here.
+    modules: HashMap<(usize, usize), Bound<'py, PyString>>,
+    /// Names of opaque values' classes.
+    classes: HashMap<String, Bound<'py, PyString>>,
+    /// Nodes charged so far.
+    spent: u64,
     opaque: Bound<'py, PyAny>,
     global: Bound<'py, PyAny>,
 }
@@ -131,6 +156,9 @@ impl<'a, 'py> Export<'a, 'py> {
             tensors,
             done: HashMap::new(),
             handles: HashMap::new(),
+            modules: HashMap::new(),
+            classes: HashMap::new(),
+            spent: 0,
             opaque,
             global,
         })
@@ -144,11 +172,13 @@ impl<'a, 'py> Export<'a, 'py> {
         while let Some(frame) = open.last_mut() {
             if let Some(&child) = frame.children.get(frame.next) {
                 frame.next += 1;
-                if self.done.contains_key(&child) {
-                    continue;
-                }
-                if open.iter().any(|frame| frame.handle == child) {
-                    return Err(Error::new(Code::CyclicValue, "a tuple or frozen set contains itself").into());
+                match self.done.get(&child) {
+                    Some(Some(_)) => continue,
+                    Some(None) => {
+                        let text = "a tuple or frozen set contains itself";
+                        return Err(Error::new(Code::CyclicValue, text).into());
+                    }
+                    None => {}
                 }
                 if let Some(frame) = self.enter(child)? {
                     Limits::check("depth", self.limits.depth, open.len() as u64 + 1)?;
@@ -162,15 +192,23 @@ impl<'a, 'py> Export<'a, 'py> {
     }
 
     fn get(&self, handle: Handle) -> PyResult<Bound<'py, PyAny>> {
-        let found = self.done.get(&handle).cloned();
+        let found = self.done.get(&handle).cloned().flatten();
         found.ok_or_else(|| Error::new(Code::InternalError, "a value was not exported").into())
+    }
+
+    /// Pays for nodes, and lets Ctrl-C through now and then.
+    fn charge(&mut self, nodes: u64) -> PyResult<()> {
+        let before = self.spent;
+        self.spent = before.saturating_add(nodes);
+        Limits::check("export_nodes", self.limits.export_nodes, self.spent)?;
+        if before / TICK == self.spent / TICK { Ok(()) } else { self.py.check_signals() }
     }
 
     /// Makes a value that has no items, or the frame of one that has.
     fn enter(&mut self, handle: Handle) -> PyResult<Option<Frame<'a, 'py>>> {
         let py = self.py;
-        Limits::check("export_nodes", self.limits.export_nodes, self.done.len() as u64 + 1)?;
         let tree: &'a Tree = self.tree;
+        self.charge(tree.weight(handle).saturating_add(1))?;
         let object = tree.get(handle)?;
         let mut children: Vec<Handle> = Vec::new();
         let made = match &object {
@@ -206,17 +244,17 @@ impl<'a, 'py> Export<'a, 'py> {
                 children.extend_from_slice(call.states);
                 children.extend(call.items.iter().flat_map(|&(key, value)| [key, value]));
                 children.extend_from_slice(call.appended);
-                Some(self.opaque.call1((class,))?)
+                self.charge(class.len() as u64 / TEXT)?;
+                let class = self.classes.entry(class.clone()).or_insert_with(|| PyString::new(py, class));
+                Some(self.opaque.call1((&*class,))?)
             }
             plain => {
                 let made = self.plain(plain)?;
-                self.done.insert(handle, made);
+                self.done.insert(handle, Some(made));
                 return Ok(None);
             }
         };
-        if let Some(made) = &made {
-            self.done.insert(handle, made.clone());
-        }
+        self.done.insert(handle, made.clone());
         Ok(Some(Frame { handle, object, made, children, next: 0 }))
     }
 
@@ -247,9 +285,8 @@ impl<'a, 'py> Export<'a, 'py> {
                 }
             }
             (Object::Deque(items, _), Some(made)) => {
-                for &item in items {
-                    made.call_method1("append", (self.get(item)?,))?;
-                }
+                let items = items.iter().map(|&item| self.get(item)).collect::<PyResult<Vec<_>>>()?;
+                made.call_method1("extend", (PyTuple::new(py, items)?,))?;
             }
             (Object::Dict { entries, states, .. }, Some(made)) => {
                 for &(key, value) in entries {
@@ -280,11 +317,11 @@ impl<'a, 'py> Export<'a, 'py> {
             }
             (Object::FrozenSet(items), _) => {
                 let items = items.iter().map(|&item| self.get(item)).collect::<PyResult<Vec<_>>>()?;
-                self.done.insert(frame.handle, PyFrozenSet::new(py, items)?.into_any());
+                self.done.insert(frame.handle, Some(PyFrozenSet::new(py, items)?.into_any()));
             }
             (Object::Tuple(items), _) => {
                 let items = items.iter().map(|&item| self.get(item)).collect::<PyResult<Vec<_>>>()?;
-                self.done.insert(frame.handle, PyTuple::new(py, items)?.into_any());
+                self.done.insert(frame.handle, Some(PyTuple::new(py, items)?.into_any()));
             }
             _ => {}
         }
@@ -304,6 +341,7 @@ impl<'a, 'py> Export<'a, 'py> {
 
     fn plain(&mut self, object: &Object<'a>) -> PyResult<Bound<'py, PyAny>> {
         let py = self.py;
+        self.charge(text_len(object) / TEXT)?;
         Ok(match object {
             Object::Bool(value) => value.into_pyobject(py)?.to_owned().into_any(),
             Object::Int(value) => value.into_pyobject(py)?.into_any(),
@@ -311,10 +349,14 @@ impl<'a, 'py> Export<'a, 'py> {
             Object::BigInt(value) => self.integer(value)?,
             Object::Float(value) => value.into_pyobject(py)?.into_any(),
             Object::Complex(re, im) => PyComplex::from_doubles(py, *re, *im).into_any(),
-            Object::Str(text) => self.text(text)?,
+            Object::Str(value) => text(py, value)?,
             Object::Bytes(bytes) => PyBytes::new(py, bytes).into_any(),
             Object::ByteArray(bytes) => PyByteArray::new(py, bytes).into_any(),
-            Object::Global { module, name } => self.global.call1((*module, *name))?,
+            Object::Global { module, name } => {
+                let key = (module.as_ptr().addr(), module.len());
+                let module = self.modules.entry(key).or_insert_with(|| PyString::new(py, module));
+                self.global.call1((&*module, *name))?
+            }
             Object::Tensor(tensor) => self.tensor(*tensor)?,
             _ => py.None().into_bound(py),
         })
@@ -338,12 +380,23 @@ impl<'a, 'py> Export<'a, 'py> {
         signed.set_item("signed", true)?;
         int.getattr("from_bytes")?.call((PyBytes::new(self.py, value.as_le_bytes()), "little"), Some(&signed))
     }
+}
 
-    /// Text; lone surrogates come out as Python's unpickler gives them.
-    fn text(&self, text: &Text<'_>) -> PyResult<Bound<'py, PyAny>> {
-        match text.as_str() {
-            Some(text) => Ok(text.into_pyobject(self.py)?.into_any()),
-            None => PyBytes::new(self.py, text.as_bytes()).call_method1("decode", ("utf-8", "surrogatepass")),
-        }
+/// Bytes of the text or bytes that a value is.
+fn text_len(object: &Object<'_>) -> u64 {
+    let len = match object {
+        Object::Str(text) => text.as_bytes().len(),
+        Object::Bytes(bytes) | Object::ByteArray(bytes) => bytes.len(),
+        Object::Global { module, name } => module.len() + name.len(),
+        _ => 0,
+    };
+    len as u64
+}
+
+/// Text; lone surrogates come out as Python's unpickler gives them.
+fn text<'py>(py: Python<'py>, text: &Text<'_>) -> PyResult<Bound<'py, PyAny>> {
+    match text.as_str() {
+        Some(text) => Ok(text.into_pyobject(py)?.into_any()),
+        None => PyBytes::new(py, text.as_bytes()).call_method1("decode", ("utf-8", "surrogatepass")),
     }
 }

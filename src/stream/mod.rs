@@ -4,4 +4,4 @@
 mod plan;
 mod read;
 
-pub use read::{Fill, Payload, fill, result_bytes};
+pub use read::{Fill, Payload, Signs, fill, result_bytes};

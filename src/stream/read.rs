@@ -26,15 +26,53 @@ pub struct Payload {
     pub big_endian: bool,
 }
 
+/// The sign changes that a file may ask for, as torch's lazy conjugates and negatives do. They come before the cast.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Signs {
+    /// Whether imaginary halves change their sign.
+    pub conjugate: bool,
+    /// Whether every number does.
+    pub negative: bool,
+}
+
+impl Signs {
+    fn is_none(self) -> bool {
+        self == Signs::default()
+    }
+
+    fn apply(self, dtype: DType, data: &mut [u8]) -> Result<()> {
+        if self.conjugate {
+            kernel::conjugate(dtype, data)?;
+        }
+        if self.negative {
+            kernel::negate(dtype, data)?;
+        }
+        Ok(())
+    }
+}
+
 /// How to fill a destination.
 #[derive(Clone, Debug)]
 pub struct Fill {
+    /// The sign changes before the cast.
+    pub signs: Signs,
     /// The conversion on the way.
     pub cast: Cast,
     /// Threads to use; `None` for one per core where the work is worth it.
     pub threads: Option<usize>,
     /// The request to stop.
     pub cancel: Cancel,
+}
+
+impl Fill {
+    /// Whether the destination's elements are the file's bytes.
+    fn is_copy(&self, payload: &Payload) -> bool {
+        self.cast.is_identity() && self.signs.is_none() && !self.swaps(payload)
+    }
+
+    fn swaps(&self, payload: &Payload) -> bool {
+        payload.big_endian && self.cast.from().swap_unit() > 1
+    }
 }
 
 /// Reads the elements of `layout` (in units of the cast's source dtype) into `out`, C-contiguous, cast on the way.
@@ -46,7 +84,17 @@ pub fn fill(payload: &Payload, layout: &Layout, how: &Fill, out: &mut [u8]) -> R
     if layout.numel().saturating_mul(dst) != out.len() as u64 {
         return Err(Error::new(Code::InternalError, "the destination's size is not the result's"));
     }
+    // A dtype without a sign is refused before anything is read, also where there is nothing to read.
+    how.signs.apply(how.cast.from(), &mut [])?;
     let threads = parallel::threads(bytes, how.threads);
+    if threads == 1 && out.len() as u64 <= DIRECT && how.is_copy(payload) && layout.is_contiguous() {
+        // Most tensors of most files: one read, nothing to plan.
+        how.cancel.check()?;
+        if !out.is_empty() {
+            payload.source.read_at(layout.offset.saturating_mul(src), out)?;
+        }
+        return payload.source.check_unchanged();
+    }
     let count = if threads == 1 { 1 } else { piece_count(layout, bytes, threads as u64) };
     let mut parts = Vec::new();
     let mut rest = out;
@@ -77,8 +125,8 @@ fn fill_piece(
     out: &mut [u8],
 ) -> Result<()> {
     let (src, dst) = (how.cast.from().itemsize(), how.cast.to().itemsize());
-    let swap = payload.big_endian && how.cast.from().swap_unit() > 1;
-    let plain = how.cast.is_identity() && !swap && is_plain(piece);
+    let swap = how.swaps(payload);
+    let plain = how.is_copy(payload) && is_plain(piece);
     let blocks = Blocks::new(piece, src, if plain { DIRECT } else { SCRATCH });
     for block in blocks.iter() {
         how.cancel.check()?;
@@ -95,6 +143,8 @@ fn fill_piece(
         if swap {
             kernel::swap_bytes(usize::try_from(how.cast.from().swap_unit()).unwrap_or(1), scratch);
         }
+        // Gaps that were read along change as well; nobody looks at them.
+        how.signs.apply(how.cast.from(), scratch)?;
         kernel::gather(how.cast, scratch, part, &block.axes)?;
     }
     Ok(())

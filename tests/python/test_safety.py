@@ -245,3 +245,28 @@ def test_another_signal_does_not_stop_the_work(tmp_path):
     print(found.nbytes, seen)
     """
     assert child(code, tmp_path / "x.safetensors").stdout.strip() == f"{1 << 28} [1]"
+
+
+def test_a_conjugate_is_read_in_pieces(tmp_path):
+    """The peak is the result and a window: the signs change in each block, not in a copy of the tensor."""
+    path = tmp_path / "m.pt"
+    torch.save({"w": torch.zeros(16 << 20, dtype=torch.complex64).conj()}, path)
+    code = """
+    import resource, sys
+    import rustload
+    lazy = rustload.open(sys.argv[1], framework="numpy")["w"]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    found = lazy.materialize(dtype="float16", allow_lossy=True)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before >> 10, found.nbytes >> 20)
+    """
+    peak, result = map(int, child(code, path).stdout.split())
+    assert result == 32
+    assert peak < 64
+
+
+def test_globals_with_one_long_module_are_a_limit_when_they_are_listed():
+    names = b"".join(b"h\x00" + short(f"N{number}") + b"\x93" for number in range(100_000))
+    ckpt = rustload.open(torch_zip(b"\x80\x04X\xa0\x0f\0\0" + b"m" * 4000 + b"q\x000](" + names + b"e."))
+    with pytest.raises(rustload.LimitError) as caught:
+        _ = ckpt.globals
+    assert caught.value.name == "name_bytes_total"

@@ -5,6 +5,7 @@ mod support;
 
 use std::io::Write;
 use std::sync::Arc;
+use std::time::Instant;
 
 use proptest::prelude::*;
 use rustload::kernel::{Cast, convert};
@@ -90,18 +91,18 @@ impl Plan {
 /// Where a checkpoint lies while a test looks at it.
 struct Opened {
     checkpoint: Checkpoint,
-    _file: Option<tempfile::NamedTempFile>,
+    file: Option<tempfile::NamedTempFile>,
 }
 
 fn open_from(bytes: Vec<u8>, in_file: bool, options: Options) -> Opened {
     if !in_file {
         let checkpoint = Checkpoint::from_bytes(Arc::new(bytes), options).unwrap();
-        return Opened { checkpoint, _file: None };
+        return Opened { checkpoint, file: None };
     }
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(&bytes).unwrap();
     let checkpoint = Checkpoint::open(&[file.path().to_owned()], options).unwrap();
-    Opened { checkpoint, _file: Some(file) }
+    Opened { checkpoint, file: Some(file) }
 }
 
 fn archive(plan: &Plan, dtype: DType, storage: &[u8], big_endian: bool) -> Archive {
@@ -266,21 +267,63 @@ fn tensors_beyond_every_window_come_out_whole() {
     }
 }
 
+/// A tensor that the file calls a lazy conjugate or negative (`conj`, `neg`).
+fn with_flags(plan: &Plan, dtype: DType, flags: &[&str], storage: &[u8]) -> Archive {
+    let numel = storage.len() as i64 / dtype.itemsize() as i64;
+    let tensor = Tensor::whole(dtype, &[numel], "0").part(&plan.shape, &plan.strides, plan.offset);
+    let pickle = pickle(|p| {
+        p.tensor_with(&tensor, |p| {
+            p.dict_of(|p| {
+                for flag in flags {
+                    p.text(flag).bool(true);
+                }
+            });
+        });
+    });
+    Archive::new(pickle).storage("0", storage)
+}
+
+#[test]
+fn signs_change_once_in_every_block_of_every_thread() {
+    // Rows, a transpose, gaps that are read along, gaps that are skipped, and elements that repeat.
+    let plans = [
+        Plan::new(&[3_000, 500], &[500, 1], 0),
+        Plan::new(&[500, 3_000], &[1, 500], 0),
+        Plan::new(&[500, 900], &[1_001, 1], 3),
+        Plan::new(&[64, 5_000], &[9_000, 1], 5),
+        Plan::new(&[2, 300_000], &[0, 1], 0),
+    ];
+    for plan in plans {
+        for (dtype, to, flags) in [
+            (DType::C64, DType::C64, &["conj"][..]),
+            (DType::C64, DType::C128, &["conj", "neg"]),
+            (DType::I16, DType::F64, &["neg"]),
+        ] {
+            let storage = noise(plan.end() * usize::try_from(dtype.itemsize()).unwrap());
+            let mut signed = storage.clone();
+            if flags.contains(&"conj") {
+                kernel::conjugate(dtype, &mut signed).unwrap();
+            }
+            if flags.contains(&"neg") {
+                kernel::negate(dtype, &mut signed).unwrap();
+            }
+            let tensor = opened(with_flags(&plan, dtype, flags, &storage).bytes()).tensor("tensor").unwrap();
+            let wanted = plan.reference(&signed, dtype, to, false);
+            for threads in [1, 3] {
+                let request = Request { dtype: Some(to), threads: Some(threads), ..Request::default() };
+                let found = into_vec(&tensor, &request);
+                assert!(found == wanted, "{dtype} to {to}, {flags:?}, {plan:?}, {threads} thread(s)");
+            }
+        }
+    }
+}
+
 #[test]
 fn conjugates_and_negatives_change_sign_before_the_cast_and_in_slices() {
     let plan = Plan::new(&[3, 2], &[1, 3], 0);
     let values: Vec<f32> = (0..12_u8).map(f32::from).collect();
     let flagged = |dtype: DType, flag: &'static str, bytes: &[u8]| {
-        let numel = bytes.len() as i64 / dtype.itemsize() as i64;
-        let tensor = Tensor::whole(dtype, &[numel], "0").part(&plan.shape, &plan.strides, 0);
-        let pickle = pickle(|p| {
-            p.tensor_with(&tensor, |p| {
-                p.dict_of(|p| {
-                    p.text(flag).bool(true);
-                });
-            });
-        });
-        opened(Archive::new(pickle).storage("0", bytes).bytes()).tensor("tensor").unwrap()
+        opened(with_flags(&plan, dtype, &[flag], bytes).bytes()).tensor("tensor").unwrap()
     };
     let complex = flagged(DType::C64, "conj", &f32s(&values));
     let row = complex.index(&[Index::At(1)]).unwrap();
@@ -419,7 +462,7 @@ fn a_file_that_is_cut_meanwhile_is_an_error_for_owned_results() {
     let opened = open_from(bytes, true, Options::default());
     let tensor = opened.checkpoint.tensor("w").unwrap();
     assert!(tensor.materialize(&Request { copy: Some(true), ..Request::default() }).is_ok());
-    opened._file.as_ref().unwrap().as_file().set_len(15 << 20).unwrap();
+    opened.file.as_ref().unwrap().as_file().set_len(15 << 20).unwrap();
     for threads in [1, 4] {
         let cast = Request { dtype: Some(DType::F32), threads: Some(threads), ..Request::default() };
         assert_eq!(tensor.materialize(&cast).unwrap_err().code(), Code::FileChanged);
@@ -518,6 +561,37 @@ fn z37_a_deflated_storage_is_never_larger_than_it_says() {
     let error =
         open(wrong.bytes()).unwrap().tensor("w").unwrap().materialize(&Request::default()).unwrap_err();
     assert_eq!(error.code(), Code::ZipCrc);
+}
+
+#[test]
+fn a_deflated_storage_is_inflated_once_for_all_its_slices() {
+    const ROWS: i64 = 4096;
+    let numel = ROWS * 8192;
+    let bytes: Vec<u8> = (0..numel).map(|at| (at / 8192 % 251) as u8).collect();
+    let tensor = |key: &str| Tensor::whole(DType::U8, &[ROWS, 8192], key);
+    let pickle = torch_dict(&[("one", tensor("0")), ("two", tensor("1"))]);
+    let archive = Archive::new(pickle).storage("0", &bytes).deflated("data/0");
+    let archive = archive.storage("1", &bytes).deflated("data/1").wrong_crc("data/1");
+    let opened = open_from(archive.bytes(), true, Options::default());
+    let tensor = opened.checkpoint.tensor("one").unwrap();
+    let row = |at: i64| into_vec(&tensor.index(&[Index::At(at)]).unwrap(), &Request::default());
+    let start = Instant::now();
+    assert_eq!(row(7), [7; 8192]);
+    let first = start.elapsed();
+    let start = Instant::now();
+    for at in 0..100 {
+        assert_eq!(row(at), [at as u8; 8192]);
+    }
+    assert!(start.elapsed() < first * 20, "{:?} for 100 slices, {first:?} for the first", start.elapsed());
+    // Another storage is another one, also where it cannot be read; then the first is inflated anew.
+    let other = opened.checkpoint.tensor("two").unwrap();
+    assert_eq!(other.materialize(&Request::default()).unwrap_err().code(), Code::ZipCrc);
+    assert_eq!(row(9), [9; 8192]);
+    // What is kept is no reason to overlook that the file changed.
+    let file = std::fs::OpenOptions::new().append(true).open(opened.file.as_ref().unwrap().path()).unwrap();
+    (&file).write_all(b"x").unwrap();
+    let error = tensor.materialize(&Request::default()).unwrap_err();
+    assert_eq!(error.code(), Code::FileChanged);
 }
 
 #[test]

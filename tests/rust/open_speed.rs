@@ -1,4 +1,4 @@
-//! How long it takes to open a .bin of 20,000 tensors, warm: `cargo bench --bench open_speed [count]`.
+//! How long it takes to open a .bin of 20,000 small tensors and to read them all, warm: `cargo bench --bench open_speed [count]`.
 //!
 //! The limit chased is one pass over the zip directory and one over the pickle; both are timed alone beside the whole.
 
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustload::bytes::Source;
 use rustload::container::zip::{Archive as Zip, Trailing};
 use rustload::limits::Limits;
-use rustload::{Checkpoint, DType, Options};
+use rustload::{Checkpoint, DType, Options, Request};
 use support::pickle::{Pickle, Tensor, torch_state_dict};
 use support::zip::Archive;
 
@@ -59,6 +59,18 @@ fn time(title: &str, pickle: Vec<u8>, storages: usize) {
     let limits = Limits::default();
     println!("{title}: {storages} tensors, pickle of {} KiB", pickle.len() >> 10);
     report("open", || drop(Checkpoint::open(&paths, Options::default()).expect("a checkpoint")));
+    let checkpoint = Checkpoint::open(&paths, Options::default()).expect("a checkpoint");
+    let owned = Request { copy: Some(true), ..Request::default() };
+    let cast = Request { dtype: Some(DType::BF16), ..Request::default() };
+    for (what, request) in [("read", &owned), ("view", &Request::default()), ("read as bf16", &cast)] {
+        let best = report(what, || {
+            for at in 0..checkpoint.len() {
+                let tensor = checkpoint.tensor_at(at).expect("a tensor");
+                drop(tensor.materialize(request).expect("an array"));
+            }
+        });
+        println!("{:>18}  {:8.0} ns a tensor", "", best.as_secs_f64() * 1e9 / checkpoint.len() as f64);
+    }
     report("  zip directory", || drop(Zip::open(&source, &limits, Trailing::Error).expect("an archive")));
     report("  pickle", || drop(rustload::pickle::run(pickle.clone(), 0, &limits).expect("a pickle")));
     report("  checksum", || {
@@ -66,9 +78,10 @@ fn time(title: &str, pickle: Vec<u8>, storages: usize) {
     });
 }
 
-fn report(what: &str, job: impl Fn()) {
+fn report(what: &str, job: impl Fn()) -> Duration {
     let best = (0..20).map(|_| timed(&job)).min().unwrap_or_default();
     println!("{what:>18}: {:8.2} ms", best.as_secs_f64() * 1e3);
+    best
 }
 
 fn timed(job: &impl Fn()) -> Duration {

@@ -121,7 +121,7 @@ fn every_rebuild_function_gives_the_tensor() {
     assert_eq!(flags("with_state"), (true, false));
     assert_eq!(bytes_of(&checkpoint, "v3"), f32s(&[1.0, 3.0, 5.0]));
     assert_eq!(bytes_of(&checkpoint, "subclass"), six());
-    assert!(checkpoint.globals().contains(&"mine.MyTensor".to_owned()));
+    assert!(checkpoint.globals().unwrap().contains(&"mine.MyTensor".to_owned()));
     assert_eq!(checkpoint.opaque(), []);
 }
 

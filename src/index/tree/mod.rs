@@ -122,6 +122,12 @@ impl Tree {
         View { values: &self.values, meanings: &self.meanings }.get(handle)
     }
 
+    /// What it costs to list what is inside a value: its items and pairs as the file has them, before equal keys become one,
+    /// and those of arguments that it shares with other values.
+    pub fn weight(&self, handle: Handle) -> u64 {
+        View { values: &self.values, meanings: &self.meanings }.weight(handle)
+    }
+
     /// The bytes that a value stands for: bytes, a byte array, a byte string of Python 2, or text encoded as latin-1.
     pub fn bytes(&self, handle: Handle) -> Option<Vec<u8>> {
         match self.get(handle).ok()? {
