@@ -3,7 +3,7 @@
 //! e4m3fn and e5m2 as in the OCP 8-bit floating point specification; the fnuz kinds (no infinities, no negative zero, one
 //! NaN at 0x80) as AMD and Graphcore define them; e8m0fnu, a bare power of two, as the scale of OCP microscaling formats.
 
-use super::{Row, map};
+use super::{Instructions, Row, map};
 use crate::dtype::DType;
 use crate::kernel::Overflow;
 
@@ -72,30 +72,34 @@ impl Format for E5M2Fnuz {
 }
 
 /// The row between f32 and an fp8; `None` for other dtypes.
-pub(super) fn row(from: DType, to: DType, overflow: Overflow) -> Option<Row> {
+pub(super) fn row<I: Instructions>(from: DType, to: DType, overflow: Overflow) -> Option<Row> {
     match (from, to, overflow) {
-        (_, DType::F32, _) => decoder(from),
-        (DType::F32, _, Overflow::Nan) => encoder::<false>(to),
-        (DType::F32, _, Overflow::Saturate) => encoder::<true>(to),
+        (_, DType::F32, _) => decoder::<I>(from),
+        (DType::F32, _, Overflow::Nan) => encoder::<I, false>(to),
+        (DType::F32, _, Overflow::Saturate) => encoder::<I, true>(to),
         _ => None,
     }
 }
 
-fn decoder(from: DType) -> Option<Row> {
+fn decoder<I: Instructions>(from: DType) -> Option<Row> {
     Some(match from {
-        DType::F8E4M3Fn => |src, dst| map(src, dst, |[code]| decode::<E4M3Fn>(code).to_le_bytes()),
-        DType::F8E5M2 => |src, dst| map(src, dst, |[code]| decode::<E5M2>(code).to_le_bytes()),
-        DType::F8E4M3Fnuz => |src, dst| map(src, dst, |[code]| decode::<E4M3Fnuz>(code).to_le_bytes()),
-        DType::F8E5M2Fnuz => |src, dst| map(src, dst, |[code]| decode::<E5M2Fnuz>(code).to_le_bytes()),
-        DType::F8E8M0Fnu => |src, dst| map(src, dst, |[code]| decode_scale(code).to_le_bytes()),
+        DType::F8E4M3Fn => |src, dst| map::<I, _, _>(src, dst, |[code]| decode::<E4M3Fn>(code).to_le_bytes()),
+        DType::F8E5M2 => |src, dst| map::<I, _, _>(src, dst, |[code]| decode::<E5M2>(code).to_le_bytes()),
+        DType::F8E4M3Fnuz => {
+            |src, dst| map::<I, _, _>(src, dst, |[code]| decode::<E4M3Fnuz>(code).to_le_bytes())
+        }
+        DType::F8E5M2Fnuz => {
+            |src, dst| map::<I, _, _>(src, dst, |[code]| decode::<E5M2Fnuz>(code).to_le_bytes())
+        }
+        DType::F8E8M0Fnu => |src, dst| map::<I, _, _>(src, dst, |[code]| decode_scale(code).to_le_bytes()),
         _ => return None,
     })
 }
 
-fn encoder<const SATURATE: bool>(to: DType) -> Option<Row> {
+fn encoder<I: Instructions, const SATURATE: bool>(to: DType) -> Option<Row> {
     macro_rules! encoder {
         ($encode:expr) => {
-            |src, dst| map(src, dst, |bytes| [$encode(u32::from_le_bytes(bytes))])
+            |src, dst| map::<I, _, _>(src, dst, |bytes| [$encode(u32::from_le_bytes(bytes))])
         };
     }
     Some(match to {
