@@ -1,6 +1,6 @@
-//! The kernels alone, on warm memory. Limit chased: a memcpy of the same bytes, the first row of each group.
+//! The kernels alone, on warm memory, at each level of the machine. Limit chased: a memcpy of the same bytes, the first rows.
 //!
-//! Throughput counts bytes read plus bytes written. `GLIBC_TUNABLES=glibc.malloc.hugetlb=1 cargo bench --bench kernel`
+//! A row's levels run one after the other, so that what else the machine does falls on all of them. Throughput counts bytes read plus bytes written. `GLIBC_TUNABLES=glibc.malloc.hugetlb=1 cargo bench --bench kernel`
 //! (with huge pages, as rustload's own destinations have).
 
 #![expect(clippy::unwrap_used, reason = "a bench that cannot run should stop")]
@@ -9,8 +9,8 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use rustload::dtype::DType::{self, BF16, F8E4M3Fn, F16, F32, F64};
-use rustload::kernel::{Axis, Cast, Overflow, convert, gather};
+use rustload::dtype::DType::{self, BF16, Bool, F8E4M3Fn, F8E5M2, F16, F32, F64, I32, I64, U8};
+use rustload::kernel::{Axis, Cast, Level, Overflow, convert, gather, swap_bytes_at};
 
 /// Elements of a contiguous cast: far more than the second-level cache holds.
 const COUNT: usize = 16 << 20;
@@ -44,17 +44,45 @@ fn casts(c: &mut Criterion) {
         (F64, F32),
         (F16, BF16),
         (F8E4M3Fn, BF16),
+        (BF16, F16),
         (F8E4M3Fn, F32),
+        (F8E5M2, BF16),
         (F32, F8E4M3Fn),
+        (F32, F8E5M2),
+        (BF16, F8E4M3Fn),
+        (F32, F64),
+        (Bool, Bool),
+        (Bool, F32),
+        (U8, F32),
+        (I32, F32),
+        (I64, F32),
+        (F32, I64),
     ];
     for (from, to) in pairs {
         let src = elements(from, COUNT);
         let mut dst = vec![1; COUNT * size(to)];
-        let cast = Cast::new(from, to, Overflow::Nan).unwrap();
         group.throughput(Throughput::Bytes((src.len() + dst.len()) as u64));
-        group.bench_function(format!("{from}-{to}"), |b| {
-            b.iter(|| convert(cast, black_box(&src), black_box(&mut dst)).unwrap());
-        });
+        for level in Level::available() {
+            let cast = Cast::at(level, from, to, Overflow::Nan).unwrap();
+            group.bench_function(format!("{from}-{to}/{level}"), |b| {
+                b.iter(|| convert(cast, black_box(&src), black_box(&mut dst)).unwrap());
+            });
+        }
+    }
+    group.finish();
+}
+
+/// In place, so every byte is read and written.
+fn swaps(c: &mut Criterion) {
+    let mut group = c.benchmark_group("swap");
+    let mut data = elements(F32, COUNT);
+    group.throughput(Throughput::Bytes(2 * data.len() as u64));
+    for unit in [2, 4, 8] {
+        for level in Level::available() {
+            group.bench_function(format!("{unit}/{level}"), |b| {
+                b.iter(|| swap_bytes_at(level, unit, black_box(&mut data)));
+            });
+        }
     }
     group.finish();
 }
@@ -77,22 +105,24 @@ fn transposes(c: &mut Criterion) {
     for (from, to, rows, columns) in cases {
         let src = elements(from, rows * columns);
         let mut dst = vec![1; rows * columns * size(to)];
-        let cast = Cast::new(from, to, Overflow::Nan).unwrap();
         let axes = [
             Axis { size: columns, src_stride: 1, dst_stride: rows },
             Axis { size: rows, src_stride: columns, dst_stride: 1 },
         ];
         group.throughput(Throughput::Bytes((src.len() + dst.len()) as u64));
-        group.bench_function(format!("{from}-{to}/{rows}x{columns}"), |b| {
-            b.iter(|| gather(cast, black_box(&src), black_box(&mut dst), &axes).unwrap());
-        });
+        for level in Level::available() {
+            let cast = Cast::at(level, from, to, Overflow::Nan).unwrap();
+            group.bench_function(format!("{from}-{to}/{rows}x{columns}/{level}"), |b| {
+                b.iter(|| gather(cast, black_box(&src), black_box(&mut dst), &axes).unwrap());
+            });
+        }
     }
     group.finish();
 }
 
 criterion_group! {
     name = benches;
-    config = Criterion::default().sample_size(10).warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1));
-    targets = casts, transposes
+    config = Criterion::default().sample_size(10).warm_up_time(Duration::from_millis(100)).measurement_time(Duration::from_millis(500));
+    targets = casts, swaps, transposes
 }
 criterion_main!(benches);

@@ -14,6 +14,8 @@ mod cast;
 mod gather;
 #[cfg(test)]
 mod golden;
+#[cfg(test)]
+mod levels;
 mod signs;
 mod strided;
 #[cfg(test)]
