@@ -1,19 +1,67 @@
-//! The kernels alone, on warm memory, at each level of the machine. Limit chased: a memcpy of the same bytes, the first rows.
+//! The kernels alone, on warm memory, at each level of the machine. Limit chased: a memcpy of the same bytes, the first row.
 //!
-//! A row's levels run one after the other, so that what else the machine does falls on all of them. Throughput counts bytes read plus bytes written. `GLIBC_TUNABLES=glibc.malloc.hugetlb=1 cargo bench --bench kernel`
-//! (with huge pages, as rustload's own destinations have).
+//! Each row's levels take turns, so that what else the machine does falls on all of them, and the fastest turn counts: on
+//! a shared machine the mean measures the neighbours. Throughput is bytes read plus bytes written.
+//! `GLIBC_TUNABLES=glibc.malloc.hugetlb=1 cargo bench --bench kernel [PART OF A NAME]` (with huge pages, as rustload's own
+//! destinations have).
 
 #![expect(clippy::unwrap_used, reason = "a bench that cannot run should stop")]
 
 use std::hint::black_box;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use rustload::dtype::DType::{self, BF16, Bool, F8E4M3Fn, F8E5M2, F16, F32, F64, I32, I64, U8};
 use rustload::kernel::{Axis, Cast, Level, Overflow, convert, gather, swap_bytes_at};
 
 /// Elements of a contiguous cast: far more than the second-level cache holds.
 const COUNT: usize = 16 << 20;
+
+/// How long a row is measured: until this has passed, and at least so many turns.
+const ROW_TIME: Duration = Duration::from_millis(1500);
+const TURNS: usize = 5;
+
+const CASTS: [(DType, DType); 22] = [
+    (F32, F32),
+    (F32, BF16),
+    (F32, F16),
+    (BF16, F32),
+    (F16, F32),
+    (F64, F32),
+    (F32, F64),
+    (F16, BF16),
+    (BF16, F16),
+    (F32, F8E4M3Fn),
+    (F32, F8E5M2),
+    (BF16, F8E4M3Fn),
+    (F8E4M3Fn, F32),
+    (F8E4M3Fn, BF16),
+    (F8E5M2, F32),
+    (F8E5M2, BF16),
+    (Bool, Bool),
+    (Bool, F32),
+    (U8, F32),
+    (I32, F32),
+    (I64, F32),
+    (F32, I64),
+];
+
+const TRANSPOSES: [(DType, DType, usize, usize); 14] = [
+    (F8E4M3Fn, F8E4M3Fn, 2048, 2048),
+    (BF16, BF16, 2048, 2048),
+    (F32, BF16, 2048, 2048),
+    (F32, F32, 2048, 2048),
+    (F64, F64, 2048, 2048),
+    (F8E4M3Fn, F8E4M3Fn, 8192, 8192),
+    (BF16, BF16, 8192, 8192),
+    (F32, BF16, 8192, 8192),
+    (F32, F32, 8192, 8192),
+    (BF16, BF16, 8224, 4128),
+    (F32, BF16, 8224, 4128),
+    (F32, F32, 8224, 4128),
+    // What a file's rows are read into: see `stream`.
+    (F32, BF16, 32, 8192),
+    (F32, F32, 32, 8192),
+];
 
 fn size(dtype: DType) -> usize {
     usize::try_from(dtype.itemsize()).unwrap()
@@ -33,96 +81,60 @@ fn elements(dtype: DType, count: usize) -> Vec<u8> {
     out
 }
 
-fn casts(c: &mut Criterion) {
-    let mut group = c.benchmark_group("cast");
-    let pairs = [
-        (F32, F32),
-        (F32, BF16),
-        (F32, F16),
-        (BF16, F32),
-        (F16, F32),
-        (F64, F32),
-        (F16, BF16),
-        (F8E4M3Fn, BF16),
-        (BF16, F16),
-        (F8E4M3Fn, F32),
-        (F8E5M2, BF16),
-        (F32, F8E4M3Fn),
-        (F32, F8E5M2),
-        (BF16, F8E4M3Fn),
-        (F32, F64),
-        (Bool, Bool),
-        (Bool, F32),
-        (U8, F32),
-        (I32, F32),
-        (I64, F32),
-        (F32, I64),
-    ];
-    for (from, to) in pairs {
-        let src = elements(from, COUNT);
-        let mut dst = vec![1; COUNT * size(to)];
-        group.throughput(Throughput::Bytes((src.len() + dst.len()) as u64));
-        for level in Level::available() {
-            let cast = Cast::at(level, from, to, Overflow::Nan).unwrap();
-            group.bench_function(format!("{from}-{to}/{level}"), |b| {
-                b.iter(|| convert(cast, black_box(&src), black_box(&mut dst)).unwrap());
+/// Prints GB/s of each level; `job` runs once at a level.
+fn row(name: &str, bytes: usize, mut job: impl FnMut(Level)) {
+    let levels = Level::available();
+    let mut best = vec![Duration::MAX; levels.len()];
+    let start = Instant::now();
+    let mut turn = 0;
+    while turn <= TURNS || start.elapsed() < ROW_TIME {
+        for (level, best) in levels.iter().zip(&mut best) {
+            let start = Instant::now();
+            job(*level);
+            // The first turn touches the memory.
+            *best = if turn == 0 { *best } else { start.elapsed().min(*best) };
+        }
+        turn += 1;
+    }
+    let columns: Vec<String> = (levels.iter().zip(best))
+        .map(|(level, best)| format!("{level} {:5.1}", bytes as f64 / best.as_secs_f64() / 1e9))
+        .collect();
+    println!("{name:44} {}", columns.join("  "));
+}
+
+fn main() {
+    let filter: String =
+        std::env::args().skip(1).find(|argument| !argument.starts_with('-')).unwrap_or_default();
+    let cast = |level, from, to| Cast::at(level, from, to, Overflow::Nan).unwrap();
+    for (from, to) in CASTS {
+        let name = format!("cast {from} {to}");
+        if name.contains(&filter) {
+            let src = elements(from, COUNT);
+            let mut dst = vec![1; COUNT * size(to)];
+            row(&name, src.len() + dst.len(), |level| {
+                convert(cast(level, from, to), black_box(&src), black_box(&mut dst)).unwrap();
             });
         }
     }
-    group.finish();
-}
-
-/// In place, so every byte is read and written.
-fn swaps(c: &mut Criterion) {
-    let mut group = c.benchmark_group("swap");
-    let mut data = elements(F32, COUNT);
-    group.throughput(Throughput::Bytes(2 * data.len() as u64));
     for unit in [2, 4, 8] {
-        for level in Level::available() {
-            group.bench_function(format!("{unit}/{level}"), |b| {
-                b.iter(|| swap_bytes_at(level, unit, black_box(&mut data)));
+        let name = format!("swap in place {unit}");
+        if name.contains(&filter) {
+            let mut data = elements(F32, COUNT);
+            row(&name, 2 * data.len(), |level| swap_bytes_at(level, unit, black_box(&mut data)));
+        }
+    }
+    for (from, to, rows, columns) in TRANSPOSES {
+        let name = format!("transpose {from} {to} {rows}x{columns}");
+        if name.contains(&filter) {
+            let src = elements(from, rows * columns);
+            let mut dst = vec![1; rows * columns * size(to)];
+            let axes = [
+                Axis { size: columns, src_stride: 1, dst_stride: rows },
+                Axis { size: rows, src_stride: columns, dst_stride: 1 },
+            ];
+            row(&name, src.len() + dst.len(), |level| {
+                gather(cast(level, from, to), black_box(&src), black_box(&mut dst), &axes).unwrap();
             });
         }
     }
-    group.finish();
 }
-
-fn transposes(c: &mut Criterion) {
-    let mut group = c.benchmark_group("transpose");
-    let cases = [
-        (F32, F32, 2048, 2048),
-        (F32, BF16, 2048, 2048),
-        (BF16, BF16, 2048, 2048),
-        (F8E4M3Fn, F8E4M3Fn, 2048, 2048),
-        (F64, F64, 2048, 2048),
-        (F32, F32, 8192, 8192),
-        (F32, BF16, 8192, 8192),
-        (BF16, BF16, 8192, 8192),
-        (F32, F32, 8224, 4128),
-        (F32, BF16, 8224, 4128),
-        (BF16, BF16, 8224, 4128),
-    ];
-    for (from, to, rows, columns) in cases {
-        let src = elements(from, rows * columns);
-        let mut dst = vec![1; rows * columns * size(to)];
-        let axes = [
-            Axis { size: columns, src_stride: 1, dst_stride: rows },
-            Axis { size: rows, src_stride: columns, dst_stride: 1 },
-        ];
-        group.throughput(Throughput::Bytes((src.len() + dst.len()) as u64));
-        for level in Level::available() {
-            let cast = Cast::at(level, from, to, Overflow::Nan).unwrap();
-            group.bench_function(format!("{from}-{to}/{rows}x{columns}/{level}"), |b| {
-                b.iter(|| gather(cast, black_box(&src), black_box(&mut dst), &axes).unwrap());
-            });
-        }
-    }
-    group.finish();
-}
-
-criterion_group! {
-    name = benches;
-    config = Criterion::default().sample_size(10).warm_up_time(Duration::from_millis(100)).measurement_time(Duration::from_millis(500));
-    targets = casts, swaps, transposes
-}
-criterion_main!(benches);

@@ -4,13 +4,11 @@
 //! hardware prefetcher follows them; converted into scratch that stays in the cache, with a pitch that no power of two
 //! divides; and turned into whole 64-byte lines, a few of which are written to each destination row at one go.
 
-use super::arch::{LINE, Lines, Panel};
+use super::arch::{LINE, LINES, Lines, Panel};
 use super::cast::Cast;
 use super::gather::Axis;
 use super::strided::{self, Scratch, Strided};
 
-/// Lines that a tile gives each column.
-const LINES: usize = 4;
 /// Bytes of a converted row of a tile.
 const ROW_BYTES: usize = 2048;
 /// Columns of a line that is not whole, written at a time.

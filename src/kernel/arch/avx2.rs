@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Instructions, LINE, Lines, Panel, Row, lines, vectors};
+use super::{Instructions, LINE, LINES, Lines, Panel, Row, lines, vectors};
 use crate::dtype::DType;
 use crate::kernel::Overflow;
 
@@ -156,18 +156,20 @@ fn f16_from_f32(bits: __m256i) -> __m128i {
 /// A block of `32 / SIZE` rows and as many columns; vectors of the rows in, of the columns out.
 type Block<const N: usize> = [__m256i; N];
 
-/// Writes a panel block by block: two blocks make a line of some columns, the lines of which come one after the other.
+/// Writes a panel block by block, the lines of some columns at one go: they come from one page, the columns do not.
 macro_rules! lines {
     ($name:ident, $size:literal, $transpose:ident) => {
         #[target_feature(enable = "avx2,f16c")]
         fn $name(panel: Panel<'_>, dst: &mut [u8], pitch: usize) {
-            const SIDE: usize = LINE / 2 / $size;
+            const HALF: usize = LINE / 2;
+            const SIDE: usize = HALF / $size;
+            let mut blocks: [Block<SIDE>; 2 * LINES] = [[_mm256_setzero_si256(); SIDE]; 2 * LINES];
             for left in (0..panel.columns).step_by(SIDE) {
                 let columns = SIDE.min(panel.columns - left);
-                for line in 0..panel.lines {
-                    let mut blocks: [Block<SIDE>; 2] = [[_mm256_setzero_si256(); SIDE]; 2];
+                for first in (0..panel.lines).step_by(LINES) {
+                    let blocks = &mut blocks[..2 * LINES.min(panel.lines - first)];
                     for (half, block) in blocks.iter_mut().enumerate() {
-                        let rows = &panel.bytes[(2 * line + half) * SIDE * panel.pitch + left * $size..];
+                        let rows = &panel.bytes[(2 * first + half) * SIDE * panel.pitch + left * $size..];
                         for (vector, row) in block.iter_mut().zip(rows.chunks(panel.pitch)) {
                             if let Some(bytes) = row.first_chunk() {
                                 *vector = load(bytes);
@@ -175,13 +177,10 @@ macro_rules! lines {
                         }
                         *block = $transpose(*block);
                     }
-                    let [upper, lower] = blocks;
-                    let dst = &mut dst[left * pitch + line * LINE..];
-                    let vectors = upper.into_iter().zip(lower).take(columns);
-                    for ((upper, lower), column) in vectors.zip(dst.chunks_mut(pitch)) {
-                        if let Some([first, second]) = column.as_chunks_mut().0.first_chunk_mut() {
-                            store(first, upper);
-                            store(second, lower);
+                    let dst = &mut dst[left * pitch + first * LINE..];
+                    for (column, dst) in dst.chunks_mut(pitch).enumerate().take(columns) {
+                        for (block, bytes) in blocks.iter().zip(dst.as_chunks_mut::<HALF>().0) {
+                            store(bytes, block[column]);
                         }
                     }
                 }

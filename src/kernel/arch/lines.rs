@@ -8,7 +8,7 @@ pub(in crate::kernel) const LINE: usize = 64;
 /// Columns woven at a time, at most.
 const COLUMNS: usize = 64;
 /// Lines that a column gets one after the other. One line at a time leaves the memory waiting.
-const LINES: usize = 4;
+pub(in crate::kernel) const LINES: usize = 4;
 
 /// Writes a panel's columns: line `l` of column `c` goes to byte `c * pitch + l * LINE` of the destination.
 pub(in crate::kernel) type Lines = fn(Panel<'_>, &mut [u8], pitch: usize);

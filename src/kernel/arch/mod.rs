@@ -26,7 +26,7 @@ mod lines;
 mod numbers;
 
 pub use level::Level;
-pub(super) use lines::{LINE, Lines, Panel};
+pub(super) use lines::{LINE, LINES, Lines, Panel};
 
 use super::Overflow;
 use crate::dtype::DType;
