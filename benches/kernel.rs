@@ -13,11 +13,13 @@ use std::time::{Duration, Instant};
 use rustload::dtype::DType::{self, BF16, Bool, F8E4M3Fn, F8E5M2, F16, F32, F64, I32, I64, U8};
 use rustload::kernel::{Axis, Cast, Level, Overflow, convert, gather, swap_bytes_at};
 
-/// Elements of a contiguous cast: far more than the second-level cache holds.
-const COUNT: usize = 16 << 20;
+/// Elements of a contiguous cast: far more than the second-level cache holds, and so few that it holds both sides.
+const COUNTS: [(usize, &str); 2] = [(16 << 20, "in memory"), (32 << 10, "in cache")];
+/// Casts per measured turn in the cache.
+const REPEATS: usize = 32;
 
 /// How long a row is measured: until this has passed, and at least so many turns.
-const ROW_TIME: Duration = Duration::from_millis(1500);
+const ROW_TIME: Duration = Duration::from_millis(1000);
 const TURNS: usize = 5;
 
 const CASTS: [(DType, DType); 22] = [
@@ -81,6 +83,16 @@ fn elements(dtype: DType, count: usize) -> Vec<u8> {
     out
 }
 
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// All but a line of the bytes, from where a line starts, as rustload's own destinations do.
+fn aligned(bytes: &mut [u8]) -> &mut [u8] {
+    let start = bytes.as_ptr().align_offset(LINE);
+    let len = bytes.len() - LINE;
+    &mut bytes[start..][..len]
+}
+
 /// Prints GB/s of each level; `job` runs once at a level.
 fn row(name: &str, bytes: usize, mut job: impl FnMut(Level)) {
     let levels = Level::available();
@@ -106,20 +118,26 @@ fn main() {
     let filter: String =
         std::env::args().skip(1).find(|argument| !argument.starts_with('-')).unwrap_or_default();
     let cast = |level, from, to| Cast::at(level, from, to, Overflow::Nan).unwrap();
-    for (from, to) in CASTS {
-        let name = format!("cast {from} {to}");
-        if name.contains(&filter) {
-            let src = elements(from, COUNT);
-            let mut dst = vec![1; COUNT * size(to)];
-            row(&name, src.len() + dst.len(), |level| {
-                convert(cast(level, from, to), black_box(&src), black_box(&mut dst)).unwrap();
-            });
+    for (count, place) in COUNTS {
+        for (from, to) in CASTS {
+            let name = format!("cast {from} {to} {place}");
+            if name.contains(&filter) {
+                let repeats = if count < REPEATS * COUNTS[1].0 { REPEATS } else { 1 };
+                let src = elements(from, count);
+                let mut dst = vec![1; count * size(to) + LINE];
+                let dst = aligned(&mut dst);
+                row(&name, repeats * (src.len() + dst.len()), |level| {
+                    for _ in 0..repeats {
+                        convert(cast(level, from, to), black_box(&src), black_box(dst)).unwrap();
+                    }
+                });
+            }
         }
     }
     for unit in [2, 4, 8] {
         let name = format!("swap in place {unit}");
         if name.contains(&filter) {
-            let mut data = elements(F32, COUNT);
+            let mut data = elements(F32, COUNTS[0].0);
             row(&name, 2 * data.len(), |level| swap_bytes_at(level, unit, black_box(&mut data)));
         }
     }
@@ -127,13 +145,14 @@ fn main() {
         let name = format!("transpose {from} {to} {rows}x{columns}");
         if name.contains(&filter) {
             let src = elements(from, rows * columns);
-            let mut dst = vec![1; rows * columns * size(to)];
+            let mut dst = vec![1; rows * columns * size(to) + LINE];
+            let dst = aligned(&mut dst);
             let axes = [
                 Axis { size: columns, src_stride: 1, dst_stride: rows },
                 Axis { size: rows, src_stride: columns, dst_stride: 1 },
             ];
             row(&name, src.len() + dst.len(), |level| {
-                gather(cast(level, from, to), black_box(&src), black_box(&mut dst), &axes).unwrap();
+                gather(cast(level, from, to), black_box(&src), black_box(dst), &axes).unwrap();
             });
         }
     }
