@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Instructions, LINE, LINES, Lines, Panel, Row, lines, vectors};
+use super::{COLUMNS, Instructions, LINE, LINES, Lines, Panel, Row, lines, vectors};
 use crate::dtype::DType;
 use crate::kernel::Overflow;
 
@@ -156,31 +156,36 @@ fn f16_from_f32(bits: __m256i) -> __m128i {
 /// A block of `32 / SIZE` rows and as many columns; vectors of the rows in, of the columns out.
 type Block<const N: usize> = [__m256i; N];
 
-/// Writes a panel block by block, the lines of some columns at one go: they come from one page, the columns do not.
+/// Writes a panel, the lines of some columns at one go. First their blocks are transposed, then all is stored: loads between
+/// stores that wait for memory would wait with them.
 macro_rules! lines {
     ($name:ident, $size:literal, $transpose:ident) => {
         #[target_feature(enable = "avx2,f16c")]
         fn $name(panel: Panel<'_>, dst: &mut [u8], pitch: usize) {
             const HALF: usize = LINE / 2;
             const SIDE: usize = HALF / $size;
-            let mut blocks: [Block<SIDE>; 2 * LINES] = [[_mm256_setzero_si256(); SIDE]; 2 * LINES];
-            for left in (0..panel.columns).step_by(SIDE) {
-                let columns = SIDE.min(panel.columns - left);
+            let mut halves = [[_mm256_setzero_si256(); COLUMNS]; 2 * LINES];
+            for left in (0..panel.columns).step_by(COLUMNS) {
+                let columns = COLUMNS.min(panel.columns - left);
                 for first in (0..panel.lines).step_by(LINES) {
-                    let blocks = &mut blocks[..2 * LINES.min(panel.lines - first)];
-                    for (half, block) in blocks.iter_mut().enumerate() {
-                        let rows = &panel.bytes[(2 * first + half) * SIDE * panel.pitch + left * $size..];
-                        for (vector, row) in block.iter_mut().zip(rows.chunks(panel.pitch)) {
-                            if let Some(bytes) = row.first_chunk() {
-                                *vector = load(bytes);
+                    let halves = &mut halves[..2 * LINES.min(panel.lines - first)];
+                    for (half, vectors) in halves.iter_mut().enumerate() {
+                        let rows = &panel.bytes[(2 * first + half) * SIDE * panel.pitch..];
+                        let blocks = vectors[..columns.next_multiple_of(SIDE)].as_chunks_mut::<SIDE>().0;
+                        for (at, block) in blocks.iter_mut().enumerate() {
+                            let rows = &rows[left * $size + at * HALF..];
+                            for (vector, row) in block.iter_mut().zip(rows.chunks(panel.pitch)) {
+                                if let Some(bytes) = row.first_chunk() {
+                                    *vector = load(bytes);
+                                }
                             }
+                            *block = $transpose(*block);
                         }
-                        *block = $transpose(*block);
                     }
                     let dst = &mut dst[left * pitch + first * LINE..];
                     for (column, dst) in dst.chunks_mut(pitch).enumerate().take(columns) {
-                        for (block, bytes) in blocks.iter().zip(dst.as_chunks_mut::<HALF>().0) {
-                            store(bytes, block[column]);
+                        for (vectors, bytes) in halves.iter().zip(dst.as_chunks_mut::<HALF>().0) {
+                            store(bytes, vectors[column]);
                         }
                     }
                 }

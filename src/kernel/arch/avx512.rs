@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Instructions, LINE, LINES, Lines, Panel, Row, avx2, lines, vectors};
+use super::{COLUMNS, Instructions, LINE, LINES, Lines, Panel, Row, avx2, lines, vectors};
 use crate::dtype::DType;
 use crate::kernel::Overflow;
 
@@ -133,30 +133,35 @@ fn f16_from_f32(bits: __m512i) -> __m256i {
 /// A block of `64 / SIZE` rows and as many columns; vectors of the rows in, of the columns out.
 type Block<const N: usize> = [__m512i; N];
 
-/// Writes a panel block by block, the lines of some columns at one go: they come from one page, the columns do not.
+/// Writes a panel, the lines of some columns at one go. First their blocks are transposed, then all is stored: loads between
+/// stores that wait for memory would wait with them.
 macro_rules! lines {
     ($name:ident, $size:literal, $transpose:ident) => {
         #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
         fn $name(panel: Panel<'_>, dst: &mut [u8], pitch: usize) {
             const SIDE: usize = LINE / $size;
-            let mut blocks: [Block<SIDE>; LINES] = [[_mm512_setzero_si512(); SIDE]; LINES];
-            for left in (0..panel.columns).step_by(SIDE) {
-                let columns = SIDE.min(panel.columns - left);
+            let mut lines = [[_mm512_setzero_si512(); COLUMNS]; LINES];
+            for left in (0..panel.columns).step_by(COLUMNS) {
+                let columns = COLUMNS.min(panel.columns - left);
                 for first in (0..panel.lines).step_by(LINES) {
-                    let blocks = &mut blocks[..LINES.min(panel.lines - first)];
-                    for (line, block) in blocks.iter_mut().enumerate() {
-                        let rows = &panel.bytes[(first + line) * SIDE * panel.pitch + left * $size..];
-                        for (vector, row) in block.iter_mut().zip(rows.chunks(panel.pitch)) {
-                            if let Some(bytes) = row.first_chunk() {
-                                *vector = load(bytes);
+                    let lines = &mut lines[..LINES.min(panel.lines - first)];
+                    for (line, vectors) in lines.iter_mut().enumerate() {
+                        let rows = &panel.bytes[(first + line) * SIDE * panel.pitch..];
+                        let blocks = vectors[..columns.next_multiple_of(SIDE)].as_chunks_mut::<SIDE>().0;
+                        for (at, block) in blocks.iter_mut().enumerate() {
+                            let rows = &rows[left * $size + at * LINE..];
+                            for (vector, row) in block.iter_mut().zip(rows.chunks(panel.pitch)) {
+                                if let Some(bytes) = row.first_chunk() {
+                                    *vector = load(bytes);
+                                }
                             }
+                            *block = $transpose(*block);
                         }
-                        *block = $transpose(*block);
                     }
                     let dst = &mut dst[left * pitch + first * LINE..];
                     for (column, dst) in dst.chunks_mut(pitch).enumerate().take(columns) {
-                        for (block, bytes) in blocks.iter().zip(dst.as_chunks_mut().0) {
-                            store(bytes, block[column]);
+                        for (vectors, bytes) in lines.iter().zip(dst.as_chunks_mut().0) {
+                            store(bytes, vectors[column]);
                         }
                     }
                 }

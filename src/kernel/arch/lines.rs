@@ -5,8 +5,8 @@
 
 /// Bytes of a cache line.
 pub(in crate::kernel) const LINE: usize = 64;
-/// Columns woven at a time, at most.
-const COLUMNS: usize = 64;
+/// Columns that are made into lines at a time, at most.
+pub(super) const COLUMNS: usize = 64;
 /// Lines that a column gets one after the other. One line at a time leaves the memory waiting.
 pub(in crate::kernel) const LINES: usize = 4;
 

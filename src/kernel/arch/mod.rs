@@ -28,6 +28,8 @@ mod numbers;
 pub use level::Level;
 pub(super) use lines::{LINE, LINES, Lines, Panel};
 
+use lines::COLUMNS;
+
 use super::Overflow;
 use crate::dtype::DType;
 
