@@ -4,6 +4,7 @@ use std::process::Command;
 
 use super::{Axis, Cast, Level, Overflow, convert, gather, swap_bytes_at};
 use crate::dtype::DType;
+use crate::kernel::arch::LINE;
 use crate::kernel::cast::size;
 
 const GENERIC: usize = 0;
@@ -174,6 +175,34 @@ fn every_level_transposes_like_the_generic_one() {
                     gather(oracle, &src, &mut expected[3..], &axes).unwrap();
                     gather(cast, &src, &mut got[3..], &axes).unwrap();
                     assert!(got == expected, "{level} {cast:?} {axes:?}");
+                }
+            }
+        }
+    }
+}
+
+/// Large enough for stores past the caches; aligned to lines and not.
+#[test]
+fn every_level_writes_large_transposes_like_the_generic_one() {
+    for level in fast_levels() {
+        for (from, to) in [(DType::F32, DType::BF16), (DType::U8, DType::U8), (DType::F32, DType::F64)] {
+            let oracle = Cast::at(generic(), from, to, Overflow::Nan).unwrap();
+            let cast = Cast::at(level, from, to, Overflow::Nan).unwrap();
+            for (rows, columns, pitch) in [(300, 70, 256 << 10), (257, 70, (256 << 10) + 5)] {
+                let axes = [
+                    Axis { size: rows, src_stride: columns, dst_stride: 1 },
+                    Axis { size: columns, src_stride: 1, dst_stride: pitch },
+                ];
+                let src = noise(rows * columns * size(from));
+                let len = columns * pitch * size(to);
+                let mut expected = vec![0xaa; len];
+                gather(oracle, &src, &mut expected, &axes).unwrap();
+                for skew in [0, 1] {
+                    let mut got = vec![0xaa; len + LINE + 1];
+                    let start = got.as_ptr().align_offset(LINE) + skew;
+                    let got = &mut got[start..start + len];
+                    gather(cast, &src, got, &axes).unwrap();
+                    assert!(*got == *expected, "{level} {cast:?} {axes:?} {skew}");
                 }
             }
         }

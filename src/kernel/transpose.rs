@@ -11,6 +11,11 @@ use super::strided::{self, Scratch, Strided};
 
 /// Bytes of a converted row of a tile.
 const ROW_BYTES: usize = 2048;
+/// Bytes from the first column of a destination to the last above which its lines are written past the caches.
+///
+/// The lines of a larger one lie too far apart to stay there until their neighbours come, and each would be read from memory
+/// before it is overwritten. Measured end to end: docs/decisions/2026-11-20-kernel-levels.md.
+const STREAMING_SPAN: usize = 8 << 20;
 /// Columns of a line that is not whole, written at a time.
 const COLUMNS: usize = 64;
 
@@ -25,6 +30,7 @@ pub(super) struct Tile {
     /// Rows that fill a line.
     line_rows: usize,
     lines: Lines,
+    streams: bool,
     strided: Scratch,
 }
 
@@ -43,6 +49,7 @@ impl Tile {
             columns: width,
             line_rows,
             lines: cast.level().lines(size),
+            streams: columns.size.saturating_mul(columns.dst_stride).saturating_mul(size) > STREAMING_SPAN,
             strided: Scratch::new(),
         }
     }
@@ -76,7 +83,8 @@ impl Tile {
     fn write(&self, dst: &mut [u8], pitch: usize, size: usize, height: usize, width: usize) {
         let lines = height / self.line_rows;
         if lines > 0 {
-            let panel = Panel { bytes: &self.bytes, pitch: self.pitch, columns: width, lines };
+            let panel =
+                Panel { bytes: &self.bytes, pitch: self.pitch, columns: width, lines, streams: self.streams };
             (self.lines)(panel, dst, pitch);
         }
         let rest = height % self.line_rows * size;
@@ -92,7 +100,8 @@ impl Tile {
         for left in (0..width).step_by(COLUMNS) {
             let columns = COLUMNS.min(width - left);
             let bytes = &bytes[left * size..];
-            (self.lines)(Panel { bytes, pitch: self.pitch, columns, lines: 1 }, &mut whole, LINE);
+            let panel = Panel { bytes, pitch: self.pitch, columns, lines: 1, streams: false };
+            (self.lines)(panel, &mut whole, LINE);
             let columns = dst[left * pitch..].chunks_mut(pitch).take(columns);
             for (dst, line) in columns.zip(whole.as_chunks::<LINE>().0) {
                 dst[..rest].copy_from_slice(&line[..rest]);

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{COLUMNS, Instructions, LINE, LINES, Lines, Panel, Row, lines, vectors};
+use super::{COLUMNS, Instructions, LINE, LINES, Line, Lines, Panel, Row, lines, vectors};
 use crate::dtype::DType;
 use crate::kernel::Overflow;
 
@@ -88,6 +88,28 @@ fn load_half(bytes: &[u8; 16]) -> __m128i {
 fn store_half(bytes: &mut [u8; 16], vector: __m128i) {
     // SAFETY: the reference is to as many bytes as a vector has, and the store wants no alignment.
     unsafe { _mm_storeu_si128(bytes.as_mut_ptr().cast(), vector) }
+}
+
+#[inline]
+#[target_feature(enable = "avx")]
+fn store_line(bytes: &mut [u8; LINE], first: __m256i, second: __m256i) {
+    if let [low, high] = bytes.as_chunks_mut().0 {
+        store(low, first);
+        store(high, second);
+    }
+}
+
+/// Stores past the caches, which saves reading the line first. To be followed by a fence.
+#[inline]
+#[target_feature(enable = "avx")]
+fn stream(line: &mut Line, first: __m256i, second: __m256i) {
+    let start: *mut __m256i = line.0.as_mut_ptr().cast();
+    // SAFETY: the reference is to the bytes of two vectors, aligned as the store wants them; this is the first.
+    unsafe { _mm256_stream_si256(start, first) };
+    // SAFETY: as above, so the second is in the same bytes.
+    let next = unsafe { start.add(1) };
+    // SAFETY: as above; the alignment of a vector's size goes on from the first to the second.
+    unsafe { _mm256_stream_si256(next, second) };
 }
 
 #[target_feature(enable = "avx2,f16c")]
@@ -184,11 +206,19 @@ macro_rules! lines {
                     }
                     let dst = &mut dst[left * pitch + first * LINE..];
                     for (column, dst) in dst.chunks_mut(pitch).enumerate().take(columns) {
-                        for (vectors, bytes) in halves.iter().zip(dst.as_chunks_mut::<HALF>().0) {
-                            store(bytes, vectors[column]);
+                        for ([upper, lower], bytes) in
+                            halves.as_chunks().0.iter().zip(dst.as_chunks_mut::<LINE>().0)
+                        {
+                            match bytemuck::try_from_bytes_mut(bytes) {
+                                Ok(line) if panel.streams => stream(line, upper[column], lower[column]),
+                                _ => store_line(bytes, upper[column], lower[column]),
+                            }
                         }
                     }
                 }
+            }
+            if panel.streams {
+                _mm_sfence();
             }
         }
     };

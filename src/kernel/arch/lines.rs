@@ -5,6 +5,12 @@
 
 /// Bytes of a cache line.
 pub(in crate::kernel) const LINE: usize = 64;
+/// A line where a cache has its lines.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C, align(64))]
+pub(super) struct Line(pub(super) [u8; LINE]);
+
 /// Columns that are made into lines at a time, at most.
 pub(super) const COLUMNS: usize = 64;
 /// Lines that a column gets one after the other. One line at a time leaves the memory waiting.
@@ -24,6 +30,8 @@ pub(in crate::kernel) struct Panel<'a> {
     pub(in crate::kernel) columns: usize,
     /// How many lines the rows fill.
     pub(in crate::kernel) lines: usize,
+    /// Whether to write past the caches, where the level can.
+    pub(in crate::kernel) streams: bool,
 }
 
 /// The lines of some columns: word `k` of column `c` is `[k][c]`.

@@ -7,7 +7,8 @@
 //! `unsafe` is left to `avx2` and `avx512`, for two things. Functions with a `target_feature` are called from functions without:
 //! [`Level`] promises that the machine has the features, since one is made only of what was detected and nothing else leads
 //! to a level's code. Vectors are loaded from and stored to references to arrays of their size, which the compiler has
-//! checked. There are no other pointers.
+//! checked; what bypasses the caches wants aligned lines, which is a type, and fences before it returns. There are no other
+//! pointers.
 
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "vector loads and stores, and functions that need the level's instructions")]
@@ -28,7 +29,8 @@ mod numbers;
 pub use level::Level;
 pub(super) use lines::{LINE, LINES, Lines, Panel};
 
-use lines::COLUMNS;
+#[cfg(target_arch = "x86_64")]
+use lines::{COLUMNS, Line};
 
 use super::Overflow;
 use crate::dtype::DType;
