@@ -44,6 +44,7 @@ pub struct Cast {
     second: Option<Step>,
     third: Option<Step>,
     level: Level,
+    streams: bool,
 }
 
 impl Cast {
@@ -67,7 +68,27 @@ impl Cast {
         let mut path = Path { level, steps: [None; 3] };
         path.cast(from, to, overflow).ok_or_else(unsupported)?;
         let [Some(first), second, third] = path.steps else { return Err(unsupported()) };
-        Ok(Cast { from, to, src_size: size(from), dst_size: size(to), first, second, third, level })
+        Ok(Cast {
+            from,
+            to,
+            src_size: size(from),
+            dst_size: size(to),
+            first,
+            second,
+            third,
+            level,
+            streams: false,
+        })
+    }
+
+    /// The same conversion, for a destination that [`gather`](super::gather) should write past the caches where it is large,
+    /// transposed and aligned to cache lines, and the level can.
+    ///
+    /// For memory that has been in use before and will not be read at once. Memory that is touched for the first time is
+    /// better written by way of the caches, as is the default. It makes no difference to the result.
+    #[must_use]
+    pub fn past_caches(self) -> Cast {
+        Cast { streams: true, ..self }
     }
 
     /// The dtype of the source.
@@ -88,6 +109,11 @@ impl Cast {
     /// The level that its kernels are of.
     pub(super) fn level(self) -> Level {
         self.level
+    }
+
+    /// Whether large transposes are written past the caches.
+    pub(super) fn streams(self) -> bool {
+        self.streams
     }
 
     /// Bytes of one source element.

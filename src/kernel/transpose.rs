@@ -11,10 +11,8 @@ use super::strided::{self, Scratch, Strided};
 
 /// Bytes of a converted row of a tile.
 const ROW_BYTES: usize = 2048;
-/// Bytes from the first column of a destination to the last above which its lines are written past the caches.
-///
-/// The lines of a larger one lie too far apart to stay there until their neighbours come, and each would be read from memory
-/// before it is overwritten. Measured end to end: docs/decisions/2026-11-20-kernel-levels.md.
+/// Bytes from the first column of a destination to the last above which a cast that may write past the caches does so: the
+/// lines lie too far apart to stay there until their neighbours come, and each would be read before it is overwritten.
 const STREAMING_SPAN: usize = 8 << 20;
 /// Columns of a line that is not whole, written at a time.
 const COLUMNS: usize = 64;
@@ -49,7 +47,8 @@ impl Tile {
             columns: width,
             line_rows,
             lines: cast.level().lines(size),
-            streams: columns.size.saturating_mul(columns.dst_stride).saturating_mul(size) > STREAMING_SPAN,
+            streams: cast.streams()
+                && columns.size.saturating_mul(columns.dst_stride).saturating_mul(size) > STREAMING_SPAN,
             strided: Scratch::new(),
         }
     }
