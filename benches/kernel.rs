@@ -141,19 +141,22 @@ fn main() {
             row(&name, 2 * data.len(), |level| swap_bytes_at(level, unit, black_box(&mut data)));
         }
     }
+    let ways: [(&str, fn(Cast) -> Cast); 2] = [("", |cast| cast), (" past caches", Cast::past_caches)];
     for (from, to, rows, columns) in TRANSPOSES {
-        let name = format!("transpose {from} {to} {rows}x{columns}");
-        if name.contains(&filter) {
-            let src = elements(from, rows * columns);
-            let mut dst = vec![1; rows * columns * size(to) + LINE];
-            let dst = aligned(&mut dst);
-            let axes = [
-                Axis { size: columns, src_stride: 1, dst_stride: rows },
-                Axis { size: rows, src_stride: columns, dst_stride: 1 },
-            ];
-            row(&name, src.len() + dst.len(), |level| {
-                gather(cast(level, from, to), black_box(&src), black_box(dst), &axes).unwrap();
-            });
+        for (way, adjust) in ways {
+            let name = format!("transpose {from} {to} {rows}x{columns}{way}");
+            if name.contains(&filter) {
+                let src = elements(from, rows * columns);
+                let mut dst = vec![1; rows * columns * size(to) + LINE];
+                let dst = aligned(&mut dst);
+                let axes = [
+                    Axis { size: columns, src_stride: 1, dst_stride: rows },
+                    Axis { size: rows, src_stride: columns, dst_stride: 1 },
+                ];
+                row(&name, src.len() + dst.len(), |level| {
+                    gather(adjust(cast(level, from, to)), black_box(&src), black_box(dst), &axes).unwrap();
+                });
+            }
         }
     }
 }
