@@ -141,9 +141,8 @@ fn main() {
             row(&name, 2 * data.len(), |level| swap_bytes_at(level, unit, black_box(&mut data)));
         }
     }
-    let ways: [(&str, fn(Cast) -> Cast); 2] = [("", |cast| cast), (" past caches", Cast::past_caches)];
     for (from, to, rows, columns) in TRANSPOSES {
-        for (way, adjust) in ways {
+        for (way, is_past_caches) in [("", false), (" past caches", true)] {
             let name = format!("transpose {from} {to} {rows}x{columns}{way}");
             if name.contains(&filter) {
                 let src = elements(from, rows * columns);
@@ -154,7 +153,9 @@ fn main() {
                     Axis { size: rows, src_stride: columns, dst_stride: 1 },
                 ];
                 row(&name, src.len() + dst.len(), |level| {
-                    gather(adjust(cast(level, from, to)), black_box(&src), black_box(dst), &axes).unwrap();
+                    let cast = cast(level, from, to);
+                    let cast = if is_past_caches { cast.past_caches() } else { cast };
+                    gather(cast, black_box(&src), black_box(dst), &axes).unwrap();
                 });
             }
         }

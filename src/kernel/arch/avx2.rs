@@ -178,8 +178,7 @@ fn f16_from_f32(bits: __m256i) -> __m128i {
 /// A block of `32 / SIZE` rows and as many columns; vectors of the rows in, of the columns out.
 type Block<const N: usize> = [__m256i; N];
 
-/// Writes a panel, the lines of some columns at one go. First their blocks are transposed, then all is stored: loads between
-/// stores that wait for memory would wait with them.
+/// Writes a panel, the lines of some columns at one go. First their blocks are transposed, then all is stored.
 macro_rules! lines {
     ($name:ident, $size:literal, $transpose:ident) => {
         #[target_feature(enable = "avx2,f16c")]

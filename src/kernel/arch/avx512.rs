@@ -141,8 +141,7 @@ fn f16_from_f32(bits: __m512i) -> __m256i {
 /// A block of `64 / SIZE` rows and as many columns; vectors of the rows in, of the columns out.
 type Block<const N: usize> = [__m512i; N];
 
-/// Writes a panel, the lines of some columns at one go. First their blocks are transposed, then all is stored: loads between
-/// stores that wait for memory would wait with them.
+/// Writes a panel, the lines of some columns at one go. First their blocks are transposed, then all is stored.
 macro_rules! lines {
     ($name:ident, $size:literal, $transpose:ident) => {
         #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
