@@ -68,15 +68,13 @@ impl Level {
 
     /// Every level of this machine, lowest first.
     pub fn available() -> Vec<Level> {
-        let mut levels = vec![Level(Isa::Generic)];
         #[cfg(target_arch = "x86_64")]
-        if super::avx2::is_detected() {
-            levels.push(Level(Isa::Avx2));
-            if super::avx512::is_detected() {
-                levels.push(Level(Isa::Avx512));
-            }
+        if super::avx512::is_detected() {
+            return vec![Level(Isa::Generic), Level(Isa::Avx2), Level(Isa::Avx512)];
+        } else if super::avx2::is_detected() {
+            return vec![Level(Isa::Generic), Level(Isa::Avx2)];
         }
-        levels
+        vec![Level(Isa::Generic)]
     }
 
     /// As `RUSTLOAD_ISA` has it.

@@ -31,6 +31,10 @@ pub(in crate::kernel) struct Panel<'a> {
     /// How many lines the rows fill.
     pub(in crate::kernel) lines: usize,
     /// Whether to write past the caches, where the level can.
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        expect(dead_code, reason = "only the levels above the generic one can")
+    )]
     pub(in crate::kernel) streams: bool,
 }
 
