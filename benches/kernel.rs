@@ -1,19 +1,69 @@
-//! The kernels alone, on warm memory. Limit chased: a memcpy of the same bytes, the first row of each group.
+//! The kernels alone, on warm memory, at each level of the machine. Limit chased: a memcpy of the same bytes, the first row.
 //!
-//! Throughput counts bytes read plus bytes written. `GLIBC_TUNABLES=glibc.malloc.hugetlb=1 cargo bench --bench kernel`
-//! (with huge pages, as rustload's own destinations have).
+//! Each row's levels take turns, so that what else the machine does falls on all of them, and the fastest turn counts: on
+//! a shared machine the mean measures the neighbours. Throughput is bytes read plus bytes written.
+//! `GLIBC_TUNABLES=glibc.malloc.hugetlb=1 cargo bench --bench kernel [PART OF A NAME]` (with huge pages, as rustload's own
+//! destinations have).
 
 #![expect(clippy::unwrap_used, reason = "a bench that cannot run should stop")]
 
 use std::hint::black_box;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use rustload::dtype::DType::{self, BF16, F8E4M3Fn, F16, F32, F64};
-use rustload::kernel::{Axis, Cast, Overflow, convert, gather};
+use rustload::dtype::DType::{self, BF16, Bool, F8E4M3Fn, F8E5M2, F16, F32, F64, I32, I64, U8};
+use rustload::kernel::{Axis, Cast, Level, Overflow, convert, gather, swap_bytes_at};
 
-/// Elements of a contiguous cast: far more than the second-level cache holds.
-const COUNT: usize = 16 << 20;
+/// Elements of a contiguous cast: far more than the second-level cache holds, and so few that it holds both sides.
+const COUNTS: [(usize, &str); 2] = [(16 << 20, "in memory"), (32 << 10, "in cache")];
+/// Casts per measured turn in the cache.
+const REPEATS: usize = 32;
+
+/// How long a row is measured: until this has passed, and at least so many turns.
+const ROW_TIME: Duration = Duration::from_millis(1000);
+const TURNS: usize = 5;
+
+const CASTS: [(DType, DType); 22] = [
+    (F32, F32),
+    (F32, BF16),
+    (F32, F16),
+    (BF16, F32),
+    (F16, F32),
+    (F64, F32),
+    (F32, F64),
+    (F16, BF16),
+    (BF16, F16),
+    (F32, F8E4M3Fn),
+    (F32, F8E5M2),
+    (BF16, F8E4M3Fn),
+    (F8E4M3Fn, F32),
+    (F8E4M3Fn, BF16),
+    (F8E5M2, F32),
+    (F8E5M2, BF16),
+    (Bool, Bool),
+    (Bool, F32),
+    (U8, F32),
+    (I32, F32),
+    (I64, F32),
+    (F32, I64),
+];
+
+const TRANSPOSES: [(DType, DType, usize, usize); 14] = [
+    (F8E4M3Fn, F8E4M3Fn, 2048, 2048),
+    (BF16, BF16, 2048, 2048),
+    (F32, BF16, 2048, 2048),
+    (F32, F32, 2048, 2048),
+    (F64, F64, 2048, 2048),
+    (F8E4M3Fn, F8E4M3Fn, 8192, 8192),
+    (BF16, BF16, 8192, 8192),
+    (F32, BF16, 8192, 8192),
+    (F32, F32, 8192, 8192),
+    (BF16, BF16, 8224, 4128),
+    (F32, BF16, 8224, 4128),
+    (F32, F32, 8224, 4128),
+    // What a file's rows are read into: see `stream`.
+    (F32, BF16, 32, 8192),
+    (F32, F32, 32, 8192),
+];
 
 fn size(dtype: DType) -> usize {
     usize::try_from(dtype.itemsize()).unwrap()
@@ -33,66 +83,81 @@ fn elements(dtype: DType, count: usize) -> Vec<u8> {
     out
 }
 
-fn casts(c: &mut Criterion) {
-    let mut group = c.benchmark_group("cast");
-    let pairs = [
-        (F32, F32),
-        (F32, BF16),
-        (F32, F16),
-        (BF16, F32),
-        (F16, F32),
-        (F64, F32),
-        (F16, BF16),
-        (F8E4M3Fn, BF16),
-        (F8E4M3Fn, F32),
-        (F32, F8E4M3Fn),
-    ];
-    for (from, to) in pairs {
-        let src = elements(from, COUNT);
-        let mut dst = vec![1; COUNT * size(to)];
-        let cast = Cast::new(from, to, Overflow::Nan).unwrap();
-        group.throughput(Throughput::Bytes((src.len() + dst.len()) as u64));
-        group.bench_function(format!("{from}-{to}"), |b| {
-            b.iter(|| convert(cast, black_box(&src), black_box(&mut dst)).unwrap());
-        });
-    }
-    group.finish();
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// All but a line of the bytes, from where a line starts, as rustload's own destinations do.
+fn aligned(bytes: &mut [u8]) -> &mut [u8] {
+    let start = bytes.as_ptr().align_offset(LINE);
+    let len = bytes.len() - LINE;
+    &mut bytes[start..][..len]
 }
 
-fn transposes(c: &mut Criterion) {
-    let mut group = c.benchmark_group("transpose");
-    let cases = [
-        (F32, F32, 2048, 2048),
-        (F32, BF16, 2048, 2048),
-        (BF16, BF16, 2048, 2048),
-        (F8E4M3Fn, F8E4M3Fn, 2048, 2048),
-        (F64, F64, 2048, 2048),
-        (F32, F32, 8192, 8192),
-        (F32, BF16, 8192, 8192),
-        (BF16, BF16, 8192, 8192),
-        (F32, F32, 8224, 4128),
-        (F32, BF16, 8224, 4128),
-        (BF16, BF16, 8224, 4128),
-    ];
-    for (from, to, rows, columns) in cases {
-        let src = elements(from, rows * columns);
-        let mut dst = vec![1; rows * columns * size(to)];
-        let cast = Cast::new(from, to, Overflow::Nan).unwrap();
-        let axes = [
-            Axis { size: columns, src_stride: 1, dst_stride: rows },
-            Axis { size: rows, src_stride: columns, dst_stride: 1 },
-        ];
-        group.throughput(Throughput::Bytes((src.len() + dst.len()) as u64));
-        group.bench_function(format!("{from}-{to}/{rows}x{columns}"), |b| {
-            b.iter(|| gather(cast, black_box(&src), black_box(&mut dst), &axes).unwrap());
-        });
+/// Prints GB/s of each level; `job` runs once at a level.
+fn row(name: &str, bytes: usize, mut job: impl FnMut(Level)) {
+    let levels = Level::available();
+    let mut best = vec![Duration::MAX; levels.len()];
+    let start = Instant::now();
+    let mut turn = 0;
+    while turn <= TURNS || start.elapsed() < ROW_TIME {
+        for (level, best) in levels.iter().zip(&mut best) {
+            let start = Instant::now();
+            job(*level);
+            // The first turn touches the memory.
+            *best = if turn == 0 { *best } else { start.elapsed().min(*best) };
+        }
+        turn += 1;
     }
-    group.finish();
+    let columns: Vec<String> = (levels.iter().zip(best))
+        .map(|(level, best)| format!("{level} {:5.1}", bytes as f64 / best.as_secs_f64() / 1e9))
+        .collect();
+    println!("{name:44} {}", columns.join("  "));
 }
 
-criterion_group! {
-    name = benches;
-    config = Criterion::default().sample_size(10).warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1));
-    targets = casts, transposes
+fn main() {
+    let filter: String =
+        std::env::args().skip(1).find(|argument| !argument.starts_with('-')).unwrap_or_default();
+    let cast = |level, from, to| Cast::at(level, from, to, Overflow::Nan).unwrap();
+    for (count, place) in COUNTS {
+        for (from, to) in CASTS {
+            let name = format!("cast {from} {to} {place}");
+            if name.contains(&filter) {
+                let repeats = if count < REPEATS * COUNTS[1].0 { REPEATS } else { 1 };
+                let src = elements(from, count);
+                let mut dst = vec![1; count * size(to) + LINE];
+                let dst = aligned(&mut dst);
+                row(&name, repeats * (src.len() + dst.len()), |level| {
+                    for _ in 0..repeats {
+                        convert(cast(level, from, to), black_box(&src), black_box(dst)).unwrap();
+                    }
+                });
+            }
+        }
+    }
+    for unit in [2, 4, 8] {
+        let name = format!("swap in place {unit}");
+        if name.contains(&filter) {
+            let mut data = elements(F32, COUNTS[0].0);
+            row(&name, 2 * data.len(), |level| swap_bytes_at(level, unit, black_box(&mut data)));
+        }
+    }
+    for (from, to, rows, columns) in TRANSPOSES {
+        for (way, is_past_caches) in [("", false), (" past caches", true)] {
+            let name = format!("transpose {from} {to} {rows}x{columns}{way}");
+            if name.contains(&filter) {
+                let src = elements(from, rows * columns);
+                let mut dst = vec![1; rows * columns * size(to) + LINE];
+                let dst = aligned(&mut dst);
+                let axes = [
+                    Axis { size: columns, src_stride: 1, dst_stride: rows },
+                    Axis { size: rows, src_stride: columns, dst_stride: 1 },
+                ];
+                row(&name, src.len() + dst.len(), |level| {
+                    let cast = cast(level, from, to);
+                    let cast = if is_past_caches { cast.past_caches() } else { cast };
+                    gather(cast, black_box(&src), black_box(dst), &axes).unwrap();
+                });
+            }
+        }
+    }
 }
-criterion_main!(benches);

@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use super::arch::{self, Row};
+use super::arch::{self, Level, Row};
 use super::misuse;
 use crate::dtype::{DType, Kind};
 use crate::error::{Code, Error, Result};
@@ -43,6 +43,8 @@ pub struct Cast {
     first: Step,
     second: Option<Step>,
     third: Option<Step>,
+    level: Level,
+    streams: bool,
 }
 
 impl Cast {
@@ -56,12 +58,37 @@ impl Cast {
     /// - Real to complex has 0 as its imaginary half; complex to real takes the real half.
     /// - e8m0 has neither sign nor zero: the sign is dropped, 0 becomes the smallest power of two, infinity is an overflow.
     pub fn new(from: DType, to: DType, overflow: Overflow) -> Result<Cast> {
+        Cast::at(Level::used(), from, to, overflow)
+    }
+
+    /// As [`Cast::new`], with the instructions of a level. They make no difference to the result.
+    pub fn at(level: Level, from: DType, to: DType, overflow: Overflow) -> Result<Cast> {
         let unsupported =
             || Error::new(Code::DtypeUnsupported, format!("there is no conversion from {from} to {to}"));
-        let mut path = Path::default();
+        let mut path = Path { level, steps: [None; 3] };
         path.cast(from, to, overflow).ok_or_else(unsupported)?;
         let [Some(first), second, third] = path.steps else { return Err(unsupported()) };
-        Ok(Cast { from, to, src_size: size(from), dst_size: size(to), first, second, third })
+        Ok(Cast {
+            from,
+            to,
+            src_size: size(from),
+            dst_size: size(to),
+            first,
+            second,
+            third,
+            level,
+            streams: false,
+        })
+    }
+
+    /// The same conversion, for a destination that [`gather`](super::gather) should write past the caches where it is large,
+    /// transposed and aligned to cache lines, and the level can.
+    ///
+    /// For memory that has been in use before and will not be read at once. Memory that is touched for the first time is
+    /// better written by way of the caches, as is the default. It makes no difference to the result.
+    #[must_use]
+    pub fn past_caches(self) -> Cast {
+        Cast { streams: true, ..self }
     }
 
     /// The dtype of the source.
@@ -77,6 +104,16 @@ impl Cast {
     /// Whether the dtypes are equal and the bytes go over as they are; never for bool, which is normalised.
     pub fn is_identity(self) -> bool {
         self.from == self.to && self.from != DType::Bool
+    }
+
+    /// The level that its kernels are of.
+    pub(super) fn level(self) -> Level {
+        self.level
+    }
+
+    /// Whether large transposes are written past the caches.
+    pub(super) fn streams(self) -> bool {
+        self.streams
     }
 
     /// Bytes of one source element.
@@ -142,8 +179,8 @@ pub fn convert(cast: Cast, src: &[u8], dst: &mut [u8]) -> Result<()> {
 }
 
 /// The steps of a conversion as they are found; `None` from a method means that there is no conversion.
-#[derive(Default)]
 struct Path {
+    level: Level,
     steps: [Option<Step>; 3],
 }
 
@@ -158,15 +195,15 @@ impl Path {
             (Some(from), Some(to)) => self.real(from, to, 2, overflow),
             (Some(from), None) if to == DType::Bool => {
                 self.real(from, to, 2, overflow)?;
-                self.push(arch::EITHER, 1)
+                self.push(self.level.either(), 1)
             }
             (Some(from), None) => {
-                self.push(arch::real_halves(from)?, size(from))?;
+                self.push(self.level.real_halves(from)?, size(from))?;
                 self.real(from, to, 1, overflow)
             }
             (None, Some(half)) => {
                 self.real(from, half, 1, overflow)?;
-                self.push(arch::with_zero_halves(half)?, size(to))
+                self.push(self.level.with_zero_halves(half)?, size(to))
             }
         }
     }
@@ -179,11 +216,11 @@ impl Path {
         if from.kind() == Kind::Packed || to.kind() == Kind::Packed {
             return None;
         }
-        if let Some(row) = arch::row(from, to, overflow) {
+        if let Some(row) = self.level.row(from, to, overflow) {
             return self.push(row, count * size(to));
         }
-        self.push(arch::row(from, DType::F32, overflow)?, count * size(DType::F32))?;
-        self.push(arch::row(DType::F32, to, overflow)?, count * size(to))
+        self.push(self.level.row(from, DType::F32, overflow)?, count * size(DType::F32))?;
+        self.push(self.level.row(DType::F32, to, overflow)?, count * size(to))
     }
 
     fn push(&mut self, row: Row, out: usize) -> Option<()> {

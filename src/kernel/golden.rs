@@ -1,6 +1,6 @@
 //! Every pair of dtypes against torch 2.13: `tests/data/cast_golden.bin`, made by `make_cast_golden.py` beside it.
 
-use super::{Cast, Overflow, convert};
+use super::{Cast, Level, Overflow, convert};
 use crate::dtype::{DType, Kind};
 
 const GOLDEN: &[u8] = include_bytes!("../../tests/data/cast_golden.bin");
@@ -59,7 +59,13 @@ fn same(dtype: DType, a: &[u8], b: &[u8]) -> bool {
 }
 
 #[test]
-fn every_pair_equals_torch() {
+fn every_pair_equals_torch_at_every_level() {
+    for level in Level::available() {
+        check(level);
+    }
+}
+
+fn check(level: Level) {
     let mut rest = GOLDEN;
     let mut pairs = 0;
     while let Some((&[from, to, low, high], tail)) = rest.split_first_chunk() {
@@ -68,12 +74,15 @@ fn every_pair_equals_torch() {
         let (src, tail) = tail.split_at(count * size(from));
         let (expected, tail) = tail.split_at(count * size(to));
         let mut dst = vec![0xaa; expected.len()];
-        let cast = Cast::new(from, to, Overflow::Nan).unwrap();
+        let cast = Cast::at(level, from, to, Overflow::Nan).unwrap();
         assert_eq!((cast.from(), cast.to()), (from, to));
         convert(cast, src, &mut dst).unwrap();
         let elements = src.chunks(size(from)).zip(dst.chunks(size(to))).zip(expected.chunks(size(to)));
         for ((src, got), expected) in elements {
-            assert!(same(to, got, expected), "{cast:?} of {src:02x?}: {got:02x?}, torch {expected:02x?}");
+            assert!(
+                same(to, got, expected),
+                "{level} {cast:?} of {src:02x?}: {got:02x?}, torch {expected:02x?}"
+            );
         }
         pairs += 1;
         rest = tail;

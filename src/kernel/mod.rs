@@ -4,25 +4,28 @@
 //! elements, [`gather`] to elements that lie anywhere. Neither knows files or threads: the caller splits the work. Lengths and
 //! bounds are checked once at the door; no slice needs an alignment. What a cast means is written at [`Cast::new`].
 //!
-//! `arch` picks the row kernel of a pair of dtypes and the tile kernels of the transpose. It holds one level so far, plain
-//! loops that LLVM vectorises; further levels go behind the same two functions, with this one as their oracle.
+//! `arch` picks the row kernel of a pair of dtypes and the transpose of tiles, at the [`Level`] of the machine. The generic level
+//! is plain loops that LLVM vectorises and the oracle of the others. `unsafe` is left to the levels above it.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod arch;
 mod cast;
 mod gather;
 #[cfg(test)]
 mod golden;
+#[cfg(test)]
+mod levels;
 mod signs;
 mod strided;
 #[cfg(test)]
 mod tests;
 mod transpose;
 
+pub use arch::Level;
 pub use cast::{Cast, Overflow, convert, is_lossy};
 pub use gather::{Axis, gather};
-pub use signs::{conjugate, negate, swap_bytes};
+pub use signs::{conjugate, negate, swap_bytes, swap_bytes_at};
 
 use crate::error::{Code, Error};
 

@@ -1,5 +1,6 @@
 //! Changes in place that a file may ask for before any cast: byte order, torch's negative bit and conjugate bit.
 
+use super::arch::Level;
 use super::cast::size;
 use super::misuse;
 use crate::dtype::{DType, Kind};
@@ -7,11 +8,16 @@ use crate::error::{Code, Error, Result};
 
 /// Reverses the bytes of every unit (see [`DType::swap_unit`]); a rest shorter than a unit stays as it is.
 pub fn swap_bytes(unit: usize, data: &mut [u8]) {
+    swap_bytes_at(Level::used(), unit, data);
+}
+
+/// As [`swap_bytes`], with the instructions of a level.
+pub fn swap_bytes_at(level: Level, unit: usize, data: &mut [u8]) {
     match unit {
         0 | 1 => {}
-        2 => each(data, |bytes| u16::from_le_bytes(bytes).to_be_bytes()),
-        4 => each(data, |bytes| u32::from_le_bytes(bytes).to_be_bytes()),
-        8 => each(data, |bytes| u64::from_le_bytes(bytes).to_be_bytes()),
+        2 => level.each(data, |bytes| u16::from_le_bytes(bytes).to_be_bytes()),
+        4 => level.each(data, |bytes| u32::from_le_bytes(bytes).to_be_bytes()),
+        8 => level.each(data, |bytes| u64::from_le_bytes(bytes).to_be_bytes()),
         _ => data.chunks_exact_mut(unit).for_each(<[u8]>::reverse),
     }
 }
@@ -62,12 +68,8 @@ fn check_whole(dtype: DType, data: &[u8]) -> Result<()> {
     }
 }
 
-#[inline(always)]
 fn each<const N: usize>(data: &mut [u8], one: impl Fn([u8; N]) -> [u8; N]) {
-    let (units, _) = data.as_chunks_mut();
-    for unit in units {
-        *unit = one(*unit);
-    }
+    Level::used().each(data, one);
 }
 
 #[cfg(test)]

@@ -2,17 +2,20 @@
 //!
 //! A tile is a panel of source rows, some hundred columns wide. Its rows are read in order, side by side, so that the
 //! hardware prefetcher follows them; converted into scratch that stays in the cache, with a pitch that no power of two
-//! divides; and woven into whole 64-byte lines, a few of which are written to each destination row at one go.
+//! divides; and turned into whole 64-byte lines, a few of which are written to each destination row at one go.
 
-use super::arch::{self, COLUMNS, LINE, Panel, Weave, Words};
+use super::arch::{LINE, LINES, Lines, Panel};
 use super::cast::Cast;
 use super::gather::Axis;
 use super::strided::{self, Scratch, Strided};
 
-/// Lines that a tile writes one after the other in each column. One line at a time leaves the memory waiting.
-const LINES: usize = 4;
 /// Bytes of a converted row of a tile.
 const ROW_BYTES: usize = 2048;
+/// Bytes from the first column of a destination to the last above which a cast that may write past the caches does so: the
+/// lines lie too far apart to stay there until their neighbours come, and each would be read before it is overwritten.
+const STREAMING_SPAN: usize = 8 << 20;
+/// Columns of a line that is not whole, written at a time.
+const COLUMNS: usize = 64;
 
 /// Scratch for one tile, made once per copy.
 pub(super) struct Tile {
@@ -24,8 +27,8 @@ pub(super) struct Tile {
     columns: usize,
     /// Rows that fill a line.
     line_rows: usize,
-    words: Vec<Words>,
-    weave: Weave,
+    lines: Lines,
+    streams: bool,
     strided: Scratch,
 }
 
@@ -43,8 +46,9 @@ impl Tile {
             rows: height,
             columns: width,
             line_rows,
-            words: vec![[[0; COLUMNS]; LINE / 8]; height / line_rows],
-            weave: arch::weave(size),
+            lines: cast.level().lines(size),
+            streams: cast.streams()
+                && columns.size.saturating_mul(columns.dst_stride).saturating_mul(size) > STREAMING_SPAN,
             strided: Scratch::new(),
         }
     }
@@ -75,39 +79,32 @@ impl Tile {
     }
 
     /// Writes the tile's columns, each as `height` elements, `pitch` bytes apart.
-    fn write(&mut self, dst: &mut [u8], pitch: usize, size: usize, height: usize, width: usize) {
-        let lines = height.div_ceil(self.line_rows);
+    fn write(&self, dst: &mut [u8], pitch: usize, size: usize, height: usize, width: usize) {
+        let lines = height / self.line_rows;
+        if lines > 0 {
+            let panel =
+                Panel { bytes: &self.bytes, pitch: self.pitch, columns: width, lines, streams: self.streams };
+            (self.lines)(panel, dst, pitch);
+        }
+        let rest = height % self.line_rows * size;
+        if rest > 0 {
+            let bytes = &self.bytes[lines * self.line_rows * self.pitch..];
+            self.write_rest(bytes, &mut dst[lines * LINE..], pitch, size, width, rest);
+        }
+    }
+
+    /// Writes the first `rest` bytes of a line to each column, by way of whole lines elsewhere.
+    fn write_rest(&self, bytes: &[u8], dst: &mut [u8], pitch: usize, size: usize, width: usize, rest: usize) {
+        let mut whole = [0; COLUMNS * LINE];
         for left in (0..width).step_by(COLUMNS) {
             let columns = COLUMNS.min(width - left);
-            for (line, words) in self.words.iter_mut().enumerate().take(lines) {
-                let bytes = &self.bytes[line * self.line_rows * self.pitch + left * size..];
-                (self.weave)(Panel { bytes, pitch: self.pitch, columns }, words);
-            }
-            write_columns(&self.words, &mut dst[left * pitch..], pitch, columns, height * size);
-        }
-    }
-}
-
-/// Writes `columns` columns of `len` bytes each, `pitch` bytes apart.
-fn write_columns(lines: &[Words], dst: &mut [u8], pitch: usize, columns: usize, len: usize) {
-    for (column, dst) in dst.chunks_mut(pitch).enumerate().take(columns.min(COLUMNS)) {
-        for (words, dst) in lines.iter().zip(dst[..len].chunks_mut(LINE)) {
-            match dst.first_chunk_mut() {
-                Some(dst) => copy_line(words, column, dst),
-                None => {
-                    let mut line = [0; LINE];
-                    copy_line(words, column, &mut line);
-                    dst.copy_from_slice(&line[..dst.len()]);
-                }
+            let bytes = &bytes[left * size..];
+            let panel = Panel { bytes, pitch: self.pitch, columns, lines: 1, streams: false };
+            (self.lines)(panel, &mut whole, LINE);
+            let columns = dst[left * pitch..].chunks_mut(pitch).take(columns);
+            for (dst, line) in columns.zip(whole.as_chunks::<LINE>().0) {
+                dst[..rest].copy_from_slice(&line[..rest]);
             }
         }
-    }
-}
-
-/// Copies one column's line. A whole line goes straight to its place: by way of the stack it would wait for its own stores.
-#[inline(always)]
-fn copy_line(words: &Words, column: usize, line: &mut [u8; LINE]) {
-    for (bytes, row) in line.as_chunks_mut().0.iter_mut().zip(words) {
-        *bytes = row[column].to_le_bytes();
     }
 }

@@ -1,9 +1,9 @@
-//! Rows between f32 and the five 8-bit floats, branch-free.
+//! Rows between f32 or bf16 and the five 8-bit floats, branch-free.
 //!
 //! e4m3fn and e5m2 as in the OCP 8-bit floating point specification; the fnuz kinds (no infinities, no negative zero, one
 //! NaN at 0x80) as AMD and Graphcore define them; e8m0fnu, a bare power of two, as the scale of OCP microscaling formats.
 
-use super::{Row, map};
+use super::{Instructions, Row, map};
 use crate::dtype::DType;
 use crate::kernel::Overflow;
 
@@ -71,31 +71,74 @@ impl Format for E5M2Fnuz {
     const UNSIGNED_ZERO: bool = true;
 }
 
-/// The row between f32 and an fp8; `None` for other dtypes.
-pub(super) fn row(from: DType, to: DType, overflow: Overflow) -> Option<Row> {
+/// The row between an fp8 and f32 or bf16; `None` for other dtypes.
+pub(super) fn row<I: Instructions>(from: DType, to: DType, overflow: Overflow) -> Option<Row> {
     match (from, to, overflow) {
-        (_, DType::F32, _) => decoder(from),
-        (DType::F32, _, Overflow::Nan) => encoder::<false>(to),
-        (DType::F32, _, Overflow::Saturate) => encoder::<true>(to),
+        (_, DType::F32, _) => decoder::<I, F32, 4>(from),
+        (_, DType::BF16, _) => decoder::<I, BF16, 2>(from),
+        (DType::F32, _, Overflow::Nan) => encoder::<I, F32, 4, false>(to),
+        (DType::F32, _, Overflow::Saturate) => encoder::<I, F32, 4, true>(to),
+        (DType::BF16, _, Overflow::Nan) => encoder::<I, BF16, 2, false>(to),
+        (DType::BF16, _, Overflow::Saturate) => encoder::<I, BF16, 2, true>(to),
         _ => None,
     }
 }
 
-fn decoder(from: DType) -> Option<Row> {
+/// What an fp8 is decoded to and encoded from: a float that has all of its values, in `N` bytes.
+trait Wide<const N: usize> {
+    /// From the bits of an f32 that loses nothing.
+    fn narrowed(bits: u32) -> [u8; N];
+    /// To the bits of an f32.
+    fn widened(bytes: [u8; N]) -> u32;
+}
+
+struct F32;
+struct BF16;
+
+impl Wide<4> for F32 {
+    #[inline(always)]
+    fn narrowed(bits: u32) -> [u8; 4] {
+        bits.to_le_bytes()
+    }
+
+    #[inline(always)]
+    fn widened(bytes: [u8; 4]) -> u32 {
+        u32::from_le_bytes(bytes)
+    }
+}
+
+impl Wide<2> for BF16 {
+    #[inline(always)]
+    fn narrowed(bits: u32) -> [u8; 2] {
+        ((bits >> 16) as u16).to_le_bytes()
+    }
+
+    #[inline(always)]
+    fn widened(bytes: [u8; 2]) -> u32 {
+        u32::from(u16::from_le_bytes(bytes)) << 16
+    }
+}
+
+fn decoder<I: Instructions, W: Wide<N>, const N: usize>(from: DType) -> Option<Row> {
+    macro_rules! decoder {
+        ($decode:expr) => {
+            |src, dst| map::<I, _, _>(src, dst, |[code]| W::narrowed($decode(code)))
+        };
+    }
     Some(match from {
-        DType::F8E4M3Fn => |src, dst| map(src, dst, |[code]| decode::<E4M3Fn>(code).to_le_bytes()),
-        DType::F8E5M2 => |src, dst| map(src, dst, |[code]| decode::<E5M2>(code).to_le_bytes()),
-        DType::F8E4M3Fnuz => |src, dst| map(src, dst, |[code]| decode::<E4M3Fnuz>(code).to_le_bytes()),
-        DType::F8E5M2Fnuz => |src, dst| map(src, dst, |[code]| decode::<E5M2Fnuz>(code).to_le_bytes()),
-        DType::F8E8M0Fnu => |src, dst| map(src, dst, |[code]| decode_scale(code).to_le_bytes()),
+        DType::F8E4M3Fn => decoder!(decode::<E4M3Fn>),
+        DType::F8E5M2 => decoder!(decode::<E5M2>),
+        DType::F8E4M3Fnuz => decoder!(decode::<E4M3Fnuz>),
+        DType::F8E5M2Fnuz => decoder!(decode::<E5M2Fnuz>),
+        DType::F8E8M0Fnu => decoder!(decode_scale),
         _ => return None,
     })
 }
 
-fn encoder<const SATURATE: bool>(to: DType) -> Option<Row> {
+fn encoder<I: Instructions, W: Wide<N>, const N: usize, const SATURATE: bool>(to: DType) -> Option<Row> {
     macro_rules! encoder {
         ($encode:expr) => {
-            |src, dst| map(src, dst, |bytes| [$encode(u32::from_le_bytes(bytes))])
+            |src, dst| map::<I, _, _>(src, dst, |bytes| [$encode(W::widened(bytes))])
         };
     }
     Some(match to {

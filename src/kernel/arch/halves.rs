@@ -1,36 +1,38 @@
-//! Rows between f32 and the two 16-bit floats.
+//! Rows between f32 and the two 16-bit floats, branch-free, NaN payloads kept as far as they fit (and made quiet).
 //!
-//! f16 goes through the `half` crate, which uses F16C where the machine has it. bf16 is the upper half of an f32, rounded to
-//! nearest even by integer arithmetic: `vcvtneps2bf16` would flush subnormal inputs to zero.
+//! bf16 is the upper half of an f32, rounded to nearest even by integer arithmetic: `vcvtneps2bf16` would flush subnormal
+//! inputs to zero. f16 is what F16C's instructions give.
 
-use half::f16;
-use half::slice::HalfFloatSliceExt;
-
-use super::{Row, map};
+use super::{Instructions, Row, map};
 use crate::dtype::DType;
 
-/// Elements per call into the `half` crate.
-const BLOCK: usize = 128;
-
 /// The row between f32 and f16 or bf16; `None` for other dtypes.
-pub(super) fn row(from: DType, to: DType) -> Option<Row> {
+pub(super) fn row<I: Instructions>(from: DType, to: DType) -> Option<Row> {
     Some(match (from, to) {
-        (DType::BF16, DType::F32) => |src, dst| map(src, dst, |bytes| bf16_to_f32(bytes).to_le_bytes()),
-        (DType::F32, DType::BF16) => {
-            |src, dst| map(src, dst, |bytes| bf16_from_f32(u32::from_le_bytes(bytes)).to_le_bytes())
+        (DType::BF16, DType::F32) => {
+            |src, dst| map::<I, _, _>(src, dst, |bytes| bf16_to_f32(u16::from_le_bytes(bytes)).to_le_bytes())
         }
-        (DType::F16, DType::F32) => f16_to_f32,
-        (DType::F32, DType::F16) => f16_from_f32,
+        (DType::F32, DType::BF16) => |src, dst| {
+            map::<I, _, _>(src, dst, |bytes| bf16_from_f32(u32::from_le_bytes(bytes)).to_le_bytes())
+        },
+        (DType::F16, DType::F32) => {
+            |src, dst| map::<I, _, _>(src, dst, |bytes| f16_to_f32(u16::from_le_bytes(bytes)).to_le_bytes())
+        }
+        (DType::F32, DType::F16) => {
+            |src, dst| map::<I, _, _>(src, dst, |bytes| f16_from_f32(u32::from_le_bytes(bytes)).to_le_bytes())
+        }
         _ => return None,
     })
 }
 
 /// The bits of the f32 that a bf16 stands for.
-fn bf16_to_f32(bytes: [u8; 2]) -> u32 {
-    u32::from(u16::from_le_bytes(bytes)) << 16
+#[inline(always)]
+fn bf16_to_f32(bits: u16) -> u32 {
+    u32::from(bits) << 16
 }
 
 /// The bf16 nearest to an f32 given by its bits, ties to even.
+#[inline(always)]
 fn bf16_from_f32(bits: u32) -> u16 {
     let odd = (bits >> 16) & 1;
     let rounded = bits.wrapping_add(0x7fff).wrapping_add(odd) >> 16;
@@ -38,32 +40,35 @@ fn bf16_from_f32(bits: u32) -> u16 {
     (if is_nan { (bits >> 16) | 0x40 } else { rounded }) as u16
 }
 
-fn f16_to_f32(src: &[u8], dst: &mut [u8]) {
-    let (mut narrow, mut wide) = ([f16::ZERO; BLOCK], [0_f32; BLOCK]);
-    for (src, dst) in src.chunks(2 * BLOCK).zip(dst.chunks_mut(4 * BLOCK)) {
-        let ((src, _), (dst, _)) = (src.as_chunks(), dst.as_chunks_mut());
-        let (narrow, wide) = (&mut narrow[..src.len()], &mut wide[..src.len()]);
-        for (half, bytes) in narrow.iter_mut().zip(src) {
-            *half = f16::from_le_bytes(*bytes);
-        }
-        narrow.convert_to_f32_slice(wide);
-        for (bytes, value) in dst.iter_mut().zip(wide) {
-            *bytes = value.to_le_bytes();
-        }
-    }
+/// The smallest normal f16, as the bits of an f32.
+const NORMAL: u32 = (128 - 15) << 23;
+/// 0.5 as the bits of an f32: its last place is the smallest subnormal f16.
+const MAGIC: u32 = 126 << 23;
+
+/// The bits of the f32 that an f16 stands for.
+#[inline(always)]
+fn f16_to_f32(bits: u16) -> u32 {
+    let magnitude = u32::from(bits & 0x7fff);
+    let shifted = magnitude << 13;
+    // A subnormal number has no leading 1: with the exponent of the smallest normal number it gets one, which goes off again.
+    let subnormal = (f32::from_bits(shifted | NORMAL) - f32::from_bits(NORMAL)).to_bits();
+    let normal = shifted.wrapping_add((127 - 15) << 23);
+    let finite = if magnitude < 0x0400 { subnormal } else { normal };
+    let quiet = if magnitude > 0x7c00 { 0x0040_0000 } else { 0 };
+    let special = shifted | 0x7f80_0000 | quiet;
+    u32::from(bits & 0x8000) << 16 | if magnitude < 0x7c00 { finite } else { special }
 }
 
-fn f16_from_f32(src: &[u8], dst: &mut [u8]) {
-    let (mut narrow, mut wide) = ([f16::ZERO; BLOCK], [0_f32; BLOCK]);
-    for (src, dst) in src.chunks(4 * BLOCK).zip(dst.chunks_mut(2 * BLOCK)) {
-        let ((src, _), (dst, _)) = (src.as_chunks(), dst.as_chunks_mut());
-        let (narrow, wide) = (&mut narrow[..src.len()], &mut wide[..src.len()]);
-        for (value, bytes) in wide.iter_mut().zip(src) {
-            *value = f32::from_le_bytes(*bytes);
-        }
-        narrow.convert_from_f32_slice(wide);
-        for (bytes, half) in dst.iter_mut().zip(narrow) {
-            *bytes = half.to_le_bytes();
-        }
-    }
+/// The f16 nearest to an f32 given by its bits, ties to even; what is too large becomes infinite.
+#[inline(always)]
+fn f16_from_f32(bits: u32) -> u16 {
+    let magnitude = bits & 0x7fff_ffff;
+    let odd = (magnitude >> 13) & 1;
+    let normal = (magnitude.wrapping_add(0x0fff).wrapping_add(odd) >> 13).wrapping_sub((127 - 15) << 10);
+    // The addition rounds to the last place of MAGIC.
+    let subnormal = (f32::from_bits(magnitude) + f32::from_bits(MAGIC)).to_bits().wrapping_sub(MAGIC);
+    let code = if magnitude < NORMAL { subnormal } else { normal };
+    let code = if code > 0x7c00 { 0x7c00 } else { code };
+    let code = if magnitude > 0x7f80_0000 { 0x7e00 | (magnitude >> 13) & 0x03ff } else { code };
+    (code | (bits >> 16) & 0x8000) as u16
 }

@@ -1,10 +1,10 @@
 //! Rows among bool, the ints, f32 and f64: what `as` does, and `!= 0` for bool.
 
-use super::{Row, map};
+use super::{Instructions, Row, map};
 use crate::dtype::DType;
 
 /// The row between two of these dtypes; `None` if either is another.
-pub(super) fn row(from: DType, to: DType) -> Option<Row> {
+pub(super) fn row<I: Instructions>(from: DType, to: DType) -> Option<Row> {
     /// The row from one Rust number to whatever `to` is.
     macro_rules! from_number {
         ($src:ident) => {
@@ -14,17 +14,17 @@ pub(super) fn row(from: DType, to: DType) -> Option<Row> {
         ($src:ident, $zero:expr, $($variant:ident $dst:ident),*) => {
             match to {
                 $(DType::$variant => |src, dst| {
-                    map(src, dst, |bytes| ($src::from_le_bytes(bytes) as $dst).to_le_bytes());
+                    map::<I, _, _>(src, dst, |bytes| ($src::from_le_bytes(bytes) as $dst).to_le_bytes());
                 },)*
                 DType::Bool => |src, dst| {
-                    map(src, dst, |bytes| [u8::from($src::from_le_bytes(bytes) != $zero)]);
+                    map::<I, _, _>(src, dst, |bytes| [u8::from($src::from_le_bytes(bytes) != $zero)]);
                 },
                 _ => return None,
             }
         };
     }
     Some(match from {
-        DType::Bool => return from_bool(to),
+        DType::Bool => return from_bool::<I>(to),
         DType::U8 => from_number!(u8),
         DType::I8 => from_number!(i8),
         DType::U16 => from_number!(u16),
@@ -40,12 +40,12 @@ pub(super) fn row(from: DType, to: DType) -> Option<Row> {
 }
 
 /// The row from bool bytes, any of which but 0 counts as 1.
-fn from_bool(to: DType) -> Option<Row> {
+fn from_bool<I: Instructions>(to: DType) -> Option<Row> {
     macro_rules! to_number {
         ($($variant:ident $dst:ident),*) => {
             match to {
                 $(DType::$variant => |src, dst| {
-                    map(src, dst, |[byte]| $dst::from(byte != 0).to_le_bytes());
+                    map::<I, _, _>(src, dst, |[byte]| $dst::from(byte != 0).to_le_bytes());
                 },)*
                 _ => return None,
             }

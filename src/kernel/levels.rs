@@ -1,0 +1,249 @@
+//! Every level of this machine against the generic one, bit for bit, NaN payloads included.
+
+use std::process::Command;
+
+use super::{Axis, Cast, Level, Overflow, convert, gather, swap_bytes_at};
+use crate::dtype::DType;
+use crate::kernel::arch::LINE;
+use crate::kernel::cast::size;
+
+const GENERIC: usize = 0;
+
+/// The levels above the generic one; says which of all the machine lacks.
+fn fast_levels() -> Vec<Level> {
+    let levels = Level::available();
+    for name in ["avx2", "avx512"] {
+        if !levels.iter().any(|level| level.name() == name) {
+            eprintln!("skipped: this machine has no {name}");
+        }
+    }
+    levels[GENERIC + 1..].to_vec()
+}
+
+fn generic() -> Level {
+    Level::available()[GENERIC]
+}
+
+/// Bytes with all bits in use, the same on every run.
+fn noise(len: usize) -> Vec<u8> {
+    let mut state = 11_u64;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 56) as u8
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+/// The bits of f32 where conversions change their mind: every exponent with the mantissas about ties of 1 to 10 bits, so
+/// subnormal numbers, overflow edges, infinities and NaN of both signs, too.
+fn special_floats() -> Vec<f32> {
+    let mut mantissas = vec![0, 1, 0x7f_ffff, 0x40_0000, 0x40_0001];
+    for bits in 1..=16 {
+        for top in [0, 1, 2, 3, (1 << bits) - 2, (1 << bits) - 1] {
+            let tie = ((top % (1 << bits)) << (23 - bits)) | 1 << (22 - bits);
+            mantissas.extend([tie - 1, tie, tie + 1]);
+        }
+    }
+    let signs_and_exponents = 0..=0x1ff_u32;
+    signs_and_exponents
+        .flat_map(|upper| mantissas.iter().map(move |mantissa| f32::from_bits(upper << 23 | mantissa)))
+        .collect()
+}
+
+/// The special values and noise of a dtype.
+fn interesting(dtype: DType) -> Vec<u8> {
+    let floats = special_floats();
+    let mut bytes: Vec<u8> = match dtype {
+        DType::F16 | DType::BF16 => (0..=u16::MAX).flat_map(u16::to_le_bytes).collect(),
+        DType::F32 | DType::C64 => floats.iter().flat_map(|value| value.to_le_bytes()).collect(),
+        DType::F64 | DType::C128 => {
+            let wide = floats.iter().map(|&value| f64::from(value));
+            wide.flat_map(|value| [value.next_down(), value, value.next_up()])
+                .flat_map(f64::to_le_bytes)
+                .collect()
+        }
+        _ => (0..=u8::MAX).cycle().take(16 * 256).collect(),
+    };
+    bytes.extend(noise(64 * 256));
+    bytes
+}
+
+fn overflows() -> [Overflow; 2] {
+    [Overflow::Nan, Overflow::Saturate]
+}
+
+#[test]
+fn every_level_converts_like_the_generic_one() {
+    for level in fast_levels() {
+        for &from in DType::ALL {
+            let src = interesting(from);
+            let src = &src[..src.len() / size(from) * size(from)];
+            for &to in DType::ALL {
+                for overflow in overflows() {
+                    let Ok(oracle) = Cast::at(generic(), from, to, overflow) else { continue };
+                    let cast = Cast::at(level, from, to, overflow).unwrap();
+                    let mut expected = vec![0xaa; src.len() / size(from) * size(to)];
+                    let mut got = expected.clone();
+                    convert(oracle, src, &mut expected).unwrap();
+                    convert(cast, src, &mut got).unwrap();
+                    if let Some(at) = (0..got.len() / size(to)).find(|at| {
+                        let range = at * size(to)..(at + 1) * size(to);
+                        got[range.clone()] != expected[range]
+                    }) {
+                        let element = |bytes: &[u8], size: usize| bytes[at * size..][..size].to_vec();
+                        panic!(
+                            "{level} {cast:?} {overflow:?} of {:02x?}: {:02x?}, generic {:02x?}",
+                            element(src, size(from)),
+                            element(&got, size(to)),
+                            element(&expected, size(to))
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_level_converts_every_length_at_every_alignment() {
+    for level in fast_levels() {
+        for &from in DType::ALL {
+            for &to in DType::ALL {
+                let Ok(oracle) = Cast::at(generic(), from, to, Overflow::Nan) else { continue };
+                let cast = Cast::at(level, from, to, Overflow::Nan).unwrap();
+                let src = noise(131 * size(from));
+                for len in 0..=130 {
+                    let skew = len % 7;
+                    let src = &src[skew.min(size(from))..][..len * size(from)];
+                    let mut expected = vec![0xaa; len * size(to) + 16];
+                    let mut got = expected.clone();
+                    convert(oracle, src, &mut expected[skew..][..len * size(to)]).unwrap();
+                    convert(cast, src, &mut got[skew..][..len * size(to)]).unwrap();
+                    assert!(got == expected, "{level} {cast:?}, {len} elements at {skew}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_level_swaps_bytes_like_the_generic_one() {
+    for level in fast_levels() {
+        for unit in 0..=16 {
+            for len in (0..=130).chain([1000, 1001]) {
+                let mut expected = noise(len + 1);
+                let mut got = expected.clone();
+                swap_bytes_at(generic(), unit, &mut expected[1..]);
+                swap_bytes_at(level, unit, &mut got[1..]);
+                assert_eq!(got, expected, "{level}, unit {unit}, {len} bytes");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_level_transposes_like_the_generic_one() {
+    let pairs = [
+        (DType::U8, DType::U8),
+        (DType::Bool, DType::Bool),
+        (DType::F32, DType::F8E4M3Fn),
+        (DType::BF16, DType::BF16),
+        (DType::F32, DType::BF16),
+        (DType::F16, DType::BF16),
+        (DType::F32, DType::F32),
+        (DType::F16, DType::F32),
+        (DType::I64, DType::I64),
+        (DType::F32, DType::F64),
+        (DType::C128, DType::C128),
+    ];
+    let sizes = [8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129, 257, 300];
+    for level in fast_levels() {
+        for (from, to) in pairs {
+            let oracle = Cast::at(generic(), from, to, Overflow::Nan).unwrap();
+            let cast = Cast::at(level, from, to, Overflow::Nan).unwrap();
+            for rows in sizes {
+                for columns in sizes.into_iter().chain([2049]) {
+                    // With gaps on both sides, and a destination that is not aligned.
+                    let (src_pitch, dst_pitch) = (columns + rows % 3, rows + columns % 4);
+                    let axes = [
+                        Axis { size: rows, src_stride: src_pitch, dst_stride: 1 },
+                        Axis { size: columns, src_stride: 1, dst_stride: dst_pitch },
+                    ];
+                    let src = noise(rows * src_pitch * size(from));
+                    let mut expected = vec![0xaa; columns * dst_pitch * size(to) + 3];
+                    let mut got = expected.clone();
+                    gather(oracle, &src, &mut expected[3..], &axes).unwrap();
+                    gather(cast, &src, &mut got[3..], &axes).unwrap();
+                    assert!(got == expected, "{level} {cast:?} {axes:?}");
+                }
+            }
+        }
+    }
+}
+
+/// Large enough that it happens; aligned to lines and not.
+#[test]
+fn a_transpose_past_the_caches_is_the_same() {
+    for level in fast_levels() {
+        for (from, to) in [(DType::F32, DType::BF16), (DType::U8, DType::U8), (DType::F32, DType::F64)] {
+            let oracle = Cast::at(generic(), from, to, Overflow::Nan).unwrap();
+            let cast = Cast::at(level, from, to, Overflow::Nan).unwrap().past_caches();
+            for (rows, columns, pitch) in [(300, 70, 256 << 10), (257, 70, (256 << 10) + 5)] {
+                let axes = [
+                    Axis { size: rows, src_stride: columns, dst_stride: 1 },
+                    Axis { size: columns, src_stride: 1, dst_stride: pitch },
+                ];
+                let src = noise(rows * columns * size(from));
+                let len = columns * pitch * size(to);
+                let mut expected = vec![0xaa; len];
+                gather(oracle, &src, &mut expected, &axes).unwrap();
+                for skew in [0, 1] {
+                    let mut got = vec![0xaa; len + LINE + 1];
+                    let start = got.as_ptr().align_offset(LINE) + skew;
+                    let got = &mut got[start..start + len];
+                    gather(cast, &src, got, &axes).unwrap();
+                    assert!(*got == *expected, "{level} {cast:?} {axes:?} {skew}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn levels_are_named_as_they_are_asked_for() {
+    let levels = Level::available();
+    assert_eq!((levels[0].name(), levels[0]), ("generic", generic()));
+    assert!(levels.is_sorted());
+}
+
+/// The environment is read once per process, so each value has one.
+#[test]
+fn rustload_isa_forces_a_level() {
+    const CHILD: &str = "kernel::levels::the_level_used_is_printed";
+    let used = |value: Option<&str>| {
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", CHILD, "--nocapture", "--ignored"]).env_remove("RUSTLOAD_ISA");
+        if let Some(value) = value {
+            child.env("RUSTLOAD_ISA", value);
+        }
+        let stdout = String::from_utf8(child.output().unwrap().stdout).unwrap();
+        let (_, after) = stdout.split_once("level used: <").expect(&stdout);
+        after.split_once('>').unwrap().0.to_owned()
+    };
+    let levels = Level::available();
+    let highest = levels.last().unwrap().name();
+    for level in &levels {
+        assert_eq!(used(Some(level.name())), level.name());
+    }
+    assert_eq!(used(None), highest);
+    assert_eq!(used(Some("avx512")), highest); // or the best below it
+    for unknown in ["", "AVX2", "neon"] {
+        assert_eq!(used(Some(unknown)), highest);
+    }
+}
+
+#[test]
+#[ignore = "the child of rustload_isa_forces_a_level"]
+fn the_level_used_is_printed() {
+    println!("level used: <{}>", Level::used());
+}
