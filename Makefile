@@ -77,7 +77,7 @@ test-python: $(BUILT)
 
 cargo:
 	@command -v $(CARGO) >/dev/null || { \
-		echo "cargo not found: install Rust 1.88 or newer (https://rustup.rs), then run make again" >&2; exit 1; }
+		echo "cargo not found: install Rust 1.89 or newer (https://rustup.rs), then run make again" >&2; exit 1; }
 
 $(INSTALLED): requirements/test.txt
 	@command -v $(PYTHON) >/dev/null || { \

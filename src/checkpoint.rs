@@ -327,10 +327,11 @@ impl Inner {
             let absent: Vec<&str> =
                 map.keys().map(String::as_str).filter(|name| !self.by_name.contains_key(*name)).collect();
             if let Some(first) = absent.first() {
-                let text = format!(
-                    "the index names {first:?}, which its shard does not hold ({} such)",
-                    absent.len()
-                );
+                let others = match absent.len() {
+                    1 => String::new(),
+                    count => format!(", and {} more", count - 1),
+                };
+                let text = format!("the index names {first:?}{others}, which the shards do not hold");
                 return Err(Error::new(Code::IndexKey, text));
             }
         }

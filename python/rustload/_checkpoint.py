@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import builtins
+import difflib
+import errno
+import io
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
@@ -218,7 +221,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
 
 
 def open(
-    path: StrPath | Iterable[StrPath] | bytes | bytearray | memoryview,
+    path: StrPath | Iterable[StrPath] | bytes | bytearray | memoryview | io.BytesIO,
     *,
     framework: Literal["torch", "numpy", "dlpack"] | None = None,
     unknown: Literal["keep", "error"] = "keep",
@@ -231,7 +234,7 @@ def open(
 
     Args:
         path: A file, a directory, an index file (`*.index.json`), a list of shards; or the bytes of one file in memory, as a
-            `bytearray` or `memoryview`, or as `bytes` that are no path.
+            `bytearray`, `memoryview` or `BytesIO`, or as `bytes` that are no path.
         framework: What `materialize` makes: `"torch"`, `"numpy"` or `"dlpack"`. None: torch if it is installed, else NumPy, else
             plain buffers; settled at the first materialize.
         unknown: `"keep"` keeps values of unknown classes as inert data, `"error"` refuses the file.
@@ -249,32 +252,72 @@ def open(
         DisallowedError: The pickle names something unknown, and `unknown="error"`.
         LimitError: The file is beyond a limit.
         OSError: The file cannot be read.
+        TypeError: `path` is neither a path nor bytes; open files are not taken.
     """
     if framework is not None and framework not in _frameworks.NAMES:
         raise _make("Value", "Value", f"framework {framework!r} is not one of {', '.join(_frameworks.NAMES)}")
     given = {} if limits is None else limits._given()
-    if isinstance(path, (bytearray, memoryview)) or (isinstance(path, bytes) and not _is_path(path)):
+    data = _contents(path)
+    if data is not None:
         core = _rustload.open_bytes(
-            builtins.bytes(path),
-            unknown=unknown,
-            trailing=trailing,
-            compat=compat,
-            verify=verify,
-            limits=given,
+            data, unknown=unknown, trailing=trailing, compat=compat, verify=verify, limits=given
         )
     else:
-        paths = [path] if isinstance(path, (str, bytes, os.PathLike)) else list(path)
         core = _rustload.open_paths(
-            [os.fsdecode(one) for one in paths],
-            unknown=unknown,
-            trailing=trailing,
-            compat=compat,
-            verify=verify,
-            limits=given,
+            _paths(path), unknown=unknown, trailing=trailing, compat=compat, verify=verify, limits=given
         )
     return Checkpoint._wrap(core, framework)
 
 
-def _is_path(path: bytes) -> bool:
-    """Whether bytes are a path rather than a file's contents: short and without the zeros that every format has."""
-    return 0 < len(path) < 4096 and b"\0" not in path
+def _contents(given: Any) -> bytes | None:
+    """The bytes of a file in memory, or None for what is a path. Bytes that are short and without zeros are a path."""
+    if isinstance(given, io.BytesIO):
+        given = given.getbuffer()
+    if isinstance(given, (bytearray, memoryview)):
+        return builtins.bytes(given)
+    if isinstance(given, bytes) and not (0 < len(given) < 4096 and b"\0" not in given):
+        return given
+    return None
+
+
+def _paths(given: Any) -> list[str]:
+    if isinstance(given, (str, bytes, os.PathLike)):
+        paths = [given]
+    elif isinstance(given, Iterable) and not hasattr(given, "read"):
+        paths = list(given)
+    else:
+        note = "for an open file, pass its path (its .name); for bytes in memory, a bytearray, a memoryview or a BytesIO"
+        raise _make("Type", "Type", f"path is a {type(given).__name__}, not a path or a list of paths", note)
+    for one in paths:
+        if not isinstance(one, (str, bytes, os.PathLike)):
+            raise _make("Type", "Type", f"the list of paths holds a {type(one).__name__}")
+        try:
+            Path(os.fsdecode(one)).stat()
+        except FileNotFoundError:
+            raise _missing(Path(os.fsdecode(one))) from None
+        except OSError:
+            pass  # the core says what is wrong
+    return [os.fsdecode(one) for one in paths]
+
+
+def _missing(path: Path) -> BaseException:
+    """The error for a path that is not there, with a near name beside it, or what the path may have been meant to be."""
+    error = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    error.code = "Io"  # type: ignore[attr-defined]  # every error of ours has one
+    try:
+        near = difflib.get_close_matches(
+            path.name, [one.name for one in path.parent.iterdir()], n=3, cutoff=0.8
+        )
+    except OSError:
+        near = []
+    if near:
+        error.add_note(f"near names there: {', '.join(near)}")
+    elif path.parts[:1] == ("~",):
+        error.add_note("~ is not expanded here: use os.path.expanduser")
+    elif not path.is_absolute() and len(path.parts) <= 2 and not path.suffix:
+        error.add_note(
+            "nothing is downloaded: if this names a model of a hub, download it first and pass its folder"
+        )
+    else:
+        error.add_note(f"the working directory is {Path.cwd()}; check the spelling")
+    return error

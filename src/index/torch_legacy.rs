@@ -204,10 +204,10 @@ fn place_storages(
         }
         let region = at.checked_add(8).and_then(|start| Region::new(start, storage.nbytes));
         let region = region.filter(|region| region.end() <= source.len()).ok_or_else(|| {
+            let end = at.saturating_add(8).saturating_add(storage.nbytes);
+            let have = source.len();
             let text = format!(
-                "storage {key} of {} byte(s) reaches beyond the file of {}",
-                storage.nbytes,
-                source.len()
+                "the file is cut short: it has {have} byte(s), storage {key} alone ends at byte {end}"
             );
             Error::new(Code::Truncated, text).at(at)
         })?;

@@ -534,3 +534,24 @@ def test_a_message_is_lower_case_without_a_final_period(tmp_path):
         assert text.removeprefix(str(tmp_path / "model.bin") + ": ").partition(" ")[0].istitle() is False, (
             text
         )
+
+
+def test_an_open_file_is_refused_before_it_is_read(tmp_path):
+    path = tmp_path / "m.bin"
+    path.write_bytes(b"PK\x03\x04 anything\n")
+    with path.open("rb") as file, pytest.raises(TypeError, match="not a path") as caught:
+        rustload.open(file)
+    assert ".name" in caught.value.__notes__[0]
+    for wrong in (None, 3, [str(path), 3]):
+        with pytest.raises(TypeError):
+            rustload.open(wrong)
+
+
+def test_a_path_that_is_not_there_names_its_neighbour(tmp_path):
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(FileNotFoundError) as caught:
+        rustload.open(tmp_path / "model.safetensor")
+    assert caught.value.__notes__ == ["near names there: model.safetensors"]
+    with pytest.raises(FileNotFoundError) as caught:
+        rustload.open("bert-base-uncased")
+    assert "downloaded" in caught.value.__notes__[0]

@@ -140,7 +140,8 @@ def _fold(root: Node) -> None:
     for node in reversed(order):
         node.tensors += sum(child.tensors for child in node.children)
         node.nbytes += sum(child.nbytes for child in node.children)
-        inside = tuple((child.label, signatures[id(child)]) for child in node.children)
+        # The order does not count: where shards cut a layer, its tensors come in another one.
+        inside = frozenset((child.label, signatures[id(child)]) for child in node.children)
         signatures[id(node)] = numbers.setdefault((node.leaf, inside), len(numbers))
         if len(node.children) > 1:
             node.children = _fold_siblings(node.children, signatures)

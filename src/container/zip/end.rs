@@ -131,7 +131,9 @@ impl Tail {
             Some(Record { end: Some(end), .. }) if *end > have => {
                 format!("the end record's comment would end at byte {end}, the file has {have} byte(s)")
             }
-            _ => format!("the archive's end record is missing, the file has {have} byte(s)"),
+            _ => format!(
+                "the file is cut short: it has {have} byte(s), and the record that ends every archive is missing"
+            ),
         };
         let error = Error::new(Code::ZipAmbiguous, text);
         Err(error.note("The file is probably truncated: fetch it again and compare its size."))

@@ -181,7 +181,10 @@ fn check_crc(member: &Member, found: u32) -> Result<()> {
     if found == member.crc() {
         return Ok(());
     }
-    let text = format!("the bytes have checksum {found:08x}, the directory says {:08x}", member.crc());
+    let text = format!(
+        "the bytes have checksum {found:08x}, the archive's list of members says {:08x}",
+        member.crc()
+    );
     Err(Error::new(Code::ZipCrc, text)).in_member(member.name())
 }
 
