@@ -124,6 +124,8 @@ struct Export<'a, 'py> {
     modules: HashMap<(usize, usize), Bound<'py, PyString>>,
     /// Names of opaque values' classes.
     classes: HashMap<String, Bound<'py, PyString>>,
+    /// Mappings and what BUILD sets on them.
+    states: Vec<(Bound<'py, PyAny>, Handle)>,
     /// Nodes charged so far.
     spent: u64,
     opaque: Bound<'py, PyAny>,
@@ -138,6 +140,8 @@ struct Frame<'a, 'py> {
     made: Option<Bound<'py, PyAny>>,
     children: Vec<Handle>,
     next: usize,
+    /// Containers around it, and itself.
+    depth: u64,
 }
 
 impl<'a, 'py> Export<'a, 'py> {
@@ -158,6 +162,7 @@ impl<'a, 'py> Export<'a, 'py> {
             handles: HashMap::new(),
             modules: HashMap::new(),
             classes: HashMap::new(),
+            states: Vec::new(),
             spent: 0,
             opaque,
             global,
@@ -165,11 +170,18 @@ impl<'a, 'py> Export<'a, 'py> {
     }
 
     fn value(&mut self, root: Handle) -> PyResult<Bound<'py, PyAny>> {
+        // Containers that can be made empty wait to be filled; only tuples and frozen sets are entered at once.
+        let mut waiting: Vec<Frame<'a, 'py>> = Vec::new();
         let mut open: Vec<Frame<'a, 'py>> = Vec::new();
-        if let Some(frame) = self.enter(root)? {
-            open.push(frame);
-        }
-        while let Some(frame) = open.last_mut() {
+        waiting.extend(self.enter(root, 1)?);
+        loop {
+            let Some(frame) = open.last_mut() else {
+                match waiting.pop() {
+                    Some(frame) => open.push(frame),
+                    None => break,
+                }
+                continue;
+            };
             if let Some(&child) = frame.children.get(frame.next) {
                 frame.next += 1;
                 match self.done.get(&child) {
@@ -180,13 +192,17 @@ impl<'a, 'py> Export<'a, 'py> {
                     }
                     None => {}
                 }
-                if let Some(frame) = self.enter(child)? {
-                    Limits::check("depth", self.limits.depth, open.len() as u64 + 1)?;
-                    open.push(frame);
+                let depth = frame.depth.saturating_add(1);
+                if let Some(frame) = self.enter(child, depth)? {
+                    Limits::check("depth", self.limits.depth, depth)?;
+                    if frame.made.is_some() { waiting.push(frame) } else { open.push(frame) }
                 }
             } else if let Some(frame) = open.pop() {
                 self.leave(frame)?;
             }
+        }
+        for (made, state) in std::mem::take(&mut self.states) {
+            self.set_metadata(&made, state)?;
         }
         self.get(root)
     }
@@ -205,7 +221,7 @@ impl<'a, 'py> Export<'a, 'py> {
     }
 
     /// Makes a value that has no items, or the frame of one that has.
-    fn enter(&mut self, handle: Handle) -> PyResult<Option<Frame<'a, 'py>>> {
+    fn enter(&mut self, handle: Handle, depth: u64) -> PyResult<Option<Frame<'a, 'py>>> {
         let py = self.py;
         let tree: &'a Tree = self.tree;
         self.charge(tree.weight(handle).saturating_add(1))?;
@@ -255,7 +271,7 @@ impl<'a, 'py> Export<'a, 'py> {
             }
         };
         self.done.insert(handle, made.clone());
-        Ok(Some(Frame { handle, object, made, children, next: 0 }))
+        Ok(Some(Frame { handle, object, made, children, next: 0, depth }))
     }
 
     fn empty_dict(&self, kind: DictKind) -> PyResult<Bound<'py, PyAny>> {
@@ -292,9 +308,8 @@ impl<'a, 'py> Export<'a, 'py> {
                 for &(key, value) in entries {
                     made.set_item(self.get(key)?, self.get(value)?)?;
                 }
-                for &state in *states {
-                    self.set_metadata(made, state)?;
-                }
+                // The state itself may still wait to be filled.
+                self.states.extend(states.iter().map(|&state| (made.clone(), state)));
             }
             (Object::Opaque { call, .. }, Some(made)) => {
                 made.setattr("args", self.get(call.args)?)?;
