@@ -39,8 +39,8 @@ limits! {
     depth = 512, "Containers nested inside one another in what is shown or named.";
     key_depth = 4, "Tuples nested inside one another in a dict key.";
     key_nodes = 64, "Values inside one dict key.";
-    export_nodes = 32 << 20, "Python objects that one checkpoint's object tree may become.";
-    name_bytes_total = 256 << 20, "Bytes of all tensor names and paths together.";
+    export_nodes = 32 << 20, "Python objects that an object tree may become; items and every 64 bytes of text count too.";
+    name_bytes_total = 256 << 20, "Bytes of all tensor names together, and of the other texts in a checkpoint's reports.";
     tensors = 4_000_000, "Tensors in one checkpoint.";
     rank = 64, "Dimensions of one tensor.";
     entries = 1 << 20, "Members of one zip archive.";
