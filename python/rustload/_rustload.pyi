@@ -19,6 +19,7 @@ __all__ = [
     "Checkpoint",
     "Tensor",
     "__version__",
+    "memory",
     "open_bytes",
     "open_paths",
     "parse_dtype",
@@ -223,6 +224,9 @@ def open_bytes(
         verify: As for `open_paths`.
         limits: As for `open_paths`.
     """
+
+def memory() -> dict[str, Any]:
+    """What this process uses and what its group allows: the fields of `rustload.Memory`, in bytes; `group` is a path or None."""
 
 class _Wanted(Protocol):
     """How a result is wanted; `rustload._tensor.Wanted` is one."""
