@@ -23,6 +23,7 @@ __all__ = [
     "open_bytes",
     "open_paths",
     "parse_dtype",
+    "trim",
 ]
 
 __version__: Final[str]
@@ -227,6 +228,9 @@ def open_bytes(
 
 def memory() -> dict[str, Any]:
     """What this process uses and what its group allows: the fields of `rustload.Memory`, in bytes; `group` is a path or None."""
+
+def trim() -> int:
+    """Gives back the memory that is kept for later results; how many bytes that were."""
 
 class _Wanted(Protocol):
     """How a result is wanted; `rustload._tensor.Wanted` is one."""

@@ -4,6 +4,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::memory::Memory;
+use crate::sink;
 
 /// What this process uses and what its group allows.
 #[pyfunction]
@@ -16,8 +17,17 @@ pub(crate) fn memory(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     out.set_item("peak", found.peak)?;
     out.set_item("total", found.total)?;
     out.set_item("available", found.available)?;
+    let (kept, most) = sink::kept();
+    out.set_item("kept", kept)?;
+    out.set_item("keeps", most)?;
     out.set_item("limit", found.group.as_ref().map(|group| group.limit))?;
     out.set_item("used", found.group.as_ref().map(|group| group.used))?;
     out.set_item("group", found.group.map(|group| group.path))?;
     Ok(out)
+}
+
+/// Gives back the memory that is kept for later results.
+#[pyfunction]
+pub(crate) fn trim(py: Python<'_>) -> u64 {
+    py.detach(sink::trim)
 }

@@ -25,7 +25,7 @@ mod _rustload {
     #[pymodule_export]
     use super::checkpoint::{Checkpoint, open_bytes, open_paths};
     #[pymodule_export]
-    use super::memory::memory;
+    use super::memory::{memory, trim};
     #[pymodule_export]
     use super::tensor::{Tensor, parse_dtype};
 

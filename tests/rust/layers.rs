@@ -50,6 +50,8 @@ const UNSAFE_REGISTER: &[&str] = &[
     "bytes/mapping.rs",
     "kernel/arch/",
     "sink/host.rs",
+    // Ranges of memory that are cut, joined and given back: no allocator does that.
+    "sink/pages.rs",
     "sink/dlpack.rs",
     "sink/cuda/driver.rs",
     "python/buffer.rs",
