@@ -5,6 +5,7 @@ mod buffer;
 mod capsule;
 mod checkpoint;
 mod error;
+mod extra;
 mod objects;
 mod run;
 mod tensor;
@@ -23,6 +24,8 @@ mod _rustload {
     use super::buffer::Buffer;
     #[pymodule_export]
     use super::checkpoint::{Checkpoint, open_bytes, open_paths};
+    #[pymodule_export]
+    use super::extra::check_sparse;
     #[pymodule_export]
     use super::tensor::{Tensor, parse_dtype};
 
