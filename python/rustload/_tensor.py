@@ -8,7 +8,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from rustload import _frameworks
-from rustload._choose import choose, dtype_name
+from rustload._choose import choose, dtype_name, order_of
 from rustload.errors import _make
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ class LazyTensor:
         found = choose(dtype, self)
         wanted = Wanted(
             dtype=None if found is None else dtype_name(found),
-            transpose=_transpose(choose(transpose, self)),
+            transpose=order_of(choose(transpose, self)),
             copy=_copy(copy),
             allow_lossy=bool(allow_lossy),
             overflow=_overflow(overflow),
@@ -336,14 +336,6 @@ class LazyTensor:
     def __reduce__(self) -> Any:
         """Handles do not pickle."""
         raise TypeError("a lazy tensor does not pickle; open the checkpoint again, or materialize it first")
-
-
-def _transpose(value: Any) -> bool | list[int] | None:
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, (tuple, list)):
-        return [int(dim) for dim in value]
-    raise _make("Type", "Type", f"transpose= is True, False, None or a tuple of dimensions, not {value!r}")
 
 
 def _copy(value: Any) -> bool | None:
