@@ -1,5 +1,7 @@
 //! A lazy tensor: numbers that say where elements lie, until somebody asks for them.
 
+mod joined;
+
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -14,6 +16,8 @@ use crate::limits::Limits;
 use crate::parallel::Cancel;
 use crate::sink::{Array, HostBuffer, Unfilled};
 use crate::stream::{self, Fill, Signs, Task};
+
+pub use joined::Joined;
 
 /// A handle on a tensor of a checkpoint, or on a part of one. Cloning is cheap; nothing is read until it is materialized.
 #[derive(Clone, Debug)]
@@ -282,11 +286,7 @@ impl Tensor {
 
     /// The shape of what a request gives.
     pub fn ordered(&self, order: &Order) -> Result<Layout> {
-        match order {
-            Order::Same => Ok(self.layout.clone()),
-            Order::Transpose => self.layout.transpose(),
-            Order::Permute(dims) => self.layout.permute(dims),
-        }
+        order.of(&self.layout)
     }
 
     /// How this tensor can stand on a storage that it shares with others; reads no more than bools.

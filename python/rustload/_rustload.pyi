@@ -17,13 +17,16 @@ __all__ = [
     "LIMITS",
     "Buffer",
     "Checkpoint",
+    "Joined",
     "Stream",
     "Tensor",
     "__version__",
+    "concat",
     "memory",
     "open_bytes",
     "open_paths",
     "parse_dtype",
+    "stack",
     "stream",
     "trim",
 ]
@@ -226,6 +229,66 @@ def open_bytes(
         compat: As for `open_paths`.
         verify: As for `open_paths`.
         limits: As for `open_paths`.
+    """
+
+@final
+class Joined:
+    """Tensors of one dtype, end to end along one dimension; `rustload.JoinedTensor` is its face."""
+
+    @property
+    def dtype(self) -> str:
+        """The element type in the files, in torch's words."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Elements along each dimension."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements together, in the files' dtype."""
+
+    def parts(self) -> list[Tensor]:
+        """The tensors that it is made of, in order."""
+
+    def index(self, key: object) -> Joined:
+        """A part by basic indexing; arguments and errors as for `Tensor.index`."""
+
+    def permute(self, dims: Sequence[int]) -> Joined:
+        """The same elements with the dimensions in another order; errors as for `Tensor.permute`."""
+
+    def reversed(self) -> Joined:
+        """The same elements with the dimensions reversed."""
+
+    def materialize(self, wanted: _Wanted) -> Buffer:
+        """The elements in memory. Reads tensor data, each part straight to its place; errors as for `Tensor.materialize`."""
+
+    def materialize_into(self, wanted: _Wanted, out: CapsuleType) -> None:
+        """Writes the elements into foreign memory; arguments and errors as for `Tensor.materialize_into`."""
+
+    def result_shape(self, wanted: _Wanted) -> tuple[int, ...]:
+        """The shape of what `materialize` would give."""
+
+    def standing(self, copy: bool | None) -> Literal["view", "copy"] | None:
+        """None: it stands on no storage.
+
+        Raises:
+            BufferError: `copy` is False, and there are several parts.
+        """
+
+def concat(tensors: Sequence[Tensor], dim: int) -> Joined:
+    """The tensors one after the other along `dim`. Reads nothing.
+
+    Raises:
+        ValueError: There are none, or their dtypes or shapes do not fit.
+        IndexError: `dim` is out of bounds.
+    """
+
+def stack(tensors: Sequence[Tensor], dim: int) -> Joined:
+    """The tensors side by side along a new dimension `dim`. Reads nothing.
+
+    Raises:
+        ValueError: There are none, or their dtypes or shapes differ.
+        IndexError: `dim` is out of bounds.
     """
 
 @final

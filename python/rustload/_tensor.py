@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 import weakref
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 from rustload import _frameworks
 from rustload._choose import choose, dtype_name, order_of
@@ -85,7 +85,7 @@ class LazyTensor:
         raise TypeError("lazy tensors come from a checkpoint: rustload.open(path)[name]")
 
     @classmethod
-    def _wrap(cls, core: _rustload.Tensor, shared: Shared) -> LazyTensor:
+    def _wrap(cls, core: _rustload.Tensor, shared: Shared) -> Self:
         made = cls.__new__(cls)
         made._core = core
         made._shared = shared
@@ -147,11 +147,11 @@ class LazyTensor:
         return self._core.requires_grad
 
     @property
-    def T(self) -> LazyTensor:  # noqa: N802 - the field's name for it
+    def T(self) -> Self:  # noqa: N802 - the field's name for it
         """The same elements with the dimensions reversed."""
-        return LazyTensor._wrap(self._core.reversed(), self._shared)
+        return self._wrap(self._core.reversed(), self._shared)
 
-    def permute(self, *dims: int | tuple[int, ...]) -> LazyTensor:
+    def permute(self, *dims: int | tuple[int, ...]) -> Self:
         """The same elements with the dimensions in another order.
 
         Args:
@@ -161,9 +161,9 @@ class LazyTensor:
             ValueError: `dims` is no permutation.
         """
         order = dims[0] if len(dims) == 1 and isinstance(dims[0], (tuple, list)) else dims
-        return LazyTensor._wrap(self._core.permute(list(order)), self._shared)  # type: ignore[arg-type]  # ints by now
+        return self._wrap(self._core.permute(list(order)), self._shared)  # type: ignore[arg-type]  # ints by now
 
-    def __getitem__(self, key: Any) -> LazyTensor:
+    def __getitem__(self, key: Any) -> Self:
         """A part by basic indexing: ints, slices with positive steps, `...` and None, as in NumPy and torch.
 
         Raises:
@@ -171,7 +171,7 @@ class LazyTensor:
             ValueError: A slice's step is not positive.
             TypeError: The index is a mask, a list or a tensor; these are not read lazily.
         """
-        return LazyTensor._wrap(self._core.index(key), self._shared)
+        return self._wrap(self._core.index(key), self._shared)
 
     def __len__(self) -> int:
         """The size of the first dimension."""
@@ -190,7 +190,7 @@ class LazyTensor:
         """
         raise TypeError("a lazy tensor has no truth value; compare with None, or materialize it")
 
-    def __iter__(self) -> Iterator[LazyTensor]:
+    def __iter__(self) -> Iterator[Self]:
         """The parts along the first dimension."""
         return (self[position] for position in range(len(self)))
 

@@ -121,11 +121,7 @@ impl Tensor {
     }
 
     fn index(&self, key: &Bound<'_, PyAny>) -> PyResult<Tensor> {
-        let items = match key.cast::<PyTuple>() {
-            Ok(items) => items.iter().map(|item| index_item(&item)).collect::<PyResult<Vec<_>>>()?,
-            Err(_) => vec![index_item(key)?],
-        };
-        Ok(Tensor(self.0.index(&items)?))
+        Ok(Tensor(self.0.index(&index_items(key)?)?))
     }
 
     fn permute(&self, dims: Vec<i64>) -> PyResult<Tensor> {
@@ -169,6 +165,14 @@ impl Tensor {
             self.0.storage_bytes(standing, &request)
         })?;
         Ok(Buffer(found))
+    }
+}
+
+/// What stands between the brackets.
+pub(super) fn index_items(key: &Bound<'_, PyAny>) -> PyResult<Vec<Index>> {
+    match key.cast::<PyTuple>() {
+        Ok(items) => items.iter().map(|item| index_item(&item)).collect(),
+        Err(_) => Ok(vec![index_item(key)?]),
     }
 }
 
