@@ -36,7 +36,7 @@ pub mod sink;
 pub mod stream;
 mod tensor;
 
-pub use checkpoint::Checkpoint;
+pub use checkpoint::{Checkpoint, Failed, Flow, Given, Made, Stream};
 pub use dtype::DType;
 pub use error::{Code, Error, Kind, Result};
 pub use index::{Options, Unknown};
@@ -45,4 +45,5 @@ pub use layout::{Index, Layout};
 pub use limits::Limits;
 pub use memory::Memory;
 pub use sink::Array;
-pub use tensor::{Order, Request, Standing, Tensor};
+pub use stream::Taken;
+pub use tensor::{Joined, Order, Request, Standing, Tensor};

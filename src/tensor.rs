@@ -1,5 +1,6 @@
 //! A lazy tensor: numbers that say where elements lie, until somebody asks for them.
 
+mod joined;
 mod quantized;
 mod sparse;
 
@@ -16,8 +17,10 @@ use crate::layout::{Index, Layout};
 use crate::limits::Limits;
 use crate::parallel::Cancel;
 use crate::pickle::Handle;
-use crate::sink::{Array, HostBuffer};
-use crate::stream::{self, Fill, Signs};
+use crate::sink::{Array, HostBuffer, Unfilled};
+use crate::stream::{self, Fill, Signs, Task};
+
+pub use joined::Joined;
 
 /// A handle on a tensor of a checkpoint, or on a part of one. Cloning is cheap; nothing is read until it is materialized.
 #[derive(Clone, Debug)]
@@ -83,6 +86,40 @@ impl Order {
             Order::Transpose => layout.transpose(),
             Order::Permute(dims) => layout.permute(dims),
         }
+    }
+}
+
+impl Request {
+    /// Whether two requests for the same elements give the same result.
+    pub(crate) fn gives_as(&self, other: &Request) -> bool {
+        let of = |request: &Request| (request.dtype, request.copy, request.allow_lossy, request.overflow);
+        of(self) == of(other) && self.order == other.order && self.dequantize == other.dequantize
+    }
+}
+
+/// What materializing a tensor comes to.
+#[derive(Debug)]
+pub(crate) enum Prospect {
+    /// A view, which is there already.
+    View(Array),
+    /// Memory that is to be filled.
+    Owned(Owned),
+}
+
+/// An owned result that is still to be made.
+#[derive(Debug)]
+pub(crate) struct Owned {
+    /// The elements in the order wanted.
+    layout: Layout,
+    dtype: DType,
+    /// Bytes of the result.
+    pub(crate) nbytes: u64,
+}
+
+impl Owned {
+    /// The result, once its memory is filled.
+    pub(crate) fn finish(self, memory: HostBuffer) -> Array {
+        Array::owned(memory, self.dtype, self.layout.shape)
     }
 }
 
@@ -161,6 +198,38 @@ impl Tensor {
         self.id
     }
 
+    /// A number for its file, the same for all tensors in it; files of one checkpoint are in shard order.
+    pub(crate) fn file(&self) -> (usize, u32) {
+        (Arc::as_ptr(&self.checkpoint).addr(), self.shard())
+    }
+
+    /// Where the first element lies in the file, in bytes; for a member of an archive, near enough to sort by.
+    pub(crate) fn position(&self) -> u64 {
+        let offset = self.layout.offset.saturating_mul(self.dtype.itemsize());
+        self.checkpoint.position(self.storage()).saturating_add(offset)
+    }
+
+    /// Whether it is all of a storage that no other name lies in, so that it stands on nothing that is shared.
+    pub(crate) fn is_alone(&self) -> bool {
+        let storage = self.storage();
+        self.layout.offset == 0
+            && self.nbytes() == self.checkpoint.storage(storage).nbytes
+            && self.layout.is_contiguous()
+            && !self.checkpoint.is_shared(storage)
+    }
+
+    /// Whether both are the same elements of the same storage, in the same order.
+    pub(crate) fn is_tied_to(&self, other: &Tensor) -> bool {
+        let signs = |tensor: &Tensor| {
+            let flags = tensor.checkpoint.tensor(tensor.id).flags;
+            (flags.conjugate, flags.negative)
+        };
+        self.file() == other.file()
+            && self.storage() == other.storage()
+            && (self.dtype, &self.layout) == (other.dtype, &other.layout)
+            && signs(self) == signs(other)
+    }
+
     /// The checkpoint it belongs to.
     pub fn checkpoint(&self) -> Checkpoint {
         Checkpoint::from_inner(self.checkpoint.clone())
@@ -193,26 +262,65 @@ impl Tensor {
     }
 
     fn materialize_here(&self, request: &Request) -> Result<Array> {
+        match self.prospect(request)? {
+            Prospect::View(view) => Ok(view),
+            Prospect::Owned(owned) => {
+                let mut memory = HostBuffer::unfilled(owned.nbytes)?;
+                let recycled = memory.is_recycled();
+                self.fill(&owned.layout, owned.dtype, request, recycled, memory.bytes_mut())?;
+                Ok(owned.finish(memory.filled()))
+            }
+        }
+    }
+
+    /// Whether a request changes dtype, order or numbers.
+    pub(crate) fn is_converted(&self, request: &Request) -> bool {
+        self.result_dtype(request) != self.dtype
+            || request.order != Order::Same
+            || self.dequantizes(request).is_some()
+    }
+
+    /// A view where the request allows one and the file has one, else what memory is to be filled. Reads no more than bools.
+    pub(crate) fn prospect(&self, request: &Request) -> Result<Prospect> {
         self.check_elements()?;
-        let dtype = self.result_dtype(request);
-        let converted =
-            dtype != self.dtype || request.order != Order::Same || self.dequantizes(request).is_some();
+        let converted = self.is_converted(request);
         if request.copy == Some(false) && converted {
             return Err(Error::new(Code::Buffer, "a cast or transpose needs a copy"));
         }
         if request.copy != Some(true) && !converted {
             match self.view() {
-                Ok(view) => return Ok(view),
+                Ok(view) => return Ok(Prospect::View(view)),
                 Err(error) if request.copy == Some(false) || !is_no_view(&error) => return Err(error),
                 Err(_) => {}
             }
         }
+        let dtype = self.result_dtype(request);
         let layout = self.ordered(&request.order)?;
         let nbytes = self.result_bytes(&layout, dtype)?;
-        let mut memory = HostBuffer::unfilled(nbytes)?;
-        let recycled = memory.is_recycled();
-        self.fill(&layout, dtype, request, recycled, memory.bytes_mut())?;
-        Ok(Array::owned(memory.filled(), dtype, layout.shape))
+        Ok(Prospect::Owned(Owned { layout, dtype, nbytes }))
+    }
+
+    /// Bytes that an owned result needs while it is made: its own, and those of the storage where that has to be inflated.
+    pub(crate) fn weight(&self, owned: &Owned) -> u64 {
+        let inflated = if self.checkpoint.is_compressed(self.storage()) {
+            self.checkpoint.storage(self.storage()).nbytes
+        } else {
+            0
+        };
+        owned.nbytes.saturating_add(inflated)
+    }
+
+    /// The work of filling `out` with an owned result.
+    pub(crate) fn task<'a>(
+        &self,
+        owned: &Owned,
+        request: &Request,
+        memory: &'a mut Unfilled,
+    ) -> Result<Task<'a>> {
+        let how = self.how(owned.dtype, request, memory.is_recycled())?;
+        let out = memory.bytes_mut();
+        let payload = self.checkpoint.payload(self.storage())?;
+        Ok(Task { payload, layout: owned.layout.clone(), how, out })
     }
 
     /// Writes the elements, C-contiguous in the order asked for, into `out`, which has exactly their size.
@@ -321,6 +429,11 @@ impl Tensor {
         if let Some(quantization) = self.dequantizes(request) {
             return self.dequantize(quantization, layout, dtype, request, out);
         }
+        let how = self.how(dtype, request, recycled)?;
+        stream::fill(&self.checkpoint.payload(self.storage())?, layout, &how, out)
+    }
+
+    fn how(&self, dtype: DType, request: &Request, recycled: bool) -> Result<Fill> {
         if !request.allow_lossy && kernel::is_lossy(self.dtype, dtype) {
             return Err(Error::new(
                 Code::LossyCast,
@@ -330,14 +443,13 @@ impl Tensor {
         let cast = Cast::new(self.dtype, dtype, request.overflow)?;
         let cast = if recycled { cast.past_caches() } else { cast };
         let flags = self.checkpoint.tensor(self.id).flags;
-        let how = Fill {
+        Ok(Fill {
             // As in torch: negate(x).to(dtype).
             signs: Signs { conjugate: flags.conjugate, negative: flags.negative },
             cast,
             threads: request.threads,
             cancel: request.cancel.clone(),
-        };
-        stream::fill(&self.checkpoint.payload(self.storage())?, layout, &how, out)
+        })
     }
 
     /// Fails for a tensor of which the file has no elements.
@@ -349,7 +461,12 @@ impl Tensor {
     }
 
     fn place<T>(&self, result: Result<T>) -> Result<T> {
-        result.map_err(|error| self.checkpoint.blame(self.shard(), error).in_member(self.name()))
+        result.map_err(|error| self.placed(error))
+    }
+
+    /// The error with this tensor's name and file; or that the file changed, where that explains it.
+    pub(crate) fn placed(&self, error: Error) -> Error {
+        self.checkpoint.blame(self.shard(), error).in_member(self.name())
     }
 }
 

@@ -7,6 +7,7 @@ from rustload._rustload import Buffer, __version__
 from rustload import errors
 from rustload._checkpoint import Checkpoint, OpaqueClass, open
 from rustload._inert import DefaultDict, Global, Opaque, Quantization, Sparse
+from rustload._join import JoinedTensor, concat, stack
 from rustload._limits import Limits
 from rustload._memory import Memory, memory, trim
 from rustload._safe_open import PySafeSlice, TensorMeta, safe_open
@@ -32,6 +33,7 @@ __all__ = [
     "FormatError",
     "Global",
     "InternalError",
+    "JoinedTensor",
     "LazyTensor",
     "LimitError",
     "Limits",
@@ -47,10 +49,12 @@ __all__ = [
     "TensorNotFoundError",
     "UnsupportedError",
     "__version__",
+    "concat",
     "errors",
     "memory",
     "open",
     "safe_open",
+    "stack",
     "trim",
 ]
 

@@ -7,11 +7,12 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rustload import _rustload
+from rustload.errors import _make
 
 if TYPE_CHECKING:
     from rustload._tensor import LazyTensor
 
-__all__ = ["choose", "dtype_name"]
+__all__ = ["choose", "dtype_name", "order_of"]
 
 T = TypeVar("T")
 
@@ -34,6 +35,19 @@ def dtype_name(dtype: Any) -> str:
             f"{dtype!r} is no dtype; use a string such as 'bfloat16', a torch.dtype or a NumPy dtype"
         )
     return _rustload.parse_dtype(name)
+
+
+def order_of(value: Any) -> bool | list[int] | None:
+    """A transpose as the core has it.
+
+    Raises:
+        TypeError: It is neither a bool nor a tuple or list of numbers.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, (tuple, list)):
+        return [int(dim) for dim in value]
+    raise _make("Type", "Type", f"transpose= is True, False, None or a tuple of dimensions, not {value!r}")
 
 
 def choose(value: T | Mapping[str, T] | Callable[[LazyTensor], T] | None, tensor: LazyTensor) -> T | None:

@@ -17,13 +17,18 @@ __all__ = [
     "LIMITS",
     "Buffer",
     "Checkpoint",
+    "Joined",
+    "Stream",
     "Tensor",
     "__version__",
     "check_sparse",
+    "concat",
     "memory",
     "open_bytes",
     "open_paths",
     "parse_dtype",
+    "stack",
+    "stream",
     "trim",
 ]
 
@@ -225,6 +230,111 @@ def open_bytes(
         compat: As for `open_paths`.
         verify: As for `open_paths`.
         limits: As for `open_paths`.
+    """
+
+@final
+class Joined:
+    """Tensors of one dtype, end to end along one dimension; `rustload.JoinedTensor` is its face."""
+
+    @property
+    def dtype(self) -> str:
+        """The element type in the files, in torch's words."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Elements along each dimension."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements together, in the files' dtype."""
+
+    def parts(self) -> list[Tensor]:
+        """The tensors that it is made of, in order."""
+
+    def index(self, key: object) -> Joined:
+        """A part by basic indexing; arguments and errors as for `Tensor.index`."""
+
+    def permute(self, dims: Sequence[int]) -> Joined:
+        """The same elements with the dimensions in another order; errors as for `Tensor.permute`."""
+
+    def reversed(self) -> Joined:
+        """The same elements with the dimensions reversed."""
+
+    def materialize(self, wanted: _Wanted) -> Buffer:
+        """The elements in memory. Reads tensor data, each part straight to its place; errors as for `Tensor.materialize`."""
+
+    def materialize_into(self, wanted: _Wanted, out: CapsuleType) -> None:
+        """Writes the elements into foreign memory; arguments and errors as for `Tensor.materialize_into`."""
+
+    def result_shape(self, wanted: _Wanted) -> tuple[int, ...]:
+        """The shape of what `materialize` would give."""
+
+    def standing(self, copy: bool | None) -> Literal["view", "copy"] | None:
+        """None: it stands on no storage.
+
+        Raises:
+            BufferError: `copy` is False, and there are several parts.
+        """
+
+def concat(tensors: Sequence[Tensor], dim: int) -> Joined:
+    """The tensors one after the other along `dim`. Reads nothing.
+
+    Raises:
+        ValueError: There are none, or their dtypes or shapes do not fit.
+        IndexError: `dim` is out of bounds.
+    """
+
+def stack(tensors: Sequence[Tensor], dim: int) -> Joined:
+    """The tensors side by side along a new dimension `dim`. Reads nothing.
+
+    Raises:
+        ValueError: There are none, or their dtypes or shapes differ.
+        IndexError: `dim` is out of bounds.
+    """
+
+@final
+class Stream:
+    """Tensors that are made ahead of whoever takes them; `Checkpoint.stream` is its face."""
+
+    def next(self) -> tuple[int, int, bool, Literal["view", "copy"] | None, Buffer | None] | None:
+        """The next tensor, or None after the last. Reads tensor data, on threads of the stream.
+
+        Returns:
+            Its place in the list; the place of the first with the same elements; whether they come again; how it can stand on
+            a storage that it shares, if it is left to the caller; and the elements, if it is not and they are not what was
+            given for the first.
+
+        Raises:
+            ValueError: The stream was begun in another process (code `Forked`), or another thread is using it.
+            RustloadError: As for `Tensor.materialize`; the message or a note names the tensor. Nothing comes after it.
+        """
+
+    def close(self) -> None:
+        """Stops the threads, waits for them, and frees what was made and not taken."""
+
+def stream(
+    tensors: Sequence[Tensor],
+    wanted: Sequence[_Wanted],
+    which: Sequence[int],
+    *,
+    window: int,
+    threads: int | None,
+    by_file: bool,
+    standing: bool,
+) -> Stream:
+    """A stream of tensors. Reads nothing before the first is asked for.
+
+    Args:
+        tensors: The tensors.
+        wanted: The different ways in which they are wanted.
+        which: For each tensor, the number of its way.
+        window: Bytes that may be in flight.
+        threads: Threads to use; None for one per core.
+        by_file: Whether they are given in the order of the data, or as listed.
+        standing: Whether tensors that can stand on a storage they share are left to the caller.
+
+    Raises:
+        ValueError: A number in `which` is too large, or an argument has a wrong value.
     """
 
 def memory() -> dict[str, Any]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import operator
 import weakref
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 from rustload import _frameworks
-from rustload._choose import choose, dtype_name
+from rustload._choose import choose, dtype_name, order_of
 from rustload._inert import Quantization
 from rustload.errors import _make
 
@@ -87,7 +87,7 @@ class LazyTensor:
         raise TypeError("lazy tensors come from a checkpoint: rustload.open(path)[name]")
 
     @classmethod
-    def _wrap(cls, core: _rustload.Tensor, shared: Shared) -> LazyTensor:
+    def _wrap(cls, core: _rustload.Tensor, shared: Shared) -> Self:
         made = cls.__new__(cls)
         made._core = core
         made._shared = shared
@@ -186,11 +186,11 @@ class LazyTensor:
         return LazyTensor._wrap(core, self._shared)
 
     @property
-    def T(self) -> LazyTensor:  # noqa: N802 - the field's name for it
+    def T(self) -> Self:  # noqa: N802 - the field's name for it
         """The same elements with the dimensions reversed."""
-        return LazyTensor._wrap(self._core.reversed(), self._shared)
+        return self._wrap(self._core.reversed(), self._shared)
 
-    def permute(self, *dims: int | tuple[int, ...]) -> LazyTensor:
+    def permute(self, *dims: int | tuple[int, ...]) -> Self:
         """The same elements with the dimensions in another order.
 
         Args:
@@ -200,9 +200,9 @@ class LazyTensor:
             ValueError: `dims` is no permutation.
         """
         order = dims[0] if len(dims) == 1 and isinstance(dims[0], (tuple, list)) else dims
-        return LazyTensor._wrap(self._core.permute(list(order)), self._shared)  # type: ignore[arg-type]  # ints by now
+        return self._wrap(self._core.permute(list(order)), self._shared)  # type: ignore[arg-type]  # ints by now
 
-    def __getitem__(self, key: Any) -> LazyTensor:
+    def __getitem__(self, key: Any) -> Self:
         """A part by basic indexing: ints, slices with positive steps, `...` and None, as in NumPy and torch.
 
         Raises:
@@ -210,7 +210,7 @@ class LazyTensor:
             ValueError: A slice's step is not positive.
             TypeError: The index is a mask, a list or a tensor; these are not read lazily.
         """
-        return LazyTensor._wrap(self._core.index(key), self._shared)
+        return self._wrap(self._core.index(key), self._shared)
 
     def __len__(self) -> int:
         """The size of the first dimension."""
@@ -229,7 +229,7 @@ class LazyTensor:
         """
         raise TypeError("a lazy tensor has no truth value; compare with None, or materialize it")
 
-    def __iter__(self) -> Iterator[LazyTensor]:
+    def __iter__(self) -> Iterator[Self]:
         """The parts along the first dimension."""
         return (self[position] for position in range(len(self)))
 
@@ -279,11 +279,11 @@ class LazyTensor:
             LimitError: A tensor of repeated elements would grow beyond `Limits.materialize_bytes`.
         """
         found = choose(dtype, self)
-        if dequantize and found is None and out is None and self._core.quantization(_nothing) is not None:
+        if dequantize and found is None and out is None and self.quantization is not None:
             found = "float32"
         wanted = Wanted(
             dtype=None if found is None else dtype_name(found),
-            transpose=_transpose(choose(transpose, self)),
+            transpose=order_of(choose(transpose, self)),
             copy=_copy(copy),
             allow_lossy=bool(allow_lossy),
             dequantize=bool(dequantize),
@@ -382,18 +382,6 @@ class LazyTensor:
     def __reduce__(self) -> Any:
         """Handles do not pickle."""
         raise TypeError("a lazy tensor does not pickle; open the checkpoint again, or materialize it first")
-
-
-def _nothing(core: _rustload.Tensor) -> None:
-    """In place of a handle that is not looked at."""
-
-
-def _transpose(value: Any) -> bool | list[int] | None:
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, (tuple, list)):
-        return [int(dim) for dim in value]
-    raise _make("Type", "Type", f"transpose= is True, False, None or a tuple of dimensions, not {value!r}")
 
 
 def _copy(value: Any) -> bool | None:

@@ -6,9 +6,11 @@ mod capsule;
 mod checkpoint;
 mod error;
 mod extra;
+mod joined;
 mod memory;
 mod objects;
 mod run;
+mod stream;
 mod tensor;
 
 use pyo3::prelude::*;
@@ -28,7 +30,11 @@ mod _rustload {
     #[pymodule_export]
     use super::extra::check_sparse;
     #[pymodule_export]
+    use super::joined::{Joined, concat, stack};
+    #[pymodule_export]
     use super::memory::{memory, trim};
+    #[pymodule_export]
+    use super::stream::{Stream, stream};
     #[pymodule_export]
     use super::tensor::{Tensor, parse_dtype};
 

@@ -42,7 +42,7 @@ enum Transpose {
 }
 
 impl Wanted {
-    fn request(self) -> PyResult<Request> {
+    pub(super) fn request(self) -> PyResult<Request> {
         Ok(Request {
             dtype: self.dtype.as_deref().map(DType::parse).transpose()?,
             order: match self.transpose {
@@ -146,11 +146,7 @@ impl Tensor {
     }
 
     fn index(&self, key: &Bound<'_, PyAny>) -> PyResult<Tensor> {
-        let items = match key.cast::<PyTuple>() {
-            Ok(items) => items.iter().map(|item| index_item(&item)).collect::<PyResult<Vec<_>>>()?,
-            Err(_) => vec![index_item(key)?],
-        };
-        Ok(Tensor(self.0.index(&items)?))
+        Ok(Tensor(self.0.index(&index_items(key)?)?))
     }
 
     fn permute(&self, dims: Vec<i64>) -> PyResult<Tensor> {
@@ -194,6 +190,14 @@ impl Tensor {
             self.0.storage_bytes(standing, &request)
         })?;
         Ok(Buffer(found))
+    }
+}
+
+/// What stands between the brackets.
+pub(super) fn index_items(key: &Bound<'_, PyAny>) -> PyResult<Vec<Index>> {
+    match key.cast::<PyTuple>() {
+        Ok(items) => items.iter().map(|item| index_item(&item)).collect(),
+        Err(_) => Ok(vec![index_item(key)?]),
     }
 }
 

@@ -1,0 +1,124 @@
+"""What `progress=` shows, and that it ends well."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+from support import child
+
+from rustload import _progress
+from rustload._progress import checked_progress, reporting
+
+MIB = 1 << 20
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def run(progress, *, fail_at: int | None = None) -> None:
+    with reporting(progress, 10 * MIB) as report:
+        for number in range(10):
+            if number == fail_at:
+                raise KeyboardInterrupt
+            report(MIB, f"layer.{number}")
+
+
+@pytest.mark.parametrize("progress", [None, False])
+def test_it_is_silent_when_not_asked_for(capsys, progress):
+    run(progress)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_callable_gets_done_total_and_name():
+    seen = []
+    run(lambda *told: seen.append(told))
+    assert seen == [((number + 1) * MIB, 10 * MIB, f"layer.{number}") for number in range(10)]
+
+
+def test_what_the_callable_raises_comes_out():
+    def wrong(_done, _total, _name):
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        run(wrong)
+
+
+def test_a_log_gets_a_few_lines_on_stderr(capsys):
+    run(True)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines()[-1] == "loading: 10.0 MiB of 10.0 MiB layer.9"
+    assert len(err.splitlines()) <= 12
+
+
+def test_a_log_says_where_it_stopped(capsys):
+    with pytest.raises(KeyboardInterrupt):
+        run(True, fail_at=4)
+    assert capsys.readouterr().err.splitlines()[-1] == "loading: 4.0 MiB of 10.0 MiB stopped"
+
+
+@pytest.mark.parametrize("fail_at", [None, 3])
+def test_a_plain_terminal_has_one_line_that_ends(monkeypatch, fail_at):
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    monkeypatch.setattr(_progress.importlib.util, "find_spec", lambda _name: None)
+    if fail_at is None:
+        run(True)
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            run(True, fail_at=fail_at)
+    written = terminal.getvalue()
+    assert written.count("\n") == 1
+    assert written.endswith("\n")
+    last = written.rstrip().split("\r")[-1]
+    assert ("100%" in last) == (fail_at is None)
+    assert ("stopped" in last) == (fail_at is not None)
+
+
+@pytest.mark.parametrize("fail_at", [None, 3])
+def test_richs_bar_gives_the_terminal_back(monkeypatch, fail_at):
+    pytest.importorskip("rich")
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    if fail_at is None:
+        run(True)
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            run(True, fail_at=fail_at)
+    written = terminal.getvalue()
+    assert "loading" in written
+    assert written.count("\x1b[?25l") == written.count("\x1b[?25h") == 1  # the cursor, hidden and shown
+
+
+def test_names_cannot_steer_the_terminal(capsys):
+    with reporting(True, 1) as report:
+        report(1, "w\x1b[2J\r\nw")
+    assert "\x1b" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("face", ["none", "rich", "callable"])
+def test_nothing_to_do_ends_as_well(monkeypatch, face):
+    monkeypatch.setattr(sys, "stderr", Terminal() if face == "rich" else io.StringIO())
+    with reporting((lambda *_told: None) if face == "callable" else True, 0):
+        pass
+
+
+@pytest.mark.parametrize("wrong", [1, "yes", []])
+def test_another_value_is_a_type_error(wrong):
+    with pytest.raises(TypeError, match="progress="):
+        checked_progress(wrong)
+
+
+def test_rich_is_imported_for_a_bar_only():
+    child("""
+    import sys
+    from rustload._progress import reporting
+    with reporting(None, 10) as report:
+        report(10, "w")
+    with reporting(lambda *told: None, 10) as report:
+        report(10, "w")
+    assert "rich" not in sys.modules
+    """)
