@@ -175,6 +175,8 @@ codes! {
     Limit: Limit, "A limit was reached.", "Raise the limit if you trust the file.";
     NotFound: NotFound, "No tensor has that name.", "";
     Closed: Value, "The checkpoint is closed.", "Handles taken before go on working; open it again for new ones.";
+    ModelMismatch: Value, "The checkpoint and the model have different names or shapes.",
+        "The error lists them with near names; try key=, strip=, rename= or strict=False.";
     Value: Value, "An argument has a wrong value.", "";
     Index: Index, "An index is out of bounds, or there are too many.", "";
     Type: Type, "An argument has a wrong type.", "";
