@@ -35,7 +35,7 @@ pub mod sink;
 pub mod stream;
 mod tensor;
 
-pub use checkpoint::Checkpoint;
+pub use checkpoint::{Checkpoint, Failed, Flow, Given, Made, Stream};
 pub use dtype::DType;
 pub use error::{Code, Error, Kind, Result};
 pub use index::{Options, Unknown};
@@ -43,4 +43,5 @@ pub use kernel::Overflow;
 pub use layout::{Index, Layout};
 pub use limits::Limits;
 pub use sink::Array;
+pub use stream::Taken;
 pub use tensor::{Order, Request, Standing, Tensor};

@@ -47,14 +47,15 @@ pub fn threads(bytes: u64, wanted: Option<usize>) -> usize {
 /// Runs `job` on every item, on up to `threads` threads (the caller's among them), each with its own `state`.
 ///
 /// The first error stops the others at their next item and is returned.
-pub fn for_each<T, S, I>(
+pub fn for_each<T, S, I, E>(
     threads: usize,
     items: I,
     state: impl Fn() -> S + Sync,
-    job: impl Fn(&mut S, T) -> Result<()> + Sync,
-) -> Result<()>
+    job: impl Fn(&mut S, T) -> Result<(), E> + Sync,
+) -> Result<(), E>
 where
     T: Send,
+    E: Send,
     I: Iterator<Item = T> + Send,
 {
     if threads <= 1 {
@@ -63,7 +64,7 @@ where
         return items.try_for_each(|item| job(&mut own, item));
     }
     let items = Mutex::new(items);
-    let failure: Mutex<Option<Error>> = Mutex::new(None);
+    let failure: Mutex<Option<E>> = Mutex::new(None);
     let failed = AtomicBool::new(false);
     let worker = || {
         let mut own = state();
@@ -103,7 +104,7 @@ mod tests {
             || (),
             |(), cell| {
                 *cell += 1;
-                Ok(())
+                Ok::<(), Error>(())
             },
         )
         .unwrap();

@@ -13,7 +13,7 @@ use crate::layout::{Index, Layout};
 use crate::limits::Limits;
 use crate::parallel::Cancel;
 use crate::sink::{Array, HostBuffer};
-use crate::stream::{self, Fill, Signs};
+use crate::stream::{self, Fill, Signs, Task};
 
 /// A handle on a tensor of a checkpoint, or on a part of one. Cloning is cheap; nothing is read until it is materialized.
 #[derive(Clone, Debug)]
@@ -67,6 +67,40 @@ pub struct Request {
     pub cancel: Cancel,
 }
 
+impl Request {
+    /// Whether two requests for the same elements give the same result.
+    pub(crate) fn gives_as(&self, other: &Request) -> bool {
+        let of = |request: &Request| (request.dtype, request.copy, request.allow_lossy, request.overflow);
+        of(self) == of(other) && self.order == other.order
+    }
+}
+
+/// What materializing a tensor comes to.
+#[derive(Debug)]
+pub(crate) enum Prospect {
+    /// A view, which is there already.
+    View(Array),
+    /// Memory that is to be filled.
+    Owned(Owned),
+}
+
+/// An owned result that is still to be made.
+#[derive(Debug)]
+pub(crate) struct Owned {
+    /// The elements in the order wanted.
+    layout: Layout,
+    dtype: DType,
+    /// Bytes of the result.
+    pub(crate) nbytes: u64,
+}
+
+impl Owned {
+    /// The result, once its memory is filled.
+    pub(crate) fn finish(self, memory: HostBuffer) -> Array {
+        Array::owned(memory, self.dtype, self.layout.shape)
+    }
+}
+
 impl Tensor {
     /// The name in the checkpoint; empty for a tensor that only the object tree leads to.
     pub fn name(&self) -> &str {
@@ -113,6 +147,38 @@ impl Tensor {
         (self.shard(), self.checkpoint.tensor(self.id).storage())
     }
 
+    /// A number for its file, the same for all tensors in it; files of one checkpoint are in shard order.
+    pub(crate) fn file(&self) -> (usize, u32) {
+        (Arc::as_ptr(&self.checkpoint).addr(), self.shard())
+    }
+
+    /// Where the first element lies in the file, in bytes; for a member of an archive, near enough to sort by.
+    pub(crate) fn position(&self) -> u64 {
+        let offset = self.layout.offset.saturating_mul(self.dtype.itemsize());
+        self.checkpoint.position(self.storage()).saturating_add(offset)
+    }
+
+    /// Whether it is all of a storage that no other name lies in, so that it stands on nothing that is shared.
+    pub(crate) fn is_alone(&self) -> bool {
+        let storage = self.storage();
+        self.layout.offset == 0
+            && self.nbytes() == self.checkpoint.storage(storage).nbytes
+            && self.layout.is_contiguous()
+            && !self.checkpoint.is_shared(storage)
+    }
+
+    /// Whether both are the same elements of the same storage, in the same order.
+    pub(crate) fn is_tied_to(&self, other: &Tensor) -> bool {
+        let signs = |tensor: &Tensor| {
+            let flags = tensor.checkpoint.tensor(tensor.id).flags;
+            (flags.conjugate, flags.negative)
+        };
+        self.file() == other.file()
+            && self.storage() == other.storage()
+            && (self.dtype, &self.layout) == (other.dtype, &other.layout)
+            && signs(self) == signs(other)
+    }
+
     /// The checkpoint it belongs to.
     pub fn checkpoint(&self) -> Checkpoint {
         Checkpoint::from_inner(self.checkpoint.clone())
@@ -143,23 +209,55 @@ impl Tensor {
     }
 
     fn materialize_here(&self, request: &Request) -> Result<Array> {
-        let dtype = request.dtype.unwrap_or(self.dtype);
-        let converted = dtype != self.dtype || request.order != Order::Same;
+        match self.prospect(request)? {
+            Prospect::View(view) => Ok(view),
+            Prospect::Owned(owned) => {
+                let mut memory = HostBuffer::new(owned.nbytes)?;
+                self.fill(&owned.layout, owned.dtype, request, memory.bytes_mut())?;
+                Ok(owned.finish(memory))
+            }
+        }
+    }
+
+    /// Whether a request changes dtype or order.
+    pub(crate) fn is_converted(&self, request: &Request) -> bool {
+        request.dtype.is_some_and(|dtype| dtype != self.dtype) || request.order != Order::Same
+    }
+
+    /// A view where the request allows one and the file has one, else what memory is to be filled. Reads no more than bools.
+    pub(crate) fn prospect(&self, request: &Request) -> Result<Prospect> {
+        let converted = self.is_converted(request);
         if request.copy == Some(false) && converted {
             return Err(Error::new(Code::Buffer, "a cast or transpose needs a copy"));
         }
         if request.copy != Some(true) && !converted {
             match self.view() {
-                Ok(view) => return Ok(view),
+                Ok(view) => return Ok(Prospect::View(view)),
                 Err(error) if request.copy == Some(false) || !is_no_view(&error) => return Err(error),
                 Err(_) => {}
             }
         }
+        let dtype = request.dtype.unwrap_or(self.dtype);
         let layout = self.ordered(&request.order)?;
         let nbytes = self.result_bytes(&layout, dtype)?;
-        let mut memory = HostBuffer::new(nbytes)?;
-        self.fill(&layout, dtype, request, memory.bytes_mut())?;
-        Ok(Array::owned(memory, dtype, layout.shape))
+        Ok(Prospect::Owned(Owned { layout, dtype, nbytes }))
+    }
+
+    /// Bytes that an owned result needs while it is made: its own, and those of the storage where that has to be inflated.
+    pub(crate) fn weight(&self, owned: &Owned) -> u64 {
+        let inflated = if self.checkpoint.is_compressed(self.storage()) {
+            self.checkpoint.storage(self.storage()).nbytes
+        } else {
+            0
+        };
+        owned.nbytes.saturating_add(inflated)
+    }
+
+    /// The work of filling `out` with an owned result.
+    pub(crate) fn task<'a>(&self, owned: &Owned, request: &Request, out: &'a mut [u8]) -> Result<Task<'a>> {
+        let how = self.how(owned.dtype, request)?;
+        let payload = self.checkpoint.payload(self.storage())?;
+        Ok(Task { payload, layout: owned.layout.clone(), how, out })
     }
 
     /// Writes the elements, C-contiguous in the order asked for, into `out`, which has exactly their size.
@@ -260,6 +358,11 @@ impl Tensor {
     }
 
     fn fill(&self, layout: &Layout, dtype: DType, request: &Request, out: &mut [u8]) -> Result<()> {
+        let how = self.how(dtype, request)?;
+        stream::fill(&self.checkpoint.payload(self.storage())?, layout, &how, out)
+    }
+
+    fn how(&self, dtype: DType, request: &Request) -> Result<Fill> {
         if !request.allow_lossy && kernel::is_lossy(self.dtype, dtype) {
             return Err(Error::new(
                 Code::LossyCast,
@@ -268,18 +371,22 @@ impl Tensor {
         }
         let cast = Cast::new(self.dtype, dtype, request.overflow)?;
         let flags = self.checkpoint.tensor(self.id).flags;
-        let how = Fill {
+        Ok(Fill {
             // As in torch: negate(x).to(dtype).
             signs: Signs { conjugate: flags.conjugate, negative: flags.negative },
             cast,
             threads: request.threads,
             cancel: request.cancel.clone(),
-        };
-        stream::fill(&self.checkpoint.payload(self.storage())?, layout, &how, out)
+        })
     }
 
     fn place<T>(&self, result: Result<T>) -> Result<T> {
-        result.map_err(|error| self.checkpoint.blame(self.shard(), error).in_member(self.name()))
+        result.map_err(|error| self.placed(error))
+    }
+
+    /// The error with this tensor's name and file; or that the file changed, where that explains it.
+    pub(crate) fn placed(&self, error: Error) -> Error {
+        self.checkpoint.blame(self.shard(), error).in_member(self.name())
     }
 }
 

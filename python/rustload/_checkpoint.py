@@ -13,13 +13,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from rustload import _frameworks, _rustload
+from rustload._stream import listed
+from rustload._stream import stream as _stream
 from rustload._tensor import LazyTensor, Shared, _size
 from rustload.errors import _make
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
     from types import TracebackType
 
     from rustload._limits import Limits
+    from rustload._progress import Progress
+    from rustload._stream import Order
+    from rustload._tensor import Overflow
 
 __all__ = ["Checkpoint", "OpaqueClass", "open"]
 
@@ -186,6 +192,139 @@ class Checkpoint(Mapping[str, LazyTensor]):
             pattern: As in `fnmatch`: `*` matches any characters, dots too; `?` one; `[ab]` one of them. Case counts.
         """
         return {name: self[name] for name in self if fnmatchcase(name, pattern)}
+
+    def stream(
+        self,
+        names: Iterable[str] | None = None,
+        device: Any = None,
+        dtype: Any = None,
+        transpose: Any = None,
+        *,
+        memory: int | str = "256MiB",
+        order: Order = "file",
+        progress: Progress = None,
+        threads: int | None = None,
+        copy: bool | None = None,
+        framework: str | None = None,
+        allow_lossy: bool = False,
+        overflow: Overflow = "nan",
+    ) -> Generator[tuple[str, Any], None, None]:
+        """Gives tensors one after the other, reading and casting the next ones while you work on the last.
+
+        >>> import rustload
+        >>> ckpt = rustload.open("model.pt")
+        >>> for name, tensor in ckpt.stream(dtype="bfloat16", transpose={"lm_head.*": True}):
+        ...     print(name, tensor.dtype)
+        q.weight torch.bfloat16
+        k.weight torch.bfloat16
+        v.weight torch.bfloat16
+        lm_head.weight torch.bfloat16
+
+        Nothing is read, and no thread started, before the first is asked for. A stream that is dropped or closed stops its
+        work and frees what it holds. Names that are tied, and made the same way, are given one object; the stream keeps it
+        until the last of them.
+
+        Args:
+            names: Which tensors, as a list of names or what `select` gives; None for all.
+            device: As for `LazyTensor.materialize`.
+            dtype: A dtype, a callable from handle to dtype, or a mapping from glob patterns to dtypes. A plain one applies to
+                float64, float32, float16 and bfloat16 tensors only; others change only by a rule that names them.
+            transpose: A callable or a mapping to True (the last two dimensions swapped), a tuple of dimensions, or None.
+            memory: Bytes that may be in flight beyond what you hold: results that are being made or wait for you, and scratch. A
+                number, or a text such as `"256MiB"`. A tensor that is larger is made alone.
+            order: `"file"` gives them as they lie in the file, and of several shards some at a time from each; `"name"` sorts by
+                name; `"given"` keeps the order of `names`, or the checkpoint's.
+            progress: True for a bar on stderr, or a callable that gets bytes done, bytes in total, and the name; None is silent.
+            threads: Threads to use; None for one per core where the work is worth it.
+            copy: As for `LazyTensor.materialize`: None gives views where nothing is converted.
+            framework: As for `LazyTensor.materialize`.
+            allow_lossy: As for `LazyTensor.materialize`.
+            overflow: As for `LazyTensor.materialize`.
+
+        Returns:
+            A generator of names and tensors.
+
+        Raises:
+            TensorNotFoundError: One of `names` is not there.
+            ValueError: The transpose is a plain value, a cast is lossy, the stream was begun before a fork (code `Forked`), or
+                an argument does not fit.
+            KeyboardInterrupt: Ctrl-C, within a tenth of a second.
+            RustloadError: As for `LazyTensor.materialize`; the message or a note names the tensor.
+        """
+        self._check_open()
+        return _stream(
+            self,
+            names,
+            device=device,
+            dtype=dtype,
+            transpose=transpose,
+            memory=memory,
+            order=order,
+            progress=progress,
+            threads=threads,
+            copy=copy,
+            framework=framework,
+            allow_lossy=allow_lossy,
+            overflow=overflow,
+        )
+
+    def materialize(
+        self,
+        names: Iterable[str] | None = None,
+        device: Any = None,
+        dtype: Any = None,
+        transpose: Any = None,
+        *,
+        memory: int | str = "256MiB",
+        progress: Progress = None,
+        threads: int | None = None,
+        copy: bool | None = None,
+        framework: str | None = None,
+        allow_lossy: bool = False,
+        overflow: Overflow = "nan",
+    ) -> dict[str, Any]:
+        """Reads tensors and gives them as a dict, in the order of `names` or the checkpoint's.
+
+        >>> import rustload
+        >>> state = rustload.open("model.pt").materialize(dtype="bfloat16")
+        >>> state["q.weight"].dtype
+        torch.bfloat16
+
+        Memory peaks at the result and the window. Tied names that are made the same way are one object.
+
+        Args:
+            names: As for `stream`, and so are all others.
+            device: As for `stream`.
+            dtype: As for `stream`.
+            transpose: As for `stream`.
+            memory: As for `stream`.
+            progress: As for `stream`.
+            threads: As for `stream`.
+            copy: As for `stream`.
+            framework: As for `stream`.
+            allow_lossy: As for `stream`.
+            overflow: As for `stream`.
+
+        Raises:
+            RustloadError: As for `stream`.
+        """
+        chosen = listed(self, names)
+        found = dict(
+            self.stream(
+                chosen,
+                device,
+                dtype,
+                transpose,
+                memory=memory,
+                progress=progress,
+                threads=threads,
+                copy=copy,
+                framework=framework,
+                allow_lossy=allow_lossy,
+                overflow=overflow,
+            )
+        )
+        return {name: found[name] for name in chosen}
 
     def _check_open(self) -> None:
         if self._closed:

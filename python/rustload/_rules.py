@@ -1,7 +1,7 @@
 """Rules for many tensors at once: which dtype and which order of dimensions each of them gets.
 
 A rule is a value, a callable that is given the handle, or a mapping from glob patterns of names to values, of which the first
-that matches counts. A plain dtype changes floats of 16 bits and more only: to turn ints or fp8 into something else, a rule must name
+that matches counts. A plain dtype changes floats of 16 bits and more only: to change ints or fp8, a rule must name
 them. A plain transpose is refused, since not every tensor of a model has the dimensions for it.
 """
 

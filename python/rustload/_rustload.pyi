@@ -17,11 +17,13 @@ __all__ = [
     "LIMITS",
     "Buffer",
     "Checkpoint",
+    "Stream",
     "Tensor",
     "__version__",
     "open_bytes",
     "open_paths",
     "parse_dtype",
+    "stream",
 ]
 
 __version__: Final[str]
@@ -222,6 +224,51 @@ def open_bytes(
         compat: As for `open_paths`.
         verify: As for `open_paths`.
         limits: As for `open_paths`.
+    """
+
+@final
+class Stream:
+    """Tensors that are made ahead of whoever takes them; `Checkpoint.stream` is its face."""
+
+    def next(self) -> tuple[int, int, bool, Literal["view", "copy"] | None, Buffer | None] | None:
+        """The next tensor, or None after the last. Reads tensor data, on threads of the stream.
+
+        Returns:
+            Its place in the list; the place of the first with the same elements; whether they come again; how it can stand on
+            a storage that it shares, if it is left to the caller; and the elements, if it is not and they are not what was
+            given for the first.
+
+        Raises:
+            ValueError: The stream was begun in another process (code `Forked`), or another thread is using it.
+            RustloadError: As for `Tensor.materialize`; the message or a note names the tensor. Nothing comes after it.
+        """
+
+    def close(self) -> None:
+        """Stops the threads, waits for them, and frees what was made and not taken."""
+
+def stream(
+    tensors: Sequence[Tensor],
+    wanted: Sequence[_Wanted],
+    which: Sequence[int],
+    *,
+    window: int,
+    threads: int | None,
+    by_file: bool,
+    standing: bool,
+) -> Stream:
+    """A stream of tensors. Reads nothing before the first is asked for.
+
+    Args:
+        tensors: The tensors.
+        wanted: The different ways in which they are wanted.
+        which: For each tensor, the number of its way.
+        window: Bytes that may be in flight.
+        threads: Threads to use; None for one per core.
+        by_file: Whether they are given in the order of the data, or as listed.
+        standing: Whether tensors that can stand on a storage they share are left to the caller.
+
+    Raises:
+        ValueError: A number in `which` is too large, or an argument has a wrong value.
     """
 
 class _Wanted(Protocol):

@@ -104,6 +104,22 @@ impl Source {
         Ok(Source { backing: self.backing.clone(), window: self.part(start, len)? })
     }
 
+    /// The smallest window that covers this one and `other`, if both are of the same backing and at most `gap` bytes lie
+    /// between them.
+    pub fn span(&self, other: &Source, gap: u64) -> Option<Source> {
+        let (start, end) =
+            (self.window.start().min(other.window.start()), self.window.end().max(other.window.end()));
+        let between = end.saturating_sub(start).saturating_sub(self.len()).saturating_sub(other.len());
+        let window = Region::new(start, end.saturating_sub(start))?;
+        (between <= gap && self.same_backing(other)).then(|| Source { backing: self.backing.clone(), window })
+    }
+
+    /// Where this window starts inside `outer`, a window of the same backing that covers it.
+    pub fn start_in(&self, outer: &Source) -> Option<u64> {
+        let covers = self.same_backing(outer) && outer.window.contains(self.window);
+        covers.then(|| self.window.start().saturating_sub(outer.window.start()))
+    }
+
     fn part(&self, start: u64, len: u64) -> Result<Region> {
         self.window.part(start, len).ok_or_else(|| {
             let text = format!("{len} byte(s) wanted at {start}, the file has {}", self.len());
@@ -233,6 +249,19 @@ mod tests {
             assert_eq!(inner.read_vec(1, 4).unwrap_err().code(), Code::Truncated);
             assert_eq!(inner.window(0, u64::MAX).unwrap_err().code(), Code::Truncated);
         }
+    }
+
+    #[test]
+    fn a_span_covers_near_windows_of_one_backing() {
+        let whole = Source::memory(Arc::new(*b"0123456789"));
+        let (one, two) = (whole.window(1, 2).unwrap(), whole.window(5, 3).unwrap());
+        for span in [one.span(&two, 2).unwrap(), two.span(&one, 2).unwrap()] {
+            assert_eq!(span.read_vec(0, span.len()).unwrap(), b"1234567");
+            assert_eq!((one.start_in(&span), two.start_in(&span)), (Some(0), Some(4)));
+        }
+        assert!(one.span(&two, 1).is_none());
+        assert!(one.span(&Source::memory(Arc::new(*b"0123456789")), 100).is_none());
+        assert_eq!(two.start_in(&one), None);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The opened thing: one file or several shards, their tensors by name.
 
 mod near;
+mod stream;
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -15,6 +16,8 @@ use crate::index::{self, Contents, Index, OpaqueClass, Options, Path, Place, Sto
 use crate::limits::Limits;
 use crate::stream::Payload;
 use crate::tensor::Tensor;
+
+pub use stream::{Failed, Flow, Given, Made, Stream};
 
 /// Bytes of the largest inflated storage that is kept for the next read: as much as the window of a whole materialization.
 const KEPT: u64 = 256 << 20;
@@ -348,6 +351,33 @@ impl Inner {
         &self.shards[shard as usize].index.storages[storage as usize]
     }
 
+    /// Where a storage starts in its file, near enough to sort by; 0 for one inside a pickle.
+    pub(crate) fn position(&self, id: (u32, u32)) -> u64 {
+        match (&self.index(id.0).contents, self.storage(id).place) {
+            (_, Place::Region(region)) => region.start(),
+            (Contents::Archive(archive), Place::Member(member)) => archive.members()[member].position(),
+            _ => 0,
+        }
+    }
+
+    /// Makes ready to read these storages of one file, with few reads where many of them are small.
+    pub(crate) fn prepare(&self, shard: u32, storages: impl Iterator<Item = (u32, u32)>) {
+        if let Contents::Archive(archive) = &self.index(shard).contents {
+            archive.verify_near(storages.filter_map(|id| match self.storage(id).place {
+                Place::Member(member) => Some(member),
+                _ => None,
+            }));
+        }
+    }
+
+    /// Whether a storage's bytes have to be inflated.
+    pub(crate) fn is_compressed(&self, id: (u32, u32)) -> bool {
+        match (&self.index(id.0).contents, self.storage(id).place) {
+            (Contents::Archive(archive), Place::Member(member)) => archive.members()[member].is_compressed(),
+            _ => false,
+        }
+    }
+
     /// The error, or that the file changed since it was opened, which explains any contradiction in it.
     pub(crate) fn blame(&self, shard: u32, error: Error) -> Error {
         if error.kind() != Kind::Format {
@@ -367,13 +397,11 @@ impl Inner {
             let text = "the numbers are big-endian, so a view would show wrong ones";
             return Err(Error::new(Code::Buffer, text));
         }
-        match (&self.index(id.0).contents, storage.place) {
-            (Contents::Archive(archive), Place::Member(member))
-                if archive.members()[member].is_compressed() =>
-            {
+        match storage.place {
+            Place::Member(_) if self.is_compressed(id) => {
                 Err(Error::new(Code::RecordCompressed, "the storage is compressed in the file"))
             }
-            (_, Place::Value(_)) => Err(Error::new(Code::Buffer, "the bytes are part of a pickle")),
+            Place::Value(_) => Err(Error::new(Code::Buffer, "the bytes are part of a pickle")),
             _ => Ok(self.payload(id)?.source),
         }
     }
@@ -394,7 +422,7 @@ impl Inner {
                 source.window(region.start(), region.len())?
             }
             (Contents::Archive(archive), Place::Member(member)) => {
-                if archive.members()[member].is_compressed() {
+                if self.is_compressed(id) {
                     self.inflated(id, archive, member, storage.nbytes)?
                 } else {
                     let region = archive.payload(member)?;

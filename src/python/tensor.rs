@@ -41,7 +41,7 @@ enum Transpose {
 }
 
 impl Wanted {
-    fn request(self) -> PyResult<Request> {
+    pub(super) fn request(self) -> PyResult<Request> {
         Ok(Request {
             dtype: self.dtype.as_deref().map(DType::parse).transpose()?,
             order: match self.transpose {

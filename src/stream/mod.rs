@@ -1,7 +1,12 @@
-//! Which bytes when: a tensor's layout becomes positional reads of bounded size, each cast and put in place at once.
+//! Which bytes when: a tensor's layout becomes positional reads of bounded size, each cast and put in place at once; many
+//! tensors become batches that are made ahead of whoever takes them, inside a window of memory.
 #![forbid(unsafe_code)]
 
+mod batch;
 mod plan;
+mod queue;
 mod read;
 
+pub use batch::{Task, fill_all};
+pub use queue::{Queue, Taken};
 pub use read::{Fill, Payload, Signs, fill, result_bytes};

@@ -10,7 +10,7 @@ use crate::kernel::Axis;
 use crate::layout::Layout;
 
 /// Gaps up to this many bytes are read along rather than skipped: a page is read by the system anyway.
-const GAP: u64 = 4096;
+pub(super) const GAP: u64 = 4096;
 
 /// Source rows that a transposing block takes at least: a full cache line of 2-byte results.
 const ROWS: u64 = 32;

@@ -1,6 +1,7 @@
 //! Runs a plan: positional reads on scoped threads, each block swapped, cast and put in place while it is in the cache.
 
-use super::plan::{Block, Blocks, Piece, pieces};
+use super::batch::{Task, fill_all};
+use super::plan::{Block, Blocks, Piece};
 use crate::bytes::Source;
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
@@ -9,7 +10,7 @@ use crate::layout::Layout;
 use crate::parallel::{self, Cancel};
 
 /// Bytes of one thread's scratch: a good part of a core's L2 cache.
-const SCRATCH: u64 = 1 << 20;
+pub(super) const SCRATCH: u64 = 1 << 20;
 
 /// Bytes of one read that needs no scratch; bounded so that a request to stop is seen soon.
 const DIRECT: u64 = 8 << 20;
@@ -40,7 +41,7 @@ impl Signs {
         self == Signs::default()
     }
 
-    fn apply(self, dtype: DType, data: &mut [u8]) -> Result<()> {
+    pub(super) fn apply(self, dtype: DType, data: &mut [u8]) -> Result<()> {
         if self.conjugate {
             kernel::conjugate(dtype, data)?;
         }
@@ -70,7 +71,7 @@ impl Fill {
         self.cast.is_identity() && self.signs.is_none() && !self.swaps(payload)
     }
 
-    fn swaps(&self, payload: &Payload) -> bool {
+    pub(super) fn swaps(&self, payload: &Payload) -> bool {
         payload.big_endian && self.cast.from().swap_unit() > 1
     }
 }
@@ -79,15 +80,10 @@ impl Fill {
 ///
 /// The layout is proved to lie inside the payload; `out` has exactly the result's bytes.
 pub fn fill(payload: &Payload, layout: &Layout, how: &Fill, out: &mut [u8]) -> Result<()> {
-    let (src, dst) = (how.cast.from().itemsize(), how.cast.to().itemsize());
-    let bytes = layout.numel().saturating_mul(src.max(dst));
-    if layout.numel().saturating_mul(dst) != out.len() as u64 {
-        return Err(Error::new(Code::InternalError, "the destination's size is not the result's"));
-    }
-    // A dtype without a sign is refused before anything is read, also where there is nothing to read.
-    how.signs.apply(how.cast.from(), &mut [])?;
-    let threads = parallel::threads(bytes, how.threads);
-    if threads == 1 && out.len() as u64 <= DIRECT && how.is_copy(payload) && layout.is_contiguous() {
+    let src = how.cast.from().itemsize();
+    let bytes = layout.numel().saturating_mul(src);
+    let plain = bytes == out.len() as u64 && how.is_copy(payload) && layout.is_contiguous();
+    if plain && bytes <= DIRECT && parallel::threads(bytes, how.threads) == 1 {
         // Most tensors of most files: one read, nothing to plan.
         how.cancel.check()?;
         if !out.is_empty() {
@@ -95,29 +91,16 @@ pub fn fill(payload: &Payload, layout: &Layout, how: &Fill, out: &mut [u8]) -> R
         }
         return payload.source.check_unchanged();
     }
-    let count = if threads == 1 { 1 } else { piece_count(layout, bytes, threads as u64) };
-    let mut parts = Vec::new();
-    let mut rest = out;
-    for piece in pieces(layout, count) {
-        let len = usize::try_from(piece.numel.saturating_mul(dst)).unwrap_or(usize::MAX);
-        let (part, tail) = rest
-            .split_at_mut_checked(len)
-            .ok_or_else(|| Error::new(Code::InternalError, "the pieces are larger than the destination"))?;
-        parts.push((piece, part));
-        rest = tail;
-    }
-    parallel::for_each(threads, parts.into_iter(), Vec::new, |scratch, (piece, part)| {
-        fill_piece(payload, &piece, how, scratch, part)
-    })?;
-    payload.source.check_unchanged()
+    let task = Task { payload: payload.clone(), layout: layout.clone(), how: how.clone(), out };
+    fill_all(vec![task], how.threads).map_err(|(_, error)| error)
 }
 
 /// One piece per thread where the source's order differs (its runs stay long), more for balance where it does not.
-fn piece_count(layout: &Layout, bytes: u64, threads: u64) -> u64 {
+pub(super) fn piece_count(layout: &Layout, bytes: u64, threads: u64) -> u64 {
     if layout.is_contiguous() { (bytes / PIECE).clamp(threads, threads * 16) } else { threads }
 }
 
-fn fill_piece(
+pub(super) fn fill_piece(
     payload: &Payload,
     piece: &Piece,
     how: &Fill,

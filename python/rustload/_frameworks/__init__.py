@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rustload.errors import _make
 
 if TYPE_CHECKING:
+    from rustload._rustload import Buffer
     from rustload._tensor import LazyTensor, Wanted
 
 __all__ = ["NAMES", "Adapter", "adapter", "default"]
@@ -24,6 +25,9 @@ class Adapter(Protocol):
 
     def make(self, tensor: LazyTensor, wanted: Wanted, device: Any) -> Any:
         """The framework's object for what is wanted of the tensor, on the device."""
+
+    def wrap(self, buffer: Buffer, device: Any) -> Any:
+        """The framework's object over a finished, owned or viewed buffer, on the device."""
 
     def into(self, tensor: LazyTensor, out: Any, wanted: Wanted) -> bool:
         """Writes into `out` if it is of this framework; False if it is not."""

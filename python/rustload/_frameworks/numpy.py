@@ -10,6 +10,7 @@ from rustload._frameworks.dlpack import check_device as check_device  # host mem
 from rustload.errors import _make
 
 if TYPE_CHECKING:
+    from rustload._rustload import Buffer
     from rustload._tensor import LazyTensor, Wanted
 
 # What NumPy has from ml_dtypes alone; complex32 came to it late.
@@ -53,8 +54,13 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 def make(tensor: LazyTensor, wanted: Wanted, device: Any) -> np.ndarray[Any, Any]:
     """An array over the memory of the view or the result, writable, keeping it alive."""
-    dtype = numpy_dtype(wanted.dtype or tensor.dtype)
-    return np.asarray(tensor._core.materialize(wanted)).view(dtype)
+    numpy_dtype(wanted.dtype or tensor.dtype)  # refuses before anything is read
+    return wrap(tensor._core.materialize(wanted), None)
+
+
+def wrap(buffer: Buffer, device: Any) -> np.ndarray[Any, Any]:
+    """An array over the buffer's memory, keeping it alive."""
+    return np.asarray(buffer).view(numpy_dtype(buffer.dtype))
 
 
 def into(tensor: LazyTensor, out: Any, wanted: Wanted) -> bool:

@@ -10,12 +10,17 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.utils.dlpack
 
 from rustload.errors import _make
 
 if TYPE_CHECKING:
     from rustload import _rustload
     from rustload._tensor import LazyTensor, Wanted
+
+
+# What every torch that we support takes by DLPack as it is; the others go over as bytes.
+_IN_DLPACK = {"bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"}
 
 
 def check_device(device: Any) -> torch.device | None:
@@ -70,6 +75,12 @@ def make(tensor: LazyTensor, wanted: Wanted, device: torch.device | None) -> tor
     return made if device is None else made.to(device)
 
 
+def wrap(buffer: _rustload.Buffer, device: torch.device | None) -> torch.Tensor:
+    """A tensor over the buffer's memory, keeping it alive; on a GPU, a copy of it."""
+    made = _owned(buffer)
+    return made if device is None else made.to(device)
+
+
 def into(tensor: LazyTensor, out: Any, wanted: Wanted) -> bool:
     """Writes into a tensor; straight into its memory where that is contiguous and on the CPU."""
     if not isinstance(out, torch.Tensor):
@@ -104,6 +115,9 @@ def _on_shared_storage(tensor: LazyTensor, wanted: Wanted) -> torch.Tensor | Non
 
 
 def _owned(buffer: _rustload.Buffer) -> torch.Tensor:
+    if buffer.dtype in _IN_DLPACK:
+        # The capsule itself: half the time of an object that torch asks for one.
+        return torch.utils.dlpack.from_dlpack(buffer.__dlpack__())
     return torch.empty(0, dtype=torch_dtype(buffer.dtype)).set_(
         _storage(buffer), 0, buffer.shape, buffer.strides
     )

@@ -64,6 +64,11 @@ impl Member {
         self.size
     }
 
+    /// Where its local header starts, in the archive.
+    pub fn position(&self) -> u64 {
+        self.header
+    }
+
     /// Whether the bytes in the file are deflated.
     pub fn is_compressed(&self) -> bool {
         self.method != STORED

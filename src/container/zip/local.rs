@@ -8,7 +8,7 @@
 use super::Member;
 use super::directory::check_unicode_path;
 use super::recode;
-use crate::bytes::{Cursor, Region, Source};
+use crate::bytes::{Cursor, Region};
 use crate::container::len64;
 use crate::error::{Code, Error, Result};
 
@@ -19,18 +19,19 @@ const HEADER_LEN: u64 = 30;
 const EXTRA_HINT: u64 = 128;
 const HAS_DESCRIPTOR: u16 = 1 << 3;
 
-/// Where the member's payload lies, once its local header is found to agree with the directory.
-pub(super) fn verify(source: &Source, member: &Member) -> Result<Region> {
+/// Where the member's payload lies, once its local header is found to agree with the directory. `read` gives bytes of the
+/// archive by position and length.
+pub(super) fn verify(read: impl Fn(u64, u64) -> Result<Vec<u8>>, member: &Member) -> Result<Region> {
     let room = member.bound.saturating_sub(member.header);
     let fixed = HEADER_LEN.saturating_add(len64(member.name().len()));
-    let mut bytes = source.read_vec(member.header, room.min(fixed.saturating_add(EXTRA_HINT)))?;
+    let mut bytes = read(member.header, room.min(fixed.saturating_add(EXTRA_HINT)))?;
     let extra_len = match bytes.get(28..30) {
         Some(&[low, high]) => u64::from(u16::from_le_bytes([low, high])),
         _ => 0,
     };
     let len = fixed.saturating_add(extra_len);
     if len64(bytes.len()) < len && len <= room {
-        bytes = source.read_vec(member.header, len)?;
+        bytes = read(member.header, len)?;
     }
     let mut cursor = Cursor::new(&bytes, member.header);
     let wide = check_header(&mut cursor, member).map_err(recode(Code::RecordOverlap))?;
@@ -50,7 +51,7 @@ pub(super) fn verify(source: &Source, member: &Member) -> Result<Region> {
             Error::new(Code::RecordOverlap, text)
         })?;
     if descriptor_len > 0 {
-        let bytes = source.read_vec(payload.end(), descriptor_len)?;
+        let bytes = read(payload.end(), descriptor_len)?;
         check_descriptor(Cursor::new(&bytes, payload.end()), member, wide)?;
     }
     Ok(payload)

@@ -45,6 +45,9 @@ pub struct Archive {
 /// Payload bytes read at a time when only their checksum is wanted.
 const VERIFY_CHUNK: u64 = 1 << 20;
 
+/// Members up to this size are verified along with their neighbours.
+const SMALL: u64 = 128 << 10;
+
 impl Archive {
     /// Reads the end record and the whole directory; no member is touched yet.
     pub fn open(source: &Source, limits: &Limits, trailing: Trailing) -> Result<Archive> {
@@ -92,11 +95,54 @@ impl Archive {
         if let Some(start) = slot.and_then(|slot| slot.load(Ordering::Relaxed).checked_sub(1)) {
             return Region::new(start, member.compressed_size()).ok_or_else(|| no_member(index));
         }
-        let region = local::verify(&self.source, member)?;
+        let region = local::verify(|at, len| self.source.read_vec(at, len), member)?;
         if let Some(slot) = slot {
             slot.store(region.start().saturating_add(1), Ordering::Relaxed);
         }
         Ok(region)
+    }
+
+    /// Does for many small members what [`Archive::payload`] does at the first call for each, with one read for neighbours. Members
+    /// that have something wrong with them are left for that call to tell.
+    pub fn verify_near(&self, indices: impl IntoIterator<Item = usize>) {
+        let mut run: Vec<usize> = Vec::new();
+        let (mut start, mut end) = (0_u64, 0_u64);
+        for index in indices {
+            let Some(member) = self.members.get(index) else { continue };
+            let is_small = member.bound.saturating_sub(member.header) <= SMALL;
+            let is_new = self.payloads.get(index).is_some_and(|slot| slot.load(Ordering::Relaxed) == 0);
+            if !is_small || !is_new {
+                continue;
+            }
+            if run.is_empty() || member.header < end || member.bound.saturating_sub(start) > VERIFY_CHUNK {
+                self.verify_run(&run, start, end);
+                run.clear();
+                start = member.header;
+            }
+            run.push(index);
+            end = member.bound;
+        }
+        self.verify_run(&run, start, end);
+    }
+
+    /// Verifies members that lie between two positions of the archive.
+    fn verify_run(&self, run: &[usize], start: u64, end: u64) {
+        if run.len() < 2 {
+            return;
+        }
+        let Ok(bytes) = self.source.read_vec(start, end.saturating_sub(start)) else { return };
+        let read = |at: u64, len: u64| {
+            let place = |position: u64| usize::try_from(position.checked_sub(start)?).ok();
+            let found = place(at).zip(place(at.saturating_add(len))).and_then(|(at, end)| bytes.get(at..end));
+            found.map_or_else(|| self.source.read_vec(at, len), |found| Ok(found.to_vec()))
+        };
+        for (slot, member) in
+            run.iter().filter_map(|&index| self.payloads.get(index).zip(self.members.get(index)))
+        {
+            if let Ok(region) = local::verify(read, member) {
+                slot.store(region.start().saturating_add(1), Ordering::Relaxed);
+            }
+        }
     }
 
     /// The bytes of a metadata member, inflated if need be, at most `limit` of them; its checksum is always checked.

@@ -1,0 +1,326 @@
+//! Many tensors, made ahead of whoever takes them.
+//!
+//! One thread works for a stream. It goes through the tensors in order, gathers small ones into batches, waits until a batch
+//! fits the window, and fills it with scoped threads of the batch's own; meanwhile the consumer has the batch before. Nothing
+//! starts before the first tensor is asked for. A stream that is dropped stops its thread and waits for it.
+//!
+//! After a fork the child has no such thread, and a lock may be held by nobody: the stream of another process is not touched.
+
+mod order;
+
+use std::process;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use crate::error::{Code, Error, Result};
+use crate::parallel::{self, Cancel};
+use crate::sink::{Array, HostBuffer};
+use crate::stream::{Queue, Taken, Task, fill_all};
+use crate::tensor::{Owned, Prospect, Request, Standing, Tensor};
+
+/// Bytes of one thread's scratch, which count in the window.
+const SCRATCH: u64 = 1 << 20;
+
+/// Bytes of results that are made in one go: enough to make starting threads cheap.
+const BATCH: u64 = 32 << 20;
+
+/// Tensors that are handed over at once, at most.
+const BATCH_COUNT: usize = 512;
+
+/// How tensors are streamed.
+#[derive(Clone, Debug)]
+pub struct Flow {
+    /// Bytes that may be in flight beyond what the consumer holds.
+    pub window: u64,
+    /// Threads to use; `None` for one per core where the work is worth it.
+    pub threads: Option<usize>,
+    /// Whether tensors are given in the order of the data, several files at a time, or as listed.
+    pub by_file: bool,
+    /// Whether tensors that can stand on a storage they share are left to the consumer, as torch wants it.
+    pub standing: bool,
+}
+
+/// One tensor of a stream.
+#[derive(Debug)]
+pub struct Given {
+    /// Its place in the list of what was asked for.
+    pub index: usize,
+    /// The place of the first that has the same elements, made the same way: a tied name. Its own place where it is the first.
+    pub first: usize,
+    /// Whether the same elements are given again later.
+    pub again: bool,
+    /// The elements.
+    pub made: Made,
+}
+
+/// What a stream makes of a tensor.
+#[derive(Debug)]
+pub enum Made {
+    /// An array: owned, or a view.
+    Array(Array),
+    /// Nothing: it can stand on a storage that it shares ([`Tensor::storage_bytes`]).
+    Standing(Standing),
+    /// Nothing: it is what was given for `first`.
+    Same,
+}
+
+/// An error, and which tensor it is about.
+#[derive(Debug)]
+pub struct Failed {
+    /// The place in the list of what was asked for.
+    pub index: usize,
+    /// The tensor's name; empty where the error is about the stream itself.
+    pub name: String,
+    /// What went wrong.
+    pub error: Error,
+}
+
+/// An iterator over tensors in memory; see [`Stream::next`].
+#[derive(Debug)]
+pub struct Stream {
+    queue: Arc<Queue<Result<Given, Failed>>>,
+    cancel: Cancel,
+    process: u32,
+    plan: Option<Plan>,
+    worker: Option<JoinHandle<()>>,
+}
+
+/// What there is to do.
+#[derive(Debug)]
+struct Plan {
+    wishes: Vec<(Tensor, Request)>,
+    steps: Vec<order::Step>,
+    flow: Flow,
+}
+
+impl Failed {
+    /// About no tensor, but the stream.
+    fn whole(error: Error) -> Failed {
+        Failed { index: 0, name: String::new(), error }
+    }
+}
+
+impl Stream {
+    /// A stream of these tensors. Nothing is read and no thread started before the first is asked for.
+    pub fn new(mut wishes: Vec<(Tensor, Request)>, flow: Flow) -> Stream {
+        let cancel = Cancel::new();
+        for (_, request) in &mut wishes {
+            request.cancel = cancel.clone();
+        }
+        let threads = parallel::threads(u64::MAX, flow.threads);
+        let steps = order::steps(&wishes, flow.by_file, threads);
+        let scratch = SCRATCH.saturating_mul(threads as u64);
+        let queue = Arc::new(Queue::new(flow.window.saturating_sub(scratch).max(1)));
+        let plan = Some(Plan { wishes, steps, flow });
+        Stream { queue, cancel, process: process::id(), plan, worker: None }
+    }
+
+    /// The next tensor, waiting no longer than `patience`. After an error there is nothing more.
+    pub fn next(&mut self, patience: Duration) -> Result<Taken<Given>, Failed> {
+        if self.plan.is_some() {
+            self.start().map_err(Failed::whole)?;
+        }
+        if self.process != process::id() {
+            let text = "the stream was begun before the process forked";
+            return Err(Failed::whole(Error::new(Code::Forked, text)));
+        }
+        match self.queue.take(patience) {
+            Taken::Item(found) => found.map(Taken::Item),
+            Taken::Waiting => Ok(Taken::Waiting),
+            Taken::Finished => Ok(Taken::Finished),
+        }
+    }
+
+    fn start(&mut self) -> Result<()> {
+        let Some(plan) = self.plan.take() else { return Ok(()) };
+        self.process = process::id();
+        let ends = Ends(self.queue.clone());
+        let work = move || plan.run(&ends.0);
+        let worker = thread::Builder::new().name("rustload-stream".to_owned()).spawn(work);
+        self.worker = Some(worker.map_err(|error| Error::io(error, None))?);
+        Ok(())
+    }
+
+    /// Stops the work, and returns when it has stopped. What was made and not taken is freed.
+    pub fn close(&mut self) {
+        self.plan = None;
+        let Some(worker) = self.worker.take() else {
+            return;
+        };
+        if self.process != process::id() {
+            // The thread is the parent's: there is nothing to wait for, and nothing of it to be freed here.
+            std::mem::forget(worker);
+            return;
+        }
+        self.cancel.cancel();
+        self.queue.close();
+        // A panic has been told as an error.
+        let _ = worker.join();
+    }
+
+    /// The request to stop, for another thread than the one that waits in [`Stream::next`].
+    pub fn cancel(&self) -> Cancel {
+        self.cancel.clone()
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Tells the consumer that there is nothing more, however the thread ends.
+struct Ends(Arc<Queue<Result<Given, Failed>>>);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let error = Error::new(Code::InternalError, "internal error: a stream's thread panicked");
+            self.0.put([(Err(Failed::whole(error)), 0)]);
+        }
+        self.0.finish();
+    }
+}
+
+/// Tensors that are made in one go.
+#[derive(Default)]
+struct Batch<'a> {
+    items: Vec<Item<'a>>,
+    /// Bytes that are in flight until the tensors are taken.
+    bytes: u64,
+}
+
+/// One tensor of a batch.
+struct Item<'a> {
+    step: &'a order::Step,
+    weight: u64,
+    what: What,
+}
+
+enum What {
+    /// Made already, or nothing to be made.
+    Ready(Made),
+    /// To be filled.
+    Fill(Owned),
+}
+
+impl Plan {
+    fn run(&self, queue: &Queue<Result<Given, Failed>>) {
+        let batch_bytes = BATCH.min(self.flow.window / 4).max(1);
+        let mut batch = Batch::default();
+        for (number, step) in self.steps.iter().enumerate() {
+            if number % BATCH_COUNT == 0 {
+                self.prepare(number);
+            }
+            let item = match self.item(step) {
+                Ok(item) => item,
+                Err(error) => {
+                    // What came before it is given first.
+                    if self.hand_over(batch, queue).is_ok() {
+                        queue.put([(Err(self.failed(step.index, error)), 0)]);
+                    }
+                    return;
+                }
+            };
+            let full = batch.bytes.saturating_add(item.weight) > batch_bytes;
+            let full = !batch.items.is_empty() && (full || batch.items.len() >= BATCH_COUNT);
+            if full && self.hand_over(std::mem::take(&mut batch), queue).is_err() {
+                return;
+            }
+            batch.bytes = batch.bytes.saturating_add(item.weight);
+            batch.items.push(item);
+        }
+        let _ = self.hand_over(batch, queue);
+    }
+
+    /// Makes ready to read some tensors from the step `from` on.
+    fn prepare(&self, from: usize) {
+        let tensors = self.steps.iter().skip(from).take(BATCH_COUNT).map(|step| &self.wishes[step.index].0);
+        let tensors: Vec<&Tensor> = tensors.collect();
+        for near in tensors.chunk_by(|one, two| one.file() == two.file()) {
+            if let Some(first) = near.first() {
+                first.checkpoint.prepare(first.shard(), near.iter().map(|tensor| tensor.storage()));
+            }
+        }
+    }
+
+    /// What is to be done for a step. Reads nothing, except to see whether bools can be viewed.
+    fn item<'a>(&self, step: &'a order::Step) -> Result<Item<'a>> {
+        let ready = |made| Item { step, weight: 0, what: What::Ready(made) };
+        if step.first != step.index {
+            return Ok(ready(Made::Same));
+        }
+        let (tensor, request) = &self.wishes[step.index];
+        if self.flow.standing
+            && request.copy != Some(true)
+            && !tensor.is_converted(request)
+            && !tensor.is_alone()
+            && let Some(standing) = tensor.standing(request.copy)?
+        {
+            return Ok(ready(Made::Standing(standing)));
+        }
+        Ok(match tensor.prospect(request)? {
+            Prospect::View(view) => ready(Made::Array(view)),
+            Prospect::Owned(owned) => Item { step, weight: tensor.weight(&owned), what: What::Fill(owned) },
+        })
+    }
+
+    /// Makes a batch once there is room for it, and hands it over. An error says that nothing more is to be done.
+    fn hand_over(&self, batch: Batch<'_>, queue: &Queue<Result<Given, Failed>>) -> Result<()> {
+        if batch.items.is_empty() {
+            return Ok(());
+        }
+        queue.reserve(batch.bytes)?;
+        match self.make(batch) {
+            Ok(made) => {
+                queue.put(made.into_iter().map(|(given, weight)| (Ok(given), weight)));
+                Ok(())
+            }
+            Err(failed) => {
+                let stop = Error::new(failed.error.code(), "the stream ends here");
+                queue.put([(Err(failed), 0)]);
+                Err(stop)
+            }
+        }
+    }
+
+    fn make(&self, batch: Batch<'_>) -> Result<Vec<(Given, u64)>, Failed> {
+        let mut memory = Vec::with_capacity(batch.items.len());
+        for Item { step, what, .. } in &batch.items {
+            memory.push(match what {
+                What::Fill(owned) => {
+                    let buffer = HostBuffer::new(owned.nbytes);
+                    Some(buffer.map_err(|error| self.failed(step.index, error))?)
+                }
+                What::Ready(_) => None,
+            });
+        }
+        let (mut tasks, mut indices): (Vec<Task<'_>>, Vec<usize>) = (Vec::new(), Vec::new());
+        for (Item { step, what, .. }, memory) in batch.items.iter().zip(&mut memory) {
+            if let (What::Fill(owned), Some(memory)) = (what, memory) {
+                let (tensor, request) = &self.wishes[step.index];
+                let task = tensor.task(owned, request, memory.bytes_mut());
+                tasks.push(task.map_err(|error| self.failed(step.index, error))?);
+                indices.push(step.index);
+            }
+        }
+        fill_all(tasks, self.flow.threads)
+            .map_err(|(task, error)| self.failed(indices.get(task).copied().unwrap_or(0), error))?;
+        let made = batch.items.into_iter().zip(memory).filter_map(|(Item { step, weight, what }, memory)| {
+            let made = match (what, memory) {
+                (What::Ready(made), _) => made,
+                (What::Fill(owned), Some(memory)) => Made::Array(owned.finish(memory)),
+                (What::Fill(_), None) => return None,
+            };
+            Some((Given { index: step.index, first: step.first, again: step.again, made }, weight))
+        });
+        Ok(made.collect())
+    }
+
+    fn failed(&self, index: usize, error: Error) -> Failed {
+        let tensor = &self.wishes[index].0;
+        Failed { index, name: tensor.name().to_owned(), error: tensor.placed(error) }
+    }
+}

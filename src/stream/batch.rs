@@ -1,0 +1,207 @@
+//! Many tensors in one go: large ones are cut into pieces, small neighbours are read with one read, and all threads take
+//! from one list of such jobs. So the threads start once for many tensors, and the system is asked once for many.
+
+use super::plan::{GAP, Piece, pieces};
+use super::read::{Fill, Payload, SCRATCH, fill_piece, piece_count};
+use crate::bytes::Source;
+use crate::error::{Code, Error, Result};
+use crate::kernel;
+use crate::layout::Layout;
+use crate::parallel;
+
+/// A contiguous tensor of at most this many bytes is read along with its neighbours.
+const SMALL: u64 = 128 << 10;
+
+/// A tensor to be read into a destination.
+#[derive(Debug)]
+pub struct Task<'a> {
+    /// The storage's bytes.
+    pub payload: Payload,
+    /// The elements, proved to lie inside the payload, in the order wanted.
+    pub layout: Layout,
+    /// The conversion on the way. Its threads do not count: those of the batch do.
+    pub how: Fill,
+    /// Exactly the result's bytes.
+    pub out: &'a mut [u8],
+}
+
+/// What to do for a tensor, apart from where to.
+struct Plan {
+    payload: Payload,
+    how: Fill,
+}
+
+/// What one thread does at a time.
+enum Job<'a> {
+    /// A part of a tensor, into a part of its destination.
+    Piece { task: usize, piece: Piece, out: &'a mut [u8] },
+    /// Several whole tensors, by one read.
+    Run { span: Source, parts: Vec<Part<'a>> },
+}
+
+/// A tensor's bytes in a run.
+struct Part<'a> {
+    task: usize,
+    source: Source,
+    out: &'a mut [u8],
+}
+
+/// Fills all destinations, on up to `threads` threads. An error comes with the number of the task that it is about.
+pub fn fill_all(tasks: Vec<Task<'_>>, threads: Option<usize>) -> Result<(), (usize, Error)> {
+    let weights: Vec<u64> = tasks.iter().map(Task::weight).collect();
+    let threads =
+        parallel::threads(weights.iter().fold(0, |sum, &weight| sum.saturating_add(weight)), threads);
+    let mut plans = Vec::with_capacity(tasks.len());
+    let mut lanes: Vec<(Source, Vec<Job<'_>>)> = Vec::new();
+    for (number, (task, weight)) in tasks.into_iter().zip(weights).enumerate() {
+        task.check().map_err(|error| (number, error))?;
+        let Task { payload, layout, how, out } = task;
+        let lane = match lanes.iter().position(|(source, _)| source.same_backing(&payload.source)) {
+            Some(lane) => lane,
+            None => {
+                lanes.push((payload.source.clone(), Vec::new()));
+                lanes.len() - 1
+            }
+        };
+        let cut = Cut { number, weight, threads };
+        cut.into_jobs(&mut lanes[lane].1, &payload, &layout, &how, out).map_err(|error| (number, error))?;
+        plans.push(Plan { payload, how });
+    }
+    let sources: Vec<Source> = lanes.iter().map(|(source, _)| source.clone()).collect();
+    let jobs = alternating(lanes.into_iter().map(|(_, jobs)| jobs).collect());
+    parallel::for_each(threads, jobs, Vec::new, |scratch, job| match job {
+        Job::Piece { task, piece, out } => {
+            let Plan { payload, how } = &plans[task];
+            fill_piece(payload, &piece, how, scratch, out).map_err(|error| (task, error))
+        }
+        Job::Run { span, parts } => fill_run(&plans, &span, parts, scratch),
+    })?;
+    for source in sources {
+        let about = |plan: &Plan| plan.payload.source.same_backing(&source);
+        source.check_unchanged().map_err(|error| (plans.iter().position(about).unwrap_or(0), error))?;
+    }
+    Ok(())
+}
+
+impl Task<'_> {
+    /// Bytes read or written, whichever is more.
+    fn weight(&self) -> u64 {
+        let (from, to) = (self.how.cast.from().itemsize(), self.how.cast.to().itemsize());
+        self.layout.numel().saturating_mul(from.max(to))
+    }
+
+    fn check(&self) -> Result<()> {
+        let nbytes = self.layout.numel().saturating_mul(self.how.cast.to().itemsize());
+        if nbytes != self.out.len() as u64 {
+            return Err(Error::new(Code::InternalError, "the destination's size is not the result's"));
+        }
+        // A dtype without a sign is refused before anything is read, also where there is nothing to read.
+        self.how.signs.apply(self.how.cast.from(), &mut [])
+    }
+}
+
+/// How a tensor becomes jobs.
+struct Cut {
+    number: usize,
+    weight: u64,
+    threads: usize,
+}
+
+impl Cut {
+    fn into_jobs<'a>(
+        self,
+        jobs: &mut Vec<Job<'a>>,
+        payload: &Payload,
+        layout: &Layout,
+        how: &Fill,
+        out: &'a mut [u8],
+    ) -> Result<()> {
+        let (src, dst) = (how.cast.from().itemsize(), how.cast.to().itemsize());
+        let nbytes = layout.numel().saturating_mul(src);
+        if nbytes == 0 {
+            return Ok(());
+        }
+        if nbytes <= SMALL && layout.is_contiguous() {
+            let source = payload.source.window(layout.offset.saturating_mul(src), nbytes)?;
+            let part = Part { task: self.number, source, out };
+            match jobs.last_mut() {
+                Some(Job::Run { span, parts }) => match joined(span, &part.source) {
+                    Some(wider) => {
+                        *span = wider;
+                        parts.push(part);
+                    }
+                    None => jobs.push(Job::Run { span: part.source.clone(), parts: vec![part] }),
+                },
+                _ => jobs.push(Job::Run { span: part.source.clone(), parts: vec![part] }),
+            }
+            return Ok(());
+        }
+        let alone = self.threads == 1 || parallel::threads(self.weight, Some(self.threads)) == 1;
+        let count = if alone { 1 } else { piece_count(layout, self.weight, self.threads as u64) };
+        let mut rest = out;
+        for piece in pieces(layout, count) {
+            let len = usize::try_from(piece.numel.saturating_mul(dst)).unwrap_or(usize::MAX);
+            let (out, tail) = rest.split_at_mut_checked(len).ok_or_else(|| {
+                Error::new(Code::InternalError, "the pieces are larger than the destination")
+            })?;
+            jobs.push(Job::Piece { task: self.number, piece, out });
+            rest = tail;
+        }
+        Ok(())
+    }
+}
+
+/// One window for a run and the next part, if that follows soon after and both fit a scratch. Never if they overlap: bytes are
+/// swapped in the scratch, which must happen once.
+fn joined(span: &Source, next: &Source) -> Option<Source> {
+    let wider = span.span(next, GAP)?;
+    (next.start_in(&wider)? >= span.len() && wider.len() <= SCRATCH).then_some(wider)
+}
+
+/// The jobs of all files in turn, so that several files are read at once.
+fn alternating(lanes: Vec<Vec<Job<'_>>>) -> impl Iterator<Item = Job<'_>> + Send {
+    let mut lanes: std::collections::VecDeque<_> = lanes.into_iter().map(Vec::into_iter).collect();
+    std::iter::from_fn(move || {
+        while let Some(mut lane) = lanes.pop_front() {
+            if let Some(job) = lane.next() {
+                lanes.push_back(lane);
+                return Some(job);
+            }
+        }
+        None
+    })
+}
+
+fn fill_run(
+    plans: &[Plan],
+    span: &Source,
+    parts: Vec<Part<'_>>,
+    scratch: &mut Vec<u8>,
+) -> Result<(), (usize, Error)> {
+    let first = parts.first().map_or(0, |part| part.task);
+    let usize_of = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
+    let outside = || Error::new(Code::InternalError, "a tensor lies outside the read that it is part of");
+    let len = usize_of(span.len());
+    if scratch.len() < len {
+        scratch.resize(len, 0);
+    }
+    let bytes = scratch.get_mut(..len).unwrap_or_default();
+    plans[first].how.cancel.check().and_then(|()| span.read_at(0, bytes)).map_err(|error| (first, error))?;
+    for Part { task, source, out } in parts {
+        let place = source.start_in(span).map(usize_of).ok_or_else(outside);
+        let found = place.and_then(|start| {
+            bytes.get_mut(start..start.saturating_add(usize_of(source.len()))).ok_or_else(outside)
+        });
+        let Plan { payload, how } = &plans[task];
+        found.and_then(|found| convert(payload, how, found, out)).map_err(|error| (task, error))?;
+    }
+    Ok(())
+}
+
+fn convert(payload: &Payload, how: &Fill, bytes: &mut [u8], out: &mut [u8]) -> Result<()> {
+    if how.swaps(payload) {
+        kernel::swap_bytes(usize::try_from(how.cast.from().swap_unit()).unwrap_or(1), bytes);
+    }
+    how.signs.apply(how.cast.from(), bytes)?;
+    kernel::convert(how.cast, bytes, out)
+}

@@ -1,0 +1,462 @@
+"""`Checkpoint.stream` and `Checkpoint.materialize`: what comes, in which order, inside which memory, and how it ends."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from support import DTYPES, assert_same_bits, assert_same_values, bits, child, patterns
+
+import rustload
+
+MIB = 1 << 20
+FORMATS = ("model.bin", "model.safetensors", "model.legacy", "shards", "deflated", "memory")
+
+
+@pytest.fixture
+def state():
+    made = {name: patterns(name, (6, 10)) for name in DTYPES if name not in ("complex128", "float8_e8m0fnu")}
+    generator = torch.Generator().manual_seed(1)
+    made |= {f"layer.{n}.weight": torch.randn(64, 33, generator=generator) for n in range(40)}
+    made["large.weight"] = torch.randn(1500, 1200, generator=generator)
+    made["empty"] = torch.empty(0, 3)
+    made["scalar"] = torch.tensor(1.5)
+    return made
+
+
+@pytest.fixture(params=FORMATS)
+def opened(request, state, save, tmp_path):
+    """The state as a checkpoint of each format, to be opened with these options."""
+
+    def write(**options):
+        if request.param == "shards":
+            names = list(state)
+            for number in range(3):
+                part = {name: state[name] for name in names[number::3]}
+                save(part, f"model-{number + 1:05}-of-00003.safetensors")
+            return rustload.open(tmp_path, **options)
+        if request.param == "deflated":
+            import zipfile
+
+            plain = save(state, "plain.bin")
+            with zipfile.ZipFile(plain) as old, zipfile.ZipFile(tmp_path / "packed.bin", "w") as new:
+                for member in old.infolist():
+                    new.writestr(member.filename, old.read(member), zipfile.ZIP_DEFLATED)
+            return rustload.open(tmp_path / "packed.bin", **options)
+        if request.param == "model.legacy":
+            # torch.save's legacy writer knows no unsigned ints beyond a byte.
+            kept = {name: t for name, t in state.items() if not name.startswith(("uint1", "uint3", "uint6"))}
+            return rustload.open(save(kept, "model.bin", _use_new_zipfile_serialization=False), **options)
+        path = save(state, "model.bin" if request.param == "memory" else request.param)
+        return rustload.open(bytearray(path.read_bytes()) if request.param == "memory" else path, **options)
+
+    return write
+
+
+@pytest.mark.parametrize("copy", [None, True])
+def test_every_format_gives_what_the_file_holds(opened, state, copy):
+    ckpt = opened()
+    found = dict(ckpt.stream(copy=copy))
+    assert set(found) == set(ckpt) <= set(state)
+    for name, tensor in found.items():
+        assert_same_bits(tensor, state[name])
+
+
+def test_casts_and_transposes_are_those_of_single_tensors(opened, state):
+    ckpt = opened()
+    rules = {"layer.*": True, "large.*": (1, 0)}
+    found = dict(ckpt.stream(dtype="bfloat16", transpose=rules))
+    for name, tensor in found.items():
+        expected = state[name]
+        if expected.dtype in (torch.float64, torch.float32, torch.float16):
+            expected = expected.to(torch.bfloat16)
+        if name.startswith(("layer.", "large.")):
+            expected = expected.t().contiguous()
+        assert_same_values(tensor, expected)
+
+
+def test_numpy_and_plain_buffers(opened, state):
+    found = opened().materialize(framework="numpy", dtype={"layer*": ml_dtypes.bfloat16})
+    assert all(isinstance(array, np.ndarray) for array in found.values())
+    assert found["layer.3.weight"].dtype == ml_dtypes.bfloat16
+    assert found["large.weight"].tobytes() == bits(state["large.weight"])
+    for name, buffer in opened(framework="dlpack").stream(copy=True):
+        assert isinstance(buffer, rustload.Buffer)
+        assert buffer.tobytes() == bits(state[name])
+
+
+def test_without_a_conversion_they_are_views(save):
+    state = {"a": torch.randn(100), "b": torch.randn(4, 4).t(), "c": torch.zeros(3, dtype=torch.int64)}
+    ckpt = rustload.open(save(state))
+    one, two = dict(ckpt.stream()), ckpt.materialize()
+    for name, tensor in one.items():
+        assert tensor.data_ptr() == two[name].data_ptr() == ckpt[name].materialize().data_ptr()
+        assert tensor.stride() == state[name].stride()
+    mixed = ckpt.materialize(dtype="float16")
+    assert mixed["c"].data_ptr() == one["c"].data_ptr()  # ints are left as they are, and so are a view
+    assert ckpt.materialize(copy=True)["a"].data_ptr() != one["a"].data_ptr()
+    with pytest.raises(BufferError, match="needs a copy") as caught:
+        ckpt.materialize(dtype="float16", copy=False)
+    assert "a" in str(caught.value)
+
+
+@pytest.mark.parametrize("framework", ["numpy", "dlpack"])
+def test_views_of_other_frameworks(save, framework):
+    ckpt = rustload.open(save({"a": torch.arange(6.0)}), framework=framework)
+    for found in (ckpt.materialize()["a"], dict(ckpt.stream(copy=False))["a"]):
+        assert np.asarray(found).tolist() == [0, 1, 2, 3, 4, 5]
+        assert np.asarray(found).ctypes.data == np.asarray(ckpt["a"].materialize()).ctypes.data
+
+
+def test_orders(save):
+    state = {name: torch.full((4,), float(n)) for n, name in enumerate(["b", "d", "a", "c"])}
+    path = save(state, "m.safetensors", metadata={})
+    ckpt = rustload.open(path)
+    assert [name for name, _ in ckpt.stream(order="name")] == ["a", "b", "c", "d"]
+    assert [name for name, _ in ckpt.stream()] == list(ckpt)
+    assert [name for name, _ in ckpt.stream(["c", "a"], order="given")] == ["c", "a"]
+    assert [name for name, _ in ckpt.stream(ckpt.select("[cd]"), order="name")] == ["c", "d"]
+    assert list(ckpt.materialize(["c", "a"])) == ["c", "a"]
+    assert list(ckpt.materialize()) == list(ckpt)
+    assert list(ckpt.stream([])) == []
+
+
+def test_file_order_is_that_of_the_data_and_shards_take_turns(save, tmp_path):
+    each = {name: torch.zeros(1 << 20) for name in ("p", "q", "r", "s")}  # 4 MiB
+    save({f"1{name}": t for name, t in each.items()}, "model-00001-of-00002.safetensors")
+    save({f"2{name}": t for name, t in each.items()}, "model-00002-of-00002.safetensors")
+    ckpt = rustload.open(tmp_path)
+    assert [n for n, _ in ckpt.stream(threads=1)] == ["1p", "1q", "1r", "1s", "2p", "2q", "2r", "2s"]
+    assert [n for n, _ in ckpt.stream(threads=2)] == ["1p", "1q", "2p", "2q", "1r", "1s", "2r", "2s"]
+    assert list(ckpt.materialize(threads=2)) == list(ckpt)
+
+
+@pytest.mark.parametrize("order", ["file", "name", "given"])
+@pytest.mark.parametrize("how", [{}, {"copy": True}, {"dtype": "bfloat16"}])
+def test_tied_names_are_one_object(save, order, how):
+    weight = torch.randn(8, 4)
+    state = {
+        "embed": weight,
+        "middle": torch.randn(3),
+        "zz.head": weight,
+        "zz.part": weight[2:],
+        "n.t": weight.t(),
+    }
+    ckpt = rustload.open(save(state))
+    found = dict(ckpt.stream(order=order, **how))
+    assert found["embed"] is found["zz.head"]
+    assert found["embed"] is not found["zz.part"]
+    for name, tensor in found.items():
+        assert_same_values(tensor, state[name].to(tensor.dtype))
+    again = ckpt.materialize(**how)
+    assert again["embed"] is again["zz.head"]
+
+
+def test_tied_names_that_are_made_differently_are_two_objects(save):
+    weight = torch.randn(8, 4)
+    ckpt = rustload.open(save({"embed": weight, "head": weight}))
+    found = ckpt.materialize(dtype={"embed": "bfloat16"}, transpose={"head": True})
+    assert (found["embed"].dtype, found["head"].shape) == (torch.bfloat16, (4, 8))
+
+
+def test_a_name_that_is_asked_for_twice_is_one_object(save):
+    ckpt = rustload.open(save({"a": torch.randn(4)}))
+    (_, one), (_, two) = ckpt.stream(["a", "a"], copy=True)
+    assert one is two
+
+
+def test_a_tensor_larger_than_the_window_comes_alone(save):
+    state = {f"t{n}": torch.randn(2000, 1000) for n in range(3)}
+    for name, tensor in rustload.open(save(state)).stream(dtype="float16", memory="1MiB"):
+        assert_same_values(tensor, state[name].half())
+
+
+PEAK = """
+import os, sys, time, rustload
+path, how = sys.argv[1], eval(sys.argv[2])
+def status(key):
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith(key))
+def threads():
+    # A thread that was joined may stay listed for a moment.
+    end = time.monotonic() + 2
+    while time.monotonic() < end and len(os.listdir("/proc/self/task")) > 1:
+        time.sleep(0.001)
+    return len(os.listdir("/proc/self/task"))
+ckpt = rustload.open(path, framework="dlpack")
+base = status("RssAnon")
+{work}
+"""
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """320 MiB in 40 tensors."""
+    path = tmp_path_factory.mktemp("stream") / "many.bin"
+    torch.save({f"t{n:02}": torch.full((2048, 1024), float(n)) for n in range(40)}, path)
+    yield path
+    path.unlink()
+
+
+@pytest.mark.parametrize("how", ["dict(copy=True)", "dict(dtype='bfloat16')", "dict(transpose={'*': True})"])
+def test_no_more_than_the_window_is_in_flight_when_the_consumer_is_slow(many, how):
+    work = """
+peak = 0
+for name, tensor in ckpt.stream(memory="64MiB", **how):
+    end = time.monotonic() + 0.01
+    while time.monotonic() < end:
+        peak = max(peak, status("RssAnon") - base)
+    held = tensor.nbytes
+print((peak - held) >> 20, held >> 20)
+"""
+    over, _ = map(int, child(PEAK.format(work=work), many, how).stdout.split())
+    assert over <= 64
+
+
+def test_the_window_is_used(many):
+    """While the consumer holds the first tensor, the next ones are made."""
+    work = """
+stream = ckpt.stream(memory="64MiB", **how)
+next(stream)
+peak, end = 0, time.monotonic() + 2
+while peak < 32 << 20 and time.monotonic() < end:
+    peak = max(peak, status("RssAnon") - base)
+print(peak >> 20)
+"""
+    assert int(child(PEAK.format(work=work), many, "dict(copy=True)").stdout) >= 32
+
+
+def test_a_dropped_stream_gives_back_threads_and_memory(many):
+    work = """
+assert threads() == 1
+for end in ("close", "del", "break", "unused"):
+    stream = ckpt.stream(memory="64MiB", **how)
+    assert threads() == 1
+    if end != "unused":
+        next(stream)
+        assert len(os.listdir("/proc/self/task")) > 1
+    if end == "close":
+        stream.close()
+        assert list(stream) == []
+    elif end == "break":
+        for name, tensor in stream:
+            break
+        tensor = None
+    stream = None
+    assert threads() == 1, end
+    assert status("RssAnon") - base < 10 << 20, (end, status("RssAnon") - base)
+print("well")
+"""
+    assert child(PEAK.format(work=work), many, "dict(copy=True)").stdout == "well\n"
+
+
+def test_a_whole_load_peaks_at_the_output_and_the_window(many):
+    work = "kept = ckpt.materialize(memory='64MiB', **how); print((status('VmHWM') - status('RssFile') - base) >> 20)"
+    assert int(child(PEAK.format(work=work), many, "dict(dtype='bfloat16')").stdout) <= 160 + 64
+
+
+@pytest.mark.parametrize("where", ["waiting", "between"])
+def test_ctrl_c_ends_it_within_100_ms(many, where):
+    work = """
+import signal, threading
+gap = None
+def interrupt():
+    global sent
+    time.sleep(0.05)
+    sent = time.monotonic()
+    os.kill(os.getpid(), signal.SIGINT)
+killer = threading.Thread(target=interrupt)
+try:
+    killer.start()
+    while True:
+        for name, tensor in ckpt.stream(threads=1, **how):
+            pass
+except KeyboardInterrupt:
+    gap = time.monotonic() - sent
+killer.join()
+assert threads() == 1
+print(gap)
+"""
+    how = "dict(dtype='float64', transpose={'*': True})" if where == "waiting" else "dict()"
+    gaps = [float(child(PEAK.format(work=work), many, how).stdout) for _ in range(3)]
+    assert min(gaps) < 0.1, gaps
+
+
+def test_an_error_names_the_tensor(save):
+    path = save({"fine": torch.zeros(4), "wrong.weight": torch.zeros(4), "later": torch.zeros(4)})
+    stream = rustload.open(path).stream(dtype={"wrong*": "int8", "*": "float16"}, order="given")
+    with pytest.raises(ValueError, match=r"lossy.*wrong\.weight") as caught:
+        list(stream)
+    assert caught.value.code == "LossyCast"
+    stream = rustload.open(path).stream(dtype={"wrong*": "int8", "*": "float16"}, order="given", memory=1)
+    assert next(stream)[0] == "fine"  # what was made before the error is given
+    with pytest.raises(ValueError, match="wrong"):
+        next(stream)
+    assert list(stream) == []
+
+
+@pytest.mark.parametrize("how", [{"copy": True}, {"dtype": "float16"}])
+def test_a_file_cut_meanwhile_is_an_error_that_names_the_tensor(save, how):
+    path = save({f"t{n}": torch.randn(1 << 20) for n in range(8)})
+    stream = rustload.open(path).stream(memory="12MiB", threads=1, **how)
+    next(stream)
+    os.truncate(path, path.stat().st_size // 2)
+    with pytest.raises(rustload.FormatError) as caught:
+        list(stream)
+    assert caught.value.code == "FileChanged"
+    told = str(caught.value) + "".join(getattr(caught.value, "__notes__", []))
+    assert any(f"t{n}" in told for n in range(8))
+    assert str(path) == caught.value.path
+
+
+def test_damage_in_an_archive_names_member_and_tensor(save):
+    path = save({"first": torch.zeros(100), "second": torch.ones(100)})
+    data = bytearray(path.read_bytes())
+    at = data.rindex(b"data/1", 0, data.index(b"PK\x01\x02"))
+    data[at] = ord("D")
+    path.write_bytes(data)
+    with pytest.raises(rustload.FormatError, match="data/1") as caught:
+        rustload.open(path).materialize(copy=True)
+    assert caught.value.code == "ZipMismatch"
+    assert 'for tensor "second"' in caught.value.__notes__
+
+
+def test_names_that_are_not_there_and_other_wrong_arguments(simple):
+    ckpt = rustload.open(simple)
+    with pytest.raises(rustload.TensorNotFoundError, match='"nope"'):
+        ckpt.stream(["w", "nope"])
+    with pytest.raises(TypeError, match="names="):
+        ckpt.stream("w")
+    with pytest.raises(TypeError, match="names="):
+        ckpt.materialize(3)  # type: ignore[arg-type]
+    for wrong in ("lots", "-1", "1XiB", "", 0, -5):
+        with pytest.raises(ValueError, match="memory="):
+            ckpt.stream(memory=wrong)
+    with pytest.raises(TypeError, match="memory="):
+        ckpt.stream(memory=1.5)
+    with pytest.raises(ValueError, match="order="):
+        ckpt.stream(order="random")
+    with pytest.raises(TypeError, match="progress="):
+        ckpt.stream(progress="yes")
+    with pytest.raises(ValueError, match="threads="):
+        ckpt.stream(threads=0)
+    with pytest.raises(ValueError, match="for all tensors at once"):
+        ckpt.stream(transpose=True)
+    with pytest.raises(rustload.DeviceError):
+        ckpt.stream(device="cuda:99")
+    ckpt.close()
+    with pytest.raises(ValueError, match="closed"):
+        ckpt.stream()
+
+
+def test_a_stream_outlives_its_checkpoint(simple):
+    with rustload.open(simple) as ckpt:
+        stream = ckpt.stream(copy=True)
+    assert {name for name, _ in stream} == {"w", "b"}
+
+
+@pytest.mark.parametrize(("text", "size"), [
+    ("1", 1), ("1k", 1000), ("1KB", 1000), ("1 KiB", 1024), ("1.5MiB", 3 << 19), ("2gb", 2 * 10**9), ("1TiB", 1 << 40), (7, 7),
+])  # fmt: skip
+def test_sizes(text, size):
+    from rustload._stream import parse_bytes
+
+    assert parse_bytes(text, "memory") == size
+
+
+def test_any_thread_may_use_it(many):
+    ckpt, found, errors = rustload.open(many), [], []
+
+    def work(stream):
+        try:
+            found.extend(float(tensor[0, 0]) for _, tensor in stream)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [
+        threading.Thread(target=work, args=(ckpt.stream(dtype="bfloat16", memory="32MiB"),)) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert sorted(found) == sorted([float(n) for n in range(40)] * 3)
+
+
+def test_a_forked_child_does_not_touch_its_parents_stream(many):
+    """It is told so, and it can end; a stream that was not begun works there."""
+    code = """
+    import os, sys, warnings, rustload
+    ckpt = rustload.open(sys.argv[1], framework="dlpack")
+    begun, fresh = ckpt.stream(copy=True), ckpt.stream(["t01"], copy=True)
+    next(begun)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            next(begun)
+        except ValueError as error:
+            assert error.code == "Forked", error
+        else:
+            os._exit(3)
+        begun = None
+        assert [name for name, _ in fresh] == ["t01"]
+        sys.exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert len(list(begun)) == 39
+    assert [name for name, _ in fresh] == ["t01"]
+    """
+    child(code, many)
+
+
+@pytest.mark.parametrize("how", [{}, {"copy": True}, {"dtype": "float16"}])
+def test_progress_counts_every_byte_once(save, how):
+    weight = torch.randn(64)
+    state = {"a": weight, "tied": weight, "b": torch.zeros(3, dtype=torch.int8)}
+    ckpt, told = rustload.open(save(state)), []
+    ckpt.materialize(progress=lambda *what: told.append(what), **how)
+    assert [done for done, _, _ in told] == [256, 512, 515]
+    assert {total for _, total, _ in told} == {515}
+    assert [name for _, _, name in told] == ["a", "tied", "b"]
+
+
+def test_what_progress_raises_ends_the_stream(simple):
+    def wrong(*_told):
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        rustload.open(simple).materialize(progress=wrong)
+
+
+@pytest.mark.parametrize("name", ["small.bin", "small.safetensors"])
+def test_20000_small_tensors_cost_few_system_calls(save, name):
+    state = {f"layer.{n}.weight": torch.full((64,), float(n)) for n in range(20_000)}
+    path = save(state, name)
+    ckpt = rustload.open(path)
+    work = """
+    import sys, torch, rustload
+    def reads():
+        with open("/proc/self/io") as lines:
+            return next(int(line.split()[1]) for line in lines if line.startswith("syscr"))
+    ckpt = rustload.open(sys.argv[1])
+    ckpt["layer.0.weight"].materialize()
+    before = reads()
+    found = ckpt.materialize(dtype="float16")
+    print(reads() - before)
+    assert all(float(found[f"layer.{n}.weight"][63]) == torch.tensor(float(n)).half() for n in (0, 7, 19_999))
+    """
+    assert int(child(work, path).stdout) < 100
+    assert len(ckpt) == 20_000
+
+
+def test_the_consumer_may_write_to_what_it_got(many):
+    ckpt = rustload.open(many)
+    for _, tensor in ckpt.stream(dtype="float16", memory="32MiB"):
+        tensor.zero_()
+    gc.collect()
+    assert all(float(tensor[5, 5]) == float(name[1:]) for name, tensor in ckpt.stream(copy=True))
