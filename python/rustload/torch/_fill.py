@@ -2,46 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import torch
-
-from rustload.errors import _make
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rustload._tensor import LazyTensor
 
-__all__ = ["WINDOW", "fill", "is_straight", "window_of"]
+__all__ = ["WINDOW", "fill", "is_straight"]
 
 WINDOW = 256 << 20
-
-
-def window_of(memory: str | int) -> int:
-    """`memory=` in bytes.
-
-    Args:
-        memory: Bytes, or a text such as "256MiB" or "1GB".
-
-    Raises:
-        ValueError: It is no such text, or less than 1 MiB.
-        TypeError: It is neither text nor number.
-    """
-    if isinstance(memory, bool) or not isinstance(memory, (str, int)):
-        raise _make(
-            "Type", "Type", f"memory= is a number of bytes or a text such as '256MiB', not {memory!r}"
-        )
-    if isinstance(memory, str):
-        found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?)b?\s*", memory.lower())
-        if found is None:
-            raise _make("Value", "Value", f"memory={memory!r} is not a size such as '256MiB'")
-        number, unit, binary = found.groups()
-        memory = int(float(number) * (1024 if binary else 1000) ** " kmgt".index(unit or " "))
-    if memory < 1 << 20:
-        raise _make("Value", "Value", f"memory={memory} bytes is less than the 1 MiB that a window needs")
-    return memory
 
 
 def is_straight(target: torch.Tensor) -> bool:

@@ -16,8 +16,9 @@ from rustload._frameworks.torch import torch_dtype
 from rustload._names import Key, Rename, Strip, named
 from rustload._progress import Progress, checked_progress, reporting
 from rustload._rules import Rules
+from rustload._stream import parse_bytes
 from rustload.errors import _make
-from rustload.torch._fill import fill, window_of
+from rustload.torch._fill import fill
 from rustload.torch._meter import Meter
 from rustload.torch._plan import Plan, Step, Wish, is_counter, plan_of
 from rustload.torch._report import Converted, LoadReport, mismatch_error
@@ -79,7 +80,7 @@ def load_into(
         copy: True gives new storage memory of its own where it could be a view of the file.
         allow_lossy: Whether a cast may change the kind of number, as for `LazyTensor.materialize`.
         memory: The most host memory to hold on the way for what cannot be read straight to where it belongs, in bytes or as
-            "256MiB".
+            "256MiB"; 1 MiB at least.
         progress: True for a bar on stderr, or a callable `(bytes done, bytes in all, name)`.
         limits: Bounds on what the file may make the reader do.
 
@@ -109,7 +110,7 @@ def load_into(
         assign=assign,
         copy=copy,
         allow_lossy=allow_lossy,
-        window=window_of(memory),
+        window=max(parse_bytes(memory, "memory"), 1 << 20),
     )
     checkpoint = checkpoint_of(path, limits)
     tensors = named(checkpoint, key, strip, rename)
