@@ -31,11 +31,15 @@ def main() -> tuple[torch.Tensor, torch.Tensor]:
         with torch.device("meta"):
             model = build()
         weights = rustload.torch.state_dict(path)
-        attach_align_device_hook(model, execution_device="cpu", offload=True, offload_buffers=True, weights_map=weights)
+        attach_align_device_hook(
+            model, execution_device="cpu", offload=True, offload_buffers=True, weights_map=weights
+        )
         with torch.no_grad():
             found, expected = model(inputs), whole(inputs)
         files = sorted(one.name for one in Path(folder).iterdir())
-    print(f"equal: {torch.equal(found, expected)}; parameters on {next(model.parameters()).device}; files: {files}")
+    print(
+        f"equal: {torch.equal(found, expected)}; parameters on {next(model.parameters()).device}; files: {files}"
+    )
     return found, expected
 
 

@@ -25,7 +25,9 @@ def write(path: Path) -> None:
     model(torch.randn(8, 16)).square().sum().backward()
     optimizer.step()
     state = {"epoch": 3, "hyper_parameters": argparse.Namespace(lr=1e-3, width=32)}
-    torch.save({**state, "state_dict": model.state_dict(), "optimizer_states": [optimizer.state_dict()]}, path)
+    torch.save(
+        {**state, "state_dict": model.state_dict(), "optimizer_states": [optimizer.state_dict()]}, path
+    )
 
 
 def main(arguments: list[str]) -> dict[str, int]:
@@ -48,7 +50,9 @@ def main(arguments: list[str]) -> dict[str, int]:
                 for name, lazy in ckpt.select(f"{layer}.*").items():
                     if lazy.ndim and name.rpartition(".")[0] == layer:
                         tensor = lazy.materialize(dtype="float32")  # this one alone, and gone with the next
-                        print(f"  {name:40} {lazy.dtype:9} {list(lazy.shape)!s:10} norm {float(tensor.norm()):.4f}")
+                        print(
+                            f"  {name:40} {lazy.dtype:9} {list(lazy.shape)!s:10} norm {float(tensor.norm()):.4f}"
+                        )
     return dict(sizes)
 
 

@@ -12,7 +12,7 @@ use crate::kernel::{self, Cast, Overflow};
 use crate::layout::{Index, Layout};
 use crate::limits::Limits;
 use crate::parallel::Cancel;
-use crate::sink::{Array, HostBuffer};
+use crate::sink::{Array, HostBuffer, Unfilled};
 use crate::stream::{self, Fill, Signs, Task};
 
 /// A handle on a tensor of a checkpoint, or on a part of one. Cloning is cheap; nothing is read until it is materialized.
@@ -212,9 +212,10 @@ impl Tensor {
         match self.prospect(request)? {
             Prospect::View(view) => Ok(view),
             Prospect::Owned(owned) => {
-                let mut memory = HostBuffer::new(owned.nbytes)?;
-                self.fill(&owned.layout, owned.dtype, request, memory.bytes_mut())?;
-                Ok(owned.finish(memory))
+                let mut memory = HostBuffer::unfilled(owned.nbytes)?;
+                let recycled = memory.is_recycled();
+                self.fill(&owned.layout, owned.dtype, request, recycled, memory.bytes_mut())?;
+                Ok(owned.finish(memory.filled()))
             }
         }
     }
@@ -254,8 +255,14 @@ impl Tensor {
     }
 
     /// The work of filling `out` with an owned result.
-    pub(crate) fn task<'a>(&self, owned: &Owned, request: &Request, out: &'a mut [u8]) -> Result<Task<'a>> {
-        let how = self.how(owned.dtype, request)?;
+    pub(crate) fn task<'a>(
+        &self,
+        owned: &Owned,
+        request: &Request,
+        memory: &'a mut Unfilled,
+    ) -> Result<Task<'a>> {
+        let how = self.how(owned.dtype, request, memory.is_recycled())?;
+        let out = memory.bytes_mut();
         let payload = self.checkpoint.payload(self.storage())?;
         Ok(Task { payload, layout: owned.layout.clone(), how, out })
     }
@@ -269,7 +276,8 @@ impl Tensor {
             let text = format!("the result takes {nbytes} byte(s), the destination has {}", out.len());
             return self.place(Err(Error::new(Code::Value, text)));
         }
-        self.place(self.fill(&layout, dtype, request, out))
+        // The caller's memory: nobody knows whether it was touched before.
+        self.place(self.fill(&layout, dtype, request, false, out))
     }
 
     /// The shape of what a request gives.
@@ -325,9 +333,9 @@ impl Tensor {
         let cast = Cast::new(DType::U8, DType::U8, request.overflow)?;
         let (threads, cancel) = (request.threads, request.cancel.clone());
         let how = Fill { signs: Signs::default(), cast, threads, cancel };
-        let mut memory = HostBuffer::new(payload.source.len())?;
+        let mut memory = HostBuffer::unfilled(payload.source.len())?;
         stream::fill(&payload, &layout, &how, memory.bytes_mut())?;
-        Ok(Array::owned(memory, DType::U8, layout.shape))
+        Ok(Array::owned(memory.filled(), DType::U8, layout.shape))
     }
 
     fn view(&self) -> Result<Array> {
@@ -357,12 +365,19 @@ impl Tensor {
         Ok(nbytes)
     }
 
-    fn fill(&self, layout: &Layout, dtype: DType, request: &Request, out: &mut [u8]) -> Result<()> {
-        let how = self.how(dtype, request)?;
+    fn fill(
+        &self,
+        layout: &Layout,
+        dtype: DType,
+        request: &Request,
+        recycled: bool,
+        out: &mut [u8],
+    ) -> Result<()> {
+        let how = self.how(dtype, request, recycled)?;
         stream::fill(&self.checkpoint.payload(self.storage())?, layout, &how, out)
     }
 
-    fn how(&self, dtype: DType, request: &Request) -> Result<Fill> {
+    fn how(&self, dtype: DType, request: &Request, recycled: bool) -> Result<Fill> {
         if !request.allow_lossy && kernel::is_lossy(self.dtype, dtype) {
             return Err(Error::new(
                 Code::LossyCast,
@@ -370,6 +385,7 @@ impl Tensor {
             ));
         }
         let cast = Cast::new(self.dtype, dtype, request.overflow)?;
+        let cast = if recycled { cast.past_caches() } else { cast };
         let flags = self.checkpoint.tensor(self.id).flags;
         Ok(Fill {
             // As in torch: negate(x).to(dtype).

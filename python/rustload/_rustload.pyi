@@ -20,10 +20,12 @@ __all__ = [
     "Stream",
     "Tensor",
     "__version__",
+    "memory",
     "open_bytes",
     "open_paths",
     "parse_dtype",
     "stream",
+    "trim",
 ]
 
 __version__: Final[str]
@@ -270,6 +272,12 @@ def stream(
     Raises:
         ValueError: A number in `which` is too large, or an argument has a wrong value.
     """
+
+def memory() -> dict[str, Any]:
+    """What this process uses and what its group allows: the fields of `rustload.Memory`, in bytes; `group` is a path or None."""
+
+def trim() -> int:
+    """Gives back the memory that is kept for later results; how many bytes that were."""
 
 class _Wanted(Protocol):
     """How a result is wanted; `rustload._tensor.Wanted` is one."""

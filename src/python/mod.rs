@@ -5,6 +5,7 @@ mod buffer;
 mod capsule;
 mod checkpoint;
 mod error;
+mod memory;
 mod objects;
 mod run;
 mod stream;
@@ -24,6 +25,8 @@ mod _rustload {
     use super::buffer::Buffer;
     #[pymodule_export]
     use super::checkpoint::{Checkpoint, open_bytes, open_paths};
+    #[pymodule_export]
+    use super::memory::{memory, trim};
     #[pymodule_export]
     use super::stream::{Stream, stream};
     #[pymodule_export]

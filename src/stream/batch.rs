@@ -2,7 +2,7 @@
 //! from one list of such jobs. So the threads start once for many tensors, and the system is asked once for many.
 
 use super::plan::{GAP, Piece, pieces};
-use super::read::{Fill, Payload, SCRATCH, fill_piece, piece_count};
+use super::read::{Fill, Payload, SCRATCH, fill_piece, gap, piece_count};
 use crate::bytes::Source;
 use crate::error::{Code, Error, Result};
 use crate::kernel;
@@ -147,7 +147,7 @@ impl Cut {
             jobs.push(Job::Piece { task: self.number, piece, out });
             rest = tail;
         }
-        Ok(())
+        if rest.is_empty() { Ok(()) } else { Err(gap()) }
     }
 }
 

@@ -59,7 +59,9 @@ def test_transformers_bin(capsys):
 
     model = transformers_bin.main([])
     assert model.dtype == torch.bfloat16
-    assert re.search(r"LlamaForCausalLM in torch.bfloat16: \[\[1, 2, 3(, \d+){5}\]\]", capsys.readouterr().out)
+    assert re.search(
+        r"LlamaForCausalLM in torch.bfloat16: \[\[1, 2, 3(, \d+){5}\]\]", capsys.readouterr().out
+    )
 
 
 def test_accelerate_offload(capsys):

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 import cupy
 
 from rustload._frameworks.numpy import make as make_numpy
+from rustload._frameworks.numpy import wrap as wrap_numpy
 from rustload.errors import _make
 
 if TYPE_CHECKING:
+    from rustload._rustload import Buffer
     from rustload._tensor import LazyTensor, Wanted
 
 
@@ -37,7 +39,12 @@ def make(tensor: LazyTensor, wanted: Wanted, device: Any) -> Any:
     """The array on the device."""
     if wanted.copy is False:
         raise _make("Buffer", "Buffer", "an array on a GPU is a copy by nature: copy=False cannot be had")
-    array = make_numpy(tensor, wanted, None)
+    return wrap(tensor._core.materialize(wanted), device)
+
+
+def wrap(buffer: Buffer, device: Any) -> Any:
+    """A copy of the buffer on the device."""
+    array = wrap_numpy(buffer, None)
     with device:
         try:
             return cupy.asarray(array)

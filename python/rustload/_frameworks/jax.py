@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from rustload._frameworks.numpy import make as make_numpy
+from rustload._frameworks.numpy import wrap as wrap_numpy
 from rustload.errors import _make
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from rustload._rustload import Buffer
     from rustload._tensor import LazyTensor, Wanted
 
 # JAX makes 32 bits of these unless it is told otherwise.
@@ -41,23 +42,24 @@ def check_device(device: Any) -> Any:
 
 def make(tensor: LazyTensor, wanted: Wanted, device: Any) -> Any:
     """The array on the device."""
-    name = wanted.dtype or tensor.dtype
-    if name in _WIDE and not jax.config.read("jax_enable_x64"):
-        note = f"jax.config.update('jax_enable_x64', True) keeps it; dtype={_WIDE[name]!r} casts it"
-        raise _make(
-            "Unsupported", "DtypeUnsupported", f"{tensor.name!r} is {name}, and JAX is set to 32 bits", note
-        )
-    array = make_numpy(tensor, wanted, None)
-    try:
-        made = jax.device_put(array, device)
-    except TypeError as error:
-        raise _make(
-            "Unsupported", "DtypeUnsupported", f"JAX has no {name}", "cast it with dtype=..."
-        ) from error
-    if wanted.copy is False and not _shares(made, array):
+    _check_width(wanted.dtype or tensor.dtype)
+    buffer = tensor._core.materialize(wanted)
+    made = wrap(buffer, device)
+    if wanted.copy is False and not _shares(made, wrap_numpy(buffer, None)):
         note = "JAX takes memory of the CPU that is aligned to 64 bytes, contiguous and not empty; copy=None copies the rest"
         raise _make("Buffer", "Buffer", f"{tensor.name!r} cannot be a JAX array without a copy", note)
     return made
+
+
+def wrap(buffer: Buffer, device: Any) -> Any:
+    """An array over the buffer's memory where the device is the CPU and can take it, else with a copy of it."""
+    _check_width(buffer.dtype)
+    try:
+        return jax.device_put(wrap_numpy(buffer, None), device)
+    except TypeError as error:
+        raise _make(
+            "Unsupported", "DtypeUnsupported", f"JAX has no {buffer.dtype}", "cast it with dtype=..."
+        ) from error
 
 
 def into(tensor: LazyTensor, out: Any, wanted: Wanted) -> bool:
@@ -65,6 +67,12 @@ def into(tensor: LazyTensor, out: Any, wanted: Wanted) -> bool:
     raise _make(
         "Type", "Type", "out= is a JAX array, which cannot be written to", "take the result of materialize()"
     )
+
+
+def _check_width(name: str) -> None:
+    if name in _WIDE and not jax.config.read("jax_enable_x64"):
+        note = f"jax.config.update('jax_enable_x64', True) keeps it; dtype={_WIDE[name]!r} casts it"
+        raise _make("Unsupported", "DtypeUnsupported", f"a {name} tensor, and JAX is set to 32 bits", note)
 
 
 def _shares(made: Any, array: np.ndarray[Any, Any]) -> bool:

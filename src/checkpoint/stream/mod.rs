@@ -14,6 +14,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crate::error::{Code, Error, Result};
+use crate::memory;
 use crate::parallel::{self, Cancel};
 use crate::sink::{Array, HostBuffer};
 use crate::stream::{Queue, Taken, Task, fill_all};
@@ -31,7 +32,7 @@ const BATCH_COUNT: usize = 512;
 /// How tensors are streamed.
 #[derive(Clone, Debug)]
 pub struct Flow {
-    /// Bytes that may be in flight beyond what the consumer holds.
+    /// Bytes that may be in flight beyond what the consumer holds; less where the process's cgroup leaves little.
     pub window: u64,
     /// Threads to use; `None` for one per core where the work is worth it.
     pub threads: Option<usize>,
@@ -103,7 +104,8 @@ impl Failed {
 
 impl Stream {
     /// A stream of these tensors. Nothing is read and no thread started before the first is asked for.
-    pub fn new(mut wishes: Vec<(Tensor, Request)>, flow: Flow) -> Stream {
+    pub fn new(mut wishes: Vec<(Tensor, Request)>, mut flow: Flow) -> Stream {
+        flow.window = memory::window(flow.window);
         let cancel = Cancel::new();
         for (_, request) in &mut wishes {
             request.cancel = cancel.clone();
@@ -291,7 +293,7 @@ impl Plan {
         for Item { step, what, .. } in &batch.items {
             memory.push(match what {
                 What::Fill(owned) => {
-                    let buffer = HostBuffer::new(owned.nbytes);
+                    let buffer = HostBuffer::unfilled(owned.nbytes);
                     Some(buffer.map_err(|error| self.failed(step.index, error))?)
                 }
                 What::Ready(_) => None,
@@ -301,7 +303,7 @@ impl Plan {
         for (Item { step, what, .. }, memory) in batch.items.iter().zip(&mut memory) {
             if let (What::Fill(owned), Some(memory)) = (what, memory) {
                 let (tensor, request) = &self.wishes[step.index];
-                let task = tensor.task(owned, request, memory.bytes_mut());
+                let task = tensor.task(owned, request, memory);
                 tasks.push(task.map_err(|error| self.failed(step.index, error))?);
                 indices.push(step.index);
             }
@@ -311,7 +313,7 @@ impl Plan {
         let made = batch.items.into_iter().zip(memory).filter_map(|(Item { step, weight, what }, memory)| {
             let made = match (what, memory) {
                 (What::Ready(made), _) => made,
-                (What::Fill(owned), Some(memory)) => Made::Array(owned.finish(memory)),
+                (What::Fill(owned), Some(memory)) => Made::Array(owned.finish(memory.filled())),
                 (What::Fill(_), None) => return None,
             };
             Some((Given { index: step.index, first: step.first, again: step.again, made }, weight))
