@@ -1,7 +1,7 @@
 """A model larger than memory, run straight from its `.bin`: `python -m examples.accelerate_offload`.
 
-accelerate's hooks read each layer's weights when it runs and drop them after. They usually come from copies that accelerate writes
-to disk first; here they come from the checkpoint itself.
+accelerate's hooks read each layer's weights when it runs and drop them after. They usually come from copies that accelerate
+writes to disk first; here they come from the checkpoint itself.
 """
 
 from __future__ import annotations

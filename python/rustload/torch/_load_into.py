@@ -12,25 +12,23 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from rustload._frameworks.torch import torch_dtype
 from rustload._names import Key, Rename, Strip, named
 from rustload._progress import Progress, checked_progress, reporting
 from rustload._rules import Rules
 from rustload._stream import parse_bytes
 from rustload.errors import _make
-from rustload.torch._fill import fill
+from rustload.torch._do import done_steps
 from rustload.torch._meter import Meter
-from rustload.torch._plan import Plan, Step, Wish, is_counter, plan_of
+from rustload.torch._plan import Plan, Wish, is_counter, plan_of
 from rustload.torch._report import Converted, LoadReport, mismatch_error
 from rustload.torch._slots import device_rule, slots_of
 from rustload.torch._state_dict import checkpoint_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from rustload._checkpoint import Checkpoint
     from rustload._limits import Limits
-    from rustload._tensor import LazyTensor
 
 __all__ = ["load_into"]
 
@@ -121,15 +119,18 @@ def load_into(
             _source(checkpoint), type(model).__name__, plan.missing, plan.unexpected, plan.mismatched
         )
     meter = Meter()
-    with reporting(progress, sum(step.nbytes for step in plan.steps), "loading") as report:
-        for step in plan.steps:
-            try:
-                _do(step, wish, meter.sample)
-            except Exception as error:
-                error.add_note(f"while loading {step.slot.names[0]!r}; tensors before it are loaded already")
-                raise
-            meter.sample()
-            report(step.nbytes, step.slot.names[0])
+    done = 0
+    try:
+        with reporting(progress, sum(step.nbytes for step in plan.steps), "loading") as report:
+            for step in done_steps(plan.steps, wish, meter.sample):
+                meter.sample()
+                done += 1
+                report(step.nbytes, step.slot.names[0])
+    except Exception as error:
+        error.add_note(
+            f"while loading into the model; {done} of its {len(plan.steps)} tensors were loaded before"
+        )
+        raise
     for module, extra in plan.extra:
         module.set_extra_state(extra)
     _move_rest(plan, wish)
@@ -150,66 +151,6 @@ def load_into(
         peak_device=meter.device,
         notes=_own_loaders(model) + checkpoint.notes,
     )
-
-
-def _do(step: Step, wish: Wish, held: Callable[[], None]) -> None:
-    """Reads one tensor to where it belongs."""
-    slot = step.slot
-    if torch.nn.parameter.is_lazy(slot.tensor):
-        slot.tensor.materialize(step.lazy.shape, device=step.device, dtype=torch_dtype(step.dtype))
-        _fill(slot.tensor.detach(), step.lazy, wish, held)
-    elif not step.is_new:
-        _fill(slot.tensor.detach(), step.lazy, wish, held)
-    elif slot.on_meta or wish.assign is True:
-        made = slot.parameter(_new(step, wish, held))
-        for one in (slot, *step.also):
-            one.assign(made)
-    else:
-        # The parameter stays the same object, so that an optimizer that has it still does.
-        slot.tensor.data = _new(step, wish, held)
-        slot.tensor.grad = None
-    for other in step.others:
-        if not _is_equal(slot.tensor.detach(), other, wish):
-            both = f"{step.lazy.name!r} and {other.name!r}"
-            note = "untie them in the model, or leave one out with rename={...: None}"
-            raise _make(
-                "Value", "ModelMismatch", f"{both} differ in the file and are one tensor in the model", note
-            )
-
-
-def _new(step: Step, wish: Wish, held: Callable[[], None]) -> torch.Tensor:
-    dtype = torch_dtype(step.dtype)
-    if step.device.type == "cpu":
-        made: torch.Tensor = step.lazy.materialize(
-            dtype=dtype, copy=step.copy, framework="torch", allow_lossy=wish.allow_lossy
-        )
-        held()
-        return made
-    target = torch.empty(step.lazy.shape, dtype=dtype, device=step.device)
-    _fill(target, step.lazy, wish, held)
-    return target
-
-
-def _fill(target: torch.Tensor, lazy: LazyTensor, wish: Wish, held: Callable[[], None]) -> None:
-    fill(target, lazy, wish.window, allow_lossy=wish.allow_lossy, held=held)
-
-
-def _is_equal(filled: torch.Tensor, lazy: LazyTensor, wish: Wish) -> bool:
-    """Whether what was loaded is also what `lazy` has, looked at in windows. NaN counts as equal to itself."""
-    if not filled.ndim:
-        filled, lazy = filled[None], lazy[None]
-    nbytes = filled.numel() * filled.dtype.itemsize
-    rows = max(1, min(wish.window, 16 << 20) * filled.shape[0] // max(nbytes, 1))
-    for first in range(0, filled.shape[0], rows):
-        part = slice(first, first + rows)
-        other = lazy[part].materialize(dtype=filled.dtype, framework="torch", allow_lossy=wish.allow_lossy)
-        mine = filled[part]
-        other = other.to(mine.device)
-        if not torch.equal(mine, other) and not bool(
-            ((mine == other) | ((mine != mine) & (other != other))).all()
-        ):
-            return False
-    return True
 
 
 def _move_rest(plan: Plan, wish: Wish) -> None:

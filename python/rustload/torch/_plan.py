@@ -48,6 +48,7 @@ class Step:
         dtype: What it is to be.
         device: Where it is to be.
         is_new: Whether it gets new storage.
+        is_lazy: Whether it is a lazy module's parameter, which takes the file's shape.
         copy: Whether that may be a view of the file.
         also: Other slots that become the same tensor, being tied in the file.
         others: Other tensors of the file for the same slot, which must be equal.
@@ -58,6 +59,7 @@ class Step:
     dtype: str
     device: torch.device
     is_new: bool
+    is_lazy: bool
     copy: bool | None
     also: list[Slot] = dataclasses.field(default_factory=list)
     others: list[LazyTensor] = dataclasses.field(default_factory=list)
@@ -171,7 +173,9 @@ def _step(
             note,
         )
     others = [other for other, _ in fitting[1:] if _identity(other) != _identity(lazy)]
-    return Step(slot, lazy, dtype, device, is_new, True if moved else wish.copy, others=others)
+    copy = True if moved else wish.copy
+    is_lazy = torch.nn.parameter.is_lazy(slot.tensor)
+    return Step(slot, lazy, dtype, device, is_new, is_lazy, copy, others=others)
 
 
 def _ordered(lazy: LazyTensor, wish: Wish) -> tuple[LazyTensor, bool]:
