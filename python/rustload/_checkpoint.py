@@ -182,7 +182,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
 
     @property
     def framework(self) -> str:
-        """What `materialize` makes: `"torch"`, `"numpy"` or `"dlpack"`; asking imports nothing."""
+        """What `materialize` makes: `"torch"`, `"numpy"`, `"jax"`, `"cupy"` or `"dlpack"`; asking imports nothing."""
         return self._shared.framework or _frameworks.default()
 
     def select(self, pattern: str) -> dict[str, LazyTensor]:
@@ -362,7 +362,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
 def open(
     path: StrPath | Iterable[StrPath] | bytes | bytearray | memoryview | io.BytesIO,
     *,
-    framework: Literal["torch", "numpy", "dlpack"] | None = None,
+    framework: Literal["torch", "numpy", "jax", "cupy", "dlpack"] | None = None,
     unknown: Literal["keep", "error"] = "keep",
     verify: bool = False,
     limits: Limits | None = None,
@@ -374,8 +374,8 @@ def open(
     Args:
         path: A file, a directory, an index file (`*.index.json`), a list of shards; or the bytes of one file in memory, as a
             `bytearray`, `memoryview` or `BytesIO`, or as `bytes` that are no path.
-        framework: What `materialize` makes: `"torch"`, `"numpy"` or `"dlpack"`. None: torch if it is installed, else NumPy, else
-            plain buffers; settled at the first materialize.
+        framework: What `materialize` makes: `"torch"`, `"numpy"`, `"jax"`, `"cupy"` or `"dlpack"`. None: torch if it is
+            installed, else NumPy, else plain buffers; settled at the first materialize.
         unknown: `"keep"` keeps values of unknown classes as inert data, `"error"` refuses the file.
         verify: Whether the checksums of all storages are checked now, which reads the whole file. Archives only.
         limits: Bounds on what the file may make the reader do.
