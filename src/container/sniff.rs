@@ -35,6 +35,8 @@ impl Format {
 
 /// `pickle.dumps(0x1950a86a20f9469cfc6c, 2)` behind its protocol; torch/serialization.py: MAGIC_NUMBER.
 const LEGACY_MAGIC: &[u8] = b"\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\x2e";
+/// The same as protocols 0 and 1 write it.
+const LEGACY_TEXT: &[u8] = b"L119547037146038801333356L\n.";
 /// The FRAME around the magic number in protocols 4 and 5.
 const LEGACY_FRAME: &[u8] = b"\x95\x0d\0\0\0\0\0\0\0";
 /// Bytes looked at: a tar header's magic lies at 257.
@@ -85,9 +87,9 @@ fn sniff_unplaced(source: &Source) -> Result<Format> {
     Err(explain(source, &head)?)
 }
 
-/// The magic number as a pickle of a protocol from 2 on, of which torch's writer lets people choose.
+/// The magic number as a pickle, of whose protocols torch's writer lets people choose.
 fn is_legacy(head: &[u8]) -> bool {
-    let [0x80, 2..=5, rest @ ..] = head else { return false };
+    let [0x80, 2..=5, rest @ ..] = head else { return head.starts_with(LEGACY_TEXT) };
     rest.strip_prefix(LEGACY_FRAME).unwrap_or(rest).starts_with(LEGACY_MAGIC)
 }
 
