@@ -15,7 +15,7 @@ import pickle
 import struct
 import sys
 import zlib
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -65,7 +65,7 @@ class Pickler(pickle._Pickler):  # type: ignore[name-defined]  # the one in Pyth
 class Python2(Pickler):
     """Writes text as Python 2 wrote `str`: SHORT_BINSTRING."""
 
-    dispatch = dict(Pickler.dispatch)
+    dispatch: ClassVar[dict[Any, Any]] = dict(Pickler.dispatch)
 
     def save_str(self, text: str) -> None:
         data = text.encode()

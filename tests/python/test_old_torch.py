@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import make_old
 import pytest
@@ -13,6 +12,9 @@ import torch
 from support import assert_same_bits, bits
 
 import rustload
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
