@@ -132,6 +132,25 @@ class OpenCase(Case):
         assert shapes == {name: tuple(tensor.shape) for name, tensor in self.tensors().items()}
 
 
+class LegacyOpenCase(OpenCase):
+    """The same of a stream from before torch's zip format, of which torch has no lazy reader."""
+
+    def __init__(self, count: int, each: int) -> None:
+        super().__init__(count, each, ".legacy")
+        self.title = f"open and list {count:,} tensors, legacy stream"
+
+    def prepare(self) -> None:
+        if not self.path.exists():
+            CACHE.mkdir(parents=True, exist_ok=True)
+            partial = self.path.with_name(self.path.name + ".partial")
+            torch.save(self.tensors(), partial, _use_new_zipfile_serialization=False)
+            partial.rename(self.path)
+
+    def ways(self) -> dict[str, Callable[[], Any]]:
+        ways = super().ways()
+        return {name: ways[name] for name in ("rustload", "torch.load")}
+
+
 class DataCase(Case):
     """What reads tensors and leaves them as torch tensors."""
 
@@ -284,6 +303,7 @@ def all_cases(*, quick: bool) -> Iterator[Case]:
     opens = ((1, MIB), (300, 16384), (2000, 64)) if quick else ((1, 16 * MIB), (300, 65536), (20_000, 64))
     for count, each in opens:
         yield from (OpenCase(count, each, suffix) for suffix in formats)
+        yield LegacyOpenCase(count, each)
     for to in ("view", "copy", "bfloat16", "float16"):
         yield from (LoadCase(to, 1 if quick else 16, suffix) for suffix in formats)
     shapes = ((2048, 2048), (2056, 1032)) if quick else ((8192, 8192), (8224, 4128))

@@ -417,6 +417,10 @@ class Tensor:
         """Whether the file says that it wants gradients."""
 
     @property
+    def id(self) -> tuple[int, int]:
+        """Number of the file, and number of the tensor in it; a part has its whole's, and so have several names of one tensor."""
+
+    @property
     def storage(self) -> tuple[int, int]:
         """The storage: number of the file and number in it. Tied tensors have the same."""
 

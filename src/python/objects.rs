@@ -284,8 +284,9 @@ impl<'a, 'py> Export<'a, 'py> {
                 let shape = PyTuple::new(py, &sparse.shape)?;
                 Some(self.sparse.call1((sparse.layout.name(), shape, sparse.is_coalesced))?)
             }
-            Object::Opaque { class, call } => {
+            Object::Opaque { class, call, function } => {
                 children.push(call.args);
+                children.extend(*function);
                 children.extend(call.kwargs);
                 children.extend_from_slice(call.states);
                 children.extend(call.items.iter().flat_map(|&(key, value)| [key, value]));
@@ -350,7 +351,10 @@ impl<'a, 'py> Export<'a, 'py> {
                 // The state itself may still wait to be filled.
                 self.states.extend(states.iter().map(|&state| (made.clone(), state)));
             }
-            (Object::Opaque { call, .. }, Some(made)) => {
+            (Object::Opaque { call, function, .. }, Some(made)) => {
+                if let &Some(function) = function {
+                    made.setattr("function", self.get(function)?)?;
+                }
                 made.setattr("args", self.get(call.args)?)?;
                 if let Some(kwargs) = call.kwargs {
                     made.setattr("kwargs", self.get(kwargs)?)?;

@@ -100,6 +100,8 @@ pub enum Object<'a> {
         class: String,
         /// The call as it was written.
         call: Call<'a>,
+        /// What is called, where that is the result of a call.
+        function: Option<Handle>,
     },
 }
 
@@ -233,7 +235,8 @@ impl<'a> View<'a> {
             },
             Meaning::Scalar(found, bytes) => self.scalar(found, bytes)?,
             Meaning::NumpyDtype(_) | Meaning::Record | Meaning::Opaque => {
-                Object::Opaque { class: self.class(&call), call }
+                let function = Some(call.callable).filter(|&callable| self.is_call(callable));
+                Object::Opaque { class: self.class(&call), call, function }
             }
         })
     }
