@@ -4,6 +4,7 @@
 mod buffer;
 mod capsule;
 mod checkpoint;
+mod doctor;
 mod error;
 mod memory;
 mod objects;
@@ -24,6 +25,8 @@ mod _rustload {
     use super::buffer::Buffer;
     #[pymodule_export]
     use super::checkpoint::{Checkpoint, open_bytes, open_paths};
+    #[pymodule_export]
+    use super::doctor::{machine, probe};
     #[pymodule_export]
     use super::memory::{memory, trim};
     #[pymodule_export]

@@ -1,7 +1,7 @@
 //! Runs a plan: positional reads on scoped threads, each block swapped, cast and put in place while it is in the cache.
 
 use super::plan::{Block, Blocks, Piece, pieces};
-use crate::bytes::Source;
+use crate::bytes::{Reader, Source};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::kernel::{self, Cast};
@@ -13,6 +13,15 @@ const SCRATCH: u64 = 1 << 20;
 
 /// Bytes of one read that needs no scratch; bounded so that a request to stop is seen soon.
 const DIRECT: u64 = 8 << 20;
+
+/// Bytes of one block that is read around the page cache: the disk is slower than the second-level cache is missed.
+const AROUND: u64 = 4 << 20;
+
+/// Bytes from which on each thread reads by a description of its own.
+const FORWARD: u64 = 16 << 20;
+
+/// Threads that keep a disk busy, however few cores there are.
+const DISK_THREADS: usize = 4;
 
 /// Bytes below which a piece is not worth being cut off.
 const PIECE: u64 = 4 << 20;
@@ -86,8 +95,12 @@ pub fn fill(payload: &Payload, layout: &Layout, how: &Fill, out: &mut [u8]) -> R
     }
     // A dtype without a sign is refused before anything is read, also where there is nothing to read.
     how.signs.apply(how.cast.from(), &mut [])?;
-    let threads = parallel::threads(bytes, how.threads);
-    if threads == 1 && out.len() as u64 <= DIRECT && how.is_copy(payload) && layout.is_contiguous() {
+    // Strided layouts are read in short runs, which the page cache puts together.
+    let around = bytes >= AROUND && layout.is_contiguous() && payload.source.direct().is_some();
+    let wanted = if around { how.threads.or(Some(DISK_THREADS.max(parallel::cores()))) } else { how.threads };
+    let threads = parallel::threads(bytes, wanted);
+    if threads == 1 && !around && out.len() as u64 <= DIRECT && how.is_copy(payload) && layout.is_contiguous()
+    {
         // Most tensors of most files: one read, nothing to plan.
         how.cancel.check()?;
         if !out.is_empty() {
@@ -109,8 +122,14 @@ pub fn fill(payload: &Payload, layout: &Layout, how: &Fill, out: &mut [u8]) -> R
     if !rest.is_empty() {
         return Err(gap());
     }
-    parallel::for_each(threads, parts.into_iter(), Vec::new, |scratch, (piece, part)| {
-        fill_piece(payload, &piece, how, scratch, part)
+    let reader = || match around {
+        true => Reader::around(&payload.source),
+        false if bytes >= FORWARD => Reader::forward(&payload.source),
+        false => Reader::new(&payload.source),
+    };
+    let state = || (reader(), Vec::new());
+    parallel::for_each(threads, parts.into_iter(), state, |(reader, scratch), (piece, part)| {
+        fill_piece(payload, &piece, how, reader, scratch, part)
     })?;
     payload.source.check_unchanged()
 }
@@ -124,13 +143,24 @@ fn fill_piece(
     payload: &Payload,
     piece: &Piece,
     how: &Fill,
+    reader: &mut Reader<'_>,
     scratch: &mut Vec<u8>,
     out: &mut [u8],
 ) -> Result<()> {
     let (src, dst) = (how.cast.from().itemsize(), how.cast.to().itemsize());
     let swap = how.swaps(payload);
     let plain = how.is_copy(payload) && is_plain(piece);
-    let blocks = Blocks::new(piece, src, if plain { DIRECT } else { SCRATCH });
+    let blocks = Blocks::new(
+        piece,
+        src,
+        if plain {
+            DIRECT
+        } else if reader.is_direct() {
+            AROUND
+        } else {
+            SCRATCH
+        },
+    );
     // Blocks do not overlap, so where they have as many elements as the piece, no byte of it stays as it was: the
     // destination may be memory of an earlier result.
     let mut written = 0_u64;
@@ -143,10 +173,16 @@ fn fill_piece(
             let len = usize::try_from(block.run.saturating_mul(src)).unwrap_or(usize::MAX);
             let part =
                 part.get_mut(..len).ok_or_else(|| Error::new(Code::InternalError, "a block is too large"))?;
-            payload.source.read_at(block.src.saturating_mul(src), part)?;
+            reader.read_at(block.src.saturating_mul(src), part)?;
             continue;
         }
-        read_block(payload, &block, src, scratch)?;
+        let scratch = match block.reads.is_empty() {
+            true => reader.read(block.src.saturating_mul(src), to_usize(block.run.saturating_mul(src)))?,
+            false => {
+                read_block(reader, &block, src, scratch)?;
+                &mut scratch[..]
+            }
+        };
         if swap {
             kernel::swap_bytes(usize::try_from(how.cast.from().swap_unit()).unwrap_or(1), scratch);
         }
@@ -166,7 +202,7 @@ fn is_plain(piece: &Piece) -> bool {
 }
 
 /// Reads a block's runs into the scratch, at the places that its axes expect.
-fn read_block(payload: &Payload, block: &Block, itemsize: u64, scratch: &mut Vec<u8>) -> Result<()> {
+fn read_block(reader: &mut Reader<'_>, block: &Block, itemsize: u64, scratch: &mut Vec<u8>) -> Result<()> {
     let size = |elements: u64| usize::try_from(elements.saturating_mul(itemsize)).unwrap_or(usize::MAX);
     let len = size(block.scratch);
     if len > scratch.len() {
@@ -185,7 +221,7 @@ fn read_block(payload: &Payload, block: &Block, itemsize: u64, scratch: &mut Vec
         let run = scratch
             .get_mut(start..start.saturating_add(size(block.run)))
             .ok_or_else(|| Error::new(Code::InternalError, "a run does not fit the scratch"))?;
-        payload.source.read_at(src.saturating_mul(itemsize), run)?;
+        reader.read_at(src.saturating_mul(itemsize), run)?;
         // The innermost dimension comes first in `reads`.
         let mut dims = block.reads.iter().zip(&mut at);
         loop {
@@ -197,6 +233,11 @@ fn read_block(payload: &Payload, block: &Block, itemsize: u64, scratch: &mut Vec
             *index = 0;
         }
     }
+}
+
+/// A number that is bounded by the scratch.
+fn to_usize(n: u64) -> usize {
+    usize::try_from(n).unwrap_or(usize::MAX)
 }
 
 /// What an owned result of this layout and dtype costs in bytes, or `None` where that does not fit 64 bits.
