@@ -6,6 +6,7 @@ mod capsule;
 mod checkpoint;
 mod doctor;
 mod error;
+mod extra;
 mod memory;
 mod objects;
 mod run;
@@ -27,6 +28,8 @@ mod _rustload {
     use super::checkpoint::{Checkpoint, open_bytes, open_paths};
     #[pymodule_export]
     use super::doctor::{machine, probe};
+    #[pymodule_export]
+    use super::extra::check_sparse;
     #[pymodule_export]
     use super::memory::{memory, trim};
     #[pymodule_export]
