@@ -288,7 +288,7 @@ impl Tensor {
             return Err(Error::new(Code::Buffer, "a cast or transpose needs a copy"));
         }
         if request.copy != Some(true) && !converted {
-            match self.view() {
+            match self.view(request.copy) {
                 Ok(view) => return Ok(Prospect::View(view)),
                 Err(error) if request.copy == Some(false) || !is_no_view(&error) => return Err(error),
                 Err(_) => {}
@@ -348,7 +348,7 @@ impl Tensor {
     /// names tied. `None` where the bytes in the file are not the tensor's (another byte order, a lazy sign, bools that are
     /// none), or where this is a part of a tensor, for which a whole storage would be too much.
     pub fn standing(&self, copy: Option<bool>) -> Result<Option<Standing>> {
-        match self.view() {
+        match self.view(copy) {
             Ok(_) => Ok(Some(Standing::View)),
             Err(error) if copy == Some(false) || !is_no_view(&error) => self.place(Err(error)),
             Err(_) if self.wants_whole_storage() => Ok(Some(Standing::Copy)),
@@ -391,7 +391,8 @@ impl Tensor {
         Ok(Array::owned(memory.filled(), DType::U8, layout.shape))
     }
 
-    fn view(&self) -> Result<Array> {
+    /// A view, or why there is none; `copy` is what the caller said about copies.
+    fn view(&self, copy: Option<bool>) -> Result<Array> {
         let flags = self.checkpoint.tensor(self.id).flags;
         if flags.conjugate || flags.negative {
             return Err(Error::new(
@@ -400,6 +401,9 @@ impl Tensor {
             ));
         }
         let source = self.checkpoint.plain_payload(self.storage())?;
+        if let Some(place) = source.avoids_views().filter(|_| copy != Some(false)) {
+            return Err(Error::new(Code::Buffer, format!("a view on {place} would be read page by page")));
+        }
         if self.dtype == DType::Bool {
             check_bools(&source, &self.layout)?;
         }

@@ -23,10 +23,12 @@ __all__ = [
     "__version__",
     "check_sparse",
     "concat",
+    "machine",
     "memory",
     "open_bytes",
     "open_paths",
     "parse_dtype",
+    "probe",
     "stack",
     "stream",
     "trim",
@@ -192,6 +194,7 @@ def open_paths(
     compat: bool,
     verify: bool,
     limits: Mapping[str, int],
+    io: str = "auto",
 ) -> Checkpoint:
     """Opens a file, a directory, an index file, or a list of shards. Reads metadata only, unless `verify`.
 
@@ -202,6 +205,7 @@ def open_paths(
         compat: Whether the last of duplicate keys in a safetensors header wins.
         verify: Whether every storage is read and its checksum compared.
         limits: Values of limits by name; the others keep their defaults.
+        io: `"auto"`, `"buffered"` or `"direct"`: how payload is read.
 
     Raises:
         OSError: A file cannot be read.
@@ -342,6 +346,27 @@ def memory() -> dict[str, Any]:
 
 def trim() -> int:
     """Gives back the memory that is kept for later results; how many bytes that were."""
+
+def machine() -> dict[str, Any]:
+    """What decides how fast this machine reads: `isa`, `isa_available`, `threads`, `huge_pages` (None where it is not told)."""
+
+def probe(path: str | os.PathLike[str], *, io: str, measure: bool) -> dict[str, Any]:
+    """How a file would be read, and why.
+
+    Args:
+        path: A regular file.
+        io: `"auto"`, `"buffered"` or `"direct"`.
+        measure: Whether up to 64 MiB are read in both ways to tell how fast that is, in bytes per second; what is read through
+            the page cache stays there.
+
+    Returns:
+        `size`, `file_system`, `kind`, `cached` (a share or None), `io`, `reason`, `direct` (whether such reads can be had),
+        `buffered_rate` and `direct_rate` (None where not measured).
+
+    Raises:
+        OSError: The file cannot be read.
+        FormatError: It is no regular file.
+    """
 
 class _Wanted(Protocol):
     """How a result is wanted; `rustload._tensor.Wanted` is one."""

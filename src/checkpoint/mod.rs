@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use crate::bytes::{Bytes, Source};
+use crate::bytes::{Bytes, Io, Source};
 use crate::container::zip::Archive;
 use crate::container::{Format, shards};
 use crate::error::{Code, Error, Kind, Result};
@@ -63,8 +63,10 @@ impl Checkpoint {
         let found = shards::resolve(paths, &options.limits)?;
         let mut opened = Vec::with_capacity(found.files.len());
         let mut bytes = 0_u64;
+        let mut notes = found.notes;
         for path in found.files {
-            let source = Source::open(&path)?;
+            let source = Source::open_with(&path, options.io)?;
+            notes.extend(refused(&source, options.io));
             let index = read(&source, &options).map_err(|error| error.in_file(&path))?;
             bytes = bytes.saturating_add(text_bytes(&index));
             Limits::check("name_bytes_total", options.limits.name_bytes_total, bytes)
@@ -76,7 +78,7 @@ impl Checkpoint {
             entries: Vec::new(),
             by_name: HashMap::new(),
             metadata: found.metadata,
-            notes: found.notes,
+            notes,
             options,
             shared: OnceLock::new(),
             inflated: Mutex::new(None),
@@ -458,6 +460,13 @@ impl Inner {
     fn index(&self, shard: u32) -> &Index {
         &self.shards[shard as usize].index
     }
+}
+
+/// What to say where direct reads were asked for and cannot be had.
+fn refused(source: &Source, io: Io) -> Option<String> {
+    let refused = io == Io::Direct && source.direct().is_none();
+    let place = source.file_system().filter(|_| refused)?;
+    Some(format!("no reads around the page cache on {}: files there are read through it", place.name))
 }
 
 /// Bytes of the texts that an index holds, each of which a small file can make large: names, opaque classes, their places.

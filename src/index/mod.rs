@@ -23,7 +23,7 @@ mod validate;
 
 use std::sync::Arc;
 
-use crate::bytes::Source;
+use crate::bytes::{Io, Source};
 use crate::container::zip::{Archive, Trailing};
 use crate::container::{Format, sniff};
 use crate::error::{Code, Error, Result};
@@ -58,6 +58,8 @@ pub struct Options {
     pub compat: bool,
     /// Whether every storage's checksum is checked at once.
     pub verify: bool,
+    /// How payload is read.
+    pub io: Io,
     /// The request to stop.
     pub cancel: Cancel,
 }

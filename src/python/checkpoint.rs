@@ -11,6 +11,7 @@ use pyo3::types::{PyList, PyString};
 
 use super::tensor::Tensor;
 use super::{objects, run};
+use crate::bytes::Io;
 use crate::checkpoint::Checkpoint as Core;
 use crate::index::{Options, Unknown};
 use crate::limits::Limits;
@@ -21,8 +22,9 @@ use crate::parallel::Cancel;
 pub(crate) struct Checkpoint(Core);
 
 /// Opens files, a directory or an index file.
+#[expect(clippy::too_many_arguments, reason = "one for each keyword of the Python function")]
 #[pyfunction]
-#[pyo3(signature = (paths, *, unknown, trailing, compat, verify, limits))]
+#[pyo3(signature = (paths, *, unknown, trailing, compat, verify, limits, io="auto"))]
 pub(crate) fn open_paths(
     py: Python<'_>,
     paths: Vec<PathBuf>,
@@ -31,8 +33,9 @@ pub(crate) fn open_paths(
     compat: bool,
     verify: bool,
     limits: BTreeMap<String, u64>,
+    io: &str,
 ) -> PyResult<Checkpoint> {
-    let options = options(unknown, trailing, compat, verify, limits)?;
+    let options = Options { io: parse_io(io)?, ..options(unknown, trailing, compat, verify, limits)? };
     let cancel = options.cancel.clone();
     Ok(Checkpoint(run::watched(py, verify, &cancel, || Core::open(&paths, options))?))
 }
@@ -80,7 +83,24 @@ fn options(
             return Err(PyValueError::new_err(format!("trailing= is 'error' or 'ignore', not {other:?}")));
         }
     };
-    Ok(Options { limits, unknown, ignore_trailing, compat, verify, cancel: Cancel::new() })
+    Ok(Options {
+        limits,
+        unknown,
+        ignore_trailing,
+        compat,
+        verify,
+        cancel: Cancel::new(),
+        ..Options::default()
+    })
+}
+
+pub(super) fn parse_io(io: &str) -> PyResult<Io> {
+    match io {
+        "auto" => Ok(Io::Auto),
+        "buffered" => Ok(Io::Buffered),
+        "direct" => Ok(Io::Direct),
+        other => Err(PyValueError::new_err(format!("io= is 'auto', 'buffered' or 'direct', not {other:?}"))),
+    }
 }
 
 #[pymethods]

@@ -4,6 +4,7 @@
 mod buffer;
 mod capsule;
 mod checkpoint;
+mod doctor;
 mod error;
 mod extra;
 mod joined;
@@ -27,6 +28,8 @@ mod _rustload {
     use super::buffer::Buffer;
     #[pymodule_export]
     use super::checkpoint::{Checkpoint, open_bytes, open_paths};
+    #[pymodule_export]
+    use super::doctor::{machine, probe};
     #[pymodule_export]
     use super::extra::check_sparse;
     #[pymodule_export]
