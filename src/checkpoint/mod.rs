@@ -1,6 +1,7 @@
 //! The opened thing: one file or several shards, their tensors by name.
 
 mod near;
+mod storages;
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -68,33 +69,26 @@ impl Checkpoint {
                 .map_err(|error| error.in_file(&path))?;
             opened.push(Shard { path: Some(path), index });
         }
-        let mut inner = Inner {
-            shards: opened,
-            entries: Vec::new(),
-            by_name: HashMap::new(),
-            metadata: found.metadata,
-            notes: found.notes,
-            options,
-            shared: OnceLock::new(),
-            inflated: Mutex::new(None),
-        };
+        let mut inner = Inner::new(opened, options);
+        (inner.metadata, inner.notes) = (found.metadata, found.notes);
         inner.merge(found.weight_map.as_ref())?;
+        Ok(Checkpoint(Arc::new(inner)))
+    }
+
+    /// Opens the checkpoint that begins at byte `start` of a file, whatever comes before it.
+    pub fn open_at(path: &FilePath, start: u64, options: Options) -> Result<Checkpoint> {
+        let file = Source::open(path)?;
+        let source = file.window(start, file.len().saturating_sub(start))?;
+        let index = read(&source, &options)?;
+        let mut inner = Inner::new(vec![Shard { path: Some(path.to_owned()), index }], options);
+        inner.merge(None)?;
         Ok(Checkpoint(Arc::new(inner)))
     }
 
     /// Opens bytes in memory.
     pub fn from_bytes(bytes: Bytes, options: Options) -> Result<Checkpoint> {
         let index = read(&Source::memory(bytes), &options)?;
-        let mut inner = Inner {
-            shards: vec![Shard { path: None, index }],
-            entries: Vec::new(),
-            by_name: HashMap::new(),
-            metadata: Vec::new(),
-            notes: Vec::new(),
-            options,
-            shared: OnceLock::new(),
-            inflated: Mutex::new(None),
-        };
+        let mut inner = Inner::new(vec![Shard { path: None, index }], options);
         inner.merge(None)?;
         Ok(Checkpoint(Arc::new(inner)))
     }
@@ -264,6 +258,19 @@ impl Checkpoint {
 }
 
 impl Inner {
+    fn new(shards: Vec<Shard>, options: Options) -> Inner {
+        Inner {
+            shards,
+            entries: Vec::new(),
+            by_name: HashMap::new(),
+            metadata: Vec::new(),
+            notes: Vec::new(),
+            options,
+            shared: OnceLock::new(),
+            inflated: Mutex::new(None),
+        }
+    }
+
     /// Gives every shard's entries one list and one map.
     fn merge(&mut self, weight_map: Option<&shards::WeightMap>) -> Result<()> {
         let mut total = 0;

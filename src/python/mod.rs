@@ -5,6 +5,7 @@ mod buffer;
 mod capsule;
 mod checkpoint;
 mod error;
+mod face;
 mod objects;
 mod run;
 mod tensor;
@@ -22,7 +23,7 @@ mod _rustload {
     #[pymodule_export]
     use super::buffer::Buffer;
     #[pymodule_export]
-    use super::checkpoint::{Checkpoint, open_bytes, open_paths};
+    use super::checkpoint::{Checkpoint, open_at, open_bytes, open_paths};
     #[pymodule_export]
     use super::tensor::{Tensor, parse_dtype};
 

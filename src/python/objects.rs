@@ -12,6 +12,7 @@ use std::collections::HashMap;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyComplex, PyDict, PyFrozenSet, PyList, PySet, PyString, PyTuple};
 
+use super::face::{Face, Lazy, Torch};
 use super::tensor::Tensor;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Code, Error};
@@ -42,7 +43,7 @@ pub(super) fn trees<'py>(
                     py,
                     tree,
                     checkpoint.limits(),
-                    Some(Tensors { checkpoint, shard, names, wrap }),
+                    Face::Lazy(Lazy { checkpoint, shard, names, wrap }),
                 )?;
                 out.push(export.value(tree.root())?);
             }
@@ -59,6 +60,27 @@ pub(super) fn trees<'py>(
         }
     }
     Ok(out)
+}
+
+/// One file's tree as torch has it; a file without a tree gives a dict of its tensors.
+pub(super) fn rebuild<'py>(
+    py: Python<'py>,
+    checkpoint: &Checkpoint,
+    shard: usize,
+    builder: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let torch = Torch::new(checkpoint, shard, builder)?;
+    let tree = checkpoint.trees().nth(shard).and_then(|(_, tree)| tree);
+    if let Some(tree) = tree {
+        let mut export = Export::new(py, tree, checkpoint.limits(), Face::Torch(torch))?;
+        return export.value(tree.root());
+    }
+    let dict = PyDict::new(py);
+    let all = (0..checkpoint.len()).filter_map(|position| checkpoint.tensor_at(position));
+    for tensor in all.filter(|tensor| tensor.shard() as usize == shard) {
+        dict.set_item(tensor.name(), torch.place(py, &tensor)?)?;
+    }
+    Ok(dict.into_any())
 }
 
 /// A tensor's path as a tuple of keys and indices.
@@ -81,7 +103,9 @@ pub(super) fn path<'py>(py: Python<'py>, tensor: &CoreTensor) -> PyResult<Bound<
                 Object::Int(key) => key.into_pyobject(py)?.into_any(),
                 _ => match &mut export {
                     Some(export) => export.value(key)?,
-                    none => none.insert(Export::new(py, tree, checkpoint.limits(), None)?).value(key)?,
+                    none => {
+                        none.insert(Export::new(py, tree, checkpoint.limits(), Face::Keys)?).value(key)?
+                    }
                 },
             }),
             Step::Index(index) => out.push(index.into_pyobject(py)?.into_any()),
@@ -94,29 +118,11 @@ pub(super) fn path<'py>(py: Python<'py>, tensor: &CoreTensor) -> PyResult<Bound<
     PyTuple::new(py, out)
 }
 
-/// How to make handles of the tensors of one file.
-struct Tensors<'a, 'py> {
-    checkpoint: &'a Checkpoint,
-    shard: usize,
-    /// For each tensor the position of its first name.
-    names: HashMap<u32, usize>,
-    wrap: &'a Bound<'py, PyAny>,
-}
-
-impl Tensors<'_, '_> {
-    fn handle(&self, tensor: u32) -> Option<CoreTensor> {
-        match self.names.get(&tensor) {
-            Some(&position) => self.checkpoint.tensor_at(position),
-            None => self.checkpoint.unnamed(self.shard, tensor),
-        }
-    }
-}
-
 struct Export<'a, 'py> {
     py: Python<'py>,
     tree: &'a Tree,
     limits: &'a Limits,
-    tensors: Option<Tensors<'a, 'py>>,
+    face: Face<'a, 'py>,
     /// What was made; `None` for tuples and frozen sets whose items are not all there yet.
     done: HashMap<Handle, Option<Bound<'py, PyAny>>>,
     handles: HashMap<u32, Bound<'py, PyAny>>,
@@ -149,7 +155,7 @@ impl<'a, 'py> Export<'a, 'py> {
         py: Python<'py>,
         tree: &'a Tree,
         limits: &'a Limits,
-        tensors: Option<Tensors<'a, 'py>>,
+        face: Face<'a, 'py>,
     ) -> PyResult<Export<'a, 'py>> {
         let inert = py.import("rustload._inert")?;
         let (opaque, global) = (inert.getattr("Opaque")?, inert.getattr("Global")?);
@@ -157,7 +163,7 @@ impl<'a, 'py> Export<'a, 'py> {
             py,
             tree,
             limits,
-            tensors,
+            face,
             done: HashMap::new(),
             handles: HashMap::new(),
             modules: HashMap::new(),
@@ -254,7 +260,14 @@ impl<'a, 'py> Export<'a, 'py> {
                 children.extend_from_slice(states);
                 Some(self.empty_dict(*kind)?)
             }
+            Object::Opaque { class, call } if self.is_record(class) => {
+                children.push(call.args);
+                None
+            }
             Object::Opaque { class, call } => {
+                if let Face::Torch(torch) = &self.face {
+                    torch.opaque(class)?;
+                }
                 children.push(call.args);
                 children.extend(call.kwargs);
                 children.extend_from_slice(call.states);
@@ -265,13 +278,18 @@ impl<'a, 'py> Export<'a, 'py> {
                 Some(self.opaque.call1((&*class,))?)
             }
             plain => {
-                let made = self.plain(plain)?;
+                let made = self.plain(handle, plain)?;
                 self.done.insert(handle, Some(made));
                 return Ok(None);
             }
         };
         self.done.insert(handle, made.clone());
         Ok(Some(Frame { handle, object, made, children, next: 0, depth }))
+    }
+
+    /// Whether this is a value that torch has a class for, made like a tuple once its arguments are there.
+    fn is_record(&self, class: &str) -> bool {
+        matches!(self.face, Face::Torch(_)) && Torch::is_record(class)
     }
 
     fn empty_dict(&self, kind: DictKind) -> PyResult<Bound<'py, PyAny>> {
@@ -336,16 +354,31 @@ impl<'a, 'py> Export<'a, 'py> {
             }
             (Object::Tuple(items), _) => {
                 let items = items.iter().map(|&item| self.get(item)).collect::<PyResult<Vec<_>>>()?;
-                self.done.insert(frame.handle, Some(PyTuple::new(py, items)?.into_any()));
+                let tuple = PyTuple::new(py, items)?;
+                let made = match &self.face {
+                    Face::Torch(torch) if self.tree.is_size(frame.handle) => torch.size(tuple)?,
+                    _ => tuple.into_any(),
+                };
+                self.done.insert(frame.handle, Some(made));
+            }
+            (Object::Opaque { class, call }, None) => {
+                if let Face::Torch(torch) = &self.face {
+                    let made = torch.record(class, self.get(call.args)?)?;
+                    self.done.insert(frame.handle, Some(made));
+                }
             }
             _ => {}
         }
         Ok(())
     }
 
-    /// `_metadata` is the one attribute that state dicts carry (torch/nn/modules/module.py: `state_dict`); others are not set.
+    /// `_metadata` is the one attribute that state dicts carry (torch/nn/modules/module.py: `state_dict`); others are set only
+    /// where all is wanted as torch has it.
     fn set_metadata(&self, made: &Bound<'py, PyAny>, state: Handle) -> PyResult<()> {
         let state = self.get(state)?;
+        if let Face::Torch(torch) = &self.face {
+            return torch.attributes(made, &state);
+        }
         if let Ok(state) = state.cast::<PyDict>()
             && let Some(metadata) = state.get_item("_metadata")?
         {
@@ -354,7 +387,7 @@ impl<'a, 'py> Export<'a, 'py> {
         Ok(())
     }
 
-    fn plain(&mut self, object: &Object<'a>) -> PyResult<Bound<'py, PyAny>> {
+    fn plain(&mut self, handle: Handle, object: &Object<'a>) -> PyResult<Bound<'py, PyAny>> {
         let py = self.py;
         self.charge(text_len(object) / TEXT)?;
         Ok(match object {
@@ -370,21 +403,32 @@ impl<'a, 'py> Export<'a, 'py> {
             Object::Global { module, name } => {
                 let key = (module.as_ptr().addr(), module.len());
                 let module = self.modules.entry(key).or_insert_with(|| PyString::new(py, module));
-                self.global.call1((&*module, *name))?
+                let made = match &self.face {
+                    Face::Torch(torch) => torch.global(module, name)?,
+                    _ => None,
+                };
+                match made {
+                    Some(made) => made,
+                    None => self.global.call1((&*module, *name))?,
+                }
             }
-            Object::Tensor(tensor) => self.tensor(*tensor)?,
+            Object::Tensor(tensor) => self.tensor(handle, *tensor)?,
             _ => py.None().into_bound(py),
         })
     }
 
-    fn tensor(&mut self, tensor: u32) -> PyResult<Bound<'py, PyAny>> {
+    fn tensor(&mut self, handle: Handle, tensor: u32) -> PyResult<Bound<'py, PyAny>> {
         let py = self.py;
         if let Some(made) = self.handles.get(&tensor) {
             return Ok(made.clone());
         }
-        let Some(tensors) = &self.tensors else { return Ok(py.None().into_bound(py)) };
-        let gone = || Error::new(Code::InternalError, "the tree names a tensor that there is not");
-        let made = tensors.wrap.call1((Tensor(tensors.handle(tensor).ok_or_else(gone)?),))?;
+        let made = match &self.face {
+            Face::Keys => return Ok(py.None().into_bound(py)),
+            Face::Lazy(lazy) => lazy.handle(py, tensor)?,
+            Face::Torch(torch) => torch.tensor(py, tensor, self.tree.is_storage(handle))?,
+        };
+        let made =
+            made.ok_or_else(|| Error::new(Code::InternalError, "the tree names a tensor that there is not"))?;
         self.handles.insert(tensor, made.clone());
         Ok(made)
     }

@@ -128,6 +128,19 @@ impl Tree {
         View { values: &self.values, meanings: &self.meanings }.weight(handle)
     }
 
+    /// Whether a value is a `torch.Size`, which looks like any tuple otherwise.
+    pub fn is_size(&self, handle: Handle) -> bool {
+        match self.values.get(handle) {
+            Value::Call(id) => self.meanings.calls.get(id.index()) == Some(&Meaning::Size),
+            _ => false,
+        }
+    }
+
+    /// Whether a value is a storage that stands in the tree by itself, which looks like a tensor otherwise.
+    pub fn is_storage(&self, handle: Handle) -> bool {
+        matches!(self.values.get(handle), Value::PersistentId(pid) if self.meanings.bare.contains_key(&pid))
+    }
+
     /// The bytes that a value stands for: bytes, a byte array, a byte string of Python 2, or text encoded as latin-1.
     pub fn bytes(&self, handle: Handle) -> Option<Vec<u8>> {
         match self.get(handle).ok()? {
