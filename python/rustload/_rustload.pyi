@@ -208,8 +208,8 @@ class Checkpoint:
             places: Whether to find out where each lies, which looks at the headers of members.
 
         Returns:
-            For each its bytes, the location that it was saved from (None where the file has none), and where it starts in the
-            file (None where its bytes do not lie there as they are, or without `places`).
+            For each its bytes, the location that it was saved from (None where the file has none), and where it starts, counted
+            from the checkpoint's beginning (None where its bytes do not lie there as they are, or without `places`).
         """
 
     def storage_views(self, shard: int) -> tuple[Buffer, list[int | None]]:

@@ -1,9 +1,10 @@
 //! Whole storages, for whoever puts tensors on them itself: where they lie, and their bytes in memory of their own.
 
 use super::{Checkpoint, Inner};
+use crate::bytes::Source;
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
-use crate::index::{Contents, Object};
+use crate::index::{Contents, Index, Object};
 use crate::kernel::{Cast, Overflow};
 use crate::layout::Layout;
 use crate::parallel::{self, Cancel};
@@ -26,7 +27,7 @@ pub struct StorageInfo {
     pub nbytes: u64,
     /// The device that it was saved from.
     pub location: Option<String>,
-    /// Where it starts in the file, if its bytes lie there as they are.
+    /// Where it starts, counted from the checkpoint's beginning, if its bytes lie there as they are.
     pub at: Option<u64>,
 }
 
@@ -58,6 +59,7 @@ impl Checkpoint {
     /// member's header, and is left out otherwise.
     pub fn storages(&self, shard: usize, places: bool) -> Result<Vec<StorageInfo>> {
         let index = self.0.file(shard)?;
+        let base = source_of(index).start();
         let location = |handle| match index.tree.as_ref()?.get(handle).ok()? {
             Object::Str(text) => text.as_str().map(str::to_owned),
             _ => None,
@@ -66,7 +68,7 @@ impl Checkpoint {
             let plain =
                 if places { self.0.plain_payload((shard as u32, number as u32)) } else { Err(skipped()) };
             let at = match plain {
-                Ok(source) => Some(source.start()),
+                Ok(source) => Some(source.start().saturating_sub(base)),
                 Err(error) if is_no_view(&error) => None,
                 Err(error) => return Err(self.0.blame(shard as u32, error)),
             };
@@ -78,10 +80,7 @@ impl Checkpoint {
     /// A row of all bytes of a file, mapped, and for each storage where it starts in it; `None` for one that must be copied,
     /// as it is compressed, in another byte order, misaligned, inside a pickle, or has bools other than 0 and 1.
     pub fn storage_views(&self, shard: usize) -> Result<(Array, Vec<Option<u64>>)> {
-        let source = match &self.0.file(shard)?.contents {
-            Contents::Plain(source) => source,
-            Contents::Archive(archive) => archive.source(),
-        };
+        let source = source_of(self.0.file(shard)?);
         let Some((mapping, window)) = source.map()? else {
             return Err(Error::new(Code::Buffer, "bytes in memory are not viewed but copied"));
         };
@@ -158,7 +157,7 @@ impl Checkpoint {
 }
 
 impl Inner {
-    fn file(&self, shard: usize) -> Result<&crate::index::Index> {
+    fn file(&self, shard: usize) -> Result<&Index> {
         let found = self.shards.get(shard).map(|shard| &shard.index);
         found.ok_or_else(|| Error::new(Code::InternalError, "there is no file of that number"))
     }
@@ -261,6 +260,14 @@ impl Plan {
         self.places.push((self.sizes.len(), 0));
         self.sizes.push(nbytes);
         self.parts.push(vec![(number, 0, nbytes)]);
+    }
+}
+
+/// All bytes of a file that belong to the checkpoint.
+fn source_of(index: &Index) -> &Source {
+    match &index.contents {
+        Contents::Plain(source) => source,
+        Contents::Archive(archive) => archive.source(),
     }
 }
 

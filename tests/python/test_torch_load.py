@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def no_torch_load(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes `torch.load` and every unpickler raise."""
 
-    def never(*args: Any, **kwargs: Any) -> Any:
+    def never(*_args: Any, **_kwargs: Any) -> Any:
         raise AssertionError("called")
 
     for module, names in (

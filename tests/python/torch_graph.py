@@ -91,8 +91,10 @@ class Walk:
         if expected.layout in LAYOUTS:
             if expected.layout == torch.sparse_coo:
                 assert found.is_coalesced() == expected.is_coalesced(), at
-            for name in LAYOUTS[expected.layout]:
-                todo.append((getattr(found, name)(), getattr(expected, name)(), f"{at}.{name}"))
+            todo += [
+                (getattr(found, name)(), getattr(expected, name)(), f"{at}.{name}")
+                for name in LAYOUTS[expected.layout]
+            ]
             return todo
         assert found.stride() == expected.stride(), at
         assert found.storage_offset() == expected.storage_offset(), at

@@ -168,7 +168,7 @@ def sets() -> Any:
 
 @kind
 def keys() -> Any:
-    return {1: "a", "1": "b", 1.5: "c", None: "d", (1, 2): "e", True: "one and True are one key"}
+    return {1: "a", "1": "b", 1.5: "c", None: "d", (1, 2): "e", False: "f", (None,): "g"}
 
 
 @kind

@@ -31,8 +31,8 @@ def is_archive(f: Any) -> bool:
     """Whether the file begins as an archive does, looked at from where an open file stands."""
     if is_path(f):
         path = Path(f)
-        if not path.is_file():
-            return path.is_dir()  # the shards in a folder are looked at one by one
+        if path.is_dir() or path.suffix == ".json":
+            return True  # shards: whether they can be mapped is seen one by one
         with path.open("rb") as file:
             return file.read(4) == _ZIP
     if isinstance(f, (bytes, bytearray, memoryview)):

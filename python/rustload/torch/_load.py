@@ -131,7 +131,7 @@ def _safetensors(f: Any, map_location: MapLocation) -> dict[str, torch.Tensor]:
         )
     device = "cpu" if map_location is None else str(map_location)
     with _safe_open.safe_open(os.fspath(f), framework="pt", device=device) as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+        return file.get_tensors()
 
 
 def _loaded(f: Any, map_location: MapLocation, *, mmap: bool, strict: bool, limits: Limits | None) -> Any:
