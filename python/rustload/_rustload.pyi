@@ -19,6 +19,7 @@ __all__ = [
     "Checkpoint",
     "Tensor",
     "__version__",
+    "check_sparse",
     "open_at",
     "open_bytes",
     "open_paths",
@@ -250,7 +251,23 @@ class _Builder(Protocol):
         flags: int,
         /,
     ) -> Any:
-        """A tensor; offset and strides in elements. Flags: 1 requires_grad, 2 parameter, 4 conjugate, 8 negative."""
+        """A tensor; offset and strides in elements. Flags: 1 gradient, 2 parameter, 4 conjugate, 8 negative, 16 meta."""
+
+    def quantized(
+        self,
+        place: tuple[int, str, int, tuple[int, ...], tuple[int, ...]],
+        flags: int,
+        scheme: str,
+        scale: tuple[Any, Any, int | None],
+        /,
+    ) -> Any:
+        """A quantized tensor: storage, dtype, offset, shape and strides; flags; and scale, zero point and axis."""
+
+    def sparse(self, form: tuple[str, tuple[int, ...], bool | None], parts: tuple[Any, ...], /) -> Any:
+        """A sparse tensor of its layout, shape and coalescence, and its parts in the order of the file."""
+
+    def parameter(self, made: Any, /) -> Any:
+        """A tensor as a parameter."""
 
     def storage(self, storage: int, dtype: str, /) -> Any:
         """A storage that stands in the tree by itself."""
@@ -262,13 +279,13 @@ class _Builder(Protocol):
         """What the name of a class, function or constant stands for; None for a label."""
 
     def record(self, class_name: str, args: tuple[Any, ...], /) -> Any:
-        """A device or a layout."""
+        """A device, a layout, or a parameter around a sparse tensor."""
 
     def opaque(self, class_name: str, /) -> None:
         """Called for each value that is kept as data; raises to refuse it."""
 
     def attributes(self, made: Any, state: Any, /) -> None:
-        """Sets what BUILD sets on a mapping."""
+        """Sets what BUILD sets on a mapping, or the attributes of a tensor."""
 
 def open_paths(
     paths: Sequence[str | os.PathLike[str]],
@@ -330,6 +347,7 @@ class _Wanted(Protocol):
     transpose: bool | list[int] | None
     copy: bool | None
     allow_lossy: bool
+    dequantize: bool
     threads: int | None
 
     @property
@@ -384,12 +402,43 @@ class Tensor:
         """Whether the file has it as a `torch.nn.Parameter`."""
 
     @property
+    def is_meta(self) -> bool:
+        """Whether it was saved on the meta device: a shape without elements."""
+
+    @property
+    def class_name(self) -> str | None:
+        """The subclass of `torch.Tensor` that the file has it as, as `module.name`; None for plain tensors."""
+
+    @property
     def requires_grad(self) -> bool:
         """Whether the file says that it wants gradients."""
 
     @property
     def storage(self) -> tuple[int, int]:
         """The storage: number of the file and number in it. Tied tensors have the same."""
+
+    def attributes(self, wrap: Callable[[Tensor], object]) -> list[Any]:
+        """What the file sets on the tensor, in its order: each a dict of attributes, or a pair of such a dict and one of slots.
+
+        Args:
+            wrap: Makes what stands in them for a tensor.
+
+        Raises:
+            LimitError: They are nested too deeply, or have too many values.
+        """
+
+    def quantization(
+        self, wrap: Callable[[Tensor], object]
+    ) -> tuple[str, str, Any, Any, int | None, tuple[tuple[int, ...], tuple[int, ...], int] | None] | None:
+        """How the integers stand for numbers: dtype, scheme, scale, zero point, axis, and the packed layout.
+
+        Args:
+            wrap: Makes what stands for tensors of scales and zero points.
+
+        Returns:
+            None for a tensor that is not quantized. Scale and zero point are numbers where the axis is None, tensors or lists
+            otherwise. The packed layout is shape, strides and offset, where several numbers share a byte.
+        """
 
     def index(self, key: object) -> Tensor:
         """A part by basic indexing.
@@ -458,6 +507,22 @@ class Tensor:
             BufferError: No view of them exists.
             FormatError: The file was cut or changed.
         """
+
+def check_sparse(
+    layout: str, shape: Sequence[int], is_coalesced: bool | None, parts: Sequence[Tensor]
+) -> None:
+    """Checks what a sparse tensor's parts say of each other. Reads the indices.
+
+    Args:
+        layout: `"sparse_coo"` and the like.
+        shape: Elements along each dimension.
+        is_coalesced: Whether coordinates must be in order, each once.
+        parts: The parts, in the order of the layout.
+
+    Raises:
+        FormatError: They do not fit the shape, or each other (code `SparseInvariant`).
+        ValueError: There is no such layout.
+    """
 
 def parse_dtype(name: str) -> str:
     """The dtype's name in torch's words.

@@ -4,7 +4,7 @@ use super::{Checkpoint, Inner};
 use crate::bytes::Source;
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
-use crate::index::{Contents, Index, Object};
+use crate::index::{Contents, Index, Object, Place};
 use crate::kernel::{Cast, Overflow};
 use crate::layout::Layout;
 use crate::parallel::{self, Cancel};
@@ -65,8 +65,12 @@ impl Checkpoint {
             _ => None,
         };
         let info = |(number, storage): (usize, &crate::index::Storage)| {
-            let plain =
-                if places { self.0.plain_payload((shard as u32, number as u32)) } else { Err(skipped()) };
+            let nowhere = matches!(storage.place, Place::Empty | Place::Meta);
+            let plain = if places && !nowhere {
+                self.0.plain_payload((shard as u32, number as u32))
+            } else {
+                Err(skipped())
+            };
             let at = match plain {
                 Ok(source) => Some(source.start().saturating_sub(base)),
                 Err(error) if is_no_view(&error) => None,
@@ -178,6 +182,9 @@ impl Inner {
 
     /// Where a storage starts after byte `base` of its file, if tensors can stand on it as it lies there.
     fn view_start(&self, id: (u32, u32), uses: Uses, base: u64) -> Result<Option<u64>> {
+        if self.storage(id).nbytes == 0 {
+            return Ok(None);
+        }
         let source = match self.plain_payload(id) {
             Ok(source) => source,
             Err(error) if is_no_view(&error) => return Ok(None),

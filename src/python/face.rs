@@ -8,6 +8,8 @@ use pyo3::types::{PyString, PyTuple};
 
 use super::tensor::Tensor;
 use crate::checkpoint::Checkpoint;
+use crate::index::{Extra, Object, Scale, Sparse, Tree};
+use crate::pickle::{Call, Handle};
 use crate::tensor::Tensor as CoreTensor;
 
 /// Who makes what the export itself does not.
@@ -34,6 +36,9 @@ pub(super) struct Torch<'a, 'py> {
     checkpoint: &'a Checkpoint,
     shard: usize,
     tensor: Bound<'py, PyAny>,
+    quantized: Bound<'py, PyAny>,
+    sparse: Bound<'py, PyAny>,
+    parameter: Bound<'py, PyAny>,
     storage: Bound<'py, PyAny>,
     size: Bound<'py, PyAny>,
     global: Bound<'py, PyAny>,
@@ -44,6 +49,8 @@ pub(super) struct Torch<'a, 'py> {
 
 /// Classes whose few plain arguments say all: torch has values of them, and they are made once those are there.
 const RECORDS: [&str; 2] = ["torch.device", "torch.serialization._get_layout"];
+
+const PARAMETER: &str = "torch._utils._rebuild_parameter";
 
 impl<'py> Lazy<'_, 'py> {
     pub(super) fn handle(&self, py: Python<'py>, tensor: u32) -> PyResult<Option<Bound<'py, PyAny>>> {
@@ -66,6 +73,9 @@ impl<'a, 'py> Torch<'a, 'py> {
             checkpoint,
             shard,
             tensor: builder.getattr("tensor")?,
+            quantized: builder.getattr("quantized")?,
+            sparse: builder.getattr("sparse")?,
+            parameter: builder.getattr("parameter")?,
             storage: builder.getattr("storage")?,
             size: builder.getattr("size")?,
             global: builder.getattr("label")?,
@@ -92,17 +102,13 @@ impl<'a, 'py> Torch<'a, 'py> {
 
     pub(super) fn place(&self, py: Python<'py>, tensor: &CoreTensor) -> PyResult<Bound<'py, PyAny>> {
         let layout = tensor.layout();
-        let flags = u32::from(tensor.requires_grad())
-            | u32::from(tensor.is_parameter()) << 1
-            | u32::from(tensor.is_conjugate()) << 2
-            | u32::from(tensor.is_negative()) << 3;
         self.tensor.call1((
             tensor.storage().1,
             PyString::intern(py, tensor.dtype().name()),
             layout.offset,
             PyTuple::new(py, &layout.shape)?,
             PyTuple::new(py, &layout.strides)?,
-            flags,
+            flags(tensor),
         ))
     }
 
@@ -110,9 +116,57 @@ impl<'a, 'py> Torch<'a, 'py> {
         self.size.call1((items,))
     }
 
-    /// Whether a value of this class is made by [`Torch::record`] instead of being kept as data.
-    pub(super) fn is_record(class: &str) -> bool {
-        RECORDS.contains(&class)
+    /// A tensor whose integers stand for numbers; `scale` is `(scale, zero_point, axis)`.
+    pub(super) fn quantized(
+        &self,
+        py: Python<'py>,
+        tensor: u32,
+        extra: &Extra,
+        scale: (Bound<'py, PyAny>, Bound<'py, PyAny>, Option<u64>),
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let Some(known) = &extra.quantization else { return self.tensor(py, tensor, false) };
+        let Some(found) = self.checkpoint.unnamed(self.shard, tensor) else { return Ok(None) };
+        let (shape, strides, offset) = match &known.packed {
+            Some(packed) => (&packed.shape, &packed.strides, packed.offset),
+            None => (&found.layout().shape, &found.layout().strides, found.layout().offset),
+        };
+        let (shape, strides) = (PyTuple::new(py, shape)?, PyTuple::new(py, strides)?);
+        let place = (found.storage().1, known.dtype, offset, shape, strides);
+        self.quantized.call1((place, flags(&found), known.scheme, scale)).map(Some)
+    }
+
+    /// A sparse tensor of its parts.
+    pub(super) fn sparse(
+        &self,
+        py: Python<'py>,
+        sparse: &Sparse,
+        parts: Vec<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let shape = PyTuple::new(py, &sparse.shape)?;
+        let form = (sparse.layout.name(), shape, sparse.is_coalesced);
+        self.sparse.call1((form, PyTuple::new(py, parts)?))
+    }
+
+    /// Whether a call is made by [`Torch::record`] instead of being kept as data: one of a few classes, or a parameter around a
+    /// sparse tensor, which is a tensor in torch alone.
+    pub(super) fn is_record(tree: &Tree, class: &str, call: &Call<'_>) -> bool {
+        let plain = call.states.is_empty() && call.items.is_empty() && call.appended.is_empty();
+        let is_sparse = || match tree.get(call.args) {
+            Ok(Object::Tuple(&[data, _, _])) => matches!(tree.get(data), Ok(Object::Sparse(_))),
+            _ => false,
+        };
+        plain && (RECORDS.contains(&class) || (class == PARAMETER && is_sparse()))
+    }
+
+    /// What has to be there before a tensor can be made: scales that are tensors; and what is set on it afterwards.
+    pub(super) fn parts(extra: &Extra) -> Vec<Handle> {
+        let mut parts = extra.states.clone();
+        if let Some(known) = &extra.quantization
+            && let Scale::Channel { scales, zero_points, .. } = known.scale
+        {
+            parts.extend([scales, zero_points]);
+        }
+        parts
     }
 
     pub(super) fn record(&self, class: &str, args: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
@@ -133,8 +187,22 @@ impl<'a, 'py> Torch<'a, 'py> {
         Ok(if found.is_none() { None } else { Some(found) })
     }
 
-    /// Sets what BUILD sets on a mapping.
+    /// The tensor as a parameter, where a file says so by the class alone.
+    pub(super) fn parameter(&self, tensor: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        self.parameter.call1((tensor,))
+    }
+
+    /// Sets what BUILD sets on a mapping, or what is set on a tensor.
     pub(super) fn attributes(&self, made: &Bound<'py, PyAny>, state: &Bound<'py, PyAny>) -> PyResult<()> {
         self.attributes.call1((made, state)).map(|_| ())
     }
+}
+
+/// What else the file says of a tensor, a bit each.
+fn flags(tensor: &CoreTensor) -> u32 {
+    u32::from(tensor.requires_grad())
+        | u32::from(tensor.is_parameter()) << 1
+        | u32::from(tensor.is_conjugate()) << 2
+        | u32::from(tensor.is_negative()) << 3
+        | u32::from(tensor.is_meta()) << 4
 }

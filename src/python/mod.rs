@@ -5,6 +5,7 @@ mod buffer;
 mod capsule;
 mod checkpoint;
 mod error;
+mod extra;
 mod face;
 mod objects;
 mod run;
@@ -24,6 +25,8 @@ mod _rustload {
     use super::buffer::Buffer;
     #[pymodule_export]
     use super::checkpoint::{Checkpoint, open_at, open_bytes, open_paths};
+    #[pymodule_export]
+    use super::extra::check_sparse;
     #[pymodule_export]
     use super::tensor::{Tensor, parse_dtype};
 

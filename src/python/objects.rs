@@ -16,9 +16,9 @@ use super::face::{Face, Lazy, Torch};
 use super::tensor::Tensor;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Code, Error};
-use crate::index::{DictKind, Object, Path, Step, Tree};
+use crate::index::{DictKind, Object, Path, Scale, Step, Tree};
 use crate::limits::Limits;
-use crate::pickle::{BigInt, Handle, Text};
+use crate::pickle::{BigInt, Call, Handle, Text};
 use crate::tensor::Tensor as CoreTensor;
 
 /// Bytes of text that cost as much as a value: the size of an empty Python dict.
@@ -26,6 +26,8 @@ const TEXT: u64 = 64;
 
 /// Nodes after which a request to stop (Ctrl-C) is looked for.
 const TICK: u64 = 1 << 16;
+
+const PARAMETER: &str = "torch.nn.parameter.Parameter";
 
 /// Every file's tree, in shard order; a file without a tree gives a dict of its tensors.
 pub(super) fn trees<'py>(
@@ -83,6 +85,22 @@ pub(super) fn rebuild<'py>(
     Ok(dict.into_any())
 }
 
+/// One value of the tree that a tensor comes from; `wrap` makes of a `Tensor` what stands in it.
+pub(super) fn value<'py>(
+    py: Python<'py>,
+    tensor: &CoreTensor,
+    value: Handle,
+    wrap: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let (checkpoint, shard) = (tensor.checkpoint(), tensor.shard() as usize);
+    let Some(tree) = checkpoint.trees().nth(shard).and_then(|(_, tree)| tree) else {
+        return Ok(py.None().into_bound(py));
+    };
+    let names = checkpoint.first_names(shard);
+    let face = Face::Lazy(Lazy { checkpoint: &checkpoint, shard, names, wrap });
+    Export::new(py, tree, checkpoint.limits(), face)?.value(value)
+}
+
 /// A tensor's path as a tuple of keys and indices.
 pub(super) fn path<'py>(py: Python<'py>, tensor: &CoreTensor) -> PyResult<Bound<'py, PyTuple>> {
     let steps = match tensor.path() {
@@ -109,6 +127,7 @@ pub(super) fn path<'py>(py: Python<'py>, tensor: &CoreTensor) -> PyResult<Bound<
                 },
             }),
             Step::Index(index) => out.push(index.into_pyobject(py)?.into_any()),
+            Step::Part(part) => out.push(part.name().into_pyobject(py)?.into_any()),
             Step::Argument(index) => {
                 out.push("args".into_pyobject(py)?.into_any());
                 out.push(index.into_pyobject(py)?.into_any());
@@ -136,6 +155,8 @@ struct Export<'a, 'py> {
     spent: u64,
     opaque: Bound<'py, PyAny>,
     global: Bound<'py, PyAny>,
+    sparse: Bound<'py, PyAny>,
+    default_dict: Bound<'py, PyAny>,
 }
 
 /// A container whose items are not all there yet.
@@ -158,7 +179,8 @@ impl<'a, 'py> Export<'a, 'py> {
         face: Face<'a, 'py>,
     ) -> PyResult<Export<'a, 'py>> {
         let inert = py.import("rustload._inert")?;
-        let (opaque, global) = (inert.getattr("Opaque")?, inert.getattr("Global")?);
+        let class = |name| inert.getattr(name);
+        let (opaque, global) = (class("Opaque")?, class("Global")?);
         Ok(Export {
             py,
             tree,
@@ -172,6 +194,8 @@ impl<'a, 'py> Export<'a, 'py> {
             spent: 0,
             opaque,
             global,
+            sparse: class("Sparse")?,
+            default_dict: class("DefaultDict")?,
         })
     }
 
@@ -255,12 +279,28 @@ impl<'a, 'py> Export<'a, 'py> {
                 let maxlen = maxlen.filter(|&maxlen| maxlen >= 0);
                 Some(py.import("collections")?.getattr("deque")?.call1(((), maxlen))?)
             }
-            Object::Dict { kind, entries, states } => {
+            Object::Dict { kind, entries, states, factory } => {
                 children.extend(entries.iter().flat_map(|&(key, value)| [key, value]));
                 children.extend_from_slice(states);
-                Some(self.empty_dict(*kind)?)
+                children.extend(*factory);
+                Some(match factory {
+                    Some(_) => self.default_dict.call0()?,
+                    None => self.empty_dict(*kind)?,
+                })
             }
-            Object::Opaque { class, call } if self.is_record(class) => {
+            Object::Sparse(sparse) => {
+                children.extend(sparse.parts.iter().map(|&(_, part)| part));
+                let shape = PyTuple::new(py, &sparse.shape)?;
+                match self.face {
+                    Face::Torch(_) => None,
+                    _ => Some(self.sparse.call1((sparse.layout.name(), shape, sparse.is_coalesced))?),
+                }
+            }
+            Object::Tensor(tensor) if self.has_parts(*tensor) => {
+                children.extend(tree.extra(*tensor).map(Torch::parts).unwrap_or_default());
+                None
+            }
+            Object::Opaque { class, call } if self.is_record(class, call) => {
                 children.push(call.args);
                 None
             }
@@ -288,8 +328,15 @@ impl<'a, 'py> Export<'a, 'py> {
     }
 
     /// Whether this is a value that torch has a class for, made like a tuple once its arguments are there.
-    fn is_record(&self, class: &str) -> bool {
-        matches!(self.face, Face::Torch(_)) && Torch::is_record(class)
+    fn is_record(&self, class: &str, call: &Call<'_>) -> bool {
+        matches!(self.face, Face::Torch(_)) && Torch::is_record(self.tree, class, call)
+    }
+
+    /// Whether a tensor of torch is made only once other values are there.
+    fn has_parts(&self, tensor: u32) -> bool {
+        matches!(self.face, Face::Torch(_))
+            && self.tree.extra(tensor).is_some()
+            && !self.handles.contains_key(&tensor)
     }
 
     fn empty_dict(&self, kind: DictKind) -> PyResult<Bound<'py, PyAny>> {
@@ -322,9 +369,18 @@ impl<'a, 'py> Export<'a, 'py> {
                 let items = items.iter().map(|&item| self.get(item)).collect::<PyResult<Vec<_>>>()?;
                 made.call_method1("extend", (PyTuple::new(py, items)?,))?;
             }
-            (Object::Dict { entries, states, .. }, Some(made)) => {
+            (Object::Sparse(sparse), Some(made)) => {
+                let parts = made.getattr("parts")?;
+                for &(part, tensor) in &sparse.parts {
+                    parts.set_item(part.name(), self.get(tensor)?)?;
+                }
+            }
+            (Object::Dict { entries, states, factory, .. }, Some(made)) => {
                 for &(key, value) in entries {
                     made.set_item(self.get(key)?, self.get(value)?)?;
+                }
+                if let &Some(factory) = factory {
+                    made.setattr("factory", self.get(factory)?)?;
                 }
                 // The state itself may still wait to be filled.
                 self.states.extend(states.iter().map(|&state| (made.clone(), state)));
@@ -360,6 +416,17 @@ impl<'a, 'py> Export<'a, 'py> {
                     _ => tuple.into_any(),
                 };
                 self.done.insert(frame.handle, Some(made));
+            }
+            (Object::Tensor(tensor), None) => {
+                let made = self.tensor_of_parts(*tensor)?;
+                self.done.insert(frame.handle, Some(made));
+            }
+            (Object::Sparse(sparse), None) => {
+                if let Face::Torch(torch) = &self.face {
+                    let parts = sparse.parts.iter().map(|&(_, part)| self.get(part));
+                    let made = torch.sparse(py, sparse, parts.collect::<PyResult<_>>()?)?;
+                    self.done.insert(frame.handle, Some(made));
+                }
             }
             (Object::Opaque { class, call }, None) => {
                 if let Face::Torch(torch) = &self.face {
@@ -431,6 +498,48 @@ impl<'a, 'py> Export<'a, 'py> {
             made.ok_or_else(|| Error::new(Code::InternalError, "the tree names a tensor that there is not"))?;
         self.handles.insert(tensor, made.clone());
         Ok(made)
+    }
+
+    /// A tensor of torch whose scales are there; what is set on it waits until all else is.
+    fn tensor_of_parts(&mut self, tensor: u32) -> PyResult<Bound<'py, PyAny>> {
+        let py = self.py;
+        let tree: &'a Tree = self.tree;
+        let gone = || Error::new(Code::InternalError, "the tree names a tensor that there is not");
+        let (Face::Torch(torch), Some(extra)) = (&self.face, tree.extra(tensor)) else {
+            return Err(gone().into());
+        };
+        let made = match extra.quantization.as_ref().map(|known| &known.scale) {
+            None => torch.tensor(py, tensor, false)?,
+            Some(Scale::Tensor { scale, zero_point }) => {
+                let (scale, zero_point) = (scale.into_pyobject(py)?, zero_point.into_pyobject(py)?);
+                torch.quantized(py, tensor, extra, (scale.into_any(), zero_point.into_any(), None))?
+            }
+            Some(Scale::Channel { scales, zero_points, axis }) => {
+                let scale = (self.channels(*scales)?, self.channels(*zero_points)?, Some(*axis));
+                torch.quantized(py, tensor, extra, scale)?
+            }
+        };
+        let made = made.ok_or_else(gone)?;
+        let class = extra.class.map(|class| tree.name_of(class));
+        let made = if class.as_deref() == Some(PARAMETER) { torch.parameter(&made)? } else { made };
+        self.states.extend(extra.states.iter().map(|&state| (made.clone(), state)));
+        self.handles.insert(tensor, made.clone());
+        Ok(made)
+    }
+
+    /// Scales or zero points: a tensor, or a list of plain numbers, which itself may still wait to be filled.
+    fn channels(&self, part: Handle) -> PyResult<Bound<'py, PyAny>> {
+        let py = self.py;
+        let Object::List(items) = self.tree.get(part)? else { return self.get(part) };
+        let numbers = PyList::empty(py);
+        for &item in items {
+            match self.tree.get(item)? {
+                Object::Int(number) => numbers.append(number)?,
+                Object::Float(number) => numbers.append(number)?,
+                _ => return Err(Error::new(Code::InternalError, "a scale is no number").into()),
+            }
+        }
+        Ok(numbers.into_any())
     }
 
     fn integer(&self, value: &BigInt<'_>) -> PyResult<Bound<'py, PyAny>> {

@@ -54,7 +54,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "new", "mmap"), CASES)
-@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated", "ignore:Sparse", "ignore:.*quantiz")
 def test_the_graph_is_torchs(name: str, new: bool, mmap: bool, tmp_path: Path) -> None:
     path = tmp_path / "kind.pt"
     expected = write(path, {**KINDS, **ZIP_ONLY}[name], new=new)

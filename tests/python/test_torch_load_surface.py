@@ -7,6 +7,7 @@ import io
 import os
 import pickle
 import re
+import struct
 import tarfile
 import tempfile
 import zipfile
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import safetensors.torch
 import torch
-from support import bits, child, patterns, pickled, saved, torch_zip
+from support import bits, child, patterns, pickled, rss_anon, saved, torch_zip
 from torch_graph import assert_same_graph
 
 import rustload.torch
@@ -748,3 +749,63 @@ def test_dtypes_that_legacy_files_cannot_hold(dtype: str, save: Callable[..., Pa
     expected = patterns(dtype, (3, 4))
     path = save({"t": expected.t()})
     assert_same_graph(rustload.torch.load(path, mmap=True), torch.load(path))
+
+
+def edited(obj: Any, member: str, old: bytes, new: bytes) -> bytes:
+    """A file of torch's with bytes of one member replaced, packed again."""
+    with zipfile.ZipFile(io.BytesIO(saved(obj))) as archive:
+        members = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+    assert members[member].count(old) == 1
+    members[member] = members[member].replace(old, new)
+    storages = {name[5:]: data for name, data in members.items() if name.startswith("data/")}
+    return torch_zip(members["data.pkl"], storages)
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr], ids=str)
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_sparse_indices_outside_the_shape_are_refused(layout: torch.layout) -> None:
+    dense = torch.tensor([[0, 1.5, 0], [2, 0, 0]])
+    member, index = ("data/0", struct.pack("<4q", 0, 1, 1, 0))
+    wrong = struct.pack("<4q", 0, 1, 1 << 40, 0)
+    if layout == torch.sparse_csr:
+        member, index, wrong = "data/1", struct.pack("<2q", 1, 0), struct.pack("<2q", 1 << 40, 0)
+    data = edited(dense.to_sparse(layout=layout), member, index, wrong)
+    with pytest.raises(rustload.FormatError) as info:
+        rustload.torch.load(data)
+    assert info.value.code == "SparseInvariant"
+
+
+@pytest.mark.filterwarnings("ignore:.*quantiz")
+def test_an_expanded_quantized_tensor_allocates_no_more_than_its_storage() -> None:
+    one = torch.quantize_per_tensor(torch.ones(1), 0.5, 0, torch.qint8)
+    data = saved(one.expand(1 << 30))
+    before = rss_anon()
+    found = rustload.torch.load(data)
+    assert found.shape == (1 << 30,)
+    assert found.untyped_storage().nbytes() == 1
+    assert rss_anon() - before < 64 << 20
+
+
+def test_an_attribute_hides_nothing_of_a_tensor() -> None:
+    tensor = torch.arange(3.0)
+    vars(tensor).update(mine=1)
+    data = edited(tensor, "data.pkl", b"X\x04\x00\x00\x00mine", b"X\x04\x00\x00\x00data")
+    found = rustload.torch.load(data)
+    assert vars(found) == {}
+    assert torch.equal(found.data, tensor)
+
+
+def test_an_unknown_subclass_gives_its_inner_tensor() -> None:
+    class Mine(torch.Tensor):
+        pass
+
+    made = torch.arange(3.0).as_subclass(Mine)
+    made.note = "kept"  # type: ignore[attr-defined]
+    Mine.__module__, Mine.__qualname__ = __name__, "Mine"
+    globals()["Mine"] = Mine
+    data = saved(made)
+    found = rustload.torch.load(data)
+    assert type(found) is torch.Tensor
+    assert vars(found) == {"note": "kept"}
+    with pytest.raises(pickle.UnpicklingError, match="GLOBAL"):
+        rustload.torch.load(data, unknown="error")

@@ -185,6 +185,61 @@ def deep() -> Any:
 
 
 @kind
+def tensors_with_attributes() -> Any:
+    plain = torch.arange(3.0)
+    plain.tag = [1, plain.clone()]  # type: ignore[attr-defined]
+    weight = torch.nn.Parameter(torch.ones(2))
+    weight.names = {"w": weight.data}  # type: ignore[attr-defined]
+    return {"plain": plain, "again": plain, "weight": weight}
+
+
+@kind
+def meta() -> Any:
+    weight = torch.empty(4, 3, device="meta", dtype=torch.bfloat16)
+    return [weight, weight.t(), torch.nn.Parameter(weight), torch.empty(2, device="meta", requires_grad=True)]
+
+
+@kind
+def quantized_per_tensor() -> Any:
+    dtypes = (torch.qint8, torch.quint8, torch.qint32)
+    made = [torch.quantize_per_tensor(torch.randn(3, 4), 0.1, 2, dtype) for dtype in dtypes]
+    return [*made, made[0], made[0].t(), made[1][1:], torch.nn.Parameter(made[0], requires_grad=False)]
+
+
+@kind
+def quantized_per_channel() -> Any:
+    scales, zeros = torch.rand(4) + 0.1, torch.arange(4)
+    made = torch.quantize_per_channel(torch.randn(4, 6), scales, zeros, 0, torch.qint8)
+    floats = torch.quantize_per_channel(torch.randn(2, 4), scales, zeros.float(), 1, torch.quint8)
+    return {
+        "w": made,
+        "f": floats,
+        "row": torch.quantize_per_channel(torch.ones(4), scales, zeros, 0, torch.qint8),
+    }
+
+
+@kind
+def quantized_to_four_bits() -> Any:
+    scales, zeros = torch.rand(4) + 0.1, torch.zeros(4)
+    return torch.quantize_per_channel(torch.randn(4, 6), scales, zeros, 0, torch.quint4x2)
+
+
+@kind
+def sparse_coo() -> Any:
+    dense = torch.tensor([[0, 1.5, 0], [2, 0, 0]])
+    loose = torch.sparse_coo_tensor([[0, 0], [1, 1]], [1.0, 2.0], (2, 3))
+    return [dense.to_sparse(), loose, loose.coalesce(), torch.nn.Parameter(dense.to_sparse())]
+
+
+@kind
+def sparse_compressed() -> Any:
+    dense = torch.tensor([[0, 1.5, 0, 0], [2, 0, 0, 3]])
+    csr = dense.to_sparse_csr()
+    blocks = [dense.to_sparse_bsr((2, 2)), dense.to_sparse_bsc((1, 2))]
+    return {"csr": csr, "again": csr, "csc": dense.to_sparse_csc(), "blocks": blocks}
+
+
+@kind
 def many_small() -> Any:
     return {f"t{n}": torch.arange(n % 7 + 1) for n in range(300)}
 

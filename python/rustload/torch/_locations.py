@@ -35,12 +35,14 @@ _AHEAD = 64 << 20
 class Storages:
     """The storages of one file, by number, and the device of each."""
 
-    __slots__ = ("devices", "locations", "rows")
+    __slots__ = ("devices", "has_data", "locations", "rows")
 
     def __init__(self, count: int) -> None:
         empty = _empty(0)
         self.rows: list[torch.UntypedStorage] = [empty] * count
         self.devices: list[torch.device] = [empty.device] * count
+        # Whether the bytes are those of the file.
+        self.has_data = True
         # Only under FakeTensorMode: where tensors pretend to be.
         self.locations: list[str | None] | None = None
 
@@ -77,6 +79,7 @@ def storages(core: _rustload.Checkpoint, shard: int, map_location: MapLocation, 
     restore = _restorer(map_location)
     todo = [number for number, (nbytes, _, _) in enumerate(infos) if nbytes]
     if _skips_data():
+        out.has_data = False
         found: Iterator[tuple[int, torch.UntypedStorage]]
         found = ((number, _empty(infos[number][0])) for number in todo)
     else:
@@ -154,6 +157,7 @@ def _on_meta(core: _rustload.Checkpoint, shard: int, *, fake: bool) -> Storages:
     """Storages without bytes; each knows where its bytes lie in the file, as torch's do."""
     infos = core.storages(shard, places=True)
     out = Storages(len(infos))
+    out.has_data = False
     for number, (nbytes, location, at) in enumerate(infos):
         storage: Any = _empty(nbytes, device="meta")
         if at is not None:
