@@ -49,6 +49,14 @@ struct Uses {
     others: bool,
 }
 
+/// How to read one storage.
+struct How<'a> {
+    threads: Option<usize>,
+    /// Whether the memory was in use before.
+    recycled: bool,
+    cancel: &'a Cancel,
+}
+
 impl Checkpoint {
     /// The number of files.
     pub fn shards(&self) -> usize {
@@ -110,21 +118,22 @@ impl Checkpoint {
             }
             plan.add(number, self.0.storage((shard as u32, number)).nbytes);
         }
-        let mut memory = plan.sizes.iter().map(|&size| HostBuffer::new(size)).collect::<Result<Vec<_>>>()?;
-        let fill = |number: u32, out: &mut [u8], threads| {
+        let fill = |number: u32, out: &mut [u8], how: How<'_>| {
             let id = (shard as u32, number);
-            let filled = self.0.fill_storage(id, uses[number as usize], out, threads, cancel);
+            let filled = self.0.fill_storage(id, uses[number as usize], out, how);
             filled.map_err(|error| self.0.blame(id.0, error))
         };
+        // What lies between the storages of a slab is written by nobody, so a slab is made of zeros.
+        let slab = |(size, parts): (&u64, &Vec<_>)| match parts.len() {
+            1 => Ok(None),
+            _ => HostBuffer::new(*size).map(Some),
+        };
+        let mut memory = plan.sizes.iter().zip(&plan.parts).map(slab).collect::<Result<Vec<_>>>()?;
         let mut small: Vec<(u32, &mut [u8])> = Vec::new();
         let mut nbytes = 0;
         for (buffer, parts) in memory.iter_mut().zip(&plan.parts) {
-            let mut rest = buffer.bytes_mut();
-            if let [(number, _, _)] = parts[..] {
-                fill(number, rest, None)?;
-                continue;
-            }
-            let mut at = 0;
+            let Some(buffer) = buffer else { continue };
+            let (mut rest, mut at) = (buffer.bytes_mut(), 0);
             for &(number, start, len) in parts {
                 let (_, tail) = rest.split_at_mut((start - at) as usize);
                 let (part, tail) = tail.split_at_mut(len as usize);
@@ -133,12 +142,24 @@ impl Checkpoint {
                 nbytes += len;
             }
         }
-        let threads = parallel::threads(nbytes, None);
-        let job = |_: &mut (), (number, part): (u32, &mut [u8])| fill(number, part, Some(1));
-        parallel::for_each(threads, small.into_iter(), || (), job)?;
-        let arrays = memory.into_iter().zip(plan.sizes);
-        let arrays =
-            arrays.map(|(memory, size)| Array::owned(memory, DType::U8, [size][..].into())).collect();
+        let job = |_: &mut (), (number, part): (u32, &mut [u8])| {
+            fill(number, part, How { threads: Some(1), recycled: false, cancel })
+        };
+        parallel::for_each(parallel::threads(nbytes, None), small.into_iter(), || (), job)?;
+        let mut arrays = Vec::with_capacity(memory.len());
+        for ((slab, parts), size) in memory.into_iter().zip(&plan.parts).zip(&plan.sizes) {
+            let memory = match (slab, parts.first()) {
+                (None, Some(&(number, _, _))) => {
+                    let mut memory = HostBuffer::unfilled(*size)?;
+                    let how = How { threads: None, recycled: memory.is_recycled(), cancel };
+                    fill(number, memory.bytes_mut(), how)?;
+                    memory.filled()
+                }
+                (Some(memory), _) => memory,
+                (None, None) => HostBuffer::new(*size)?,
+            };
+            arrays.push(Array::owned(memory, DType::U8, [*size][..].into()));
+        }
         Ok(OwnedStorages { arrays, places: plan.places })
     }
 
@@ -203,14 +224,7 @@ impl Inner {
     }
 
     /// Reads a whole storage. Numbers change to this machine's byte order; bytes that only bools are made of become 0 and 1.
-    fn fill_storage(
-        &self,
-        id: (u32, u32),
-        uses: Uses,
-        out: &mut [u8],
-        threads: Option<usize>,
-        cancel: &Cancel,
-    ) -> Result<()> {
+    fn fill_storage(&self, id: (u32, u32), uses: Uses, out: &mut [u8], wanted: How<'_>) -> Result<()> {
         let payload: Payload = self.payload(id)?;
         let unit = match uses.unit {
             2 => DType::U16,
@@ -222,7 +236,9 @@ impl Inner {
         let unit = if (out.len() as u64).is_multiple_of(unit.itemsize()) { unit } else { DType::U8 };
         let layout = Layout::contiguous(&[out.len() as u64 / unit.itemsize()])?;
         let cast = Cast::new(unit, unit, Overflow::Nan)?;
-        let how = Fill { signs: Signs::default(), cast, threads, cancel: cancel.clone() };
+        let cast = if wanted.recycled { cast.past_caches() } else { cast };
+        let (threads, cancel) = (wanted.threads, wanted.cancel.clone());
+        let how = Fill { signs: Signs::default(), cast, threads, cancel };
         stream::fill(&payload, &layout, &how, out)?;
         if uses.bools && !uses.others {
             out.iter_mut().for_each(|byte| *byte = (*byte).min(1));
