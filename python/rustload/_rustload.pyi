@@ -253,7 +253,7 @@ class _Builder(Protocol):
         flags: int,
         /,
     ) -> Any:
-        """A tensor; offset and strides in elements. Flags: 1 gradient, 2 parameter, 4 conjugate, 8 negative, 16 meta."""
+        """A tensor; offset and strides in elements. Flags: 1 gradient, 2 parameter, 4 conjugate, 8 negate, 16 meta, 32 hooks."""
 
     def quantized(
         self,
@@ -420,6 +420,10 @@ class Tensor:
     @property
     def requires_grad(self) -> bool:
         """Whether the file says that it wants gradients."""
+
+    @property
+    def id(self) -> tuple[int, int]:
+        """Number of the file, and number of the tensor in it; a part has its whole's, and so have several names of one tensor."""
 
     @property
     def storage(self) -> tuple[int, int]:

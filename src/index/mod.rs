@@ -116,7 +116,7 @@ pub enum Step {
     Index(u32),
     /// An argument of an unknown class's constructor.
     Argument(u32),
-    /// A part of a tensor that is put together from several: `indices`.
+    /// A part of a value that is put together from several: `indices`.
     Part(Part),
 }
 

@@ -6,7 +6,6 @@ mod capsule;
 mod checkpoint;
 mod error;
 mod extra;
-mod face;
 mod memory;
 mod objects;
 mod run;

@@ -29,7 +29,8 @@ _sparse_coo: Callable[..., torch.Tensor] = torch.sparse_coo_tensor
 _sparse_compressed: Callable[..., torch.Tensor] = torch.sparse_compressed_tensor
 
 # The bits of a tensor's flags (src/python/face.rs: `flags`).
-_GRAD, _PARAMETER, _CONJUGATE, _NEGATIVE, _META = 1, 2, 4, 8, 16
+_GRAD, _PARAMETER, _CONJUGATE, _NEGATIVE, _META, _HOOKS = 1, 2, 4, 8, 16, 32
+_PLAIN = _GRAD | _HOOKS
 
 
 class Builder:
@@ -58,17 +59,18 @@ class Builder:
         if flags & _META:
             made = torch.empty_strided(shape, strides, dtype=_dtype(dtype), device="meta")
             made = self._flagged(made, flags)
-            if flags & _PARAMETER:
+            if flags & _HOOKS:
                 made._backward_hooks = collections.OrderedDict()
             return made
         storages = self._storages
         made = torch.empty((0,), dtype=_dtype(dtype), device=storages.devices[storage])
         made.set_(storages.rows[storage], offset, shape, strides)
-        if flags > _GRAD:
+        if flags | _PLAIN != _PLAIN:
             made = self._flagged(made, flags)
-        elif flags:
+        elif flags & _GRAD:
             made.requires_grad = True
-        made._backward_hooks = collections.OrderedDict()
+        if flags & _HOOKS:
+            made._backward_hooks = collections.OrderedDict()
         if storages.locations is not None:
             made.fake_device = torch.device(storages.locations[storage] or "cpu")  # type: ignore[attr-defined]
         return made

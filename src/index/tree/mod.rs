@@ -5,7 +5,7 @@ mod number;
 
 use self::number::number;
 use super::extra::{Extra, Sparse, SparseLayout};
-use super::known::{Known, Rebuild};
+use super::known::{Known, Rebuild, TensorClass};
 use super::meaning::{Meaning, Meanings, NumpyType};
 use crate::error::Result;
 use crate::layout::Dims;
@@ -100,6 +100,8 @@ pub enum Object<'a> {
         class: String,
         /// The call as it was written.
         call: Call<'a>,
+        /// What is called, where that is the result of a call.
+        function: Option<Handle>,
     },
 }
 
@@ -138,6 +140,19 @@ impl Tree {
     pub fn is_size(&self, handle: Handle) -> bool {
         match self.values.get(handle) {
             Value::Call(id) => self.meanings.calls.get(id.index()) == Some(&Meaning::Size),
+            _ => false,
+        }
+    }
+
+    /// Whether a call that puts a tensor together has a place for hooks; the oldest forms have none.
+    pub fn has_hooks(&self, handle: Handle) -> bool {
+        let Value::Call(id) = self.values.get(handle) else { return false };
+        let Value::Global(id) = self.values.get(self.values.call(id).callable) else { return false };
+        match self.meanings.globals.get(id.index()).copied().flatten() {
+            Some(Known::Rebuild(rebuild)) => {
+                !matches!(rebuild, Rebuild::Tensor | Rebuild::Meta | Rebuild::FromDevice)
+            }
+            Some(Known::TensorClass(class)) => class == TensorClass::Parameter,
             _ => false,
         }
     }
@@ -246,7 +261,8 @@ impl<'a> View<'a> {
             },
             Meaning::Scalar(found, bytes) => self.scalar(found, bytes)?,
             Meaning::NumpyDtype(_) | Meaning::Record | Meaning::Opaque => {
-                Object::Opaque { class: self.class(&call), call }
+                let function = Some(call.callable).filter(|&callable| self.is_call(callable));
+                Object::Opaque { class: self.class(&call), call, function }
             }
         })
     }

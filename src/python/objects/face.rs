@@ -6,10 +6,10 @@ use std::collections::HashMap;
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 
-use super::tensor::Tensor;
 use crate::checkpoint::Checkpoint;
 use crate::index::{Extra, Object, Scale, Sparse, Tree};
 use crate::pickle::{Call, Handle};
+use crate::python::tensor::Tensor;
 use crate::tensor::Tensor as CoreTensor;
 
 /// Who makes what the export itself does not.
@@ -91,16 +91,22 @@ impl<'a, 'py> Torch<'a, 'py> {
         py: Python<'py>,
         tensor: u32,
         is_storage: bool,
+        has_hooks: bool,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let Some(found) = self.checkpoint.unnamed(self.shard, tensor) else { return Ok(None) };
-        if is_storage { self.bare(py, &found) } else { self.place(py, &found) }.map(Some)
+        if is_storage { self.bare(py, &found) } else { self.place(py, &found, has_hooks) }.map(Some)
     }
 
     fn bare(&self, py: Python<'py>, tensor: &CoreTensor) -> PyResult<Bound<'py, PyAny>> {
         self.storage.call1((tensor.storage().1, PyString::intern(py, tensor.dtype().name())))
     }
 
-    pub(super) fn place(&self, py: Python<'py>, tensor: &CoreTensor) -> PyResult<Bound<'py, PyAny>> {
+    pub(super) fn place(
+        &self,
+        py: Python<'py>,
+        tensor: &CoreTensor,
+        has_hooks: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let layout = tensor.layout();
         self.tensor.call1((
             tensor.storage().1,
@@ -108,7 +114,7 @@ impl<'a, 'py> Torch<'a, 'py> {
             layout.offset,
             PyTuple::new(py, &layout.shape)?,
             PyTuple::new(py, &layout.strides)?,
-            flags(tensor),
+            flags(tensor) | u32::from(has_hooks) << 5,
         ))
     }
 
@@ -124,7 +130,7 @@ impl<'a, 'py> Torch<'a, 'py> {
         extra: &Extra,
         scale: (Bound<'py, PyAny>, Bound<'py, PyAny>, Option<u64>),
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let Some(known) = &extra.quantization else { return self.tensor(py, tensor, false) };
+        let Some(known) = &extra.quantization else { return self.tensor(py, tensor, false, true) };
         let Some(found) = self.checkpoint.unnamed(self.shard, tensor) else { return Ok(None) };
         let (shape, strides, offset) = match &known.packed {
             Some(packed) => (&packed.shape, &packed.strides, packed.offset),

@@ -12,14 +12,11 @@ use std::collections::HashMap;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyComplex, PyDict, PyFrozenSet, PyList, PySet, PyString, PyTuple};
 
-use super::face::{Face, Lazy, Torch};
-use super::tensor::Tensor;
-use crate::checkpoint::Checkpoint;
+use super::face::{Face, Torch};
 use crate::error::{Code, Error};
-use crate::index::{DictKind, Object, Path, Scale, Step, Tree};
+use crate::index::{DictKind, Object, Scale, Tree};
 use crate::limits::Limits;
 use crate::pickle::{BigInt, Call, Handle, Text};
-use crate::tensor::Tensor as CoreTensor;
 
 /// Bytes of text that cost as much as a value: the size of an empty Python dict.
 const TEXT: u64 = 64;
@@ -29,115 +26,7 @@ const TICK: u64 = 1 << 16;
 
 const PARAMETER: &str = "torch.nn.parameter.Parameter";
 
-/// Every file's tree, in shard order; a file without a tree gives a dict of its tensors.
-pub(super) fn trees<'py>(
-    py: Python<'py>,
-    checkpoint: &Checkpoint,
-    wrap: &Bound<'py, PyAny>,
-) -> PyResult<Vec<Bound<'py, PyAny>>> {
-    let count = checkpoint.trees().count();
-    let mut out = Vec::with_capacity(count);
-    for (shard, (_, tree)) in checkpoint.trees().enumerate() {
-        let names = checkpoint.first_names(shard);
-        match tree {
-            Some(tree) => {
-                let mut export = Export::new(
-                    py,
-                    tree,
-                    checkpoint.limits(),
-                    Face::Lazy(Lazy { checkpoint, shard, names, wrap }),
-                )?;
-                out.push(export.value(tree.root())?);
-            }
-            None => {
-                let mut positions: Vec<usize> = names.into_values().collect();
-                positions.sort_unstable();
-                let dict = PyDict::new(py);
-                for tensor in positions.into_iter().filter_map(|position| checkpoint.tensor_at(position)) {
-                    let name = tensor.name().to_owned();
-                    dict.set_item(name, wrap.call1((Tensor(tensor),))?)?;
-                }
-                out.push(dict.into_any());
-            }
-        }
-    }
-    Ok(out)
-}
-
-/// One file's tree as torch has it; a file without a tree gives a dict of its tensors.
-pub(super) fn rebuild<'py>(
-    py: Python<'py>,
-    checkpoint: &Checkpoint,
-    shard: usize,
-    builder: &Bound<'py, PyAny>,
-) -> PyResult<Bound<'py, PyAny>> {
-    let torch = Torch::new(checkpoint, shard, builder)?;
-    let tree = checkpoint.trees().nth(shard).and_then(|(_, tree)| tree);
-    if let Some(tree) = tree {
-        let mut export = Export::new(py, tree, checkpoint.limits(), Face::Torch(torch))?;
-        return export.value(tree.root());
-    }
-    let dict = PyDict::new(py);
-    let all = (0..checkpoint.len()).filter_map(|position| checkpoint.tensor_at(position));
-    for tensor in all.filter(|tensor| tensor.shard() as usize == shard) {
-        dict.set_item(tensor.name(), torch.place(py, &tensor)?)?;
-    }
-    Ok(dict.into_any())
-}
-
-/// One value of the tree that a tensor comes from; `wrap` makes of a `Tensor` what stands in it.
-pub(super) fn value<'py>(
-    py: Python<'py>,
-    tensor: &CoreTensor,
-    value: Handle,
-    wrap: &Bound<'py, PyAny>,
-) -> PyResult<Bound<'py, PyAny>> {
-    let (checkpoint, shard) = (tensor.checkpoint(), tensor.shard() as usize);
-    let Some(tree) = checkpoint.trees().nth(shard).and_then(|(_, tree)| tree) else {
-        return Ok(py.None().into_bound(py));
-    };
-    let names = checkpoint.first_names(shard);
-    let face = Face::Lazy(Lazy { checkpoint: &checkpoint, shard, names, wrap });
-    Export::new(py, tree, checkpoint.limits(), face)?.value(value)
-}
-
-/// A tensor's path as a tuple of keys and indices.
-pub(super) fn path<'py>(py: Python<'py>, tensor: &CoreTensor) -> PyResult<Bound<'py, PyTuple>> {
-    let steps = match tensor.path() {
-        Some(Path::Steps(steps)) => steps,
-        Some(Path::Name) => return PyTuple::new(py, [tensor.name()]),
-        None => return Ok(PyTuple::empty(py)),
-    };
-    let checkpoint = tensor.checkpoint();
-    let tree = checkpoint.trees().nth(tensor.shard() as usize).and_then(|(_, tree)| tree);
-    let Some(tree) = tree else { return PyTuple::new(py, [tensor.name()]) };
-    // For keys that are neither texts nor numbers.
-    let mut export: Option<Export<'_, '_>> = None;
-    let mut out: Vec<Bound<'_, PyAny>> = Vec::with_capacity(steps.len());
-    for step in steps {
-        match *step {
-            Step::Key(key) => out.push(match tree.get(key)? {
-                Object::Str(key) => text(py, &key)?,
-                Object::Int(key) => key.into_pyobject(py)?.into_any(),
-                _ => match &mut export {
-                    Some(export) => export.value(key)?,
-                    none => {
-                        none.insert(Export::new(py, tree, checkpoint.limits(), Face::Keys)?).value(key)?
-                    }
-                },
-            }),
-            Step::Index(index) => out.push(index.into_pyobject(py)?.into_any()),
-            Step::Part(part) => out.push(part.name().into_pyobject(py)?.into_any()),
-            Step::Argument(index) => {
-                out.push("args".into_pyobject(py)?.into_any());
-                out.push(index.into_pyobject(py)?.into_any());
-            }
-        }
-    }
-    PyTuple::new(py, out)
-}
-
-struct Export<'a, 'py> {
+pub(super) struct Export<'a, 'py> {
     py: Python<'py>,
     tree: &'a Tree,
     limits: &'a Limits,
@@ -172,7 +61,7 @@ struct Frame<'a, 'py> {
 }
 
 impl<'a, 'py> Export<'a, 'py> {
-    fn new(
+    pub(super) fn new(
         py: Python<'py>,
         tree: &'a Tree,
         limits: &'a Limits,
@@ -199,7 +88,7 @@ impl<'a, 'py> Export<'a, 'py> {
         })
     }
 
-    fn value(&mut self, root: Handle) -> PyResult<Bound<'py, PyAny>> {
+    pub(super) fn value(&mut self, root: Handle) -> PyResult<Bound<'py, PyAny>> {
         // Containers that can be made empty wait to be filled; only tuples and frozen sets are entered at once.
         let mut waiting: Vec<Frame<'a, 'py>> = Vec::new();
         let mut open: Vec<Frame<'a, 'py>> = Vec::new();
@@ -300,15 +189,16 @@ impl<'a, 'py> Export<'a, 'py> {
                 children.extend(tree.extra(*tensor).map(Torch::parts).unwrap_or_default());
                 None
             }
-            Object::Opaque { class, call } if self.is_record(class, call) => {
+            Object::Opaque { class, call, .. } if self.is_record(class, call) => {
                 children.push(call.args);
                 None
             }
-            Object::Opaque { class, call } => {
+            Object::Opaque { class, call, function } => {
                 if let Face::Torch(torch) = &self.face {
                     torch.opaque(class)?;
                 }
                 children.push(call.args);
+                children.extend(*function);
                 children.extend(call.kwargs);
                 children.extend_from_slice(call.states);
                 children.extend(call.items.iter().flat_map(|&(key, value)| [key, value]));
@@ -385,7 +275,10 @@ impl<'a, 'py> Export<'a, 'py> {
                 // The state itself may still wait to be filled.
                 self.states.extend(states.iter().map(|&state| (made.clone(), state)));
             }
-            (Object::Opaque { call, .. }, Some(made)) => {
+            (Object::Opaque { call, function, .. }, Some(made)) => {
+                if let &Some(function) = function {
+                    made.setattr("function", self.get(function)?)?;
+                }
                 made.setattr("args", self.get(call.args)?)?;
                 if let Some(kwargs) = call.kwargs {
                     made.setattr("kwargs", self.get(kwargs)?)?;
@@ -418,7 +311,7 @@ impl<'a, 'py> Export<'a, 'py> {
                 self.done.insert(frame.handle, Some(made));
             }
             (Object::Tensor(tensor), None) => {
-                let made = self.tensor_of_parts(*tensor)?;
+                let made = self.tensor_of_parts(frame.handle, *tensor)?;
                 self.done.insert(frame.handle, Some(made));
             }
             (Object::Sparse(sparse), None) => {
@@ -428,7 +321,7 @@ impl<'a, 'py> Export<'a, 'py> {
                     self.done.insert(frame.handle, Some(made));
                 }
             }
-            (Object::Opaque { class, call }, None) => {
+            (Object::Opaque { class, call, .. }, None) => {
                 if let Face::Torch(torch) = &self.face {
                     let made = torch.record(class, self.get(call.args)?)?;
                     self.done.insert(frame.handle, Some(made));
@@ -492,7 +385,10 @@ impl<'a, 'py> Export<'a, 'py> {
         let made = match &self.face {
             Face::Keys => return Ok(py.None().into_bound(py)),
             Face::Lazy(lazy) => lazy.handle(py, tensor)?,
-            Face::Torch(torch) => torch.tensor(py, tensor, self.tree.is_storage(handle))?,
+            Face::Torch(torch) => {
+                let (is_storage, has_hooks) = (self.tree.is_storage(handle), self.tree.has_hooks(handle));
+                torch.tensor(py, tensor, is_storage, has_hooks)?
+            }
         };
         let made =
             made.ok_or_else(|| Error::new(Code::InternalError, "the tree names a tensor that there is not"))?;
@@ -501,7 +397,7 @@ impl<'a, 'py> Export<'a, 'py> {
     }
 
     /// A tensor of torch whose scales are there; what is set on it waits until all else is.
-    fn tensor_of_parts(&mut self, tensor: u32) -> PyResult<Bound<'py, PyAny>> {
+    fn tensor_of_parts(&mut self, handle: Handle, tensor: u32) -> PyResult<Bound<'py, PyAny>> {
         let py = self.py;
         let tree: &'a Tree = self.tree;
         let gone = || Error::new(Code::InternalError, "the tree names a tensor that there is not");
@@ -509,7 +405,7 @@ impl<'a, 'py> Export<'a, 'py> {
             return Err(gone().into());
         };
         let made = match extra.quantization.as_ref().map(|known| &known.scale) {
-            None => torch.tensor(py, tensor, false)?,
+            None => torch.tensor(py, tensor, false, self.tree.has_hooks(handle))?,
             Some(Scale::Tensor { scale, zero_point }) => {
                 let (scale, zero_point) = (scale.into_pyobject(py)?, zero_point.into_pyobject(py)?);
                 torch.quantized(py, tensor, extra, (scale.into_any(), zero_point.into_any(), None))?
@@ -562,7 +458,7 @@ fn text_len(object: &Object<'_>) -> u64 {
 }
 
 /// Text; lone surrogates come out as Python's unpickler gives them.
-fn text<'py>(py: Python<'py>, text: &Text<'_>) -> PyResult<Bound<'py, PyAny>> {
+pub(super) fn text<'py>(py: Python<'py>, text: &Text<'_>) -> PyResult<Bound<'py, PyAny>> {
     match text.as_str() {
         Some(text) => Ok(text.into_pyobject(py)?.into_any()),
         None => PyBytes::new(py, text.as_bytes()).call_method1("decode", ("utf-8", "surrogatepass")),
