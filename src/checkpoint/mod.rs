@@ -17,6 +17,8 @@ use crate::limits::Limits;
 use crate::stream::Payload;
 use crate::tensor::Tensor;
 
+pub use self::storages::{OwnedStorages, StorageInfo};
+
 /// Bytes of the largest inflated storage that is kept for the next read: as much as the window of a whole materialization.
 const KEPT: u64 = 256 << 20;
 

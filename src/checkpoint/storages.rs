@@ -298,3 +298,24 @@ fn source_of(index: &Index) -> &Source {
 fn skipped() -> Error {
     Error::new(Code::Buffer, "not asked for")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_storages_share_slabs_and_large_ones_do_not() {
+        let mut plan = Plan::default();
+        for (number, nbytes) in [1, SMALL + 1, 100, 0, SMALL].into_iter().enumerate() {
+            plan.add(number as u32, nbytes);
+        }
+        assert_eq!(plan.places, [(0, 0), (1, 0), (0, 64), (0, 192), (0, 192)]);
+        assert_eq!(plan.sizes, [192 + SMALL, SMALL + 1]);
+        for number in 0..100 {
+            plan.add(number, SMALL);
+        }
+        assert!(plan.parts.iter().zip(&plan.sizes).all(|(parts, &size)| parts.len() == 1 || size <= SLAB));
+        let ends = plan.parts.iter().flat_map(|parts| parts.windows(2)).map(|pair| (pair[0], pair[1]));
+        assert!(ends.into_iter().all(|((_, start, len), (_, next, _))| start + len <= next));
+    }
+}
