@@ -188,6 +188,16 @@ impl Tensor {
         self.checkpoint.tensor(self.id).flags.requires_grad
     }
 
+    /// Whether its imaginary parts are to be negated, which torch does lazily.
+    pub fn is_conjugate(&self) -> bool {
+        self.checkpoint.tensor(self.id).flags.conjugate
+    }
+
+    /// Whether its values are to be negated, which torch does lazily.
+    pub fn is_negative(&self) -> bool {
+        self.checkpoint.tensor(self.id).flags.negative
+    }
+
     /// A number for the storage, the same for all tensors that share it.
     pub fn storage(&self) -> (u32, u32) {
         (self.shard(), self.checkpoint.tensor(self.id).storage())
@@ -475,7 +485,7 @@ impl Tensor {
 }
 
 /// Whether an error says that no view exists, so that a copy is the answer.
-fn is_no_view(error: &Error) -> bool {
+pub(crate) fn is_no_view(error: &Error) -> bool {
     matches!(error.code(), Code::Buffer | Code::RecordCompressed | Code::Memory)
 }
 
@@ -503,7 +513,7 @@ fn is_aligned(address: NonNull<u8>, dtype: DType) -> bool {
 }
 
 /// Fails if a byte is neither 0 nor 1: a view would hand out what is no bool.
-fn check_bools(source: &Source, layout: &Layout) -> Result<()> {
+pub(crate) fn check_bools(source: &Source, layout: &Layout) -> Result<()> {
     let end = if layout.numel() == 0 { layout.offset } else { layout.end().unwrap_or(layout.offset) };
     let mut at = layout.offset;
     let mut chunk = vec![0_u8; 64 << 10];

@@ -17,6 +17,7 @@ import safetensors.torch
 import torch
 
 import rustload
+import rustload.torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -288,6 +289,48 @@ class TransposeCase(DataCase):
         return _movement(self.rows * self.columns, DTYPES[self.dtype])
 
 
+class GraphCase(DataCase):
+    """Load the object graph of a `.bin` under torch: owned, or mapped and not touched."""
+
+    suffix = ".bin"
+
+    def __init__(self, of: OpenCase | LoadCase, *, mmap: bool) -> None:
+        self.of, self.mmap = of, mmap
+        self.allocates = self.reads = not mmap
+        count = len(of.SHAPES) * of.layers if isinstance(of, LoadCase) else of.count
+        self.title = (
+            f"torch.load of {count:,} tensors, {self.nbytes / 1e6:.0f} MB, {'mapped' if mmap else 'owned'}"
+        )
+        self.limit = "the metadata alone" if mmap else "copying the same bytes between touched buffers"
+
+    @property
+    def nbytes(self) -> int:
+        return self.of.nbytes
+
+    @property
+    def path(self) -> Path:
+        return self.of.path
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return self.of.tensors()
+
+    def ways(self) -> dict[str, Callable[[], Any]]:
+        path, mmap = self.path, self.mmap
+        return {
+            "rustload": lambda: rustload.torch.load(path, mmap=mmap),
+            "torch.load": lambda: _torch_load(path, mmap=mmap),
+        }
+
+    def check(self) -> None:
+        ours, theirs = self.ways().values()
+        found, expected = ours(), theirs()
+        assert list(found) == list(expected)
+        assert all(_same_bits(found[name], tensor) for name, tensor in expected.items())
+
+    def limit_probe(self) -> Callable[[], object]:
+        return _metadata(self.path, self.nbytes) if self.mmap else _movement(self.nbytes // 4, torch.float32)
+
+
 def hold(begin: Callable[[], None], case: Case, name: str) -> int:
     """Runs one way once in a process whose memory somebody watches, and keeps the result to the end."""
     way = case.ways()[name]
@@ -306,6 +349,8 @@ def all_cases(*, quick: bool) -> Iterator[Case]:
         yield LegacyOpenCase(count, each)
     for to in ("view", "copy", "bfloat16", "float16"):
         yield from (LoadCase(to, 1 if quick else 16, suffix) for suffix in formats)
+    many, few = OpenCase(*opens[-1], ".bin"), LoadCase("copy", 1 if quick else 16, ".bin")
+    yield from (GraphCase(of, mmap=mmap) for of in (many, few) for mmap in (False, True))
     shapes = ((2048, 2048), (2056, 1032)) if quick else ((8192, 8192), (8224, 4128))
     for rows, columns in shapes:
         for dtype in (None, "bfloat16"):

@@ -99,6 +99,11 @@ impl Source {
         self.window.len()
     }
 
+    /// Where the window starts in the file, or in the memory.
+    pub fn start(&self) -> u64 {
+        self.window.start()
+    }
+
     /// Whether the window holds nothing.
     pub fn is_empty(&self) -> bool {
         self.window.is_empty()

@@ -1,6 +1,7 @@
 //! The opened thing: one file or several shards, their tensors by name.
 
 mod near;
+mod storages;
 mod stream;
 
 use std::collections::hash_map::Entry;
@@ -17,7 +18,8 @@ use crate::limits::Limits;
 use crate::stream::Payload;
 use crate::tensor::Tensor;
 
-pub use stream::{Failed, Flow, Given, Made, Stream};
+pub use self::storages::{OwnedStorages, StorageInfo};
+pub use self::stream::{Failed, Flow, Given, Made, Stream};
 
 /// Bytes of the largest inflated storage that is kept for the next read: as much as the window of a whole materialization.
 const KEPT: u64 = 256 << 20;
@@ -73,33 +75,26 @@ impl Checkpoint {
                 .map_err(|error| error.in_file(&path))?;
             opened.push(Shard { path: Some(path), index });
         }
-        let mut inner = Inner {
-            shards: opened,
-            entries: Vec::new(),
-            by_name: HashMap::new(),
-            metadata: found.metadata,
-            notes,
-            options,
-            shared: OnceLock::new(),
-            inflated: Mutex::new(None),
-        };
+        let mut inner = Inner::new(opened, options);
+        (inner.metadata, inner.notes) = (found.metadata, notes);
         inner.merge(found.weight_map.as_ref())?;
+        Ok(Checkpoint(Arc::new(inner)))
+    }
+
+    /// Opens the checkpoint that begins at byte `start` of a file, whatever comes before it.
+    pub fn open_at(path: &FilePath, start: u64, options: Options) -> Result<Checkpoint> {
+        let file = Source::open(path)?;
+        let source = file.window(start, file.len().saturating_sub(start))?;
+        let index = read(&source, &options)?;
+        let mut inner = Inner::new(vec![Shard { path: Some(path.to_owned()), index }], options);
+        inner.merge(None)?;
         Ok(Checkpoint(Arc::new(inner)))
     }
 
     /// Opens bytes in memory.
     pub fn from_bytes(bytes: Bytes, options: Options) -> Result<Checkpoint> {
         let index = read(&Source::memory(bytes), &options)?;
-        let mut inner = Inner {
-            shards: vec![Shard { path: None, index }],
-            entries: Vec::new(),
-            by_name: HashMap::new(),
-            metadata: Vec::new(),
-            notes: Vec::new(),
-            options,
-            shared: OnceLock::new(),
-            inflated: Mutex::new(None),
-        };
+        let mut inner = Inner::new(vec![Shard { path: None, index }], options);
         inner.merge(None)?;
         Ok(Checkpoint(Arc::new(inner)))
     }
@@ -255,6 +250,19 @@ impl Checkpoint {
 }
 
 impl Inner {
+    fn new(shards: Vec<Shard>, options: Options) -> Inner {
+        Inner {
+            shards,
+            entries: Vec::new(),
+            by_name: HashMap::new(),
+            metadata: Vec::new(),
+            notes: Vec::new(),
+            options,
+            shared: OnceLock::new(),
+            inflated: Mutex::new(None),
+        }
+    }
+
     /// Gives every shard's entries one list and one map.
     fn merge(&mut self, weight_map: Option<&shards::WeightMap>) -> Result<()> {
         let mut total = 0;

@@ -85,6 +85,8 @@ pub struct Index {
     pub notes: Vec<String>,
     /// Where the storages' bytes come from.
     pub contents: Contents,
+    /// One past the last byte that belongs to the checkpoint; `None` where that is all of the source.
+    pub end: Option<u64>,
 }
 
 /// A name and what it names.
@@ -131,6 +133,8 @@ pub struct Storage {
     pub numel: u64,
     /// Whether its numbers lie big-endian.
     pub big_endian: bool,
+    /// The device that it was saved from, a text; `None` where the file names none.
+    pub location: Option<Handle>,
 }
 
 /// Where a storage's bytes are.

@@ -47,7 +47,8 @@ pub(super) fn read(source: &Source, options: &Options) -> Result<Index> {
         return Err(Error::new(Code::TrailingData, text).at(end));
     }
     notes.append(&mut read.notes);
-    Ok(read.into_index(Format::LegacyTorch, notes, Contents::Plain(source.clone())))
+    let index = read.into_index(Format::LegacyTorch, notes, Contents::Plain(source.clone()));
+    Ok(Index { end: Some(end), ..index })
 }
 
 /// The bytes of the five pickles.

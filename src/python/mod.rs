@@ -27,7 +27,7 @@ mod _rustload {
     #[pymodule_export]
     use super::buffer::Buffer;
     #[pymodule_export]
-    use super::checkpoint::{Checkpoint, open_bytes, open_paths};
+    use super::checkpoint::{Checkpoint, open_at, open_bytes, open_paths};
     #[pymodule_export]
     use super::doctor::{machine, probe};
     #[pymodule_export]

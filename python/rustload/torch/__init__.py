@@ -1,6 +1,10 @@
-"""rustload for torch: state dicts that read nothing until they are used, models filled in place. It imports torch."""
+"""rustload for torch: what `torch.load` gives, state dicts that read nothing until they are used, models filled in place.
+
+Importing this imports torch, which `import rustload` does not.
+"""
 
 from rustload.torch._handle import TorchHandle
+from rustload.torch._load import load
 from rustload.torch._load_into import load_into
 from rustload.torch._report import Converted, LoadReport, Mismatch
 from rustload.torch._state_dict import StateDict, state_dict
@@ -11,6 +15,7 @@ __all__ = [
     "Mismatch",
     "StateDict",
     "TorchHandle",
+    "load",
     "load_into",
     "state_dict",
 ]
