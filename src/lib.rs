@@ -31,6 +31,7 @@ pub mod parallel;
 pub mod pickle;
 #[cfg(feature = "python")]
 mod python;
+pub mod scan;
 pub mod sink;
 pub mod stream;
 mod tensor;

@@ -9,6 +9,7 @@ from rustload._checkpoint import Checkpoint, OpaqueClass, open
 from rustload._inert import Global, Opaque
 from rustload._limits import Limits
 from rustload._safe_open import PySafeSlice, TensorMeta, safe_open
+from rustload._scan import FileReport, Finding, ScanReport, scan
 from rustload._tensor import LazyTensor
 from rustload.errors import (
     DeviceError,
@@ -27,6 +28,8 @@ __all__ = [
     "Checkpoint",
     "DeviceError",
     "DisallowedError",
+    "FileReport",
+    "Finding",
     "FormatError",
     "Global",
     "InternalError",
@@ -38,6 +41,7 @@ __all__ = [
     "PySafeSlice",
     "RustloadError",
     "SafetensorError",
+    "ScanReport",
     "TensorMeta",
     "TensorNotFoundError",
     "UnsupportedError",
@@ -45,6 +49,7 @@ __all__ = [
     "errors",
     "open",
     "safe_open",
+    "scan",
 ]
 
 if _DEBUG:

@@ -28,7 +28,7 @@ use crate::limits::Limits;
 use crate::parallel::Cancel;
 
 pub use disasm::{Arg, Disasm, Op};
-pub use machine::survey::Survey;
+pub use machine::survey::{RUN_TIME, Survey};
 pub use opcode::{ArgKind, Opcode};
 pub use value::{BigInt, Call, CallId, CallKind, Global, GlobalId, Handle, Text, Value, Values};
 

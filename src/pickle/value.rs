@@ -252,11 +252,6 @@ impl Values {
         &self.data
     }
 
-    /// The bytes that the pickle was read from, when the values are no longer wanted.
-    pub fn into_data(self) -> Vec<u8> {
-        self.data
-    }
-
     /// A global by its id.
     pub fn global(&self, id: GlobalId) -> Global<'_> {
         let Some(record) = self.arena.globals.get(id.index()) else {

@@ -61,13 +61,7 @@ fn options(
     verify: bool,
     given: BTreeMap<String, u64>,
 ) -> PyResult<Options> {
-    let mut limits = Limits::default();
-    for (name, value) in given {
-        match limits.by_name(&name) {
-            Some(limit) => *limit = value,
-            None => return Err(PyValueError::new_err(format!("no limit is named {name:?}"))),
-        }
-    }
+    let limits = limits(given)?;
     let unknown = match unknown {
         "keep" => Unknown::Keep,
         "error" => Unknown::Error,
@@ -81,6 +75,18 @@ fn options(
         }
     };
     Ok(Options { limits, unknown, ignore_trailing, compat, verify, cancel: Cancel::new() })
+}
+
+/// The default limits with some of them changed.
+pub(super) fn limits(given: BTreeMap<String, u64>) -> PyResult<Limits> {
+    let mut limits = Limits::default();
+    for (name, value) in given {
+        match limits.by_name(&name) {
+            Some(limit) => *limit = value,
+            None => return Err(PyValueError::new_err(format!("no limit is named {name:?}"))),
+        }
+    }
+    Ok(limits)
 }
 
 #[pymethods]

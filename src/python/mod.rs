@@ -7,6 +7,7 @@ mod checkpoint;
 mod error;
 mod objects;
 mod run;
+mod scan;
 mod tensor;
 
 use pyo3::prelude::*;
@@ -23,6 +24,8 @@ mod _rustload {
     use super::buffer::Buffer;
     #[pymodule_export]
     use super::checkpoint::{Checkpoint, open_bytes, open_paths};
+    #[pymodule_export]
+    use super::scan::{scan_bytes, scan_paths};
     #[pymodule_export]
     use super::tensor::{Tensor, parse_dtype};
 

@@ -94,6 +94,12 @@ pub(super) struct Reader<'a> {
     out: Meanings,
 }
 
+/// What is known of each global.
+fn globals(values: &Values) -> Vec<Option<Known>> {
+    let named = values.globals().map(|(id, _)| values.global(id));
+    named.map(|global| lookup(global.module, global.name)).collect()
+}
+
 impl<'a> Reader<'a> {
     /// Interprets every call of `values`.
     pub(super) fn new(
@@ -102,12 +108,42 @@ impl<'a> Reader<'a> {
         ids: Ids,
         locate: Locate<'a>,
     ) -> Result<Reader<'a>> {
-        let globals = (values.globals())
-            .map(|(id, _)| values.global(id))
-            .map(|global| lookup(global.module, global.name))
-            .collect();
-        let out = Meanings { ids, globals, ..Meanings::default() };
-        let mut reader = Reader {
+        let mut reader = Reader::before(values, limits, ids, locate, globals(values));
+        for (id, _) in values.calls() {
+            let call = values.call(id);
+            let meaning = reader.call(&call).map_err(|error| error.at(call.offset))?;
+            reader.out.calls.push(meaning);
+        }
+        Ok(reader)
+    }
+
+    /// As `new`, but tensors are not put together: a call that would make one is judged by its form, and only whether calls
+    /// have a meaning is known then.
+    pub(super) fn forms(values: &'a Values, limits: &'a Limits, ids: Ids, locate: Locate<'a>) -> Reader<'a> {
+        let mut reader = Reader::before(values, limits, ids, locate, globals(values));
+        for (id, _) in values.calls() {
+            let call = values.call(id);
+            let meaning = match (reader.known(call.callable), values.get(call.args)) {
+                (Some(Known::Rebuild(rebuild)), Value::Tuple(args)) if reader.has_form(rebuild, args) => {
+                    Ok(Meaning::Record)
+                }
+                (Some(Known::Rebuild(_)), _) => Ok(Meaning::Opaque),
+                _ => reader.call(&call),
+            };
+            reader.out.calls.push(meaning.unwrap_or(Meaning::Opaque));
+        }
+        reader
+    }
+
+    /// A reader that has read no call yet.
+    fn before(
+        values: &'a Values,
+        limits: &'a Limits,
+        ids: Ids,
+        locate: Locate<'a>,
+        globals: Vec<Option<Known>>,
+    ) -> Reader<'a> {
+        Reader {
             values,
             limits,
             locate,
@@ -116,14 +152,8 @@ impl<'a> Reader<'a> {
             pairs: HashMap::new(),
             latin1: HashMap::new(),
             lengths: HashMap::new(),
-            out,
-        };
-        for (id, _) in values.calls() {
-            let call = values.call(id);
-            let meaning = reader.call(&call).map_err(|error| error.at(call.offset))?;
-            reader.out.calls.push(meaning);
+            out: Meanings { ids, globals, ..Meanings::default() },
         }
-        Ok(reader)
     }
 
     /// What is known so far.

@@ -12,14 +12,16 @@ use crate::parallel::Cancel;
 use crate::pickle::arena::Node;
 use crate::pickle::disasm::{Arg, Disasm, Op};
 use crate::pickle::opcode::Opcode;
-use crate::pickle::pool::Pool;
 use crate::pickle::value::{CallKind, Handle, Values};
-use crate::pickle::{index, narrow};
+use crate::pickle::{Pickle, index, narrow};
+
+/// The module of names that stand for a reader's look-up at run time: `find_class` of two texts, `extension` of a number.
+pub const RUN_TIME: &str = "<run time>";
 
 /// Defects that are kept; what comes after repeats them.
 const DEFECTS: usize = 1000;
 /// Opcodes after which a request to stop is looked for.
-const TICK: u32 = 1 << 16;
+const TICK: usize = 1 << 16;
 
 /// What one pickle does, as far as any reader would run it.
 #[derive(Debug)]
@@ -40,6 +42,14 @@ pub struct Survey {
     pub newer: Option<(usize, Opcode)>,
 }
 
+impl Survey {
+    /// The same as a pickle that was loaded, if a strict reader refuses nothing in it.
+    pub fn into_pickle(self) -> Option<Pickle> {
+        let Survey { values, end, protocol, .. } = self;
+        self.root.filter(|_| self.defects.is_empty()).map(|root| Pickle { values, root, end, protocol })
+    }
+}
+
 pub(in crate::pickle) fn run(
     data: Vec<u8>,
     start: usize,
@@ -48,57 +58,123 @@ pub(in crate::pickle) fn run(
 ) -> Result<Survey> {
     let ceiling = u64::from(u32::MAX).saturating_sub(1).min(limits.pickle_bytes);
     Limits::check("pickle_bytes", ceiling, wide(data.len()))?;
+    let mut found = Found::default();
+    // Most pickles have no defects, and then need no look at the stack before each opcode.
+    let mut disasm = Disasm::strict(&data, start, limits);
+    let mut machine = Machine::new(&data, limits, Options { text_ids: true })?;
+    let mut sound = true;
+    let mut highest = 1;
+    'all: while found.root.is_none() {
+        cancel.check()?;
+        for op in disasm.by_ref().take(TICK) {
+            let Ok(op) = op else {
+                sound = false;
+                break 'all;
+            };
+            if op.opcode.protocol() > highest {
+                highest = op.opcode.protocol();
+                found.newer(&op, machine.protocol);
+            }
+            if op.opcode == Opcode::Build {
+                found.build(op.offset, &machine)?;
+            }
+            match machine.step(&op) {
+                Ok(None) => {}
+                Ok(root) => found.root = root,
+                Err(_) => {
+                    sound = false;
+                    break 'all;
+                }
+            }
+        }
+    }
+    if sound && found.root.is_some() {
+        let (end, protocol, arena) = (disasm.position(), machine.protocol, machine.arena);
+        return Ok(found.survey(Values { data, arena }, end, protocol));
+    }
+    drop(machine);
+    permissive(data, start, limits, cancel)
+}
+
+/// The same from the start on, past every refusal.
+fn permissive(data: Vec<u8>, start: usize, limits: &Limits, cancel: &Cancel) -> Result<Survey> {
+    let (mut found, mut ticks) = (Found::default(), 0_usize);
     let mut disasm = Disasm::lenient(&data, start, limits);
     let mut machine = Machine::new(&data, limits, Options { text_ids: true })?;
-    let mut builds = Pool::new("nodes", limits.nodes);
-    let (mut root, mut newer, mut defects, mut ticks) = (None, None, Vec::new(), 0_u32);
-    let mut keep = |error: Error| {
-        if defects.len() < DEFECTS {
-            defects.push(error);
-        }
-    };
     while let Some(op) = disasm.next() {
-        ticks = ticks.wrapping_add(1);
-        if ticks.is_multiple_of(TICK) {
-            cancel.check()?;
-        }
         if let Some(objection) = disasm.take_objection() {
-            keep(objection);
+            found.defect(objection);
         }
         let op = match op {
             Ok(op) => op,
             Err(error) => {
-                keep(error);
+                found.defect(error);
                 break;
             }
         };
-        if op.opcode.protocol() > machine.protocol.max(1) && newer.is_none() && op.opcode != Opcode::Proto {
-            newer = Some((op.offset, op.opcode));
+        ticks = ticks.wrapping_add(1);
+        if ticks.is_multiple_of(TICK) {
+            cancel.check()?;
         }
+        if op.opcode == Opcode::Build {
+            found.build(op.offset, &machine)?;
+        }
+        found.newer(&op, machine.protocol);
         let before = Before::of(&machine);
-        if op.opcode == Opcode::Build
-            && let [_, target, _] = before.top
-        {
-            builds.push((narrow(op.offset), target))?;
-        }
         match machine.step(&op) {
             Ok(None) => {}
-            Ok(found) => root = found,
+            Ok(root) => found.root = root,
             Err(error) => {
                 let error = error.at(wide(op.offset));
                 let next = machine.go_on(&op, &before, &error);
-                keep(error);
+                found.defect(error);
                 match next {
                     Next::On => {}
-                    Next::Root(found) => root = Some(found),
+                    Next::Root(root) => found.root = Some(root),
                     Next::End => break,
                 }
             }
         }
     }
     let (end, protocol, arena) = (disasm.position(), machine.protocol, machine.arena);
-    let builds = builds.from(0).to_vec();
-    Ok(Survey { values: Values { data, arena }, root, end, protocol, defects, builds, newer })
+    Ok(found.survey(Values { data, arena }, end, protocol))
+}
+
+/// What a survey notes beside the values.
+#[derive(Default)]
+struct Found {
+    root: Option<Handle>,
+    defects: Vec<Error>,
+    builds: Vec<(u32, Handle)>,
+    newer: Option<(usize, Opcode)>,
+}
+
+impl Found {
+    fn defect(&mut self, error: Error) {
+        if self.defects.len() < DEFECTS {
+            self.defects.push(error);
+        }
+    }
+
+    /// Keeps the first opcode that is newer than the stated protocol.
+    fn newer(&mut self, op: &Op<'_>, stated: u8) {
+        if self.newer.is_none() && op.opcode.protocol() > stated.max(1) && op.opcode != Opcode::Proto {
+            self.newer = Some((op.offset, op.opcode));
+        }
+    }
+
+    #[cold]
+    fn build(&mut self, offset: usize, machine: &Machine<'_>) -> Result<()> {
+        let target = machine.stack.len().checked_sub(2).and_then(|at| machine.stack.get(at));
+        self.builds.try_reserve(1).map_err(|_| fail(Code::Memory, "no memory for the builds"))?;
+        self.builds.extend(target.map(|target| (narrow(offset), target)));
+        Ok(())
+    }
+
+    fn survey(self, values: Values, end: usize, protocol: u8) -> Survey {
+        let Found { root, defects, builds, newer, .. } = self;
+        Survey { values, root, end, protocol, defects, builds, newer }
+    }
 }
 
 /// How a survey continues after a refusal.
@@ -205,7 +281,7 @@ impl Machine<'_> {
             (Opcode::Build, _) => self.drop_values(1)?,
             (Opcode::Global, Arg::Pair(module, name)) if error.code() == Code::Limit => {
                 let (module, name) = self.spelled(op, module, name)?;
-                self.look_up("pickle", "Unpickler.find_class", &[module, name], op.offset)?;
+                self.look_up("find_class", &[module, name], op.offset)?;
             }
             (Opcode::StackGlobal, _) => {
                 let (name, module) = (self.pop()?, self.pop()?);
@@ -218,7 +294,7 @@ impl Machine<'_> {
                 if !may_be_text(name) || !may_be_text(module) || error.code() == Code::PickleText {
                     return Ok(Next::End);
                 }
-                self.look_up("pickle", "Unpickler.find_class", &[module, name], op.offset)?;
+                self.look_up("find_class", &[module, name], op.offset)?;
             }
             (Opcode::Ext1 | Opcode::Ext2 | Opcode::Ext4, arg) => {
                 let number = match arg {
@@ -227,7 +303,7 @@ impl Machine<'_> {
                     _ => 0,
                 };
                 let number = self.arena.add(Node::Int(number))?;
-                self.look_up("copyreg", "_inverted_registry", &[number], op.offset)?;
+                self.look_up("extension", &[number], op.offset)?;
             }
             (Opcode::NextBuffer, _) => self.push(Node::Bytes(in_data(op.payload, &[])))?,
             (Opcode::ReadonlyBuffer, _) => {
@@ -280,8 +356,8 @@ impl Machine<'_> {
     }
 
     /// Pushes a call of what a reader asks at run time.
-    fn look_up(&mut self, module: &str, name: &str, args: &[Handle], offset: usize) -> Result<()> {
-        let module = self.globals.constant(&mut self.arena, self.data, module)?;
+    fn look_up(&mut self, name: &str, args: &[Handle], offset: usize) -> Result<()> {
+        let module = self.globals.constant(&mut self.arena, self.data, RUN_TIME)?;
         let name = self.globals.constant(&mut self.arena, self.data, name)?;
         let callable = self.globals.global(&mut self.arena, self.data, (module, name), false, offset)?;
         let args = self.arena.add_tuple(args)?;
@@ -364,13 +440,13 @@ mod tests {
     fn a_name_that_a_call_computes_is_a_look_up() {
         // STACK_GLOBAL on the result of a call, and its result called.
         let found = survey(b"\x80\x04\x8c\x02oscm\nf\n)R\x93)R.");
-        assert_eq!(calls(&found), ["m.f", "pickle.Unpickler.find_class", "?"]);
+        assert_eq!(calls(&found), ["m.f", "<run time>.find_class", "?"]);
     }
 
     #[test]
     fn a_name_with_too_many_parts_is_a_look_up_too() {
         let long = format!("cm\n{}\n)R.", ["x"; 40].join("."));
-        assert_eq!(calls(&survey(long.as_bytes())), ["pickle.Unpickler.find_class", "?"]);
+        assert_eq!(calls(&survey(long.as_bytes())), ["<run time>.find_class", "?"]);
     }
 
     #[test]
