@@ -14,8 +14,6 @@ from rustload.errors import _make
 if TYPE_CHECKING:
     from rustload._limits import Limits
 
-    Verdict: TypeAlias = Literal["inert", "unknown", "would execute"]
-
 __all__ = ["Coverage", "FileReport", "Finding", "Named", "Range", "ScanReport", "Step", "scan"]
 
 StrPath: TypeAlias = str | os.PathLike[str] | os.PathLike[bytes]
@@ -43,7 +41,7 @@ class Finding(NamedTuple):
 
     code: str
     severity: Literal["note", "warning", "error"]
-    verdict: Verdict
+    verdict: Literal["inert", "unknown", "would execute"]
     message: str
     member: str | None
     offset: int | None
@@ -75,7 +73,7 @@ class Step(NamedTuple):
     module: str
     name: str
     arguments: str
-    verdict: Verdict
+    verdict: Literal["inert", "unknown", "would execute"]
 
 
 class Named(NamedTuple):
@@ -93,7 +91,7 @@ class Named(NamedTuple):
 
     module: str
     name: str
-    verdict: Verdict
+    verdict: Literal["inert", "unknown", "would execute"]
     reason: str
     calls: int
     member: str | None
@@ -172,9 +170,9 @@ class FileReport:
         return status
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Literal["inert", "unknown", "would execute"]:
         """The worst of its findings, and never `"inert"` where something was not looked at."""
-        verdict: Verdict = self._data["verdict"]
+        verdict: Literal["inert", "unknown", "would execute"] = self._data["verdict"]
         return verdict
 
     @property
@@ -237,9 +235,9 @@ class ScanReport:
         return made
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Literal["inert", "unknown", "would execute"]:
         """The worst of all files: `"inert"`, `"unknown"` or `"would execute"`; `"unknown"` where nothing was scanned."""
-        verdict: Verdict = self._data["verdict"]
+        verdict: Literal["inert", "unknown", "would execute"] = self._data["verdict"]
         return verdict
 
     @property
