@@ -91,7 +91,7 @@ def _file(page: Page, file: dict[str, Any], *, quiet: bool) -> None:
     shown = findings[:MOST]
     widths = [max((len(text(found)) for found in shown), default=0) for text in (_code, _place)]
     for found in shown:
-        code, place = _code(found).ljust(min(widths[0], 24)), _place(found).ljust(min(widths[1], 32))
+        code, place = _code(found).ljust(min(widths[0], 24)), _place(found).ljust(min(widths[1], 40))
         severity = page.paint(_SEVERITIES[found["severity"]], found["severity"].ljust(7))
         lead = f"  {severity}  {code}  {place}"
         page.hung(lead, len(code) + len(place) + 13, _words(found))
