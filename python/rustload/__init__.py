@@ -6,8 +6,9 @@ from rustload._rustload import Buffer, __version__
 # isort: split
 from rustload import errors
 from rustload._checkpoint import Checkpoint, OpaqueClass, open
-from rustload._inert import Global, Opaque
+from rustload._inert import DefaultDict, Global, Opaque, Quantization, Sparse
 from rustload._limits import Limits
+from rustload._memory import Memory, memory, trim
 from rustload._safe_open import PySafeSlice, TensorMeta, safe_open
 from rustload._scan import FileReport, Finding, ScanReport, scan
 from rustload._tensor import LazyTensor
@@ -26,6 +27,7 @@ from rustload.errors import (
 __all__ = [
     "Buffer",
     "Checkpoint",
+    "DefaultDict",
     "DeviceError",
     "DisallowedError",
     "FileReport",
@@ -36,20 +38,25 @@ __all__ = [
     "LazyTensor",
     "LimitError",
     "Limits",
+    "Memory",
     "Opaque",
     "OpaqueClass",
     "PySafeSlice",
+    "Quantization",
     "RustloadError",
     "SafetensorError",
     "ScanReport",
+    "Sparse",
     "TensorMeta",
     "TensorNotFoundError",
     "UnsupportedError",
     "__version__",
     "errors",
+    "memory",
     "open",
     "safe_open",
     "scan",
+    "trim",
 ]
 
 if _DEBUG:

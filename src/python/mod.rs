@@ -5,6 +5,8 @@ mod buffer;
 mod capsule;
 mod checkpoint;
 mod error;
+mod extra;
+mod memory;
 mod objects;
 mod run;
 mod scan;
@@ -24,6 +26,10 @@ mod _rustload {
     use super::buffer::Buffer;
     #[pymodule_export]
     use super::checkpoint::{Checkpoint, open_bytes, open_paths};
+    #[pymodule_export]
+    use super::extra::check_sparse;
+    #[pymodule_export]
+    use super::memory::{memory, trim};
     #[pymodule_export]
     use super::scan::{scan_bytes, scan_paths};
     #[pymodule_export]

@@ -332,6 +332,9 @@ impl Machine<'_> {
         };
         let kwargs = if kind == CallKind::NewObjEx { Some(self.pop()?) } else { None };
         let (args, callable) = (self.pop()?, self.pop()?);
+        if !matches!(self.arena.node(callable), Node::Global(_) | Node::Call { .. } | Node::PersistentId(_)) {
+            return Err(fail(Code::PickleType, "what is called is no class or function"));
+        }
         let kwargs = match kwargs {
             Some(kwargs) if matches!(self.arena.node(kwargs), Node::Dict(_)) => Some(kwargs),
             _ => None,
