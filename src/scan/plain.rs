@@ -253,7 +253,8 @@ impl Scanner<'_> {
         if let Some(index) = index {
             let odd = |name: &str| {
                 name.is_empty()
-                    || name.contains(['\0', '\\'])
+                    || name.contains('\\')
+                    || name.contains(char::is_control)
                     || name.starts_with('/')
                     || name.split('/').any(|part| part == "..")
             };
@@ -268,8 +269,12 @@ impl Scanner<'_> {
             }
             return Ok(());
         }
-        let Some(end) = self.data_end(source, header)? else { return Ok(()) };
-        let start = header.saturating_add(8).saturating_add(end);
+        // The strict reader says where the bytes begin that no tensor covers.
+        let wanted = |finding: &&Finding| {
+            finding.code == Code::StOffsets.as_str() && finding.member.as_deref() == label
+        };
+        let start = self.report.findings.iter().find(wanted).and_then(|finding| finding.offset);
+        let Some(start) = start else { return Ok(()) };
         if start < source.len() {
             let window = source.window(start, source.len().saturating_sub(start))?;
             let inner = inside(label, &format!("byte {start}"));
@@ -278,17 +283,6 @@ impl Scanner<'_> {
             }
         }
         Ok(())
-    }
-
-    /// Where the last tensor of a header ends, counted from the header's end.
-    fn data_end(&self, source: &Source, header: u64) -> Result<Option<u64>> {
-        if header > self.options.limits.header_bytes || header.saturating_add(8) > source.len() {
-            return Ok(None);
-        }
-        let bytes = source.read_vec(8, header)?;
-        let Ok(serde_json::Value::Object(tensors)) = serde_json::from_slice(&bytes) else { return Ok(None) };
-        let end = |tensor: &serde_json::Value| tensor.get("data_offsets")?.get(1)?.as_u64();
-        Ok(tensors.values().filter_map(end).max())
     }
 
     /// A NumPy array: one of objects has a pickle in place of its elements (numpy/lib/format.py).

@@ -24,6 +24,8 @@ const HAS_DESCRIPTOR: u16 = 1 << 3;
 const SEARCH: u64 = 64 << 20;
 /// Bytes read at a time in a search.
 const CHUNK: u64 = 64 << 10;
+/// Members that are looked at one by one; an archive with more is not salvaged whole.
+const MOST: u64 = 1 << 16;
 
 /// A member as one reader might see it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -136,7 +138,7 @@ impl Finder<'_> {
         let bytes = self.source.read_vec(start, len.min(self.limits.directory_bytes))?;
         let mut cursor = Cursor::new(&bytes, start);
         while let Ok(header) = entry(&mut cursor) {
-            if len64(self.ends.len()) >= self.limits.entries {
+            if len64(self.found.len()) >= self.limits.entries.min(MOST) {
                 self.complete = false;
                 break;
             }
@@ -194,7 +196,7 @@ impl Finder<'_> {
         while at.saturating_add(LOCAL_LEN) <= self.source.len() {
             cancel.check()?;
             steps = steps.saturating_add(1);
-            if steps > self.limits.entries.saturating_mul(2) {
+            if steps > self.limits.entries.min(MOST).saturating_mul(2) {
                 self.complete = false;
                 break;
             }
