@@ -32,6 +32,7 @@ pub mod parallel;
 pub mod pickle;
 #[cfg(feature = "python")]
 mod python;
+pub mod scan;
 pub mod sink;
 pub mod stream;
 mod tensor;

@@ -49,6 +49,9 @@ limits! {
     inflate_bytes = 256 << 20, "Bytes that compressed metadata may inflate to.";
     header_bytes = 100_000_000, "Bytes of a safetensors header.";
     index_bytes = 256 << 20, "Bytes of an index file (`*.index.json`).";
+    scan_depth = 3, "Archives and pickles inside one another that a scan follows.";
+    scan_bytes = 64 << 20, "Bytes of one file that a scan inflates, or copies, to look inside what is nested.";
+    findings = 10_000, "Findings, and lines of each other list, in the report on one file.";
     materialize_ratio = 16, "How many times its storage a tensor with repeated elements may grow to.";
     materialize_bytes = 1 << 30, "Bytes that a tensor with repeated elements may grow to, whatever its storage.";
 }

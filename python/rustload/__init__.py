@@ -11,6 +11,7 @@ from rustload._join import JoinedTensor, concat, stack
 from rustload._limits import Limits
 from rustload._memory import Memory, memory, trim
 from rustload._safe_open import PySafeSlice, TensorMeta, safe_open
+from rustload._scan import FileReport, Finding, ScanReport, scan
 from rustload._tensor import LazyTensor
 from rustload.errors import (
     DeviceError,
@@ -31,6 +32,8 @@ __all__ = [
     "DefaultDict",
     "DeviceError",
     "DisallowedError",
+    "FileReport",
+    "Finding",
     "FormatError",
     "Global",
     "InternalError",
@@ -46,6 +49,7 @@ __all__ = [
     "Quantization",
     "RustloadError",
     "SafetensorError",
+    "ScanReport",
     "Sparse",
     "TensorMeta",
     "TensorNotFoundError",
@@ -56,6 +60,7 @@ __all__ = [
     "memory",
     "open",
     "safe_open",
+    "scan",
     "stack",
     "trim",
 ]

@@ -30,6 +30,8 @@ __all__ = [
     "open_paths",
     "parse_dtype",
     "probe",
+    "scan_bytes",
+    "scan_paths",
     "stack",
     "stream",
     "trim",
@@ -679,4 +681,25 @@ def parse_dtype(name: str) -> str:
 
     Raises:
         ValueError: There is no such dtype; the note lists those there are.
+    """
+
+def scan_paths(paths: Sequence[str], *, limits: Mapping[str, int]) -> str:
+    """Scans files and directories; reads no tensor data.
+
+    Returns:
+        The report as JSON (docs/scan.md lists its keys).
+
+    Raises:
+        OSError: A path does not exist, or a directory cannot be listed.
+        ValueError: No limit has such a name.
+    """
+
+def scan_bytes(data: bytes, *, limits: Mapping[str, int]) -> str:
+    """Scans the bytes of one file.
+
+    Returns:
+        The report as JSON.
+
+    Raises:
+        ValueError: No limit has such a name.
     """

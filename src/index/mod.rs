@@ -19,6 +19,7 @@ mod safetensors;
 mod torch;
 mod torch_legacy;
 mod tree;
+mod understood;
 mod validate;
 
 use std::sync::Arc;
@@ -29,10 +30,11 @@ use crate::container::{Format, sniff};
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
 use crate::parallel::Cancel;
-use crate::pickle::Handle;
+use crate::pickle::{self, Handle, Pickle};
 
 pub use extra::{Extra, Packed, Part, Quantization, Scale, Sparse, SparseLayout};
 pub use tree::{DictKind, Object, Tree};
+pub use understood::{Understood, understand};
 pub use validate::{RawTensor, Sizes, Tensor};
 
 /// What to do with a value that no known class describes.
@@ -191,11 +193,16 @@ pub fn read(source: &Source, options: &Options) -> Result<Index> {
 fn plain_pickle(source: &Source, options: &Options) -> Result<Index> {
     Limits::check("pickle_bytes", options.limits.pickle_bytes, source.len())?;
     let data = source.read_vec(0, source.len())?;
+    read_pickle(source, pickle::run(data, 0, &options.limits)?, options)
+}
+
+/// Reads the index of a bare pickle that was run already, of all that `source` holds.
+pub fn read_pickle(source: &Source, pickle: Pickle, options: &Options) -> Result<Index> {
     let locate = |key: &str, _: u64| {
         let text = format!("the pickle names storage {key}, but a bare pickle holds no storages");
         Err(Error::new(Code::PersistentId, text))
     };
-    let mut read = pickled::read(data, meaning::Ids::Archive, &locate, options)?;
+    let mut read = pickled::read_run(pickle, meaning::Ids::Archive, &locate, options)?;
     let notes = std::mem::take(&mut read.notes);
     Ok(read.into_index(Format::Pickle, notes, Contents::Plain(source.clone())))
 }

@@ -21,8 +21,13 @@ pub(super) struct Pickled {
 
 /// Runs the pickle that `data` is, and finds out what its calls mean.
 pub(super) fn read(data: Vec<u8>, ids: Ids, locate: Locate<'_>, options: &Options) -> Result<Pickled> {
-    let total = data.len();
-    let Pickle { values, root, end, .. } = pickle::run(data, 0, &options.limits)?;
+    read_run(pickle::run(data, 0, &options.limits)?, ids, locate, options)
+}
+
+/// The same for a pickle that was run already.
+pub(super) fn read_run(pickle: Pickle, ids: Ids, locate: Locate<'_>, options: &Options) -> Result<Pickled> {
+    let Pickle { values, root, end, .. } = pickle;
+    let total = values.data().len();
     if end != total && !options.ignore_trailing {
         let text = format!("{} byte(s) after the pickle's end", total.saturating_sub(end));
         return Err(Error::new(Code::TrailingData, text).at(u64::try_from(end).unwrap_or(u64::MAX)));

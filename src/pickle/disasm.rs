@@ -1,9 +1,9 @@
 //! The one disassembler, for loading and for scanning: opcodes with raw arguments, lazily, from a start offset.
 //!
 //! A strict reader refuses PROTO above 5 or anywhere but first, and frames that are nested, straddled, too long or cut by
-//! STOP (PEP 3154). A lenient reader yields those opcodes as they stand. Errors are values: after a refused PROTO or FRAME
-//! the iterator goes on; a byte that is no opcode or an argument that is cut ends it. Lengths are checked against the data,
-//! nothing is allocated.
+//! STOP (PEP 3154). A lenient reader yields those opcodes as they stand and keeps the objection for whoever asks. Errors are
+//! values: after a refused PROTO or FRAME the iterator goes on; a byte that is no opcode or an argument that is cut ends it.
+//! Lengths are checked against the data, nothing is allocated.
 
 use super::opcode::{ArgKind, Opcode};
 use crate::error::{Code, Error, Result};
@@ -40,7 +40,7 @@ pub struct Op<'a> {
 }
 
 /// An iterator over the opcodes of one pickle; it ends after STOP.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Disasm<'a> {
     data: &'a [u8],
     position: usize,
@@ -48,6 +48,8 @@ pub struct Disasm<'a> {
     /// Where the open frame ends; past all data when none is open.
     frame_end: usize,
     strict: bool,
+    /// What a strict reader would have refused at the last opcode.
+    objection: Option<Error>,
     done: bool,
     line: usize,
     digits: usize,
@@ -81,7 +83,7 @@ impl<'a> Disasm<'a> {
         Disasm::new(data, start, limits, true)
     }
 
-    /// A reader that enforces neither PROTO nor FRAME.
+    /// A reader that enforces neither PROTO nor FRAME; see [`Disasm::take_objection`].
     pub fn lenient(data: &'a [u8], start: usize, limits: &Limits) -> Disasm<'a> {
         Disasm::new(data, start, limits, false)
     }
@@ -94,11 +96,18 @@ impl<'a> Disasm<'a> {
             start,
             frame_end: NO_FRAME,
             strict,
+            objection: None,
             done: false,
             line: clamp(limits.line),
             // A sign, the digits, and LONG's "L".
             digits: clamp(limits.int_digits).saturating_add(2),
         }
+    }
+
+    /// Why a strict reader would have refused the opcode that a lenient one yielded last, once.
+    #[inline]
+    pub fn take_objection(&mut self) -> Option<Error> {
+        self.objection.take()
     }
 
     /// Where the next opcode lies; after STOP, one past it.
@@ -278,10 +287,12 @@ impl<'a> Iterator for Disasm<'a> {
             }
         };
         self.done = op.opcode == Opcode::Stop;
-        if self.strict
-            && let Err(error) = self.framing(&op)
-        {
-            return Some(Err(place(error, offset)));
+        if let Err(error) = self.framing(&op) {
+            let error = place(error, offset);
+            if self.strict {
+                return Some(Err(error));
+            }
+            self.objection = Some(error);
         }
         Some(Ok(op))
     }

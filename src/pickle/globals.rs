@@ -86,8 +86,8 @@ impl Globals {
         Ok(id)
     }
 
-    /// A name of the compatibility table.
-    fn constant(&mut self, arena: &mut Arena, data: &[u8], text: &str) -> Result<NameId> {
+    /// A name of rustload's own: of the compatibility table, or for what a survey puts in a value's place.
+    pub(super) fn constant(&mut self, arena: &mut Arena, data: &[u8], text: &str) -> Result<NameId> {
         match self.place(arena, data, text.as_bytes())? {
             Ok(id) => Ok(id),
             Err(probe) => {

@@ -17,6 +17,29 @@ use crate::limits::Limits;
 /// Strings and integers up to this many bytes are compared each time; longer ones once.
 const SHORT: u32 = 128;
 
+/// A hash that anybody can make collide, for telling that keys differ: equal hashes are looked at again.
+struct Quick(u64);
+
+impl Hasher for Quick {
+    fn write(&mut self, bytes: &[u8]) {
+        let (chunks, rest) = bytes.as_chunks::<8>();
+        for chunk in chunks {
+            self.write_u64(u64::from_le_bytes(*chunk));
+        }
+        let mut last = [0; 8];
+        last.iter_mut().zip(rest).for_each(|(to, from)| *to = *from);
+        self.write_u64(u64::from_le_bytes(last));
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        self.0 = (self.0.rotate_left(5) ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
 /// A value as dicts tell keys apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Key<'a> {
@@ -65,6 +88,27 @@ impl Values {
             }
         }
         Ok(entries)
+    }
+
+    /// Whether two of the keys are one key for Python; cheaper than [`Values::unique`] where all differ.
+    pub fn has_equal_keys(&self, pairs: &[(Handle, Handle)]) -> bool {
+        if pairs.len() < 2 {
+            return false;
+        }
+        let hash = |&(key, _): &(Handle, Handle)| {
+            let mut hasher = Quick(0);
+            self.arena.key(&self.data, key).hash(&mut hasher);
+            hasher.finish()
+        };
+        let mut hashes: Vec<u64> = Vec::new();
+        if hashes.try_reserve(pairs.len()).is_ok() {
+            hashes.extend(pairs.iter().map(hash));
+            hashes.sort_unstable();
+            if hashes.windows(2).all(|pair| matches!(pair, [one, two] if one != two)) {
+                return false;
+            }
+        }
+        self.unique(pairs).is_ok_and(|entries| entries.len() < pairs.len())
     }
 
     /// A set's items as Python has them: of equal ones the first. For a call, the same of its `appended`.

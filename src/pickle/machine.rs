@@ -3,6 +3,8 @@
 //! Follows the stack, mark and memo semantics of CPython's C unpickler (`Modules/_pickle.c` as of 3.13), with every grey case
 //! refused by a typed error at the opcode's offset.
 
+pub(super) mod survey;
+
 use super::arena::{Arena, Node, Piece, Span};
 use super::disasm::{Arg, Disasm, Op};
 use super::globals::Globals;

@@ -25,8 +25,10 @@ mod value;
 
 use crate::error::Result;
 use crate::limits::Limits;
+use crate::parallel::Cancel;
 
 pub use disasm::{Arg, Disasm, Op, Pause};
+pub use machine::survey::{RUN_TIME, Survey};
 pub use opcode::{ArgKind, Opcode};
 pub use value::{BigInt, Call, CallId, CallKind, Global, GlobalId, Handle, Text, Value, Values};
 
@@ -58,6 +60,14 @@ pub fn run(data: Vec<u8>, start: usize, limits: &Limits) -> Result<Pickle> {
 /// As [`run`], with options.
 pub fn run_with(data: Vec<u8>, start: usize, limits: &Limits, options: Options) -> Result<Pickle> {
     machine::run(data, start, limits, options)
+}
+
+/// Runs the pickle that begins at `start` of `data` as far as any reader would go, and lists what a strict one refuses.
+///
+/// For looking at hostile files: its values are not to be loaded. Fails where `data` is larger than `pickle_bytes`, where
+/// memory is short, and on a request to stop.
+pub fn survey(data: Vec<u8>, start: usize, limits: &Limits, cancel: &Cancel) -> Result<Survey> {
+    machine::survey::run(data, start, limits, cancel)
 }
 
 /// A 32-bit index as a position in memory.

@@ -86,13 +86,7 @@ fn options(
     verify: bool,
     given: BTreeMap<String, u64>,
 ) -> PyResult<Options> {
-    let mut limits = Limits::default();
-    for (name, value) in given {
-        match limits.by_name(&name) {
-            Some(limit) => *limit = value,
-            None => return Err(PyValueError::new_err(format!("no limit is named {name:?}"))),
-        }
-    }
+    let limits = limits(given)?;
     let unknown = match unknown {
         "keep" => Unknown::Keep,
         "error" => Unknown::Error,
@@ -123,6 +117,18 @@ pub(super) fn parse_io(io: &str) -> PyResult<Io> {
         "direct" => Ok(Io::Direct),
         other => Err(PyValueError::new_err(format!("io= is 'auto', 'buffered' or 'direct', not {other:?}"))),
     }
+}
+
+/// The default limits with some of them changed.
+pub(super) fn limits(given: BTreeMap<String, u64>) -> PyResult<Limits> {
+    let mut limits = Limits::default();
+    for (name, value) in given {
+        match limits.by_name(&name) {
+            Some(limit) => *limit = value,
+            None => return Err(PyValueError::new_err(format!("no limit is named {name:?}"))),
+        }
+    }
+    Ok(limits)
 }
 
 #[pymethods]

@@ -11,6 +11,7 @@ mod joined;
 mod memory;
 mod objects;
 mod run;
+mod scan;
 mod stream;
 mod tensor;
 
@@ -36,6 +37,8 @@ mod _rustload {
     use super::joined::{Joined, concat, stack};
     #[pymodule_export]
     use super::memory::{memory, trim};
+    #[pymodule_export]
+    use super::scan::{scan_bytes, scan_paths};
     #[pymodule_export]
     use super::stream::{Stream, stream};
     #[pymodule_export]

@@ -59,7 +59,7 @@ const UNSAFE_REGISTER: &[&str] = &[
 ];
 
 /// Rooms whose root file forbids `unsafe` for all of the room.
-const PARSERS: &[&str] = &["container", "pickle", "index"];
+const PARSERS: &[&str] = &["container", "pickle", "index", "scan"];
 
 const FORBID: &str = "#![forbid(unsafe_code)]";
 

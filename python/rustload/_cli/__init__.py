@@ -1,7 +1,7 @@
-"""The command line: `rustload info`.
+"""The command line: `rustload info` and `rustload scan`.
 
-Data goes to stdout, talk to stderr. Exit codes: 0 all is well, 2 wrong usage, 3 something could not be read, 130 stopped by
-Ctrl-C, 141 the reader of stdout went away.
+Data goes to stdout, talk to stderr. Exit codes: 0 all is well, 1 a scan found something, 2 wrong usage, 3 something could not
+be read, 130 stopped by Ctrl-C, 141 the reader of stdout went away.
 """
 
 from __future__ import annotations
@@ -18,13 +18,21 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-USAGE, UNREAD, STOPPED, NO_READER = 2, 3, 130, 141
+FOUND, USAGE, UNREAD, STOPPED, NO_READER = 1, 2, 3, 130, 141
 
 EPILOG = """\
 exit codes:
   0    everything was read
   2    wrong usage
   3    something could not be read; the rest is shown all the same
+"""
+
+SCAN_EPILOG = """\
+exit codes:
+  0    all files are inert: nothing but data, all of it looked at
+  1    a file is unknown or would execute
+  2    wrong usage
+  3    something could not be read, or there was nothing to scan
 """
 
 
@@ -59,6 +67,10 @@ def _run(args: argparse.Namespace) -> int:
         from rustload._cli import doctor
 
         return doctor.run(args.paths, json=args.json, color=args.color, io=args.io, measure=args.measure)
+    if args.command == "scan":
+        from rustload._cli import scan
+
+        return scan.run(args.paths, json=args.json, quiet=args.quiet, color=args.color)
     from rustload._cli import info
 
     return info.run(args.paths, json=args.json, color=args.color, tensors=args.tensors)
@@ -91,12 +103,28 @@ def _parser() -> Parser:
     info.add_argument(
         "--json", action="store_true", help="print everything as one JSON document (see docs/cli.md)"
     )
-    info.add_argument(
-        "--color",
-        choices=("auto", "always", "never"),
-        default="auto",
-        help="auto (the default) colours terminals, unless NO_COLOR is set",
+    scan = commands.add_parser(
+        "scan",
+        help="say what files would do when they are unpickled",
+        description="Says what files would do in a reader that runs pickles: inert, unknown, or would execute.\n"
+        "Runs nothing, reads no tensors, and imports neither torch nor NumPy.",
+        epilog=SCAN_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    scan.add_argument(
+        "paths", nargs="+", metavar="PATH", help="a file, or a directory of which all files are scanned"
+    )
+    scan.add_argument("-q", "--quiet", action="store_true", help="leave out what is inert")
+    scan.add_argument(
+        "--json", action="store_true", help="print everything as one JSON document (see docs/scan.md)"
+    )
+    for command in (info, scan):
+        command.add_argument(
+            "--color",
+            choices=("auto", "always", "never"),
+            default="auto",
+            help="auto (the default) colours terminals, unless NO_COLOR is set",
+        )
     _add_doctor(commands)
     return parser
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import textwrap
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
@@ -18,6 +19,9 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 class Page:
     """Lines on their way to a stream; knows whether it has colours, and whether it has more than ASCII."""
 
+    # Columns; None is what the terminal has.
+    width: int | None = None
+
     def __init__(self, stream: TextIO, color: str) -> None:
         """Looks at the stream.
 
@@ -31,7 +35,7 @@ class Page:
         wanted = on_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         self._color = color == "always" or (color == "auto" and wanted)
         self._unicode = (stream.encoding or "").lower().replace("-", "") in ("utf8", "utf16", "utf32")
-        self._width = shutil.get_terminal_size((120, 24)).columns if on_terminal else 120
+        self._width = self.width or (shutil.get_terminal_size((120, 24)).columns if on_terminal else 120)
         self.times = "×" if self._unicode else "x"  # noqa: RUF001 - the sign for "times"
 
     def line(self, text: str = "") -> None:
@@ -48,12 +52,12 @@ class Page:
 
     def title(self, text: str) -> None:
         """Adds a checkpoint's title."""
-        self.line(self._paint("1", text))
+        self.line(self.paint("1", text))
 
     def heading(self, text: str, remark: str = "") -> None:
         """Adds a section's title."""
         self.line()
-        self.line(self._paint("1", text) + (self.dim(f" ({remark})") if remark else ""))
+        self.line(self.paint("1", text) + (self.dim(f" ({remark})") if remark else ""))
 
     def field(self, name: str, value: str) -> None:
         """Adds a line of a name and a value."""
@@ -79,6 +83,18 @@ class Page:
             return text
         return text[: max(self._width - 5, 10)] + "..."
 
+    def hung(self, lead: str, width: int, text: str) -> None:
+        """Adds text behind a lead that is `width` wide; further lines hang below the text, or below the lead's start."""
+        room = self._width - width - 2
+        hang = width + 2
+        if room < 40:
+            self.line(lead)
+            hang, room, lead = 6, max(self._width - 6, 20), ""
+        lines = textwrap.wrap(text, room, break_long_words=True, break_on_hyphens=False) or [""]
+        self.line(f"{lead}  {lines[0]}" if lead else " " * hang + lines[0])
+        for line in lines[1:]:
+            self.line(" " * hang + line)
+
     def bar(self, share: float) -> str:
         """A bar of a fixed width that is full to `share`."""
         if not self._unicode:
@@ -87,7 +103,7 @@ class Page:
         eighths = max(round(share * BAR * 8), 1 if share else 0)
         full, rest = divmod(eighths, 8)
         bar = "█" * full + (_EIGHTHS[rest] if rest else "")
-        return self._paint("36", bar) + self.dim("·" * (BAR - len(bar)))
+        return self.paint("36", bar) + self.dim("·" * (BAR - len(bar)))
 
     def branches(self, lasts: tuple[bool, ...]) -> str:
         """The lines in front of a tree's node."""
@@ -97,17 +113,18 @@ class Page:
 
     def dtype(self, text: str) -> str:
         """A dtype's name."""
-        return self._paint("36", text)
+        return self.paint("36", text)
 
     def strong(self, text: str) -> str:
         """Text that matters."""
-        return self._paint("1", text)
+        return self.paint("1", text)
 
     def dim(self, text: str) -> str:
         """Text that matters less."""
-        return self._paint("2", text)
+        return self.paint("2", text)
 
-    def _paint(self, code: str, text: str) -> str:
+    def paint(self, code: str, text: str) -> str:
+        """Text in a colour, by its SGR code."""
         return f"\x1b[{code}m{text}\x1b[0m" if self._color and text else text
 
 

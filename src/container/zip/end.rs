@@ -8,6 +8,7 @@ use crate::bytes::{Cursor, Region, Source};
 use crate::container::len64;
 use crate::error::{Code, Error, Result};
 
+use super::salvage::Candidate;
 use super::{Trailing, recode, structure};
 
 const SIGNATURE: &[u8; 4] = b"PK\x05\x06";
@@ -16,6 +17,8 @@ const SIGNATURE_64: &[u8; 4] = b"PK\x06\x06";
 const RECORD_LEN: u64 = 22;
 const LOCATOR_LEN: u64 = 20;
 const RECORD_64_LEN: u64 = 56;
+/// End records that are believed at once.
+const RECORDS: usize = 16;
 const TAIL_LEN: u64 = RECORD_64_LEN + LOCATOR_LEN + RECORD_LEN + 0xffff;
 
 /// What the end records say.
@@ -53,6 +56,55 @@ pub(super) fn find(source: &Source, trailing: Trailing) -> Result<End> {
 pub(in crate::container) fn ends_in_zip(source: &Source) -> Result<bool> {
     let tail = Tail::read(source)?;
     Ok(tail.select(Trailing::Error).is_ok())
+}
+
+/// Whether an end record near the source's end leads to a directory, whatever stands before and behind.
+pub(crate) fn leads_to_directory(source: &Source) -> Result<bool> {
+    Ok(!all_directories(source)?.is_empty())
+}
+
+/// Every place where some end record says that a directory lies, for a reader that believes all of them.
+pub(super) fn all_directories(source: &Source) -> Result<Vec<Candidate>> {
+    let tail = Tail::read(source)?;
+    let mut out = Vec::new();
+    for record in tail.records().iter().rev().take(RECORDS) {
+        let mut cursor = tail.cursor(record.offset);
+        let stated = cursor.take(12).and_then(|_| Ok((u64::from(cursor.u32()?), u64::from(cursor.u32()?))));
+        let mut ends = vec![(record.offset, stated.ok())];
+        if let Some(mut locator) = tail.locator(record.offset) {
+            let before = record.offset.saturating_sub(LOCATOR_LEN);
+            let stated = locator.take(4).and_then(|_| locator.u64()).unwrap_or_default();
+            for place in [stated, before.saturating_sub(RECORD_64_LEN)] {
+                ends.push((place, record_64(source, place)));
+            }
+        }
+        for (end, stated) in ends {
+            let Some((len, start)) = stated else { continue };
+            // Some readers go to the offset, others go back from the end record: bytes may stand before the archive.
+            let real = end.saturating_sub(len);
+            for (at, shift) in [(start, 0), (real, real.saturating_sub(start))] {
+                let candidate = Candidate { start: at, len, shift };
+                let mut signature = [0; 4];
+                if at.saturating_add(4) <= source.len() && !out.contains(&candidate) {
+                    source.read_at(at, &mut signature)?;
+                    if &signature == b"PK\x01\x02" {
+                        out.push(candidate);
+                    }
+                }
+            }
+        }
+    }
+    Ok(out)
+}
+
+/// Size and offset of the directory that a zip64 end record states, if one is there.
+fn record_64(source: &Source, place: u64) -> Option<(u64, u64)> {
+    let bytes = source.read_vec(place, RECORD_64_LEN).ok()?;
+    let mut cursor = Cursor::new(&bytes, place);
+    let signature: [u8; 4] = cursor.array().ok()?;
+    cursor.take(36).ok()?;
+    let (len, start) = (cursor.u64().ok()?, cursor.u64().ok()?);
+    (&signature == SIGNATURE_64).then_some((len, start))
 }
 
 /// The last bytes of the source, long enough for the longest comment.

@@ -26,6 +26,25 @@ pub(super) fn to_vec(source: &Source, payload: Region, size: u64) -> Result<Vec<
     Ok(out)
 }
 
+/// As much as the stream gives, up to `most` bytes, and whether it ended well before that.
+pub(super) fn lenient(source: &Source, payload: Region, most: u64) -> Result<(Vec<u8>, bool)> {
+    let (mut out, mut full) = (Vec::new(), false);
+    let done = stream(source, payload, u64::MAX, |bytes| {
+        let room = usize::try_from(most).unwrap_or(usize::MAX).saturating_sub(out.len());
+        let taken = bytes.get(..room.min(bytes.len())).unwrap_or_default();
+        out.try_reserve(taken.len()).map_err(|_| Error::new(Code::Memory, "no memory to inflate"))?;
+        out.extend_from_slice(taken);
+        full = taken.len() < bytes.len();
+        // Enough: what is left is not looked at.
+        if full { Err(Error::new(Code::Limit, "enough")) } else { Ok(()) }
+    });
+    match done {
+        Err(error) if matches!(error.code(), Code::Memory | Code::Io | Code::FileChanged) => Err(error),
+        // The stated size is of no matter here, so a good stream ends in that complaint.
+        _ => Ok((out, !full)),
+    }
+}
+
 /// Hands the inflated bytes, which must be `size` many, to `sink` in pieces.
 pub(super) fn stream(
     source: &Source,

@@ -9,6 +9,7 @@ mod directory;
 mod end;
 mod inflate;
 mod local;
+mod salvage;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,6 +22,8 @@ use crate::parallel::Cancel;
 
 pub use directory::Member;
 pub(super) use end::ends_in_zip;
+pub(crate) use end::leads_to_directory;
+pub use salvage::{Salvage, Salvaged, salvage, salvage_range};
 
 /// What to do with bytes after the archive's end record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,6 +181,12 @@ impl Archive {
         Ok(bytes)
     }
 
+    /// Up to `most` bytes of a member as it comes out, however wrong its size and checksum are; whether that is all of it.
+    pub fn peek(&self, index: usize, most: u64) -> Result<(Vec<u8>, bool)> {
+        let (member, region) = (self.member(index)?, self.payload(index)?);
+        peek(&self.source, region, member.method(), most).map_err(|error| self.place(member, error))
+    }
+
     /// Reads the member's bytes once, in pieces, and checks their checksum; does nothing where none was computed.
     pub fn verify(&self, index: usize, cancel: &Cancel) -> Result<()> {
         let member = self.member(index)?;
@@ -216,6 +225,17 @@ impl Archive {
 
     fn place(&self, member: &Member, error: Error) -> Error {
         self.source.place(error.in_member(member.name()))
+    }
+}
+
+/// Up to `most` bytes of what is stored in a range by some method, and whether that is all of it; for hostile archives.
+pub fn peek(source: &Source, region: Region, method: u16, most: u64) -> Result<(Vec<u8>, bool)> {
+    match method {
+        8 => inflate::lenient(source, region, most),
+        _ => {
+            let len = region.len().min(most);
+            Ok((source.read_vec(region.start(), len)?, len == region.len()))
+        }
     }
 }
 

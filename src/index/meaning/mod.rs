@@ -116,6 +116,12 @@ pub(super) struct Reader<'a> {
     out: Meanings,
 }
 
+/// What is known of each global.
+fn globals(values: &Values) -> Vec<Option<Known>> {
+    let named = values.globals().map(|(id, _)| values.global(id));
+    named.map(|global| lookup(global.module, global.name)).collect()
+}
+
 impl<'a> Reader<'a> {
     /// Interprets every call of `values`.
     pub(super) fn new(
@@ -124,23 +130,7 @@ impl<'a> Reader<'a> {
         ids: Ids,
         locate: Locate<'a>,
     ) -> Result<Reader<'a>> {
-        let globals = (values.globals())
-            .map(|(id, _)| values.global(id))
-            .map(|global| lookup(global.module, global.name))
-            .collect();
-        let out = Meanings { ids, globals, ..Meanings::default() };
-        let mut reader = Reader {
-            values,
-            limits,
-            locate,
-            keys: HashMap::new(),
-            views: HashMap::new(),
-            pairs: HashMap::new(),
-            latin1: HashMap::new(),
-            numbers: HashMap::new(),
-            lengths: HashMap::new(),
-            out,
-        };
+        let mut reader = Reader::before(values, limits, ids, locate, globals(values));
         // Of these, BUILD sets the data, which may come after the call. Inner ones come later than those around them.
         let mut late = Vec::new();
         for (id, _) in values.calls() {
@@ -159,6 +149,49 @@ impl<'a> Reader<'a> {
             }
         }
         Ok(reader)
+    }
+
+    /// As `new`, but tensors are not put together: a call that would make one is judged by its form, and only whether calls
+    /// have a meaning is known then.
+    pub(super) fn forms(values: &'a Values, limits: &'a Limits, ids: Ids, locate: Locate<'a>) -> Reader<'a> {
+        let mut reader = Reader::before(values, limits, ids, locate, globals(values));
+        for (id, _) in values.calls() {
+            let call = values.call(id);
+            let meaning = match (reader.known(call.callable), values.get(call.args)) {
+                (Some(Known::Rebuild(rebuild)), Value::Tuple(args)) if reader.has_form(rebuild, args) => {
+                    Ok(Meaning::Record)
+                }
+                (Some(Known::Rebuild(_)), _) => Ok(Meaning::Opaque),
+                (Some(Known::TensorClass(class)), _) if reader.is_old_tensor(class, &call) => {
+                    Ok(Meaning::Record)
+                }
+                _ => reader.call(&call),
+            };
+            reader.out.calls.push(meaning.unwrap_or(Meaning::Opaque));
+        }
+        reader
+    }
+
+    /// A reader that has read no call yet.
+    fn before(
+        values: &'a Values,
+        limits: &'a Limits,
+        ids: Ids,
+        locate: Locate<'a>,
+        globals: Vec<Option<Known>>,
+    ) -> Reader<'a> {
+        Reader {
+            values,
+            limits,
+            locate,
+            keys: HashMap::new(),
+            views: HashMap::new(),
+            pairs: HashMap::new(),
+            latin1: HashMap::new(),
+            numbers: HashMap::new(),
+            lengths: HashMap::new(),
+            out: Meanings { ids, globals, ..Meanings::default() },
+        }
     }
 
     /// What is known so far.

@@ -49,6 +49,19 @@ impl<'a> Reader<'a> {
         self.push(tensor).map(Some)
     }
 
+    /// Whether a call has the form of such an object; whether its parts are tensors is not asked.
+    pub(super) fn is_old_tensor(&self, class: TensorClass, call: &Call<'_>) -> bool {
+        let Value::Tuple(args) = self.values.get(call.args) else { return false };
+        let made = match (class, args) {
+            (_, []) => true,
+            (TensorClass::Parameter | TensorClass::Variable, [data] | [data, _]) => {
+                matches!(self.values.get(*data), Value::Call(_))
+            }
+            _ => false,
+        };
+        made && call.states.iter().all(|&state| matches!(self.values.get(state), Value::Tuple(_)))
+    }
+
     /// The tensor that a numpy array or another tensor was made of, on a device (torch/_utils.py:
     /// `_rebuild_device_tensor_from_numpy`, `_rebuild_device_tensor_from_cpu_tensor`); `None` where a cast would come first.
     pub(super) fn device_tensor(&mut self, args: &[Handle]) -> Result<Option<u32>> {

@@ -90,6 +90,49 @@ impl<'a> Reader<'a> {
         .map(Some)
     }
 
+    /// Whether the arguments are of the kinds that `rebuild` takes; whether the tensor lies in its storage is not asked.
+    pub(super) fn has_form(&self, rebuild: Rebuild, args: &[Handle]) -> bool {
+        let is = |handle, test: fn(Value<'_>) -> bool| test(self.values.get(handle));
+        let placed = |[storage, offset, size, stride]: [Handle; 4]| {
+            is(storage, |value| matches!(value, Value::PersistentId(_)))
+                && is(offset, |value| matches!(value, Value::Int(_)))
+                && [size, stride].into_iter().all(|dims| is(dims, |value| matches!(value, Value::Tuple(_))))
+        };
+        let is_bool = |handle| is(handle, |value| matches!(value, Value::Bool(_)));
+        let is_call = |handle| is(handle, |value| matches!(value, Value::Call(_)));
+        match (rebuild, args) {
+            (Rebuild::Tensor, &[storage, offset, size, stride]) => placed([storage, offset, size, stride]),
+            (Rebuild::TensorV2, &[storage, offset, size, stride, grad, _, ref rest @ ..]) => {
+                rest.len() <= 1 && is_bool(grad) && placed([storage, offset, size, stride])
+            }
+            (Rebuild::TensorV3, &[storage, offset, size, stride, grad, _, dtype, ref rest @ ..]) => {
+                rest.len() <= 1
+                    && is_bool(grad)
+                    && matches!(self.known(dtype), Some(Known::Dtype(_)))
+                    && placed([storage, offset, size, stride])
+            }
+            (Rebuild::Parameter, &[tensor, grad, _])
+            | (Rebuild::ParameterWithState, &[tensor, grad, _, _]) => is_call(tensor) && is_bool(grad),
+            (Rebuild::FromType, &[function, _, inner, _]) => {
+                match (self.known(function), self.values.get(inner)) {
+                    (Some(Known::Rebuild(Rebuild::FromType | Rebuild::Sparse)), _) => false,
+                    (Some(Known::Rebuild(rebuild)), Value::Tuple(inner)) => self.has_form(rebuild, inner),
+                    _ => false,
+                }
+            }
+            (Rebuild::Quantized, &[storage, offset, size, stride, params, grad, _]) => {
+                let is_tuple = matches!(self.values.get(params), Value::Tuple(_));
+                is_tuple && is_bool(grad) && placed([storage, offset, size, stride])
+            }
+            (Rebuild::Sparse, &[_, parts]) => matches!(self.values.get(parts), Value::Tuple(_)),
+            (Rebuild::Meta, &[dtype, _, _, grad]) => {
+                matches!(self.known(dtype), Some(Known::Dtype(_))) && is_bool(grad)
+            }
+            (Rebuild::FromDevice, &[data, _, _, grad]) => is_call(data) && is_bool(grad),
+            _ => false,
+        }
+    }
+
     /// The tensor that a value is, if it is one.
     pub(super) fn tensor_at(&self, handle: Handle) -> Option<&Tensor> {
         self.tensor_id(handle).map(|(_, tensor)| tensor)

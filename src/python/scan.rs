@@ -1,0 +1,44 @@
+//! `scan_paths` and `scan_bytes`: the shells around scanning; a report crosses as JSON.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
+
+use super::{checkpoint, run};
+use crate::parallel::Cancel;
+use crate::scan::{self, Options};
+
+/// Scans files and directories.
+#[pyfunction]
+#[pyo3(signature = (paths, *, limits))]
+pub(crate) fn scan_paths(
+    py: Python<'_>,
+    paths: Vec<PathBuf>,
+    limits: BTreeMap<String, u64>,
+) -> PyResult<String> {
+    let options = options(limits)?;
+    let cancel = options.cancel.clone();
+    run::watched(py, true, &cancel, || scan::scan(&paths, &options).map(|report| report.to_json()))
+}
+
+/// Scans bytes in memory.
+#[pyfunction]
+#[pyo3(signature = (data, *, limits))]
+pub(crate) fn scan_bytes(
+    py: Python<'_>,
+    data: PyBackedBytes,
+    limits: BTreeMap<String, u64>,
+) -> PyResult<String> {
+    let options = options(limits)?;
+    let cancel = options.cancel.clone();
+    run::watched(py, true, &cancel, || {
+        scan::scan_bytes(Arc::new(data), &options).map(|report| report.to_json())
+    })
+}
+
+fn options(limits: BTreeMap<String, u64>) -> PyResult<Options> {
+    Ok(Options { limits: checkpoint::limits(limits)?, cancel: Cancel::new() })
+}
