@@ -147,14 +147,16 @@ impl Stream {
     /// Stops the work, and returns when it has stopped. What was made and not taken is freed.
     pub fn close(&mut self) {
         self.plan = None;
-        let Some(worker) = self.worker.take() else {
-            return;
-        };
         if self.process != process::id() {
             // The thread is the parent's: there is nothing to wait for, and nothing of it to be freed here.
-            std::mem::forget(worker);
+            std::mem::forget(self.worker.take());
             return;
         }
+        let Some(worker) = self.worker.take() else {
+            // Nobody was started who could say that there is nothing more.
+            self.queue.finish();
+            return;
+        };
         self.cancel.cancel();
         self.queue.close();
         // A panic has been told as an error.
