@@ -6,7 +6,7 @@ from rustload._rustload import Buffer, __version__
 # isort: split
 from rustload import errors
 from rustload._checkpoint import Checkpoint, OpaqueClass, open
-from rustload._inert import Global, Opaque
+from rustload._inert import DefaultDict, Global, Opaque, Quantization, Sparse
 from rustload._join import JoinedTensor, concat, stack
 from rustload._limits import Limits
 from rustload._memory import Memory, memory, trim
@@ -27,6 +27,7 @@ from rustload.errors import (
 __all__ = [
     "Buffer",
     "Checkpoint",
+    "DefaultDict",
     "DeviceError",
     "DisallowedError",
     "FormatError",
@@ -40,8 +41,10 @@ __all__ = [
     "Opaque",
     "OpaqueClass",
     "PySafeSlice",
+    "Quantization",
     "RustloadError",
     "SafetensorError",
+    "Sparse",
     "TensorMeta",
     "TensorNotFoundError",
     "UnsupportedError",

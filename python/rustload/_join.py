@@ -11,6 +11,7 @@ from rustload._tensor import LazyTensor, _size
 from rustload.errors import _make
 
 if TYPE_CHECKING:
+    from rustload._inert import Quantization
     from rustload._tensor import Shared
 
 __all__ = ["JoinedTensor", "concat", "stack"]
@@ -90,6 +91,26 @@ class JoinedTensor(LazyTensor):
     def requires_grad(self) -> bool:
         """Whether any part wants gradients."""
         return any(part.requires_grad for part in self._core.parts())
+
+    @property
+    def is_meta(self) -> bool:
+        """False: there is nothing to join where there are no elements."""
+        return False
+
+    @property
+    def class_name(self) -> str | None:
+        """None: it is no tensor of the file."""
+        return None
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Empty: those of the parts are with the parts."""
+        return {}
+
+    @property
+    def quantization(self) -> Quantization | None:
+        """None: that of the parts is with the parts, and may differ."""
+        return None
 
     def __repr__(self) -> str:
         """The number of parts, dtype, shape and size; reads nothing."""

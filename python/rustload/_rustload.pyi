@@ -21,6 +21,7 @@ __all__ = [
     "Stream",
     "Tensor",
     "__version__",
+    "check_sparse",
     "concat",
     "memory",
     "open_bytes",
@@ -268,6 +269,9 @@ class Joined:
     def result_shape(self, wanted: _Wanted) -> tuple[int, ...]:
         """The shape of what `materialize` would give."""
 
+    def quantization(self, _wrap: Callable[[Tensor], object]) -> None:
+        """None: that of the parts is with the parts."""
+
     def standing(self, copy: bool | None) -> Literal["view", "copy"] | None:
         """None: it stands on no storage.
 
@@ -349,6 +353,7 @@ class _Wanted(Protocol):
     transpose: bool | list[int] | None
     copy: bool | None
     allow_lossy: bool
+    dequantize: bool
     threads: int | None
 
     @property
@@ -403,12 +408,43 @@ class Tensor:
         """Whether the file has it as a `torch.nn.Parameter`."""
 
     @property
+    def is_meta(self) -> bool:
+        """Whether it was saved on the meta device: a shape without elements."""
+
+    @property
+    def class_name(self) -> str | None:
+        """The subclass of `torch.Tensor` that the file has it as, as `module.name`; None for plain tensors."""
+
+    @property
     def requires_grad(self) -> bool:
         """Whether the file says that it wants gradients."""
 
     @property
     def storage(self) -> tuple[int, int]:
         """The storage: number of the file and number in it. Tied tensors have the same."""
+
+    def attributes(self, wrap: Callable[[Tensor], object]) -> list[Any]:
+        """What the file sets on the tensor, in its order: each a dict of attributes, or a pair of such a dict and one of slots.
+
+        Args:
+            wrap: Makes what stands in them for a tensor.
+
+        Raises:
+            LimitError: They are nested too deeply, or have too many values.
+        """
+
+    def quantization(
+        self, wrap: Callable[[Tensor], object]
+    ) -> tuple[str, str, Any, Any, int | None, tuple[tuple[int, ...], tuple[int, ...], int] | None] | None:
+        """How the integers stand for numbers: dtype, scheme, scale, zero point, axis, and the packed layout.
+
+        Args:
+            wrap: Makes what stands for tensors of scales and zero points.
+
+        Returns:
+            None for a tensor that is not quantized. Scale and zero point are numbers where the axis is None, tensors or lists
+            otherwise. The packed layout is shape, strides and offset, where several numbers share a byte.
+        """
 
     def index(self, key: object) -> Tensor:
         """A part by basic indexing.
@@ -477,6 +513,22 @@ class Tensor:
             BufferError: No view of them exists.
             FormatError: The file was cut or changed.
         """
+
+def check_sparse(
+    layout: str, shape: Sequence[int], is_coalesced: bool | None, parts: Sequence[Tensor]
+) -> None:
+    """Checks what a sparse tensor's parts say of each other. Reads the indices.
+
+    Args:
+        layout: `"sparse_coo"` and the like.
+        shape: Elements along each dimension.
+        is_coalesced: Whether coordinates must be in order, each once.
+        parts: The parts, in the order of the layout.
+
+    Raises:
+        FormatError: They do not fit the shape, or each other (code `SparseInvariant`).
+        ValueError: There is no such layout.
+    """
 
 def parse_dtype(name: str) -> str:
     """The dtype's name in torch's words.

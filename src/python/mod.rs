@@ -5,6 +5,7 @@ mod buffer;
 mod capsule;
 mod checkpoint;
 mod error;
+mod extra;
 mod joined;
 mod memory;
 mod objects;
@@ -26,6 +27,8 @@ mod _rustload {
     use super::buffer::Buffer;
     #[pymodule_export]
     use super::checkpoint::{Checkpoint, open_bytes, open_paths};
+    #[pymodule_export]
+    use super::extra::check_sparse;
     #[pymodule_export]
     use super::joined::{Joined, concat, stack};
     #[pymodule_export]

@@ -116,7 +116,7 @@ impl Joined {
         let numbers: Dims = (0..self.shape.len() as u64).collect();
         let found = order.of(&Layout { shape: self.shape.clone(), strides: numbers, offset: 0 })?;
         let dim = found.strides.iter().position(|&number| number == self.dim as u64).unwrap_or(0);
-        let parts = self.parts.iter().map(|part| Ok(part.with(order.of(&part.layout)?)));
+        let parts = self.parts.iter().map(|part| part.with(|layout| order.of(layout)));
         Ok(Joined { parts: parts.collect::<Result<_>>()?, dim, shape: found.shape })
     }
 
@@ -155,6 +155,10 @@ impl Joined {
     fn result_bytes(&self, request: &Request) -> Result<u64> {
         let dtype = request.dtype.unwrap_or(self.dtype());
         for part in &self.parts {
+            if part.dequantizes(request).is_some() {
+                let text = "quantized tensors are dequantized one by one, not joined";
+                return part.place(Err(Error::new(Code::Value, text)));
+            }
             part.place(part.result_bytes(&part.layout, dtype))?;
         }
         let itemsize = dtype.itemsize();
@@ -176,17 +180,6 @@ impl Joined {
     fn first(&self) -> &Tensor {
         // There is one: `concat` refuses an empty list, and indexing keeps one at least.
         &self.parts[0]
-    }
-}
-
-impl Order {
-    /// The layout in this order.
-    pub(super) fn of(&self, layout: &Layout) -> Result<Layout> {
-        match self {
-            Order::Same => Ok(layout.clone()),
-            Order::Transpose => layout.transpose(),
-            Order::Permute(dims) => layout.permute(dims),
-        }
     }
 }
 

@@ -257,6 +257,9 @@ impl Plan {
             return Ok(ready(Made::Same));
         }
         let (tensor, request) = &self.wishes[step.index];
+        if self.flow.standing && tensor.is_meta() {
+            return Ok(ready(Made::Standing(Standing::View)));
+        }
         if self.flow.standing
             && request.copy != Some(true)
             && !tensor.is_converted(request)
@@ -306,8 +309,10 @@ impl Plan {
             if let (What::Fill(owned), Some(memory)) = (what, memory) {
                 let (tensor, request) = &self.wishes[step.index];
                 let task = tensor.task(owned, request, memory);
-                tasks.push(task.map_err(|error| self.failed(step.index, error))?);
-                indices.push(step.index);
+                if let Some(task) = task.map_err(|error| self.failed(step.index, error))? {
+                    tasks.push(task);
+                    indices.push(step.index);
+                }
             }
         }
         fill_all(tasks, self.flow.threads)
