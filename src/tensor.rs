@@ -320,17 +320,21 @@ impl Tensor {
         owned.nbytes.saturating_add(inflated)
     }
 
-    /// The work of filling `out` with an owned result.
+    /// The work of filling memory with an owned result; none where it is done by now, as for what is dequantized.
     pub(crate) fn task<'a>(
         &self,
         owned: &Owned,
         request: &Request,
         memory: &'a mut Unfilled,
-    ) -> Result<Task<'a>> {
+    ) -> Result<Option<Task<'a>>> {
+        if self.dequantizes(request).is_some() {
+            self.fill(&owned.layout, owned.dtype, request, false, memory.bytes_mut())?;
+            return Ok(None);
+        }
         let how = self.how(owned.dtype, request, memory.is_recycled())?;
         let out = memory.bytes_mut();
         let payload = self.checkpoint.payload(self.storage())?;
-        Ok(Task { payload, layout: owned.layout.clone(), how, out })
+        Ok(Some(Task { payload, layout: owned.layout.clone(), how, out }))
     }
 
     /// Writes the elements, C-contiguous in the order asked for, into `out`, which has exactly their size.

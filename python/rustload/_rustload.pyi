@@ -390,6 +390,9 @@ class Joined:
     def result_shape(self, wanted: _Wanted) -> tuple[int, ...]:
         """The shape of what `materialize` would give."""
 
+    def quantization(self, _wrap: Callable[[Tensor], object]) -> None:
+        """None: that of the parts is with the parts."""
+
     def standing(self, copy: bool | None) -> Literal["view", "copy"] | None:
         """None: it stands on no storage.
 

@@ -77,6 +77,11 @@ impl Joined {
         PyTuple::new(py, &self.0.ordered(&wanted.request()?.order)?)
     }
 
+    /// None: that of the parts is with the parts.
+    fn quantization(&self, _wrap: &Bound<'_, PyAny>) -> Option<Py<PyAny>> {
+        None
+    }
+
     /// None: it stands on no storage.
     fn standing(&self, copy: Option<bool>) -> PyResult<Option<&'static str>> {
         if copy == Some(false) && self.0.parts().len() > 1 {

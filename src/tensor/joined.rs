@@ -26,11 +26,6 @@ impl Joined {
         let dim = dimension(dim, first.layout.ndim())?;
         for part in &parts {
             check_alike(first, part, dim)?;
-            if part.quantization().is_some() {
-                let text = format!("tensor {:?} is quantized, and has a scale of its own", part.name());
-                let error = Error::new(Code::DtypeUnsupported, text);
-                return Err(error.note("Materialize each with dequantize=True, and join what that gives."));
-            }
         }
         let mut shape = first.layout.shape.clone();
         let mut sizes = parts.iter().map(|part| part.layout.shape[dim]);
@@ -160,6 +155,10 @@ impl Joined {
     fn result_bytes(&self, request: &Request) -> Result<u64> {
         let dtype = request.dtype.unwrap_or(self.dtype());
         for part in &self.parts {
+            if part.dequantizes(request).is_some() {
+                let text = "quantized tensors are dequantized one by one, not joined";
+                return part.place(Err(Error::new(Code::Value, text)));
+            }
             part.place(part.result_bytes(&part.layout, dtype))?;
         }
         let itemsize = dtype.itemsize();

@@ -461,3 +461,14 @@ def test_the_consumer_may_write_to_what_it_got(many):
         tensor.zero_()
     gc.collect()
     assert all(float(tensor[5, 5]) == float(name[1:]) for name, tensor in ckpt.stream(copy=True))
+
+
+def test_meta_tensors_come_as_they_do_alone(save):
+    state = {"m": torch.empty(3, 2, device="meta"), "a": torch.ones(4)}
+    ckpt = rustload.open(save(state))
+    for how in ({}, {"dtype": "float16"}, {"copy": True}):
+        found = ckpt.materialize(**how)
+        assert found["m"].is_meta
+        assert found["m"].shape == (3, 2)
+        assert found["m"].dtype == found["a"].dtype
+        assert float(found["a"].sum()) == 4
