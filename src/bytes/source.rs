@@ -61,6 +61,10 @@ impl Source {
         let metadata = file.metadata().map_err(io)?;
         regular(&metadata, path)?;
         let stamp = Stamp::of(&metadata);
+        if stamp.len == 0 && file.read_at(&mut [0], 0).is_ok_and(|read| read > 0) {
+            let text = "this is no regular file: its size is said to be 0, yet there are bytes to read";
+            return Err(Error::new(Code::NotRegularFile, text)).in_file(path);
+        }
         let window = Region::new(0, stamp.len).unwrap_or_default();
         let file = OpenFile { file, path: path.to_owned(), stamp, mapping: Mutex::new(None) };
         Ok(Source { backing: Backing::File(Arc::new(file)), window })

@@ -179,6 +179,7 @@ pub fn read(source: &Source, options: &Options) -> Result<Index> {
 fn plain_pickle(source: &Source, options: &Options) -> Result<Index> {
     Limits::check("pickle_bytes", options.limits.pickle_bytes, source.len())?;
     let data = source.read_vec(0, source.len())?;
+    torch_legacy::wrong_magic(&data, &options.limits)?;
     let locate = |key: &str, _: u64| {
         let text = format!("the pickle names storage {key}, but a bare pickle holds no storages");
         Err(Error::new(Code::PersistentId, text))

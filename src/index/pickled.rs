@@ -22,7 +22,7 @@ pub(super) struct Pickled {
 /// Runs the pickle that `data` is, and finds out what its calls mean.
 pub(super) fn read(data: Vec<u8>, ids: Ids, locate: Locate<'_>, options: &Options) -> Result<Pickled> {
     let total = data.len();
-    let Pickle { values, root, end, .. } = pickle::run(data, 0, &options.limits)?;
+    let Pickle { values, root, end, protocol, needed } = pickle::run(data, 0, &options.limits)?;
     if end != total && !options.ignore_trailing {
         let text = format!("{} byte(s) after the pickle's end", total.saturating_sub(end));
         return Err(Error::new(Code::TrailingData, text).at(u64::try_from(end).unwrap_or(u64::MAX)));
@@ -38,6 +38,11 @@ pub(super) fn read(data: Vec<u8>, ids: Ids, locate: Locate<'_>, options: &Option
         found = names::find(View { values: &values, meanings: reader.meanings() }, root, &options.limits)?;
     }
     let mut meanings = reader.finish();
+    if needed > protocol {
+        meanings
+            .notes
+            .push(format!("the pickle states protocol {protocol} and has opcodes of protocol {needed}"));
+    }
     Ok(Pickled {
         entries: found.entries,
         tensors: std::mem::take(&mut meanings.tensors),

@@ -41,6 +41,8 @@ pub struct Pickle {
     pub end: usize,
     /// The protocol that PROTO states; 0 without PROTO.
     pub protocol: u8,
+    /// The protocol of the newest opcode in it, where that is 2 or later.
+    pub needed: u8,
 }
 
 /// What a pickle may hold besides the usual.

@@ -14,7 +14,7 @@ pub(super) use self::numpy::NumpyType;
 use self::storage::{Seen, Spot};
 use super::known::{Known, lookup};
 use super::{Place, Storage, Tensor};
-use crate::error::Result;
+use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
 use crate::pickle::{Call, GlobalId, Handle, Text, Value, Values};
 
@@ -120,7 +120,8 @@ impl<'a> Reader<'a> {
         };
         for (id, _) in values.calls() {
             let call = values.call(id);
-            let meaning = reader.call(&call).map_err(|error| error.at(call.offset))?;
+            let meaning = reader.call(&call).and_then(|meaning| fits(meaning, &call));
+            let meaning = meaning.map_err(|error| error.at(call.offset))?;
             reader.out.calls.push(meaning);
         }
         Ok(reader)
@@ -294,4 +295,21 @@ impl<'a> Reader<'a> {
                 *self.latin1.entry(handle).or_insert_with(fits)
             }
     }
+}
+
+/// Refuses SETITEM on what has no items to set and APPEND on what cannot grow: to a reader that knows the class by its name
+/// only, a tensor with items would be a dict (CVE-2026-24747).
+fn fits(meaning: Meaning, call: &Call<'_>) -> Result<Meaning> {
+    let (items, appended) = (!call.items.is_empty(), !call.appended.is_empty());
+    let misfit = match meaning {
+        Meaning::Opaque => false,
+        Meaning::Dict(_) => appended,
+        Meaning::Sequence(_) => items,
+        _ => items || appended,
+    };
+    if misfit {
+        let text = "an opcode sets items of, or appends to, a value of another type";
+        return Err(Error::new(Code::PickleType, text));
+    }
+    Ok(meaning)
 }
