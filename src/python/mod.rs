@@ -4,6 +4,7 @@
 mod buffer;
 mod capsule;
 mod checkpoint;
+mod cost;
 mod error;
 mod objects;
 mod run;

@@ -5,13 +5,16 @@
 //!
 //! Values in a pickle share parts (a list of arguments, a module's name, a text that is decoded), so that a small file can
 //! say a lot. Each value is exported once, and all it copies is charged against the limit `export_nodes` beforehand: one node
-//! for itself, for each item and pair, and for every [`TEXT`] bytes.
+//! for itself, for each item and pair, and for every [`TEXT`] bytes. What becomes of it in Python's memory (an empty dict is one
+//! byte of pickle and 64 of CPython) is charged against `export_bytes` ([`super::cost`]), and keys that hash alike are paid for
+//! by the comparisons they cause.
 
 use std::collections::HashMap;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyComplex, PyDict, PyFrozenSet, PyList, PySet, PyString, PyTuple};
 
+use super::cost::{self, Crowd};
 use super::tensor::Tensor;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Code, Error};
@@ -128,6 +131,8 @@ struct Export<'a, 'py> {
     states: Vec<(Bound<'py, PyAny>, Handle)>,
     /// Nodes charged so far.
     spent: u64,
+    /// Bytes of Python objects charged so far.
+    bytes: u64,
     opaque: Bound<'py, PyAny>,
     global: Bound<'py, PyAny>,
 }
@@ -164,6 +169,7 @@ impl<'a, 'py> Export<'a, 'py> {
             classes: HashMap::new(),
             states: Vec::new(),
             spent: 0,
+            bytes: 0,
             opaque,
             global,
         })
@@ -226,6 +232,8 @@ impl<'a, 'py> Export<'a, 'py> {
         let tree: &'a Tree = self.tree;
         self.charge(tree.weight(handle).saturating_add(1))?;
         let object = tree.get(handle)?;
+        self.bytes = self.bytes.saturating_add(cost::bytes(&object));
+        Limits::check("export_bytes", self.limits.export_bytes, self.bytes)?;
         let mut children: Vec<Handle> = Vec::new();
         let made = match &object {
             Object::List(items) => {
@@ -271,6 +279,9 @@ impl<'a, 'py> Export<'a, 'py> {
             }
         };
         self.done.insert(handle, made.clone());
+        if children.is_empty() && made.is_some() {
+            return Ok(None);
+        }
         Ok(Some(Frame { handle, object, made, children, next: 0, depth }))
     }
 
@@ -296,8 +307,11 @@ impl<'a, 'py> Export<'a, 'py> {
             }
             (Object::Set(items), Some(made)) => {
                 let set = made.cast::<PySet>()?;
+                let mut crowd = Crowd::of(items.len());
                 for &item in items {
-                    set.add(self.get(item)?)?;
+                    let item = self.get(item)?;
+                    self.charge(crowd.met(&item)?)?;
+                    set.add(item)?;
                 }
             }
             (Object::Deque(items, _), Some(made)) => {
@@ -305,8 +319,11 @@ impl<'a, 'py> Export<'a, 'py> {
                 made.call_method1("extend", (PyTuple::new(py, items)?,))?;
             }
             (Object::Dict { entries, states, .. }, Some(made)) => {
+                let mut crowd = Crowd::of(entries.len());
                 for &(key, value) in entries {
-                    made.set_item(self.get(key)?, self.get(value)?)?;
+                    let key = self.get(key)?;
+                    self.charge(crowd.met(&key)?)?;
+                    made.set_item(key, self.get(value)?)?;
                 }
                 // The state itself may still wait to be filled.
                 self.states.extend(states.iter().map(|&state| (made.clone(), state)));
@@ -332,6 +349,10 @@ impl<'a, 'py> Export<'a, 'py> {
             }
             (Object::FrozenSet(items), _) => {
                 let items = items.iter().map(|&item| self.get(item)).collect::<PyResult<Vec<_>>>()?;
+                let mut crowd = Crowd::of(items.len());
+                for item in &items {
+                    self.charge(crowd.met(item)?)?;
+                }
                 self.done.insert(frame.handle, Some(PyFrozenSet::new(py, items)?.into_any()));
             }
             (Object::Tuple(items), _) => {
