@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 /// A result with rustload's [`Error`].
@@ -379,6 +380,18 @@ impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.0.source.as_ref().map(|source| source as _)
     }
+}
+
+/// Runs `work`; a panic in it, which is a bug, becomes an [`Code::InternalError`] in place of unwinding further.
+pub fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let text = panic
+            .downcast_ref::<String>()
+            .map(String::as_str)
+            .or_else(|| panic.downcast_ref::<&str>().copied());
+        let text = format!("internal error: {}", text.unwrap_or("a panic"));
+        Err(Error::new(Code::InternalError, text))
+    })
 }
 
 /// Places added to the error of a result on its way up.

@@ -15,16 +15,31 @@ use super::value::{CallKind, Handle, Values};
 use super::{Options, Pickle, index, narrow, wide};
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
+use crate::parallel::Cancel;
 
-pub(super) fn run(data: Vec<u8>, start: usize, limits: &Limits, options: Options) -> Result<Pickle> {
+/// Opcodes between two looks at whether the work was asked to stop.
+const TICK: u32 = 1 << 14;
+
+pub(super) fn run(
+    data: Vec<u8>,
+    start: usize,
+    limits: &Limits,
+    options: Options,
+    cancel: &Cancel,
+) -> Result<Pickle> {
     // Offsets are kept in 32 bits.
     let ceiling = u64::from(u32::MAX).saturating_sub(1).min(limits.pickle_bytes);
     Limits::check("pickle_bytes", ceiling, wide(data.len()))?;
     let mut disasm = Disasm::strict(&data, start, limits);
     let mut machine = Machine::new(&data, limits, options)?;
     let mut root = None;
+    let mut ops = 0_u32;
     for op in disasm.by_ref() {
         let op = op?;
+        ops = ops.wrapping_add(1);
+        if ops.is_multiple_of(TICK) {
+            cancel.check()?;
+        }
         match machine.step(&op) {
             Ok(None) => {}
             Ok(found) => root = found,

@@ -25,6 +25,7 @@ mod value;
 
 use crate::error::Result;
 use crate::limits::Limits;
+use crate::parallel::Cancel;
 
 pub use disasm::{Arg, Disasm, Op};
 pub use opcode::{ArgKind, Opcode};
@@ -54,12 +55,17 @@ pub struct Options {
 
 /// Runs the pickle that begins at `start` of `data`, up to STOP; what follows is left alone.
 pub fn run(data: Vec<u8>, start: usize, limits: &Limits) -> Result<Pickle> {
-    machine::run(data, start, limits, Options::default())
+    machine::run(data, start, limits, Options::default(), &Cancel::new())
+}
+
+/// As [`run`], until it is asked to stop.
+pub fn run_until(data: Vec<u8>, start: usize, limits: &Limits, cancel: &Cancel) -> Result<Pickle> {
+    machine::run(data, start, limits, Options::default(), cancel)
 }
 
 /// As [`run`], with options.
 pub fn run_with(data: Vec<u8>, start: usize, limits: &Limits, options: Options) -> Result<Pickle> {
-    machine::run(data, start, limits, options)
+    machine::run(data, start, limits, options, &Cancel::new())
 }
 
 /// A 32-bit index as a position in memory.

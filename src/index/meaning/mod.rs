@@ -16,11 +16,15 @@ use super::known::{Known, lookup};
 use super::{Place, Storage, Tensor};
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
+use crate::parallel::Cancel;
 use crate::pickle::{Call, GlobalId, Handle, Text, Value, Values};
 
 /// Bytes of the longest text that a device, a location or the like has. Any number of calls may share one text, so it is
 /// bounded before it is looked at.
 pub(super) const SHORT: usize = 256;
+
+/// Calls between two looks at whether the work was asked to stop.
+const TICK: usize = 1 << 12;
 
 /// What one call means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,6 +105,7 @@ impl<'a> Reader<'a> {
         limits: &'a Limits,
         ids: Ids,
         locate: Locate<'a>,
+        cancel: &Cancel,
     ) -> Result<Reader<'a>> {
         let globals = (values.globals())
             .map(|(id, _)| values.global(id))
@@ -119,10 +124,15 @@ impl<'a> Reader<'a> {
             out,
         };
         for (id, _) in values.calls() {
+            if id.index().is_multiple_of(TICK) {
+                cancel.check()?;
+            }
             let call = values.call(id);
             let meaning = reader.call(&call).and_then(|meaning| fits(meaning, &call));
             let meaning = meaning.map_err(|error| error.at(call.offset))?;
             reader.out.calls.push(meaning);
+            let tensors = u64::try_from(reader.out.tensors.len()).unwrap_or(u64::MAX);
+            Limits::check("tensors", limits.tensors, tensors)?;
         }
         Ok(reader)
     }
