@@ -3,6 +3,7 @@
 #   make demo    build, then load one model from each format and compare with torch
 #   make test    every check CI runs, in CI's order
 #   make bench   the benchmarks against torch and safetensors (BENCH="--quick --json out.json" passes options on)
+#   make fuzz    every fuzz target for a minute, guided by coverage (FUZZ="pickle zip" SECONDS_EACH=600 for other ones)
 #   make build   only the extension, in .venv
 #   make fmt     format Rust and Python
 
@@ -17,6 +18,7 @@ VENV := $(CURDIR)/.venv
 PY := $(VENV)/bin/python
 CARGO := cargo
 BENCH ?=
+FUZZ ?=
 PYTEST ?=
 
 # A folder of wheels beside the checkout, where there is one, is searched as well as the index.
@@ -32,7 +34,7 @@ BUILT := $(VENV)/.built
 EXTENSION := python/rustload/_rustload.abi3.so
 RUST := $(shell find src -name '*.rs')
 
-.PHONY: help demo test bench build fmt clean cargo lint-rust test-rust lint-python test-python
+.PHONY: help demo test bench fuzz build fmt clean cargo lint-rust test-rust lint-python test-python
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -43,12 +45,15 @@ demo: build
 bench: build
 	@$(PY) -m benches.python $(BENCH)
 
+fuzz: build
+	fuzz/run $(FUZZ)
+
 test: lint-rust test-rust build lint-python test-python
 
 build: $(BUILT)
 
 fmt: $(INSTALLED) cargo
-	$(CARGO) fmt
+	$(CARGO) fmt --all
 	$(VENV)/bin/ruff check --fix-only --quiet .
 	$(VENV)/bin/ruff format .
 
@@ -58,12 +63,12 @@ clean:
 
 # The core with no Python at all, then with the binding.
 lint-rust: $(INSTALLED) cargo
-	$(CARGO) fmt --check
-	$(CARGO) clippy --locked --all-targets -- -D warnings
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	$(CARGO) clippy --locked --all-targets --features python -- -D warnings
 
 test-rust: cargo
-	$(CARGO) test --locked
+	$(CARGO) test --locked --workspace
 
 lint-python: $(BUILT)
 	$(VENV)/bin/ruff check .

@@ -375,6 +375,21 @@ impl<'d> Machine<'d> {
         if kwargs.is_some_and(|kwargs| !matches!(self.arena.node(kwargs), Node::Dict(_))) {
             return Err(fail(Code::PickleType, "the keyword arguments of a call are no dict"));
         }
+        self.push_call(kind, callable, args, kwargs, offset)
+    }
+
+    /// Only a name, what a call would have made, or what the host knows under an id can be called at all.
+    fn push_call(
+        &mut self,
+        kind: CallKind,
+        callable: Handle,
+        args: Handle,
+        kwargs: Option<Handle>,
+        offset: usize,
+    ) -> Result<()> {
+        if !matches!(self.arena.node(callable), Node::Global(_) | Node::Call { .. } | Node::PersistentId(_)) {
+            return Err(fail(Code::PickleType, "what is called is no class or function"));
+        }
         let handle = self.arena.add_call(kind, callable, args, kwargs, offset)?;
         self.stack.push(handle)
     }
@@ -389,8 +404,7 @@ impl<'d> Machine<'d> {
     ) -> Result<()> {
         let args = self.arena.add_tuple(self.stack.from(first))?;
         self.stack.truncate(mark);
-        let handle = self.arena.add_call(kind, callable, args, None, offset)?;
-        self.stack.push(handle)
+        self.push_call(kind, callable, args, None, offset)
     }
 
     fn text_integer(&mut self, opcode: Opcode, line: &[u8]) -> Result<()> {

@@ -82,6 +82,18 @@ pub(super) struct Meanings {
     pub(super) notes: Vec<String>,
 }
 
+impl Meanings {
+    /// The class of `('module', class, file, source)`, a persistent id that stands for the class itself; always a global.
+    pub(super) fn module(&self, values: &Values, pid: Handle) -> Option<Handle> {
+        if self.ids != Ids::Legacy {
+            return None;
+        }
+        let Value::Tuple(&[tag, class, _, _]) = values.get(pid) else { return None };
+        let is_tag = matches!(values.get(tag), Value::Str(tag) if tag.as_str() == Some("module"));
+        (is_tag && matches!(values.get(class), Value::Global(_))).then_some(class)
+    }
+}
+
 /// Reads calls one by one, and storages as calls name them.
 pub(super) struct Reader<'a> {
     values: &'a Values,
@@ -159,6 +171,11 @@ impl<'a> Reader<'a> {
     }
 
     fn call(&mut self, call: &Call<'a>) -> Result<Meaning> {
+        if let Value::PersistentId(pid) = self.values.get(call.callable)
+            && self.out.module(self.values, pid).is_none()
+        {
+            return Err(Error::new(Code::PersistentId, "what a persistent id stands for is called"));
+        }
         let Value::Tuple(args) = self.values.get(call.args) else { return Ok(Meaning::Opaque) };
         let args: &'a [Handle] = args;
         Ok(match self.known(call.callable) {

@@ -5,7 +5,7 @@ mod number;
 
 use self::number::number;
 use super::known::Known;
-use super::meaning::{Ids, Meaning, Meanings, NumpyType};
+use super::meaning::{Meaning, Meanings, NumpyType};
 use crate::error::Result;
 use crate::pickle::{BigInt, Call, CallId, GlobalId, Handle, Text, Value, Values};
 
@@ -217,14 +217,9 @@ impl<'a> View<'a> {
         })
     }
 
-    /// The class of `('module', class, file, source)`, a persistent id that stands for the class itself; always a global.
+    /// The class that a persistent id of a legacy stream may stand for.
     pub(super) fn module(self, pid: Handle) -> Option<Handle> {
-        if self.meanings.ids != Ids::Legacy {
-            return None;
-        }
-        let Value::Tuple(&[tag, class, _, _]) = self.values.get(pid) else { return None };
-        let is_tag = matches!(self.values.get(tag), Value::Str(tag) if tag.as_str() == Some("module"));
-        (is_tag && matches!(self.values.get(class), Value::Global(_))).then_some(class)
+        self.meanings.module(self.values, pid)
     }
 
     /// A NumPy scalar as the number it is.

@@ -1,0 +1,178 @@
+"""Writes the seeds of the fuzz targets, `fuzz/seeds/TARGET/*`: small files of every format, from the real writers.
+
+Run it again after a new kind of file is read:
+
+    python fuzz/make_seeds.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import datetime
+import io
+import json
+import pathlib
+import pickle
+import struct
+import types
+import zipfile
+from typing import Any
+
+import numpy as np
+import torch
+
+SEEDS = pathlib.Path(__file__).parent / "seeds"
+
+
+def objects() -> dict[str, Any]:
+    """Small objects that together use every way torch writes a tensor."""
+    torch.manual_seed(0)
+    base = torch.arange(6.0)
+    linear = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(linear.parameters())
+    linear(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    cycle: list[Any] = [1]
+    cycle.append(cycle)
+    return {
+        "state_dict": linear.state_dict(),
+        "tied": {"a": base, "b": base[1:4], "t": base.view(2, 3).t(), "e": base[:1].expand(3)},
+        "dtypes": {
+            str(dtype).removeprefix("torch."): torch.ones(2, dtype=dtype)
+            for dtype in [
+                torch.bfloat16,
+                torch.int64,
+                torch.bool,
+                torch.complex64,
+                torch.uint16,
+                torch.float8_e4m3fn,
+            ]
+        },
+        "signs": {"conj": torch.ones(2, dtype=torch.complex64).conj(), "empty": torch.empty(0, 3)},
+        "quantized": {
+            "tensor": torch.quantize_per_tensor(base, 0.5, 1, torch.qint8),
+            "channel": torch.quantize_per_channel(
+                base.view(2, 3), torch.tensor([0.1, 0.2]), torch.tensor([0, 1]), 0, torch.qint8
+            ),
+        },
+        "sparse": {"coo": torch.eye(3).to_sparse(), "csr": torch.eye(3).to_sparse_csr()},
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+        "module": linear,
+        "training": {
+            "model": linear.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "rng": torch.get_rng_state()[:16].clone(),
+            "numpy": np.random.RandomState(0).get_state(),
+            "epoch": 3,
+            "args": types.SimpleNamespace(lr=0.1, path=pathlib.PurePosixPath("x")),
+            "when": datetime.date(2026, 1, 1),
+            "counts": collections.Counter("aab"),
+            "lazy": collections.defaultdict(list, a=[1]),
+        },
+        "keys": {1: torch.ones(1), (1, "a"): torch.ones(1), None: {2.5: torch.zeros(1)}},
+        "cycle": cycle,
+        "numpy": {
+            "f": np.asfortranarray(np.ones((2, 3), "f4")),
+            "s": np.float64(1.5),
+            "o": np.array([1, "x"], object),
+        },
+    }
+
+
+def saved(obj: Any, *, legacy: bool = False, protocol: int = 2) -> bytes:
+    """What torch.save writes."""
+    out = io.BytesIO()
+    torch.save(obj, out, _use_new_zipfile_serialization=not legacy, pickle_protocol=protocol)
+    return out.getvalue()
+
+
+def data_pkl(archive: bytes) -> bytes:
+    """The pickle inside an archive."""
+    with zipfile.ZipFile(io.BytesIO(archive)) as opened:
+        return next(opened.read(name) for name in opened.namelist() if name.endswith("/data.pkl"))
+
+
+def rezipped(archive: bytes, compression: int) -> bytes:
+    """The same members as another zip writer lays them out."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(archive)) as old, zipfile.ZipFile(out, "w", compression) as new:
+        for info in old.infolist():
+            new.writestr(zipfile.ZipInfo(info.filename), old.read(info), compression)
+    return out.getvalue()
+
+
+def safetensors(
+    tensors: dict[str, tuple[str, list[int], bytes]], metadata: dict[str, str] | None = None
+) -> bytes:
+    """A safetensors file, byte by byte."""
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
+    data = b""
+    for name, (dtype, shape, content) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(content)]}
+        data += content
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def seeds() -> dict[str, dict[str, bytes]]:
+    """For each target its seeds, by file name."""
+    made: dict[str, dict[str, bytes]] = {
+        name: {} for name in ("pickle", "zip", "legacy", "safetensors", "open")
+    }
+    for name, obj in objects().items():
+        archive = saved(obj)
+        made["pickle"][f"{name}.torch"] = data_pkl(archive)
+        made["open"][f"{name}.zip"] = archive
+        stream = saved(obj, legacy=True)
+        made["legacy"][name] = stream
+        made["open"][f"{name}.legacy"] = stream
+    plain = {
+        "a": [1, -2, 1 << 70, 0.5, True, None],
+        "b": ("é", b"x", bytearray(b"y")),
+        "c": {1, 2},
+        "d": frozenset([3]),
+        "e": 1j,
+    }
+    for protocol in range(6):
+        made["pickle"][f"plain.{protocol}"] = pickle.dumps(plain, protocol)
+    for protocol in (3, 4, 5):
+        made["pickle"][f"training.{protocol}"] = data_pkl(saved(objects()["training"], protocol=protocol))
+    made["open"]["numpy.pickle"] = pickle.dumps(objects()["numpy"], 4)
+    state = saved(objects()["state_dict"])
+    made["zip"] = {
+        "torch": state,
+        "stored": rezipped(state, zipfile.ZIP_STORED),
+        "deflated": rezipped(state, zipfile.ZIP_DEFLATED),
+        "tied": saved(objects()["tied"]),
+    }
+    made["open"]["deflated.zip"] = made["zip"]["deflated"]
+    ones = struct.pack("<4f", 1, 2, 3, 4)
+    made["safetensors"] = {
+        "two": safetensors({"a": ("F32", [2, 2], ones), "b": ("I64", [1], bytes(8))}, {"format": "pt"}),
+        "empty": safetensors({}),
+        "edges": safetensors(
+            {"": ("U8", [0, 5], b""), "s": ("F64", [], bytes(8)), "é": ("BOOL", [3], b"\0\1\1")}
+        ),
+        "small": safetensors(
+            {"a": ("F4", [4], b"ab"), "b": ("F8_E4M3", [2], b"ab"), "c": ("BF16", [1], b"ab")}
+        ),
+    }
+    made["open"]["two.safetensors"] = made["safetensors"]["two"]
+    return made
+
+
+def main() -> None:
+    """Writes them all."""
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    for target, files in seeds().items():
+        folder = SEEDS / target
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        print(f"{target}: {len(files)} seeds, {sum(map(len, files.values()))} bytes")
+
+
+if __name__ == "__main__":
+    main()

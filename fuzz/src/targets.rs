@@ -1,0 +1,208 @@
+//! The targets: one reader each, and what must hold whatever the bytes are.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use rustload::bytes::Source;
+use rustload::container::safetensors::Header;
+use rustload::container::zip::{Archive, Trailing};
+use rustload::parallel::Cancel;
+use rustload::pickle::{self, Disasm, Handle, Value, Values};
+use rustload::{Checkpoint, DType, Index, Limits, Options, Order, Request, Tensor, Unknown};
+
+use crate::mutate::{self, Random};
+
+/// A fuzz target.
+pub struct Target {
+    /// Its name, and that of its folder of seeds.
+    pub name: &'static str,
+    /// What it does with an input; it panics where a promise is broken.
+    pub run: fn(&[u8]),
+    /// Changes an input so that it still looks like one of this format.
+    pub mutate: fn(&[u8], &mut Random) -> Vec<u8>,
+}
+
+/// All targets.
+pub const TARGETS: &[Target] = &[
+    Target { name: "pickle", run: pickle_machine, mutate: mutate::pickle },
+    Target { name: "zip", run: zip, mutate: mutate::zip },
+    Target { name: "legacy", run: legacy, mutate: mutate::legacy },
+    Target { name: "safetensors", run: safetensors, mutate: mutate::safetensors },
+    Target { name: "open", run: open, mutate: mutate::any },
+];
+
+/// Small enough that what a limit lets through cannot make one execution slow.
+fn limits() -> Limits {
+    Limits {
+        pickle_bytes: 1 << 20,
+        inflate_bytes: 1 << 20,
+        nodes: 1 << 16,
+        name_bytes_total: 1 << 20,
+        materialize_bytes: 1 << 16,
+        ..Limits::default()
+    }
+}
+
+fn memory(data: &[u8]) -> Source {
+    Source::memory(Arc::new(data.to_vec()))
+}
+
+/// The pickle machine: whatever it accepts, the disassembler accepts, and every handle leads somewhere.
+fn pickle_machine(data: &[u8]) {
+    let limits = limits();
+    let Ok(found) = pickle::run(data.to_vec(), 0, &limits) else { return };
+    let mut disasm = Disasm::strict(data, 0, &limits);
+    assert!(disasm.by_ref().all(|op| op.is_ok()), "the machine ran what the disassembler refuses");
+    assert_eq!(disasm.position(), found.end, "machine and disassembler end at different places");
+    let values = &found.values;
+    assert!(values.len() <= 300 + 4 * data.len(), "{} values from {} bytes", values.len(), data.len());
+    for handle in values.handles() {
+        for child in children(values, handle) {
+            assert!(child.index() < values.len());
+        }
+    }
+    let _ = format!("{found:?}");
+    let lenient = Disasm::lenient(data, 0, &limits).filter(Result::is_ok).count();
+    let strict = Disasm::strict(data, 0, &limits).filter(Result::is_ok).count();
+    assert!(lenient >= strict, "the lenient reader sees less than the strict one");
+}
+
+fn children(values: &Values, handle: Handle) -> Vec<Handle> {
+    let pairs = |pairs: &[(Handle, Handle)]| pairs.iter().flat_map(|&(key, value)| [key, value]).collect();
+    match values.get(handle) {
+        Value::List(items) | Value::Tuple(items) | Value::Set(items) | Value::FrozenSet(items) => {
+            items.to_vec()
+        }
+        Value::Dict(entries) => pairs(entries),
+        Value::PersistentId(id) => vec![id],
+        Value::Call(id) => {
+            let call = values.call(id);
+            let mut out: Vec<Handle> = pairs(call.items);
+            out.extend([call.callable, call.args]);
+            out.extend(call.kwargs);
+            out.extend_from_slice(call.states);
+            out.extend_from_slice(call.appended);
+            out
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// The zip door: members lie inside the file and apart from one another, and a tolerant reader sees the same ones.
+fn zip(data: &[u8]) {
+    let limits = limits();
+    let source = memory(data);
+    let Ok(archive) = Archive::open(&source, &limits, Trailing::Error) else { return };
+    let tolerant = Archive::open(&source, &limits, Trailing::Ignore).expect("what is strict is tolerable");
+    assert_eq!(archive.members().len(), tolerant.members().len());
+    let mut regions = Vec::new();
+    for (index, member) in archive.members().iter().enumerate() {
+        assert_eq!(archive.find(member.name()), Some(index), "a name leads to another member");
+        if let Ok(region) = archive.payload(index) {
+            assert!(region.end() <= source.len());
+            regions.push((region.start(), region.end()));
+        }
+        if let Ok(bytes) = archive.read(index, "inflate_bytes", limits.inflate_bytes) {
+            assert_eq!(bytes.len() as u64, member.size());
+            archive.verify(index, &Cancel::new()).expect("what was read can be verified");
+        }
+    }
+    regions.retain(|(start, end)| start < end);
+    regions.sort_unstable();
+    assert!(regions.is_sorted_by(|one, two| one.1 <= two.0), "two members share bytes");
+}
+
+/// The legacy stream, whatever the first pickle is.
+fn legacy(data: &[u8]) {
+    const MAGIC: &[u8] = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\x2e";
+    match data.strip_prefix(MAGIC) {
+        Some(_) => open(data),
+        None => open(&[MAGIC, data].concat()),
+    }
+}
+
+/// The header's reader against the `safetensors` crate: what ours accepts, the reference accepts and reads alike.
+fn safetensors(data: &[u8]) {
+    let source = memory(data);
+    let Ok(header) = Header::read(&source, &limits(), false) else { return };
+    let reference = ::safetensors::SafeTensors::read_metadata(data);
+    let (length, metadata) = reference.expect("the reference accepts what we accept");
+    let start = (length + 8) as u64;
+    assert_eq!(header.data.start(), start);
+    let theirs = metadata.tensors();
+    assert_eq!(header.tensors.len(), theirs.len());
+    for ours in &header.tensors {
+        let info = theirs.get(&ours.name).expect("a name that both see");
+        let region = (ours.region.start() - start, ours.region.end() - start);
+        assert_eq!(region, (info.data_offsets.0 as u64, info.data_offsets.1 as u64));
+        let mut shape: Vec<u64> = info.shape.iter().map(|&size| size as u64).collect();
+        if info.dtype == ::safetensors::Dtype::F4 {
+            // The reference counts elements, we pairs of them.
+            *shape.last_mut().expect("a dimension to halve") /= 2;
+        }
+        assert_eq!(ours.shape[..], shape[..]);
+        assert_eq!(ours.dtype.itemsize() * 8, bits(info.dtype), "{}", ours.dtype);
+    }
+    let ours: BTreeMap<_, _> = header.metadata.into_iter().flatten().collect();
+    let theirs: BTreeMap<_, _> = metadata.metadata().clone().unwrap_or_default().into_iter().collect();
+    assert_eq!(ours, theirs);
+}
+
+fn bits(dtype: ::safetensors::Dtype) -> u64 {
+    // Two F4 elements are one of ours.
+    if dtype == ::safetensors::Dtype::F4 { 8 } else { dtype.bitsize() as u64 }
+}
+
+/// Opening, naming, slicing and materializing, end to end.
+fn open(data: &[u8]) {
+    let options = |unknown| Options { limits: limits(), unknown, ..Options::default() };
+    let bytes = Arc::new(data.to_vec());
+    let strict = Checkpoint::from_bytes(bytes.clone(), options(Unknown::Error));
+    let Ok(checkpoint) = Checkpoint::from_bytes(bytes, options(Unknown::Keep)) else {
+        assert!(strict.is_err(), "unknown=error accepts what unknown=keep refuses");
+        return;
+    };
+    if let Ok(strict) = strict {
+        assert!(strict.names().eq(checkpoint.names()), "the names depend on unknown=");
+    }
+    let names: Vec<_> = checkpoint.names().cloned().collect();
+    for group in checkpoint.tied() {
+        assert!(group.iter().all(|name| checkpoint.contains(name)));
+    }
+    let _ = (checkpoint.globals(), checkpoint.opaque(), checkpoint.metadata(), checkpoint.notes());
+    for (position, name) in names.iter().enumerate().take(64) {
+        let tensor = checkpoint.tensor(name).expect("a name of the checkpoint");
+        assert_eq!(checkpoint.tensor_at(position).expect("a position").name(), &**name);
+        if tensor.nbytes() <= 1 << 16 {
+            elements(&tensor);
+        }
+    }
+}
+
+/// A tensor read whole, in parts and the other way round: the same elements.
+fn elements(tensor: &Tensor) {
+    let Ok(whole) = read(tensor) else { return };
+    let shape = tensor.layout().shape.to_vec();
+    let Some(&rows) = shape.first() else { return };
+    let half = (rows / 2).cast_signed();
+    let part =
+        |start, stop| tensor.index(&[Index::Range { start, stop, step: None }]).expect("a valid slice");
+    let parts = [part(None, Some(half)), part(Some(half), None)].map(|part| read(&part).expect("a part"));
+    assert_eq!(parts.concat(), whole, "the parts are not the whole");
+    let twice = read(&tensor.reversed().reversed()).expect("the same tensor");
+    assert_eq!(twice, whole, "turning it round twice changes it");
+    let reversed = read(&tensor.reversed()).expect("a transposed tensor");
+    let all: Vec<i64> = (0..shape.len()).rev().map(|dim| i64::try_from(dim).expect("few")).collect();
+    let request = Request { order: Order::Permute(all), ..Request::default() };
+    let mut permuted = vec![0; whole.len()];
+    tensor.materialize_into(&request, &mut permuted).expect("a permuted tensor");
+    assert_eq!(permuted, reversed, "a permuted result is not the permuted tensor's");
+    let wide = Request { dtype: Some(DType::F64), allow_lossy: true, ..Request::default() };
+    let _ = tensor.materialize(&wide);
+}
+
+fn read(tensor: &Tensor) -> Result<Vec<u8>, rustload::Error> {
+    let mut out = vec![0; usize::try_from(tensor.nbytes()).expect("a small tensor")];
+    tensor.materialize_into(&Request::default(), &mut out)?;
+    Ok(out)
+}

@@ -1,0 +1,50 @@
+"""What rustload reads, CPython's unpicklers and torch's restricted one read alike; `make fuzz` goes on for longer."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "fuzz" / "differential.py"
+
+
+@pytest.fixture(scope="module")
+def differential() -> Any:
+    spec = importlib.util.spec_from_file_location("differential", SOURCE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["differential"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("target", ["cpython", "weights_only"])
+def test_seeds_and_changes_to_them_are_read_alike(differential: Any, target: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of protocols that it still reads
+        runs, compared = differential.loop(target, seed=1, seconds=4.0)
+    assert runs >= len(differential.inputs(target, []))
+    assert compared >= 10, f"of {runs} inputs only {compared} were read by both"
+
+
+def test_what_is_called_is_a_name_or_the_result_of_a_call() -> None:
+    import rustload
+
+    for callable_ in (b")", b"]", b"K\x01", b"X\x01\0\0\0a"):
+        with pytest.raises(rustload.FormatError) as caught:
+            rustload.open(bytearray(b"\x80\x02" + callable_ + b")R."))
+        assert caught.value.code == "PickleType"
+
+
+def test_what_a_persistent_id_stands_for_is_not_called() -> None:
+    import rustload
+
+    with pytest.raises(rustload.FormatError) as caught:
+        rustload.open(bytearray(b"\x80\x02X\x01\0\0\0aQ)R."))
+    assert caught.value.code == "PersistentId"
