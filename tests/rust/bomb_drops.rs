@@ -11,31 +11,44 @@ use support::{on_small_stack, open};
 
 const DEEP: usize = 1_000_000;
 
-/// `levels` containers, each holding the one before twice.
-fn dag(p: &mut Pickle, levels: u32, tie: impl Fn(&mut Pickle, u32)) {
-    p.none();
-    for level in 0..levels {
-        p.put_at(level).pop();
-        tie(p, level);
-    }
+fn made(build: impl for<'a> FnOnce(&'a mut Pickle) -> &'a mut Pickle) -> Vec<u8> {
+    pickle(|p| {
+        build(p);
+    })
+}
+
+/// Sixty containers, each holding the one before twice.
+fn dag(tie: impl for<'a> Fn(&'a mut Pickle, u32) -> &'a mut Pickle) -> Vec<u8> {
+    made(|p| {
+        p.none();
+        for level in 0..60 {
+            p.put_at(level).pop();
+            tie(p, level);
+        }
+        p
+    })
+}
+
+/// One byte, very often.
+fn deep(p: &mut Pickle, opcode: u8) -> &mut Pickle {
+    p.raw(&[opcode].repeat(DEEP))
 }
 
 /// Every bomb of the matrix that loads, and those that only fail later.
 fn bombs() -> Vec<(&'static str, Vec<u8>)> {
-    let made = |build: &dyn Fn(&mut Pickle)| pickle(|p| build(p));
     vec![
-        ("R01 tuples", made(&|p| dag(p, 60, |p, at| drop(p.get(at).get(at).op(0x86))))),
-        ("R01 lists", made(&|p| dag(p, 60, |p, at| drop(p.list().mark().get(at).get(at).op(b'e'))))),
-        ("R02 dup", made(&|p| dag(p, 60, |p, at| drop(p.get(at).dup().op(0x86))))),
-        ("R03 calls", made(&|p| dag(p, 60, |p, at| drop(p.global("mine", "Node").get(at).get(at).op(0x86).op(b'R'))))),
-        ("R07 tuples", made(&|p| drop(p.none().times(DEEP, |p| drop(p.op(0x85)))))),
-        ("R07 keys", made(&|p| drop(p.dict().int(1).times(DEEP, |p| drop(p.op(0x85))).none().op(b's')))),
-        ("R08 lists", made(&|p| drop(p.list().raw(&b"]".repeat(DEEP)).raw(&b"a".repeat(DEEP))))),
-        ("R08 calls", made(&|p| drop(p.none().times(DEEP, |p| drop(p.op(0x85).raw(b"cmine\nNode\n"))).pop()))),
-        ("R10", made(&|p| drop(p.list().put_at(0).pop().list().mark().times(DEEP, |p| drop(p.get(0))).op(b'e')))),
-        ("R11 itself", made(&|p| drop(p.list().put_at(0).get(0).op(b'a')))),
-        ("R17 keys", made(&|p| drop(p.dict().mark().times(DEEP, |p| drop(p.raw(b"K\x01N"))).op(b'u')))),
-        ("wide", made(&|p| drop(p.list().mark().raw(&b"}".repeat(DEEP)).op(b'e')))),
+        ("R01 tuples", dag(|p, at| p.get(at).get(at).op(0x86))),
+        ("R01 lists", dag(|p, at| p.list().mark().get(at).get(at).op(b'e'))),
+        ("R02 dup", dag(|p, at| p.get(at).dup().op(0x86))),
+        ("R03 calls", dag(|p, at| p.global("mine", "Node").get(at).get(at).op(0x86).op(b'R'))),
+        ("R07 tuples", made(|p| deep(p.none(), 0x85))),
+        ("R07 keys", made(|p| deep(p.dict().int(1), 0x85).none().op(b's'))),
+        ("R08 lists", made(|p| deep(deep(p.list(), b']'), b'a'))),
+        ("R08 calls", made(|p| deep(deep(p.global("mine", "Node"), b'2').empty_tuple(), b'R'))),
+        ("R10", made(|p| p.list().put_at(0).pop().list().mark().raw(&b"h\0".repeat(DEEP)).op(b'e'))),
+        ("R11 itself", made(|p| p.list().put_at(0).get(0).op(b'a'))),
+        ("R17 keys", made(|p| p.dict().mark().raw(&b"K\x01N".repeat(DEEP)).op(b'u'))),
+        ("wide", made(|p| deep(p.list().mark(), b'}').op(b'e'))),
     ]
 }
 

@@ -27,7 +27,9 @@ fn a_panic_at_the_edge_is_an_internal_error() {
         let error = guarded(|| Ok(most + std::hint::black_box(1))).unwrap_err();
         assert!(error.message().contains("overflow"), "{error}");
         // A panic on a worker's thread reaches the edge, too.
-        let work = || -> Result<()> { for_each(2, 0..100, || (), |(), item| if item == 50 { panic!("item") } else { Ok(()) }) };
+        let work = || -> Result<()> {
+            for_each(2, 0..100, || (), |(), item| if item == 50 { panic!("item") } else { Ok(()) })
+        };
         assert_eq!(guarded(work).unwrap_err().code(), Code::InternalError);
     });
     assert_eq!(guarded(|| Ok(7)).unwrap(), 7);

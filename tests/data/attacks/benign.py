@@ -12,6 +12,7 @@ import enum
 import pathlib
 import pickle
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -133,12 +134,22 @@ def objects() -> dict[str, Any]:
 def tensors() -> dict[str, Any]:
     """Tensors of every kind."""
     base = torch.arange(24.0).reshape(4, 6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that CSR is young, and quantization old
+        csr, quantized = torch.eye(3).to_sparse_csr(), torch.quantize_per_tensor(base, 0.1, 0, torch.qint8)
     return {
         "transposed": base.T, "sliced": base[1:3, ::2], "expanded": torch.ones(1).expand(4, 5), "tied": {"a": base, "b": base, "c": base[0]},
         "conjugate": torch.ones(2, dtype=torch.complex64).conj(), "channels_last": torch.ones(1, 3, 4, 4).to(memory_format=torch.channels_last),
-        "sparse_coo": torch.eye(3).to_sparse(), "sparse_csr": torch.eye(3).to_sparse_csr(), "gradients": base.clone().requires_grad_(),
-        "quantized": torch.quantize_per_tensor(base, 0.1, 0, torch.qint8),
+        "sparse_coo": torch.eye(3).to_sparse(), "sparse_csr": csr, "gradients": base.clone().requires_grad_(),
+        "quantized": quantized,
     }  # fmt: skip
+
+
+def scripted(path: pathlib.Path) -> None:
+    """A TorchScript archive."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch would rather not be asked
+        torch.jit.save(torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.ReLU())), path)
 
 
 def all_of_them() -> Iterator[tuple[str, str, Callable[[pathlib.Path], None]]]:
@@ -177,7 +188,6 @@ def all_of_them() -> Iterator[tuple[str, str, Callable[[pathlib.Path], None]]]:
         yield f"state_dict_protocol-{protocol}", ".bin", torch_file(state_dict, pickle_protocol=protocol)
     for protocol in range(6):
         yield f"pickle-{protocol}", ".pkl", lambda path, p=protocol: path.write_bytes(pickle.dumps({"w": np.ones(3), "n": 1}, p))
-    script = torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
-    yield "torchscript", ".pt", lambda path: torch.jit.save(script, path)
+    yield "torchscript", ".pt", scripted
 
 
