@@ -1,5 +1,8 @@
 //! A lazy tensor: numbers that say where elements lie, until somebody asks for them.
 
+mod quantized;
+mod sparse;
+
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -12,6 +15,7 @@ use crate::kernel::{self, Cast, Overflow};
 use crate::layout::{Index, Layout};
 use crate::limits::Limits;
 use crate::parallel::Cancel;
+use crate::pickle::Handle;
 use crate::sink::{Array, HostBuffer};
 use crate::stream::{self, Fill, Signs};
 
@@ -25,6 +29,8 @@ pub struct Tensor {
     pub(crate) entry: Option<u32>,
     pub(crate) dtype: DType,
     pub(crate) layout: Layout,
+    /// Of a tensor with a scale for each step along a dimension: which scale is whose.
+    pub(crate) channels: Option<Box<Layout>>,
 }
 
 /// The order in which dimensions are wanted.
@@ -61,13 +67,34 @@ pub struct Request {
     pub allow_lossy: bool,
     /// What a cast to fp8 makes of values that are too large.
     pub overflow: Overflow,
+    /// Whether a quantized tensor's integers become the numbers that they stand for.
+    pub dequantize: bool,
     /// Threads to use; `None` for one per core where the work is worth it.
     pub threads: Option<usize>,
     /// The request to stop.
     pub cancel: Cancel,
 }
 
+impl Order {
+    /// A layout in this order.
+    fn of(&self, layout: &Layout) -> Result<Layout> {
+        match self {
+            Order::Same => Ok(layout.clone()),
+            Order::Transpose => layout.transpose(),
+            Order::Permute(dims) => layout.permute(dims),
+        }
+    }
+}
+
 impl Tensor {
+    /// The tensor of an opened file; `entry` is the name it was asked for by.
+    pub(crate) fn new(checkpoint: &Arc<Inner>, id: (u32, u32), entry: Option<u32>) -> Tensor {
+        let known = checkpoint.tensor(id);
+        let (dtype, layout) = (known.dtype(), known.layout().clone());
+        let channels = quantized::channels(checkpoint, id, &layout);
+        Tensor { checkpoint: checkpoint.clone(), id, entry, dtype, layout, channels }
+    }
+
     /// The name in the checkpoint; empty for a tensor that only the object tree leads to.
     pub fn name(&self) -> &str {
         self.entry.map_or("", |entry| &self.checkpoint.entry(entry).name)
@@ -103,6 +130,22 @@ impl Tensor {
         self.checkpoint.tensor(self.id).flags.parameter
     }
 
+    /// Whether it was saved on the meta device, so that there are no elements to be had.
+    pub fn is_meta(&self) -> bool {
+        self.checkpoint.tensor(self.id).flags.meta
+    }
+
+    /// The subclass of `torch.Tensor` that the file has it as, as `module.name`.
+    pub fn class_name(&self) -> Option<String> {
+        let class = self.checkpoint.extra(self.id)?.class?;
+        Some(self.checkpoint.tree(self.shard())?.name_of(class))
+    }
+
+    /// What the file sets on it: each a dict of attributes, or a pair of such a dict and one of slots.
+    pub fn states(&self) -> &[Handle] {
+        self.checkpoint.extra(self.id).map_or(&[], |extra| &extra.states)
+    }
+
     /// Whether the file says that it wants gradients.
     pub fn requires_grad(&self) -> bool {
         self.checkpoint.tensor(self.id).flags.requires_grad
@@ -113,6 +156,11 @@ impl Tensor {
         (self.shard(), self.checkpoint.tensor(self.id).storage())
     }
 
+    /// Which file it is in, and which tensor of that file it is, or is a part of.
+    pub fn id(&self) -> (u32, u32) {
+        self.id
+    }
+
     /// The checkpoint it belongs to.
     pub fn checkpoint(&self) -> Checkpoint {
         Checkpoint::from_inner(self.checkpoint.clone())
@@ -120,21 +168,23 @@ impl Tensor {
 
     /// A part, by basic indexing.
     pub fn index(&self, items: &[Index]) -> Result<Tensor> {
-        Ok(self.with(self.layout.index(items)?))
+        self.with(|layout| layout.index(items))
     }
 
     /// The same elements with the dimensions in another order.
     pub fn permute(&self, dims: &[i64]) -> Result<Tensor> {
-        Ok(self.with(self.layout.permute(dims)?))
+        self.with(|layout| layout.permute(dims))
     }
 
     /// The same elements with all dimensions reversed.
     pub fn reversed(&self) -> Tensor {
-        self.with(self.layout.reversed())
+        let channels = self.channels.as_deref().map(|channels| Box::new(channels.reversed()));
+        Tensor { layout: self.layout.reversed(), channels, ..self.clone() }
     }
 
-    fn with(&self, layout: Layout) -> Tensor {
-        Tensor { layout, ..self.clone() }
+    fn with(&self, narrow: impl Fn(&Layout) -> Result<Layout>) -> Result<Tensor> {
+        let channels = self.channels.as_deref().map(|channels| narrow(channels).map(Box::new)).transpose()?;
+        Ok(Tensor { layout: narrow(&self.layout)?, channels, ..self.clone() })
     }
 
     /// The elements in memory, as asked for.
@@ -143,8 +193,10 @@ impl Tensor {
     }
 
     fn materialize_here(&self, request: &Request) -> Result<Array> {
-        let dtype = request.dtype.unwrap_or(self.dtype);
-        let converted = dtype != self.dtype || request.order != Order::Same;
+        self.check_elements()?;
+        let dtype = self.result_dtype(request);
+        let converted =
+            dtype != self.dtype || request.order != Order::Same || self.dequantizes(request).is_some();
         if request.copy == Some(false) && converted {
             return Err(Error::new(Code::Buffer, "a cast or transpose needs a copy"));
         }
@@ -164,8 +216,9 @@ impl Tensor {
 
     /// Writes the elements, C-contiguous in the order asked for, into `out`, which has exactly their size.
     pub fn materialize_into(&self, request: &Request, out: &mut [u8]) -> Result<()> {
+        self.place(self.check_elements())?;
         let layout = self.ordered(&request.order)?;
-        let dtype = request.dtype.unwrap_or(self.dtype);
+        let dtype = self.result_dtype(request);
         let nbytes = stream::result_bytes(&layout, dtype).unwrap_or(u64::MAX);
         if nbytes != out.len() as u64 {
             let text = format!("the result takes {nbytes} byte(s), the destination has {}", out.len());
@@ -176,11 +229,7 @@ impl Tensor {
 
     /// The shape of what a request gives.
     pub fn ordered(&self, order: &Order) -> Result<Layout> {
-        match order {
-            Order::Same => Ok(self.layout.clone()),
-            Order::Transpose => self.layout.transpose(),
-            Order::Permute(dims) => self.layout.permute(dims),
-        }
+        order.of(&self.layout)
     }
 
     /// How this tensor can stand on a storage that it shares with others; reads no more than bools.
@@ -259,6 +308,9 @@ impl Tensor {
     }
 
     fn fill(&self, layout: &Layout, dtype: DType, request: &Request, out: &mut [u8]) -> Result<()> {
+        if let Some(quantization) = self.dequantizes(request) {
+            return self.dequantize(quantization, layout, dtype, request, out);
+        }
         if !request.allow_lossy && kernel::is_lossy(self.dtype, dtype) {
             return Err(Error::new(
                 Code::LossyCast,
@@ -275,6 +327,14 @@ impl Tensor {
             cancel: request.cancel.clone(),
         };
         stream::fill(&self.checkpoint.payload(self.storage())?, layout, &how, out)
+    }
+
+    /// Fails for a tensor of which the file has no elements.
+    fn check_elements(&self) -> Result<()> {
+        if self.is_meta() {
+            self.checkpoint.payload(self.storage())?;
+        }
+        Ok(())
     }
 
     fn place<T>(&self, result: Result<T>) -> Result<T> {

@@ -6,7 +6,7 @@ from rustload._rustload import Buffer, __version__
 # isort: split
 from rustload import errors
 from rustload._checkpoint import Checkpoint, OpaqueClass, open
-from rustload._inert import Global, Opaque
+from rustload._inert import DefaultDict, Global, Opaque, Quantization, Sparse
 from rustload._limits import Limits
 from rustload._safe_open import PySafeSlice, TensorMeta, safe_open
 from rustload._tensor import LazyTensor
@@ -25,6 +25,7 @@ from rustload.errors import (
 __all__ = [
     "Buffer",
     "Checkpoint",
+    "DefaultDict",
     "DeviceError",
     "DisallowedError",
     "FormatError",
@@ -36,8 +37,10 @@ __all__ = [
     "Opaque",
     "OpaqueClass",
     "PySafeSlice",
+    "Quantization",
     "RustloadError",
     "SafetensorError",
+    "Sparse",
     "TensorMeta",
     "TensorNotFoundError",
     "UnsupportedError",

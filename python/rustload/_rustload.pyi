@@ -19,6 +19,7 @@ __all__ = [
     "Checkpoint",
     "Tensor",
     "__version__",
+    "check_sparse",
     "open_bytes",
     "open_paths",
     "parse_dtype",
@@ -231,6 +232,7 @@ class _Wanted(Protocol):
     transpose: bool | list[int] | None
     copy: bool | None
     allow_lossy: bool
+    dequantize: bool
     threads: int | None
 
     @property
@@ -285,12 +287,43 @@ class Tensor:
         """Whether the file has it as a `torch.nn.Parameter`."""
 
     @property
+    def is_meta(self) -> bool:
+        """Whether it was saved on the meta device: a shape without elements."""
+
+    @property
+    def class_name(self) -> str | None:
+        """The subclass of `torch.Tensor` that the file has it as, as `module.name`; None for plain tensors."""
+
+    @property
     def requires_grad(self) -> bool:
         """Whether the file says that it wants gradients."""
 
     @property
     def storage(self) -> tuple[int, int]:
         """The storage: number of the file and number in it. Tied tensors have the same."""
+
+    def attributes(self, wrap: Callable[[Tensor], object]) -> list[Any]:
+        """What the file sets on the tensor, in its order: each a dict of attributes, or a pair of such a dict and one of slots.
+
+        Args:
+            wrap: Makes what stands in them for a tensor.
+
+        Raises:
+            LimitError: They are nested too deeply, or have too many values.
+        """
+
+    def quantization(
+        self, wrap: Callable[[Tensor], object]
+    ) -> tuple[str, str, Any, Any, int | None, tuple[tuple[int, ...], tuple[int, ...], int] | None] | None:
+        """How the integers stand for numbers: dtype, scheme, scale, zero point, axis, and the packed layout.
+
+        Args:
+            wrap: Makes what stands for tensors of scales and zero points.
+
+        Returns:
+            None for a tensor that is not quantized. Scale and zero point are numbers where the axis is None, tensors or lists
+            otherwise. The packed layout is shape, strides and offset, where several numbers share a byte.
+        """
 
     def index(self, key: object) -> Tensor:
         """A part by basic indexing.
@@ -359,6 +392,22 @@ class Tensor:
             BufferError: No view of them exists.
             FormatError: The file was cut or changed.
         """
+
+def check_sparse(
+    layout: str, shape: Sequence[int], is_coalesced: bool | None, parts: Sequence[Tensor]
+) -> None:
+    """Checks what a sparse tensor's parts say of each other. Reads the indices.
+
+    Args:
+        layout: `"sparse_coo"` and the like.
+        shape: Elements along each dimension.
+        is_coalesced: Whether coordinates must be in order, each once.
+        parts: The parts, in the order of the layout.
+
+    Raises:
+        FormatError: They do not fit the shape, or each other (code `SparseInvariant`).
+        ValueError: There is no such layout.
+    """
 
 def parse_dtype(name: str) -> str:
     """The dtype's name in torch's words.

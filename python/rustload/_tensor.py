@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from rustload import _frameworks
 from rustload._choose import choose, dtype_name
+from rustload._inert import Quantization
 from rustload.errors import _make
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Wanted:
     transpose: bool | list[int] | None = None
     copy: bool | None = None
     allow_lossy: bool = False
+    dequantize: bool = False
     overflow: Overflow = "nan"
     threads: int | None = None
 
@@ -147,6 +149,43 @@ class LazyTensor:
         return self._core.requires_grad
 
     @property
+    def is_meta(self) -> bool:
+        """Whether it was saved on the meta device: a shape without elements, which only framework "torch" can make."""
+        return self._core.is_meta
+
+    @property
+    def class_name(self) -> str | None:
+        """The subclass of `torch.Tensor` that the file has it as, as `module.name`; None for plain tensors and parameters."""
+        return self._core.class_name
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """What was set on the tensor when it was saved, as `Checkpoint.objects` has values; a fresh dict.
+
+        A state of another form than attributes, as classes with a `__setstate__` have it, is under `"__setstate__"`.
+        """
+        found: dict[str, Any] = {}
+        for state in self._core.attributes(self._wrap_core):
+            for half in state if isinstance(state, tuple) and len(state) == 2 else (state,):
+                if isinstance(half, dict):
+                    found.update(half)
+                elif half is not None:
+                    found["__setstate__"] = state
+        return found
+
+    @property
+    def quantization(self) -> Quantization | None:
+        """How the integers stand for numbers; None for a tensor that is not quantized.
+
+        It is that of the whole tensor; `materialize(dequantize=True)` takes the scales of a part.
+        """
+        found = self._core.quantization(self._wrap_core)
+        return None if found is None else Quantization(*found)
+
+    def _wrap_core(self, core: _rustload.Tensor) -> LazyTensor:
+        return LazyTensor._wrap(core, self._shared)
+
+    @property
     def T(self) -> LazyTensor:  # noqa: N802 - the field's name for it
         """The same elements with the dimensions reversed."""
         return LazyTensor._wrap(self._core.reversed(), self._shared)
@@ -204,6 +243,7 @@ class LazyTensor:
         out: Any = None,
         framework: str | None = None,
         allow_lossy: bool = False,
+        dequantize: bool = False,
         overflow: Overflow = "nan",
         threads: int | None = None,
     ) -> Any:
@@ -221,6 +261,8 @@ class LazyTensor:
             framework: `"torch"`, `"numpy"` or `"dlpack"`, in place of the checkpoint's.
             allow_lossy: Whether the cast may turn complex to real, float to int, or anything to bool. Floats that an int cannot
                 hold saturate, NaN gives 0.
+            dequantize: Whether the integers of a quantized tensor become the numbers that they stand for, in float32 or another
+                float that `dtype` asks for. Other tensors are as without it.
             overflow: What a cast to fp8 makes of values that are too large: `"nan"` (as OCP says) or `"saturate"`.
             threads: Threads to use; None for one per core where the work is worth it.
 
@@ -233,14 +275,18 @@ class LazyTensor:
             ValueError: The cast is lossy, or an argument does not fit.
             DeviceError: The device is not there.
             FormatError: The file was cut or changed meanwhile (code `FileChanged`), or its member is damaged.
+            UnsupportedError: There is no such cast; or the tensor is on the meta device (code `MetaTensor`).
             LimitError: A tensor of repeated elements would grow beyond `Limits.materialize_bytes`.
         """
         found = choose(dtype, self)
+        if dequantize and found is None and out is None and self._core.quantization(_nothing) is not None:
+            found = "float32"
         wanted = Wanted(
             dtype=None if found is None else dtype_name(found),
             transpose=_transpose(choose(transpose, self)),
             copy=_copy(copy),
             allow_lossy=bool(allow_lossy),
+            dequantize=bool(dequantize),
             overflow=_overflow(overflow),
             threads=_threads(threads),
         )
@@ -336,6 +382,10 @@ class LazyTensor:
     def __reduce__(self) -> Any:
         """Handles do not pickle."""
         raise TypeError("a lazy tensor does not pickle; open the checkpoint again, or materialize it first")
+
+
+def _nothing(core: _rustload.Tensor) -> None:
+    """In place of a handle that is not looked at."""
 
 
 def _transpose(value: Any) -> bool | list[int] | None:

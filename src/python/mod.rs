@@ -6,6 +6,7 @@ mod capsule;
 mod checkpoint;
 mod cost;
 mod error;
+mod extra;
 mod objects;
 mod run;
 mod tensor;
@@ -24,6 +25,8 @@ mod _rustload {
     use super::buffer::Buffer;
     #[pymodule_export]
     use super::checkpoint::{Checkpoint, open_bytes, open_paths};
+    #[pymodule_export]
+    use super::extra::check_sparse;
     #[pymodule_export]
     use super::tensor::{Tensor, parse_dtype};
 
