@@ -17,7 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from attacks import CASES
-from attacks.pickles import SIX, SYSTEM, named, pickle, tensor
+from attacks.pickles import SIX, SYSTEM, call, ints, name, named, pickle, tensor
 from attacks.registry import Fails, Refused
 from attacks.streams import info, safetensors
 from attacks.zips import Zip, around
@@ -91,6 +91,12 @@ def out_of_memory(folder: Path) -> None:
     rustload.open(path, limits=most, framework="dlpack")["w"].materialize(copy=True)
 
 
+def meta(folder: Path) -> None:
+    body = call("torch._utils._rebuild_meta_tensor_no_storage", name("torch.float32"), ints(2), ints(1), b"\x89")
+    (folder / "model.pt").write_bytes(around(named({"w": body})))
+    rustload.open(folder / "model.pt", framework="dlpack")["w"].materialize()
+
+
 TRIGGERS: dict[str, Callable[[Path], Any]] = {
     "FileChanged": changed,
     "ShardMissing": lambda folder: index_of(folder, {"a": "one.safetensors", "b": "two.safetensors"}),
@@ -109,6 +115,7 @@ TRIGGERS: dict[str, Callable[[Path], Any]] = {
     "Buffer": lambda folder: handle(folder).materialize(dtype="float16", copy=False),
     "Device": lambda folder: handle(folder).materialize(device="cuda:0"),
     "Memory": out_of_memory,
+    "MetaTensor": meta,
 }
 
 

@@ -24,8 +24,8 @@ PATIENCE = 60.0
 
 def status(field: str) -> int:
     """Bytes, from `/proc/self/status`."""
-    text = Path("/proc/self/status").read_text(encoding="ascii")
-    return int(text.partition(f"{field}:")[2].split()[0]) << 10
+    text = Path("/proc/self/status").read_bytes()
+    return int(text.partition(field.encode() + b":")[2].split()[0]) << 10
 
 
 def look(source: str, options: dict[str, Any], label: str | None) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def look(source: str, options: dict[str, Any], label: str | None) -> dict[str, A
         options = {**options, "limits": rustload.Limits(**options["limits"])}
     said: dict[str, Any] = {"stage": "open"}
     before, start = set(sys.modules), resource.getrusage(resource.RUSAGE_SELF)
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    Path("/proc/self/clear_refs").write_bytes(b"5")
     base = status("VmRSS")
 
     def measured(what: str) -> None:

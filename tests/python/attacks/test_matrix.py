@@ -91,7 +91,9 @@ def check_cost(case: Case, source: Path, said: dict, prober) -> None:
             seconds.append(again.get(what, {}).get("seconds", 0))
         if _rustload.DEBUG:
             continue
-        assert min(seconds) <= allowed, f"{what}: {seconds}"
+        # A handle is a Python object of some microseconds; the limit `tensors` bounds how many there are.
+        handles = 5e-6 * said.get("count", 0) if what == "export" else 0
+        assert min(seconds) <= allowed + handles, f"{what}: {seconds}"
 
 
 def test_all_ids_of_the_matrix_are_here():
