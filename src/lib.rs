@@ -27,6 +27,7 @@ pub mod index;
 pub mod kernel;
 pub mod layout;
 pub mod limits;
+pub mod memory;
 pub mod parallel;
 pub mod pickle;
 #[cfg(feature = "python")]
@@ -42,5 +43,6 @@ pub use index::{Options, Unknown};
 pub use kernel::Overflow;
 pub use layout::{Index, Layout};
 pub use limits::Limits;
+pub use memory::Memory;
 pub use sink::Array;
 pub use tensor::{Order, Request, Standing, Tensor};

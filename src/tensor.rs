@@ -209,9 +209,10 @@ impl Tensor {
         }
         let layout = self.ordered(&request.order)?;
         let nbytes = self.result_bytes(&layout, dtype)?;
-        let mut memory = HostBuffer::new(nbytes)?;
-        self.fill(&layout, dtype, request, memory.bytes_mut())?;
-        Ok(Array::owned(memory, dtype, layout.shape))
+        let mut memory = HostBuffer::unfilled(nbytes)?;
+        let recycled = memory.is_recycled();
+        self.fill(&layout, dtype, request, recycled, memory.bytes_mut())?;
+        Ok(Array::owned(memory.filled(), dtype, layout.shape))
     }
 
     /// Writes the elements, C-contiguous in the order asked for, into `out`, which has exactly their size.
@@ -224,7 +225,8 @@ impl Tensor {
             let text = format!("the result takes {nbytes} byte(s), the destination has {}", out.len());
             return self.place(Err(Error::new(Code::Value, text)));
         }
-        self.place(self.fill(&layout, dtype, request, out))
+        // The caller's memory: nobody knows whether it was touched before.
+        self.place(self.fill(&layout, dtype, request, false, out))
     }
 
     /// The shape of what a request gives.
@@ -276,9 +278,9 @@ impl Tensor {
         let cast = Cast::new(DType::U8, DType::U8, request.overflow)?;
         let (threads, cancel) = (request.threads, request.cancel.clone());
         let how = Fill { signs: Signs::default(), cast, threads, cancel };
-        let mut memory = HostBuffer::new(payload.source.len())?;
+        let mut memory = HostBuffer::unfilled(payload.source.len())?;
         stream::fill(&payload, &layout, &how, memory.bytes_mut())?;
-        Ok(Array::owned(memory, DType::U8, layout.shape))
+        Ok(Array::owned(memory.filled(), DType::U8, layout.shape))
     }
 
     fn view(&self) -> Result<Array> {
@@ -307,7 +309,14 @@ impl Tensor {
         nbytes.ok_or_else(|| Error::new(Code::Memory, "the result does not fit 64 bits"))
     }
 
-    fn fill(&self, layout: &Layout, dtype: DType, request: &Request, out: &mut [u8]) -> Result<()> {
+    fn fill(
+        &self,
+        layout: &Layout,
+        dtype: DType,
+        request: &Request,
+        recycled: bool,
+        out: &mut [u8],
+    ) -> Result<()> {
         if let Some(quantization) = self.dequantizes(request) {
             return self.dequantize(quantization, layout, dtype, request, out);
         }
@@ -318,6 +327,7 @@ impl Tensor {
             ));
         }
         let cast = Cast::new(self.dtype, dtype, request.overflow)?;
+        let cast = if recycled { cast.past_caches() } else { cast };
         let flags = self.checkpoint.tensor(self.id).flags;
         let how = Fill {
             // As in torch: negate(x).to(dtype).

@@ -8,6 +8,7 @@ from rustload import errors
 from rustload._checkpoint import Checkpoint, OpaqueClass, open
 from rustload._inert import DefaultDict, Global, Opaque, Quantization, Sparse
 from rustload._limits import Limits
+from rustload._memory import Memory, memory, trim
 from rustload._safe_open import PySafeSlice, TensorMeta, safe_open
 from rustload._tensor import LazyTensor
 from rustload.errors import (
@@ -34,6 +35,7 @@ __all__ = [
     "LazyTensor",
     "LimitError",
     "Limits",
+    "Memory",
     "Opaque",
     "OpaqueClass",
     "PySafeSlice",
@@ -46,8 +48,10 @@ __all__ = [
     "UnsupportedError",
     "__version__",
     "errors",
+    "memory",
     "open",
     "safe_open",
+    "trim",
 ]
 
 if _DEBUG:

@@ -20,9 +20,11 @@ __all__ = [
     "Tensor",
     "__version__",
     "check_sparse",
+    "memory",
     "open_bytes",
     "open_paths",
     "parse_dtype",
+    "trim",
 ]
 
 __version__: Final[str]
@@ -224,6 +226,12 @@ def open_bytes(
         verify: As for `open_paths`.
         limits: As for `open_paths`.
     """
+
+def memory() -> dict[str, Any]:
+    """What this process uses and what its group allows: the fields of `rustload.Memory`, in bytes; `group` is a path or None."""
+
+def trim() -> int:
+    """Gives back the memory that is kept for later results; how many bytes that were."""
 
 class _Wanted(Protocol):
     """How a result is wanted; `rustload._tensor.Wanted` is one."""

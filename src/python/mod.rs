@@ -7,6 +7,7 @@ mod checkpoint;
 mod cost;
 mod error;
 mod extra;
+mod memory;
 mod objects;
 mod run;
 mod tensor;
@@ -27,6 +28,8 @@ mod _rustload {
     use super::checkpoint::{Checkpoint, open_bytes, open_paths};
     #[pymodule_export]
     use super::extra::check_sparse;
+    #[pymodule_export]
+    use super::memory::{memory, trim};
     #[pymodule_export]
     use super::tensor::{Tensor, parse_dtype};
 

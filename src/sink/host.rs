@@ -1,24 +1,27 @@
-//! Memory for results: huge pages from 2 MiB on, 64-byte alignment always.
+//! Memory for results: huge pages from 2 MiB on, 64-byte alignment always, recycled where it is overwritten anyway.
 //!
 //! **Protocol.** A buffer is filled through `&mut` while it has one owner. From then on it only hands out its address:
 //! whoever holds the address (a NumPy array, a torch tensor) keeps the `Arc<HostBuffer>` alive and may write, as with any
 //! array memory in Python; rustload makes no reference to the bytes any more.
+//!
+//! Memory that may hold the bytes of an earlier result is an [`Unfilled`]. Its bytes are initialised, so to read them is no
+//! error of memory, and they come from this process; but nobody shall see them. So it becomes a buffer by
+//! [`Unfilled::filled`] alone, which is the filler's word that it has written every byte, and dropping it gives it back unseen.
 
 use std::ptr::NonNull;
+use std::sync::Arc;
 
-use memmap2::{Advice, MmapMut};
-
+use super::pages::HUGE;
+use super::pool::{self, Pooled};
+use super::slab;
 use crate::error::{Code, Error, Result};
-
-/// The size of a huge page on x86-64 and most of arm64.
-const HUGE: usize = 2 << 20;
 
 /// A cache line, the alignment of small buffers.
 #[derive(Clone, Copy, bytemuck::Zeroable)]
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
-/// Zeroed memory of a fixed size.
+/// Memory of a fixed size.
 #[derive(Debug)]
 pub struct HostBuffer {
     start: NonNull<u8>,
@@ -26,9 +29,17 @@ pub struct HostBuffer {
     _memory: Memory,
 }
 
+/// Memory that is to be written to from end to end: until then it may hold bytes of earlier results.
+#[derive(Debug)]
+pub struct Unfilled {
+    buffer: HostBuffer,
+    recycled: bool,
+}
+
 enum Memory {
     Lines { _lines: Box<[Line]> },
-    Pages { _pages: MmapMut },
+    Pages { _pages: Pooled },
+    Slab { _slab: Arc<Pooled> },
 }
 
 // SAFETY: `start` points into `_memory`, which this struct owns and which is Send; references are only made through
@@ -40,9 +51,28 @@ unsafe impl Sync for HostBuffer {}
 impl HostBuffer {
     /// `len` zeroed bytes, or [`Code::Memory`].
     pub fn new(len: u64) -> Result<HostBuffer> {
-        let out_of_memory = || Error::new(Code::Memory, format!("{len} byte(s) could not be allocated"));
-        let size = usize::try_from(len).map_err(|_| out_of_memory())?;
-        if size >= HUGE { HostBuffer::pages(size) } else { HostBuffer::lines(size) }.ok_or_else(out_of_memory)
+        let size = usize::try_from(len).map_err(|_| out_of_memory(len))?;
+        let found = if size >= HUGE {
+            HostBuffer::pages(Pooled::fresh(size, true), size)
+        } else {
+            HostBuffer::lines(size)
+        };
+        found.ok_or_else(|| out_of_memory(len))
+    }
+
+    /// `len` bytes to be written to from end to end, or [`Code::Memory`]. They may come from results that were dropped, and
+    /// small ones from a slab that they share with others.
+    pub fn unfilled(len: u64) -> Result<Unfilled> {
+        let size = usize::try_from(len).map_err(|_| out_of_memory(len))?;
+        let mut recycled = false;
+        let buffer = if size >= HUGE {
+            let found = Pooled::take(size);
+            recycled = found.as_ref().is_some_and(|found| found.recycled);
+            HostBuffer::pages(found, size)
+        } else {
+            HostBuffer::part(size).or_else(|| HostBuffer::lines(size))
+        };
+        buffer.map(|buffer| Unfilled { buffer, recycled }).ok_or_else(|| out_of_memory(len))
     }
 
     fn lines(len: usize) -> Option<HostBuffer> {
@@ -51,20 +81,21 @@ impl HostBuffer {
         Some(HostBuffer { start, len, _memory: Memory::Lines { _lines: lines } })
     }
 
-    /// An anonymous mapping that starts on a huge page; only the whole huge pages inside are asked for, so that no more
-    /// memory is used than `len` rounded up to a small page.
-    fn pages(len: usize) -> Option<HostBuffer> {
-        let mut pages = MmapMut::map_anon(len.checked_add(HUGE)?).ok()?;
-        let lead = pages.as_ptr().align_offset(HUGE);
-        // Refused where huge pages are switched off; small pages do too.
-        let _ = pages.advise_range(Advice::HugePage, lead, len & !(HUGE - 1));
-        let start = NonNull::new(pages.get_mut(lead..lead.checked_add(len)?)?.as_mut_ptr())?;
-        Some(HostBuffer { start, len, _memory: Memory::Pages { _pages: pages } })
+    fn pages(found: Option<Pooled>, len: usize) -> Option<HostBuffer> {
+        let pooled = found?;
+        let pages = pooled.pages().filter(|pages| pages.len() >= len)?;
+        Some(HostBuffer { start: pages.start(), len, _memory: Memory::Pages { _pages: pooled } })
+    }
+
+    fn part(len: usize) -> Option<HostBuffer> {
+        let part = slab::take(len)?;
+        Some(HostBuffer { start: part.start, len, _memory: Memory::Slab { _slab: part.slab } })
     }
 
     /// The bytes, to be filled.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: `start` points to `len` initialised (zeroed) bytes that `_memory` owns; `&mut self` makes the access unique.
+        // SAFETY: `start` points to `len` initialised bytes (zeroed by the system or the allocator once, written since) that
+        // `_memory` owns, and that of a slab's parts this one alone has; `&mut self` makes the access unique.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 
@@ -74,11 +105,44 @@ impl HostBuffer {
     }
 }
 
+impl Unfilled {
+    /// The bytes, all of them to be written; what they hold before is nobody's business.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        self.buffer.bytes_mut()
+    }
+
+    /// Whether the memory has been in use before: it is resident, and large results are better written past the caches.
+    pub fn is_recycled(&self) -> bool {
+        self.recycled
+    }
+
+    /// The buffer, now that every byte of it was written.
+    pub fn filled(self) -> HostBuffer {
+        self.buffer
+    }
+}
+
+/// Gives back the memory that is kept for later results; how many bytes that were.
+pub fn trim() -> u64 {
+    slab::trim();
+    pool::trim()
+}
+
+/// Bytes that are kept for later results, and the most that may be.
+pub fn kept() -> (u64, u64) {
+    pool::kept()
+}
+
+fn out_of_memory(len: u64) -> Error {
+    Error::new(Code::Memory, format!("{len} byte(s) could not be allocated"))
+}
+
 impl std::fmt::Debug for Memory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Memory::Lines { .. } => "Lines",
             Memory::Pages { .. } => "Pages",
+            Memory::Slab { .. } => "Slab",
         })
     }
 }
@@ -98,8 +162,24 @@ mod tests {
     }
 
     #[test]
+    fn unfilled_buffers_are_aligned_and_as_long_as_asked() {
+        for _ in 0..2 {
+            for len in [0, 1, 63, 64, 65, slab::LARGEST, HUGE - 1, HUGE, 3 * HUGE + 5] {
+                let mut buffer = HostBuffer::unfilled(len as u64).unwrap();
+                assert_eq!(buffer.bytes_mut().len(), len);
+                buffer.bytes_mut().fill(7);
+                let mut buffer = buffer.filled();
+                assert!(buffer.bytes_mut().iter().all(|&byte| byte == 7));
+                assert_eq!(buffer.address().align_offset(if len >= HUGE { HUGE } else { 64 }), 0, "{len}");
+            }
+        }
+    }
+
+    #[test]
     fn an_impossible_size_is_an_error() {
-        assert_eq!(HostBuffer::new(u64::MAX).unwrap_err().code(), Code::Memory);
-        assert_eq!(HostBuffer::new(1 << 60).unwrap_err().code(), Code::Memory);
+        for impossible in [u64::MAX, 1 << 60] {
+            assert_eq!(HostBuffer::new(impossible).unwrap_err().code(), Code::Memory);
+            assert_eq!(HostBuffer::unfilled(impossible).unwrap_err().code(), Code::Memory);
+        }
     }
 }

@@ -2,11 +2,14 @@
 
 pub mod dlpack;
 mod host;
+mod pages;
+mod pool;
+mod slab;
 
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-pub use host::HostBuffer;
+pub use host::{HostBuffer, Unfilled, kept, trim};
 
 use crate::bytes::{Mapping, Region};
 use crate::dtype::DType;

@@ -142,6 +142,11 @@ pub(super) struct Block {
 }
 
 impl Block {
+    /// The number of elements that it puts in place.
+    pub(super) fn numel(&self) -> u64 {
+        self.axes.iter().fold(1, |numel, axis| numel.saturating_mul(axis.size as u64))
+    }
+
     /// Whether the block is one run that lies in the destination as in the source.
     pub(super) fn is_plain(&self) -> bool {
         match &self.axes[..] {

@@ -106,6 +106,9 @@ pub fn fill(payload: &Payload, layout: &Layout, how: &Fill, out: &mut [u8]) -> R
         parts.push((piece, part));
         rest = tail;
     }
+    if !rest.is_empty() {
+        return Err(gap());
+    }
     parallel::for_each(threads, parts.into_iter(), Vec::new, |scratch, (piece, part)| {
         fill_piece(payload, &piece, how, scratch, part)
     })?;
@@ -128,8 +131,12 @@ fn fill_piece(
     let swap = how.swaps(payload);
     let plain = how.is_copy(payload) && is_plain(piece);
     let blocks = Blocks::new(piece, src, if plain { DIRECT } else { SCRATCH });
+    // Blocks do not overlap, so where they have as many elements as the piece, no byte of it stays as it was: the
+    // destination may be memory of an earlier result.
+    let mut written = 0_u64;
     for block in blocks.iter() {
         how.cancel.check()?;
+        written = written.saturating_add(block.numel());
         let start = usize::try_from(block.dst.saturating_mul(dst)).unwrap_or(usize::MAX);
         let part = out.get_mut(start..).unwrap_or_default();
         if plain && block.is_plain() {
@@ -147,7 +154,11 @@ fn fill_piece(
         how.signs.apply(how.cast.from(), scratch)?;
         kernel::gather(how.cast, scratch, part, &block.axes)?;
     }
-    Ok(())
+    if written == piece.numel { Ok(()) } else { Err(gap()) }
+}
+
+fn gap() -> Error {
+    Error::new(Code::InternalError, "a part of the destination would not be written")
 }
 
 fn is_plain(piece: &Piece) -> bool {

@@ -102,12 +102,19 @@ def safetensors_bytes(header: bytes, data: bytes = b"") -> bytes:
 
 
 def child(
-    code: str, *args: object, timeout: float = 100, check: bool = True
+    code: str,
+    *args: object,
+    timeout: float = 100,
+    check: bool = True,
+    env: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs Python code in a fresh process, `args` in `sys.argv[1:]`; by default it must end well and say nothing."""
+    """Runs Python code in a fresh process, `args` in `sys.argv[1:]`; by default it must end well and say nothing.
+
+    `env` adds to the environment.
+    """
     command = [sys.executable, "-c", textwrap.dedent(code), *map(str, args)]
-    env = {**os.environ, "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": "2"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=env, check=False)
+    whole = {**os.environ, "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": "2", **(env or {})}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=whole, check=False)
     if check:
         assert (done.returncode, done.stderr) == (0, ""), done.stdout
     return done
@@ -123,3 +130,11 @@ def rss_anon() -> int:
     """This process's anonymous memory in bytes."""
     with open("/proc/self/status") as status:  # noqa: PTH123 - a proc file, read often
         return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon"))
+
+
+def held_anon() -> int:
+    """As `rss_anon`, after what is kept for later results was given back: what is left, somebody holds."""
+    import rustload
+
+    rustload.trim()
+    return rss_anon()

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support import assert_same_bits, child, dtype_of, patterns, rss_anon
+from support import assert_same_bits, child, dtype_of, held_anon, patterns
 
 import rustload
 
@@ -111,25 +111,25 @@ def test_owned_memory_goes_back_when_the_result_is_dropped(save, collect, framew
     lazy = rustload.open(save({"x": torch.ones(16 * MIB // 4)}), framework=framework)["x"]
     lazy.materialize(copy=True)
     collect()
-    before = rss_anon()
+    before = held_anon()
     for how in ({"copy": True}, {"dtype": "float64"}, {"dtype": "bfloat16"}):
         found = lazy.materialize(**how)
-        assert rss_anon() - before > 7 * MIB
+        assert held_anon() - before > 7 * MIB
         del found
         collect()
-        assert rss_anon() - before < 3 * MIB, how
+        assert held_anon() - before < 3 * MIB, how
 
 
 def test_unconsumed_capsules_free_their_memory(save, collect):
     lazy = rustload.open(save({"x": torch.ones(16 * MIB // 4)}))["x"]
     collect()
-    before = rss_anon()
+    before = held_anon()
     for max_version in (None, (1, 0)):
         capsules = [lazy.__dlpack__(max_version=max_version, copy=True) for _ in range(2)]
-        assert rss_anon() - before > 30 * MIB
+        assert held_anon() - before > 30 * MIB
         del capsules
         collect()
-        assert rss_anon() - before < 3 * MIB
+        assert held_anon() - before < 3 * MIB
 
 
 def test_a_thousand_opens_and_views_leave_nothing_behind(simple, collect):
@@ -145,11 +145,11 @@ def test_a_thousand_opens_and_views_leave_nothing_behind(simple, collect):
     for _ in range(50):
         once()
     collect()
-    before = rss_anon()
+    before = held_anon()
     for _ in range(1000):
         once()
     collect()
-    assert rss_anon() - before < 2 * MIB
+    assert held_anon() - before < 2 * MIB
     assert (mappings_of(simple), descriptors_of(simple)) == (0, 0)
 
 

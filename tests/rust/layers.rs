@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Rooms that everything stands on.
-const BASE: &[&str] = &["error", "limits", "dtype", "layout", "parallel"];
+const BASE: &[&str] = &["error", "limits", "dtype", "layout", "memory", "parallel"];
 
 /// The façade: what a caller of the crate uses.
 const FACADE: &[&str] = &["checkpoint", "tensor", "convert", "scan"];
@@ -50,6 +50,8 @@ const UNSAFE_REGISTER: &[&str] = &[
     "bytes/mapping.rs",
     "kernel/arch/",
     "sink/host.rs",
+    // Ranges of memory that are cut, joined and given back: no allocator does that.
+    "sink/pages.rs",
     "sink/dlpack.rs",
     "sink/cuda/driver.rs",
     "python/buffer.rs",

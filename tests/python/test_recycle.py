@@ -1,0 +1,265 @@
+"""Memory of dropped results: reused, never shown, bounded, given back, dropped in a forked child; and slabs of small results."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+
+import numpy as np
+import pytest
+import torch
+from support import assert_same_bits, child, patterns, rss_anon
+
+import rustload
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def empty_pool():
+    rustload.trim()
+    yield
+    rustload.trim()
+
+
+@pytest.fixture
+def poison(save):
+    """`poison(nbytes)`: leaves that many bytes of 0xA5 behind for the next results."""
+
+    def leave(nbytes: int) -> None:
+        path = save({"p": torch.full((nbytes,), 0xA5, dtype=torch.uint8)}, "poison.safetensors")
+        made = rustload.open(path, framework="dlpack")["p"].materialize(copy=True)
+        before = rustload.memory().kept
+        del made
+        assert rustload.memory().kept - before >= nbytes // (2 * MIB) * 2 * MIB
+
+    return leave
+
+
+def test_a_dropped_result_is_the_memory_of_the_next(save):
+    lazy = rustload.open(save({"w": patterns("float32", (2048, 2048))}), framework="numpy")["w"]
+    first = lazy.materialize(copy=True)
+    at = first.__array_interface__["data"][0]
+    del first
+    assert rustload.memory().kept == 16 * MIB
+    again = lazy.materialize(copy=True)
+    assert again.__array_interface__["data"][0] == at
+    assert rustload.memory().kept == 0
+    half = lazy.materialize(dtype="float16")
+    del again, half
+    assert rustload.memory().kept == 24 * MIB
+    assert rustload.trim() == 24 * MIB
+    assert rustload.memory().kept == 0
+
+
+HOWS = (
+    {"copy": True},
+    {"transpose": True},
+    {"transpose": (1, 0, 2)},
+    {"dtype": "float64"},
+    {"dtype": "bfloat16", "transpose": True},
+    {"dtype": "float8_e4m3fn"},
+    {"dtype": "bool", "allow_lossy": True},
+)
+
+
+@pytest.mark.parametrize("how", HOWS, ids=repr)
+def test_recycled_memory_never_shows_what_it_held(save, poison, how):
+    whole = patterns("float32", (90, 130, 240))
+    tensors = {"plain": whole, "strided": whole.transpose(0, 2), "part": whole[3:, ::2, 5:]}
+    ckpt = rustload.open(save(tensors), framework="torch")
+    for name in tensors:
+        for key in (..., (slice(1, None), slice(None, None, 3))):
+            rustload.trim()
+            fresh = ckpt[name][key].materialize(**how)
+            rustload.trim()
+            poison(32 * MIB)
+            found = ckpt[name][key].materialize(**how)
+            assert_same_bits(found, fresh)
+            if fresh.nbytes >= 16 * MIB:
+                assert rustload.memory().kept < 32 * MIB, "it was not recycled, so nothing was shown"
+
+
+def test_a_failed_result_shows_nothing_and_leaks_nothing(save, poison):
+    path = save({"w": torch.ones(8 * MIB)}, "w.safetensors")
+    ckpt = rustload.open(path, framework="torch")
+    poison(32 * MIB)
+    base = rss_anon()
+    with path.open("r+b") as file:
+        file.truncate(16 * MIB)
+    for _ in range(4):
+        with pytest.raises(rustload.FormatError) as caught:
+            ckpt["w"].materialize(copy=True)
+        assert caught.value.code == "FileChanged"
+    assert rustload.memory().kept == 32 * MIB
+    assert rss_anon() - base < 8 * MIB
+
+
+def in_child(path, queue):
+    kept = rustload.memory().kept
+    before = rss_anon()
+    lazy = rustload.open(path, framework="numpy")["w"]
+    made = lazy.materialize(copy=True)
+    ones = bool((made == 1).all())
+    del made
+    queue.put((kept, ones, rustload.memory().kept, rustload.trim(), rss_anon() - before))
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_child_starts_without_and_has_a_pool_of_its_own(save, poison):
+    path = save({"w": torch.ones(4 * MIB)})
+    held = rustload.open(path, framework="numpy")["w"].materialize(copy=True)
+    poison(64 * MIB)
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    process = context.Process(target=in_child, args=(path, queue))
+    process.start()
+    kept, ones, left, trimmed, grown = queue.get(timeout=60)
+    process.join(60)
+    assert process.exitcode == 0
+    assert (kept, ones, left, trimmed) == (0, True, 16 * MIB, 16 * MIB)
+    assert grown < 24 * MIB
+    assert rustload.memory().kept == 64 * MIB
+    assert bool((held == 1).all())
+
+
+def test_memory_that_a_child_inherits_in_a_result_is_not_kept_there(save):
+    code = """
+    import os, sys, rustload
+    held = rustload.open(sys.argv[1], framework="dlpack")["w"].materialize(copy=True)
+    process = os.fork()
+    if not process:
+        del held
+        os._exit(rustload.memory().kept != 0)
+    assert os.waitpid(process, 0)[1] == 0
+    del held
+    print(rustload.memory().kept)
+    """
+    path = save({"w": torch.ones(4 * MIB)})
+    assert int(child(code, path).stdout) == 16 * MIB
+
+
+def test_threads_that_drop_and_make_at_once_get_memory_of_their_own(save, collect):
+    tensors = {f"t{number}": torch.full((MIB,), float(number)) for number in range(8)}
+    ckpt = rustload.open(save(tensors), framework="numpy")
+    wrong = []
+
+    def work(number):
+        for _ in range(10):
+            made = ckpt[f"t{number}"].materialize(copy=True)
+            cast = ckpt[f"t{number}"].materialize(dtype="float64")
+            if not ((made == number).all() and (cast == number).all()):
+                wrong.append(number)
+
+    held = []
+    for _ in range(3):  # the first makes threads' arenas and the like
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
+        found = rustload.memory()
+        assert 0 < found.kept <= found.keeps
+        collect()
+        rustload.trim()
+        held.append(rss_anon())
+    assert held[2] - held[0] < 16 * MIB
+
+
+WATCH = """
+import sys, rustload
+def peak():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))
+def file_pages():
+    return rustload.memory().file
+path = sys.argv[1]
+ckpt = rustload.open(path, framework="dlpack")
+ckpt["small"].materialize(copy=True)
+base = peak()
+"""
+
+
+def test_what_is_kept_never_raises_the_peak(save):
+    """Results of all sizes come and go, at most 96 MiB at a time; without the rule 200 MiB would be there in the end."""
+    tensors = {f"t{size}": torch.zeros(size * MIB, dtype=torch.uint8) for size in (3, 7, 16, 33, 64, 96)}
+    tensors["small"] = torch.zeros(10)
+    code = (
+        WATCH
+        + """
+for _ in range(3):
+    for size in (96, 3, 64, 33, 7, 16, 96, 33, 64):
+        made = ckpt[f"t{size}"].materialize(copy=True)
+        del made
+print((peak() - base) >> 20, rustload.memory().kept >> 20)
+"""
+    )
+    grown, kept = map(int, child(code, save(tensors)).stdout.split())
+    assert grown <= 96 + 12
+    assert kept > 0
+
+
+def test_memory_is_found_where_only_the_pool_has_it(save):
+    """With 420 MiB of addresses, 200 of them kept, a result of 300 MiB has to have them given back."""
+    tensors = {f"t{size}": torch.zeros(size * MIB, dtype=torch.uint8) for size in (200, 300)}
+    code = """
+    import resource, sys, rustload
+    ckpt = rustload.open(sys.argv[1], framework="dlpack")
+    with open("/proc/self/status") as status:
+        now = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmSize"))
+    resource.setrlimit(resource.RLIMIT_AS, (now + (420 << 20), resource.getrlimit(resource.RLIMIT_AS)[1]))
+    made = ckpt["t200"].materialize(copy=True, threads=1)
+    del made
+    kept = rustload.memory().kept
+    made = ckpt["t300"].materialize(copy=True, threads=1)
+    try:
+        ckpt["t200"].materialize(copy=True, threads=1)
+    except MemoryError as error:
+        print(kept >> 20, made.nbytes >> 20, error.code)
+    """
+    assert child(code, save(tensors), env={"RUSTLOAD_POOL": str(1 << 30)}).stdout.split() == [
+        "200",
+        "300",
+        "Memory",
+    ]
+
+
+@pytest.mark.parametrize(("asked", "kept"), [("0", 0), ("8388608", 8), ("nonsense", 16)])
+def test_the_bound_is_what_the_environment_says(save, asked, kept):
+    code = """
+    import sys, rustload
+    ckpt = rustload.open(sys.argv[1], framework="dlpack")
+    for name in ("a", "b"):
+        made = ckpt[name].materialize(copy=True)
+        del made
+    print(rustload.memory().kept >> 20)
+    """
+    tensors = {"a": torch.zeros(16 * MIB, dtype=torch.uint8), "b": torch.zeros(8 * MIB, dtype=torch.uint8)}
+    assert int(child(code, save(tensors), env={"RUSTLOAD_POOL": asked}).stdout) == kept
+
+
+def test_small_results_share_slabs_and_keep_no_more_than_one_each(save, collect):
+    count = 20_000
+    path = save(
+        {f"t{number}": torch.full((256,), float(number)) for number in range(count)}, "many.safetensors"
+    )
+    ckpt = rustload.open(path, framework="numpy")
+    numbers = [int(name[1:]) for name in ckpt]
+    lazies = list(ckpt.values())
+    rustload.trim()
+    base = rss_anon()
+    made = [lazy.materialize(copy=True) for lazy in lazies]
+    addresses = np.array([array.__array_interface__["data"][0] for array in made])
+    assert not (addresses % 64).any()
+    assert (np.diff(np.sort(addresses)) >= 1024).all()
+    assert len({*(addresses // (2 * MIB))}) <= 16, "20 MiB of results lie in ten slabs"
+    assert all(
+        float(array[0]) == number == float(array[-1]) for number, array in zip(numbers, made, strict=True)
+    )
+    kept = made[numbers.index(777)]
+    del made
+    collect()
+    rustload.trim()
+    assert float(kept.sum()) == 777 * 256
+    assert rss_anon() - base < 8 * MIB
