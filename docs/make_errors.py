@@ -61,7 +61,9 @@ def page() -> str:
         rows = [(code, what, then) for code, found, what, then in codes if found == kind]
         name = "OSError" if kind == "Io" else _CLASSES[kind].__name__
         shown = f"rustload.{name}" if hasattr(rustload, name) else name
-        out.append(f"\n## {shown}\n\n{who}\n\n| code | meaning | likely cause and next step |\n|---|---|---|\n")
+        out.append(
+            f"\n## {shown}\n\n{who}\n\n| code | meaning | likely cause and next step |\n|---|---|---|\n"
+        )
         out += [f"| `{code}` | {what} | {then} |\n" for code, what, then in rows]
     return "".join(out)
 

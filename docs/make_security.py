@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from itertools import groupby
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "data"))
 
-from attacks import CASES, IDS, Case
-from attacks.registry import Shown
+from attacks import CASES, IDS, Case  # noqa: E402 - found by the line above
+from attacks.registry import Shown  # noqa: E402 - as well
 
 PAGE = Path(__file__).with_name("security.md")
 
@@ -34,8 +33,8 @@ The same holds for 200 honest checkpoints (`tests/data/attacks/benign.py`): all 
 [Fuzzing](fuzzing.md) goes on where the table ends.
 
 *Outcome* is what `rustload.open` does: a code means an error ([all of them](errors.md)); *opens; reading: `code`* means that the
-error comes when that is asked for; *kept as data* means that the value is an `Opaque` or a `Global` and the tensors beside it come
-out, and names the error under `unknown="error"`. *Finding* is the code under which `rustload scan` reports it.
+error comes when that is asked for; *kept as data* means that the value is an `Opaque` or a `Global` and the tensors beside it
+come out, and names the error under `unknown="error"`. *Finding* is the code under which `rustload scan` reports it.
 
 This page is made by `docs/make_security.py`.
 """
@@ -70,9 +69,11 @@ def page() -> str:
     """The page's text."""
     inputs = sum(not isinstance(case.load, Shown) for case in CASES)
     out = [HEAD.format(ids=len(IDS), inputs=inputs)]
-    by_id = {ident: list(group) for ident, group in groupby(sorted(CASES, key=lambda case: case.id), key=lambda case: case.id)}
+    by_id = {ident: [case for case in CASES if case.id == ident] for ident in IDS}
     for letter, title in LETTERS.items():
-        out.append(f"\n## {letter}: {title}\n\n| id | input | files | outcome | finding |\n|---|---|--:|---|---|\n")
+        out.append(
+            f"\n## {letter}: {title}\n\n| id | input | files | outcome | finding |\n|---|---|--:|---|---|\n"
+        )
         out += [row(ident, by_id[ident]) for ident in sorted(IDS) if ident.startswith(letter)]
     return "".join(out)
 

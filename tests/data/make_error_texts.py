@@ -10,9 +10,8 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -24,6 +23,9 @@ from attacks.zips import Zip, around
 
 import rustload
 from rustload import _rustload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PAGE = Path(__file__).with_name("error_texts.txt")
 
@@ -92,7 +94,9 @@ def out_of_memory(folder: Path) -> None:
 
 
 def meta(folder: Path) -> None:
-    body = call("torch._utils._rebuild_meta_tensor_no_storage", name("torch.float32"), ints(2), ints(1), b"\x89")
+    body = call(
+        "torch._utils._rebuild_meta_tensor_no_storage", name("torch.float32"), ints(2), ints(1), b"\x89"
+    )
     (folder / "model.pt").write_bytes(around(named({"w": body})))
     rustload.open(folder / "model.pt", framework="dlpack")["w"].materialize()
 
@@ -136,7 +140,7 @@ def registry_trigger(code: str) -> Callable[[Path], Any] | None:
 
 
 def text_of(code: str) -> str | None:
-    """The class, the message and the notes of the error of this code, with the folder's name left out; None where nothing raises it."""
+    """The class, the message and the notes of the error of this code, without the folder's name; None where nothing raises it."""
     trigger = TRIGGERS.get(code) or registry_trigger(code)
     if trigger is None:
         return None
@@ -144,9 +148,10 @@ def text_of(code: str) -> str | None:
         folder = Path(made)
         try:
             trigger(folder)
-        except Exception as error:  # noqa: BLE001 - whatever comes is looked at
+        except Exception as error:
             found = getattr(error, "code", None)
-            assert found == code, f"{code}: {type(error).__name__} {found} {error}"
+            if found != code:
+                raise AssertionError(f"{code}: {type(error).__name__} {found} {error}") from error
             lines = [type(error).__name__, str(error), *getattr(error, "__notes__", [])]
             return "".join(f"    {line}\n" for line in lines).replace(f"{made}/", "").replace(made, ".")
     raise AssertionError(f"{code}: nothing was raised")
@@ -154,7 +159,9 @@ def text_of(code: str) -> str | None:
 
 def page() -> str:
     """The whole file."""
-    out = ["Every error of rustload: its code, then its class, its message, and its notes. Made by make_error_texts.py.\n"]
+    out = [
+        "Every error of rustload: its code, then its class, its message, and its notes. Made by make_error_texts.py.\n"
+    ]
     for code, *_ in _rustload.CODES:
         if code not in ELSEWHERE:
             out.append(f"\n{code}\n{text_of(code) or '    (nothing raises it)' + chr(10)}")

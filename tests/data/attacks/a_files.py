@@ -59,10 +59,18 @@ irregular = Refused("NotRegularFile")
 family("A03", "a directory with no checkpoint in it", folder_without_checkpoint, unknown, placed=True)
 family("A04", "a pipe", pipe, irregular, placed=True)
 family("A05", "`/dev/zero`", lambda _: Path("/dev/zero"), irregular, placed=True)
-family("A06", "a file of `/proc`, whose size is 0", lambda _: Path("/proc/self/status"), irregular, placed=True)
+family(
+    "A06", "a file of `/proc`, whose size is 0", lambda _: Path("/proc/self/status"), irregular, placed=True
+)
 family("A07", "a dangling symbolic link", dangling, Refused("Io"), placed=True)
 
-family("A08", "a legacy stream with a zip archive appended", lambda: legacy() + Zip().bytes(), Refused("TrailingData"), "Polyglot")
+family(
+    "A08",
+    "a legacy stream with a zip archive appended",
+    lambda: legacy() + Zip().bytes(),
+    Refused("TrailingData"),
+    "Polyglot",
+)
 family("A09", "bytes before a zip archive", {
     "junk": lambda: b"#!/bin/sh\n" + Zip().bytes(),
     "pickle": lambda: pickle(SYSTEM) + Zip().bytes(),
@@ -72,7 +80,12 @@ family("A10", "a zip archive that starts with an end record", {
     "empty": b"PK\5\6" + bytes(18),
     "then_an_archive": lambda: Zip(pickle(SYSTEM)).with_(prefix=b"PK\5\6" + bytes(18)).bytes(),
 }, Refused("ZipStructure"))  # fmt: skip
-family("A11", "a zip archive that starts with a split marker", lambda: Zip().with_(prefix=b"PK\7\x08").bytes(), Refused("ZipStructure"))
+family(
+    "A11",
+    "a zip archive that starts with a split marker",
+    lambda: Zip().with_(prefix=b"PK\7\x08").bytes(),
+    Refused("ZipStructure"),
+)
 
 opaque = Refused("UnsupportedContainer")
 family("A12", "an archive of another kind", {
@@ -84,15 +97,36 @@ family("A12", "an archive of another kind", {
 }, opaque, "OpaqueContainer")  # fmt: skip
 
 family("A13", "a tar archive of torch 0.1", tar, Refused("TarUnsupported"), suffix=".pt")
-family("A13", "", {"call": lambda: tar({"pickle": pickle(SYSTEM)})}, Refused("TarUnsupported"), runs=("posix.system",), suffix=".pt")
+family(
+    "A13",
+    "",
+    {"call": lambda: tar({"pickle": pickle(SYSTEM)})},
+    Refused("TarUnsupported"),
+    runs=("posix.system",),
+    suffix=".pt",
+)
 
 
 def plain_safetensors() -> bytes:
     return safetensors({"w": info("F32", [2, 3], 0, 24)}, SIX)
 
 
-family("A14", "a safetensors file named `.pt`", plain_safetensors, holds("w", format="safetensors"), "ExtensionMismatch", suffix=".pt")
-family("A15", "a torch archive named `.safetensors`", lambda: Zip().bytes(), holds("w"), "ExtensionMismatch", suffix=".safetensors")
+family(
+    "A14",
+    "a safetensors file named `.pt`",
+    plain_safetensors,
+    holds("w", format="safetensors"),
+    "ExtensionMismatch",
+    suffix=".pt",
+)
+family(
+    "A15",
+    "a torch archive named `.safetensors`",
+    lambda: Zip().bytes(),
+    holds("w"),
+    "ExtensionMismatch",
+    suffix=".safetensors",
+)
 family("A16", "a saved web page or a Git LFS pointer", {
     "html": b"<!DOCTYPE html><html><body>Not found</body></html>",
     "lfs": b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 12345\n",
@@ -100,6 +134,11 @@ family("A16", "a saved web page or a Git LFS pointer", {
 
 shown("A17", "a valid file cut at every byte, or with any bit flipped", "an error, or nothing promised is broken; never a panic",
       "test_boundary.py::test_a17_a_file_cut_at_any_byte_is_an_error")  # fmt: skip
-shown("A17", "", "an error, or nothing promised is broken; never a panic", "test_boundary.py::test_a17_a_flipped_bit_breaks_no_promise")
+shown(
+    "A17",
+    "",
+    "an error, or nothing promised is broken; never a panic",
+    "test_boundary.py::test_a17_a_flipped_bit_breaks_no_promise",
+)
 shown("A18", "a file that grows, shrinks or is replaced after opening", "owned results: `FileChanged`, never SIGBUS",
       "test_boundary.py::test_a18_a_file_that_changed_is_file_changed")  # fmt: skip

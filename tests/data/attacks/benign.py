@@ -13,13 +13,15 @@ import pathlib
 import pickle
 import types
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import safetensors.torch
 import torch
 from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 DTYPES = (
     "float32", "float16", "bfloat16", "float64", "int8", "uint8", "int16", "int32", "int64", "bool", "complex64",
@@ -96,7 +98,8 @@ def adam_of(parameters: int) -> dict[str, Any]:
     """An Adam state of many parameters, without the parameters."""
     value = torch.zeros(2)
     state = {
-        number: {"step": torch.tensor(1.0), "exp_avg": value.clone(), "exp_avg_sq": value.clone()} for number in range(parameters)
+        number: {"step": torch.tensor(1.0), "exp_avg": value.clone(), "exp_avg_sq": value.clone()}
+        for number in range(parameters)
     }
     group = {"lr": 0.001, "betas": (0.9, 0.999), "eps": 1e-8, "params": list(range(parameters))}
     return {"optimizer": {"state": state, "param_groups": [group]}}
@@ -162,7 +165,11 @@ def all_of_them() -> Iterator[tuple[str, str, Callable[[pathlib.Path], None]]]:
     for dtype in DTYPES:
         yield f"state_dict-{dtype}", ".bin", torch_file(lambda dtype=dtype: state_dict(dtype))
         if dtype != "complex64":
-            yield f"safetensors-{dtype}", ".safetensors", lambda path, dtype=dtype: safetensors.torch.save_file(state_dict(dtype), path)
+            yield (
+                f"safetensors-{dtype}",
+                ".safetensors",
+                lambda path, dtype=dtype: safetensors.torch.save_file(state_dict(dtype), path),
+            )
         if dtype != "uint16":
             yield f"legacy-{dtype}", ".pt", torch_file(lambda dtype=dtype: state_dict(dtype), **legacy)
     for name, module in networks().items():
@@ -170,12 +177,20 @@ def all_of_them() -> Iterator[tuple[str, str, Callable[[pathlib.Path], None]]]:
         if name == "weight_norm":
             continue  # torch itself refuses to pickle a parametrized module whole
         yield f"module-{name}", ".pt", torch_file(lambda module=module: module)
-        yield f"module_legacy-{name}", ".pt", torch_file(lambda module=module: {"model": module, "epoch": 1}, **legacy)
+        yield (
+            f"module_legacy-{name}",
+            ".pt",
+            torch_file(lambda module=module: {"model": module, "epoch": 1}, **legacy),
+        )
     for name in optimizers(nn.Linear(1, 1)):
         yield f"training-{name}", ".ckpt", torch_file(lambda name=name: stepped(name))
         yield f"training_legacy-{name}", ".ckpt", torch_file(lambda name=name: stepped(name), **legacy)
     yield "adam_of_15000_parameters", ".pt", torch_file(lambda: adam_of(15_000))
-    for name, more in {"plain": {}, "hparams": {"hyper_parameters": argparse.Namespace(lr=1)}, "config": {"hparams": Config(a=1)}}.items():
+    for name, more in {
+        "plain": {},
+        "hparams": {"hyper_parameters": argparse.Namespace(lr=1)},
+        "config": {"hparams": Config(a=1)},
+    }.items():
         yield f"lightning-{name}", ".ckpt", torch_file(lambda more=more: lightning(**more))
         yield f"lightning_legacy-{name}", ".ckpt", torch_file(lambda more=more: lightning(**more), **legacy)
     for name, obj in objects().items():
@@ -187,7 +202,9 @@ def all_of_them() -> Iterator[tuple[str, str, Callable[[pathlib.Path], None]]]:
     for protocol in (3, 4, 5):
         yield f"state_dict_protocol-{protocol}", ".bin", torch_file(state_dict, pickle_protocol=protocol)
     for protocol in range(6):
-        yield f"pickle-{protocol}", ".pkl", lambda path, p=protocol: path.write_bytes(pickle.dumps({"w": np.ones(3), "n": 1}, p))
+        yield (
+            f"pickle-{protocol}",
+            ".pkl",
+            lambda path, p=protocol: path.write_bytes(pickle.dumps({"w": np.ones(3), "n": 1}, p)),
+        )
     yield "torchscript", ".pt", scripted
-
-

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import pickle as cpython
 import struct
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from attacks.pickles import (
     CANARY,
@@ -36,6 +36,9 @@ from attacks.registry import Build, Kept, Named, Opens, Refused, family
 from attacks.streams import legacy
 from attacks.zips import around, torch_zip
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 stack, memo, wrong_type = Refused("PickleStack"), Refused("PickleMemo"), Refused("PickleType")
 truncated, frames, persistent_id = Refused("Truncated"), Refused("PickleFrame"), Refused("PersistentId")
 RUNS = ("posix.system",)
@@ -63,22 +66,48 @@ def agrees(ident: str, what: str, protocol: int = 2, /, *finds: str, **parts: by
         family(ident, what, bodies(protocol, **{key: body}), Opens("opens as CPython has it", check), *finds)
 
 
-family("P01", "a pickle without STOP", {"none": raw(proto(2) + NONE), "empty": raw(b""), "proto": raw(proto(2))}, stack)
-family("P02", "STOP on an empty stack", {"": raw(proto(2) + b"."), "over_a_mark": raw(proto(2) + b"(.")}, stack)
+family(
+    "P01",
+    "a pickle without STOP",
+    {"none": raw(proto(2) + NONE), "empty": raw(b""), "proto": raw(proto(2))},
+    stack,
+)
+family(
+    "P02", "STOP on an empty stack", {"": raw(proto(2) + b"."), "over_a_mark": raw(proto(2) + b"(.")}, stack
+)
 family("P03", "values left at STOP", {"value": raw(proto(2) + b"NN."), "mark": raw(proto(2) + b"(N.")}, stack)
 family("P04", "a byte that is no opcode", {
     "before": raw(proto(2) + b"\xff" + SYSTEM + b"."), "after": raw(proto(2) + SYSTEM + b"\xff."),
 }, Refused("PickleOpcode"))  # fmt: skip
-family("P04", "", {"call_then_bad": raw(proto(2) + SYSTEM + b"\xff.")}, Refused("PickleOpcode"), "PickleOpcode", runs=RUNS)
+family(
+    "P04",
+    "",
+    {"call_then_bad": raw(proto(2) + SYSTEM + b"\xff.")},
+    Refused("PickleOpcode"),
+    "PickleOpcode",
+    runs=RUNS,
+)
 
 trailing = Refused("TrailingData")
 family("P05", "bytes after STOP", raw(pickle(NONE) + b"garbage"), trailing)
-family("P06", "a second pickle after STOP", raw(pickle(NONE) + pickle(SYSTEM)), trailing, "TrailingData", runs=RUNS)
+family(
+    "P06",
+    "a second pickle after STOP",
+    raw(pickle(NONE) + pickle(SYSTEM)),
+    trailing,
+    "TrailingData",
+    runs=RUNS,
+)
 family("P06", "", {"asked_for": raw(pickle(NONE) + pickle(SYSTEM))}, Opens("opens the first"), "TrailingData", runs=RUNS,
        options={"trailing": "ignore"})  # fmt: skip
 
 bad_proto = Refused("PickleProto")
-family("P07", "a protocol that does not exist", {"99": raw(pickle(NONE, protocol=99)), "6": raw(pickle(NONE, protocol=6))}, bad_proto)
+family(
+    "P07",
+    "a protocol that does not exist",
+    {"99": raw(pickle(NONE, protocol=99)), "6": raw(pickle(NONE, protocol=6))},
+    bad_proto,
+)
 family("P08", "PROTO in the middle", raw(proto(2) + NONE + proto(2) + b"."), bad_proto)
 family("P09", "PROTO twice", raw(proto(2) + pickle(NONE)), bad_proto)
 
@@ -101,10 +130,25 @@ family("P12", "a memo index in another spelling", bodies(
     minus=b"]p0\ng-1\n0", spaces=b"]p0\ng 0 \n0", underscore=b"]p10\ng1_0\n0", zeros=b"]p1\ng01\n0", word=b"]p0\ngx\n0",
     plus=b"]p1\ng+1\n0", empty=b"]p0\ng\n0", put=b"]p00\n",
 ), memo)  # fmt: skip
-agrees("P13", "a memo index of 2^32-1, then MEMOIZE", 4, memoize=b"]" + put(0xFFFFFFFF) + b"\x94" + get(1) + b"\x86")
+agrees(
+    "P13",
+    "a memo index of 2^32-1, then MEMOIZE",
+    4,
+    memoize=b"]" + put(0xFFFFFFFF) + b"\x94" + get(1) + b"\x86",
+)
 agrees("P13", "", 4, sparse=b"]" + put(0xFFFFFFFF) + get(0xFFFFFFFF) + b"\x86")
-family("P14", "a memo index of 2^64 and more", bodies(p64=b"]p18446744073709551616\n", long=b"]p" + b"9" * 100 + b"\n"), memo)
-agrees("P15", "MEMOIZE on an index that PUT has taken", 4, collides=text("a") + put(1) + text("b") + b"\x94" + get(1) + b"\x87")
+family(
+    "P14",
+    "a memo index of 2^64 and more",
+    bodies(p64=b"]p18446744073709551616\n", long=b"]p" + b"9" * 100 + b"\n"),
+    memo,
+)
+agrees(
+    "P15",
+    "MEMOIZE on an index that PUT has taken",
+    4,
+    collides=text("a") + put(1) + text("b") + b"\x94" + get(1) + b"\x87",
+)
 agrees("P15", "", 4, gap=b"]" + put(5) + text("x") + b"\x94" + get(1) + b"\x87")
 
 # Numbers. Only what all readers take alike is taken.
@@ -126,7 +170,9 @@ def nan_first(ckpt) -> None:
 
 
 family("P17", "", bodies(named=b"](Fnan\nFinf\nF-inf\nF1.5\ne"), Opens("opens as CPython has it", nan_first))
-family("P18", "a LONG in text", bodies(digits=b"L" + b"9" * 1_000_000 + b"L\n"), Refused("Limit", "int_digits"))
+family(
+    "P18", "a LONG in text", bodies(digits=b"L" + b"9" * 1_000_000 + b"L\n"), Refused("Limit", "int_digits")
+)
 family("P18", "", bodies(digits_4090=b"L" + b"9" * 4090 + b"L\n", hex=b"L0x1L\n", underscore=b"L1_0L\n"),
        {"digits_4090": Opens(), "hex": ambiguous, "underscore": ambiguous}, "AmbiguousNumber")  # fmt: skip
 family("P18", "", bodies(without_l=b"L5\n"), ambiguous)
@@ -144,7 +190,12 @@ family("P23", "a text or bytes of 2^62 and more", {
 
 # Text.
 
-family("P24", "text that is not UTF-8", bodies(bin=b"X\2\0\0\0\xff\xfe", short=b"\x8c\1\xff"), Refused("PickleText"))
+family(
+    "P24",
+    "text that is not UTF-8",
+    bodies(bin=b"X\2\0\0\0\xff\xfe", short=b"\x8c\1\xff"),
+    Refused("PickleText"),
+)
 agrees("P25", "text with surrogates", bin=b"X\3\0\0\0\xed\xa0\x80", unicode=b"V\\ud800\n")
 family("P26", "a name with a NUL", bodies(global_=b"cos\0x\nsystem\n)R", stack=short("os\0x") + short("system") + b"\x93)R"),
        Kept("os\0x.system"))  # fmt: skip
@@ -152,7 +203,12 @@ agrees("P27", "STRING with escapes", escapes=b"S'a\\x41\\n\\\\'\n", quotes=b'S"i
 family("P27", "", bodies(unterminated=b"S'abc\n", bare=b"Sabc\n", escape=b"S'\\x4'\n"), Refused("PickleText"))
 family("P28", "a name in UNICODE escapes", bodies(4, subprocess=b"V\\u0073ubprocess\nVPopen\n\x93" + many(text(CANARY)) + b"R"),
        Kept("subprocess.Popen"), runs=("subprocess.Popen",))  # fmt: skip
-family("P29", "GLOBAL with a carriage return", bodies(cr=b"cposix\r\nsystem\r\n" + many(text(CANARY)) + b"R"), Kept("posix\r.system\r"))
+family(
+    "P29",
+    "GLOBAL with a carriage return",
+    bodies(cr=b"cposix\r\nsystem\r\n" + many(text(CANARY)) + b"R"),
+    Kept("posix\r.system\r"),
+)
 family("P30", "GLOBAL of an odd name", bodies(
     non_ascii="cmodul\u00e9\nna\u00efve\n)R".encode(), empty=b"c\n\n)R", invalid=b"c\xff\n\xfe\n)R", long=b"c" + b"m" * (1 << 20) + b"\nx\n)R",
 ), {
@@ -161,11 +217,21 @@ family("P30", "GLOBAL of an odd name", bodies(
 
 # The stack.
 
-family("P31", "TUPLE without MARK", bodies(tuple=b"Nt", list=b"Nl", dict=b"Nd", appends=b"]e", reduce=b"o"), stack)
+family(
+    "P31",
+    "TUPLE without MARK",
+    bodies(tuple=b"Nt", list=b"Nl", dict=b"Nd", appends=b"]e", reduce=b"o"),
+    stack,
+)
 agrees("P32", "POP that takes a MARK", pops=b"N(0")
 family("P33", "POP_MARK without MARK", bodies(pops=b"N1"), stack)
 family("P34", "ten million MARKs", lambda: around(b"(" * 10_000_000), Refused("Limit", "marks"))
-family("P35", "a GLOBAL called `mark.mark`", bodies(forged=b"(" + name("mark.mark") + NONE + b"t"), Named("mark.mark"))
+family(
+    "P35",
+    "a GLOBAL called `mark.mark`",
+    bodies(forged=b"(" + name("mark.mark") + NONE + b"t"),
+    Named("mark.mark"),
+)
 
 # What stands in what.
 
@@ -180,8 +246,18 @@ family("P38", "APPEND on what is no list", bodies(
     dict=b"}Na", tensor=tensor() + b"Na", tuple=b")Na", text=STR + b"Na", storage=storage() + b"(Ne", appends=b"}(Ne",
 ), wrong_type)  # fmt: skip
 family("P38", "", bodies(opaque=made("mine.List") + b"Na"), Kept("mine.List"))
-family("P39", "ADDITEMS on what is no set", bodies(4, list=b"](N\x90", dict=b"}(N\x90", tensor=tensor() + b"(N\x90"), wrong_type)
-family("P39", "", bodies(opaque_key=mapped((made("mine.Key"), NONE), (made("mine.Key"), integer(1)))), Kept("mine.Key"))
+family(
+    "P39",
+    "ADDITEMS on what is no set",
+    bodies(4, list=b"](N\x90", dict=b"}(N\x90", tensor=tensor() + b"(N\x90"),
+    wrong_type,
+)
+family(
+    "P39",
+    "",
+    bodies(opaque_key=mapped((made("mine.Key"), NONE), (made("mine.Key"), integer(1)))),
+    Kept("mine.Key"),
+)
 
 # Frames: PEP 3154.
 
@@ -189,7 +265,13 @@ family("P40", "a frame of a wrong length", {
     "huge": raw(framed(NONE, length=1 << 60)), "short": raw(framed(text("abc"), length=3)), "zero": raw(framed(text("abc"), length=0) + b""),
 }, {"huge": frames, "short": frames, "zero": Opens()}, "FrameDivergence")  # fmt: skip
 family("P41", "a frame in a frame", raw(proto(4) + frame(11) + frame(1) + b"N."), frames, "FrameDivergence")
-family("P42", "an opcode that crosses a frame's end", raw(proto(4) + frame(6) + text("posix") + b"0N."), frames, "FrameDivergence")
+family(
+    "P42",
+    "an opcode that crosses a frame's end",
+    raw(proto(4) + frame(6) + text("posix") + b"0N."),
+    frames,
+    "FrameDivergence",
+)
 
 
 def padded_straddle() -> bytes:
@@ -200,18 +282,49 @@ def padded_straddle() -> bytes:
 
 family("P43", "a frame that ends inside a text of 128 KiB", padded_straddle, frames, "FrameDivergence")
 agrees("P44", "a frame under protocol 2", framed=frame(2) + b"N")
-family("P45", "a frame that reaches past the end", raw(proto(4) + frame(100) + b"N."), frames, "FrameDivergence")
+family(
+    "P45", "a frame that reaches past the end", raw(proto(4) + frame(100) + b"N."), frames, "FrameDivergence"
+)
 
 # Names from the stack.
 
 POSIX, NAMED_SYSTEM, ARGS = short("posix"), short("system"), many(text(CANARY)) + b"R"
-family("P46", "STACK_GLOBAL on numbers", bodies(4, ints=b"K\1K\2\x93", list=b"]]\x93", bytes=binary(b"os") + binary(b"system") + b"\x93"), wrong_type)
+family(
+    "P46",
+    "STACK_GLOBAL on numbers",
+    bodies(4, ints=b"K\1K\2\x93", list=b"]]\x93", bytes=binary(b"os") + binary(b"system") + b"\x93"),
+    wrong_type,
+)
 found = Kept("posix.system")
-family("P47", "STACK_GLOBAL of names from the memo", bodies(4, memo=POSIX + b"\x940" + NAMED_SYSTEM + b"\x940h\0h\1\x93" + ARGS), found, runs=RUNS)
-family("P48", "STACK_GLOBAL with a POP between", bodies(4, pop=POSIX + text("decoy") + b"0" + NAMED_SYSTEM + b"\x93" + ARGS), found, runs=RUNS)
-family("P49", "a POP before MEMOIZE", bodies(4, pop=POSIX + text("decoy") + b"0\x94" + b"h\0" + NAMED_SYSTEM + b"\x93" + ARGS + b"\x86"), found, runs=RUNS)
+family(
+    "P47",
+    "STACK_GLOBAL of names from the memo",
+    bodies(4, memo=POSIX + b"\x940" + NAMED_SYSTEM + b"\x940h\0h\1\x93" + ARGS),
+    found,
+    runs=RUNS,
+)
+family(
+    "P48",
+    "STACK_GLOBAL with a POP between",
+    bodies(4, pop=POSIX + text("decoy") + b"0" + NAMED_SYSTEM + b"\x93" + ARGS),
+    found,
+    runs=RUNS,
+)
+family(
+    "P49",
+    "a POP before MEMOIZE",
+    bodies(4, pop=POSIX + text("decoy") + b"0\x94" + b"h\0" + NAMED_SYSTEM + b"\x93" + ARGS + b"\x86"),
+    found,
+    runs=RUNS,
+)
 family("P50", "STACK_GLOBAL of a DUP", bodies(4, dup=short("dup") + b"2\x93)R"), Kept("dup.dup"))
-family("P51", "STACK_GLOBAL of BINSTRINGs", bodies(4, binstring=b"U\5posixT\6\0\0\0system\x93" + ARGS), found, runs=RUNS)
+family(
+    "P51",
+    "STACK_GLOBAL of BINSTRINGs",
+    bodies(4, binstring=b"U\5posixT\6\0\0\0system\x93" + ARGS),
+    found,
+    runs=RUNS,
+)
 family("P52", "a dotted name", {
     "fromkeys": lambda: around(stack_name(short("collections"), short("OrderedDict.fromkeys")), protocol=4),
     "dunder": lambda: around(stack_name(short("builtins"), short("print.__class__.__base__")), protocol=4),
@@ -223,7 +336,12 @@ family("P52", "a dotted name", {
 family("P53", "a class by number of the extension registry", bodies(
     ext1_0=b"\x82\0", ext1=b"\x82\1", ext2=b"\x83\0\1", ext4=b"\x84\xff\xff\xff\x7f", ext4_negative=b"\x84\0\0\0\x80",
 ), Refused("ExtRegistry"))  # fmt: skip
-family("P54", "buffers from outside", bodies(5, next=b"\x97", readonly=binary(b"x") + b"\x98"), Refused("OutOfBand"))
+family(
+    "P54",
+    "buffers from outside",
+    bodies(5, next=b"\x97", readonly=binary(b"x") + b"\x98"),
+    Refused("OutOfBand"),
+)
 family("P55", "a persistent id in text", bodies(text=b"P0\n", long=b"Px" + b"y" * 100 + b"\n"), persistent_id)
 
 LEGACY_ID = many(text("storage"), name("torch.FloatStorage"), text("0"), text("cpu"), integer(6), NONE) + b"Q"
@@ -233,11 +351,16 @@ family("P56", "a persistent id that torch does not write", bodies(
     tensor=many(text("storage"), tensor(), text("0"), text("cpu"), integer(6)) + b"Q", six=LEGACY_ID, module=MODULE_ID,
     float=many(number(1.0)) + b"Q",
 ), persistent_id)  # fmt: skip
-family("P56", "", {"five_in_legacy": lambda: legacy(pickle(named({"w": tensor(on=storage())})))}, persistent_id)
-family("P56", "", {"module_in_legacy": lambda: legacy(pickle(made_of_module()), pickle(listed()), b"")}, Kept("mine.Net"))
+family(
+    "P56", "", {"five_in_legacy": lambda: legacy(pickle(named({"w": tensor(on=storage())})))}, persistent_id
+)
+family(
+    "P56",
+    "",
+    {"module_in_legacy": lambda: legacy(pickle(made_of_module()), pickle(listed()), b"")},
+    Kept("mine.Net"),
+)
 
 
 def made_of_module() -> bytes:
     return MODULE_ID + b")\x81" + named({"x": integer(1)}) + b"b"
-
-

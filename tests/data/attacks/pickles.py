@@ -10,7 +10,17 @@ CANARY = 'touch "${RUSTLOAD_CANARY:-/dev}/null"'
 SIX = struct.pack("<6f", *range(6))
 """The bytes of storage 0 of most files here: six floats."""
 
-NONE, TRUE, FALSE, MARK, STOP, POP, DUP, REDUCE, BUILD = b"N", b"\x88", b"\x89", b"(", b".", b"0", b"2", b"R", b"b"
+NONE, TRUE, FALSE, MARK, STOP, POP, DUP, REDUCE, BUILD = (
+    b"N",
+    b"\x88",
+    b"\x89",
+    b"(",
+    b".",
+    b"0",
+    b"2",
+    b"R",
+    b"b",
+)
 
 
 def proto(number: int) -> bytes:
@@ -63,7 +73,7 @@ def number(value: float) -> bytes:
     return b"G" + struct.pack(">d", value)
 
 
-def boolean(value: bool) -> bytes:  # noqa: FBT001 - a value, not a flag
+def boolean(value: bool) -> bytes:
     return TRUE if value else FALSE
 
 
@@ -132,7 +142,9 @@ def persistent(*items: bytes) -> bytes:
     return many(*items) + b"Q"
 
 
-def storage(kind: str = "torch.FloatStorage", key: bytes | str = "0", numel: bytes | int = 6, at: str = "cpu") -> bytes:
+def storage(
+    kind: str = "torch.FloatStorage", key: bytes | str = "0", numel: bytes | int = 6, at: str = "cpu"
+) -> bytes:
     key = text(key) if isinstance(key, str) else key
     numel = integer(numel) if isinstance(numel, int) else numel
     return persistent(text("storage"), name(kind), key, text(at), numel)
@@ -169,7 +181,9 @@ def tensor(
     )
 
 
-def tensor_v3(dtype: str, size: tuple[int, ...], nbytes: int, offset: int = 0, metadata: bytes = b"") -> bytes:
+def tensor_v3(
+    dtype: str, size: tuple[int, ...], nbytes: int, offset: int = 0, metadata: bytes = b""
+) -> bytes:
     on = storage("torch.storage.UntypedStorage", numel=nbytes)
     return call(
         "torch._utils._rebuild_tensor_v3", on, integer(offset), ints(*size), ints(*contiguous(size)), FALSE, ordered(),
@@ -188,7 +202,11 @@ def contiguous(size: tuple[int, ...]) -> tuple[int, ...]:
 def ndarray(dtype: bytes, shape: tuple[int, ...], data: bytes, *, fortran: bytes = FALSE) -> bytes:
     """What NumPy's `__reduce__` writes."""
     state = many(integer(1), ints(*shape), dtype, fortran, latin1(data))
-    return call("numpy._core.multiarray._reconstruct", name("numpy.ndarray"), ints(0), latin1(b"b")) + state + BUILD
+    return (
+        call("numpy._core.multiarray._reconstruct", name("numpy.ndarray"), ints(0), latin1(b"b"))
+        + state
+        + BUILD
+    )
 
 
 def numpy_dtype(code: str, *, order: str = "<", state: bytes | None = None) -> bytes:

@@ -51,7 +51,7 @@ def look(source: str, options: dict[str, Any], label: str | None) -> dict[str, A
             ckpt = rustload.open(source, **options)
             said["count"] = len(ckpt)
             measured("load")
-            ckpt.notes, ckpt.tied, ckpt.opaque, ckpt.nbytes, repr(ckpt)  # noqa: B018 - looked at
+            ckpt.notes, ckpt.tied, ckpt.opaque, ckpt.nbytes, repr(ckpt)
             with contextlib.suppress(rustload.LimitError):
                 said["globals"] = ckpt.globals[:1000]
             said["notes"] = ckpt.notes[:100]
@@ -67,7 +67,7 @@ def look(source: str, options: dict[str, Any], label: str | None) -> dict[str, A
         finally:
             measured("export")
         said["stage"] = "done"
-    except BaseException as error:  # noqa: BLE001 - whatever comes is the answer
+    except BaseException as error:
         said |= {
             "error": type(error).__name__,
             "code": getattr(error, "code", ""),
@@ -84,7 +84,7 @@ def _look_on(ckpt: Any, label: str | None) -> None:
 
     for name in islice(ckpt, 300):
         lazy = ckpt[name]
-        repr(lazy), lazy.path  # noqa: B018 - looked at
+        repr(lazy), lazy.path
     if label is not None:
         case = _cases()[label]
         check = getattr(case.load, "check", None) or getattr(case.load, "ask", None)
@@ -115,7 +115,7 @@ def serve() -> None:
                 answer = answer[os.write(write, answer) :]
             os._exit(0)
         os.close(write)
-        print(json.dumps(_wait(child, read)), flush=True)  # noqa: T201 - this is how it speaks
+        print(json.dumps(_wait(child, read)), flush=True)
 
 
 def _wait(child: int, read: int) -> dict[str, Any]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from attacks.pickles import NONE, SIX, get, integer, listed, many, name, put, tensor, text
 from attacks.registry import Build, Fails, Opens, Refused, family, shown
 from attacks.zips import Zip, around
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 
 def limit(which: str) -> Refused:
@@ -52,7 +55,13 @@ family("R01", "", bombs(tensors=lambda: dag(60, "list", tensor())), limit("name_
 family("R02", "a billion laughs by DUP and by BINGET", bombs(
     dup=lambda: dag(60, "dup", text("lol")), binget=lambda: dag(60, "binget", text("lol")),
 ), small)  # fmt: skip
-family("R03", "shared calls of globals", bombs(calls=lambda: dag(60, "global", name("mine.Lol"))), small, "DisallowedGlobal")
+family(
+    "R03",
+    "shared calls of globals",
+    bombs(calls=lambda: dag(60, "global", name("mine.Lol"))),
+    small,
+    "DisallowedGlobal",
+)
 
 deep_key = limit("key_depth")
 family("R04", "2^60 leaves as a dict key", bombs(
@@ -66,9 +75,21 @@ family("R06", "two equal structures of 2^60 leaves as keys", bombs(
     dags=lambda: b"}(" + dag(60, "tuple", integer(1)) + b"N" + dag(60, "tuple", integer(1)) + b"Nu",
 ), deep_key)  # fmt: skip
 DEEP = 10_000_000
-family("R07", "ten million tuples in one another", bombs(tuples=lambda: NONE + b"\x85" * DEEP), exported("depth"))
-family("R08", "ten million lists in one another", bombs(lists=lambda: b"]" * DEEP + b"a" * (DEEP - 1)), exported("depth"))
-family("R09", "256 MiB of values on the stack", {"nones": lambda: around(b"N" * ((256 << 20) - 3))}, limit("stack"))
+family(
+    "R07", "ten million tuples in one another", bombs(tuples=lambda: NONE + b"\x85" * DEEP), exported("depth")
+)
+family(
+    "R08",
+    "ten million lists in one another",
+    bombs(lists=lambda: b"]" * DEEP + b"a" * (DEEP - 1)),
+    exported("depth"),
+)
+family(
+    "R09",
+    "256 MiB of values on the stack",
+    {"nones": lambda: around(b"N" * ((256 << 20) - 3))},
+    limit("stack"),
+)
 family("R09", "", {"lists": lambda: around(b"(" + b"]" * 40_000_000 + b"l")}, limit("stack"))
 family("R10", "a long list put into another over and over", bombs(
     binget=lambda: listed(NONE) + put(0) + b"0](" + b"h\0" * 5_000_000 + b"e",
@@ -77,7 +98,13 @@ family("R11", "a value that holds itself", bombs(
     list=lambda: b"]q\0h\0a", dict=lambda: b"}q\0K\1h\0s", tuple=lambda: b"]q\0h\0\x85q\1a0h\1",
     ordered=lambda: name("collections.OrderedDict") + b")Rq\0}" + text("me") + b"h\0sb", opaque=lambda: name("mine.A") + b")\x81q\0h\0b",
 ), Opens("loads, holding itself"), "SelfReference")  # fmt: skip
-family("R11", "", bombs(only_tuples=lambda: name("builtins.frozenset") + b"]q\0" + b"\x85Rq\1" + b"0h\0h\1a0h\1"), Fails("CyclicValue", objects, "export"), "SelfReference")
+family(
+    "R11",
+    "",
+    bombs(only_tuples=lambda: name("builtins.frozenset") + b"]q\0" + b"\x85Rq\1" + b"0h\0h\1a0h\1"),
+    Fails("CyclicValue", objects, "export"),
+    "SelfReference",
+)
 
 
 def tiny_tensors(count: int) -> bytes:
@@ -89,7 +116,13 @@ def tiny_tensors(count: int) -> bytes:
 
 
 family("R12", "ten million tensors", lambda: tiny_tensors(10_000_000), limit("tensors"))
-family("R13", "a million views of one storage", lambda: around(tensor() + put(0) + b"0](" + b"h\0" * 1_000_000 + b"e"), Opens("opens, lazily"), tensors=1_000_000)
+family(
+    "R13",
+    "a million views of one storage",
+    lambda: around(tensor() + put(0) + b"0](" + b"h\0" * 1_000_000 + b"e"),
+    Opens("opens, lazily"),
+    tensors=1_000_000,
+)
 shown("R14", "each of these dropped, shown and exported on a small stack", "opens or its limit; no stack overflow",
       "tests/rust/bomb_drops.rs::every_bomb_is_dropped_on_a_small_stack")  # fmt: skip
 
@@ -117,7 +150,9 @@ def sparse_gigabyte(folder: Path) -> Path:
     offsets = [0]
     for one in rest[:-1]:
         offsets.append(offsets[-1] + len(one.header()))
-    directory = first.entry(0) + b"".join(one.entry(start + at) for one, at in zip(rest, offsets, strict=True))
+    directory = first.entry(0) + b"".join(
+        one.entry(start + at) for one, at in zip(rest, offsets, strict=True)
+    )
     path = folder / "R16-sparse.bin"
     with path.open("wb") as file:
         file.write(head)

@@ -133,7 +133,12 @@ IDS: dict[str, str] = {}
 
 
 def family(
-    ident: str, what: str, builds: dict[str, Build] | Build, load: Outcome | dict[str, Outcome], *finds: str, **more: Any
+    ident: str,
+    what: str,
+    builds: dict[str, Build] | Build,
+    load: Outcome | dict[str, Outcome],
+    *finds: str,
+    **more: Any,
 ) -> None:
     """Adds the inputs of one id; `load` may name an outcome for each. A refusal is what a scan must find, too."""
     IDS.setdefault(ident, what)
@@ -153,4 +158,6 @@ def _found(outcome: Outcome) -> list[str]:
 def shown(ident: str, what: str, outcome: str, test: str, *finds: str) -> None:
     """Adds an id that a test of its own shows."""
     IDS.setdefault(ident, what)
-    CASES.append(Case(ident, test.partition("::")[2].removeprefix("test_"), None, Shown(outcome, test), finds))
+    CASES.append(
+        Case(ident, test.partition("::")[2].removeprefix("test_"), None, Shown(outcome, test), finds)
+    )

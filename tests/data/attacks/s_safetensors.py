@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from attacks.a_files import holds
 from attacks.pickles import SIX, SYSTEM, pickle
@@ -11,7 +11,15 @@ from attacks.registry import Opens, Refused, family
 from attacks.streams import info, safetensors
 from attacks.zips import Zip
 
-header, offsets, dtype, twice = Refused("StHeader"), Refused("StOffsets"), Refused("StDtype"), Refused("StDuplicateKey")
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+header, offsets, dtype, twice = (
+    Refused("StHeader"),
+    Refused("StOffsets"),
+    Refused("StDtype"),
+    Refused("StDuplicateKey"),
+)
 W = info("F32", [2, 3], 0, 24)
 SAFE = ".safetensors"
 
@@ -39,9 +47,17 @@ def long_header() -> bytes:
 
 add("S04", "", {"whole": long_header}, header)
 add("S05", "a header past the end of the file", st({"w": W}, length=10_000), header)
-add("S06", "a header that is not UTF-8", st(b'{"\xff":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}}'), header)
+add(
+    "S06",
+    "a header that is not UTF-8",
+    st(b'{"\xff":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}}'),
+    header,
+)
 
-ONE, OTHER = '"w":{"dtype":"F32","shape":[6],"data_offsets":[0,24]}', '"w":{"dtype":"I32","shape":[6],"data_offsets":[0,24]}'
+ONE, OTHER = (
+    '"w":{"dtype":"F32","shape":[6],"data_offsets":[0,24]}',
+    '"w":{"dtype":"I32","shape":[6],"data_offsets":[0,24]}',
+)
 EMPTY = '"e":{"dtype":"F32","shape":[0],"data_offsets":[24,24]}'
 double = st(f"{{{ONE},{OTHER}}}".encode())
 add("S07", "a tensor's name twice", double, twice)
@@ -55,8 +71,20 @@ add("S07", "", {"compat": double}, Opens("keeps the last", last), "StDuplicateKe
 add("S08", "an empty tensor's name twice", st(f"{{{ONE},{EMPTY},{EMPTY}}}".encode()), twice)
 meta = st(f'{{"__metadata__":{{"a":"1","a":"2"}},{ONE}}}'.encode())
 add("S09", "a key of the metadata twice", meta, twice)
-add("S09", "", {"section": st(f'{{"__metadata__":{{"a":"1"}},"__metadata__":{{"a":"2"}},{ONE}}}'.encode())}, twice)
-add("S09", "", {"compat": meta}, Opens("keeps the last", lambda ckpt: None), "StDuplicateKey", options={"compat": True})
+add(
+    "S09",
+    "",
+    {"section": st(f'{{"__metadata__":{{"a":"1"}},"__metadata__":{{"a":"2"}},{ONE}}}'.encode())},
+    twice,
+)
+add(
+    "S09",
+    "",
+    {"compat": meta},
+    Opens("keeps the last", len),
+    "StDuplicateKey",
+    options={"compat": True},
+)
 
 
 def noted(ckpt) -> None:
@@ -72,10 +100,21 @@ add("S11", "", {"spaces_after": st(GOOD + b"   ")}, holds("w", format="safetenso
 
 
 def span(begin, end, size: int = 24) -> Callable[[], bytes]:
-    return st({"w": info("U8", [end - begin if isinstance(end, int) and isinstance(begin, int) else size], begin, end)})
+    return st(
+        {
+            "w": info(
+                "U8", [end - begin if isinstance(end, int) and isinstance(begin, int) else size], begin, end
+            )
+        }
+    )
 
 
-add("S12a", "tensors that share bytes", st({"a": info("U8", [16], 0, 16), "b": info("U8", [16], 8, 24)}), offsets)
+add(
+    "S12a",
+    "tensors that share bytes",
+    st({"a": info("U8", [16], 0, 16), "b": info("U8", [16], 8, 24)}),
+    offsets,
+)
 add("S12b", "bytes between tensors that belong to none", {
     "between": st({"a": info("U8", [8], 0, 8), "b": info("U8", [8], 16, 24)}), "before": span(8, 24),
 }, offsets)  # fmt: skip
@@ -110,12 +149,20 @@ add("S16", "JSON of 100,000 levels", {
 
 
 def many(count: int) -> bytes:
-    entries = b",".join(b'"%d":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}' % number for number in range(count))
+    entries = b",".join(
+        b'"%d":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}' % number for number in range(count)
+    )
     return safetensors(b"{" + entries + b"}")
 
 
 # Four million names fit no header of 100,000,000 bytes, so the limit is lowered to be met.
-add("S17", "more tensors than the limit", {"lowered": lambda: many(1001)}, Refused("Limit", "tensors"), options={"limits": {"tensors": 1000}})
+add(
+    "S17",
+    "more tensors than the limit",
+    {"lowered": lambda: many(1001)},
+    Refused("Limit", "tensors"),
+    options={"limits": {"tensors": 1000}},
+)
 add("S17", "", {"most": lambda: many(1_700_000)}, Opens("opens"), tensors=1_700_000)
 add("S18", "a lone surrogate", {
     "name": st(b'{"\\ud800":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}}'),
@@ -146,11 +193,19 @@ def same_length_names(ckpt) -> None:
 
 def flood() -> bytes:
     """Names of one length that differ in their last characters only."""
-    entries = b",".join(b'"%s%06d":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}' % (b"a" * 20, n) for n in range(200_000))
+    entries = b",".join(
+        b'"%s%06d":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}' % (b"a" * 20, n) for n in range(200_000)
+    )
     return safetensors(b"{" + entries + b"}")
 
 
-add("S22", "200,000 names made to hash alike", flood, Opens("opens in linear time", same_length_names), tensors=200_000)
+add(
+    "S22",
+    "200,000 names made to hash alike",
+    flood,
+    Opens("opens in linear time", same_length_names),
+    tensors=200_000,
+)
 add("S23", "an offset in another spelling", {"exponent": written("0", "24e0"), "minus_zero": written("-0", "24"), "plus": written("+0", "24")},
     {"exponent": offsets, "minus_zero": offsets, "plus": header})  # fmt: skip
 add("S24", "an offset of 2^64", written("0", "18446744073709551616"), offsets)

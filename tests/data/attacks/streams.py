@@ -10,7 +10,9 @@ from attacks.pickles import SIX, integer, legacy_storage, listed, many, name, na
 from attacks.zips import Member, Zip
 
 MAGIC = pickle(b"\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19")
-SYSTEM_INFO = pickle(named({"protocol_version": integer(1001), "little_endian": b"\x88", "type_sizes": named({})}))
+SYSTEM_INFO = pickle(
+    named({"protocol_version": integer(1001), "little_endian": b"\x88", "type_sizes": named({})})
+)
 W = pickle(named({"w": tensor(on=legacy_storage())}))
 
 
@@ -49,7 +51,9 @@ def info(dtype: str, shape: list[Any], begin: int, end: int, **more: Any) -> dic
 # Tar, as torch 0.1 wrote it: `sys_info`, `pickle`, `tensors`, `storages`.
 
 
-def tar_header(path: str, size: int, *, kind: bytes = b"0", link: str = "", checksum: int | None = None) -> bytes:
+def tar_header(
+    path: str, size: int, *, kind: bytes = b"0", link: str = "", checksum: int | None = None
+) -> bytes:
     """POSIX ustar."""
     fields = struct.pack(
         "100s8s8s8s12s12s8sc100s6s2s32s32s8s8s155s12x", path.encode(), b"0000644\0", b"0000000\0", b"0000000\0",

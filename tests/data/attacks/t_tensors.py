@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from attacks.pickles import (
     FALSE,
@@ -29,8 +29,11 @@ from attacks.pickles import (
     text,
 )
 from attacks.registry import Fails, Opens, Refused, family
-from attacks.zips import Zip, around
 from attacks.z_zip import read
+from attacks.zips import Zip, around
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 bounds, outside, shape = Refused("StorageBounds"), Refused("TensorBounds"), Refused("TensorShape")
 wrong_type, conflict = Refused("PickleType"), Refused("StorageConflict")
@@ -51,7 +54,12 @@ family("T01", "a storage said to be larger than its record", states(7), bounds)
 family("T02", "a storage said to be smaller than its record", states(5), bounds)
 family("T03", "a storage of a negative size", states(-1), bounds)
 family("T04", "a storage said to be empty", states(0), bounds)
-family("T05", "a size that wraps when it is multiplied", {"2_62": states((1 << 62) + 6), "max": states(MAX), "min": states(-MAX - 1)}, bounds)
+family(
+    "T05",
+    "a size that wraps when it is multiplied",
+    {"2_62": states((1 << 62) + 6), "max": states(MAX), "min": states(-MAX - 1)},
+    bounds,
+)
 family("T06", "a size that is no int", {
     "float": states(number(6.0)), "bool": states(TRUE), "big": states(b"\x8a\x09" + b"\1" * 9), "none": states(NONE), "text": states(text("6")),
 }, wrong_type)  # fmt: skip
@@ -61,7 +69,12 @@ def part(size: tuple[int, ...], stride: tuple[int, ...], offset: int = 0) -> Cal
     return w(tensor(size, stride, offset))
 
 
-family("T07", "sizes and strides that lead past the end", {"size": part((7,), (1,)), "stride": part((2, 3), (4, 1))}, outside)
+family(
+    "T07",
+    "sizes and strides that lead past the end",
+    {"size": part((7,), (1,)), "stride": part((2, 3), (4, 1))},
+    outside,
+)
 family("T08", "an offset past the end", {
     "by_one": part((6,), (1,), 1), "all": part((1,), (1,), 6), "scalar": part((), (), 6), "huge": part((1,), (1,), MAX),
 }, outside)  # fmt: skip
@@ -77,12 +90,22 @@ def empty(ckpt) -> None:
 
 
 family("T13", "no elements, and a huge dimension", part((0, MAX), (1, 1), 3), Opens("opens, empty", empty))
-family("T14", "another number of strides than of sizes", {"fewer": part((2, 3), (1,)), "more": part((6,), (1, 1))}, shape)
+family(
+    "T14",
+    "another number of strides than of sizes",
+    {"fewer": part((2, 3), (1,)), "more": part((6,), (1, 1))},
+    shape,
+)
 family("T15", "many dimensions", {
     "65": part((1,) * 65, (1,) * 65), "million": part((1,) * 1_000_000, (1,) * 1_000_000),
 }, Refused("Limit", "rank"))  # fmt: skip
 family("T15", "", {"64": part((1,) * 64, (1,) * 64)}, Opens())
-family("T16", "a tensor of 2^62 elements, all the same one", part((1 << 62,), (0,), 5), Fails("Limit", read, "reading", "materialize_bytes"))
+family(
+    "T16",
+    "a tensor of 2^62 elements, all the same one",
+    part((1 << 62,), (0,), 5),
+    Fails("Limit", read, "reading", "materialize_bytes"),
+)
 
 
 def sliding(ckpt) -> None:
@@ -90,7 +113,13 @@ def sliding(ckpt) -> None:
     assert found == (0, 1, 2, 1, 2, 3, 2, 3, 4, 3, 4, 5)
 
 
-family("T17", "elements that overlap", {"sliding": part((4, 3), (1, 1))}, Opens("reads", sliding), verdict="inert")
+family(
+    "T17",
+    "elements that overlap",
+    {"sliding": part((4, 3), (1, 1))},
+    Opens("reads", sliding),
+    verdict="inert",
+)
 
 
 def huge_overlap() -> bytes:
@@ -103,7 +132,12 @@ family("T18", "a size that is a bool or a float", {
     "bool": w(tensor(many(TRUE), (1,))), "float": w(tensor(many(number(1.0)), (1,))), "stride": w(tensor((1,), many(TRUE))),
     "offset": w(tensor((1,), (1,), TRUE)),
 }, wrong_type)  # fmt: skip
-family("T19", "sizes in a list", {"size": w(tensor(listed(integer(6)), (1,))), "stride": w(tensor((6,), listed(integer(1))))}, wrong_type)
+family(
+    "T19",
+    "sizes in a list",
+    {"size": w(tensor(listed(integer(6)), (1,))), "stride": w(tensor((6,), listed(integer(1))))},
+    wrong_type,
+)
 
 
 def two(one: bytes, other: bytes) -> Callable[[], bytes]:
@@ -128,11 +162,18 @@ def noted(ckpt) -> None:
     assert any("two devices" in note for note in ckpt.notes), ckpt.notes
 
 
-family("T22", "one storage in two places", two(tensor((6,)), tensor((6,), on=storage(at="cuda:0"))), Opens("opens, noted", noted))
+family(
+    "T22",
+    "one storage in two places",
+    two(tensor((6,)), tensor((6,), on=storage(at="cuda:0"))),
+    Opens("opens, noted", noted),
+)
 
 
 def untyped(nbytes: int, offset: int) -> Callable[[], bytes]:
-    return lambda: around(named({"w": tensor_v3("float32", (1,), nbytes, offset)}), storages={"0": bytes(nbytes)})
+    return lambda: around(
+        named({"w": tensor_v3("float32", (1,), nbytes, offset)}), storages={"0": bytes(nbytes)}
+    )
 
 
 family("T23", "bytes that are no whole number of elements", untyped(10, 0), bounds)
@@ -200,7 +241,14 @@ def conjugated(ckpt) -> None:
 
 
 def negated(ckpt) -> None:
-    assert struct.unpack("<6f", ckpt["w"].materialize(framework="dlpack").tobytes()) == (0, -1, -2, -3, -4, -5)
+    assert struct.unpack("<6f", ckpt["w"].materialize(framework="dlpack").tobytes()) == (
+        0,
+        -1,
+        -2,
+        -3,
+        -4,
+        -5,
+    )
 
 
 COMPLEX = storage("torch.ComplexFloatStorage", numel=2)
@@ -210,14 +258,31 @@ family("T28", "", {"neg": w(tensor((6,), metadata=named({"neg": TRUE})))}, Opens
 family("T28", "", {"of_a_bool": w(tensor((24,), on=storage("torch.BoolStorage", numel=24), metadata=named({"neg": TRUE})))},
        Fails("DtypeUnsupported", read, "reading"))  # fmt: skip
 family("T28", "", {"no_bool": w(tensor(metadata=named({"conj": integer(1)})))}, wrong_type)
-family("T29", "an unknown key of a tensor's metadata", {"word": w(tensor(metadata=named({"quantum": TRUE})))}, Refused("TensorMetadata"))
+family(
+    "T29",
+    "an unknown key of a tensor's metadata",
+    {"word": w(tensor(metadata=named({"quantum": TRUE})))},
+    Refused("TensorMetadata"),
+)
 
 
 def quantized(scheme: str, *args: bytes) -> Callable[[], bytes]:
     """`_rebuild_qtensor` of six bytes in two rows."""
     quantizer = many(name(f"torch.{scheme}"), *args)
     on = storage("torch.QInt8Storage", numel=6)
-    return w(call("torch._utils._rebuild_qtensor", on, integer(0), ints(2, 3), ints(3, 1), quantizer, FALSE, ordered()), {"0": bytes(6), "1": bytes(16)})
+    return w(
+        call(
+            "torch._utils._rebuild_qtensor",
+            on,
+            integer(0),
+            ints(2, 3),
+            ints(3, 1),
+            quantizer,
+            FALSE,
+            ordered(),
+        ),
+        {"0": bytes(6), "1": bytes(16)},
+    )
 
 
 def floats(*values: float) -> bytes:
@@ -233,7 +298,11 @@ family("T30", "a quantizer that does not fit its tensor", {
 
 
 def sparse(layout: str, *parts: bytes) -> bytes:
-    return call("torch._utils._rebuild_sparse_tensor", call("torch.serialization._get_layout", text(f"torch.{layout}")), many(*parts))
+    return call(
+        "torch._utils._rebuild_sparse_tensor",
+        call("torch.serialization._get_layout", text(f"torch.{layout}")),
+        many(*parts),
+    )
 
 
 def longs(key: str, *values: int) -> tuple[bytes, dict[str, bytes]]:
@@ -248,7 +317,12 @@ def coo(*index: int) -> Callable[[], bytes]:
 
 def csr(rows: tuple[int, ...], columns: tuple[int, ...]) -> Callable[[], bytes]:
     (crow, one), (col, two_) = longs("1", *rows), longs("2", *columns)
-    parts = tensor((len(rows),), on=crow), tensor((len(columns),), on=col), tensor((len(columns),)), ints(len(rows) - 1, 4)
+    parts = (
+        tensor((len(rows),), on=crow),
+        tensor((len(columns),), on=col),
+        tensor((len(columns),)),
+        ints(len(rows) - 1, 4),
+    )
     return w(sparse("sparse_csr", *parts), one | two_ | {"0": SIX})
 
 
@@ -276,7 +350,13 @@ array_bounds = Refused("NdarrayBounds")
 family("T33", "an array of another number of bytes than its shape says", {
     "fewer": w(ndarray(F8, (2,), bytes(8))), "more": w(ndarray(F8, (2,), bytes(24))), "overflow": w(ndarray(F8, (MAX, 4), b"")),
 }, array_bounds)  # fmt: skip
-for key, code in {"object": "O8", "struct": "V16", "text": "U4", "datetime": "M8[ns]", "unknown": "q9"}.items():
+for key, code in {
+    "object": "O8",
+    "struct": "V16",
+    "text": "U4",
+    "datetime": "M8[ns]",
+    "unknown": "q9",
+}.items():
     family("T34", "an array of a dtype that is no plain number", {key: w(ndarray(numpy_dtype(code, order="|"), (1,), bytes(16)))},
            Opens("kept as data"), verdict="inert" if key != "unknown" else None)  # fmt: skip
 
@@ -286,7 +366,12 @@ def fortran(ckpt) -> None:
     assert ckpt["w"].strides == (1, 2)
 
 
-family("T35", "an array in Fortran's order", w(ndarray(F8, (2, 3), bytes(48), fortran=TRUE)), Opens("with its strides", fortran))
+family(
+    "T35",
+    "an array in Fortran's order",
+    w(ndarray(F8, (2, 3), bytes(48), fortran=TRUE)),
+    Opens("with its strides", fortran),
+)
 family("T36", "a NumPy scalar of a wrong length", {
     "short": w(call("numpy._core.multiarray.scalar", F8, latin1(bytes(4)))), "long": w(call("numpy._core.multiarray.scalar", F8, latin1(bytes(9)))),
 }, array_bounds)  # fmt: skip

@@ -131,13 +131,38 @@ class Zip:
             true = {"count": count, "size": size, "start": start, "disk": 0, "at": start + size, "disks": 1}
             at = true | self.zip64
             out += struct.pack(
-                "<4sQ2H2I4Q", b"PK\6\6", 44, 45, 45, at["disk"], 0, at["count"], at["count"], at["size"], at["start"]
+                "<4sQ2H2I4Q",
+                b"PK\6\6",
+                44,
+                45,
+                45,
+                at["disk"],
+                0,
+                at["count"],
+                at["count"],
+                at["size"],
+                at["start"],
             )
             out += struct.pack("<4sIQI", b"PK\6\7", 0, at["at"], at["disks"])
-        at = {"disk": 0, "start_disk": 0, "here": count, "count": count, "size": size, "start": start} | self.end
+        at = {
+            "disk": 0,
+            "start_disk": 0,
+            "here": count,
+            "count": count,
+            "size": size,
+            "start": start,
+        } | self.end
         comment_len = at.get("comment_len", len(self.comment))
         out += struct.pack(
-            "<4s4H2IH", b"PK\5\6", at["disk"], at["start_disk"], at["here"], at["count"], at["size"], at["start"], comment_len
+            "<4s4H2IH",
+            b"PK\5\6",
+            at["disk"],
+            at["start_disk"],
+            at["here"],
+            at["count"],
+            at["size"],
+            at["start"],
+            comment_len,
         )
         return out + self.comment + self.suffix
 

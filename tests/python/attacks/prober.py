@@ -27,16 +27,28 @@ class Prober:
         traps.mkdir()
         for name in ("mine", "evil", "picklescan", "joblib", "cloudpickle", "antigravity"):
             (traps / f"{name}.py").write_text(TRAP)
-        env = {**os.environ, "RUSTLOAD_CANARY": str(self.canary), "PYTHONPATH": str(traps), "OMP_NUM_THREADS": "1"}
+        env = {
+            **os.environ,
+            "RUSTLOAD_CANARY": str(self.canary),
+            "PYTHONPATH": str(traps),
+            "OMP_NUM_THREADS": "1",
+        }
         self._process = subprocess.Popen(
-            [sys.executable, str(PROBE)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, cwd=folder
+            [sys.executable, str(PROBE)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=env,
+            cwd=folder,
         )
 
     def ask(self, source: Any, *, label: str | None = None, **options: Any) -> dict[str, Any]:
         """What comes of opening `source` with these options; `label` names the case whose check is to be made."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"source": str(source), "options": options, "label": label}) + "\n")
+        self._process.stdin.write(
+            json.dumps({"source": str(source), "options": options, "label": label}) + "\n"
+        )
         self._process.stdin.flush()
         return json.loads(self._process.stdout.readline())
 

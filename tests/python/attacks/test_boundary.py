@@ -218,7 +218,11 @@ def test_y05_threads_share_a_file(tmp_path, name):
 
     def work(own: int) -> None:
         for ckpt in (shared, rustload.open(path, framework="numpy")):
-            for asked, expected in ({"copy": True}, right), ({"copy": False}, right), ({"dtype": "float16"}, half):
+            for asked, expected in (
+                ({"copy": True}, right),
+                ({"copy": False}, right),
+                ({"dtype": "float16"}, half),
+            ):
                 if ckpt["w"].materialize(**asked).tobytes() != expected:
                     wrong.append((own, asked))
 
@@ -313,8 +317,8 @@ def test_the_payloads_would_work_on_pythons_unpickler(tmp_path):
     (tmp_path / "p.pkl").write_bytes(pickle(SYSTEM))
     code = "import pickle, sys; pickle.load(open(sys.argv[1], 'rb'))"
     subprocess.run(
-        [sys.executable, "-c", code, tmp_path / "p.pkl"], env={**os.environ, "RUSTLOAD_CANARY": str(tmp_path)}, check=True
+        [sys.executable, "-c", code, tmp_path / "p.pkl"],
+        env={**os.environ, "RUSTLOAD_CANARY": str(tmp_path)},
+        check=True,
     )
     assert (tmp_path / "null").exists()
-
-

@@ -1,18 +1,35 @@
-"""Every limit: a small file that meets it when it is lowered, an error that names it and its override, and the default that fits."""
+"""Every limit: a small file that meets it when it is lowered, an error that names it and its override."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from attacks.pickles import NONE, SIX, get, integer, listed, many, mapped, name, named, pickle, put, tensor, text
+from attacks.pickles import (
+    NONE,
+    SIX,
+    get,
+    integer,
+    listed,
+    many,
+    mapped,
+    name,
+    named,
+    pickle,
+    put,
+    tensor,
+    text,
+)
 from attacks.streams import info, safetensors
 from attacks.zips import Zip, around
 
 import rustload
 from rustload import _rustload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 
 def opened(limits, path: Path) -> None:

@@ -32,7 +32,11 @@ def size_of(source: Path) -> int:
 def assert_nothing_ran(said: dict, prober) -> None:
     assert "died" not in said, f"the process ended with {said['died']}"
     assert list(prober.canary.iterdir()) == []
-    strange = [name for name in said["modules"] if not name.startswith(("rustload", "encodings", "collections", "attacks"))]
+    strange = [
+        name
+        for name in said["modules"]
+        if not name.startswith(("rustload", "encodings", "collections", "attacks"))
+    ]
     assert strange == []
     assert said.get("code") != "InternalError", said["text"]
 
@@ -47,7 +51,10 @@ def answer(case: Case, source: Path, prober) -> dict:
 def test_loads(case: Case, tmp_path: Path, prober):
     source = case.make(tmp_path)
     said = answer(case, source, prober)
-    load, got = case.load, (said["stage"], said.get("error"), said.get("code"), said.get("limit"), said.get("text"))
+    load, got = (
+        case.load,
+        (said["stage"], said.get("error"), said.get("code"), said.get("limit"), said.get("text")),
+    )
     if isinstance(load, Refused):
         assert got[:4] == ("open", CLASS_OF[load.code], load.code, load.limit), got
         assert said["notes_of"] or not next_step(load.code), "the advice is missing"
@@ -59,7 +66,9 @@ def test_loads(case: Case, tmp_path: Path, prober):
         assert load.class_name in said["globals"] or any(load.class_name in note for note in said["notes"])
         strict = prober.ask(source, unknown="error", **case.options)
         assert_nothing_ran(strict, prober)
-        assert (strict["stage"], strict["error"], strict["code"]) == ("open", "DisallowedError", load.code), strict
+        assert (strict["stage"], strict["error"], strict["code"]) == ("open", "DisallowedError", load.code), (
+            strict
+        )
     else:
         assert isinstance(load, Opens)
         assert said["stage"] == "done", got
@@ -106,7 +115,9 @@ def test_all_ids_of_the_matrix_are_here():
     assert letters == {"A": 18, "Z": 51, "P": 56, "C": 30, "R": 17, "T": 36, "L": 24, "S": 30, "Y": 9}
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if isinstance(case.load, Shown)], ids=lambda case: case.label)
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if isinstance(case.load, Shown)], ids=lambda case: case.label
+)
 def test_what_is_shown_elsewhere_is_there(case: Case):
     assert isinstance(case.load, Shown)
     file, _, name = case.load.test.partition("::")
@@ -118,7 +129,11 @@ def test_what_is_shown_elsewhere_is_there(case: Case):
         assert re.search(rf"#\[test\]\s*fn {name}\b", text)
 
 
-@pytest.mark.parametrize("case", [case for case in FILES if isinstance(case.build, bytes) or not case.placed][:80], ids=lambda case: case.label)
+@pytest.mark.parametrize(
+    "case",
+    [case for case in FILES if isinstance(case.build, bytes) or not case.placed][:80],
+    ids=lambda case: case.label,
+)
 def test_an_input_is_the_same_each_time(case: Case, tmp_path: Path):
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from attacks import CASES, Case
 from attacks.registry import Kept, Named, Refused, Shown
 
 import rustload
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 scan = getattr(rustload, "scan", None)
 pytestmark = pytest.mark.skipif(scan is None, reason="this build has no scan")
@@ -32,7 +35,9 @@ def test_scans(case: Case, tmp_path: Path):
     assert set(case.finds) <= codes, f"found {sorted(codes)}"
     calls = iter([f"{entry.module}.{entry.name}" for entry in report.trace])
     missing = [wanted for wanted in case.runs if wanted not in calls]
-    assert not missing, f"the trace lacks {missing}: {[(entry.module, entry.name) for entry in report.trace][:20]}"
+    assert not missing, (
+        f"the trace lacks {missing}: {[(entry.module, entry.name) for entry in report.trace][:20]}"
+    )
     assert report.verdict in ("inert", "unknown", "would execute")
     if not report.complete:
         assert report.verdict != "inert"
