@@ -56,7 +56,7 @@ def dangling(folder: Path) -> Path:
 
 
 irregular = Refused("NotRegularFile")
-family("A03", "a directory with no checkpoint in it", folder_without_checkpoint, unknown, placed=True)
+family("A03", "a directory with no checkpoint in it", folder_without_checkpoint, unknown, "", placed=True)
 family("A04", "a pipe", pipe, irregular, placed=True)
 family("A05", "`/dev/zero`", lambda _: Path("/dev/zero"), irregular, placed=True)
 family(

@@ -168,9 +168,9 @@ calls(
     protocol=3,
     binbytes=call("torch.storage._load_from_bytes", binary(INNER)),
 )
-calls("C16", "`_rebuild_from_type_v2` of a function that rebuilds nothing", Kept("builtins.eval"), ("builtins.eval",),
+calls("C16", "`_rebuild_from_type_v2` of a function that rebuilds nothing", Kept("builtins.eval"), ("builtins.eval",), "Import",
       eval=call("torch._tensor._rebuild_from_type_v2", name("builtins.eval"), name("torch.Tensor"), many(text("0")), NONE))  # fmt: skip
-calls("C16", "", system, RUNS,
+calls("C16", "", system, RUNS, "Import",
       system=call("torch._tensor._rebuild_from_type_v2", name("posix.system"), name("torch.Tensor"), ARGS, NONE))  # fmt: skip
 calls(
     "C17",
@@ -189,9 +189,13 @@ family("C18", "", {
 }, {"magic": Refused("DisallowedCall"), "keys": Refused("LegacyKeys"), "version": Refused("LegacyVersion")}, runs=RUNS)  # fmt: skip
 
 
+def script(constants: bytes) -> Zip:
+    return Zip().add("constants.pkl", constants).add("code/__torch__.py", b"class Net(Module): pass")
+
+
 family("C19", "a call in a pickle of a TorchScript archive", {
-    "constants": lambda: Zip().add("constants.pkl", pickle(SYSTEM)).bytes(),
-    "debug": lambda: Zip().add("constants.pkl", pickle(b")")).add("code/x.py.debug_pkl", pickle(SYSTEM)).bytes(),
+    "constants": lambda: script(pickle(SYSTEM)).bytes(),
+    "debug": lambda: script(pickle(b")")).add("code/__torch__.py.debug_pkl", pickle(SYSTEM)).bytes(),
 }, holds("w"), "CodeInArchive", runs=RUNS)  # fmt: skip
 family(
     "C20",

@@ -140,11 +140,14 @@ def family(
     *finds: str,
     **more: Any,
 ) -> None:
-    """Adds the inputs of one id; `load` may name an outcome for each. A refusal is what a scan must find, too."""
+    """Adds the inputs of one id; `load` may name an outcome for each.
+
+    A refusal is what a scan must find, too; other findings are given as `finds`, an empty text for none.
+    """
     IDS.setdefault(ident, what)
     for name, build in (builds if isinstance(builds, dict) else {"": builds}).items():
         outcome = load[name] if isinstance(load, dict) else load
-        found = finds or tuple(_found(outcome))
+        found = tuple(filter(None, finds)) if finds else tuple(_found(outcome))
         CASES.append(Case(ident, name, build, outcome, found, **more))
 
 

@@ -277,7 +277,7 @@ family(
     Refused("ZipCrc"),
 )
 family("Z34", "", {"storage": wrong_crc("data/0")}, Opens("opens unverified", read))
-family("Z34", "", {"storage_verified": wrong_crc("data/0")}, Refused("ZipCrc"), options={"verify": True})
+family("Z34", "", {"storage_verified": wrong_crc("data/0")}, Refused("ZipCrc"), "", options={"verify": True})
 
 
 def no_crcs() -> bytes:
@@ -326,7 +326,7 @@ family("Z36", "", {"says_1000": lying_bomb}, structure)
 family("Z37", "a deflated storage", {"copied": deflated("data/0")}, Opens("inflates when read", six))
 family("Z37", "", {"view": deflated("data/0")}, Fails("RecordCompressed", view, "`copy=False`"))
 family("Z37", "", {"larger_than_said": lambda: Zip().spoil("data/0", data=bytes(1 << 20), method=8, local={"usize": 24}, central={"usize": 24}).bytes()},
-       later("ZipStructure"), "ZipStructure")  # fmt: skip
+       later("ZipStructure"))  # fmt: skip
 family("Z38", "a compression method that is neither stored nor deflate", {
     str(method): (lambda method=method: Zip().spoil("data/0", method=method).bytes()) for method in (12, 14, 93, 99)
 }, Refused("ZipUnsupported"))  # fmt: skip
