@@ -32,8 +32,8 @@ def status(field: str) -> int:
     return int(text.partition(field.encode() + b":")[2].split()[0]) << 10
 
 
-def look(source: str, options: dict[str, Any], label: str | None) -> dict[str, Any]:
-    """Opens, looks at all there is to see, and makes the case's own check."""
+def look(source: str, options: dict[str, Any], label: str | None, *, again: bool = False) -> dict[str, Any]:
+    """Opens, looks at all there is to see, and makes the case's own check; `again` times the opening and the export only."""
     import rustload
 
     if "limits" in options:
@@ -55,16 +55,18 @@ def look(source: str, options: dict[str, Any], label: str | None) -> dict[str, A
             ckpt = rustload.open(source, **options)
             said["count"] = len(ckpt)
             measured("load")
-            ckpt.notes, ckpt.tied, ckpt.opaque, ckpt.nbytes, repr(ckpt)
-            with contextlib.suppress(rustload.LimitError):
-                said["globals"] = ckpt.globals[:1000]
-            said["notes"] = ckpt.notes[:100]
+            if not again:
+                ckpt.notes, ckpt.tied, ckpt.opaque, ckpt.nbytes, repr(ckpt)
+                with contextlib.suppress(rustload.LimitError):
+                    said["globals"] = ckpt.globals[:1000]
+                said["notes"] = ckpt.notes[:100]
             measured("look")
         except BaseException:
             said.get("load") or measured("load")
             raise
         said["stage"] = "look"
-        _look_on(ckpt, label)
+        if not again:
+            _look_on(ckpt, label)
         said["stage"] = "export"
         if len(ckpt) <= HANDLES:
             try:
@@ -115,7 +117,8 @@ def serve() -> None:
         child = os.fork()
         if child == 0:
             os.close(read)
-            answer = json.dumps(look(asked["source"], asked["options"], asked["label"])).encode()
+            found = look(asked["source"], asked["options"], asked["label"], again=asked["again"])
+            answer = json.dumps(found).encode()
             while answer:
                 answer = answer[os.write(write, answer) :]
             os._exit(0)

@@ -42,12 +42,17 @@ class Prober:
             cwd=folder,
         )
 
-    def ask(self, source: Any, *, label: str | None = None, **options: Any) -> dict[str, Any]:
-        """What comes of opening `source` with these options; `label` names the case whose check is to be made."""
+    def ask(
+        self, source: Any, *, label: str | None = None, again: bool = False, **options: Any
+    ) -> dict[str, Any]:
+        """What comes of opening `source` with these options; `label` names the case whose check is to be made.
+
+        With `again`, only the opening and the export are timed.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(
-            json.dumps({"source": str(source), "options": options, "label": label}) + "\n"
+            json.dumps({"source": str(source), "options": options, "label": label, "again": again}) + "\n"
         )
         self._process.stdin.flush()
         return json.loads(self._process.stdout.readline())

@@ -96,7 +96,7 @@ def check_cost(case: Case, source: Path, said: dict, prober) -> None:
     for what in ("load", "export"):
         seconds = [said.get(what, {}).get("seconds", 0)]
         while seconds[-1] > allowed and len(seconds) < 3:
-            again = prober.ask(source, **case.options)
+            again = prober.ask(source, again=True, **case.options)
             seconds.append(again.get(what, {}).get("seconds", 0))
         if _rustload.DEBUG:
             continue
