@@ -36,7 +36,7 @@ KINDS = {
     "Io": "The environment: a missing file, a permission, a failing disk.",
     "Format": "Whoever made the file, or whatever damaged it on the way.",
     "Unsupported": "A legitimate file or request that rustload cannot serve yet.",
-    "Disallowed": 'You decide about trust: raised with `unknown="error"` only.',
+    "Disallowed": 'You decide about trust: raised with `unknown="error"`, and for a legacy magic number that is a call.',
     "Limit": "You raise the limit or reject the file. The error has `name`, `limit` and `found`.",
     "NotFound": "The caller. The note has near names.",
     "Value": "The caller.",
@@ -61,7 +61,9 @@ def page() -> str:
         rows = [(code, what, then) for code, found, what, then in codes if found == kind]
         name = "OSError" if kind == "Io" else _CLASSES[kind].__name__
         shown = f"rustload.{name}" if hasattr(rustload, name) else name
-        out.append(f"\n## {shown}\n\n{who}\n\n| code | meaning | next step |\n|---|---|---|\n")
+        out.append(
+            f"\n## {shown}\n\n{who}\n\n| code | meaning | likely cause and next step |\n|---|---|---|\n"
+        )
         out += [f"| `{code}` | {what} | {then} |\n" for code, what, then in rows]
     return "".join(out)
 

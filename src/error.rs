@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 /// A result with rustload's [`Error`].
@@ -70,7 +71,7 @@ macro_rules! codes {
                 match self { $(Code::$name => $what,)* }
             }
 
-            /// What to try next; empty where nothing general can be said.
+            /// The likely cause where it is not plain, and what to try next; empty for wrong arguments.
             pub fn next_step(self) -> &'static str {
                 match self { $(Code::$name => $next,)* }
             }
@@ -79,7 +80,8 @@ macro_rules! codes {
 }
 
 codes! {
-    Io: Io, "The operating system refused to read or map the file.", "";
+    Io: Io, "The operating system refused to read or map the file.",
+        "Check the path, its permissions and the disk; the error number says which.";
     NotRegularFile: Format, "The path is a device, a pipe or another thing that is not a regular file.",
         "Copy the data into a regular file first.";
     FileChanged: Format, "The file was cut or changed after it was opened.",
@@ -91,7 +93,7 @@ codes! {
     UnsupportedContainer: Unsupported, "The content is an archive of a kind that holds no checkpoint directly.",
         "Unpack it, then open what it holds.";
     TarUnsupported: Unsupported, "The file is a tar archive, as torch 0.1 wrote.",
-        "Save it again with a current torch.save, in an environment you trust the file in.";
+        "Open it with torch.load where you would run it, and save it again with a current torch.save.";
 
     ShardMissing: Format, "Files that the index or the shard numbers name are absent.",
         "Download the missing files into the same directory.";
@@ -104,67 +106,80 @@ codes! {
 
     ZipPrefix: Format, "There are bytes before the archive's first member.",
         "Other readers may see another archive in this file.";
-    ZipStructure: Format, "The archive's directory contradicts itself.", "The file is damaged or was made by hand.";
+    ZipStructure: Format, "The archive's directory contradicts itself.", "The file is damaged or was made by hand: fetch it again, or ask whoever made it.";
     ZipAmbiguous: Format, "The archive's end record is absent or not the only one.",
         "The download is probably incomplete: fetch the file again.";
     ZipTrailing: Format, "There are bytes after the archive's end.",
         "Open it with trailing=\"ignore\" if you know why they are there.";
     ZipMismatch: Format, "A member's local header contradicts the directory.",
-        "The file is damaged or was made by hand.";
+        "The file is damaged or was made by hand: fetch it again, or ask whoever made it.";
     ZipDuplicate: Format, "Two members have one name.", "Other readers may take the other one.";
     ZipCase: Format, "A member's name differs from a required one only in upper and lower case.",
         "Other readers may take it for the required one.";
-    ZipName: Format, "A member's name is not one that torch writes.", "The file is damaged or was made by hand.";
+    ZipName: Format, "A member's name is not one that torch writes.", "The file is damaged or was made by hand: fetch it again, or ask whoever made it.";
     ZipCrc: Format, "A member's checksum does not match its bytes.", "The file is damaged: fetch it again.";
     ZipUnsupported: Unsupported, "A member is encrypted or compressed in a way other than deflate.",
         "Pack the archive again without it.";
-    ZipVersion: Unsupported, "The archive's version record is outside what torch has written so far.", "";
-    RecordOverlap: Format, "Two members share bytes of the file.", "The file is damaged or was made by hand.";
+    ZipVersion: Unsupported, "The archive's version record is outside what torch has written so far.",
+        "It is from a newer torch, or damaged: look for a newer rustload, or fetch it again.";
+    RecordOverlap: Format, "Two members share bytes of the file.", "The file is damaged or was made by hand: fetch it again, or ask whoever made it.";
     RecordCompressed: Buffer, "The bytes are compressed in the file, so no view of them exists.",
         "Ask with copy=None or copy=True.";
     RecordMissing: Format, "A member that the checkpoint needs is absent.",
         "The file is incomplete or was packed by hand.";
-    ByteOrder: Format, "The byteorder record is neither little nor big.", "";
+    ByteOrder: Format, "The byteorder record is neither little nor big.",
+        "The file is damaged or was made by hand: fetch it again, or ask whoever made it.";
 
-    PickleOpcode: Format, "A byte of the pickle is no opcode.", "The pickle is damaged.";
-    PickleProto: Format, "The pickle's protocol is above 5, or stated anywhere but at its start.", "";
+    PickleOpcode: Format, "A byte of the pickle is no opcode.", "The pickle is damaged, or a later protocol's: fetch the file again, or ask whoever made it.";
+    PickleProto: Format, "The pickle's protocol is above 5, or stated anywhere but at its start.",
+        "The pickle is damaged or a later Python's: write it again with protocol 5 or below.";
     PickleStack: Format, "An opcode needs more values than the stack holds, or STOP leaves some.",
-        "The pickle is damaged or was made by hand.";
+        "The pickle is damaged or was made by hand: fetch the file again, or ask whoever made it.";
     PickleMemo: Format, "A memo index is unset, negative or oddly spelled.",
-        "The pickle is damaged or was made by hand.";
-    PickleType: Format, "An opcode's operand has the wrong type.", "The pickle is damaged or was made by hand.";
+        "The pickle is damaged or was made by hand: fetch the file again, or ask whoever made it.";
+    PickleType: Format, "An opcode's operand has the wrong type.", "The pickle is damaged or was made by hand: fetch the file again, or ask whoever made it.";
     PickleFrame: Format, "A frame is too long, nested or straddled by an opcode.",
-        "Pickle readers disagree about such a file.";
-    PickleText: Format, "A string of the pickle is not valid in its encoding.", "";
-    AmbiguousNumber: Format, "A number is spelled in a way that pickle readers disagree about.", "";
+        "Pickle readers disagree about such a file, which no writer makes: do not use it before you know why.";
+    PickleText: Format, "A string of the pickle is not valid in its encoding.",
+        "The pickle is damaged or was made by hand: fetch the file again, or ask whoever made it.";
+    AmbiguousNumber: Format, "A number is spelled in a way that pickle readers disagree about.",
+        "No writer spells numbers so: do not use the file before you know why.";
     TrailingData: Format, "There are bytes after the pickle's end.",
         "Open it with trailing=\"ignore\" if you know why they are there.";
     ExtRegistry: Format, "The pickle names a class by a number of the process's extension registry.",
-        "Nobody but the writer knows what it means.";
-    OutOfBand: Format, "The pickle wants buffers from outside the file.", "";
-    PersistentId: Format, "A persistent id is not one that torch writes.", "";
+        "Nobody but the writer knows what it means: save it again without copyreg.add_extension.";
+    OutOfBand: Format, "The pickle wants buffers from outside the file.",
+        "It was pickled with a buffer_callback: write it again without one.";
+    PersistentId: Format, "A persistent id is not one that torch writes.",
+        "Another program wrote the pickle: open the file with that program.";
     DisallowedGlobal: Disallowed, "The pickle names a class or function that rustload does not know.",
         "Open it with unknown=\"keep\" to have such values as inert data.";
     DisallowedCall: Disallowed, "The pickle calls something in a way that rustload does not know.",
         "Open it with unknown=\"keep\" to have such values as inert data.";
-    CyclicValue: Format, "A value contains itself in a way that no Python object can.", "";
+    CyclicValue: Format, "A value contains itself in a way that no Python object can.",
+        "The pickle was made by hand; its tensors can be read all the same.";
 
-    LegacyVersion: Unsupported, "The legacy stream states a protocol other than 1001.", "";
+    LegacyVersion: Unsupported, "The legacy stream states a protocol other than 1001.",
+        "It is from a torch that was never released, or damaged: fetch it again.";
     LegacyKeys: Format, "The legacy stream's list of storage keys does not fit its tensors.",
-        "The file is damaged or was made by hand.";
+        "The file is damaged or was made by hand: fetch it again, or ask whoever made it.";
 
-    StorageKey: Format, "A storage key is not a plain decimal number or name.", "";
+    StorageKey: Format, "A storage key is not a plain decimal number or name.",
+        "The file was made by hand: ask whoever made it.";
     StorageBounds: Format, "A storage's stated size differs from the bytes in the file.",
-        "The file is damaged or was made by hand.";
-    NdarrayBounds: Format, "A NumPy array or scalar has another number of bytes than its dtype and shape say.", "";
-    StorageConflict: Format, "One storage is described in two contradicting ways.", "";
-    TensorBounds: Format, "A tensor reaches outside its storage.", "The file is damaged or was made by hand.";
-    TensorMetadata: Unsupported, "A tensor carries a property that rustload does not know.", "";
+        "The file is damaged or was made by hand: fetch it again, or ask whoever made it.";
+    NdarrayBounds: Format, "A NumPy array or scalar has another number of bytes than its dtype and shape say.",
+        "The pickle is damaged or was made by hand: fetch the file again, or ask whoever made it.";
+    StorageConflict: Format, "One storage is described in two contradicting ways.",
+        "The file was made by hand: ask whoever made it.";
+    TensorBounds: Format, "A tensor reaches outside its storage.", "The file is damaged or was made by hand: fetch it again, or ask whoever made it.";
+    TensorMetadata: Unsupported, "A tensor carries a property that rustload does not know.",
+        "It is from a newer torch: look for a newer rustload.";
     SparseInvariant: Format, "A sparse tensor's indices do not fit its shape, or each other.",
         "The file is damaged or was made by hand; the parts can be read one by one.";
     MetaTensor: Unsupported, "The tensor was saved on the meta device, so the file has none of its elements.",
         "Under framework=\"torch\" it comes out as a meta tensor.";
-    TensorShape: Format, "A tensor's shape is impossible.", "The file is damaged or was made by hand.";
+    TensorShape: Format, "A tensor's shape is impossible.", "The file is damaged or was made by hand: fetch it again, or ask whoever made it.";
 
     StHeader: Format, "The safetensors header is not what the format allows.",
         "The file is damaged or not safetensors.";
@@ -172,12 +187,14 @@ codes! {
         "Open it with compat=True to take the last, as the reference reader does.";
     StOffsets: Format, "The safetensors data offsets do not cover the data exactly once.",
         "The file is damaged or its download is incomplete.";
-    StDtype: Unsupported, "A safetensors dtype is unknown or cannot be addressed by bytes.", "";
+    StDtype: Unsupported, "A safetensors dtype is unknown or cannot be addressed by bytes.",
+        "It is from a newer writer, or damaged: look for a newer rustload, or fetch it again.";
 
-    DtypeUnsupported: Unsupported, "A conversion between these dtypes does not exist.", "";
+    DtypeUnsupported: Unsupported, "A conversion between these dtypes does not exist.",
+        "Ask for another dtype, or for none and convert the result yourself.";
     LossyCast: Value, "The cast would change the kind of number.", "Pass allow_lossy=True to do it all the same.";
     Limit: Limit, "A limit was reached.", "Raise the limit if you trust the file.";
-    NotFound: NotFound, "No tensor has that name.", "";
+    NotFound: NotFound, "No tensor has that name.", "List the names there are: list(ckpt).";
     Closed: Value, "The checkpoint is closed.", "Handles taken before go on working; open it again for new ones.";
     ModelMismatch: Value, "The checkpoint and the model have different names or shapes.",
         "The error lists them with near names; try key=, strip=, rename= or strict=False.";
@@ -187,9 +204,9 @@ codes! {
     Index: Index, "An index is out of bounds, or there are too many.", "";
     Type: Type, "An argument has a wrong type.", "";
     Buffer: Buffer, "No view without a copy is possible.", "Ask with copy=None or copy=True.";
-    Device: Device, "The device is not there or refused.", "";
-    Memory: Memory, "The memory could not be had.", "";
-    Cancelled: Cancelled, "The work was stopped on request.", "";
+    Device: Device, "The device is not there or refused.", "Ask for device=\"cpu\", or see that the driver finds the GPU.";
+    Memory: Memory, "The memory could not be had.", "Ask for a part of the tensor, for views, or close what else needs memory.";
+    Cancelled: Cancelled, "The work was stopped on request.", "Start it again; no file was changed.";
     InternalError: Internal, "rustload has a bug.", "Please report it with the file, if you can share it.";
 }
 
@@ -389,6 +406,18 @@ impl std::error::Error for Error {
     }
 }
 
+/// Runs `work`; a panic in it, which is a bug, becomes an [`Code::InternalError`] in place of unwinding further.
+pub fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let text = panic
+            .downcast_ref::<String>()
+            .map(String::as_str)
+            .or_else(|| panic.downcast_ref::<&str>().copied());
+        let text = format!("internal error: {}", text.unwrap_or("a panic"));
+        Err(Error::new(Code::InternalError, text))
+    })
+}
+
 /// Places added to the error of a result on its way up.
 pub trait ResultExt<T> {
     /// Names the member of the container.
@@ -431,5 +460,15 @@ mod tests {
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), Code::ALL.len());
+    }
+
+    #[test]
+    fn every_code_has_a_cause_and_a_next_step() {
+        for code in Code::ALL {
+            assert!(code.meaning().ends_with('.'), "{code:?}");
+            // Of a wrong argument, the message says all there is to say.
+            let said = matches!(code, Code::Value | Code::Index | Code::Type);
+            assert_eq!(code.next_step().ends_with('.'), !said, "{code:?}");
+        }
     }
 }

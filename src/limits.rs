@@ -40,7 +40,8 @@ limits! {
     key_depth = 4, "Tuples nested inside one another in a dict key.";
     key_nodes = 64, "Values inside one dict key.";
     export_nodes = 32 << 20, "Python objects that an object tree may become; items and every 64 bytes of text count too.";
-    name_bytes_total = 256 << 20, "Bytes of all tensor names together, and of the other texts in a checkpoint's reports.";
+    export_bytes = 256 << 20, "Bytes of the Python objects that an object tree may become, tensors' handles excepted; an estimate.";
+    name_bytes_total = 256 << 20, "Bytes of all tensor names together, and of the other texts in a checkpoint's reports. A pickle of less than a sixteenth of it gets less.";
     tensors = 4_000_000, "Tensors in one checkpoint.";
     rank = 64, "Dimensions of one tensor.";
     entries = 1 << 20, "Members of one zip archive.";

@@ -425,15 +425,14 @@ impl Tensor {
     }
 
     fn result_bytes(&self, layout: &Layout, dtype: DType) -> Result<u64> {
-        let too_large = || Error::new(Code::Memory, "the result does not fit 64 bits");
-        let nbytes = stream::result_bytes(layout, dtype).ok_or_else(too_large)?;
+        let nbytes = stream::result_bytes(layout, dtype);
         if layout.repeats_elements() {
             let limits = &self.checkpoint.options.limits;
             let storage = self.checkpoint.storage(self.storage()).nbytes;
             let most = storage.saturating_mul(limits.materialize_ratio).max(limits.materialize_bytes);
-            Limits::check("materialize_bytes", most, nbytes)?;
+            Limits::check("materialize_bytes", most, nbytes.unwrap_or(u64::MAX))?;
         }
-        Ok(nbytes)
+        nbytes.ok_or_else(|| Error::new(Code::Memory, "the result does not fit 64 bits"))
     }
 
     fn fill(

@@ -463,7 +463,9 @@ def _missing(path: Path) -> BaseException:
         )
     except OSError:
         near = []
-    if near:
+    if path.is_symlink():
+        error.add_note(f"it is a symbolic link to {os.fsdecode(path.readlink())}, which is not there")
+    elif near:
         error.add_note(f"near names there: {', '.join(near)}")
     elif path.parts[:1] == ("~",):
         error.add_note("~ is not expanded here: use os.path.expanduser")

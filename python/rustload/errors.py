@@ -160,7 +160,10 @@ def _from_core(
 
 
 def _make(kind: str, code: str, message: str, note: str | None = None) -> BaseException:
-    """Makes the exception for an error that Python itself found."""
+    """Makes the exception for an error that Python itself found; without a note of its own it gets the catalogue's."""
+    from rustload import _rustload
+
+    note = note or next((then for name, _, _, then in _rustload.CODES if name == code), None)
     return _from_core(
         kind=kind, code=code, message=message, note=note, errno=None, path=None, member=None, offset=None
     )

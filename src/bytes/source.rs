@@ -74,6 +74,10 @@ impl Source {
         let metadata = file.metadata().map_err(failed)?;
         regular(&metadata, path)?;
         let stamp = Stamp::of(&metadata);
+        if stamp.len == 0 && file.read_at(&mut [0], 0).is_ok_and(|read| read > 0) {
+            let text = "this is no regular file: its size is said to be 0, yet there are bytes to read";
+            return Err(Error::new(Code::NotRegularFile, text)).in_file(path);
+        }
         let window = Region::new(0, stamp.len).unwrap_or_default();
         let file = OpenFile {
             file,

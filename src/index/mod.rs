@@ -185,7 +185,9 @@ pub fn read(source: &Source, options: &Options) -> Result<Index> {
         }
         Format::LegacyTorch => torch_legacy::read(source, options),
         Format::Pickle => plain_pickle(source, options),
-        Format::Tar => refused(Code::TarUnsupported, "this is a tar archive, which is not read yet"),
+        Format::Tar => {
+            refused(Code::TarUnsupported, "this is a tar archive of torch 0.1, which is not read yet")
+        }
     }
 }
 
@@ -193,11 +195,13 @@ pub fn read(source: &Source, options: &Options) -> Result<Index> {
 fn plain_pickle(source: &Source, options: &Options) -> Result<Index> {
     Limits::check("pickle_bytes", options.limits.pickle_bytes, source.len())?;
     let data = source.read_vec(0, source.len())?;
-    read_pickle(source, pickle::run(data, 0, &options.limits)?, options)
+    let pickle = pickle::run_until(data, 0, &options.limits, &options.cancel)?;
+    read_pickle(source, pickle, options)
 }
 
 /// Reads the index of a bare pickle that was run already, of all that `source` holds.
 pub fn read_pickle(source: &Source, pickle: Pickle, options: &Options) -> Result<Index> {
+    torch_legacy::wrong_magic(pickle.values.data(), &options.limits)?;
     let locate = |key: &str, _: u64| {
         let text = format!("the pickle names storage {key}, but a bare pickle holds no storages");
         Err(Error::new(Code::PersistentId, text))

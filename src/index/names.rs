@@ -13,10 +13,14 @@ use super::tree::{Object, View};
 use super::{Entry, OpaqueClass, Path, Step};
 use crate::error::{Error, Result};
 use crate::limits::Limits;
+use crate::parallel::Cancel;
 use crate::pickle::{GlobalId, Handle, Text, Value};
 
 /// How many places of one opaque class are named.
 const PLACES: usize = 16;
+
+/// Steps between two looks at whether the work was asked to stop.
+const TICK: u32 = 1 << 12;
 
 /// What a walk over the tree finds.
 #[derive(Default)]
@@ -28,13 +32,13 @@ pub(super) struct Found {
 }
 
 /// Names every tensor that can be reached from `root`.
-pub(super) fn find(view: View<'_>, root: Handle, limits: &Limits) -> Result<Found> {
+pub(super) fn find(view: View<'_>, root: Handle, limits: &Limits, cancel: &Cancel) -> Result<Found> {
     let budget = view.values.len().saturating_mul(4).saturating_add(1024);
     let mut walk = Walk::new(view, limits, u64::try_from(budget).unwrap_or(u64::MAX), None);
-    if !walk.run(root)? {
+    if !walk.run(root, cancel)? {
         let holds = holds_tensor(view);
         walk = Walk::new(view, limits, limits.export_nodes, Some(holds));
-        if !walk.run(root)? {
+        if !walk.run(root, cancel)? {
             let most = limits.export_nodes;
             return Err(Error::limit("export_nodes", most, most.saturating_add(1)));
         }
@@ -56,6 +60,8 @@ struct Walk<'a> {
     classes: HashMap<Option<GlobalId>, usize>,
     /// Bytes of names, paths and class names so far.
     bytes: u64,
+    /// How many there may be.
+    most: u64,
     /// Where names are written before their length is known.
     scratch: Name,
 }
@@ -78,35 +84,46 @@ struct Frame {
 impl<'a> Walk<'a> {
     fn new(view: View<'a>, limits: &'a Limits, budget: u64, holds: Option<Vec<bool>>) -> Walk<'a> {
         let (found, classes) = (Found::default(), HashMap::new());
-        Walk { view, limits, budget, holds, found, classes, bytes: 0, scratch: Name::default() }
+        let most = most_bytes(limits, view.values.data().len());
+        Walk { view, limits, budget, holds, found, classes, bytes: 0, most, scratch: Name::default() }
     }
 
     /// Walks the tree; false if it was given up.
-    fn run(&mut self, root: Handle) -> Result<bool> {
+    fn run(&mut self, root: Handle, cancel: &Cancel) -> Result<bool> {
+        let mut steps = 0_u32;
         let mut path: Vec<Step> = Vec::new();
-        let mut open = HashSet::new();
+        // By value, whether the walk is inside it.
+        let mut open = vec![false; self.view.values.len()];
+        let mut set = |handle: Handle, inside| {
+            open.get_mut(handle.index()).is_some_and(|mark| std::mem::replace(mark, inside))
+        };
         let mut frames: Vec<Frame> = Vec::new();
         match self.enter(root, &path)? {
             Visit::Leaf => {}
             Visit::TooMuch => return Ok(false),
             Visit::Inside(frame) => {
-                open.insert(root);
+                set(root, true);
                 frames.push(frame);
             }
         }
         while let Some(frame) = frames.last_mut() {
+            steps = steps.wrapping_add(1);
+            if steps.is_multiple_of(TICK) {
+                cancel.check()?;
+            }
             let Some((step, child)) = frame.children.next() else {
-                open.remove(&frame.handle);
+                set(frame.handle, false);
                 frames.pop();
                 path.pop();
                 continue;
             };
-            if open.contains(&child) || !self.may_hold(child) {
+            if !self.may_hold(child) || set(child, true) {
                 continue;
             }
             path.push(step);
             match self.enter(child, &path)? {
                 Visit::Leaf => {
+                    set(child, false);
                     path.pop();
                 }
                 Visit::TooMuch => return Ok(false),
@@ -118,7 +135,6 @@ impl<'a> Walk<'a> {
                         let most = self.limits.depth;
                         return Err(Error::limit("depth", most, most.saturating_add(1)));
                     }
-                    open.insert(child);
                     frames.push(frame);
                 }
             }
@@ -156,7 +172,11 @@ impl<'a> Walk<'a> {
             Value::List(_) | Value::Tuple(_) | Value::Dict(_) | Value::Set(_) | Value::FrozenSet(_) => {}
             _ => return Ok(Visit::Leaf),
         }
-        match self.budget.checked_sub(self.view.weight(handle)) {
+        let weight = self.view.weight(handle);
+        if weight == 0 {
+            return Ok(Visit::Leaf);
+        }
+        match self.budget.checked_sub(weight) {
             Some(left) => self.budget = left,
             None => return Ok(Visit::TooMuch),
         }
@@ -197,7 +217,7 @@ impl<'a> Walk<'a> {
         path: &[Step],
         write: fn(View<'_>, &[Step], &mut Name) -> fmt::Result,
     ) -> Result<Arc<str>> {
-        let left = self.limits.name_bytes_total.saturating_sub(self.bytes);
+        let left = self.most.saturating_sub(self.bytes);
         self.scratch.room = usize::try_from(left).unwrap_or(usize::MAX);
         self.scratch.text.clear();
         match write(self.view, path, &mut self.scratch) {
@@ -209,7 +229,7 @@ impl<'a> Walk<'a> {
 
     fn charge(&mut self, bytes: usize) -> Result<()> {
         self.bytes = self.bytes.saturating_add(u64::try_from(bytes).unwrap_or(u64::MAX));
-        Limits::check("name_bytes_total", self.limits.name_bytes_total, self.bytes)
+        Limits::check("name_bytes_total", self.most, self.bytes)
     }
 
     /// Counts the values of each opaque class over the whole file.
@@ -284,6 +304,13 @@ impl<'a> Walk<'a> {
         }
         Ok(())
     }
+}
+
+/// Names are joined from keys of the pickle. A short pickle can share keys and tensors so that names without number come of
+/// it, so it may have an eighth of the limit only, and 16 bytes for each of its own.
+fn most_bytes(limits: &Limits, pickle: usize) -> u64 {
+    let own = u64::try_from(pickle).unwrap_or(u64::MAX).saturating_mul(16);
+    own.saturating_add(limits.name_bytes_total >> 3).min(limits.name_bytes_total)
 }
 
 /// The positions of names that are there more than once.

@@ -21,28 +21,43 @@ pub(super) struct Pickled {
 
 /// Runs the pickle that `data` is, and finds out what its calls mean.
 pub(super) fn read(data: Vec<u8>, ids: Ids, locate: Locate<'_>, options: &Options) -> Result<Pickled> {
-    read_run(pickle::run(data, 0, &options.limits)?, ids, locate, options)
+    let pickle = pickle::run_until(data, 0, &options.limits, &options.cancel)?;
+    read_run(pickle, ids, locate, options)
 }
 
 /// The same for a pickle that was run already.
 pub(super) fn read_run(pickle: Pickle, ids: Ids, locate: Locate<'_>, options: &Options) -> Result<Pickled> {
-    let Pickle { values, root, end, .. } = pickle;
+    let Pickle { values, root, end, protocol, needed } = pickle;
     let total = values.data().len();
     if end != total && !options.ignore_trailing {
         let text = format!("{} byte(s) after the pickle's end", total.saturating_sub(end));
         return Err(Error::new(Code::TrailingData, text).at(u64::try_from(end).unwrap_or(u64::MAX)));
     }
-    let mut reader = Reader::new(&values, &options.limits, ids, locate)?;
+    let mut reader = Reader::new(&values, &options.limits, ids, locate, &options.cancel)?;
     if options.unknown == Unknown::Error {
         refuse_unknown(View { values: &values, meanings: reader.meanings() })?;
     }
-    let mut found =
-        names::find(View { values: &values, meanings: reader.meanings() }, root, &options.limits)?;
+    let mut found = names::find(
+        View { values: &values, meanings: reader.meanings() },
+        root,
+        &options.limits,
+        &options.cancel,
+    )?;
     if !found.bare.is_empty() {
         reader.add_bare(&found.bare)?;
-        found = names::find(View { values: &values, meanings: reader.meanings() }, root, &options.limits)?;
+        found = names::find(
+            View { values: &values, meanings: reader.meanings() },
+            root,
+            &options.limits,
+            &options.cancel,
+        )?;
     }
     let mut meanings = reader.finish();
+    if needed > protocol {
+        meanings
+            .notes
+            .push(format!("the pickle states protocol {protocol} and has opcodes of protocol {needed}"));
+    }
     Ok(Pickled {
         entries: found.entries,
         tensors: std::mem::take(&mut meanings.tensors),

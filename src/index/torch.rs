@@ -26,7 +26,14 @@ pub(super) fn read(archive: Archive, options: &Options) -> Result<Index> {
     }
     let member = format!("{root}data.pkl");
     let Some(position) = archive.find(&member) else { return Err(no_pickle(&archive)) };
-    let data = archive.read(position, "pickle_bytes", options.limits.pickle_bytes)?;
+    let limits = &options.limits;
+    let deflated = archive.members().get(position).is_some_and(|member| member.is_compressed());
+    // The other members that are read here have a few bytes.
+    let (limit, most) = match deflated && limits.inflate_bytes < limits.pickle_bytes {
+        true => ("inflate_bytes", limits.inflate_bytes),
+        false => ("pickle_bytes", limits.pickle_bytes),
+    };
+    let data = archive.read(position, limit, most)?;
     let locate = |key: &str, nbytes: u64| locate(&archive, &root, key, nbytes);
     let mut read = pickled::read(data, Ids::Archive, &locate, options).in_member(&member)?;
     notes.append(&mut read.notes);

@@ -16,6 +16,9 @@ use std::collections::{HashMap, HashSet};
 /// `torch/serialization.py: PROTOCOL_VERSION`.
 const PROTOCOL: i64 = 1001;
 
+/// `pickle.dumps(1001, 2)`: what follows the magic number.
+const PROTOCOL_PICKLE: &[u8] = b"\x80\x02M\xe9\x03.";
+
 /// Bytes read first; more are read where the pickles go on.
 const HEAD: u64 = 1 << 20;
 
@@ -93,9 +96,39 @@ impl Head {
     }
 }
 
+/// The stream ends where this pickle would begin.
+fn absent(part: &str) -> Error {
+    let code = if part == PARTS[4] { Code::LegacyKeys } else { Code::Truncated };
+    Error::new(code, format!("the stream ends before its {part}"))
+        .note("The download or copy is probably incomplete: fetch the file again.")
+}
+
+/// Why a bare pickle is refused that starts a legacy stream with another magic number, or with one that is a call's result.
+pub(super) fn wrong_magic(data: &[u8], limits: &Limits) -> Result<()> {
+    const SOON: usize = 4096;
+    let start = data.get(..SOON).unwrap_or(data);
+    let Ok(end) = pickle_end(&mut Disasm::strict(start, 0, limits), &mut None) else { return Ok(()) };
+    if !data.get(end..).is_some_and(|rest| rest.starts_with(PROTOCOL_PICKLE)) {
+        return Ok(());
+    }
+    let Pickle { values, root, .. } = pickle::run(start.get(..end).unwrap_or_default().to_vec(), 0, limits)?;
+    let Value::Call(id) = values.get(root) else {
+        let text = "this starts as a legacy stream of torch, but with another magic number";
+        return Err(Error::new(Code::UnknownFormat, text).at(0));
+    };
+    let call = values.call(id);
+    let (module, name) = match values.get(call.callable) {
+        Value::Global(id) => (values.global(id).module, values.global(id).name),
+        _ => ("", "(result of a call)"),
+    };
+    let text = format!("the magic number is the result of a call of {module}.{name}");
+    let error = Error::global(Code::DisallowedCall, module, name, text).at(call.offset).in_member(PARTS[0]);
+    Err(error.note("Nothing was called. torch writes a number there: the file was made by hand."))
+}
+
 /// Whether an error may come from looking at the beginning of a file only: a frame, too, may reach past it.
 fn is_cut(error: &Error) -> bool {
-    matches!(error.code(), Code::Truncated | Code::PickleStack | Code::PickleFrame)
+    matches!(error.code(), Code::Truncated | Code::PickleStack | Code::PickleFrame | Code::LegacyKeys)
 }
 
 /// The ends of the pickles that were found so far.
@@ -114,6 +147,9 @@ impl Ends {
         while let (Some(end), Some(part)) = (self.ends.get_mut(self.count), PARTS.get(self.count)) {
             let mut disasm = match self.pause.take() {
                 Some(pause) => Disasm::resume(data, pause, limits),
+                None if self.count > 0 && *end == data.len() => {
+                    return Err(absent(part).at(u64::try_from(*end).unwrap_or(u64::MAX)).in_member(part));
+                }
                 None => Disasm::strict(data, *end, limits),
             };
             *end = pickle_end(&mut disasm, &mut self.pause).in_member(part)?;

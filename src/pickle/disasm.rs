@@ -99,8 +99,7 @@ impl<'a> Disasm<'a> {
             objection: None,
             done: false,
             line: clamp(limits.line),
-            // A sign, the digits, and LONG's "L".
-            digits: clamp(limits.int_digits).saturating_add(2),
+            digits: clamp(limits.int_digits),
         }
     }
 
@@ -152,19 +151,20 @@ impl<'a> Disasm<'a> {
         }
     }
 
-    /// A line of at most `limit` bytes; it ends at a line feed and nowhere else (`pickletools: read_stringnl`).
-    fn line(&mut self, name: &'static str, limit: usize) -> Result<&'a [u8]> {
+    /// A line of at most `limit` bytes and `beside` others; it ends at a line feed and nowhere else (`pickletools: read_stringnl`).
+    fn line(&mut self, name: &'static str, limit: usize, beside: usize) -> Result<&'a [u8]> {
         let rest = self.data.get(self.position..).unwrap_or_default();
-        let window = rest.get(..limit.saturating_add(1)).unwrap_or(rest);
+        let most = limit.saturating_add(beside);
+        let window = rest.get(..most.saturating_add(1)).unwrap_or(rest);
         match window.iter().position(|&byte| byte == b'\n') {
             Some(end) => {
                 let line = self.take(end)?;
                 self.position = self.position.saturating_add(1);
                 Ok(line)
             }
-            None if window.len() > limit => {
+            None if window.len() > most => {
                 let wide = |len: usize| u64::try_from(len).unwrap_or(u64::MAX);
-                Err(Error::limit(name, wide(limit), wide(window.len())))
+                Err(Error::limit(name, wide(limit), wide(limit.saturating_add(1))))
             }
             None => Err(Error::new(Code::Truncated, "a text line has no end")),
         }
@@ -207,10 +207,11 @@ impl<'a> Disasm<'a> {
                 let len = u64::from_le_bytes(self.array()?);
                 self.counted(len)?
             }
-            ArgKind::Line => Arg::Bytes(self.line("line", self.line)?),
-            ArgKind::Digits => Arg::Bytes(self.line("int_digits", self.digits)?),
-            ArgKind::Text => Arg::Bytes(self.line("pickle_bytes", self.data.len())?),
-            ArgKind::Pair => Arg::Pair(self.line("line", self.line)?, self.line("line", self.line)?),
+            ArgKind::Line => Arg::Bytes(self.line("line", self.line, 0)?),
+            // A sign, the digits, and LONG's "L".
+            ArgKind::Digits => Arg::Bytes(self.line("int_digits", self.digits, 2)?),
+            ArgKind::Text => Arg::Bytes(self.line("pickle_bytes", self.data.len(), 0)?),
+            ArgKind::Pair => Arg::Pair(self.line("line", self.line, 0)?, self.line("line", self.line, 0)?),
         };
         let payload = match arg {
             Arg::Bytes(bytes) => {

@@ -17,25 +17,41 @@ use super::value::{CallKind, Handle, Values};
 use super::{Options, Pickle, index, narrow, wide};
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
+use crate::parallel::Cancel;
 
-pub(super) fn run(data: Vec<u8>, start: usize, limits: &Limits, options: Options) -> Result<Pickle> {
+/// Opcodes between two looks at whether the work was asked to stop.
+const TICK: u32 = 1 << 14;
+
+pub(super) fn run(
+    data: Vec<u8>,
+    start: usize,
+    limits: &Limits,
+    options: Options,
+    cancel: &Cancel,
+) -> Result<Pickle> {
     // Offsets are kept in 32 bits.
     let ceiling = u64::from(u32::MAX).saturating_sub(1).min(limits.pickle_bytes);
     Limits::check("pickle_bytes", ceiling, wide(data.len()))?;
     let mut disasm = Disasm::strict(&data, start, limits);
     let mut machine = Machine::new(&data, limits, options)?;
     let mut root = None;
+    let mut ops = 0_u32;
     for op in disasm.by_ref() {
         let op = op?;
+        ops = ops.wrapping_add(1);
+        if ops.is_multiple_of(TICK) {
+            cancel.check()?;
+        }
         match machine.step(&op) {
             Ok(None) => {}
             Ok(found) => root = found,
             Err(error) => return Err(error.at(wide(op.offset))),
         }
     }
-    let (end, protocol, arena) = (disasm.position(), machine.protocol, machine.arena);
+    let (end, protocol, needed) = (disasm.position(), machine.protocol, machine.needed());
+    let arena = machine.arena;
     let root = root.ok_or_else(|| Error::new(Code::PickleStack, "the pickle ends without STOP"))?;
-    Ok(Pickle { values: Values { data, arena }, root, end, protocol })
+    Ok(Pickle { values: Values { data, arena }, root, end, protocol, needed })
 }
 
 struct Machine<'d> {
@@ -49,6 +65,10 @@ struct Machine<'d> {
     interner: Interner,
     globals: Globals,
     protocol: u8,
+    /// The newest opcode so far: from 0x80 on, later protocols have greater bytes.
+    newest: u8,
+    /// Whether a BINBYTES or SHORT_BINBYTES stood there, protocol 3's only opcodes and of smaller bytes.
+    binbytes: bool,
     limits: &'d Limits,
     options: Options,
 }
@@ -65,6 +85,8 @@ impl<'d> Machine<'d> {
             interner: Interner::new(limits),
             globals: Globals::new(limits),
             protocol: 0,
+            newest: 0,
+            binbytes: false,
             limits,
             options,
         })
@@ -73,6 +95,7 @@ impl<'d> Machine<'d> {
     /// Executes one opcode; gives the root at STOP.
     #[inline(always)]
     fn step(&mut self, op: &Op<'_>) -> Result<Option<Handle>> {
+        self.newest = self.newest.max(op.opcode.byte());
         match (op.opcode, op.arg) {
             (Opcode::Proto, Arg::Unsigned(version)) => {
                 self.protocol = u8::try_from(version).unwrap_or(u8::MAX);
@@ -107,6 +130,7 @@ impl<'d> Machine<'d> {
                 self.push(native_string(bytes, in_data(op.payload, bytes)))?;
             }
             (Opcode::BinBytes | Opcode::ShortBinBytes | Opcode::BinBytes8, Arg::Bytes(bytes)) => {
+                self.binbytes = true;
                 self.push(Node::Bytes(in_data(op.payload, bytes)))?;
             }
             (Opcode::ByteArray8, Arg::Bytes(bytes)) => {
@@ -225,6 +249,12 @@ impl<'d> Machine<'d> {
             _ => return Err(fail(Code::InternalError, "an opcode has an argument of another kind")),
         }
         Ok(None)
+    }
+
+    /// The protocol of the newest opcode that was executed.
+    fn needed(&self) -> u8 {
+        let newest = Opcode::from_byte(self.newest).filter(|opcode| opcode.byte() >= Opcode::Proto.byte());
+        newest.map_or(0, Opcode::protocol).max(if self.binbytes { 3 } else { 0 })
     }
 
     #[inline]

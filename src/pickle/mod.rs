@@ -43,6 +43,8 @@ pub struct Pickle {
     pub end: usize,
     /// The protocol that PROTO states; 0 without PROTO.
     pub protocol: u8,
+    /// The protocol of the newest opcode in it, where that is 2 or later.
+    pub needed: u8,
 }
 
 /// What a pickle may hold besides the usual.
@@ -54,12 +56,17 @@ pub struct Options {
 
 /// Runs the pickle that begins at `start` of `data`, up to STOP; what follows is left alone.
 pub fn run(data: Vec<u8>, start: usize, limits: &Limits) -> Result<Pickle> {
-    machine::run(data, start, limits, Options::default())
+    machine::run(data, start, limits, Options::default(), &Cancel::new())
+}
+
+/// As [`run`], until it is asked to stop.
+pub fn run_until(data: Vec<u8>, start: usize, limits: &Limits, cancel: &Cancel) -> Result<Pickle> {
+    machine::run(data, start, limits, Options::default(), cancel)
 }
 
 /// As [`run`], with options.
 pub fn run_with(data: Vec<u8>, start: usize, limits: &Limits, options: Options) -> Result<Pickle> {
-    machine::run(data, start, limits, options)
+    machine::run(data, start, limits, options, &Cancel::new())
 }
 
 /// Runs the pickle that begins at `start` of `data` as far as any reader would go, and lists what a strict one refuses.

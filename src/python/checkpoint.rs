@@ -44,7 +44,9 @@ pub(crate) fn open_paths(
 ) -> PyResult<Checkpoint> {
     let options = Options { io: parse_io(io)?, ..options(unknown, trailing, compat, verify, limits)? };
     let cancel = options.cancel.clone();
-    Ok(Checkpoint(run::watched(py, verify, &cancel, || Core::open(&paths, options))?))
+    let nbytes = paths.iter().filter_map(|path| path.metadata().ok()).map(|found| found.len()).sum();
+    let long = verify || is_long(nbytes);
+    Ok(Checkpoint(run::watched(py, long, &cancel, || Core::open(&paths, options))?))
 }
 
 /// Opens the checkpoint that begins at byte `start` of a file.
@@ -76,7 +78,14 @@ pub(crate) fn open_bytes(
 ) -> PyResult<Checkpoint> {
     let options = options(unknown, trailing, compat, verify, limits)?;
     let cancel = options.cancel.clone();
-    Ok(Checkpoint(run::watched(py, verify, &cancel, || Core::from_bytes(Arc::new(data), options))?))
+    let long = verify || is_long(data.len() as u64);
+    Ok(Checkpoint(run::watched(py, long, &cancel, || Core::from_bytes(Arc::new(data), options))?))
+}
+
+/// Whether the metadata of so many bytes may take long to read. An index file or a folder says nothing of its shards.
+fn is_long(nbytes: u64) -> bool {
+    const LONG: u64 = 4 << 20;
+    nbytes >= LONG
 }
 
 fn options(

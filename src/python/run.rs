@@ -1,13 +1,12 @@
 //! Runs core work without holding the interpreter: panics become an error, and Ctrl-C stops long work.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
 use pyo3::prelude::*;
 
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, guarded};
 use crate::parallel::Cancel;
 
 /// Work on more bytes than this watches for Ctrl-C.
@@ -52,7 +51,9 @@ pub(super) fn watched<T: Send>(
             loop {
                 match wait.recv_timeout(TICK) {
                     Ok(result) => return result,
-                    Err(mpsc::RecvTimeoutError::Disconnected) => return Err(bug("a worker vanished")),
+                    Err(mpsc::RecvTimeoutError::Disconnected) => {
+                        return Err(Error::new(Code::InternalError, "internal error: a worker vanished"));
+                    }
                     Err(mpsc::RecvTimeoutError::Timeout) if signal.is_none() => {
                         if let Err(error) = Python::attach(|py| py.check_signals()) {
                             cancel.cancel();
@@ -68,18 +69,4 @@ pub(super) fn watched<T: Send>(
         Some(error) => Err(error),
         None => Ok(result?),
     }
-}
-
-fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
-        let text = panic
-            .downcast_ref::<String>()
-            .map(String::as_str)
-            .or_else(|| panic.downcast_ref::<&str>().copied());
-        Err(bug(text.unwrap_or("a panic")))
-    })
-}
-
-fn bug(text: &str) -> Error {
-    Error::new(Code::InternalError, format!("internal error: {text}"))
 }

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 
 
-@pytest.mark.parametrize("name", ["errors", "limits"])
+@pytest.mark.parametrize("name", ["errors", "limits", "security"])
 def test_a_page_made_from_the_code_is_current(name):
     made = runpy.run_path(str(ROOT / "docs" / f"make_{name}.py"))
     assert made["PAGE"].read_text(encoding="utf-8") == made["page"](), f"run python docs/make_{name}.py"

@@ -63,6 +63,14 @@ const PARSERS: &[&str] = &["container", "pickle", "index", "scan"];
 
 const FORBID: &str = "#![forbid(unsafe_code)]";
 
+/// What parsers may not do with a file's numbers.
+const DENIED: &[&str] = &[
+    "clippy::indexing_slicing",
+    "clippy::arithmetic_side_effects",
+    "clippy::unwrap_used",
+    "clippy::as_conversions",
+];
+
 #[test]
 fn imports_go_down_only() {
     check(|source, faults| {
@@ -124,7 +132,18 @@ fn parsers_forbid_unsafe() {
         if must && !source.code.contains(FORBID) {
             faults.add(source, 1, format!("does not say {FORBID}"));
         }
+        let denied = |lint: &&&str| !source.code.contains(**lint);
+        if is_root && PARSERS.contains(&room) && DENIED.iter().any(|lint| denied(&lint)) {
+            faults.add(source, 1, format!("does not deny {}", DENIED.join(", ")));
+        }
     });
+}
+
+#[test]
+fn overflow_is_checked_in_a_release() {
+    let manifest = include_str!("../../Cargo.toml");
+    let release = manifest.split("[profile.release]").nth(1).and_then(|rest| rest.split("\n[").next());
+    assert!(release.is_some_and(|release| release.contains("overflow-checks = true")));
 }
 
 #[test]

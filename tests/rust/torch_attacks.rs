@@ -1178,14 +1178,14 @@ fn r20_long_keys_on_deep_paths_are_a_limit_before_they_are_written() {
         })),
         limit("name_bytes_total")
     );
-    // One tuple key that holds it 60 times.
+    // One tuple key that holds it 20 times.
     let tuple = archive(|p| {
         p.dict()
             .text(&long)
             .put_at(0)
             .pop()
             .mark()
-            .times(60, |p| {
+            .times(20, |p| {
                 p.get(0);
             })
             .op(b't');

@@ -20,11 +20,15 @@ use super::known::{Known, Rebuild, lookup};
 use super::{Place, Storage, Tensor};
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
+use crate::parallel::Cancel;
 use crate::pickle::{Call, GlobalId, Handle, Text, Value, Values};
 
 /// Bytes of the longest text that a device, a location or the like has. Any number of calls may share one text, so it is
 /// bounded before it is looked at.
 pub(super) const SHORT: usize = 256;
+
+/// Calls between two looks at whether the work was asked to stop.
+const TICK: usize = 1 << 12;
 
 /// What one call means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,23 +133,30 @@ impl<'a> Reader<'a> {
         limits: &'a Limits,
         ids: Ids,
         locate: Locate<'a>,
+        cancel: &Cancel,
     ) -> Result<Reader<'a>> {
         let mut reader = Reader::before(values, limits, ids, locate, globals(values));
         // Of these, BUILD sets the data, which may come after the call. Inner ones come later than those around them.
         let mut late = Vec::new();
         for (id, _) in values.calls() {
+            if id.index().is_multiple_of(TICK) {
+                cancel.check()?;
+            }
             let call = values.call(id);
             if let Some(Known::TensorClass(class)) = reader.known(call.callable) {
                 late.push((id, class));
             }
-            let meaning = reader.call(&call).map_err(|error| error.at(call.offset))?;
+            let meaning = reader.call(&call).and_then(|meaning| fits(meaning, &call));
+            let meaning = meaning.map_err(|error| error.at(call.offset))?;
             reader.out.calls.push(meaning);
+            let tensors = u64::try_from(reader.out.tensors.len()).unwrap_or(u64::MAX);
+            Limits::check("tensors", limits.tensors, tensors)?;
         }
         for (id, class) in late.into_iter().rev() {
             let call = values.call(id);
             let tensor = reader.old_tensor(class, &call).map_err(|error| error.at(call.offset))?;
             if let (Some(tensor), Some(meaning)) = (tensor, reader.out.calls.get_mut(id.index())) {
-                *meaning = Meaning::Tensor(tensor);
+                *meaning = fits(Meaning::Tensor(tensor), &call).map_err(|error| error.at(call.offset))?;
             }
         }
         Ok(reader)
@@ -373,4 +384,21 @@ impl<'a> Reader<'a> {
                 *self.latin1.entry(handle).or_insert_with(fits)
             }
     }
+}
+
+/// Refuses SETITEM on what has no items to set and APPEND on what cannot grow: to a reader that knows the class by its name
+/// only, a tensor with items would be a dict (CVE-2026-24747).
+fn fits(meaning: Meaning, call: &Call<'_>) -> Result<Meaning> {
+    let (items, appended) = (!call.items.is_empty(), !call.appended.is_empty());
+    let misfit = match meaning {
+        Meaning::Opaque => false,
+        Meaning::Dict(_) => appended,
+        Meaning::Sequence(_) => items,
+        _ => items || appended,
+    };
+    if misfit {
+        let text = "an opcode sets items of, or appends to, a value of another type";
+        return Err(Error::new(Code::PickleType, text));
+    }
+    Ok(meaning)
 }

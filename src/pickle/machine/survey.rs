@@ -34,6 +34,8 @@ pub struct Survey {
     pub end: usize,
     /// The protocol that PROTO states; 0 without PROTO.
     pub protocol: u8,
+    /// The protocol of the newest opcode in it, where that is 2 or later.
+    pub needed: u8,
     /// What a strict reader refuses, in program order; the first thousand.
     pub defects: Vec<Error>,
     /// The BUILDs in program order: where, and on what.
@@ -45,8 +47,9 @@ pub struct Survey {
 impl Survey {
     /// The same as a pickle that was loaded, if a strict reader refuses nothing in it.
     pub fn into_pickle(self) -> Option<Pickle> {
-        let Survey { values, end, protocol, .. } = self;
-        self.root.filter(|_| self.defects.is_empty()).map(|root| Pickle { values, root, end, protocol })
+        let Survey { values, end, protocol, needed, .. } = self;
+        let root = self.root.filter(|_| self.defects.is_empty());
+        root.map(|root| Pickle { values, root, end, protocol, needed })
     }
 }
 
@@ -89,8 +92,9 @@ pub(in crate::pickle) fn run(
         }
     }
     if sound && found.root.is_some() {
-        let (end, protocol, arena) = (disasm.position(), machine.protocol, machine.arena);
-        return Ok(found.survey(Values { data, arena }, end, protocol));
+        let stated = (machine.protocol, machine.needed());
+        let (end, arena) = (disasm.position(), machine.arena);
+        return Ok(found.survey(Values { data, arena }, end, stated));
     }
     drop(machine);
     permissive(data, start, limits, cancel)
@@ -136,8 +140,9 @@ fn permissive(data: Vec<u8>, start: usize, limits: &Limits, cancel: &Cancel) -> 
             }
         }
     }
-    let (end, protocol, arena) = (disasm.position(), machine.protocol, machine.arena);
-    Ok(found.survey(Values { data, arena }, end, protocol))
+    let stated = (machine.protocol, machine.needed());
+    let (end, arena) = (disasm.position(), machine.arena);
+    Ok(found.survey(Values { data, arena }, end, stated))
 }
 
 /// What a survey notes beside the values.
@@ -171,9 +176,9 @@ impl Found {
         Ok(())
     }
 
-    fn survey(self, values: Values, end: usize, protocol: u8) -> Survey {
+    fn survey(self, values: Values, end: usize, (protocol, needed): (u8, u8)) -> Survey {
         let Found { root, defects, builds, newer, .. } = self;
-        Survey { values, root, end, protocol, defects, builds, newer }
+        Survey { values, root, end, protocol, needed, defects, builds, newer }
     }
 }
 

@@ -5,13 +5,16 @@
 //!
 //! Values in a pickle share parts (a list of arguments, a module's name, a text that is decoded), so that a small file can
 //! say a lot. Each value is exported once, and all it copies is charged against the limit `export_nodes` beforehand: one node
-//! for itself, for each item and pair, and for every [`TEXT`] bytes.
+//! for itself, for each item and pair, and for every [`TEXT`] bytes. What becomes of it in Python's memory (an empty dict is one
+//! byte of pickle and 64 of CPython) is charged against `export_bytes` ([`super::cost`]), and keys that hash alike are paid for
+//! by the comparisons they cause.
 
 use std::collections::HashMap;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyComplex, PyDict, PyFrozenSet, PyList, PySet, PyString, PyTuple};
 
+use super::cost::{self, Crowd};
 use super::face::{Face, Torch};
 use crate::error::{Code, Error};
 use crate::index::{DictKind, Object, Scale, Tree};
@@ -42,6 +45,8 @@ pub(super) struct Export<'a, 'py> {
     states: Vec<(Bound<'py, PyAny>, Handle)>,
     /// Nodes charged so far.
     spent: u64,
+    /// Bytes of Python objects charged so far.
+    bytes: u64,
     opaque: Bound<'py, PyAny>,
     global: Bound<'py, PyAny>,
     sparse: Bound<'py, PyAny>,
@@ -81,6 +86,7 @@ impl<'a, 'py> Export<'a, 'py> {
             classes: HashMap::new(),
             states: Vec::new(),
             spent: 0,
+            bytes: 0,
             opaque,
             global,
             sparse: class("Sparse")?,
@@ -145,6 +151,8 @@ impl<'a, 'py> Export<'a, 'py> {
         let tree: &'a Tree = self.tree;
         self.charge(tree.weight(handle).saturating_add(1))?;
         let object = tree.get(handle)?;
+        self.bytes = self.bytes.saturating_add(cost::bytes(&object));
+        Limits::check("export_bytes", self.limits.export_bytes, self.bytes)?;
         let mut children: Vec<Handle> = Vec::new();
         let made = match &object {
             Object::List(items) => {
@@ -214,6 +222,9 @@ impl<'a, 'py> Export<'a, 'py> {
             }
         };
         self.done.insert(handle, made.clone());
+        if children.is_empty() && made.is_some() {
+            return Ok(None);
+        }
         Ok(Some(Frame { handle, object, made, children, next: 0, depth }))
     }
 
@@ -251,8 +262,11 @@ impl<'a, 'py> Export<'a, 'py> {
             }
             (Object::Set(items), Some(made)) => {
                 let set = made.cast::<PySet>()?;
+                let mut crowd = Crowd::of(items.len());
                 for &item in items {
-                    set.add(self.get(item)?)?;
+                    let item = self.get(item)?;
+                    self.charge(crowd.met(&item)?)?;
+                    set.add(item)?;
                 }
             }
             (Object::Deque(items, _), Some(made)) => {
@@ -266,8 +280,11 @@ impl<'a, 'py> Export<'a, 'py> {
                 }
             }
             (Object::Dict { entries, states, factory, .. }, Some(made)) => {
+                let mut crowd = Crowd::of(entries.len());
                 for &(key, value) in entries {
-                    made.set_item(self.get(key)?, self.get(value)?)?;
+                    let key = self.get(key)?;
+                    self.charge(crowd.met(&key)?)?;
+                    made.set_item(key, self.get(value)?)?;
                 }
                 if let &Some(factory) = factory {
                     made.setattr("factory", self.get(factory)?)?;
@@ -299,6 +316,10 @@ impl<'a, 'py> Export<'a, 'py> {
             }
             (Object::FrozenSet(items), _) => {
                 let items = items.iter().map(|&item| self.get(item)).collect::<PyResult<Vec<_>>>()?;
+                let mut crowd = Crowd::of(items.len());
+                for item in &items {
+                    self.charge(crowd.met(item)?)?;
+                }
                 self.done.insert(frame.handle, Some(PyFrozenSet::new(py, items)?.into_any()));
             }
             (Object::Tuple(items), _) => {

@@ -1,5 +1,6 @@
 //! The object tree as Python objects: whole trees, single values, and the paths of tensors.
 
+mod cost;
 mod export;
 mod face;
 

@@ -1,0 +1,83 @@
+"""Writes docs/security.md from the registry of attacks: `python docs/make_security.py`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "data"))
+
+from attacks import CASES, IDS, Case  # noqa: E402 - found by the line above
+from attacks.registry import Shown  # noqa: E402 - as well
+
+PAGE = Path(__file__).with_name("security.md")
+
+HEAD = """\
+# Attacks and answers
+
+What rustload does with files that are made to do harm. Each id is one kind of bad input; each of its inputs is a file that
+[the generators](../tests/data/attacks/README.md) write, and `tests/python/attacks` opens every one of them. What is promised
+beyond this table, and what is not, is in [SECURITY.md](../SECURITY.md).
+
+{ids} ids, {inputs} inputs. For each of them the tests hold that
+
+- the outcome is the one of the table: the class of the error, its code, and the limit if it is one;
+- nothing runs: what a payload would do is to leave a file in a canary folder, which stays empty, and no module that a file names
+  is in `sys.modules` afterwards, though one of that name can be imported;
+- memory stays below 64 MiB + 40 bytes per byte of metadata + 512 bytes per tensor over what the process had;
+- opening takes less than two seconds of CPU time, and so does looking at `ckpt.objects`, beside five microseconds per tensor;
+- there is no panic, crash or hang. What comes of the resource bombs is dropped on a stack of 256 KiB.
+
+The same holds for 200 honest checkpoints (`tests/data/attacks/benign.py`): all open, and nothing they name is imported.
+[Fuzzing](fuzzing.md) goes on where the table ends.
+
+*Outcome* is what `rustload.open` does: a code means an error ([all of them](errors.md)); *opens; reading: `code`* means that the
+error comes when that is asked for; *kept as data* means that the value is an `Opaque` or a `Global` and the tensors beside it
+come out, and names the error under `unknown="error"`. *Finding* is the code under which `rustload scan` reports it.
+
+This page is made by `docs/make_security.py`.
+"""
+
+LETTERS = {
+    "A": "Files, and which reader gets them",
+    "Z": "Zip archives",
+    "P": "Pickle syntax",
+    "C": "Calls",
+    "R": "Resource bombs",
+    "T": "Tensors and storages",
+    "L": "Legacy streams and tar",
+    "S": "safetensors",
+    "Y": "The edge to Python",
+}
+
+
+def unique(words: list[str]) -> list[str]:
+    """Each word once, in order."""
+    return list(dict.fromkeys(words))
+
+
+def row(ident: str, cases: list[Case]) -> str:
+    """The table's row of one id."""
+    files = sum(not isinstance(case.load, Shown) for case in cases)
+    outcomes = "<br>".join(unique([str(case.load) for case in cases]))
+    finds = " ".join(f"`{code}`" for code in unique([code for case in cases for code in case.finds]))
+    return f"| {ident} | {IDS[ident]} | {files or ''} | {outcomes} | {finds} |\n"
+
+
+def page() -> str:
+    """The page's text."""
+    inputs = sum(not isinstance(case.load, Shown) for case in CASES)
+    out = [HEAD.format(ids=len(IDS), inputs=inputs)]
+    by_id = {ident: [case for case in CASES if case.id == ident] for ident in IDS}
+    for letter, title in LETTERS.items():
+        out.append(
+            f"\n## {letter}: {title}\n\n| id | input | files | outcome | finding |\n|---|---|--:|---|---|\n"
+        )
+        out += [row(ident, by_id[ident]) for ident in sorted(IDS) if ident.startswith(letter)]
+    return "".join(out)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"wrote {PAGE.name}")

@@ -1,0 +1,200 @@
+"""L: legacy streams, and the tar files of torch 0.1."""
+
+from __future__ import annotations
+
+from attacks.a_files import holds
+from attacks.pickles import (
+    SIX,
+    SYSTEM,
+    call,
+    integer,
+    legacy_storage,
+    listed,
+    many,
+    name,
+    named,
+    ordered,
+    pickle,
+    tensor,
+    text,
+)
+from attacks.registry import Opens, Refused, family
+from attacks.streams import (
+    MAGIC,
+    SYSTEM_INFO,
+    TAR_END,
+    TAR_PARTS,
+    block,
+    legacy,
+    tar,
+    tar_member,
+    tar_storages,
+    tar_tensors,
+)
+
+RUNS = ("posix.system",)
+good = holds("w", format="torch-legacy")
+keys_wrong, bounds, trailing = Refused("LegacyKeys"), Refused("StorageBounds"), Refused("TrailingData")
+
+
+def listing(*keys: str) -> bytes:
+    return pickle(listed(*map(text, keys)))
+
+
+def one(on: bytes, **more: bytes) -> bytes:
+    """An object with one tensor on this storage."""
+    return pickle(named({"w": tensor((1,), on=on), **more}))
+
+
+family("L01", "a wrong magic number", {
+    "number": lambda: legacy(magic=pickle(integer(1 << 70))), "bits": lambda: legacy(magic=MAGIC[:-2] + b"\x18."),
+}, Refused("UnknownFormat"))  # fmt: skip
+family(
+    "L02",
+    "a magic number that is the result of a call",
+    lambda: legacy(magic=pickle(SYSTEM)),
+    Refused("DisallowedCall"),
+    "DisallowedGlobal",
+    runs=RUNS,
+)
+family("L03", "another protocol", lambda: legacy(version=pickle(integer(1002))), Refused("LegacyVersion"))
+
+
+def noted(ckpt) -> None:
+    assert any("big-endian" in note for note in ckpt.notes)
+    assert ckpt["w"].materialize(framework="dlpack").tobytes() == SIX
+
+
+family(
+    "L04",
+    "a writer that says it was big-endian",
+    lambda: legacy(system=pickle(named({"little_endian": b"\x89"}))),
+    Opens("opens, noted", noted),
+)
+family("L05", "a wrong list of storage keys", {
+    "missing": lambda: MAGIC + pickle(integer(1001)) + SYSTEM_INFO + one(legacy_storage()),
+    "duplicate": lambda: legacy(keys=listing("0", "0"), data=block(6, SIX) * 2),
+    "unknown": lambda: legacy(keys=listing("0", "7"), data=block(6, SIX) * 2),
+    "ints": lambda: legacy(keys=pickle(listed(integer(0)))),
+    "dict": lambda: legacy(keys=pickle(b"}")),
+}, keys_wrong)  # fmt: skip
+family(
+    "L06", "a storage of another size than the pickle says", lambda: legacy(data=block(5, SIX[:20])), bounds
+)
+family("L07", "a storage of a negative or huge size", {
+    "negative": lambda: legacy(data=block(-1, SIX)), "huge": lambda: legacy(data=block(1 << 62, SIX)),
+    "in_the_pickle": lambda: legacy(one(legacy_storage(numel=-1)), data=block(-1, SIX)),
+}, bounds)  # fmt: skip
+family("L08", "a storage that is cut", {
+    "data": lambda: legacy()[:-4], "size": lambda: legacy(data=b"\6\0\0"), "none": lambda: legacy(data=b""),
+}, Refused("Truncated"))  # fmt: skip
+family(
+    "L09",
+    "a storage that no tensor names",
+    lambda: legacy(keys=listing("0", "1"), data=block(6, SIX) * 2),
+    keys_wrong,
+)
+family("L09", "", {"unlisted": lambda: legacy(data=block(6, SIX) * 2)}, trailing)
+
+
+def view(key: str, offset: int, numel: int) -> bytes:
+    return many(text(key), integer(offset), integer(numel))
+
+
+def viewed(*views: bytes) -> bytes:
+    """Tensors on views of storage 0, as torch before 0.4 wrote them."""
+    return legacy(pickle(listed(*(tensor((1,), on=legacy_storage(view=one_view)) for one_view in views))))
+
+
+family("L10", "a view outside its storage", {
+    "past": lambda: viewed(view("v", 4, 3)), "negative_offset": lambda: viewed(view("v", -1, 1)), "negative_size": lambda: viewed(view("v", 0, -1)),
+    "wraps": lambda: viewed(view("v", (1 << 63) - 1, 2)),
+}, bounds)  # fmt: skip
+family(
+    "L11",
+    "one view key of two ranges",
+    lambda: viewed(view("v", 0, 2), view("v", 1, 2)),
+    Refused("StorageConflict"),
+)
+family("L12", "bytes after the last storage", {
+    "junk": lambda: legacy() + b"junk", "pickle": lambda: legacy() + pickle(SYSTEM),
+}, trailing)  # fmt: skip
+family(
+    "L12", "", {"asked_for": lambda: legacy() + b"junk"}, good, "TrailingData", options={"trailing": "ignore"}
+)
+
+
+def untyped() -> bytes:
+    on = legacy_storage("torch.storage.UntypedStorage", numel=24)
+    v3 = call(
+        "torch._utils._rebuild_tensor_v3",
+        on,
+        integer(0),
+        many(integer(6)),
+        many(integer(1)),
+        b"\x89",
+        ordered(),
+        name("torch.float32"),
+    )
+    return legacy(pickle(named({"w": v3})), data=block(24, SIX))
+
+
+family("L13", "an untyped storage", untyped, good)
+family(
+    "L14", "a storage that is not in the list of keys", lambda: legacy(keys=listing(), data=b""), keys_wrong
+)
+
+# Tar. rustload says what the file is and reads no tensor of it; a scan reads its pickles.
+
+unread = Refused("TarUnsupported")
+TAR = "a tar file of torch 0.1 "
+PICKLE = tar_member("pickle", pickle(SYSTEM))
+family("L15a", f"{TAR}with a member missing or there twice", {
+    "missing": lambda: b"".join(tar_member(path, data) for path, data in TAR_PARTS.items() if path != "storages") + TAR_END,
+    "bad_first": lambda: tar(before=PICKLE), "bad_second": lambda: tar(after=PICKLE),
+}, unread, suffix=".tar")  # fmt: skip
+family("L15b", f"{TAR}with a link or a device", {
+    "symlink": lambda: tar(before=tar_member("pickle", b"", kind=b"2", link="/etc/passwd")),
+    "hardlink": lambda: tar(before=tar_member("pickle", b"", kind=b"1", link="tensors")),
+    "device": lambda: tar(before=tar_member("pickle", b"", kind=b"3")),
+}, unread, suffix=".tar")  # fmt: skip
+PAX = b"18 size=999999999\n"
+family("L15c", f"{TAR}with a size in a PAX header that is not its header's", {
+    "size": lambda: tar(before=tar_member("PaxHeaders/pickle", PAX, kind=b"x")),
+    "global": lambda: tar(before=tar_member("pax_global_header", PAX, kind=b"g")),
+}, unread, suffix=".tar")  # fmt: skip
+family("L15d", f"{TAR}with a sparse member or a long name", {
+    "sparse": lambda: tar(before=tar_member("pickle", b"", kind=b"S")),
+    "long_name": lambda: tar(before=tar_member("././@LongLink", b"pickle\0", kind=b"L")),
+}, unread, suffix=".tar")  # fmt: skip
+family(
+    "L15e",
+    f"{TAR}with a wrong checksum",
+    lambda: tar(before=tar_member("pickle", pickle(SYSTEM), checksum=1)),
+    unread,
+    suffix=".tar",
+)
+family("L15f", f"{TAR}with a wrong number of storages", {
+    "minus": lambda: tar({"storages": tar_storages(-1)}), "2_31": lambda: tar({"storages": tar_storages(1 << 31)}),
+}, unread, suffix=".tar")  # fmt: skip
+family("L15g", f"{TAR}with an impossible number of dimensions", {
+    "negative": lambda: tar({"tensors": tar_tensors(dims=-1)}), "million": lambda: tar({"tensors": tar_tensors(dims=1_000_000)}),
+}, unread, suffix=".tar")  # fmt: skip
+VIEWS = pickle(listed(many(integer(9), integer(404), integer(0), integer(1))))
+family(
+    "L15h",
+    f"{TAR}with a view of a storage that is absent",
+    lambda: tar({"storages": tar_storages(views=VIEWS)}),
+    unread,
+    suffix=".tar",
+)
+family(
+    "L15i",
+    f"{TAR}with a tensor on a storage that is absent",
+    lambda: tar({"tensors": tar_tensors(storage=404)}),
+    unread,
+    suffix=".tar",
+)
+family("L15j", f"{TAR}whose members name other places", {
+    "parent": lambda: tar(before=tar_member("../../escaped", b"x")), "absolute": lambda: tar(before=tar_member("/tmp/escaped", b"x")),
+}, unread, suffix=".tar")  # fmt: skip

@@ -1,0 +1,146 @@
+"""Opens files for the tests, each in a forked child of this process, and says what came of it.
+
+The process that runs this has imported rustload and nothing else of note, so that a child's growth is the file's: the peak of
+resident memory is reset after the fork (`/proc/self/clear_refs`) and read at the end (`VmHWM`). Lines of JSON come in, lines of
+JSON go out. A child that does not answer in time is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+PATIENCE = 60.0
+"""Seconds until a child counts as hanging; what it may take in CPU time is for the test to say."""
+
+
+HANDLES = 250_000
+"""More tensors than this are not shown as Python objects, a handle each: how many there are is the limit `tensors`'s to say."""
+
+
+def status(field: str) -> int:
+    """Bytes, from `/proc/self/status`."""
+    text = Path("/proc/self/status").read_bytes()
+    return int(text.partition(field.encode() + b":")[2].split()[0]) << 10
+
+
+def look(source: str, options: dict[str, Any], label: str | None, *, again: bool = False) -> dict[str, Any]:
+    """Opens, looks at all there is to see, and makes the case's own check; `again` times the opening and the export only."""
+    import rustload
+
+    if "limits" in options:
+        options = {**options, "limits": rustload.Limits(**options["limits"])}
+    said: dict[str, Any] = {"stage": "open"}
+    before, start = set(sys.modules), resource.getrusage(resource.RUSAGE_SELF)
+    Path("/proc/self/clear_refs").write_bytes(b"5")
+    base = status("VmRSS")
+
+    def measured(what: str) -> None:
+        now = resource.getrusage(resource.RUSAGE_SELF)
+        said[what] = {
+            "seconds": now.ru_utime + now.ru_stime - start.ru_utime - start.ru_stime,
+            "peak": max(status("VmHWM") - base, 0),
+        }
+
+    try:
+        try:
+            ckpt = rustload.open(source, **options)
+            said["count"] = len(ckpt)
+            measured("load")
+            if not again:
+                ckpt.notes, ckpt.tied, ckpt.opaque, ckpt.nbytes, repr(ckpt)
+                with contextlib.suppress(rustload.LimitError):
+                    said["globals"] = ckpt.globals[:1000]
+                said["notes"] = ckpt.notes[:100]
+            measured("look")
+        except BaseException:
+            said.get("load") or measured("load")
+            raise
+        said["stage"] = "look"
+        if not again:
+            _look_on(ckpt, label)
+        said["stage"] = "export"
+        if len(ckpt) <= HANDLES:
+            try:
+                said["root"] = type(ckpt.objects).__name__
+            finally:
+                measured("export")
+        said["stage"] = "done"
+    except BaseException as error:
+        said |= {
+            "error": type(error).__name__,
+            "code": getattr(error, "code", ""),
+            "limit": getattr(error, "name", "") if isinstance(error, rustload.LimitError) else "",
+            "text": str(error)[:2000],
+            "notes_of": list(getattr(error, "__notes__", [])),
+        }
+    said["modules"] = sorted(set(sys.modules) - before)
+    return said
+
+
+def _look_on(ckpt: Any, label: str | None) -> None:
+    from itertools import islice
+
+    for name in islice(ckpt, 300):
+        lazy = ckpt[name]
+        repr(lazy), lazy.path
+    if label is not None:
+        case = _cases()[label]
+        check = getattr(case.load, "check", None) or getattr(case.load, "ask", None)
+        if check is not None:
+            check(ckpt)
+
+
+def _cases() -> dict[str, Any]:
+    from attacks import CASES
+
+    return {case.label: case for case in CASES}
+
+
+def serve() -> None:
+    """Answers until the input ends."""
+    import rustload._frameworks.dlpack
+    import rustload._inert  # noqa: F401 - imported when asked for, which is no doing of a file's
+
+    _cases()
+    for line in sys.stdin:
+        asked = json.loads(line)
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(read)
+            found = look(asked["source"], asked["options"], asked["label"], again=asked["again"])
+            answer = json.dumps(found).encode()
+            while answer:
+                answer = answer[os.write(write, answer) :]
+            os._exit(0)
+        os.close(write)
+        print(json.dumps(_wait(child, read)), flush=True)
+
+
+def _wait(child: int, read: int) -> dict[str, Any]:
+    parts, end = [], time.monotonic() + PATIENCE
+    while select.select([read], [], [], max(end - time.monotonic(), 0))[0]:
+        part = os.read(read, 1 << 16)
+        if not part:
+            break
+        parts.append(part)
+    else:
+        os.kill(child, signal.SIGKILL)
+    os.close(read)
+    _, ended = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(ended)
+    return json.loads(b"".join(parts)) if code == 0 and parts else {"died": code}
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    serve()

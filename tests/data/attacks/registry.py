@@ -1,0 +1,166 @@
+"""What a case of the matrix is: how its input is made, what a load must answer, and what a scan must find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Opening raises the error of this code."""
+
+    code: str
+    limit: str = ""
+
+    def __str__(self) -> str:
+        return f"`Limit` ({self.limit})" if self.limit else f"`{self.code}`"
+
+
+@dataclass(frozen=True)
+class Opens:
+    """It opens, all there is to see can be seen, and `check` holds."""
+
+    what: str = "opens"
+    check: Callable[[Any], None] | None = None
+
+    def __str__(self) -> str:
+        return self.what
+
+
+@dataclass(frozen=True)
+class Kept:
+    """It opens with the value kept as data under this class; `unknown="error"` raises the code."""
+
+    class_name: str
+    code: str = "DisallowedGlobal"
+
+    def __str__(self) -> str:
+        return f"kept as data; strict: `{self.code}`"
+
+
+@dataclass(frozen=True)
+class Named(Kept):
+    """Like `Kept`, for a class or function that is named and never called."""
+
+    def __str__(self) -> str:
+        return f"kept as a name; strict: `{self.code}`"
+
+
+@dataclass(frozen=True)
+class Fails:
+    """It opens; what `ask` does with the checkpoint raises the error of this code."""
+
+    code: str
+    ask: Callable[[Any], Any]
+    what: str
+    limit: str = ""
+
+    def __str__(self) -> str:
+        return f"opens; {self.what}: `{self.code}`" + (f" ({self.limit})" if self.limit else "")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A behaviour that no single file shows: the test of that name does."""
+
+    what: str
+    test: str
+
+    def __str__(self) -> str:
+        return self.what
+
+
+Outcome = Refused | Opens | Kept | Fails | Shown
+Build = bytes | Callable[[], bytes] | Callable[[Path], Any] | None
+
+
+@dataclass(frozen=True)
+class Case:
+    """One input of the matrix.
+
+    Attributes:
+        id: The id in the matrix, such as `"Z17"`.
+        name: Which of the id's inputs it is.
+        build: The file's bytes, a function that makes them, or (`placed`) one that makes something in a folder and
+            returns what to open.
+        load: What `rustload.open` must do.
+        finds: The codes that a scan's findings must hold.
+        verdict: What a scan must conclude, or None where more than one word is right.
+        runs: The calls that a scan's trace must hold, in this order.
+        options: Arguments of `open`.
+        suffix: The extension of the file's name.
+        metadata: Bytes of metadata after inflation, where that is more than the file has.
+        tensors: How many tensors the metadata describes, where that is many.
+        placed: Whether `build` wants a folder.
+    """
+
+    id: str
+    name: str
+    build: Build
+    load: Outcome
+    finds: tuple[str, ...] = ()
+    verdict: str | None = None
+    runs: tuple[str, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+    suffix: str = ".bin"
+    metadata: int = 0
+    tensors: int = 0
+    placed: bool = False
+
+    @property
+    def label(self) -> str:
+        """The id and the name, as the tests are called."""
+        return f"{self.id}-{self.name}" if self.name else self.id
+
+    def make(self, folder: Path) -> Any:
+        """Makes the input in `folder`; returns what to open."""
+        if self.placed:
+            assert callable(self.build)
+            return self.build(folder)  # type: ignore[call-arg]
+        data = self.build() if callable(self.build) else self.build  # type: ignore[call-arg]
+        assert isinstance(data, bytes)
+        path = folder / f"{self.label}{self.suffix}"
+        path.write_bytes(data)
+        return path
+
+
+CASES: list[Case] = []
+IDS: dict[str, str] = {}
+"""Every id with what its input is, in words."""
+
+
+def family(
+    ident: str,
+    what: str,
+    builds: dict[str, Build] | Build,
+    load: Outcome | dict[str, Outcome],
+    *finds: str,
+    **more: Any,
+) -> None:
+    """Adds the inputs of one id; `load` may name an outcome for each.
+
+    A refusal is what a scan must find, too; other findings are given as `finds`, an empty text for none.
+    """
+    IDS.setdefault(ident, what)
+    for name, build in (builds if isinstance(builds, dict) else {"": builds}).items():
+        outcome = load[name] if isinstance(load, dict) else load
+        found = tuple(filter(None, finds)) if finds else tuple(_found(outcome))
+        CASES.append(Case(ident, name, build, outcome, found, **more))
+
+
+def _found(outcome: Outcome) -> list[str]:
+    """What a scan finds unless a case says otherwise: the reason of a refusal, or of a strict one."""
+    if isinstance(outcome, Named):
+        return ["Import"]
+    return [outcome.code] if isinstance(outcome, (Refused, Kept)) else []
+
+
+def shown(ident: str, what: str, outcome: str, test: str, *finds: str) -> None:
+    """Adds an id that a test of its own shows."""
+    IDS.setdefault(ident, what)
+    CASES.append(
+        Case(ident, test.partition("::")[2].removeprefix("test_"), None, Shown(outcome, test), finds)
+    )

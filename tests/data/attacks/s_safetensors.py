@@ -1,0 +1,211 @@
+"""S: safetensors headers that the format does not allow, or that readers take differently."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from attacks.a_files import holds
+from attacks.pickles import SIX, SYSTEM, pickle
+from attacks.registry import Opens, Refused, family
+from attacks.streams import info, safetensors
+from attacks.zips import Zip
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+header, offsets, dtype, twice = (
+    Refused("StHeader"),
+    Refused("StOffsets"),
+    Refused("StDtype"),
+    Refused("StDuplicateKey"),
+)
+W = info("F32", [2, 3], 0, 24)
+SAFE = ".safetensors"
+
+
+def st(given: bytes | dict, data: bytes = SIX, *, length: int | None = None) -> Callable[[], bytes]:
+    return lambda: safetensors(given, data, length=length)
+
+
+def add(ident: str, what: str, builds, load, *finds: str, **more) -> None:
+    family(ident, what, builds, load, *finds, suffix=SAFE, **more)
+
+
+add("S01", "fewer than eight bytes", {"7": b"\x10" + bytes(6), "1": b"\x10"}, Refused("UnknownFormat"))
+add("S02", "a header of no bytes", {"alone": bytes(8), "data": bytes(8) + SIX}, Refused("UnknownFormat"))
+add("S03", "a header of 2^63 bytes", st({"w": W}, length=1 << 63), header)
+add("S04", "a header of more than 100,000,000 bytes", {
+    "stated": st({"w": W}, length=100_000_001),
+}, header)  # fmt: skip
+
+
+def long_header() -> bytes:
+    text = json.dumps({"w": W}).encode()
+    return safetensors(text + b" " * (100_000_001 - len(text)), SIX)
+
+
+add("S04", "", {"whole": long_header}, header)
+add("S05", "a header past the end of the file", st({"w": W}, length=10_000), header)
+add(
+    "S06",
+    "a header that is not UTF-8",
+    st(b'{"\xff":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}}'),
+    header,
+)
+
+ONE, OTHER = (
+    '"w":{"dtype":"F32","shape":[6],"data_offsets":[0,24]}',
+    '"w":{"dtype":"I32","shape":[6],"data_offsets":[0,24]}',
+)
+EMPTY = '"e":{"dtype":"F32","shape":[0],"data_offsets":[24,24]}'
+double = st(f"{{{ONE},{OTHER}}}".encode())
+add("S07", "a tensor's name twice", double, twice)
+
+
+def last(ckpt) -> None:
+    assert ckpt["w"].dtype == "int32"
+
+
+add("S07", "", {"compat": double}, Opens("keeps the last", last), "StDuplicateKey", options={"compat": True})
+add("S08", "an empty tensor's name twice", st(f"{{{ONE},{EMPTY},{EMPTY}}}".encode()), twice)
+meta = st(f'{{"__metadata__":{{"a":"1","a":"2"}},{ONE}}}'.encode())
+add("S09", "a key of the metadata twice", meta, twice)
+add(
+    "S09",
+    "",
+    {"section": st(f'{{"__metadata__":{{"a":"1"}},"__metadata__":{{"a":"2"}},{ONE}}}'.encode())},
+    twice,
+)
+add(
+    "S09",
+    "",
+    {"compat": meta},
+    Opens("keeps the last", len),
+    "StDuplicateKey",
+    options={"compat": True},
+)
+
+
+def noted(ckpt) -> None:
+    assert any("author" in note for note in ckpt.notes), ckpt.notes
+
+
+add("S10", "an unknown field of a tensor", st({"w": {**W, "author": "me"}}), Opens("opens, noted", noted))
+GOOD = json.dumps({"w": W}).encode()
+add("S11", "a header that does not start with `{`, or is padded with other than spaces", {
+    "space": st(b" " + GOOD), "bom": st(b"\xef\xbb\xbf" + GOOD), "nul": st(GOOD + b"\0\0"), "newline": st(GOOD + b"\n"),
+}, header)  # fmt: skip
+add("S11", "", {"spaces_after": st(GOOD + b"   ")}, holds("w", format="safetensors"))
+
+
+def span(begin, end, size: int = 24) -> Callable[[], bytes]:
+    return st(
+        {
+            "w": info(
+                "U8", [end - begin if isinstance(end, int) and isinstance(begin, int) else size], begin, end
+            )
+        }
+    )
+
+
+add(
+    "S12a",
+    "tensors that share bytes",
+    st({"a": info("U8", [16], 0, 16), "b": info("U8", [16], 8, 24)}),
+    offsets,
+)
+add("S12b", "bytes between tensors that belong to none", {
+    "between": st({"a": info("U8", [8], 0, 8), "b": info("U8", [8], 16, 24)}), "before": span(8, 24),
+}, offsets)  # fmt: skip
+add("S12c", "bytes after the last tensor", span(0, 8), offsets)
+add("S12d", "a file that is cut", st({"w": W}, SIX[:-1]), offsets)
+add("S12e", "an end before its beginning", st({"w": info("U8", [0], 24, 0)}), offsets)
+RAW = '{{"w":{{"dtype":"U8","shape":[24],"data_offsets":[{},{}]}}}}'
+
+
+def written(begin: str, end: str) -> Callable[[], bytes]:
+    return st(RAW.format(begin, end).encode())
+
+
+add("S12f", "a negative offset", written("-1", "23"), offsets)
+add("S12g", "an offset with a point", written("0.0", "24.0"), offsets)
+add("S13", "an impossible shape", {
+    "overflow": st({"w": info("F32", [1 << 32, 1 << 32, 4], 0, 24)}), "negative": st({"w": info("F32", [-2, -3], 0, 24)}),
+}, Refused("TensorShape"))  # fmt: skip
+add("S13", "", {"million_dims": st({"w": info("U8", [1] * 1_000_000, 0, 1)}, b"x")}, Refused("TensorShape"))
+add("S13", "", {"empty": st({"w": info("U8", [0, 1 << 62], 0, 0)}, b"")}, holds("w", format="safetensors"))
+add("S14", "an unknown dtype", {
+    "unknown": st({"w": info("F99", [2, 3], 0, 24)}), "lower_case": st({"w": info("f32", [2, 3], 0, 24)}),
+}, dtype)  # fmt: skip
+add("S15", "elements of less than a byte that fill no whole byte", {
+    "f4": st({"w": info("F4", [3], 0, 2)}, b"xy"), "f6": st({"w": info("F6_E2M3", [1], 0, 1)}, b"x"),
+}, dtype)  # fmt: skip
+DEEP = 100_000
+add("S16", "JSON of 100,000 levels", {
+    "shape": st(b'{"w":{"dtype":"F32","shape":' + b"[" * DEEP + b"]" * DEEP + b',"data_offsets":[0,24]}}'),
+    "unknown_field": st(b'{"w":{"dtype":"F32","shape":[6],"data_offsets":[0,24],"x":' + b'{"a":' * DEEP + b"1" + b"}" * DEEP + b"}}"),
+}, header)  # fmt: skip
+
+
+def many(count: int) -> bytes:
+    entries = b",".join(
+        b'"%d":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}' % number for number in range(count)
+    )
+    return safetensors(b"{" + entries + b"}")
+
+
+# Four million names fit no header of 100,000,000 bytes, so the limit is lowered to be met.
+add(
+    "S17",
+    "more tensors than the limit",
+    {"lowered": lambda: many(1001)},
+    Refused("Limit", "tensors"),
+    options={"limits": {"tensors": 1000}},
+)
+add("S17", "", {"half_a_million": lambda: many(500_000)}, Opens("opens"), tensors=500_000)
+add("S18", "a lone surrogate", {
+    "name": st(b'{"\\ud800":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}}'),
+    "metadata": st(f'{{"__metadata__":{{"a":"\\udfff"}},{ONE}}}'.encode()),
+}, header)  # fmt: skip
+
+
+def odd(ckpt) -> None:
+    assert len(ckpt) == 1
+    repr(ckpt)
+
+
+add("S19", "an odd name", {
+    "nul": st({"a\0b": W}), "empty": st({"": W}), "parent": st({"../../etc/passwd": W}), "escape": st({"\x1b[31mred": W}),
+}, Opens("opens", odd), "OddName")  # fmt: skip
+add("S20", "metadata that is no text", {
+    "int": st(f'{{"__metadata__":{{"a":5}},{ONE}}}'.encode()), "null": st(f'{{"__metadata__":{{"a":null}},{ONE}}}'.encode()),
+    "list": st(f'{{"__metadata__":[],{ONE}}}'.encode()), "dict": st(f'{{"__metadata__":{{"a":{{}}}},{ONE}}}'.encode()),
+}, header)  # fmt: skip
+add("S21", "another file appended", {
+    "zip": lambda: safetensors({"w": W}, SIX) + Zip().bytes(), "pickle": lambda: safetensors({"w": W}, SIX) + pickle(SYSTEM),
+}, offsets, "Polyglot")  # fmt: skip
+
+
+def same_length_names(ckpt) -> None:
+    assert len(ckpt) == 200_000
+
+
+def flood() -> bytes:
+    """Names of one length that differ in their last characters only."""
+    entries = b",".join(
+        b'"%s%06d":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}' % (b"a" * 20, n) for n in range(200_000)
+    )
+    return safetensors(b"{" + entries + b"}")
+
+
+add(
+    "S22",
+    "200,000 names made to hash alike",
+    flood,
+    Opens("opens in linear time", same_length_names),
+    tensors=200_000,
+)
+add("S23", "an offset in another spelling", {"exponent": written("0", "24e0"), "minus_zero": written("-0", "24"), "plus": written("+0", "24")},
+    {"exponent": offsets, "minus_zero": offsets, "plus": header})  # fmt: skip
+add("S24", "an offset of 2^64", written("0", "18446744073709551616"), offsets)

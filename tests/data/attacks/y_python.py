@@ -1,0 +1,71 @@
+"""Y: the edge to Python."""
+
+from __future__ import annotations
+
+from attacks.pickles import FALSE, NONE, TRUE, binary, integer, many, mapped, number, tensor, text
+from attacks.registry import Opens, family, shown
+from attacks.zips import around
+
+HERE = "test_boundary.py::"
+shown(
+    "Y01",
+    "a panic",
+    "`InternalError`, counted as a bug",
+    "tests/rust/panics.rs::a_panic_at_the_edge_is_an_internal_error",
+)
+shown(
+    "Y02",
+    "memory that cannot be had",
+    "`MemoryError`",
+    f"{HERE}test_y02_memory_that_cannot_be_had_is_memory_error",
+)
+shown(
+    "Y03",
+    "Ctrl-C",
+    "`KeyboardInterrupt` within a tick",
+    f"{HERE}test_y03_ctrl_c_is_honoured_while_a_file_is_opened",
+)
+shown(
+    "Y04",
+    "a mapping whose checkpoint is gone",
+    "views keep it alive",
+    f"{HERE}test_y04_views_outlive_their_checkpoint",
+)
+shown("Y05", "two threads on one file", "equal results", f"{HERE}test_y05_threads_share_a_file")
+shown("Y06", "a forked process", "equal results", f"{HERE}test_y06_a_forked_child_reads_the_same")
+
+NAN = number(float("nan"))
+
+
+def preserved(ckpt) -> None:
+    keys = list(ckpt.objects)
+    assert keys[:5] == [1, 1.5, b"b", (1, "a"), None]
+    assert keys[5] != keys[5]
+    assert [type(key) for key in keys] == [int, float, bytes, tuple, type(None), float]
+
+
+def collided(ckpt) -> None:
+    """`{1: .., True: .., 1.0: ..}` is one item: the first key, the last value."""
+    assert ckpt.objects == {1: "c", 0: "z"}
+    assert [type(key) for key in ckpt.objects] == [int, bool]
+
+
+family("Y07", "dict keys of every type, and ones that are equal", {
+    "types": lambda: around(mapped(
+        (integer(1), NONE), (number(1.5), NONE), (binary(b"b"), NONE), (many(integer(1), text("a")), NONE), (NONE, NONE), (NAN, NONE),
+    ), protocol=3),
+}, Opens("preserved", preserved))  # fmt: skip
+family("Y07", "", {
+    "equal": lambda: around(mapped(
+        (integer(1), text("a")), (TRUE, text("b")), (number(1.0), text("c")), (FALSE, text("y")), (integer(0), text("z")),
+    )),
+}, Opens("collide as in CPython", collided), "DuplicateKey")  # fmt: skip
+family(
+    "Y07",
+    "",
+    {"nans": lambda: around(mapped((NAN, tensor()), (NAN, tensor())))},
+    Opens("two keys, as in CPython", len),
+)
+shown("Y08", "a path in bytes", "opens", f"{HERE}test_y08_a_path_may_be_bytes")
+shown("Y09", "a file that is cut while it is open", "owned results: `FileChanged`; views: SIGBUS, as documented",
+      f"{HERE}test_y09_a_cut_file_ends_a_view_by_sigbus_and_an_owned_read_by_an_error")  # fmt: skip

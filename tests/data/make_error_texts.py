@@ -1,0 +1,173 @@
+"""Makes every error of the catalogue happen, and writes its text to error_texts.txt: `python tests/data/make_error_texts.py`.
+
+The file is to be read: it is the text that users see, word for word, and `tests/python/test_catalogue.py` holds rustload to it.
+A code's input is the first of the attack matrix that ends in it, or one of `TRIGGERS` below.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from attacks import CASES
+from attacks.pickles import SIX, SYSTEM, call, ints, name, named, pickle, tensor
+from attacks.registry import Fails, Refused
+from attacks.streams import info, safetensors
+from attacks.zips import Zip, around
+
+import rustload
+from rustload import _rustload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PAGE = Path(__file__).with_name("error_texts.txt")
+
+ELSEWHERE = {
+    "Cancelled": "tests/rust/materialize.rs",  # Python raises its own KeyboardInterrupt
+    "InternalError": "tests/rust/panics.rs",  # there is no way to make one happen
+}
+"""Codes that Python never sees with a text, and the file that shows them."""
+
+
+def good(folder: Path) -> Path:
+    path = folder / "model.pt"
+    path.write_bytes(Zip(pickle(named({"weight": tensor(), "expanded": tensor((8,), (0,))}))).bytes())
+    return path
+
+
+def handle(folder: Path) -> rustload.LazyTensor:
+    return rustload.open(good(folder), framework="dlpack")["weight"]
+
+
+def changed(folder: Path) -> None:
+    lazy = handle(folder)
+    os.truncate(folder / "model.pt", 100)
+    lazy.materialize(copy=True)
+
+
+def index_of(folder: Path, weight_map: Any) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    rustload.open(folder)
+
+
+def one_shard(folder: Path) -> None:
+    (folder / "a.safetensors").write_bytes(safetensors({"w": info("F32", [2, 3], 0, 24)}, SIX))
+
+
+def absent_key(folder: Path) -> None:
+    one_shard(folder)
+    index_of(folder, {"w": "a.safetensors", "bias": "a.safetensors"})
+
+
+def two_of_a_name(folder: Path) -> None:
+    one_shard(folder)
+    (folder / "b.safetensors").write_bytes((folder / "a.safetensors").read_bytes())
+    rustload.open([folder / "a.safetensors", folder / "b.safetensors"])
+
+
+def closed(folder: Path) -> None:
+    with rustload.open(good(folder)) as ckpt:
+        pass
+    ckpt["weight"]
+
+
+def strict(body: bytes) -> Callable[[Path], Any]:
+    def trigger(folder: Path) -> None:
+        (folder / "model.pt").write_bytes(around(named({"x": body})))
+        rustload.open(folder / "model.pt", unknown="error")
+
+    return trigger
+
+
+def out_of_memory(folder: Path) -> None:
+    most = rustload.Limits(materialize_bytes=2**63, materialize_ratio=2**62)
+    path = folder / "model.pt"
+    path.write_bytes(around(named({"w": tensor((1 << 58,), (0,))})))
+    rustload.open(path, limits=most, framework="dlpack")["w"].materialize(copy=True)
+
+
+def meta(folder: Path) -> None:
+    body = call(
+        "torch._utils._rebuild_meta_tensor_no_storage", name("torch.float32"), ints(2), ints(1), b"\x89"
+    )
+    (folder / "model.pt").write_bytes(around(named({"w": body})))
+    rustload.open(folder / "model.pt", framework="dlpack")["w"].materialize()
+
+
+TRIGGERS: dict[str, Callable[[Path], Any]] = {
+    "FileChanged": changed,
+    "ShardMissing": lambda folder: index_of(folder, {"a": "one.safetensors", "b": "two.safetensors"}),
+    "ShardDuplicate": two_of_a_name,
+    "IndexFormat": lambda folder: index_of(folder, ["w"]),
+    "IndexKey": absent_key,
+    "DisallowedGlobal": strict(SYSTEM),
+    "DisallowedCall": strict(b"cbuiltins\nbytearray\nJ\0\0\0\x40\x85R"),
+    "DtypeUnsupported": lambda folder: handle(folder).materialize(dtype="float4_e2m1fn_x2"),
+    "LossyCast": lambda folder: handle(folder).materialize(dtype="int8"),
+    "NotFound": lambda folder: rustload.open(good(folder))["wieght"],
+    "Closed": closed,
+    "Value": lambda folder: handle(folder).permute((0, 0)),
+    "Index": lambda folder: handle(folder)[9],
+    "Type": lambda _: rustload.open(3),  # type: ignore[arg-type]
+    "Buffer": lambda folder: handle(folder).materialize(dtype="float16", copy=False),
+    "Device": lambda folder: handle(folder).materialize(device="cuda:0"),
+    "Memory": out_of_memory,
+    "MetaTensor": meta,
+}
+
+
+def registry_trigger(code: str) -> Callable[[Path], Any] | None:
+    """Opens the first input of the matrix that ends in this code."""
+    for case in CASES:
+        if isinstance(case.load, (Refused, Fails)) and case.load.code == code:
+
+            def trigger(folder: Path, case: Any = case) -> None:
+                given = dict(case.options)
+                if "limits" in given:
+                    given["limits"] = rustload.Limits(**given["limits"])
+                ckpt = rustload.open(case.make(folder), **given)
+                case.load.ask(ckpt)
+
+            return trigger
+    return None
+
+
+def text_of(code: str) -> str | None:
+    """The class, the message and the notes of the error of this code, without the folder's name; None where nothing raises it."""
+    trigger = TRIGGERS.get(code) or registry_trigger(code)
+    if trigger is None:
+        return None
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        try:
+            trigger(folder)
+        except Exception as error:
+            found = getattr(error, "code", None)
+            if found != code:
+                raise AssertionError(f"{code}: {type(error).__name__} {found} {error}") from error
+            lines = [type(error).__name__, str(error), *getattr(error, "__notes__", [])]
+            return "".join(f"    {line}\n" for line in lines).replace(f"{made}/", "").replace(made, ".")
+    raise AssertionError(f"{code}: nothing was raised")
+
+
+def page() -> str:
+    """The whole file."""
+    out = [
+        "Every error of rustload: its code, then its class, its message, and its notes. Made by make_error_texts.py.\n"
+    ]
+    for code, *_ in _rustload.CODES:
+        if code not in ELSEWHERE:
+            out.append(f"\n{code}\n{text_of(code) or '    (nothing raises it)' + chr(10)}")
+    return "".join(out)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"wrote {PAGE.name}")

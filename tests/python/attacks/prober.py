@@ -1,0 +1,62 @@
+"""A process that opens files for the tests and reports: see `tests/data/attacks/probe.py`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+PROBE = Path(__file__).resolve().parents[2] / "data" / "attacks" / "probe.py"
+TRAP = '''\
+"""A module that files name: importing it leaves a file in the canary folder."""
+import os, pathlib
+pathlib.Path(os.environ["RUSTLOAD_CANARY"], "imported").touch()
+'''
+
+
+class Prober:
+    """Opens files in forked children of one process, with a canary folder that whatever runs would leave a file in."""
+
+    def __init__(self, folder: Path) -> None:
+        self.canary = folder / "canary"
+        self.canary.mkdir()
+        traps = folder / "traps"
+        traps.mkdir()
+        for name in ("mine", "evil", "picklescan", "joblib", "cloudpickle", "antigravity"):
+            (traps / f"{name}.py").write_text(TRAP)
+        env = {
+            **os.environ,
+            "RUSTLOAD_CANARY": str(self.canary),
+            "PYTHONPATH": str(traps),
+            "OMP_NUM_THREADS": "1",
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, str(PROBE)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=env,
+            cwd=folder,
+        )
+
+    def ask(
+        self, source: Any, *, label: str | None = None, again: bool = False, **options: Any
+    ) -> dict[str, Any]:
+        """What comes of opening `source` with these options; `label` names the case whose check is to be made.
+
+        With `again`, only the opening and the export are timed.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(
+            json.dumps({"source": str(source), "options": options, "label": label, "again": again}) + "\n"
+        )
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.communicate(timeout=60)

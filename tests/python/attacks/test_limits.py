@@ -1,0 +1,123 @@
+"""Every limit: a small file that meets it when it is lowered, an error that names it and its override."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from attacks.pickles import (
+    NONE,
+    SIX,
+    get,
+    integer,
+    listed,
+    many,
+    mapped,
+    name,
+    named,
+    pickle,
+    put,
+    tensor,
+    text,
+)
+from attacks.streams import info, safetensors
+from attacks.zips import Zip, around
+
+import rustload
+from rustload import _rustload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def opened(limits, path: Path) -> None:
+    rustload.open(path, limits=limits)
+
+
+def exported(limits, path: Path) -> None:
+    rustload.open(path, limits=limits).objects  # noqa: B018 - must fail
+
+
+def read(limits, path: Path) -> None:
+    rustload.open(path, limits=limits, framework="dlpack")["w"].materialize(copy=True)
+
+
+def deep(levels: int) -> bytes:
+    return b"]" * levels + b"a" * (levels - 1)
+
+
+def index(folder: Path) -> Path:
+    (folder / "a.safetensors").write_bytes(safetensors({"w": info("F32", [2, 3], 0, 24)}, SIX))
+    path = folder / "model.safetensors.index.json"
+    path.write_text(json.dumps({"weight_map": {"w": "a.safetensors"}}))
+    return path
+
+
+EXPANDED = around(named({"w": tensor((1000,), (0,))}))
+MET: dict[str, tuple[int, bytes | Callable[[Path], Path], Callable]] = {
+    "pickle_bytes": (100, around(text("x" * 200)), opened),
+    "nodes": (10, around(listed(*(integer(1000 + number) for number in range(300)))), opened),
+    "stack": (10, around(b"(" + NONE * 20 + b"t"), opened),
+    "marks": (3, around(b"((((" + NONE + b"tttt"), opened),
+    "memo": (2, around(b"]" + put(0) + put(1) + put(2)), opened),
+    "line": (10, around(name("a.long.module.indeed")), opened),
+    "dotted": (2, around(b"\x8c\1m\x8c\5a.b.c\x93", protocol=4), opened),
+    "int_bytes": (10, around(b"\x8a\x0b" + b"\1" * 11), opened),
+    "int_digits": (10, around(b"L" + b"1" * 20 + b"L\n"), opened),
+    "depth": (10, around(deep(12)), exported),
+    "key_depth": (2, around(mapped((many(many(many(integer(1)))), NONE))), opened),
+    "key_nodes": (4, around(mapped((many(*(integer(n) for n in range(9))), NONE))), opened),
+    "export_nodes": (10, around(listed(*(b"]" for _ in range(20)))), exported),
+    "export_bytes": (1000, around(listed(*(b"]" for _ in range(20)))), exported),
+    "name_bytes_total": (100, around(named({"k" * 200: tensor()})), opened),
+    "tensors": (2, around(listed(tensor() + put(0), get(0), get(0))), opened),
+    "rank": (3, around(tensor((1, 1, 1, 1))), opened),
+    "entries": (3, Zip().bytes(), opened),
+    "directory_bytes": (100, Zip().bytes(), opened),
+    "inflate_bytes": (100, Zip(pickle(text("x" * 300))).spoil("data.pkl", method=8).bytes(), opened),
+    "header_bytes": (10, safetensors({"w": info("F32", [2, 3], 0, 24)}, SIX), opened),
+    "index_bytes": (10, index, opened),
+    "materialize_bytes": (100, EXPANDED, read),
+}
+NOT_BY_THEMSELVES = {
+    # A longer name is no name that torch writes, so its code is ZipName, and the text says the limit.
+    "name_bytes": lambda path: rustload.open(path, limits=rustload.Limits(name_bytes=5)),
+    # The larger of two bounds; the error names the one in bytes.
+    "materialize_ratio": lambda path: read(rustload.Limits(materialize_ratio=1, materialize_bytes=1), path),
+}
+
+
+def test_every_limit_is_met_here():
+    assert {name for name, _, _ in _rustload.LIMITS} == MET.keys() | NOT_BY_THEMSELVES.keys()
+
+
+@pytest.mark.parametrize("limit", MET)
+def test_a_limit_is_named_with_its_override_and_lets_honest_files_pass(limit, tmp_path):
+    most, made, ask = MET[limit]
+    if callable(made):
+        path = made(tmp_path)
+    else:
+        path = tmp_path / "model.bin"
+        path.write_bytes(made)
+    with pytest.raises(rustload.LimitError) as caught:
+        ask(rustload.Limits(**{limit: most}), path)
+    error = caught.value
+    assert (error.code, error.name) == ("Limit", limit)
+    assert error.found > error.limit
+    assert f"limit {limit} reached" in str(error)
+    assert f"limits=rustload.Limits({limit}=...)" in error.__notes__[0]
+    ask(rustload.Limits(), path)
+    assert next(what for name, _, what in _rustload.LIMITS if name == limit)
+
+
+def test_the_limits_that_are_told_otherwise(tmp_path):
+    path = tmp_path / "model.bin"
+    path.write_bytes(EXPANDED)
+    with pytest.raises(rustload.FormatError, match="name_bytes is 5") as caught:
+        NOT_BY_THEMSELVES["name_bytes"](path)
+    assert caught.value.code == "ZipName"
+    with pytest.raises(rustload.LimitError) as caught:
+        NOT_BY_THEMSELVES["materialize_ratio"](path)
+    assert caught.value.name == "materialize_bytes"

@@ -1,0 +1,56 @@
+"""What a scan says of every input of the attack matrix: its findings, the calls in program order, and its verdict."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from attacks import CASES, Case
+from attacks.registry import Named, Shown
+
+import rustload
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+scan = getattr(rustload, "scan", None)
+pytestmark = pytest.mark.skipif(scan is None, reason="this build has no scan")
+
+FILES = [case for case in CASES if not isinstance(case.load, Shown)]
+KIND_OF = {code: kind for code, kind, _, _ in rustload._rustload.CODES}
+NO_FINDING = {"Io", "NotRegularFile"}
+"""What a scan is told as an error of the path, not as a finding in a file."""
+
+
+@pytest.mark.parametrize("case", FILES, ids=lambda case: case.label)
+def test_scans(case: Case, tmp_path: Path):
+    assert scan is not None
+    source = case.make(tmp_path)
+    try:
+        limits = rustload.Limits(**case.options["limits"]) if "limits" in case.options else None
+        report = scan(source, limits=limits)
+    except OSError:
+        assert case.finds
+        assert set(case.finds) <= NO_FINDING
+        return
+    codes = {finding.code for finding in report.findings}
+    assert set(case.finds) <= codes, f"found {sorted(codes)}"
+    calls = iter([f"{entry.module}.{entry.name}" for entry in report.trace])
+    missing = [wanted for wanted in case.runs if wanted not in calls]
+    assert not missing, (
+        f"the trace lacks {missing}: {[(entry.module, entry.name) for entry in report.trace][:20]}"
+    )
+    assert report.verdict in ("inert", "unknown", "would execute")
+    if not report.complete:
+        assert report.verdict != "inert"
+    if case.verdict is not None:
+        assert report.verdict == case.verdict
+    elif "posix.system" in case.runs:
+        assert report.verdict == "would execute"
+    elif KIND_OF.get(getattr(case.load, "code", "")) == "Unsupported":
+        pass  # nothing would run, and rustload cannot read it: either word is right
+    elif set(case.finds) & KIND_OF.keys() and not isinstance(case.load, Named):
+        assert report.verdict != "inert", sorted(codes)
+    for left in tmp_path.iterdir():
+        if left.is_file() and not left.is_symlink():
+            left.unlink()

@@ -1,0 +1,83 @@
+//! R14: what becomes of every resource bomb is looked at, shown, compared by its parts and dropped on a stack of 256 KiB.
+
+mod support;
+
+use rustload::index::Object;
+use rustload::limits::Limits;
+use rustload::pickle::run;
+use support::pickle::{Pickle, pickle};
+use support::zip::Archive;
+use support::{on_small_stack, open};
+
+const DEEP: usize = 1_000_000;
+
+fn made(build: impl for<'a> FnOnce(&'a mut Pickle) -> &'a mut Pickle) -> Vec<u8> {
+    pickle(|p| {
+        build(p);
+    })
+}
+
+/// Sixty containers, each holding the one before twice.
+fn dag(tie: impl for<'a> Fn(&'a mut Pickle, u32) -> &'a mut Pickle) -> Vec<u8> {
+    made(|p| {
+        p.none();
+        for level in 0..60 {
+            p.put_at(level).pop();
+            tie(p, level);
+        }
+        p
+    })
+}
+
+/// One byte, very often.
+fn deep(p: &mut Pickle, opcode: u8) -> &mut Pickle {
+    p.raw(&[opcode].repeat(DEEP))
+}
+
+/// Every bomb of the matrix that loads, and those that only fail later.
+fn bombs() -> Vec<(&'static str, Vec<u8>)> {
+    vec![
+        ("R01 tuples", dag(|p, at| p.get(at).get(at).op(0x86))),
+        ("R01 lists", dag(|p, at| p.list().mark().get(at).get(at).op(b'e'))),
+        ("R02 dup", dag(|p, at| p.get(at).dup().op(0x86))),
+        ("R03 calls", dag(|p, at| p.global("mine", "Node").get(at).get(at).op(0x86).op(b'R'))),
+        ("R07 tuples", made(|p| deep(p.none(), 0x85))),
+        ("R07 keys", made(|p| deep(p.dict().int(1), 0x85).none().op(b's'))),
+        ("R08 lists", made(|p| deep(deep(p.list(), b']'), b'a'))),
+        ("R08 calls", made(|p| deep(deep(p.global("mine", "Node"), b'2').empty_tuple(), b'R'))),
+        ("R10", made(|p| p.list().put_at(0).pop().list().mark().raw(&b"h\0".repeat(DEEP)).op(b'e'))),
+        ("R11 itself", made(|p| p.list().put_at(0).get(0).op(b'a'))),
+        ("R17 keys", made(|p| p.dict().mark().raw(&b"K\x01N".repeat(DEEP)).op(b'u'))),
+        ("wide", made(|p| deep(p.list().mark(), b'}').op(b'e'))),
+    ]
+}
+
+#[test]
+fn every_bomb_is_dropped_on_a_small_stack() {
+    for (name, bytes) in bombs() {
+        let ((), time) = on_small_stack(move || {
+            // The values of the machine: shown, and compared with those of a second run.
+            match run(bytes.clone(), 0, &Limits::default()) {
+                Ok(one) => {
+                    let two = run(bytes.clone(), 0, &Limits::default()).expect("the same once more");
+                    let shown = format!("{one:?} {:?}", one.values);
+                    assert!(shown.len() < 10_000, "{name}");
+                    assert_eq!(one.values.get(one.root), two.values.get(two.root), "{name}");
+                }
+                Err(error) => drop(format!("{error} {error:?}")),
+            }
+            // The checkpoint: its tree, its tables, and a look at the root.
+            if let Ok(checkpoint) = open(Archive::new(bytes).bytes()) {
+                drop((checkpoint.tied(), checkpoint.opaque().len(), checkpoint.globals()));
+                for (_, tree) in checkpoint.trees() {
+                    let Some(tree) = tree else { continue };
+                    let root = tree.get(tree.root()).expect("the root is a value");
+                    assert!(!matches!(root, Object::Tensor(_)), "{name}");
+                }
+                drop(checkpoint.clone());
+                drop(checkpoint);
+            }
+        });
+        assert!(time.as_secs() < 20, "{name}: {time:?}"); // unoptimised, beside others
+    }
+}
