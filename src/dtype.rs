@@ -15,7 +15,7 @@ pub enum Kind {
     Float,
     /// Pairs of floats.
     Complex,
-    /// Several elements to the byte; handed on, never converted.
+    /// Several elements to the byte, or bits without a meaning; handed on, never converted.
     Packed,
 }
 
@@ -79,6 +79,11 @@ dtypes! {
     C64 "complex64" 8 Complex ["C64" "cfloat"];
     C128 "complex128" 16 Complex ["C128" "cdouble"];
     F4E2M1FnX2 "float4_e2m1fn_x2" 1 Packed ["F4"];
+    Bits8 "bits8" 1 Packed [];
+    Bits16 "bits16" 2 Packed [];
+    Bits1x8 "bits1x8" 1 Packed [];
+    Bits2x4 "bits2x4" 1 Packed [];
+    Bits4x2 "bits4x2" 1 Packed [];
 }
 
 impl DType {
@@ -114,7 +119,13 @@ impl DType {
             DType::F64 => "F64",
             DType::C64 => "C64",
             DType::F4E2M1FnX2 => "F4",
-            DType::C32 | DType::C128 => return None,
+            DType::C32
+            | DType::C128
+            | DType::Bits8
+            | DType::Bits16
+            | DType::Bits1x8
+            | DType::Bits2x4
+            | DType::Bits4x2 => return None,
         })
     }
 

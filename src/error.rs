@@ -160,6 +160,10 @@ codes! {
     StorageConflict: Format, "One storage is described in two contradicting ways.", "";
     TensorBounds: Format, "A tensor reaches outside its storage.", "The file is damaged or was made by hand.";
     TensorMetadata: Unsupported, "A tensor carries a property that rustload does not know.", "";
+    SparseInvariant: Format, "A sparse tensor's indices do not fit its shape, or each other.",
+        "The file is damaged or was made by hand; the parts can be read one by one.";
+    MetaTensor: Unsupported, "The tensor was saved on the meta device, so the file has none of its elements.",
+        "Under framework=\"torch\" it comes out as a meta tensor.";
     TensorShape: Format, "A tensor's shape is impossible.", "The file is damaged or was made by hand.";
 
     StHeader: Format, "The safetensors header is not what the format allows.",

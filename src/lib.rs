@@ -46,4 +46,4 @@ pub use limits::Limits;
 pub use memory::Memory;
 pub use sink::Array;
 pub use stream::Taken;
-pub use tensor::{Order, Request, Standing, Tensor};
+pub use tensor::{Joined, Order, Request, Standing, Tensor};

@@ -1,5 +1,9 @@
 //! A lazy tensor: numbers that say where elements lie, until somebody asks for them.
 
+mod joined;
+mod quantized;
+mod sparse;
+
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -12,8 +16,11 @@ use crate::kernel::{self, Cast, Overflow};
 use crate::layout::{Index, Layout};
 use crate::limits::Limits;
 use crate::parallel::Cancel;
+use crate::pickle::Handle;
 use crate::sink::{Array, HostBuffer, Unfilled};
 use crate::stream::{self, Fill, Signs, Task};
+
+pub use joined::Joined;
 
 /// A handle on a tensor of a checkpoint, or on a part of one. Cloning is cheap; nothing is read until it is materialized.
 #[derive(Clone, Debug)]
@@ -25,6 +32,8 @@ pub struct Tensor {
     pub(crate) entry: Option<u32>,
     pub(crate) dtype: DType,
     pub(crate) layout: Layout,
+    /// Of a tensor with a scale for each step along a dimension: which scale is whose.
+    pub(crate) channels: Option<Box<Layout>>,
 }
 
 /// The order in which dimensions are wanted.
@@ -61,17 +70,31 @@ pub struct Request {
     pub allow_lossy: bool,
     /// What a cast to fp8 makes of values that are too large.
     pub overflow: Overflow,
+    /// Whether a quantized tensor's integers become the numbers that they stand for.
+    pub dequantize: bool,
     /// Threads to use; `None` for one per core where the work is worth it.
     pub threads: Option<usize>,
     /// The request to stop.
     pub cancel: Cancel,
 }
 
+impl Order {
+    /// A layout in this order.
+    fn of(&self, layout: &Layout) -> Result<Layout> {
+        match self {
+            Order::Same => Ok(layout.clone()),
+            Order::Transpose => layout.transpose(),
+            Order::Permute(dims) => layout.permute(dims),
+        }
+    }
+}
+
 impl Request {
     /// Whether two requests for the same elements give the same result.
     pub(crate) fn gives_as(&self, other: &Request) -> bool {
-        let of = |request: &Request| (request.dtype, request.copy, request.allow_lossy, request.overflow);
-        of(self) == of(other) && self.order == other.order
+        let how = |request: &Request| (request.allow_lossy, request.overflow, request.dequantize);
+        (self.dtype, self.copy, &self.order) == (other.dtype, other.copy, &other.order)
+            && how(self) == how(other)
     }
 }
 
@@ -102,6 +125,14 @@ impl Owned {
 }
 
 impl Tensor {
+    /// The tensor of an opened file; `entry` is the name it was asked for by.
+    pub(crate) fn new(checkpoint: &Arc<Inner>, id: (u32, u32), entry: Option<u32>) -> Tensor {
+        let known = checkpoint.tensor(id);
+        let (dtype, layout) = (known.dtype(), known.layout().clone());
+        let channels = quantized::channels(checkpoint, id, &layout);
+        Tensor { checkpoint: checkpoint.clone(), id, entry, dtype, layout, channels }
+    }
+
     /// The name in the checkpoint; empty for a tensor that only the object tree leads to.
     pub fn name(&self) -> &str {
         self.entry.map_or("", |entry| &self.checkpoint.entry(entry).name)
@@ -135,6 +166,22 @@ impl Tensor {
     /// Whether the file has it as a `torch.nn.Parameter`.
     pub fn is_parameter(&self) -> bool {
         self.checkpoint.tensor(self.id).flags.parameter
+    }
+
+    /// Whether it was saved on the meta device, so that there are no elements to be had.
+    pub fn is_meta(&self) -> bool {
+        self.checkpoint.tensor(self.id).flags.meta
+    }
+
+    /// The subclass of `torch.Tensor` that the file has it as, as `module.name`.
+    pub fn class_name(&self) -> Option<String> {
+        let class = self.checkpoint.extra(self.id)?.class?;
+        Some(self.checkpoint.tree(self.shard())?.name_of(class))
+    }
+
+    /// What the file sets on it: each a dict of attributes, or a pair of such a dict and one of slots.
+    pub fn states(&self) -> &[Handle] {
+        self.checkpoint.extra(self.id).map_or(&[], |extra| &extra.states)
     }
 
     /// Whether the file says that it wants gradients.
@@ -179,6 +226,11 @@ impl Tensor {
             && signs(self) == signs(other)
     }
 
+    /// Which file it is in, and which tensor of that file it is, or is a part of.
+    pub fn id(&self) -> (u32, u32) {
+        self.id
+    }
+
     /// The checkpoint it belongs to.
     pub fn checkpoint(&self) -> Checkpoint {
         Checkpoint::from_inner(self.checkpoint.clone())
@@ -186,21 +238,23 @@ impl Tensor {
 
     /// A part, by basic indexing.
     pub fn index(&self, items: &[Index]) -> Result<Tensor> {
-        Ok(self.with(self.layout.index(items)?))
+        self.with(|layout| layout.index(items))
     }
 
     /// The same elements with the dimensions in another order.
     pub fn permute(&self, dims: &[i64]) -> Result<Tensor> {
-        Ok(self.with(self.layout.permute(dims)?))
+        self.with(|layout| layout.permute(dims))
     }
 
     /// The same elements with all dimensions reversed.
     pub fn reversed(&self) -> Tensor {
-        self.with(self.layout.reversed())
+        let channels = self.channels.as_deref().map(|channels| Box::new(channels.reversed()));
+        Tensor { layout: self.layout.reversed(), channels, ..self.clone() }
     }
 
-    fn with(&self, layout: Layout) -> Tensor {
-        Tensor { layout, ..self.clone() }
+    fn with(&self, narrow: impl Fn(&Layout) -> Result<Layout>) -> Result<Tensor> {
+        let channels = self.channels.as_deref().map(|channels| narrow(channels).map(Box::new)).transpose()?;
+        Ok(Tensor { layout: narrow(&self.layout)?, channels, ..self.clone() })
     }
 
     /// The elements in memory, as asked for.
@@ -222,11 +276,14 @@ impl Tensor {
 
     /// Whether a request changes dtype or order.
     pub(crate) fn is_converted(&self, request: &Request) -> bool {
-        request.dtype.is_some_and(|dtype| dtype != self.dtype) || request.order != Order::Same
+        let dtype = self.result_dtype(request);
+        dtype != self.dtype || request.order != Order::Same || self.dequantizes(request).is_some()
     }
 
     /// A view where the request allows one and the file has one, else what memory is to be filled. Reads no more than bools.
     pub(crate) fn prospect(&self, request: &Request) -> Result<Prospect> {
+        self.check_elements()?;
+        let dtype = self.result_dtype(request);
         let converted = self.is_converted(request);
         if request.copy == Some(false) && converted {
             return Err(Error::new(Code::Buffer, "a cast or transpose needs a copy"));
@@ -238,7 +295,6 @@ impl Tensor {
                 Err(_) => {}
             }
         }
-        let dtype = request.dtype.unwrap_or(self.dtype);
         let layout = self.ordered(&request.order)?;
         let nbytes = self.result_bytes(&layout, dtype)?;
         Ok(Prospect::Owned(Owned { layout, dtype, nbytes }))
@@ -254,23 +310,28 @@ impl Tensor {
         owned.nbytes.saturating_add(inflated)
     }
 
-    /// The work of filling `out` with an owned result.
+    /// The work of filling memory with an owned result; none where it is done by now, as for what is dequantized.
     pub(crate) fn task<'a>(
         &self,
         owned: &Owned,
         request: &Request,
         memory: &'a mut Unfilled,
-    ) -> Result<Task<'a>> {
+    ) -> Result<Option<Task<'a>>> {
+        if self.dequantizes(request).is_some() {
+            self.fill(&owned.layout, owned.dtype, request, false, memory.bytes_mut())?;
+            return Ok(None);
+        }
         let how = self.how(owned.dtype, request, memory.is_recycled())?;
         let out = memory.bytes_mut();
         let payload = self.checkpoint.payload(self.storage())?;
-        Ok(Task { payload, layout: owned.layout.clone(), how, out })
+        Ok(Some(Task { payload, layout: owned.layout.clone(), how, out }))
     }
 
     /// Writes the elements, C-contiguous in the order asked for, into `out`, which has exactly their size.
     pub fn materialize_into(&self, request: &Request, out: &mut [u8]) -> Result<()> {
+        self.place(self.check_elements())?;
         let layout = self.ordered(&request.order)?;
-        let dtype = request.dtype.unwrap_or(self.dtype);
+        let dtype = self.result_dtype(request);
         let nbytes = stream::result_bytes(&layout, dtype).unwrap_or(u64::MAX);
         if nbytes != out.len() as u64 {
             let text = format!("the result takes {nbytes} byte(s), the destination has {}", out.len());
@@ -282,11 +343,7 @@ impl Tensor {
 
     /// The shape of what a request gives.
     pub fn ordered(&self, order: &Order) -> Result<Layout> {
-        match order {
-            Order::Same => Ok(self.layout.clone()),
-            Order::Transpose => self.layout.transpose(),
-            Order::Permute(dims) => self.layout.permute(dims),
-        }
+        order.of(&self.layout)
     }
 
     /// How this tensor can stand on a storage that it shares with others; reads no more than bools.
@@ -373,6 +430,9 @@ impl Tensor {
         recycled: bool,
         out: &mut [u8],
     ) -> Result<()> {
+        if let Some(quantization) = self.dequantizes(request) {
+            return self.dequantize(quantization, layout, dtype, request, out);
+        }
         let how = self.how(dtype, request, recycled)?;
         stream::fill(&self.checkpoint.payload(self.storage())?, layout, &how, out)
     }
@@ -394,6 +454,14 @@ impl Tensor {
             threads: request.threads,
             cancel: request.cancel.clone(),
         })
+    }
+
+    /// Fails for a tensor of which the file has no elements.
+    fn check_elements(&self) -> Result<()> {
+        if self.is_meta() {
+            self.checkpoint.payload(self.storage())?;
+        }
+        Ok(())
     }
 
     fn place<T>(&self, result: Result<T>) -> Result<T> {

@@ -1,6 +1,6 @@
 """`make bench`: times every case against its peers and prints all rows, the losing ones too.
 
-    python -m benches.python [--quick] [--filter TEXT] [--rounds N] [--json OUT]
+    python -m benches.python [--quick] [--filter TEXT] [--rounds N] [--json OUT] [--plot OUT]
 
 The cases in which torch allocates run again in a second process with torch's own huge-page switch on, since
 a user may have it on.
@@ -21,6 +21,8 @@ import torch
 
 from . import measure
 from .cases import Case, OpenCase, all_cases, hold
+from .many import GrowthCase, many_cases
+from .plot import svg
 
 HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 LIMIT = "(limit)"
@@ -32,7 +34,7 @@ def main() -> None:
     huge_pages = os.environ.get(HUGE_PAGES) == "1"
     cases = [
         case
-        for case in all_cases(quick=args.quick)
+        for case in (*all_cases(quick=args.quick), *many_cases(quick=args.quick))
         if args.filter in case.title and (case.allocates or not huge_pages)
     ]
     print_heading(args.rounds, huge_pages=huge_pages)
@@ -41,6 +43,8 @@ def main() -> None:
         results += again_with_huge_pages(args)
     if args.json:
         args.json.write_text(json.dumps(results, indent=1))
+    if args.plot:
+        args.plot.write_text(svg(results), encoding="utf-8")
 
 
 def parse() -> argparse.Namespace:
@@ -54,6 +58,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds per case (5, with --quick 3)")
     parser.add_argument("--json", type=Path, metavar="OUT", help="also write the results to this file")
+    parser.add_argument("--plot", type=Path, metavar="OUT", help="also draw the results as SVG")
     args = parser.parse_args()
     args.rounds = args.rounds or (3 if args.quick else 5)
     return args
@@ -66,8 +71,10 @@ def run(case: Case, rounds: int, *, huge_pages: bool) -> dict[str, Any]:
     case.check()
     ways = case.ways()
     peaks = {name: measure.in_child(hold, case, name)[1] for name in ways}
-    arena = 0 if isinstance(case, OpenCase) else 2 * case.nbytes
-    times = measure.interleave({**ways, LIMIT: case.limit_probe()}, rounds=rounds, arena=arena)
+    arena = 0 if isinstance(case, (OpenCase, GrowthCase)) else 2 * case.nbytes
+    times = measure.interleave(
+        {**ways, LIMIT: case.limit_probe()}, rounds=rounds, arena=arena, before=case.before
+    )
     rows = [
         {
             "way": name,

@@ -84,13 +84,20 @@ class Times:
         return (max(self.seconds) - min(self.seconds)) / self.median
 
 
-def interleave(ways: Mapping[str, Callable[[], object]], *, rounds: int, arena: int) -> dict[str, Times]:
+def interleave(
+    ways: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    arena: int,
+    before: Callable[[str], None] = lambda _name: None,
+) -> dict[str, Times]:
     """Times every way once per round, starting each round with the next way.
 
     Args:
         ways: What to time, by name. Each way has run once before, so that nothing is timed cold.
         rounds: How often to time each.
         arena: Bytes of memory to touch and free before each timed run.
+        before: Called with a way's name before that, untimed.
 
     Returns:
         The times by name. A way that takes less than a few milliseconds is run as often as fills them.
@@ -101,6 +108,7 @@ def interleave(ways: Mapping[str, Callable[[], object]], *, rounds: int, arena: 
     for start in range(rounds):
         for offset in range(len(names)):
             name = names[(start + offset) % len(names)]
+            before(name)
             settle(arena)
             times[name].seconds.append(_seconds(ways[name], repeats[name]))
     return times

@@ -6,7 +6,8 @@ from rustload._rustload import Buffer, __version__
 # isort: split
 from rustload import errors
 from rustload._checkpoint import Checkpoint, OpaqueClass, open
-from rustload._inert import Global, Opaque
+from rustload._inert import DefaultDict, Global, Opaque, Quantization, Sparse
+from rustload._join import JoinedTensor, concat, stack
 from rustload._limits import Limits
 from rustload._memory import Memory, memory, trim
 from rustload._safe_open import PySafeSlice, TensorMeta, safe_open
@@ -27,11 +28,13 @@ from rustload.errors import (
 __all__ = [
     "Buffer",
     "Checkpoint",
+    "DefaultDict",
     "DeviceError",
     "DisallowedError",
     "FormatError",
     "Global",
     "InternalError",
+    "JoinedTensor",
     "LazyTensor",
     "LimitError",
     "Limits",
@@ -40,16 +43,20 @@ __all__ = [
     "Opaque",
     "OpaqueClass",
     "PySafeSlice",
+    "Quantization",
     "RustloadError",
     "SafetensorError",
+    "Sparse",
     "TensorMeta",
     "TensorNotFoundError",
     "UnsupportedError",
     "__version__",
+    "concat",
     "errors",
     "memory",
     "open",
     "safe_open",
+    "stack",
     "trim",
 ]
 

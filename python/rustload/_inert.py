@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import collections
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-__all__ = ["Global", "Opaque"]
+from rustload import _rustload
+
+if TYPE_CHECKING:
+    import torch
+
+    from rustload._tensor import LazyTensor
+
+__all__ = ["DefaultDict", "Global", "Opaque", "Quantization", "Sparse"]
 
 
 class Global:
@@ -71,3 +79,100 @@ class Opaque:
     def __repr__(self) -> str:
         """The class alone: the contents may be large, or contain the value itself."""
         return f"<opaque {self.class_name}>"
+
+
+class DefaultDict(collections.defaultdict[Any, Any]):
+    """A `collections.defaultdict` whose factory is only named: a missing key is a KeyError.
+
+    Attributes:
+        factory: What the file names as the factory; a `Global` such as `<global builtins.list>`, as a rule.
+    """
+
+    __slots__ = ("factory",)
+
+    factory: Any
+
+    def __init__(self) -> None:
+        """Makes an empty mapping; the extension fills it, so that it may contain itself."""
+        super().__init__(None)
+        self.factory = None
+
+    def __repr__(self) -> str:
+        """As Python shows a default dict, with the factory's name."""
+        return f"DefaultDict({self.factory!r}, {dict.__repr__(self)})"
+
+
+class Quantization(NamedTuple):
+    """How a quantized tensor's integers stand for numbers: `(q - zero_point) * scale`.
+
+    Attributes:
+        dtype: The dtype as torch calls it: `"qint8"`, `"quint8"`, `"qint32"`, `"quint4x2"` or `"quint2x4"`.
+        scheme: `"per_tensor_affine"`, `"per_channel_affine"` and the like.
+        scale: What to multiply with: a float, or a LazyTensor or a list with one number for each step along `axis`.
+        zero_point: The integer that is zero, likewise; floats in `"per_channel_affine_float_qparams"`.
+        axis: The dimension of the scales, in the tensor as the file has it; None for one scale for all.
+        packed: Shape, strides and offset in numbers, where several share a byte: the tensor itself is then all bytes of its
+            storage. None elsewhere.
+    """
+
+    dtype: str
+    scheme: str
+    scale: float | LazyTensor | list[float]
+    zero_point: int | LazyTensor | list[int]
+    axis: int | None
+    packed: tuple[tuple[int, ...], tuple[int, ...], int] | None
+
+
+class Sparse:
+    """A sparse tensor: a shape, and the tensors that it is put together from.
+
+    Attributes:
+        layout: `"sparse_coo"`, `"sparse_csr"`, `"sparse_csc"`, `"sparse_bsr"` or `"sparse_bsc"`.
+        shape: Elements along each dimension, zeros included.
+        is_coalesced: Whether the file says that every coordinate stands once and in order; None where it does not say.
+        parts: The tensors by name: `indices` and `values`; `crow_indices`, `col_indices` and `values`; or `ccol_indices`,
+            `row_indices` and `values`.
+    """
+
+    __slots__ = ("is_coalesced", "layout", "parts", "shape")
+
+    layout: str
+    shape: tuple[int, ...]
+    is_coalesced: bool | None
+    parts: dict[str, LazyTensor]
+
+    def __init__(self, layout: str, shape: tuple[int, ...], is_coalesced: bool | None) -> None:  # noqa: FBT001 - as filed
+        """Makes one without parts, which the extension adds."""
+        self.layout = layout
+        self.shape = shape
+        self.is_coalesced = is_coalesced
+        self.parts = {}
+
+    @property
+    def dtype(self) -> str:
+        """The element type of the values, in torch's words."""
+        return self.parts["values"].dtype
+
+    def check(self) -> None:
+        """Reads the indices, a block at a time, and checks that they lie inside the shape and fit each other.
+
+        Raises:
+            FormatError: They do not (code `SparseInvariant`).
+        """
+        parts = [part._core for part in self.parts.values()]
+        _rustload.check_sparse(self.layout, self.shape, self.is_coalesced, parts)
+
+    def torch(self) -> torch.Tensor:
+        """The sparse tensor of torch, after `check`; its values are a view where possible.
+
+        Raises:
+            FormatError: The parts do not fit each other (code `SparseInvariant`).
+        """
+        from rustload._frameworks import torch as adapter
+
+        self.check()
+        return adapter.sparse(self)
+
+    def __repr__(self) -> str:
+        """Layout, dtype and shape; reads nothing."""
+        return f"<Sparse {self.layout} {self.dtype} {list(self.shape)}>"

@@ -17,13 +17,17 @@ __all__ = [
     "LIMITS",
     "Buffer",
     "Checkpoint",
+    "Joined",
     "Stream",
     "Tensor",
     "__version__",
+    "check_sparse",
+    "concat",
     "memory",
     "open_bytes",
     "open_paths",
     "parse_dtype",
+    "stack",
     "stream",
     "trim",
 ]
@@ -229,6 +233,69 @@ def open_bytes(
     """
 
 @final
+class Joined:
+    """Tensors of one dtype, end to end along one dimension; `rustload.JoinedTensor` is its face."""
+
+    @property
+    def dtype(self) -> str:
+        """The element type in the files, in torch's words."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Elements along each dimension."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements together, in the files' dtype."""
+
+    def parts(self) -> list[Tensor]:
+        """The tensors that it is made of, in order."""
+
+    def index(self, key: object) -> Joined:
+        """A part by basic indexing; arguments and errors as for `Tensor.index`."""
+
+    def permute(self, dims: Sequence[int]) -> Joined:
+        """The same elements with the dimensions in another order; errors as for `Tensor.permute`."""
+
+    def reversed(self) -> Joined:
+        """The same elements with the dimensions reversed."""
+
+    def materialize(self, wanted: _Wanted) -> Buffer:
+        """The elements in memory. Reads tensor data, each part straight to its place; errors as for `Tensor.materialize`."""
+
+    def materialize_into(self, wanted: _Wanted, out: CapsuleType) -> None:
+        """Writes the elements into foreign memory; arguments and errors as for `Tensor.materialize_into`."""
+
+    def result_shape(self, wanted: _Wanted) -> tuple[int, ...]:
+        """The shape of what `materialize` would give."""
+
+    def quantization(self, _wrap: Callable[[Tensor], object]) -> None:
+        """None: that of the parts is with the parts."""
+
+    def standing(self, copy: bool | None) -> Literal["view", "copy"] | None:
+        """None: it stands on no storage.
+
+        Raises:
+            BufferError: `copy` is False, and there are several parts.
+        """
+
+def concat(tensors: Sequence[Tensor], dim: int) -> Joined:
+    """The tensors one after the other along `dim`. Reads nothing.
+
+    Raises:
+        ValueError: There are none, or their dtypes or shapes do not fit.
+        IndexError: `dim` is out of bounds.
+    """
+
+def stack(tensors: Sequence[Tensor], dim: int) -> Joined:
+    """The tensors side by side along a new dimension `dim`. Reads nothing.
+
+    Raises:
+        ValueError: There are none, or their dtypes or shapes differ.
+        IndexError: `dim` is out of bounds.
+    """
+
+@final
 class Stream:
     """Tensors that are made ahead of whoever takes them; `Checkpoint.stream` is its face."""
 
@@ -286,6 +353,7 @@ class _Wanted(Protocol):
     transpose: bool | list[int] | None
     copy: bool | None
     allow_lossy: bool
+    dequantize: bool
     threads: int | None
 
     @property
@@ -340,12 +408,43 @@ class Tensor:
         """Whether the file has it as a `torch.nn.Parameter`."""
 
     @property
+    def is_meta(self) -> bool:
+        """Whether it was saved on the meta device: a shape without elements."""
+
+    @property
+    def class_name(self) -> str | None:
+        """The subclass of `torch.Tensor` that the file has it as, as `module.name`; None for plain tensors."""
+
+    @property
     def requires_grad(self) -> bool:
         """Whether the file says that it wants gradients."""
 
     @property
     def storage(self) -> tuple[int, int]:
         """The storage: number of the file and number in it. Tied tensors have the same."""
+
+    def attributes(self, wrap: Callable[[Tensor], object]) -> list[Any]:
+        """What the file sets on the tensor, in its order: each a dict of attributes, or a pair of such a dict and one of slots.
+
+        Args:
+            wrap: Makes what stands in them for a tensor.
+
+        Raises:
+            LimitError: They are nested too deeply, or have too many values.
+        """
+
+    def quantization(
+        self, wrap: Callable[[Tensor], object]
+    ) -> tuple[str, str, Any, Any, int | None, tuple[tuple[int, ...], tuple[int, ...], int] | None] | None:
+        """How the integers stand for numbers: dtype, scheme, scale, zero point, axis, and the packed layout.
+
+        Args:
+            wrap: Makes what stands for tensors of scales and zero points.
+
+        Returns:
+            None for a tensor that is not quantized. Scale and zero point are numbers where the axis is None, tensors or lists
+            otherwise. The packed layout is shape, strides and offset, where several numbers share a byte.
+        """
 
     def index(self, key: object) -> Tensor:
         """A part by basic indexing.
@@ -414,6 +513,22 @@ class Tensor:
             BufferError: No view of them exists.
             FormatError: The file was cut or changed.
         """
+
+def check_sparse(
+    layout: str, shape: Sequence[int], is_coalesced: bool | None, parts: Sequence[Tensor]
+) -> None:
+    """Checks what a sparse tensor's parts say of each other. Reads the indices.
+
+    Args:
+        layout: `"sparse_coo"` and the like.
+        shape: Elements along each dimension.
+        is_coalesced: Whether coordinates must be in order, each once.
+        parts: The parts, in the order of the layout.
+
+    Raises:
+        FormatError: They do not fit the shape, or each other (code `SparseInvariant`).
+        ValueError: There is no such layout.
+    """
 
 def parse_dtype(name: str) -> str:
     """The dtype's name in torch's words.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import operator
 import weakref
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 from rustload import _frameworks
 from rustload._choose import choose, dtype_name, order_of
+from rustload._inert import Quantization
 from rustload.errors import _make
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Wanted:
     transpose: bool | list[int] | None = None
     copy: bool | None = None
     allow_lossy: bool = False
+    dequantize: bool = False
     overflow: Overflow = "nan"
     threads: int | None = None
 
@@ -85,7 +87,7 @@ class LazyTensor:
         raise TypeError("lazy tensors come from a checkpoint: rustload.open(path)[name]")
 
     @classmethod
-    def _wrap(cls, core: _rustload.Tensor, shared: Shared) -> LazyTensor:
+    def _wrap(cls, core: _rustload.Tensor, shared: Shared) -> Self:
         made = cls.__new__(cls)
         made._core = core
         made._shared = shared
@@ -147,11 +149,48 @@ class LazyTensor:
         return self._core.requires_grad
 
     @property
-    def T(self) -> LazyTensor:  # noqa: N802 - the field's name for it
-        """The same elements with the dimensions reversed."""
-        return LazyTensor._wrap(self._core.reversed(), self._shared)
+    def is_meta(self) -> bool:
+        """Whether it was saved on the meta device: a shape without elements, which only framework "torch" can make."""
+        return self._core.is_meta
 
-    def permute(self, *dims: int | tuple[int, ...]) -> LazyTensor:
+    @property
+    def class_name(self) -> str | None:
+        """The subclass of `torch.Tensor` that the file has it as, as `module.name`; None for plain tensors and parameters."""
+        return self._core.class_name
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """What was set on the tensor when it was saved, as `Checkpoint.objects` has values; a fresh dict.
+
+        A state of another form than attributes, as classes with a `__setstate__` have it, is under `"__setstate__"`.
+        """
+        found: dict[str, Any] = {}
+        for state in self._core.attributes(self._wrap_core):
+            for half in state if isinstance(state, tuple) and len(state) == 2 else (state,):
+                if isinstance(half, dict):
+                    found.update(half)
+                elif half is not None:
+                    found["__setstate__"] = state
+        return found
+
+    @property
+    def quantization(self) -> Quantization | None:
+        """How the integers stand for numbers; None for a tensor that is not quantized.
+
+        It is that of the whole tensor; `materialize(dequantize=True)` takes the scales of a part.
+        """
+        found = self._core.quantization(self._wrap_core)
+        return None if found is None else Quantization(*found)
+
+    def _wrap_core(self, core: _rustload.Tensor) -> LazyTensor:
+        return LazyTensor._wrap(core, self._shared)
+
+    @property
+    def T(self) -> Self:  # noqa: N802 - the field's name for it
+        """The same elements with the dimensions reversed."""
+        return self._wrap(self._core.reversed(), self._shared)
+
+    def permute(self, *dims: int | tuple[int, ...]) -> Self:
         """The same elements with the dimensions in another order.
 
         Args:
@@ -161,9 +200,9 @@ class LazyTensor:
             ValueError: `dims` is no permutation.
         """
         order = dims[0] if len(dims) == 1 and isinstance(dims[0], (tuple, list)) else dims
-        return LazyTensor._wrap(self._core.permute(list(order)), self._shared)  # type: ignore[arg-type]  # ints by now
+        return self._wrap(self._core.permute(list(order)), self._shared)  # type: ignore[arg-type]  # ints by now
 
-    def __getitem__(self, key: Any) -> LazyTensor:
+    def __getitem__(self, key: Any) -> Self:
         """A part by basic indexing: ints, slices with positive steps, `...` and None, as in NumPy and torch.
 
         Raises:
@@ -171,7 +210,7 @@ class LazyTensor:
             ValueError: A slice's step is not positive.
             TypeError: The index is a mask, a list or a tensor; these are not read lazily.
         """
-        return LazyTensor._wrap(self._core.index(key), self._shared)
+        return self._wrap(self._core.index(key), self._shared)
 
     def __len__(self) -> int:
         """The size of the first dimension."""
@@ -190,7 +229,7 @@ class LazyTensor:
         """
         raise TypeError("a lazy tensor has no truth value; compare with None, or materialize it")
 
-    def __iter__(self) -> Iterator[LazyTensor]:
+    def __iter__(self) -> Iterator[Self]:
         """The parts along the first dimension."""
         return (self[position] for position in range(len(self)))
 
@@ -204,6 +243,7 @@ class LazyTensor:
         out: Any = None,
         framework: str | None = None,
         allow_lossy: bool = False,
+        dequantize: bool = False,
         overflow: Overflow = "nan",
         threads: int | None = None,
     ) -> Any:
@@ -222,6 +262,8 @@ class LazyTensor:
             framework: `"torch"`, `"numpy"`, `"jax"`, `"cupy"` or `"dlpack"`, in place of the checkpoint's.
             allow_lossy: Whether the cast may turn complex to real, float to int, or anything to bool. Floats that an int cannot
                 hold saturate, NaN gives 0.
+            dequantize: Whether the integers of a quantized tensor become the numbers that they stand for, in float32 or another
+                float that `dtype` asks for. Other tensors are as without it.
             overflow: What a cast to fp8 makes of values that are too large: `"nan"` (as OCP says) or `"saturate"`.
             threads: Threads to use; None for one per core where the work is worth it.
 
@@ -234,14 +276,18 @@ class LazyTensor:
             ValueError: The cast is lossy, or an argument does not fit.
             DeviceError: The device is not there.
             FormatError: The file was cut or changed meanwhile (code `FileChanged`), or its member is damaged.
+            UnsupportedError: There is no such cast; or the tensor is on the meta device (code `MetaTensor`).
             LimitError: A tensor of repeated elements would grow beyond `Limits.materialize_bytes`.
         """
         found = choose(dtype, self)
+        if dequantize and found is None and out is None and self._core.quantization(_nothing) is not None:
+            found = "float32"
         wanted = Wanted(
             dtype=None if found is None else dtype_name(found),
             transpose=order_of(choose(transpose, self)),
             copy=_copy(copy),
             allow_lossy=bool(allow_lossy),
+            dequantize=bool(dequantize),
             overflow=_overflow(overflow),
             threads=_threads(threads),
         )
@@ -339,6 +385,10 @@ class LazyTensor:
     def __reduce__(self) -> Any:
         """Handles do not pickle."""
         raise TypeError("a lazy tensor does not pickle; open the checkpoint again, or materialize it first")
+
+
+def _nothing(core: _rustload.Tensor) -> None:
+    """In place of a handle that is not looked at."""
 
 
 def _copy(value: Any) -> bool | None:

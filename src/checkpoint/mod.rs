@@ -161,15 +161,7 @@ impl Checkpoint {
     }
 
     fn at(&self, entry: u32) -> Tensor {
-        let id = self.0.id(self.0.entry(entry));
-        let tensor = self.0.tensor(id);
-        Tensor {
-            checkpoint: self.0.clone(),
-            id,
-            entry: Some(entry),
-            dtype: tensor.dtype(),
-            layout: tensor.layout().clone(),
-        }
+        Tensor::new(&self.0, self.0.id(self.0.entry(entry)), Some(entry))
     }
 
     /// Bytes of all storages that named tensors lie in, each counted once.
@@ -239,14 +231,8 @@ impl Checkpoint {
     /// The tensor with number `tensor` of file `shard`, without a name.
     pub fn unnamed(&self, shard: usize, tensor: u32) -> Option<Tensor> {
         let id = (u32::try_from(shard).ok()?, tensor);
-        let known = self.0.shards.get(shard)?.index.tensors.get(tensor as usize)?;
-        Some(Tensor {
-            checkpoint: self.0.clone(),
-            id,
-            entry: None,
-            dtype: known.dtype(),
-            layout: known.layout().clone(),
-        })
+        self.0.shards.get(shard)?.index.tensors.get(tensor as usize)?;
+        Some(Tensor::new(&self.0, id, None))
     }
 
     /// For file `shard`: which name comes first for each tensor number.
@@ -347,6 +333,16 @@ impl Inner {
         self.shared.get_or_init(find).contains(&storage)
     }
 
+    /// What a file says of a tensor beside its place.
+    pub(crate) fn extra(&self, (shard, tensor): (u32, u32)) -> Option<&index::Extra> {
+        self.tree(shard)?.extra(tensor)
+    }
+
+    /// A file's object tree.
+    pub(crate) fn tree(&self, shard: u32) -> Option<&Tree> {
+        self.index(shard).tree.as_deref()
+    }
+
     pub(crate) fn storage(&self, (shard, storage): (u32, u32)) -> &Storage {
         &self.shards[shard as usize].index.storages[storage as usize]
     }
@@ -412,6 +408,10 @@ impl Inner {
         let index = self.index(id.0);
         let source = match (&index.contents, storage.place) {
             (_, Place::Empty) => Source::memory(Arc::new([])),
+            (_, Place::Meta) => {
+                let text = "the tensor is on the meta device: it has a shape and no elements";
+                return Err(Error::new(Code::MetaTensor, text));
+            }
             (_, Place::Value(handle)) => {
                 let bytes = index.tree.as_ref().and_then(|tree| tree.bytes(handle));
                 let bytes = bytes.filter(|bytes| bytes.len() as u64 == storage.nbytes);

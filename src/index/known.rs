@@ -49,8 +49,21 @@ pub(super) enum Known {
     NumpyFromBuffer,
     /// `numpy._core.multiarray.scalar`.
     NumpyScalar,
+    /// A class of tensors, of which torch before 0.4 made empty objects.
+    TensorClass(TensorClass),
     /// A name that checkpoints use as a label and never call.
     Label,
+}
+
+/// The classes that tensors had in torch before 0.4.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TensorClass {
+    /// `torch.nn.parameter.Parameter`.
+    Parameter,
+    /// `torch.autograd.variable.Variable`.
+    Variable,
+    /// `torch.FloatTensor` and the like.
+    Plain,
 }
 
 /// The ways to put a tensor together.
@@ -66,8 +79,16 @@ pub(super) enum Rebuild {
     Parameter,
     /// `_rebuild_parameter_with_state(tensor, requires_grad, hooks, state)`.
     ParameterWithState,
-    /// `torch._tensor._rebuild_from_type_v2(rebuild, class, args, state)`.
+    /// `torch._tensor._rebuild_from_type_v2(rebuild, class, args, state)`, and the older `_rebuild_from_type`.
     FromType,
+    /// `_rebuild_qtensor(storage, offset, size, stride, quantizer, requires_grad, hooks)`.
+    Quantized,
+    /// `_rebuild_sparse_tensor(layout, (indices, values, size[, is_coalesced]))`.
+    Sparse,
+    /// `_rebuild_meta_tensor_no_storage(dtype, size, stride, requires_grad)`.
+    Meta,
+    /// `_rebuild_device_tensor_from_numpy(array, dtype, device, requires_grad)` and its kin.
+    FromDevice,
 }
 
 /// What `module.name` means, if anything.
@@ -79,16 +100,25 @@ pub(super) fn lookup(module: &str, name: &str) -> Option<Known> {
             "_rebuild_tensor_v3" => Rebuild::TensorV3,
             "_rebuild_parameter" => Rebuild::Parameter,
             "_rebuild_parameter_with_state" => Rebuild::ParameterWithState,
+            "_rebuild_qtensor" => Rebuild::Quantized,
+            "_rebuild_sparse_tensor" => Rebuild::Sparse,
+            "_rebuild_meta_tensor_no_storage" => Rebuild::Meta,
+            "_rebuild_device_tensor_from_numpy"
+            | "_rebuild_device_tensor_from_cpu_tensor"
+            | "_rebuild_xla_tensor" => Rebuild::FromDevice,
             _ => return None,
         }),
-        ("torch._tensor", "_rebuild_from_type_v2") => Known::Rebuild(Rebuild::FromType),
+        ("torch._tensor" | "torch.tensor", "_rebuild_from_type_v2" | "_rebuild_from_type") => {
+            Known::Rebuild(Rebuild::FromType)
+        }
         ("torch.storage", "UntypedStorage") => Known::Storage(None),
         ("torch.storage", "TypedStorage") => Known::Label,
         ("torch" | "torch.cuda" | "torch.sparse" | "torch.cuda.sparse", _) => {
             return torch_name(module, name);
         }
         ("torch.serialization", "_get_layout") => Known::Record,
-        ("torch.nn.parameter", "Parameter") => Known::Label,
+        ("torch.nn.parameter", "Parameter") => Known::TensorClass(TensorClass::Parameter),
+        ("torch.autograd.variable", "Variable") => Known::TensorClass(TensorClass::Variable),
         ("collections", "OrderedDict") => Known::OrderedDict,
         ("collections", "Counter") => Known::Counter,
         ("collections", "defaultdict") => Known::DefaultDict,
@@ -139,7 +169,7 @@ fn torch_name(module: &str, name: &str) -> Option<Known> {
         "Double" | "Float" | "Half" | "BFloat16" | "Long" | "Int" | "Short" | "Char" | "Byte" | "Bool",
     ) = name.strip_suffix("Tensor")
     {
-        return Some(Known::Label);
+        return Some(Known::TensorClass(TensorClass::Plain));
     }
     if module != "torch" {
         return None;
@@ -174,11 +204,6 @@ const LABELS: &[&str] = &[
     "qint32",
     "quint4x2",
     "quint2x4",
-    "bits1x8",
-    "bits2x4",
-    "bits4x2",
-    "bits8",
-    "bits16",
     "int1",
     "int2",
     "int3",
@@ -206,7 +231,7 @@ mod tests {
         assert_eq!(lookup("torch.storage", "UntypedStorage"), Some(Known::Storage(None)));
         assert_eq!(lookup("evil", "FloatStorage"), None);
         assert_eq!(lookup("torch", "MyStorage"), None);
-        assert_eq!(lookup("torch.sparse", "FloatTensor"), Some(Known::Label));
+        assert_eq!(lookup("torch.sparse", "FloatTensor"), Some(Known::TensorClass(TensorClass::Plain)));
         assert_eq!(lookup("torch.cuda", "MyTensor"), None);
     }
 

@@ -10,6 +10,7 @@
     clippy::as_conversions
 )]
 
+mod extra;
 mod known;
 mod meaning;
 mod names;
@@ -30,6 +31,7 @@ use crate::limits::Limits;
 use crate::parallel::Cancel;
 use crate::pickle::Handle;
 
+pub use extra::{Extra, Packed, Part, Quantization, Scale, Sparse, SparseLayout};
 pub use tree::{DictKind, Object, Tree};
 pub use validate::{RawTensor, Sizes, Tensor};
 
@@ -112,6 +114,8 @@ pub enum Step {
     Index(u32),
     /// An argument of an unknown class's constructor.
     Argument(u32),
+    /// A part of a tensor that is put together from several: `indices`.
+    Part(Part),
 }
 
 /// A storage: what tensors share.
@@ -138,6 +142,8 @@ pub enum Place {
     Value(Handle),
     /// Nowhere: a storage without bytes.
     Empty,
+    /// Nowhere: a tensor on the meta device has a shape, and no bytes were ever saved.
+    Meta,
 }
 
 /// Where storages' bytes come from.

@@ -136,7 +136,9 @@ impl<'a> Walk<'a> {
             Value::Call(id) => match self.view.meanings.calls.get(id.index()) {
                 Some(&Meaning::Tensor(tensor)) => {
                     self.name(tensor, path)?;
-                    return Ok(Visit::Leaf);
+                    if self.view.extra(tensor).is_none() {
+                        return Ok(Visit::Leaf);
+                    }
                 }
                 Some(Meaning::Opaque) => {
                     self.note_opaque(self.view.class_id(&self.view.values.call(id)), path)?
@@ -399,6 +401,7 @@ fn dotted(view: View<'_>, path: &[Step], out: &mut Name) -> fmt::Result {
             Step::Key(key) => key_text(view, *key, false, out)?,
             Step::Index(index) => write!(out, "{index}")?,
             Step::Argument(index) => write!(out, "args.{index}")?,
+            Step::Part(part) => out.write_str(part.name())?,
         }
     }
     Ok(())
@@ -423,6 +426,7 @@ fn spelled(view: View<'_>, path: &[Step], out: &mut Name) -> fmt::Result {
             },
             Step::Index(index) => write!(out, "[{index}]")?,
             Step::Argument(index) => write!(out, "(args)[{index}]")?,
+            Step::Part(part) => write!(out, "({})", part.name())?,
         }
     }
     Ok(())

@@ -41,6 +41,8 @@ pub struct Flags {
     pub conjugate: bool,
     /// Whether its values are to be negated.
     pub negative: bool,
+    /// Whether it is on the meta device: a shape without bytes, in a storage that cannot be read.
+    pub meta: bool,
 }
 
 /// A tensor whose every element is proved to lie inside its storage.
@@ -94,6 +96,19 @@ impl Tensor {
 impl RawTensor {
     /// The proof, against a storage of `nbytes`.
     pub fn prove(self, nbytes: u64, limits: &Limits) -> Result<Tensor> {
+        let tensor = self.described(limits)?;
+        prove(&tensor.layout, tensor.dtype, nbytes)?;
+        Ok(tensor)
+    }
+
+    /// A tensor on the meta device, whose elements are nowhere, so that nothing is to be proved.
+    pub(super) fn imagine(self, limits: &Limits) -> Result<Tensor> {
+        let mut tensor = self.described(limits)?;
+        tensor.flags.meta = true;
+        Ok(tensor)
+    }
+
+    fn described(self, limits: &Limits) -> Result<Tensor> {
         let (shape, strides) = (&self.shape, &self.strides);
         let rank = u64::try_from(shape.len()).unwrap_or(u64::MAX);
         Limits::check("rank", limits.rank, rank)?;
@@ -113,7 +128,6 @@ impl RawTensor {
                 format!("the size of shape {shape:?} does not fit 64 bits"),
             ));
         }
-        prove(&layout, self.dtype, nbytes)?;
         Ok(Tensor { dtype: self.dtype, layout, storage: self.storage, flags: self.flags })
     }
 }

@@ -172,7 +172,7 @@ fn format(dtype: DType) -> &'static CStr {
         DType::I16 => c"h",
         DType::I32 => c"i",
         DType::I64 => c"l",
-        DType::U16 | DType::BF16 => c"H",
+        DType::U16 | DType::BF16 | DType::Bits16 => c"H",
         DType::U32 | DType::C32 => c"I",
         DType::U64 => c"L",
         DType::F16 => c"e",
@@ -186,6 +186,10 @@ fn format(dtype: DType) -> &'static CStr {
         | DType::F8E4M3Fnuz
         | DType::F8E5M2Fnuz
         | DType::F8E8M0Fnu
-        | DType::F4E2M1FnX2 => c"B",
+        | DType::F4E2M1FnX2
+        | DType::Bits8
+        | DType::Bits1x8
+        | DType::Bits2x4
+        | DType::Bits4x2 => c"B",
     }
 }

@@ -5,6 +5,8 @@ mod buffer;
 mod capsule;
 mod checkpoint;
 mod error;
+mod extra;
+mod joined;
 mod memory;
 mod objects;
 mod run;
@@ -25,6 +27,10 @@ mod _rustload {
     use super::buffer::Buffer;
     #[pymodule_export]
     use super::checkpoint::{Checkpoint, open_bytes, open_paths};
+    #[pymodule_export]
+    use super::extra::check_sparse;
+    #[pymodule_export]
+    use super::joined::{Joined, concat, stack};
     #[pymodule_export]
     use super::memory::{memory, trim};
     #[pymodule_export]

@@ -61,6 +61,21 @@ pub(super) fn trees<'py>(
     Ok(out)
 }
 
+/// One value of the tree that a tensor comes from; `wrap` makes of a `Tensor` what stands in it.
+pub(super) fn value<'py>(
+    py: Python<'py>,
+    tensor: &CoreTensor,
+    value: Handle,
+    wrap: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let (checkpoint, shard) = (tensor.checkpoint(), tensor.shard() as usize);
+    let Some(tree) = checkpoint.trees().nth(shard).and_then(|(_, tree)| tree) else {
+        return Ok(py.None().into_bound(py));
+    };
+    let tensors = Tensors { checkpoint: &checkpoint, shard, names: checkpoint.first_names(shard), wrap };
+    Export::new(py, tree, checkpoint.limits(), Some(tensors))?.value(value)
+}
+
 /// A tensor's path as a tuple of keys and indices.
 pub(super) fn path<'py>(py: Python<'py>, tensor: &CoreTensor) -> PyResult<Bound<'py, PyTuple>> {
     let steps = match tensor.path() {
@@ -85,6 +100,7 @@ pub(super) fn path<'py>(py: Python<'py>, tensor: &CoreTensor) -> PyResult<Bound<
                 },
             }),
             Step::Index(index) => out.push(index.into_pyobject(py)?.into_any()),
+            Step::Part(part) => out.push(part.name().into_pyobject(py)?.into_any()),
             Step::Argument(index) => {
                 out.push("args".into_pyobject(py)?.into_any());
                 out.push(index.into_pyobject(py)?.into_any());
@@ -130,6 +146,8 @@ struct Export<'a, 'py> {
     spent: u64,
     opaque: Bound<'py, PyAny>,
     global: Bound<'py, PyAny>,
+    sparse: Bound<'py, PyAny>,
+    default_dict: Bound<'py, PyAny>,
 }
 
 /// A container whose items are not all there yet.
@@ -152,7 +170,8 @@ impl<'a, 'py> Export<'a, 'py> {
         tensors: Option<Tensors<'a, 'py>>,
     ) -> PyResult<Export<'a, 'py>> {
         let inert = py.import("rustload._inert")?;
-        let (opaque, global) = (inert.getattr("Opaque")?, inert.getattr("Global")?);
+        let class = |name| inert.getattr(name);
+        let (opaque, global) = (class("Opaque")?, class("Global")?);
         Ok(Export {
             py,
             tree,
@@ -166,6 +185,8 @@ impl<'a, 'py> Export<'a, 'py> {
             spent: 0,
             opaque,
             global,
+            sparse: class("Sparse")?,
+            default_dict: class("DefaultDict")?,
         })
     }
 
@@ -249,10 +270,19 @@ impl<'a, 'py> Export<'a, 'py> {
                 let maxlen = maxlen.filter(|&maxlen| maxlen >= 0);
                 Some(py.import("collections")?.getattr("deque")?.call1(((), maxlen))?)
             }
-            Object::Dict { kind, entries, states } => {
+            Object::Dict { kind, entries, states, factory } => {
                 children.extend(entries.iter().flat_map(|&(key, value)| [key, value]));
                 children.extend_from_slice(states);
-                Some(self.empty_dict(*kind)?)
+                children.extend(*factory);
+                Some(match factory {
+                    Some(_) => self.default_dict.call0()?,
+                    None => self.empty_dict(*kind)?,
+                })
+            }
+            Object::Sparse(sparse) => {
+                children.extend(sparse.parts.iter().map(|&(_, part)| part));
+                let shape = PyTuple::new(py, &sparse.shape)?;
+                Some(self.sparse.call1((sparse.layout.name(), shape, sparse.is_coalesced))?)
             }
             Object::Opaque { class, call } => {
                 children.push(call.args);
@@ -304,9 +334,18 @@ impl<'a, 'py> Export<'a, 'py> {
                 let items = items.iter().map(|&item| self.get(item)).collect::<PyResult<Vec<_>>>()?;
                 made.call_method1("extend", (PyTuple::new(py, items)?,))?;
             }
-            (Object::Dict { entries, states, .. }, Some(made)) => {
+            (Object::Sparse(sparse), Some(made)) => {
+                let parts = made.getattr("parts")?;
+                for &(part, tensor) in &sparse.parts {
+                    parts.set_item(part.name(), self.get(tensor)?)?;
+                }
+            }
+            (Object::Dict { entries, states, factory, .. }, Some(made)) => {
                 for &(key, value) in entries {
                     made.set_item(self.get(key)?, self.get(value)?)?;
+                }
+                if let &Some(factory) = factory {
+                    made.setattr("factory", self.get(factory)?)?;
                 }
                 // The state itself may still wait to be filled.
                 self.states.extend(states.iter().map(|&state| (made.clone(), state)));

@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyEllipsis, PySlice, PyTuple};
 
 use super::buffer::Buffer;
-use super::{capsule, objects, run};
+use super::{capsule, extra, objects, run};
 use crate::dtype::DType;
 use crate::kernel::Overflow;
 use crate::layout::Index;
@@ -30,6 +30,7 @@ pub(crate) struct Wanted {
     transpose: Option<Transpose>,
     copy: Option<bool>,
     allow_lossy: bool,
+    dequantize: bool,
     overflow: String,
     threads: Option<usize>,
 }
@@ -51,6 +52,7 @@ impl Wanted {
             },
             copy: self.copy,
             allow_lossy: self.allow_lossy,
+            dequantize: self.dequantize,
             overflow: if self.overflow == "saturate" { Overflow::Saturate } else { Overflow::Nan },
             threads: self.threads,
             cancel: Cancel::new(),
@@ -111,6 +113,16 @@ impl Tensor {
     }
 
     #[getter]
+    fn is_meta(&self) -> bool {
+        self.0.is_meta()
+    }
+
+    #[getter]
+    fn class_name(&self) -> Option<String> {
+        self.0.class_name()
+    }
+
+    #[getter]
     fn requires_grad(&self) -> bool {
         self.0.requires_grad()
     }
@@ -120,12 +132,21 @@ impl Tensor {
         self.0.storage()
     }
 
+    fn attributes<'py>(&self, py: Python<'py>, wrap: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let states = self.0.states().iter();
+        states.map(|&state| objects::value(py, &self.0, state, wrap)).collect()
+    }
+
+    fn quantization<'py>(
+        &self,
+        py: Python<'py>,
+        wrap: &Bound<'py, PyAny>,
+    ) -> PyResult<Option<Bound<'py, PyTuple>>> {
+        extra::quantization(py, &self.0, wrap)
+    }
+
     fn index(&self, key: &Bound<'_, PyAny>) -> PyResult<Tensor> {
-        let items = match key.cast::<PyTuple>() {
-            Ok(items) => items.iter().map(|item| index_item(&item)).collect::<PyResult<Vec<_>>>()?,
-            Err(_) => vec![index_item(key)?],
-        };
-        Ok(Tensor(self.0.index(&items)?))
+        Ok(Tensor(self.0.index(&index_items(key)?)?))
     }
 
     fn permute(&self, dims: Vec<i64>) -> PyResult<Tensor> {
@@ -169,6 +190,14 @@ impl Tensor {
             self.0.storage_bytes(standing, &request)
         })?;
         Ok(Buffer(found))
+    }
+}
+
+/// What stands between the brackets.
+pub(super) fn index_items(key: &Bound<'_, PyAny>) -> PyResult<Vec<Index>> {
+    match key.cast::<PyTuple>() {
+        Ok(items) => items.iter().map(|item| index_item(&item)).collect(),
+        Err(_) => Ok(vec![index_item(key)?]),
     }
 }
 

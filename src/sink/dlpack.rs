@@ -107,6 +107,9 @@ pub fn data_type(dtype: DType) -> DataType {
         DType::F8E5M2Fnuz => plain(13, 8),
         DType::F8E8M0Fnu => plain(14, 8),
         DType::F4E2M1FnX2 => DataType { code: 17, bits: 4, lanes: 2 },
+        // kDLOpaqueHandle: DLPack has no word for bits without a meaning.
+        DType::Bits16 => plain(3, 16),
+        DType::Bits8 | DType::Bits1x8 | DType::Bits2x4 | DType::Bits4x2 => plain(3, 8),
     }
 }
 

@@ -3,10 +3,12 @@
 #![forbid(unsafe_code)]
 
 mod batch;
+mod join;
 mod plan;
 mod queue;
 mod read;
 
 pub use batch::{Task, fill_all};
+pub use join::fill_joined;
 pub use queue::{Queue, Taken};
 pub use read::{Fill, Payload, Signs, fill, result_bytes};

@@ -37,6 +37,27 @@ pub(super) struct Piece {
     pub(super) numel: u64,
 }
 
+impl Piece {
+    /// A box with any strides on both sides; no dimension is empty.
+    pub(super) fn strided(shape: &[u64], src: &[u64], dst: &[u64], first: u64) -> Piece {
+        let mut dims = DimVec::new();
+        for ((&size, &src), &dst) in shape.iter().zip(src).zip(dst) {
+            if size == 1 {
+                continue;
+            }
+            let ends = |step: u64, outer: u64| step.checked_mul(size) == Some(outer);
+            match dims.last_mut() {
+                Some(Dim { size: count, src: outer, dst: far }) if ends(src, *outer) && ends(dst, *far) => {
+                    *count = count.saturating_mul(size);
+                    (*outer, *far) = (src, dst);
+                }
+                _ => dims.push(Dim { size, src, dst }),
+            }
+        }
+        Piece { dims, src: first, numel: shape.iter().product() }
+    }
+}
+
 /// The layout's dimensions with those of size 1 dropped and neighbours merged that are one walk in the source.
 fn merged(layout: &Layout) -> DimVec {
     let mut dims = DimVec::new();

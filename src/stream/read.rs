@@ -16,7 +16,7 @@ pub(super) const SCRATCH: u64 = 1 << 20;
 const DIRECT: u64 = 8 << 20;
 
 /// Bytes below which a piece is not worth being cut off.
-const PIECE: u64 = 4 << 20;
+pub(super) const PIECE: u64 = 4 << 20;
 
 /// The bytes of one storage.
 #[derive(Clone, Debug)]

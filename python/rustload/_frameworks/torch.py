@@ -7,6 +7,7 @@ are the file's. An owned result is a storage of its own.
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from rustload.errors import _make
 
 if TYPE_CHECKING:
     from rustload import _rustload
+    from rustload._inert import Sparse
     from rustload._tensor import LazyTensor, Wanted
 
 
@@ -66,6 +68,8 @@ def torch_dtype(name: str) -> torch.dtype:
 
 def make(tensor: LazyTensor, wanted: Wanted, device: torch.device | None) -> torch.Tensor:
     """The tensor as asked for: on the storage that its names share where nothing is converted, on one of its own otherwise."""
+    if tensor.is_meta:
+        return _meta(tensor, wanted)
     converted = wanted.transpose not in (None, False) or wanted.dtype not in (None, tensor.dtype)
     made = None if converted or wanted.copy is True else _on_shared_storage(tensor, wanted)
     if made is None:
@@ -97,6 +101,32 @@ def into(tensor: LazyTensor, out: Any, wanted: Wanted) -> bool:
         with torch.no_grad():
             out.copy_(_owned(tensor._core.materialize(wanted)))
     return True
+
+
+def sparse(given: Sparse) -> torch.Tensor:
+    """The sparse tensor of parts that were checked; indices are copies, so that they stay what was checked."""
+    parts = [
+        part.materialize(framework="torch", copy=name != "values" or None)
+        for name, part in given.parts.items()
+    ]
+    untyped: Any = torch  # its stubs have other arguments
+    made: torch.Tensor
+    if given.layout == "sparse_coo":
+        made = untyped.sparse_coo_tensor(*parts, given.shape, check_invariants=False)
+        return made._coalesced_(bool(given.is_coalesced))
+    layout = getattr(torch, given.layout)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse ", UserWarning)  # that compressed layouts are in beta
+        made = untyped.sparse_compressed_tensor(*parts, given.shape, layout=layout, check_invariants=False)
+    return made
+
+
+def _meta(tensor: LazyTensor, wanted: Wanted) -> torch.Tensor:
+    made = torch.empty_strided(tensor.shape, tensor.strides, dtype=torch_dtype(tensor.dtype), device="meta")
+    if wanted.transpose not in (None, False):
+        made = made.mT if wanted.transpose is True else made.permute(wanted.transpose)
+        made = made.contiguous()
+    return made if wanted.dtype is None else made.to(torch_dtype(wanted.dtype))
 
 
 def _on_shared_storage(tensor: LazyTensor, wanted: Wanted) -> torch.Tensor | None:

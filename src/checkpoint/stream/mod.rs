@@ -147,14 +147,16 @@ impl Stream {
     /// Stops the work, and returns when it has stopped. What was made and not taken is freed.
     pub fn close(&mut self) {
         self.plan = None;
-        let Some(worker) = self.worker.take() else {
-            return;
-        };
         if self.process != process::id() {
             // The thread is the parent's: there is nothing to wait for, and nothing of it to be freed here.
-            std::mem::forget(worker);
+            std::mem::forget(self.worker.take());
             return;
         }
+        let Some(worker) = self.worker.take() else {
+            // Nobody was started who could say that there is nothing more.
+            self.queue.finish();
+            return;
+        };
         self.cancel.cancel();
         self.queue.close();
         // A panic has been told as an error.
@@ -255,6 +257,9 @@ impl Plan {
             return Ok(ready(Made::Same));
         }
         let (tensor, request) = &self.wishes[step.index];
+        if self.flow.standing && tensor.is_meta() {
+            return Ok(ready(Made::Standing(Standing::View)));
+        }
         if self.flow.standing
             && request.copy != Some(true)
             && !tensor.is_converted(request)
@@ -304,8 +309,10 @@ impl Plan {
             if let (What::Fill(owned), Some(memory)) = (what, memory) {
                 let (tensor, request) = &self.wishes[step.index];
                 let task = tensor.task(owned, request, memory);
-                tasks.push(task.map_err(|error| self.failed(step.index, error))?);
-                indices.push(step.index);
+                if let Some(task) = task.map_err(|error| self.failed(step.index, error))? {
+                    tasks.push(task);
+                    indices.push(step.index);
+                }
             }
         }
         fill_all(tasks, self.flow.threads)

@@ -5,14 +5,18 @@
 //! one is [`Meaning::Opaque`].
 
 mod numpy;
+mod old;
+mod quantized;
 mod rebuild;
+mod sparse;
 mod storage;
 
 use std::collections::HashMap;
 
 pub(super) use self::numpy::NumpyType;
 use self::storage::{Seen, Spot};
-use super::known::{Known, lookup};
+use super::extra::{Extra, SparseLayout};
+use super::known::{Known, Rebuild, lookup};
 use super::{Place, Storage, Tensor};
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
@@ -27,6 +31,8 @@ pub(super) const SHORT: usize = 256;
 pub(super) enum Meaning {
     /// This tensor.
     Tensor(u32),
+    /// A sparse tensor of this layout.
+    Sparse(SparseLayout),
     /// A mapping of this kind.
     Dict(Known),
     /// A list, a deque or a set.
@@ -74,6 +80,8 @@ pub(super) struct Meanings {
     /// By persistent id: a storage that stands in the tree by itself, as a one-dimensional tensor.
     pub(super) bare: HashMap<Handle, u32>,
     pub(super) tensors: Vec<Tensor>,
+    /// By tensor, where there is anything to say beside its place.
+    pub(super) extras: HashMap<u32, Extra>,
     pub(super) storages: Vec<Storage>,
     pub(super) notes: Vec<String>,
 }
@@ -101,6 +109,8 @@ pub(super) struct Reader<'a> {
     /// Whether a list holds pairs only, whether a text is latin-1: asked once, however many calls share it.
     pairs: HashMap<Handle, bool>,
     latin1: HashMap<Handle, bool>,
+    /// Whether a list holds numbers only.
+    numbers: HashMap<Handle, bool>,
     /// The lengths of texts that stand for bytes.
     lengths: HashMap<Handle, u64>,
     out: Meanings,
@@ -127,13 +137,26 @@ impl<'a> Reader<'a> {
             views: HashMap::new(),
             pairs: HashMap::new(),
             latin1: HashMap::new(),
+            numbers: HashMap::new(),
             lengths: HashMap::new(),
             out,
         };
+        // Of these, BUILD sets the data, which may come after the call. Inner ones come later than those around them.
+        let mut late = Vec::new();
         for (id, _) in values.calls() {
             let call = values.call(id);
+            if let Some(Known::TensorClass(class)) = reader.known(call.callable) {
+                late.push((id, class));
+            }
             let meaning = reader.call(&call).map_err(|error| error.at(call.offset))?;
             reader.out.calls.push(meaning);
+        }
+        for (id, class) in late.into_iter().rev() {
+            let call = values.call(id);
+            let tensor = reader.old_tensor(class, &call).map_err(|error| error.at(call.offset))?;
+            if let (Some(tensor), Some(meaning)) = (tensor, reader.out.calls.get_mut(id.index())) {
+                *meaning = Meaning::Tensor(tensor);
+            }
         }
         Ok(reader)
     }
@@ -168,8 +191,14 @@ impl<'a> Reader<'a> {
         let Value::Tuple(args) = self.values.get(call.args) else { return Ok(Meaning::Opaque) };
         let args: &'a [Handle] = args;
         Ok(match self.known(call.callable) {
+            Some(Known::Rebuild(Rebuild::Sparse)) => self.sparse(args)?,
             Some(Known::Rebuild(rebuild)) => match self.rebuild(rebuild, args)? {
-                Some(tensor) => Meaning::Tensor(tensor),
+                Some(tensor) => {
+                    if !call.states.is_empty() {
+                        self.extra(tensor).states.extend_from_slice(call.states);
+                    }
+                    Meaning::Tensor(tensor)
+                }
                 None => Meaning::Opaque,
             },
             Some(kind @ (Known::OrderedDict | Known::Dict | Known::Counter)) => match args {

@@ -6,6 +6,7 @@ use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::index::known::{Known, Rebuild};
 use crate::index::validate::{Flags, RawTensor, Sizes, Tensor};
+use crate::index::{Place, Storage};
 use crate::limits::Limits;
 use crate::pickle::{Handle, Value};
 
@@ -45,38 +46,110 @@ impl<'a> Reader<'a> {
             (Rebuild::Parameter, &[tensor, grad, _])
             | (Rebuild::ParameterWithState, &[tensor, grad, _, _]) => {
                 let requires_grad = self.bool(grad)?;
-                let Some(found) = self.tensor_at(tensor) else { return Ok(None) };
+                let Some((id, found)) = self.tensor_id(tensor) else { return Ok(None) };
                 let mut tensor = found.clone();
                 tensor.flags = Flags { parameter: true, requires_grad, ..tensor.flags };
-                return self.push(tensor).map(Some);
+                let quantization = self.out.extras.get(&id).and_then(|extra| extra.quantization.clone());
+                let id = self.push(tensor)?;
+                if quantization.is_some() {
+                    self.extra(id).quantization = quantization;
+                }
+                if let Some(&state) = args.get(3) {
+                    self.set_state(id, state);
+                }
+                return Ok(Some(id));
             }
-            (Rebuild::FromType, &[function, _, inner, _]) => {
+            (Rebuild::FromType, &[function, class, inner, state]) => {
                 let Some(Known::Rebuild(rebuild)) = self.known(function) else { return Ok(None) };
                 let Value::Tuple(inner) = self.values.get(inner) else { return Err(wrong()) };
-                if rebuild == Rebuild::FromType {
+                if matches!(rebuild, Rebuild::FromType | Rebuild::Sparse) {
                     return Ok(None);
                 }
-                return self.rebuild(rebuild, inner);
+                let Some(tensor) = self.rebuild(rebuild, inner)? else { return Ok(None) };
+                if let Value::Global(id) = self.values.get(class) {
+                    let global = self.values.global(id);
+                    if (global.module, global.name) != ("torch", "Tensor") {
+                        self.extra(tensor).class = Some(id);
+                    }
+                }
+                self.set_state(tensor, state);
+                return Ok(Some(tensor));
             }
+            (Rebuild::Quantized, &[storage, offset, size, stride, params, grad, _]) => {
+                let flags = self.flags(grad, None)?;
+                return self.quantized(storage, [offset, size, stride], params, flags);
+            }
+            (Rebuild::Meta, &[dtype, size, stride, grad]) => {
+                let requires_grad = self.bool(grad)?;
+                let Some(Known::Dtype(dtype)) = self.known(dtype) else { return Ok(None) };
+                return self.meta(dtype, size, stride, requires_grad).map(Some);
+            }
+            (Rebuild::FromDevice, _) => return self.device_tensor(args),
             _ => return Err(wrong()),
         }
         .map(Some)
     }
 
-    fn tensor_at(&self, handle: Handle) -> Option<&Tensor> {
+    /// The tensor that a value is, if it is one.
+    pub(super) fn tensor_at(&self, handle: Handle) -> Option<&Tensor> {
+        self.tensor_id(handle).map(|(_, tensor)| tensor)
+    }
+
+    fn tensor_id(&self, handle: Handle) -> Option<(u32, &Tensor)> {
         let Value::Call(id) = self.values.get(handle) else { return None };
         match self.out.calls.get(id.index()) {
-            Some(&Meaning::Tensor(tensor)) => self.out.tensors.get(usize::try_from(tensor).ok()?),
+            Some(&Meaning::Tensor(tensor)) => {
+                self.out.tensors.get(usize::try_from(tensor).ok()?).map(|found| (tensor, found))
+            }
             _ => None,
         }
     }
 
-    fn tensor(&mut self, spot: Spot, dtype: DType, place: [Handle; 3], flags: Flags) -> Result<u32> {
+    pub(super) fn tensor(
+        &mut self,
+        spot: Spot,
+        dtype: DType,
+        place: [Handle; 3],
+        flags: Flags,
+    ) -> Result<u32> {
+        let tensor = self.proved(spot, dtype, place, flags)?;
+        self.push(tensor)
+    }
+
+    pub(super) fn proved(
+        &self,
+        spot: Spot,
+        dtype: DType,
+        place: [Handle; 3],
+        flags: Flags,
+    ) -> Result<Tensor> {
         let [offset, size, stride] = place;
         let (shape, strides) = (self.ints(size, "size")?, self.ints(stride, "stride")?);
         let offset = self.int(offset, "offset")?;
         let raw = RawTensor { dtype, shape, strides, offset, storage: spot.storage, flags };
-        self.push(raw.prove(spot.nbytes, self.limits)?.shifted(spot.start)?)
+        raw.prove(spot.nbytes, self.limits)?.shifted(spot.start)
+    }
+
+    /// A tensor without bytes, on a storage of its own that nothing can be read from.
+    fn meta(&mut self, dtype: DType, size: Handle, stride: Handle, requires_grad: bool) -> Result<u32> {
+        let (shape, strides) = (self.ints(size, "size")?, self.ints(stride, "stride")?);
+        let storage = u32::try_from(self.out.storages.len()).unwrap_or(u32::MAX);
+        let flags = Flags { requires_grad, meta: true, ..Flags::default() };
+        let tensor = RawTensor { dtype, shape, strides, offset: 0, storage, flags }.imagine(self.limits)?;
+        self.out.storages.push(Storage { place: Place::Meta, nbytes: 0, numel: 0, big_endian: false });
+        self.push(tensor)
+    }
+
+    /// Keeps what is set on a tensor: attributes as a dict, or a pair of them and slots; nothing where there are none.
+    fn set_state(&mut self, tensor: u32, state: Handle) {
+        let is_empty = match self.values.get(state) {
+            Value::None => true,
+            Value::Dict(pairs) => pairs.is_empty(),
+            _ => false,
+        };
+        if !is_empty {
+            self.extra(tensor).states.push(state);
+        }
     }
 
     pub(super) fn push(&mut self, tensor: Tensor) -> Result<u32> {

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use super::{Object, View};
 use crate::error::Result;
 use crate::index::Step;
+use crate::index::extra::{Part, Scale};
 use crate::index::meaning::{Meaning, SHORT};
 use crate::pickle::{Handle, Text, Value};
 
@@ -20,6 +21,19 @@ impl<'a> View<'a> {
                 let call = self.values.call(id);
                 let own = call.items.len().saturating_add(call.appended.len());
                 let parts: &[Handle] = match self.meaning(id) {
+                    Meaning::Tensor(tensor) => {
+                        let states = self.extra(tensor).map_or(&[][..], |extra| &extra.states[..]);
+                        let own = states
+                            .iter()
+                            .fold(0, |count: usize, &state| count.saturating_add(self.state_width(state)));
+                        return u64::try_from(own).unwrap_or(u64::MAX);
+                    }
+                    Meaning::Sparse(layout) => {
+                        let own = layout.parts().len();
+                        let own = (call.states.iter())
+                            .fold(own, |count, &state| count.saturating_add(self.state_width(state)));
+                        return u64::try_from(own).unwrap_or(u64::MAX);
+                    }
                     Meaning::Dict(_) | Meaning::Sequence(_) | Meaning::Size => self.args(&call),
                     Meaning::Record | Meaning::Opaque | Meaning::NumpyDtype(_) => &[call.args],
                     _ => return 0,
@@ -69,15 +83,16 @@ impl<'a> View<'a> {
         halves.iter().fold(self.width(state), |count, &half| count.saturating_add(module(half)))
     }
 
-    /// Every value that a value is made of, tensors excepted: a superset of its children, each as often as the file has it.
+    /// Every value that a value is made of: a superset of its children, each as often as the file has it. Of a tensor, what the
+    /// file says beside its place.
     pub(in crate::index) fn parts(self, handle: Handle, mut each: impl FnMut(Handle)) {
         match self.values.get(handle) {
             Value::Dict(pairs) => pairs.iter().for_each(|&(_, value)| each(value)),
             Value::Call(id) => {
-                if let Meaning::Tensor(_) | Meaning::Bytes | Meaning::ByteArray | Meaning::Complex =
-                    self.meaning(id)
-                {
-                    return;
+                match self.meaning(id) {
+                    Meaning::Bytes | Meaning::ByteArray | Meaning::Complex => return,
+                    Meaning::Tensor(tensor) if self.extra(tensor).is_none() => return,
+                    _ => {}
                 }
                 let call = self.values.call(id);
                 each(call.args);
@@ -96,6 +111,17 @@ impl<'a> View<'a> {
             Value::Call(id) => {
                 let call = self.values.call(id);
                 match self.meaning(id) {
+                    Meaning::Tensor(tensor) => self.extra_children(tensor, &mut out)?,
+                    Meaning::Sparse(_) => {
+                        if let Object::Sparse(sparse) = self.get(handle)? {
+                            out.extend(
+                                sparse.parts.into_iter().map(|(part, tensor)| (Step::Part(part), tensor)),
+                            );
+                        }
+                        for &state in call.states {
+                            self.state_children(state, &mut out)?;
+                        }
+                    }
                     Meaning::Dict(_) | Meaning::Sequence(_) | Meaning::Size => match self.get(handle)? {
                         Object::Tuple(items) => indexed(items, &mut out),
                         Object::Deque(items, _) | Object::Set(items) | Object::FrozenSet(items) => {
@@ -110,7 +136,14 @@ impl<'a> View<'a> {
                         _ => {}
                     },
                     Meaning::Record | Meaning::Opaque | Meaning::NumpyDtype(_) => {
-                        out.extend((0..).map(Step::Argument).zip(self.args(&call).iter().copied()));
+                        let mut args = self.args(&call);
+                        if self.is_from_type(&call)
+                            && let Some((&state, others)) = args.split_last()
+                        {
+                            self.state_children(state, &mut out)?;
+                            args = others;
+                        }
+                        out.extend((0..).map(Step::Argument).zip(args.iter().copied()));
                         for &state in call.kwargs.iter().chain(call.states) {
                             self.state_children(state, &mut out)?;
                         }
@@ -125,6 +158,21 @@ impl<'a> View<'a> {
         Ok(out)
     }
 
+    /// What the file says of a tensor beside its place: scales, and attributes.
+    fn extra_children(self, tensor: u32, out: &mut Vec<(Step, Handle)>) -> Result<()> {
+        let Some(extra) = self.extra(tensor) else { return Ok(()) };
+        if let Some(Scale::Channel { scales, zero_points, .. }) =
+            extra.quantization.as_ref().map(|quantization| &quantization.scale)
+        {
+            out.push((Step::Part(Part::Scale), *scales));
+            out.push((Step::Part(Part::ZeroPoint), *zero_points));
+        }
+        for &state in &extra.states {
+            self.state_children(state, out)?;
+        }
+        Ok(())
+    }
+
     /// A state's attributes: a dict, or a pair of the dict and the slots (copyreg.py: `__reduce_ex__`).
     fn state_children(self, state: Handle, out: &mut Vec<(Step, Handle)>) -> Result<()> {
         match self.values.get(state) {
@@ -137,6 +185,7 @@ impl<'a> View<'a> {
                 self.attributes(attributes, out)?;
                 self.attributes(slots, out)
             }
+            Value::None => Ok(()),
             _ => {
                 out.push((Step::Argument(0), state));
                 Ok(())

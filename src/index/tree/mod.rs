@@ -4,9 +4,11 @@ mod children;
 mod number;
 
 use self::number::number;
-use super::known::Known;
+use super::extra::{Extra, Sparse, SparseLayout};
+use super::known::{Known, Rebuild};
 use super::meaning::{Meaning, Meanings, NumpyType};
 use crate::error::Result;
+use crate::layout::Dims;
 use crate::pickle::{BigInt, Call, CallId, GlobalId, Handle, Text, Value, Values};
 
 /// The values of one pickle and what they mean.
@@ -78,6 +80,8 @@ pub enum Object<'a> {
         entries: Vec<(Handle, Handle)>,
         /// What BUILD set on it (`_metadata` on an OrderedDict).
         states: &'a [Handle],
+        /// What would make a default dict's missing values: a global, as a rule.
+        factory: Option<Handle>,
     },
     /// The name of a class or function, never looked up.
     Global {
@@ -88,6 +92,8 @@ pub enum Object<'a> {
     },
     /// A tensor of the index.
     Tensor(u32),
+    /// A tensor that is put together from others.
+    Sparse(Sparse),
     /// A value of a class that is kept as data.
     Opaque {
         /// `module.name`.
@@ -137,6 +143,16 @@ impl Tree {
         }
     }
 
+    /// What the file says of a tensor beside its place.
+    pub fn extra(&self, tensor: u32) -> Option<&Extra> {
+        self.meanings.extras.get(&tensor)
+    }
+
+    /// A global as `module.name`.
+    pub fn name_of(&self, global: GlobalId) -> String {
+        View { values: &self.values, meanings: &self.meanings }.class_name(Some(global))
+    }
+
     /// Every distinct global that the pickle names, as `module.name`, in program order.
     pub fn globals(&self) -> impl Iterator<Item = String> + '_ {
         self.values.globals().map(|(id, _)| {
@@ -163,7 +179,8 @@ impl<'a> View<'a> {
             Value::Set(items) => Object::Set(items.to_vec()),
             Value::FrozenSet(items) => Object::FrozenSet(items.to_vec()),
             Value::Dict(_) => {
-                Object::Dict { kind: DictKind::Dict, entries: self.values.entries(handle)?, states: &[] }
+                let entries = self.values.entries(handle)?;
+                Object::Dict { kind: DictKind::Dict, entries, states: &[], factory: None }
             }
             Value::Global(id) => {
                 let global = self.values.global(id);
@@ -182,6 +199,7 @@ impl<'a> View<'a> {
         let args = self.args(&call);
         Ok(match meaning {
             Meaning::Tensor(tensor) => Object::Tensor(tensor),
+            Meaning::Sparse(layout) => Object::Sparse(self.sparse(layout, args)),
             Meaning::Dict(known) => {
                 let (kind, from) = match known {
                     Known::Counter => (DictKind::Counter, args.first()),
@@ -191,7 +209,10 @@ impl<'a> View<'a> {
                 };
                 let mut pairs = from.map(|&from| self.pairs(from)).unwrap_or_default();
                 pairs.extend_from_slice(call.items);
-                Object::Dict { kind, entries: self.values.unique(&pairs)?, states: call.states }
+                let factory = args.first().copied().filter(|&factory| {
+                    kind == DictKind::DefaultDict && !matches!(self.values.get(factory), Value::None)
+                });
+                Object::Dict { kind, entries: self.values.unique(&pairs)?, states: call.states, factory }
             }
             Meaning::Sequence(known) => {
                 let mut items = args.first().map(|&from| self.items(from).to_vec()).unwrap_or_default();
@@ -215,6 +236,33 @@ impl<'a> View<'a> {
                 Object::Opaque { class: self.class(&call), call }
             }
         })
+    }
+
+    /// A sparse tensor's arguments, whose form is known to be right.
+    fn sparse(self, layout: SparseLayout, args: &[Handle]) -> Sparse {
+        let data = args.get(1).map_or(&[][..], |&data| self.items(data));
+        let after = layout.parts().len();
+        let size = |handle| match self.get(handle) {
+            Ok(Object::Tuple(sizes)) => sizes,
+            _ => &[],
+        };
+        let count = |&n: &Handle| match self.values.get(n) {
+            Value::Int(n) => u64::try_from(n).ok(),
+            _ => None,
+        };
+        let shape: Dims =
+            data.get(after).map_or(&[][..], |&sizes| size(sizes)).iter().filter_map(count).collect();
+        let is_coalesced = data.get(after.saturating_add(1)).and_then(|&flag| match self.values.get(flag) {
+            Value::Bool(flag) => Some(flag),
+            _ => None,
+        });
+        let parts = layout.parts().iter().copied().zip(data.iter().copied()).collect();
+        Sparse { layout, shape, is_coalesced, parts }
+    }
+
+    /// What is said of a tensor beside its place.
+    pub(super) fn extra(self, tensor: u32) -> Option<&'a Extra> {
+        self.meanings.extras.get(&tensor)
     }
 
     /// The class that a persistent id of a legacy stream may stand for.
@@ -312,12 +360,21 @@ impl<'a> View<'a> {
         };
         let callable = id(call.callable)?;
         let global = self.values.global(callable);
-        // copyreg._reconstructor(cls, base, state) makes a `cls` (copyreg.py).
-        let first = match (global.module, global.name) {
-            ("copyreg", "_reconstructor") => self.args(call).first().and_then(|&class| id(class)),
+        // Which argument of a function is the class of what it makes (copyreg.py, torch/_utils.py, torch/_tensor.py).
+        let position = match (global.module, global.name) {
+            ("copyreg", "_reconstructor") | ("torch._utils", "_rebuild_wrapper_subclass") => Some(0),
+            _ if self.is_from_type(call) => Some(1),
             _ => None,
         };
-        Some(first.unwrap_or(callable))
+        let class = position.and_then(|at: usize| self.args(call).get(at)).and_then(|&class| id(class));
+        Some(class.unwrap_or(callable))
+    }
+
+    /// Whether a call is `_rebuild_from_type_v2(rebuild, class, args, state)`.
+    pub(super) fn is_from_type(self, call: &Call<'a>) -> bool {
+        let Value::Global(id) = self.values.get(call.callable) else { return false };
+        let known = self.meanings.globals.get(id.index()).copied().flatten();
+        known == Some(Known::Rebuild(Rebuild::FromType)) && self.args(call).len() == 4
     }
 
     /// A class as `module.name`.

@@ -1,0 +1,205 @@
+//! Quantized tensors: integers, and how they stand for numbers (torch/_utils.py: `_rebuild_qtensor`).
+
+use super::{Meaning, Reader};
+use crate::dtype::{DType, Kind};
+use crate::error::{Code, Error, Result};
+use crate::index::extra::{Extra, Packed, Quantization, Scale};
+use crate::index::validate::{Flags, Tensor};
+use crate::layout::Dims;
+use crate::pickle::{Handle, Value};
+
+/// The storage classes, with the dtype and how many numbers share a byte.
+const CLASSES: [(&str, &str, u64); 5] = [
+    ("QInt8Storage", "qint8", 1),
+    ("QUInt8Storage", "quint8", 1),
+    ("QInt32Storage", "qint32", 1),
+    ("QUInt4x2Storage", "quint4x2", 2),
+    ("QUInt2x4Storage", "quint2x4", 4),
+];
+
+const SCHEMES: [&str; 5] = [
+    "per_tensor_affine",
+    "per_tensor_symmetric",
+    "per_channel_affine",
+    "per_channel_symmetric",
+    "per_channel_affine_float_qparams",
+];
+
+impl<'a> Reader<'a> {
+    /// The integers of a quantized tensor; `None` where a part of it is of an unknown class.
+    pub(super) fn quantized(
+        &mut self,
+        storage: Handle,
+        place: [Handle; 3],
+        params: Handle,
+        flags: Flags,
+    ) -> Result<Option<u32>> {
+        let Some((dtype, to_byte)) = self.quantized_class(storage) else {
+            let text = "a quantized tensor lies in a storage that is not of a quantized class";
+            return Err(Error::new(Code::PickleType, text));
+        };
+        let spot = self.storage_of(storage)?;
+        let [offset, size, stride] = place;
+        let shape = self.counts(size, "size")?;
+        let Some((scheme, scale)) = self.scale(params, &shape)? else { return Ok(None) };
+        let mut quantization = Quantization { dtype, scheme, scale, packed: None };
+        let tensor = if to_byte == 1 {
+            self.tensor(spot, spot.dtype, place, flags)?
+        } else {
+            let strides = self.counts(stride, "stride")?;
+            let offset = u64::try_from(self.int(offset, "offset")?).unwrap_or(u64::MAX);
+            let packed = Packed { shape, strides, offset };
+            packed.check(spot.nbytes, to_byte)?;
+            quantization.packed = Some(packed);
+            let whole = Tensor::whole(DType::U8, &[spot.nbytes], spot.storage, spot.nbytes)?;
+            let mut whole = whole.shifted(spot.start)?;
+            whole.flags = flags;
+            self.push(whole)?
+        };
+        self.extra(tensor).quantization = Some(quantization);
+        Ok(Some(tensor))
+    }
+
+    /// What is said beside the place of a tensor.
+    pub(super) fn extra(&mut self, tensor: u32) -> &mut Extra {
+        self.out.extras.entry(tensor).or_default()
+    }
+
+    /// The dtype of a storage's class as torch calls it, and how many of its numbers share a byte.
+    fn quantized_class(&self, storage: Handle) -> Option<(&'static str, u64)> {
+        let Value::PersistentId(pid) = self.values.get(storage) else { return None };
+        let Value::Tuple(&[_, class, ..]) = self.values.get(pid) else { return None };
+        let Value::Global(class) = self.values.get(class) else { return None };
+        let name = self.values.global(class).name;
+        CLASSES.iter().find(|(class, _, _)| *class == name).map(|&(_, dtype, to_byte)| (dtype, to_byte))
+    }
+
+    /// `(scheme, scale, zero_point)`, or `(scheme, scales, zero_points, axis)` with tensors or lists.
+    fn scale(&mut self, params: Handle, shape: &[u64]) -> Result<Option<(&'static str, Scale)>> {
+        let wrong = |text: String| Error::new(Code::TensorBounds, text);
+        let scheme = |handle| match self.values.get(handle) {
+            Value::Global(id) if self.values.global(id).module == "torch" => {
+                let name = self.values.global(id).name;
+                SCHEMES.iter().copied().find(|scheme| *scheme == name)
+            }
+            _ => None,
+        };
+        match self.values.get(params) {
+            Value::Tuple(&[name, scale, zero_point]) => {
+                let Some(name) = scheme(name).filter(|name| name.starts_with("per_tensor")) else {
+                    return Ok(None);
+                };
+                let scale = self.number(scale).filter(|scale| scale.is_finite());
+                let scale =
+                    scale.ok_or_else(|| wrong("a quantized tensor's scale is no number".to_owned()))?;
+                let zero_point = self.int(zero_point, "zero point")?;
+                Ok(Some((name, Scale::Tensor { scale, zero_point })))
+            }
+            Value::Tuple(&[name, scales, zero_points, axis]) => {
+                let Some(name) = scheme(name).filter(|name| name.starts_with("per_channel")) else {
+                    return Ok(None);
+                };
+                let axis = self.int(axis, "axis")?;
+                let size = usize::try_from(axis).ok().and_then(|axis| shape.get(axis).copied());
+                let (Some(size), Ok(axis)) = (size, u64::try_from(axis)) else {
+                    let text = format!("axis {axis} of a quantized tensor with {} dimension(s)", shape.len());
+                    return Err(wrong(text));
+                };
+                for (what, part) in [("scale", scales), ("zero point", zero_points)] {
+                    let Some(count) = self.channels(part)? else { return Ok(None) };
+                    if count != size {
+                        let text = format!("{count} {what}(s) for dimension {axis} of size {size}");
+                        return Err(wrong(text));
+                    }
+                }
+                Ok(Some((name, Scale::Channel { scales, zero_points, axis })))
+            }
+            _ => Err(Error::new(
+                Code::PickleType,
+                "a quantized tensor's parameters are no tuple of three or four",
+            )),
+        }
+    }
+
+    /// How many numbers a tensor with one dimension or a list has; `None` for anything else.
+    fn channels(&mut self, handle: Handle) -> Result<Option<u64>> {
+        if let Some(tensor) = self.tensor_at(handle) {
+            let plain = matches!(tensor.dtype().kind(), Kind::Float | Kind::Int);
+            return match &tensor.layout().shape[..] {
+                &[count] if plain => Ok(Some(count)),
+                shape => {
+                    let text =
+                        format!("the scales of a quantized tensor are {} of {shape:?}", tensor.dtype());
+                    Err(Error::new(Code::TensorBounds, text))
+                }
+            };
+        }
+        let Value::List(items) = self.values.get(handle) else { return Ok(None) };
+        let values = self.values;
+        let numbers = *self.numbers.entry(handle).or_insert_with(|| {
+            (items.iter()).all(|&item| match values.get(item) {
+                Value::Int(_) => true,
+                Value::Float(number) => number.is_finite(),
+                _ => false,
+            })
+        });
+        if !numbers {
+            let text = "the scales of a quantized tensor hold what is no number";
+            return Err(Error::new(Code::TensorBounds, text));
+        }
+        Ok(u64::try_from(items.len()).ok())
+    }
+
+    #[expect(
+        clippy::as_conversions,
+        reason = "an i64 has no lossless conversion to f64; Python rounds the same way"
+    )]
+    fn number(&self, handle: Handle) -> Option<f64> {
+        match self.values.get(handle) {
+            Value::Float(value) => Some(value),
+            Value::Int(value) => Some(value as f64),
+            _ => None,
+        }
+    }
+
+    /// Sizes or strides, none of them negative; a `torch.Size` is as good as a tuple.
+    pub(super) fn counts(&self, handle: Handle, what: &str) -> Result<Dims> {
+        let tuple = match self.values.get(handle) {
+            Value::Call(id) if self.out.calls.get(id.index()) == Some(&Meaning::Size) => {
+                match self.values.get(self.values.call(id).args) {
+                    Value::Tuple(&[sizes]) => sizes,
+                    _ => handle,
+                }
+            }
+            _ => handle,
+        };
+        let count = |n: i64| {
+            u64::try_from(n).map_err(|_| Error::new(Code::TensorShape, format!("negative {what} {n}")))
+        };
+        self.ints(tuple, what)?.into_iter().map(count).collect()
+    }
+}
+
+impl Packed {
+    /// That the last number lies inside `nbytes`. How torch pads rows is not said in the file, so the bytes may be more.
+    fn check(&self, nbytes: u64, to_byte: u64) -> Result<()> {
+        let wrong = |text: String| Err(Error::new(Code::TensorBounds, text));
+        if self.shape.len() != self.strides.len() {
+            return wrong(format!("{} sizes but {} strides", self.shape.len(), self.strides.len()));
+        }
+        if self.shape.contains(&0) {
+            return Ok(());
+        }
+        let last = self.shape.iter().zip(&self.strides).try_fold(self.offset, |last, (&size, &stride)| {
+            last.checked_add(size.saturating_sub(1).checked_mul(stride)?)
+        });
+        let count = crate::layout::numel(&self.shape);
+        match last.filter(|_| count.is_some()) {
+            Some(last) if last.checked_div(to_byte).is_some_and(|byte| byte < nbytes) => Ok(()),
+            _ => wrong(format!(
+                "a tensor of shape {:?} with {to_byte} numbers to the byte reaches outside a storage of {nbytes} byte(s)",
+                &self.shape[..]
+            )),
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! Sparse tensors: a layout and the tensors that it is put together from (torch/_utils.py: `_rebuild_sparse_tensor`).
+
+use super::{Meaning, Reader, SHORT};
+use crate::error::{Code, Error, Result};
+use crate::index::extra::SparseLayout;
+use crate::pickle::{Handle, Value, Values};
+
+impl<'a> Reader<'a> {
+    /// A sparse tensor, if its parts are tensors and its other arguments what torch writes.
+    pub(super) fn sparse(&self, args: &[Handle]) -> Result<Meaning> {
+        let wrong = |text: &str| Error::new(Code::PickleType, text);
+        let &[layout, data] = args else { return Err(wrong("a sparse tensor is a layout and its parts")) };
+        let Some(layout) = layout_of(self.values, layout) else { return Ok(Meaning::Opaque) };
+        let Value::Tuple(data) = self.values.get(data) else {
+            return Err(wrong("the parts of a sparse tensor are no tuple"));
+        };
+        let names = layout.parts().len();
+        let (Some(parts), Some((&size, rest))) =
+            (data.get(..names), data.get(names..).and_then(<[Handle]>::split_first))
+        else {
+            return Err(wrong("a sparse tensor has fewer parts than its layout"));
+        };
+        match (layout, rest) {
+            (_, []) => {}
+            (SparseLayout::Coo, &[coalesced]) => {
+                if !matches!(self.values.get(coalesced), Value::None) {
+                    self.bool(coalesced)?;
+                }
+            }
+            _ => return Err(wrong("a sparse tensor has more parts than its layout")),
+        }
+        if parts.iter().any(|&part| self.tensor_at(part).is_none()) {
+            return Ok(Meaning::Opaque);
+        }
+        let shape = self.counts(size, "size")?;
+        if crate::layout::numel(&shape).is_none() {
+            let text = format!("the size of shape {:?} does not fit 64 bits", &shape[..]);
+            return Err(Error::new(Code::TensorShape, text));
+        }
+        Ok(Meaning::Sparse(layout))
+    }
+}
+
+/// `_get_layout('torch.sparse_coo')` (torch/serialization.py); the name is looked up in a table and nowhere else.
+fn layout_of(values: &Values, handle: Handle) -> Option<SparseLayout> {
+    let Value::Call(id) = values.get(handle) else { return None };
+    let call = values.call(id);
+    let Value::Global(function) = values.get(call.callable) else { return None };
+    let function = values.global(function);
+    if (function.module, function.name) != ("torch.serialization", "_get_layout") {
+        return None;
+    }
+    let Value::Tuple(&[name]) = values.get(call.args) else { return None };
+    let Value::Str(name) = values.get(name) else { return None };
+    let name = Some(name).filter(|name| name.as_bytes().len() <= SHORT)?.as_str()?.strip_prefix("torch.")?;
+    SparseLayout::ALL.into_iter().find(|layout| layout.name() == name)
+}

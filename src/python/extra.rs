@@ -1,0 +1,80 @@
+//! What a file says of tensors beside their place, as Python values.
+
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use super::tensor::Tensor;
+use super::{objects, run};
+use crate::error::{Code, Error};
+use crate::index::{Object, Part, Path, Scale, SparseLayout};
+use crate::parallel::Cancel;
+use crate::pickle::Handle;
+use crate::tensor::Tensor as Core;
+
+/// `(dtype, scheme, scale, zero_point, axis, packed)`; `packed` is `(shape, strides, offset)`.
+pub(super) fn quantization<'py>(
+    py: Python<'py>,
+    tensor: &Core,
+    wrap: &Bound<'py, PyAny>,
+) -> PyResult<Option<Bound<'py, PyTuple>>> {
+    let Some(known) = tensor.quantization() else { return Ok(None) };
+    let (scale, zero_point, axis) = match &known.scale {
+        Scale::Tensor { scale, zero_point } => {
+            (scale.into_pyobject(py)?.into_any(), zero_point.into_pyobject(py)?.into_any(), None)
+        }
+        Scale::Channel { scales, zero_points, axis } => (
+            channels(py, tensor, *scales, Part::Scale, wrap)?,
+            channels(py, tensor, *zero_points, Part::ZeroPoint, wrap)?,
+            Some(*axis),
+        ),
+    };
+    let packed = match &known.packed {
+        Some(packed) => {
+            Some((PyTuple::new(py, &packed.shape)?, PyTuple::new(py, &packed.strides)?, packed.offset))
+        }
+        None => None,
+    };
+    (known.dtype, known.scheme, scale, zero_point, axis, packed).into_pyobject(py).map(Some)
+}
+
+/// Scales or zero points: a tensor by its own name where it has one, or a list.
+fn channels<'py>(
+    py: Python<'py>,
+    tensor: &Core,
+    part: Handle,
+    name: Part,
+    wrap: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let (checkpoint, shard) = (tensor.checkpoint(), tensor.shard() as usize);
+    let tree = checkpoint.trees().nth(shard).and_then(|(_, tree)| tree);
+    if let Some(Object::Tensor(id)) = tree.map(|tree| tree.get(part)).transpose()? {
+        let is_root = matches!(tensor.path(), Some(Path::Steps(steps)) if steps.is_empty());
+        let around = if is_root { String::new() } else { format!("{}.", tensor.name()) };
+        let named = format!("{around}{}", name.name());
+        let named = checkpoint.tensor(&named).ok().filter(|named| named.id() == (tensor.shard(), id));
+        let gone = || Error::new(Code::InternalError, "a quantized tensor's scales are gone");
+        let found = named.or_else(|| checkpoint.unnamed(shard, id)).ok_or_else(gone)?;
+        return wrap.call1((Tensor(found),));
+    }
+    objects::value(py, tensor, part, wrap)
+}
+
+/// Checks what a sparse tensor's parts say of each other.
+#[pyfunction]
+#[pyo3(signature = (layout, shape, is_coalesced, parts))]
+pub(crate) fn check_sparse(
+    py: Python<'_>,
+    layout: &str,
+    shape: Vec<u64>,
+    is_coalesced: Option<bool>,
+    parts: Vec<PyRef<'_, Tensor>>,
+) -> PyResult<()> {
+    let unknown = || Error::new(Code::Value, format!("{layout:?} is no sparse layout"));
+    let layout = SparseLayout::ALL.into_iter().find(|known| known.name() == layout).ok_or_else(unknown)?;
+    let parts: Vec<Core> = parts.iter().map(|part| part.0.clone()).collect();
+    let nbytes = parts.iter().fold(0_u64, |sum, part| part.nbytes().saturating_add(sum));
+    let cancel = Cancel::new();
+    run::interruptible(py, nbytes, &cancel, || {
+        Core::check_sparse(layout, &shape, is_coalesced, &parts, &cancel)
+    })
+}

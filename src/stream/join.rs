@@ -1,0 +1,119 @@
+//! Several tensors into one destination, end to end along a dimension: every thread fills a range of whole rows of the
+//! destination, the parts' shares of them side by side, so no part exists by itself at any time.
+
+use super::batch::{Task, fill_all};
+use super::plan::Piece;
+use super::read::{Fill, PIECE, Payload, fill_piece, gap};
+use crate::error::Error;
+use crate::layout::{Dims, Layout, contiguous_strides};
+use crate::parallel;
+
+/// Fills `out` with the parts joined along `dim`, C-contiguous. Their shapes are equal but for `dim`, their casts but for
+/// signs. An error comes with the number of the part that it is about.
+pub fn fill_joined(
+    parts: Vec<(Payload, Layout, Fill)>,
+    dim: usize,
+    threads: Option<usize>,
+    out: &mut [u8],
+) -> Result<(), (usize, Error)> {
+    let Some((_, first, how)) = parts.first() else { return Ok(()) };
+    let itemsize = how.cast.to().itemsize();
+    let mut shape = first.shape.clone();
+    if let Some(size) = shape.get_mut(dim) {
+        *size = parts.iter().map(|(_, layout, _)| layout.shape[dim]).sum();
+    }
+    let nbytes = parts.iter().map(|(_, layout, _)| layout.numel().saturating_mul(itemsize)).sum::<u64>();
+    if nbytes != out.len() as u64 {
+        return Err((0, gap()));
+    }
+    // The first dimension that is one; if it is the joined one, every part is a range of the destination.
+    match shape.iter().position(|&size| size != 1) {
+        Some(outer) if outer < dim => {
+            let rows = Rows { strides: contiguous_strides(&shape).unwrap_or_default(), outer, dim, itemsize };
+            rows.fill(&parts, shape[outer], threads, out)
+        }
+        _ => fill_ranges(parts, itemsize, threads, out),
+    }
+}
+
+fn fill_ranges(
+    parts: Vec<(Payload, Layout, Fill)>,
+    itemsize: u64,
+    threads: Option<usize>,
+    out: &mut [u8],
+) -> Result<(), (usize, Error)> {
+    let mut tasks = Vec::with_capacity(parts.len());
+    let mut rest = out;
+    for (number, (payload, layout, how)) in parts.into_iter().enumerate() {
+        let len = to_usize(layout.numel().saturating_mul(itemsize));
+        let (out, tail) = rest.split_at_mut_checked(len).ok_or_else(|| (number, gap()))?;
+        tasks.push(Task { payload, layout, how, out });
+        rest = tail;
+    }
+    fill_all(tasks, threads)
+}
+
+/// The destination's rows: its indices along the outermost dimension.
+struct Rows {
+    /// The destination's, in elements.
+    strides: Dims,
+    outer: usize,
+    dim: usize,
+    itemsize: u64,
+}
+
+impl Rows {
+    fn fill(
+        &self,
+        parts: &[(Payload, Layout, Fill)],
+        rows: u64,
+        threads: Option<usize>,
+        out: &mut [u8],
+    ) -> Result<(), (usize, Error)> {
+        let Some(row) = self.strides.get(self.outer).map(|row| row.saturating_mul(self.itemsize)) else {
+            return Err((0, gap()));
+        };
+        if row == 0 || rows == 0 {
+            return Ok(());
+        }
+        for (number, (_, _, how)) in parts.iter().enumerate() {
+            how.signs.apply(how.cast.from(), &mut []).map_err(|error| (number, error))?;
+        }
+        let bytes = out.len() as u64;
+        let threads = parallel::threads(bytes, threads);
+        let step = rows.div_ceil(threads as u64).min(PIECE.div_ceil(row)).max(1);
+        let ranges = out.chunks_mut(to_usize(step.saturating_mul(row))).enumerate();
+        let ranges = ranges.map(|(at, out)| (at as u64 * step, out));
+        parallel::for_each(threads, ranges, Vec::new, |scratch, (first, out)| {
+            let count = out.len() as u64 / row;
+            let mut at = 0_u64;
+            for (number, (payload, layout, how)) in parts.iter().enumerate() {
+                let start = to_usize(at.saturating_mul(self.strides[self.dim]).saturating_mul(self.itemsize));
+                at += layout.shape[self.dim];
+                if layout.numel() == 0 {
+                    continue;
+                }
+                let part = out.get_mut(start..).unwrap_or_default();
+                let piece = self.piece(layout, first, count);
+                fill_piece(payload, &piece, how, scratch, part).map_err(|error| (number, error))?;
+            }
+            Ok(())
+        })?;
+        for (number, (payload, _, _)) in parts.iter().enumerate() {
+            payload.source.check_unchanged().map_err(|error| (number, error))?;
+        }
+        Ok(())
+    }
+
+    /// A part's share of `count` rows from `first` on.
+    fn piece(&self, layout: &Layout, first: u64, count: u64) -> Piece {
+        let mut shape = layout.shape.clone();
+        shape[self.outer] = count;
+        let src = layout.offset + first * layout.strides[self.outer];
+        Piece::strided(&shape, &layout.strides, &self.strides, src)
+    }
+}
+
+fn to_usize(n: u64) -> usize {
+    usize::try_from(n).unwrap_or(usize::MAX)
+}

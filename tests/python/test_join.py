@@ -1,0 +1,221 @@
+"""`rustload.concat` and `rustload.stack`: what torch's cat and stack give, with no copy between."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from support import assert_same_bits, assert_same_values, child
+
+import rustload
+
+SHAPES = [(4, 3, 5), (4, 7, 5), (4, 1, 5)]
+
+
+@pytest.fixture
+def parts():
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator) for shape in SHAPES]
+
+
+@pytest.fixture
+def ckpt(save, parts):
+    # One that lies transposed in the file, as another writer may have left it.
+    odd = parts[1].permute(2, 0, 1).contiguous().permute(1, 2, 0)
+    return rustload.open(save({"a": parts[0], "b": odd, "c": parts[2]}))
+
+
+@pytest.mark.parametrize("dim", [1, -2])
+def test_concat_is_torchs(ckpt, parts, dim):
+    joined = rustload.concat(ckpt.values(), dim=dim)
+    expected = torch.cat(parts, dim=dim)
+    assert (joined.shape, joined.dtype, joined.ndim) == (expected.shape, "float32", 3)
+    assert (joined.size, joined.nbytes) == (expected.numel(), expected.nbytes)
+    assert joined.strides == expected.stride()
+    assert_same_bits(joined.materialize(), expected)
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2, -1, -3])
+def test_stack_is_torchs(save, dim):
+    parts = [torch.randn(5, 6) for _ in range(3)]
+    ckpt = rustload.open(save(dict(zip("abc", parts, strict=True))))
+    joined = rustload.stack(list(ckpt.values()), dim)
+    assert_same_bits(joined.materialize(), torch.stack(parts, dim))
+    assert_same_bits(joined.materialize(transpose=True), torch.stack(parts, dim).mT.contiguous())
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+@pytest.mark.parametrize("dtype", [None, "bfloat16", "float64"])
+def test_orders_and_casts_on_the_way(ckpt, parts, order, dtype):
+    expected = torch.cat(parts, 1).permute(order).contiguous()
+    if dtype:
+        expected = expected.to(getattr(torch, dtype))
+    joined = rustload.concat(ckpt.values(), dim=1)
+    assert_same_values(joined.materialize(dtype=dtype, transpose=order), expected)
+    assert_same_values(joined.permute(*order).materialize(dtype=dtype), expected)
+
+
+def test_reversed_dimensions(ckpt, parts):
+    joined = rustload.concat(ckpt.values(), dim=1).T
+    assert joined.shape == (5, 11, 4)
+    assert_same_bits(joined.materialize(), torch.cat(parts, 1).permute(2, 1, 0).contiguous())
+    assert_same_bits(joined.T.materialize(), torch.cat(parts, 1))
+
+
+KEYS = [
+    np.s_[2], np.s_[:, 2], np.s_[:, 3], np.s_[:, -1], np.s_[:, 10], np.s_[:, 1:9], np.s_[:, 3:10], np.s_[:, 4:6], np.s_[:, ::3],
+    np.s_[:, 2::4], np.s_[:, 9::5], np.s_[:, 5:5], np.s_[:, 11:], np.s_[1:3, ::2, 1:], np.s_[..., 1], np.s_[..., ::2, :],
+    np.s_[None], np.s_[:, None, 2:8], np.s_[:, 2:8, None], np.s_[1, 2:8, 3], np.s_[1, 2, 3], np.s_[1, 10, 3], np.s_[..., None],
+    np.s_[:, 0:100:100], np.s_[0:0],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", KEYS, ids=str)
+def test_indexing_is_torchs(ckpt, parts, key):
+    found = rustload.concat(ckpt.values(), dim=1)[key]
+    expected = torch.cat(parts, 1)[key]
+    assert found.shape == expected.shape
+    assert_same_bits(found.materialize(), expected.contiguous())
+    if found.ndim > 1:
+        assert_same_values(
+            found.materialize(dtype="float16", transpose=True), expected.half().mT.contiguous()
+        )
+        assert_same_bits(found.T[:1].materialize(), expected.permute(*range(expected.ndim)[::-1])[:1].contiguous())  # fmt: skip
+
+
+def test_indexing_lets_go_of_parts(ckpt):
+    joined = rustload.concat(ckpt.values(), dim=1)
+    assert [part.name for part in joined.parts] == ["a", "b", "c"]
+    assert [part.name for part in joined[:, 4:9].parts] == ["b"]
+    assert [part.shape for part in joined[:, 2:4].parts] == [(4, 1, 5), (4, 1, 5)]
+
+
+def test_several_checkpoints_and_parts_of_tensors(save, parts):
+    one = rustload.open(save({"a": parts[0]}, "one.bin"))
+    two = rustload.open(save({"b": parts[1]}, "two.safetensors"))
+    joined = rustload.concat([one["a"][:, 1:], two["b"][:, ::2], one["a"]], dim=1)
+    expected = torch.cat([parts[0][:, 1:], parts[1][:, ::2], parts[0]], dim=1)
+    assert_same_bits(joined.materialize(), expected)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int64", "complex64", "float8_e4m3fn", "bfloat16"])
+def test_any_dtype(save, dtype):
+    parts = [torch.arange(12).reshape(3, 4).to(getattr(torch, dtype)) for _ in range(2)]
+    ckpt = rustload.open(save(dict(zip("ab", parts, strict=True))))
+    expected = torch.cat([part.view(torch.uint8) for part in parts], 1).view(getattr(torch, dtype))
+    assert_same_bits(rustload.concat(ckpt.values(), 1).materialize(), expected)
+
+
+def test_lazy_signs_and_byte_orders(tmp_path):
+    parts = [torch.randn(4, 4, dtype=torch.complex64) for _ in range(2)]
+    torch.save({"a": parts[0].conj(), "b": parts[1]}, tmp_path / "m.bin")
+    found = rustload.concat(rustload.open(tmp_path / "m.bin").values(), 1)
+    assert_same_bits(found.materialize(), torch.cat([parts[0].conj(), parts[1]], 1))
+
+
+@pytest.mark.parametrize("shapes", [[(0, 3), (2, 3)], [(2, 0), (2, 3)], [(0, 3), (0, 3)], [(1, 3), (1, 2)]])
+def test_empty_and_single_rows(save, shapes):
+    dim = 1 if shapes[0][0] == shapes[1][0] and shapes[0] != shapes[1] else 0
+    parts = [torch.randn(shape) for shape in shapes]
+    ckpt = rustload.open(save(dict(zip("ab", parts, strict=True))))
+    assert_same_bits(rustload.concat(ckpt.values(), dim).materialize(), torch.cat(parts, dim))
+
+
+def test_large_ones_on_several_threads(save):
+    parts = [torch.randn(3000, width) for width in (700, 301, 1024)]
+    ckpt = rustload.open(save(dict(zip("abc", parts, strict=True))))
+    expected = torch.cat(parts, 1)
+    joined = rustload.concat(ckpt.values(), 1)
+    for threads in (1, 2, 5):
+        assert_same_bits(joined.materialize(threads=threads), expected)
+        assert_same_values(
+            joined.materialize(dtype="bfloat16", transpose=True, threads=threads), expected.bfloat16().t().contiguous()
+        )  # fmt: skip
+
+
+def test_other_frameworks_and_out(ckpt, parts):
+    expected = torch.cat(parts, 1)
+    joined = rustload.concat(ckpt.values(), 1)
+    assert joined.numpy().tolist() == expected.tolist()
+    assert np.asarray(joined).tolist() == expected.tolist()
+    assert torch.from_dlpack(joined).equal(expected)
+    assert joined.bytes() == expected.numpy().tobytes()
+    out = torch.empty(4, 11, 5, dtype=torch.float16)
+    assert joined.materialize(out=out) is out
+    assert_same_values(out, expected.half())
+    array = np.empty((4, 5, 11), np.float64)
+    joined.materialize(out=array, transpose=True)
+    assert array.tolist() == expected.mT.tolist()
+    with pytest.raises(ValueError, match="shape"):
+        joined.materialize(out=torch.empty(4, 11))
+    with pytest.raises(BufferError, match="lie apart"):
+        joined.materialize(copy=False)
+    with pytest.raises(BufferError, match="lie apart"):
+        joined.materialize(copy=False, framework="numpy")
+
+
+def test_what_does_not_fit_is_named(save):
+    ckpt = rustload.open(
+        save({"q": torch.zeros(4, 3), "k": torch.zeros(4, 2), "i": torch.zeros(4, 3, dtype=torch.int32), "v": torch.zeros(4)})
+    )  # fmt: skip
+    with pytest.raises(
+        ValueError, match=r'"q" and "k" cannot be joined: their shapes are \[4, 3\] and \[4, 2\]'
+    ):
+        rustload.concat([ckpt["q"], ckpt["q"], ckpt["k"]])
+    with pytest.raises(ValueError, match=r'"q" and "k".*shapes'):
+        rustload.stack([ckpt["q"], ckpt["k"]])
+    with pytest.raises(ValueError, match=r'"q" and "v".*shapes'):
+        rustload.stack([ckpt["q"], ckpt["v"]])
+    with pytest.raises(ValueError, match=r'"q" and "i".*float32 and int32'):
+        rustload.concat([ckpt["q"], ckpt["i"]])
+    with pytest.raises(IndexError, match="dim=2"):
+        rustload.concat([ckpt["q"]], dim=2)
+    with pytest.raises(IndexError, match="dim=-4"):
+        rustload.stack([ckpt["q"]], dim=-4)
+    with pytest.raises(ValueError, match="empty"):
+        rustload.concat([])
+    for wrong in (ckpt["q"], 3, [torch.zeros(3)], ["q"], [rustload.concat([ckpt["q"]])]):
+        with pytest.raises(TypeError, match="lazy tensor"):
+            rustload.concat(wrong)
+    with pytest.raises(TypeError, match=r"rustload\.concat"):
+        rustload.JoinedTensor()
+
+
+def test_it_has_no_name_and_says_what_it_is(ckpt):
+    joined = rustload.concat(ckpt.values(), 1)
+    assert (joined.name, joined.path, joined.is_contiguous, joined.requires_grad) == ("", (), False, False)
+    assert repr(joined) == "<JoinedTensor of 3 float32 [4, 11, 5] 880 B>"
+    assert isinstance(joined, rustload.LazyTensor)
+    assert isinstance(joined[1:], rustload.JoinedTensor)
+    assert len(list(joined)) == 4
+
+
+def test_an_error_while_reading_names_the_part(save):
+    import os
+
+    path = save({"a": torch.randn(100, 1000), "b": torch.randn(100, 1000)})
+    ckpt = rustload.open(path)
+    joined = rustload.concat(ckpt.values(), 1)
+    os.truncate(path, path.stat().st_size // 2)
+    with pytest.raises(rustload.FormatError, match="changed") as caught:
+        joined.materialize()
+    assert (caught.value.code, caught.value.member) == ("FileChanged", "b")
+
+
+@pytest.mark.parametrize("how", ["dict(copy=True)", "dict(dtype='bfloat16')", "dict(transpose=True)"])
+def test_there_is_no_copy_of_a_part(save, how):
+    """Six parts of 16 MiB: no more than the result and the scratch at any time."""
+    path = save({f"t{n}": torch.full((4096, 1024), float(n)) for n in range(6)})
+    code = """
+    import sys, rustload
+    def status(key):
+        with open("/proc/self/status") as lines:
+            return next(int(line.split()[1]) << 10 for line in lines if line.startswith(key))
+    joined = rustload.concat(rustload.open(sys.argv[1], framework="dlpack").values(), dim=1)
+    base = status("VmRSS")
+    made = joined.materialize(**eval(sys.argv[2]))
+    print((status("VmHWM") - base - made.nbytes) >> 20)
+    """
+    assert int(child(code, path, how).stdout) < 12

@@ -1,0 +1,470 @@
+"""Quantized, sparse and meta tensors, and what stands on tensors: values equal to torch's, and claims that do not hold."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import child, saved
+
+import rustload
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse:UserWarning", "ignore:.*quant.*:UserWarning")
+
+
+class Reduced:
+    """Pickles as a call, with a state to set on the result if there is one."""
+
+    def __init__(self, *made: Any) -> None:
+        self.made = made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.made
+
+
+def numbers() -> torch.Tensor:
+    return torch.randn(40, 70, generator=torch.Generator().manual_seed(0)) * 50
+
+
+def channels(size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(size)
+    scales = torch.rand(size, dtype=torch.float64, generator=generator) + 0.01
+    return scales, torch.randint(0, 9, (size,), generator=generator)
+
+
+def quantized() -> dict[str, torch.Tensor]:
+    """A tensor of every dtype and scheme that torch can dequantize to compare with."""
+    x, found = numbers(), {}
+    for dtype in (torch.qint8, torch.quint8, torch.qint32):
+        found[f"tensor {dtype}"] = torch.quantize_per_tensor(x, 0.137, 3, dtype)
+        for axis in (0, 1):
+            found[f"channel {axis} {dtype}"] = torch.quantize_per_channel(
+                x, *channels(x.shape[axis]), axis, dtype
+            )
+    scales, zeros = channels(40)
+    found["float qparams"] = torch.quantize_per_channel(
+        x, scales.float(), zeros.float() + 0.25, 0, torch.quint8
+    )
+    return found
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch's quantization moves to another package
+    QUANTIZED = quantized()
+
+containers = pytest.mark.parametrize("zip_format", [True, False], ids=["zip", "legacy"])
+
+
+@containers
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_dequantize_equals_torch_to_the_bit(name: str, zip_format: bool) -> None:
+    q = QUANTIZED[name]
+    t = rustload.open(saved({"w": q}, _use_new_zipfile_serialization=zip_format))["w"]
+    want = q.dequantize()
+    assert torch.equal(t.materialize(), q.int_repr())
+    assert torch.equal(t.materialize(dequantize=True), want)
+    assert torch.equal(t[3:30:2, ::7].materialize(dequantize=True), want[3:30:2, ::7])
+    assert torch.equal(t[5].materialize(dequantize=True), want[5])
+    assert torch.equal(t.T.materialize(dequantize=True, dtype="bfloat16"), want.T.bfloat16())
+    assert torch.equal(t.materialize(dequantize=True, transpose=True, dtype=torch.float64), want.T.double())
+    out = torch.empty(40, 70, dtype=torch.float16)
+    t.materialize(dequantize=True, out=out)
+    assert torch.equal(out, want.half())
+    assert np.array_equal(t.materialize(dequantize=True, framework="numpy"), want.numpy())
+
+
+def test_a_large_quantized_tensor_is_dequantized_block_by_block() -> None:
+    x = torch.rand(3, 300, 500, generator=torch.Generator().manual_seed(1))
+    q = torch.quantize_per_channel(x, *channels(500), 2, torch.qint8)
+    t = rustload.open(saved(q))["tensor"].permute(1, 0, 2)
+    for threads in (1, 3):
+        found = t.materialize(dequantize=True, threads=threads)
+        assert torch.equal(found, q.dequantize().transpose(0, 1))
+
+
+def test_quantization_says_how() -> None:
+    scales, zeros = channels(40)
+    ckpt = rustload.open(
+        saved({"q": QUANTIZED["tensor torch.qint8"], "c": QUANTIZED["channel 0 torch.qint32"]})
+    )
+    assert list(ckpt) == ["q", "c", "c.scale", "c.zero_point"]
+    assert ckpt["q"].quantization == ("qint8", "per_tensor_affine", 0.137, 3, None, None)
+    found = ckpt["c"].quantization
+    assert found is not None
+    assert (found.dtype, found.scheme, found.axis) == ("qint32", "per_channel_affine", 0)
+    assert isinstance(found.scale, rustload.LazyTensor)
+    assert isinstance(found.zero_point, rustload.LazyTensor)
+    assert (found.scale.name, found.zero_point.name) == ("c.scale", "c.zero_point")
+    assert torch.equal(found.scale.materialize(), scales)
+    assert torch.equal(found.zero_point.materialize(), zeros)
+    assert ckpt["c.scale"].quantization is None
+    assert ckpt["c.scale"].materialize(dequantize=True).dtype == torch.float64
+
+
+@pytest.mark.parametrize(("dtype", "to_byte"), [(torch.quint4x2, 2), (torch.quint2x4, 4)])
+def test_t24_packed_numbers_are_handed_on_as_bytes(dtype: torch.dtype, to_byte: int) -> None:
+    scales, zeros = torch.full((3,), 0.5), torch.zeros(3)
+    q = torch.quantize_per_channel(torch.ones(3, 5), scales, zeros, 0, dtype)
+    t = rustload.open(saved(q))["tensor"]
+    assert (t.dtype, t.shape) == ("uint8", (q.untyped_storage().nbytes(),))
+    assert t.bytes() == bytes(q.untyped_storage().tolist())
+    found = t.quantization
+    assert found is not None
+    assert (found.dtype, found.packed) == (str(dtype).removeprefix("torch."), ((3, 5), (5, 1), 0))
+    with pytest.raises(rustload.UnsupportedError) as caught:
+        t.materialize(dequantize=True)
+    assert caught.value.code == "DtypeUnsupported"
+    assert 15 // to_byte < t.nbytes
+
+
+def qtensor(params: tuple[Any, ...], size: tuple[int, ...] = (2, 3)) -> bytes:
+    """A file with a quantized tensor of any parameters."""
+    q = torch.quantize_per_tensor(torch.ones(2, 3), 0.5, 0, torch.qint8)
+    strides = (3, 1)[-len(size) :]
+    return saved(
+        Reduced(torch._utils._rebuild_qtensor, (q._typed_storage(), 0, size, strides, params, False, {}))
+    )
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        (torch.per_tensor_affine, float("nan"), 0),
+        (torch.per_tensor_affine, float("inf"), 0),
+        (torch.per_channel_affine, torch.ones(2), torch.zeros(2), -1),
+        (torch.per_channel_affine, torch.ones(2), torch.zeros(2), 2),
+        (torch.per_channel_affine, torch.ones(3), torch.zeros(3), 0),
+        (torch.per_channel_affine, torch.ones(2), torch.zeros(3), 0),
+        (torch.per_channel_affine, torch.ones(2, 1), torch.zeros(2), 0),
+        (torch.per_channel_affine, torch.ones(2, dtype=torch.bool), torch.zeros(2), 0),
+        (torch.per_channel_affine, [1.0], [0], 0),
+        (torch.per_channel_affine, [1.0, float("nan")], [0, 0], 0),
+        (torch.per_channel_affine, [1.0, "x"], [0, 0], 0),
+    ],
+    ids=str,
+)
+def test_t30_a_quantizer_that_does_not_fit_is_refused_at_open(params: tuple[Any, ...]) -> None:
+    with pytest.raises(rustload.FormatError) as caught:
+        rustload.open(qtensor(params))
+    assert caught.value.code == "TensorBounds"
+    assert caught.value.offset is not None
+
+
+def test_t30_scales_in_tensors_are_checked_when_they_are_used() -> None:
+    data = qtensor((torch.per_channel_affine, torch.tensor([1.0, float("nan")]), torch.zeros(2), 0))
+    t = rustload.open(data)["tensor"]
+    assert t.materialize().tolist() == [[2] * 3] * 2
+    with pytest.raises(rustload.FormatError) as caught:
+        t.materialize(dequantize=True)
+    assert caught.value.code == "TensorBounds"
+
+
+def test_scales_in_lists_are_as_good_as_in_tensors() -> None:
+    t = rustload.open(qtensor((torch.per_channel_affine, [0.5, 2], [0, 1], 0)))["tensor"]
+    assert t.quantization == ("qint8", "per_channel_affine", [0.5, 2], [0, 1], 0, None)
+    assert t.materialize(dequantize=True).tolist() == [[1] * 3, [2] * 3]
+
+
+def test_a_quantizer_of_an_unknown_scheme_leaves_the_tensor_as_data() -> None:
+    ckpt = rustload.open(qtensor((torch.float32, 1.0, 0)))
+    assert isinstance(ckpt.objects, rustload.Opaque)
+    assert list(ckpt) == ["args.0"]
+
+
+def test_a_quantized_tensor_gives_floats_only() -> None:
+    t = rustload.open(saved(QUANTIZED["tensor torch.qint8"]))["tensor"]
+    with pytest.raises(ValueError, match="floats, not int32"):
+        t.materialize(dequantize=True, dtype="int32")
+
+
+def test_few_scales_for_many_repeated_numbers_are_a_limit() -> None:
+    scales, zeros = torch.ones(1).expand(1 << 40), torch.zeros(1).expand(1 << 40)
+    q = torch.quantize_per_tensor(torch.ones(1), 0.5, 0, torch.qint8)
+    params = (torch.per_channel_affine, scales, zeros, 0)
+    args = (q._typed_storage(), 0, (1 << 40,), (0,), params, False, {})
+    t = rustload.open(saved(Reduced(torch._utils._rebuild_qtensor, args)))["tensor"]
+    with pytest.raises(rustload.LimitError):
+        t[:2].materialize(dequantize=True)
+
+
+# Sparse
+
+
+def matrix() -> torch.Tensor:
+    made = torch.arange(24.0).reshape(4, 6)
+    made[made % 3 == 0] = 0
+    return made
+
+
+SPARSE = {
+    "coo": lambda: matrix().to_sparse(),
+    "coo, not coalesced": lambda: torch.sparse_coo_tensor([[0, 0, 1]], [1.0, 2.0, 3.0], (4,)),
+    "coo, hybrid": lambda: matrix().to_sparse(1),
+    "coo, empty": lambda: torch.zeros(3, 0).to_sparse(),
+    "csr": lambda: matrix().to_sparse_csr(),
+    "csr, batched": lambda: torch.stack([matrix(), matrix()]).to_sparse_csr(),
+    "csr, dense": lambda: matrix().unsqueeze(-1).expand(4, 6, 2).contiguous().to_sparse_csr(dense_dim=1),
+    "csc": lambda: matrix().to_sparse_csc(),
+    "bsr": lambda: matrix().to_sparse_bsr((2, 3)),
+    "bsc": lambda: matrix().to_sparse_bsc((2, 3)),
+}
+
+
+@containers
+@pytest.mark.parametrize("name", SPARSE)
+def test_a_sparse_tensor_is_its_parts(name: str, zip_format: bool) -> None:
+    s = SPARSE[name]()
+    found = rustload.open(saved({"s": s}, _use_new_zipfile_serialization=zip_format)).objects["s"]
+    assert isinstance(found, rustload.Sparse)
+    assert (found.layout, found.shape, found.dtype) == (str(s.layout)[6:], tuple(s.shape), "float32")
+    assert found.is_coalesced == (s.is_coalesced() if s.layout == torch.sparse_coo else None)
+    for part, tensor in found.parts.items():
+        torches = getattr(s, part if s.layout != torch.sparse_coo else f"_{part}")()
+        assert tensor.name == f"s.{part}"
+        assert torch.equal(tensor.materialize(), torches)
+    found.check()
+    made = found.torch()
+    assert (made.layout, made.shape) == (s.layout, s.shape)
+    assert torch.equal(made.to_dense(), s.to_dense())
+    assert repr(found) == f"<Sparse {found.layout} float32 {list(s.shape)}>"
+
+
+def sparse_of(layout: torch.layout, *data: Any) -> rustload.Sparse:
+    found = rustload.open(saved(Reduced(torch._utils._rebuild_sparse_tensor, (layout, data)))).objects
+    assert isinstance(found, rustload.Sparse)
+    return found
+
+
+def ints(*rows: Any) -> torch.Tensor:
+    return torch.tensor(rows)
+
+
+F = torch.ones
+COO, CSR, CSC, BSR = torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr
+BROKEN = {
+    "index at the size": (COO, ints([0, 4]), F(2), (4,)),
+    "negative index": (COO, ints([0, -1]), F(2), (4,)),
+    "more coordinates than dimensions": (COO, ints([0], [0]), F(1), (4,)),
+    "more coordinates than values": (COO, ints([0, 1]), F(1), (4,)),
+    "values of another dense shape": (COO, ints([0, 1]), F(2, 3), (4, 2)),
+    "indices that are no matrix": (COO, ints(0, 1), F(2), (4,)),
+    "indices of floats": (COO, F(1, 2), F(2), (4,)),
+    "coalesced, but twice": (COO, ints([1, 1]), F(2), (4,), True),
+    "coalesced, but late": (COO, ints([0, 1], [1, 0]).flip(1), F(2), (2, 2), True),
+    "rows that do not begin at 0": (CSR, ints(1, 1, 2), ints(0, 1), F(2), (2, 2)),
+    "rows that shrink": (CSR, ints(0, 2, 1), ints(0, 1), F(2), (2, 2)),
+    "rows beyond the values": (CSR, ints(0, 1, 3), ints(0, 1), F(2), (2, 2)),
+    "rows that end early": (CSR, ints(0, 1, 1), ints(0, 1), F(2), (2, 2)),
+    "a row longer than the width": (CSR, ints(0, 3, 3), ints(0, 1, 1), F(3), (2, 2)),
+    "too few rows": (CSR, ints(0, 2), ints(0, 1), F(2), (2, 2)),
+    "column at the width": (CSR, ints(0, 1, 2), ints(0, 2), F(2), (2, 2)),
+    "negative column": (CSR, ints(0, 1, 2), ints(-1, 0), F(2), (2, 2)),
+    "columns that repeat": (CSR, ints(0, 2, 2), ints(1, 1), F(2), (2, 2)),
+    "a row index at the height": (CSC, ints(0, 1, 2), ints(0, 3), F(2), (3, 2)),
+    "blocks that do not divide": (BSR, ints(0, 1), ints(0), F(1, 2, 2), (2, 3)),
+    "blocks of nothing": (BSR, ints(0, 1), ints(0), F(1, 0, 2), (2, 2)),
+    "values without blocks": (BSR, ints(0, 1), ints(0), F(1), (2, 2)),
+    "another batch": (CSR, ints([0, 1]), ints([0]), F(1, 1), (2, 1, 2)),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_t31_indices_that_do_not_hold_are_refused_when_checked(name: str) -> None:
+    layout, *data = BROKEN[name]
+    found = sparse_of(layout, *data)
+    for use in (found.check, found.torch):
+        with pytest.raises(rustload.FormatError) as caught:
+            use()
+        assert caught.value.code == "SparseInvariant"
+    if name == "indices of floats":
+        return  # torch casts them
+    with pytest.raises(RuntimeError):  # torch agrees
+        torch.sparse_coo_tensor(
+            *data[:3], is_coalesced=data[3] if data[3:] else None, check_invariants=True
+        ) if layout == COO else torch.sparse_compressed_tensor(*data, layout=layout, check_invariants=True)
+
+
+def test_long_rows_and_many_rows_are_checked_across_blocks() -> None:
+    columns = torch.arange(200_000)
+    one = (CSR, ints(0, 200_000), columns, F(200_000), (1, 200_000))
+    many = (CSR, torch.arange(200_001), torch.zeros(200_000, dtype=torch.int64), F(200_000), (200_000, 1))
+    sparse_of(*one).check()
+    sparse_of(*many).check()
+    sparse_of(COO, columns.reshape(1, -1), F(200_000), (200_000,), True).check()
+    columns[70_000] = columns[69_999]
+    with pytest.raises(rustload.FormatError):
+        sparse_of(*one).check()
+    with pytest.raises(rustload.FormatError):
+        sparse_of(COO, columns.reshape(1, -1), F(200_000), (200_000,), True).check()
+
+
+def test_indices_that_repeat_without_end_are_a_limit() -> None:
+    bounds, columns = ints(0, 0).expand(1 << 40, 2), torch.empty(0, dtype=torch.int64).expand(1 << 40, 0)
+    found = sparse_of(CSR, bounds, columns, torch.empty(0).expand(1 << 40, 0), (1 << 40, 1, 1))
+    with pytest.raises(rustload.LimitError):
+        found.check()
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        ((ints([0]), F(1)), "PickleType"),
+        ((ints([0]), F(1), (2,), None, 1), "PickleType"),
+        ((ints([0]), F(1), (2,), "x"), "PickleType"),
+        ((ints([0]), F(1), (-2,)), "TensorShape"),
+        ((ints([0]), F(1), (1 << 40, 1 << 40)), "TensorShape"),
+    ],
+    ids=["no size", "too long", "flag", "negative", "huge"],
+)
+def test_a_sparse_tensor_in_a_wrong_form_is_refused_at_open(data: tuple[Any, ...], code: str) -> None:
+    with pytest.raises(rustload.FormatError) as caught:
+        rustload.open(saved(Reduced(torch._utils._rebuild_sparse_tensor, (COO, data))))
+    assert caught.value.code == code
+
+
+# Meta
+
+
+def test_t32_a_meta_tensor_of_any_size_costs_nothing() -> None:
+    huge = torch.empty(1 << 31, 1 << 31, device="meta", dtype=torch.uint8).requires_grad_(False)
+    ckpt = rustload.open(saved({"m": huge, "w": torch.ones(2)}))
+    t = ckpt["m"]
+    assert (t.is_meta, t.shape, t.nbytes, ckpt.nbytes) == (True, (1 << 31, 1 << 31), 1 << 62, 8)
+    assert ckpt.tied == []
+    found = t.materialize()
+    assert (found.device.type, found.shape, found.dtype) == ("meta", huge.shape, huge.dtype)
+    assert not ckpt["w"].is_meta
+
+
+def test_a_meta_tensor_keeps_strides_and_takes_part_in_conversions() -> None:
+    m = torch.empty(2, 3, device="meta").T
+    t = rustload.open(saved(m))["tensor"]
+    assert t.materialize().stride() == m.stride()
+    found = t.materialize(dtype="bfloat16", transpose=True)
+    assert (found.shape, found.dtype, found.is_contiguous()) == ((2, 3), torch.bfloat16, True)
+    assert t[:1].materialize().shape == (1, 2)
+
+
+@pytest.mark.parametrize("use", ["numpy", "dlpack", "bytes", "out", "convert"])
+def test_a_meta_tensor_has_no_elements_outside_torch(use: str) -> None:
+    t = rustload.open(saved(torch.empty(1 << 40, device="meta")))["tensor"]
+    uses = {
+        "numpy": lambda: t.materialize(framework="numpy"),
+        "dlpack": lambda: t.materialize(framework="dlpack"),
+        "bytes": t.bytes,
+        "out": lambda: t[:2].materialize(out=torch.empty(2)),
+        "convert": lambda: t.materialize(framework="numpy", dtype="float64"),
+    }
+    with pytest.raises(rustload.UnsupportedError) as caught:
+        uses[use]()
+    assert caught.value.code == "MetaTensor"
+
+
+# Subclasses and attributes
+
+
+class Subclass(torch.Tensor):
+    """A tensor with another class."""
+
+
+class Slotted(torch.Tensor):
+    """A subclass with a slot."""
+
+    __slots__ = ("depth",)
+
+
+def test_a_subclass_and_its_attributes_are_kept_as_data() -> None:
+    inner = torch.zeros(3)
+    inner.note = "inner"  # type: ignore[attr-defined]
+    t = torch.ones(2).as_subclass(Subclass)
+    t.inner, t.level = inner, {"n": 1}  # type: ignore[attr-defined]
+    ckpt = rustload.open(saved({"t": t, "plain": torch.ones(1)}))
+    assert list(ckpt) == ["t", "t.inner", "plain"]
+    assert ckpt["t"].class_name == f"{Subclass.__module__}.Subclass"
+    found = ckpt["t"].attributes
+    assert set(found) == {"inner", "level"}
+    assert found["level"] == {"n": 1}
+    assert (found["inner"].name, found["inner"].attributes) == ("t.inner", {"note": "inner"})
+    assert (ckpt["plain"].class_name, ckpt["plain"].attributes) == (None, {})
+
+
+def test_slots_are_attributes_too() -> None:
+    t = torch.ones(2).as_subclass(Slotted)
+    t.depth, t.note = 3, "x"  # type: ignore[attr-defined]
+    assert rustload.open(saved(t))["tensor"].attributes == {"depth": 3, "note": "x"}
+
+
+def test_a_tensor_among_its_own_attributes_is_named_once() -> None:
+    t = torch.ones(2)
+    t.me, t.all = None, [t]  # type: ignore[attr-defined]
+    ckpt = rustload.open(saved(t))
+    assert list(ckpt) == ["tensor"] or set(ckpt) == {"tensor", "all.0"}
+    assert "all" in ckpt["tensor"].attributes
+
+
+def test_a_parameters_attributes() -> None:
+    p = torch.nn.Parameter(torch.ones(2))
+    p.mask = torch.zeros(2)  # type: ignore[attr-defined]
+    ckpt = rustload.open(saved({"p": p}))
+    assert list(ckpt) == ["p", "p.mask"]
+    assert (ckpt["p"].is_parameter, ckpt["p.mask"].is_parameter) == (True, False)
+    assert ckpt["p"].attributes["mask"].name == "p.mask"
+
+
+def test_nothing_that_a_file_names_is_imported() -> None:
+    """A subclass, its function and a default dict's factory, all of a module that would leave a mark."""
+    code = """
+        import io, sys, types, rustload
+        ckpt = rustload.open(sys.argv[1])
+        objects = ckpt.objects
+        assert ckpt["t"].class_name == "kinds_canary.Kind", ckpt["t"].class_name
+        assert ckpt["t"].attributes["note"] == 1
+        assert repr(objects["d"].factory) == "<global kinds_canary.make>"
+        assert isinstance(objects["o"], rustload.Opaque)
+        for name in ("kinds_canary", "torch", "numpy"):
+            assert name not in sys.modules, name
+    """
+    import sys
+    import tempfile
+    import types
+    from collections import defaultdict
+
+    canary = types.ModuleType("kinds_canary")
+    exec(  # the classes must be of that module to be pickled as such
+        "import torch\nclass Kind(torch.Tensor): pass\nclass Other: pass\ndef make(): return 1\n",
+        canary.__dict__,
+    )
+    sys.modules["kinds_canary"] = canary
+    try:
+        t = torch.ones(2).as_subclass(canary.Kind)
+        t.note = 1
+        data = saved({"t": t, "d": defaultdict(canary.make, a=1), "o": canary.Other()})
+    finally:
+        del sys.modules["kinds_canary"]
+    with tempfile.NamedTemporaryFile(suffix=".pt") as file:
+        file.write(data)
+        file.flush()
+        child(code, file.name)
+
+
+def test_an_object_of_a_tensor_class_with_a_size_is_no_tensor() -> None:
+    """C25: `torch.FloatTensor(2**36)` would be an order to allocate."""
+    data = saved(Reduced(torch.FloatTensor, (1 << 36,)))
+    assert isinstance(rustload.open(data).objects, rustload.Opaque)
+    with pytest.raises(rustload.DisallowedError) as caught:
+        rustload.open(data, unknown="error")
+    assert caught.value.code == "DisallowedCall"
+
+
+def test_old_variables_within_variables() -> None:
+    w = torch.ones(2)
+    inner = Reduced(torch.autograd.Variable, (), (w, None, {}, False, False))
+    outer = Reduced(torch.nn.Parameter, (), (inner, None, {}, True, False))
+    file = io.BytesIO(saved({"a": outer, "b": w}))
+    ckpt = rustload.open(file)
+    assert ckpt.tied == [["a", "b"]]
+    assert (ckpt["a"].is_parameter, ckpt["a"].requires_grad, ckpt["b"].is_parameter) == (True, True, False)

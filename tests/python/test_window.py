@@ -1,0 +1,100 @@
+"""Whole loads of a few hundred MB peak at the result and the window, whatever the format, and fit a cgroup of that size."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from support import child
+
+MIB = 1 << 20
+TENSORS, EACH = 16, 32 * MIB  # 512 MiB of float32, 256 MiB as bfloat16
+OUTPUT = TENSORS * EACH // 2 // MIB
+
+LOAD = """
+import sys, rustload
+path, how = sys.argv[1], eval(sys.argv[2])
+def status(key):
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith(key))
+ckpt = rustload.open(path, framework="dlpack")
+base = status("VmRSS")
+kept = ckpt.materialize(dtype="bfloat16", **how)
+assert sum(buffer.nbytes for buffer in kept.values()) == {output} << 20
+print((status("VmHWM") - base) >> 20)
+""".replace("{output}", str(OUTPUT))
+
+
+@pytest.fixture(scope="module", params=["zip", "legacy", "sharded", "safetensors"])
+def model(request, tmp_path_factory):
+    import safetensors.torch
+
+    folder = tmp_path_factory.mktemp("window")
+    tensor = torch.empty(EACH // 4096, 1024)
+    state = {f"t{n:02}": tensor.clone().fill_(n) for n in range(TENSORS)}
+    path = folder / f"model.{'safetensors' if request.param == 'safetensors' else 'bin'}"
+    if request.param == "safetensors":
+        safetensors.torch.save_file(state, path)
+    elif request.param == "sharded":
+        for number in range(4):
+            part = dict(list(state.items())[number::4])
+            torch.save(part, folder / f"pytorch_model-{number + 1:05}-of-00004.bin")
+        path = folder
+    else:
+        torch.save(state, path, _use_new_zipfile_serialization=request.param == "zip")
+    del state
+    yield path
+    for file in folder.iterdir():
+        file.unlink()
+
+
+@pytest.mark.parametrize("how", [{}, {"transpose": {"*": True}}, {"memory": "32MiB"}])
+def test_a_whole_load_peaks_at_the_result_and_the_window(model, how):
+    window = 32 if "memory" in how else 256
+    assert int(child(LOAD, model, how).stdout) <= OUTPUT + window
+
+
+def cgroup(limit: int) -> Path:
+    """A fresh cgroup with this memory limit that this process may put a child into; skips where there can be none."""
+    reason = "there is no cgroup file system"
+    for parent in (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory")):
+        group = parent / f"rustload-test-{os.getpid()}"
+        try:
+            group.mkdir()
+        except OSError as error:
+            reason = f"no cgroup can be made: {error}"
+            continue
+        # A kernel's folder has these files from its start; in any other folder they would be made by writing them.
+        found = [group / name for name in ("memory.max", "memory.limit_in_bytes") if (group / name).exists()]
+        try:
+            for file in found[:1]:
+                file.write_text(str(limit))
+                for swap, most in (("memory.swap.max", 0), ("memory.memsw.limit_in_bytes", limit)):
+                    if (group / swap).exists():
+                        (group / swap).write_text(str(most))
+                return group
+        except OSError as error:
+            reason = f"no memory limit can be set: {error}"
+        group.rmdir()
+    pytest.skip(reason)
+
+
+def test_a_load_fits_a_cgroup_of_the_result_and_512_mib(model):
+    group = cgroup((OUTPUT + 512) * MIB)
+    try:
+        command = [sys.executable, "-c", LOAD, str(model), "{}"]
+
+        def join() -> None:
+            (group / "cgroup.procs").write_text(str(os.getpid()))
+
+        # What the test wants is the limit on the child from its first page on.
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=100, preexec_fn=join, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+    finally:
+        group.rmdir()

@@ -1,0 +1,124 @@
+//! Streams and joins of the core: order, ties, errors, the batches' reads, and how they end.
+#![expect(clippy::unwrap_used, reason = "helpers of tests may panic, and say so by failing")]
+
+mod support;
+
+use std::time::Duration;
+
+use rustload::{Checkpoint, Code, DType, Flow, Index, Joined, Made, Options, Order, Request, Stream, Taken};
+use support::{f32s, st};
+
+const FLOW: Flow = Flow { window: 64 << 20, threads: Some(2), by_file: true, standing: false };
+
+fn safetensors(tensors: &[(&str, &[u64], Vec<f32>)]) -> Checkpoint {
+    let file = st::File::new();
+    let file = tensors
+        .iter()
+        .fold(file, |file, (name, shape, values)| file.tensor(name, "F32", shape, &f32s(values)));
+    Checkpoint::from_bytes(std::sync::Arc::new(file.bytes()), Options::default()).unwrap()
+}
+
+fn counting(count: usize) -> Vec<f32> {
+    (0_u16..).map(f32::from).take(count).collect()
+}
+
+fn all(ckpt: &Checkpoint, request: &Request) -> Vec<(rustload::Tensor, Request)> {
+    ckpt.names().map(|name| (ckpt.tensor(name).unwrap(), request.clone())).collect()
+}
+
+/// What a stream gives until it ends.
+fn drain(mut stream: Stream) -> Result<Vec<(usize, Made)>, (usize, Code)> {
+    let mut out = Vec::new();
+    loop {
+        match stream.next(Duration::from_secs(10)) {
+            Ok(Taken::Item(given)) => out.push((given.index, given.made)),
+            Ok(Taken::Finished) => return Ok(out),
+            Ok(Taken::Waiting) => {}
+            Err(failed) => return Err((failed.index, failed.error.code())),
+        }
+    }
+}
+
+fn shape_of(made: &Made) -> Vec<u64> {
+    match made {
+        Made::Array(array) => array.shape().to_vec(),
+        other => panic!("{other:?} is no array"),
+    }
+}
+
+#[test]
+fn listed_order_is_kept_and_file_order_is_that_of_the_data() {
+    let ckpt = safetensors(&[("a", &[2], counting(2)), ("b", &[3], counting(3)), ("c", &[4], counting(4))]);
+    let copy = Request { copy: Some(true), ..Request::default() };
+    let mut wishes = all(&ckpt, &copy);
+    wishes.reverse();
+    let found = drain(Stream::new(wishes.clone(), Flow { by_file: false, ..FLOW })).unwrap();
+    assert_eq!(found.iter().map(|(index, _)| *index).collect::<Vec<_>>(), [0, 1, 2]);
+    let found = drain(Stream::new(wishes, FLOW)).unwrap();
+    assert_eq!(found.iter().map(|(index, _)| *index).collect::<Vec<_>>(), [2, 1, 0]);
+    assert_eq!(found.iter().map(|(_, made)| shape_of(made)[0]).collect::<Vec<_>>(), [2, 3, 4]);
+}
+
+#[test]
+fn equal_wishes_are_made_once() {
+    let ckpt = safetensors(&[("a", &[2], counting(2))]);
+    let tensor = ckpt.tensor("a").unwrap();
+    let cast = Request { dtype: Some(DType::F16), ..Request::default() };
+    let wishes = vec![(tensor.clone(), cast.clone()), (tensor.clone(), cast), (tensor, Request::default())];
+    let found = drain(Stream::new(wishes, FLOW)).unwrap();
+    assert!(matches!(&found[0].1, Made::Array(array) if array.dtype() == DType::F16));
+    assert!(matches!(found[1].1, Made::Same));
+    assert!(matches!(&found[2].1, Made::Array(array) if array.dtype() == DType::F32));
+}
+
+#[test]
+fn an_error_names_its_wish_and_ends_the_stream() {
+    let ckpt = safetensors(&[("a", &[2], counting(2)), ("b", &[3], counting(3))]);
+    let mut wishes = all(&ckpt, &Request { copy: Some(true), ..Request::default() });
+    wishes[1].1.dtype = Some(DType::I8);
+    assert_eq!(drain(Stream::new(wishes.clone(), FLOW)).unwrap_err(), (1, Code::LossyCast));
+    let mut stream = Stream::new(wishes, Flow { window: 1, ..FLOW });
+    assert!(matches!(stream.next(Duration::from_secs(10)), Ok(Taken::Item(_))));
+    let failed = stream.next(Duration::from_secs(10)).unwrap_err();
+    assert_eq!((failed.index, &*failed.name, failed.error.member()), (1, "b", Some("b")));
+    assert!(matches!(stream.next(Duration::from_secs(10)), Ok(Taken::Finished)));
+}
+
+#[test]
+fn a_stream_that_is_dropped_early_ends() {
+    let tensors: Vec<(String, Vec<f32>)> = (0..50).map(|n| (format!("t{n:02}"), counting(10_000))).collect();
+    let tensors: Vec<(&str, &[u64], Vec<f32>)> =
+        tensors.iter().map(|(name, values)| (&**name, &[100, 100][..], values.clone())).collect();
+    let ckpt = safetensors(&tensors);
+    for taken in 0..3 {
+        let request = Request { order: Order::Transpose, ..Request::default() };
+        let mut stream = Stream::new(all(&ckpt, &request), Flow { window: 100_000, ..FLOW });
+        for _ in 0..taken {
+            assert!(matches!(stream.next(Duration::from_secs(10)), Ok(Taken::Item(_))));
+        }
+        stream.close();
+        assert!(matches!(stream.next(Duration::ZERO), Ok(Taken::Finished)));
+    }
+}
+
+#[test]
+fn a_join_is_a_strided_fill() {
+    let ckpt = safetensors(&[("a", &[3, 2], counting(6)), ("b", &[3, 1], vec![90.0, 91.0, 92.0])]);
+    let parts = || vec![ckpt.tensor("a").unwrap(), ckpt.tensor("b").unwrap()];
+    let joined = Joined::concat(parts(), 1).unwrap();
+    let read = |joined: &Joined, order: Order| {
+        let mut out = vec![0; 4 * 9];
+        joined.materialize_into(&Request { order, ..Request::default() }, &mut out).unwrap();
+        out
+    };
+    assert_eq!(read(&joined, Order::Same), f32s(&[0.0, 1.0, 90.0, 2.0, 3.0, 91.0, 4.0, 5.0, 92.0]));
+    let turned = f32s(&[0.0, 2.0, 4.0, 1.0, 3.0, 5.0, 90.0, 91.0, 92.0]);
+    assert_eq!(read(&joined, Order::Transpose), turned);
+    assert_eq!(read(&joined.reversed(), Order::Same), turned);
+    let one = joined.index(&[Index::Ellipsis, Index::At(2)]).unwrap();
+    assert_eq!((one.shape(), one.parts()[0].name()), (&[3][..], "b"));
+    assert_eq!(Joined::concat(parts(), 0).unwrap_err().code(), Code::Value);
+    assert_eq!(Joined::stack(parts(), 0).unwrap_err().code(), Code::Value);
+    let mut short = vec![0; 4];
+    assert_eq!(joined.materialize_into(&Request::default(), &mut short).unwrap_err().code(), Code::Value);
+}
