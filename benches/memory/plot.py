@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 COLOURS = ("#7f7f7f", "#bcbd22", "#9467bd", "#1f77b4", "#d62728", "#ff7f0e")
 MIB = 1 << 20
+POINTS = 300  # of a curve: more makes a large file and no better picture
 
 
 def draw(curves: dict[str, dict[str, Curve]], title: str, files: list[Path]) -> None:
@@ -28,10 +29,19 @@ def draw(curves: dict[str, dict[str, Curve]], title: str, files: list[Path]) -> 
     for panel, (kind, ways) in zip(panels[0], curves.items(), strict=True):
         for way, curve in ways.items():
             colour = COLOURS[names.index(way) % len(COLOURS)]
-            anonymous = [value / MIB for value in curve.anonymous]
-            both = [value + more / MIB for value, more in zip(anonymous, curve.file, strict=True)]
-            panel.plot(curve.times, anonymous, color=colour, label=way, linewidth=1.6)
-            panel.fill_between(curve.times, anonymous, both, color=colour, alpha=0.18, linewidth=0)
+            step = -(-len(curve.times) // POINTS)
+            times = curve.times[::step]
+            # Of the samples that share a point, the highest: a peak must not fall between two.
+            anonymous = [
+                max(curve.anonymous[at : at + step]) / MIB for at in range(0, len(curve.times), step)
+            ]
+            both = [
+                max(map(sum, zip(curve.anonymous[at : at + step], curve.file[at : at + step], strict=True)))
+                / MIB
+                for at in range(0, len(curve.times), step)
+            ]
+            panel.plot(times, anonymous, color=colour, label=way, linewidth=1.6)
+            panel.fill_between(times, anonymous, both, color=colour, alpha=0.18, linewidth=0)
         panel.set_title(kind)
         panel.set_xlabel("seconds")
         panel.grid(alpha=0.25)

@@ -571,3 +571,40 @@ def test_the_peak_is_the_final_size_and_a_little(large, start, options, final):
     assert peak <= final + 40
     assert abs(peak - told) <= 24
     assert nbytes == (final or 288)
+
+
+LIMITED = """
+import os, sys
+import torch, rustload.torch
+path, group, way = sys.argv[1:4]
+with torch.device("meta"):
+    model = torch.nn.ModuleDict({f"t{n}": torch.nn.Linear(2048, 3072, bias=False) for n in range(12)})
+with open(group + "/cgroup.procs", "w") as file:
+    file.write(str(os.getpid()))
+with open(group + "/memory.limit_in_bytes", "w") as file:
+    file.write(str((144 + 64) << 20))  # the imports are charged to another group
+if way == "torch":
+    model.load_state_dict(torch.load(path), assign=True)
+    model.bfloat16()
+else:
+    rustload.torch.load_into(model, path, dtype="bfloat16")
+print("finished")
+"""
+
+
+def test_a_load_finishes_where_torch_load_is_killed(large, tmp_path):
+    from pathlib import Path
+
+    group = Path("/sys/fs/cgroup/memory") / f"rustload-{tmp_path.name}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no memory cgroup can be made here: {error}")
+    try:
+        if not (group / "memory.limit_in_bytes").exists():
+            pytest.skip("the groups of this system are of another version")
+        assert child(LIMITED, large, group, "rustload").stdout == "finished\n"
+        killed = child(LIMITED, large, group, "torch", check=False)
+        assert (killed.returncode, killed.stdout) == (-9, "")
+    finally:
+        group.rmdir()
