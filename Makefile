@@ -4,6 +4,7 @@
 #   make test    every check CI runs, in CI's order
 #   make bench   the benchmarks against torch and safetensors (BENCH="--quick --json out.json" passes options on)
 #   make fuzz    every fuzz target for a minute, guided by coverage (FUZZ="pickle zip" SECONDS_EACH=600 for other ones)
+#   make memory  memory over time while a model is loaded, in today's ways and by rustload (MEMORY="--rounds 1")
 #   make build   only the extension, in .venv
 #   make fmt     format Rust and Python
 
@@ -18,6 +19,7 @@ VENV := $(CURDIR)/.venv
 PY := $(VENV)/bin/python
 CARGO := cargo
 BENCH ?=
+MEMORY ?=
 FUZZ ?=
 PYTEST ?=
 
@@ -47,6 +49,9 @@ bench: build
 
 fuzz: build
 	fuzz/run $(FUZZ)
+
+memory: build $(VENV)/.plots
+	@$(PY) -m benches.memory $(MEMORY)
 
 test: lint-rust test-rust build lint-python test-python
 
@@ -91,6 +96,10 @@ $(INSTALLED): requirements/test.txt
 		echo "$(PYTHON) is $$($(PYTHON) -V): rustload needs Python 3.11 or newer; name one with make PYTHON=..." >&2; exit 1; }
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --requirement requirements/test.txt
+	@touch $@
+
+$(VENV)/.plots: requirements/plots.txt $(INSTALLED)
+	$(PY) -m pip install --quiet --requirement requirements/plots.txt
 	@touch $@
 
 # The stamp is rebuilt when the extension itself is gone.

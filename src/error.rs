@@ -179,6 +179,8 @@ codes! {
     Limit: Limit, "A limit was reached.", "Raise the limit if you trust the file.";
     NotFound: NotFound, "No tensor has that name.", "";
     Closed: Value, "The checkpoint is closed.", "Handles taken before go on working; open it again for new ones.";
+    ModelMismatch: Value, "The checkpoint and the model have different names or shapes.",
+        "The error lists them with near names; try key=, strip=, rename= or strict=False.";
     Forked: Value, "The stream was begun before the process forked, and its threads are the parent's.",
         "Begin the stream in the process that uses it.";
     Value: Value, "An argument has a wrong value.", "";

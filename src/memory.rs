@@ -85,6 +85,16 @@ pub fn window(asked: u64) -> u64 {
     window_in(asked, group(Path::new("/")).as_ref())
 }
 
+/// When the system gives huge pages: `always`, `madvise` or `never`; `None` where it does not say.
+pub fn huge_pages() -> Option<String> {
+    bracketed(&text(Path::new("/sys/kernel/mm/transparent_hugepage/enabled")))
+}
+
+/// The word in brackets.
+fn bracketed(text: &str) -> Option<String> {
+    Some(text.split_once('[')?.1.split_once(']')?.0.to_owned())
+}
+
 fn window_in(asked: u64, group: Option<&Group>) -> u64 {
     group.map_or(asked, |group| asked.min((group.room() / 2).max(LEAST)))
 }
@@ -274,6 +284,12 @@ mod tests {
         let root = tree(&[("proc/self/cgroup", "nonsense\n0::/x\n"), ("proc/self/mountinfo", "a b - c\n")]);
         assert_eq!(Memory::below(root.path()), Memory::default());
         assert_eq!(window_in(256 * MIB, None), 256 * MIB);
+    }
+
+    #[test]
+    fn the_word_in_brackets_is_the_choice() {
+        assert_eq!(bracketed("always [madvise] never\n").as_deref(), Some("madvise"));
+        assert_eq!(bracketed("always"), None);
     }
 
     #[test]

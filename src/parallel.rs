@@ -41,7 +41,12 @@ pub fn threads(bytes: u64, wanted: Option<usize>) -> usize {
         return 1;
     }
     let most = usize::try_from(bytes / WORTH_A_THREAD).unwrap_or(usize::MAX);
-    wanted.unwrap_or_else(|| thread::available_parallelism().map_or(1, NonZero::get)).clamp(1, most.max(1))
+    wanted.unwrap_or_else(cores).clamp(1, most.max(1))
+}
+
+/// The cores that this process may use.
+pub fn cores() -> usize {
+    thread::available_parallelism().map_or(1, NonZero::get)
 }
 
 /// Runs `job` on every item, on up to `threads` threads (the caller's among them), each with its own `state`.

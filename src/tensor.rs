@@ -92,9 +92,8 @@ impl Order {
 impl Request {
     /// Whether two requests for the same elements give the same result.
     pub(crate) fn gives_as(&self, other: &Request) -> bool {
-        let how = |request: &Request| (request.allow_lossy, request.overflow, request.dequantize);
-        (self.dtype, self.copy, &self.order) == (other.dtype, other.copy, &other.order)
-            && how(self) == how(other)
+        let of = |request: &Request| (request.dtype, request.copy, request.allow_lossy, request.overflow);
+        of(self) == of(other) && self.order == other.order && self.dequantize == other.dequantize
     }
 }
 
@@ -189,9 +188,24 @@ impl Tensor {
         self.checkpoint.tensor(self.id).flags.requires_grad
     }
 
+    /// Whether its imaginary parts are to be negated, which torch does lazily.
+    pub fn is_conjugate(&self) -> bool {
+        self.checkpoint.tensor(self.id).flags.conjugate
+    }
+
+    /// Whether its values are to be negated, which torch does lazily.
+    pub fn is_negative(&self) -> bool {
+        self.checkpoint.tensor(self.id).flags.negative
+    }
+
     /// A number for the storage, the same for all tensors that share it.
     pub fn storage(&self) -> (u32, u32) {
         (self.shard(), self.checkpoint.tensor(self.id).storage())
+    }
+
+    /// Which file it is in, and which tensor of that file it is, or is a part of.
+    pub fn id(&self) -> (u32, u32) {
+        self.id
     }
 
     /// A number for its file, the same for all tensors in it; files of one checkpoint are in shard order.
@@ -224,11 +238,6 @@ impl Tensor {
             && self.storage() == other.storage()
             && (self.dtype, &self.layout) == (other.dtype, &other.layout)
             && signs(self) == signs(other)
-    }
-
-    /// Which file it is in, and which tensor of that file it is, or is a part of.
-    pub fn id(&self) -> (u32, u32) {
-        self.id
     }
 
     /// The checkpoint it belongs to.
@@ -274,27 +283,28 @@ impl Tensor {
         }
     }
 
-    /// Whether a request changes dtype or order.
+    /// Whether a request changes dtype, order or numbers.
     pub(crate) fn is_converted(&self, request: &Request) -> bool {
-        let dtype = self.result_dtype(request);
-        dtype != self.dtype || request.order != Order::Same || self.dequantizes(request).is_some()
+        self.result_dtype(request) != self.dtype
+            || request.order != Order::Same
+            || self.dequantizes(request).is_some()
     }
 
     /// A view where the request allows one and the file has one, else what memory is to be filled. Reads no more than bools.
     pub(crate) fn prospect(&self, request: &Request) -> Result<Prospect> {
         self.check_elements()?;
-        let dtype = self.result_dtype(request);
         let converted = self.is_converted(request);
         if request.copy == Some(false) && converted {
             return Err(Error::new(Code::Buffer, "a cast or transpose needs a copy"));
         }
         if request.copy != Some(true) && !converted {
-            match self.view() {
+            match self.view(request.copy) {
                 Ok(view) => return Ok(Prospect::View(view)),
                 Err(error) if request.copy == Some(false) || !is_no_view(&error) => return Err(error),
                 Err(_) => {}
             }
         }
+        let dtype = self.result_dtype(request);
         let layout = self.ordered(&request.order)?;
         let nbytes = self.result_bytes(&layout, dtype)?;
         Ok(Prospect::Owned(Owned { layout, dtype, nbytes }))
@@ -352,7 +362,7 @@ impl Tensor {
     /// names tied. `None` where the bytes in the file are not the tensor's (another byte order, a lazy sign, bools that are
     /// none), or where this is a part of a tensor, for which a whole storage would be too much.
     pub fn standing(&self, copy: Option<bool>) -> Result<Option<Standing>> {
-        match self.view() {
+        match self.view(copy) {
             Ok(_) => Ok(Some(Standing::View)),
             Err(error) if copy == Some(false) || !is_no_view(&error) => self.place(Err(error)),
             Err(_) if self.wants_whole_storage() => Ok(Some(Standing::Copy)),
@@ -395,7 +405,8 @@ impl Tensor {
         Ok(Array::owned(memory.filled(), DType::U8, layout.shape))
     }
 
-    fn view(&self) -> Result<Array> {
+    /// A view, or why there is none; `copy` is what the caller said about copies.
+    fn view(&self, copy: Option<bool>) -> Result<Array> {
         let flags = self.checkpoint.tensor(self.id).flags;
         if flags.conjugate || flags.negative {
             return Err(Error::new(
@@ -404,6 +415,9 @@ impl Tensor {
             ));
         }
         let source = self.checkpoint.plain_payload(self.storage())?;
+        if let Some(place) = source.avoids_views().filter(|_| copy != Some(false)) {
+            return Err(Error::new(Code::Buffer, format!("a view on {place} would be read page by page")));
+        }
         if self.dtype == DType::Bool {
             check_bools(&source, &self.layout)?;
         }
@@ -475,7 +489,7 @@ impl Tensor {
 }
 
 /// Whether an error says that no view exists, so that a copy is the answer.
-fn is_no_view(error: &Error) -> bool {
+pub(crate) fn is_no_view(error: &Error) -> bool {
     matches!(error.code(), Code::Buffer | Code::RecordCompressed | Code::Memory)
 }
 
@@ -503,7 +517,7 @@ fn is_aligned(address: NonNull<u8>, dtype: DType) -> bool {
 }
 
 /// Fails if a byte is neither 0 nor 1: a view would hand out what is no bool.
-fn check_bools(source: &Source, layout: &Layout) -> Result<()> {
+pub(crate) fn check_bools(source: &Source, layout: &Layout) -> Result<()> {
     let end = if layout.numel() == 0 { layout.offset } else { layout.end().unwrap_or(layout.offset) };
     let mut at = layout.offset;
     let mut chunk = vec![0_u8; 64 << 10];

@@ -17,6 +17,7 @@ import safetensors.torch
 import torch
 
 import rustload
+import rustload.torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -137,6 +138,25 @@ class OpenCase(Case):
         with rustload.open(self.path) as checkpoint:
             shapes = {name: tuple(tensor.shape) for name, tensor in checkpoint.items()}
         assert shapes == {name: tuple(tensor.shape) for name, tensor in self.tensors().items()}
+
+
+class LegacyOpenCase(OpenCase):
+    """The same of a stream from before torch's zip format, of which torch has no lazy reader."""
+
+    def __init__(self, count: int, each: int) -> None:
+        super().__init__(count, each, ".legacy")
+        self.title = f"open and list {count:,} tensors, legacy stream"
+
+    def prepare(self) -> None:
+        if not self.path.exists():
+            CACHE.mkdir(parents=True, exist_ok=True)
+            partial = self.path.with_name(self.path.name + ".partial")
+            torch.save(self.tensors(), partial, _use_new_zipfile_serialization=False)
+            partial.rename(self.path)
+
+    def ways(self) -> dict[str, Callable[[], Any]]:
+        ways = super().ways()
+        return {name: ways[name] for name in ("rustload", "torch.load")}
 
 
 class DataCase(Case):
@@ -282,6 +302,48 @@ class TransposeCase(DataCase):
         return _movement(self.rows * self.columns, DTYPES[self.dtype])
 
 
+class GraphCase(DataCase):
+    """Load the object graph of a `.bin` under torch: owned, or mapped and not touched."""
+
+    suffix = ".bin"
+
+    def __init__(self, of: OpenCase | LoadCase, *, mmap: bool) -> None:
+        self.of, self.mmap = of, mmap
+        self.allocates = self.reads = not mmap
+        count = len(of.SHAPES) * of.layers if isinstance(of, LoadCase) else of.count
+        self.title = (
+            f"torch.load of {count:,} tensors, {self.nbytes / 1e6:.0f} MB, {'mapped' if mmap else 'owned'}"
+        )
+        self.limit = "the metadata alone" if mmap else "copying the same bytes between touched buffers"
+
+    @property
+    def nbytes(self) -> int:
+        return self.of.nbytes
+
+    @property
+    def path(self) -> Path:
+        return self.of.path
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return self.of.tensors()
+
+    def ways(self) -> dict[str, Callable[[], Any]]:
+        path, mmap = self.path, self.mmap
+        return {
+            "rustload": lambda: rustload.torch.load(path, mmap=mmap),
+            "torch.load": lambda: _torch_load(path, mmap=mmap),
+        }
+
+    def check(self) -> None:
+        ours, theirs = self.ways().values()
+        found, expected = ours(), theirs()
+        assert list(found) == list(expected)
+        assert all(_same_bits(found[name], tensor) for name, tensor in expected.items())
+
+    def limit_probe(self) -> Callable[[], object]:
+        return _metadata(self.path, self.nbytes) if self.mmap else _movement(self.nbytes // 4, torch.float32)
+
+
 def hold(begin: Callable[[], None], case: Case, name: str) -> int:
     """Runs one way once in a process whose memory somebody watches, and keeps the result to the end."""
     way = case.ways()[name]
@@ -297,8 +359,11 @@ def all_cases(*, quick: bool) -> Iterator[Case]:
     opens = ((1, MIB), (300, 16384), (2000, 64)) if quick else ((1, 16 * MIB), (300, 65536), (20_000, 64))
     for count, each in opens:
         yield from (OpenCase(count, each, suffix) for suffix in formats)
+        yield LegacyOpenCase(count, each)
     for to in ("view", "copy", "bfloat16", "float16"):
         yield from (LoadCase(to, 1 if quick else 16, suffix) for suffix in formats)
+    many, few = OpenCase(*opens[-1], ".bin"), LoadCase("copy", 1 if quick else 16, ".bin")
+    yield from (GraphCase(of, mmap=mmap) for of in (many, few) for mmap in (False, True))
     shapes = ((2048, 2048), (2056, 1032)) if quick else ((8192, 8192), (8224, 4128))
     for rows, columns in shapes:
         for dtype in (None, "bfloat16"):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import builtins
 import difflib
 import errno
-import io
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -182,7 +182,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
 
     @property
     def framework(self) -> str:
-        """What `materialize` makes: `"torch"`, `"numpy"` or `"dlpack"`; asking imports nothing."""
+        """What `materialize` makes: `"torch"`, `"numpy"`, `"jax"`, `"cupy"` or `"dlpack"`; asking imports nothing."""
         return self._shared.framework or _frameworks.default()
 
     def select(self, pattern: str) -> dict[str, LazyTensor]:
@@ -360,27 +360,33 @@ class Checkpoint(Mapping[str, LazyTensor]):
 
 
 def open(
-    path: StrPath | Iterable[StrPath] | bytes | bytearray | memoryview | io.BytesIO,
+    path: StrPath | Iterable[StrPath] | bytes | bytearray | memoryview | BytesIO,
     *,
-    framework: Literal["torch", "numpy", "dlpack"] | None = None,
+    framework: Literal["torch", "numpy", "jax", "cupy", "dlpack"] | None = None,
     unknown: Literal["keep", "error"] = "keep",
     verify: bool = False,
     limits: Limits | None = None,
     compat: bool = False,
     trailing: Literal["error", "ignore"] = "error",
+    io: Literal["auto", "buffered", "direct"] = "auto",
 ) -> Checkpoint:
     """Opens a checkpoint: reads its metadata, and nothing that it names is imported, called or built.
 
     Args:
         path: A file, a directory, an index file (`*.index.json`), a list of shards; or the bytes of one file in memory, as a
             `bytearray`, `memoryview` or `BytesIO`, or as `bytes` that are no path.
-        framework: What `materialize` makes: `"torch"`, `"numpy"` or `"dlpack"`. None: torch if it is installed, else NumPy, else
-            plain buffers; settled at the first materialize.
+        framework: What `materialize` makes: `"torch"`, `"numpy"`, `"jax"`, `"cupy"` or `"dlpack"`. None: torch if it is
+            installed, else NumPy, else plain buffers; settled at the first materialize.
         unknown: `"keep"` keeps values of unknown classes as inert data, `"error"` refuses the file.
         verify: Whether the checksums of all storages are checked now, which reads the whole file. Archives only.
         limits: Bounds on what the file may make the reader do.
         compat: Whether duplicate keys in a safetensors header are accepted as by the reference reader: the last wins.
         trailing: Whether bytes after the end of an archive or its pickle are an error or passed over.
+        io: How tensors are read into owned results. `"buffered"`: through the page cache. `"direct"`: around it, where the file
+            system can (`notes` says where not), which is the disk's own speed and leaves nothing in memory for the next time.
+            `"auto"`: direct for a file on a local disk that is not in the page cache and larger than half of the free memory,
+            buffered otherwise; and on network file systems tensors are read rather than viewed, unless `copy=False` asks for
+            a view. `rustload doctor` shows the choice.
 
     Returns:
         The checkpoint, a mapping from names to lazy tensors.
@@ -395,6 +401,8 @@ def open(
     """
     if framework is not None and framework not in _frameworks.NAMES:
         raise _make("Value", "Value", f"framework {framework!r} is not one of {', '.join(_frameworks.NAMES)}")
+    if io not in ("auto", "buffered", "direct"):
+        raise _make("Value", "Value", f"io={io!r} is not 'auto', 'buffered' or 'direct'")
     given = {} if limits is None else limits._given()
     data = _contents(path)
     if data is not None:
@@ -403,14 +411,20 @@ def open(
         )
     else:
         core = _rustload.open_paths(
-            _paths(path), unknown=unknown, trailing=trailing, compat=compat, verify=verify, limits=given
+            _paths(path),
+            unknown=unknown,
+            trailing=trailing,
+            compat=compat,
+            verify=verify,
+            limits=given,
+            io=io,
         )
     return Checkpoint._wrap(core, framework)
 
 
 def _contents(given: Any) -> bytes | None:
     """The bytes of a file in memory, or None for what is a path. Bytes that are short and without zeros are a path."""
-    if isinstance(given, io.BytesIO):
+    if isinstance(given, BytesIO):
         given = given.getbuffer()
     if isinstance(given, (bytearray, memoryview)):
         return builtins.bytes(given)

@@ -51,6 +51,7 @@ class Opaque:
 
     Attributes:
         class_name: `module.name` of the class, as the pickle spells it.
+        function: What would have been called, where that is itself the result of a call; None elsewhere.
         args: The arguments that unpickling would have passed to the class or function.
         kwargs: The keyword arguments, or None.
         state: What unpickling would have set on the object, or None.
@@ -58,9 +59,10 @@ class Opaque:
         appended: The values that unpickling would have appended.
     """
 
-    __slots__ = ("appended", "args", "class_name", "items", "kwargs", "state")
+    __slots__ = ("appended", "args", "class_name", "function", "items", "kwargs", "state")
 
     class_name: str
+    function: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any] | None
     state: Any
@@ -70,6 +72,7 @@ class Opaque:
     def __init__(self, class_name: str) -> None:
         """Makes an empty value; the extension fills it, so that it may contain itself."""
         self.class_name = class_name
+        self.function = None
         self.args = ()
         self.kwargs = None
         self.state = None

@@ -23,10 +23,13 @@ __all__ = [
     "__version__",
     "check_sparse",
     "concat",
+    "machine",
     "memory",
+    "open_at",
     "open_bytes",
     "open_paths",
     "parse_dtype",
+    "probe",
     "stack",
     "stream",
     "trim",
@@ -184,6 +187,115 @@ class Checkpoint:
             FormatError: A tuple or frozen set contains itself (code `CyclicValue`).
         """
 
+    def rebuild(self, shard: int, builder: _Builder) -> Any:
+        """One file's object tree, with what a builder makes for tensors and torch's own values; errors as for `objects`.
+
+        Args:
+            shard: Which file.
+            builder: Asked for each such value once; what it raises is raised.
+        """
+
+    def globals_of(self, shard: int) -> list[str]:
+        """Every class and function that one file names, as `module.name`, once, in the order of the pickle."""
+
+    @property
+    def shards(self) -> int:
+        """The number of files."""
+
+    @property
+    def end(self) -> int | None:
+        """One past the last byte of a legacy stream, from where it begins; None where the format does not tell."""
+
+    @property
+    def is_torchscript(self) -> bool:
+        """Whether an archive holds a program, by the member that torch goes by."""
+
+    def storages(self, shard: int, places: bool) -> list[tuple[int, str | None, int | None]]:
+        """Every storage of a file, in the order in which tensors name them first.
+
+        Args:
+            shard: Which file.
+            places: Whether to find out where each lies, which looks at the headers of members.
+
+        Returns:
+            For each its bytes, the location that it was saved from (None where the file has none), and where it starts, counted
+            from the checkpoint's beginning (None where its bytes do not lie there as they are, or without `places`).
+        """
+
+    def storage_views(self, shard: int) -> tuple[Buffer, list[int | None]]:
+        """All bytes of a file as a private mapping, and for each storage where it starts in it.
+
+        Returns:
+            The bytes, and None for a storage that must be copied: compressed, misaligned, in another byte order, inside a pickle,
+            or with bools other than 0 and 1 (bools are read to find out).
+
+        Raises:
+            BufferError: The bytes are in memory, not in a file.
+            MemoryError: The system refuses the mapping.
+            FormatError: The file was cut or changed.
+        """
+
+    def read_storages(self, shard: int, wanted: Sequence[int]) -> tuple[list[Buffer], list[tuple[int, int]]]:
+        """Some storages in memory of their own, in this machine's byte order. Reads tensor data.
+
+        Returns:
+            Rows of bytes, each with one storage or with several of at most 64 KiB; and for each storage asked for its row and
+            the byte of it where it starts, a multiple of 64.
+
+        Raises:
+            FormatError: The file was cut or changed, or a member is damaged.
+            MemoryError: The memory could not be had.
+        """
+
+class _Builder(Protocol):
+    """What `Checkpoint.rebuild` asks; `rustload.torch._build.Builder` is one."""
+
+    def tensor(
+        self,
+        storage: int,
+        dtype: str,
+        offset: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        flags: int,
+        /,
+    ) -> Any:
+        """A tensor; offset and strides in elements. Flags: 1 gradient, 2 parameter, 4 conjugate, 8 negate, 16 meta, 32 hooks."""
+
+    def quantized(
+        self,
+        place: tuple[int, str, int, tuple[int, ...], tuple[int, ...]],
+        flags: int,
+        scheme: str,
+        scale: tuple[Any, Any, int | None],
+        /,
+    ) -> Any:
+        """A quantized tensor: storage, dtype, offset, shape and strides; flags; and scale, zero point and axis."""
+
+    def sparse(self, form: tuple[str, tuple[int, ...], bool | None], parts: tuple[Any, ...], /) -> Any:
+        """A sparse tensor of its layout, shape and coalescence, and its parts in the order of the file."""
+
+    def parameter(self, made: Any, /) -> Any:
+        """A tensor as a parameter."""
+
+    def storage(self, storage: int, dtype: str, /) -> Any:
+        """A storage that stands in the tree by itself."""
+
+    def size(self, items: tuple[Any, ...], /) -> Any:
+        """A `torch.Size`."""
+
+    def label(self, module: str, name: str, /) -> Any:
+        """What the name of a class, function or constant stands for; None for a label."""
+
+    def record(self, class_name: str, args: tuple[Any, ...], /) -> Any:
+        """A device, a layout, or a parameter around a sparse tensor."""
+
+    def opaque(self, class_name: str, /) -> None:
+        """Called for each value that is kept as data; raises to refuse it."""
+
+    def attributes(self, made: Any, state: Any, /) -> None:
+        """Sets what BUILD sets on a mapping, or the attributes of a tensor."""
+
 def open_paths(
     paths: Sequence[str | os.PathLike[str]],
     *,
@@ -192,6 +304,7 @@ def open_paths(
     compat: bool,
     verify: bool,
     limits: Mapping[str, int],
+    io: str = "auto",
 ) -> Checkpoint:
     """Opens a file, a directory, an index file, or a list of shards. Reads metadata only, unless `verify`.
 
@@ -202,6 +315,7 @@ def open_paths(
         compat: Whether the last of duplicate keys in a safetensors header wins.
         verify: Whether every storage is read and its checksum compared.
         limits: Values of limits by name; the others keep their defaults.
+        io: `"auto"`, `"buffered"` or `"direct"`: how payload is read.
 
     Raises:
         OSError: A file cannot be read.
@@ -211,6 +325,11 @@ def open_paths(
         LimitError: It is beyond a limit.
         ValueError: An argument has a wrong value.
     """
+
+def open_at(
+    path: str | os.PathLike[str], start: int, *, unknown: str, trailing: str, limits: Mapping[str, int]
+) -> Checkpoint:
+    """Opens the checkpoint that begins at byte `start` of a file and ends with it; arguments and errors as for `open_paths`."""
 
 def open_bytes(
     data: bytes,
@@ -346,6 +465,27 @@ def memory() -> dict[str, Any]:
 def trim() -> int:
     """Gives back the memory that is kept for later results; how many bytes that were."""
 
+def machine() -> dict[str, Any]:
+    """What decides how fast this machine reads: `isa`, `isa_available`, `threads`, `huge_pages` (None where it is not told)."""
+
+def probe(path: str | os.PathLike[str], *, io: str, measure: bool) -> dict[str, Any]:
+    """How a file would be read, and why.
+
+    Args:
+        path: A regular file.
+        io: `"auto"`, `"buffered"` or `"direct"`.
+        measure: Whether up to 64 MiB are read in both ways to tell how fast that is, in bytes per second; what is read through
+            the page cache stays there.
+
+    Returns:
+        `size`, `file_system`, `kind`, `cached` (a share or None), `io`, `reason`, `direct` (whether such reads can be had),
+        `buffered_rate` and `direct_rate` (None where not measured).
+
+    Raises:
+        OSError: The file cannot be read.
+        FormatError: It is no regular file.
+    """
+
 class _Wanted(Protocol):
     """How a result is wanted; `rustload._tensor.Wanted` is one."""
 
@@ -418,6 +558,10 @@ class Tensor:
     @property
     def requires_grad(self) -> bool:
         """Whether the file says that it wants gradients."""
+
+    @property
+    def id(self) -> tuple[int, int]:
+        """Number of the file, and number of the tensor in it; a part has its whole's, and so have several names of one tensor."""
 
     @property
     def storage(self) -> tuple[int, int]:

@@ -250,7 +250,8 @@ class LazyTensor:
         """Reads the elements and makes a tensor of them, cast and transposed on the way.
 
         Args:
-            device: `"cpu"` or None, `"cuda"`, `"cuda:1"`, a GPU number or a `torch.device`. Only framework "torch" has GPUs.
+            device: `"cpu"` or None, `"cuda"`, `"cuda:1"`, a GPU number or a `torch.device`. Frameworks "torch", "jax" and
+                "cupy" have GPUs; "jax" takes its own devices and shardings too.
             dtype: The dtype of the result: a string in torch's, safetensors' or NumPy's words, a `torch.dtype` or a NumPy dtype;
                 a mapping from glob patterns of names, or a callable that gets this handle, gives one per tensor. None keeps
                 the file's.
@@ -258,7 +259,7 @@ class LazyTensor:
             copy: None gives a view of the file (private, copy-on-write, no memory of its own) where neither cast nor transpose
                 is asked for, and owned memory otherwise; True always gives owned memory; False gives a view or an error.
             out: An array or tensor of the result's shape to write into, on the CPU or a GPU; its dtype decides the cast.
-            framework: `"torch"`, `"numpy"` or `"dlpack"`, in place of the checkpoint's.
+            framework: `"torch"`, `"numpy"`, `"jax"`, `"cupy"` or `"dlpack"`, in place of the checkpoint's.
             allow_lossy: Whether the cast may turn complex to real, float to int, or anything to bool. Floats that an int cannot
                 hold saturate, NaN gives 0.
             dequantize: Whether the integers of a quantized tensor become the numbers that they stand for, in float32 or another
@@ -267,8 +268,8 @@ class LazyTensor:
             threads: Threads to use; None for one per core where the work is worth it.
 
         Returns:
-            A `torch.Tensor`, a `numpy.ndarray` or a `rustload.Buffer`; `out` where that was given. Owned results are
-            C-contiguous; views keep the file's strides.
+            A `torch.Tensor`, `numpy.ndarray`, `jax.Array`, `cupy.ndarray` or `rustload.Buffer`; `out` where that was given. Owned
+            results are C-contiguous; views keep the file's strides.
 
         Raises:
             BufferError: `copy=False` and no view is possible.
@@ -279,7 +280,7 @@ class LazyTensor:
             LimitError: A tensor of repeated elements would grow beyond `Limits.materialize_bytes`.
         """
         found = choose(dtype, self)
-        if dequantize and found is None and out is None and self._core.quantization(_nothing) is not None:
+        if dequantize and found is None and out is None and self.quantization is not None:
             found = "float32"
         wanted = Wanted(
             dtype=None if found is None else dtype_name(found),
@@ -302,7 +303,9 @@ class LazyTensor:
         if wanted.copy is False:
             raise _make("Buffer", "Buffer", "out= is a copy by nature: copy=False cannot be had")
         module = type(out).__module__.partition(".")[0]
-        name = {"numpy": "numpy", "rustload": "dlpack"}.get(module, "torch")
+        name = {"numpy": "numpy", "rustload": "dlpack", "jaxlib": "jax", "jax": "jax", "cupy": "cupy"}.get(
+            module, "torch"
+        )
         if not _frameworks.adapter(name).into(self, out, wanted):
             raise _make(
                 "Type",
@@ -382,10 +385,6 @@ class LazyTensor:
     def __reduce__(self) -> Any:
         """Handles do not pickle."""
         raise TypeError("a lazy tensor does not pickle; open the checkpoint again, or materialize it first")
-
-
-def _nothing(core: _rustload.Tensor) -> None:
-    """In place of a handle that is not looked at."""
 
 
 def _copy(value: Any) -> bool | None:

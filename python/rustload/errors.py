@@ -19,6 +19,7 @@ __all__ = [
     "FormatError",
     "InternalError",
     "LimitError",
+    "ModelMismatchError",
     "RustloadError",
     "SafetensorError",
     "TensorNotFoundError",
@@ -93,6 +94,21 @@ class SafetensorError(RustloadError):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles as its message: the class may have been made for the occasion."""
         return _safetensor_error, (str(self),)
+
+
+class ModelMismatchError(RustloadError, ValueError, RuntimeError):
+    """A checkpoint does not fit the model: names are missing or unexpected, or shapes differ. torch raises RuntimeError there.
+
+    Attributes:
+        missing: Names that the model has and the file has not.
+        unexpected: Names that the file has and the model has not.
+        mismatched: `(name, found, expected)` of what differs in shape, or in its kind of number.
+    """
+
+    code: str = "ModelMismatch"
+    missing: list[str]
+    unexpected: list[str]
+    mismatched: list[Any]
 
 
 class DeviceError(RustloadError, RuntimeError):

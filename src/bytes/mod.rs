@@ -1,11 +1,19 @@
 //! What is at which offset: files and memory, positional reads, mappings, and a checked little-endian cursor.
 
 mod cursor;
+mod direct;
 mod mapping;
+mod place;
+mod probe;
+mod reader;
 mod region;
 mod source;
 
 pub use cursor::Cursor;
+pub use direct::{Choice, Io};
 pub use mapping::Mapping;
+pub use place::{Place, PlaceKind};
+pub use probe::Probe;
+pub use reader::Reader;
 pub use region::Region;
 pub use source::{Bytes, Source};

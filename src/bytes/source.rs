@@ -5,8 +5,10 @@ use std::fmt;
 use std::fs::{self, File, Metadata};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use super::direct::{self, Choice, Io};
+use super::place::{Place, PlaceKind};
 use super::{Mapping, Region};
 use crate::error::{Code, Error, Result, ResultExt};
 
@@ -31,6 +33,12 @@ struct OpenFile {
     path: PathBuf,
     stamp: Stamp,
     mapping: Mutex<Option<Arc<Mapping>>>,
+    io: Io,
+    place: OnceLock<Place>,
+    /// Made at the first large read.
+    choice: OnceLock<Choice>,
+    /// The file opened once more, around the page cache, where that is chosen and can be had.
+    direct: OnceLock<Option<File>>,
 }
 
 /// What tells that a file is still the one that was opened.
@@ -54,15 +62,29 @@ impl Stamp {
 impl Source {
     /// Opens a regular file for reading.
     pub fn open(path: &Path) -> Result<Source> {
-        let io = |error| Error::io(error, path.to_owned());
+        Source::open_with(path, Io::Auto)
+    }
+
+    /// Opens a regular file whose payload is to be read in the given way.
+    pub fn open_with(path: &Path, io: Io) -> Result<Source> {
+        let failed = |error| Error::io(error, path.to_owned());
         // Asked before opening: opening a pipe would wait for its writer.
-        regular(&fs::metadata(path).map_err(io)?, path)?;
-        let file = File::open(path).map_err(io)?;
-        let metadata = file.metadata().map_err(io)?;
+        regular(&fs::metadata(path).map_err(failed)?, path)?;
+        let file = File::open(path).map_err(failed)?;
+        let metadata = file.metadata().map_err(failed)?;
         regular(&metadata, path)?;
         let stamp = Stamp::of(&metadata);
         let window = Region::new(0, stamp.len).unwrap_or_default();
-        let file = OpenFile { file, path: path.to_owned(), stamp, mapping: Mutex::new(None) };
+        let file = OpenFile {
+            file,
+            path: path.to_owned(),
+            stamp,
+            mapping: Mutex::new(None),
+            io,
+            place: OnceLock::new(),
+            choice: OnceLock::new(),
+            direct: OnceLock::new(),
+        };
         Ok(Source { backing: Backing::File(Arc::new(file)), window })
     }
 
@@ -75,6 +97,11 @@ impl Source {
     /// The number of bytes in the window.
     pub fn len(&self) -> u64 {
         self.window.len()
+    }
+
+    /// Where the window starts in the file, or in the memory.
+    pub fn start(&self) -> u64 {
+        self.window.start()
     }
 
     /// Whether the window holds nothing.
@@ -97,6 +124,58 @@ impl Source {
             (Backing::Memory(one), Backing::Memory(two)) => Arc::ptr_eq(one, two),
             _ => false,
         }
+    }
+
+    /// The kind of file system; `None` for memory.
+    pub fn file_system(&self) -> Option<&Place> {
+        match &self.backing {
+            Backing::File(file) => Some(file.place()),
+            Backing::Memory(_) => None,
+        }
+    }
+
+    /// How the payload is read and why, found out when first asked; `None` for memory.
+    pub fn choice(&self) -> Option<&Choice> {
+        match &self.backing {
+            Backing::File(file) => Some(file.choice()),
+            Backing::Memory(_) => None,
+        }
+    }
+
+    pub(super) fn descriptor(&self) -> Option<&File> {
+        match &self.backing {
+            Backing::File(file) => Some(&file.file),
+            Backing::Memory(_) => None,
+        }
+    }
+
+    /// The file opened around the page cache, where payload is to be read so and the system can.
+    pub fn direct(&self) -> Option<&File> {
+        match &self.backing {
+            Backing::File(file) => file.direct(),
+            Backing::Memory(_) => None,
+        }
+    }
+
+    /// The name of the file system, where a view's page faults would go over a network, one by one, and nobody asked for that.
+    pub fn avoids_views(&self) -> Option<&str> {
+        match &self.backing {
+            Backing::File(file) if file.io == Io::Auto => {
+                let place = file.place();
+                (place.kind == PlaceKind::Network).then_some(place.name.as_str())
+            }
+            _ => None,
+        }
+    }
+
+    /// The position in the file, or in memory, of a position in the window.
+    pub(super) fn position(&self, offset: u64) -> u64 {
+        self.window.start().saturating_add(offset)
+    }
+
+    /// Whether the window has these bytes.
+    pub(super) fn holds(&self, offset: u64, len: u64) -> bool {
+        self.window.part(offset, len).is_some()
     }
 
     /// A part of this window, as a source of its own.
@@ -129,15 +208,22 @@ impl Source {
 
     /// Fills `out` with the bytes at `offset` of the window.
     pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        self.read_by(None, offset, out)
+    }
+
+    /// As [`Source::read_at`], by another description of the same file if there is one.
+    pub(super) fn read_by(&self, other: Option<&File>, offset: u64, out: &mut [u8]) -> Result<()> {
         let part = self.part(offset, out.len() as u64)?;
         match &self.backing {
-            Backing::File(file) => file.file.read_exact_at(out, part.start()).map_err(|error| {
-                if error.kind() == std::io::ErrorKind::UnexpectedEof {
-                    file.changed()
-                } else {
-                    Error::io(error, file.path.clone())
-                }
-            }),
+            Backing::File(file) => {
+                other.unwrap_or(&file.file).read_exact_at(out, part.start()).map_err(|error| {
+                    if error.kind() == std::io::ErrorKind::UnexpectedEof {
+                        file.changed()
+                    } else {
+                        Error::io(error, file.path.clone())
+                    }
+                })
+            }
             Backing::Memory(bytes) => {
                 let found =
                     usize::try_from(part.start()).ok().and_then(|start| (**bytes).as_ref().get(start..));
@@ -189,6 +275,21 @@ impl Source {
 }
 
 impl OpenFile {
+    fn place(&self) -> &Place {
+        self.place.get_or_init(|| Place::of(&self.file))
+    }
+
+    fn choice(&self) -> &Choice {
+        self.choice.get_or_init(|| Choice::of(&self.file, self.stamp.len, self.place(), self.io))
+    }
+
+    fn direct(&self) -> Option<&File> {
+        if self.choice().io != Io::Direct {
+            return None;
+        }
+        self.direct.get_or_init(|| direct::open_direct(&self.file)).as_ref()
+    }
+
     fn changed(&self) -> Error {
         Error::new(Code::FileChanged, "the file was cut or changed after it was opened").in_file(&self.path)
     }

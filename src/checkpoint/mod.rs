@@ -1,6 +1,7 @@
 //! The opened thing: one file or several shards, their tensors by name.
 
 mod near;
+mod storages;
 mod stream;
 
 use std::collections::hash_map::Entry;
@@ -8,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use crate::bytes::{Bytes, Source};
+use crate::bytes::{Bytes, Io, Source};
 use crate::container::zip::Archive;
 use crate::container::{Format, shards};
 use crate::error::{Code, Error, Kind, Result};
@@ -17,7 +18,8 @@ use crate::limits::Limits;
 use crate::stream::Payload;
 use crate::tensor::Tensor;
 
-pub use stream::{Failed, Flow, Given, Made, Stream};
+pub use self::storages::{OwnedStorages, StorageInfo};
+pub use self::stream::{Failed, Flow, Given, Made, Stream};
 
 /// Bytes of the largest inflated storage that is kept for the next read: as much as the window of a whole materialization.
 const KEPT: u64 = 256 << 20;
@@ -63,41 +65,36 @@ impl Checkpoint {
         let found = shards::resolve(paths, &options.limits)?;
         let mut opened = Vec::with_capacity(found.files.len());
         let mut bytes = 0_u64;
+        let mut notes = found.notes;
         for path in found.files {
-            let source = Source::open(&path)?;
+            let source = Source::open_with(&path, options.io)?;
+            notes.extend(refused(&source, options.io));
             let index = read(&source, &options).map_err(|error| error.in_file(&path))?;
             bytes = bytes.saturating_add(text_bytes(&index));
             Limits::check("name_bytes_total", options.limits.name_bytes_total, bytes)
                 .map_err(|error| error.in_file(&path))?;
             opened.push(Shard { path: Some(path), index });
         }
-        let mut inner = Inner {
-            shards: opened,
-            entries: Vec::new(),
-            by_name: HashMap::new(),
-            metadata: found.metadata,
-            notes: found.notes,
-            options,
-            shared: OnceLock::new(),
-            inflated: Mutex::new(None),
-        };
+        let mut inner = Inner::new(opened, options);
+        (inner.metadata, inner.notes) = (found.metadata, notes);
         inner.merge(found.weight_map.as_ref())?;
+        Ok(Checkpoint(Arc::new(inner)))
+    }
+
+    /// Opens the checkpoint that begins at byte `start` of a file, whatever comes before it.
+    pub fn open_at(path: &FilePath, start: u64, options: Options) -> Result<Checkpoint> {
+        let file = Source::open(path)?;
+        let source = file.window(start, file.len().saturating_sub(start))?;
+        let index = read(&source, &options)?;
+        let mut inner = Inner::new(vec![Shard { path: Some(path.to_owned()), index }], options);
+        inner.merge(None)?;
         Ok(Checkpoint(Arc::new(inner)))
     }
 
     /// Opens bytes in memory.
     pub fn from_bytes(bytes: Bytes, options: Options) -> Result<Checkpoint> {
         let index = read(&Source::memory(bytes), &options)?;
-        let mut inner = Inner {
-            shards: vec![Shard { path: None, index }],
-            entries: Vec::new(),
-            by_name: HashMap::new(),
-            metadata: Vec::new(),
-            notes: Vec::new(),
-            options,
-            shared: OnceLock::new(),
-            inflated: Mutex::new(None),
-        };
+        let mut inner = Inner::new(vec![Shard { path: None, index }], options);
         inner.merge(None)?;
         Ok(Checkpoint(Arc::new(inner)))
     }
@@ -253,6 +250,19 @@ impl Checkpoint {
 }
 
 impl Inner {
+    fn new(shards: Vec<Shard>, options: Options) -> Inner {
+        Inner {
+            shards,
+            entries: Vec::new(),
+            by_name: HashMap::new(),
+            metadata: Vec::new(),
+            notes: Vec::new(),
+            options,
+            shared: OnceLock::new(),
+            inflated: Mutex::new(None),
+        }
+    }
+
     /// Gives every shard's entries one list and one map.
     fn merge(&mut self, weight_map: Option<&shards::WeightMap>) -> Result<()> {
         let mut total = 0;
@@ -458,6 +468,13 @@ impl Inner {
     fn index(&self, shard: u32) -> &Index {
         &self.shards[shard as usize].index
     }
+}
+
+/// What to say where direct reads were asked for and cannot be had.
+fn refused(source: &Source, io: Io) -> Option<String> {
+    let refused = io == Io::Direct && source.direct().is_none();
+    let place = source.file_system().filter(|_| refused)?;
+    Some(format!("no reads around the page cache on {}: files there are read through it", place.name))
 }
 
 /// Bytes of the texts that an index holds, each of which a small file can make large: names, opaque classes, their places.

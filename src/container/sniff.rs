@@ -33,8 +33,12 @@ impl Format {
     }
 }
 
-/// `pickle.dumps(0x1950a86a20f9469cfc6c, 2)`; torch/serialization.py: MAGIC_NUMBER.
-const LEGACY_MAGIC: &[u8] = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\x2e";
+/// `pickle.dumps(0x1950a86a20f9469cfc6c, 2)` behind its protocol; torch/serialization.py: MAGIC_NUMBER.
+const LEGACY_MAGIC: &[u8] = b"\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\x2e";
+/// The same as protocols 0 and 1 write it.
+const LEGACY_TEXT: &[u8] = b"L119547037146038801333356L\n.";
+/// The FRAME around the magic number in protocols 4 and 5.
+const LEGACY_FRAME: &[u8] = b"\x95\x0d\0\0\0\0\0\0\0";
 /// Bytes looked at: a tar header's magic lies at 257.
 const HEAD_LEN: u64 = 512;
 
@@ -62,7 +66,7 @@ pub fn sniff(source: &Source) -> Result<Format> {
 fn sniff_unplaced(source: &Source) -> Result<Format> {
     let head = source.read_vec(0, source.len().min(HEAD_LEN))?;
     // The first bytes decide before the last ones: a legacy stream with a zip appended is a legacy stream, as in torch.
-    if head.starts_with(LEGACY_MAGIC) {
+    if is_legacy(&head) {
         return Ok(Format::LegacyTorch);
     }
     match head.as_slice() {
@@ -81,6 +85,12 @@ fn sniff_unplaced(source: &Source) -> Result<Format> {
         return Ok(Format::Pickle);
     }
     Err(explain(source, &head)?)
+}
+
+/// The magic number as a pickle, of whose protocols torch's writer lets people choose.
+fn is_legacy(head: &[u8]) -> bool {
+    let [0x80, 2..=5, rest @ ..] = head else { return head.starts_with(LEGACY_TEXT) };
+    rest.strip_prefix(LEGACY_FRAME).unwrap_or(rest).starts_with(LEGACY_MAGIC)
 }
 
 fn zip_start(text: &str) -> Error {

@@ -104,7 +104,7 @@ impl SparseLayout {
     }
 }
 
-/// A part of a tensor that is put together from several.
+/// A part of a value that is put together from several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// Coordinates: a row for each dimension.
@@ -123,6 +123,8 @@ pub enum Part {
     Scale,
     /// Which integers are zero, along a dimension.
     ZeroPoint,
+    /// What an opaque value is the result of calling, where that is itself the result of a call.
+    Function,
 }
 
 impl Part {
@@ -137,6 +139,7 @@ impl Part {
             Part::RowIndices => "row_indices",
             Part::Scale => "scale",
             Part::ZeroPoint => "zero_point",
+            Part::Function => "function",
         }
     }
 }

@@ -23,7 +23,7 @@ mod validate;
 
 use std::sync::Arc;
 
-use crate::bytes::Source;
+use crate::bytes::{Io, Source};
 use crate::container::zip::{Archive, Trailing};
 use crate::container::{Format, sniff};
 use crate::error::{Code, Error, Result};
@@ -58,6 +58,8 @@ pub struct Options {
     pub compat: bool,
     /// Whether every storage's checksum is checked at once.
     pub verify: bool,
+    /// How payload is read.
+    pub io: Io,
     /// The request to stop.
     pub cancel: Cancel,
 }
@@ -83,6 +85,8 @@ pub struct Index {
     pub notes: Vec<String>,
     /// Where the storages' bytes come from.
     pub contents: Contents,
+    /// One past the last byte that belongs to the checkpoint; `None` where that is all of the source.
+    pub end: Option<u64>,
 }
 
 /// A name and what it names.
@@ -114,7 +118,7 @@ pub enum Step {
     Index(u32),
     /// An argument of an unknown class's constructor.
     Argument(u32),
-    /// A part of a tensor that is put together from several: `indices`.
+    /// A part of a value that is put together from several: `indices`.
     Part(Part),
 }
 
@@ -129,6 +133,8 @@ pub struct Storage {
     pub numel: u64,
     /// Whether its numbers lie big-endian.
     pub big_endian: bool,
+    /// The device that it was saved from, a text; `None` where the file names none.
+    pub location: Option<Handle>,
 }
 
 /// Where a storage's bytes are.

@@ -61,6 +61,7 @@ impl Pickled {
             opaque: self.opaque,
             notes,
             contents,
+            end: None,
         }
     }
 }

@@ -24,6 +24,7 @@ pub(super) fn read(source: &Source, options: &Options) -> Result<Index> {
         opaque: Vec::new(),
         notes: header.notes,
         contents: Contents::Plain(source.clone()),
+        end: None,
     };
     for raw in header.tensors {
         let nbytes = raw.region.len();
@@ -31,7 +32,8 @@ pub(super) fn read(source: &Source, options: &Options) -> Result<Index> {
             u32::try_from(index.tensors.len()).map_err(|_| Error::new(Code::Limit, "too many tensors"))?;
         let tensor = Tensor::whole(raw.dtype, &raw.shape, id, nbytes)?;
         let numel = tensor.layout().numel();
-        index.storages.push(Storage { place: Place::Region(raw.region), nbytes, numel, big_endian: false });
+        let place = Place::Region(raw.region);
+        index.storages.push(Storage { place, nbytes, numel, big_endian: false, location: None });
         index.tensors.push(tensor);
         index.entries.push(Entry { name: Arc::from(raw.name), path: Path::Name, tensor: id });
     }

@@ -10,7 +10,7 @@ use crate::bytes::{Region, Source};
 use crate::container::Format;
 use crate::error::{Code, Error, Result, ResultExt};
 use crate::limits::Limits;
-use crate::pickle::{self, Disasm, Opcode, Pickle, Value};
+use crate::pickle::{self, Disasm, Opcode, Pause, Pickle, Value};
 use std::collections::{HashMap, HashSet};
 
 /// `torch/serialization.py: PROTOCOL_VERSION`.
@@ -47,7 +47,8 @@ pub(super) fn read(source: &Source, options: &Options) -> Result<Index> {
         return Err(Error::new(Code::TrailingData, text).at(end));
     }
     notes.append(&mut read.notes);
-    Ok(read.into_index(Format::LegacyTorch, notes, Contents::Plain(source.clone())))
+    let index = read.into_index(Format::LegacyTorch, notes, Contents::Plain(source.clone()));
+    Ok(Index { end: Some(end), ..index })
 }
 
 /// The bytes of the five pickles.
@@ -59,31 +60,22 @@ struct Head {
 impl Head {
     /// Reads as much of the file as the pickles need, doubling; where each ends is found by its opcodes.
     fn read(source: &Source, limits: &Limits) -> Result<Head> {
-        let mut len = source.len().min(HEAD);
+        let mut data = source.read_vec(0, source.len().min(HEAD))?;
+        let mut found = Ends::default();
         loop {
-            let data = source.read_vec(0, len)?;
-            let whole = len == source.len();
-            match Head::find(&data, limits) {
-                Ok(ends) => return Ok(Head { data, ends }),
+            let len = u64::try_from(data.len()).unwrap_or(u64::MAX);
+            match found.find(&data, limits) {
+                Ok(()) => return Ok(Head { data, ends: found.ends }),
                 // Only a cut can be mended by reading on.
-                Err(error) if !whole && is_cut(&error) => {
+                Err(error) if len < source.len() && is_cut(&error) => {
                     Limits::check("pickle_bytes", limits.pickle_bytes, len.saturating_add(1))
                         .map_err(|_| error)?;
-                    len = len.saturating_mul(2).min(source.len()).min(limits.pickle_bytes.max(HEAD));
+                    let more = len.saturating_mul(2).min(source.len()).min(limits.pickle_bytes.max(HEAD));
+                    data.append(&mut source.read_vec(len, more.saturating_sub(len))?);
                 }
                 Err(error) => return Err(error),
             }
         }
-    }
-
-    fn find(data: &[u8], limits: &Limits) -> Result<[usize; 5]> {
-        let mut ends = [0; 5];
-        let mut start = 0;
-        for (end, part) in ends.iter_mut().zip(PARTS) {
-            start = pickle_end(data, start, limits).in_member(part)?;
-            *end = start;
-        }
-        Ok(ends)
     }
 
     fn part(&self, number: usize) -> &[u8] {
@@ -106,16 +98,53 @@ fn is_cut(error: &Error) -> bool {
     matches!(error.code(), Code::Truncated | Code::PickleStack | Code::PickleFrame)
 }
 
-/// One past the STOP of the pickle that begins at `start`.
-fn pickle_end(data: &[u8], start: usize, limits: &Limits) -> Result<usize> {
-    let mut disasm = Disasm::strict(data, start, limits);
-    while let Some(op) = disasm.next() {
-        if op?.opcode == Opcode::Stop {
-            return Ok(disasm.position());
+/// The ends of the pickles that were found so far.
+#[derive(Default)]
+struct Ends {
+    ends: [usize; 5],
+    /// How many.
+    count: usize,
+    /// Where the next pickle was cut.
+    pause: Option<Pause>,
+}
+
+impl Ends {
+    /// Finds the ends that are missing; after an error, in the same data and more.
+    fn find(&mut self, data: &[u8], limits: &Limits) -> Result<()> {
+        while let (Some(end), Some(part)) = (self.ends.get_mut(self.count), PARTS.get(self.count)) {
+            let mut disasm = match self.pause.take() {
+                Some(pause) => Disasm::resume(data, pause, limits),
+                None => Disasm::strict(data, *end, limits),
+            };
+            *end = pickle_end(&mut disasm, &mut self.pause).in_member(part)?;
+            let start = *end;
+            self.count = self.count.saturating_add(1);
+            // The next one begins here.
+            if let Some(next) = self.ends.get_mut(self.count) {
+                *next = start;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One past the STOP of a pickle; where an opcode fails, `pause` is before it.
+fn pickle_end(disasm: &mut Disasm<'_>, pause: &mut Option<Pause>) -> Result<usize> {
+    loop {
+        let before = disasm.pause();
+        match disasm.next() {
+            Some(Ok(op)) if op.opcode == Opcode::Stop => return Ok(Disasm::position(disasm)),
+            Some(Ok(_)) => {}
+            Some(Err(error)) => {
+                *pause = Some(before);
+                return Err(error);
+            }
+            None => {
+                let end = u64::try_from(Disasm::position(disasm)).unwrap_or(u64::MAX);
+                return Err(Error::new(Code::Truncated, "the pickle has no end").at(end));
+            }
         }
     }
-    Err(Error::new(Code::Truncated, "the pickle has no end")
-        .at(u64::try_from(data.len()).unwrap_or(u64::MAX)))
 }
 
 fn check_protocol(head: &Head, limits: &Limits) -> Result<()> {
@@ -190,14 +219,13 @@ fn place_storages(
         }
     }
     let mut at = start;
+    let mut counts = Counts { source, seen: Vec::new(), start: 0 };
     for (key, storage) in keys.iter().zip(by_key) {
         let Some(storage) = storage else {
             let text = format!("storage {key} is in the list of keys, but no tensor says how large it is");
             return Err(Error::new(Code::LegacyKeys, text));
         };
-        let mut count = [0; 8];
-        source.read_at(at, &mut count)?;
-        let (count, numel) = (i64::from_le_bytes(count), storage.numel);
+        let (count, numel) = (counts.read(at, storage.nbytes)?, storage.numel);
         if u64::try_from(count) != Ok(numel) {
             let text = format!("storage {key} has {count} element(s), the pickle says {numel}");
             return Err(Error::new(Code::StorageBounds, text).at(at));
@@ -215,4 +243,37 @@ fn place_storages(
         at = region.end();
     }
     Ok(at)
+}
+
+/// Reads the counts in front of storages. Where storages are short, many counts are read at once, with what lies between them:
+/// no more than reading each by itself would make the system read.
+struct Counts<'a> {
+    source: &'a Source,
+    seen: Vec<u8>,
+    /// Where `seen` lies in the file.
+    start: u64,
+}
+
+impl Counts<'_> {
+    /// Bytes between two counts up to which they are read together: a page of the system's cache.
+    const NEAR: u64 = 4096;
+    /// Bytes that are read at once.
+    const PIECE: u64 = 64 << 10;
+
+    /// The count at `at`, in front of a storage of `nbytes`.
+    fn read(&mut self, at: u64, nbytes: u64) -> Result<i64> {
+        if let Some(count) = self.known(at) {
+            return Ok(count);
+        }
+        let left = self.source.len().saturating_sub(at);
+        let piece = if nbytes < Counts::NEAR { Counts::PIECE.min(left).max(8) } else { 8 };
+        (self.seen, self.start) = (self.source.read_vec(at, piece)?, at);
+        self.known(at).ok_or_else(|| Error::new(Code::InternalError, "a count was read in part"))
+    }
+
+    fn known(&self, at: u64) -> Option<i64> {
+        let from = usize::try_from(at.checked_sub(self.start)?).ok()?;
+        let (count, _) = self.seen.get(from..)?.split_first_chunk()?;
+        Some(i64::from_le_bytes(*count))
+    }
 }

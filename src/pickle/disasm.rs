@@ -53,9 +53,29 @@ pub struct Disasm<'a> {
     digits: usize,
 }
 
+/// Where a reader stood between two opcodes, to go on from there when there is more data.
+#[derive(Clone, Copy, Debug)]
+pub struct Pause {
+    start: usize,
+    position: usize,
+    frame_end: usize,
+}
+
 const NO_FRAME: usize = usize::MAX;
 
 impl<'a> Disasm<'a> {
+    /// Where the reader stands, between two opcodes.
+    #[inline]
+    pub fn pause(&self) -> Pause {
+        Pause { start: self.start, position: self.position, frame_end: self.frame_end }
+    }
+
+    /// A strict reader that goes on where another stood, in the same data or in data that is longer.
+    pub fn resume(data: &'a [u8], pause: Pause, limits: &Limits) -> Disasm<'a> {
+        let Pause { start, position, frame_end } = pause;
+        Disasm { start, position, frame_end, ..Disasm::strict(data, start, limits) }
+    }
+
     /// A reader that refuses what pickle readers disagree about.
     pub fn strict(data: &'a [u8], start: usize, limits: &Limits) -> Disasm<'a> {
         Disasm::new(data, start, limits, true)

@@ -26,7 +26,7 @@ mod value;
 use crate::error::Result;
 use crate::limits::Limits;
 
-pub use disasm::{Arg, Disasm, Op};
+pub use disasm::{Arg, Disasm, Op, Pause};
 pub use opcode::{ArgKind, Opcode};
 pub use value::{BigInt, Call, CallId, CallKind, Global, GlobalId, Handle, Text, Value, Values};
 

@@ -9,8 +9,10 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyList, PyString};
 
+use super::buffer::Buffer;
 use super::tensor::Tensor;
 use super::{objects, run};
+use crate::bytes::Io;
 use crate::checkpoint::Checkpoint as Core;
 use crate::index::{Options, Unknown};
 use crate::limits::Limits;
@@ -20,9 +22,16 @@ use crate::parallel::Cancel;
 #[pyclass(frozen, module = "rustload._rustload")]
 pub(crate) struct Checkpoint(Core);
 
+/// Bytes, location and place in the file of a storage.
+type StorageInfo = (u64, Option<String>, Option<u64>);
+
+/// Rows of bytes, and for each storage its row and where it starts in it.
+type OwnedStorages = (Vec<Buffer>, Vec<(usize, u64)>);
+
 /// Opens files, a directory or an index file.
+#[expect(clippy::too_many_arguments, reason = "one for each keyword of the Python function")]
 #[pyfunction]
-#[pyo3(signature = (paths, *, unknown, trailing, compat, verify, limits))]
+#[pyo3(signature = (paths, *, unknown, trailing, compat, verify, limits, io="auto"))]
 pub(crate) fn open_paths(
     py: Python<'_>,
     paths: Vec<PathBuf>,
@@ -31,10 +40,26 @@ pub(crate) fn open_paths(
     compat: bool,
     verify: bool,
     limits: BTreeMap<String, u64>,
+    io: &str,
 ) -> PyResult<Checkpoint> {
-    let options = options(unknown, trailing, compat, verify, limits)?;
+    let options = Options { io: parse_io(io)?, ..options(unknown, trailing, compat, verify, limits)? };
     let cancel = options.cancel.clone();
     Ok(Checkpoint(run::watched(py, verify, &cancel, || Core::open(&paths, options))?))
+}
+
+/// Opens the checkpoint that begins at byte `start` of a file.
+#[pyfunction]
+#[pyo3(signature = (path, start, *, unknown, trailing, limits))]
+pub(crate) fn open_at(
+    py: Python<'_>,
+    path: PathBuf,
+    start: u64,
+    unknown: &str,
+    trailing: &str,
+    limits: BTreeMap<String, u64>,
+) -> PyResult<Checkpoint> {
+    let options = options(unknown, trailing, false, false, limits)?;
+    Ok(Checkpoint(run::detached(py, || Core::open_at(&path, start, options))?))
 }
 
 /// Opens bytes in memory.
@@ -80,7 +105,24 @@ fn options(
             return Err(PyValueError::new_err(format!("trailing= is 'error' or 'ignore', not {other:?}")));
         }
     };
-    Ok(Options { limits, unknown, ignore_trailing, compat, verify, cancel: Cancel::new() })
+    Ok(Options {
+        limits,
+        unknown,
+        ignore_trailing,
+        compat,
+        verify,
+        cancel: Cancel::new(),
+        ..Options::default()
+    })
+}
+
+pub(super) fn parse_io(io: &str) -> PyResult<Io> {
+    match io {
+        "auto" => Ok(Io::Auto),
+        "buffered" => Ok(Io::Buffered),
+        "direct" => Ok(Io::Direct),
+        other => Err(PyValueError::new_err(format!("io= is 'auto', 'buffered' or 'direct', not {other:?}"))),
+    }
 }
 
 #[pymethods]
@@ -141,5 +183,52 @@ impl Checkpoint {
     /// Each file's object tree, in shard order; `wrap` makes of a `Tensor` what stands in the tree.
     fn objects<'py>(&self, py: Python<'py>, wrap: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyAny>>> {
         objects::trees(py, &self.0, wrap)
+    }
+
+    /// One file's object tree, put together by a builder.
+    fn rebuild<'py>(
+        &self,
+        py: Python<'py>,
+        shard: usize,
+        builder: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        objects::rebuild(py, &self.0, shard, builder)
+    }
+
+    /// Every distinct global of one file, in program order.
+    fn globals_of(&self, shard: usize) -> Vec<String> {
+        let tree = self.0.trees().nth(shard).and_then(|(_, tree)| tree);
+        tree.map(|tree| tree.globals().collect()).unwrap_or_default()
+    }
+
+    #[getter]
+    fn shards(&self) -> usize {
+        self.0.shards()
+    }
+
+    #[getter]
+    fn end(&self) -> Option<u64> {
+        self.0.end()
+    }
+
+    #[getter]
+    fn is_torchscript(&self) -> bool {
+        self.0.is_torchscript()
+    }
+
+    fn storages(&self, py: Python<'_>, shard: usize, places: bool) -> PyResult<Vec<StorageInfo>> {
+        let found = run::detached(py, || self.0.storages(shard, places))?;
+        Ok(found.into_iter().map(|info| (info.nbytes, info.location, info.at)).collect())
+    }
+
+    fn storage_views(&self, py: Python<'_>, shard: usize) -> PyResult<(Buffer, Vec<Option<u64>>)> {
+        let (whole, starts) = run::detached(py, || self.0.storage_views(shard))?;
+        Ok((Buffer(whole), starts))
+    }
+
+    fn read_storages(&self, py: Python<'_>, shard: usize, wanted: Vec<u32>) -> PyResult<OwnedStorages> {
+        let cancel = Cancel::new();
+        let found = run::watched(py, true, &cancel, || self.0.read_storages(shard, &wanted, &cancel))?;
+        Ok((found.arrays.into_iter().map(Buffer).collect(), found.places))
     }
 }

@@ -4,6 +4,7 @@
 mod buffer;
 mod capsule;
 mod checkpoint;
+mod doctor;
 mod error;
 mod extra;
 mod joined;
@@ -26,7 +27,9 @@ mod _rustload {
     #[pymodule_export]
     use super::buffer::Buffer;
     #[pymodule_export]
-    use super::checkpoint::{Checkpoint, open_bytes, open_paths};
+    use super::checkpoint::{Checkpoint, open_at, open_bytes, open_paths};
+    #[pymodule_export]
+    use super::doctor::{machine, probe};
     #[pymodule_export]
     use super::extra::check_sparse;
     #[pymodule_export]

@@ -128,6 +128,11 @@ impl Tensor {
     }
 
     #[getter]
+    fn id(&self) -> (u32, u32) {
+        self.0.id()
+    }
+
+    #[getter]
     fn storage(&self) -> (u32, u32) {
         self.0.storage()
     }

@@ -94,9 +94,11 @@ impl Pages {
         Some(rest)
     }
 
-    /// Whether `next` begins on the huge page after the last of this range.
+    /// Whether `next` begins where this range ends, and both are whole huge pages: an end of small ones is of use to a buffer of
+    /// exactly its size, and to no other.
     pub(super) fn meets(&self, next: &Pages) -> bool {
-        self.len == self.whole() && self.end() == next.start.addr().get() && self.huge == next.huge
+        let whole = self.len == self.whole() && next.len == next.whole();
+        whole && self.end() == next.start.addr().get() && self.huge == next.huge
     }
 
     /// Adds a range that this one meets.
@@ -169,11 +171,13 @@ mod tests {
         assert!(front.split_off(SMALL).is_none());
         assert!(front.split_off(5 * HUGE).is_none());
         let mut middle = front.split_off(HUGE).unwrap();
-        let back = middle.split_off(2 * HUGE).unwrap();
-        assert_eq!([front.len(), middle.len(), back.len()], [HUGE, 2 * HUGE, HUGE + SMALL]);
+        let mut back = middle.split_off(HUGE).unwrap();
+        let end = back.split_off(HUGE).unwrap();
+        assert_eq!([front.len(), middle.len(), back.len(), end.len()], [HUGE, HUGE, HUGE, HUGE + SMALL]);
         assert!(front.meets(&middle) && middle.meets(&back) && !front.meets(&back) && !back.meets(&front));
+        assert!(!back.meets(&end), "its last page is small");
         front.join(middle);
         front.join(back);
-        assert_eq!((front.len(), front.whole()), (4 * HUGE + SMALL, 4 * HUGE));
+        assert_eq!((front.len(), front.whole()), (3 * HUGE, 3 * HUGE));
     }
 }

@@ -2,8 +2,8 @@
 //! from one list of such jobs. So the threads start once for many tensors, and the system is asked once for many.
 
 use super::plan::{GAP, Piece, pieces};
-use super::read::{Fill, Payload, SCRATCH, fill_piece, gap, piece_count};
-use crate::bytes::Source;
+use super::read::{DISK_THREADS, Fill, Manner, Payload, SCRATCH, fill_piece, gap, piece_count};
+use crate::bytes::{Reader, Source};
 use crate::error::{Code, Error, Result};
 use crate::kernel;
 use crate::layout::Layout;
@@ -29,6 +29,27 @@ pub struct Task<'a> {
 struct Plan {
     payload: Payload,
     how: Fill,
+    manner: Manner,
+}
+
+/// What a thread keeps from job to job.
+#[derive(Default)]
+struct Worker<'p> {
+    /// The reader of the task that it worked on last.
+    reader: Option<(usize, Reader<'p>)>,
+    scratch: Vec<u8>,
+}
+
+impl<'p> Worker<'p> {
+    /// The reader of a task, with the scratch that there is.
+    fn reader(&mut self, task: usize, plan: &'p Plan) -> (&mut Reader<'p>, &mut Vec<u8>) {
+        let reader = match self.reader.take() {
+            Some((last, reader)) if last == task => reader,
+            Some((_, done)) => plan.manner.reader(&plan.payload.source).with_scratch_of(done),
+            None => plan.manner.reader(&plan.payload.source),
+        };
+        (&mut self.reader.insert((task, reader)).1, &mut self.scratch)
+    }
 }
 
 /// What one thread does at a time.
@@ -49,11 +70,16 @@ struct Part<'a> {
 /// Fills all destinations, on up to `threads` threads. An error comes with the number of the task that it is about.
 pub fn fill_all(tasks: Vec<Task<'_>>, threads: Option<usize>) -> Result<(), (usize, Error)> {
     let weights: Vec<u64> = tasks.iter().map(Task::weight).collect();
+    let manners: Vec<Manner> =
+        tasks.iter().zip(&weights).map(|(task, &weight)| task.manner(weight)).collect();
+    // A disk wants several reads at once, however few cores there are.
+    let around = manners.iter().any(|manner| manner.is_around());
+    let wanted = if around { threads.or(Some(DISK_THREADS.max(parallel::cores()))) } else { threads };
     let threads =
-        parallel::threads(weights.iter().fold(0, |sum, &weight| sum.saturating_add(weight)), threads);
+        parallel::threads(weights.iter().fold(0, |sum, &weight| sum.saturating_add(weight)), wanted);
     let mut plans = Vec::with_capacity(tasks.len());
     let mut lanes: Vec<(Source, Vec<Job<'_>>)> = Vec::new();
-    for (number, (task, weight)) in tasks.into_iter().zip(weights).enumerate() {
+    for (number, ((task, weight), manner)) in tasks.into_iter().zip(weights).zip(manners).enumerate() {
         task.check().map_err(|error| (number, error))?;
         let Task { payload, layout, how, out } = task;
         let lane = match lanes.iter().position(|(source, _)| source.same_backing(&payload.source)) {
@@ -65,16 +91,17 @@ pub fn fill_all(tasks: Vec<Task<'_>>, threads: Option<usize>) -> Result<(), (usi
         };
         let cut = Cut { number, weight, threads };
         cut.into_jobs(&mut lanes[lane].1, &payload, &layout, &how, out).map_err(|error| (number, error))?;
-        plans.push(Plan { payload, how });
+        plans.push(Plan { payload, how, manner });
     }
     let sources: Vec<Source> = lanes.iter().map(|(source, _)| source.clone()).collect();
     let jobs = alternating(lanes.into_iter().map(|(_, jobs)| jobs).collect());
-    parallel::for_each(threads, jobs, Vec::new, |scratch, job| match job {
+    parallel::for_each(threads, jobs, Worker::default, |worker, job| match job {
         Job::Piece { task, piece, out } => {
-            let Plan { payload, how } = &plans[task];
-            fill_piece(payload, &piece, how, scratch, out).map_err(|error| (task, error))
+            let plan = &plans[task];
+            let (reader, scratch) = worker.reader(task, plan);
+            fill_piece(&plan.payload, &piece, &plan.how, reader, scratch, out).map_err(|error| (task, error))
         }
-        Job::Run { span, parts } => fill_run(&plans, &span, parts, scratch),
+        Job::Run { span, parts } => fill_run(&plans, &span, parts, &mut worker.scratch),
     })?;
     for source in sources {
         let about = |plan: &Plan| plan.payload.source.same_backing(&source);
@@ -88,6 +115,10 @@ impl Task<'_> {
     fn weight(&self) -> u64 {
         let (from, to) = (self.how.cast.from().itemsize(), self.how.cast.to().itemsize());
         self.layout.numel().saturating_mul(from.max(to))
+    }
+
+    fn manner(&self, weight: u64) -> Manner {
+        Manner::of(&self.payload, &self.layout, weight)
     }
 
     fn check(&self) -> Result<()> {
@@ -192,7 +223,7 @@ fn fill_run(
         let found = place.and_then(|start| {
             bytes.get_mut(start..start.saturating_add(usize_of(source.len()))).ok_or_else(outside)
         });
-        let Plan { payload, how } = &plans[task];
+        let Plan { payload, how, .. } = &plans[task];
         found.and_then(|found| convert(payload, how, found, out)).map_err(|error| (task, error))?;
     }
     Ok(())

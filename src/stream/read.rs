@@ -2,7 +2,7 @@
 
 use super::batch::{Task, fill_all};
 use super::plan::{Block, Blocks, Piece};
-use crate::bytes::Source;
+use crate::bytes::{Reader, Source};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::kernel::{self, Cast};
@@ -14,6 +14,15 @@ pub(super) const SCRATCH: u64 = 1 << 20;
 
 /// Bytes of one read that needs no scratch; bounded so that a request to stop is seen soon.
 const DIRECT: u64 = 8 << 20;
+
+/// Bytes of one block that is read around the page cache: the disk is slower than the second-level cache is missed.
+const AROUND: u64 = 4 << 20;
+
+/// Bytes from which on each thread reads by a description of its own.
+const FORWARD: u64 = 16 << 20;
+
+/// Threads that keep a disk busy, however few cores there are.
+pub(super) const DISK_THREADS: usize = 4;
 
 /// Bytes below which a piece is not worth being cut off.
 pub(super) const PIECE: u64 = 4 << 20;
@@ -76,6 +85,42 @@ impl Fill {
     }
 }
 
+/// How a tensor's bytes are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Manner {
+    /// Through the page cache.
+    Cached,
+    /// Through the page cache, each thread for itself, as it reads much.
+    Forward,
+    /// Around the page cache.
+    Around,
+}
+
+impl Manner {
+    /// The manner for `bytes` of work. Strided layouts are read in short runs, which the page cache puts together.
+    pub(super) fn of(payload: &Payload, layout: &Layout, bytes: u64) -> Manner {
+        if bytes >= AROUND && layout.is_contiguous() && payload.source.direct().is_some() {
+            Manner::Around
+        } else if bytes >= FORWARD {
+            Manner::Forward
+        } else {
+            Manner::Cached
+        }
+    }
+
+    pub(super) fn is_around(self) -> bool {
+        self == Manner::Around
+    }
+
+    pub(super) fn reader(self, source: &Source) -> Reader<'_> {
+        match self {
+            Manner::Cached => Reader::new(source),
+            Manner::Forward => Reader::forward(source),
+            Manner::Around => Reader::around(source),
+        }
+    }
+}
+
 /// Reads the elements of `layout` (in units of the cast's source dtype) into `out`, C-contiguous, cast on the way.
 ///
 /// The layout is proved to lie inside the payload; `out` has exactly the result's bytes.
@@ -83,7 +128,8 @@ pub fn fill(payload: &Payload, layout: &Layout, how: &Fill, out: &mut [u8]) -> R
     let src = how.cast.from().itemsize();
     let bytes = layout.numel().saturating_mul(src);
     let plain = bytes == out.len() as u64 && how.is_copy(payload) && layout.is_contiguous();
-    if plain && bytes <= DIRECT && parallel::threads(bytes, how.threads) == 1 {
+    let cached = !Manner::of(payload, layout, bytes).is_around();
+    if plain && cached && bytes <= DIRECT && parallel::threads(bytes, how.threads) == 1 {
         // Most tensors of most files: one read, nothing to plan.
         how.cancel.check()?;
         if !out.is_empty() {
@@ -104,13 +150,24 @@ pub(super) fn fill_piece(
     payload: &Payload,
     piece: &Piece,
     how: &Fill,
+    reader: &mut Reader<'_>,
     scratch: &mut Vec<u8>,
     out: &mut [u8],
 ) -> Result<()> {
     let (src, dst) = (how.cast.from().itemsize(), how.cast.to().itemsize());
     let swap = how.swaps(payload);
     let plain = how.is_copy(payload) && is_plain(piece);
-    let blocks = Blocks::new(piece, src, if plain { DIRECT } else { SCRATCH });
+    let blocks = Blocks::new(
+        piece,
+        src,
+        if plain {
+            DIRECT
+        } else if reader.is_direct() {
+            AROUND
+        } else {
+            SCRATCH
+        },
+    );
     // Blocks do not overlap, so where they have as many elements as the piece, no byte of it stays as it was: the
     // destination may be memory of an earlier result.
     let mut written = 0_u64;
@@ -123,10 +180,16 @@ pub(super) fn fill_piece(
             let len = usize::try_from(block.run.saturating_mul(src)).unwrap_or(usize::MAX);
             let part =
                 part.get_mut(..len).ok_or_else(|| Error::new(Code::InternalError, "a block is too large"))?;
-            payload.source.read_at(block.src.saturating_mul(src), part)?;
+            reader.read_at(block.src.saturating_mul(src), part)?;
             continue;
         }
-        read_block(payload, &block, src, scratch)?;
+        let scratch = match block.reads.is_empty() {
+            true => reader.read(block.src.saturating_mul(src), to_usize(block.run.saturating_mul(src)))?,
+            false => {
+                read_block(reader, &block, src, scratch)?;
+                &mut scratch[..]
+            }
+        };
         if swap {
             kernel::swap_bytes(usize::try_from(how.cast.from().swap_unit()).unwrap_or(1), scratch);
         }
@@ -146,7 +209,7 @@ fn is_plain(piece: &Piece) -> bool {
 }
 
 /// Reads a block's runs into the scratch, at the places that its axes expect.
-fn read_block(payload: &Payload, block: &Block, itemsize: u64, scratch: &mut Vec<u8>) -> Result<()> {
+fn read_block(reader: &mut Reader<'_>, block: &Block, itemsize: u64, scratch: &mut Vec<u8>) -> Result<()> {
     let size = |elements: u64| usize::try_from(elements.saturating_mul(itemsize)).unwrap_or(usize::MAX);
     let len = size(block.scratch);
     if len > scratch.len() {
@@ -165,7 +228,7 @@ fn read_block(payload: &Payload, block: &Block, itemsize: u64, scratch: &mut Vec
         let run = scratch
             .get_mut(start..start.saturating_add(size(block.run)))
             .ok_or_else(|| Error::new(Code::InternalError, "a run does not fit the scratch"))?;
-        payload.source.read_at(src.saturating_mul(itemsize), run)?;
+        reader.read_at(src.saturating_mul(itemsize), run)?;
         // The innermost dimension comes first in `reads`.
         let mut dims = block.reads.iter().zip(&mut at);
         loop {
@@ -177,6 +240,11 @@ fn read_block(payload: &Payload, block: &Block, itemsize: u64, scratch: &mut Vec
             *index = 0;
         }
     }
+}
+
+/// A number that is bounded by the scratch.
+fn to_usize(n: u64) -> usize {
+    usize::try_from(n).unwrap_or(usize::MAX)
 }
 
 /// What an owned result of this layout and dtype costs in bytes, or `None` where that does not fit 64 bits.

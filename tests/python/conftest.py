@@ -11,6 +11,8 @@ import pytest
 
 # The tests are imported by path (`--import-mode=importlib`), so their helpers need a place to be found.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+# And so do the generators of test data; last, as their names are common ones.
+sys.path.append(str(Path(__file__).resolve().parents[1] / "data"))
 
 if TYPE_CHECKING:
     from collections.abc import Callable

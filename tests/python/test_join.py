@@ -219,3 +219,13 @@ def test_there_is_no_copy_of_a_part(save, how):
     print((status("VmHWM") - base - made.nbytes) >> 20)
     """
     assert int(child(code, path, how).stdout) < 12
+
+
+@pytest.mark.filterwarnings(
+    "ignore:torch.quantize_per_tensor:UserWarning"
+)  # torch will drop them; files keep them
+def test_quantized_tensors_are_not_joined(save):
+    ckpt = rustload.open(save({"q": torch.quantize_per_tensor(torch.ones(2), 0.5, 1, torch.qint8)}))
+    for join in (rustload.concat, rustload.stack):
+        with pytest.raises(rustload.UnsupportedError, match='"q" is quantized'):
+            join([ckpt["q"], ckpt["q"]])

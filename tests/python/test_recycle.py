@@ -218,7 +218,9 @@ def test_memory_is_found_where_only_the_pool_has_it(save):
     except MemoryError as error:
         print(kept >> 20, made.nbytes >> 20, error.code)
     """
-    assert child(code, save(tensors), env={"RUSTLOAD_POOL": str(1 << 30)}).stdout.split() == [
+    assert child(
+        code, save(tensors), env={"RUSTLOAD_POOL": str(1 << 30), "MALLOC_ARENA_MAX": "1"}
+    ).stdout.split() == [
         "200",
         "300",
         "Memory",

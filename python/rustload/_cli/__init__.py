@@ -55,6 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    if args.command == "doctor":
+        from rustload._cli import doctor
+
+        return doctor.run(args.paths, json=args.json, color=args.color, io=args.io, measure=args.measure)
     from rustload._cli import info
 
     return info.run(args.paths, json=args.json, color=args.color, tensors=args.tensors)
@@ -66,7 +70,7 @@ def _parser() -> Parser:
         description="Looks into PyTorch and safetensors checkpoints without running anything in them.",
     )
     parser.add_argument("--version", action="version", version=f"rustload {rustload.__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, dest="command")
     info = commands.add_parser(
         "info",
         help="show what a checkpoint holds",
@@ -93,4 +97,32 @@ def _parser() -> Parser:
         default="auto",
         help="auto (the default) colours terminals, unless NO_COLOR is set",
     )
+    _add_doctor(commands)
     return parser
+
+
+def _add_doctor(commands: argparse._SubParsersAction[Parser]) -> None:
+    doctor = commands.add_parser(
+        "doctor",
+        help="say how a checkpoint would be read here, and why",
+        description="Says how the files of checkpoints would be read on this machine, and why: the file system, what is in the\n"
+        "page cache, how fast a short probe reads, and what the machine has.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    doctor.add_argument(
+        "paths", nargs="+", metavar="PATH", help="a file, a directory of shards, or an index file"
+    )
+    doctor.add_argument(
+        "--io", choices=("auto", "buffered", "direct"), default="auto", help="as in rustload.open"
+    )
+    doctor.add_argument(
+        "--no-measure",
+        dest="measure",
+        action="store_false",
+        help="do not read up to 64 MiB of each of the first 4 files, in each way, to see how fast that is",
+    )
+    doctor.add_argument(
+        "--json", action="store_true", help="print everything as one JSON document (see docs/cli.md)"
+    )
+    doctor.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="as for info")

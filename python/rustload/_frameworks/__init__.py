@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NAMES", "Adapter", "adapter", "default"]
 
-NAMES = ("torch", "numpy", "dlpack")
+NAMES = ("torch", "numpy", "jax", "cupy", "dlpack")
 
 
 class Adapter(Protocol):
@@ -52,4 +52,9 @@ def adapter(name: str) -> Adapter:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("rustload"):
             raise
-        raise ImportError(f"framework {name!r} needs {error.name}: pip install 'rustload[{name}]'") from error
+        line = (
+            "the CuPy package of your CUDA version, such as cupy-cuda13x"
+            if name == "cupy"
+            else f"'rustload[{name}]'"
+        )
+        raise ImportError(f"framework {name!r} needs {error.name}: pip install {line}") from error

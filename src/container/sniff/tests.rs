@@ -28,8 +28,20 @@ fn checkpoints_are_told_by_content() {
 #[test]
 fn a_legacy_stream_with_a_zip_appended_is_legacy() {
     // A08
-    let bytes = [LEGACY_MAGIC, b"\x80\x02M\xe9\x03.", EMPTY_ZIP].concat();
+    let bytes = [b"\x80\x02", LEGACY_MAGIC, b"\x80\x02M\xe9\x03.", EMPTY_ZIP].concat();
     assert_eq!(sniffed(&bytes).unwrap(), Format::LegacyTorch);
+}
+
+#[test]
+fn a_legacy_stream_may_be_of_any_protocol() {
+    let framed = [LEGACY_FRAME, LEGACY_MAGIC].concat();
+    for (protocol, magic) in
+        [(2, LEGACY_MAGIC), (3, LEGACY_MAGIC), (4, &framed), (5, &framed), (4, LEGACY_MAGIC)]
+    {
+        let bytes = [&[0x80, protocol], magic, b"\x80\x02M\xe9\x03."].concat();
+        assert_eq!(sniffed(&bytes).unwrap(), Format::LegacyTorch);
+    }
+    assert_eq!(sniffed(&[LEGACY_TEXT, b"K\x00."].concat()).unwrap(), Format::LegacyTorch);
 }
 
 #[test]

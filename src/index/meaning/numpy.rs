@@ -89,6 +89,7 @@ impl<'a> Reader<'a> {
             nbytes,
             numel: numel.unwrap_or(0),
             big_endian: found.big_endian,
+            location: None,
         });
         let flags = Flags::default();
         let raw = RawTensor { dtype: found.dtype, shape, strides, offset: 0, storage, flags };

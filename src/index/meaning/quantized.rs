@@ -112,6 +112,12 @@ impl<'a> Reader<'a> {
                         return Err(wrong(text));
                     }
                 }
+                // torch goes by the zero points: what it calls affine may have floats.
+                let name = match self.tensor_at(zero_points).map(|zeros| zeros.dtype().kind()) {
+                    Some(Kind::Float) => "per_channel_affine_float_qparams",
+                    Some(_) if name.ends_with("float_qparams") => "per_channel_affine",
+                    _ => name,
+                };
                 Ok(Some((name, Scale::Channel { scales, zero_points, axis })))
             }
             _ => Err(Error::new(

@@ -136,7 +136,8 @@ impl<'a> Reader<'a> {
         let storage = u32::try_from(self.out.storages.len()).unwrap_or(u32::MAX);
         let flags = Flags { requires_grad, meta: true, ..Flags::default() };
         let tensor = RawTensor { dtype, shape, strides, offset: 0, storage, flags }.imagine(self.limits)?;
-        self.out.storages.push(Storage { place: Place::Meta, nbytes: 0, numel: 0, big_endian: false });
+        let nowhere = Storage { place: Place::Meta, nbytes: 0, numel: 0, big_endian: false, location: None };
+        self.out.storages.push(nowhere);
         self.push(tensor)
     }
 

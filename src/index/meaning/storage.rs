@@ -120,7 +120,8 @@ impl<'a> Reader<'a> {
         })?;
         let place = (self.locate)(key, nbytes)?;
         let id = u32::try_from(self.out.storages.len()).unwrap_or(u32::MAX);
-        self.out.storages.push(Storage { place, nbytes, numel: count, big_endian: false });
+        let storage = Storage { place, nbytes, numel: count, big_endian: false, location: Some(location) };
+        self.out.storages.push(storage);
         self.keys.insert(key, Seen { id, dtype, numel, location, moved: false });
         Ok(id)
     }

@@ -96,6 +96,7 @@ impl<'a> View<'a> {
                 }
                 let call = self.values.call(id);
                 each(call.args);
+                each(call.callable);
                 call.kwargs.iter().chain(call.states).chain(call.appended).for_each(|&part| each(part));
                 call.items.iter().for_each(|&(_, value)| each(value));
             }
@@ -136,6 +137,9 @@ impl<'a> View<'a> {
                         _ => {}
                     },
                     Meaning::Record | Meaning::Opaque | Meaning::NumpyDtype(_) => {
+                        if self.is_call(call.callable) {
+                            out.push((Step::Part(Part::Function), call.callable));
+                        }
                         let mut args = self.args(&call);
                         if self.is_from_type(&call)
                             && let Some((&state, others)) = args.split_last()
@@ -171,6 +175,11 @@ impl<'a> View<'a> {
             self.state_children(state, out)?;
         }
         Ok(())
+    }
+
+    /// Whether a value is the result of a call.
+    pub(in crate::index) fn is_call(self, handle: Handle) -> bool {
+        matches!(self.values.get(handle), Value::Call(_))
     }
 
     /// A state's attributes: a dict, or a pair of the dict and the slots (copyreg.py: `__reduce_ex__`).

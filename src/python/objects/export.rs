@@ -12,13 +12,11 @@ use std::collections::HashMap;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyComplex, PyDict, PyFrozenSet, PyList, PySet, PyString, PyTuple};
 
-use super::tensor::Tensor;
-use crate::checkpoint::Checkpoint;
+use super::face::{Face, Torch};
 use crate::error::{Code, Error};
-use crate::index::{DictKind, Object, Path, Step, Tree};
+use crate::index::{DictKind, Object, Scale, Tree};
 use crate::limits::Limits;
-use crate::pickle::{BigInt, Handle, Text};
-use crate::tensor::Tensor as CoreTensor;
+use crate::pickle::{BigInt, Call, Handle, Text};
 
 /// Bytes of text that cost as much as a value: the size of an empty Python dict.
 const TEXT: u64 = 64;
@@ -26,113 +24,13 @@ const TEXT: u64 = 64;
 /// Nodes after which a request to stop (Ctrl-C) is looked for.
 const TICK: u64 = 1 << 16;
 
-/// Every file's tree, in shard order; a file without a tree gives a dict of its tensors.
-pub(super) fn trees<'py>(
-    py: Python<'py>,
-    checkpoint: &Checkpoint,
-    wrap: &Bound<'py, PyAny>,
-) -> PyResult<Vec<Bound<'py, PyAny>>> {
-    let count = checkpoint.trees().count();
-    let mut out = Vec::with_capacity(count);
-    for (shard, (_, tree)) in checkpoint.trees().enumerate() {
-        let names = checkpoint.first_names(shard);
-        match tree {
-            Some(tree) => {
-                let mut export = Export::new(
-                    py,
-                    tree,
-                    checkpoint.limits(),
-                    Some(Tensors { checkpoint, shard, names, wrap }),
-                )?;
-                out.push(export.value(tree.root())?);
-            }
-            None => {
-                let mut positions: Vec<usize> = names.into_values().collect();
-                positions.sort_unstable();
-                let dict = PyDict::new(py);
-                for tensor in positions.into_iter().filter_map(|position| checkpoint.tensor_at(position)) {
-                    let name = tensor.name().to_owned();
-                    dict.set_item(name, wrap.call1((Tensor(tensor),))?)?;
-                }
-                out.push(dict.into_any());
-            }
-        }
-    }
-    Ok(out)
-}
+const PARAMETER: &str = "torch.nn.parameter.Parameter";
 
-/// One value of the tree that a tensor comes from; `wrap` makes of a `Tensor` what stands in it.
-pub(super) fn value<'py>(
-    py: Python<'py>,
-    tensor: &CoreTensor,
-    value: Handle,
-    wrap: &Bound<'py, PyAny>,
-) -> PyResult<Bound<'py, PyAny>> {
-    let (checkpoint, shard) = (tensor.checkpoint(), tensor.shard() as usize);
-    let Some(tree) = checkpoint.trees().nth(shard).and_then(|(_, tree)| tree) else {
-        return Ok(py.None().into_bound(py));
-    };
-    let tensors = Tensors { checkpoint: &checkpoint, shard, names: checkpoint.first_names(shard), wrap };
-    Export::new(py, tree, checkpoint.limits(), Some(tensors))?.value(value)
-}
-
-/// A tensor's path as a tuple of keys and indices.
-pub(super) fn path<'py>(py: Python<'py>, tensor: &CoreTensor) -> PyResult<Bound<'py, PyTuple>> {
-    let steps = match tensor.path() {
-        Some(Path::Steps(steps)) => steps,
-        Some(Path::Name) => return PyTuple::new(py, [tensor.name()]),
-        None => return Ok(PyTuple::empty(py)),
-    };
-    let checkpoint = tensor.checkpoint();
-    let tree = checkpoint.trees().nth(tensor.shard() as usize).and_then(|(_, tree)| tree);
-    let Some(tree) = tree else { return PyTuple::new(py, [tensor.name()]) };
-    // For keys that are neither texts nor numbers.
-    let mut export: Option<Export<'_, '_>> = None;
-    let mut out: Vec<Bound<'_, PyAny>> = Vec::with_capacity(steps.len());
-    for step in steps {
-        match *step {
-            Step::Key(key) => out.push(match tree.get(key)? {
-                Object::Str(key) => text(py, &key)?,
-                Object::Int(key) => key.into_pyobject(py)?.into_any(),
-                _ => match &mut export {
-                    Some(export) => export.value(key)?,
-                    none => none.insert(Export::new(py, tree, checkpoint.limits(), None)?).value(key)?,
-                },
-            }),
-            Step::Index(index) => out.push(index.into_pyobject(py)?.into_any()),
-            Step::Part(part) => out.push(part.name().into_pyobject(py)?.into_any()),
-            Step::Argument(index) => {
-                out.push("args".into_pyobject(py)?.into_any());
-                out.push(index.into_pyobject(py)?.into_any());
-            }
-        }
-    }
-    PyTuple::new(py, out)
-}
-
-/// How to make handles of the tensors of one file.
-struct Tensors<'a, 'py> {
-    checkpoint: &'a Checkpoint,
-    shard: usize,
-    /// For each tensor the position of its first name.
-    names: HashMap<u32, usize>,
-    wrap: &'a Bound<'py, PyAny>,
-}
-
-impl Tensors<'_, '_> {
-    fn handle(&self, tensor: u32) -> Option<CoreTensor> {
-        match self.names.get(&tensor) {
-            Some(&position) => self.checkpoint.tensor_at(position),
-            None => self.checkpoint.unnamed(self.shard, tensor),
-        }
-    }
-}
-
-struct Export<'a, 'py> {
+pub(super) struct Export<'a, 'py> {
     py: Python<'py>,
     tree: &'a Tree,
     limits: &'a Limits,
-    tensors: Option<Tensors<'a, 'py>>,
+    face: Face<'a, 'py>,
     /// What was made; `None` for tuples and frozen sets whose items are not all there yet.
     done: HashMap<Handle, Option<Bound<'py, PyAny>>>,
     handles: HashMap<u32, Bound<'py, PyAny>>,
@@ -163,11 +61,11 @@ struct Frame<'a, 'py> {
 }
 
 impl<'a, 'py> Export<'a, 'py> {
-    fn new(
+    pub(super) fn new(
         py: Python<'py>,
         tree: &'a Tree,
         limits: &'a Limits,
-        tensors: Option<Tensors<'a, 'py>>,
+        face: Face<'a, 'py>,
     ) -> PyResult<Export<'a, 'py>> {
         let inert = py.import("rustload._inert")?;
         let class = |name| inert.getattr(name);
@@ -176,7 +74,7 @@ impl<'a, 'py> Export<'a, 'py> {
             py,
             tree,
             limits,
-            tensors,
+            face,
             done: HashMap::new(),
             handles: HashMap::new(),
             modules: HashMap::new(),
@@ -190,7 +88,7 @@ impl<'a, 'py> Export<'a, 'py> {
         })
     }
 
-    fn value(&mut self, root: Handle) -> PyResult<Bound<'py, PyAny>> {
+    pub(super) fn value(&mut self, root: Handle) -> PyResult<Bound<'py, PyAny>> {
         // Containers that can be made empty wait to be filled; only tuples and frozen sets are entered at once.
         let mut waiting: Vec<Frame<'a, 'py>> = Vec::new();
         let mut open: Vec<Frame<'a, 'py>> = Vec::new();
@@ -282,10 +180,25 @@ impl<'a, 'py> Export<'a, 'py> {
             Object::Sparse(sparse) => {
                 children.extend(sparse.parts.iter().map(|&(_, part)| part));
                 let shape = PyTuple::new(py, &sparse.shape)?;
-                Some(self.sparse.call1((sparse.layout.name(), shape, sparse.is_coalesced))?)
+                match self.face {
+                    Face::Torch(_) => None,
+                    _ => Some(self.sparse.call1((sparse.layout.name(), shape, sparse.is_coalesced))?),
+                }
             }
-            Object::Opaque { class, call } => {
+            Object::Tensor(tensor) if self.has_parts(*tensor) => {
+                children.extend(tree.extra(*tensor).map(Torch::parts).unwrap_or_default());
+                None
+            }
+            Object::Opaque { class, call, .. } if self.is_record(class, call) => {
                 children.push(call.args);
+                None
+            }
+            Object::Opaque { class, call, function } => {
+                if let Face::Torch(torch) = &self.face {
+                    torch.opaque(class)?;
+                }
+                children.push(call.args);
+                children.extend(*function);
                 children.extend(call.kwargs);
                 children.extend_from_slice(call.states);
                 children.extend(call.items.iter().flat_map(|&(key, value)| [key, value]));
@@ -295,13 +208,25 @@ impl<'a, 'py> Export<'a, 'py> {
                 Some(self.opaque.call1((&*class,))?)
             }
             plain => {
-                let made = self.plain(plain)?;
+                let made = self.plain(handle, plain)?;
                 self.done.insert(handle, Some(made));
                 return Ok(None);
             }
         };
         self.done.insert(handle, made.clone());
         Ok(Some(Frame { handle, object, made, children, next: 0, depth }))
+    }
+
+    /// Whether this is a value that torch has a class for, made like a tuple once its arguments are there.
+    fn is_record(&self, class: &str, call: &Call<'_>) -> bool {
+        matches!(self.face, Face::Torch(_)) && Torch::is_record(self.tree, class, call)
+    }
+
+    /// Whether a tensor of torch is made only once other values are there.
+    fn has_parts(&self, tensor: u32) -> bool {
+        matches!(self.face, Face::Torch(_))
+            && self.tree.extra(tensor).is_some()
+            && !self.handles.contains_key(&tensor)
     }
 
     fn empty_dict(&self, kind: DictKind) -> PyResult<Bound<'py, PyAny>> {
@@ -350,7 +275,10 @@ impl<'a, 'py> Export<'a, 'py> {
                 // The state itself may still wait to be filled.
                 self.states.extend(states.iter().map(|&state| (made.clone(), state)));
             }
-            (Object::Opaque { call, .. }, Some(made)) => {
+            (Object::Opaque { call, function, .. }, Some(made)) => {
+                if let &Some(function) = function {
+                    made.setattr("function", self.get(function)?)?;
+                }
                 made.setattr("args", self.get(call.args)?)?;
                 if let Some(kwargs) = call.kwargs {
                     made.setattr("kwargs", self.get(kwargs)?)?;
@@ -375,16 +303,42 @@ impl<'a, 'py> Export<'a, 'py> {
             }
             (Object::Tuple(items), _) => {
                 let items = items.iter().map(|&item| self.get(item)).collect::<PyResult<Vec<_>>>()?;
-                self.done.insert(frame.handle, Some(PyTuple::new(py, items)?.into_any()));
+                let tuple = PyTuple::new(py, items)?;
+                let made = match &self.face {
+                    Face::Torch(torch) if self.tree.is_size(frame.handle) => torch.size(tuple)?,
+                    _ => tuple.into_any(),
+                };
+                self.done.insert(frame.handle, Some(made));
+            }
+            (Object::Tensor(tensor), None) => {
+                let made = self.tensor_of_parts(frame.handle, *tensor)?;
+                self.done.insert(frame.handle, Some(made));
+            }
+            (Object::Sparse(sparse), None) => {
+                if let Face::Torch(torch) = &self.face {
+                    let parts = sparse.parts.iter().map(|&(_, part)| self.get(part));
+                    let made = torch.sparse(py, sparse, parts.collect::<PyResult<_>>()?)?;
+                    self.done.insert(frame.handle, Some(made));
+                }
+            }
+            (Object::Opaque { class, call, .. }, None) => {
+                if let Face::Torch(torch) = &self.face {
+                    let made = torch.record(class, self.get(call.args)?)?;
+                    self.done.insert(frame.handle, Some(made));
+                }
             }
             _ => {}
         }
         Ok(())
     }
 
-    /// `_metadata` is the one attribute that state dicts carry (torch/nn/modules/module.py: `state_dict`); others are not set.
+    /// `_metadata` is the one attribute that state dicts carry (torch/nn/modules/module.py: `state_dict`); others are set only
+    /// where all is wanted as torch has it.
     fn set_metadata(&self, made: &Bound<'py, PyAny>, state: Handle) -> PyResult<()> {
         let state = self.get(state)?;
+        if let Face::Torch(torch) = &self.face {
+            return torch.attributes(made, &state);
+        }
         if let Ok(state) = state.cast::<PyDict>()
             && let Some(metadata) = state.get_item("_metadata")?
         {
@@ -393,7 +347,7 @@ impl<'a, 'py> Export<'a, 'py> {
         Ok(())
     }
 
-    fn plain(&mut self, object: &Object<'a>) -> PyResult<Bound<'py, PyAny>> {
+    fn plain(&mut self, handle: Handle, object: &Object<'a>) -> PyResult<Bound<'py, PyAny>> {
         let py = self.py;
         self.charge(text_len(object) / TEXT)?;
         Ok(match object {
@@ -409,23 +363,79 @@ impl<'a, 'py> Export<'a, 'py> {
             Object::Global { module, name } => {
                 let key = (module.as_ptr().addr(), module.len());
                 let module = self.modules.entry(key).or_insert_with(|| PyString::new(py, module));
-                self.global.call1((&*module, *name))?
+                let made = match &self.face {
+                    Face::Torch(torch) => torch.global(module, name)?,
+                    _ => None,
+                };
+                match made {
+                    Some(made) => made,
+                    None => self.global.call1((&*module, *name))?,
+                }
             }
-            Object::Tensor(tensor) => self.tensor(*tensor)?,
+            Object::Tensor(tensor) => self.tensor(handle, *tensor)?,
             _ => py.None().into_bound(py),
         })
     }
 
-    fn tensor(&mut self, tensor: u32) -> PyResult<Bound<'py, PyAny>> {
+    fn tensor(&mut self, handle: Handle, tensor: u32) -> PyResult<Bound<'py, PyAny>> {
         let py = self.py;
         if let Some(made) = self.handles.get(&tensor) {
             return Ok(made.clone());
         }
-        let Some(tensors) = &self.tensors else { return Ok(py.None().into_bound(py)) };
-        let gone = || Error::new(Code::InternalError, "the tree names a tensor that there is not");
-        let made = tensors.wrap.call1((Tensor(tensors.handle(tensor).ok_or_else(gone)?),))?;
+        let made = match &self.face {
+            Face::Keys => return Ok(py.None().into_bound(py)),
+            Face::Lazy(lazy) => lazy.handle(py, tensor)?,
+            Face::Torch(torch) => {
+                let (is_storage, has_hooks) = (self.tree.is_storage(handle), self.tree.has_hooks(handle));
+                torch.tensor(py, tensor, is_storage, has_hooks)?
+            }
+        };
+        let made =
+            made.ok_or_else(|| Error::new(Code::InternalError, "the tree names a tensor that there is not"))?;
         self.handles.insert(tensor, made.clone());
         Ok(made)
+    }
+
+    /// A tensor of torch whose scales are there; what is set on it waits until all else is.
+    fn tensor_of_parts(&mut self, handle: Handle, tensor: u32) -> PyResult<Bound<'py, PyAny>> {
+        let py = self.py;
+        let tree: &'a Tree = self.tree;
+        let gone = || Error::new(Code::InternalError, "the tree names a tensor that there is not");
+        let (Face::Torch(torch), Some(extra)) = (&self.face, tree.extra(tensor)) else {
+            return Err(gone().into());
+        };
+        let made = match extra.quantization.as_ref().map(|known| &known.scale) {
+            None => torch.tensor(py, tensor, false, self.tree.has_hooks(handle))?,
+            Some(Scale::Tensor { scale, zero_point }) => {
+                let (scale, zero_point) = (scale.into_pyobject(py)?, zero_point.into_pyobject(py)?);
+                torch.quantized(py, tensor, extra, (scale.into_any(), zero_point.into_any(), None))?
+            }
+            Some(Scale::Channel { scales, zero_points, axis }) => {
+                let scale = (self.channels(*scales)?, self.channels(*zero_points)?, Some(*axis));
+                torch.quantized(py, tensor, extra, scale)?
+            }
+        };
+        let made = made.ok_or_else(gone)?;
+        let class = extra.class.map(|class| tree.name_of(class));
+        let made = if class.as_deref() == Some(PARAMETER) { torch.parameter(&made)? } else { made };
+        self.states.extend(extra.states.iter().map(|&state| (made.clone(), state)));
+        self.handles.insert(tensor, made.clone());
+        Ok(made)
+    }
+
+    /// Scales or zero points: a tensor, or a list of plain numbers, which itself may still wait to be filled.
+    fn channels(&self, part: Handle) -> PyResult<Bound<'py, PyAny>> {
+        let py = self.py;
+        let Object::List(items) = self.tree.get(part)? else { return self.get(part) };
+        let numbers = PyList::empty(py);
+        for &item in items {
+            match self.tree.get(item)? {
+                Object::Int(number) => numbers.append(number)?,
+                Object::Float(number) => numbers.append(number)?,
+                _ => return Err(Error::new(Code::InternalError, "a scale is no number").into()),
+            }
+        }
+        Ok(numbers.into_any())
     }
 
     fn integer(&self, value: &BigInt<'_>) -> PyResult<Bound<'py, PyAny>> {
@@ -448,7 +458,7 @@ fn text_len(object: &Object<'_>) -> u64 {
 }
 
 /// Text; lone surrogates come out as Python's unpickler gives them.
-fn text<'py>(py: Python<'py>, text: &Text<'_>) -> PyResult<Bound<'py, PyAny>> {
+pub(super) fn text<'py>(py: Python<'py>, text: &Text<'_>) -> PyResult<Bound<'py, PyAny>> {
     match text.as_str() {
         Some(text) => Ok(text.into_pyobject(py)?.into_any()),
         None => PyBytes::new(py, text.as_bytes()).call_method1("decode", ("utf-8", "surrogatepass")),

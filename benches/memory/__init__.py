@@ -1,0 +1,1 @@
+"""Memory over time while one model is loaded in today's ways and by rustload; `make memory` runs it."""

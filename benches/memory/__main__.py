@@ -1,0 +1,71 @@
+"""Loads one model in every way, samples memory, and writes a table, JSON and a plot: `make memory`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+
+from benches.memory import model, plot, sample
+from benches.memory.ways import WAYS, can
+from benches.python import measure
+
+MIB = 1 << 20
+
+
+def main() -> None:
+    """Parses the command line and runs."""
+    parser = argparse.ArgumentParser(prog="make memory", description=__doc__)
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="runs of each way; the one of middle duration is shown"
+    )
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument("--kinds", default=",".join(model.KINDS), help="kinds of files, by commas")
+    parser.add_argument(
+        "--out", type=Path, default=Path("bench-results"), help="folder for memory.{svg,png,json}"
+    )
+    options = parser.parse_args()
+    folder = model.made()
+    options.out.mkdir(parents=True, exist_ok=True)
+    curves: dict[str, dict[str, sample.Curve]] = {}
+    for kind in options.kinds.split(","):
+        measure.read_through(*model.files_of(folder / kind))
+        ways = [way for way in WAYS if can(way, kind)]
+        runs: dict[str, list[sample.Curve]] = {way: [] for way in ways}
+        for number in range(options.rounds):
+            for offset in range(len(ways)):
+                way = ways[(number + offset) % len(ways)]
+                runs[way].append(sample.run(way, folder / kind, options.dtype))
+        curves[kind] = {way: middle(found) for way, found in runs.items()}
+        report(kind, options.dtype, curves[kind])
+    size = sum(file.stat().st_size for file in model.files_of(folder / "single")) / MIB
+    title = f"Loading {size:.0f} MiB of float32 as {options.dtype}"
+    files = [options.out / f"memory-{options.dtype}.{suffix}" for suffix in ("svg", "png")]
+    plot.draw(curves, title, files)
+    data = {
+        kind: {way: dataclasses.asdict(curve) for way, curve in ways.items()} for kind, ways in curves.items()
+    }
+    (options.out / f"memory-{options.dtype}.json").write_text(json.dumps(data))
+    print(f"\nwrote {', '.join(map(str, files))}")
+
+
+def middle(curves: list[sample.Curve]) -> sample.Curve:
+    """The run of middle duration."""
+    return sorted(curves, key=lambda curve: curve.seconds)[(len(curves) - 1) // 2]
+
+
+def report(kind: str, dtype: str, curves: dict[str, sample.Curve]) -> None:
+    """Prints a table; a way whose parameters differ in a bit from the first one's says so."""
+    if len({curve.digest for curve in curves.values()}) > 1:
+        raise SystemExit(f"{kind}: the ways disagree on the parameters' bits")
+    print(f"\n{kind}, as {dtype} (all parameters bitwise equal)")
+    print(f"{'way':28}{'seconds':>9}{'peak MiB':>10}{'anonymous':>11}{'at the end':>12}")
+    for way, curve in curves.items():
+        numbers = [curve.peak, curve.peak_anonymous, curve.end]
+        peak, anonymous, end = (round(value / MIB) for value in numbers)
+        print(f"{way:28}{curve.seconds:9.2f}{peak:10}{anonymous:11}{end:12}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""`rustload doctor`: how checkpoints would be read on this machine, and why."""
+
+from __future__ import annotations
+
+import json as _json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import rustload
+from rustload import _rustload
+from rustload._cli.text import Page, escape, size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["run"]
+
+UNREAD = 3
+
+MEASURED = 4
+"""Of a checkpoint of many shards, the first few tell how fast the disk is."""
+
+
+def run(paths: Sequence[str], *, json: bool, color: str, io: str, measure: bool) -> int:
+    """Prints what is found and returns the exit code.
+
+    Args:
+        paths: Files, folders or index files; each is one checkpoint.
+        json: Whether to print one JSON document in place of text.
+        color: `"auto"`, `"always"` or `"never"`.
+        io: As in `rustload.open`.
+        measure: Whether to read a part of the first files to see how fast that is.
+    """
+    machine = _machine()
+    found = [_examine(path, io, measure=measure) for path in paths]
+    if json:
+        whole = {"schema": 1, "rustload": rustload.__version__, "machine": machine, "checkpoints": found}
+        print(_json.dumps(whole, indent=2))  # noqa: T201 - data goes to stdout
+    else:
+        page = Page(sys.stdout, color)
+        _show_machine(page, machine)
+        for one in found:
+            _show(page, one)
+        page.flush()
+    for one in found:
+        if "error" in one:
+            text = escape(one["error"]["message"])
+            notes = [f"\n  note: {escape(note)}" for note in one["error"]["notes"]]
+            print(f"rustload: error: {text}{''.join(notes)}", file=sys.stderr)  # noqa: T201 - talk goes to stderr
+    return UNREAD if any("error" in one for one in found) else 0
+
+
+def _machine() -> dict[str, Any]:
+    memory = rustload.memory()
+    return {
+        **_rustload.machine(),
+        "memory": {
+            "total": memory.total,
+            "available": memory.available,
+            "limit": memory.limit,
+            "used": memory.used,
+            "keeps": memory.keeps,
+        },
+    }
+
+
+def _examine(path: str, io: str, *, measure: bool) -> dict[str, Any]:
+    try:
+        with rustload.open(path) as ckpt:
+            files = ckpt.files
+            probes = [
+                {"path": file, **_rustload.probe(file, io=io, measure=measure and number < MEASURED)}
+                for number, file in enumerate(files)
+            ]
+            return {"path": path, "format": ckpt.format, "files": probes}
+    except (rustload.RustloadError, OSError) as error:
+        notes = list(getattr(error, "__notes__", ()))
+        code = getattr(error, "code", None)
+        return {
+            "path": path,
+            "error": {"class": type(error).__name__, "code": code, "message": str(error), "notes": notes},
+        }
+
+
+def _show_machine(page: Page, machine: dict[str, Any]) -> None:
+    memory = machine["memory"]
+    page.title("this machine")
+    page.field(
+        "kernels", f"{machine['isa']} (has {', '.join(machine['isa_available'])}; RUSTLOAD_ISA forces one)"
+    )
+    page.field("threads", str(machine["threads"]))
+    huge = machine["huge_pages"] or "not told"
+    remark = "" if huge in ("always", "madvise") else ": results of 2 MiB and more are slower to make"
+    page.field("huge pages", huge + remark)
+    page.field("memory", f"{size(memory['total'])}, {size(memory['available'])} available")
+    if memory["limit"] is None:
+        page.field("cgroup", "no limit")
+    else:
+        page.field("cgroup", f"limit {size(memory['limit'])}, {size(memory['used'])} used")
+    page.field("recycled", f"up to {size(memory['keeps'])} of dropped results are kept (RUSTLOAD_POOL)")
+
+
+def _show(page: Page, found: dict[str, Any]) -> None:
+    page.line()
+    page.title(escape(found["path"]))
+    for file in found.get("files", ()):
+        if len(found["files"]) > 1 or file["path"] != found["path"]:
+            page.line(f"  {page.strong(escape(file['path']))}")
+        page.field("reads", f"{file['io']}: {file['reason']}")
+        page.field("on", f"{file['file_system']} ({file['kind']}), {size(file['size'])}")
+        cached = file["cached"]
+        page.field("cached", "not told" if cached is None else f"about {cached:.0%}")
+        if file["buffered_rate"] is not None:
+            page.field("buffered", f"{file['buffered_rate'] / 1e9:.2f} GB/s in a short probe")
+        if not file["direct"]:
+            page.field("direct", "not to be had here")
+        elif file["direct_rate"] is not None:
+            page.field("direct", f"{file['direct_rate'] / 1e9:.2f} GB/s in a short probe")

@@ -1,0 +1,80 @@
+"""Framework "jax": results are `jax.Array`, of every dtype that JAX has; torch has no part in it.
+
+JAX takes host memory as it is where that is aligned to 64 bytes, so a view of an archive that torch wrote stays a view.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from rustload._frameworks.numpy import wrap as wrap_numpy
+from rustload.errors import _make
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from rustload._rustload import Buffer
+    from rustload._tensor import LazyTensor, Wanted
+
+# JAX makes 32 bits of these unless it is told otherwise.
+_WIDE = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
+
+
+def check_device(device: Any) -> Any:
+    """JAX's device, or a sharding as it is; None for JAX's default.
+
+    Raises:
+        DeviceError: JAX has no such device.
+    """
+    if device is None or isinstance(device, (jax.Device, jax.sharding.Sharding)):
+        return device
+    platform, _, index = (
+        f"cuda:{device}".partition(":") if isinstance(device, int) else str(device).partition(":")
+    )
+    try:
+        return jax.devices(platform)[int(index or 0)]
+    except (RuntimeError, IndexError, ValueError) as error:
+        there = ", ".join(f"{one.platform}:{one.id}" for one in jax.devices())
+        raise _make("Device", "Device", f"JAX has no device {str(device)!r}", f"it has {there}") from error
+
+
+def make(tensor: LazyTensor, wanted: Wanted, device: Any) -> Any:
+    """The array on the device."""
+    _check_width(wanted.dtype or tensor.dtype)
+    buffer = tensor._core.materialize(wanted)
+    made = wrap(buffer, device)
+    if wanted.copy is False and not _shares(made, wrap_numpy(buffer, None)):
+        note = "JAX takes memory of the CPU that is aligned to 64 bytes, contiguous and not empty; copy=None copies the rest"
+        raise _make("Buffer", "Buffer", f"{tensor.name!r} cannot be a JAX array without a copy", note)
+    return made
+
+
+def wrap(buffer: Buffer, device: Any) -> Any:
+    """An array over the buffer's memory where the device is the CPU and can take it, else with a copy of it."""
+    _check_width(buffer.dtype)
+    try:
+        return jax.device_put(wrap_numpy(buffer, None), device)
+    except TypeError as error:
+        raise _make(
+            "Unsupported", "DtypeUnsupported", f"JAX has no {buffer.dtype}", "cast it with dtype=..."
+        ) from error
+
+
+def into(tensor: LazyTensor, out: Any, wanted: Wanted) -> bool:
+    """Refuses: JAX's arrays cannot be written to."""
+    raise _make(
+        "Type", "Type", "out= is a JAX array, which cannot be written to", "take the result of materialize()"
+    )
+
+
+def _check_width(name: str) -> None:
+    if name in _WIDE and not jax.config.read("jax_enable_x64"):
+        note = f"jax.config.update('jax_enable_x64', True) keeps it; dtype={_WIDE[name]!r} casts it"
+        raise _make("Unsupported", "DtypeUnsupported", f"a {name} tensor, and JAX is set to 32 bits", note)
+
+
+def _shares(made: Any, array: np.ndarray[Any, Any]) -> bool:
+    shards = made.addressable_shards
+    return len(shards) == 1 and shards[0].data.unsafe_buffer_pointer() == array.ctypes.data

@@ -1,0 +1,122 @@
+"""What `load` takes as a file: a path, an open file, bytes. Each becomes an opened core checkpoint."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import stat
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rustload import _rustload
+from rustload._checkpoint import _paths
+from rustload.errors import _make
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["is_path", "opened"]
+
+_ZIP = b"PK\x03\x04"
+
+
+def is_path(f: object) -> bool:
+    """Whether torch takes this for a path (torch/serialization.py: `_is_path`)."""
+    return isinstance(f, (str, os.PathLike))
+
+
+def is_archive(f: Any) -> bool:
+    """Whether the file begins as an archive does, looked at from where an open file stands."""
+    if is_path(f):
+        path = Path(f)
+        if path.is_dir() or path.suffix == ".json":
+            return True  # shards: whether they can be mapped is seen one by one
+        with path.open("rb") as file:
+            return file.read(4) == _ZIP
+    if isinstance(f, (bytes, bytearray, memoryview)):
+        return bytes(f[:4]) == _ZIP
+    start = f.tell()
+    head = f.read(4)
+    f.seek(start)
+    if not isinstance(head, builtins.bytes):
+        raise _make("Type", "Type", "the file is open as text; open it with mode 'rb'")
+    return head == _ZIP
+
+
+def opened(f: Any, limits: Mapping[str, int]) -> _rustload.Checkpoint:
+    """The file's core checkpoint; metadata alone is read.
+
+    An open file is read from where it stands. If it is an ordinary file of the system, it is opened a second time and read by
+    position; anything else is read to its end into memory at once. Afterwards it stands after what belongs to the checkpoint.
+    """
+    if is_path(f):
+        return _rustload.open_paths(
+            _paths(f), unknown="keep", trailing="error", compat=False, verify=False, limits=limits
+        )
+    if isinstance(f, (bytes, bytearray, memoryview)):
+        return _from_memory(bytes(f), "error", limits)
+    # A legacy stream says itself where it ends, and others may follow it in the file, as torch allows.
+    trailing = "error" if is_archive(f) else "ignore"
+    start = f.tell()
+    path = _path_of(f)
+    if path is not None:
+        core = _rustload.open_at(path, start, unknown="keep", trailing=trailing, limits=limits)
+    else:
+        whole = isinstance(f, io.BytesIO) and start == 0
+        core = _from_memory(f.getvalue() if whole else builtins.bytes(f.read()), trailing, limits)
+    if core.end is None:
+        f.seek(0, os.SEEK_END)
+    else:
+        f.seek(start + core.end)
+    return core
+
+
+def _from_memory(data: bytes, trailing: str, limits: Mapping[str, int]) -> _rustload.Checkpoint:
+    return _rustload.open_bytes(
+        data, unknown="keep", trailing=trailing, compat=False, verify=False, limits=limits
+    )
+
+
+def check_seekable(f: Any) -> None:
+    """Fails on what is neither a path nor a seekable file, with the kind of error that torch gives.
+
+    Raises:
+        AttributeError: It has no `seek` or `tell`.
+        io.UnsupportedOperation: It refuses them.
+    """
+    try:
+        f.seek(f.tell())
+    except (io.UnsupportedOperation, AttributeError) as error:
+        advice = "You can only torch.load from a file that is seekable; read it into an io.BytesIO first."
+        raise type(error)(f"{error}. {advice}") from None
+
+
+def _path_of(f: Any) -> str | None:
+    """A path that opens the same file, for an ordinary file that Python itself opened; None for anything else.
+
+    A class of one's own may read differently than its descriptor does (gzip does), so only Python's own classes count.
+    """
+    if isinstance(f, tempfile._TemporaryFileWrapper):
+        f = f.file
+    if type(f) in (io.BufferedReader, io.BufferedRandom):
+        raw = f.raw
+    elif type(f) is io.FileIO:
+        raw = f
+    else:
+        return None
+    if type(raw) is not io.FileIO or not raw.readable():
+        return None
+    f.flush()
+    status = os.fstat(raw.fileno())
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    # The name reads better in errors, where it is still the same file's.
+    if isinstance(raw.name, (str, bytes)):
+        try:
+            if os.path.samestat(Path(os.fsdecode(raw.name)).stat(), status):
+                return os.fsdecode(raw.name)
+        except OSError:
+            pass
+    return f"/proc/self/fd/{raw.fileno()}"

@@ -1,0 +1,171 @@
+"""`load`: the object graph that `torch.load(weights_only=True)` gives, without running a pickle."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from rustload import _safe_open
+from rustload.errors import UnsupportedError, _make
+from rustload.torch import _allowed, _files, _words
+from rustload.torch._build import Builder
+from rustload.torch._locations import storages
+
+if TYPE_CHECKING:
+    from typing import IO
+
+    import torch
+
+    from rustload import _rustload
+    from rustload._limits import Limits
+    from rustload.torch._locations import MapLocation
+
+__all__ = ["load"]
+
+_TRUE = ("1", "y", "yes", "true")
+
+
+def load(
+    f: str | os.PathLike[str] | IO[bytes] | bytes | bytearray | memoryview,
+    map_location: MapLocation = None,
+    pickle_module: Any = None,
+    *,
+    weights_only: bool | None = None,
+    mmap: bool | None = None,
+    unknown: Literal["keep", "error"] = "keep",
+    limits: Limits | None = None,
+    **pickle_load_args: Any,
+) -> Any:
+    """Loads what `torch.save` wrote: the objects that `torch.load(weights_only=True)` gives, and nothing a file names is called.
+
+    >>> import rustload.torch
+    >>> state = rustload.torch.load("model.pt", map_location="cpu")
+    >>> state["q.weight"].shape
+    torch.Size([8, 8])
+
+    Args:
+        f: A path, a binary file that can seek, or the bytes of a file. An open file is read from where it stands.
+        map_location: Where storages go, in all of torch's forms: None for where they were saved from, a device or its name, a
+            dict from saved to wanted locations, a callable `(storage, location)` that is asked once per storage. `"meta"` reads
+            no tensor data; each storage then has the place of its bytes in the file as `_checkpoint_offset`.
+        pickle_module: Must be None; there is no pickle to choose.
+        weights_only: True or None. What it refuses in torch is a matter of `unknown` here.
+        mmap: Whether tensors are views of the file: private and copy-on-write, nothing is read before it is used, and the file
+            must not be cut while they live. None: as `torch.utils.serialization.config.load.mmap` says, which is False. Tensors
+            then have memory of their own.
+        unknown: What to do with what torch refuses: `"keep"` keeps it as inert `rustload.Opaque` and `rustload.Global` with its
+            contents reachable, `"error"` refuses the file as torch does.
+        limits: Bounds on what the file may make the reader do.
+        **pickle_load_args: Have no effect, as in torch with `weights_only=True`; there is a warning.
+
+    Returns:
+        The object.
+
+    Raises:
+        DisallowedError: The file names what torch would refuse, and `unknown="error"`. It is a `pickle.UnpicklingError`, and
+            its text begins with `Weights only load failed.`
+        ValueError: `weights_only=False`, or `mmap=True` for what is no path.
+        RuntimeError: torch cannot serve the request: a device that is not there, a mapping of a legacy file, a
+            TorchScript archive.
+        FormatError: The file is no checkpoint, or a damaged one.
+        LimitError: The file is beyond a limit.
+        OSError: The file cannot be read.
+    """
+    if unknown not in ("keep", "error"):
+        raise _make("Value", "Value", f"unknown= is 'keep' or 'error', not {unknown!r}")
+    _check_weights_only(weights_only=weights_only, pickle_module=pickle_module)
+    if pickle_load_args:
+        warnings.warn("pickle_load_args only works if `weights_only=False`.", stacklevel=2)
+    if mmap is None:
+        mmap = _mmap_by_default()
+    if _files.is_path(f) and os.fspath(f).endswith(".safetensors"):  # type: ignore[arg-type]
+        return _safetensors(f, map_location)
+    return _loaded(f, map_location, mmap=mmap, strict=unknown == "error", limits=limits)
+
+
+def _check_weights_only(*, weights_only: bool | None, pickle_module: Any) -> None:
+    """The rules of torch/serialization.py: `load` for its arguments and the environment, in its order."""
+    force, forbid = (
+        os.environ.get(name, "0").lower() in _TRUE
+        for name in ("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
+    )
+    wanted = pickle_module is None if weights_only is None else bool(weights_only)
+    if force and forbid:
+        raise RuntimeError(
+            "Only one of `TORCH_FORCE_WEIGHTS_ONLY_LOAD` or `TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD` "
+            "should be set, but both were set."
+        )
+    if force:
+        wanted = True
+    elif forbid and weights_only is None:
+        wanted = False
+    if wanted and pickle_module is not None:
+        raise RuntimeError("Can not safely load weights when explicit pickle_module is specified")
+    if not wanted:
+        raise _make(
+            "Value",
+            "Value",
+            "weights_only=False would run code that the file names, which rustload never does; "
+            "unknown='keep' loads what weights_only=True refuses, as inert data",
+            "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD is set in the environment" if forbid else None,
+        )
+
+
+def _mmap_by_default() -> bool:
+    try:
+        from torch.utils.serialization import config
+    except ImportError:  # torch before 2.7
+        return False
+    return bool(config.load.mmap)
+
+
+def _safetensors(f: Any, map_location: MapLocation) -> dict[str, torch.Tensor]:
+    """The tensors as `safetensors.torch.load_file` gives them, which torch leaves such paths to."""
+    if isinstance(map_location, dict) or callable(map_location):
+        what = "dict" if isinstance(map_location, dict) else "callable"
+        raise RuntimeError(
+            f"Loading safetensors file with {what} map_location is not supported. "
+            "Use a device string or torch.device instead."
+        )
+    device = "cpu" if map_location is None else str(map_location)
+    with _safe_open.safe_open(os.fspath(f), framework="pt", device=device) as file:
+        return file.get_tensors()
+
+
+def _loaded(f: Any, map_location: MapLocation, *, mmap: bool, strict: bool, limits: Limits | None) -> Any:
+    if not _files.is_path(f) and not isinstance(f, (bytes, bytearray, memoryview)):
+        _files.check_seekable(f)
+    if mmap and not _files.is_archive(f):
+        raise _words.no_archive(f)
+    try:
+        core = _files.opened(f, {} if limits is None else limits._given())
+    except UnsupportedError as error:
+        if error.code == "TarUnsupported":
+            raise _words.tar() from error
+        raise
+    if core.format == "pickle":
+        raise _words.no_magic()
+    if core.is_torchscript:
+        raise _words.is_torchscript()
+    if mmap and not _files.is_path(f):
+        raise _words.no_path()
+    trees = [_tree(core, shard, map_location, mmap=mmap, strict=strict) for shard in range(core.shards)]
+    if len(trees) == 1:
+        return trees[0]
+    if all(isinstance(tree, dict) for tree in trees):
+        return {key: value for tree in trees for key, value in tree.items()}
+    return {Path(path).name: tree for path, tree in zip(core.files, trees, strict=True)}
+
+
+def _tree(
+    core: _rustload.Checkpoint, shard: int, map_location: MapLocation, *, mmap: bool, strict: bool
+) -> Any:
+    if strict:
+        allowed = _allowed.NAMES
+        for name in core.globals_of(shard):
+            if name not in allowed:
+                _words.refuse_global(name)
+    builder = Builder(storages(core, shard, map_location, mmap=mmap), strict=strict)
+    return core.rebuild(shard, builder)

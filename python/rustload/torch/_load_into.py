@@ -1,0 +1,199 @@
+"""`rustload.torch.load_into`: a checkpoint into a model, one tensor at a time, at the cost of the model and a window.
+
+Nothing is written before names, shapes and kinds of number are known to fit. Memory that is there is written to in place; what is
+on the meta device gets its storage where it belongs. The module's own loading code (`_load_from_state_dict`, hooks of
+`load_state_dict`) is not called; where a module has some, the report says so.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from rustload._names import Key, Rename, Strip, named
+from rustload._progress import Progress, checked_progress, reporting
+from rustload._rules import Rules
+from rustload._stream import parse_bytes
+from rustload.errors import _make
+from rustload.torch._do import done_steps
+from rustload.torch._meter import Meter
+from rustload.torch._plan import Plan, Wish, is_counter, plan_of
+from rustload.torch._report import Converted, LoadReport, mismatch_error
+from rustload.torch._slots import device_rule, slots_of
+from rustload.torch._state_dict import checkpoint_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rustload._checkpoint import Checkpoint
+    from rustload._limits import Limits
+
+__all__ = ["load_into"]
+
+
+def load_into(
+    model: torch.nn.Module,
+    path: Any,
+    *,
+    key: Key = None,
+    strip: Strip = None,
+    rename: Rename = None,
+    dtype: Any = None,
+    transpose: Any = None,
+    device: Any = None,
+    device_map: Mapping[str, Any] | None = None,
+    strict: bool = True,
+    assign: Literal["auto"] | bool = "auto",
+    copy: bool | None = None,
+    allow_lossy: bool = False,
+    memory: str | int = "256MiB",
+    progress: Progress = None,
+    limits: Limits | None = None,
+) -> LoadReport:
+    """Loads a checkpoint into a model at the cost of the model and a window, whatever the file's dtype and format.
+
+    Parameters and buffers that have memory are written to in place, on the CPU or a GPU. Those on the meta device get
+    storage, and keep `requires_grad`, attributes and ties; with no cast or transpose on the CPU that is a view of the file
+    (private, copy-on-write). Names that are tied in the file and new in the model end as one parameter. All that does not fit is
+    told in one error before anything is written.
+
+    Args:
+        model: The module. Build it under `torch.device("meta")` to have its memory taken once.
+        path: What `rustload.open` takes, or an open checkpoint.
+        key: What the state dict is nested under in the file, such as `"state_dict"` or `("model", "ema")`.
+        strip: A prefix, or several, to take off names, such as `"module."`.
+        rename: Other names: a mapping from names or leading parts of names (None leaves a tensor out), pairs of a regular
+            expression and a replacement, or a callable.
+        dtype: What parameters shall be: a dtype for float tensors that go into floats, a mapping from glob patterns of the file's
+            names, or a callable that gets the lazy tensor. None, or no match, keeps the model's dtypes; with `assign=True`
+            the file's.
+        transpose: A mapping from glob patterns or a callable that says True (the last two dimensions swapped) or gives an order.
+        device: Where everything shall be. None leaves what has memory where it is, and puts the rest on the CPU.
+        device_map: From names of modules to devices, as accelerate writes it; `""` is the whole model. Not "disk".
+        strict: Whether missing and unexpected names and other shapes are an error; if not, what fits is loaded.
+        assign: "auto" writes in place where there is memory and assigns where there is none; True assigns everywhere; False only
+            writes in place.
+        copy: True gives new storage memory of its own where it could be a view of the file.
+        allow_lossy: Whether a cast may change the kind of number, as for `LazyTensor.materialize`.
+        memory: The most host memory to hold on the way for what cannot be read straight to where it belongs, in bytes or as
+            "256MiB"; 1 MiB at least.
+        progress: True for a bar on stderr, or a callable `(bytes done, bytes in all, name)`.
+        limits: Bounds on what the file may make the reader do.
+
+    Returns:
+        What was done.
+
+    Raises:
+        ModelMismatchError: Names are missing or unexpected, or shapes or kinds of number differ; nothing was changed.
+        ValueError: An argument does not fit, or tied parameters have different values in the file.
+        DeviceError: A device is not there.
+        FormatError: As for `rustload.open`, whose other errors are possible too.
+
+    >>> import torch, rustload.torch
+    >>> with torch.device("meta"):
+    ...     model = torch.nn.ModuleDict({name: torch.nn.Linear(8, 8, bias=False) for name in ("q", "k", "v", "lm_head")})
+    >>> report = rustload.torch.load_into(model, "model.pt", dtype="bfloat16")
+    >>> model["q"].weight.dtype, report.bytes, report.missing
+    (torch.bfloat16, 512, [])
+    """
+    if assign not in ("auto", True, False):
+        raise _make("Value", "Value", f"assign={assign!r} is not 'auto', True or False")
+    checked_progress(progress)
+    start = time.perf_counter()
+    wish = Wish(
+        rules=Rules(dtype=dtype, transpose=transpose),
+        place=device_rule(device, device_map),
+        assign=assign,
+        copy=copy,
+        allow_lossy=allow_lossy,
+        window=max(parse_bytes(memory, "memory"), 1 << 20),
+    )
+    checkpoint = checkpoint_of(path, limits)
+    tensors = named(checkpoint, key, strip, rename)
+    slots = slots_of(model)
+    plan = plan_of(model, slots, tensors, wish, checkpoint=checkpoint, key=key)
+    if strict and plan.faults():
+        raise mismatch_error(
+            _source(checkpoint), type(model).__name__, plan.missing, plan.unexpected, plan.mismatched
+        )
+    meter = Meter()
+    done = 0
+    try:
+        with reporting(progress, sum(step.nbytes for step in plan.steps), "loading") as report:
+            for step in done_steps(plan.steps, wish, meter.sample):
+                meter.sample()
+                done += 1
+                report(step.nbytes, step.slot.names[0])
+    except Exception as error:
+        error.add_note(
+            f"while loading into the model; {done} of its {len(plan.steps)} tensors were loaded before"
+        )
+        raise
+    for module, extra in plan.extra:
+        module.set_extra_state(extra)
+    _move_rest(plan, wish)
+    return LoadReport(
+        missing=list(plan.missing),
+        unexpected=list(plan.unexpected),
+        mismatched=plan.mismatched,
+        converted=[
+            Converted(step.slot.names[0], step.lazy.dtype, step.dtype)
+            for step in plan.steps
+            if step.dtype != step.lazy.dtype
+        ],
+        tied=[group for group in plan.groups() if len(group) > 1],
+        on_meta=[slot.names[0] for slot in slots if slot.on_meta],
+        bytes=sum(step.nbytes for step in plan.steps),
+        seconds=time.perf_counter() - start,
+        peak_host=meter.host,
+        peak_device=meter.device,
+        notes=_own_loaders(model) + checkpoint.notes,
+    )
+
+
+def _move_rest(plan: Plan, wish: Wish) -> None:
+    """Brings what the file does not have to its device too, so that the model is whole."""
+    for slot in plan.unfilled:
+        place = wish.place(slot)
+        if slot.on_meta and is_counter(slot):
+            slot.assign(torch.zeros((), dtype=slot.tensor.dtype, device=place))
+        if (
+            place is None
+            or slot.on_meta
+            or torch.nn.parameter.is_lazy(slot.tensor)
+            or slot.tensor.device == place
+        ):
+            continue
+        if slot.is_parameter:
+            slot.tensor.data = slot.tensor.data.to(place)
+        else:
+            slot.assign(slot.tensor.to(place))
+
+
+def _own_loaders(model: torch.nn.Module) -> list[str]:
+    """Notes on modules with loading code of their own, which `load_into` does not call."""
+    plain = torch.nn.Module._load_from_state_dict
+    found = {
+        type(module).__qualname__
+        for module in model.modules()
+        if (
+            type(module)._load_from_state_dict is not plain
+            and not type(module)._load_from_state_dict.__module__.startswith("torch.nn.")
+        )
+        or module._load_state_dict_pre_hooks
+        or module._load_state_dict_post_hooks
+    }
+    return [f"{name} has loading code of its own, which was not called" for name in sorted(found)]
+
+
+def _source(checkpoint: Checkpoint) -> str:
+    files = checkpoint.files
+    return (
+        repr(files[0])
+        if len(files) == 1
+        else f"a checkpoint of {len(files)} files"
+        if files
+        else "the checkpoint"
+    )

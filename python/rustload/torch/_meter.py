@@ -1,0 +1,62 @@
+"""How much memory a load takes at most, looked at whenever a tensor is finished or a window is full."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+__all__ = ["Meter"]
+
+_STATM = Path("/proc/self/statm")
+
+
+class Meter:
+    """Watches the process's anonymous memory, and what torch has allocated on GPUs."""
+
+    __slots__ = ("_devices", "_devices_peak", "_host", "_host_peak", "_page")
+
+    def __init__(self) -> None:
+        """Starts from what is held now."""
+        self._page = os.sysconf("SC_PAGE_SIZE")
+        self._host = self._anonymous()
+        self._host_peak = self._host
+        self._devices = _allocated()
+        self._devices_peak = self._devices
+
+    def sample(self) -> None:
+        """Looks again."""
+        now = self._anonymous()
+        if now is not None and self._host_peak is not None:
+            self._host_peak = max(self._host_peak, now)
+        if _in_use():
+            self._devices_peak = max(self._devices_peak, _allocated())
+
+    @property
+    def host(self) -> int | None:
+        """Growth on the host in bytes; None where the system does not tell."""
+        return None if self._host is None or self._host_peak is None else self._host_peak - self._host
+
+    @property
+    def device(self) -> int | None:
+        """Growth on all GPUs together in bytes; None where none is in use."""
+        return self._devices_peak - self._devices if _in_use() else None
+
+    def _anonymous(self) -> int | None:
+        try:
+            _, resident, shared = _STATM.read_text().split()[:3]  # proc(5): resident includes what files back
+        except OSError:
+            return None
+        return (int(resident) - int(shared)) * self._page
+
+
+def _in_use() -> bool:
+    """Whether this process uses GPUs already: asking must not start them."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def _allocated() -> int:
+    if not _in_use():
+        return 0
+    return sum(torch.cuda.memory_allocated(number) for number in range(torch.cuda.device_count()))

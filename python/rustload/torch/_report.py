@@ -1,0 +1,165 @@
+"""What a load did, and the one error for a checkpoint and a model that do not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from typing import TYPE_CHECKING, NamedTuple
+
+from rustload._tensor import _size
+from rustload.errors import ModelMismatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["Converted", "LoadReport", "Mismatch", "mismatch_error"]
+
+SHOWN = 8
+
+
+class Mismatch(NamedTuple):
+    """A tensor that does not fit.
+
+    Attributes:
+        name: Its name in the model.
+        found: What the file has: a shape, or a dtype.
+        expected: What the model has.
+    """
+
+    name: str
+    found: tuple[int, ...] | str
+    expected: tuple[int, ...] | str
+
+
+class Converted(NamedTuple):
+    """A tensor that was cast on the way.
+
+    Attributes:
+        name: Its name in the model.
+        source: The dtype in the file.
+        target: The dtype in the model now.
+    """
+
+    name: str
+    source: str
+    target: str
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadReport:
+    """What `rustload.torch.load_into` did.
+
+    Attributes:
+        missing: Names of parameters and persistent buffers that the file does not have, nor a name they are tied to.
+        unexpected: Names in the file that the model does not have.
+        mismatched: What is in both and does not fit, and was left alone.
+        converted: What was cast.
+        tied: The groups of names that are one tensor now.
+        on_meta: What is on the meta device still: buffers that no file has because they are not persistent, and what is missing.
+            The model has to make these itself.
+        bytes: Bytes of the tensors that were filled, in the model's dtypes, tied ones once.
+        seconds: Wall time from opening to the last tensor.
+        peak_host: How much the process's anonymous memory grew at most, in bytes, measured as tensors were finished; None where
+            the system does not tell.
+        peak_device: How much the memory that torch allocated on GPUs grew at most, in bytes, all GPUs together; None where none
+            took part.
+        notes: Things worth knowing that are no error.
+    """
+
+    missing: list[str]
+    unexpected: list[str]
+    mismatched: list[Mismatch]
+    converted: list[Converted]
+    tied: list[list[str]]
+    on_meta: list[str]
+    bytes: int
+    seconds: float
+    peak_host: int | None
+    peak_device: int | None
+    notes: list[str]
+
+    def __str__(self) -> str:
+        """A line for people."""
+        rate = f", {self.bytes / self.seconds / 1e9:.2f} GB/s" if self.seconds > 0 else ""
+        parts = [f"{_size(self.bytes)} in {self.seconds:.2f} s{rate}"]
+        for word in ("converted", "tied", "missing", "unexpected", "mismatched", "on_meta"):
+            found = getattr(self, word)
+            if found:
+                parts.append(f"{len(found)} {word.replace('_', ' ')}")
+        if self.peak_host is not None:
+            parts.append(f"host peak +{_size(self.peak_host)}")
+        if self.peak_device is not None:
+            parts.append(f"device peak +{_size(self.peak_device)}")
+        return "; ".join(parts)
+
+
+def mismatch_error(
+    source: str,
+    model: str,
+    missing: Mapping[str, Sequence[int]],
+    unexpected: Mapping[str, Sequence[int]],
+    mismatched: Sequence[Mismatch],
+) -> ModelMismatchError:
+    """The one error for all that does not fit, with near names and what may have been meant."""
+    counts = [
+        f"{len(found)} {word}"
+        for word, found in (("missing", missing), ("unexpected", unexpected), ("mismatched", mismatched))
+        if found
+    ]
+    lines = [f"{source} does not fit {model}: {', '.join(counts)}; nothing was loaded"]
+    for name in list(missing)[:SHOWN]:
+        near = _near(name, missing[name], unexpected)
+        lines.append(
+            f"  missing: {name} {list(missing[name])}" + (f" (near: {', '.join(near)})" if near else "")
+        )
+    lines += _more(missing)
+    lines += [f"  unexpected: {name} {list(unexpected[name])}" for name in list(unexpected)[:SHOWN]]
+    lines += _more(unexpected)
+    for one in mismatched[:SHOWN]:
+        found, expected = (
+            part if isinstance(part, str) else str(list(part)) for part in (one.found, one.expected)
+        )
+        lines.append(f"  mismatched: {one.name} is {found} in the file and {expected} in the model")
+    lines += _more(mismatched)
+    error = ModelMismatchError("\n".join(lines))
+    error.missing, error.unexpected, error.mismatched = list(missing), list(unexpected), list(mismatched)
+    hint = _prefix(missing, unexpected)
+    if hint:
+        error.add_note(hint)
+    error.add_note("strict=False loads what fits and reports the rest")
+    return error
+
+
+def _more(found: Mapping[str, Sequence[int]] | Sequence[Mismatch]) -> list[str]:
+    return [f"  ... and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
+
+
+def _near(name: str, shape: Sequence[int], unexpected: Mapping[str, Sequence[int]]) -> list[str]:
+    """Names in the file that may be the one: those that end in it, or look like it and have its shape if any has."""
+    longer = [other for other in unexpected if other.endswith("." + name) or name.endswith("." + other)]
+    if longer:
+        return longer[:2]
+    same = [other for other in unexpected if tuple(unexpected[other]) == tuple(shape)]
+    candidates = (same or list(unexpected))[:2000]
+    return difflib.get_close_matches(name, candidates, n=2, cutoff=0.6)
+
+
+def _prefix(missing: Mapping[str, object], unexpected: Mapping[str, object]) -> str | None:
+    """The advice where most names differ by what stands before them."""
+    for shorter, longer, in_file in ((missing, unexpected, True), (unexpected, missing, False)):
+        for name in list(shorter)[:SHOWN]:
+            for other in longer:
+                prefix = other.removesuffix("." + name)
+                if prefix == other:
+                    continue
+                fits = sum(f"{prefix}.{one}" in longer for one in shorter)
+                if 2 * fits < len(shorter):
+                    continue
+                many = f"{fits} of {len(shorter)}"
+                if in_file:
+                    return f"{many} missing names are in the file under {prefix!r}: pass strip={prefix + '.'!r} or key={prefix!r}"
+                return (
+                    f"{many} names of the file are in the model under {prefix!r}: load into that module, "
+                    f"or pass rename=lambda name: {prefix + '.'!r} + name"
+                )
+    return None

@@ -1,0 +1,135 @@
+"""A module's tensors, each once: under which names, where it hangs, and on which device it is to be."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rustload._frameworks.torch import check_device
+from rustload.errors import _make
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Slot", "device_rule", "slots_of"]
+
+
+@dataclasses.dataclass
+class Slot:
+    """A parameter or buffer of a module.
+
+    Attributes:
+        names: All its names, as `state_dict()` has them; more than one where the module ties them.
+        places: The modules and attributes that hold it.
+        tensor: What is there now.
+        is_parameter: Whether it is a parameter.
+        persistent: Whether `state_dict()` has it.
+    """
+
+    names: list[str]
+    places: list[tuple[torch.nn.Module, str]]
+    tensor: torch.Tensor
+    is_parameter: bool
+    persistent: bool
+
+    @property
+    def on_meta(self) -> bool:
+        """Whether it has no storage."""
+        return self.tensor.device.type == "meta"
+
+    def assign(self, tensor: torch.Tensor) -> None:
+        """Puts another tensor in all its places; a Parameter for a parameter."""
+        for module, attribute in self.places:
+            (module._parameters if self.is_parameter else module._buffers)[attribute] = tensor  # type: ignore[assignment]
+        self.tensor = tensor
+
+    def parameter(self, data: torch.Tensor) -> torch.Tensor:
+        """What `assign` takes for these elements: like what is there in class, attributes and `requires_grad`."""
+        if not self.is_parameter:
+            return data
+        old = self.tensor
+        made: torch.Tensor = torch.nn.Parameter(
+            data, requires_grad=old.requires_grad and (data.is_floating_point() or data.is_complex())
+        )
+        if type(old) is not torch.nn.Parameter and not torch.nn.parameter.is_lazy(old):
+            made = type(old)._make_subclass(type(old), data, made.requires_grad)
+        made.__dict__.update(old.__dict__)
+        return made
+
+
+def slots_of(model: torch.nn.Module) -> list[Slot]:
+    """Every parameter and buffer of the model once, in the order of its `state_dict()`."""
+    found: dict[int, Slot] = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        lead = f"{prefix}." if prefix else ""
+        transient = module._non_persistent_buffers_set
+        for is_parameter, tensors in ((True, module._parameters), (False, module._buffers)):
+            for attribute, tensor in tensors.items():
+                if tensor is None:
+                    continue
+                persistent = is_parameter or attribute not in transient
+                slot = found.setdefault(id(tensor), Slot([], [], tensor, is_parameter, persistent=False))
+                slot.persistent |= persistent
+                if persistent or not slot.names:
+                    slot.names.append(lead + attribute)
+                if not any(held is module and name == attribute for held, name in slot.places):
+                    slot.places.append((module, attribute))
+    return list(found.values())
+
+
+def device_rule(device: Any, device_map: Any) -> Callable[[Slot], torch.device | None]:
+    """Where each slot is to be; None for where it is, or the CPU.
+
+    Args:
+        device: One device for all.
+        device_map: From names of modules, and parts of them before a dot, to devices, as accelerate writes it: `""` is the
+            whole model, and the longest name counts.
+
+    Raises:
+        ValueError: Both are given, the map says "disk" or is a strategy, or it leaves a tensor out.
+        DeviceError: A device is not there.
+    """
+    if device_map is None:
+        if device is None:
+            return lambda _: None
+        place = check_device(device) or torch.device("cpu")
+        return lambda _: place
+    if device is not None:
+        raise _make("Value", "Value", "device= and device_map= are both given")
+    if not isinstance(device_map, Mapping):
+        note = (
+            "accelerate.infer_auto_device_map(model) makes one; {'': 'cuda:0'} is the whole model on one GPU"
+        )
+        raise _make(
+            "Value", "Value", f"device_map={device_map!r} is not a mapping from modules to devices", note
+        )
+    places: dict[str, torch.device] = {}
+    for name, where in device_map.items():
+        if str(where) == "disk":
+            raise _make(
+                "Value",
+                "Value",
+                f"device_map puts {name!r} on disk, and load_into fills memory",
+                "for layers that are read when they run, give accelerate the state dict: "
+                "attach_align_device_hook(model, execution_device=..., offload=True, "
+                "weights_map=rustload.torch.state_dict(path))",
+            )
+        places[name] = check_device(where) or torch.device("cpu")
+
+    def choose(slot: Slot) -> torch.device:
+        name = slot.names[0]
+        while name and name not in places:
+            name = name.rpartition(".")[0]
+        if name not in places:
+            raise _make(
+                "Value",
+                "Value",
+                f"device_map says nothing of {slot.names[0]!r}",
+                "'' stands for the whole model",
+            )
+        return places[name]
+
+    return choose

@@ -1,0 +1,90 @@
+"""Errors in the words that programs written for `torch.load` know, with rustload's own advice as a note."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from rustload.errors import _make
+
+__all__ = ["is_torchscript", "no_archive", "no_magic", "no_path", "refuse_class", "refuse_global", "tar"]
+
+_KEEP = "unknown='keep' opens the file with such values as inert data; nothing that it names is imported or called"
+_OPEN = "rustload.open reads it"
+
+# What torch has a text of its own for (torch/_weights_only_unpickler.py: `Unpickler.load`).
+_BLOCKED = ("sys", "os", "posix", "nt")
+_NESTED = (
+    "torch.nested._internal.nested_tensor.NestedTensor",
+    "torch.nested._internal.nested_tensor._rebuild_njt",
+    "torch._dynamo.decorators._DimRange",
+)
+
+
+def refuse_global(found: str) -> NoReturn:
+    """Raises for a global that is not on the list.
+
+    Raises:
+        DisallowedError: Always.
+    """
+    module, _, name = found.rpartition(".")
+    if module in _BLOCKED:
+        text = f"Trying to load unsupported GLOBAL {found} whose module {module} is blocked."
+    elif found in _NESTED:
+        text = "``torch.nested`` and ``torch._dynamo`` must be imported to load nested jagged tensors (NJTs)"
+    else:
+        shown = name if module == "builtins" else found
+        text = f"Unsupported global: GLOBAL {shown} was not an allowed global by default."
+    _refuse("DisallowedGlobal", module, name, text)
+
+
+def refuse_class(class_name: str) -> NoReturn:
+    """Raises for a call of what is on the list in a form that is not known.
+
+    Raises:
+        DisallowedError: Always.
+    """
+    module, _, name = class_name.rpartition(".")
+    _refuse("DisallowedCall", module, name, f"{class_name} is called in an unknown way")
+
+
+def _refuse(code: str, module: str, name: str, text: str) -> NoReturn:
+    error = _make("Disallowed", code, f"Weights only load failed. WeightsUnpickler error: {text}", _KEEP)
+    error.module, error.name = module, name  # type: ignore[attr-defined]  # DisallowedError has both
+    raise error
+
+
+def no_path() -> ValueError:
+    """A mapping was asked for of what is no path."""
+    return ValueError("f must be a file path in order to use the mmap argument")
+
+
+def no_archive(f: object) -> RuntimeError:
+    """A mapping was asked for of a file that is no archive."""
+    name = f"{f}, " if isinstance(f, str) else ""
+    error = RuntimeError(
+        f"mmap can only be used with files saved with `torch.save({name}_use_new_zipfile_serialization=True), "
+        "please torch.save your checkpoint with this option in order to use mmap."
+    )
+    error.add_note("rustload.open gives lazy views of such a file too")
+    return error
+
+
+def is_torchscript() -> RuntimeError:
+    """The file is a program."""
+    error = RuntimeError(
+        "Cannot use ``weights_only=True`` with TorchScript archives passed to ``torch.load``."
+    )
+    error.add_note(f"{_OPEN}: the weights, not the code")
+    return error
+
+
+def tar() -> RuntimeError:
+    """The file is of the oldest format."""
+    return RuntimeError("Cannot use ``weights_only=True`` with files saved in the legacy .tar format.")
+
+
+def no_magic() -> RuntimeError:
+    """The file is a pickle, but not torch's."""
+    error = RuntimeError("Invalid magic number; corrupt file?")
+    error.add_note(f"this is a bare pickle, not one of torch.save's files; {_OPEN}")
+    return error

@@ -1,0 +1,190 @@
+"""`rustload.transformers.from_pretrained`: models of transformers from any checkpoint on disk, at the cost of the model.
+
+A thin layer over `rustload.torch.state_dict`: transformers builds the model and places the weights, rustload reads them.
+Nothing is downloaded, nothing of transformers is patched, and no code of a repository is run.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import transformers
+
+from rustload._choose import dtype_name
+from rustload._frameworks.torch import torch_dtype
+from rustload.errors import _make
+from rustload.torch._state_dict import state_dict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rustload._limits import Limits
+    from rustload._names import Key, Rename, Strip
+
+__all__ = ["from_pretrained"]
+
+
+def from_pretrained(
+    cls: Any,
+    path: str | os.PathLike[str],
+    *,
+    dtype: Any = "auto",
+    device_map: str | Mapping[str, Any] | None = None,
+    config: Any = None,
+    generation_config: Any = None,
+    weights: str | None = None,
+    subfolder: str = "",
+    revision: str = "main",
+    cache_dir: str | os.PathLike[str] | None = None,
+    key: Key = None,
+    strip: Strip = None,
+    rename: Rename = None,
+    limits: Limits | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Loads a model of transformers from a folder, whatever its weights are: `.bin`, sharded, legacy or safetensors.
+
+    Each tensor is read, cast and given to the model one at a time, so that the peak is the model's final size and what the few
+    threads of transformers hold. The weights are equal to those that `cls.from_pretrained` gives, bit for bit.
+
+    Args:
+        cls: A model class such as `LlamaForCausalLM`, or an Auto class such as `AutoModelForCausalLM`.
+        path: A folder with `config.json` and weights; a repository folder of the Hugging Face cache (`models--org--name`); the
+            name of a repository that is in the cache; or a weight file beside its `config.json`.
+        dtype: A dtype, or "auto" for the config's, and the file's where that says nothing.
+        device_map: As transformers takes it (which needs accelerate). Not "disk".
+        config: In place of the folder's `config.json`.
+        generation_config: In place of the folder's `generation_config.json`.
+        weights: The file in the folder to take, or its index, where the names do not tell which one is meant.
+        subfolder: A folder in `path`.
+        revision: The branch, tag or commit, for the cache.
+        cache_dir: The cache, in place of the usual one.
+        key: What the state dict is nested under in the file.
+        strip: A prefix, or several, to take off names.
+        rename: Other names: a mapping, pairs of a regular expression and a replacement, or a callable.
+        limits: Bounds on what the file may make the reader do.
+        **kwargs: Passed to `cls.from_pretrained`.
+
+    Returns:
+        The model, in evaluation mode.
+
+    Raises:
+        FileNotFoundError: There is no such folder, or it is not in the cache.
+        ValueError: The device map says "disk", or code of the repository is asked for.
+        FormatError: As for `rustload.open`, whose other errors are possible too.
+    """
+    if kwargs.pop("trust_remote_code", False):
+        raise _make(
+            "Value", "Value", "trust_remote_code=True: rustload runs no code that comes with a checkpoint"
+        )
+    if "state_dict" in kwargs:
+        raise _make(
+            "Value", "Value", "state_dict= is what rustload makes here: give it to cls.from_pretrained itself"
+        )
+    if device_map == "disk" or (not isinstance(device_map, str) and "disk" in (device_map or {}).values()):
+        raise _make(
+            "Value",
+            "Value",
+            "device_map says 'disk', and transformers would write the weights to disk once more",
+            "give accelerate's attach_align_device_hook weights_map=rustload.torch.state_dict(path) instead",
+        )
+    folder, file = _found(path, revision, cache_dir)
+    folder /= subfolder
+    if weights is not None:
+        file = folder / weights
+    if config is None:
+        config = transformers.AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+    cls, config = _model_class(cls, config)
+    if generation_config is None:
+        generation_config = _generation_config(folder)
+    if dtype != "auto" and not isinstance(dtype, dict):
+        dtype = torch_dtype(dtype_name(dtype))
+    tensors = state_dict(file or folder, key=key, strip=strip, rename=rename, limits=limits)
+    made = cls.from_pretrained(
+        None,
+        config=config,
+        generation_config=generation_config,
+        state_dict=tensors,
+        dtype=dtype,
+        device_map=device_map,
+        local_files_only=True,
+        **kwargs,
+    )
+    model = made[0] if isinstance(made, tuple) else made  # output_loading_info=True gives two
+    model.config.name_or_path = model.name_or_path = str(path)
+    return made
+
+
+def _found(path: str | os.PathLike[str], revision: str, cache_dir: Any) -> tuple[Path, Path | None]:
+    """The folder, and the file in it where one was named."""
+    given = Path(path)
+    if given.is_file():
+        return given.parent, given
+    if not given.is_dir():
+        given = _cached(os.fspath(path), cache_dir)
+    if (given / "snapshots").is_dir() and not (given / "config.json").exists():
+        given = _snapshot(given, revision)
+    return given, None
+
+
+def _cached(name: str, cache_dir: Any) -> Path:
+    """The folder of a repository in the cache."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    folder = Path(cache_dir or HF_HUB_CACHE) / ("models--" + name.replace("/", "--"))
+    plain = not Path(name).is_absolute() and name.count("/") <= 1 and not name.startswith(".")
+    if not plain or not folder.is_dir():
+        error = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+        error.add_note(
+            f"neither a folder nor a repository in {folder.parent}; rustload downloads nothing: hf download {name}"
+            if plain
+            else "there is no such folder"
+        )
+        raise error
+    return folder
+
+
+def _snapshot(repository: Path, revision: str) -> Path:
+    """The files of a revision in the cache's layout: `refs/<name>` holds a commit, `snapshots/<commit>` its files."""
+    ref = repository / "refs" / revision
+    commit = ref.read_text().strip() if ref.is_file() else revision
+    folder = repository / "snapshots" / commit
+    if folder.is_dir():
+        return folder
+    there = sorted(one.name for one in (repository / "snapshots").iterdir())
+    error = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
+    error.add_note(f"revision {revision!r} is not in the cache; there are {', '.join(there) or 'none'}")
+    raise error
+
+
+def _model_class(cls: Any, config: Any) -> tuple[Any, Any]:
+    """The model class that an Auto class has for the config, and the part of the config that is the model's."""
+    mapping = getattr(cls, "_model_mapping", None)
+    if mapping is None:
+        return cls, config
+    if type(config) not in mapping:
+        raise _make("Value", "Value", f"{cls.__name__} has no model for a {type(config).__name__}")
+    found = mapping[type(config)]
+    if isinstance(found, (tuple, list)):
+        named = {one.__name__: one for one in found}
+        chosen = [named[name] for name in getattr(config, "architectures", None) or () if name in named]
+        found = chosen[0] if chosen else found[0]
+    text = getattr(config, "sub_configs", {}).get("text_config")
+    if text is not None and getattr(found, "config_class", None) == text:
+        config = config.get_text_config()
+    return found, config
+
+
+def _generation_config(folder: Path) -> Any:
+    """The folder's settings for generation; those in `config.json` where there is no file of their own; or None."""
+    for options in ({}, {"config_file_name": "config.json", "_from_model_config": True}):
+        try:
+            return transformers.GenerationConfig.from_pretrained(folder, local_files_only=True, **options)
+        except OSError:
+            continue
+    return None

@@ -1,0 +1,47 @@
+//! What `rustload doctor` asks: the shell around `Probe` and the machine's own facts.
+
+use std::path::PathBuf;
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use super::checkpoint::parse_io;
+use super::run;
+use crate::bytes::{Io, Probe};
+use crate::kernel::Level;
+use crate::{memory, parallel};
+
+/// How a file would be read, and why.
+#[pyfunction]
+#[pyo3(signature = (path, *, io, measure))]
+pub(crate) fn probe<'py>(
+    py: Python<'py>,
+    path: PathBuf,
+    io: &str,
+    measure: bool,
+) -> PyResult<Bound<'py, PyDict>> {
+    let io = parse_io(io)?;
+    let found = run::detached(py, || Probe::run(&path, io, measure))?;
+    let out = PyDict::new(py);
+    out.set_item("size", found.size)?;
+    out.set_item("file_system", found.place.name)?;
+    out.set_item("kind", found.place.kind.name())?;
+    out.set_item("cached", found.cached)?;
+    out.set_item("io", if found.choice.io == Io::Direct { "direct" } else { "buffered" })?;
+    out.set_item("reason", found.choice.reason)?;
+    out.set_item("direct", found.direct)?;
+    out.set_item("buffered_rate", found.buffered_rate)?;
+    out.set_item("direct_rate", found.direct_rate)?;
+    Ok(out)
+}
+
+/// What decides how fast this machine reads.
+#[pyfunction]
+pub(crate) fn machine(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let out = PyDict::new(py);
+    out.set_item("isa", Level::used().name())?;
+    out.set_item("isa_available", Level::available().iter().map(|level| level.name()).collect::<Vec<_>>())?;
+    out.set_item("threads", parallel::cores())?;
+    out.set_item("huge_pages", memory::huge_pages())?;
+    Ok(out)
+}

@@ -1,0 +1,123 @@
+//! The object tree as Python objects: whole trees, single values, and the paths of tensors.
+
+mod export;
+mod face;
+
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+
+use self::export::{Export, text};
+use self::face::{Face, Lazy, Torch};
+use super::tensor::Tensor;
+use crate::checkpoint::Checkpoint;
+use crate::index::{Object, Path, Step};
+use crate::pickle::Handle;
+use crate::tensor::Tensor as CoreTensor;
+
+/// Every file's tree, in shard order; a file without a tree gives a dict of its tensors.
+pub(super) fn trees<'py>(
+    py: Python<'py>,
+    checkpoint: &Checkpoint,
+    wrap: &Bound<'py, PyAny>,
+) -> PyResult<Vec<Bound<'py, PyAny>>> {
+    let count = checkpoint.trees().count();
+    let mut out = Vec::with_capacity(count);
+    for (shard, (_, tree)) in checkpoint.trees().enumerate() {
+        let names = checkpoint.first_names(shard);
+        match tree {
+            Some(tree) => {
+                let mut export = Export::new(
+                    py,
+                    tree,
+                    checkpoint.limits(),
+                    Face::Lazy(Lazy { checkpoint, shard, names, wrap }),
+                )?;
+                out.push(export.value(tree.root())?);
+            }
+            None => {
+                let mut positions: Vec<usize> = names.into_values().collect();
+                positions.sort_unstable();
+                let dict = PyDict::new(py);
+                for tensor in positions.into_iter().filter_map(|position| checkpoint.tensor_at(position)) {
+                    let name = tensor.name().to_owned();
+                    dict.set_item(name, wrap.call1((Tensor(tensor),))?)?;
+                }
+                out.push(dict.into_any());
+            }
+        }
+    }
+    Ok(out)
+}
+
+/// One file's tree as torch has it; a file without a tree gives a dict of its tensors.
+pub(super) fn rebuild<'py>(
+    py: Python<'py>,
+    checkpoint: &Checkpoint,
+    shard: usize,
+    builder: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let torch = Torch::new(checkpoint, shard, builder)?;
+    let tree = checkpoint.trees().nth(shard).and_then(|(_, tree)| tree);
+    if let Some(tree) = tree {
+        let mut export = Export::new(py, tree, checkpoint.limits(), Face::Torch(torch))?;
+        return export.value(tree.root());
+    }
+    let dict = PyDict::new(py);
+    let all = (0..checkpoint.len()).filter_map(|position| checkpoint.tensor_at(position));
+    for tensor in all.filter(|tensor| tensor.shard() as usize == shard) {
+        dict.set_item(tensor.name(), torch.place(py, &tensor, false)?)?;
+    }
+    Ok(dict.into_any())
+}
+
+/// One value of the tree that a tensor comes from; `wrap` makes of a `Tensor` what stands in it.
+pub(super) fn value<'py>(
+    py: Python<'py>,
+    tensor: &CoreTensor,
+    value: Handle,
+    wrap: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let (checkpoint, shard) = (tensor.checkpoint(), tensor.shard() as usize);
+    let Some(tree) = checkpoint.trees().nth(shard).and_then(|(_, tree)| tree) else {
+        return Ok(py.None().into_bound(py));
+    };
+    let names = checkpoint.first_names(shard);
+    let face = Face::Lazy(Lazy { checkpoint: &checkpoint, shard, names, wrap });
+    Export::new(py, tree, checkpoint.limits(), face)?.value(value)
+}
+
+/// A tensor's path as a tuple of keys and indices.
+pub(super) fn path<'py>(py: Python<'py>, tensor: &CoreTensor) -> PyResult<Bound<'py, PyTuple>> {
+    let steps = match tensor.path() {
+        Some(Path::Steps(steps)) => steps,
+        Some(Path::Name) => return PyTuple::new(py, [tensor.name()]),
+        None => return Ok(PyTuple::empty(py)),
+    };
+    let checkpoint = tensor.checkpoint();
+    let tree = checkpoint.trees().nth(tensor.shard() as usize).and_then(|(_, tree)| tree);
+    let Some(tree) = tree else { return PyTuple::new(py, [tensor.name()]) };
+    // For keys that are neither texts nor numbers.
+    let mut export: Option<Export<'_, '_>> = None;
+    let mut out: Vec<Bound<'_, PyAny>> = Vec::with_capacity(steps.len());
+    for step in steps {
+        match *step {
+            Step::Key(key) => out.push(match tree.get(key)? {
+                Object::Str(key) => text(py, &key)?,
+                Object::Int(key) => key.into_pyobject(py)?.into_any(),
+                _ => match &mut export {
+                    Some(export) => export.value(key)?,
+                    none => {
+                        none.insert(Export::new(py, tree, checkpoint.limits(), Face::Keys)?).value(key)?
+                    }
+                },
+            }),
+            Step::Index(index) => out.push(index.into_pyobject(py)?.into_any()),
+            Step::Part(part) => out.push(part.name().into_pyobject(py)?.into_any()),
+            Step::Argument(index) => {
+                out.push("args".into_pyobject(py)?.into_any());
+                out.push(index.into_pyobject(py)?.into_any());
+            }
+        }
+    }
+    PyTuple::new(py, out)
+}

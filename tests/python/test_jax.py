@@ -1,0 +1,254 @@
+"""Frameworks "jax" and "cupy": JAX's arrays of every dtype it has, without torch; CuPy by a stand-in."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from support import bits, child, patterns
+
+import rustload
+
+jax = pytest.importorskip("jax")
+
+DTYPES = (
+    "bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "float16", "bfloat16", "float32", "complex64",
+    "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu",
+)  # fmt: skip
+WIDE = ("int64", "uint64", "float64", "complex128")
+
+
+@pytest.fixture
+def wide():
+    before = jax.config.read("jax_enable_x64")
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", before)
+
+
+@pytest.mark.usefixtures("wide")
+@pytest.mark.parametrize("layout", ["whole", "transposed", "sliced", "scalar", "empty"])
+@pytest.mark.parametrize("name", DTYPES + WIDE)
+def test_every_dtype_arrives_bit_by_bit(save, name, layout):
+    value = patterns(name, (6, 5))
+    view = {
+        "whole": value,
+        "transposed": value.t(),
+        "sliced": value[1:5, ::2],
+        "scalar": value[2, 3],
+        "empty": value[:0],
+    }[layout]
+    made = rustload.open(save({"x": view}), framework="jax")["x"].materialize()
+    assert isinstance(made, jax.Array)
+    assert made.dtype == np.dtype(getattr(ml_dtypes, name, name))
+    assert made.shape == tuple(view.shape)
+    assert np.asarray(made).tobytes() == bits(view)
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_64_bits_are_never_made_32_in_silence(save, name):
+    lazy = rustload.open(save({"x": patterns(name, (3,))}), framework="jax")["x"]
+    with pytest.raises(
+        rustload.UnsupportedError, match=f"a {name} tensor, and JAX is set to 32 bits"
+    ) as caught:
+        lazy.materialize()
+    assert "jax_enable_x64" in caught.value.__notes__[0]
+
+
+def test_casts_and_transposes_are_done_on_the_way(simple):
+    lazy = rustload.open(simple, framework="jax")["w"]
+    made = lazy.materialize(dtype="bfloat16", transpose=True)
+    assert (str(made.dtype), made.shape) == ("bfloat16", (6, 4))
+    np.testing.assert_array_equal(
+        np.asarray(made, dtype=np.float32), np.arange(24, dtype=np.float32).reshape(4, 6).T
+    )
+    assert lazy.materialize(dtype=jax.numpy.float16).dtype == np.float16
+    assert lazy[1:3, 0].materialize().tolist() == [6.0, 12.0]
+
+
+def test_devices_are_jaxs_own(simple):
+    lazy = rustload.open(simple)["w"]
+    device = jax.devices("cpu")[0]
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    for given in (device, "cpu", "cpu:0", sharding, None):
+        assert lazy.materialize(given, framework="jax").devices() == {device}
+    for given in ("cpu:99", "nonsense", "tpu:x"):
+        with pytest.raises(rustload.DeviceError, match="JAX has no device"):
+            lazy.materialize(given, framework="jax")
+
+
+def test_a_view_stays_one_where_jax_takes_the_memory(simple, save):
+    lazy = rustload.open(simple, framework="jax")["w"]
+    assert lazy.materialize(copy=False).shape == (4, 6)
+    with pytest.raises(BufferError, match="without a copy"):
+        lazy[1:].materialize(copy=False)
+    owned = rustload.open(save({"w": torch.ones(64)}, "b.bin"), framework="jax")["w"].materialize(copy=True)
+    (simple.parent / "b.bin").write_bytes(b"")
+    assert owned.sum() == 64
+
+
+def test_arrays_outlive_everything(save, collect):
+    path = save({"w": torch.arange(100_000, dtype=torch.float32)})
+    made = rustload.open(path, framework="jax")["w"].materialize()
+    collect()
+    path.unlink()
+    np.testing.assert_array_equal(np.asarray(made), np.arange(100_000, dtype=np.float32))
+
+
+def test_jax_arrays_are_not_written_to(simple):
+    with pytest.raises(TypeError, match="cannot be written to"):
+        rustload.open(simple)["w"].materialize(out=jax.numpy.zeros((4, 6)))
+
+
+def test_a_checkpoint_becomes_a_pytree(save):
+    import rustload.jax
+
+    weight = torch.arange(6, dtype=torch.float32).reshape(2, 3)
+    state = {
+        "layers.0.kernel": weight,
+        "layers.1.kernel": weight,
+        "layers.1.bias": torch.ones(2),
+        "n": torch.tensor([1], dtype=torch.int32),
+    }
+    path = save({"params": state})
+    tree = rustload.jax.load(path, key="params", dtype="bf16", transpose={"*.kernel": True})
+    shapes = jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), tree)
+    kernel = ((3, 2), "bfloat16")
+    assert shapes == {
+        "layers": {"0": {"kernel": kernel}, "1": {"kernel": kernel, "bias": ((2,), "bfloat16")}},
+        "n": ((1,), "int32"),
+    }
+    assert tree["layers"]["0"]["kernel"] is tree["layers"]["1"]["kernel"]  # tied in the file
+    flat = rustload.jax.load(
+        rustload.open(path), key="params", nested=False, strip="layers", rename={"n": None}
+    )
+    assert list(flat) == ["0.kernel", "1.kernel", "1.bias"]
+
+
+def test_names_inside_of_values_make_no_tree():
+    from rustload.jax import unflatten
+
+    assert unflatten({"a.b": 1, "a.c.d": 2, "e": 3}) == {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
+    assert unflatten({"a/b": {}}, separator="/") == {"a": {"b": {}}}
+    for names in (("a", "a.b"), ("a.b", "a"), ("a.b.c", "a.b")):
+        with pytest.raises(ValueError, match="inside"):
+            unflatten(dict.fromkeys(names, 1))
+    with pytest.raises(ValueError, match="inside"):
+        unflatten({"a": {}, "a.b": 1})
+
+
+def test_jax_reads_bin_files_where_there_is_no_torch(save):
+    names = ("float32", "float16", "bfloat16", "int64", "bool", "float8_e4m3fn", "float8_e5m2", "complex64")
+    values = {name: patterns(name, (7, 3), seed=5) for name in names}
+    golden = {name: bits(value).hex() for name, value in values.items()}
+    for path in (save(values), save(values, "old.bin", _use_new_zipfile_serialization=False)):
+        code = """
+        import sys
+        class Absent:
+            def find_spec(self, name, path=None, target=None):
+                if name.partition(".")[0] == "torch":
+                    raise ModuleNotFoundError("No module named 'torch'", name="torch")
+        sys.meta_path.insert(0, Absent())
+        import jax, numpy, rustload, rustload.jax
+        jax.config.update("jax_enable_x64", True)
+        arrays = rustload.jax.load(sys.argv[1])
+        for name, array in arrays.items():
+            assert isinstance(array, jax.Array)
+            print(name, array.dtype, numpy.asarray(array).tobytes().hex())
+        handle = rustload.open(sys.argv[1], framework="jax")["float32"]
+        assert numpy.asarray(jax.numpy.asarray(handle.materialize().T)).shape == (3, 7)
+        assert "torch" not in sys.modules
+        """
+        lines = [line.split() for line in child(code, path).stdout.splitlines()]
+        assert {name: (dtype, text) for name, dtype, text in lines} == {
+            name: (name, text) for name, text in golden.items()
+        }
+
+
+def test_a_missing_jax_says_which_line_installs_it(simple):
+    code = """
+    import sys
+    sys.modules["jax"] = None
+    import rustload
+    try:
+        rustload.open(sys.argv[1], framework="jax")["w"].materialize()
+    except ImportError as error:
+        print(error)
+    """
+    assert child(code, simple).stdout == "framework 'jax' needs jax: pip install 'rustload[jax]'\n"
+
+
+# CuPy needs a GPU; a stand-in with its surface shows what is asked of it.
+
+
+class FakeArray:
+    def __init__(self, array, device):
+        self.array, self.device = array, device
+        self.dtype, self.shape = array.dtype, array.shape
+
+    def __setitem__(self, key, value):
+        self.array[key] = value.array
+
+
+class FakeDevice:
+    current = 0
+
+    def __init__(self, number=None):
+        self.id = FakeDevice.current if number is None else number
+
+    def __enter__(self):
+        self.before, FakeDevice.current = FakeDevice.current, self.id
+
+    def __exit__(self, *_error):
+        FakeDevice.current = self.before
+
+
+def asarray(array):
+    if array.dtype.name.startswith("float8"):
+        raise ValueError("Unsupported dtype")
+    return FakeArray(array.copy(), FakeDevice())
+
+
+@pytest.fixture
+def cupy(monkeypatch):
+    if "cupy" in sys.modules:
+        pytest.skip("the real CuPy is loaded")
+    fake = types.ModuleType("cupy")
+    fake.ndarray, fake.asarray = FakeArray, asarray
+    runtime = types.SimpleNamespace(getDeviceCount=lambda: 2)
+    fake.cuda = types.SimpleNamespace(Device=FakeDevice, runtime=runtime)
+    FakeArray.__module__ = "cupy"
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    monkeypatch.delitem(sys.modules, "rustload._frameworks.cupy", raising=False)
+    yield fake
+    sys.modules.pop("rustload._frameworks.cupy", None)
+    vars(sys.modules["rustload._frameworks"]).pop("cupy", None)
+
+
+@pytest.mark.usefixtures("cupy")
+def test_cupy_gets_the_array_on_the_device_asked_for(simple):
+    lazy = rustload.open(simple, framework="cupy")["w"]
+    for given, number in ((None, 0), ("cuda", 0), ("cuda:1", 1), (1, 1), ("1", 1)):
+        made = lazy.materialize(given, "float16", transpose=True)
+        assert (made.device.id, made.dtype, made.shape) == (number, np.float16, (6, 4))
+    assert FakeDevice.current == 0
+    for given in ("cpu", "cuda:2", "cuda:x"):
+        with pytest.raises(rustload.DeviceError):
+            lazy.materialize(given)
+    with pytest.raises(BufferError, match="copy by nature"):
+        lazy.materialize(copy=False)
+    with pytest.raises(rustload.UnsupportedError, match="CuPy has no float8_e5m2"):
+        lazy.materialize(dtype="float8_e5m2")
+
+
+@pytest.mark.usefixtures("cupy")
+def test_cupy_arrays_are_written_to(simple):
+    out = FakeArray(np.zeros((4, 6), np.float64), FakeDevice(1))
+    assert rustload.open(simple)["w"].materialize(out=out) is out
+    np.testing.assert_array_equal(out.array, np.arange(24.0).reshape(4, 6))
+    with pytest.raises(ValueError, match="shape"):
+        rustload.open(simple)["w"].materialize(out=FakeArray(np.zeros(3), FakeDevice()))

@@ -1,0 +1,573 @@
+"""`rustload.torch.load_into`: a checkpoint into modules of every kind, and what it says where they do not fit."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections import OrderedDict
+
+import pytest
+import torch
+from support import assert_same_bits, child
+
+import rustload
+from rustload.torch import load_into
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _torch_load_is_never_called(monkeypatch):
+    def refuse(*_args, **_kwargs):
+        raise AssertionError("torch.load was called")
+
+    monkeypatch.setattr(torch, "load", refuse)
+
+
+class Model(torch.nn.Module):
+    """Tied ends, a normalization with buffers, a buffer that no file has."""
+
+    def __init__(self, *, tied: bool = True) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(40, 16)
+        self.layers = torch.nn.ModuleList(
+            torch.nn.Sequential(torch.nn.Linear(16, 24), torch.nn.Linear(24, 16)) for _ in range(3)
+        )
+        self.norm = torch.nn.BatchNorm1d(16)
+        self.head = torch.nn.Linear(16, 40, bias=False)
+        self.register_buffer("scratch", torch.ones(3), persistent=False)
+        if tied:
+            self.head.weight = self.embed.weight
+
+
+def made(*, tied: bool = True, seed: int = 0) -> Model:
+    torch.manual_seed(seed)
+    model = Model(tied=tied)
+    model.norm.running_mean.uniform_()
+    return model
+
+
+def on_meta(*, tied: bool = True) -> Model:
+    with torch.device("meta"):
+        return Model(tied=tied)
+
+
+def assert_equal(found: torch.nn.Module, expected: dict[str, torch.Tensor], dtype=None) -> None:
+    state = found.state_dict()
+    assert list(state) == list(expected)
+    for name, tensor in expected.items():
+        wanted = tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+        assert_same_bits(state[name], wanted)
+
+
+@pytest.fixture(params=["bin", "safetensors", "legacy"])
+def file(request, save):
+    state = made().state_dict()
+    if request.param == "safetensors":
+        return save({name: tensor.clone() for name, tensor in state.items()}, "model.safetensors")
+    return save(state, "model.bin", _use_new_zipfile_serialization=request.param == "bin")
+
+
+def test_a_module_with_memory_is_filled_in_place(file):
+    model = made(seed=1)
+    before = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
+    parameters = list(model.parameters())
+    report = load_into(model, file)
+    assert_equal(model, made().state_dict())
+    assert {name: tensor.data_ptr() for name, tensor in model.state_dict().items()} == before
+    assert all(one is two for one, two in zip(parameters, model.parameters(), strict=True))
+    assert (report.missing, report.unexpected, report.mismatched, report.converted) == ([], [], [], [])
+    assert report.tied == [["embed.weight", "head.weight"]]
+    assert report.bytes == sum(p.nbytes for p in model.parameters()) + sum(
+        b.nbytes for name, b in model.named_buffers() if name != "scratch"
+    )
+
+
+def test_a_module_on_meta_gets_storage_and_keeps_ties_and_requires_grad(file):
+    model = on_meta()
+    model.norm.requires_grad_(requires_grad=False)
+    model.embed.weight.tag = "kept"
+    report = load_into(model, file)
+    assert_equal(model, made().state_dict())
+    assert model.head.weight is model.embed.weight
+    assert model.embed.weight.tag == "kept"
+    assert not model.norm.weight.requires_grad
+    assert model.layers[0][0].weight.requires_grad
+    assert isinstance(model.layers[0][0].weight, torch.nn.Parameter)
+    assert report.on_meta == ["scratch"]
+    assert "1 on meta" in str(report)
+
+
+def test_a_module_on_meta_can_be_trained_and_the_file_stays_as_it_is(file):
+    model = on_meta()
+    load_into(model, file)
+    before = file.read_bytes()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    model.head(model.layers[0](model.embed(torch.tensor([1, 2])))).sum().backward()
+    optimizer.step()
+    assert file.read_bytes() == before
+    assert not torch.equal(model.embed.weight, made().embed.weight)
+
+
+@pytest.mark.parametrize("start", [made, on_meta])
+@pytest.mark.parametrize("dtype", ["bfloat16", torch.float16, "F64"])
+def test_a_plain_dtype_applies_to_floats_alone(file, start, dtype):
+    model = start()
+    parameters = list(model.parameters())
+    report = load_into(model, file, dtype=dtype)
+    wanted = {"bfloat16": torch.bfloat16, "F64": torch.float64}.get(dtype, dtype)
+    assert_equal(model, made().state_dict(), wanted)
+    assert model.norm.num_batches_tracked.dtype == torch.int64
+    assert model.head.weight is model.embed.weight
+    assert (
+        len(report.converted) == sum(1 for name in model.state_dict()) - 2
+    )  # the counter, and the tied name
+    assert report.converted[0].source == "float32"
+    if start is made:  # an optimizer that has them goes on working
+        assert all(one is two for one, two in zip(parameters, model.parameters(), strict=True))
+
+
+def test_without_a_dtype_the_models_dtypes_rule(file):
+    model = on_meta().to(torch.bfloat16)
+    load_into(model, file)
+    assert_equal(model, made().state_dict(), torch.bfloat16)
+    model = made(seed=1).half()
+    load_into(model, file)
+    assert_equal(model, made().state_dict(), torch.float16)
+
+
+def test_assign_takes_the_files_dtypes(file):
+    model = made(seed=1).half()
+    load_into(model, file, assign=True)
+    assert_equal(model, made().state_dict())
+    assert model.head.weight is model.embed.weight
+
+
+def test_a_dtype_by_pattern_and_by_callable(file):
+    model = on_meta()
+    load_into(model, file, dtype={"layers.*": "bfloat16", "norm.weight": "float64"})
+    assert model.layers[2][1].bias.dtype == torch.bfloat16
+    assert (model.norm.weight.dtype, model.norm.bias.dtype) == (torch.float64, torch.float32)
+    model = on_meta()
+    load_into(model, file, dtype=lambda lazy: "float16" if lazy.ndim == 2 else None)
+    assert (model.embed.weight.dtype, model.norm.weight.dtype) == (torch.float16, torch.float32)
+
+
+@pytest.mark.parametrize("start", [made, on_meta])
+def test_a_transpose_by_pattern(save, start):
+    state = made().state_dict()
+    path = save({name: tensor.t().contiguous() if "layers" in name and tensor.ndim == 2 else tensor
+                 for name, tensor in state.items()})  # fmt: skip
+    model = start()
+    load_into(model, path, transpose=lambda lazy: lazy.ndim == 2 and lazy.name.startswith("layers"))
+    assert_equal(model, state)
+    assert model.layers[0][0].weight.is_contiguous()
+
+
+def test_a_plain_transpose_is_refused(file):
+    with pytest.raises(ValueError, match="for all tensors at once"):
+        load_into(made(), file, transpose=True)
+
+
+def test_copy_true_gives_new_storage_memory_of_its_own(save):
+    state = made().state_dict()
+    path = save(state)
+    views, copies = on_meta(), on_meta()
+    load_into(views, path)
+    load_into(copies, path, copy=True)
+    path.write_bytes(bytes(path.stat().st_size))  # in place: views may see it, owned memory does not
+    assert_equal(copies, state)
+
+
+def test_a_strided_parameter_is_filled_in_windows(save):
+    value = torch.randn(700, 900)
+    path = save({"w": value})
+    model = torch.nn.Module()
+    model.w = torch.nn.Parameter(torch.zeros(900, 700).t())
+    load_into(model, path, memory=MIB)
+    assert_same_bits(model.w.detach(), value)
+    assert model.w.stride() == (1, 700)
+
+
+def test_a_row_larger_than_the_window_is_cut_again(save):
+    value = torch.randn(2, 3, 400_000)
+    path = save({"w": value})
+    model = torch.nn.Module()
+    model.w = torch.nn.Parameter(torch.zeros(400_000, 3, 2).permute(2, 1, 0))
+    load_into(model, path, memory="1MiB")
+    assert_same_bits(model.w.detach(), value)
+
+
+# Names.
+
+
+def test_nested_and_prefixed_names(save):
+    state = made().state_dict()
+    path = save({"epoch": 3, "state_dict": {f"module.{name}": tensor for name, tensor in state.items()},
+                 "optimizer": {"state": {0: {"exp_avg": torch.zeros(3)}}}})  # fmt: skip
+    for key in ("state_dict", ("state_dict",)):
+        model = on_meta()
+        load_into(model, path, key=key, strip="module.")
+        assert_equal(model, state)
+    model = on_meta()
+    load_into(model, path, key="state_dict", strip=["other", "module"])
+    assert_equal(model, state)
+
+
+def test_the_error_says_which_prefix_is_meant(save):
+    path = save({"state_dict": {f"module.{name}": tensor for name, tensor in made().state_dict().items()}})
+    with pytest.raises(rustload.ModelMismatchError) as caught:
+        load_into(made(), path)
+    assert "strip='state_dict.module.'" in "\n".join(caught.value.__notes__)
+    with pytest.raises(ValueError, match="no tensor is under key 'model'") as caught:
+        load_into(made(), path, key="model")
+    assert "'state_dict' (" in caught.value.__notes__[0]
+
+
+def test_the_error_says_into_which_part_a_file_fits(save):
+    path = save(made().layers.state_dict())
+    with pytest.raises(rustload.ModelMismatchError) as caught:
+        load_into(made().layers[0], path)
+    assert "key='0'" in "\n".join(caught.value.__notes__)
+    with pytest.raises(rustload.ModelMismatchError) as caught:
+        load_into(torch.nn.ModuleDict({"layers": made().layers}), path)
+    assert "under 'layers'" in "\n".join(caught.value.__notes__)
+
+
+@pytest.mark.parametrize("rename", [
+    {"enc": "layers", "tok.weight": "embed.weight", "out": "head", re.compile(r"^ln\."): "norm.", "junk": None},
+    [(r"^enc\.", "layers."), (r"^tok\b", "embed"), (r"^out\b", "head"), (r"^ln\b", "norm"), (r"^junk.*", "scratchy")],
+    lambda name: None if name.startswith("junk") else (
+        name.replace("enc.", "layers.").replace("tok.", "embed.").replace("out.", "head.").replace("ln.", "norm.")),
+])  # fmt: skip
+def test_names_are_renamed_by_mapping_regex_or_callable(save, rename):
+    state = made().state_dict()
+    others = {"layers": "enc", "embed": "tok", "head": "out", "norm": "ln"}
+    path = save({
+        **{f"{others[name.partition('.')[0]]}.{name.partition('.')[2]}": tensor for name, tensor in state.items()},
+        "junk.x": torch.ones(1),
+    })  # fmt: skip
+    model = on_meta()
+    report = load_into(model, path, rename=rename, strict=not isinstance(rename, list))
+    assert_equal(model, state)
+    assert report.unexpected == (["scratchy"] if isinstance(rename, list) else [])
+
+
+def test_two_tensors_of_one_name_are_refused(save):
+    path = save({"a": torch.ones(2), "b": torch.ones(2)})
+    with pytest.raises(ValueError, match="'a' and 'b' would both be named 'c'"):
+        load_into(torch.nn.Module(), path, rename=lambda _: "c")
+
+
+@pytest.mark.parametrize("rename", ["a", 3, {1: "a"}])
+def test_a_rename_of_another_kind_is_a_type_error(simple, rename):
+    with pytest.raises(TypeError, match="rename="):
+        load_into(torch.nn.Module(), simple, rename=rename)
+
+
+# What does not fit.
+
+
+def test_all_that_does_not_fit_is_in_one_error_and_nothing_is_changed(save):
+    state = dict(made().state_dict())
+    state["layers.0.0.wieght"] = state.pop("layers.0.0.weight")
+    state["norm.bias"] = torch.zeros(17)
+    state["layers.1.0.bias"] = state["layers.1.0.bias"].to(torch.complex64)
+    path = save(state)
+    model = made(seed=1)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(rustload.ModelMismatchError) as caught:
+        load_into(model, path)
+    error = caught.value
+    assert isinstance(error, RuntimeError)  # as torch's own
+    assert error.code == "ModelMismatch"
+    assert error.missing == ["layers.0.0.weight"]
+    assert error.unexpected == ["layers.0.0.wieght"]
+    assert error.mismatched == [("layers.1.0.bias", "complex64", "float32"), ("norm.bias", (17,), (16,))]
+    assert str(error).splitlines()[1:] == [
+        "  missing: layers.0.0.weight [24, 16] (near: layers.0.0.wieght)",
+        "  unexpected: layers.0.0.wieght [24, 16]",
+        "  mismatched: layers.1.0.bias is complex64 in the file and float32 in the model",
+        "  mismatched: norm.bias is [17] in the file and [16] in the model",
+    ]
+    assert_equal(model, before)
+
+
+def test_not_strict_loads_what_fits_and_reports_the_rest(save):
+    state = dict(made().state_dict())
+    del state["norm.weight"]
+    state["norm.bias"] = torch.zeros(17)
+    state["more"] = torch.zeros(1)
+    path = save(state)
+    model = made(seed=1)
+    model.norm.weight.data.fill_(7)
+    report = load_into(model, path, strict=False)
+    assert (report.missing, report.unexpected) == (["norm.weight"], ["more"])
+    assert report.mismatched == [("norm.bias", (17,), (16,))]
+    assert_same_bits(model.layers[0][0].weight.detach(), state["layers.0.0.weight"])
+    assert model.norm.weight.detach().eq(7).all()
+    model = on_meta()
+    assert load_into(model, path, strict=False).on_meta == ["scratch", "norm.weight", "norm.bias"]
+
+
+@pytest.mark.parametrize("drop", [(), ("a.weight",), ("a.weight", "a.bias", "b.weight", "b.bias")])
+@pytest.mark.parametrize("add", [(), ("c", "a.more")])
+def test_missing_and_unexpected_are_those_of_torch(save, drop, add):
+    model = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2) for name in "ab"})
+    state = {name: tensor for name, tensor in model.state_dict().items() if name not in drop}
+    state |= {name: torch.zeros(1) for name in add} or {"a.bias": state.get("a.bias", torch.zeros(2))}
+    path = save(state)
+    expected = model.load_state_dict(state, strict=False)
+    report = load_into(model, path, strict=False)
+    assert sorted(report.missing) == sorted(expected.missing_keys)
+    assert sorted(report.unexpected) == sorted(expected.unexpected_keys)
+
+
+def test_a_hundred_missing_names_are_not_all_spelled(save):
+    model = torch.nn.ModuleList(torch.nn.Linear(1, 1) for _ in range(100))
+    with pytest.raises(rustload.ModelMismatchError, match=r"200 missing.*\n(.*\n)*.*and 192 more"):
+        load_into(model, save({"x": torch.ones(1)}))
+
+
+def test_a_cast_that_loses_the_kind_of_number_has_to_be_allowed(save):
+    path = save({"n": torch.tensor([1.5, 2.5])})
+    model = torch.nn.Module()
+    model.register_buffer("n", torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(rustload.ModelMismatchError, match="n is float32 in the file and int64 in the model"):
+        load_into(model, path, dtype="bfloat16")
+    load_into(model, path, allow_lossy=True)
+    assert model.n.tolist() == [1, 2]
+
+
+def test_scalars_of_old_files_have_one_dimension(save):
+    model = torch.nn.Module()
+    model.s = torch.nn.Parameter(torch.zeros(()))
+    load_into(model, save({"s": torch.tensor([4.0])}))
+    assert model.s.item() == 4
+
+
+def test_files_from_before_batch_norm_counted(save):
+    state = made().state_dict()
+    del state["norm.num_batches_tracked"]
+    path = save(state)
+    model = on_meta()
+    report = load_into(model, path)
+    assert report.missing == []
+    assert model.norm.num_batches_tracked.tolist() == 0
+
+
+# Ties.
+
+
+def test_one_of_two_tied_names_is_enough(save):
+    state = made().state_dict()
+    del state["head.weight"]
+    path = save(state)
+    for model in (made(seed=1), on_meta()):
+        report = load_into(model, path)
+        assert report.missing == []
+        assert model.head.weight is model.embed.weight
+        assert_same_bits(model.head.weight.detach(), state["embed.weight"])
+
+
+def test_names_that_are_tied_in_the_file_end_as_one_parameter(save):
+    path = save(made().state_dict())
+    model = on_meta(tied=False)
+    report = load_into(model, path, dtype="bfloat16")
+    assert model.head.weight is model.embed.weight
+    assert report.tied == [["embed.weight", "head.weight"]]
+    assert report.bytes < sum(tensor.nbytes for tensor in model.state_dict().values())
+
+
+def test_parameters_with_memory_of_their_own_are_not_tied_by_a_file(save):
+    model = made(tied=False, seed=1)
+    report = load_into(model, save(made().state_dict()))
+    assert model.head.weight is not model.embed.weight
+    assert report.tied == []
+    assert_equal(model, made().state_dict())
+
+
+def test_tied_parameters_take_two_equal_tensors_and_refuse_two_different_ones(save):
+    state = {name: tensor.clone() for name, tensor in made().state_dict().items()}
+    state["embed.weight"][0, 0] = state["head.weight"][0, 0] = float("nan")
+    load_into(on_meta(), save(state))
+    state["head.weight"][39, 15] += 1
+    with pytest.raises(ValueError, match=r"'embed\.weight' and 'head\.weight' differ in the file"):
+        load_into(on_meta(), save(state))
+    load_into(on_meta(), save(state), rename={"head.weight": None})
+
+
+# Devices.
+
+
+def test_a_device_map_is_read_as_accelerate_writes_it(file):
+    model = on_meta()
+    load_into(model, file, device_map={"": "cpu", "layers.1": torch.device("cpu")})
+    assert_equal(model, made().state_dict())
+
+
+def test_a_device_map_that_cannot_be_is_refused(file):
+    with pytest.raises(ValueError, match="on disk") as caught:
+        load_into(on_meta(), file, device_map={"": "cpu", "layers.1": "disk"})
+    assert "weights_map=rustload.torch.state_dict(path)" in caught.value.__notes__[0]
+    with pytest.raises(ValueError, match=r"says nothing of 'norm\.weight'"):
+        load_into(on_meta(), file, device_map={"embed": "cpu", "layers": "cpu", "head": "cpu"})
+    with pytest.raises(ValueError, match="not a mapping") as caught:
+        load_into(on_meta(), file, device_map="auto")
+    assert "infer_auto_device_map" in caught.value.__notes__[0]
+    with pytest.raises(ValueError, match="both"):
+        load_into(on_meta(), file, device_map={"": "cpu"}, device="cpu")
+
+
+def test_a_gpu_that_is_not_there_is_a_device_error(file):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    for options in ({"device": "cuda:0"}, {"device_map": {"": 0}}):
+        with pytest.raises(rustload.DeviceError, match="cuda:0"):
+            load_into(on_meta(), file, **options)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("start", [made, on_meta, lambda: made(seed=1).cuda()])
+def test_a_model_ends_on_the_gpu(file, start):
+    model = start()
+    report = load_into(model, file, dtype="bfloat16", device_map={"": 0})
+    assert {tensor.device.type for tensor in model.state_dict().values()} == {"cuda"}
+    assert_equal(model.cpu(), made().state_dict(), torch.bfloat16)
+    assert report.peak_device >= report.bytes
+
+
+# The rest.
+
+
+def test_assign_false_writes_in_place_or_not_at_all(file):
+    with pytest.raises(ValueError, match=r"'embed\.weight' is float32 on meta"):
+        load_into(on_meta(), file, assign=False)
+    with pytest.raises(ValueError, match="not bfloat16"):
+        load_into(made(), file, assign=False, dtype="bf16")
+    load_into(made(), file, assign=False)
+
+
+@pytest.mark.parametrize(("options", "says"), [
+    ({"assign": "yes"}, "assign="), ({"memory": "lots"}, "memory="), ({"memory": -1}, "memory="),
+    ({"dtype": "float33"}, "float33"),
+])  # fmt: skip
+def test_wrong_arguments_are_value_errors(file, options, says):
+    with pytest.raises(ValueError, match=says):
+        load_into(made(), file, **options)
+
+
+def test_progress_is_told_in_bytes_of_the_result(file):
+    calls = []
+    report = load_into(on_meta(), file, dtype="bf16", progress=lambda *call: calls.append(call))
+    assert calls[-1][0] == calls[-1][1] == report.bytes
+    assert {name for _, _, name in calls} >= {"embed.weight", "norm.num_batches_tracked"}
+    with pytest.raises(TypeError, match="progress="):
+        load_into(on_meta(), file, progress=3)
+
+
+def test_an_open_checkpoint_is_taken_too(file):
+    model = on_meta()
+    with rustload.open(file, framework="numpy") as ckpt:
+        load_into(model, ckpt)
+    assert_equal(model, made().state_dict())
+
+
+def test_a_lazy_module_takes_the_files_shapes(save):
+    expected = torch.nn.Linear(5, 3)
+    model = torch.nn.LazyLinear(3)
+    load_into(model, save(expected.state_dict()))
+    assert_same_bits(model.weight.detach(), expected.weight.detach())
+    assert model(torch.ones(5)).shape == (3,)
+
+
+class Counting(torch.nn.Linear):
+    def get_extra_state(self):
+        return {"count": 3}
+
+    def set_extra_state(self, state):
+        self.extra = state
+
+
+def test_extra_state_is_given_to_its_module(save):
+    path = save({"model": OrderedDict(torch.nn.Sequential(Counting(2, 2)).state_dict())})
+    model = torch.nn.Sequential(Counting(2, 2))
+    load_into(model, path, key="model")
+    assert model[0].extra == {"count": 3}
+    with pytest.raises(rustload.ModelMismatchError, match=r"1 missing.*\n.*_extra_state"):
+        load_into(model, save(torch.nn.Sequential(torch.nn.Linear(2, 2)).state_dict()))
+
+
+def test_loading_code_of_a_modules_own_is_named(save):
+    class Own(torch.nn.Linear):
+        def _load_from_state_dict(self, *_args):
+            raise AssertionError("was called")
+
+    report = load_into(Own(2, 2), save(torch.nn.Linear(2, 2).state_dict()))
+    assert any("Own has loading code of its own" in note for note in report.notes)
+
+
+def test_an_error_on_the_way_names_the_tensor(save):
+    path = save(made().state_dict())
+    ckpt = rustload.open(path)
+    path.write_bytes(path.read_bytes()[:-3000])
+    with pytest.raises(rustload.FormatError) as caught:
+        load_into(on_meta(), ckpt, dtype="bf16")
+    assert any("while loading" in note for note in caught.value.__notes__)
+
+
+def test_a_parameter_that_changed_its_dtype_loses_its_gradient(file):
+    model = made()
+    model.head.weight.grad = torch.ones_like(model.head.weight)
+    load_into(model, file, dtype="bf16")
+    assert model.head.weight.grad is None
+
+
+# What it costs.
+
+PEAK = """
+import sys, threading, time
+import torch, rustload.torch
+path, start = sys.argv[1:3]
+torch.set_num_threads(2)
+def now():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon"))
+with torch.device("meta"):
+    model = torch.nn.ModuleDict({f"t{n}": torch.nn.Linear(2048, 3072, bias=False) for n in range(12)})
+if start != "meta":
+    model = model.to_empty(device="cpu")
+    [parameter.data.zero_() for parameter in model.parameters()]
+peak, stop = 0, threading.Event()
+def watch():
+    global peak
+    while not stop.is_set():
+        peak = max(peak, now())
+        time.sleep(0.0005)
+watcher = threading.Thread(target=watch)
+base = now()
+watcher.start()
+report = rustload.torch.load_into(model, path, OPTIONS)
+stop.set(); watcher.join()
+assert all(float(p.detach()[0, 0]) == n for n, p in enumerate(model.parameters()))
+print((max(peak, now()) - base) >> 20, report.peak_host >> 20, report.bytes >> 20)
+"""
+
+
+@pytest.fixture(scope="module", params=["bin", "legacy"])
+def large(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp("large") / "model.bin"
+    state = {f"t{n}.weight": torch.full((3072, 2048), float(n)) for n in range(12)}  # 288 MiB
+    torch.save(state, path, _use_new_zipfile_serialization=request.param == "bin")
+    yield path
+    path.unlink()
+
+
+@pytest.mark.parametrize(("start", "options", "final"), [
+    ("meta", "dtype='bfloat16'", 144), ("meta", "copy=True", 288), ("cpu", "", 0), ("meta", "dtype='float8_e4m3fn'", 72),
+])  # fmt: skip
+def test_the_peak_is_the_final_size_and_a_little(large, start, options, final):
+    peak, told, nbytes = map(int, child(PEAK.replace("OPTIONS", options), large, start).stdout.split())
+    assert peak <= final + 40
+    assert abs(peak - told) <= 24
+    assert nbytes == (final or 288)

@@ -1,0 +1,296 @@
+"""`rustload.torch.state_dict`: lazy handles that torch, accelerate and diffusers take for tensors."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from support import DTYPES, assert_same_bits, child, patterns
+
+from rustload.torch import StateDict, TorchHandle, state_dict
+
+W = torch.arange(24, dtype=torch.float32).reshape(4, 6)
+
+
+@pytest.fixture(autouse=True)
+def _torch_load_is_never_called(monkeypatch):
+    def refuse(*_args, **_kwargs):
+        raise AssertionError("torch.load was called")
+
+    monkeypatch.setattr(torch, "load", refuse)
+
+
+@pytest.fixture
+def handle(simple):
+    return state_dict(simple)["w"]
+
+
+def net(seed: int = 0) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 2), torch.nn.BatchNorm2d(4), torch.nn.Linear(4, 5))
+
+
+def test_it_is_a_dict_of_handles_in_the_files_order(simple):
+    found = state_dict(simple)
+    assert isinstance(found, dict)
+    assert type(found) is StateDict
+    assert list(found) == ["w", "b"]
+    assert all(type(handle) is TorchHandle for handle in found.values())
+    assert repr(found) == "<StateDict of 2 lazy tensors, 120 bytes>"
+
+
+def test_metadata_is_answered_without_reading(handle, simple):
+    simple.write_bytes(b"")  # whoever reads now fails
+    assert (handle.dtype, handle.shape, handle.ndim, handle.dim()) == (
+        torch.float32,
+        torch.Size([4, 6]),
+        2,
+        2,
+    )
+    assert (handle.numel(), handle.nelement(), torch.numel(handle), len(handle)) == (24, 24, 24, 4)
+    assert (handle.element_size(), handle.itemsize, handle.nbytes) == (4, 4, 96)
+    assert (handle.size(), handle.size(-1), handle.device.type) == (torch.Size([4, 6]), 6, "cpu")
+    assert handle.is_floating_point()
+    assert torch.is_floating_point(handle)
+    assert not torch.is_complex(handle)
+    flags = ("requires_grad", "is_meta", "is_cuda", "is_sparse", "is_quantized")
+    assert not any(getattr(handle, name) for name in flags)
+    assert (handle.layout, handle.grad) == (torch.strided, None)
+    assert handle.detach() is handle.data is handle
+    assert (handle.get_shape(), handle.get_dtype()) == ([4, 6], "F32")
+    assert repr(handle) == "<TorchHandle 'w' float32 [4, 6]>"
+    assert torch.overrides.is_tensor_like(handle)
+    for name in ("cpu", "chunk", "no_such_thing", "SCB"):
+        hasattr(handle, name)  # asking is not using
+
+
+@pytest.mark.parametrize("key", [
+    0, -1, slice(1, 3), (slice(None), slice(0, 6, 2)), ..., (..., None), (1, 2), (), None, (slice(1, 2), -1),
+])  # fmt: skip
+def test_slices_are_lazy_and_equal_torchs(handle, key):
+    part = handle[key]
+    assert type(part) is TorchHandle
+    assert_same_bits(part.tensor(), W[key])
+
+
+@pytest.mark.parametrize(
+    "key", [W > 5, [0, 2], torch.tensor([1, 1]), (slice(None), [0, 1]), np.array([3, 0])]
+)
+def test_other_indices_give_tensors(handle, key):
+    assert_same_bits(handle[key], W[key])
+
+
+def test_orders_of_dimensions_are_lazy(handle):
+    for found in (handle.T, handle.t(), handle.permute(1, 0), handle.permute((1, 0))):
+        assert type(found) is TorchHandle
+        assert_same_bits(found.tensor(), W.t())
+
+
+@pytest.mark.parametrize("use", [
+    lambda t: t + 1, lambda t: 1 - t, lambda t: t @ t.T, lambda t: t * t, lambda t: t == 3, lambda t: -t, lambda t: t / 2,
+    lambda t: 2**t, abs, lambda t: t > 4, lambda t: torch.cat([t, t]), lambda t: torch.stack((t, t), dim=1),
+    lambda t: torch.nn.functional.linear(torch.ones(1, 6), t), lambda t: t.float(), lambda t: t.cpu(), lambda t: t.half(),
+    lambda t: t.chunk(2)[1], lambda t: t.reshape(-1), lambda t: t.contiguous(), lambda t: t.sum(), lambda t: t.clone(),
+    lambda t: t.add(t), lambda t: torch.where(t > 3, t, torch.zeros(4, 6)), lambda t: t.mT, lambda t: t.view(6, 4),
+    lambda t: t.to("cpu"), lambda t: t.to(torch.bfloat16), lambda t: t.to("cpu", torch.int32), lambda t: t.to(t),
+    lambda t: t.to(dtype=torch.float64),
+    lambda t: t.to(device="cpu", dtype=torch.complex64), lambda t: t.to(torch.ones(1, dtype=torch.half)),
+    lambda t: t.to(torch.float16, non_blocking=True, copy=True), lambda t: t.to(torch.float16, False, True),
+    lambda t: t.to(device=torch.device("cpu"), dtype=None), lambda t: t.to(torch.float8_e5m2).float(), lambda t: t.new_ones(3),
+    lambda t: t.clone(memory_format=torch.contiguous_format), lambda t: torch.nn.Parameter(t.to("cpu")).detach(),
+])  # fmt: skip
+def test_uses_of_the_elements_give_what_tensors_give(handle, use):
+    assert_same_bits(use(handle), use(W))
+
+
+def test_a_handle_is_a_number_and_an_array_where_a_tensor_is(simple):
+    one = state_dict(simple)["b"][1]
+    assert (int(one), float(one), bool(one), [5, 6, 7][one], one.item()) == (-2, -2.0, True, 6, -2)
+    np.testing.assert_array_equal(np.asarray(state_dict(simple)["w"]), W.numpy())
+    assert [part.tensor().tolist() for part in state_dict(simple)["b"]] == [1, -2, 3]
+
+
+def test_a_copy_goes_straight_into_its_target(handle):
+    for target in (
+        torch.zeros(4, 6),
+        torch.zeros(6, 4).t(),
+        torch.zeros(4, 6).half(),
+        torch.zeros(4, 6).int(),
+    ):
+        assert target.copy_(handle) is target
+        assert_same_bits(target, W.to(target.dtype))
+    target = torch.zeros(2, 4, 6)
+    target.copy_(handle)  # broadcast
+    assert_same_bits(target, W.expand(2, 4, 6))
+    leaf = torch.zeros(4, 6, requires_grad=True)
+    with pytest.raises(RuntimeError, match="leaf Variable"):
+        leaf.copy_(handle)
+    with torch.no_grad():
+        leaf.copy_(handle)
+    assert_same_bits(leaf.detach(), W)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_every_dtype_is_that_of_the_file(save, name):
+    value = patterns(name, (3, 4))
+    handle = state_dict(save({"x": value}))["x"]
+    assert handle.dtype == value.dtype
+    assert_same_bits(handle.to("cpu"), value)
+
+
+def test_a_dtype_is_what_reading_gives(simple):
+    found = state_dict(simple, dtype="bfloat16")
+    assert (found["w"].dtype, found["b"].dtype, found["w"].nbytes, found["w"].get_dtype()) == (
+        torch.bfloat16, torch.int64, 48, "BF16")  # fmt: skip
+    assert_same_bits(found["w"][1:].tensor(), W[1:].bfloat16())
+    target = torch.zeros(4, 6)
+    target.copy_(found["w"])
+    assert_same_bits(target, W.bfloat16().float())
+
+
+def test_names_are_chosen_and_changed(save):
+    path = save({"sd": {"module.a": W, "module.b": W + 1}, "other": W})
+    assert list(state_dict(path, key="sd", strip="module", rename={"a": "c"})) == ["c", "b"]
+
+
+def test_handles_do_not_pickle_and_copy_as_themselves(handle):
+    assert copy.deepcopy({"h": handle})["h"] is handle
+    assert hash(handle) == hash(handle)
+    with pytest.raises(TypeError, match="does not pickle"):
+        pickle.dumps(handle)
+
+
+def test_handles_are_used_from_many_threads(save):
+    state = {f"t{n}": torch.full((64, 64), float(n)) for n in range(64)}
+    found = state_dict(save(state))
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda name: found[name][...].to("cpu", torch.bfloat16), [*found] * 4))
+    assert all(bool((tensor == n % 64).all()) for n, tensor in enumerate(made))
+
+
+# torch.nn
+
+
+@pytest.mark.parametrize("suffix", ["bin", "safetensors"])
+def test_a_module_loads_it(save, suffix):
+    path = save(net().state_dict(), f"model.{suffix}")
+    model = net(seed=1)
+    keys = model.load_state_dict(state_dict(path))
+    assert (keys.missing_keys, keys.unexpected_keys) == ([], [])
+    for name, tensor in net().state_dict().items():
+        assert_same_bits(model.state_dict()[name], tensor)
+    half = net(seed=1).bfloat16()
+    half.load_state_dict(state_dict(path))
+    assert_same_bits(half[0].weight.detach(), net()[0].weight.detach().bfloat16())
+
+
+def test_a_module_says_what_does_not_fit_as_it_always_does(save):
+    state = net().state_dict()
+    state["2.bias"] = torch.zeros(6)
+    with pytest.raises(RuntimeError, match=r"size mismatch for 2.bias.*\[6\]"):
+        net().load_state_dict(state_dict(save(state)))
+
+
+def test_assign_names_load_into(save):
+    with torch.device("meta"):
+        model = torch.nn.Linear(2, 2)
+    path = save(torch.nn.Linear(2, 2).state_dict())
+    with pytest.raises(RuntimeError, match=r"use rustload.torch.load_into\(model, path\)"):
+        model.load_state_dict(state_dict(path), assign=True)
+
+
+def test_loading_a_module_in_place_takes_no_memory_beside_it(tmp_path):
+    path = tmp_path / "model.bin"
+    torch.save({f"{n}.weight": torch.full((3072, 2048), float(n)) for n in range(8)}, path)  # 192 MiB
+    peak = child(
+        """
+        import sys, threading, time, torch, rustload.torch
+        def now():
+            with open("/proc/self/status") as status:
+                return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon"))
+        model = torch.nn.Sequential(*(torch.nn.Linear(2048, 3072, bias=False) for _ in range(8)))
+        peak, stop = 0, threading.Event()
+        def watch():
+            global peak
+            while not stop.wait(0.0005):
+                peak = max(peak, now())
+        watcher = threading.Thread(target=watch)
+        base = now()
+        watcher.start()
+        model.load_state_dict(rustload.torch.state_dict(sys.argv[1]))
+        stop.set(); watcher.join()
+        assert float(model[7].weight.detach()[9, 9]) == 7
+        print((max(peak, now()) - base) >> 20)
+        """,
+        path,
+    ).stdout
+    assert int(peak) <= 24
+
+
+# accelerate and diffusers
+
+
+def test_accelerate_offloads_straight_from_the_file(save, tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    from accelerate.hooks import attach_align_device_hook
+
+    def build():
+        return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+
+    expected = build()
+    path = save(expected.state_dict())
+    inputs = torch.randn(3, 8)
+    with torch.device("meta"):
+        hooked, offloaded = build(), build()
+    attach_align_device_hook(
+        hooked, execution_device="cpu", offload=True, offload_buffers=True, weights_map=state_dict(path)
+    )
+    accelerate.cpu_offload(offloaded, execution_device="cpu", state_dict=state_dict(path))
+    for model in (hooked, offloaded):
+        for _ in range(2):
+            assert torch.equal(model(inputs), expected(inputs))
+        assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+    assert [one.name for one in tmp_path.iterdir()] == ["model.bin"]
+
+
+@pytest.mark.filterwarnings("ignore")  # what diffusers imports warns
+def test_diffusers_takes_it_for_a_state_dict(save):
+    pytest.importorskip("diffusers")
+    from diffusers import UNet2DModel
+    from diffusers.models.model_loading_utils import load_state_dict
+
+    def build(seed):
+        torch.manual_seed(seed)
+        return UNet2DModel(
+            sample_size=8, in_channels=1, out_channels=1, layers_per_block=1, block_out_channels=(8,), norm_num_groups=4,
+            down_block_types=("DownBlock2D",), up_block_types=("UpBlock2D",), add_attention=False,
+        )  # fmt: skip
+
+    expected = build(0)
+    tensors = state_dict(save(expected.state_dict(), "diffusion_pytorch_model.bin"))
+    assert load_state_dict(tensors) is tensors
+    model = build(1)
+    model.load_state_dict(load_state_dict(tensors))
+    for name, tensor in expected.state_dict().items():
+        assert_same_bits(model.state_dict()[name], tensor)
+
+
+def test_nothing_of_torch_is_patched():
+    code = """
+    import torch
+    before = {name: id(value) for name, value in vars(torch.nn.Module).items()}, id(torch.load), id(torch.Tensor.copy_)
+    import rustload.torch
+    after = {name: id(value) for name, value in vars(torch.nn.Module).items()}, id(torch.load), id(torch.Tensor.copy_)
+    print(before == after)
+    """
+    assert child(code).stdout == "True\n"
+
+
+def test_rustload_torch_is_not_imported_by_rustload():
+    assert child(
+        "import sys, rustload; print('torch' in sys.modules, hasattr(rustload, 'torch'))"
+    ).stdout == ("False False\n")

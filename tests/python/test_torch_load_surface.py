@@ -1,0 +1,811 @@
+"""`rustload.torch.load` beside `torch.load`: arguments, environment, error texts, files and locations."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import pickle
+import re
+import struct
+import tarfile
+import tempfile
+import zipfile
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import safetensors.torch
+import torch
+from support import bits, child, patterns, pickled, rss_anon, saved, torch_zip
+from torch_graph import assert_same_graph
+
+import rustload.torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+LOADERS = (torch.load, rustload.torch.load)
+STATE = {"w": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([1, -2])}
+
+
+def errors(*args: Any, **options: Any) -> tuple[BaseException, BaseException]:
+    """What torch and rustload raise for the same call."""
+    found = []
+    for load in LOADERS:
+        if hasattr(args[0], "seek") and args[0].seekable():
+            args[0].seek(0)
+        with pytest.raises(Exception) as info:  # noqa: PT011 - both are looked at
+            load(*args, **options)
+        found.append(info.value)
+    return found[0], found[1]
+
+
+def assert_same_error(*args: Any, **options: Any) -> str:
+    """The text, which must be torch's, and the kind of error too."""
+    theirs, ours = errors(*args, **options)
+    assert isinstance(ours, type(theirs))
+    assert str(ours) == str(theirs)
+    return str(ours)
+
+
+# Arguments and environment.
+
+
+def test_weights_only_false_is_refused_and_says_what_to_do_instead(simple: Path) -> None:
+    with pytest.raises(ValueError, match=r"unknown='keep'"):
+        rustload.torch.load(simple, weights_only=False)
+    for value in (None, True):
+        assert len(rustload.torch.load(simple, weights_only=value)) == 2
+
+
+def test_a_pickle_module_is_refused(simple: Path) -> None:
+    assert "pickle_module" in assert_same_error(simple, weights_only=True, pickle_module=pickle)
+    with pytest.raises(ValueError, match="weights_only=False"):
+        rustload.torch.load(simple, "cpu", pickle)  # torch would go on without weights_only
+
+
+def test_the_environment_can_force_weights_only(simple: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")
+    for load in LOADERS:
+        assert len(load(simple, weights_only=False)) == 2
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "yes")
+    assert "both were set" in assert_same_error(simple)
+    monkeypatch.delenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD")
+    assert len(rustload.torch.load(simple, weights_only=True)) == 2  # what the call says counts
+    with pytest.raises(ValueError, match="weights_only=False") as info:
+        rustload.torch.load(simple)
+    assert "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD" in info.value.__notes__[0]
+
+
+def test_arguments_for_a_pickle_warn_and_do_nothing(simple: Path) -> None:
+    for load in LOADERS:
+        with pytest.warns(UserWarning, match="pickle_load_args only works if `weights_only=False`"):
+            load(simple, encoding="ascii")
+
+
+def test_mmap_needs_a_path(simple: Path) -> None:
+    text = assert_same_error(io.BytesIO(simple.read_bytes()), mmap=True)
+    assert text == "f must be a file path in order to use the mmap argument"
+    with simple.open("rb") as file:
+        assert assert_same_error(file, mmap=True) == text
+
+
+def test_mmap_needs_an_archive(tmp_path: Path) -> None:
+    path = tmp_path / "legacy.bin"
+    torch.save(STATE, path, _use_new_zipfile_serialization=False)
+    for f in (path, str(path), io.BytesIO(path.read_bytes())):
+        assert assert_same_error(f, mmap=True).startswith("mmap can only be used with files saved with")
+
+
+def test_mmap_follows_torchs_configuration(simple: Path) -> None:
+    from torch.utils.serialization import config
+
+    def is_mapped(found: Any) -> bool:
+        start = found["w"].data_ptr()
+        with open("/proc/self/maps") as maps:  # noqa: PTH123 - a proc file
+            ranges = [line.split() for line in maps if line.rstrip().endswith(str(simple))]
+        bounds = [[int(end, 16) for end in line[0].split("-")] for line in ranges]
+        return any(low <= start < high for low, high in bounds)
+
+    for default in (False, True):
+        with config.patch("load.mmap", default):
+            assert is_mapped(torch.load(simple)) is default
+            assert is_mapped(rustload.torch.load(simple)) is default
+            assert not is_mapped(rustload.torch.load(simple, mmap=False))
+
+
+def test_an_unknown_choice_of_unknown_is_an_error(simple: Path) -> None:
+    with pytest.raises(ValueError, match="unknown= is 'keep' or 'error'"):
+        rustload.torch.load(simple, unknown="ignore")  # type: ignore[arg-type]
+
+
+def test_limits_hold(simple: Path) -> None:
+    with pytest.raises(rustload.LimitError):
+        rustload.torch.load(simple, limits=rustload.Limits(tensors=1))
+    assert len(rustload.torch.load(simple, limits=rustload.Limits(tensors=2))) == 2
+
+
+# Safetensors paths.
+
+
+def test_a_safetensors_path_is_loaded_as_load_file_does(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    state = {"b": torch.arange(3), "a": torch.randn(2, 2), "c": torch.zeros(0, dtype=torch.float16)}
+    safetensors.torch.save_file(state, path)
+    expected = torch.load(path)
+    found = rustload.torch.load(path)
+    assert list(found) == list(expected)
+    for name, tensor in expected.items():
+        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
+        assert bits(found[name]) == bits(tensor)
+    for location in ("cpu", torch.device("cpu")):
+        assert torch.equal(rustload.torch.load(str(path), location)["a"], state["a"])
+
+
+def test_a_safetensors_path_takes_no_dict_and_no_callable(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    safetensors.torch.save_file({"a": torch.ones(1)}, path)
+    assert "with dict map_location" in assert_same_error(path, map_location={"cpu": "cpu"})
+    assert "with callable map_location" in assert_same_error(path, map_location=lambda storage, _: storage)
+
+
+def test_a_safetensors_file_under_another_name_is_loaded_by_its_content(tmp_path: Path) -> None:
+    path = tmp_path / "m.bin"
+    safetensors.torch.save_file({"a": torch.arange(3.0)}, path)
+    for mmap_location in (None, "cpu"):
+        assert rustload.torch.load(path, mmap_location)["a"].tolist() == [0, 1, 2]
+
+
+# What torch refuses as a whole.
+
+
+def test_a_torchscript_archive_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "script.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in zipfile.ZipFile(io.BytesIO(saved(STATE))).NameToInfo.items():
+            archive.writestr(name, zipfile.ZipFile(io.BytesIO(saved(STATE))).read(data))
+        archive.writestr("archive/constants.pkl", pickled(()))
+    with (
+        pytest.warns(UserWarning, match="TorchScript"),
+        pytest.raises(RuntimeError, match="TorchScript") as theirs,
+    ):
+        torch.load(path)
+    for unknown in ("keep", "error"):
+        with pytest.raises(RuntimeError) as ours:
+            rustload.torch.load(path, unknown=unknown)
+        assert str(theirs.value).startswith(str(ours.value))
+        assert "rustload.open" in ours.value.__notes__[0]
+
+
+def test_a_tar_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "old.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
+        for name in ("sys_info", "pickle", "tensors", "storages"):
+            member = tarfile.TarInfo(name)
+            member.size = 5
+            archive.addfile(member, io.BytesIO(pickled(0)))
+    theirs, ours = errors(path)
+    assert type(ours) is type(theirs) is RuntimeError
+    assert str(theirs).startswith(str(ours))
+    assert str(ours) == "Cannot use ``weights_only=True`` with files saved in the legacy .tar format."
+
+
+def test_a_bare_pickle_has_no_magic_number(tmp_path: Path) -> None:
+    path = tmp_path / "bare.pkl"
+    path.write_bytes(pickled({"a": 1}))
+    assert assert_same_error(path) == "Invalid magic number; corrupt file?"
+    assert assert_same_error(io.BytesIO(path.read_bytes())) == "Invalid magic number; corrupt file?"
+
+
+def test_a_missing_file_is_a_file_not_found_error(tmp_path: Path) -> None:
+    theirs, ours = errors(tmp_path / "none.pt")
+    assert type(ours) is type(theirs) is FileNotFoundError
+
+
+def test_a_bomb_is_stopped_by_a_limit() -> None:
+    doubled: list[Any] = []
+    for _ in range(60):
+        doubled = [doubled, doubled]
+    found = rustload.torch.load(torch_zip(pickled(doubled)))
+    assert found[0] is found[1]  # a list is made once, however often it is named
+    deep = b"\x80\x02)" + b"\x85" * 100_000 + b"."
+    with pytest.raises(rustload.LimitError):
+        rustload.torch.load(torch_zip(deep))
+
+
+# What else an archive may be like.
+
+
+def test_a_big_endian_file_is_swapped() -> None:
+    state = {"w": torch.arange(5.0), "z": torch.randn(3, dtype=torch.complex64), "n": torch.arange(3)}
+    with zipfile.ZipFile(io.BytesIO(saved(state))) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, data in members.items():
+            if name.endswith("byteorder"):
+                data = b"big"  # noqa: PLW2901
+            if "/data/" in name:
+                unit = {"0": 4, "1": 4, "2": 8}[name.rpartition("/")[2]]
+                data = b"".join(data[at : at + unit][::-1] for at in range(0, len(data), unit))  # noqa: PLW2901
+            archive.writestr(name, data)
+    data = file.getvalue()
+    assert_same_graph(rustload.torch.load(io.BytesIO(data)), torch.load(io.BytesIO(data)))
+
+
+def test_deflated_storages_are_inflated(tmp_path: Path) -> None:
+    path = tmp_path / "packed.pt"
+    state = {"w": torch.arange(50_000.0), "b": torch.ones(3), "t": torch.zeros(3, dtype=torch.bool)}
+    with (
+        zipfile.ZipFile(io.BytesIO(saved(state))) as archive,
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for name in archive.namelist():
+            packed.writestr(name, archive.read(name))
+    expected = torch.load(path)
+    for mmap in (False, True):  # torch cannot map such a file; a storage that cannot be viewed is read
+        assert_same_graph(rustload.torch.load(path, mmap=mmap), expected)
+
+
+def test_a_misaligned_storage_is_copied_where_a_mapping_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "odd.pt"
+    members = {"0": bytes(torch.arange(40.0, dtype=torch.float64).untyped_storage())}
+    with zipfile.ZipFile(io.BytesIO(saved(torch.arange(40.0, dtype=torch.float64)))) as archive:
+        path.write_bytes(torch_zip(archive.read("archive/data.pkl"), members, root="m"))
+    found = rustload.torch.load(path, mmap=True)
+    assert found.tolist() == list(range(40))
+    assert found.data_ptr() % 8 == 0
+
+
+def test_checksums_need_not_be_there(tmp_path: Path) -> None:
+    path = tmp_path / "nocrc.pt"
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(STATE, path)
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert_same_graph(rustload.torch.load(path), torch.load(path))
+
+
+# Files.
+
+
+def ordinary(path: Path) -> Any:
+    return path.open("rb")
+
+
+def unbuffered(path: Path) -> Any:
+    return path.open("rb", buffering=0)
+
+
+def updated(path: Path) -> Any:
+    return path.open("r+b")
+
+
+def in_memory(path: Path) -> Any:
+    return io.BytesIO(path.read_bytes())
+
+
+def unlinked(path: Path) -> Any:
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+    file.write(path.read_bytes())
+    file.seek(0)
+    return file
+
+
+def named(path: Path) -> Any:
+    file = tempfile.NamedTemporaryFile()  # noqa: SIM115 - the caller closes it
+    file.write(path.read_bytes())  # and does not flush it
+    file.seek(0)
+    return file
+
+
+def compressed(path: Path) -> Any:
+    with gzip.open(path.with_suffix(".gz"), "wb") as packed:
+        packed.write(path.read_bytes())
+    return gzip.open(path.with_suffix(".gz"), "rb")
+
+
+class Wrapped:
+    """No more than torch asks of a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = io.BytesIO(path.read_bytes())
+        self.read = self.file.read
+        self.readline = self.file.readline
+        self.seek = self.file.seek
+        self.tell = self.file.tell
+
+
+FILES = [ordinary, unbuffered, updated, in_memory, unlinked, named, compressed, Wrapped]
+
+
+@pytest.mark.parametrize("new", [True, False])
+@pytest.mark.parametrize("make", FILES, ids=lambda make: make.__name__)
+def test_open_files_are_read(make: Callable[[Path], Any], new: bool, tmp_path: Path) -> None:
+    path = tmp_path / "m.pt"
+    torch.save(STATE, path, _use_new_zipfile_serialization=new)
+    expected = torch.load(path)
+    file = make(path)
+    try:
+        found = rustload.torch.load(file)
+    finally:
+        getattr(file, "close", int)()
+    path.write_bytes(b"gone")
+    assert_same_graph(found, expected)
+
+
+@pytest.mark.parametrize("make", [ordinary, in_memory, compressed], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("new", [True, False])
+def test_an_open_file_is_read_from_where_it_stands(
+    make: Callable[[Path], Any], new: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.pt"
+    path.write_bytes(b"before" + saved(STATE, _use_new_zipfile_serialization=new))
+    file, again = make(path), make(path)
+    for one in (file, again):
+        one.seek(6)
+    assert_same_graph(rustload.torch.load(file), torch.load(again))
+    file.seek(6)
+    again.seek(6)
+    expected = torch.load(again, map_location="meta")
+    assert_same_graph(rustload.torch.load(file, map_location="meta"), expected)
+    file.close()
+    again.close()
+
+
+@pytest.mark.parametrize("make", [ordinary, in_memory, Wrapped], ids=lambda make: make.__name__)
+def test_legacy_streams_that_follow_one_another_are_read_in_turn(
+    make: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "several.pt"
+    parts = [{"a": torch.arange(3)}, 7, {"b": torch.ones(2, 2)}]
+    path.write_bytes(b"".join(saved(part, _use_new_zipfile_serialization=False) for part in parts))
+    file, again = make(path), make(path)
+    for _ in parts:
+        assert_same_graph(rustload.torch.load(file), torch.load(again))
+        assert file.tell() == again.tell()
+    for one in (file, again):
+        getattr(one, "close", int)()
+
+
+def test_bytes_are_a_file_too() -> None:
+    data = saved(STATE)
+    for given in (data, bytearray(data), memoryview(data)):
+        assert torch.equal(rustload.torch.load(given)["w"], STATE["w"])
+
+
+def test_what_cannot_seek_is_refused() -> None:
+    reading, writing = os.pipe()
+    os.close(writing)
+    with os.fdopen(reading, "rb", buffering=0) as pipe:
+        assert_same_error(pipe)
+
+    class Refusing(io.BytesIO):
+        def seekable(self) -> bool:
+            return False
+
+        def seek(self, _offset: int, _whence: int = 0, /) -> int:
+            raise io.UnsupportedOperation("seek")
+
+    theirs, ours = errors(Refusing(saved(STATE)))
+    assert type(ours) is type(theirs) is io.UnsupportedOperation
+    for text in (str(theirs), str(ours)):
+        assert text.startswith("seek. You can only torch.load from a file that is seekable")
+    theirs, ours = errors(7)
+    assert type(ours) is type(theirs) is AttributeError
+    assert str(ours).partition(".")[0] == str(theirs).partition(".")[0]
+
+
+def test_a_text_file_is_a_type_error(simple: Path) -> None:
+    with simple.open("r", encoding="latin-1") as file, pytest.raises(TypeError, match="mode 'rb'"):
+        rustload.torch.load(file)  # type: ignore[arg-type]
+
+
+def test_an_open_file_gives_tensors_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "m.pt"
+    torch.save({"w": torch.zeros(1000)}, path)
+    with path.open("r+b") as file:
+        found = rustload.torch.load(file)
+        found["w"] += 1
+        file.seek(0)
+        file.write(b"\xff" * 2000)
+    assert found["w"].sum() == 1000
+
+
+# Locations.
+
+
+@pytest.mark.parametrize("new", [True, False])
+def test_a_callable_is_asked_once_per_storage_with_its_location(new: bool) -> None:
+    weight = torch.ones(4)
+    data = saved({"a": weight, "b": weight[1:], "c": torch.zeros(2)}, _use_new_zipfile_serialization=new)
+    calls: list[Any] = []
+
+    def ask(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
+        calls.append((type(storage), storage.nbytes(), location))
+        return storage
+
+    found = rustload.torch.load(data, ask)
+    ours, calls = calls, []
+    torch.load(io.BytesIO(data), ask)
+    assert ours == calls == [(torch.UntypedStorage, 16, "cpu"), (torch.UntypedStorage, 8, "cpu")]
+    assert found["b"].data_ptr() == found["a"].data_ptr() + 4
+
+
+def test_a_callable_that_gives_none_leaves_it_to_the_saved_location() -> None:
+    data = saved(STATE)
+    found = rustload.torch.load(data, lambda _storage, _location: None)
+    assert_same_graph(found, torch.load(io.BytesIO(data)))
+
+
+def test_a_callable_may_give_another_storage() -> None:
+    def zeros(storage: torch.UntypedStorage, _: str) -> torch.UntypedStorage:
+        return torch.zeros(storage.nbytes(), dtype=torch.uint8).untyped_storage()
+
+    data = saved(STATE)
+    found = rustload.torch.load(data, zeros)
+    assert_same_graph(found, torch.load(io.BytesIO(data), zeros))
+    assert not found["w"].any()
+
+
+def test_a_callable_that_gives_no_storage_is_a_type_error() -> None:
+    theirs, ours = errors(io.BytesIO(saved(STATE)), lambda _storage, _location: 7)
+    assert type(ours) is type(theirs) is TypeError
+
+
+def on_cuda(new: bool) -> bytes:
+    """A file that says it was saved from a GPU."""
+    data = saved({"a": torch.ones(2), "n": 1}, _use_new_zipfile_serialization=new)
+    if not new:
+        return data.replace(b"X\x03\x00\x00\x00cpu", b"X\x06\x00\x00\x00cuda:0")
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        members = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+    pickle_bytes = members["data.pkl"].replace(b"X\x03\x00\x00\x00cpu", b"X\x06\x00\x00\x00cuda:0")
+    return torch_zip(pickle_bytes, {"0": members["data/0"]})
+
+
+@pytest.mark.parametrize("new", [True, False])
+def test_without_a_gpu_a_file_saved_on_one_is_torchs_error(new: bool) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    text = assert_same_error(io.BytesIO(on_cuda(new)))
+    assert "Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False" in text
+    for location in ("cpu", torch.device("cpu"), {"cuda:0": "cpu"}, lambda storage, _: storage):
+        found = rustload.torch.load(on_cuda(new), location)
+        assert_same_graph(found, torch.load(io.BytesIO(on_cuda(new)), location))
+    assert_same_error(io.BytesIO(on_cuda(new)), map_location={"cpu": "meta"})
+
+
+def test_a_location_that_nobody_knows_is_torchs_error() -> None:
+    text = assert_same_error(io.BytesIO(saved(STATE)), map_location="nowhere")
+    assert text.startswith("don't know how to restore data location of torch.storage.UntypedStorage")
+    assert_same_error(io.BytesIO(saved(STATE)), map_location=7)
+
+
+def test_a_registered_package_is_asked() -> None:
+    registry = torch.serialization._package_registry
+    before = list(registry)
+    asked: list[str] = []
+
+    def deserialize(storage: Any, location: str) -> Any:
+        if location != "elsewhere":
+            return None
+        asked.append(location)
+        return storage
+
+    torch.serialization.register_package(5, lambda _storage: None, deserialize)
+    try:
+        found = rustload.torch.load(saved(STATE), {"cpu": "elsewhere"})
+    finally:
+        registry[:] = before
+    assert asked == ["elsewhere"] * 2
+    assert torch.equal(found["w"], STATE["w"])
+
+
+@pytest.mark.parametrize("location", ["meta", torch.device("meta")], ids=str)
+def test_meta_keeps_shapes_strides_and_the_place_in_the_file(
+    location: Any, save: Callable[..., Path]
+) -> None:
+    base = torch.arange(24.0).reshape(4, 6)
+    path = save({"a": base, "t": base.t()[1:], "p": torch.nn.Parameter(torch.ones(2))})
+    found = rustload.torch.load(path, location)
+    assert_same_graph(found, torch.load(path, location))
+    start = found["a"].untyped_storage()._checkpoint_offset
+    assert path.read_bytes()[start : start + 96] == bits(base)
+    assert isinstance(found["p"], torch.nn.Parameter)
+
+
+def test_meta_reads_no_tensor_data(tmp_path: Path) -> None:
+    path = tmp_path / "large.pt"
+    torch.save({"w": torch.zeros(8 << 20), "b": torch.zeros(5)}, path)
+    code = """
+    import sys, torch, rustload.torch
+    def read():
+        with open("/proc/self/io") as file:
+            return int(file.readline().split()[1])
+    before = read()
+    found = rustload.torch.load(sys.argv[1], "meta")
+    assert found["w"].device.type == "meta"
+    print(read() - before)
+    """
+    assert int(child(code, path).stdout) < 100_000
+
+
+def test_a_default_device_does_not_move_what_is_loaded() -> None:
+    data = saved(STATE)
+    with torch.device("meta"):
+        assert_same_graph(rustload.torch.load(data), torch.load(io.BytesIO(data)))
+
+
+def test_skip_data_reads_nothing() -> None:
+    data = saved(STATE)
+    with torch.serialization.skip_data():
+        found, expected = rustload.torch.load(data), torch.load(io.BytesIO(data))
+    assert_same_graph(found, expected, values=False)
+
+
+def test_under_a_fake_mode_tensors_are_fake() -> None:
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+    data = saved({"w": torch.ones(2, 3)})
+    with FakeTensorMode():
+        found, expected = (load(io.BytesIO(data))["w"] for load in LOADERS[::-1])
+    assert isinstance(found, FakeTensor)
+    assert (found.device, found.shape) == (expected.device, expected.shape)
+
+
+def test_what_leaves_the_host_is_read_a_few_storages_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "large.pt"
+    torch.save({f"t{n}": torch.zeros(4 << 20) for n in range(24)}, path)  # 384 MiB
+    code = """
+    import sys, torch, rustload.torch
+    def peak():
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))
+    rustload.torch.load(sys.argv[1], "meta")
+    before = peak()
+    away = torch.UntypedStorage(1 << 24, device="meta")
+    rustload.torch.load(sys.argv[1], lambda storage, _: torch.UntypedStorage(storage.nbytes(), device="meta"))
+    print(peak() - before)
+    """
+    assert int(child(code, path).stdout) < 100 << 20
+
+
+def test_loading_peaks_at_the_size_of_the_tensors(tmp_path: Path) -> None:
+    path = tmp_path / "large.pt"
+    torch.save({f"t{n}": torch.zeros(4 << 20) for n in range(16)}, path)  # 256 MiB
+    code = """
+    import sys, torch, rustload.torch
+    def peak():
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))
+    rustload.torch.load(sys.argv[1], "meta")
+    before = peak()
+    found = rustload.torch.load(sys.argv[1])
+    print(peak() - before)
+    """
+    assert int(child(code, path).stdout) < (256 + 24) << 20
+
+
+# What is refused.
+
+
+class Custom:
+    def __init__(self) -> None:
+        self.w = torch.ones(2)
+
+
+REFUSED = {
+    "a_class": (lambda: {"x": Custom()}, None),
+    "a_builtin": (lambda: {"x": slice(1, 2)}, None),
+    "a_function": (lambda: {"x": torch.nn.functional.relu}, None),
+    "a_module": (lambda: torch.nn.Linear(1, 1), None),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("new", [True, False])
+@pytest.mark.filterwarnings("ignore:Couldn't retrieve source code")
+def test_what_torch_refuses_is_refused_with_the_name_that_torch_says(name: str, new: bool) -> None:
+    data = saved(REFUSED[name][0](), _use_new_zipfile_serialization=new)
+    with pytest.raises(pickle.UnpicklingError) as theirs:
+        torch.load(io.BytesIO(data))
+    with pytest.raises(pickle.UnpicklingError) as ours:
+        rustload.torch.load(data, unknown="error")
+    pattern = re.compile(r"GLOBAL (\S+) was not an allowed global by default")
+    named = [pattern.search(str(info.value)) for info in (theirs, ours)]
+    assert [found and found[1] for found in named] == [named[0] and named[0][1]] * 2
+    assert named[0] is not None
+    for info in (theirs, ours):
+        assert str(info.value).startswith("Weights only load failed.")
+    error = ours.value
+    assert isinstance(error, rustload.DisallowedError)
+    assert f"{error.module}.{error.name}".endswith(named[0][1])
+    assert "unknown='keep'" in error.__notes__[0]
+
+
+@pytest.mark.parametrize("module", ["sys", "os", "posix", "nt"])
+def test_a_blocked_module_is_named_as_such(module: str) -> None:
+    data = torch_zip(b"\x80\x02c" + module.encode() + b"\nsystem\n.")
+    text = f"Trying to load unsupported GLOBAL {module}.system whose module {module} is blocked."
+    with pytest.raises(pickle.UnpicklingError, match=re.escape(text)):
+        torch.load(io.BytesIO(data))
+    with pytest.raises(pickle.UnpicklingError, match=re.escape(text)):
+        rustload.torch.load(data, unknown="error")
+    assert isinstance(rustload.torch.load(data), rustload.Global)
+
+
+def test_a_nested_tensor_is_named_as_such() -> None:
+    data = torch_zip(b"\x80\x02ctorch._dynamo.decorators\n_DimRange\n.")
+    text = "``torch.nested`` and ``torch._dynamo`` must be imported to load nested jagged tensors (NJTs)"
+    with pytest.raises(pickle.UnpicklingError, match=re.escape(text)):
+        rustload.torch.load(data, unknown="error")
+
+
+def test_a_known_class_called_in_an_unknown_way_is_refused() -> None:
+    data = torch_zip(b"\x80\x02ctorch\nFloatTensor\nK\x05\x85R.")
+    with pytest.raises(pickle.UnpicklingError, match=r"Weights only load failed\..*torch.FloatTensor"):
+        rustload.torch.load(data, unknown="error")
+    kept = rustload.torch.load(data)
+    assert isinstance(kept, rustload.Opaque)
+    assert kept.args == (5,)
+
+
+def test_what_torch_refuses_is_kept_as_data_with_its_tensors() -> None:
+    data = saved({"x": Custom(), "y": [slice(0, 3)], "f": torch.nn.functional.relu})
+    found = rustload.torch.load(data)
+    assert isinstance(found["x"], rustload.Opaque)
+    assert torch.equal(found["x"].state["w"], torch.ones(2))
+    assert found["y"][0].args == (0, 3, None)
+    assert isinstance(found["f"], rustload.Global)
+
+
+def test_users_safe_globals_stay_data() -> None:
+    with torch.serialization.safe_globals([Custom]):
+        data = saved({"x": Custom()})
+        assert type(torch.load(io.BytesIO(data))["x"]) is Custom
+        assert isinstance(rustload.torch.load(data)["x"], rustload.Opaque)
+
+
+def test_the_list_of_allowed_names_is_torchs() -> None:
+    from rustload.torch import _allowed
+
+    theirs = torch._weights_only_unpickler._get_allowed_globals()
+    assert set(theirs) == _allowed.NAMES
+    for name, value in _allowed.VALUES.items():
+        if isinstance(value, torch.serialization.StorageType):
+            assert value.dtype == theirs[name].dtype
+        else:
+            assert value is theirs[name]
+
+
+@pytest.mark.parametrize("protocol", [3, 4, 5])
+def test_later_pickle_protocols_are_read_as_well(protocol: int) -> None:
+    state = {"w": torch.arange(4.0), "s": {1, 2}, "n": [2**70, "x", None]}
+    data = saved(state, pickle_protocol=protocol)
+    for unknown in ("keep", "error"):
+        found = rustload.torch.load(data, unknown=unknown)
+        assert torch.equal(found.pop("w"), state["w"])
+        assert found == {name: value for name, value in state.items() if name != "w"}
+
+
+def test_views_of_torch_before_0_4_stand_on_their_root() -> None:
+    from test_legacy import FLOATS, floats, stream, tensor
+
+    parts = {"root": tensor(floats(), 0, (4,), (1,)), "view": tensor(floats(view=("9", 1, 2)), 0, (2,), (1,))}
+    data = stream(parts, ["7"], [(4, FLOATS)])
+    found, expected = rustload.torch.load(data), torch.load(io.BytesIO(data))
+    for name, tensor_ in expected.items():
+        assert torch.equal(found[name], tensor_)
+    for one in (found, expected):
+        assert one["view"].data_ptr() - one["root"].data_ptr() == 4
+
+
+def test_arrays_of_numpy_are_tensors_and_its_scalars_numbers() -> None:
+    import numpy as np
+
+    data = saved({"a": np.arange(6, dtype=np.float32).reshape(2, 3), "s": np.float64(0.5)})
+    found = rustload.torch.load(data, map_location=lambda storage, _: storage)
+    assert torch.equal(found["a"], torch.arange(6.0).reshape(2, 3))
+    assert found["s"] == 0.5
+    with pytest.raises(pickle.UnpicklingError, match="GLOBAL numpy"):
+        rustload.torch.load(data, unknown="error")
+
+
+def test_a_folder_of_shards_is_one_dict(tmp_path: Path) -> None:
+    for number in (1, 2):
+        torch.save(
+            {f"t{number}": torch.full((2,), float(number))},
+            tmp_path / f"pytorch_model-0000{number}-of-00002.bin",
+        )
+    names = {f"t{number}": f"pytorch_model-0000{number}-of-00002.bin" for number in (1, 2)}
+    index = tmp_path / "pytorch_model.bin.index.json"
+    index.write_text(__import__("json").dumps({"metadata": {}, "weight_map": names}))
+    for f in (tmp_path, index):
+        for mmap in (False, True):
+            assert {name: t.tolist() for name, t in rustload.torch.load(f, mmap=mmap).items()} == {
+                "t1": [1, 1],
+                "t2": [2, 2],
+            }
+
+
+def test_a_file_cut_while_it_is_loaded_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "m.pt"
+    torch.save({f"t{n}": torch.zeros(20 << 20) for n in range(2)}, path)
+
+    def cut(storage: torch.UntypedStorage, _: str) -> torch.UntypedStorage:
+        os.truncate(path, 1000)
+        return storage
+
+    with pytest.raises(rustload.FormatError) as info:
+        rustload.torch.load(path, cut)
+    assert info.value.code == "FileChanged"
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "uint16", "bfloat16", "complex128"])
+def test_dtypes_that_legacy_files_cannot_hold(dtype: str, save: Callable[..., Path]) -> None:
+    expected = patterns(dtype, (3, 4))
+    path = save({"t": expected.t()})
+    assert_same_graph(rustload.torch.load(path, mmap=True), torch.load(path))
+
+
+def edited(obj: Any, member: str, old: bytes, new: bytes) -> bytes:
+    """A file of torch's with bytes of one member replaced, packed again."""
+    with zipfile.ZipFile(io.BytesIO(saved(obj))) as archive:
+        members = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+    assert members[member].count(old) == 1
+    members[member] = members[member].replace(old, new)
+    storages = {name[5:]: data for name, data in members.items() if name.startswith("data/")}
+    return torch_zip(members["data.pkl"], storages)
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr], ids=str)
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_sparse_indices_outside_the_shape_are_refused(layout: torch.layout) -> None:
+    dense = torch.tensor([[0, 1.5, 0], [2, 0, 0]])
+    member, index = ("data/0", struct.pack("<4q", 0, 1, 1, 0))
+    wrong = struct.pack("<4q", 0, 1, 1 << 40, 0)
+    if layout == torch.sparse_csr:
+        member, index, wrong = "data/1", struct.pack("<2q", 1, 0), struct.pack("<2q", 1 << 40, 0)
+    data = edited(dense.to_sparse(layout=layout), member, index, wrong)
+    with pytest.raises(rustload.FormatError) as info:
+        rustload.torch.load(data)
+    assert info.value.code == "SparseInvariant"
+
+
+@pytest.mark.filterwarnings("ignore:.*quantiz")
+def test_an_expanded_quantized_tensor_allocates_no_more_than_its_storage() -> None:
+    one = torch.quantize_per_tensor(torch.ones(1), 0.5, 0, torch.qint8)
+    data = saved(one.expand(1 << 30))
+    before = rss_anon()
+    found = rustload.torch.load(data)
+    assert found.shape == (1 << 30,)
+    assert found.untyped_storage().nbytes() == 1
+    assert rss_anon() - before < 64 << 20
+
+
+def test_an_attribute_hides_nothing_of_a_tensor() -> None:
+    tensor = torch.arange(3.0)
+    vars(tensor).update(mine=1)
+    data = edited(tensor, "data.pkl", b"X\x04\x00\x00\x00mine", b"X\x04\x00\x00\x00data")
+    found = rustload.torch.load(data)
+    assert vars(found) == {}
+    assert torch.equal(found.data, tensor)
+
+
+def test_an_unknown_subclass_gives_its_inner_tensor() -> None:
+    class Mine(torch.Tensor):
+        pass
+
+    made = torch.arange(3.0).as_subclass(Mine)
+    made.note = "kept"  # type: ignore[attr-defined]
+    Mine.__module__, Mine.__qualname__ = __name__, "Mine"
+    globals()["Mine"] = Mine
+    data = saved(made)
+    found = rustload.torch.load(data)
+    assert type(found) is torch.Tensor
+    assert vars(found) == {"note": "kept"}
+    with pytest.raises(pickle.UnpicklingError, match="GLOBAL"):
+        rustload.torch.load(data, unknown="error")

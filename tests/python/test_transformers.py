@@ -1,0 +1,204 @@
+"""`rustload.transformers.from_pretrained`, compared with the stock one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from support import assert_same_bits
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers is not ours to keep quiet
+
+transformers = pytest.importorskip("transformers")
+transformers.utils.logging.disable_progress_bar()
+
+import rustload.transformers  # noqa: E402 - it needs transformers
+from rustload.transformers import from_pretrained  # noqa: E402
+
+KINDS = ("single", "sharded", "legacy", "safetensors")
+
+
+def config(**options):
+    return transformers.LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=32, **options,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def repositories(tmp_path_factory):
+    """One model as a folder of each kind."""
+    return written(tmp_path_factory.mktemp("llama"), config())
+
+
+@pytest.fixture(scope="session")
+def tied(tmp_path_factory):
+    return written(tmp_path_factory.mktemp("tied"), config(tie_word_embeddings=True))
+
+
+def written(folder, settings):
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(settings)
+    model.generation_config = transformers.GenerationConfig(
+        max_new_tokens=7, do_sample=True, temperature=0.25
+    )
+    model.save_pretrained(folder / "safetensors")
+    state = dict(model.state_dict())
+    for kind in KINDS[:3]:
+        (folder / kind).mkdir()
+        for name in ("config.json", "generation_config.json"):
+            shutil.copy(folder / "safetensors" / name, folder / kind)
+    torch.save(state, folder / "single" / "pytorch_model.bin")
+    torch.save(state, folder / "legacy" / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    names = list(state)
+    weight_map = {}
+    for number, part in enumerate((names[:9], names[9:]), start=1):
+        file = f"pytorch_model-{number:05}-of-00002.bin"
+        torch.save({name: state[name] for name in part}, folder / "sharded" / file)
+        weight_map |= dict.fromkeys(part, file)
+    index = {"metadata": {"total_size": 1}, "weight_map": weight_map}
+    (folder / "sharded" / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _torch_load_is_never_called(monkeypatch):
+    def refuse(*_args, **_kwargs):
+        raise AssertionError("torch.load was called")
+
+    monkeypatch.setattr(torch, "load", refuse)
+
+
+def assert_equal(found, expected):
+    one, two = found.state_dict(), expected.state_dict()
+    assert list(one) == list(two)
+    for name, tensor in two.items():
+        assert_same_bits(one[name], tensor)
+    buffers = dict(expected.named_buffers())
+    for name, buffer in found.named_buffers():
+        assert_same_bits(buffer, buffers[name])
+    assert not found.training
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, "float16", "auto"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_parameter_is_that_of_the_stock_loader(repositories, monkeypatch, kind, dtype):
+    found = from_pretrained(transformers.LlamaForCausalLM, repositories / kind, dtype=dtype)
+    monkeypatch.undo()
+    expected = transformers.LlamaForCausalLM.from_pretrained(repositories / kind, dtype=dtype)
+    assert_equal(found, expected)
+    assert found.dtype == expected.dtype
+    assert found.generation_config.to_dict() == expected.generation_config.to_dict()
+    assert found.generation_config.max_new_tokens == 7
+    assert found.config.name_or_path == found.name_or_path == str(repositories / kind)
+    tokens = torch.arange(6)[None]
+    assert torch.equal(found(tokens).logits, expected(tokens).logits)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tied_ends_stay_tied(tied, kind):
+    model = from_pretrained(transformers.LlamaForCausalLM, tied / kind, dtype="bf16")
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_auto_without_a_dtype_in_the_config_takes_the_files(repositories, tmp_path):
+    folder = shutil.copytree(repositories / "single", tmp_path / "model")
+    settings = json.loads((folder / "config.json").read_text())
+    settings.pop("dtype", None)
+    settings.pop("torch_dtype", None)
+    (folder / "config.json").write_text(json.dumps(settings))
+    (folder / "generation_config.json").unlink()
+    model = from_pretrained(transformers.LlamaForCausalLM, folder)
+    assert model.dtype == torch.float32
+    assert model.generation_config.max_new_tokens != 7
+
+
+def test_an_auto_class_finds_the_model_class(repositories):
+    model = from_pretrained(transformers.AutoModelForCausalLM, repositories / "legacy", dtype="bf16")
+    assert type(model) is transformers.LlamaForCausalLM
+    base = from_pretrained(transformers.AutoModel, repositories / "single")
+    assert type(base) is transformers.LlamaModel
+    assert_same_bits(base.norm.weight.detach().bfloat16(), model.model.norm.weight.detach())
+
+
+def test_a_device_map_goes_to_transformers(repositories):
+    pytest.importorskip("accelerate")
+    model = from_pretrained(
+        transformers.LlamaForCausalLM, repositories / "single", dtype="bf16", device_map={"": "cpu"}
+    )
+    assert model.dtype == torch.bfloat16
+    for where in ("disk", {"model": "cpu", "lm_head": "disk"}):
+        with pytest.raises(ValueError, match="disk") as caught:
+            from_pretrained(transformers.LlamaForCausalLM, repositories / "single", device_map=where)
+        assert "weights_map=" in caught.value.__notes__[0]
+
+
+def test_the_layout_of_the_hugging_face_cache(repositories, tmp_path):
+    """blobs hold the files, snapshots link to them, refs name commits."""
+    repository = tmp_path / "hub" / "models--some--llama"
+    snapshot = repository / "snapshots" / "0123abc"
+    (repository / "blobs").mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0123abc\n")
+    snapshot.mkdir(parents=True)
+    for number, file in enumerate(sorted((repositories / "sharded").iterdir())):
+        shutil.copy(file, repository / "blobs" / str(number))
+        (snapshot / file.name).symlink_to(f"../../blobs/{number}")
+    cls = transformers.LlamaForCausalLM
+    models = [
+        from_pretrained(cls, repository),
+        from_pretrained(cls, snapshot),
+        from_pretrained(cls, "some/llama", cache_dir=tmp_path / "hub"),
+        from_pretrained(cls, repository, revision="0123abc"),
+    ]
+    for model in models:
+        assert_equal(model, models[0])
+    with pytest.raises(FileNotFoundError) as caught:
+        from_pretrained(cls, repository, revision="other")
+    assert "there are 0123abc" in caught.value.__notes__[0]
+    with pytest.raises(FileNotFoundError) as caught:
+        from_pretrained(cls, "some/other", cache_dir=tmp_path / "hub")
+    assert "hf download some/other" in caught.value.__notes__[0]
+    with pytest.raises(FileNotFoundError):
+        from_pretrained(cls, tmp_path / "nowhere")
+
+
+def test_a_file_or_one_of_several_can_be_named(repositories, tmp_path):
+    cls = transformers.LlamaForCausalLM
+    expected = from_pretrained(cls, repositories / "single")
+    assert_equal(from_pretrained(cls, repositories / "single" / "pytorch_model.bin"), expected)
+    folder = shutil.copytree(repositories / "single", tmp_path / "repo" / "inner")
+    (folder / "pytorch_model.bin").rename(folder / "pytorch_model.fp32.bin")
+    torch.save({"x": torch.ones(1)}, folder / "pytorch_model.bin")
+    assert_equal(
+        from_pretrained(cls, tmp_path / "repo", subfolder="inner", weights="pytorch_model.fp32.bin"), expected
+    )
+
+
+def test_a_nested_checkpoint_of_a_trainer(repositories, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    shutil.copy(repositories / "single" / "config.json", folder)
+    state = rustload.open(repositories / "single").select("*")
+    state = {f"module.{name}": lazy.torch() for name, lazy in state.items()}
+    torch.save({"step": 3, "state_dict": state}, folder / "last.ckpt")
+    model = from_pretrained(transformers.LlamaForCausalLM, folder, key="state_dict", strip="module")
+    assert_equal(model, from_pretrained(transformers.LlamaForCausalLM, repositories / "single"))
+
+
+def test_missing_weights_are_in_the_loading_info(repositories, tmp_path):
+    source = rustload.open(repositories / "single")  # not the file that is written: these are views of it
+    folder = shutil.copytree(repositories / "single", tmp_path / "model")
+    state = {name: lazy.torch() for name, lazy in source.items() if name != "lm_head.weight"}
+    torch.save(state, folder / "pytorch_model.bin")
+    model, info = from_pretrained(transformers.LlamaForCausalLM, folder, output_loading_info=True)
+    assert info["missing_keys"] == {"lm_head.weight"}
+    assert model.name_or_path == str(folder)
+
+
+@pytest.mark.parametrize("options", [{"trust_remote_code": True}, {"state_dict": {}}])
+def test_what_is_not_ours_to_do_is_refused(repositories, options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        from_pretrained(transformers.LlamaForCausalLM, repositories / "single", **options)
