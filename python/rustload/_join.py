@@ -11,7 +11,6 @@ from rustload._tensor import LazyTensor, _size
 from rustload.errors import _make
 
 if TYPE_CHECKING:
-    from rustload._inert import Quantization
     from rustload._tensor import Shared
 
 __all__ = ["JoinedTensor", "concat", "stack"]
@@ -94,23 +93,21 @@ class JoinedTensor(LazyTensor):
 
     @property
     def is_meta(self) -> bool:
-        """False: there is nothing to join where there are no elements."""
-        return False
+        """Whether a part has no elements in its file."""
+        return any(part.is_meta for part in self._core.parts())
 
     @property
-    def class_name(self) -> str | None:
-        """None: it is no tensor of the file."""
-        return None
+    def class_name(self) -> None:
+        """None: whatever its parts were, it is a plain tensor."""
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """Empty: those of the parts are with the parts."""
+        """Empty: what was set on its parts is theirs."""
         return {}
 
     @property
-    def quantization(self) -> Quantization | None:
-        """None: that of the parts is with the parts, and may differ."""
-        return None
+    def quantization(self) -> None:
+        """None: quantized tensors are not joined."""
 
     def __repr__(self) -> str:
         """The number of parts, dtype, shape and size; reads nothing."""
@@ -132,6 +129,7 @@ def concat(tensors: Iterable[LazyTensor], dim: int = 0) -> JoinedTensor:
 
     Raises:
         ValueError: There are none, or their dtypes or shapes do not fit; the message names two that do not.
+        UnsupportedError: One is quantized: each has scales of its own.
         IndexError: `dim` is out of bounds.
         TypeError: Something else than lazy tensors.
     """
@@ -153,6 +151,7 @@ def stack(tensors: Iterable[LazyTensor], dim: int = 0) -> JoinedTensor:
 
     Raises:
         ValueError: There are none, or their dtypes or shapes differ; the message names two that do.
+        UnsupportedError: One is quantized: each has scales of its own.
         IndexError: `dim` is out of bounds.
         TypeError: Something else than lazy tensors.
     """

@@ -26,6 +26,11 @@ impl Joined {
         let dim = dimension(dim, first.layout.ndim())?;
         for part in &parts {
             check_alike(first, part, dim)?;
+            if part.quantization().is_some() {
+                let text = format!("tensor {:?} is quantized, and has a scale of its own", part.name());
+                let error = Error::new(Code::DtypeUnsupported, text);
+                return Err(error.note("Materialize each with dequantize=True, and join what that gives."));
+            }
         }
         let mut shape = first.layout.shape.clone();
         let mut sizes = parts.iter().map(|part| part.layout.shape[dim]);
