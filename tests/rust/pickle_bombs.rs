@@ -121,7 +121,7 @@ fn r07_r08_r14_deep_nesting_neither_recurses_nor_outgrows_the_law() {
     passes(repeat(b"N", b"\x85", 10 * MILLION, b"."));
     passes(repeat(b"", b"]", 10 * MILLION, &repeat(b"", b"a", 10 * MILLION - 1, b".")));
     passes(repeat(b"N", b"Q", 10 * MILLION, b"."));
-    passes(repeat(b")", b")R", 5 * MILLION, b"."));
+    passes(repeat(b"ca\nb\n", b")R", 5 * MILLION, b"."));
 }
 
 #[test]
@@ -150,17 +150,17 @@ fn every_small_pattern_keeps_the_memory_law() {
         (b"(", b"\x8f(N\x90", b"t."),
         (b"(", b")\x85", b"t."),
         (b"(", b"\x8c\0", b"t."),
-        (b"(", b"N)R", b"t."),
-        (b"N", b")R", b"."),
-        (b"N", b")RNb", b"."),
-        (b"N", b")RNa", b"."),
-        (b"N", b")RNNs", b"."),
+        (b"ca\nb\nq\0(", b"h\0)R", b"t\x86."),
+        (b"ca\nb\n", b")R", b"."),
+        (b"ca\nb\n", b")RNb", b"."),
+        (b"ca\nb\n", b")RNa", b"."),
+        (b"ca\nb\n", b")RNNs", b"."),
         (b"N", b"\x94", b"."),
         (b"(", b"]\x94", b"t."),
         (b"(", b"K\x01", b"t."),
         (b"\x8f(N", b"2Q\x85", b"\x90."),
         (b"}(N", b"2Q\x85N", b"Nu."),
-        (b"\x8f(N", b"2)R\x85", b"\x90."),
+        (b"\x8f(ca\nb\n", b"2)R", b"\x90."),
         (b"]q\0]q\x01(", b"h\0Na0h\x01Na0", b"t\x87."),
         (b"(", b"V\xff\n", b"t."),
         (b"(", b"S'\\0'\n", b"t."),
