@@ -42,7 +42,7 @@ limits! {
     export_nodes = 32 << 20, "Python objects that an object tree may become; items and every 64 bytes of text count too.";
     export_bytes = 256 << 20, "Bytes of the Python objects that an object tree may become, tensors' handles excepted; an estimate.";
     name_bytes_total = 256 << 20, "Bytes of all tensor names together, and of the other texts in a checkpoint's reports. A pickle of less than a sixteenth of it gets less.";
-    tensors = 4_000_000, "Tensors in one checkpoint.";
+    tensors = 4_000_000, "Tensors in one checkpoint, and calls of any one class or function in a pickle.";
     rank = 64, "Dimensions of one tensor.";
     entries = 1 << 20, "Members of one zip archive.";
     directory_bytes = 256 << 20, "Bytes of one zip archive's directory.";

@@ -172,15 +172,15 @@ impl<'a> Walk<'a> {
             Value::List(_) | Value::Tuple(_) | Value::Dict(_) | Value::Set(_) | Value::FrozenSet(_) => {}
             _ => return Ok(Visit::Leaf),
         }
-        let weight = self.view.weight(handle);
-        if weight == 0 {
+        let children = self.view.children(handle)?;
+        if children.is_empty() {
             return Ok(Visit::Leaf);
         }
-        match self.budget.checked_sub(weight) {
+        match self.budget.checked_sub(self.view.weight(handle)) {
             Some(left) => self.budget = left,
             None => return Ok(Visit::TooMuch),
         }
-        Ok(Visit::Inside(Frame { handle, children: self.view.children(handle)?.into_iter() }))
+        Ok(Visit::Inside(Frame { handle, children: children.into_iter() }))
     }
 
     fn name(&mut self, tensor: u32, path: &[Step]) -> Result<()> {

@@ -13,7 +13,7 @@ use super::memo::Memo;
 use super::opcode::Opcode;
 use super::pool::Pool;
 use super::text::{self, Integer};
-use super::value::{CallKind, Handle, Values};
+use super::value::{CallKind, GlobalId, Handle, Values};
 use super::{Options, Pickle, index, narrow, wide};
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
@@ -64,6 +64,8 @@ struct Machine<'d> {
     memo: Memo,
     interner: Interner,
     globals: Globals,
+    /// How often each global was called.
+    called: Vec<u64>,
     protocol: u8,
     /// The newest opcode so far: from 0x80 on, later protocols have greater bytes.
     newest: u8,
@@ -84,6 +86,7 @@ impl<'d> Machine<'d> {
             memo: Memo::new(limits.memo),
             interner: Interner::new(limits),
             globals: Globals::new(limits),
+            called: Vec::new(),
             protocol: 0,
             newest: 0,
             binbytes: false,
@@ -389,11 +392,23 @@ impl<'d> Machine<'d> {
         kwargs: Option<Handle>,
         offset: usize,
     ) -> Result<()> {
-        if !matches!(self.arena.node(callable), Node::Global(_) | Node::Call { .. } | Node::PersistentId(_)) {
-            return Err(fail(Code::PickleType, "what is called is no class or function"));
+        match self.arena.node(callable) {
+            Node::Global(id) => self.count_call(id)?,
+            Node::Call { .. } | Node::PersistentId(_) => {}
+            _ => return Err(fail(Code::PickleType, "what is called is no class or function")),
         }
         let handle = self.arena.add_call(kind, callable, args, kwargs, offset)?;
         self.stack.push(handle)
+    }
+
+    /// Whatever makes tensors is called once for each, so a flood of them is seen before all of it is there.
+    fn count_call(&mut self, id: GlobalId) -> Result<()> {
+        if self.called.len() <= id.index() {
+            self.called.resize(id.index().saturating_add(1), 0);
+        }
+        let Some(count) = self.called.get_mut(id.index()) else { return Ok(()) };
+        *count = count.saturating_add(1);
+        Limits::check("tensors", self.limits.tensors, *count)
     }
 
     fn call_from_mark(
