@@ -92,8 +92,8 @@ codes! {
         "Check that the file is a checkpoint and was downloaded whole.";
     UnsupportedContainer: Unsupported, "The content is an archive of a kind that holds no checkpoint directly.",
         "Unpack it, then open what it holds.";
-    TarUnsupported: Unsupported, "The file is a tar archive, as torch 0.1 wrote.",
-        "Open it with torch.load where you would run it, and save it again with a current torch.save.";
+    TarUnsupported: Unsupported, "The file is a tar archive: an ordinary one, or a checkpoint of torch 0.1.",
+        "Unpack it and open what it holds. If torch 0.1 wrote it and you trust it, torch.load(..., weights_only=False) and torch.save make a current file of it.";
 
     ShardMissing: Format, "Files that the index or the shard numbers name are absent.",
         "Download the missing files into the same directory.";

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 from rustload import _frameworks, _rustload
 from rustload._stream import listed
 from rustload._stream import stream as _stream
+from rustload._limits import Limits
 from rustload._tensor import LazyTensor, Shared, _size
 from rustload.errors import _make
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from types import TracebackType
 
-    from rustload._limits import Limits
     from rustload._progress import Progress
     from rustload._stream import Order
     from rustload._tensor import Overflow
@@ -403,6 +403,8 @@ def open(
         raise _make("Value", "Value", f"framework {framework!r} is not one of {', '.join(_frameworks.NAMES)}")
     if io not in ("auto", "buffered", "direct"):
         raise _make("Value", "Value", f"io={io!r} is not 'auto', 'buffered' or 'direct'")
+    if limits is not None and not isinstance(limits, Limits):
+        raise _make("Type", "Type", f"limits= is a rustload.Limits, not {limits!r}")
     given = {} if limits is None else limits._given()
     data = _contents(path)
     if data is not None:
@@ -436,10 +438,12 @@ def _contents(given: Any) -> bytes | None:
 def _paths(given: Any) -> list[str]:
     if isinstance(given, (str, bytes, os.PathLike)):
         paths = [given]
-    elif isinstance(given, Iterable) and not hasattr(given, "read"):
+    elif isinstance(given, Iterable) and not isinstance(given, Mapping) and not hasattr(given, "read"):
         paths = list(given)
     else:
         note = "for an open file, pass its path (its .name); for bytes in memory, a bytearray, a memoryview or a BytesIO"
+        if isinstance(given, Mapping):
+            note = "it holds tensors already: rustload opens the file that they come from"
         raise _make("Type", "Type", f"path is a {type(given).__name__}, not a path or a list of paths", note)
     for one in paths:
         if not isinstance(one, (str, bytes, os.PathLike)):
@@ -447,15 +451,16 @@ def _paths(given: Any) -> list[str]:
         try:
             Path(os.fsdecode(one)).stat()
         except FileNotFoundError:
-            raise _missing(Path(os.fsdecode(one))) from None
+            raise _missing(os.fsdecode(one)) from None
         except OSError:
             pass  # the core says what is wrong
     return [os.fsdecode(one) for one in paths]
 
 
-def _missing(path: Path) -> BaseException:
+def _missing(given: str) -> BaseException:
     """The error for a path that is not there, with a near name beside it, or what the path may have been meant to be."""
-    error = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    path = Path(given)
+    error = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), given)
     error.code = "Io"  # type: ignore[attr-defined]  # every error of ours has one
     try:
         near = difflib.get_close_matches(
@@ -463,7 +468,9 @@ def _missing(path: Path) -> BaseException:
         )
     except OSError:
         near = []
-    if path.is_symlink():
+    if "://" in given:
+        error.add_note("nothing is downloaded: fetch the file, then open it")
+    elif path.is_symlink():
         error.add_note(f"it is a symbolic link to {os.fsdecode(path.readlink())}, which is not there")
     elif near:
         error.add_note(f"near names there: {', '.join(near)}")

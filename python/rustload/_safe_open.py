@@ -333,7 +333,7 @@ class safe_open:  # noqa: N801 - the reference's name for it
         except TensorNotFoundError as cause:
             error = _safetensor_error(f"File does not contain tensor {name}")
             for note in getattr(cause, "__notes__", ()):
-                error.add_note(note)
+                error.add_note(note.replace("list(ckpt)", "keys()"))
             raise error from None
 
     def _whole(self, tensor: LazyTensor) -> Any:

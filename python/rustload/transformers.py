@@ -80,6 +80,9 @@ def from_pretrained(
         raise _make(
             "Value", "Value", "trust_remote_code=True: rustload runs no code that comes with a checkpoint"
         )
+    if "torch_dtype" in kwargs:  # what transformers called it before version 5
+        former = kwargs.pop("torch_dtype")
+        dtype = former if dtype == "auto" and former is not None else dtype
     if "state_dict" in kwargs:
         raise _make(
             "Value", "Value", "state_dict= is what rustload makes here: give it to cls.from_pretrained itself"

@@ -42,7 +42,7 @@ def check_device(device: Any) -> Any:
 
 def make(tensor: LazyTensor, wanted: Wanted, device: Any) -> Any:
     """The array on the device."""
-    _check_width(wanted.dtype or tensor.dtype)
+    _check_width(wanted.dtype or tensor.dtype, tensor.name)
     buffer = tensor._core.materialize(wanted)
     made = wrap(buffer, device)
     if wanted.copy is False and not _shares(made, wrap_numpy(buffer, None)):
@@ -69,10 +69,12 @@ def into(tensor: LazyTensor, out: Any, wanted: Wanted) -> bool:
     )
 
 
-def _check_width(name: str) -> None:
+def _check_width(name: str, tensor: str = "") -> None:
     if name in _WIDE and not jax.config.read("jax_enable_x64"):
-        note = f"jax.config.update('jax_enable_x64', True) keeps it; dtype={_WIDE[name]!r} casts it"
-        raise _make("Unsupported", "DtypeUnsupported", f"a {name} tensor, and JAX is set to 32 bits", note)
+        narrow = {tensor: _WIDE[name]} if tensor else _WIDE[name]
+        note = f"jax.config.update('jax_enable_x64', True) keeps it; dtype={narrow!r} casts it"
+        what = f"{tensor!r} is {name}" if tensor else f"a tensor is {name}"
+        raise _make("Unsupported", "DtypeUnsupported", f"{what}, and JAX is set to 32 bits", note)
 
 
 def _shares(made: Any, array: np.ndarray[Any, Any]) -> bool:

@@ -6,14 +6,28 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from rustload.errors import _make
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rustload._tensor import LazyTensor
 
-__all__ = ["WINDOW", "fill", "is_straight"]
+__all__ = ["WINDOW", "check_numbers", "fill", "is_straight"]
 
 WINDOW = 256 << 20
+
+
+def check_numbers(lazy: LazyTensor, dtype: str) -> None:
+    """Refuses to take the integers of a quantized tensor for its numbers.
+
+    Raises:
+        UnsupportedError: It is quantized, and wanted in another dtype.
+    """
+    if dtype != lazy.dtype and lazy.quantization is not None:
+        text = f"{lazy.name!r} is quantized: its integers mean numbers together with their scale only"
+        note = "rustload.open(path)[name].materialize(dequantize=True) gives the numbers"
+        raise _make("Unsupported", "DtypeUnsupported", text, note)
 
 
 def is_straight(target: torch.Tensor) -> bool:

@@ -13,7 +13,7 @@ import torch
 from rustload import _rustload
 from rustload._frameworks.torch import torch_dtype
 from rustload._rules import PLAIN
-from rustload.torch._fill import WINDOW, fill
+from rustload.torch._fill import WINDOW, check_numbers, fill
 from rustload.torch._operators import Operators, read_all
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class TorchHandle(Operators):
         self, device: Any = None, dtype: str | None = None, *, copy: bool | None = None
     ) -> torch.Tensor:
         dtype = dtype or self._dtype
+        check_numbers(self._lazy, dtype)
         if not _cast_alike(self._lazy.dtype, dtype):
             made = self._lazy.materialize(device or self._device, copy=copy, framework="torch")
             return made.to(torch_dtype(dtype))  # type: ignore[no-any-return]
@@ -321,6 +322,7 @@ def _copied(target: Any, source: Any, *rest: Any) -> bool:
     name = str(target.dtype).removeprefix("torch.")
     if source._dtype != source._lazy.dtype or not _cast_alike(source._lazy.dtype, name):
         return False
+    check_numbers(source._lazy, str(target.dtype).removeprefix("torch."))
     fill(target.detach(), source._lazy, WINDOW)
     torch.autograd.graph.increment_version(target)
     return True

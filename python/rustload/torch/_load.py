@@ -58,7 +58,7 @@ def load(
         unknown: What to do with what torch refuses: `"keep"` keeps it as inert `rustload.Opaque` and `rustload.Global` with its
             contents reachable, `"error"` refuses the file as torch does.
         limits: Bounds on what the file may make the reader do.
-        **pickle_load_args: Have no effect, as in torch with `weights_only=True`; there is a warning.
+        **pickle_load_args: `encoding` has no effect, as in torch with `weights_only=True`; there is a warning.
 
     Returns:
         The object.
@@ -76,6 +76,9 @@ def load(
     if unknown not in ("keep", "error"):
         raise _make("Value", "Value", f"unknown= is 'keep' or 'error', not {unknown!r}")
     _check_weights_only(weights_only=weights_only, pickle_module=pickle_module)
+    for name in pickle_load_args:
+        if name != "encoding":
+            raise TypeError(f"load() got an unexpected keyword argument {name!r}")
     if pickle_load_args:
         warnings.warn("pickle_load_args only works if `weights_only=False`.", stacklevel=2)
     if mmap is None:

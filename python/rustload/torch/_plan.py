@@ -146,6 +146,10 @@ def _step(
     lazy, moved = fitting[0]
     current = str(slot.tensor.dtype).removeprefix("torch.")
     dtype = _dtype(slot, lazy, current, wish)
+    if lazy.quantization is not None and dtype != lazy.dtype:
+        # Its integers are no weights without their scale; torch refuses such a copy, too.
+        faults.append(Mismatch(slot.names[0], f"{lazy.quantization.dtype}, which is quantized", dtype))
+        return None
     if not wish.allow_lossy and _loses(lazy.dtype, dtype):
         faults.append(Mismatch(slot.names[0], lazy.dtype, dtype))
         return None

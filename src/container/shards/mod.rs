@@ -60,12 +60,10 @@ fn is_index(path: &Path) -> bool {
 
 /// The error for shards that are not there; all of them are named.
 fn missing(directory: &Path, names: &[String], because: &str) -> Error {
-    let text = format!(
-        "{} of the files that {because} are missing from {}: {}",
-        names.len(),
-        directory.display(),
-        names.join(", ")
-    );
+    let here = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
+    let are = if names.len() == 1 { "is" } else { "are" };
+    let (count, here, names) = (names.len(), here.display(), names.join(", "));
+    let text = format!("{count} of the files that {because} {are} missing from {here}: {names}");
     Error::new(Code::ShardMissing, text)
 }
 
