@@ -1,7 +1,8 @@
 """`safe_open`: the surface of `safetensors.safe_open`, on every format that rustload reads.
 
-Names, results and error texts are those of safetensors 0.8, with `get_tensor_meta` as in 0.9; `docs/safe_open.md` lists what
-differs and why. How a slice is indexed is in `_safe_open_index`, how the reference words a broken header in `_safe_open_words`.
+Names, results and error texts are those of safetensors 0.8, with `get_tensor_meta` and `prefetch` as in 0.9;
+`docs/safe_open.md` lists what differs and why. How a slice is indexed is in `_safe_open_index`, how the reference words a broken
+header in `_safe_open_words`, and the loader that `prefetch` gives in `_prefetch`.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from rustload.errors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import TracebackType
 
     from rustload._checkpoint import Checkpoint
+    from rustload._prefetch import PrefetchLoader
     from rustload._tensor import LazyTensor
 
 __all__ = ["PySafeSlice", "TensorMeta", "safe_open"]
@@ -263,6 +266,41 @@ class safe_open:  # noqa: N801 - the reference's name for it
         if self._offsets is None:
             self._offsets = _offsets(self._opened())
         return TensorMeta(_CODES[tensor.dtype], _shape(tensor), self._offsets.get(name))
+
+    def prefetch(
+        self,
+        plan: Mapping[str, slice | None] | None = None,
+        *,
+        device: str | int | None = None,
+        threads: int = 8,
+    ) -> PrefetchLoader:
+        """Starts to read tensors and to upload them to a GPU, ahead of whoever takes them.
+
+        Args:
+            plan: For each name None, for the whole tensor, or a slice of its first dimension with step 1; None for all tensors.
+            device: A CUDA device; None for that of the handle.
+            threads: How many threads read, at most.
+
+        Returns:
+            The loader: take tensors by name, or iterate over it.
+
+        Raises:
+            SafetensorError: The framework is not torch, the device no GPU, or the plan asks for what is not there.
+            DeviceError: torch sees no such GPU.
+        """
+        file = self._opened()
+        framework, place, _ = self._target
+        if framework != "torch":
+            raise _safetensor_error('prefetch is only compatible with framework="pt"')
+        place, shown = (place, place) if device is None else _device(device)
+        if isinstance(place, str) and place.partition(":")[0] != "cuda":
+            raise _safetensor_error(f"prefetch loads to cuda devices, not {shown}")
+        from rustload import _prefetch  # few need it
+
+        found = _prefetch.planned(file, plan)
+        return _prefetch.PrefetchLoader._of(
+            found, _frameworks.adapter("torch").check_device(place), max(1, int(threads))
+        )
 
     def __enter__(self) -> safe_open:
         """The handle itself."""

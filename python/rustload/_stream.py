@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rustload._checkpoint import Checkpoint
     from rustload._progress import Progress
 
-__all__ = ["Order", "listed", "parse_bytes", "stream"]
+__all__ = ["Order", "listed", "parse_bytes", "results", "stream"]
 
 Order: TypeAlias = Literal["file", "name", "given"]
 
@@ -109,10 +109,10 @@ def stream(
         standing=name == "torch",
         whole=whole,
     )
-    return _given(core, tensors, [wanted[number] for number in which], adapter, place, progress)
+    return results(core, tensors, [wanted[number] for number in which], adapter, place, progress)
 
 
-def _given(
+def results(
     core: _rustload.Stream,
     tensors: list[LazyTensor],
     wanted: list[Wanted],
@@ -120,6 +120,7 @@ def _given(
     place: Any,
     progress: Progress,
 ) -> Generator[tuple[str, Any], None, None]:
+    """The framework's tensors, from a stream of the core's results: names and tensors as they are ready."""
     # Tied tensors that come again, by the place of the first.
     kept: dict[int, Any] = {}
     total = sum(tensor.nbytes for tensor in tensors) if progress else 0

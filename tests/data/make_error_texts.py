@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 PAGE = Path(__file__).with_name("error_texts.txt")
 
 ELSEWHERE = {
+    "Forked": "tests/python/test_stream.py",  # it takes a forked child
     "Cancelled": "tests/rust/materialize.rs",  # Python raises its own KeyboardInterrupt
     "InternalError": "tests/rust/panics.rs",  # there is no way to make one happen
 }
@@ -93,6 +94,14 @@ def out_of_memory(folder: Path) -> None:
     rustload.open(path, limits=most, framework="dlpack")["w"].materialize(copy=True)
 
 
+def mismatch(folder: Path) -> None:
+    import torch
+
+    import rustload.torch
+
+    rustload.torch.load_into(torch.nn.Linear(3, 4, bias=False), good(folder))
+
+
 def meta(folder: Path) -> None:
     body = call(
         "torch._utils._rebuild_meta_tensor_no_storage", name("torch.float32"), ints(2), ints(1), b"\x89"
@@ -120,6 +129,7 @@ TRIGGERS: dict[str, Callable[[Path], Any]] = {
     "Device": lambda folder: handle(folder).materialize(device="cuda:0"),
     "Memory": out_of_memory,
     "MetaTensor": meta,
+    "ModelMismatch": mismatch,
 }
 
 

@@ -15,6 +15,8 @@ MADE = runpy.run_path(str(ROOT / "tests/data/make_error_texts.py"))
 KIND_OF = {code: kind for code, kind, _, _ in _rustload.CODES}
 CALLERS = ("Value", "Index", "Type")
 """Wrong arguments, of which the message says all there is to say."""
+OWN = {"Io": "FileNotFoundError", "ModelMismatch": "ModelMismatchError"}
+"""Codes with a class of their own beneath that of their kind."""
 ON_FILE = {
     block.partition("\n")[0]: block.partition("\n")[2]
     for block in MADE["PAGE"].read_text(encoding="utf-8").rstrip("\n").split("\n\n")[1:]
@@ -32,7 +34,7 @@ def test_an_error_says_what_is_on_file(code):
     expected = ON_FILE[code] + "\n"
     assert MADE["text_of"](code) == expected
     kind, message, *notes = (line.strip() for line in expected.splitlines())
-    assert kind == ("FileNotFoundError" if code == "Io" else _CLASSES[KIND_OF[code]].__name__)
+    assert kind == OWN.get(code, _CLASSES.get(KIND_OF[code], OSError).__name__)
     assert not message.endswith(".")
     assert notes or code in CALLERS, "there is no next step"
     assert not any(word in expected.lower() for word in ("malicious", "safe ", "unsafe", "dangerous"))

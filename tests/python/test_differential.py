@@ -48,3 +48,36 @@ def test_what_a_persistent_id_stands_for_is_not_called() -> None:
     with pytest.raises(rustload.FormatError) as caught:
         rustload.open(bytearray(b"\x80\x02X\x01\0\0\0aQ)R."))
     assert caught.value.code == "PersistentId"
+
+
+def test_a_lazy_sign_is_set_or_the_file_refused() -> None:
+    # torch looks at the key and not at the value; a False there is nobody's.
+    import io
+    import re
+    import zipfile
+
+    import torch
+
+    import rustload
+
+    out, changed = io.BytesIO(), io.BytesIO()
+    torch.save({"c": torch.ones(2, dtype=torch.complex64).conj()}, out)
+    assert rustload.open(bytearray(out.getvalue()), framework="torch")["c"].materialize().is_conj() is False
+    with zipfile.ZipFile(out) as old, zipfile.ZipFile(changed, "w") as new:
+        for info in old.infolist():
+            content = re.sub(b"(conjq.)\x88", b"\\1\x89", old.read(info), flags=re.DOTALL)
+            new.writestr(info.filename, content)
+    with pytest.raises(rustload.UnsupportedError) as caught:
+        rustload.open(bytearray(changed.getvalue()))
+    assert caught.value.code == "TensorMetadata"
+
+
+@pytest.mark.parametrize("name", ["set", "frozenset", "dict"])
+def test_what_cannot_be_hashed_is_an_error_of_the_file(name: str) -> None:
+    import rustload
+
+    body = b"](]Nta" if name == "dict" else b"]]a"
+    ckpt = rustload.open(bytearray(b"\x80\x02cbuiltins\n" + name.encode() + b"\n(" + body + b"tR."))
+    with pytest.raises(rustload.FormatError) as caught:
+        ckpt.objects  # noqa: B018 - must fail
+    assert caught.value.code == "PickleType"

@@ -225,8 +225,9 @@ impl<'a> Reader<'a> {
                 return Err(Error::new(Code::PickleType, "a tensor's metadata has a key that is no text"));
             };
             match key.as_str() {
-                Some("conj") => flags.conjugate = self.bool(value)?,
-                Some("neg") => flags.negative = self.bool(value)?,
+                // torch writes True, and goes by the key alone when it reads.
+                Some("conj") if self.bool(value)? => flags.conjugate = true,
+                Some("neg") if self.bool(value)? => flags.negative = true,
                 _ => {
                     let text = format!("a tensor carries the unknown property {:?}", key.to_string_lossy());
                     return Err(Error::new(Code::TensorMetadata, text));

@@ -11,6 +11,7 @@
 
 use std::collections::HashMap;
 
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyComplex, PyDict, PyFrozenSet, PyList, PySet, PyString, PyTuple};
 
@@ -266,7 +267,7 @@ impl<'a, 'py> Export<'a, 'py> {
                 for &item in items {
                     let item = self.get(item)?;
                     self.charge(crowd.met(&item)?)?;
-                    set.add(item)?;
+                    set.add(item).map_err(|error| hashed(py, error))?;
                 }
             }
             (Object::Deque(items, _), Some(made)) => {
@@ -284,7 +285,7 @@ impl<'a, 'py> Export<'a, 'py> {
                 for &(key, value) in entries {
                     let key = self.get(key)?;
                     self.charge(crowd.met(&key)?)?;
-                    made.set_item(key, self.get(value)?)?;
+                    made.set_item(key, self.get(value)?).map_err(|error| hashed(py, error))?;
                 }
                 if let &Some(factory) = factory {
                     made.setattr("factory", self.get(factory)?)?;
@@ -320,7 +321,8 @@ impl<'a, 'py> Export<'a, 'py> {
                 for item in &items {
                     self.charge(crowd.met(item)?)?;
                 }
-                self.done.insert(frame.handle, Some(PyFrozenSet::new(py, items)?.into_any()));
+                let set = PyFrozenSet::new(py, items).map_err(|error| hashed(py, error))?;
+                self.done.insert(frame.handle, Some(set.into_any()));
             }
             (Object::Tuple(items), _) => {
                 let items = items.iter().map(|&item| self.get(item)).collect::<PyResult<Vec<_>>>()?;
@@ -465,6 +467,15 @@ impl<'a, 'py> Export<'a, 'py> {
         signed.set_item("signed", true)?;
         int.getattr("from_bytes")?.call((PyBytes::new(self.py, value.as_le_bytes()), "little"), Some(&signed))
     }
+}
+
+/// A key or item that Python cannot hash: only calls of `set`, `dict` and their like can have one, the machine checks all others.
+fn hashed(py: Python<'_>, error: PyErr) -> PyErr {
+    if !error.is_instance_of::<PyTypeError>(py) {
+        return error;
+    }
+    let text = format!("a key or an item of a set cannot be one: {}", error.value(py));
+    Error::new(Code::PickleType, text).into()
 }
 
 /// Bytes of the text or bytes that a value is.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import zipfile
 from typing import TYPE_CHECKING
 
 import pytest
@@ -89,8 +91,39 @@ NOT_BY_THEMSELVES = {
 }
 
 
+def nested() -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("inner.pt", around(named({"w": tensor()})))
+    return out.getvalue()
+
+
+# A scan goes on where it meets one, and says what it did not look at.
+SCANS: dict[str, tuple[int, bytes]] = {
+    "scan_depth": (0, nested()),
+    "scan_bytes": (10, nested()),
+    "findings": (1, around(listed(*(name(f"a{number}.b") for number in range(5))))),
+}
+
+
 def test_every_limit_is_met_here():
-    assert {name for name, _, _ in _rustload.LIMITS} == MET.keys() | NOT_BY_THEMSELVES.keys()
+    assert {name for name, _, _ in _rustload.LIMITS} == MET.keys() | NOT_BY_THEMSELVES.keys() | SCANS.keys()
+
+
+@pytest.mark.parametrize("limit", SCANS)
+def test_a_scan_that_meets_a_limit_says_what_is_missing(limit):
+    most, data = SCANS[limit]
+    whole = rustload.scan(bytearray(data)).files[0]
+    cut = rustload.scan(bytearray(data), limits=rustload.Limits(**{limit: most})).files[0]
+    assert whole.coverage.complete
+    assert not whole.coverage.truncated
+    if limit == "findings":
+        assert cut.coverage.truncated
+        assert len(cut.findings) == 1 < len(whole.findings)
+    else:
+        assert not cut.coverage.complete
+        assert [missing.member for missing in cut.coverage.unscanned] == ["inner.pt"]
+        assert cut.verdict != "inert"
 
 
 @pytest.mark.parametrize("limit", MET)

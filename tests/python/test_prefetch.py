@@ -1,0 +1,130 @@
+"""`safe_open.prefetch`: the reference's names and texts; tensors come once, by name or as they are ready."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+
+import pytest
+import torch
+from support import assert_same_bits
+
+import rustload
+from rustload import _prefetch
+from rustload._prefetch import PrefetchLoader
+
+
+@pytest.fixture
+def state():
+    generator = torch.Generator().manual_seed(0)
+    return {f"w{number}": torch.randn(40 + number, 8, generator=generator) for number in range(6)}
+
+
+@pytest.fixture(params=["m.bin", "m.safetensors"])
+def path(request, save, state):
+    return save(state, request.param)
+
+
+def loader(path, plan=None) -> PrefetchLoader:
+    """What `prefetch` makes, on the CPU instead of a GPU."""
+    file = rustload.open(path, framework="torch")
+    return PrefetchLoader._of(_prefetch.planned(file, plan), None, 2)
+
+
+def test_all_tensors_come_once(path, state):
+    with loader(path) as found:
+        assert (found.names(), len(found)) == (list(rustload.open(path)), 6)
+        seen = dict(found)
+        assert list(found) == []
+    assert seen.keys() == state.keys()
+    for name, tensor in seen.items():
+        assert_same_bits(tensor, state[name])
+
+
+def test_tensors_are_taken_by_name_in_any_order(path, state):
+    found = loader(path)
+    for name in ("w5", "w0", "w3"):
+        assert_same_bits(found.take(name), state[name])
+    with pytest.raises(rustload.SafetensorError, match="tensor w3 was already taken"):
+        found.take("w3")
+    assert {name for name, _ in found} == {"w1", "w2", "w4"}
+
+
+def test_a_plan_names_tensors_and_rows(path, state):
+    found = loader(path, {"w2": None, "w4": slice(3, 17)})
+    assert found.names() == ["w2", "w4"]
+    assert_same_bits(found.take("w4"), state["w4"][3:17])
+    assert_same_bits(found.take("w2"), state["w2"])
+    with pytest.raises(rustload.SafetensorError, match="tensor w0 is not in the plan"):
+        found.take("w0")
+
+
+@pytest.mark.parametrize(
+    ("plan", "error", "text"),
+    [
+        ({"zz": None}, rustload.SafetensorError, "File does not contain tensor zz"),
+        ({"w0": slice(0, 8, 2)}, rustload.SafetensorError, "slice of its first dimension with step 1"),
+        ({"w0": 3}, rustload.SafetensorError, "slice of its first dimension with step 1"),
+        (["w0"], TypeError, "argument 'plan'"),
+    ],
+)
+def test_a_wrong_plan_is_refused(path, plan, error, text):
+    with pytest.raises(error, match=text):
+        loader(path, plan)
+
+
+def test_a_closed_loader_gives_nothing_more(path, state):
+    found = loader(path)
+    first = found.take("w0")
+    found.close()
+    found.close()
+    with pytest.raises(rustload.SafetensorError, match="the loader is closed"):
+        found.take("w1")
+    assert_same_bits(first, state["w0"])
+
+
+def test_threads_share_a_loader(path, state):
+    found, seen = loader(path), {}
+
+    def work():
+        seen.update(found)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen.keys() == state.keys()
+
+
+def test_it_is_for_torch_and_for_gpus(path):
+    with (
+        rustload.safe_open(path, "np") as file,
+        pytest.raises(rustload.SafetensorError, match='prefetch is only compatible with framework="pt"'),
+    ):
+        file.prefetch()
+    with rustload.safe_open(path, "pt") as file:
+        with pytest.raises(rustload.SafetensorError, match="prefetch loads to cuda devices, not cpu"):
+            file.prefetch()
+        with pytest.raises(rustload.SafetensorError, match="prefetch loads to cuda devices, not xpu:0"):
+            file.prefetch(device="xpu")
+        if not torch.cuda.is_available():
+            with pytest.raises(rustload.DeviceError, match="cuda"):
+                file.prefetch(device="cuda")
+    with pytest.raises(rustload.SafetensorError, match="File is closed"):
+        file.prefetch(device="cuda")
+
+
+def test_loaders_neither_pickle_nor_are_made(path):
+    with pytest.raises(TypeError, match="cannot pickle"):
+        pickle.dumps(loader(path))
+    with pytest.raises(TypeError, match="cannot create"):
+        PrefetchLoader()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_tensors_arrive_on_the_gpu(path, state):
+    with rustload.safe_open(path, "pt", "cuda") as file, file.prefetch() as found:
+        for name, tensor in found:
+            assert tensor.device.type == "cuda"
+            assert_same_bits(tensor.cpu(), state[name])
