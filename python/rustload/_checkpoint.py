@@ -230,8 +230,9 @@ class Checkpoint(Mapping[str, LazyTensor]):
             dtype: A dtype, a callable from handle to dtype, or a mapping from glob patterns to dtypes. A plain one applies to
                 float64, float32, float16 and bfloat16 tensors only; others change only by a rule that names them.
             transpose: A callable or a mapping to True (the last two dimensions swapped), a tuple of dimensions, or None.
-            memory: Bytes that may be in flight beyond what you hold: results that are being made or wait for you, and scratch. A
-                number, or a text such as `"256MiB"`. A tensor that is larger is made alone.
+            memory: Bytes that rustload may hold beyond what you do: results that are being made or wait for you, memory of
+                dropped ones that is kept for the next, and scratch. A number, or a text such as `"256MiB"`. A tensor that is
+                larger is made alone.
             order: `"file"` gives them as they lie in the file, and of several shards some at a time from each; `"name"` sorts by
                 name; `"given"` keeps the order of `names`, or the checkpoint's.
             progress: True for a bar on stderr, or a callable that gets bytes done, bytes in total, and the name; None is silent.
@@ -266,6 +267,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
             framework=framework,
             allow_lossy=allow_lossy,
             overflow=overflow,
+            whole=False,
         )
 
     def materialize(
@@ -308,20 +310,24 @@ class Checkpoint(Mapping[str, LazyTensor]):
         Raises:
             RustloadError: As for `stream`.
         """
+        self._check_open()
         chosen = listed(self, names)
         found = dict(
-            self.stream(
+            _stream(
+                self,
                 chosen,
-                device,
-                dtype,
-                transpose,
+                device=device,
+                dtype=dtype,
+                transpose=transpose,
                 memory=memory,
+                order="file",
                 progress=progress,
                 threads=threads,
                 copy=copy,
                 framework=framework,
                 allow_lossy=allow_lossy,
                 overflow=overflow,
+                whole=True,
             )
         )
         return {name: found[name] for name in chosen}

@@ -91,6 +91,7 @@ class PrefetchLoader:
             threads=threads,
             by_file=True,
             standing=False,
+            whole=False,
         )
         adapter = _frameworks.adapter("torch")
         made._stream = _stream.results(core, tensors, [wanted] * len(tensors), adapter, place, None)

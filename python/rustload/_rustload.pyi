@@ -445,6 +445,7 @@ def stream(
     threads: int | None,
     by_file: bool,
     standing: bool,
+    whole: bool,
 ) -> Stream:
     """A stream of tensors. Reads nothing before the first is asked for.
 
@@ -456,6 +457,7 @@ def stream(
         threads: Threads to use; None for one per core.
         by_file: Whether they are given in the order of the data, or as listed.
         standing: Whether tensors that can stand on a storage they share are left to the caller.
+        whole: Whether the caller keeps all it gets. Otherwise what is kept of dropped results counts in the window.
 
     Raises:
         ValueError: A number in `which` is too large, or an argument has a wrong value.

@@ -62,8 +62,12 @@ def stream(
     framework: str | None,
     allow_lossy: bool,
     overflow: Overflow,
+    whole: bool,
 ) -> Generator[tuple[str, Any], None, None]:
-    """The generator behind `Checkpoint.stream`. What is wrong with the arguments is told here, before the first tensor."""
+    """The generator behind `Checkpoint.stream`, and behind `materialize`, whose caller keeps all (`whole`).
+
+    What is wrong with the arguments is told here, before the first tensor.
+    """
     if order not in ("file", "name", "given"):
         raise _make("Value", "Value", f"order= is 'file', 'name' or 'given', not {order!r}")
     checked_progress(progress)
@@ -103,6 +107,7 @@ def stream(
         threads=_threads(threads),
         by_file=order == "file",
         standing=name == "torch",
+        whole=whole,
     )
     return results(core, tensors, [wanted[number] for number in which], adapter, place, progress)
 

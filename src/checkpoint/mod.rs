@@ -21,7 +21,7 @@ use crate::tensor::Tensor;
 pub use self::storages::{OwnedStorages, StorageInfo};
 pub use self::stream::{Failed, Flow, Given, Made, Stream};
 
-/// Bytes of the largest inflated storage that is kept for the next read: as much as the window of a whole materialization.
+/// Bytes of the largest inflated storage that is kept for the next read. Streams keep none but for their next tensor.
 const KEPT: u64 = 256 << 20;
 
 /// An opened checkpoint. Cloning shares it; tensors keep it alive.
@@ -463,6 +463,14 @@ impl Inner {
         // Bytes in memory do not tell whoever reads them that the file is another one by now.
         archive.source().check_unchanged()?;
         Ok(source)
+    }
+
+    /// Lets go of the storage that was inflated last, unless it is this one.
+    pub(crate) fn forget_inflated(&self, except: Option<(u32, u32)>) {
+        let mut kept = self.inflated.lock().unwrap_or_else(PoisonError::into_inner);
+        let gone = kept.take_if(|(id, _)| Some(*id) != except);
+        drop(kept);
+        drop(gone);
     }
 
     fn index(&self, shard: u32) -> &Index {

@@ -22,7 +22,8 @@ pub(crate) struct Stream(Mutex<Core>);
 
 /// A stream of these tensors, each made as `wanted` at its number in `which` says.
 #[pyfunction]
-#[pyo3(signature = (tensors, wanted, which, *, window, threads, by_file, standing))]
+#[expect(clippy::too_many_arguments, reason = "one for each keyword of the Python function")]
+#[pyo3(signature = (tensors, wanted, which, *, window, threads, by_file, standing, whole))]
 pub(crate) fn stream(
     tensors: Vec<PyRef<'_, Tensor>>,
     wanted: Vec<Wanted>,
@@ -31,6 +32,7 @@ pub(crate) fn stream(
     threads: Option<usize>,
     by_file: bool,
     standing: bool,
+    whole: bool,
 ) -> PyResult<Stream> {
     let requests = wanted.into_iter().map(Wanted::request).collect::<PyResult<Vec<_>>>()?;
     let wishes = tensors.iter().zip(which).map(|(tensor, which)| {
@@ -39,7 +41,7 @@ pub(crate) fn stream(
     });
     let wishes = wishes.collect::<Option<Vec<_>>>();
     let wishes = wishes.ok_or_else(|| Error::new(Code::Value, "which= names a request that is not there"))?;
-    Ok(Stream(Mutex::new(Core::new(wishes, Flow { window, threads, by_file, standing }))))
+    Ok(Stream(Mutex::new(Core::new(wishes, Flow { window, threads, by_file, standing, whole }))))
 }
 
 /// A tensor's place in the list, that of the first with its elements, whether they come again, and what was made.

@@ -10,6 +10,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 pub use host::{HostBuffer, Unfilled, kept, trim};
+pub use pool::{bound_by, footprint, keep_bounds};
 
 use crate::bytes::{Mapping, Region};
 use crate::dtype::DType;

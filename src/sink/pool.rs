@@ -4,11 +4,16 @@
 //! What is kept is bounded, may be taken back by the system at any time (`MADV_FREE`), goes after half a minute at the next use
 //! of the pool, and never raises the peak: a result that finds nothing here first has as much unmapped as it maps anew. A child
 //! after a fork starts without. Nobody waits: whoever finds the pool in use does without it.
+//!
+//! Somebody who has promised to hold no more than a window ([`bound_by`]) tells what is left of it in a number that changes as
+//! the work goes on. While that number lives, no more is kept than it says.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
 use std::process;
-use std::sync::{Mutex, MutexGuard, OnceLock, TryLockError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError, Weak};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::pages::{HUGE, Pages};
@@ -25,6 +30,9 @@ const KEPT: Duration = Duration::from_secs(30);
 
 /// How often a result looks again at a pool in use. Uses take about a microsecond.
 const TRIES: u32 = 64;
+
+/// How often a thread that need not hurry looks again, letting others run between.
+const TURNS: u32 = 1000;
 
 /// Pages on loan: they go to the pool when they are dropped.
 #[derive(Debug)]
@@ -89,6 +97,37 @@ pub(super) fn kept() -> (u64, u64) {
     lock(TRIES).map_or((0, 0), |pool| (pool.bytes as u64, pool.most as u64))
 }
 
+/// Keeps no more than the bytes that `room` says, at any time until it is dropped.
+pub fn bound_by(room: &Arc<AtomicU64>) {
+    let surplus = patiently().map(|mut pool| {
+        pool.rooms.push(Arc::downgrade(room));
+        pool.bounded()
+    });
+    drop(surplus);
+}
+
+/// Unmaps what is kept beyond what the rooms say now. Whoever gives does so too.
+pub fn keep_bounds() {
+    let surplus = patiently().map(|mut pool| pool.bounded());
+    drop(surplus);
+}
+
+/// The most bytes that memory for a result of `len` bytes takes: a recycled one may end with a huge page of which it needs a part.
+pub fn footprint(len: u64) -> u64 {
+    let whole = len.checked_next_multiple_of(HUGE as u64).unwrap_or(len);
+    if len >= HUGE as u64 && whole - len <= len / 8 { whole } else { len }
+}
+
+/// The pool, for a thread that may wait a moment.
+fn patiently() -> Option<MutexGuard<'static, Pool>> {
+    (0..TURNS).find_map(|turn| {
+        if turn > 0 {
+            thread::yield_now();
+        }
+        lock(TRIES)
+    })
+}
+
 /// The pool, unless somebody else is in it.
 fn lock(tries: u32) -> Option<MutexGuard<'static, Pool>> {
     static POOL: OnceLock<Mutex<Pool>> = OnceLock::new();
@@ -127,6 +166,8 @@ struct Pool {
     /// The sum of their sizes.
     bytes: usize,
     most: usize,
+    /// What those leave that have promised to hold no more than a window.
+    rooms: Vec<Weak<AtomicU64>>,
     owner: u32,
 }
 
@@ -138,15 +179,35 @@ struct Idle {
 
 impl Pool {
     fn new(most: usize, owner: u32) -> Pool {
-        Pool { free: BTreeMap::new(), bytes: 0, most, owner }
+        Pool { free: BTreeMap::new(), bytes: 0, most, rooms: Vec::new(), owner }
     }
 
     /// After a fork the pages are the parent's: to write to them would copy each.
     fn own(&mut self, process: u32) {
         if self.owner != process {
             self.owner = process;
+            self.rooms.clear();
             self.emptied().clear();
         }
+    }
+
+    /// The most that may be kept now.
+    fn bound(&mut self) -> usize {
+        let mut most = self.most;
+        self.rooms.retain(|room| {
+            let room = room.upgrade();
+            if let Some(room) = &room {
+                most = most.min(usize::try_from(room.load(Ordering::Relaxed)).unwrap_or(usize::MAX));
+            }
+            room.is_some()
+        });
+        most
+    }
+
+    /// What is kept beyond that.
+    fn bounded(&mut self) -> Vec<Pages> {
+        let most = self.bound();
+        self.cut(self.bytes.saturating_sub(most))
     }
 
     fn emptied(&mut self) -> &mut BTreeMap<usize, Idle> {
@@ -188,13 +249,13 @@ impl Pool {
     /// Keeps pages; what has to go for them.
     fn give(&mut self, pages: Pages, now: Instant) -> Vec<Pages> {
         let mut surplus = self.expired(now);
-        if pages.len() > self.most {
+        if pages.len() > self.bound() {
             surplus.push(pages);
-            return surplus;
+        } else {
+            pages.lend();
+            self.insert(pages, now);
         }
-        pages.lend();
-        self.insert(pages, now);
-        surplus.extend(self.cut(self.bytes.saturating_sub(self.most)));
+        surplus.extend(self.bounded());
         surplus
     }
 
@@ -319,6 +380,30 @@ mod tests {
         let surplus = pool.give(pages(7), now + Duration::from_secs(1));
         assert_eq!((sum(&surplus), pool.bytes), (3, 10 * HUGE));
         assert_eq!(pool.take(7 * HUGE, now).0.unwrap().len(), 7 * HUGE);
+    }
+
+    #[test]
+    fn a_window_bounds_what_is_kept_while_it_lives() {
+        let (mut pool, now) = (Pool::new(100 * HUGE, 1), Instant::now());
+        let room = Arc::new(AtomicU64::new(5 * HUGE as u64));
+        pool.give(pages(9), now);
+        pool.rooms.push(Arc::downgrade(&room));
+        assert_eq!((sum(&pool.bounded()), pool.bytes), (4, 5 * HUGE));
+        assert_eq!((sum(&pool.give(pages(2), now)), pool.bytes), (2, 5 * HUGE));
+        room.store(3 * HUGE as u64 - 1, Ordering::Relaxed);
+        // Too large to be kept, and what is there already has become too much.
+        assert_eq!((sum(&pool.give(pages(4), now)), pool.bytes), (4 + 3, 2 * HUGE));
+        drop(room);
+        assert_eq!((sum(&pool.give(pages(30), now)), pool.bytes), (0, 32 * HUGE));
+        assert!(pool.rooms.is_empty());
+    }
+
+    #[test]
+    fn a_footprint_has_the_huge_page_that_is_wasted() {
+        let of = |len: usize| footprint(len as u64) as usize;
+        assert_eq!([of(5), of(HUGE - 1), of(HUGE), of(HUGE + 5)], [5, HUGE - 1, HUGE, HUGE + 5]);
+        assert_eq!([of(8 * HUGE - 1), of(15 * HUGE + 1)], [8 * HUGE, 16 * HUGE]);
+        assert_eq!(footprint(u64::MAX), u64::MAX);
     }
 
     #[test]

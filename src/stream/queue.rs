@@ -2,7 +2,8 @@
 //! never weighs more than the window. A single thing that is heavier goes through alone.
 
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::error::{Code, Error, Result};
@@ -16,6 +17,8 @@ pub struct Queue<T> {
     /// Told when there is something to take.
     ready: Condvar,
     window: u64,
+    /// What is left of the window; all there is once the consumer has gone.
+    left: Arc<AtomicU64>,
 }
 
 #[derive(Debug)]
@@ -46,7 +49,23 @@ impl<T> Queue<T> {
     /// An empty queue for `window` bytes.
     pub fn new(window: u64) -> Queue<T> {
         let state = State { ready: VecDeque::new(), held: 0, wanted: None, closed: false, ended: false };
-        Queue { state: Mutex::new(state), room: Condvar::new(), ready: Condvar::new(), window }
+        Queue {
+            state: Mutex::new(state),
+            room: Condvar::new(),
+            ready: Condvar::new(),
+            window,
+            left: Arc::new(AtomicU64::new(window)),
+        }
+    }
+
+    /// Bytes of the window in which nothing is in flight, kept up to date as long as the queue is.
+    pub fn left(&self) -> &Arc<AtomicU64> {
+        &self.left
+    }
+
+    fn hold(&self, state: &mut State<T>, held: u64) {
+        state.held = held;
+        self.left.store(self.window.saturating_sub(held), Ordering::Relaxed);
     }
 
     /// For the producer: waits until `bytes` more fit the window, and counts them. Fails once the consumer has gone.
@@ -60,7 +79,8 @@ impl<T> Queue<T> {
         if state.closed {
             return Err(Error::new(Code::Cancelled, "stopped on request"));
         }
-        state.held = state.held.saturating_add(bytes);
+        let held = state.held.saturating_add(bytes);
+        self.hold(&mut state, held);
         Ok(())
     }
 
@@ -88,7 +108,8 @@ impl<T> Queue<T> {
         }
         match state.ready.pop_front() {
             Some((item, bytes)) => {
-                state.held = state.held.saturating_sub(bytes);
+                let held = state.held.saturating_sub(bytes);
+                self.hold(&mut state, held);
                 if state.wanted.is_some_and(|wanted| self.fits(&state, wanted)) {
                     self.room.notify_one();
                 }
@@ -107,6 +128,8 @@ impl<T> Queue<T> {
         drop(state);
         self.room.notify_one();
         drop(waiting);
+        // From here on nobody is promised anything.
+        self.left.store(u64::MAX, Ordering::Relaxed);
     }
 
     fn lock(&self) -> MutexGuard<'_, State<T>> {
@@ -117,8 +140,6 @@ impl<T> Queue<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicU64, Ordering};
     use std::thread;
 
     const SOON: Duration = Duration::from_millis(20);
@@ -154,6 +175,20 @@ mod tests {
         }
         producer.join().unwrap();
         assert_eq!(found, sizes);
+    }
+
+    #[test]
+    fn what_is_left_of_the_window_is_told() {
+        let queue = Queue::new(10);
+        let left = || queue.left().load(Ordering::Relaxed);
+        assert_eq!(left(), 10);
+        queue.reserve(25).unwrap();
+        assert_eq!(left(), 0);
+        queue.put([('a', 22), ('b', 3)]);
+        assert!(matches!(queue.take(SOON), Taken::Item('a')));
+        assert_eq!(left(), 7);
+        queue.close();
+        assert_eq!(left(), u64::MAX);
     }
 
     #[test]

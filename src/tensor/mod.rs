@@ -16,7 +16,7 @@ use crate::layout::{Index, Layout};
 use crate::limits::Limits;
 use crate::parallel::Cancel;
 use crate::pickle::Handle;
-use crate::sink::{Array, HostBuffer, Unfilled};
+use crate::sink::{self, Array, HostBuffer, Unfilled};
 use crate::stream::{self, Fill, Signs, Task};
 
 pub use joined::Joined;
@@ -309,7 +309,7 @@ impl Tensor {
         } else {
             0
         };
-        owned.nbytes.saturating_add(inflated)
+        sink::footprint(owned.nbytes).saturating_add(inflated)
     }
 
     /// The work of filling memory with an owned result; none where it is done by now, as for what is dequantized.

@@ -58,6 +58,65 @@ def test_a_whole_load_peaks_at_the_result_and_the_window(model, how):
     assert int(child(LOAD, model, how).stdout) <= OUTPUT + window
 
 
+STREAM = """
+import sys, threading, rustload
+path, how, window = sys.argv[1], eval(sys.argv[2]), {window} << 20
+def anon():
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
+peak, done = 0, False
+def watch():
+    global peak
+    while not done:
+        peak = max(peak, anon())
+ckpt = rustload.open(path, framework="dlpack")
+{before}
+watcher = threading.Thread(target=watch)
+watcher.start()
+base = anon() - rustload.memory().kept
+for turn in range(3):
+    given = 0
+    for name, tensor in ckpt.stream(memory=window, **how):
+        given += tensor.nbytes
+        assert rustload.memory().kept <= window
+    assert given == ckpt.nbytes // 2 or "dtype" not in how
+    tensor = None
+done = True
+watcher.join()
+print((peak - base) >> 20, rustload.memory().kept >> 20)
+"""
+
+
+@pytest.mark.parametrize("how", [{"dtype": "bfloat16"}, {"copy": True}, {"transpose": {"*": True}}])
+def test_a_stream_holds_the_window_and_no_more_whatever_is_dropped(model, how):
+    """One tensor is the consumer's, and for a moment the one before too; nothing that is kept for later is subtracted."""
+    held = EACH // MIB // (2 if "dtype" in how else 1)
+    code = STREAM.replace("{window}", "128").replace("{before}", "")
+    peak, kept = map(int, child(code, model, how).stdout.split())
+    assert peak <= 128 + 2 * held
+    assert 0 < kept <= 128 + held, "what was dropped is recycled; the last was, when the stream was over"
+
+
+def test_what_was_kept_before_a_stream_counts_in_its_window(model):
+    before = """held = ckpt.materialize(**how)
+held = None
+assert rustload.memory().kept >> 20 == 256
+next(ckpt.stream(memory=window, **how))"""
+    code = STREAM.replace("{window}", "64").replace("{before}", before)
+    peak, kept = map(int, child(code, model, {"dtype": "bfloat16"}).stdout.split())
+    assert peak <= 64 + 2 * 16
+    assert kept <= 64 + 16, "the last tensor went when the stream was over"
+
+
+def test_a_whole_load_uses_up_what_was_kept(model):
+    """The second load is made of the memory of the first, and peaks no higher than a load at all."""
+    code = LOAD.replace("kept = ckpt", "kept = ckpt.materialize(dtype='bfloat16'); kept = None; kept = ckpt")
+    code += "print(rustload.memory().kept >> 20)"
+    peak, left = map(int, child(code, model, {"memory": "64MiB"}).stdout.split())
+    assert peak <= OUTPUT + 64
+    assert left == 0, "all of it lies in the results"
+
+
 def cgroup(limit: int) -> Path:
     """A fresh cgroup with this memory limit that this process may put a child into; skips where there can be none."""
     reason = "there is no cgroup file system"

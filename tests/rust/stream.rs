@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustload::{Checkpoint, Code, DType, Flow, Index, Joined, Made, Options, Order, Request, Stream, Taken};
 use support::{f32s, st};
 
-const FLOW: Flow = Flow { window: 64 << 20, threads: Some(2), by_file: true, standing: false };
+const FLOW: Flow = Flow { window: 64 << 20, threads: Some(2), by_file: true, standing: false, whole: false };
 
 fn safetensors(tensors: &[(&str, &[u64], Vec<f32>)]) -> Checkpoint {
     let file = st::File::new();

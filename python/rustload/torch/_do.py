@@ -62,6 +62,7 @@ def _read_ahead(steps: Sequence[Step], wish: Wish) -> Iterator[tuple[Step, torch
         threads=None,
         by_file=True,
         standing=True,
+        whole=True,
     )
     kept: dict[int, torch.Tensor] = {}
     with contextlib.closing(stream):

@@ -16,7 +16,7 @@ use std::time::Duration;
 use crate::error::{Code, Error, Result};
 use crate::memory;
 use crate::parallel::{self, Cancel};
-use crate::sink::{Array, HostBuffer};
+use crate::sink::{self, Array, HostBuffer};
 use crate::stream::{Queue, Taken, Task, fill_all};
 use crate::tensor::{Owned, Prospect, Request, Standing, Tensor};
 
@@ -40,6 +40,9 @@ pub struct Flow {
     pub by_file: bool,
     /// Whether tensors that can stand on a storage they share are left to the consumer, as torch wants it.
     pub standing: bool,
+    /// Whether the consumer keeps all it gets, as in a whole load. Otherwise what is kept of results that were dropped, before
+    /// or meanwhile, counts in the window.
+    pub whole: bool,
 }
 
 /// One tensor of a stream.
@@ -212,7 +215,11 @@ enum What {
 
 impl Plan {
     fn run(&self, queue: &Queue<Result<Given, Failed>>) {
+        if !self.flow.whole {
+            sink::bound_by(queue.left());
+        }
         let batch_bytes = BATCH.min(self.flow.window / 4).max(1);
+        self.forget(self.steps.iter(), self.steps.first());
         let mut batch = Batch::default();
         for (number, step) in self.steps.iter().enumerate() {
             if number % BATCH_COUNT == 0 {
@@ -222,7 +229,7 @@ impl Plan {
                 Ok(item) => item,
                 Err(error) => {
                     // What came before it is given first.
-                    if self.hand_over(batch, queue).is_ok() {
+                    if self.hand_over(batch, queue, None).is_ok() {
                         queue.put([(Err(self.failed(step.index, error)), 0)]);
                     }
                     return;
@@ -230,13 +237,24 @@ impl Plan {
             };
             let full = batch.bytes.saturating_add(item.weight) > batch_bytes;
             let full = !batch.items.is_empty() && (full || batch.items.len() >= BATCH_COUNT);
-            if full && self.hand_over(std::mem::take(&mut batch), queue).is_err() {
+            if full && self.hand_over(std::mem::take(&mut batch), queue, Some(step)).is_err() {
                 return;
             }
             batch.bytes = batch.bytes.saturating_add(item.weight);
             batch.items.push(item);
         }
-        let _ = self.hand_over(batch, queue);
+        let _ = self.hand_over(batch, queue, None);
+    }
+
+    /// Lets go of what was inflated for these steps, or before them, except for the storage that `next` reads. As long as that
+    /// step waits for room, the one before it is in flight and counts the storage.
+    fn forget<'a>(&self, steps: impl Iterator<Item = &'a order::Step>, next: Option<&order::Step>) {
+        let next = next.map(|step| &self.wishes[step.index].0);
+        for step in steps {
+            let checkpoint = &self.wishes[step.index].0.checkpoint;
+            let next = next.filter(|next| Arc::ptr_eq(&next.checkpoint, checkpoint));
+            checkpoint.forget_inflated(next.map(Tensor::storage));
+        }
     }
 
     /// Makes ready to read some tensors from the step `from` on.
@@ -275,12 +293,21 @@ impl Plan {
     }
 
     /// Makes a batch once there is room for it, and hands it over. An error says that nothing more is to be done.
-    fn hand_over(&self, batch: Batch<'_>, queue: &Queue<Result<Given, Failed>>) -> Result<()> {
+    /// `next` is the step after it.
+    fn hand_over(
+        &self,
+        batch: Batch<'_>,
+        queue: &Queue<Result<Given, Failed>>,
+        next: Option<&order::Step>,
+    ) -> Result<()> {
         if batch.items.is_empty() {
             return Ok(());
         }
         queue.reserve(batch.bytes)?;
-        match self.make(batch) {
+        let steps: Vec<&order::Step> = batch.items.iter().map(|item| item.step).collect();
+        let made = self.make(batch);
+        self.forget(steps.into_iter(), next);
+        match made {
             Ok(made) => {
                 queue.put(made.into_iter().map(|(given, weight)| (Ok(given), weight)));
                 Ok(())
@@ -303,6 +330,10 @@ impl Plan {
                 }
                 What::Ready(_) => None,
             });
+        }
+        if !self.flow.whole {
+            // What is left of the window became less. Whatever fits the batch is no longer kept, but in it.
+            sink::keep_bounds();
         }
         let (mut tasks, mut indices): (Vec<Task<'_>>, Vec<usize>) = (Vec::new(), Vec::new());
         for (Item { step, what, .. }, memory) in batch.items.iter().zip(&mut memory) {
