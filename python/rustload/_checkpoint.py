@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from rustload import _frameworks, _rustload
+from rustload._limits import Limits
 from rustload._stream import listed
 from rustload._stream import stream as _stream
-from rustload._limits import Limits
 from rustload._tensor import LazyTensor, Shared, _size
 from rustload.errors import _make
 

@@ -111,7 +111,11 @@ def load_into(
         window=max(parse_bytes(memory, "memory"), 1 << 20),
     )
     if not isinstance(model, torch.nn.Module):
-        raise _make("Type", "Type", f"the model is a {type(model).__name__}, not a torch.nn.Module; the path comes second")
+        raise _make(
+            "Type",
+            "Type",
+            f"the model is a {type(model).__name__}, not a torch.nn.Module; the path comes second",
+        )
     checkpoint = checkpoint_of(path, limits)
     tensors = named(checkpoint, key, strip, rename)
     slots = slots_of(model)
