@@ -261,7 +261,9 @@ impl Machine<'_> {
                     Node::FrozenSet(empty)
                 })?;
             }
-            (Opcode::Reduce | Opcode::NewObj | Opcode::NewObjEx, _) => self.loose_call(op)?,
+            (Opcode::Reduce | Opcode::NewObj | Opcode::NewObjEx, _) if error.code() != Code::Limit => {
+                self.loose_call(op)?;
+            }
             (Opcode::Build, _) => self.drop_values(1)?,
             (Opcode::Global, Arg::Pair(module, name)) if error.code() == Code::Limit => {
                 let (module, name) = self.spelled(op, module, name)?;

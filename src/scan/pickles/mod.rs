@@ -4,6 +4,7 @@
 //! that `unknown="error"` would refuse it with. Bytes that a call would load as a pickle or archive are handed on, to be scanned.
 
 mod calls;
+mod cycles;
 mod states;
 mod steps;
 mod values;

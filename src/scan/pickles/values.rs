@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::{Judge, is_text};
+use super::{Judge, cycles, is_text};
 use crate::pickle::Value;
 use crate::scan::encoded::hidden;
 use crate::scan::report::{Finding, Verdict};
@@ -13,8 +13,8 @@ impl Judge<'_> {
         let values = self.values_of();
         let mut keys = HashSet::new();
         let (mut repeated, mut encoded, mut odd) = (0_u64, None, 0_u64);
-        for handle in values.handles() {
-            match values.get(handle) {
+        for value in values.iter() {
+            match value {
                 Value::PersistentId(pid) => match values.get(pid) {
                     Value::Tuple(&[tag, _, key, ..]) if is_text(values, tag, "storage") => {
                         if self.place.keys
@@ -40,6 +40,7 @@ impl Judge<'_> {
                 _ => {}
             }
         }
+        let holds_itself = u64::from(cycles::holds_itself(values, self.survey.root));
         let mut add = |code, verdict, times: u64, text: String| {
             if times > 0 {
                 let finding = Finding { offset: None, times, ..self.finding(code, verdict, 0, text) };
@@ -52,6 +53,7 @@ impl Judge<'_> {
             repeated,
             "a dict has equal keys; the last value counts".to_owned(),
         );
+        add("SelfReference", Verdict::Inert, holds_itself, "a value holds itself".to_owned());
         add("PersistentId", Verdict::Unknown, odd, "a persistent id is not one that torch writes".to_owned());
         add(
             "EncodedText",
