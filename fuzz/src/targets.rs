@@ -189,7 +189,9 @@ fn scan(data: &[u8]) {
     let _ = report.to_json();
     let file = report.files.first().expect("a report of the one file");
     let verdict = report.verdict();
-    for found in file.findings.iter().map(|found| found.verdict).chain(file.trace.iter().map(|step| step.verdict)) {
+    for found in
+        file.findings.iter().map(|found| found.verdict).chain(file.trace.iter().map(|step| step.verdict))
+    {
         assert!(found <= verdict, "a part is worse than the whole");
     }
     assert!(report.is_complete() || verdict != Verdict::Inert, "inert, and not all was looked at");

@@ -277,7 +277,7 @@ impl<'d> Machine<'d> {
         newest.map_or(0, Opcode::protocol).max(if self.binbytes { 3 } else { 0 })
     }
 
-    #[inline]
+    #[inline(always)]
     fn push(&mut self, node: Node) -> Result<()> {
         let handle = self.arena.add(node)?;
         self.stack.push(handle)

@@ -77,11 +77,26 @@ pub(in crate::pickle) fn run(
             Ok(found.survey(Values { data, arena }, end, stated))
         }
         Err(error) if error.code() == Code::Cancelled => Err(error),
+        // At a limit of calls every reading ends, and up to there nothing was refused.
+        Err(error) if error.code() == Code::Limit && is_call(&data, &error) => {
+            let mut found = Found { builds: machine.builds.take().unwrap_or_default(), ..Found::default() };
+            found.defect(error);
+            let (stated, end) = ((machine.protocol, machine.needed()), disasm.position());
+            let arena = machine.arena;
+            Ok(found.survey(Values { data, arena }, end, stated))
+        }
         Err(_) => {
             drop(machine);
             permissive(data, start, limits, cancel)
         }
     }
+}
+
+/// Whether the opcode that an error is about makes a call.
+fn is_call(data: &[u8], error: &Error) -> bool {
+    let at = error.offset().and_then(|offset| usize::try_from(offset).ok());
+    let opcode = at.and_then(|at| data.get(at)).copied().and_then(Opcode::from_byte);
+    matches!(opcode, Some(Opcode::Reduce | Opcode::NewObj | Opcode::NewObjEx | Opcode::Inst | Opcode::Obj))
 }
 
 fn surveyor<'d>(data: &'d [u8], limits: &'d Limits) -> Result<Machine<'d>> {

@@ -1,12 +1,16 @@
 //! Whether a value holds itself, however far inside, without recursion and in time that follows the values.
 //!
 //! A value that nothing holds is not part of a cycle; once it is set aside, neither is what nothing else holds (Kahn's
-//! topological order). What is never set aside holds itself, or is held by what does.
+//! topological order). What is never set aside holds itself, or is held by what does. Most pickles need no order: see
+//! `holds_older`.
 
 use crate::pickle::{Handle, Value, Values};
 
 /// Whether any value that a reader could reach from `root` may hold itself; of values that nothing leads to, whichever.
 pub(super) fn holds_itself(values: &Values, root: Option<Handle>) -> bool {
+    if !values.handles().any(|handle| holds_older(values, handle)) {
+        return false;
+    }
     let mut held = vec![0_u32; values.len()];
     let mut shared = false;
     for handle in values.handles() {
@@ -38,6 +42,28 @@ pub(super) fn holds_itself(values: &Values, root: Option<Handle>) -> bool {
         });
     }
     set_aside < values.len()
+}
+
+/// Whether a value holds itself or an older one that was filled after it was made. Of the values in a cycle, the oldest was
+/// filled later, and a younger one holds it.
+#[inline]
+fn holds_older(values: &Values, handle: Handle) -> bool {
+    let mut found = false;
+    children(values, handle, |child| found |= child <= handle && was_filled(values, child));
+    found
+}
+
+#[inline]
+fn was_filled(values: &Values, handle: Handle) -> bool {
+    match values.get(handle) {
+        Value::List(items) | Value::Set(items) => !items.is_empty(),
+        Value::Dict(pairs) => !pairs.is_empty(),
+        Value::Call(id) => {
+            let call = values.call(id);
+            !(call.states.is_empty() && call.items.is_empty() && call.appended.is_empty())
+        }
+        _ => false,
+    }
 }
 
 #[inline]
