@@ -15,6 +15,7 @@ import json
 import pathlib
 import pickle
 import struct
+import tarfile
 import types
 import zipfile
 from typing import Any
@@ -160,7 +161,38 @@ def seeds() -> dict[str, dict[str, bytes]]:
         ),
     }
     made["open"]["two.safetensors"] = made["safetensors"]["two"]
+    made["scan"] = scanned(state)
     return made
+
+
+def scanned(state: bytes) -> dict[str, bytes]:
+    """What a scan tells apart: calls by every opcode, bytes for a loader, files that are two things. Nothing of it is run."""
+    call = b"cposix\nsystem\n(S'x'\ntR"
+    array, tarred = io.BytesIO(), io.BytesIO()
+    np.save(array, np.array([1, "x"], object), allow_pickle=True)
+    with tarfile.open(fileobj=tarred, mode="w") as tar:
+        info = tarfile.TarInfo("pickle")
+        info.size = len(call) + 1
+        tar.addfile(info, io.BytesIO(call + b"."))
+    inner = call + b"."
+    return {
+        "reduce": b"\x80\x02" + inner,
+        "inst": b"(S'x'\niposix\nsystem\n.",
+        "obj": b"(cposix\nsystem\nS'x'\no.",
+        "stack_global": b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x01x\x85R.",
+        "build": b"csomelib\nNet\n)\x81}S'a'\nK\x01sb.",
+        "computed": b"\x80\x04\x8c\x02osclib\nf\n)R\x93)R.",
+        "loader": b"\x80\x03cpickle\nloads\nC" + bytes([len(inner)]) + inner + b"\x85R.",
+        "frame": b"\x80\x04\x95\x01" + bytes(7) + inner,
+        "two": pickle.dumps({"a": 1}, 2) + inner,
+        "zip": state,
+        "pickle_and_zip": pickle.dumps({"a": 1}, 2) + state,
+        "prefixed_zip": b"#!/bin/sh\n" + state,
+        "nested": rezipped(state, zipfile.ZIP_DEFLATED) + b"\0" * 8,
+        "legacy": saved({"w": torch.ones(2)}, legacy=True),
+        "array.npy": array.getvalue(),
+        "tar": tarred.getvalue()[:2048],
+    }
 
 
 def main() -> None:

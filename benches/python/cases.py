@@ -8,6 +8,9 @@ it is timed beside the ways.
 
 from __future__ import annotations
 
+import io
+import pickletools
+import zipfile
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -138,6 +141,42 @@ class OpenCase(Case):
         with rustload.open(self.path) as checkpoint:
             shapes = {name: tuple(tensor.shape) for name, tensor in checkpoint.items()}
         assert shapes == {name: tuple(tensor.shape) for name, tensor in self.tensors().items()}
+
+
+class ScanCase(OpenCase):
+    """Scan the pickle of many tensors, against the list of its opcodes, which is what other scanners begin with."""
+
+    limit = "reading the pickle with one system call"
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count, 1, ".pkl")
+        self.title = f"scan the pickle of {count:,} tensors"
+
+    def prepare(self) -> None:
+        if not self.path.exists():
+            CACHE.mkdir(parents=True, exist_ok=True)
+            partial = self.path.with_name(self.path.name + ".partial")
+            file = io.BytesIO()
+            torch.save(self.tensors(), file)
+            with zipfile.ZipFile(file) as archive:
+                partial.write_bytes(archive.read("archive/data.pkl"))
+            partial.rename(self.path)
+
+    def ways(self) -> dict[str, Callable[[], Any]]:
+        data = self.path.read_bytes()
+        return {
+            "rustload": lambda: rustload.scan(data).globals,
+            "pickletools.genops": lambda: [sum(1 for _ in pickletools.genops(data))],
+        }
+
+    def limit_probe(self) -> Callable[[], object]:
+        return self.path.read_bytes
+
+    def check(self) -> None:
+        report = rustload.scan(self.path.read_bytes())
+        assert report.complete
+        calls = {(named.module, named.name): named.calls for named in report.globals}
+        assert calls["torch._utils", "_rebuild_tensor_v2"] == self.count
 
 
 class LegacyOpenCase(OpenCase):
@@ -360,6 +399,7 @@ def all_cases(*, quick: bool) -> Iterator[Case]:
     for count, each in opens:
         yield from (OpenCase(count, each, suffix) for suffix in formats)
         yield LegacyOpenCase(count, each)
+    yield ScanCase(opens[-1][0])
     for to in ("view", "copy", "bfloat16", "float16"):
         yield from (LoadCase(to, 1 if quick else 16, suffix) for suffix in formats)
     many, few = OpenCase(*opens[-1], ".bin"), LoadCase("copy", 1 if quick else 16, ".bin")

@@ -1,6 +1,6 @@
 //! The targets: one reader each, and what must hold whatever the bytes are.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use rustload::bytes::Source;
@@ -8,6 +8,7 @@ use rustload::container::safetensors::Header;
 use rustload::container::zip::{Archive, Trailing};
 use rustload::parallel::Cancel;
 use rustload::pickle::{self, Disasm, Handle, Value, Values};
+use rustload::scan::{self, Verdict};
 use rustload::{Checkpoint, DType, Index, Limits, Options, Order, Request, Tensor, Unknown};
 
 use crate::mutate::{self, Random};
@@ -29,6 +30,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "legacy", run: legacy, mutate: mutate::legacy },
     Target { name: "safetensors", run: safetensors, mutate: mutate::safetensors },
     Target { name: "open", run: open, mutate: mutate::any },
+    Target { name: "scan", run: scan, mutate: mutate::any },
 ];
 
 /// Small enough that what a limit lets through cannot make one execution slow.
@@ -176,6 +178,33 @@ fn open(data: &[u8]) {
         if tensor.nbytes() <= 1 << 16 {
             elements(&tensor);
         }
+    }
+}
+
+/// The scanner: it agrees with itself, and with the loader about what a file names and whether anything unknown is called.
+fn scan(data: &[u8]) {
+    let options = scan::Options { limits: Limits { scan_bytes: 1 << 20, ..limits() }, ..Default::default() };
+    let bytes = Arc::new(data.to_vec());
+    let report = scan::scan_bytes(bytes.clone(), &options).expect("bytes can be read");
+    let _ = report.to_json();
+    let file = report.files.first().expect("a report of the one file");
+    let verdict = report.verdict();
+    for found in
+        file.findings.iter().map(|found| found.verdict).chain(file.trace.iter().map(|step| step.verdict))
+    {
+        assert!(found <= verdict, "a part is worse than the whole");
+    }
+    assert!(report.is_complete() || verdict != Verdict::Inert, "inert, and not all was looked at");
+    let open = |unknown| Options { limits: limits(), unknown, ..Options::default() };
+    if Checkpoint::from_bytes(bytes.clone(), open(Unknown::Error)).is_ok() {
+        assert_ne!(verdict, Verdict::WouldExecute, "unknown=error accepts what would execute");
+    }
+    let Ok(checkpoint) = Checkpoint::from_bytes(bytes, open(Unknown::Keep)) else { return };
+    let Ok(named) = checkpoint.globals() else { return };
+    let seen = file.globals.iter().map(|named| format!("{}.{}", named.global.0, named.global.1));
+    let seen: BTreeSet<String> = seen.collect();
+    for name in named {
+        assert!(file.truncated || seen.contains(&name), "the scan does not see {name}, which loading sees");
     }
 }
 

@@ -79,3 +79,8 @@ fn safetensors_holds() {
 fn open_holds() {
     holds("open");
 }
+
+#[test]
+fn scan_holds() {
+    holds("scan");
+}

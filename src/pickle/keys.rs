@@ -32,7 +32,9 @@ impl Hasher for Quick {
     }
 
     fn write_u64(&mut self, value: u64) {
-        self.0 = (self.0.rotate_left(5) ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0.rotate_left(5) ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        // A product carries differences upwards only, and names often differ in one word's last bytes.
+        self.0 = mixed ^ (mixed >> 32);
     }
 
     fn finish(&self) -> u64 {

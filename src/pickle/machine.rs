@@ -34,9 +34,17 @@ pub(super) fn run(
     Limits::check("pickle_bytes", ceiling, wide(data.len()))?;
     let mut disasm = Disasm::strict(&data, start, limits);
     let mut machine = Machine::new(&data, limits, options)?;
-    let mut root = None;
+    let root = drive(&mut disasm, &mut machine, cancel)?;
+    let (end, protocol, needed) = (disasm.position(), machine.protocol, machine.needed());
+    let arena = machine.arena;
+    Ok(Pickle { values: Values { data, arena }, root, end, protocol, needed })
+}
+
+/// Executes opcodes up to STOP, for loading and for scanning alike; gives the root.
+#[inline(never)]
+fn drive(disasm: &mut Disasm<'_>, machine: &mut Machine<'_>, cancel: &Cancel) -> Result<Handle> {
     let mut ops = 0_u32;
-    for op in disasm.by_ref() {
+    for op in disasm {
         let op = op?;
         ops = ops.wrapping_add(1);
         if ops.is_multiple_of(TICK) {
@@ -44,14 +52,11 @@ pub(super) fn run(
         }
         match machine.step(&op) {
             Ok(None) => {}
-            Ok(found) => root = found,
+            Ok(Some(root)) => return Ok(root),
             Err(error) => return Err(error.at(wide(op.offset))),
         }
     }
-    let (end, protocol, needed) = (disasm.position(), machine.protocol, machine.needed());
-    let arena = machine.arena;
-    let root = root.ok_or_else(|| Error::new(Code::PickleStack, "the pickle ends without STOP"))?;
-    Ok(Pickle { values: Values { data, arena }, root, end, protocol, needed })
+    Err(Error::new(Code::PickleStack, "the pickle ends without STOP"))
 }
 
 struct Machine<'d> {
@@ -71,6 +76,8 @@ struct Machine<'d> {
     newest: u8,
     /// Whether a BINBYTES or SHORT_BINBYTES stood there, protocol 3's only opcodes and of smaller bytes.
     binbytes: bool,
+    /// The BUILDs in program order, where they are wanted: where, and on what.
+    builds: Option<Vec<(u32, Handle)>>,
     limits: &'d Limits,
     options: Options,
 }
@@ -90,6 +97,7 @@ impl<'d> Machine<'d> {
             protocol: 0,
             newest: 0,
             binbytes: false,
+            builds: None,
             limits,
             options,
         })
@@ -232,6 +240,7 @@ impl<'d> Machine<'d> {
             (Opcode::Build, _) => {
                 let state = self.pop()?;
                 let target = self.top()?;
+                self.note_build(op.offset, target)?;
                 self.arena.build(target, state)?;
             }
 
@@ -254,13 +263,21 @@ impl<'d> Machine<'d> {
         Ok(None)
     }
 
+    fn note_build(&mut self, offset: usize, target: Handle) -> Result<()> {
+        if let Some(builds) = &mut self.builds {
+            builds.try_reserve(1).map_err(|_| fail(Code::Memory, "no memory for the builds"))?;
+            builds.push((narrow(offset), target));
+        }
+        Ok(())
+    }
+
     /// The protocol of the newest opcode that was executed.
     fn needed(&self) -> u8 {
         let newest = Opcode::from_byte(self.newest).filter(|opcode| opcode.byte() >= Opcode::Proto.byte());
         newest.map_or(0, Opcode::protocol).max(if self.binbytes { 3 } else { 0 })
     }
 
-    #[inline]
+    #[inline(always)]
     fn push(&mut self, node: Node) -> Result<()> {
         let handle = self.arena.add(node)?;
         self.stack.push(handle)

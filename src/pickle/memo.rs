@@ -25,7 +25,7 @@ impl Memo {
         super::narrow(self.count)
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn put(&mut self, number: u32, handle: Handle) -> Result<()> {
         let at = index(number);
         // What writers do: number the entries from 0 on, each once.
@@ -44,6 +44,7 @@ impl Memo {
         }
     }
 
+    #[cold]
     fn put_new(&mut self, number: u32, handle: Handle) -> Result<()> {
         let known = !self.sparse.is_empty() && self.sparse.contains_key(&number);
         if !known {
@@ -70,7 +71,7 @@ impl Memo {
     }
 
     /// The newest entry; one in the dense part is newer than a sparse one of the same number.
-    #[inline]
+    #[inline(always)]
     pub(super) fn fetch(&self, number: u32) -> Result<Handle> {
         match self.dense.get(index(number)) {
             Some(Some(handle)) => Ok(*handle),

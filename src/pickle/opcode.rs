@@ -50,13 +50,13 @@ macro_rules! opcodes {
             pub const ALL: &'static [Opcode] = &[$(Opcode::$name,)*];
 
             /// The opcode that a byte stands for.
-            #[inline]
+            #[inline(always)]
             pub const fn from_byte(byte: u8) -> Option<Opcode> {
                 match byte { $($byte => Some(Opcode::$name),)* _ => None }
             }
 
             /// The opcode's byte.
-            #[inline]
+            #[inline(always)]
             pub const fn byte(self) -> u8 {
                 match self { $(Opcode::$name => $byte,)* }
             }
@@ -67,7 +67,7 @@ macro_rules! opcodes {
             }
 
             /// How its argument is laid out.
-            #[inline]
+            #[inline(always)]
             pub const fn arg(self) -> ArgKind {
                 match self { $(Opcode::$name => ArgKind::$kind,)* }
             }

@@ -33,7 +33,7 @@ impl<T: Copy> Pool<T> {
         pool
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn push(&mut self, item: T) -> Result<()> {
         if self.items.len() >= self.room {
             self.grow(1)?;

@@ -206,8 +206,18 @@ impl Values {
     /// The value behind a handle of this pickle.
     #[inline]
     pub fn get(&self, handle: Handle) -> Value<'_> {
+        self.value(self.arena.node(handle))
+    }
+
+    /// All values, in the order in which they were made.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = Value<'_>> + '_ {
+        self.arena.nodes.from(0).iter().map(|&node| self.value(node))
+    }
+
+    #[inline(always)]
+    fn value(&self, node: Node) -> Value<'_> {
         let arena = &self.arena;
-        match arena.node(handle) {
+        match node {
             Node::None => Value::None,
             Node::Bool(value) => Value::Bool(value),
             Node::Int(value) => Value::Int(value),

@@ -249,6 +249,10 @@ impl Scanner<'_> {
         label: Option<&str>,
         ran: Option<Pickle>,
     ) -> Result<Option<Index>> {
+        // A limit ends the strict reader too; whatever else it would refuse is no worse.
+        if self.report.has(Code::Limit.as_str()) {
+            return Ok(None);
+        }
         let options = index::Options { limits: self.options.limits.clone(), ..index::Options::default() };
         self.options.cancel.check()?;
         let read = match ran {

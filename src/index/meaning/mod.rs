@@ -166,6 +166,7 @@ impl<'a> Reader<'a> {
     /// have a meaning is known then.
     pub(super) fn forms(values: &'a Values, limits: &'a Limits, ids: Ids, locate: Locate<'a>) -> Reader<'a> {
         let mut reader = Reader::before(values, limits, ids, locate, globals(values));
+        reader.out.calls.reserve(values.calls().len());
         for (id, _) in values.calls() {
             let call = values.call(id);
             let meaning = match (reader.known(call.callable), values.get(call.args)) {

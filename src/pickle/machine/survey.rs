@@ -5,7 +5,7 @@
 //! none, an empty stack, a memo entry that is not set), and at a limit, the survey stops too and says so. What a reader would
 //! look up at run time (a global whose name a call computes, the extension registry) stands as a call of that look-up.
 
-use super::{Machine, Options, fail, in_data, wide};
+use super::{Machine, Options, drive, fail, in_data, wide};
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
 use crate::parallel::Cancel;
@@ -13,7 +13,7 @@ use crate::pickle::arena::Node;
 use crate::pickle::disasm::{Arg, Disasm, Op};
 use crate::pickle::opcode::Opcode;
 use crate::pickle::value::{CallKind, Handle, Values};
-use crate::pickle::{Pickle, index, narrow};
+use crate::pickle::{Pickle, index};
 
 /// The module of names that stand for a reader's look-up at run time: `find_class` of two texts, `extension` of a number.
 pub const RUN_TIME: &str = "<run time>";
@@ -61,50 +61,54 @@ pub(in crate::pickle) fn run(
 ) -> Result<Survey> {
     let ceiling = u64::from(u32::MAX).saturating_sub(1).min(limits.pickle_bytes);
     Limits::check("pickle_bytes", ceiling, wide(data.len()))?;
-    let mut found = Found::default();
     // Most pickles have no defects, and then need no look at the stack before each opcode.
     let mut disasm = Disasm::strict(&data, start, limits);
-    let mut machine = Machine::new(&data, limits, Options { text_ids: true })?;
-    let mut sound = true;
-    let mut highest = 1;
-    'all: while found.root.is_none() {
-        cancel.check()?;
-        for op in disasm.by_ref().take(TICK) {
-            let Ok(op) = op else {
-                sound = false;
-                break 'all;
-            };
-            if op.opcode.protocol() > highest {
-                highest = op.opcode.protocol();
-                found.newer(&op, machine.protocol);
+    let mut machine = surveyor(&data, limits)?;
+    match drive(&mut disasm, &mut machine, cancel) {
+        Ok(root) => {
+            let mut found = Found { root: Some(root), ..Found::default() };
+            if machine.needed() > machine.protocol.max(1) {
+                let ops = Disasm::strict(&data, start, limits);
+                ops.filter_map(Result::ok).for_each(|op| found.newer(&op, machine.protocol));
             }
-            if op.opcode == Opcode::Build {
-                found.build(op.offset, &machine)?;
-            }
-            match machine.step(&op) {
-                Ok(None) => {}
-                Ok(root) => found.root = root,
-                Err(_) => {
-                    sound = false;
-                    break 'all;
-                }
-            }
+            found.builds = machine.builds.take().unwrap_or_default();
+            let (stated, end) = ((machine.protocol, machine.needed()), disasm.position());
+            let arena = machine.arena;
+            Ok(found.survey(Values { data, arena }, end, stated))
+        }
+        Err(error) if error.code() == Code::Cancelled => Err(error),
+        // At a limit of calls every reading ends, and up to there nothing was refused.
+        Err(error) if error.code() == Code::Limit && is_call(&data, &error) => {
+            let mut found = Found { builds: machine.builds.take().unwrap_or_default(), ..Found::default() };
+            found.defect(error);
+            let (stated, end) = ((machine.protocol, machine.needed()), disasm.position());
+            let arena = machine.arena;
+            Ok(found.survey(Values { data, arena }, end, stated))
+        }
+        Err(_) => {
+            drop(machine);
+            permissive(data, start, limits, cancel)
         }
     }
-    if sound && found.root.is_some() {
-        let stated = (machine.protocol, machine.needed());
-        let (end, arena) = (disasm.position(), machine.arena);
-        return Ok(found.survey(Values { data, arena }, end, stated));
-    }
-    drop(machine);
-    permissive(data, start, limits, cancel)
+}
+
+/// Whether the opcode that an error is about makes a call.
+fn is_call(data: &[u8], error: &Error) -> bool {
+    let at = error.offset().and_then(|offset| usize::try_from(offset).ok());
+    let opcode = at.and_then(|at| data.get(at)).copied().and_then(Opcode::from_byte);
+    matches!(opcode, Some(Opcode::Reduce | Opcode::NewObj | Opcode::NewObjEx | Opcode::Inst | Opcode::Obj))
+}
+
+fn surveyor<'d>(data: &'d [u8], limits: &'d Limits) -> Result<Machine<'d>> {
+    let machine = Machine::new(data, limits, Options { text_ids: true })?;
+    Ok(Machine { builds: Some(Vec::new()), ..machine })
 }
 
 /// The same from the start on, past every refusal.
 fn permissive(data: Vec<u8>, start: usize, limits: &Limits, cancel: &Cancel) -> Result<Survey> {
     let (mut found, mut ticks) = (Found::default(), 0_usize);
     let mut disasm = Disasm::lenient(&data, start, limits);
-    let mut machine = Machine::new(&data, limits, Options { text_ids: true })?;
+    let mut machine = surveyor(&data, limits)?;
     while let Some(op) = disasm.next() {
         if let Some(objection) = disasm.take_objection() {
             found.defect(objection);
@@ -119,9 +123,6 @@ fn permissive(data: Vec<u8>, start: usize, limits: &Limits, cancel: &Cancel) -> 
         ticks = ticks.wrapping_add(1);
         if ticks.is_multiple_of(TICK) {
             cancel.check()?;
-        }
-        if op.opcode == Opcode::Build {
-            found.build(op.offset, &machine)?;
         }
         found.newer(&op, machine.protocol);
         let before = Before::of(&machine);
@@ -140,6 +141,7 @@ fn permissive(data: Vec<u8>, start: usize, limits: &Limits, cancel: &Cancel) -> 
             }
         }
     }
+    found.builds = machine.builds.take().unwrap_or_default();
     let stated = (machine.protocol, machine.needed());
     let (end, arena) = (disasm.position(), machine.arena);
     Ok(found.survey(Values { data, arena }, end, stated))
@@ -166,14 +168,6 @@ impl Found {
         if self.newer.is_none() && op.opcode.protocol() > stated.max(1) && op.opcode != Opcode::Proto {
             self.newer = Some((op.offset, op.opcode));
         }
-    }
-
-    #[cold]
-    fn build(&mut self, offset: usize, machine: &Machine<'_>) -> Result<()> {
-        let target = machine.stack.len().checked_sub(2).and_then(|at| machine.stack.get(at));
-        self.builds.try_reserve(1).map_err(|_| fail(Code::Memory, "no memory for the builds"))?;
-        self.builds.extend(target.map(|target| (narrow(offset), target)));
-        Ok(())
     }
 
     fn survey(self, values: Values, end: usize, (protocol, needed): (u8, u8)) -> Survey {
@@ -282,7 +276,9 @@ impl Machine<'_> {
                     Node::FrozenSet(empty)
                 })?;
             }
-            (Opcode::Reduce | Opcode::NewObj | Opcode::NewObjEx, _) => self.loose_call(op)?,
+            (Opcode::Reduce | Opcode::NewObj | Opcode::NewObjEx, _) if error.code() != Code::Limit => {
+                self.loose_call(op)?;
+            }
             (Opcode::Build, _) => self.drop_values(1)?,
             (Opcode::Global, Arg::Pair(module, name)) if error.code() == Code::Limit => {
                 let (module, name) = self.spelled(op, module, name)?;

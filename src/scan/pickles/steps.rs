@@ -1,0 +1,116 @@
+//! What a pickle does, in program order: every name, every call that is no surprise counted, every other step judged.
+
+use super::{Judge, dotted};
+use crate::pickle::{self, CallId, GlobalId, Handle, Value};
+use crate::scan::policy;
+use crate::scan::report::{Finding, Named, Step, Verdict};
+
+/// Something that happens at one opcode.
+#[derive(Clone, Copy)]
+enum Event {
+    Import(GlobalId),
+    Call(CallId),
+    State(Handle),
+}
+
+impl Judge<'_> {
+    /// All names, and all that is no call of a known function in a known form.
+    pub(super) fn steps(&mut self) {
+        let values = self.values_of();
+        let mut calls = vec![0_u64; values.globals().len()];
+        let mut events: Vec<(u64, Event)> = Vec::new();
+        let mut opaque = false;
+        for (id, _) in values.calls() {
+            let call = values.call(id);
+            if let Some(count) = self.callee(&call).and_then(|id| calls.get_mut(id.index())) {
+                *count = count.saturating_add(1);
+            }
+            if !self.understood.call(id) {
+                opaque = true;
+                events.push((call.offset, Event::Call(id)));
+            }
+        }
+        let mut last = None;
+        for &(offset, target) in &self.survey.builds {
+            let plain = match values.get(target) {
+                Value::Call(id) => self.understood.call(id) && !self.hides_methods(id),
+                _ => false,
+            };
+            // A step of the same target again is told by its count alone.
+            if !plain && last != Some(target) {
+                opaque = true;
+                events.push((u64::from(offset), Event::State(target)));
+            }
+            last = Some(target);
+        }
+        for (id, _) in values.globals() {
+            if !self.understood.global(id) && values.global(id).module != pickle::RUN_TIME {
+                events.push((values.global(id).offset, Event::Import(id)));
+            }
+        }
+        events.sort_by_key(|&(offset, _)| offset);
+        for (id, _) in values.globals() {
+            let (global, known) = (values.global(id), self.understood.global(id));
+            if global.module == pickle::RUN_TIME {
+                continue;
+            }
+            let found = policy::judge(global.module, global.name, known);
+            let called = calls.get(id.index()).copied().unwrap_or(0);
+            self.report.name(Named {
+                member: self.place.member.map(str::to_owned),
+                offset: global.offset.saturating_add(self.place.shift),
+                global: (global.module.to_owned(), global.name.to_owned()),
+                verdict: found.verdict,
+                reason: found.reason,
+                calls: called,
+            });
+        }
+        for (offset, event) in events {
+            match event {
+                Event::Import(id) => self.import(id, calls.get(id.index()).copied().unwrap_or(0), opaque),
+                Event::Call(id) => self.call(id),
+                Event::State(target) => self.state(offset, target),
+            }
+        }
+    }
+
+    fn import(&mut self, id: GlobalId, calls: u64, opaque: bool) {
+        let global = self.values_of().global(id);
+        let found = policy::judge(global.module, global.name, false);
+        let pair = (global.module.to_owned(), global.name.to_owned());
+        self.report.step(Step {
+            member: self.place.member.map(str::to_owned),
+            offset: global.offset.saturating_add(self.place.shift),
+            effect: "import",
+            opcode: "GLOBAL",
+            global: pair.clone(),
+            arguments: String::new(),
+            verdict: found.verdict.min(Verdict::Unknown),
+        });
+        let name = dotted(&global);
+        if global.name.contains('.') {
+            let text = format!("{name} walks over attributes");
+            let finding = self.finding("AttributeWalk", found.verdict, global.offset, text);
+            self.report.add(Finding { global: pair.clone(), ..finding });
+        }
+        if calls > 0 {
+            return;
+        }
+        let (verdict, text) = match found.verdict {
+            // Whoever is given it may call it.
+            Verdict::WouldExecute if opaque => (
+                Verdict::WouldExecute,
+                format!("{name} is named and may be called by what is given it: it {}", found.reason),
+            ),
+            Verdict::WouldExecute => {
+                (Verdict::Unknown, format!("{name} is named and not called: it {}", found.reason))
+            }
+            _ => (
+                Verdict::Unknown,
+                format!("{name} is named and not called; importing its module runs the module's code"),
+            ),
+        };
+        let finding = self.finding("Import", verdict, global.offset, text);
+        self.report.add(Finding { global: pair, readers: &["c", "python"], ..finding });
+    }
+}
