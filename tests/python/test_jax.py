@@ -53,7 +53,7 @@ def test_every_dtype_arrives_bit_by_bit(save, name, layout):
 def test_64_bits_are_never_made_32_in_silence(save, name):
     lazy = rustload.open(save({"x": patterns(name, (3,))}), framework="jax")["x"]
     with pytest.raises(
-        rustload.UnsupportedError, match=f"a {name} tensor, and JAX is set to 32 bits"
+        rustload.UnsupportedError, match=f"'x' is {name}, and JAX is set to 32 bits"
     ) as caught:
         lazy.materialize()
     assert "jax_enable_x64" in caught.value.__notes__[0]

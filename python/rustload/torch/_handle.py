@@ -317,12 +317,13 @@ def _copied(target: Any, source: Any, *rest: Any) -> bool:
         and isinstance(target, torch.Tensor)
         and not target.is_meta
     )
+    if plain:
+        check_numbers(source._lazy, str(target.dtype).removeprefix("torch."))
     if not plain or target.shape != source.shape or (target.requires_grad and torch.is_grad_enabled()):
         return False
     name = str(target.dtype).removeprefix("torch.")
     if source._dtype != source._lazy.dtype or not _cast_alike(source._lazy.dtype, name):
         return False
-    check_numbers(source._lazy, str(target.dtype).removeprefix("torch."))
     fill(target.detach(), source._lazy, WINDOW)
     torch.autograd.graph.increment_version(target)
     return True
