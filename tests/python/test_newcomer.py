@@ -34,7 +34,7 @@ def test_a_lazy_state_dict_does_not_pass_them_on_either(quantized):
     with pytest.raises(RuntimeError, match="is quantized"):
         torch.nn.Linear(2, 2).load_state_dict(state)
     with pytest.raises(rustload.UnsupportedError, match="is quantized"):
-        state["weight"].float()
+        state["weight"].to(torch.float32)
     assert state["weight"].tensor().tolist() == [[3, -6], [10, 4]]
 
 
