@@ -30,7 +30,23 @@ beyond this table, and what is not, is in [SECURITY.md](../SECURITY.md).
 - there is no panic, crash or hang. What comes of the resource bombs is dropped on a stack of 256 KiB.
 
 The same holds for 200 honest checkpoints (`tests/data/attacks/benign.py`): all open, and nothing they name is imported.
-[Fuzzing](fuzzing.md) goes on where the table ends.
+
+[Fuzzing](fuzzing.md) goes on where the table ends. Executions of one night (2026-11-21, two shared cores of an Intel Xeon, 0.2
+hours of libFuzzer in all), edges reached, and inputs that broke a promise at the end:
+
+| target | executions | edges | seeds | kept inputs | open |
+|---|--:|--:|--:|--:|--:|
+| `pickle` | 2,878,677 | 1,910 | 21 | 1,646 | 0 |
+| `zip` | 4,471,141 | 899 | 4 | 463 | 0 |
+| `legacy` | 2,143,483 | 4,242 | 12 | 1,575 | 0 |
+| `safetensors`, against the crate | 15,847,738 | 1,774 | 4 | 1,264 | 0 |
+| `open` | 3,651,089 | 6,742 | 27 | 3,071 | 0 |
+| `scan` | 243,937 | | 16 | | 0 |
+| `cpython`, over what `pickle` kept | 1,054,925 | | | | 0 |
+| `weights_only`, over what `open` kept | 361,513 | | | | 0 |
+
+What they found, and what was mended: calls of values that cannot be called and of persistent ids were kept as data; a lazy sign that
+is False was read as none, where torch goes by the key alone; sets of what cannot be hashed raised a bare `TypeError` at export.
 
 *Outcome* is what `rustload.open` does: a code means an error ([all of them](errors.md)); *opens; reading: `code`* means that the
 error comes when that is asked for; *kept as data* means that the value is an `Opaque` or a `Global` and the tensors beside it
