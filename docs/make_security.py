@@ -45,8 +45,8 @@ hours of libFuzzer in all), edges reached, and inputs that broke a promise at th
 | `cpython`, over what `pickle` kept | 1,054,925 | | | | 0 |
 | `weights_only`, over what `open` kept | 361,513 | | | | 0 |
 
-What they found, and what was mended: calls of values that cannot be called and of persistent ids were kept as data; a lazy sign that
-is False was read as none, where torch goes by the key alone; sets of what cannot be hashed raised a bare `TypeError` at export.
+What they found, and what was mended: calls of values that cannot be called, and of persistent ids, were kept as data; a lazy sign
+that is False was read as none, where torch goes by the key alone; sets of what cannot be hashed raised a bare `TypeError`.
 
 *Outcome* is what `rustload.open` does: a code means an error ([all of them](errors.md)); *opens; reading: `code`* means that the
 error comes when that is asked for; *kept as data* means that the value is an `Opaque` or a `Global` and the tensors beside it
