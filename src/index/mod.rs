@@ -185,9 +185,10 @@ pub fn read(source: &Source, options: &Options) -> Result<Index> {
         }
         Format::LegacyTorch => torch_legacy::read(source, options),
         Format::Pickle => plain_pickle(source, options),
-        Format::Tar => {
-            refused(Code::TarUnsupported, "this is a tar archive, which is not read: that of torch 0.1 is a format of its own")
-        }
+        Format::Tar => refused(
+            Code::TarUnsupported,
+            "this is a tar archive, which is not read: that of torch 0.1 is a format of its own",
+        ),
     }
 }
 

@@ -3,16 +3,18 @@
 //! Follows the stack, mark and memo semantics of CPython's C unpickler (`Modules/_pickle.c` as of 3.13), with every grey case
 //! refused by a typed error at the opcode's offset.
 
+mod literals;
 pub(super) mod survey;
 
-use super::arena::{Arena, Node, Piece, Span};
+use self::literals::{in_data, native_string};
+use super::arena::{Arena, Node, Span};
 use super::disasm::{Arg, Disasm, Op};
 use super::globals::Globals;
 use super::keys::Interner;
 use super::memo::Memo;
 use super::opcode::Opcode;
 use super::pool::Pool;
-use super::text::{self, Integer};
+use super::text;
 use super::value::{CallKind, GlobalId, Handle, Values};
 use super::{Options, Pickle, index, narrow, wide};
 use crate::error::{Code, Error, Result};
@@ -440,106 +442,6 @@ impl<'d> Machine<'d> {
         self.stack.truncate(mark);
         self.push_call(kind, callable, args, None, offset)
     }
-
-    fn text_integer(&mut self, opcode: Opcode, line: &[u8]) -> Result<()> {
-        let digits = self.limits.int_digits;
-        let integer = match opcode {
-            Opcode::Long => text::long(line, digits)?,
-            _ => match text::int(line, digits)? {
-                Ok(integer) => integer,
-                Err(true) => return self.stack.push(Handle::TRUE),
-                Err(false) => return self.stack.push(Handle::FALSE),
-            },
-        };
-        match integer {
-            Integer::Small(value) => self.push(Node::Int(value)),
-            Integer::Big(bytes) => {
-                let piece = self.store(bytes.len(), |side| {
-                    side.extend_from_slice(&bytes);
-                    Ok(())
-                })?;
-                self.push(Node::BigInt(piece))
-            }
-        }
-    }
-
-    /// LONG1 and LONG4: little-endian two's complement; no bytes are zero.
-    fn binary_integer(&mut self, payload: usize, bytes: &[u8]) -> Result<()> {
-        Limits::check("int_bytes", self.limits.int_bytes, wide(bytes.len()))?;
-        let bytes = bytes.get(..text::shortest(bytes)).unwrap_or(bytes);
-        match text::small(bytes) {
-            Some(value) => self.push(Node::Int(value)),
-            None => self.push(Node::BigInt(in_data(payload, bytes))),
-        }
-    }
-
-    /// UNICODE: as it stands when there is nothing to decode.
-    fn unicode(&mut self, payload: usize, line: &[u8]) -> Result<()> {
-        if line.is_ascii() && !line.contains(&b'\\') {
-            return self.push(Node::Str(in_data(payload, line)));
-        }
-        let piece = self.store(line.len(), |side| text::raw_unicode(line, side))?;
-        self.push(Node::Str(piece))
-    }
-
-    fn string(&mut self, line: &[u8]) -> Result<()> {
-        let piece = self.store(line.len(), |side| text::string(line, side))?;
-        let node = native_string(self.arena.bytes(self.data, piece), piece);
-        self.push(node)
-    }
-
-    /// What `write` adds to the side buffer, which is at most twice as long as what it decodes.
-    fn store(&mut self, len: usize, write: impl FnOnce(&mut Vec<u8>) -> Result<()>) -> Result<Piece> {
-        let start = self.arena.side.len();
-        let reserved = self.arena.side.try_reserve(len.saturating_mul(2));
-        reserved.map_err(|_| fail(Code::Memory, "no memory for the decoded strings"))?;
-        write(&mut self.arena.side)?;
-        let end = self.arena.side.len();
-        Limits::check("pickle_bytes", u64::from(u32::MAX), wide(end))?;
-        Ok(Piece { start: narrow(start), len: narrow(end.saturating_sub(start)), side: true })
-    }
-
-    fn text_id(&mut self, payload: usize, line: &[u8]) -> Result<()> {
-        if !self.options.text_ids {
-            return Err(fail(
-                Code::PersistentId,
-                format!("a persistent id is text: {}", text::preview(line)),
-            ));
-        }
-        if !line.is_ascii() {
-            return Err(fail(Code::PickleText, "a persistent id is not ASCII"));
-        }
-        let id = self.arena.add(Node::Str(in_data(payload, line)))?;
-        self.push(Node::PersistentId(id))
-    }
-
-    /// GLOBAL and INST: module and name in two lines.
-    fn global_line(&mut self, op: &Op<'_>, module: &[u8], name: &[u8]) -> Result<Handle> {
-        let after = op.payload.saturating_add(module.len()).saturating_add(1);
-        let module = self.globals.name(&mut self.arena, self.data, in_data(op.payload, module))?;
-        let name = self.globals.name(&mut self.arena, self.data, in_data(after, name))?;
-        let old = self.protocol < 3;
-        self.globals.global(&mut self.arena, self.data, (module, name), old, op.offset)
-    }
-
-    fn stack_global(&mut self, offset: usize) -> Result<()> {
-        let (name, module) = (self.pop()?, self.pop()?);
-        let module = self.globals.name_of(&mut self.arena, self.data, module)?;
-        let name = self.globals.name_of(&mut self.arena, self.data, name)?;
-        let old = self.protocol < 3;
-        let handle = self.globals.global(&mut self.arena, self.data, (module, name), old, offset)?;
-        self.stack.push(handle)
-    }
-}
-
-#[inline]
-fn in_data(start: usize, bytes: &[u8]) -> Piece {
-    Piece { start: narrow(start), len: narrow(bytes.len()), side: false }
-}
-
-/// A `str` of Python 2: text if it is UTF-8, else bytes.
-fn native_string(bytes: &[u8], piece: Piece) -> Node {
-    if std::str::from_utf8(bytes).is_ok() { Node::Str(piece) } else { Node::Bytes(piece) }
 }
 
 #[inline]

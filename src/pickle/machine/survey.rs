@@ -5,7 +5,8 @@
 //! none, an empty stack, a memo entry that is not set), and at a limit, the survey stops too and says so. What a reader would
 //! look up at run time (a global whose name a call computes, the extension registry) stands as a call of that look-up.
 
-use super::{Machine, Options, drive, fail, in_data, wide};
+use super::literals::in_data;
+use super::{Machine, Options, drive, fail, wide};
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
 use crate::parallel::Cancel;
