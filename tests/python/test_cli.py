@@ -308,3 +308,113 @@ def test_dots_in_brackets_do_not_split(name, parts):
 )
 def test_numbers_are_spelled_short(numbers, text):
     assert tree.spell_numbers(numbers) == text
+
+
+def test_sums_count_the_same_tensor_once_where_it_folds(folder):
+    weight = torch.zeros(4, 3)
+    torch.save({"t.0": weight, "t.1": weight}, folder / "same.pt")
+    torch.save({"first": weight, "t.0": weight, "t.1": weight}, folder / "above.pt")
+    state = {f"l.{n}.{part}": weight if part == "a" else torch.zeros(3) for n in range(2) for part in "ab"}
+    torch.save(state, folder / "groups.pt")
+    assert re.search(r"t\.\{0, 1\}  ×2 .* 48 B  tied  48 B each\n", run(folder, "info", "same.pt").stdout)
+    assert re.search(r"t\.\{0, 1\}  ×2 .* 48 B  tied  48 B each\n", run(folder, "info", "above.pt").stdout)
+    # 48 + 2 * 12 in all, 48 + 12 in each.
+    assert re.search(r"l\.\{0, 1\} .* 72 B  60 B each\n", run(folder, "info", "groups.pt").stdout)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")  # noqa: PTH110
+@pytest.mark.parametrize("args", [("info",), ("info", "--json"), ("scan",), ("doctor", "--no-measure")])
+def test_output_that_cannot_be_written_is_one_line_and_3(folder, args):
+    torch.save({"w": torch.zeros(2)}, folder / "ok.pt")
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        done = subprocess.run(
+            [sys.executable, "-m", "rustload", *args, "ok.pt"],
+            cwd=folder,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    wanted = "rustload: error: the output could not be written: no space left on device\n"
+    assert (done.returncode, done.stderr) == (3, wanted)
+
+
+def test_a_closed_stdout_is_one_line_and_3(monkeypatch, capsys):
+    from rustload import _cli
+
+    monkeypatch.setattr(sys, "stdout", None)
+    assert _cli.main(["info", "x"]) == 3
+    assert capsys.readouterr().err == "rustload: error: the output could not be written: stdout is closed\n"
+
+
+def test_columns_line_up_where_names_are_escaped_for_the_encoding(folder):
+    torch.save(
+        {"é.weight": torch.zeros(2), "plain": torch.zeros(3), "ü" * 9: torch.zeros(4)}, folder / "umlaut.pt"
+    )
+    for args in ((), ("--tensors",)):
+        shown = run(folder, "info", *args, "umlaut.pt", PYTHONIOENCODING="ascii").stdout
+        lines = shown.split("\ntensors\n")[1].split("\n\n")[0].splitlines()
+        assert len(lines) == 3
+        assert len({re.search(r"\d B", line).end() for line in lines}) == 1
+
+
+def test_an_empty_name_is_seen_among_the_tied(folder):
+    weight = torch.zeros(2)
+    torch.save({"": weight, "a": weight}, folder / "empty-name.pt")
+    assert '\n  "" = a\n' in run(folder, "info", "empty-name.pt").stdout
+
+
+@pytest.mark.parametrize("width", [30, 36, 40])
+@pytest.mark.parametrize("args", [("info",), ("info", "--tensors"), ("doctor", "--no-measure")])
+def test_rows_fit_narrow_terminals(folder, monkeypatch, capsys, width, args):
+    from rustload import _cli
+    from rustload._cli import text
+
+    monkeypatch.setattr(text.Page, "width", width)
+    monkeypatch.chdir(folder)
+    assert _cli.main([*args, "small.pt"]) == 0
+    shown = capsys.readouterr().out
+    assert [line for line in shown.splitlines() if len(line) > width] == []
+    # Nothing is lost.
+    for word in (
+        ("bfloat16", "attn.weight", "160 B", "tied", "[10, 4]") if args[0] == "info" else ("threads",)
+    ):
+        assert word in shown
+
+
+def test_doctor_words_a_missing_path_as_info_does_and_shows_no_heading_for_it(folder):
+    info, doctor = (run(folder, command, "none.pt") for command in ("info", "doctor"))
+    assert (doctor.returncode, doctor.stderr) == (3, info.stderr)
+    assert "none.pt" not in doctor.stdout
+    told = json.loads(run(folder, "doctor", "--json", "none.pt").stdout)
+    assert told["checkpoints"] == json.loads(run(folder, "info", "--json", "none.pt").stdout)["checkpoints"]
+
+
+def test_a_path_without_a_command_gets_a_hint(folder):
+    done = run(folder, "small.pt")
+    assert done.returncode == 2
+    assert "\n  did you mean: rustload info small.pt\n" in done.stderr
+    assert "did you mean" not in run(folder, "frobnicate").stderr
+
+
+def test_all_commands_say_the_same_of_color(folder):
+    said = {
+        run(folder, name, "--help").stdout.split("--color")[-1].split("exit")[0]
+        for name in ("info", "scan", "doctor")
+    }
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("label", "parts"),
+    [
+        ("layer12", ("layer", 12, "")),
+        ("7", ("", 7, "")),
+        ("a1b02c", ("a1b0", 2, "c")),
+        ("00", ("0", 0, "")),
+        ("12345678901", ("1", 2345678901, "")),
+        ("plain", None),
+    ],
+)
+def test_the_last_number_of_a_label_is_what_folds(label, parts):
+    assert tree._split_number(label) == parts

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -57,7 +59,64 @@ def test_no_path_is_a_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_empty_directory_has_nothing_to_scan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(capsys, tmp_path)[0] == 3
+    wanted = f"rustload: nothing to scan: {tmp_path} has no files\n"
+    assert run(capsys, tmp_path) == (3, "", wanted)
+    (tmp_path / "some").mkdir()
+    (tmp_path / "none").mkdir()
+    torch.save({"w": torch.ones(2)}, tmp_path / "some" / "ok.pt")
+    code, out, err = run(capsys, tmp_path / "none", tmp_path / "some")
+    assert (code, out) == (0, f"{tmp_path}/some/ok.pt: inert\n")
+    assert err == f"rustload: nothing to scan: {tmp_path}/none has no files\n"
+
+
+def test_a_scan_of_what_holds_no_pickle_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, folder / "README.md")
+    assert (code, err) == (3, "rustload: nothing was scanned: no file holds a pickle, as far as is known\n")
+
+
+def test_json_has_what_could_not_be_opened(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "--json", folder / "absent.pt", folder / "good.pt")
+    told = json.loads(out)
+    assert (code, told["complete"], told["verdict"]) == (3, False, "unknown")
+    assert list(told) == ["schema", "rustload", "verdict", "complete", "files"]
+    absent, good = told["files"]
+    assert (absent["path"], absent["status"]) == (f"{folder}/absent.pt", "unreadable")
+    assert f"rustload: error: {absent['error']['message']}\n" in err
+    assert absent.keys() == {*good, "error"}
+    assert absent["coverage"].keys() == good["coverage"].keys()
+    # One alone has the same keys.
+    assert list(json.loads(run(capsys, "--json", folder / "absent.pt")[1])) == list(told)
+    assert out.startswith('{\n "schema": 1,\n "rustload": ')
+
+
+@pytest.mark.parametrize("name", ["-", "/dev/stdin"])
+def test_standard_input_is_scanned_from_a_pipe_and_from_a_file(folder: Path, name: str) -> None:
+    command = [sys.executable, "-m", "rustload", "scan", name]
+    piped = subprocess.run(command, input=EVIL, capture_output=True, check=False)
+    assert piped.returncode == 1
+    assert piped.stdout.startswith(b"-: would execute\n")
+    with (folder / "good.pt").open("rb") as file:
+        read = subprocess.run(command, stdin=file, capture_output=True, check=False)
+    assert (read.returncode, read.stdout, read.stderr) == (0, b"-: inert\n", b"")
+
+
+def test_a_pipe_is_read_up_to_a_bound() -> None:
+    command = [sys.executable, "-m", "rustload", "scan", "-"]
+    done = subprocess.run(command, input=bytes((64 << 20) + 1), capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (3, b"")
+    assert done.stderr.startswith(b"rustload: error: -: standard input goes on beyond 64.0 MiB")
+
+
+@pytest.mark.parametrize("width", [30, 40])
+def test_findings_fit_narrow_terminals(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    from rustload._cli import text
+
+    monkeypatch.setattr(text.Page, "width", width)
+    _, out, _ = run(capsys, folder / "evil.bin")
+    assert max(map(len, out.splitlines()[1:])) <= width
+    assert "runs programs" in " ".join(out.split())
 
 
 def test_one_line_for_each_file_and_findings_below(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,12 +1,14 @@
-"""The command line: `rustload info` and `rustload scan`.
+"""The command line: `rustload info`, `rustload scan` and `rustload doctor`.
 
 Data goes to stdout, talk to stderr. Exit codes: 0 all is well, 1 a scan found something, 2 wrong usage, 3 something could not
-be read, 130 stopped by Ctrl-C, 141 the reader of stdout went away.
+be read, or the output not be written, 130 stopped by Ctrl-C, 141 the reader of stdout went away.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gc
 import os
 import sys
 from typing import TYPE_CHECKING, NoReturn
@@ -24,7 +26,7 @@ EPILOG = """\
 exit codes:
   0    everything was read
   2    wrong usage
-  3    something could not be read; the rest is shown all the same
+  3    something could not be read (the rest is shown all the same), or the output could not be written
 """
 
 SCAN_EPILOG = """\
@@ -32,16 +34,25 @@ exit codes:
   0    all files are inert: nothing but data, all of it looked at
   1    a file is unknown or would execute
   2    wrong usage
-  3    something could not be read, or there was nothing to scan
+  3    something could not be read, there was nothing to scan, or the output could not be written
+
+1 comes before 3: a file that is not inert counts more than one that could not be read. Output that could not be
+written comes first.
 """
+
+
+COMMANDS = ("info", "scan", "doctor")
 
 
 class Parser(argparse.ArgumentParser):
     """A parser whose complaints look like every other error of the command."""
 
+    # What may have been meant.
+    hint = ""
+
     def error(self, message: str) -> NoReturn:
         """Prints the message and where to read more, and ends with exit code 2."""
-        self.exit(USAGE, f"rustload: error: {message}\n  see: {self.prog} --help\n")
+        self.exit(USAGE, f"rustload: error: {message}\n{self.hint}  see: {self.prog} --help\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,16 +61,56 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: The arguments; None takes those of the process.
     """
+    given = sys.argv[1:] if argv is None else list(argv)
+    parser = _parser()
+    parser.hint = _hint(given)
+    if sys.stdout is None:
+        return _unwritten("stdout is closed")
+    collects = gc.isenabled()
+    # A command makes many small objects, hardly one of them in a cycle, and ends.
+    gc.disable()
     try:
-        code = _run(_parser().parse_args(argv))
-        sys.stdout.flush()
+        try:
+            code = _run(parser.parse_args(given))
+        finally:
+            if collects:
+                gc.enable()
+            # --help and --version leave by an exception.
+            sys.stdout.flush()
     except BrokenPipeError:
-        # Python flushes stdout once more at its end; let it have somewhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence()
         return NO_READER
     except KeyboardInterrupt:
         return STOPPED
+    except OSError as error:
+        # Errors of paths never come this far.
+        _silence()
+        return _unwritten((error.strerror or str(error)).lower())
     return code
+
+
+def _unwritten(why: str) -> int:
+    with contextlib.suppress(OSError):
+        print(f"rustload: error: the output could not be written: {why}", file=sys.stderr)  # noqa: T201 - talk
+    return UNREAD
+
+
+def _silence() -> None:
+    """Python flushes stdout once more at its end; lets it have somewhere to go."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _hint(given: Sequence[str]) -> str:
+    """A line for who gives a path without a command."""
+    words = [word for word in given if not word.startswith("-")]
+    if not words or words[0] in COMMANDS or not (os.path.lexists(words[0]) or "." in words[0]):
+        return ""
+    import shlex
+
+    from rustload._cli.text import escape
+
+    return f"  did you mean: rustload info {escape(shlex.quote(words[0]))}\n"
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -112,24 +163,26 @@ def _parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     scan.add_argument(
-        "paths", nargs="+", metavar="PATH", help="a file, or a directory of which all files are scanned"
+        "paths",
+        nargs="+",
+        metavar="PATH",
+        help="a file, a directory of which all files are scanned, or - for standard input",
     )
     scan.add_argument("-q", "--quiet", action="store_true", help="leave out what is inert")
     scan.add_argument(
         "--json", action="store_true", help="print everything as one JSON document (see docs/scan.md)"
     )
-    for command in (info, scan):
+    for command in (info, scan, _add_doctor(commands)):
         command.add_argument(
             "--color",
             choices=("auto", "always", "never"),
             default="auto",
             help="auto (the default) colours terminals, unless NO_COLOR is set",
         )
-    _add_doctor(commands)
     return parser
 
 
-def _add_doctor(commands: argparse._SubParsersAction[Parser]) -> None:
+def _add_doctor(commands: argparse._SubParsersAction[Parser]) -> Parser:
     doctor = commands.add_parser(
         "doctor",
         help="say how a checkpoint would be read here, and why",
@@ -153,4 +206,4 @@ def _add_doctor(commands: argparse._SubParsersAction[Parser]) -> None:
     doctor.add_argument(
         "--json", action="store_true", help="print everything as one JSON document (see docs/cli.md)"
     )
-    doctor.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="as for info")
+    return doctor

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json as _json
 import sys
 from typing import TYPE_CHECKING, Any
 
 import rustload
 from rustload import _rustload
-from rustload._cli.text import Page, escape, size
+from rustload._cli import UNREAD
+from rustload._cli.info import complain
+from rustload._cli.text import Page, print_json, size
+from rustload.errors import RustloadError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["run"]
-
-UNREAD = 3
 
 MEASURED = 4
 """Of a checkpoint of many shards, the first few tell how fast the disk is."""
@@ -35,18 +35,14 @@ def run(paths: Sequence[str], *, json: bool, color: str, io: str, measure: bool)
     found = [_examine(path, io, measure=measure) for path in paths]
     if json:
         whole = {"schema": 1, "rustload": rustload.__version__, "machine": machine, "checkpoints": found}
-        print(_json.dumps(whole, indent=2))  # noqa: T201 - data goes to stdout
+        print_json(whole)
     else:
         page = Page(sys.stdout, color)
         _show_machine(page, machine)
         for one in found:
-            _show(page, one)
+            if "error" not in one:
+                _show(page, one)
         page.flush()
-    for one in found:
-        if "error" in one:
-            text = escape(one["error"]["message"])
-            notes = [f"\n  note: {escape(note)}" for note in one["error"]["notes"]]
-            print(f"rustload: error: {text}{''.join(notes)}", file=sys.stderr)  # noqa: T201 - talk goes to stderr
     return UNREAD if any("error" in one for one in found) else 0
 
 
@@ -73,13 +69,8 @@ def _examine(path: str, io: str, *, measure: bool) -> dict[str, Any]:
                 for number, file in enumerate(files)
             ]
             return {"path": path, "format": ckpt.format, "files": probes}
-    except (rustload.RustloadError, OSError) as error:
-        notes = list(getattr(error, "__notes__", ()))
-        code = getattr(error, "code", None)
-        return {
-            "path": path,
-            "error": {"class": type(error).__name__, "code": code, "message": str(error), "notes": notes},
-        }
+    except (RustloadError, OSError, ValueError, MemoryError) as error:
+        return {"path": path, "error": complain(error)}
 
 
 def _show_machine(page: Page, machine: dict[str, Any]) -> None:
@@ -102,10 +93,10 @@ def _show_machine(page: Page, machine: dict[str, Any]) -> None:
 
 def _show(page: Page, found: dict[str, Any]) -> None:
     page.line()
-    page.title(escape(found["path"]))
-    for file in found.get("files", ()):
+    page.title(page.safe(found["path"]))
+    for file in found["files"]:
         if len(found["files"]) > 1 or file["path"] != found["path"]:
-            page.line(f"  {page.strong(escape(file['path']))}")
+            page.line(f"  {page.strong(page.safe(file['path']))}")
         page.field("reads", f"{file['io']}: {file['reason']}")
         page.field("on", f"{file['file_system']} ({file['kind']}), {size(file['size'])}")
         cached = file["cached"]

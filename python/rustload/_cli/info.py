@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json as json_format
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import rustload
 from rustload._cli import UNREAD, tree
-from rustload._cli.text import Page, count, escape, size
+from rustload._cli.text import BAR, Page, count, print_json, size
 from rustload.errors import RustloadError
 
 if TYPE_CHECKING:
@@ -48,10 +47,7 @@ def run(paths: Sequence[str], *, json: bool, color: str, tensors: bool) -> int:
             show(page, report, tensors=tensors)
             page.flush()
     if json:
-        json_format.dump(
-            {"schema": SCHEMA, "rustload": rustload.__version__, "checkpoints": found}, sys.stdout, indent=1
-        )
-        sys.stdout.write("\n")
+        print_json({"schema": SCHEMA, "rustload": rustload.__version__, "checkpoints": found})
     return code
 
 
@@ -61,9 +57,9 @@ def complain(error: Exception) -> dict[str, Any]:
     if isinstance(error, OSError) and error.strerror:
         message = f"{error.filename}: {error.strerror.lower()}" if error.filename else error.strerror.lower()
     page = Page(sys.stderr, "never")
-    page.line(f"rustload: error: {escape(message)}")
+    page.line(f"rustload: error: {page.safe(message)}")
     for note in notes:
-        page.line(f"  note: {escape(note)}")
+        page.line(f"  note: {page.safe(note)}")
     page.flush()
     place = {name: getattr(error, name, None) for name in ("code", "member", "offset")}
     return {"class": type(error).__name__, **place, "message": message, "notes": notes}
@@ -120,7 +116,7 @@ def describe(path: str) -> dict[str, Any]:
 
 def show(page: Page, report: dict[str, Any], *, tensors: bool) -> None:
     """Prints a report as text."""
-    page.title(escape(report["path"]))
+    page.title(page.safe(report["path"]))
     files = report["files"]
     of_files = f" in {len(files)} files" if len(files) > 1 else ""
     page.field("format", report["format"] + of_files)
@@ -136,26 +132,26 @@ def show(page: Page, report: dict[str, Any], *, tensors: bool) -> None:
     if report["tied"]:
         page.heading("tied", "names that share a storage")
         places = {entry["name"]: _place(entry) for entry in report["tensors"]}
-        _some(page, [_group(group, places) for group in report["tied"]])
+        _some(page, [_group(page, group, places) for group in report["tied"]])
     if report["opaque"]:
         page.heading("kept as data", "values of classes that were not built")
-        _some(page, [_class(found) for found in report["opaque"]])
+        _some(page, [_class(page, found) for found in report["opaque"]])
     if report["globals"]:
         page.heading("named by the pickle", "nothing of it was imported or called")
-        page.wrapped([escape(name) for name in report["globals"]], most=MOST * 3)
+        page.wrapped([page.safe(name) for name in report["globals"]], most=MOST * 3)
     if report["metadata"]:
         page.heading("metadata")
-        width = max(len(escape(key)) for key in report["metadata"])
+        width = max(len(page.safe(key)) for key in report["metadata"])
         _some(
             page,
             [
-                f"{escape(key):<{min(width, 30)}}  {escape(value)}"
+                f"{page.safe(key):<{min(width, 30)}}  {page.safe(value)}"
                 for key, value in report["metadata"].items()
             ],
         )
     if report["notes"]:
         page.heading("notes")
-        _some(page, [escape(note) for note in report["notes"]])
+        _some(page, [page.safe(note) for note in report["notes"]])
 
 
 def _rounded(number: int) -> str:
@@ -178,9 +174,15 @@ def _dtypes(page: Page, report: dict[str, Any]) -> None:
     width = max(len(seen["dtype"]) for seen in report["dtypes"])
     for seen in report["dtypes"]:
         share = seen["nbytes"] / total
+        tensors = count(seen["tensors"], "tensor")
+        if page.narrow(width + BAR + len(tensors) + 25):
+            page.packed(
+                [("36", seen["dtype"]), ("", size(seen["nbytes"])), ("", _percent(share)), ("2", tensors)], 2
+            )
+            continue
         page.line(
             f"  {page.dtype(seen['dtype'].ljust(width))}  {page.bar(share)} {size(seen['nbytes']):>11} {_percent(share):>6}"
-            f"  {page.dim(count(seen['tensors'], 'tensor'))}"
+            f"  {page.dim(tensors)}"
         )
 
 
@@ -203,28 +205,65 @@ def _tree(page: Page, tensors: list[dict[str, Any]], tied: list[list[str]]) -> N
     )
     rows = []
     for node, lasts in tree.walk(tree.build(leaves)):
-        label = page.clipped(escape(node.label) or '""')
+        before = 3 * (len(lasts) - 1)
+        label = page.clipped(page.safe(node.label) or '""', before)
         name = page.branches(lasts) + (label if node.leaf else page.strong(label))
-        plain = 3 * len(lasts[1:]) + len(label)
+        plain = before + len(label)
         if node.times > 1 and node.leaf:
             times = f"  {page.times}{node.times}"
             name, plain = name + times, plain + len(times)
-        rows.append((name, plain, node))
-    width = min(max(plain for _, plain, _ in rows), 64)
-    dtypes = max((len(node.leaf.dtype) for *_, node in rows if node.leaf), default=0)
-    shapes = max((len(str(list(node.leaf.shape))) for *_, node in rows if node.leaf), default=0)
-    inner = [len(_inside(page, node)) for *_, node in rows if not node.leaf]
-    columns = max(dtypes + 2 + shapes, *inner, 0)
-    for name, plain, node in rows:
-        padded = "  " + name + " " * (width - plain)
-        if node.leaf is None:
-            inside = page.dim(_inside(page, node).ljust(columns))
-        else:
-            inside = f"{page.dtype(node.leaf.dtype.ljust(dtypes))}  {list(node.leaf.shape)!s:<{columns - dtypes - 2}}"
         remark = "  tied" if node.leaf and node.leaf.tied else ""
-        if node.times > 1 and _shown(node) % node.times == 0:
-            remark += f"  {size(_shown(node) // node.times)} each"
-        page.line(f"{padded}  {inside} {size(_shown(node)):>11}{page.dim(remark)}")
+        if node.times > 1:
+            remark += f"  {size(node.own // node.times)} each"
+        if node.leaf:
+            what, shape = node.leaf.dtype, str(list(node.leaf.shape))
+        else:
+            what, shape = _inside(page, node), None
+        rows.append((Row(name, plain, what, shape, size(_shown(node)), remark), before))
+    _table(page, rows, widest=64)
+
+
+class Row(NamedTuple):
+    """A line of the table of tensors.
+
+    Attributes:
+        name: The name, with its colours and branches.
+        plain: How many columns it takes.
+        what: The dtype, or of a group what is in it.
+        shape: The shape; None for a group.
+        nbytes: The size, in words.
+        remark: What follows.
+    """
+
+    name: str
+    plain: int
+    what: str
+    shape: str | None
+    nbytes: str
+    remark: str
+
+
+def _table(page: Page, rows: list[tuple[Row, int]], *, widest: int) -> None:
+    """Prints rows in columns, or where those do not fit a narrow terminal, what belongs to a name below it."""
+    width = min(max(row.plain for row, _ in rows), widest)
+    dtypes = max((len(row.what) for row, _ in rows if row.shape is not None), default=0)
+    shapes = max((len(row.shape) for row, _ in rows if row.shape is not None), default=0)
+    groups = max((len(row.what) for row, _ in rows if row.shape is None), default=0)
+    columns = max(dtypes + 2 + shapes, groups)
+    if page.narrow(2 + width + 2 + columns + 12 + max(len(row.remark) for row, _ in rows)):
+        for row, before in rows:
+            page.line(f"  {row.name}")
+            what = [("2", row.what)] if row.shape is None else [("36", row.what), ("", row.shape)]
+            remarks = [("2", remark) for remark in row.remark.split("  ") if remark]
+            page.packed([*what, ("", row.nbytes), *remarks], 2 + min(before, 9) + 3)
+        return
+    shapes = columns - dtypes - 2
+    for row, _ in rows:
+        if row.shape is None:
+            inside = page.dim(row.what.ljust(columns))
+        else:
+            inside = f"{page.dtype(row.what.ljust(dtypes))}  {row.shape:<{shapes}}"
+        page.line(f"  {row.name}{' ' * (width - row.plain)}  {inside} {row.nbytes:>11}{page.dim(row.remark)}")
 
 
 def _inside(page: Page, node: tree.Node) -> str:
@@ -235,21 +274,25 @@ def _inside(page: Page, node: tree.Node) -> str:
 
 
 def _shown(node: tree.Node) -> int:
-    """The size of a row: of a tensor its own, so that a shared one is not empty; of a group the sum."""
-    return node.leaf.nbytes * node.times if node.leaf and not node.children else node.nbytes
+    """The size of a row: of a group the sum; of a tensor its own, so that one that was counted above is not empty."""
+    if node.leaf and not node.children:
+        return node.leaf.nbytes if node.times == 1 else node.nbytes or node.leaf.nbytes
+    return node.nbytes
 
 
 def _list(page: Page, tensors: list[dict[str, Any]], tied: list[list[str]]) -> None:
     sharing = {name for group in tied for name in group}
-    width = min(max(len(escape(entry["name"])) for entry in tensors), 80)
-    dtypes = max(len(entry["dtype"]) for entry in tensors)
-    shapes = max(len(str(entry["shape"])) for entry in tensors)
+    rows = []
     for entry in tensors:
-        remark = page.dim("  tied") if entry["name"] in sharing else ""
-        page.line(
-            f"  {escape(entry['name']):<{width}}  {page.dtype(entry['dtype'].ljust(dtypes))}  {entry['shape']!s:<{shapes}}"
-            f" {size(entry['nbytes']):>11}{remark}"
+        # Whole, for other programs; cut on a narrow terminal alone.
+        name = page.safe(entry["name"]) or '""'
+        if page.narrow(len(name) + 2):
+            name = page.clipped(name)
+        remark = "  tied" if entry["name"] in sharing else ""
+        rows.append(
+            (Row(name, len(name), entry["dtype"], str(entry["shape"]), size(entry["nbytes"]), remark), 0)
         )
+    _table(page, rows, widest=80)
 
 
 def _place(entry: dict[str, Any]) -> str:
@@ -257,18 +300,18 @@ def _place(entry: dict[str, Any]) -> str:
     return str([entry[key] for key in ("storage", "storage_offset", "dtype", "shape", "strides")])
 
 
-def _group(names: list[str], places: dict[str, str]) -> str:
+def _group(page: Page, names: list[str], places: dict[str, str]) -> str:
     same = len({places[name] for name in names}) == 1
-    return (" = " if same else ", ").join(escape(name) for name in names) + (
+    return (" = " if same else ", ").join(page.safe(name) or '""' for name in names) + (
         "" if same else "  (different parts)"
     )
 
 
-def _class(found: dict[str, Any]) -> str:
-    at = [escape(name) or "the root" for name in found["at"][:3]]
+def _class(page: Page, found: dict[str, Any]) -> str:
+    at = [page.safe(name) or "the root" for name in found["at"][:3]]
     more = found["count"] - len(at)
     where = f"  at {', '.join(at)}" + (f" and {more} more" if more > 0 else "") if at else ""
-    return f"{escape(found['class_name'])}  {found['count']:,}x{where}"
+    return f"{page.safe(found['class_name'])}  {found['count']:,}x{where}"
 
 
 def _some(page: Page, lines: list[str]) -> None:
@@ -276,4 +319,4 @@ def _some(page: Page, lines: list[str]) -> None:
     for line in lines[:MOST]:
         page.line(f"  {page.clipped(line)}")
     if len(lines) > MOST:
-        page.line(page.dim(f"  and {len(lines) - MOST:,} more (--json has all)"))
+        page.packed([("2", f"and {len(lines) - MOST:,} more (--json has all)")], 2)

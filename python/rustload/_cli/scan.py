@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json as json_format
+import os
+import stat
 import sys
 from typing import TYPE_CHECKING, Any
 
+import rustload
 from rustload import _scan
 from rustload._cli import FOUND, UNREAD
 from rustload._cli.info import complain
-from rustload._cli.text import Page, count, escape
+from rustload._cli.text import Page, count, print_json, size
 from rustload.errors import RustloadError
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ MOST = 20
 LONGEST = 150
 # Skipped files that are named.
 SKIPPED = 3
+# What stands for standard input.
+STANDARD_INPUT = ("-", "/dev/stdin")
 _COLORS = {"inert": "32", "unknown": "33", "would execute": "1;31"}
 _SEVERITIES = {"note": "2", "warning": "33", "error": "1;31"}
 
@@ -36,35 +40,76 @@ def run(paths: Sequence[str], *, json: bool, quiet: bool, color: str) -> int:
         quiet: Whether to leave out files that are inert.
         color: `"auto"`, `"always"` or `"never"`.
     """
-    unread = False
     parts: list[dict[str, Any]] = []
     for path in paths:
         try:
-            parts.append(_scan._one(path, {}))
+            part = _standard_input() if path in STANDARD_INPUT else _scan._one(path, {})
         except (RustloadError, OSError, ValueError, MemoryError) as error:
-            complain(error)
-            unread = True
-    report = _scan._merged(parts) if parts else None
+            part = _failed(path, complain(error))
+        if not part["files"]:
+            _tell(f"nothing to scan: {path} has no files")
+        parts.append(part)
+    report = _scan._merged(parts)
     if json:
-        json_format.dump(report or _nothing(), sys.stdout, indent=1)
-        sys.stdout.write("\n")
-    elif report:
+        keys = ("schema", "rustload", "verdict", "complete", "files")
+        print_json({key: report[key] for key in keys})
+    else:
         page = Page(sys.stdout, color)
-        show(page, report, quiet=quiet)
+        # What could not be opened was said on stderr.
+        show(
+            page, {**report, "files": [file for file in report["files"] if "error" not in file]}, quiet=quiet
+        )
         page.flush()
-    files = report["files"] if report else []
-    scanned = [file for file in files if file["status"] == "scanned"]
-    if not json:
-        _sum_up(files)
-    if any(file["verdict"] != "inert" for file in scanned):
+        _sum_up(report["files"])
+    statuses = {file["status"] for file in report["files"]}
+    if any(file["verdict"] != "inert" for file in report["files"] if file["status"] == "scanned"):
         return FOUND
-    if unread or not scanned or any(file["status"] == "unreadable" for file in files):
-        return UNREAD
-    return 0
+    if statuses == {"skipped"}:
+        _tell("nothing was scanned: no file holds a pickle, as far as is known")
+    return UNREAD if "unreadable" in statuses or "scanned" not in statuses else 0
 
 
-def _nothing() -> dict[str, Any]:
-    return {"schema": 1, "verdict": "unknown", "complete": False, "files": []}
+def _failed(path: str, error: dict[str, Any]) -> dict[str, Any]:
+    """The report on a path that could not be opened: no findings, and the error."""
+    file: dict[str, Any] = {
+        "path": path,
+        "format": None,
+        "status": "unreadable",
+        "verdict": "unknown",
+        "findings": [],
+        "trace": [],
+        "globals": [],
+        "coverage": {"complete": False, "truncated": False, "scanned": [], "unscanned": []},
+        "error": error,
+    }
+    about = {"schema": 1, "rustload": rustload.__version__}
+    return {**about, "verdict": "unknown", "complete": False, "files": [file]}
+
+
+def _standard_input() -> dict[str, Any]:
+    """The report on standard input: a file is read in place, a pipe as far as a scan copies anything."""
+    if sys.stdin is None:
+        raise ValueError("-: there is no standard input")
+    stream = sys.stdin.buffer
+    if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+        report = _scan._one(stream, {})
+    else:
+        most = rustload.Limits().scan_bytes
+        content = stream.read(most + 1)
+        if len(content) > most:
+            raise ValueError(
+                f"-: standard input goes on beyond {size(most)}, the most that is read of a pipe; scan a file"
+            )
+        report = _scan._one(content, {})
+    for file in report["files"]:
+        file["path"] = "-"
+    return report
+
+
+def _tell(text: str) -> None:
+    page = Page(sys.stderr, "never")
+    page.line(f"rustload: {page.safe(text)}")
+    page.flush()
 
 
 def show(page: Page, report: dict[str, Any], *, quiet: bool) -> None:
@@ -76,7 +121,7 @@ def show(page: Page, report: dict[str, Any], *, quiet: bool) -> None:
         elif not (quiet and file["verdict"] == "inert"):
             _file(page, file, quiet=quiet)
     if skipped and not quiet:
-        names = ", ".join(escape(name) for name in skipped[:SKIPPED])
+        names = ", ".join(page.safe(name) for name in skipped[:SKIPPED])
         more = f" and {len(skipped) - SKIPPED:,} more" if len(skipped) > SKIPPED else ""
         page.line(page.dim(page.clipped(f"passed over, as they hold no pickle: {names}{more}")))
 
@@ -84,30 +129,27 @@ def show(page: Page, report: dict[str, Any], *, quiet: bool) -> None:
 def _file(page: Page, file: dict[str, Any], *, quiet: bool) -> None:
     word = file["status"] if file["status"] != "scanned" else file["verdict"]
     incomplete = "" if file["coverage"]["complete"] or file["status"] != "scanned" else ", not complete"
-    name = escape(file["path"]) if file["path"] else "bytes"
+    name = page.safe(file["path"]) if file["path"] else "bytes"
     page.line(f"{page.strong(name)}: {page.paint(_COLORS.get(word, '33'), word)}{page.dim(incomplete)}")
     findings = [found for found in file["findings"] if not (quiet and found["verdict"] == "inert")]
     findings.sort(key=lambda found: -_scan._ORDER[found["verdict"]])
     shown = findings[:MOST]
-    widths = [max((len(text(found)) for found in shown), default=0) for text in (_code, _place)]
-    for found in shown:
-        code, place = _code(found).ljust(min(widths[0], 24)), _place(found).ljust(min(widths[1], 40))
-        severity = page.paint(_SEVERITIES[found["severity"]], found["severity"].ljust(7))
-        lead = f"  {severity}  {code}  {place}"
-        page.hung(lead, len(code) + len(place) + 13, _words(found))
+    codes = [found["code"] for found in shown]
+    places = [_place(page, found) for found in shown]
+    widths = [max(map(len, column), default=0) for column in (codes, places)]
+    for found, code, place in zip(shown, codes, places, strict=True):
+        severity = (_SEVERITIES[found["severity"]], found["severity"].ljust(7))
+        cells = [severity, ("", code.ljust(min(widths[0], 24))), ("", place.ljust(min(widths[1], 40)))]
+        page.hung(cells, _words(page, found))
     if len(findings) > MOST:
         page.line(page.dim(f"  and {len(findings) - MOST:,} more (--json has all)"))
     for gap in file["coverage"]["unscanned"][: 1 if quiet else 5]:
-        where = f"{escape(gap['member'])}, " if gap["member"] else ""
-        page.line(page.clipped(f"  not scanned: {where}byte {gap['offset']:,}: {escape(gap['why'])}"))
+        where = f"{page.safe(gap['member'])}, " if gap["member"] else ""
+        page.line(page.clipped(f"  not scanned: {where}byte {gap['offset']:,}: {page.safe(gap['why'])}"))
 
 
-def _code(found: dict[str, Any]) -> str:
-    return str(found["code"])
-
-
-def _place(found: dict[str, Any]) -> str:
-    member = escape(found["member"]) if found["member"] else ""
+def _place(page: Page, found: dict[str, Any]) -> str:
+    member = page.safe(found["member"]) if found["member"] else ""
     if len(member) > 24:
         member = "..." + member[-21:]
     if found["offset"] is None:
@@ -115,16 +157,16 @@ def _place(found: dict[str, Any]) -> str:
     return f"{member} " * bool(member) + f"byte {found['offset']}"
 
 
-def _words(found: dict[str, Any]) -> str:
+def _words(page: Page, found: dict[str, Any]) -> str:
     times = f" ({count(found['times'], 'time')})" if found["times"] > 1 else ""
     if found["arguments"] is None:
-        return escape(found["message"]) + times
+        return page.safe(found["message"]) + times
     name = ".".join(part for part in (found["module"], found["name"]) if part)
-    call = escape(name + found["arguments"])
+    call = page.safe(name + found["arguments"])
     if len(call) > LONGEST:
         call = call[:LONGEST] + "..."
-    message = escape(found["message"])
-    return f"{call}: {message.removeprefix(escape(name)).lstrip()}{times}"
+    message = page.safe(found["message"])
+    return f"{call}: {message.removeprefix(page.safe(name)).lstrip()}{times}"
 
 
 def _sum_up(files: list[dict[str, Any]]) -> None:
@@ -136,4 +178,4 @@ def _sum_up(files: list[dict[str, Any]]) -> None:
         word = file["verdict"] if file["status"] == "scanned" else file["status"]
         by_word[word] = by_word.get(word, 0) + 1
     told = ", ".join(f"{number:,} {word}" for word, number in by_word.items())
-    sys.stderr.write(f"rustload: {count(len(files), 'file')}: {told}\n")
+    _tell(f"{count(len(files), 'file')}: {told}")

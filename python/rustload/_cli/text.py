@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import sys
 import textwrap
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Page", "count", "escape", "size"]
+__all__ = ["BAR", "Page", "count", "escape", "print_json", "size"]
 
 BAR = 24
+# Terminals of fewer columns get rows in several lines.
+NARROW = 80
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -50,6 +54,30 @@ class Page:
             self._stream.write(line.encode(encoding, "backslashreplace").decode(encoding))
         self._lines.clear()
 
+    def safe(self, text: str) -> str:
+        """Text from a file, escaped for terminals and for the stream's encoding: as long as it will be seen."""
+        text = escape(text)
+        encoding = self._stream.encoding or "utf-8"
+        return text if text.isascii() else text.encode(encoding, "backslashreplace").decode(encoding)
+
+    def narrow(self, columns: int) -> bool:
+        """Whether rows of so many columns have to be cut into lines: only on narrow terminals, for other programs read rows."""
+        return self._width < NARROW and columns > self._width
+
+    def packed(self, cells: Sequence[tuple[str, str]], hang: int) -> None:
+        """Adds cells (SGR code, text), on as few lines as fit, each `hang` columns in."""
+        room = max(self._width - hang, 10)
+        line, length = "", 0
+        for code, text in cells:
+            for piece in textwrap.wrap(text, room, break_on_hyphens=False):
+                if line and length + 2 + len(piece) > room:
+                    self.line(" " * hang + line)
+                    line, length = "", 0
+                length += (2 if line else 0) + len(piece)
+                line += ("  " if line else "") + self.paint(code, piece)
+        if line:
+            self.line(" " * hang + line)
+
     def title(self, text: str) -> None:
         """Adds a checkpoint's title."""
         self.line(self.paint("1", text))
@@ -57,38 +85,52 @@ class Page:
     def heading(self, text: str, remark: str = "") -> None:
         """Adds a section's title."""
         self.line()
+        if remark and self.narrow(len(text) + len(remark) + 3):
+            self.line(self.paint("1", text))
+            self.packed([("2", f"({remark})")], 2)
+            return
         self.line(self.paint("1", text) + (self.dim(f" ({remark})") if remark else ""))
 
     def field(self, name: str, value: str) -> None:
         """Adds a line of a name and a value."""
-        self.line(f"  {self.dim(name.ljust(10))}  {value}")
+        lines = [value]
+        if self.narrow(14 + len(value)):
+            lines = textwrap.wrap(value, max(self._width - 14, 10), break_on_hyphens=False) or [""]
+        self.line(f"  {self.dim(name.ljust(10))}  {lines[0]}")
+        for line in lines[1:]:
+            self.line(" " * 14 + line)
 
     def wrapped(self, words: Sequence[str], *, most: int) -> None:
         """Adds words, comma by comma, on as few lines as fit; at most `most` words."""
         rest = f"and {len(words) - most:,} more (--json has all)" if len(words) > most else ""
         line = ""
         for position, word in enumerate(words[:most]):
-            piece = word + ("," if position + 1 < len(words) else "")
+            piece = self.clipped(word, 1) + ("," if position + 1 < len(words) else "")
             if line and len(line) + len(piece) + 3 > self._width:
                 self.line(f"  {line}")
                 line = ""
             line += (" " if line else "") + piece
         self.line(f"  {line}")
         if rest:
-            self.line(self.dim(f"  {rest}"))
+            self.packed([("2", rest)], 2)
 
-    def clipped(self, text: str) -> str:
-        """The text, cut where a line ends."""
-        if len(text) + 2 <= self._width:
+    def clipped(self, text: str, taken: int = 0) -> str:
+        """The text, cut where a line ends of which two columns, and `taken` more, are taken."""
+        if len(text) + 2 + taken <= self._width:
             return text
-        return text[: max(self._width - 5, 10)] + "..."
+        return text[: max(self._width - 5 - taken, 10)] + "..."
 
-    def hung(self, lead: str, width: int, text: str) -> None:
-        """Adds text behind a lead that is `width` wide; further lines hang below the text, or below the lead's start."""
-        room = self._width - width - 2
+    def hung(self, cells: Sequence[tuple[str, str]], text: str) -> None:
+        """Adds text behind cells (SGR code, text); further lines hang below the text, or below the cells' start."""
+        lead = "  " + "  ".join(self.paint(code, cell) for code, cell in cells)
+        width = 2 * len(cells) + sum(len(cell) for _, cell in cells)
         hang = width + 2
+        room = self._width - hang
         if room < 40:
-            self.line(lead)
+            if width > self._width:
+                self.packed([(code, cell.rstrip()) for code, cell in cells], 2)
+            else:
+                self.line(lead)
             hang, room, lead = 6, max(self._width - 6, 20), ""
         lines = textwrap.wrap(text, room, break_long_words=True, break_on_hyphens=False) or [""]
         self.line(f"{lead}  {lines[0]}" if lead else " " * hang + lines[0])
@@ -133,6 +175,12 @@ def escape(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def print_json(document: object) -> None:
+    """Prints a document to stdout, in the layout that all commands share."""
+    json.dump(document, sys.stdout, indent=1)
+    sys.stdout.write("\n")
 
 
 def count(number: int, noun: str) -> str:

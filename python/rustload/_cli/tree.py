@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator
@@ -20,11 +20,11 @@ FOLD_NUMBERS, FOLD_NAMES = 2, 3
 # Parts of a name that get a level of their own.
 DEEPEST = 64
 
-_NUMBERED = re.compile(r"(?P<head>.*?)(?P<number>0|[1-9]\d{0,9})(?P<tail>\D*)", re.DOTALL)
+# The end of a label, backwards: what follows its last number, and that number.
+_NUMBERED = re.compile(r"([^0-9]*)([0-9]{1,10})")
 
 
-@dataclasses.dataclass(frozen=True)
-class Leaf:
+class Leaf(NamedTuple):
     """What is shown of a tensor; leaves that are equal look alike.
 
     Attributes:
@@ -40,7 +40,7 @@ class Leaf:
     tied: bool
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True, eq=False)
 class Node:
     """A part of a name and what lies below it.
 
@@ -50,7 +50,8 @@ class Node:
         leaf: The tensor that has exactly this name.
         children: What lies below.
         tensors: How many tensors are in it, all that it stands for together.
-        nbytes: Their bytes, with those of tied tensors counted once.
+        nbytes: Their bytes, with those of tensors that are the same counted once.
+        own: Their bytes, each counted by itself; equal subtrees have equal ones.
     """
 
     label: str
@@ -59,6 +60,7 @@ class Node:
     children: list[Node] = dataclasses.field(default_factory=list)
     tensors: int = 0
     nbytes: int = 0
+    own: int = 0
 
 
 def build(tensors: Iterable[tuple[str, Leaf, int]]) -> Node:
@@ -71,17 +73,20 @@ def build(tensors: Iterable[tuple[str, Leaf, int]]) -> Node:
         The root, whose label is empty.
     """
     root = Node("")
-    below: dict[int, dict[str, Node]] = {id(root): {}}
+    # Most nodes are leaves, which need no dict.
+    below: dict[int, dict[str, Node]] = {}
     for name, leaf, counted in tensors:
         node = root
         for part in split_name(name):
-            known = below[id(node)]
-            if part not in known:
-                known[part] = Node(part)
-                node.children.append(known[part])
-                below[id(known[part])] = {}
-            node = known[part]
-        node.leaf, node.tensors, node.nbytes = leaf, 1, counted
+            known = below.get(id(node))
+            if known is None:
+                known = below[id(node)] = {}
+            child = known.get(part)
+            if child is None:
+                child = known[part] = Node(part)
+                node.children.append(child)
+            node = child
+        node.leaf, node.tensors, node.nbytes, node.own = leaf, 1, counted, leaf.nbytes
     _fold(root)
     return root
 
@@ -137,9 +142,17 @@ def _fold(root: Node) -> None:
         at += 1
     numbers: dict[Hashable, int] = {}
     signatures: dict[int, int] = {}
+    leaves: dict[Leaf | None, int] = {}
     for node in reversed(order):
+        if not node.children:
+            number = leaves.get(node.leaf)
+            if number is None:
+                number = leaves[node.leaf] = numbers.setdefault((node.leaf, frozenset()), len(numbers))
+            signatures[id(node)] = number
+            continue
         node.tensors += sum(child.tensors for child in node.children)
         node.nbytes += sum(child.nbytes for child in node.children)
+        node.own += sum(child.own for child in node.children)
         # The order does not count: where shards cut a layer, its tensors come in another one.
         inside = frozenset((child.label, signatures[id(child)]) for child in node.children)
         signatures[id(node)] = numbers.setdefault((node.leaf, inside), len(numbers))
@@ -150,12 +163,22 @@ def _fold(root: Node) -> None:
                 _join(child, child.children[0])
 
 
+def _split_number(label: str) -> tuple[str, int, str] | None:
+    """What is in front of the last number of a label, the number without leading zeros, and what follows it."""
+    found = _NUMBERED.match(label[::-1])
+    if found is None:
+        return None
+    number = found[2][::-1].lstrip("0") or "0"
+    end = len(label) - len(found[1])
+    return label[: end - len(number)], int(number), label[end:]
+
+
 def _fold_siblings(children: list[Node], signatures: dict[int, int]) -> list[Node]:
     alike: dict[Hashable, list[tuple[int, Node]]] = {}
     for child in children:
-        found = _NUMBERED.fullmatch(child.label)
-        key: Hashable = (found["head"], found["tail"], signatures[id(child)]) if found else child.label
-        alike.setdefault(key, []).append((int(found["number"]) if found else 0, child))
+        found = _split_number(child.label)
+        key: Hashable = (found[0], found[2], signatures[id(child)]) if found else child.label
+        alike.setdefault(key, []).append((found[1] if found else 0, child))
     out = []
     for key, members in alike.items():
         head, tail = key[:2] if isinstance(key, tuple) else ("", "")
@@ -168,6 +191,7 @@ def _fold_siblings(children: list[Node], signatures: dict[int, int]) -> list[Nod
         first.times *= len(members)
         first.tensors = sum(child.tensors for _, child in members)
         first.nbytes = sum(child.nbytes for _, child in members)
+        first.own = sum(child.own for _, child in members)
         out.append((0, first))
     return [child for _, child in out]
 
