@@ -93,7 +93,7 @@ codes! {
     UnsupportedContainer: Unsupported, "The content is an archive of a kind that holds no checkpoint directly.",
         "Unpack it, then open what it holds.";
     TarUnsupported: Unsupported, "The file is a tar archive: an ordinary one, or a checkpoint of torch 0.1.",
-        "Unpack it and open what it holds. If torch 0.1 wrote it and you trust it, torch.load(..., weights_only=False) and torch.save make a current file of it.";
+        "Unpack it and open what it holds. One of torch 0.1 that you trust: read it with torch.load(..., weights_only=False), and write it with a current torch.save.";
 
     ShardMissing: Format, "Files that the index or the shard numbers name are absent.",
         "Download the missing files into the same directory.";
