@@ -185,7 +185,7 @@ impl Scanner<'_> {
         let Some(window) = self.open(source, member, &inner, main)? else { return Ok(HashSet::new()) };
         if container {
             self.report.add(Finding {
-                message: "an archive or array inside the archive; it was scanned".to_owned(),
+                message: "an archive or array inside the archive, which a reader may go into".to_owned(),
                 member: Some(inner.clone()),
                 offset: Some(0),
                 ..Finding::new("NestedArchive")

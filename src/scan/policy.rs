@@ -94,6 +94,10 @@ const MODULES: &[(&str, &str)] = &[
     ("zipfile", FILES),
     ("tarfile", FILES),
     ("glob", FILES),
+    ("sqlite3.", FILES),
+    ("_sqlite3", FILES),
+    ("dbm.", FILES),
+    ("site", IMPORTS),
     ("socket", NETWORK),
     ("_socket", NETWORK),
     ("socketserver", NETWORK),
@@ -127,6 +131,29 @@ const MODULES: &[(&str, &str)] = &[
     ("logging.config", IMPORTS),
 ];
 
+/// What a path does to the file that it names.
+const PATH_METHODS: &[&str] = &[
+    "chmod",
+    "hardlink_to",
+    "lchmod",
+    "link_to",
+    "mkdir",
+    "open",
+    "read_bytes",
+    "read_text",
+    "rename",
+    "replace",
+    "rmdir",
+    "symlink_to",
+    "touch",
+    "unlink",
+    "write_bytes",
+    "write_text",
+];
+
+/// Longer walks are nobody's, and are not looked at step by step.
+const MOST_PARTS: usize = 64;
+
 /// Single names.
 const NAMES: &[(&str, &[&str], &str)] = &[
     ("builtins", &["eval", "exec", "compile", "execfile", "breakpoint", "input", "help"], EVALUATES),
@@ -143,6 +170,14 @@ const NAMES: &[(&str, &[&str], &str)] = &[
     ("io", &["open", "open_code", "FileIO", "OpenWrapper"], FILES),
     ("_io", &["open", "open_code", "FileIO"], FILES),
     ("codecs", &["open"], FILES),
+    // Methods, reached by dotted names such as `Path.unlink`.
+    ("pathlib", PATH_METHODS, FILES),
+    ("pathlib._local", PATH_METHODS, FILES),
+    (
+        "torch.fx.graph_module",
+        &["reduce_graph_module", "reduce_package_graph_module", "reduce_deploy_graph_module"],
+        EVALUATES,
+    ),
     ("numpy", &["fromfile", "memmap", "save", "savez", "savetxt", "genfromtxt", "loadtxt"], FILES),
     ("torch", &["save", "from_file"], FILES),
     ("torch.serialization", &["save"], FILES),
@@ -229,7 +264,21 @@ fn reason(module: &str, name: &str) -> Option<&'static str> {
     if !name.contains('.') {
         return None;
     }
-    // A dotted name walks over attributes: into a class, or through a module into another one.
+    // A dotted name walks over attributes: into a class, or through a module into another one, by that one's own name.
+    let parts: Vec<&str> = name.split('.').collect();
+    if parts.len() > MOST_PARTS {
+        return Some(REACHES);
+    }
+    let elsewhere = NAMES.iter().find(|(home, names, _)| {
+        let len = home.split('.').count();
+        let windows = parts.windows(len.saturating_add(1));
+        windows
+            .filter_map(<[&str]>::split_last)
+            .any(|(last, before)| names.contains(last) && home.split('.').eq(before.iter().copied()))
+    });
+    if let Some((_, _, reason)) = elsewhere {
+        return Some(reason);
+    }
     name.split('.').find_map(|part| {
         let dunder = part.starts_with("__") && part.ends_with("__");
         if dunder {
@@ -298,6 +347,10 @@ mod tests {
             ("builtins", "print.__class__.__base__"),
             ("collections", "OrderedDict.__reduce__"),
             ("os", "system\r"),
+            ("pathlib", "Path.unlink"),
+            ("torch._utils", "torch.load"),
+            ("torch.nn", "modules.torch.jit.load"),
+            ("sqlite3", "connect"),
         ] {
             assert_eq!(judge(module, name, false).verdict, Verdict::WouldExecute, "{module}.{name}");
         }
@@ -310,6 +363,8 @@ mod tests {
             ("torch.jit._pickle", "build_intlist"),
             ("collections", "OrderedDict.fromkeys"),
             ("pathlib", "PosixPath"),
+            ("pathlib", "Path.joinpath"),
+            ("mylib", "Model.load"),
         ] {
             let found = judge(module, name, false);
             assert_eq!((found.verdict, found.reason), (Verdict::Unknown, ""), "{module}.{name}");

@@ -570,3 +570,20 @@ class TestBounds:
         for length in range(0, len(data), 7):
             report = rustload.scan(data[:length])
             assert report.verdict != "inert", length
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("pathlib", "Path.unlink"),
+        ("torch._utils", "torch.load"),
+        ("sqlite3", "connect"),
+        ("os", "a." * 100 + "b"),
+    ],
+)
+def test_what_touches_the_system_by_another_way_would_execute(module: str, name: str) -> None:
+    def short(text: str) -> bytes:
+        return b"\x8c" + bytes([len(text)]) + text.encode()
+
+    data = b"\x80\x04" + short(module) + short(name) + b"\x93" + short("victim") + b"\x85R."
+    assert rustload.scan(data).verdict == "would execute"
