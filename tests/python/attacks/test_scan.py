@@ -13,9 +13,6 @@ import rustload
 if TYPE_CHECKING:
     from pathlib import Path
 
-scan = getattr(rustload, "scan", None)
-pytestmark = pytest.mark.skipif(scan is None, reason="this build has no scan")
-
 FILES = [case for case in CASES if not isinstance(case.load, Shown)]
 KIND_OF = {code: kind for code, kind, _, _ in rustload._rustload.CODES}
 NO_FINDING = {"Io", "NotRegularFile"}
@@ -24,11 +21,10 @@ NO_FINDING = {"Io", "NotRegularFile"}
 
 @pytest.mark.parametrize("case", FILES, ids=lambda case: case.label)
 def test_scans(case: Case, tmp_path: Path):
-    assert scan is not None
     source = case.make(tmp_path)
     try:
         limits = rustload.Limits(**case.options["limits"]) if "limits" in case.options else None
-        report = scan(source, limits=limits)
+        report = rustload.scan(source, limits=limits)
     except OSError:
         assert case.finds
         assert set(case.finds) <= NO_FINDING
