@@ -88,15 +88,12 @@ class Case(ABC):
         partial.rename(self.path)
 
 
-class OpenCase(Case):
-    """Open a file and list every name, dtype and shape."""
+class SmallTensors:
+    """A checkpoint of many small tensors, which several cases use."""
 
-    limit = "reading the metadata with one system call"
-    reads = False
-
-    def __init__(self, count: int, each: int, suffix: str) -> None:
-        self.count, self.each, self.suffix = count, each, suffix
-        self.title = f"open and list {count:,} tensors, {suffix}"
+    count: int
+    each: int
+    suffix: str
 
     @property
     def nbytes(self) -> int:
@@ -109,6 +106,17 @@ class OpenCase(Case):
     def tensors(self) -> dict[str, torch.Tensor]:
         block = torch.arange(self.each, dtype=torch.float32)
         return {f"model.layers.{at}.weight": block.clone() for at in range(self.count)}
+
+
+class OpenCase(SmallTensors, Case):
+    """Open a file and list every name, dtype and shape."""
+
+    limit = "reading the metadata with one system call"
+    reads = False
+
+    def __init__(self, count: int, each: int, suffix: str) -> None:
+        self.count, self.each, self.suffix = count, each, suffix
+        self.title = f"open and list {count:,} tensors, {suffix}"
 
     def ways(self) -> dict[str, Callable[[], Any]]:
         path = self.path

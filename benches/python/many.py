@@ -11,7 +11,7 @@ import torch
 
 import rustload
 
-from .cases import CACHE, MIB, DataCase, _movement, _safe_open, _torch_load
+from .cases import CACHE, MIB, DataCase, SmallTensors, _movement, _safe_open, _torch_load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .cases import Case
 
 
-class SmallCase(DataCase):
+class SmallCase(SmallTensors, DataCase):
     """All tensors of a checkpoint of many small ones, as torch tensors with memory of their own."""
 
     allocates = True
@@ -29,18 +29,6 @@ class SmallCase(DataCase):
     def __init__(self, count: int, each: int, suffix: str) -> None:
         self.count, self.each, self.suffix = count, each, suffix
         self.title = f"load {count:,} tensors of {each * 4} bytes as owned torch tensors, {suffix}"
-
-    @property
-    def nbytes(self) -> int:
-        return self.count * self.each * 4
-
-    @property
-    def path(self) -> Path:
-        return CACHE / f"open-{self.count}-{self.each}{self.suffix}"
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        block = torch.arange(self.each, dtype=torch.float32)
-        return {f"model.layers.{at}.weight": block.clone() for at in range(self.count)}
 
     def ways(self) -> dict[str, Callable[[], Any]]:
         path = self.path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
 
 from rustload import _rustload
 from rustload._checkpoint import _paths
@@ -130,8 +130,8 @@ class Coverage(NamedTuple):
     unscanned: list[Range]
 
 
-class FileReport:
-    """What was found in one file."""
+class _Report:
+    """A report as the extension made it."""
 
     __slots__ = ("_data",)
 
@@ -146,10 +146,16 @@ class FileReport:
         raise TypeError("reports are made by rustload.scan(path)")
 
     @classmethod
-    def _wrap(cls, data: dict[str, Any]) -> FileReport:
+    def _wrap(cls, data: dict[str, Any]) -> Self:
         made = cls.__new__(cls)
         made._data = data
         return made
+
+
+class FileReport(_Report):
+    """What was found in one file."""
+
+    __slots__ = ()
 
     @property
     def path(self) -> str | None:
@@ -207,7 +213,7 @@ class FileReport:
         return f"<FileReport {self.path or 'bytes'!r} {self.verdict}>"
 
 
-class ScanReport:
+class ScanReport(_Report):
     """What files would do in a reader that runs pickles. `str(report)` is the text that `rustload scan` prints.
 
     >>> import rustload
@@ -216,23 +222,7 @@ class ScanReport:
     ('inert', True, [])
     """
 
-    __slots__ = ("_data",)
-
-    _data: dict[str, Any]
-
-    def __init__(self) -> None:
-        """Not for users: `rustload.scan` makes reports.
-
-        Raises:
-            TypeError: Always.
-        """
-        raise TypeError("reports are made by rustload.scan(path)")
-
-    @classmethod
-    def _wrap(cls, data: dict[str, Any]) -> ScanReport:
-        made = cls.__new__(cls)
-        made._data = data
-        return made
+    __slots__ = ()
 
     @property
     def verdict(self) -> Literal["inert", "unknown", "would execute"]:
