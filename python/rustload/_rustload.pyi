@@ -21,6 +21,7 @@ __all__ = [
     "Stream",
     "Tensor",
     "__version__",
+    "adopt",
     "check_sparse",
     "concat",
     "machine",
@@ -33,6 +34,7 @@ __all__ = [
     "scan_bytes",
     "scan_paths",
     "stack",
+    "steps",
     "stream",
     "trim",
 ]
@@ -53,11 +55,12 @@ CODES: Final[list[tuple[str, str, str, str]]]
 
 @final
 class Buffer:
-    """A tensor in host memory, for any consumer of DLPack or the buffer protocol.
+    """A tensor in memory, for any consumer of DLPack or, in host memory, the buffer protocol.
 
     What `materialize` makes under framework "dlpack". It is either owned (memory of its own, C-contiguous) or a view (a private,
     copy-on-write mapping of the file, with the file's strides); both are writable, and neither ever writes to the file. It
-    keeps its memory alive, and so does whatever was made from it.
+    keeps its memory alive, and so does whatever was made from it. One on a GPU (`device="cuda"`) is owned and complete; the host
+    cannot read it, so it has DLPack alone.
 
     >>> import rustload
     >>> w = rustload.open("model.pt")["q.weight"].materialize(dtype="float16", framework="dlpack")
@@ -99,18 +102,19 @@ class Buffer:
         """Exports the buffer by DLPack; reads nothing and copies nothing.
 
         Args:
-            stream: None or -1; host memory has no streams.
+            stream: None or -1 for host memory, which has no streams; on a GPU also 1, 2, or the address of any CUDA stream: what
+                the buffer holds is complete, so that none has to wait.
             max_version: The newest version that the consumer knows; from (1, 0) on it gets the versioned structure.
-            dl_device: None or (1, 0), the CPU.
+            dl_device: None, or what `__dlpack_device__` says.
             copy: Not True: a buffer is exported as it is.
             **_extra: Arguments of later versions of the protocol, ignored.
 
         Raises:
-            BufferError: The consumer wants a stream, another device or a copy; or a size does not fit 63 bits.
+            BufferError: The consumer wants a stream that cannot be, another device or a copy; or a size does not fit 63 bits.
         """
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """`(1, 0)`: the CPU."""
+        """`(1, 0)`, the CPU, or `(2, n)`, CUDA's device n."""
 
     def as_bytes(self) -> Buffer:
         """The same memory as a row of `uint8`.
@@ -119,15 +123,43 @@ class Buffer:
             BufferError: The elements do not lie one after the other.
         """
 
+    def part(self, start: int, dtype: str, shape: Sequence[int]) -> Buffer:
+        """A contiguous part of the same memory.
+
+        Args:
+            start: The byte where it begins, counted from the buffer's first.
+            dtype: Its element type, by any of its names.
+            shape: Elements along each dimension.
+
+        Raises:
+            BufferError: The buffer is strided.
+            ValueError: The part does not lie inside, or is not aligned for its dtype.
+        """
+
     def tobytes(self) -> bytes:
-        """A copy of the elements' bytes, in C order."""
+        """A copy of the elements' bytes, in C order.
+
+        Raises:
+            BufferError: The buffer is on a GPU.
+        """
 
     def __buffer__(self, flags: int, /) -> memoryview:
         """The buffer protocol; dtypes that `struct` does not know appear as the unsigned bits they are.
 
         Raises:
-            BufferError: The buffer is strided and the consumer wants contiguous bytes.
+            BufferError: The buffer is strided and the consumer wants contiguous bytes; or it is on a GPU.
         """
+
+def adopt(capsule: CapsuleType) -> Buffer:
+    """Takes over memory of a GPU that another library allocated; it is freed when the last of what was made of it goes.
+
+    Args:
+        capsule: A DLPack capsule of a writable, contiguous row of `uint8` on a CUDA device.
+
+    Raises:
+        TypeError: The capsule is not DLPack's, or was used before.
+        BufferError: The memory is not such a row.
+    """
 
 @final
 class Checkpoint:
@@ -461,6 +493,15 @@ def stream(
 
     Raises:
         ValueError: A number in `which` is too large, or an argument has a wrong value.
+    """
+
+def steps(
+    tensors: Sequence[Tensor], wanted: Sequence[_Wanted], which: Sequence[int], *, by_file: bool
+) -> list[tuple[int, int, bool]]:
+    """The order in which `stream` gives these tensors; arguments and errors as there. Reads nothing.
+
+    Returns:
+        For each its place in the list, the place of the first with the same elements, and whether they come again.
     """
 
 def memory() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-//! `Buffer`: an array in host memory with DLPack and the buffer protocol.
+//! `Buffer`: an array in memory with DLPack, and in host memory with the buffer protocol.
 //!
 //! **Protocol.** A buffer export holds a reference to the `Buffer` (Python does that by `view.obj`), which holds the array, so
 //! the address stays valid; shape and strides of an export live in a box that the release frees. The bytes are writable: they
@@ -15,9 +15,9 @@ use pyo3::types::{PyBytes, PyDict, PyTuple};
 use super::capsule;
 use crate::dtype::DType;
 use crate::sink::Array;
-use crate::sink::dlpack::CPU;
+use crate::sink::dlpack;
 
-/// A tensor in host memory, owned or a view.
+/// A tensor in host memory, owned or a view, or in GPU memory.
 #[pyclass(frozen, module = "rustload")]
 pub(crate) struct Buffer(pub(super) Array);
 
@@ -25,6 +25,12 @@ pub(crate) struct Buffer(pub(super) Array);
 struct Export {
     shape: Box<[ffi::Py_ssize_t]>,
     strides: Box<[ffi::Py_ssize_t]>,
+}
+
+/// A buffer on a row of bytes in GPU memory that another library allocated.
+#[pyfunction]
+pub(crate) fn adopt(capsule: &Bound<'_, PyAny>) -> PyResult<Buffer> {
+    Ok(Buffer(capsule::import(capsule)?.into_gpu()?))
 }
 
 #[pymethods]
@@ -64,11 +70,21 @@ impl Buffer {
         copy: Option<bool>,
         _extra: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        if stream.is_some_and(|stream| stream != -1) {
+        let (on_gpu, dlpack::Device { kind, id }) = (self.0.is_on_gpu(), self.0.device());
+        if !on_gpu && stream.is_some_and(|stream| stream != -1) {
             return Err(PyBufferError::new_err("a buffer in host memory has no streams"));
         }
-        if dl_device.is_some_and(|device| device != (CPU, 0)) {
-            return Err(PyBufferError::new_err("a buffer in host memory is exported to the CPU only"));
+        // What lies on a GPU is complete before anybody gets the buffer, so any stream may go on with it.
+        if on_gpu && stream.is_some_and(|stream| stream == 0 || stream < -1) {
+            return Err(PyBufferError::new_err("stream= is None, -1, 1, 2 or a CUDA stream's address"));
+        }
+        if dl_device.is_some_and(|device| device != (kind, id)) {
+            let text = if on_gpu {
+                format!("a buffer on GPU {id} is exported to that GPU only")
+            } else {
+                "a buffer in host memory is exported to the CPU only".to_owned()
+            };
+            return Err(PyBufferError::new_err(text));
         }
         if copy == Some(true) {
             return Err(PyBufferError::new_err(
@@ -79,13 +95,19 @@ impl Buffer {
     }
 
     fn __dlpack_device__(&self) -> (i32, i32) {
-        (CPU, 0)
+        let dlpack::Device { kind, id } = self.0.device();
+        (kind, id)
     }
 
     /// The same memory as a row of bytes.
     fn as_bytes(&self) -> PyResult<Buffer> {
         let strided = || PyBufferError::new_err("the buffer is strided: its bytes are no row");
         self.0.as_bytes().map(Buffer).ok_or_else(strided)
+    }
+
+    /// A contiguous part of the same memory.
+    fn part(&self, start: u64, dtype: &str, shape: Vec<u64>) -> PyResult<Buffer> {
+        Ok(Buffer(self.0.part(start, DType::parse(dtype)?, shape.as_slice().into())?))
     }
 
     /// The elements' bytes in C order.
@@ -96,13 +118,21 @@ impl Buffer {
 
     fn __repr__(&self) -> String {
         let kind = if self.0.is_view() { "view" } else { "owned" };
-        format!("<rustload.Buffer {} {:?} {kind}>", self.0.dtype(), self.0.shape())
+        let place =
+            if self.0.is_on_gpu() { format!(" on cuda:{}", self.0.device().id) } else { String::new() };
+        format!("<rustload.Buffer {} {:?} {kind}{place}>", self.0.dtype(), self.0.shape())
     }
 
     /// # Safety
     /// Called by Python with a `view` to fill.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let array = &slf.get().0;
+        if array.is_on_gpu() {
+            let id = array.device().id;
+            return Err(PyBufferError::new_err(format!(
+                "the buffer is in the memory of GPU {id}, where the host cannot read; take it by DLPack"
+            )));
+        }
         let wants = |bits: c_int| flags & bits == bits;
         let contiguous = array.is_contiguous();
         if !contiguous && !wants(ffi::PyBUF_STRIDES) {

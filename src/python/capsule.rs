@@ -58,8 +58,7 @@ fn unused(capsule: *mut ffi::PyObject, name: &CStr) -> Option<NonNull<std::ffi::
 
 /// Takes over the structure of a foreign capsule.
 pub(super) fn import(capsule: &Bound<'_, PyAny>) -> PyResult<Foreign> {
-    let capsule =
-        capsule.cast::<PyCapsule>().map_err(|_| PyTypeError::new_err("out= gave no DLPack capsule"))?;
+    let capsule = capsule.cast::<PyCapsule>().map_err(|_| PyTypeError::new_err("no DLPack capsule"))?;
     for (name, used) in [(VERSIONED, USED_VERSIONED), (LEGACY, USED_LEGACY)] {
         if let Some(pointer) = unused(capsule.as_ptr(), name) {
             // SAFETY: a live capsule, and a static name; the rename tells its destructor that the structure was taken.
@@ -75,5 +74,5 @@ pub(super) fn import(capsule: &Bound<'_, PyAny>) -> PyResult<Foreign> {
             });
         }
     }
-    Err(PyTypeError::new_err("out= gave a capsule that is no DLPack tensor or was used before"))
+    Err(PyTypeError::new_err("the capsule is no DLPack tensor, or was used before"))
 }

@@ -26,7 +26,7 @@ mod _rustload {
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use super::buffer::Buffer;
+    use super::buffer::{Buffer, adopt};
     #[pymodule_export]
     use super::checkpoint::{Checkpoint, open_at, open_bytes, open_paths};
     #[pymodule_export]
@@ -40,7 +40,7 @@ mod _rustload {
     #[pymodule_export]
     use super::scan::{scan_bytes, scan_paths};
     #[pymodule_export]
-    use super::stream::{Stream, stream};
+    use super::stream::{Stream, steps, stream};
     #[pymodule_export]
     use super::tensor::{Tensor, parse_dtype};
 

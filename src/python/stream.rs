@@ -8,17 +8,17 @@ use pyo3::prelude::*;
 use super::buffer::Buffer;
 use super::run;
 use super::tensor::{Tensor, Wanted};
-use crate::checkpoint::{Failed, Flow, Given, Made, Stream as Core};
+use crate::checkpoint::{Failed, Flow, Given, Made, Step, Stream as Ahead};
 use crate::error::{Code, Error, Kind};
 use crate::stream::Taken;
-use crate::tensor::Standing;
+use crate::tensor::{Request, Standing, Tensor as Core};
 
 /// How long to wait before Python looks at its signals.
 const TICK: Duration = Duration::from_millis(20);
 
 /// Tensors that are made ahead of whoever takes them.
 #[pyclass(frozen, module = "rustload._rustload")]
-pub(crate) struct Stream(Mutex<Core>);
+pub(crate) struct Stream(Mutex<Ahead>);
 
 /// A stream of these tensors, each made as `wanted` at its number in `which` says.
 #[pyfunction]
@@ -34,14 +34,40 @@ pub(crate) fn stream(
     standing: bool,
     whole: bool,
 ) -> PyResult<Stream> {
+    let wishes = wishes(&tensors, wanted, which)?;
+    Ok(Stream(Mutex::new(Ahead::new(wishes, Flow { window, threads, by_file, standing, whole }))))
+}
+
+/// The tensors, each with the request at its number in `which`.
+pub(super) fn wishes(
+    tensors: &[PyRef<'_, Tensor>],
+    wanted: Vec<Wanted>,
+    which: Vec<usize>,
+) -> PyResult<Vec<(Core, Request)>> {
     let requests = wanted.into_iter().map(Wanted::request).collect::<PyResult<Vec<_>>>()?;
     let wishes = tensors.iter().zip(which).map(|(tensor, which)| {
         let request = requests.get(which).cloned();
         request.map(|request| (tensor.0.clone(), request))
     });
     let wishes = wishes.collect::<Option<Vec<_>>>();
-    let wishes = wishes.ok_or_else(|| Error::new(Code::Value, "which= names a request that is not there"))?;
-    Ok(Stream(Mutex::new(Core::new(wishes, Flow { window, threads, by_file, standing, whole }))))
+    wishes.ok_or_else(|| Error::new(Code::Value, "which= names a request that is not there").into())
+}
+
+/// The order in which a stream of these tensors would give them: place in the list, place of the first with the same
+/// elements, and whether they come again.
+#[pyfunction]
+#[pyo3(signature = (tensors, wanted, which, *, by_file))]
+pub(crate) fn steps(
+    tensors: Vec<PyRef<'_, Tensor>>,
+    wanted: Vec<Wanted>,
+    which: Vec<usize>,
+    by_file: bool,
+) -> PyResult<Vec<(usize, usize, bool)>> {
+    let wishes = wishes(&tensors, wanted, which)?;
+    Ok(Ahead::steps(&wishes, by_file)
+        .into_iter()
+        .map(|Step { index, first, again }| (index, first, again))
+        .collect())
 }
 
 /// A tensor's place in the list, that of the first with its elements, whether they come again, and what was made.
@@ -51,7 +77,7 @@ type Next = (usize, usize, bool, Option<&'static str>, Option<Buffer>);
 impl Stream {
     fn next(&self, py: Python<'_>) -> PyResult<Option<Next>> {
         let mut held = self.core()?;
-        let core: &mut Core = &mut held;
+        let core: &mut Ahead = &mut held;
         // Mostly there is something: then the interpreter is not let go of.
         let mut taken = core.next(Duration::ZERO).map_err(|failed| raise(py, failed))?;
         while let Taken::Waiting = taken {
@@ -70,7 +96,7 @@ impl Stream {
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let mut held = self.core()?;
-        let core: &mut Core = &mut held;
+        let core: &mut Ahead = &mut held;
         run::detached(py, || {
             core.close();
             Ok(())
@@ -80,7 +106,7 @@ impl Stream {
 
 impl Stream {
     /// Not waited for: after a fork, nobody may be left to let go of it.
-    fn core(&self) -> PyResult<MutexGuard<'_, Core>> {
+    fn core(&self) -> PyResult<MutexGuard<'_, Ahead>> {
         match self.0.try_lock() {
             Ok(core) => Ok(core),
             Err(TryLockError::Poisoned(core)) => Ok(core.into_inner()),

@@ -2,18 +2,22 @@
 //!
 //! **Protocol.** An exported tensor is a box that owns a clone of the array; the consumer calls the deleter once, from any
 //! thread, with or without the interpreter, even after it has ended: the deleter only drops the box. A foreign tensor is
-//! borrowed between [`Foreign::from_raw`] and its drop, which calls the producer's deleter.
+//! kept between the making of a [`Foreign`] and its drop, which calls the producer's deleter. One in GPU memory can be taken over
+//! ([`Foreign::into_gpu`]): then the arrays that are made of it keep it.
 
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
 
-use super::Array;
+use super::{Array, GpuMemory};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::layout::contiguous_strides;
 
 /// `kDLCPU`.
 pub const CPU: i32 = 1;
+/// `kDLCUDA`.
+pub const CUDA: i32 = 2;
 
 /// `DLDevice`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,7 +139,7 @@ fn tensor(array: &Array, context: &mut Context) -> Result<Tensor> {
         i32::try_from(context.shape.len()).map_err(|_| Error::new(Code::Buffer, "too many dimensions"))?;
     Ok(Tensor {
         data: if array.nbytes() == 0 { ptr::null_mut() } else { array.address().as_ptr().cast() },
-        device: Device { kind: CPU, id: 0 },
+        device: array.device(),
         ndim,
         dtype: data_type(array.dtype()),
         shape: context.shape.as_mut_ptr(),
@@ -224,13 +228,37 @@ impl Foreign {
 
     /// The bytes of a one-dimensional, contiguous, writable tensor of `uint8` in host memory.
     pub fn bytes_mut(&mut self) -> Result<&mut [u8]> {
-        let wrong = |what: &str| Error::new(Code::Value, format!("out= cannot be written to: {what}"));
+        let row = self.row().map_err(|what| unwritable(&what))?;
+        if row.device.kind != CPU {
+            return Err(unwritable("it is not in host memory"));
+        }
+        if row.len == 0 {
+            return Ok(&mut []);
+        }
+        // SAFETY: `len` bytes from `start` belong to the tensor; the caller of `out=` hands them over for the time of the
+        // call, as with `out=` in NumPy, and `&mut self` keeps rustload's own access unique.
+        Ok(unsafe { std::slice::from_raw_parts_mut(row.start, row.len) })
+    }
+
+    /// Takes over a one-dimensional, contiguous, writable tensor of `uint8` in the memory of a GPU.
+    pub fn into_gpu(self) -> Result<Array> {
+        let unfit = |what: &str| Error::new(Code::Buffer, format!("no row of bytes in GPU memory: {what}"));
+        let row = self.row().map_err(|what| unfit(&what))?;
+        let device = u32::try_from(row.device.id).ok().filter(|_| row.device.kind == CUDA);
+        let device = device.ok_or_else(|| unfit("it is not in the memory of a CUDA device"))?;
+        let (address, nbytes) = (row.start.addr() as u64, row.len as u64);
+        Ok(Array::on_gpu(Arc::new(Adopted { _foreign: self, device, address, nbytes })))
+    }
+
+    /// The place of a one-dimensional, contiguous, writable tensor of `uint8`, or why it is none.
+    fn row(&self) -> Result<Row, String> {
+        let wrong = |what: &str| Err(what.to_owned());
         let (tensor, flags) = match &self.0 {
             Owned::Versioned(managed) => {
                 // SAFETY: valid as promised to `versioned`; major and flags lie before the part that a version may change.
                 let (major, flags) = unsafe { (*managed.as_ptr()).header() };
                 if major != 1 {
-                    return Err(wrong("its DLPack version is unknown"));
+                    return wrong("its DLPack version is unknown");
                 }
                 // SAFETY: valid as promised, and of a major version whose layout is known.
                 (unsafe { &(*managed.as_ptr()).tensor }, flags)
@@ -239,30 +267,68 @@ impl Foreign {
             Owned::Legacy(managed) => (unsafe { &(*managed.as_ptr()).tensor }, 0),
         };
         if flags & READ_ONLY != 0 {
-            return Err(wrong("it is read-only"));
-        }
-        if tensor.device.kind != CPU {
-            return Err(wrong("it is not in host memory"));
+            return wrong("it is read-only");
         }
         if tensor.dtype != data_type(DType::U8) || tensor.ndim != 1 {
-            return Err(wrong("it is no row of bytes"));
+            return wrong("it is no row of bytes");
         }
         // SAFETY: with ndim 1, shape points to one number.
-        let len = usize::try_from(unsafe { *tensor.shape }).map_err(|_| wrong("its size is negative"))?;
+        let Ok(len) = usize::try_from(unsafe { *tensor.shape }) else {
+            return wrong("its size is negative");
+        };
         // SAFETY: with ndim 1, strides is null (contiguous) or points to one number.
         let stride = unsafe { tensor.strides.as_ref() }.copied().unwrap_or(1);
         if len > 1 && stride != 1 {
-            return Err(wrong("it is not contiguous"));
+            return wrong("it is not contiguous");
         }
-        if len == 0 {
-            return Ok(&mut []);
-        }
-        let offset = usize::try_from(tensor.byte_offset).map_err(|_| wrong("its offset is too large"))?;
-        // SAFETY: data plus byte_offset is the first element, inside the producer's allocation.
-        let start = unsafe { tensor.data.cast::<u8>().add(offset) };
-        // SAFETY: `len` bytes from `start` belong to the tensor; the caller of `out=` hands them over for the time of the
-        // call, as with `out=` in NumPy, and `&mut self` keeps rustload's own access unique.
-        Ok(unsafe { std::slice::from_raw_parts_mut(start, len) })
+        let Ok(offset) = usize::try_from(tensor.byte_offset) else {
+            return wrong("its offset is too large");
+        };
+        // The first element lies inside the producer's allocation; an empty tensor may have no address at all.
+        let start = tensor.data.cast::<u8>().wrapping_add(offset);
+        Ok(Row { device: tensor.device, start, len })
+    }
+}
+
+/// Where a foreign row of bytes lies.
+struct Row {
+    device: Device,
+    start: *mut u8,
+    len: usize,
+}
+
+fn unwritable(what: &str) -> Error {
+    Error::new(Code::Value, format!("out= cannot be written to: {what}"))
+}
+
+/// GPU memory that another library allocated; its deleter is called when this is dropped.
+struct Adopted {
+    _foreign: Foreign,
+    device: u32,
+    address: u64,
+    nbytes: u64,
+}
+
+// SAFETY: nothing can be done with a shared reference but to read three numbers; the structure is touched by the drop alone.
+unsafe impl Sync for Adopted {}
+
+impl GpuMemory for Adopted {
+    fn device(&self) -> u32 {
+        self.device
+    }
+
+    fn address(&self) -> u64 {
+        self.address
+    }
+
+    fn nbytes(&self) -> u64 {
+        self.nbytes
+    }
+}
+
+impl std::fmt::Debug for Adopted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Adopted({} bytes at {:#x} of GPU {})", self.nbytes, self.address, self.device)
     }
 }
 
@@ -295,6 +361,8 @@ impl Drop for Foreign {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
     use crate::sink::HostBuffer;
 
@@ -330,5 +398,75 @@ mod tests {
         assert!(unsafe { exported.as_ref() }.tensor.data.is_null());
         // SAFETY: made above, freed once.
         unsafe { delete_versioned(exported.as_ptr()) };
+    }
+
+    /// A row of 12 bytes as another library would export it from the memory of GPU 3, and how often it was deleted.
+    fn foreign_row(kind: i32, deleted: &Arc<AtomicUsize>) -> Foreign {
+        unsafe extern "C" fn delete(managed: *mut Versioned) {
+            // SAFETY: the box leaked below.
+            let managed = unsafe { Box::from_raw(managed) };
+            // SAFETY: the counter and the numbers put there below.
+            let context = unsafe { Box::from_raw(managed.context.cast::<(Arc<AtomicUsize>, [i64; 2])>()) };
+            context.0.fetch_add(1, Ordering::SeqCst);
+        }
+        let mut context = Box::new((deleted.clone(), [12_i64, 1]));
+        let numbers = context.1.as_mut_ptr();
+        let tensor = Tensor {
+            data: ptr::without_provenance_mut(1 << 40),
+            device: Device { kind, id: 3 },
+            ndim: 1,
+            dtype: data_type(DType::U8),
+            shape: numbers,
+            strides: numbers.wrapping_add(1),
+            byte_offset: 8,
+        };
+        let context = Box::into_raw(context).cast();
+        let managed = Versioned { major: 1, minor: 3, context, deleter: Some(delete), flags: 0, tensor };
+        // SAFETY: just made, owned by the `Foreign` alone.
+        unsafe { Foreign::versioned(NonNull::from(Box::leak(Box::new(managed)))) }
+    }
+
+    #[test]
+    fn an_adopted_row_lives_as_long_as_its_parts_and_is_deleted_once() {
+        let deleted = Arc::new(AtomicUsize::new(0));
+        let row = foreign_row(CUDA, &deleted).into_gpu().unwrap();
+        assert_eq!((row.is_on_gpu(), row.nbytes(), row.address().addr().get()), (true, 12, (1 << 40) + 8));
+        let part = row.part(4, DType::F16, [2, 2][..].into()).unwrap();
+        drop(row);
+        assert_eq!(part.address().addr().get(), (1 << 40) + 12);
+        assert_eq!(part.device(), Device { kind: CUDA, id: 3 });
+        let exported = export_versioned(&part).unwrap();
+        drop(part);
+        assert_eq!(deleted.load(Ordering::SeqCst), 0);
+        // SAFETY: made above, freed once.
+        unsafe { delete_versioned(exported.as_ptr()) };
+        assert_eq!(deleted.load(Ordering::SeqCst), 1);
+    }
+
+    #[test]
+    fn only_memory_of_a_gpu_is_adopted_and_only_host_memory_written_to() {
+        let deleted = Arc::new(AtomicUsize::new(0));
+        assert_eq!(foreign_row(CPU, &deleted).into_gpu().unwrap_err().code(), Code::Buffer);
+        assert_eq!(foreign_row(CUDA, &deleted).bytes_mut().unwrap_err().code(), Code::Value);
+        assert_eq!(deleted.load(Ordering::SeqCst), 2);
+    }
+
+    #[test]
+    fn a_part_lies_inside_and_is_aligned() {
+        let row = foreign_row(CUDA, &Arc::default()).into_gpu().unwrap();
+        for (start, dtype, shape) in [
+            (9, DType::F32, [1]),
+            (2, DType::F32, [2]),
+            (13, DType::U8, [0]),
+            (0, DType::U8, [13]),
+            (u64::MAX, DType::U8, [1]),
+            (0, DType::F64, [u64::MAX / 2]),
+        ] {
+            assert_eq!(row.part(start, dtype, shape[..].into()).unwrap_err().code(), Code::Value);
+        }
+        assert_eq!(row.part(12, DType::U8, [0][..].into()).unwrap().nbytes(), 0);
+        let host = bytes(5);
+        let part = host.part(1, DType::U8, [4][..].into()).unwrap();
+        assert_eq!(part.address().addr().get(), host.address().addr().get() + 1);
     }
 }

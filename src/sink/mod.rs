@@ -1,6 +1,8 @@
-//! Who owns the destination: memory made for a result, or a mapping that a view points into, and their export by DLPack.
+//! Who owns the destination: memory made for a result, of the host or of a GPU, or a mapping that a view points into, and
+//! their export by DLPack.
 
 pub mod dlpack;
+mod gpu;
 mod host;
 mod pages;
 mod pool;
@@ -9,11 +11,13 @@ mod slab;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+pub use gpu::GpuMemory;
 pub use host::{HostBuffer, Unfilled, kept, trim};
 pub use pool::{bound_by, footprint, keep_bounds};
 
 use crate::bytes::{Mapping, Region};
 use crate::dtype::DType;
+use crate::error::{Code, Error, Result};
 use crate::layout::{Dims, Layout, contiguous_strides, numel};
 
 /// What keeps an array's bytes alive.
@@ -23,9 +27,11 @@ pub enum Owner {
     Memory(Arc<HostBuffer>),
     /// A private mapping of the file.
     Mapping(Arc<Mapping>),
+    /// Memory of a GPU.
+    Gpu(Arc<dyn GpuMemory>),
 }
 
-/// A tensor in host memory: an address, its meaning, and its owner. Cloning shares the memory.
+/// A tensor in memory: an address, its meaning, and its owner. Cloning shares the memory.
 #[derive(Clone, Debug)]
 pub struct Array {
     owner: Owner,
@@ -48,6 +54,34 @@ impl Array {
         Array { owner: Owner::Mapping(mapping), start, dtype, shape: layout.shape, strides: layout.strides }
     }
 
+    /// All of `memory` as a row of `uint8`.
+    pub fn on_gpu(memory: Arc<dyn GpuMemory>) -> Array {
+        let shape = [memory.nbytes()][..].into();
+        Array { owner: Owner::Gpu(memory), start: 0, dtype: DType::U8, shape, strides: [1][..].into() }
+    }
+
+    /// A C-contiguous part of a contiguous array, from byte `start` of it on. It shares the owner.
+    pub fn part(&self, start: u64, dtype: DType, shape: Dims) -> Result<Array> {
+        let wrong = |text: String| Error::new(Code::Value, text);
+        if !self.is_contiguous() {
+            return Err(Error::new(Code::Buffer, "the buffer is strided: its bytes are no row"));
+        }
+        let nbytes = numel(&shape).and_then(|numel| numel.checked_mul(dtype.itemsize()));
+        let end = nbytes.and_then(|nbytes| nbytes.checked_add(start));
+        if end.is_none_or(|end| end > self.nbytes()) {
+            let have = self.nbytes();
+            return Err(wrong(format!(
+                "{dtype} of shape {shape:?} from byte {start} on does not fit {have} bytes"
+            )));
+        }
+        let strides = contiguous_strides(&shape).unwrap_or_default();
+        let part = Array { owner: self.owner.clone(), start: self.start + start, dtype, shape, strides };
+        if !(part.address().addr().get() as u64).is_multiple_of(dtype.itemsize()) {
+            return Err(wrong(format!("byte {start} is no place for {dtype}")));
+        }
+        Ok(part)
+    }
+
     /// The same bytes as a row of `uint8`; `None` where the elements do not lie one after the other.
     pub fn as_bytes(&self) -> Option<Array> {
         let nbytes = self.nbytes();
@@ -56,14 +90,35 @@ impl Array {
         self.is_contiguous().then_some(bytes)
     }
 
-    /// The address of the first element.
+    /// The address of the first element; in the GPU's memory for an array that lies there.
     pub fn address(&self) -> NonNull<u8> {
         let found = match &self.owner {
-            Owner::Memory(memory) => Some(memory.address()),
+            Owner::Memory(memory) => usize::try_from(self.start)
+                .ok()
+                .and_then(|start| NonNull::new(memory.address().as_ptr().wrapping_add(start))),
             Owner::Mapping(mapping) => Region::new(self.start, 0).and_then(|at| mapping.address(at)),
+            // A number only: the host never goes there.
+            Owner::Gpu(memory) => usize::try_from(memory.address().wrapping_add(self.start))
+                .ok()
+                .and_then(|at| NonNull::new(std::ptr::without_provenance_mut(at))),
         };
         // A start outside the mapping cannot be: views are made of proved layouts. Dangling is never read through.
         found.unwrap_or(NonNull::dangling())
+    }
+
+    /// Where it lies.
+    pub fn device(&self) -> dlpack::Device {
+        match &self.owner {
+            Owner::Gpu(memory) => {
+                dlpack::Device { kind: dlpack::CUDA, id: i32::try_from(memory.device()).unwrap_or(i32::MAX) }
+            }
+            Owner::Memory(_) | Owner::Mapping(_) => dlpack::Device { kind: dlpack::CPU, id: 0 },
+        }
+    }
+
+    /// Whether it lies in the memory of a GPU, where the host cannot read.
+    pub fn is_on_gpu(&self) -> bool {
+        matches!(self.owner, Owner::Gpu(_))
     }
 
     /// The element type.

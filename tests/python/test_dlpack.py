@@ -12,6 +12,7 @@ import torch
 from support import DTYPES, assert_same_bits, bits, child, patterns
 
 import rustload
+from rustload import _rustload
 
 ctypes.pythonapi.PyCapsule_GetName.restype = ctypes.c_char_p
 ctypes.pythonapi.PyCapsule_GetName.argtypes = [ctypes.py_object]
@@ -428,3 +429,126 @@ def test_a_deleter_runs_in_a_thread_without_the_interpreter(simple):
         del y
         assert alive() is None
         assert w.grad.sum() == 276
+
+
+ctypes.pythonapi.PyCapsule_New.restype = ctypes.py_object
+ctypes.pythonapi.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+
+
+class Foreign:
+    """Memory of "GPU 3" as another library would export it: a row of bytes at an address that the host must not touch."""
+
+    ADDRESS = 1 << 44
+
+    def __init__(self, nbytes: int, kind: int = 2, **change: int) -> None:
+        self.deleted = 0
+        self._deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._delete)
+        self._shape = (ctypes.c_int64 * 2)(nbytes, 1)
+        self._strides = (ctypes.c_int64 * 2)(change.pop("stride", 1), 1)
+        self._managed = DLManagedTensorVersioned(
+            major=1,
+            minor=3,
+            flags=change.pop("flags", 0),
+            deleter=ctypes.cast(self._deleter, ctypes.c_void_p),
+        )
+        tensor = self._managed.dl_tensor
+        tensor.data, tensor.device_type, tensor.device_id, tensor.ndim = self.ADDRESS, kind, 3, 1
+        tensor.code, tensor.bits, tensor.lanes = 1, 8, 1
+        tensor.shape, tensor.strides = self._shape, self._strides
+        for name, value in change.items():
+            setattr(tensor, name, value)
+
+    def _delete(self, _pointer: int) -> None:
+        self.deleted += 1
+
+    def capsule(self):
+        address = ctypes.addressof(self._managed)
+        return ctypes.pythonapi.PyCapsule_New(address, b"dltensor_versioned", None)
+
+
+def test_adopted_gpu_memory_lives_as_long_as_what_was_made_of_it(collect):
+    foreign = Foreign(96)
+    row = _rustload.adopt(foreign.capsule())
+    assert (row.dtype, row.shape, row.nbytes, row.is_view) == ("uint8", (96,), 96, False)
+    assert row.__dlpack_device__() == (2, 3)
+    assert repr(row) == "<rustload.Buffer uint8 [96] owned on cuda:3>"
+    part = row.part(32, "bfloat16", (4, 2))
+    capsule = part.__dlpack__(max_version=(1, 0), stream=1)
+    found = ctypes.cast(
+        ctypes.pythonapi.PyCapsule_GetPointer(capsule, b"dltensor_versioned"),
+        ctypes.POINTER(DLManagedTensorVersioned),
+    ).contents.dl_tensor
+    assert (found.data, found.device_type, found.device_id) == (Foreign.ADDRESS + 32, 2, 3)
+    assert (found.code, found.bits, found.shape[:2], found.strides[:2]) == (4, 16, [4, 2], [2, 1])
+    del row, part
+    collect()
+    assert foreign.deleted == 0
+    del capsule, found
+    collect()
+    assert foreign.deleted == 1
+
+
+def test_the_host_does_not_read_gpu_memory():
+    foreign = Foreign(8)
+    buffer = _rustload.adopt(foreign.capsule())
+    for read in (memoryview, bytes, _rustload.Buffer.tobytes):
+        with pytest.raises(BufferError, match="in the memory of GPU 3"):
+            read(buffer)
+    with pytest.raises(RuntimeError, match="Unsupported device"):
+        np.from_dlpack(buffer)
+
+
+def test_a_gpu_buffer_is_exported_for_any_stream_to_its_own_device():
+    foreign = Foreign(8)
+    buffer = _rustload.adopt(foreign.capsule())
+    for stream in (None, -1, 1, 2, 0x7F0012345678):
+        assert name_of(buffer.__dlpack__(stream=stream, dl_device=(2, 3))) == b"dltensor"
+    for wrong in (
+        {"stream": 0},
+        {"stream": -2},
+        {"dl_device": (1, 0)},
+        {"dl_device": (2, 0)},
+        {"copy": True},
+    ):
+        with pytest.raises(BufferError):
+            buffer.__dlpack__(**wrong)
+
+
+def test_only_a_writable_row_of_bytes_on_a_gpu_is_adopted():
+    for foreign, text in (
+        (Foreign(8, kind=1), "not in the memory of a CUDA device"),
+        (Foreign(8, kind=3), "not in the memory of a CUDA device"),
+        (Foreign(8, device_id=-1), "not in the memory of a CUDA device"),
+        (Foreign(8, flags=1), "read-only"),
+        (Foreign(8, stride=2), "not contiguous"),
+        (Foreign(8, ndim=2), "no row of bytes"),
+        (Foreign(8, code=0), "no row of bytes"),
+        (Foreign(-1), "size is negative"),
+    ):
+        capsule = foreign.capsule()
+        with pytest.raises(BufferError, match=text):
+            _rustload.adopt(capsule)
+        assert foreign.deleted == 1
+        with pytest.raises(TypeError, match="used before"):
+            _rustload.adopt(capsule)
+    with pytest.raises(TypeError, match="no DLPack capsule"):
+        _rustload.adopt(b"")
+
+
+def test_parts_lie_inside_and_are_aligned(simple):
+    foreign = Foreign(8)
+    row = _rustload.adopt(foreign.capsule())
+    assert row.part(8, "float32", (0,)).nbytes == 0
+    for start, dtype, shape in (
+        (4, "float32", (2,)),
+        (2, "float32", (1,)),
+        (9, "uint8", (0,)),
+        (0, "float64", (2**62,)),
+    ):
+        with pytest.raises(ValueError, match=r"does not fit|no place"):
+            row.part(start, dtype, shape)
+    w = rustload.open(simple)["w"]
+    owned = w.materialize(framework="dlpack", copy=True)
+    assert owned.part(24, "float32", (2, 3)).tobytes() == owned.tobytes()[24:48]
+    with pytest.raises(BufferError, match="strided"):
+        w[:, ::2].materialize(framework="dlpack", copy=False).part(0, "uint8", (1,))

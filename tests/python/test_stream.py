@@ -13,6 +13,8 @@ import torch
 from support import DTYPES, assert_same_bits, assert_same_values, bits, child, patterns
 
 import rustload
+from rustload import _rustload
+from rustload._tensor import Wanted
 
 MIB = 1 << 20
 FORMATS = ("model.bin", "model.safetensors", "model.legacy", "shards", "deflated", "memory")
@@ -124,6 +126,21 @@ def test_orders(save):
     assert list(ckpt.materialize(["c", "a"])) == ["c", "a"]
     assert list(ckpt.materialize()) == list(ckpt)
     assert list(ckpt.stream([])) == []
+
+
+@pytest.mark.parametrize("by_file", [True, False])
+def test_steps_are_the_order_and_the_ties_of_the_stream(save, by_file):
+    shared = torch.arange(64.0)
+    path = save({"b": shared, "c": torch.ones(3), "a": shared, "part": shared[8:], "d": shared})
+    tensors = [tensor._core for tensor in rustload.open(path).values()]
+    wanted, which = [Wanted(copy=True), Wanted(dtype="float16")], [0, 0, 0, 0, 1]
+    steps = _rustload.steps(tensors, wanted, which, by_file=by_file)
+    flow = {"window": MIB, "threads": None, "standing": False, "whole": True}
+    stream = _rustload.stream(tensors, wanted, which, by_file=by_file, **flow)
+    assert steps == [found[:3] for found in iter(stream.next, None)]
+    assert [again for _, _, again in steps].count(True) == 1
+    with pytest.raises(ValueError, match="which="):
+        _rustload.steps(tensors, wanted, [0, 0, 0, 0, 2], by_file=by_file)
 
 
 def test_file_order_is_that_of_the_data_and_shards_take_turns(save, tmp_path):

@@ -8,6 +8,8 @@
 
 mod order;
 
+pub use order::Step;
+
 use std::process;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -119,6 +121,11 @@ impl Stream {
         let queue = Arc::new(Queue::new(flow.window.saturating_sub(scratch).max(1)));
         let plan = Some(Plan { wishes, steps, flow });
         Stream { queue, cancel, process: process::id(), plan, worker: None }
+    }
+
+    /// The order in which a stream of these tensors gives them.
+    pub fn steps(wishes: &[(Tensor, Request)], by_file: bool) -> Vec<Step> {
+        order::steps(wishes, by_file, parallel::threads(u64::MAX, None))
     }
 
     /// The next tensor, waiting no longer than `patience`. After an error there is nothing more.

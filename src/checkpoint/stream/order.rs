@@ -8,14 +8,14 @@ use crate::tensor::{Request, Tensor};
 const TURN: u64 = 8 << 20;
 
 /// One tensor to be given.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Step {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
     /// Its place in the list of wishes.
-    pub(super) index: usize,
+    pub index: usize,
     /// The place of the wish that makes it: its own, or that of an earlier one with the same elements.
-    pub(super) first: usize,
+    pub first: usize,
     /// Whether it is given again later.
-    pub(super) again: bool,
+    pub again: bool,
 }
 
 /// The steps for these wishes: in the order of the data, up to `threads` files in turn, or as listed.
