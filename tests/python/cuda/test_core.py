@@ -188,6 +188,32 @@ def test_whatever_a_file_has(on_fake: Run, save: Callable[..., Path], tmp_path: 
     )
 
 
+def test_bands_of_what_was_inflated_do_not_wait_for_one_another(on_fake: Run, tmp_path: Path) -> None:
+    """An inflated storage fills the window as long as bands of it are to be made."""
+    parts = {"a": patterns("uint8", (900, 5000)), "b": patterns("uint8", (900, 5000), seed=1)}
+    torch.save(parts, tmp_path / "plain.pt")
+    path = tmp_path / "packed.pt"
+    with (
+        zipfile.ZipFile(tmp_path / "plain.pt") as source,
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as target,
+    ):
+        for member in source.namelist():
+            target.writestr(member, source.read(member))
+    on_fake(
+        COMPARE
+        + """
+    tensors = list(rustload.open(sys.argv[1]).values())
+    for threads in (1, 3):
+        for window in (0, 1 << 20, 5 << 20):
+            upload = _rustload.upload(0, window=window, threads=threads)
+            same(upload, tensors, Wanted(transpose=True))
+            clean(upload)
+    """,
+        path,
+        RUSTLOAD_RING="65536x4",
+    )
+
+
 def test_thousands_of_small_tensors_go_by_few_copies(on_fake: Run, tmp_path: Path) -> None:
     header, end = {}, 0
     for number in range(20_000):
