@@ -207,6 +207,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
         copy: bool | None = None,
         framework: str | None = None,
         allow_lossy: bool = False,
+        dequantize: bool = False,
         overflow: Overflow = "nan",
     ) -> Stream:
         """Gives tensors one after the other, reading and casting the next ones while you work on the last.
@@ -240,6 +241,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
             copy: As for `LazyTensor.materialize`: None gives views where nothing is converted.
             framework: As for `LazyTensor.materialize`.
             allow_lossy: As for `LazyTensor.materialize`.
+            dequantize: As for `LazyTensor.materialize`; a plain dtype is for the numbers of quantized tensors too, then.
             overflow: As for `LazyTensor.materialize`.
 
         Returns:
@@ -266,6 +268,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
             copy=copy,
             framework=framework,
             allow_lossy=allow_lossy,
+            dequantize=dequantize,
             overflow=overflow,
             whole=False,
         )
@@ -283,6 +286,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
         copy: bool | None = None,
         framework: str | None = None,
         allow_lossy: bool = False,
+        dequantize: bool = False,
         overflow: Overflow = "nan",
     ) -> dict[str, Any]:
         """Reads tensors and gives them as a dict, in the order of `names` or the checkpoint's.
@@ -305,6 +309,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
             copy: As for `stream`.
             framework: As for `stream`.
             allow_lossy: As for `stream`.
+            dequantize: As for `stream`.
             overflow: As for `stream`.
 
         Raises:
@@ -326,6 +331,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
                 copy=copy,
                 framework=framework,
                 allow_lossy=allow_lossy,
+                dequantize=dequantize,
                 overflow=overflow,
                 whole=True,
             )
