@@ -8,10 +8,10 @@ them. A plain transpose is refused, since not every tensor of a model has the di
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rustload._choose import dtype_name, order_of
+from rustload._patterns import matches
 from rustload.errors import _make
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _rule(value: Any, checked: Callable[[Any], T | None]) -> Callable[[LazyTenso
 
 
 def _first(patterns: list[tuple[str, T | None]], name: str) -> T | None:
-    return next((found for pattern, found in patterns if fnmatchcase(name, pattern)), None)
+    return next((found for pattern, found in patterns if matches(name, pattern)), None)
 
 
 def _asked(
