@@ -38,7 +38,7 @@ pub mod stream;
 mod tensor;
 
 pub use checkpoint::{
-    Checkpoint, Failed, Flow, Given, Made, OwnedStorages, Step, StorageInfo, Stream, Upload,
+    Checkpoint, Failed, Flow, Given, Made, OwnedStorages, Step, Stop, StorageInfo, Stream, Upload,
 };
 pub use dtype::DType;
 pub use error::{Code, Error, Kind, Result};

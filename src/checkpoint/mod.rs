@@ -20,7 +20,7 @@ use crate::stream::Payload;
 use crate::tensor::Tensor;
 
 pub use self::storages::{OwnedStorages, StorageInfo};
-pub use self::stream::{Failed, Flow, Given, Made, Step, Stream};
+pub use self::stream::{Failed, Flow, Given, Made, Step, Stop, Stream};
 pub use self::upload::Upload;
 
 /// Bytes of the largest inflated storage that is kept for the next read. Streams keep none but for their next tensor.
