@@ -1,0 +1,316 @@
+"""`Uploads`: results on a GPU, made ahead of whoever takes them.
+
+Results are made in batches. A batch is submitted to the core, which reads, casts and copies on streams of its own; when its turn
+comes, the caller's stream is made to wait for it, and casts and transposes on the GPU are enqueued there. Two batches with such
+work can be on their way, one panel each. Nothing waits for the GPU unless the caller wants results to be complete.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from rustload import _rustload
+from rustload._cuda._split import PANEL, Piece, pieces, straight_pieces
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from types import TracebackType
+
+    from rustload._cuda._place import Panel, Place
+    from rustload._cuda._split import Cast
+    from rustload._rustload import Buffer
+    from rustload._tensor import Wanted
+
+__all__ = ["Uploads", "Work"]
+
+# Bytes that are submitted at once, and tensors.
+_BATCH = 32 << 20
+_COUNT = 2048
+
+# Small results share slabs of the framework's memory. Parts start where kernels like their operands to.
+_SLAB = 2 << 20
+_SHARES_SLAB = 64 << 10
+_ALIGNMENT = 256
+
+
+@dataclasses.dataclass(slots=True)
+class Work:
+    """One result.
+
+    Attributes:
+        core: What is read.
+        wanted: How; `copy` does not count.
+        made: Where it goes, if that is there; the result when it is given.
+        nbytes: Bytes of the result.
+        held: The tensor whose memory it is: a slab, or the result.
+    """
+
+    core: _rustload.Tensor | _rustload.Joined
+    wanted: Wanted
+    made: Any = None
+    nbytes: int = 0
+    held: Any = None
+
+
+class _Batch:
+    """What is submitted at once."""
+
+    __slots__ = ("done", "into", "moves", "nbytes", "on_panel", "panel", "tensors", "ticket", "wanted", "ways", "which")
+
+    def __init__(self) -> None:
+        self.tensors: list[_rustload.Tensor] = []
+        self.wanted: list[Wanted] = []
+        self.which: list[int] = []
+        # None for what goes through the panel.
+        self.into: list[Buffer | None] = []
+        self.ways: dict[int, int] = {}
+        self.moves: list[tuple[int, Piece]] = []
+        self.done: list[Work] = []
+        self.nbytes = 0
+        self.on_panel = 0
+        self.panel: Panel | None = None
+        self.ticket = 0
+
+    def add(self, tensor: _rustload.Tensor, wanted: Wanted, into: Buffer | None) -> None:
+        way = self.ways.setdefault(id(wanted), len(self.wanted))
+        if way == len(self.wanted):
+            self.wanted.append(wanted)
+        self.tensors.append(tensor)
+        self.which.append(way)
+        self.into.append(into)
+
+    @property
+    def is_full(self) -> bool:
+        return self.nbytes >= _BATCH or len(self.tensors) >= _COUNT or len(self.done) >= _COUNT
+
+
+class Uploads:
+    """Makes results on one GPU. Close it, or use it with `with`: then nothing is left on its way.
+
+    Args:
+        place: Where.
+        cast: Who casts.
+        window: Bytes of results that may be made ahead; None for as many as there are.
+        threads: Threads that read and cast, at most.
+    """
+
+    def __init__(self, place: Place, *, cast: Cast, window: int | None, threads: int | None) -> None:
+        self._place = place
+        self._cast: Cast = cast
+        self._window = window
+        self._held = 0
+        self._waiting: deque[_Batch] = deque()
+        self._ready: deque[Work] = deque()
+        self._panels: list[Panel] = []
+        self._slab: tuple[Any, Buffer, int] | None = None
+        self._upload = _rustload.upload(place.index, window=window or PANEL, threads=threads)
+
+    def results(self, works: Iterable[Work], *, sync: bool) -> Iterator[Work]:
+        """Gives the works in their order when they are made.
+
+        Args:
+            works: What is to be made; taken as there is room.
+            sync: Whether results are complete when they are given. Otherwise they are so for what the caller does on his
+                stream from then on.
+        """
+        queue = _Queue(works)
+        while True:
+            while not self._ready:
+                self._place.follow(self._on_their_way())
+                self._submit_ahead(queue)
+                if not self._waiting:
+                    return
+                self._finish(self._waiting.popleft(), sync=sync)
+            work = self._ready.popleft()
+            self._held -= work.nbytes
+            yield work
+            # The caller has it: nothing of it may stay here.
+            del work
+
+    def close(self) -> None:
+        """Ends what is on its way and waits until no copy is left."""
+        self._upload.close()
+        self._waiting.clear()
+        self._ready.clear()
+        self._panels.clear()
+        self._slab = None
+
+    def __enter__(self) -> Uploads:
+        """Itself."""
+        return self
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        """Closes it."""
+        self.close()
+
+    def _on_their_way(self) -> Iterator[Any]:
+        yield from (panel.held for panel in self._panels)
+        for batch in self._waiting:
+            yield from (work.held for work in batch.done)
+            yield from (piece.target for _, piece in batch.moves)
+
+    def _submit_ahead(self, queue: _Queue) -> None:
+        """Submits as much as there is room for."""
+        while True:
+            if sum(1 for batch in self._waiting if batch.on_panel) == 2:
+                return
+            batch = self._gathered(queue)
+            if not (batch.tensors or batch.done):
+                return
+            if batch.on_panel:
+                batch.panel = self._panel(batch.on_panel)
+            row = batch.panel.row if batch.panel else None
+            starts = iter(batch.moves)
+            into = [
+                found if found is not None else _part(row, *next(starts))  # type: ignore[arg-type]  # a panel for each
+                for found in batch.into
+            ]
+            if batch.tensors:
+                stream = self._place.stream()
+                batch.ticket = self._upload.submit(batch.tensors, batch.wanted, batch.which, into, stream=stream)
+            self._waiting.append(batch)
+
+    def _gathered(self, queue: _Queue) -> _Batch:
+        """The next batch; empty if there is no room for any, or nothing left."""
+        batch = _Batch()
+        while not batch.is_full:
+            if queue.piece is None and queue.parts is not None:
+                queue.piece = next(queue.parts, None)
+                if queue.piece is None:
+                    batch.done.append(queue.finished())
+                    continue
+            if queue.piece is None:
+                work = queue.work
+                if work is None or not self._has_room(work, batch):
+                    break
+                self._held += work.nbytes
+                queue.parts = self._begun(work)
+                continue
+            if not self._taken(batch, queue.piece):
+                break
+            queue.piece = None
+        return batch
+
+    def _has_room(self, work: Work, batch: _Batch) -> bool:
+        if self._window is None or not (self._waiting or batch.tensors or batch.done):
+            return True
+        return self._held + work.nbytes <= self._window
+
+    def _begun(self, work: Work) -> Iterator[Piece]:
+        """The pieces of a result, whose memory is allocated now."""
+        core, wanted = work.core, work.wanted
+        shape = core.result_shape(wanted)
+        dtype = wanted.dtype or core.dtype
+        if 0 in shape:
+            core.materialize(wanted)  # says what is wrong with it
+            if work.made is None:
+                work.made = self._place.empty(shape, dtype, self._upload)
+            return iter(())
+        into: Buffer | None = None
+        if work.made is None and work.nbytes <= _SHARES_SLAB:
+            work.held, into = self._of_slab(work.nbytes, dtype, shape)
+            work.made = self._place.wrap(into)
+        elif work.made is None:
+            work.made, into = self._place.new(shape, dtype, self._upload)
+        if work.held is None:
+            work.held = work.made
+        if not self._place.computes:
+            given = into if into is not None else self._place.row(work.made)
+            return (
+                Piece(part, wanted, dtype, row, is_straight=True)
+                for part, wanted, row in straight_pieces(core, wanted, given)
+            )
+        found = pieces(core, wanted, work.made, self._cast, self._upload.rate)
+        if into is None:
+            return found
+        made, whole = work.made, into
+        return (
+            piece._replace(target=whole) if piece.is_straight and piece.target is made else piece
+            for piece in found
+        )
+
+    def _taken(self, batch: _Batch, piece: Piece) -> bool:
+        """Whether the piece found room in the batch."""
+        if piece.is_straight:
+            target = piece.target
+            into = target if isinstance(target, _rustload.Buffer) else self._place.row(target)
+            batch.add(piece.core, piece.wanted, into)
+            batch.nbytes += into.nbytes
+            return True
+        nbytes = piece.core.size * _ITEMSIZE[piece.dtype]
+        start = -(-batch.on_panel // _ALIGNMENT) * _ALIGNMENT
+        if start and start + nbytes > PANEL:
+            return False
+        batch.add(piece.core, piece.wanted, None)
+        batch.moves.append((start, piece))
+        batch.on_panel = start + nbytes
+        return True
+
+    def _panel(self, nbytes: int) -> Panel:
+        """One that no batch on its way uses."""
+        used = {id(batch.panel) for batch in self._waiting}
+        free = [panel for panel in self._panels if id(panel) not in used]
+        for panel in free:
+            if panel.nbytes >= nbytes:
+                return panel
+        for panel in free:
+            self._panels.remove(panel)
+        panel = self._place.panel(-(-nbytes // _SLAB) * _SLAB)
+        self._panels.append(panel)
+        return panel
+
+    def _of_slab(self, nbytes: int, dtype: str, shape: Sequence[int]) -> tuple[Any, Buffer]:
+        """A slab, and a part of it."""
+        found = self._slab
+        if found is None or found[2] + nbytes > _SLAB:
+            found = *self._place.new([_SLAB], "uint8", self._upload), 0
+        held, slab, at = found
+        self._slab = held, slab, at + -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        return held, slab.part(at, dtype, shape)
+
+    def _finish(self, batch: _Batch, *, sync: bool) -> None:
+        """Has the caller's stream wait for the batch and do its share."""
+        if batch.tensors:
+            stream = self._place.stream()
+            done = (sync or stream is None) and not batch.moves
+            self._upload.wait(batch.ticket, stream=stream, sync=done)
+        for start, piece in batch.moves:
+            assert batch.panel is not None  # there are moves  # noqa: S101 - for mypy
+            batch.panel.move(start, piece.dtype, piece.core.shape, piece.target)
+        if sync and batch.moves:
+            self._place.finish()
+        self._ready.extend(batch.done)
+
+
+class _Queue:
+    """Works, and the pieces of the one that was begun."""
+
+    __slots__ = ("_works", "parts", "piece", "work")
+
+    def __init__(self, works: Iterable[Work]) -> None:
+        self._works = iter(works)
+        self.work: Work | None = next(self._works, None)
+        self.parts: Iterator[Piece] | None = None
+        # Of these, one that found no room.
+        self.piece: Piece | None = None
+
+    def finished(self) -> Work:
+        """The work that was begun, whose pieces are all on their way."""
+        work = self.work
+        assert work is not None  # it was begun  # noqa: S101 - for mypy
+        self.work, self.parts = next(self._works, None), None
+        return work
+
+
+def _part(row: Buffer, start: int, piece: Piece) -> Buffer:
+    return row.part(start, piece.dtype, piece.core.shape)
+
+
+_ITEMSIZE = {name: itemsize for name, itemsize, _ in _rustload.DTYPES}
