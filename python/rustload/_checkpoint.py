@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from rustload import _frameworks, _rustload
 from rustload._limits import Limits
-from rustload._stream import listed
-from rustload._stream import stream as _stream
+from rustload._many import listed
+from rustload._many import stream as _stream
 from rustload._tensor import LazyTensor, Shared, _size
 from rustload.errors import _make
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
     from types import TracebackType
 
+    from rustload._many import Order
     from rustload._progress import Progress
-    from rustload._stream import Order
+    from rustload._stream import Stream
     from rustload._tensor import Overflow
 
 __all__ = ["Checkpoint", "OpaqueClass", "open"]
@@ -208,7 +208,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
         framework: str | None = None,
         allow_lossy: bool = False,
         overflow: Overflow = "nan",
-    ) -> Generator[tuple[str, Any], None, None]:
+    ) -> Stream:
         """Gives tensors one after the other, reading and casting the next ones while you work on the last.
 
         >>> import rustload
@@ -243,7 +243,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
             overflow: As for `LazyTensor.materialize`.
 
         Returns:
-            A generator of names and tensors.
+            A `Stream`: an iterator over names and tensors that says how many are left, and may be closed or used with `with`.
 
         Raises:
             TensorNotFoundError: One of `names` is not there.

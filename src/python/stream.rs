@@ -8,17 +8,20 @@ use pyo3::prelude::*;
 use super::buffer::Buffer;
 use super::run;
 use super::tensor::{Tensor, Wanted};
-use crate::checkpoint::{Failed, Flow, Given, Made, Step, Stream as Ahead};
-use crate::error::{Code, Error, Kind};
+use crate::checkpoint::{Failed, Flow, Given, Made, Step, Stop, Stream as Core};
+use crate::error::{Code, Error, Kind, Result};
 use crate::stream::Taken;
-use crate::tensor::{Request, Standing, Tensor as Core};
+use crate::tensor::{Request, Standing, Tensor as Lazy};
 
 /// How long to wait before Python looks at its signals.
 const TICK: Duration = Duration::from_millis(20);
 
 /// Tensors that are made ahead of whoever takes them.
 #[pyclass(frozen, module = "rustload._rustload")]
-pub(crate) struct Stream(Mutex<Ahead>);
+pub(crate) struct Stream {
+    core: Mutex<Core>,
+    stop: Stop,
+}
 
 /// A stream of these tensors, each made as `wanted` at its number in `which` says.
 #[pyfunction]
@@ -35,7 +38,8 @@ pub(crate) fn stream(
     whole: bool,
 ) -> PyResult<Stream> {
     let wishes = wishes(&tensors, wanted, which)?;
-    Ok(Stream(Mutex::new(Ahead::new(wishes, Flow { window, threads, by_file, standing, whole }))))
+    let core = Core::new(wishes, Flow { window, threads, by_file, standing, whole });
+    Ok(Stream { stop: core.stop(), core: Mutex::new(core) })
 }
 
 /// The tensors, each with the request at its number in `which`.
@@ -43,7 +47,7 @@ pub(super) fn wishes(
     tensors: &[PyRef<'_, Tensor>],
     wanted: Vec<Wanted>,
     which: Vec<usize>,
-) -> PyResult<Vec<(Core, Request)>> {
+) -> PyResult<Vec<(Lazy, Request)>> {
     let requests = wanted.into_iter().map(Wanted::request).collect::<PyResult<Vec<_>>>()?;
     let wishes = tensors.iter().zip(which).map(|(tensor, which)| {
         let request = requests.get(which).cloned();
@@ -63,11 +67,8 @@ pub(crate) fn steps(
     which: Vec<usize>,
     by_file: bool,
 ) -> PyResult<Vec<(usize, usize, bool)>> {
-    let wishes = wishes(&tensors, wanted, which)?;
-    Ok(Ahead::steps(&wishes, by_file)
-        .into_iter()
-        .map(|Step { index, first, again }| (index, first, again))
-        .collect())
+    let steps = Core::steps(&wishes(&tensors, wanted, which)?, by_file);
+    Ok(steps.into_iter().map(|Step { index, first, again }| (index, first, again)).collect())
 }
 
 /// A tensor's place in the list, that of the first with its elements, whether they come again, and what was made.
@@ -76,8 +77,8 @@ type Next = (usize, usize, bool, Option<&'static str>, Option<Buffer>);
 #[pymethods]
 impl Stream {
     fn next(&self, py: Python<'_>) -> PyResult<Option<Next>> {
-        let mut held = self.core()?;
-        let core: &mut Ahead = &mut held;
+        let mut held = self.held()?;
+        let core: &mut Core = &mut held;
         // Mostly there is something: then the interpreter is not let go of.
         let mut taken = core.next(Duration::ZERO).map_err(|failed| raise(py, failed))?;
         while let Taken::Waiting = taken {
@@ -94,9 +95,15 @@ impl Stream {
         }))
     }
 
+    fn order(&self) -> PyResult<Vec<usize>> {
+        Ok(self.held()?.order().to_vec())
+    }
+
+    /// Not waited for is whoever is in `next`: that may be this very thread, in a signal's handler, or nobody, after a fork.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let mut held = self.core()?;
-        let core: &mut Ahead = &mut held;
+        self.stop.stop();
+        let Ok(mut held) = self.held() else { return Ok(()) };
+        let core: &mut Core = &mut held;
         run::detached(py, || {
             core.close();
             Ok(())
@@ -105,13 +112,13 @@ impl Stream {
 }
 
 impl Stream {
-    /// Not waited for: after a fork, nobody may be left to let go of it.
-    fn core(&self) -> PyResult<MutexGuard<'_, Ahead>> {
-        match self.0.try_lock() {
+    /// Not waited for, as above.
+    fn held(&self) -> Result<MutexGuard<'_, Core>> {
+        match self.core.try_lock() {
             Ok(core) => Ok(core),
             Err(TryLockError::Poisoned(core)) => Ok(core.into_inner()),
             Err(TryLockError::WouldBlock) => {
-                Err(Error::new(Code::Value, "the stream is in use by another thread").into())
+                Err(Error::new(Code::Value, "the stream is in use by another thread"))
             }
         }
     }
