@@ -22,6 +22,7 @@ from rustload.errors import _make
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from rustload._cast import Cast
     from rustload._many import Order
     from rustload._progress import Progress
     from rustload._stream import Stream
@@ -208,6 +209,8 @@ class Checkpoint(Mapping[str, LazyTensor]):
         framework: str | None = None,
         allow_lossy: bool = False,
         overflow: Overflow = "nan",
+        cast: Cast = "auto",
+        sync: bool = True,
     ) -> Stream:
         """Gives tensors one after the other, reading and casting the next ones while you work on the last.
 
@@ -241,6 +244,8 @@ class Checkpoint(Mapping[str, LazyTensor]):
             framework: As for `LazyTensor.materialize`.
             allow_lossy: As for `LazyTensor.materialize`.
             overflow: As for `LazyTensor.materialize`.
+            cast: As for `LazyTensor.materialize`.
+            sync: As for `LazyTensor.materialize`: whether each tensor on a GPU is complete when it is given.
 
         Returns:
             A `Stream`: an iterator over names and tensors that says how many are left, and may be closed or used with `with`.
@@ -268,6 +273,8 @@ class Checkpoint(Mapping[str, LazyTensor]):
             allow_lossy=allow_lossy,
             overflow=overflow,
             whole=False,
+            cast=cast,
+            sync=sync,
         )
 
     def materialize(
@@ -284,6 +291,8 @@ class Checkpoint(Mapping[str, LazyTensor]):
         framework: str | None = None,
         allow_lossy: bool = False,
         overflow: Overflow = "nan",
+        cast: Cast = "auto",
+        sync: bool = True,
     ) -> dict[str, Any]:
         """Reads tensors and gives them as a dict, in the order of `names` or the checkpoint's.
 
@@ -306,6 +315,8 @@ class Checkpoint(Mapping[str, LazyTensor]):
             framework: As for `stream`.
             allow_lossy: As for `stream`.
             overflow: As for `stream`.
+            cast: As for `stream`.
+            sync: Whether tensors on a GPU are complete when the dict is given.
 
         Raises:
             RustloadError: As for `stream`.
@@ -328,6 +339,8 @@ class Checkpoint(Mapping[str, LazyTensor]):
                 allow_lossy=allow_lossy,
                 overflow=overflow,
                 whole=True,
+                cast=cast,
+                sync=sync,
             )
         )
         return {name: found[name] for name in chosen}

@@ -88,5 +88,7 @@ def ordinal(device: Any) -> int | None:
     if not info["available"]:
         raise _make("Device", "Device", f"device {text!r} is not available: {info['reason']}")
     if int(number or 0) >= info["devices"]:
-        raise _make("Device", "Device", f"device {text!r} is not available: there are {info['devices']} GPU(s)")
+        raise _make(
+            "Device", "Device", f"device {text!r} is not available: there are {info['devices']} GPU(s)"
+        )
     return int(number or 0)

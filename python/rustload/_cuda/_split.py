@@ -8,7 +8,7 @@ fast at it.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rustload import _rustload
 from rustload._tensor import Overflow, Wanted
@@ -17,9 +17,9 @@ from rustload.errors import _make
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["PANEL", "Cast", "Piece", "checked_cast", "pieces", "straight_pieces"]
+    from rustload._cast import Cast
 
-Cast: TypeAlias = Literal["auto", "cpu", "gpu"]
+__all__ = ["PANEL", "Piece", "pieces", "straight_pieces"]
 
 # Bytes of one of the two panels.
 PANEL = 32 << 20
@@ -56,17 +56,6 @@ class Piece(NamedTuple):
     dtype: str
     target: Any
     is_straight: bool
-
-
-def checked_cast(cast: Any) -> Cast:
-    """The argument `cast=`.
-
-    Raises:
-        ValueError: It is none of the three.
-    """
-    if cast not in ("auto", "cpu", "gpu"):
-        raise _make("Value", "Value", f"cast= is 'auto', 'cpu' or 'gpu', not {cast!r}")
-    return cast  # type: ignore[no-any-return]
 
 
 def pieces(
@@ -140,14 +129,20 @@ def _straight(core: _rustload.Tensor, wanted: Wanted, dtype: str, target: Any) -
 
 def _plain(wanted: Wanted, dtype: str | None) -> Wanted:
     """`wanted` in the order that the tensor has, as another dtype; the same object for equal ones."""
-    return _cached(dtype, wanted.allow_lossy, wanted.dequantize, wanted.overflow, wanted.threads)
+    return _cached(dtype, (wanted.allow_lossy, wanted.dequantize), wanted.overflow, wanted.threads)
 
 
 @functools.lru_cache(maxsize=64)
-def _cached(
-    dtype: str | None, allow_lossy: bool, dequantize: bool, overflow: Overflow, threads: int | None  # noqa: FBT001 - hashed
-) -> Wanted:
-    return Wanted(dtype, None, True, allow_lossy, dequantize, overflow, threads)  # noqa: FBT003 - its fields in order
+def _cached(dtype: str | None, flags: tuple[bool, bool], overflow: Overflow, threads: int | None) -> Wanted:
+    allow_lossy, dequantize = flags
+    return Wanted(
+        dtype=dtype,
+        copy=True,
+        allow_lossy=allow_lossy,
+        dequantize=dequantize,
+        overflow=overflow,
+        threads=threads,
+    )
 
 
 def dims_of(wanted: Wanted, ndim: int) -> list[int]:
@@ -218,7 +213,9 @@ def straight_pieces(
     parts = core.parts()
     if len(parts) > 1 and any(core.shape[dim] > 1 for dim in order[: order.index(core.dim)]):
         note = "framework='torch' can; or join along the first dimension"
-        raise _make("Unsupported", "DtypeUnsupported", "a joined tensor is uploaded along its first dimension", note)
+        raise _make(
+            "Unsupported", "DtypeUnsupported", "a joined tensor is uploaded along its first dimension", note
+        )
     itemsize = _ITEMSIZE[wanted.dtype or core.dtype]
     at = 0
     for part in parts:

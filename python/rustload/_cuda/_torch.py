@@ -120,7 +120,7 @@ class Place:
     def row(self, tensor: torch.Tensor) -> Buffer:
         """The memory of a contiguous tensor, as a row of bytes."""
         row = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
-        return _rustload.adopt(torch.utils.dlpack.to_dlpack(row))
+        return _rustload.adopt(row.__dlpack__(stream=-1))
 
     def wrap(self, buffer: Buffer) -> torch.Tensor:
         """A tensor over a buffer in the GPU's memory, with a storage of its own."""

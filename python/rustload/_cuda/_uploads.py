@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from types import TracebackType
 
+    from rustload._cast import Cast
     from rustload._cuda._place import Panel, Place
-    from rustload._cuda._split import Cast
     from rustload._rustload import Buffer
     from rustload._tensor import Wanted
 
@@ -57,7 +57,19 @@ class Work:
 class _Batch:
     """What is submitted at once."""
 
-    __slots__ = ("done", "into", "moves", "nbytes", "on_panel", "panel", "tensors", "ticket", "wanted", "ways", "which")
+    __slots__ = (
+        "done",
+        "into",
+        "moves",
+        "nbytes",
+        "on_panel",
+        "panel",
+        "tensors",
+        "ticket",
+        "wanted",
+        "ways",
+        "which",
+    )
 
     def __init__(self) -> None:
         self.tensors: list[_rustload.Tensor] = []
@@ -174,7 +186,9 @@ class Uploads:
             ]
             if batch.tensors:
                 stream = self._place.stream()
-                batch.ticket = self._upload.submit(batch.tensors, batch.wanted, batch.which, into, stream=stream)
+                batch.ticket = self._upload.submit(
+                    batch.tensors, batch.wanted, batch.which, into, stream=stream
+                )
             self._waiting.append(batch)
 
     def _gathered(self, queue: _Queue) -> _Batch:
@@ -282,7 +296,7 @@ class Uploads:
             done = (sync or stream is None) and not batch.moves
             self._upload.wait(batch.ticket, stream=stream, sync=done)
         for start, piece in batch.moves:
-            assert batch.panel is not None  # there are moves  # noqa: S101 - for mypy
+            assert batch.panel is not None  # there are moves
             batch.panel.move(start, piece.dtype, piece.core.shape, piece.target)
         if sync and batch.moves:
             self._place.finish()
@@ -304,7 +318,7 @@ class _Queue:
     def finished(self) -> Work:
         """The work that was begun, whose pieces are all on their way."""
         work = self.work
-        assert work is not None  # it was begun  # noqa: S101 - for mypy
+        assert work is not None  # it was begun
         self.work, self.parts = next(self._works, None), None
         return work
 
