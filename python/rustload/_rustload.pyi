@@ -20,10 +20,13 @@ __all__ = [
     "Joined",
     "Stream",
     "Tensor",
+    "Upload",
     "__version__",
     "adopt",
+    "cast_rate",
     "check_sparse",
     "concat",
+    "cuda_info",
     "machine",
     "memory",
     "open_at",
@@ -37,6 +40,7 @@ __all__ = [
     "steps",
     "stream",
     "trim",
+    "upload",
 ]
 
 __version__: Final[str]
@@ -523,6 +527,105 @@ def steps(
 
     Returns:
         For each its place in the list, the place of the first with the same elements, and whether they come again.
+    """
+
+def cuda_info() -> dict[str, Any]:
+    """What CUDA there is. Starts the driver, makes no context, and never raises.
+
+    Returns:
+        `available`, `reason` (None, or why no GPU can be used), `library` (as it was opened, or None), `driver` (the newest CUDA
+        that it knows, as "13.0", or None) and `devices` (how many).
+    """
+
+def upload(device: int, *, window: int, threads: int | None) -> Upload:
+    """Begins uploads to a GPU.
+
+    Args:
+        device: The GPU's ordinal in this process.
+        window: Bytes of host memory that it may take beside the pinned ring, which all uploads to the GPU share; no more than
+            128 MiB are taken.
+        threads: Threads that fill the ring; None for as many as keep the link busy.
+
+    Raises:
+        DeviceError: There is no driver or no such GPU, this is a child of a process that has used CUDA, or the driver refuses.
+        ValueError: `RUSTLOAD_RING` is no size.
+    """
+
+@final
+class Upload:
+    """Uploads of tensors to one GPU. Dropping it closes it."""
+
+    @property
+    def device(self) -> int:
+        """The GPU's ordinal."""
+
+    def submit(
+        self,
+        tensors: Sequence[Tensor],
+        wanted: Sequence[_Wanted],
+        which: Sequence[int],
+        into: Sequence[Buffer],
+        *,
+        stream: int | None,
+    ) -> int:
+        """Takes a batch of tensors on, and returns at once.
+
+        Args:
+            tensors: The tensors.
+            wanted: The different ways in which they are wanted. Casts and orders are made on the CPU.
+            which: For each tensor, the number of its way.
+            into: For each tensor contiguous memory of this GPU of exactly the result's bytes. The result is C-contiguous in the
+                order wanted. It is kept until the ticket is waited for.
+            stream: A CUDA stream by its address, 0 for the default stream: no copy begins before what is in it now is done. None
+                for no such order.
+
+        Returns:
+            The ticket.
+
+        Raises:
+            ValueError: A destination is of another size, in host memory, on another GPU, or strided; or the upload is closed.
+            DeviceError: The stream records a CUDA graph, or the driver refuses.
+            UnsupportedError: A tensor is on the meta device. What else is wrong with a tensor is raised by `wait`.
+        """
+
+    def wait(self, ticket: int, *, stream: int | None, sync: bool) -> None:
+        """Waits until all copies of a ticket are begun, and ends the ticket. Ctrl-C is seen.
+
+        Args:
+            ticket: What `submit` returned; each can be waited for once.
+            stream: A CUDA stream by its address: what comes after in it waits until the copies are done. None for none.
+            sync: Whether to wait until the copies are done.
+
+        Raises:
+            RustloadError: The first error of the ticket, with the tensor's name. Nothing of the ticket is in flight then.
+            DeviceError: The driver refuses, or the process forked.
+            ValueError: There is no such ticket.
+        """
+
+    def allocate(self, nbytes: int) -> Buffer:
+        """Memory of this GPU as a row of `uint8`, by the driver; what it holds is not defined.
+
+        Raises:
+            DeviceError: There is not so much.
+        """
+
+    def rate(self) -> float:
+        """Bytes per second of copies out of the ring, measured once per process and GPU, in a few milliseconds."""
+
+    def close(self) -> None:
+        """Stops what is under way, and returns when nothing is in flight. Tickets that were not waited for are lost."""
+
+def cast_rate(from_: str, to: str, threads: int | None) -> float:
+    """Bytes of source per second that the CPU casts; measured once per process, in a few milliseconds.
+
+    Args:
+        from_: The dtype of the source.
+        to: The dtype of the result.
+        threads: Threads that cast; None for one per core.
+
+    Raises:
+        UnsupportedError: There is no such cast.
+        ValueError: A dtype is unknown.
     """
 
 def memory() -> dict[str, Any]:

@@ -14,6 +14,6 @@ pub use direct::{Choice, Io};
 pub use mapping::Mapping;
 pub use place::{Place, PlaceKind};
 pub use probe::Probe;
-pub use reader::Reader;
+pub use reader::{Reader, Scratch};
 pub use region::Region;
 pub use source::{Bytes, Source};

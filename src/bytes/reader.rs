@@ -27,6 +27,13 @@ pub struct Reader<'a> {
     scratch: Vec<u8>,
 }
 
+/// The memory of a reader that is done, for the next.
+#[derive(Default)]
+pub struct Scratch {
+    blocks: Aligned,
+    bytes: Vec<u8>,
+}
+
 impl<'a> Reader<'a> {
     /// Reads through the page cache.
     pub fn new(source: &'a Source) -> Reader<'a> {
@@ -51,7 +58,17 @@ impl<'a> Reader<'a> {
 
     /// This reader, with the scratch of one that is done.
     pub fn with_scratch_of(self, done: Reader<'_>) -> Reader<'a> {
-        Reader { blocks: done.blocks, scratch: done.scratch, ..self }
+        self.with_scratch(done.into_scratch())
+    }
+
+    /// This reader, with the scratch of an earlier one.
+    pub fn with_scratch(self, scratch: Scratch) -> Reader<'a> {
+        Reader { blocks: scratch.blocks, scratch: scratch.bytes, ..self }
+    }
+
+    /// Its scratch, once it is done.
+    pub fn into_scratch(self) -> Scratch {
+        Scratch { blocks: self.blocks, bytes: self.scratch }
     }
 
     /// Whether reads go around the page cache.

@@ -3,6 +3,7 @@
 mod near;
 mod storages;
 mod stream;
+mod upload;
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -20,6 +21,7 @@ use crate::tensor::Tensor;
 
 pub use self::storages::{OwnedStorages, StorageInfo};
 pub use self::stream::{Failed, Flow, Given, Made, Step, Stop, Stream};
+pub use self::upload::Upload;
 
 /// Bytes of the largest inflated storage that is kept for the next read. Streams keep none but for their next tensor.
 const KEPT: u64 = 256 << 20;

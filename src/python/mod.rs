@@ -4,6 +4,7 @@
 mod buffer;
 mod capsule;
 mod checkpoint;
+mod cuda;
 mod doctor;
 mod error;
 mod extra;
@@ -29,6 +30,8 @@ mod _rustload {
     use super::buffer::{Buffer, adopt};
     #[pymodule_export]
     use super::checkpoint::{Checkpoint, open_at, open_bytes, open_paths};
+    #[pymodule_export]
+    use super::cuda::{Upload, cast_rate, cuda_info, upload};
     #[pymodule_export]
     use super::doctor::{machine, probe};
     #[pymodule_export]

@@ -125,7 +125,7 @@ impl Stream {
 }
 
 /// The exception, which names the tensor in any case.
-fn raise(py: Python<'_>, failed: Failed) -> PyErr {
+pub(super) fn raise(py: Python<'_>, failed: Failed) -> PyErr {
     let Failed { name, error, .. } = failed;
     let is_named = name.is_empty() || (error.member() == Some(&name) && error.kind() != Kind::Io);
     let error = PyErr::from(error);

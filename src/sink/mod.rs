@@ -1,6 +1,7 @@
 //! Who owns the destination: memory made for a result, of the host or of a GPU, or a mapping that a view points into, and
 //! their export by DLPack.
 
+pub mod cuda;
 pub mod dlpack;
 mod gpu;
 mod host;
@@ -119,6 +120,16 @@ impl Array {
     /// Whether it lies in the memory of a GPU, where the host cannot read.
     pub fn is_on_gpu(&self) -> bool {
         matches!(self.owner, Owner::Gpu(_))
+    }
+
+    /// Whether both lie in the memory of one owner, so that what lies between them is nobody else's allocation.
+    pub fn shares_owner_with(&self, other: &Array) -> bool {
+        match (&self.owner, &other.owner) {
+            (Owner::Memory(one), Owner::Memory(two)) => Arc::ptr_eq(one, two),
+            (Owner::Mapping(one), Owner::Mapping(two)) => Arc::ptr_eq(one, two),
+            (Owner::Gpu(one), Owner::Gpu(two)) => Arc::ptr_eq(one, two),
+            _ => false,
+        }
     }
 
     /// The element type.

@@ -7,6 +7,7 @@ mod join;
 mod plan;
 mod queue;
 mod read;
+pub mod upload;
 
 pub use batch::{Task, fill_all};
 pub use join::fill_joined;

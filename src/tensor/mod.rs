@@ -3,6 +3,7 @@
 mod joined;
 mod quantized;
 mod sparse;
+mod upload;
 mod view;
 
 use std::sync::Arc;
@@ -304,12 +305,16 @@ impl Tensor {
 
     /// Bytes that an owned result needs while it is made: its own, and those of the storage where that has to be inflated.
     pub(crate) fn weight(&self, owned: &Owned) -> u64 {
-        let inflated = if self.checkpoint.is_compressed(self.storage()) {
+        sink::footprint(owned.nbytes).saturating_add(self.inflated())
+    }
+
+    /// Bytes of the storage where that has to be inflated.
+    fn inflated(&self) -> u64 {
+        if self.checkpoint.is_compressed(self.storage()) {
             self.checkpoint.storage(self.storage()).nbytes
         } else {
             0
-        };
-        sink::footprint(owned.nbytes).saturating_add(inflated)
+        }
     }
 
     /// The work of filling memory with an owned result; none where it is done by now, as for what is dequantized.

@@ -123,8 +123,13 @@ struct Plan {
 }
 
 impl Failed {
+    /// About one of the tensors.
+    pub(super) fn at(index: usize, tensor: &Tensor, error: Error) -> Failed {
+        Failed { index, name: tensor.name().to_owned(), error: tensor.placed(error) }
+    }
+
     /// About no tensor, but the stream.
-    fn whole(error: Error) -> Failed {
+    pub(super) fn whole(error: Error) -> Failed {
         Failed { index: 0, name: String::new(), error }
     }
 }
@@ -398,7 +403,6 @@ impl Plan {
     }
 
     fn failed(&self, index: usize, error: Error) -> Failed {
-        let tensor = &self.wishes[index].0;
-        Failed { index, name: tensor.name().to_owned(), error: tensor.placed(error) }
+        Failed::at(index, &self.wishes[index].0, error)
     }
 }

@@ -1,0 +1,102 @@
+//! `Upload`: the shell around tensors on their way to a GPU.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use super::buffer::Buffer;
+use super::run;
+use super::stream::{raise, wishes};
+use super::tensor::{Tensor, Wanted};
+use crate::Upload as Core;
+use crate::dtype::DType;
+use crate::sink::Array;
+use crate::sink::cuda::{self, DeviceMemory};
+use crate::stream::upload::{self as core, Waited};
+
+/// How long to wait before Python looks at its signals.
+const TICK: Duration = Duration::from_millis(20);
+
+/// What CUDA there is.
+#[pyfunction]
+pub(crate) fn cuda_info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let found = py.detach(cuda::info);
+    let out = PyDict::new(py);
+    out.set_item("available", found.reason.is_none())?;
+    out.set_item("reason", found.reason)?;
+    out.set_item("library", found.library)?;
+    out.set_item("driver", found.version.map(|(major, minor)| format!("{major}.{minor}")))?;
+    out.set_item("devices", found.devices)?;
+    Ok(out)
+}
+
+/// Uploads to a GPU.
+#[pyclass(frozen, module = "rustload._rustload")]
+pub(crate) struct Upload(Core);
+
+/// Begins uploads to a GPU.
+#[pyfunction]
+#[pyo3(signature = (device, *, window, threads))]
+pub(crate) fn upload(py: Python<'_>, device: u32, window: u64, threads: Option<usize>) -> PyResult<Upload> {
+    run::detached(py, || Core::new(device, window, threads)).map(Upload)
+}
+
+#[pymethods]
+impl Upload {
+    #[getter]
+    fn device(&self) -> u32 {
+        self.0.device().ordinal()
+    }
+
+    #[pyo3(signature = (tensors, wanted, which, into, *, stream))]
+    fn submit(
+        &self,
+        py: Python<'_>,
+        tensors: Vec<PyRef<'_, Tensor>>,
+        wanted: Vec<Wanted>,
+        which: Vec<usize>,
+        into: Vec<PyRef<'_, Buffer>>,
+        stream: Option<u64>,
+    ) -> PyResult<u64> {
+        let wishes = wishes(&tensors, wanted, which)?;
+        let into = into.iter().map(|buffer| buffer.0.clone()).collect();
+        let submitted = run::detached(py, || Ok(self.0.submit(wishes, into, stream)))?;
+        submitted.map_err(|failed| raise(py, failed))
+    }
+
+    #[pyo3(signature = (ticket, *, stream, sync))]
+    fn wait(&self, py: Python<'_>, ticket: u64, stream: Option<u64>, sync: bool) -> PyResult<()> {
+        loop {
+            let waited = run::detached(py, || Ok(self.0.wait(ticket, stream, sync, TICK)))?;
+            match waited.map_err(|failed| raise(py, failed))? {
+                Waited::Done => return Ok(()),
+                Waited::Waiting => py.check_signals()?,
+            }
+        }
+    }
+
+    fn allocate(&self, py: Python<'_>, nbytes: u64) -> PyResult<Buffer> {
+        let memory = run::detached(py, || DeviceMemory::new(self.0.device(), nbytes))?;
+        Ok(Buffer(Array::on_gpu(Arc::new(memory))))
+    }
+
+    fn rate(&self, py: Python<'_>) -> PyResult<f64> {
+        run::detached(py, || self.0.device().rate())
+    }
+
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        run::detached(py, || {
+            self.0.close();
+            Ok(())
+        })
+    }
+}
+
+/// Bytes of source per second that the CPU casts.
+#[pyfunction]
+pub(crate) fn cast_rate(py: Python<'_>, from_: &str, to: &str, threads: Option<usize>) -> PyResult<f64> {
+    let (from, to) = (DType::parse(from_)?, DType::parse(to)?);
+    run::detached(py, || core::cast_rate(from, to, threads))
+}

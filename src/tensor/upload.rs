@@ -1,0 +1,53 @@
+//! A tensor as work for an upload.
+
+use super::{Order, Request, Tensor};
+use crate::error::{Code, Error, Result};
+use crate::layout::Index;
+use crate::sink::Array;
+use crate::stream::upload::{Item, Make, Part};
+
+impl Tensor {
+    /// What an upload is to do to make this tensor as requested in `place`, contiguous GPU memory of exactly its bytes. Reads nothing.
+    pub(crate) fn upload(&self, request: &Request, place: Array) -> Result<Item> {
+        self.check_elements()?;
+        let layout = self.ordered(&request.order)?;
+        let nbytes = self.result_bytes(&layout, self.result_dtype(request))?;
+        if nbytes != place.nbytes() || !place.is_contiguous() {
+            let text = format!("the result takes {nbytes} byte(s), the destination has {}", place.nbytes());
+            return Err(Error::new(Code::Value, text));
+        }
+        let (tensor, request) = (self.clone(), request.clone());
+        Ok(Item { place, host: self.inflated(), make: Box::new(move || tensor.make(request)) })
+    }
+
+    fn make(self, request: Request) -> Result<Make> {
+        // At most one inflated storage is kept for tensors to come, which is this one's.
+        self.checkpoint.forget_inflated(Some(self.storage()));
+        let dtype = self.result_dtype(&request);
+        if self.dequantizes(&request).is_none() {
+            let how = self.how(dtype, &request, false)?;
+            let payload = self.checkpoint.payload(self.storage())?;
+            return Ok(Make::Elements { payload, layout: self.ordered(&request.order)?, how });
+        }
+        let ordered = self.with(|layout| request.order.of(layout))?;
+        let request = Request { order: Order::Same, dtype: Some(dtype), ..request };
+        let shape = ordered.layout.shape.clone();
+        let fill = move |part: &Part, out: &mut [u8]| {
+            let tensor = ordered.index(&indices(part, ordered.layout.ndim())?)?;
+            tensor.fill(&tensor.layout, dtype, &request, false, out)
+        };
+        Ok(Make::Parts { shape, itemsize: dtype.itemsize(), fill: Box::new(fill) })
+    }
+}
+
+/// What takes a part out of a tensor of `ndim` dimensions.
+fn indices(part: &Part, ndim: usize) -> Result<Vec<Index>> {
+    let number =
+        |n: u64| i64::try_from(n).map_err(|_| Error::new(Code::InternalError, "a size does not fit 63 bits"));
+    let mut found = part.index.iter().map(|&at| number(at).map(Index::At)).collect::<Result<Vec<_>>>()?;
+    if found.len() < ndim {
+        let (start, stop) = (number(part.first)?, number(part.first + part.count)?);
+        found.push(Index::Range { start: Some(start), stop: Some(stop), step: None });
+    }
+    Ok(found)
+}

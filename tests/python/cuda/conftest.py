@@ -1,0 +1,54 @@
+"""The driver without a GPU, built once, and child processes that find it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+
+@pytest.fixture(scope="session")
+def libcuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library that stands in for the driver's, built from `tests/data/fakecuda`."""
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        pytest.skip("no C compiler to build the fake driver with")
+    library = tmp_path_factory.mktemp("fakecuda") / "libcuda.so.1"
+    source = HERE.parents[1] / "data" / "fakecuda" / "fakecuda.c"
+    options = ["-O1", "-shared", "-fPIC", "-pthread", "-Wl,-soname,libcuda.so.1"]
+    subprocess.run([compiler, *options, "-o", str(library), str(source)], check=True)
+    return library
+
+
+@pytest.fixture
+def on_fake(libcuda: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`on_fake(code, *args, **environment)`: Python code in a process of its own whose driver is the fake one.
+
+    The code may import `fakecuda` and `support`. By default it has to end well and say nothing on stderr.
+    """
+    from support import child
+
+    def run(
+        code: str, *args: object, check: bool = True, **environment: Any
+    ) -> subprocess.CompletedProcess[str]:
+        places = os.pathsep.join([str(HERE), str(HERE.parent)])
+        env = {"RUSTLOAD_LIBCUDA": str(libcuda), "PYTHONPATH": places}
+        env |= {key: str(value) for key, value in environment.items()}
+        done = child(code, *args, check=False, env=env)
+        if check:
+            assert done.returncode == 0, f"{done.stderr}{done.stdout}"
+            assert done.stderr == ""
+        return done
+
+    return run

@@ -1,0 +1,212 @@
+"""What a child process whose driver is the fake one asks and tells it; see tests/data/fakecuda/fakecuda.c."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from typing import TYPE_CHECKING
+
+import rustload
+from rustload import _rustload
+from rustload._tensor import Wanted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+TAG = 1 << 60
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The fake driver."""
+    found = ctypes.CDLL(os.environ["RUSTLOAD_LIBCUDA"])
+    found.fakecuda_count.restype = ctypes.c_long
+    found.fakecuda_function.restype = ctypes.c_char_p
+    return found
+
+
+def count(what: str) -> int:
+    """How many of something are alive or happened, or the calls of a function."""
+    return int(library().fakecuda_count(what.encode()))
+
+
+def alive() -> dict[str, int]:
+    """What was made and not destroyed."""
+    return {what: count(what) for what in ("memory", "streams", "events", "registered", "contexts")}
+
+
+def functions() -> Iterator[str]:
+    """The names of all functions that can be made to fail."""
+    number = 0
+    while name := library().fakecuda_function(number):
+        yield name.decode()
+        number += 1
+
+
+def fail(name: str, nth: int = 1) -> None:
+    """Makes the nth call from now fail, once; 0 for none."""
+    library().fakecuda_fail(name.encode(), ctypes.c_long(nth))
+
+
+def delay(microseconds: int) -> None:
+    """Each copy takes up to that long."""
+    library().fakecuda_delay(ctypes.c_long(microseconds))
+
+
+def ignore_events(ignored: bool = True) -> None:
+    """Waiting for an event on the host returns at once."""
+    library().fakecuda_ignore_events(int(ignored))
+
+
+def check(code: int) -> None:
+    assert code == 0, code
+
+
+def enter(device: int = 0) -> None:
+    """Makes the device's primary context the thread's."""
+    context = ctypes.c_void_p()
+    check(library().cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+    check(library().cuCtxSetCurrent(context))
+
+
+def stream() -> int:
+    """A new stream, as a caller has one."""
+    made = ctypes.c_void_p()
+    check(library().cuStreamCreate(ctypes.byref(made), 0))
+    assert made.value
+    return made.value
+
+
+def synchronize(stream: int) -> None:
+    check(library().cuStreamSynchronize(ctypes.c_void_p(stream)))
+
+
+def fill(stream: int, buffer: _rustload.Buffer, byte: int, microseconds: int) -> None:
+    """Work in a stream that, after a delay, sets all bytes of a buffer."""
+    address, size = place(buffer)
+    check(
+        library().fakecuda_fill(
+            ctypes.c_void_p(stream),
+            ctypes.c_uint64(address),
+            byte,
+            ctypes.c_size_t(size),
+            ctypes.c_long(microseconds),
+        )
+    )
+
+
+class Snapshot:
+    """What a consumer sees that reads a buffer when its turn comes in a stream."""
+
+    def __init__(self, stream: int, buffer: _rustload.Buffer) -> None:
+        address, size = place(buffer)
+        self._bytes = (ctypes.c_char * size)()
+        self._stream = stream
+        where = ctypes.c_uint64(address)
+        check(library().fakecuda_snapshot(ctypes.c_void_p(stream), self._bytes, where, ctypes.c_size_t(size)))
+
+    def bytes(self) -> bytes:
+        synchronize(self._stream)
+        return self._bytes.raw
+
+
+class _Tensor(ctypes.Structure):
+    """`DLTensor`, as far as it is needed."""
+
+    _fields_ = (
+        ("data", ctypes.c_uint64),
+        ("kind", ctypes.c_int32),
+        ("id", ctypes.c_int32),
+    )
+
+
+def place(buffer: _rustload.Buffer) -> tuple[int, int]:
+    """A buffer's device address and size in bytes."""
+    capsule = buffer.__dlpack__()
+    api = ctypes.pythonapi
+    api.PyCapsule_GetPointer.restype = ctypes.c_void_p
+    api.PyCapsule_GetPointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
+    tensor = _Tensor.from_address(api.PyCapsule_GetPointer(capsule, b"dltensor"))
+    assert tensor.kind == 2
+    return tensor.data, buffer.nbytes
+
+
+def read(buffer: _rustload.Buffer) -> bytes:
+    """The bytes on the device as they are now: the fake waits for nothing."""
+    address, size = place(buffer)
+    if not size:
+        return b""
+    return ctypes.string_at(address & ~TAG, size)
+
+
+def expected(tensor: rustload.LazyTensor, wanted: Wanted) -> bytes:
+    """The bytes of the result as the CPU makes it."""
+    return tensor._core.materialize(_owned(wanted)).tobytes()
+
+
+def _owned(wanted: Wanted) -> Wanted:
+    from dataclasses import replace
+
+    return replace(wanted, copy=True)
+
+
+def destinations(
+    upload: _rustload.Upload,
+    tensors: Sequence[rustload.LazyTensor],
+    wanted: Sequence[Wanted],
+    *,
+    slab: bool = True,
+) -> list[_rustload.Buffer]:
+    """Memory for each result: parts of one allocation on multiples of 256 bytes, or allocations of their own."""
+    sizes = []
+    for tensor, want in zip(tensors, wanted, strict=True):
+        sizes.append(tensor._core.materialize(_owned(want)).nbytes)
+    if not slab:
+        return [upload.allocate(size) for size in sizes]
+    starts, end = [], 0
+    for size in sizes:
+        starts.append(end)
+        end += -(-size // 256) * 256
+    whole = upload.allocate(max(end, 1))
+    return [whole.part(start, "uint8", [size]) for start, size in zip(starts, sizes, strict=True)]
+
+
+def submit(
+    upload: _rustload.Upload,
+    tensors: Sequence[rustload.LazyTensor],
+    wanted: Sequence[Wanted] | Wanted,
+    into: Sequence[_rustload.Buffer] | None = None,
+    *,
+    stream: int | None = None,
+    slab: bool = True,
+) -> tuple[int, Sequence[_rustload.Buffer]]:
+    """Submits tensors; the ticket and where they go."""
+    many = [wanted] * len(tensors) if isinstance(wanted, Wanted) else list(wanted)
+    into = destinations(upload, tensors, many, slab=slab) if into is None else into
+    cores = [tensor._core for tensor in tensors]
+    return upload.submit(cores, many, list(range(len(many))), into, stream=stream), into
+
+
+__all__ = [
+    "TAG",
+    "Snapshot",
+    "Wanted",
+    "alive",
+    "count",
+    "delay",
+    "destinations",
+    "enter",
+    "expected",
+    "fail",
+    "fill",
+    "functions",
+    "ignore_events",
+    "library",
+    "place",
+    "read",
+    "rustload",
+    "stream",
+    "submit",
+    "synchronize",
+]

@@ -1,0 +1,175 @@
+"""The CUDA driver at run time: what is said where it, or a GPU, is missing, and that nothing happens before it is asked for."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+from support import child
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Run = Callable[..., subprocess.CompletedProcess[str]]
+
+REFUSED = """
+    from rustload import DeviceError, _rustload
+
+    def refused(device=0):
+        try:
+            _rustload.upload(device, window=1 << 28, threads=None)
+        except DeviceError as error:
+            assert error.code == "Device"
+            return str(error)
+        raise AssertionError("it was not refused")
+"""
+
+
+def test_import_asks_for_no_driver(tmp_path: Path) -> None:
+    """A library that ends the process when it is opened is not opened."""
+    child("import rustload", env={"RUSTLOAD_LIBCUDA": "/nonexistent"})
+    source = tmp_path / "bomb.c"
+    source.write_text("#include <unistd.h>\n__attribute__((constructor)) static void f(void) { _exit(3); }\n")
+    library = tmp_path / "bomb.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    env = {"RUSTLOAD_LIBCUDA": str(library)}
+    child("import rustload, rustload.torch", env=env)
+    assert child("import rustload\nrustload._rustload.cuda_info()", env=env, check=False).returncode == 3
+
+
+def test_without_a_library_it_says_so() -> None:
+    out = child(
+        REFUSED
+        + """
+    info = _rustload.cuda_info()
+    assert not info["available"] and info["library"] is None and info["driver"] is None and info["devices"] == 0
+    assert "/nonexistent/libcuda.so.1" in info["reason"]
+    print(refused())
+    assert refused().splitlines()[0] == info["reason"]
+    """,
+        env={"RUSTLOAD_LIBCUDA": "/nonexistent/libcuda.so.1"},
+    ).stdout
+    assert out.startswith("there is no CUDA driver: /nonexistent/libcuda.so.1")
+
+
+def test_a_library_that_is_no_driver_is_named(tmp_path: Path) -> None:
+    source = tmp_path / "empty.c"
+    source.write_text("int cuInit(unsigned flags) { return 0; }\n")
+    library = tmp_path / "empty.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    out = child(REFUSED + "\n    print(refused())", env={"RUSTLOAD_LIBCUDA": str(library)}).stdout
+    assert out == "the CUDA driver has no cuDriverGetVersion\n"
+
+
+def test_what_there_is(on_fake: Run, libcuda: Path) -> None:
+    code = """
+        import fakecuda
+        from rustload import _rustload
+        print(_rustload.cuda_info())
+        assert fakecuda.count("contexts") == 0 and fakecuda.count("cuInit") == 1
+    """
+    found = on_fake(code, FAKECUDA_DEVICES=3).stdout.strip()
+    expected = {"available": True, "reason": None, "library": str(libcuda), "driver": "13.0", "devices": 3}
+    assert found == str(expected)
+
+
+def test_no_device_is_said(on_fake: Run) -> None:
+    code = REFUSED + "\n    print(_rustload.cuda_info()['reason'])\n    print(refused())"
+    for text, environment in {
+        "the CUDA driver finds no GPU (CUDA_ERROR_NO_DEVICE)": {"FAKECUDA_INIT": 100},
+        "cuInit failed: error 803": {"FAKECUDA_INIT": 803},
+    }.items():
+        assert on_fake(code, **environment).stdout == f"{text}\n{text}\n"
+    assert on_fake(code, FAKECUDA_DEVICES=0).stdout == (
+        "the CUDA driver finds no GPU\nthere is no CUDA device 0: there are 0\n"
+    )
+
+
+def test_a_driver_that_starts_later_is_used(on_fake: Run) -> None:
+    on_fake(
+        REFUSED
+        + """
+    import fakecuda
+    assert refused() == "the CUDA driver finds no GPU (CUDA_ERROR_NO_DEVICE)"
+    assert _rustload.cuda_info()["available"]
+    _rustload.upload(0, window=1 << 28, threads=None).close()
+    """,
+        FAKECUDA_FAIL="cuInit:1",
+    )
+
+
+def test_a_wrong_index_says_how_many_there_are(on_fake: Run) -> None:
+    code = REFUSED + "\n    print(refused(2))\n    print(_rustload.upload(1, window=0, threads=1).device)"
+    assert on_fake(code, FAKECUDA_DEVICES=2).stdout == "there is no CUDA device 2: there are 2\n1\n"
+
+
+def test_a_wrong_ring_is_said(on_fake: Run) -> None:
+    code = """
+        import pytest
+        from rustload import _rustload
+        with pytest.raises(ValueError, match="RUSTLOAD_RING=seven"):
+            _rustload.upload(0, window=1 << 28, threads=1)
+        import fakecuda
+        assert fakecuda.alive()["registered"] == fakecuda.alive()["events"] == 0
+    """
+    on_fake(code, RUSTLOAD_RING="seven")
+
+
+def test_a_forked_child_is_refused_and_calls_nothing(on_fake: Run, simple: Path) -> None:
+    """Everything that the parent has is let go of in the child without a call."""
+    on_fake(
+        REFUSED
+        + """
+    import os, sys
+    import fakecuda, rustload
+    from fakecuda import Wanted
+
+    tensors = list(rustload.open(sys.argv[1]).values())
+    upload = _rustload.upload(0, window=1 << 28, threads=2)
+    ticket, into = fakecuda.submit(upload, tensors, Wanted())
+    names = list(fakecuda.functions())
+    if not (pid := os.fork()):
+        before = [fakecuda.count(name) for name in names]
+        assert "forked" in refused()
+        info = _rustload.cuda_info()
+        assert not info["available"] and "forked" in info["reason"]
+        for work in (
+            lambda: upload.wait(ticket, stream=None, sync=True),
+            lambda: fakecuda.submit(upload, tensors, Wanted(), into),
+            lambda: upload.allocate(5),
+            upload.rate,
+        ):
+            try:
+                work()
+            except DeviceError as error:
+                assert "forked" in str(error)
+            else:
+                os._exit(1)
+        upload.close()
+        del upload, into
+        assert before == [fakecuda.count(name) for name in names]
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    upload.wait(ticket, stream=None, sync=True)
+    assert [fakecuda.read(buffer) for buffer in into] == [fakecuda.expected(t, Wanted()) for t in tensors]
+    """,
+        simple,
+    )
+
+
+def test_the_driver_that_python_ends_with_is_left_alone(on_fake: Run, simple: Path) -> None:
+    """Neither an upload in progress nor memory that is left is in the way of the end, with the interpreter's or by `_exit`."""
+    for end in ("pass", "import os; os._exit(0)", "raise SystemExit(0)"):
+        on_fake(
+            f"""
+            import sys
+            import fakecuda, rustload
+            from rustload import _rustload
+            upload = _rustload.upload(0, window=1 << 28, threads=2)
+            kept = fakecuda.submit(upload, list(rustload.open(sys.argv[1]).values()), fakecuda.Wanted())
+            {end}
+            """,
+            simple,
+            FAKECUDA_DELAY=5000,
+        )
