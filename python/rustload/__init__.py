@@ -23,6 +23,7 @@ from rustload.errors import (
     LimitError,
     ModelMismatchError,
     RustloadError,
+    RustloadWarning,
     SafetensorError,
     TensorNotFoundError,
     UnsupportedError,
@@ -50,6 +51,7 @@ __all__ = [
     "PySafeSlice",
     "Quantization",
     "RustloadError",
+    "RustloadWarning",
     "SafetensorError",
     "ScanReport",
     "Sparse",
@@ -68,6 +70,14 @@ __all__ = [
     "stack",
     "trim",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Says what to import where somebody uses a room that is not imported with `rustload`."""
+    if name in ("jax", "torch", "transformers"):
+        raise AttributeError(f"rustload.{name} has to be imported: import rustload.{name}")
+    raise AttributeError(f"module 'rustload' has no attribute {name!r}")
+
 
 if _DEBUG:
     import warnings

@@ -7,7 +7,6 @@ import difflib
 import errno
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from fnmatch import fnmatchcase
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
@@ -16,6 +15,7 @@ from rustload import _frameworks, _rustload
 from rustload._limits import Limits
 from rustload._many import listed
 from rustload._many import stream as _stream
+from rustload._patterns import check_rules, is_name, matches, tell, unknown_name
 from rustload._tensor import LazyTensor, Shared, _size
 from rustload.errors import _make
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Checkpoint", "OpaqueClass", "open"]
 
+Framework: TypeAlias = Literal["torch", "numpy", "jax", "cupy", "dlpack", "pt", "pytorch", "np", "flax"]
 StrPath: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 
@@ -191,8 +192,17 @@ class Checkpoint(Mapping[str, LazyTensor]):
 
         Args:
             pattern: As in `fnmatch`: `*` matches any characters, dots too; `?` one; `[ab]` one of them. Case counts.
+
+        Raises:
+            TensorNotFoundError: The pattern has none of these, and no tensor has that name. A pattern that matches none is a
+                `RustloadWarning`.
         """
-        return {name: self[name] for name in self if fnmatchcase(name, pattern)}
+        found = {name: self[name] for name in self if matches(name, pattern)}
+        if not found and is_name(pattern):
+            raise unknown_name("the selection", pattern, self)
+        if not found:
+            tell(f"no name matches {pattern!r}", pattern, self)
+        return found
 
     def stream(
         self,
@@ -208,6 +218,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
         copy: bool | None = None,
         framework: str | None = None,
         allow_lossy: bool = False,
+        dequantize: bool = False,
         overflow: Overflow = "nan",
         cast: Cast = "auto",
         sync: bool = True,
@@ -243,6 +254,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
             copy: As for `LazyTensor.materialize`: None gives views where nothing is converted.
             framework: As for `LazyTensor.materialize`.
             allow_lossy: As for `LazyTensor.materialize`.
+            dequantize: As for `LazyTensor.materialize`; a plain dtype is for the numbers of quantized tensors too, then.
             overflow: As for `LazyTensor.materialize`.
             cast: As for `LazyTensor.materialize`.
             sync: As for `LazyTensor.materialize`: whether each tensor on a GPU is complete when it is given.
@@ -258,6 +270,8 @@ class Checkpoint(Mapping[str, LazyTensor]):
             RustloadError: As for `LazyTensor.materialize`; the message or a note names the tensor.
         """
         self._check_open()
+        check_rules(self, dtype=dtype, transpose=transpose)
+        framework = None if framework is None else _frameworks.named(framework)
         return _stream(
             self,
             names,
@@ -271,6 +285,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
             copy=copy,
             framework=framework,
             allow_lossy=allow_lossy,
+            dequantize=dequantize,
             overflow=overflow,
             whole=False,
             cast=cast,
@@ -290,6 +305,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
         copy: bool | None = None,
         framework: str | None = None,
         allow_lossy: bool = False,
+        dequantize: bool = False,
         overflow: Overflow = "nan",
         cast: Cast = "auto",
         sync: bool = True,
@@ -314,6 +330,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
             copy: As for `stream`.
             framework: As for `stream`.
             allow_lossy: As for `stream`.
+            dequantize: As for `stream`.
             overflow: As for `stream`.
             cast: As for `stream`.
             sync: Whether tensors on a GPU are complete when the dict is given.
@@ -322,6 +339,8 @@ class Checkpoint(Mapping[str, LazyTensor]):
             RustloadError: As for `stream`.
         """
         self._check_open()
+        check_rules(self, dtype=dtype, transpose=transpose)
+        framework = None if framework is None else _frameworks.named(framework)
         chosen = listed(self, names)
         found = dict(
             _stream(
@@ -337,6 +356,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
                 copy=copy,
                 framework=framework,
                 allow_lossy=allow_lossy,
+                dequantize=dequantize,
                 overflow=overflow,
                 whole=True,
                 cast=cast,
@@ -381,7 +401,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
 def open(
     path: StrPath | Iterable[StrPath] | bytes | bytearray | memoryview | BytesIO,
     *,
-    framework: Literal["torch", "numpy", "jax", "cupy", "dlpack"] | None = None,
+    framework: Framework | None = None,
     unknown: Literal["keep", "error"] = "keep",
     verify: bool = False,
     limits: Limits | None = None,
@@ -394,8 +414,9 @@ def open(
     Args:
         path: A file, a directory, an index file (`*.index.json`), a list of shards; or the bytes of one file in memory, as a
             `bytearray`, `memoryview` or `BytesIO`, or as `bytes` that are no path.
-        framework: What `materialize` makes: `"torch"`, `"numpy"`, `"jax"`, `"cupy"` or `"dlpack"`. None: torch if it is
-            installed, else NumPy, else plain buffers; settled at the first materialize.
+        framework: What `materialize` makes: `"torch"`, `"numpy"`, `"jax"`, `"cupy"` or `"dlpack"`; safetensors' words `"pt"`,
+            `"np"` and `"flax"` mean the first three. None: torch if it is installed, else NumPy, else plain buffers; settled
+            at the first materialize.
         unknown: `"keep"` keeps values of unknown classes as inert data, `"error"` refuses the file.
         verify: Whether the checksums of all storages are checked now, which reads the whole file. Archives only.
         limits: Bounds on what the file may make the reader do.
@@ -418,8 +439,7 @@ def open(
         OSError: The file cannot be read.
         TypeError: `path` is neither a path nor bytes; open files are not taken.
     """
-    if framework is not None and framework not in _frameworks.NAMES:
-        raise _make("Value", "Value", f"framework {framework!r} is not one of {', '.join(_frameworks.NAMES)}")
+    chosen = None if framework is None else _frameworks.named(framework)
     if io not in ("auto", "buffered", "direct"):
         raise _make("Value", "Value", f"io={io!r} is not 'auto', 'buffered' or 'direct'")
     if limits is not None and not isinstance(limits, Limits):
@@ -440,7 +460,7 @@ def open(
             limits=given,
             io=io,
         )
-    return Checkpoint._wrap(core, framework)
+    return Checkpoint._wrap(core, chosen)
 
 
 def _contents(given: Any) -> bytes | None:

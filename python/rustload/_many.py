@@ -40,6 +40,7 @@ def stream(
     copy: bool | None,
     framework: str | None,
     allow_lossy: bool,
+    dequantize: bool,
     overflow: Overflow,
     whole: bool,
     cast: Cast,
@@ -68,7 +69,11 @@ def stream(
     which = []
     for tensor in tensors:
         dims = rules.transpose(tensor)
-        key = (rules.dtype(tensor), tuple(dims) if isinstance(dims, list) else dims)
+        is_float = bool(dequantize) and tensor.quantization is not None
+        key = (
+            rules.dtype(tensor, is_float=is_float) or ("float32" if is_float else None),
+            tuple(dims) if isinstance(dims, list) else dims,
+        )
         if key not in requests:
             requests[key] = len(wanted)
             wanted.append(
@@ -77,6 +82,7 @@ def stream(
                     transpose=dims,
                     copy=_copy(copy),
                     allow_lossy=bool(allow_lossy),
+                    dequantize=bool(dequantize),
                     overflow=_overflow(overflow),
                     threads=_threads(threads),
                 )
