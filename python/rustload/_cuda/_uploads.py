@@ -34,6 +34,8 @@ _SLAB = 2 << 20
 _SHARES_SLAB = 64 << 10
 _ALIGNMENT = 256
 
+_ITEMSIZE = {name: itemsize for name, itemsize, _ in _rustload.DTYPES}
+
 
 @dataclasses.dataclass(slots=True)
 class Work:
@@ -55,47 +57,45 @@ class Work:
 
 
 class _Batch:
-    """What is submitted at once."""
+    """What is submitted at once: first what goes straight to its place, then what goes to the panel."""
 
-    __slots__ = (
-        "done",
-        "into",
-        "moves",
-        "nbytes",
-        "on_panel",
-        "panel",
-        "tensors",
-        "ticket",
-        "wanted",
-        "ways",
-        "which",
-    )
+    __slots__ = ("done", "moves", "nbytes", "on_panel", "panel", "straight", "ticket")
 
     def __init__(self) -> None:
-        self.tensors: list[_rustload.Tensor] = []
-        self.wanted: list[Wanted] = []
-        self.which: list[int] = []
-        # None for what goes through the panel.
-        self.into: list[Buffer | None] = []
-        self.ways: dict[int, int] = {}
+        self.straight: list[tuple[_rustload.Tensor, Wanted, Buffer]] = []
         self.moves: list[tuple[int, Piece]] = []
         self.done: list[Work] = []
         self.nbytes = 0
         self.on_panel = 0
         self.panel: Panel | None = None
-        self.ticket = 0
-
-    def add(self, tensor: _rustload.Tensor, wanted: Wanted, into: Buffer | None) -> None:
-        way = self.ways.setdefault(id(wanted), len(self.wanted))
-        if way == len(self.wanted):
-            self.wanted.append(wanted)
-        self.tensors.append(tensor)
-        self.which.append(way)
-        self.into.append(into)
+        self.ticket: int | None = None
 
     @property
     def is_full(self) -> bool:
-        return self.nbytes >= _BATCH or len(self.tensors) >= _COUNT or len(self.done) >= _COUNT
+        return self.nbytes >= _BATCH or max(len(self.straight), len(self.moves), len(self.done)) >= _COUNT
+
+    def submit(self, upload: _rustload.Upload, stream: int | None) -> None:
+        """Has the core begin."""
+        all_of_it = self.straight
+        if self.panel is not None:
+            row = self.panel.row
+            all_of_it = all_of_it + [
+                (piece.core, piece.wanted, row.part(start, piece.dtype, piece.core.shape))
+                for start, piece in self.moves
+            ]
+        if not all_of_it:
+            return
+        ways = {id(wanted): wanted for _, wanted, _ in all_of_it}
+        numbers = {way: number for number, way in enumerate(ways)}
+        self.ticket = upload.submit(
+            [tensor for tensor, _, _ in all_of_it],
+            list(ways.values()),
+            [numbers[id(wanted)] for _, wanted, _ in all_of_it],
+            [into for _, _, into in all_of_it],
+            stream=stream,
+        )
+        # The core has them, and lets go of memory as soon as it is done with it.
+        self.straight.clear()
 
 
 class Uploads:
@@ -174,21 +174,11 @@ class Uploads:
             if sum(1 for batch in self._waiting if batch.on_panel) == 2:
                 return
             batch = self._gathered(queue)
-            if not (batch.tensors or batch.done):
+            if not (batch.straight or batch.moves or batch.done):
                 return
             if batch.on_panel:
                 batch.panel = self._panel(batch.on_panel)
-            row = batch.panel.row if batch.panel else None
-            starts = iter(batch.moves)
-            into = [
-                found if found is not None else _part(row, *next(starts))  # type: ignore[arg-type]  # a panel for each
-                for found in batch.into
-            ]
-            if batch.tensors:
-                stream = self._place.stream()
-                batch.ticket = self._upload.submit(
-                    batch.tensors, batch.wanted, batch.which, into, stream=stream
-                )
+            batch.submit(self._upload, self._place.stream())
             self._waiting.append(batch)
 
     def _gathered(self, queue: _Queue) -> _Batch:
@@ -213,7 +203,7 @@ class Uploads:
         return batch
 
     def _has_room(self, work: Work, batch: _Batch) -> bool:
-        if self._window is None or not (self._waiting or batch.tensors or batch.done):
+        if self._window is None or not (self._waiting or batch.straight or batch.moves or batch.done):
             return True
         return self._held + work.nbytes <= self._window
 
@@ -255,14 +245,13 @@ class Uploads:
         if piece.is_straight:
             target = piece.target
             into = target if isinstance(target, _rustload.Buffer) else self._place.row(target)
-            batch.add(piece.core, piece.wanted, into)
+            batch.straight.append((piece.core, piece.wanted, into))
             batch.nbytes += into.nbytes
             return True
         nbytes = piece.core.size * _ITEMSIZE[piece.dtype]
         start = -(-batch.on_panel // _ALIGNMENT) * _ALIGNMENT
         if start and start + nbytes > PANEL:
             return False
-        batch.add(piece.core, piece.wanted, None)
         batch.moves.append((start, piece))
         batch.on_panel = start + nbytes
         return True
@@ -291,7 +280,7 @@ class Uploads:
 
     def _finish(self, batch: _Batch, *, sync: bool) -> None:
         """Has the caller's stream wait for the batch and do its share."""
-        if batch.tensors:
+        if batch.ticket is not None:
             stream = self._place.stream()
             done = (sync or stream is None) and not batch.moves
             self._upload.wait(batch.ticket, stream=stream, sync=done)
@@ -321,10 +310,3 @@ class _Queue:
         assert work is not None  # it was begun
         self.work, self.parts = next(self._works, None), None
         return work
-
-
-def _part(row: Buffer, start: int, piece: Piece) -> Buffer:
-    return row.part(start, piece.dtype, piece.core.shape)
-
-
-_ITEMSIZE = {name: itemsize for name, itemsize, _ in _rustload.DTYPES}

@@ -7,11 +7,14 @@ the GPU would do, torch does on the CPU when its turn in the stream has come.
 from __future__ import annotations
 
 import ctypes
+import mmap
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import fakecuda
 import torch
 
+import rustload
 from rustload import _rustload
 from rustload._cuda import _torch
 
@@ -92,7 +95,9 @@ class Panel(_torch.Panel):
 class HostGpu(_torch.Place):
     """The GPU."""
 
-    # The caller's stream; how often the GPU had to move something; bytes of the panels; streams that were left for another.
+    # The caller's stream; how often the GPU had to move something; bytes of the panels; streams that were left for another; bytes
+    # that are allocated now.
+    alive = 0
     current = 0
     moves = 0
     panels: list[int] = []  # noqa: RUF012 - the one of all
@@ -119,9 +124,19 @@ class HostGpu(_torch.Place):
         fakecuda.synchronize(HostGpu.current)
 
     def new(self, shape: Sequence[int], dtype: str, _upload: Any) -> tuple[torch.Tensor, Buffer]:
-        made, row = super().new(shape, dtype, None)
-        made.view(-1).view(torch.uint8).fill_(0xA5)  # what was not copied is seen
-        return made, row
+        kind = getattr(torch, dtype)
+        count = torch.Size(shape).numel()
+        # Aligned as a GPU's is; and what was not copied is seen.
+        memory = mmap.mmap(-1, count * kind.itemsize)
+        memory.write(b"\xa5" * len(memory))
+        HostGpu.alive += len(memory)
+        weakref.finalize(memory, HostGpu._free, len(memory))
+        made = torch.frombuffer(memory, dtype=kind).view(tuple(shape))
+        return made, self.row(made)
+
+    @staticmethod
+    def _free(nbytes: int) -> None:
+        HostGpu.alive -= nbytes
 
     def panel(self, nbytes: int) -> Panel:
         HostGpu.panels.append(nbytes)
@@ -140,6 +155,7 @@ def install(patch: pytest.MonkeyPatch) -> None:
     """Makes "cuda" mean the fake for torch, until the patch is undone. Memory of the CPU counts as the GPU's for `out=`."""
     from rustload._frameworks import torch as adapter
 
+    assert rustload.cuda_info()["available"]  # which begins with the driver
     fakecuda.enter()
     HostGpu.current, HostGpu.moves, HostGpu.panels, HostGpu.left = 0, 0, [], []
     numbered = lambda device: torch.device("cuda", device.index or 0)  # noqa: E731
