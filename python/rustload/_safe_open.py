@@ -143,8 +143,7 @@ class PySafeSlice:
             part = self._tensor[_safe_open_index.reference_key(key, self._tensor.shape)]
             return part.materialize(framework=framework, copy=True)
         place = _frameworks.adapter("torch").check_device(device)
-        made = _safe_open_index.torch_part(self._tensor, key, place, owned=owned)
-        return made if place is None else made.to(place)
+        return _safe_open_index.torch_part(self._tensor, key, place, owned=owned)
 
     def __reduce__(self) -> NoReturn:
         """Slices do not pickle."""

@@ -50,8 +50,10 @@ def _one(work: Work, place: Place, *, cast: Cast, sync: bool) -> Any:
 def _work(core: _rustload.Tensor | _rustload.Joined, wanted: Wanted) -> Work:
     if wanted.copy is False:
         raise _make("Buffer", "Buffer", "a tensor on a GPU is a copy by nature: copy=False cannot be had")
-    elements = core.nbytes // _ITEMSIZE[core.dtype]
-    return Work(core, wanted, nbytes=elements * _ITEMSIZE[wanted.dtype or core.dtype])
+    nbytes = core.nbytes
+    if wanted.dtype is not None:
+        nbytes = nbytes // _ITEMSIZE[core.dtype] * _ITEMSIZE[wanted.dtype]
+    return Work(core, wanted, nbytes=nbytes)
 
 
 def on_gpu(cores: Sequence[_rustload.Tensor], place: Place) -> list[Any]:

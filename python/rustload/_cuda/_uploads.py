@@ -70,10 +70,6 @@ class _Batch:
         self.panel: Panel | None = None
         self.ticket: int | None = None
 
-    @property
-    def is_full(self) -> bool:
-        return self.nbytes >= _BATCH or max(len(self.straight), len(self.moves), len(self.done)) >= _COUNT
-
     def submit(self, upload: _rustload.Upload, stream: int | None) -> None:
         """Has the core begin."""
         all_of_it = self.straight
@@ -130,7 +126,7 @@ class Uploads:
         queue = _Queue(works)
         while True:
             while not self._ready:
-                self._place.follow(self._on_their_way())
+                self._place.follow(self._on_their_way(queue))
                 self._submit_ahead(queue)
                 if not self._waiting:
                     return
@@ -162,7 +158,9 @@ class Uploads:
         """Closes it."""
         self.close()
 
-    def _on_their_way(self) -> Iterator[Any]:
+    def _on_their_way(self, queue: _Queue) -> Iterator[Any]:
+        if queue.parts is not None and queue.work is not None:
+            yield queue.work.held
         yield from (panel.held for panel in self._panels)
         for batch in self._waiting:
             yield from (work.held for work in batch.done)
@@ -184,19 +182,29 @@ class Uploads:
     def _gathered(self, queue: _Queue) -> _Batch:
         """The next batch; empty if there is no room for any, or nothing left."""
         batch = _Batch()
-        while not batch.is_full:
-            if queue.piece is None and queue.parts is not None:
-                queue.piece = next(queue.parts, None)
-                if queue.piece is None:
-                    batch.done.append(queue.finished())
-                    continue
-            if queue.piece is None:
+        straight, done = batch.straight, batch.done
+        while (
+            batch.nbytes < _BATCH
+            and len(straight) < _COUNT
+            and len(batch.moves) < _COUNT
+            and len(done) < _COUNT
+        ):
+            if queue.parts is None:
                 work = queue.work
                 if work is None or not self._has_room(work, batch):
                     break
                 self._held += work.nbytes
+                if _is_as_in_the_file(work):
+                    straight.append((work.core, work.wanted, self._memory(work, work.core.shape)))  # type: ignore[arg-type]  # no Joined
+                    batch.nbytes += work.nbytes
+                    done.append(queue.finished())
+                    continue
                 queue.parts = self._begun(work)
-                continue
+            if queue.piece is None:
+                queue.piece = next(queue.parts, None)
+                if queue.piece is None:
+                    done.append(queue.finished())
+                    continue
             if not self._taken(batch, queue.piece):
                 break
             queue.piece = None
@@ -207,8 +215,19 @@ class Uploads:
             return True
         return self._held + work.nbytes <= self._window
 
+    def _memory(self, work: Work, shape: Sequence[int]) -> Buffer:
+        """The memory of a new result."""
+        dtype = work.wanted.dtype or work.core.dtype
+        if work.nbytes <= _SHARES_SLAB:
+            work.held, into = self._of_slab(work.nbytes, dtype, shape)
+            work.made = self._place.wrap(into)
+        else:
+            work.made, into = self._place.new(shape, dtype, self._upload)
+            work.held = work.made
+        return into
+
     def _begun(self, work: Work) -> Iterator[Piece]:
-        """The pieces of a result, whose memory is allocated now."""
+        """The pieces of a result, whose memory is there or allocated now."""
         core, wanted = work.core, work.wanted
         shape = core.result_shape(wanted)
         dtype = wanted.dtype or core.dtype
@@ -216,14 +235,12 @@ class Uploads:
             core.materialize(wanted)  # says what is wrong with it
             if work.made is None:
                 work.made = self._place.empty(shape, dtype, self._upload)
+            work.held = work.made
             return iter(())
         into: Buffer | None = None
-        if work.made is None and work.nbytes <= _SHARES_SLAB:
-            work.held, into = self._of_slab(work.nbytes, dtype, shape)
-            work.made = self._place.wrap(into)
-        elif work.made is None:
-            work.made, into = self._place.new(shape, dtype, self._upload)
-        if work.held is None:
+        if work.made is None:
+            into = self._memory(work, shape)
+        else:
             work.held = work.made
         if not self._place.computes:
             given = into if into is not None else self._place.row(work.made)
@@ -290,6 +307,20 @@ class Uploads:
         if sync and batch.moves:
             self._place.finish()
         self._ready.extend(batch.done)
+
+
+def _is_as_in_the_file(work: Work) -> bool:
+    """Whether it is a new tensor with elements that needs neither a cast nor another order: most are, and quickly seen to be."""
+    core, wanted = work.core, work.wanted
+    return (
+        type(core) is _rustload.Tensor
+        and work.made is None
+        and work.nbytes > 0
+        and wanted.dtype in (None, core.dtype)
+        and wanted.transpose in (None, False)
+        and not wanted.dequantize
+        and core.is_contiguous
+    )
 
 
 class _Queue:

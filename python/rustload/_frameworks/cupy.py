@@ -66,7 +66,7 @@ class _Gpu(_plain.Place):
             self._stream.synchronize()
         self._stream = now
 
-    def new(self, shape: Sequence[int], dtype: str, upload: Upload) -> tuple[Any, Buffer]:  # type: ignore[override]
+    def new(self, shape: Sequence[int], dtype: str, upload: Upload) -> tuple[Any, Buffer]:
         """A new array, and its memory as a row of bytes."""
         made = self.empty(shape, dtype, upload)
         return made, self.row(made)

@@ -7,11 +7,13 @@ the GPU would do, torch does on the CPU when its turn in the stream has come.
 from __future__ import annotations
 
 import ctypes
+import gc
 import mmap
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import fakecuda
+import pytest
 import torch
 
 import rustload
@@ -19,9 +21,7 @@ from rustload import _rustload
 from rustload._cuda import _torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    import pytest
+    from collections.abc import Iterable, Iterator, Sequence
 
     from rustload._rustload import Buffer
 
@@ -161,3 +161,14 @@ def install(patch: pytest.MonkeyPatch) -> None:
     numbered = lambda device: torch.device("cuda", device.index or 0)  # noqa: E731
     patch.setattr(_torch, "checked", numbered)
     patch.setattr(adapter, "place", lambda device: None if device is None else HostGpu(device.index or 0))
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The GPU, for every test of a process that has this as a plugin; nothing may be left over on it."""
+    install(monkeypatch)
+    yield
+    gc.collect()
+    assert not lent
+    assert HostGpu.alive == 0
+    assert fakecuda.count("memory") == fakecuda.count("stray") == 0
