@@ -26,7 +26,7 @@ struct Line([u8; 64]);
 pub struct HostBuffer {
     start: NonNull<u8>,
     len: usize,
-    _memory: Memory,
+    memory: Memory,
 }
 
 /// Memory that is to be written to from end to end: until then it may hold bytes of earlier results.
@@ -38,11 +38,11 @@ pub struct Unfilled {
 
 enum Memory {
     Lines { _lines: Box<[Line]> },
-    Pages { _pages: Pooled },
+    Pages { pages: Pooled },
     Slab { _slab: Arc<Pooled> },
 }
 
-// SAFETY: `start` points into `_memory`, which this struct owns and which is Send; references are only made through
+// SAFETY: `start` points into `memory`, which this struct owns and which is Send; references are only made through
 // `&mut self`, and after sharing only the address is handed out.
 unsafe impl Send for HostBuffer {}
 // SAFETY: as above: a shared `HostBuffer` only computes its address.
@@ -78,25 +78,34 @@ impl HostBuffer {
     fn lines(len: usize) -> Option<HostBuffer> {
         let mut lines = bytemuck::try_zeroed_slice_box::<Line>(len.div_ceil(64)).ok()?;
         let start = NonNull::new(lines.as_mut_ptr().cast::<u8>())?;
-        Some(HostBuffer { start, len, _memory: Memory::Lines { _lines: lines } })
+        Some(HostBuffer { start, len, memory: Memory::Lines { _lines: lines } })
     }
 
     fn pages(found: Option<Pooled>, len: usize) -> Option<HostBuffer> {
         let pooled = found?;
         let pages = pooled.pages().filter(|pages| pages.len() >= len)?;
-        Some(HostBuffer { start: pages.start(), len, _memory: Memory::Pages { _pages: pooled } })
+        Some(HostBuffer { start: pages.start(), len, memory: Memory::Pages { pages: pooled } })
     }
 
     fn part(len: usize) -> Option<HostBuffer> {
         let part = slab::take(len)?;
-        Some(HostBuffer { start: part.start, len, _memory: Memory::Slab { _slab: part.slab } })
+        Some(HostBuffer { start: part.start, len, memory: Memory::Slab { _slab: part.slab } })
     }
 
     /// The bytes, to be filled.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: `start` points to `len` initialised bytes (zeroed by the system or the allocator once, written since) that
-        // `_memory` owns, and that of a slab's parts this one alone has; `&mut self` makes the access unique.
+        // `memory` owns, and that of a slab's parts this one alone has; `&mut self` makes the access unique.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+
+    /// Leaves a buffer that has pages of its own out of forked children, which must not touch it.
+    pub(super) fn withhold(&self) {
+        if let Memory::Pages { pages: pooled } = &self.memory
+            && let Some(pages) = pooled.pages()
+        {
+            pages.withhold();
+        }
     }
 
     /// The address of the first byte.

@@ -83,6 +83,13 @@ impl Pages {
         let _ = unsafe { madvise(self.start.as_ptr().cast(), self.len, Advice::LinuxFree) };
     }
 
+    /// Leaves the range out of forked children. While a device reads memory of which a child has a copy, on older kernels what is
+    /// written to it goes to other pages than the device reads.
+    pub(super) fn withhold(&self) {
+        // SAFETY: the range is owned; in a child it is not there, and whoever withholds it never goes there from one.
+        let _ = unsafe { madvise(self.start.as_ptr().cast(), self.len, Advice::LinuxDontFork) };
+    }
+
     /// Cuts the range at `at`, a multiple of a huge page inside it: this value keeps the front. `None` leaves all as it is.
     pub(super) fn split_off(&mut self, at: usize) -> Option<Pages> {
         if at == 0 || at >= self.len || !at.is_multiple_of(HUGE) {

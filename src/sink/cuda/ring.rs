@@ -135,6 +135,8 @@ impl Ring {
         // pinned much faster, and on pages of its own in any case.
         let mut memory = HostBuffer::new((size.slot * size.count).max(PAGES) as u64)?;
         device.register(&mut memory)?;
+        // Only now that it never goes back to others.
+        memory.withhold();
         let memory = Box::leak(Box::new(memory)).bytes_mut();
         let slots = memory.chunks_exact_mut(size.slot).zip(events);
         let slots =

@@ -17,23 +17,54 @@ use crate::stream::read::{Fill, Manner, Payload, fill, fill_piece};
 /// Makes a part of a result in memory of exactly its size.
 pub type FillPart = Box<dyn Fn(&Part, &mut [u8]) -> Result<()> + Send + Sync>;
 
-/// Host memory that counts in the window until it is dropped.
+/// Host memory beside the ring, in bytes.
+#[derive(Debug, Default)]
+pub(super) struct Room {
+    /// What sources were inflated to.
+    sources: AtomicU64,
+    /// What bands are made in.
+    bands: AtomicU64,
+}
+
+/// Bytes that count in the window until it is dropped.
 #[derive(Debug)]
 pub(super) struct Held {
     bytes: u64,
-    total: Arc<AtomicU64>,
+    room: Arc<Room>,
+    is_band: bool,
 }
 
-impl Held {
-    pub(super) fn new(bytes: u64, total: &Arc<AtomicU64>) -> Held {
-        total.fetch_add(bytes, Ordering::SeqCst);
-        Held { bytes, total: total.clone() }
+impl Room {
+    /// Whether a source of so many bytes may be inflated. One alone always may.
+    pub(super) fn fits_source(&self, bytes: u64, window: u64) -> bool {
+        bytes == 0 || self.sources.load(Ordering::SeqCst) == 0 || self.fits(bytes, window)
+    }
+
+    /// Whether a band of so many bytes may be made. One alone always may, or an inflated source would wait for its own bands.
+    pub(super) fn fits_band(&self, bytes: u64, window: u64) -> bool {
+        bytes == 0 || self.bands.load(Ordering::SeqCst) == 0 || self.fits(bytes, window)
+    }
+
+    fn fits(&self, bytes: u64, window: u64) -> bool {
+        let held = self.sources.load(Ordering::SeqCst).saturating_add(self.bands.load(Ordering::SeqCst));
+        held.saturating_add(bytes) <= window
+    }
+
+    fn of(&self, is_band: bool) -> &AtomicU64 {
+        if is_band { &self.bands } else { &self.sources }
+    }
+
+    pub(super) fn hold(self: &Arc<Room>, bytes: u64, is_band: bool) -> Option<Held> {
+        (bytes > 0).then(|| {
+            self.of(is_band).fetch_add(bytes, Ordering::SeqCst);
+            Held { bytes, room: self.clone(), is_band }
+        })
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.total.fetch_sub(self.bytes, Ordering::SeqCst);
+        self.room.of(self.is_band).fetch_sub(self.bytes, Ordering::SeqCst);
     }
 }
 

@@ -15,7 +15,6 @@ mod plan;
 mod rate;
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -158,7 +157,7 @@ impl Session {
             slot: ring.slot_bytes() as u64,
             workers: count as u64,
             window: window.min(WINDOW),
-            held: Arc::new(AtomicU64::new(0)),
+            room: Arc::default(),
         };
         let shared = Shared {
             ring,
@@ -408,7 +407,9 @@ impl Shared {
                 return Next::Stop;
             }
             let short = state.jobs.len() < 2 * self.workers();
-            let fits = state.planners.front().is_some_and(|planner| self.fits(planner.weight()));
+            let Sizes { room, window, .. } = &self.sizes;
+            let fits =
+                state.planners.front().is_some_and(|planner| room.fits_source(planner.weight(), *window));
             if short
                 && fits
                 && !state.planning
@@ -417,10 +418,9 @@ impl Shared {
                 state.planning = true;
                 return Next::Plan(planner);
             }
-            let place = state.jobs.iter().position(|(_, job)| self.fits(job.weight()));
+            let place = state.jobs.iter().position(|(_, job)| room.fits_band(job.weight(), *window));
             if let Some((number, job)) = place.and_then(|place| state.jobs.remove(place)) {
-                let held = Some(job.weight()).filter(|&bytes| bytes > 0);
-                let held = held.map(|bytes| Held::new(bytes, &self.sizes.held));
+                let held = room.hold(job.weight(), true);
                 let cancel =
                     state.tickets.get(&number).map(|ticket| ticket.cancel.clone()).unwrap_or_default();
                 return Next::Job(number, job, held, cancel);
@@ -433,12 +433,6 @@ impl Shared {
                 self.work.wait_timeout(state, TICK).unwrap_or_else(PoisonError::into_inner).0
             };
         }
-    }
-
-    /// Whether the window has room for so many bytes more; one thing alone always fits.
-    fn fits(&self, bytes: u64) -> bool {
-        let held = self.sizes.held.load(Ordering::SeqCst);
-        bytes == 0 || held == 0 || held.saturating_add(bytes) <= self.sizes.window
     }
 
     fn workers(&self) -> usize {

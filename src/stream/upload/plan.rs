@@ -3,10 +3,9 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 use super::cut::Cut;
-use super::job::{Elements, From, Held, Job, Plan, Small};
+use super::job::{Elements, From, Job, Plan, Room, Small};
 use super::{Item, Make};
 use crate::error::{Code, Error, Result};
 use crate::kernel::Cast;
@@ -41,7 +40,7 @@ pub(super) struct Sizes {
     pub(super) workers: u64,
     /// Bytes of host memory beside the ring.
     pub(super) window: u64,
-    pub(super) held: Arc<AtomicU64>,
+    pub(super) room: Arc<Room>,
 }
 
 /// The results of a ticket that are still to become jobs.
@@ -125,7 +124,7 @@ impl Planner {
         let Item { place, host, make } = wish;
         let nbytes = place.nbytes();
         let address = place.address().addr().get() as u64;
-        let held = (host > 0).then(|| Held::new(host, &sizes.held));
+        let held = sizes.room.hold(host, false);
         let (from, shape, itemsize) = match make()? {
             Make::Elements { payload, layout, how } => {
                 // A dtype without a sign is refused before anything is read, also where there is nothing to read.
@@ -229,9 +228,11 @@ impl Sizes {
     }
 }
 
-/// Whether parts of a result are read with long reads: not where it is transposed or permuted, mostly.
+/// Whether a result can be made in parts of a slot: not where such a part is read in short runs, or with much that is not wanted,
+/// as a part of a transposed matrix mostly is.
 fn cuts_well(layout: &Layout, cast: Cast, cut: &Cut) -> bool {
     let Some(piece) = pieces(&cut.part(0).of(layout), 1).into_iter().next() else { return true };
+    // In the file's order, larger parts are no better.
     if piece
         .dims
         .windows(2)
@@ -241,5 +242,7 @@ fn cuts_well(layout: &Layout, cast: Cast, cut: &Cut) -> bool {
     }
     let itemsize = cast.from().itemsize();
     let block = Blocks::new(&piece, itemsize, SCRATCH).iter().next();
-    block.is_none_or(|block| block.run.saturating_mul(itemsize) >= RUN)
+    block.is_none_or(|block| {
+        block.run.saturating_mul(itemsize) >= RUN && block.scratch <= block.numel().saturating_mul(2)
+    })
 }

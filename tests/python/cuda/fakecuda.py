@@ -65,6 +65,7 @@ def check(code: int) -> None:
 
 def enter(device: int = 0) -> None:
     """Makes the device's primary context the thread's."""
+    check(library().cuInit(0))
     context = ctypes.c_void_p()
     check(library().cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
     check(library().cuCtxSetCurrent(context))

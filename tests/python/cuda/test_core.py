@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import pickle
+import zipfile
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
-from support import DTYPES, patterns
+import torch
+from support import DTYPES, patterns, safetensors_bytes
 
 if TYPE_CHECKING:
     import subprocess
@@ -121,4 +126,228 @@ def test_large_tensors_are_cut_and_permuted_ones_made_in_bands(
         path,
         RUSTLOAD_RING="262144x6",
         FAKECUDA_DELAY=300,
+    )
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize:UserWarning", "ignore:.*quantized:UserWarning")
+def test_whatever_a_file_has(on_fake: Run, save: Callable[..., Path], tmp_path: Path) -> None:
+    """Other byte orders, compressed members, legacy files, lazy signs, ties, views of one storage, NumPy's arrays, numbers
+    that have to be made first: one way for all."""
+    z = patterns("complex64", (70, 90))
+    base = patterns("float32", (120, 130))
+    plain = {
+        "w": base,
+        "tied": base,
+        "part": base[3:, 7:],
+        "turned": base.t(),
+        "z": z.conj(),
+        "neg": z.clone().conj().imag,
+    }
+    files = [save(plain, "plain.pt"), save(plain, "legacy.pt", _use_new_zipfile_serialization=False)]
+    files.append(save({"w": base, "b": patterns("bfloat16", (3, 1000))}, "model.safetensors"))
+    for name, compression, order in (
+        ("big", zipfile.ZIP_STORED, b"big"),
+        ("packed", zipfile.ZIP_DEFLATED, b"little"),
+    ):
+        files.append(tmp_path / f"{name}.pt")
+        with zipfile.ZipFile(files[0]) as source, zipfile.ZipFile(files[-1], "w", compression) as target:
+            for member in source.namelist():
+                target.writestr(member, order if member.endswith("/byteorder") else source.read(member))
+    files.append(tmp_path / "numpy.pkl")
+    files[-1].write_bytes(
+        pickle.dumps({"f": np.asfortranarray(np.arange(3000, dtype=">f4").reshape(30, 100))})
+    )
+    scales, zeros = torch.rand(50) + 0.1, torch.randint(-5, 5, (50,))
+    numbers = torch.randn(50, 3000)
+    files.append(
+        save(
+            {
+                "one": torch.quantize_per_tensor(numbers, 0.05, 3, torch.qint8),
+                "each": torch.quantize_per_channel(numbers, scales, zeros, 0, torch.qint8),
+                "other": torch.quantize_per_channel(numbers.t().contiguous(), scales, zeros, 1, torch.qint8),
+            },
+            "quantized.pt",
+        )
+    )
+    on_fake(
+        COMPARE
+        + """
+    for path in sys.argv[1:]:
+        tensors = list(rustload.open(path).values())
+        for window in (0, 1 << 28):
+            upload = _rustload.upload(0, window=window, threads=3)
+            numbers = path.endswith("quantized.pt")
+            same(upload, tensors, Wanted(dequantize=numbers))
+            same(upload, tensors, Wanted(dequantize=numbers, dtype="float16", allow_lossy=True))
+            same(upload, [t for t in tensors if t.ndim == 2], Wanted(dequantize=numbers, transpose=True))
+            clean(upload)
+    """,
+        *files,
+        RUSTLOAD_RING="16384x5",
+        FAKECUDA_DELAY=100,
+    )
+
+
+def test_bands_of_what_was_inflated_do_not_wait_for_one_another(on_fake: Run, tmp_path: Path) -> None:
+    """An inflated storage fills the window as long as bands of it are to be made."""
+    parts = {"a": patterns("uint8", (900, 5000)), "b": patterns("uint8", (900, 5000), seed=1)}
+    torch.save(parts, tmp_path / "plain.pt")
+    path = tmp_path / "packed.pt"
+    with (
+        zipfile.ZipFile(tmp_path / "plain.pt") as source,
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as target,
+    ):
+        for member in source.namelist():
+            target.writestr(member, source.read(member))
+    on_fake(
+        COMPARE
+        + """
+    tensors = list(rustload.open(sys.argv[1]).values())
+    for threads in (1, 3):
+        for window in (0, 1 << 20, 5 << 20):
+            upload = _rustload.upload(0, window=window, threads=threads)
+            same(upload, tensors, Wanted(transpose=True))
+            clean(upload)
+    """,
+        path,
+        RUSTLOAD_RING="65536x4",
+    )
+
+
+def test_thousands_of_small_tensors_go_by_few_copies(on_fake: Run, tmp_path: Path) -> None:
+    header, end = {}, 0
+    for number in range(20_000):
+        size = 900 + number % 200
+        header[f"t{number}"] = {"dtype": "U8", "shape": [size], "data_offsets": [end, end + size]}
+        end += size
+    data = (
+        torch.randint(0, 256, (end,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+        .numpy()
+        .tobytes()
+    )
+    path = tmp_path / "many.safetensors"
+    path.write_bytes(safetensors_bytes(json.dumps(header).encode(), data))
+    on_fake(
+        COMPARE
+        + """
+    tensors = list(rustload.open(sys.argv[1]).values())
+    upload = _rustload.upload(0, window=1 << 28, threads=4)
+    into = fakecuda.destinations(upload, tensors, [Wanted()] * len(tensors))
+    held = fakecuda.count("copies")
+    tickets = []
+    for start in range(0, len(tensors), 5000):
+        part = slice(start, start + 5000)
+        tickets.append(fakecuda.submit(upload, tensors[part], Wanted(), into[part])[0])
+    for ticket in tickets:
+        upload.wait(ticket, stream=None, sync=True)
+    copies = fakecuda.count("copies") - held
+    # 24 MB on the device, gaps included.
+    assert copies <= 24 + 2 * len(tickets), copies
+    for tensor, buffer in zip(tensors, into, strict=True):
+        assert fakecuda.read(buffer) == fakecuda.expected(tensor, Wanted())
+    del into, buffer
+    clean(upload)
+    """,
+        path,
+        RUSTLOAD_RING="1048576x6",
+        FAKECUDA_DELAY=500,
+    )
+
+
+def test_gaps_between_neighbours_are_zero_and_others_are_left_alone(
+    on_fake: Run, save: Callable[..., Path]
+) -> None:
+    """What a slot held before does not reach the device; bytes that no allocator leaves between two results stay."""
+    path = save({"a": patterns("uint8", (100,)), "b": patterns("uint8", (100,), seed=1)})
+    on_fake(
+        COMPARE
+        + """
+    a, b = rustload.open(sys.argv[1]).values()
+    upload = _rustload.upload(0, window=1 << 28, threads=1)
+    upload.rate()
+    for starts, between in (((0, 256), bytes(156)), ((0, 300), None), ((256, 0), None), ((0, 100), b"")):
+        whole = upload.allocate(1024)
+        before = fakecuda.read(whole)
+        into = [whole.part(start, "uint8", [100]) for start in starts]
+        copies = fakecuda.count("copies")
+        ticket, _ = fakecuda.submit(upload, [a, b], Wanted(), into)
+        upload.wait(ticket, stream=None, sync=True)
+        after = bytearray(before)
+        if between is not None:
+            after[100 : starts[1]] = between
+        for tensor, start in zip((a, b), starts, strict=True):
+            after[start : start + 100] = fakecuda.expected(tensor, Wanted())
+        assert fakecuda.read(whole) == after
+        assert fakecuda.count("copies") - copies == (1 if between is not None else 2)
+    del whole, into, _
+    clean(upload)
+    """,
+        path,
+    )
+
+
+def test_two_sessions_share_the_ring(on_fake: Run, save: Callable[..., Path]) -> None:
+    path = save({f"w{number}": patterns("float32", (300 + number, 501), seed=number) for number in range(30)})
+    on_fake(
+        COMPARE
+        + """
+    import threading
+    tensors = list(rustload.open(sys.argv[1]).values())
+    uploads = [_rustload.upload(0, window=1 << 24, threads=3) for _ in range(3)]
+    done = []
+    def work(upload, wanted):
+        for _ in range(3):
+            same(upload, tensors, wanted)
+        done.append(upload)
+    ways = Wanted(), Wanted(dtype="bfloat16"), Wanted(transpose=True)
+    threads = [threading.Thread(target=work, args=pair) for pair in zip(uploads, ways, strict=True)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    assert len(done) == 3 and fakecuda.alive()["registered"] == 1
+    for upload in uploads:
+        upload.close()
+    clean(upload)
+    """,
+        path,
+        **SMALL,
+    )
+
+
+def test_a_slot_that_is_reused_too_early_is_caught(on_fake: Run, save: Callable[..., Path]) -> None:
+    """The test of the tests: without the events, the same upload arrives damaged."""
+    path = save({"w": patterns("uint8", (4 << 20,))})
+    on_fake(
+        COMPARE
+        + """
+    fakecuda.enter()
+    stream = fakecuda.stream()
+    upload = _rustload.upload(0, window=1 << 28, threads=2)
+    (tensor,) = rustload.open(sys.argv[1]).values()
+    for ignored in (False, True, False):
+        fakecuda.ignore_events(ignored)
+        ticket, into = fakecuda.submit(upload, [tensor], Wanted())
+        # The stream waits by itself, so that all copies are done when it is.
+        upload.wait(ticket, stream=stream, sync=False)
+        seen = fakecuda.Snapshot(stream, into[0]).bytes()
+        assert (seen == fakecuda.expected(tensor, Wanted())) is not ignored
+    upload.close()
+    """,
+        path,
+        RUSTLOAD_RING="65536x4",
+        FAKECUDA_DELAY=2000,
+    )
+
+
+def test_rates_are_measured_once(on_fake: Run) -> None:
+    on_fake(
+        COMPARE
+        + """
+    upload = _rustload.upload(0, window=1 << 28, threads=1)
+    rate = upload.rate()
+    copies = fakecuda.count("copies")
+    assert rate > 1e6 and copies > 10
+    assert _rustload.upload(0, window=0, threads=2).rate() == rate and fakecuda.count("copies") == copies
+    assert _rustload.cast_rate("float32", "bf16", None) == _rustload.cast_rate("float32", "bfloat16", None) > 1e6
+    clean(upload)
+    """
     )

@@ -158,6 +158,21 @@ def test_a_forked_child_is_refused_and_calls_nothing(on_fake: Run, simple: Path)
     )
 
 
+def test_children_do_not_have_the_ring(on_fake: Run) -> None:
+    """On older kernels a child that shares the pinned pages parts what is written from what the device reads."""
+    on_fake(
+        """
+        from rustload import _rustload
+        def withheld():
+            with open("/proc/self/smaps") as maps:
+                return sum(" dc" in line for line in maps if line.startswith("VmFlags"))
+        before = withheld()
+        upload = _rustload.upload(0, window=1 << 28, threads=1)
+        assert withheld() == before + 1
+        """
+    )
+
+
 def test_the_driver_that_python_ends_with_is_left_alone(on_fake: Run, simple: Path) -> None:
     """Neither an upload in progress nor memory that is left is in the way of the end, with the interpreter's or by `_exit`."""
     for end in ("pass", "import os; os._exit(0)", "raise SystemExit(0)"):

@@ -1,0 +1,159 @@
+"""Every call of the driver fails once: an error that says which, nothing leaked, nothing in flight, and the next upload works."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from support import patterns
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Run = Callable[..., subprocess.CompletedProcess[str]]
+
+# `once` uploads, and says whether it arrived; an error is a DeviceError that names the call.
+ONCE = """
+    import gc, os, sys
+    import fakecuda, rustload
+    from fakecuda import Wanted
+    from rustload import DeviceError, _rustload
+
+    tensors = list(rustload.open(sys.argv[1]).values())
+    ways = [Wanted(), Wanted(dtype="bfloat16"), Wanted(transpose=True)]
+    wanted = [ways[number % 3] for number in range(len(tensors))]
+    expected = [fakecuda.expected(tensor, want) for tensor, want in zip(tensors, wanted, strict=True)]
+
+    def once(name="", rate=False):
+        # What the driver calls it is in the text, without the version of the function.
+        short = name.removesuffix("_v2")
+        try:
+            upload = _rustload.upload(0, window=1 << 20, threads=2)
+            if rate:
+                upload.rate()
+            ticket, into = fakecuda.submit(upload, tensors, wanted, stream=0)
+            upload.wait(ticket, stream=0, sync=True)
+            assert [fakecuda.read(buffer) for buffer in into] == expected
+            again, into = fakecuda.submit(upload, tensors, wanted, into)
+            upload.wait(again, stream=None, sync=True)
+            assert [fakecuda.read(buffer) for buffer in into] == expected
+            upload.close()
+            return True
+        except DeviceError as error:
+            told = str(error)
+            assert short in told or (name == "cuInit" and "no GPU" in told), (name, told)
+            return False
+"""
+
+
+def test_every_call_fails_first_in_a_fresh_process(on_fake: Run, save: Callable[..., Path]) -> None:
+    path = save({f"w{number}": patterns("float32", (60, 70 + number)) for number in range(6)})
+    out = on_fake(
+        ONCE
+        + """
+    # A fork for each function, before the driver is started: only its first call fails.
+    hit = []
+    for name in fakecuda.functions():
+        if not (pid := os.fork()):
+            try:
+                fakecuda.fail(name)
+                arrived = once(name, rate=True)
+                fakecuda.fail(name, 0)
+                assert once(rate=True)
+                gc.collect()
+                alive = fakecuda.alive()
+                assert alive["memory"] <= (name == "cuMemFree_v2"), (name, alive)
+                assert alive["registered"] == alive["contexts"] == 1, (name, alive)
+                assert alive["streams"] <= 3 and alive["events"] <= 12, (name, alive)
+                assert fakecuda.count("stray") == fakecuda.count("pageable") == 0
+            except BaseException:
+                import traceback
+                traceback.print_exc()
+                os._exit(2)
+            os._exit(0 if arrived else 1)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        assert code in (0, 1), (name, code)
+        if code == 1:
+            hit.append(name)
+    print(*hit)
+    """,
+        path,
+        RUSTLOAD_RING="65536x4",
+        FAKECUDA_DELAY=100,
+    ).stdout
+    told = set(out.split())
+    # What is destroyed is not missed, and what no upload needs is not called.
+    quiet = {
+        "cuMemFree_v2",
+        "cuStreamDestroy_v2",
+        "cuEventDestroy_v2",
+        "cuMemHostUnregister",
+        "cuDevicePrimaryCtxRelease_v2",
+    }
+    quiet |= {"cuDriverGetVersion", "cuMemcpyDtoH_v2", "cuStreamSynchronize"}
+    assert {
+        "cuInit",
+        "cuMemHostRegister_v2",
+        "cuStreamCreate",
+        "cuEventRecord",
+        "cuMemcpyHtoDAsync_v2",
+    } <= told
+    assert not told & (quiet - {"cuStreamSynchronize"})
+
+
+def test_later_calls_fail_too(on_fake: Run, save: Callable[..., Path]) -> None:
+    path = save({f"w{number}": patterns("float32", (60, 170 + number)) for number in range(12)})
+    out = on_fake(
+        ONCE
+        + """
+    assert once()
+    most = fakecuda.alive()
+    failed = set()
+    for name in fakecuda.functions():
+        for nth in (1, 2, 3, 5, 8, 13, 21, 34):
+            fakecuda.fail(name, nth)
+            if not once(name):
+                failed.add(name)
+            fakecuda.fail(name, 0)
+            gc.collect()
+            assert fakecuda.count("memory") <= most["memory"] + (name == "cuMemFree_v2"), (name, nth)
+            most["memory"] = fakecuda.count("memory")
+    assert once()
+    gc.collect()
+    alive = fakecuda.alive()
+    # A stream or an event whose destruction was made to fail is the driver's.
+    assert alive["registered"] == alive["contexts"] == 1, alive
+    assert alive["streams"] <= most["streams"] + 1 and alive["events"] <= most["events"] + 8, (alive, most)
+    assert fakecuda.count("stray") == fakecuda.count("pageable") == 0
+    print(*failed)
+    """,
+        path,
+        RUSTLOAD_RING="65536x4",
+        FAKECUDA_DELAY=100,
+    ).stdout
+    assert {
+        "cuMemAlloc_v2",
+        "cuStreamWaitEvent",
+        "cuStreamIsCapturing",
+        "cuEventRecord",
+        "cuEventQuery",
+        "cuEventSynchronize",
+        "cuMemcpyHtoDAsync_v2",
+        "cuCtxGetCurrent",
+        "cuCtxSetCurrent",
+    } <= set(out.split())
+
+
+def test_a_device_without_memory_says_so(on_fake: Run) -> None:
+    on_fake(
+        ONCE.split("    tensors =")[0]
+        + """
+    upload = _rustload.upload(0, window=1 << 20, threads=2)
+    try:
+        upload.allocate(1 << 60)
+    except DeviceError as error:
+        assert "cuMemAlloc failed: CUDA_ERROR_OUT_OF_MEMORY" in str(error)
+    assert upload.allocate(0).nbytes == 0 and fakecuda.count("memory") == 0
+    """
+    )

@@ -1,0 +1,270 @@
+"""What is done before what: streams of the caller, errors, the end, Ctrl-C."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from support import patterns
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Run = Callable[..., subprocess.CompletedProcess[str]]
+
+START = """
+    import sys, time
+    import fakecuda, rustload
+    from fakecuda import Wanted
+    from rustload import DeviceError, FormatError, _rustload
+
+    import pytest
+
+    fakecuda.enter()
+    tensors = list(rustload.open(sys.argv[1]).values())
+    expected = [fakecuda.expected(tensor, Wanted()) for tensor in tensors]
+    upload = _rustload.upload(0, window=1 << 28, threads=3)
+
+    def is_there(into):
+        return [fakecuda.read(buffer) for buffer in into] == expected
+"""
+
+
+def test_no_copy_begins_before_what_the_stream_has(on_fake: Run, simple: Path) -> None:
+    """The memory may still be in use by what the caller enqueued; and what it enqueues next wants the upload."""
+    on_fake(
+        START
+        + """
+    for stream in (fakecuda.stream(), 0):
+        into = fakecuda.destinations(upload, tensors, [Wanted()] * len(tensors))
+        for buffer in into:
+            fakecuda.fill(stream, buffer, 0xAA, 150_000)
+        start = time.monotonic()
+        ticket, _ = fakecuda.submit(upload, tensors, Wanted(), into, stream=stream)
+        upload.wait(ticket, stream=stream, sync=False)
+        # Nothing waited on the host.
+        assert time.monotonic() - start < 0.15 and not is_there(into)
+        seen = [fakecuda.Snapshot(stream, buffer).bytes() for buffer in into]
+        assert seen == expected and is_there(into)
+        # Without an order, the first to come is the upload.
+        for buffer in into:
+            fakecuda.fill(stream, buffer, 0xBB, 150_000)
+        ticket, _ = fakecuda.submit(upload, tensors, Wanted(), into)
+        upload.wait(ticket, stream=None, sync=True)
+        assert is_there(into)
+        fakecuda.synchronize(stream)
+        assert not is_there(into)
+    """,
+        simple,
+    )
+
+
+def test_sync_waits_on_the_host(on_fake: Run, simple: Path) -> None:
+    on_fake(
+        START
+        + """
+    stream = fakecuda.stream()
+    into = fakecuda.destinations(upload, tensors, [Wanted()] * len(tensors))
+    fakecuda.fill(stream, into[0], 0xAA, 100_000)
+    ticket, _ = fakecuda.submit(upload, tensors, Wanted(), into, stream=stream)
+    upload.wait(ticket, stream=None, sync=True)
+    assert is_there(into)
+    """,
+        simple,
+        FAKECUDA_DELAY=50_000,
+    )
+
+
+def test_a_graph_that_is_recorded_is_refused(on_fake: Run, simple: Path) -> None:
+    on_fake(
+        START
+        + """
+    import os
+    stream = fakecuda.stream()
+    os.environ["FAKECUDA_CAPTURING"] = "1"
+    with pytest.raises(DeviceError, match="CUDA graph"):
+        fakecuda.submit(upload, tensors, Wanted(), stream=stream)
+    os.environ["FAKECUDA_CAPTURING"] = "0"
+    ticket, into = fakecuda.submit(upload, tensors, Wanted(), stream=stream)
+    upload.wait(ticket, stream=stream, sync=True)
+    assert is_there(into)
+    """,
+        simple,
+    )
+
+
+def test_the_callers_context_stays(on_fake: Run, simple: Path) -> None:
+    on_fake(
+        START
+        + """
+    import ctypes
+    def current():
+        found = ctypes.c_void_p()
+        fakecuda.library().cuCtxGetCurrent(ctypes.byref(found))
+        return found.value
+    other = _rustload.upload(1, window=1 << 28, threads=1)
+    for device in (None, 0, 1):
+        if device is None:
+            fakecuda.library().cuCtxSetCurrent(None)
+        else:
+            fakecuda.enter(device)
+        before = current()
+        for one in (upload, other):
+            ticket, into = fakecuda.submit(one, tensors, Wanted(), stream=None)
+            one.wait(ticket, stream=None, sync=True)
+            one.rate()
+            assert is_there(into) and current() == before
+            del into
+    assert {d: b.__dlpack_device__() for d, b in enumerate([upload.allocate(1), other.allocate(1)])} == {0: (2, 0), 1: (2, 1)}
+    with pytest.raises(ValueError, match="the destination is on CUDA device 1, the upload goes to 0"):
+        fakecuda.submit(upload, tensors, Wanted(), [other.allocate(len(data)) for data in expected])
+    """,
+        simple,
+        FAKECUDA_DEVICES=2,
+    )
+
+
+def test_arguments_are_checked(on_fake: Run, simple: Path) -> None:
+    on_fake(
+        START
+        + """
+    def refused(text, *args):
+        with pytest.raises(ValueError, match=text):
+            fakecuda.submit(upload, tensors, Wanted(), *args)
+    host = [tensor.materialize(framework="dlpack", copy=True) for tensor in tensors]
+    refused("the destination is in host memory", host)
+    refused("2 tensor.s. do not go into 1 destination", [upload.allocate(8)])
+    refused("the result takes .* the destination has 7 .w|b.", [upload.allocate(7), upload.allocate(7)])
+    with pytest.raises(ValueError, match="no ticket 9"):
+        upload.wait(9, stream=None, sync=False)
+    ticket, into = fakecuda.submit(upload, tensors, Wanted())
+    upload.wait(ticket, stream=None, sync=True)
+    with pytest.raises(ValueError, match="waited for before"):
+        upload.wait(ticket, stream=None, sync=True)
+    ticket, _ = fakecuda.submit(upload, [], Wanted(), [])
+    upload.wait(ticket, stream=None, sync=True)
+    upload.close()
+    upload.close()
+    with pytest.raises(ValueError, match="closed"):
+        fakecuda.submit(upload, tensors, Wanted(), into)
+    """,
+        simple,
+    )
+
+
+def test_an_error_names_its_tensor_and_leaves_nothing_in_flight(
+    on_fake: Run, save: Callable[..., Path]
+) -> None:
+    tensors = {f"w{number}": patterns("float32", (200, 300), seed=number) for number in range(40)}
+    path = save(tensors)
+    on_fake(
+        START
+        + """
+    good = fakecuda.submit(upload, tensors, Wanted())
+    ways = [Wanted(dtype="int8") if tensor.name == "w30" else Wanted() for tensor in tensors]
+    free = [upload.allocate(tensor.nbytes // (4 if tensor.name == "w30" else 1)) for tensor in tensors]
+    cores = [tensor._core for tensor in tensors]
+    ticket = upload.submit(cores, ways, list(range(len(ways))), free, stream=None)
+    after = fakecuda.submit(upload, tensors, Wanted())
+    with pytest.raises(ValueError, match="lossy") as error:
+        upload.wait(ticket, stream=None, sync=True)
+    assert "w30" in str(error.value) + "".join(error.value.__notes__)
+    # The memory may go at once.
+    del free, error
+    assert fakecuda.count("copies") > 5
+    # The tickets before and after it are as they should be.
+    for ticket, into in (good, after):
+        upload.wait(ticket, stream=None, sync=True)
+        assert is_there(into)
+    time.sleep(0.1)
+    assert fakecuda.count("stray") == 0
+    """,
+        path,
+        RUSTLOAD_RING="65536x6",
+        FAKECUDA_DELAY=5000,
+    )
+
+
+def test_a_file_that_changes_is_an_error(on_fake: Run, save: Callable[..., Path]) -> None:
+    for change in ("os.truncate(sys.argv[1], 5_000_000)", "os.utime(sys.argv[1])"):
+        path = save({f"w{number}": patterns("float32", (500, 700), seed=number) for number in range(6)})
+        on_fake(
+            START
+            + f"""
+    import os
+    into = [upload.allocate(tensor.nbytes) for tensor in tensors]
+    {change}
+"""
+            + """
+    cores = [tensor._core for tensor in tensors]
+    ticket = upload.submit(cores, [Wanted()], [0] * len(cores), into, stream=None)
+    with pytest.raises(FormatError, match="changed after it was opened") as error:
+        upload.wait(ticket, stream=None, sync=True)
+    assert error.value.code == "FileChanged"
+    """,
+            path,
+            RUSTLOAD_RING="65536x6",
+        )
+
+
+def test_an_upload_that_is_dropped_stops_and_leaves_nothing_in_flight(
+    on_fake: Run, save: Callable[..., Path]
+) -> None:
+    path = save({f"w{number}": patterns("float32", (500, 700), seed=number) for number in range(40)})
+    on_fake(
+        START
+        + """
+    for end in (upload.close, lambda: None):
+        for _ in range(3):
+            ticket, into = fakecuda.submit(upload, tensors, Wanted(), slab=False)
+        time.sleep(0.02)
+        begun = fakecuda.count("copies")
+        assert begun > 0
+        start = time.monotonic()
+        end()
+        del upload
+        del into
+        assert time.monotonic() - start < 1
+        assert fakecuda.count("bytes") < 3 * sum(map(len, expected))
+        assert fakecuda.count("memory") == 0
+        time.sleep(0.1)
+        assert fakecuda.count("stray") == 0
+        upload = _rustload.upload(0, window=1 << 28, threads=3)
+    ticket, into = fakecuda.submit(upload, tensors, Wanted())
+    upload.wait(ticket, stream=None, sync=True)
+    assert is_there(into)
+    """,
+        path,
+        RUSTLOAD_RING="65536x6",
+        FAKECUDA_DELAY=3000,
+    )
+
+
+def test_ctrl_c_is_seen_while_waiting(on_fake: Run, simple: Path) -> None:
+    """Before the copies are begun, and while they are under way."""
+    on_fake(
+        START
+        + """
+    import os, signal, threading
+    stream = fakecuda.stream()
+    for sync in (True, False):
+        into = fakecuda.destinations(upload, tensors, [Wanted()] * len(tensors))
+        fakecuda.fill(stream, into[0], 0, 1_000_000)
+        ticket = [fakecuda.submit(upload, tensors, Wanted(), into, stream=stream)[0] for _ in range(30)][-1]
+        sent = []
+        def interrupt():
+            time.sleep(0.2)
+            sent.append(time.monotonic())
+            os.kill(os.getpid(), signal.SIGINT)
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            upload.wait(ticket, stream=None, sync=sync)
+        assert time.monotonic() - sent[0] < 0.2
+        upload.close()
+        assert fakecuda.count("stray") == 0
+        upload = _rustload.upload(0, window=1 << 28, threads=1)
+    """,
+        simple,
+        RUSTLOAD_RING="65536x4",
+    )

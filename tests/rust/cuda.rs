@@ -1,0 +1,175 @@
+//! Uploads of the core, without Python and without a GPU: each test runs itself again in a process whose driver is the one of
+//! `tests/data/fakecuda`. Without a C compiler nothing is tested, and that is said.
+#![expect(clippy::unwrap_used, reason = "helpers of tests may panic, and say so by failing")]
+
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use rustload::sink::GpuMemory;
+use rustload::sink::cuda::{self, Device, DeviceMemory};
+use rustload::stream::upload::Waited;
+use rustload::{Array, Checkpoint, Code, DType, Options, Order, Request, Tensor, Upload};
+use support::{f32s, st};
+
+/// Set in the process that has the fake driver.
+const INSIDE: &str = "RUSTLOAD_TEST_INSIDE";
+
+/// The fake driver, built once.
+fn library() -> Option<&'static Path> {
+    static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let build = || {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/fakecuda/fakecuda.c");
+        let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("fakecuda-{}.so", std::process::id()));
+        let options = ["-O1", "-shared", "-fPIC", "-pthread", "-Wl,-soname,libcuda.so.1", "-o"];
+        match Command::new("cc").args(options).arg(&out).arg(source).status() {
+            Ok(status) => {
+                assert!(status.success(), "the fake driver is built");
+                Some(out)
+            }
+            Err(error) => {
+                eprintln!("skipped: there is no C compiler: {error}");
+                None
+            }
+        }
+    };
+    BUILT.get_or_init(build).as_deref()
+}
+
+/// Runs `test`, which is the test of that name, in a process with the fake driver and this environment.
+fn on_fake(name: &str, environment: &[(&str, &str)], test: impl FnOnce()) {
+    if std::env::var_os(INSIDE).is_some() {
+        return test();
+    }
+    let Some(library) = library() else { return };
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", name, "--nocapture"]).env(INSIDE, "1").env("RUSTLOAD_LIBCUDA", library);
+    let done = command.envs(environment.iter().copied()).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(done.status.success(), "{}{}", text(&done.stdout), text(&done.stderr));
+    assert!(text(&done.stdout).contains("1 passed"), "{}", text(&done.stdout));
+}
+
+fn checkpoint() -> Checkpoint {
+    let values: Vec<f32> = (0_u32..600 * 700).map(|n| (n % 8191) as f32 - 4000.5).collect();
+    let file = st::File::new()
+        .tensor("matrix", "F32", &[600, 700], &f32s(&values))
+        .tensor("small", "F32", &[3, 5], &f32s(&values[..15]))
+        .tensor("next", "F32", &[7], &f32s(&values[15..22]))
+        .tensor("empty", "F32", &[0, 4], &[])
+        .tensor("cube", "F32", &[30, 50, 40], &f32s(&values[..60_000]));
+    Checkpoint::from_bytes(Arc::new(file.bytes()), Options::default()).unwrap()
+}
+
+fn expected(tensor: &Tensor, request: &Request) -> Vec<u8> {
+    let layout = tensor.ordered(&request.order).unwrap();
+    let dtype = request.dtype.unwrap_or(tensor.dtype());
+    let mut out = vec![0; usize::try_from(layout.numel() * dtype.itemsize()).unwrap()];
+    tensor.materialize_into(request, &mut out).unwrap();
+    out
+}
+
+/// Memory for each result, and a way to look at it.
+fn places(device: &'static Device, sizes: &[usize]) -> Vec<(Array, Arc<DeviceMemory>)> {
+    let made = |&size: &usize| {
+        let memory = Arc::new(DeviceMemory::new(device, size as u64).unwrap());
+        (Array::on_gpu(memory.clone()), memory)
+    };
+    sizes.iter().map(made).collect()
+}
+
+fn done(upload: &Upload, ticket: u64) -> Result<(), (usize, String, Code)> {
+    loop {
+        match upload.wait(ticket, None, true, Duration::from_secs(10)) {
+            Ok(Waited::Done) => return Ok(()),
+            Ok(Waited::Waiting) => {}
+            Err(failed) => return Err((failed.index, failed.name, failed.error.code())),
+        }
+    }
+}
+
+#[test]
+fn what_arrives_is_what_the_cpu_makes() {
+    let environment = [("RUSTLOAD_RING", "32768x4"), ("FAKECUDA_DELAY", "300")];
+    on_fake("what_arrives_is_what_the_cpu_makes", &environment, || {
+        let ckpt = checkpoint();
+        let upload = Upload::new(0, 64 << 20, Some(3)).unwrap();
+        for dtype in [None, Some(DType::BF16), Some(DType::F64), Some(DType::F8E4M3Fn)] {
+            for order in [Order::Same, Order::Transpose] {
+                let wide = |name: &&str| order == Order::Same || *name != "next";
+                let names = ["matrix", "small", "next", "empty", "cube"];
+                let tensors = names.iter().filter(|name| wide(name)).map(|name| ckpt.tensor(name).unwrap());
+                let request = Request { dtype, order: order.clone(), ..Request::default() };
+                let wishes: Vec<_> = tensors.map(|tensor| (tensor, request.clone())).collect();
+                let results: Vec<_> =
+                    wishes.iter().map(|(tensor, request)| expected(tensor, request)).collect();
+                let sizes: Vec<usize> = results.iter().map(Vec::len).collect();
+                let places = places(upload.device(), &sizes);
+                let into = places.iter().map(|(array, _)| array.clone()).collect();
+                let ticket = upload.submit(wishes, into, None).unwrap();
+                done(&upload, ticket).unwrap();
+                for ((_, memory), expected) in places.iter().zip(&results) {
+                    let mut found = vec![0; expected.len()];
+                    memory.copy_out(&mut found).unwrap();
+                    assert!(found == *expected, "{dtype:?} {order:?}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn an_error_is_about_its_tensor_and_its_ticket() {
+    on_fake("an_error_is_about_its_tensor_and_its_ticket", &[("FAKECUDA_DELAY", "300")], || {
+        let ckpt = checkpoint();
+        let upload = Upload::new(0, 64 << 20, Some(2)).unwrap();
+        let wish = |name, dtype| (ckpt.tensor(name).unwrap(), Request { dtype, ..Request::default() });
+        let submit = |wishes: Vec<(Tensor, Request)>, sizes: &[usize]| {
+            let into = places(upload.device(), sizes).into_iter().map(|(array, _)| array).collect();
+            upload.submit(wishes, into, None)
+        };
+        let good = submit(vec![wish("small", None)], &[60]).unwrap();
+        let lossy = submit(vec![wish("small", None), wish("next", Some(DType::I8))], &[60, 7]).unwrap();
+        let after = submit(vec![wish("next", None)], &[28]).unwrap();
+        assert_eq!(done(&upload, lossy), Err((1, "next".to_owned(), Code::LossyCast)));
+        assert_eq!((done(&upload, good), done(&upload, after)), (Ok(()), Ok(())));
+        assert_eq!(done(&upload, good).unwrap_err().2, Code::Value);
+        let wrong = submit(vec![wish("small", None)], &[61]).unwrap_err();
+        assert_eq!((wrong.name.as_str(), wrong.error.code()), ("small", Code::Value));
+        upload.close();
+        assert_eq!(submit(vec![wish("small", None)], &[60]).unwrap_err().error.code(), Code::Closed);
+    });
+}
+
+#[test]
+fn memory_of_a_device_knows_its_size_and_place() {
+    on_fake("memory_of_a_device_knows_its_size_and_place", &[("FAKECUDA_DEVICES", "2")], || {
+        let device = Device::of(1).unwrap();
+        let memory = DeviceMemory::new(device, 100).unwrap();
+        assert_eq!((memory.device(), memory.nbytes()), (1, 100));
+        assert_ne!(memory.address(), 0);
+        assert_eq!(memory.copy_out(&mut [0; 99]).unwrap_err().code(), Code::Value);
+        assert_eq!(DeviceMemory::new(device, 0).unwrap().address(), 0);
+        let none = Device::of(2).unwrap_err();
+        assert_eq!((none.code(), none.message()), (Code::Device, "there is no CUDA device 2: there are 2"));
+        assert!(std::ptr::eq(device, Device::of(1).unwrap()));
+    });
+}
+
+#[test]
+fn without_a_driver_there_is_a_reason() {
+    if std::env::var_os(INSIDE).is_none() {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "without_a_driver_there_is_a_reason"]).env(INSIDE, "1");
+        let done = command.env("RUSTLOAD_LIBCUDA", "/nonexistent/libcuda.so.1").output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stdout));
+        return;
+    }
+    let info = cuda::info();
+    assert_eq!((info.library, info.version, info.devices), (None, None, 0));
+    assert!(info.reason.unwrap().starts_with("there is no CUDA driver: /nonexistent/libcuda.so.1"));
+    assert_eq!(Upload::new(0, 1 << 20, None).err().unwrap().code(), Code::Device);
+}
