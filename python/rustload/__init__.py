@@ -6,6 +6,7 @@ from rustload._rustload import Buffer, __version__
 # isort: split
 from rustload import errors
 from rustload._checkpoint import Checkpoint, OpaqueClass, open
+from rustload._cuda import cuda_info
 from rustload._inert import DefaultDict, Global, Opaque, Quantization, Sparse
 from rustload._join import JoinedTensor, concat, stack
 from rustload._limits import Limits
@@ -60,6 +61,7 @@ __all__ = [
     "UnsupportedError",
     "__version__",
     "concat",
+    "cuda_info",
     "errors",
     "memory",
     "open",

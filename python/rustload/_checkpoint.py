@@ -22,6 +22,7 @@ from rustload.errors import _make
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from rustload._cast import Cast
     from rustload._many import Order
     from rustload._progress import Progress
     from rustload._stream import Stream
@@ -219,6 +220,8 @@ class Checkpoint(Mapping[str, LazyTensor]):
         allow_lossy: bool = False,
         dequantize: bool = False,
         overflow: Overflow = "nan",
+        cast: Cast = "auto",
+        sync: bool = True,
     ) -> Stream:
         """Gives tensors one after the other, reading and casting the next ones while you work on the last.
 
@@ -253,6 +256,8 @@ class Checkpoint(Mapping[str, LazyTensor]):
             allow_lossy: As for `LazyTensor.materialize`.
             dequantize: As for `LazyTensor.materialize`; a plain dtype is for the numbers of quantized tensors too, then.
             overflow: As for `LazyTensor.materialize`.
+            cast: As for `LazyTensor.materialize`.
+            sync: As for `LazyTensor.materialize`: whether each tensor on a GPU is complete when it is given.
 
         Returns:
             A `Stream`: an iterator over names and tensors that says how many are left, and may be closed or used with `with`.
@@ -283,6 +288,8 @@ class Checkpoint(Mapping[str, LazyTensor]):
             dequantize=dequantize,
             overflow=overflow,
             whole=False,
+            cast=cast,
+            sync=sync,
         )
 
     def materialize(
@@ -300,6 +307,8 @@ class Checkpoint(Mapping[str, LazyTensor]):
         allow_lossy: bool = False,
         dequantize: bool = False,
         overflow: Overflow = "nan",
+        cast: Cast = "auto",
+        sync: bool = True,
     ) -> dict[str, Any]:
         """Reads tensors and gives them as a dict, in the order of `names` or the checkpoint's.
 
@@ -323,6 +332,8 @@ class Checkpoint(Mapping[str, LazyTensor]):
             allow_lossy: As for `stream`.
             dequantize: As for `stream`.
             overflow: As for `stream`.
+            cast: As for `stream`.
+            sync: Whether tensors on a GPU are complete when the dict is given.
 
         Raises:
             RustloadError: As for `stream`.
@@ -348,6 +359,8 @@ class Checkpoint(Mapping[str, LazyTensor]):
                 dequantize=dequantize,
                 overflow=overflow,
                 whole=True,
+                cast=cast,
+                sync=sync,
             )
         )
         return {name: found[name] for name in chosen}

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from rustload import _frameworks, _rustload
+from rustload._cast import Cast, checked_cast
 from rustload._progress import checked_progress
 from rustload._rules import Rules
 from rustload._stream import HostMaker, Stream
@@ -42,6 +43,8 @@ def stream(
     dequantize: bool,
     overflow: Overflow,
     whole: bool,
+    cast: Cast,
+    sync: bool,
 ) -> Stream:
     """What `Checkpoint.stream` gives, and what is behind `materialize`, whose caller keeps all (`whole`).
 
@@ -57,7 +60,9 @@ def stream(
         chosen.sort()
     name = framework or ckpt._shared.settle()
     adapter = _frameworks.adapter(name)
-    place = adapter.check_device(device)
+    where = adapter.check_device(device)
+    gpu = adapter.place(where)
+    cast = checked_cast(cast)
     tensors = [ckpt[name] for name in chosen]
     requests: dict[tuple[Any, ...], int] = {}
     wanted: list[Wanted] = []
@@ -83,6 +88,23 @@ def stream(
                 )
             )
         which.append(requests[key])
+    if gpu is not None:
+        from rustload._cuda._results import CudaMaker  # few need it
+
+        cuda = CudaMaker(
+            tensors,
+            wanted,
+            which,
+            adapter,
+            gpu,
+            by_file=order == "file",
+            cast=cast,
+            sync=bool(sync),
+            window=None if whole else window,
+            threads=_threads(threads),
+            whole=whole,
+        )
+        return Stream._of(cuda, tensors, progress)
     core = _rustload.stream(
         [tensor._core for tensor in tensors],
         wanted,
@@ -93,7 +115,7 @@ def stream(
         standing=name == "torch",
         whole=whole,
     )
-    maker = HostMaker(core, tensors, [wanted[number] for number in which], adapter, place)
+    maker = HostMaker(core, tensors, [wanted[number] for number in which], adapter, where)
     return Stream._of(maker, tensors, progress)
 
 

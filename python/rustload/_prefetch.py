@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Self, final
 
 from rustload import _frameworks, _rustload
+from rustload._cuda._results import CudaMaker
 from rustload._stream import HostMaker, Stream
 from rustload._tensor import Wanted
 from rustload.errors import _safetensor_error
@@ -84,6 +85,25 @@ class PrefetchLoader:
         wanted = Wanted(
             dtype=None, transpose=None, copy=True, allow_lossy=False, overflow="nan", threads=threads
         )
+        adapter = _frameworks.adapter("torch")
+        gpu = adapter.place(place)
+        if gpu is not None:
+            # Before safetensors' loader hands out a tensor, it is complete.
+            cuda = CudaMaker(
+                tensors,
+                [wanted],
+                [0] * len(tensors),
+                adapter,
+                gpu,
+                by_file=True,
+                cast="auto",
+                sync=True,
+                window=_WINDOW,
+                threads=threads,
+                whole=False,
+            )
+            made._stream = Stream._of(cuda, tensors)
+            return made
         core = _rustload.stream(
             [tensor._core for tensor in tensors],
             [wanted],
@@ -94,7 +114,6 @@ class PrefetchLoader:
             standing=False,
             whole=False,
         )
-        adapter = _frameworks.adapter("torch")
         maker = HostMaker(core, tensors, [wanted] * len(tensors), adapter, place)
         made._stream = Stream._of(maker, tensors)
         return made

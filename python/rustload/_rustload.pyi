@@ -273,6 +273,13 @@ class Checkpoint:
             FormatError: The file was cut or changed.
         """
 
+    def storage_tensors(self, shard: int) -> list[Tensor | None]:
+        """Each storage of a file as a row of what it holds: bools, or unsigned numbers of the size of its tensors' elements.
+
+        Returns:
+            The rows, which lie over the whole storage; None for one without bytes, or that no plain tensor lies in.
+        """
+
     def read_storages(self, shard: int, wanted: Sequence[int]) -> tuple[list[Buffer], list[tuple[int, int]]]:
         """Some storages in memory of their own, in this machine's byte order. Reads tensor data.
 
@@ -404,6 +411,10 @@ class Joined:
     @property
     def nbytes(self) -> int:
         """Bytes of all elements together, in the files' dtype."""
+
+    @property
+    def dim(self) -> int:
+        """The dimension along which the parts lie end to end; it says nothing where there is one part."""
 
     def parts(self) -> list[Tensor]:
         """The tensors that it is made of, in order."""

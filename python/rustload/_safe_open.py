@@ -143,8 +143,7 @@ class PySafeSlice:
             part = self._tensor[_safe_open_index.reference_key(key, self._tensor.shape)]
             return part.materialize(framework=framework, copy=True)
         place = _frameworks.adapter("torch").check_device(device)
-        made = _safe_open_index.torch_part(self._tensor, key, owned=owned)
-        return made if place is None else made.to(place)
+        return _safe_open_index.torch_part(self._tensor, key, place, owned=owned)
 
     def __reduce__(self) -> NoReturn:
         """Slices do not pickle."""
@@ -248,7 +247,13 @@ class safe_open:  # noqa: N801 - the reference's name for it
 
     def get_tensors(self) -> dict[str, Any]:
         """All tensors by name, in the file's order."""
-        return {name: self._whole(tensor) for name, tensor in self._opened().items()}
+        checkpoint = self._opened()
+        framework, device, _ = self._target
+        if framework == "torch":
+            adapter = _frameworks.adapter("torch")
+            if adapter.place(adapter.check_device(device)) is not None:
+                return checkpoint.materialize(device=device, framework=framework)
+        return {name: self._whole(tensor) for name, tensor in checkpoint.items()}
 
     def get_slice(self, name: str) -> PySafeSlice:
         """The tensor for indexing; reads nothing.

@@ -11,6 +11,8 @@ from rustload.errors import _safetensor_error
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
+
     from rustload._tensor import LazyTensor
 
 __all__ = ["reference_key", "torch_part"]
@@ -19,8 +21,19 @@ Item: TypeAlias = int | slice
 Key: TypeAlias = tuple[Item | None, ...]
 
 
-def torch_part(tensor: LazyTensor, key: Any, *, owned: bool) -> Any:
-    """What `whole[key]` gives in torch; reads the part only, unless the key is a mask, a list or a tensor."""
+def torch_part(tensor: LazyTensor, key: Any, place: torch.device | None, *, owned: bool) -> Any:
+    """What `whole[key]` gives in torch, on `place`; reads the part only, unless the key is a mask, a list or a tensor."""
+    import torch
+
+    if place is None:
+        return _host_part(tensor, key, owned=owned)
+    if not _is_basic(key):
+        return _host_part(tensor, key, owned=False).to(place)
+    torch.empty(tensor.shape, device="meta")[key]  # torch's own errors, before anything is read
+    return tensor[_torch_key(key, tensor.shape)].materialize(place, framework="torch")
+
+
+def _host_part(tensor: LazyTensor, key: Any, *, owned: bool) -> Any:
     import torch
 
     # To learn whether bools are 0 and 1 all of them are read, so they are not viewed as a whole.

@@ -8,6 +8,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 from rustload import _frameworks
+from rustload._cast import Cast, checked_cast
 from rustload._choose import choose, dtype_name, order_of
 from rustload._inert import Quantization
 from rustload.errors import _make
@@ -246,6 +247,8 @@ class LazyTensor:
         dequantize: bool = False,
         overflow: Overflow = "nan",
         threads: int | None = None,
+        cast: Cast = "auto",
+        sync: bool = True,
     ) -> Any:
         """Reads the elements and makes a tensor of them, cast and transposed on the way.
 
@@ -266,6 +269,11 @@ class LazyTensor:
                 float that `dtype` asks for. Other tensors are as without it.
             overflow: What a cast to fp8 makes of values that are too large: `"nan"` (as OCP says) or `"saturate"`.
             threads: Threads to use; None for one per core where the work is worth it.
+            cast: Who casts and transposes for a result on a GPU: `"cpu"`, while it reads; `"gpu"`, after the copy, where that
+                gives the same bits; `"auto"`: the CPU casts where that shortens the copy and does not slow it down, and the
+                GPU does the rest. For results on the CPU it has no effect.
+            sync: Whether a result on a GPU is complete when it is given. If not, it is so for all that you do on the stream
+                that is current now (torch and CuPy; others are always complete). For results on the CPU it has no effect.
 
         Returns:
             A `torch.Tensor`, `numpy.ndarray`, `jax.Array`, `cupy.ndarray` or `rustload.Buffer`; `out` where that was given. Owned
@@ -291,13 +299,19 @@ class LazyTensor:
             overflow=_overflow(overflow),
             threads=_threads(threads),
         )
+        cast = checked_cast(cast)
         if out is not None:
-            return self._materialize_out(out, device, wanted)
+            return self._materialize_out(out, device, wanted, cast=cast, sync=bool(sync))
         adapter = _frameworks.adapter(framework or self._shared.settle())
-        place = adapter.check_device(device)
-        return adapter.make(self, wanted, place)
+        where = adapter.check_device(device)
+        gpu = None if self.is_meta else adapter.place(where)
+        if gpu is None:
+            return adapter.make(self, wanted, where)
+        from rustload._cuda import _results  # few need it
 
-    def _materialize_out(self, out: Any, device: Any, wanted: Wanted) -> Any:
+        return _results.make(self, wanted, gpu, cast=cast, sync=bool(sync))
+
+    def _materialize_out(self, out: Any, device: Any, wanted: Wanted, *, cast: Cast, sync: bool) -> Any:
         if device is not None:
             raise _make("Value", "Value", "out= has a device of its own: leave device= away")
         if wanted.copy is False:
@@ -306,7 +320,7 @@ class LazyTensor:
         name = {"numpy": "numpy", "rustload": "dlpack", "jaxlib": "jax", "jax": "jax", "cupy": "cupy"}.get(
             module, "torch"
         )
-        if not _frameworks.adapter(name).into(self, out, wanted):
+        if not _frameworks.adapter(name).into(self, out, wanted, cast=cast, sync=sync):
             raise _make(
                 "Type",
                 "Type",

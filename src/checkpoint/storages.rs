@@ -10,7 +10,7 @@ use crate::layout::Layout;
 use crate::parallel::{self, Cancel};
 use crate::sink::{Array, HostBuffer};
 use crate::stream::{self, Fill, Payload, Signs};
-use crate::tensor::{check_bools, is_no_view};
+use crate::tensor::{Tensor, check_bools, is_no_view};
 
 /// Bytes of the largest storage that shares its memory with others, and of that memory: one small tensor that stays alive
 /// holds no more than a slab.
@@ -55,6 +55,25 @@ struct How<'a> {
     /// Whether the memory was in use before.
     recycled: bool,
     cancel: &'a Cancel,
+}
+
+impl Uses {
+    /// The numbers that a storage of that many bytes is read as.
+    fn unit(self, nbytes: u64) -> DType {
+        let unit = match self.unit {
+            2 => DType::U16,
+            4 => DType::U32,
+            8 => DType::U64,
+            _ => DType::U8,
+        };
+        // What is no whole number of elements is none of any tensor on it.
+        if nbytes.is_multiple_of(unit.itemsize()) { unit } else { DType::U8 }
+    }
+
+    /// Whether its bytes are bools and nothing else.
+    fn is_bools(self) -> bool {
+        self.bools && !self.others
+    }
 }
 
 impl Checkpoint {
@@ -163,6 +182,34 @@ impl Checkpoint {
         Ok(OwnedStorages { arrays, places: plan.places })
     }
 
+    /// Each storage of a file as a row of numbers that [`Checkpoint::read_storages`] would read it as; `None` for one that has no
+    /// bytes, or that no plain tensor lies in.
+    pub fn storage_tensors(&self, shard: usize) -> Result<Vec<Option<Tensor>>> {
+        let index = self.0.file(shard)?;
+        let uses = self.0.uses(shard)?;
+        let mut out = vec![None; index.storages.len()];
+        for (number, tensor) in index.tensors.iter().enumerate() {
+            let storage = tensor.storage() as usize;
+            let (Some(found), Some(info)) = (out.get_mut(storage), index.storages.get(storage)) else {
+                continue;
+            };
+            let flags = tensor.flags;
+            if found.is_some() || info.nbytes == 0 || flags.meta || flags.conjugate || flags.negative {
+                continue;
+            }
+            let unit = if uses[storage].is_bools() { DType::Bool } else { uses[storage].unit(info.nbytes) };
+            *found = Some(Tensor {
+                checkpoint: self.0.clone(),
+                id: (shard as u32, number as u32),
+                entry: None,
+                dtype: unit,
+                layout: Layout::contiguous(&[info.nbytes / unit.itemsize()])?,
+                channels: None,
+            });
+        }
+        Ok(out)
+    }
+
     /// One past the last byte of the file that belongs to the checkpoint, where the format tells.
     pub fn end(&self) -> Option<u64> {
         self.0.shards.first()?.index.end
@@ -226,21 +273,14 @@ impl Inner {
     /// Reads a whole storage. Numbers change to this machine's byte order; bytes that only bools are made of become 0 and 1.
     fn fill_storage(&self, id: (u32, u32), uses: Uses, out: &mut [u8], wanted: How<'_>) -> Result<()> {
         let payload: Payload = self.payload(id)?;
-        let unit = match uses.unit {
-            2 => DType::U16,
-            4 => DType::U32,
-            8 => DType::U64,
-            _ => DType::U8,
-        };
-        // What is no whole number of elements is none of any tensor on it.
-        let unit = if (out.len() as u64).is_multiple_of(unit.itemsize()) { unit } else { DType::U8 };
+        let unit = uses.unit(out.len() as u64);
         let layout = Layout::contiguous(&[out.len() as u64 / unit.itemsize()])?;
         let cast = Cast::new(unit, unit, Overflow::Nan)?;
         let cast = if wanted.recycled { cast.past_caches() } else { cast };
         let (threads, cancel) = (wanted.threads, wanted.cancel.clone());
         let how = Fill { signs: Signs::default(), cast, threads, cancel };
         stream::fill(&payload, &layout, &how, out)?;
-        if uses.bools && !uses.others {
+        if uses.is_bools() {
             out.iter_mut().for_each(|byte| *byte = (*byte).min(1));
         }
         Ok(())

@@ -241,6 +241,11 @@ impl Checkpoint {
         Ok((Buffer(whole), starts))
     }
 
+    fn storage_tensors(&self, py: Python<'_>, shard: usize) -> PyResult<Vec<Option<Tensor>>> {
+        let found = run::detached(py, || self.0.storage_tensors(shard))?;
+        Ok(found.into_iter().map(|tensor| tensor.map(Tensor)).collect())
+    }
+
     fn read_storages(&self, py: Python<'_>, shard: usize, wanted: Vec<u32>) -> PyResult<OwnedStorages> {
         let cancel = Cancel::new();
         let found = run::watched(py, true, &cancel, || self.0.read_storages(shard, &wanted, &cancel))?;

@@ -42,6 +42,11 @@ impl Joined {
         self.0.nbytes()
     }
 
+    #[getter]
+    fn dim(&self) -> usize {
+        self.0.dim()
+    }
+
     fn parts(&self) -> Vec<Tensor> {
         self.0.parts().iter().cloned().map(Tensor).collect()
     }

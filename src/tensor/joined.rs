@@ -59,6 +59,11 @@ impl Joined {
         self.first().dtype
     }
 
+    /// The dimension along which the parts lie end to end. It says nothing where there is one part.
+    pub fn dim(&self) -> usize {
+        self.dim
+    }
+
     /// Elements along each dimension.
     pub fn shape(&self) -> &[u64] {
         &self.shape

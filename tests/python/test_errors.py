@@ -441,11 +441,23 @@ def test_a_device_that_torch_does_not_know_is_a_device_error(simple, device):
         rustload.open(simple, framework="torch")["w"].materialize(device=device)
 
 
-@pytest.mark.parametrize("framework", ["numpy", "dlpack"])
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", 0, torch.device("cuda")])
-def test_only_torch_has_gpus(simple, framework, device):
-    with pytest.raises(rustload.DeviceError, match="torch"):
-        rustload.open(simple, framework=framework)["w"].materialize(device=device)
+def test_numpy_has_no_gpus(simple, device):
+    with pytest.raises(rustload.DeviceError, match="NumPy has host memory only"):
+        rustload.open(simple, framework="numpy")["w"].materialize(device=device)
+
+
+@pytest.mark.skipif(rustload.cuda_info()["available"], reason="asks what happens without a driver")
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", 0, torch.device("cuda")])
+def test_buffers_on_a_gpu_need_the_driver(simple, device):
+    with pytest.raises(rustload.DeviceError, match=r"is not available: there is no CUDA driver"):
+        rustload.open(simple, framework="dlpack")["w"].materialize(device=device)
+
+
+@pytest.mark.parametrize("device", ["toaster", "cuda:x", "cuda:", "mps"])
+def test_a_device_that_buffers_do_not_know(simple, device):
+    with pytest.raises(rustload.DeviceError, match="is none of"):
+        rustload.open(simple, framework="dlpack")["w"].materialize(device=device)
 
 
 @pytest.mark.parametrize("framework", ["torch", "numpy", "dlpack"])

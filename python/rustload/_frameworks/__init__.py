@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rustload.errors import _make
 
 if TYPE_CHECKING:
+    from rustload._cast import Cast
+    from rustload._cuda._place import Place
     from rustload._rustload import Buffer
     from rustload._tensor import LazyTensor, Wanted
 
@@ -28,13 +30,16 @@ class Adapter(Protocol):
     def check_device(self, device: Any) -> Any:
         """The device as the framework has it, or a DeviceError."""
 
+    def place(self, device: Any) -> Place | None:
+        """Where results are uploaded to for what `check_device` gave; None for the host, and devices that are no GPU of CUDA."""
+
     def make(self, tensor: LazyTensor, wanted: Wanted, device: Any) -> Any:
-        """The framework's object for what is wanted of the tensor, on the device."""
+        """The framework's object for what is wanted of the tensor, on a device that has no `place`."""
 
     def wrap(self, buffer: Buffer, device: Any) -> Any:
-        """The framework's object over a finished, owned or viewed buffer, on the device."""
+        """The framework's object over a finished, owned or viewed buffer, on a device that has no `place`."""
 
-    def into(self, tensor: LazyTensor, out: Any, wanted: Wanted) -> bool:
+    def into(self, tensor: LazyTensor, out: Any, wanted: Wanted, *, cast: Cast, sync: bool) -> bool:
         """Writes into `out` if it is of this framework; False if it is not."""
 
 

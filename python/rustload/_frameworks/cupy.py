@@ -1,17 +1,25 @@
-"""Framework "cupy": results are `cupy.ndarray` on a GPU, read and cast on the CPU and then copied."""
+"""Framework "cupy": results are `cupy.ndarray` on a GPU, in memory of CuPy's pool; they are cast on the CPU."""
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import cupy
 
+from rustload import _rustload
+from rustload._cuda import _plain, _results
 from rustload._frameworks.numpy import make as make_numpy
+from rustload._frameworks.numpy import numpy_dtype
 from rustload._frameworks.numpy import wrap as wrap_numpy
 from rustload.errors import _make
 
 if TYPE_CHECKING:
-    from rustload._rustload import Buffer
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from rustload._cast import Cast
+    from rustload._cuda._place import Place
+    from rustload._rustload import Buffer, Upload
     from rustload._tensor import LazyTensor, Wanted
 
 
@@ -35,6 +43,65 @@ def check_device(device: Any) -> Any:
     return cupy.cuda.Device(int(index)) if index else cupy.cuda.Device()
 
 
+class _Gpu(_plain.Place):
+    """A GPU of CuPy's."""
+
+    def __init__(self, device: Any) -> None:
+        super().__init__(int(device.id))
+        self._device = device
+        self._stream: Any = None
+
+    def _now(self) -> Any:
+        with self._device:
+            return cupy.cuda.get_current_stream()
+
+    def stream(self) -> int:  # type: ignore[override]  # here there is one
+        """The address of the caller's current stream."""
+        return int(self._now().ptr)
+
+    def follow(self, _held: Iterable[Any]) -> None:
+        """Waits for the stream before, if the caller is on another: CuPy's pool has blocks by stream."""
+        now = self._now()
+        if self._stream is not None and self._stream != now:
+            self._stream.synchronize()
+        self._stream = now
+
+    def new(self, shape: Sequence[int], dtype: str, upload: Upload) -> tuple[Any, Buffer]:
+        """A new array, and its memory as a row of bytes."""
+        made = self.empty(shape, dtype, upload)
+        return made, self.row(made)
+
+    def empty(self, shape: Sequence[int], dtype: str, _upload: Upload) -> Any:
+        """An array of CuPy's, without values."""
+        with self._device, _refusals(dtype):
+            return cupy.empty(tuple(shape), numpy_dtype(dtype))
+
+    def wrap(self, buffer: Buffer) -> Any:
+        """An array over the buffer's memory, keeping it alive."""
+        with self._device, _refusals(buffer.dtype):
+            row = cupy.from_dlpack(buffer.as_bytes())
+            return row.view(numpy_dtype(buffer.dtype)).reshape(buffer.shape)
+
+    def row(self, tensor: Any) -> Buffer:
+        """The memory of a contiguous array, as a row of bytes."""
+        with self._device:
+            return _rustload.adopt(tensor.reshape(-1).view(cupy.uint8).__dlpack__(stream=-1))
+
+
+@contextlib.contextmanager
+def _refusals(dtype: str) -> Iterator[None]:
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        note = "cast it with dtype=..., or view its .bytes()"
+        raise _make("Unsupported", "DtypeUnsupported", f"CuPy has no {dtype}", note) from error
+
+
+def place(device: Any) -> Place | None:
+    """The GPU; None where there is no driver of CUDA, as with a CuPy for other GPUs."""
+    return _Gpu(device) if _rustload.cuda_info()["available"] else None
+
+
 def make(tensor: LazyTensor, wanted: Wanted, device: Any) -> Any:
     """The array on the device."""
     if wanted.copy is False:
@@ -45,19 +112,19 @@ def make(tensor: LazyTensor, wanted: Wanted, device: Any) -> Any:
 def wrap(buffer: Buffer, device: Any) -> Any:
     """A copy of the buffer on the device."""
     array = wrap_numpy(buffer, None)
-    with device:
-        try:
-            return cupy.asarray(array)
-        except (TypeError, ValueError) as error:
-            note = "cast it with dtype=..., or view its .bytes()"
-            raise _make("Unsupported", "DtypeUnsupported", f"CuPy has no {array.dtype.name}", note) from error
+    with device, _refusals(array.dtype.name):
+        return cupy.asarray(array)
 
 
-def into(tensor: LazyTensor, out: Any, wanted: Wanted) -> bool:
+def into(tensor: LazyTensor, out: Any, wanted: Wanted, *, cast: Cast, sync: bool) -> bool:
     """Writes into an array on a GPU."""
     if not isinstance(out, cupy.ndarray):
         return False
     wanted = tensor._wanted_for(out.dtype.name, tuple(out.shape), wanted)
+    gpu = place(out.device)
+    if gpu is not None and out.flags.c_contiguous:
+        _results.filled(tensor, wanted, out, gpu, cast=cast, sync=sync)
+        return True
     with out.device:
         out[...] = cupy.asarray(make_numpy(tensor, wanted, None))
     return True

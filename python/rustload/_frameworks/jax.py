@@ -9,13 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from rustload._cuda import _plain
 from rustload._frameworks.numpy import wrap as wrap_numpy
 from rustload.errors import _make
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
 
-    from rustload._rustload import Buffer
+    from rustload._cast import Cast
+    from rustload._cuda._place import Place
+    from rustload._rustload import Buffer, Upload
     from rustload._tensor import LazyTensor, Wanted
 
 # JAX makes 32 bits of these unless it is told otherwise.
@@ -40,6 +45,35 @@ def check_device(device: Any) -> Any:
         raise _make("Device", "Device", f"JAX has no device {str(device)!r}", f"it has {there}") from error
 
 
+class _Gpu(_plain.Place):
+    """A GPU of JAX's."""
+
+    def new(self, shape: Sequence[int], dtype: str, upload: Upload) -> tuple[Buffer, Buffer]:
+        """As for buffers; refuses what JAX would make narrower."""
+        _check_width(dtype)
+        return super().new(shape, dtype, upload)
+
+    def given(self, made: Buffer) -> Any:
+        """The array over the buffer's memory, keeping it alive."""
+        try:
+            return jax.dlpack.from_dlpack(made)
+        except (TypeError, ValueError, RuntimeError, KeyError) as error:
+            note = "cast it with dtype=..."
+            raise _make(
+                "Unsupported", "DtypeUnsupported", f"JAX has no {made.dtype} on a GPU", note
+            ) from error
+
+
+def place(device: Any) -> Place | None:
+    """The GPU of CUDA that the device is, or that is JAX's default; None for all others, and shardings."""
+    found = jax.devices()[0] if device is None else device
+    if not isinstance(found, jax.Device) or found.platform not in ("gpu", "cuda"):
+        return None
+    if "cuda" not in found.client.platform_version.lower():
+        return None
+    return _Gpu(found.local_hardware_id)
+
+
 def make(tensor: LazyTensor, wanted: Wanted, device: Any) -> Any:
     """The array on the device."""
     _check_width(wanted.dtype or tensor.dtype, tensor.name)
@@ -62,7 +96,7 @@ def wrap(buffer: Buffer, device: Any) -> Any:
         ) from error
 
 
-def into(tensor: LazyTensor, out: Any, wanted: Wanted) -> bool:
+def into(tensor: LazyTensor, out: Any, wanted: Wanted, *, cast: Cast, sync: bool) -> bool:
     """Refuses: JAX's arrays cannot be written to."""
     raise _make(
         "Type", "Type", "out= is a JAX array, which cannot be written to", "take the result of materialize()"

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rustload._frameworks.dlpack import check_device as check_device  # host memory only, as there
 from rustload.errors import _make
 
 if TYPE_CHECKING:
+    from rustload._cast import Cast
     from rustload._rustload import Buffer
     from rustload._tensor import LazyTensor, Wanted
 
@@ -52,6 +52,25 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return dtype
 
 
+def check_device(device: Any) -> None:
+    """Only host memory.
+
+    Raises:
+        DeviceError: It is another.
+    """
+    if device is not None and str(device) != "cpu":
+        raise _make(
+            "Device",
+            "Device",
+            f"device {str(device)!r} needs another framework: NumPy has host memory only",
+            "framework='torch', 'jax', 'cupy' and 'dlpack' have GPUs",
+        )
+
+
+def place(device: None) -> None:
+    """None: NumPy has no GPU."""
+
+
 def make(tensor: LazyTensor, wanted: Wanted, device: Any) -> np.ndarray[Any, Any]:
     """An array over the memory of the view or the result, writable, keeping it alive."""
     numpy_dtype(wanted.dtype or tensor.dtype)  # refuses before anything is read
@@ -63,7 +82,7 @@ def wrap(buffer: Buffer, device: Any) -> np.ndarray[Any, Any]:
     return np.asarray(buffer).view(numpy_dtype(buffer.dtype))
 
 
-def into(tensor: LazyTensor, out: Any, wanted: Wanted) -> bool:
+def into(tensor: LazyTensor, out: Any, wanted: Wanted, *, cast: Cast, sync: bool) -> bool:
     """Writes into an array; straight into its memory where that is contiguous."""
     if not isinstance(out, np.ndarray):
         return False

@@ -13,20 +13,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.utils.dlpack
 
+from rustload._cuda import _results, _torch
+from rustload._frameworks._torch_dtypes import IN_DLPACK
+from rustload._frameworks._torch_dtypes import torch_dtype as torch_dtype
 from rustload.errors import _make
 
 if TYPE_CHECKING:
     from rustload import _rustload
+    from rustload._cast import Cast
+    from rustload._cuda._place import Place
     from rustload._inert import Sparse
     from rustload._tensor import LazyTensor, Wanted
 
 
-# What every torch that we support takes by DLPack as it is; the others go over as bytes.
-_IN_DLPACK = {"bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"}
-
-
 def check_device(device: Any) -> torch.device | None:
-    """The device as torch has it; None for the CPU.
+    """The device as torch has it, a GPU with its number; None for the CPU.
 
     Raises:
         DeviceError: torch sees no such device.
@@ -39,31 +40,14 @@ def check_device(device: Any) -> torch.device | None:
         raise _make("Device", "Device", f"torch knows no device {device!r}") from error
     if found.type == "cpu":
         return None
-    if found.type == "cuda":
-        if not torch.cuda.is_available():
-            built = "was built without CUDA" if torch.version.cuda is None else "sees no GPU"
-            note = f"torch {torch.__version__} {built}; use device='cpu', or install a CUDA build and driver"
-            raise _make("Device", "Device", f"device {str(found)!r} is not available", note)
-        count = torch.cuda.device_count()
-        if found.index is not None and found.index >= count:  # type: ignore[redundant-expr]  # None without a number
-            raise _make(
-                "Device", "Device", f"device {str(found)!r} is not available: there are {count} GPU(s)"
-            )
-    return found
+    return _torch.checked(found) if found.type == "cuda" else found
 
 
-def torch_dtype(name: str) -> torch.dtype:
-    """torch's dtype of that name.
-
-    Raises:
-        UnsupportedError: The installed torch has none.
-    """
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
-        raise _make(
-            "Unsupported", "DtypeUnsupported", f"torch {torch.__version__} has no {name}", "use a newer torch"
-        )
-    return found
+def place(device: torch.device | None) -> Place | None:
+    """The GPU to upload to; None for other devices, and for a torch that calls another maker's GPUs "cuda"."""
+    if device is None or device.type != "cuda" or torch.version.hip is not None:
+        return None
+    return _torch.Place(device)
 
 
 def make(tensor: LazyTensor, wanted: Wanted, device: torch.device | None) -> torch.Tensor:
@@ -80,20 +64,25 @@ def make(tensor: LazyTensor, wanted: Wanted, device: torch.device | None) -> tor
 
 
 def wrap(buffer: _rustload.Buffer, device: torch.device | None) -> torch.Tensor:
-    """A tensor over the buffer's memory, keeping it alive; on a GPU, a copy of it."""
+    """A tensor over the buffer's memory, keeping it alive; on another device, a copy of it."""
     made = _owned(buffer)
     return made if device is None else made.to(device)
 
 
-def into(tensor: LazyTensor, out: Any, wanted: Wanted) -> bool:
-    """Writes into a tensor; straight into its memory where that is contiguous and on the CPU."""
+def into(tensor: LazyTensor, out: Any, wanted: Wanted, *, cast: Cast, sync: bool) -> bool:
+    """Writes into a tensor; straight into its memory where that is contiguous and on the CPU or a GPU."""
     if not isinstance(out, torch.Tensor):
         return False
     if out.device.type == "meta":
         raise _make("Device", "Device", "out= is on the meta device, which has no memory to write to")
     wanted = tensor._wanted_for(str(out.dtype), tuple(out.shape), wanted)
     target = out.detach()
-    if target.device.type == "cpu" and target.is_contiguous() and not (target.is_conj() or target.is_neg()):
+    is_plain = not (target.is_conj() or target.is_neg())
+    gpu = place(target.device) if is_plain else None
+    if gpu is not None:
+        _results.filled(tensor, wanted, target, gpu, cast=cast, sync=sync)
+        torch.autograd.graph.increment_version(out)
+    elif target.device.type == "cpu" and target.is_contiguous() and is_plain:
         row = target.as_strided((target.numel(),), (1,)).view(torch.uint8)
         tensor._core.materialize_into(wanted, row.__dlpack__())
         torch.autograd.graph.increment_version(out)  # autograd must know that saved values are gone
@@ -145,7 +134,7 @@ def _on_shared_storage(tensor: LazyTensor, wanted: Wanted) -> torch.Tensor | Non
 
 
 def _owned(buffer: _rustload.Buffer) -> torch.Tensor:
-    if buffer.dtype in _IN_DLPACK:
+    if buffer.dtype in IN_DLPACK:
         # The capsule itself: half the time of an object that torch asks for one.
         return torch.utils.dlpack.from_dlpack(buffer.__dlpack__())
     return torch.empty(0, dtype=torch_dtype(buffer.dtype)).set_(

@@ -1,4 +1,4 @@
-"""The steps of a plan, done: reading ahead where the result is new memory, in place or through windows elsewhere."""
+"""The steps of a plan, done: ahead where the result is new memory or a GPU's, in place or through windows elsewhere."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING
 import torch
 
 from rustload import _rustload
+from rustload._cuda._results import CudaMaker
 from rustload._frameworks import torch as adapter
 from rustload._frameworks.torch import torch_dtype
 from rustload._stream import HostMaker
 from rustload._tensor import Wanted
 from rustload.errors import _make
-from rustload.torch._fill import fill
+from rustload.torch._fill import fill, is_on_gpu, is_straight
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from rustload._cuda._place import Place
+    from rustload._stream import Maker
     from rustload._tensor import LazyTensor
     from rustload.torch._plan import Step, Wish
 
@@ -36,36 +39,69 @@ def done_steps(steps: Sequence[Step], wish: Wish, held: Callable[[], None]) -> I
         FormatError: The file was cut or changed meanwhile; what was done before stays done. Other errors of reading likewise.
         ValueError: Tied parameters have different values in the file.
     """
-    for step, data in _read_ahead([step for step in steps if _is_read_ahead(step)], wish):
-        _give(step, data, wish)
-        yield step
+    ahead: dict[tuple[torch.device, bool], list[Step]] = {}
+    rest = []
     for step in steps:
-        if not _is_read_ahead(step):
-            _put(step, wish, held)
+        if _is_read_ahead(step):
+            ahead.setdefault((step.device, step.is_new), []).append(step)
+        else:
+            rest.append(step)
+    for (device, _), some in ahead.items():
+        for step, data in _read_ahead(some, wish, adapter.place(device)):
+            _give(step, data, wish)
             yield step
+    for step in rest:
+        _put(step, wish, held)
+        yield step
 
 
 def _is_read_ahead(step: Step) -> bool:
-    """Whether the result is memory of the host that the core makes."""
-    return step.is_new and step.device.type == "cpu" and not step.is_lazy
+    """Whether the result is memory of the host that the core makes, or memory of a GPU."""
+    if step.is_lazy:
+        return False
+    if is_on_gpu(step.device):
+        return step.is_new or is_straight(step.slot.tensor)
+    return step.is_new and step.device.type == "cpu"
 
 
-def _read_ahead(steps: Sequence[Step], wish: Wish) -> Iterator[tuple[Step, torch.Tensor]]:
-    """The tensors of the steps in the file's order, made by the core's workers while the last one is taken."""
-    if not steps:
-        return
-    wanted = [Wanted(dtype=step.dtype, copy=step.copy, allow_lossy=wish.allow_lossy) for step in steps]
-    core = _rustload.stream(
-        [step.lazy._core for step in steps],
-        wanted,
-        list(range(len(steps))),
-        window=wish.window,
-        threads=None,
-        by_file=True,
-        standing=True,
-        whole=True,
-    )
-    maker = HostMaker(core, [step.lazy for step in steps], wanted, adapter, None)
+def _read_ahead(steps: Sequence[Step], wish: Wish, gpu: Place | None) -> Iterator[tuple[Step, torch.Tensor]]:
+    """The tensors of the steps in the file's order, made by the core's workers while the last one is taken.
+
+    The steps are all new, or none is; then they are in the memory of a GPU.
+    """
+    wanted = [
+        Wanted(dtype=step.dtype, copy=step.copy if gpu is None else True, allow_lossy=wish.allow_lossy)
+        for step in steps
+    ]
+    lazies = [step.lazy for step in steps]
+    maker: Maker
+    if gpu is not None:
+        maker = CudaMaker(
+            lazies,
+            wanted,
+            list(range(len(steps))),
+            adapter,
+            gpu,
+            by_file=True,
+            cast="auto",
+            sync=True,
+            window=wish.window,
+            threads=None,
+            whole=True,
+            into=None if steps[0].is_new else [step.slot.tensor.detach() for step in steps],
+        )
+    else:
+        core = _rustload.stream(
+            [lazy._core for lazy in lazies],
+            wanted,
+            list(range(len(steps))),
+            window=wish.window,
+            threads=None,
+            by_file=True,
+            standing=True,
+            whole=True,
+        )
+        maker = HostMaker(core, lazies, wanted, adapter, None)
     with contextlib.closing(maker):
         for index in maker.order:
             data = maker.next()
@@ -76,7 +112,9 @@ def _read_ahead(steps: Sequence[Step], wish: Wish) -> Iterator[tuple[Step, torch
 def _give(step: Step, data: torch.Tensor, wish: Wish) -> None:
     """Makes `data` the model's."""
     slot = step.slot
-    if slot.on_meta or wish.assign is True:
+    if not step.is_new:
+        pass  # it was written in place
+    elif slot.on_meta or wish.assign is True:
         made = slot.parameter(data)
         for one in (slot, *step.also):
             one.assign(made)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from rustload._frameworks import torch as adapter
 from rustload.errors import _make
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
     from rustload._tensor import LazyTensor
 
-__all__ = ["WINDOW", "check_numbers", "fill", "is_straight"]
+__all__ = ["WINDOW", "check_numbers", "fill", "is_on_gpu", "is_straight"]
 
 WINDOW = 256 << 20
 
@@ -31,14 +32,15 @@ def check_numbers(lazy: LazyTensor) -> None:
 
 
 def is_straight(target: torch.Tensor) -> bool:
-    """Whether the elements can be read into it with no memory between."""
-    plain = type(target) in (torch.Tensor, torch.nn.Parameter)
-    return (
-        plain
-        and target.device.type == "cpu"
-        and target.is_contiguous()
-        and not (target.is_conj() or target.is_neg())
-    )
+    """Whether the elements can be read into it with no more memory between than an upload has."""
+    if type(target) not in (torch.Tensor, torch.nn.Parameter) or target.is_conj() or target.is_neg():
+        return False
+    return is_on_gpu(target.device) or (target.device.type == "cpu" and target.is_contiguous())
+
+
+def is_on_gpu(device: torch.device) -> bool:
+    """Whether results go there by upload."""
+    return adapter.place(device) is not None
 
 
 def fill(

@@ -13,6 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch.serialization import default_restore_location
 
+from rustload._cuda._results import on_gpu
+from rustload._frameworks import torch as adapter
+from rustload.errors import DeviceError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -83,6 +87,13 @@ def storages(core: _rustload.Checkpoint, shard: int, map_location: MapLocation, 
         found: Iterator[tuple[int, torch.UntypedStorage]]
         found = ((number, _empty(infos[number][0])) for number in todo)
     else:
+        gpus = _on_gpus(map_location, [location for _, location, _ in infos])
+        for number, storage in _uploaded(
+            core, shard, {number: gpus[number] for number in todo if number in gpus}
+        ):
+            # torch has its say here too, and finds it where it is to be.
+            out.put(number, _restore(storage, str(storage.device)))
+        todo = [number for number in todo if not out.rows[number].nbytes()]
         sizes = [nbytes for nbytes, _, _ in infos]
         stays = all(_target(map_location, location) == "cpu" for _, location, _ in infos)
         found = _read(core, shard, sizes, todo, stays=stays, mmap=mmap)
@@ -119,6 +130,49 @@ def _read(
         if number not in ahead:
             ahead.update(_owned(core, shard, sizes, next(owned)))
         yield number, ahead.pop(number)
+
+
+def _on_gpus(map_location: MapLocation, locations: list[str | None]) -> dict[int, torch.device]:
+    """The storages that go to a GPU by upload, as far as that is known before they are read."""
+    found: dict[int, torch.device] = {}
+    devices: dict[str | None, torch.device | None] = {}
+    for number, location in enumerate(locations):
+        target = None if location is None else _target(map_location, location)
+        if target not in devices:
+            devices[target] = _gpu(target)
+        device = devices[target]
+        if device is not None:
+            found[number] = device
+    return found
+
+
+def _gpu(target: str | None) -> torch.device | None:
+    """The GPU of that name; None for what is none, or where torch is to say that it is not there."""
+    if target is None or not target.startswith("cuda"):
+        return None
+    try:
+        device = adapter.check_device(target)
+    except DeviceError:
+        return None
+    return None if adapter.place(device) is None else device
+
+
+def _uploaded(
+    core: _rustload.Checkpoint, shard: int, wanted: dict[int, torch.device]
+) -> Iterator[tuple[int, torch.UntypedStorage]]:
+    """Storages on GPUs, for those that can be read by themselves."""
+    if not wanted:
+        return
+    rows = core.storage_tensors(shard)
+    for device in dict.fromkeys(wanted.values()):
+        numbers = [number for number, where in wanted.items() if where == device and rows[number] is not None]
+        place = adapter.place(device)
+        if place is None:
+            continue
+        tensors = [row for number in numbers if (row := rows[number]) is not None]
+        for number, made in zip(numbers, on_gpu(tensors, place), strict=True):
+            storage: torch.UntypedStorage = made.untyped_storage()
+            yield number, storage
 
 
 def _groups(todo: list[int], sizes: list[int], *, stays: bool) -> Iterator[list[int]]:

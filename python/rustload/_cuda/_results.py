@@ -1,0 +1,172 @@
+"""What the faces ask for: one tensor on a GPU, one into memory that is there, many in a stream."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from rustload import _rustload
+from rustload._cuda._uploads import Uploads, Work
+from rustload._tensor import Wanted
+from rustload.errors import _make
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rustload._cast import Cast
+    from rustload._cuda._place import Place
+    from rustload._frameworks import Adapter
+    from rustload._tensor import LazyTensor
+
+__all__ = ["CudaMaker", "filled", "make", "on_gpu"]
+
+_ITEMSIZE = {name: itemsize for name, itemsize, _ in _rustload.DTYPES}
+
+
+def make(tensor: LazyTensor, wanted: Wanted, place: Place, *, cast: Cast, sync: bool) -> Any:
+    """The tensor on the GPU.
+
+    Raises:
+        BufferError: `copy=False`.
+        DeviceError: CUDA is not there, or fails.
+        RustloadError: As for `LazyTensor.materialize`.
+    """
+    return _one(_work(tensor._core, wanted), place, cast=cast, sync=sync)
+
+
+def filled(tensor: LazyTensor, wanted: Wanted, out: Any, place: Place, *, cast: Cast, sync: bool) -> None:
+    """Writes into memory of the GPU; errors as for `make`."""
+    work = _work(tensor._core, wanted)
+    work.made = out
+    _one(work, place, cast=cast, sync=sync)
+
+
+def _one(work: Work, place: Place, *, cast: Cast, sync: bool) -> Any:
+    with Uploads(place, cast=cast, window=None, threads=work.wanted.threads) as uploads:
+        (done,) = uploads.results([work], sync=sync)
+        return place.given(done.made)
+
+
+def _work(core: _rustload.Tensor | _rustload.Joined, wanted: Wanted) -> Work:
+    if wanted.copy is False:
+        raise _make("Buffer", "Buffer", "a tensor on a GPU is a copy by nature: copy=False cannot be had")
+    nbytes = core.nbytes
+    if wanted.dtype is not None:
+        nbytes = nbytes // _ITEMSIZE[core.dtype] * _ITEMSIZE[wanted.dtype]
+    return Work(core, wanted, nbytes=nbytes)
+
+
+def on_gpu(cores: Sequence[_rustload.Tensor], place: Place) -> list[Any]:
+    """Tensors as they are in the file, on a GPU, complete."""
+    wanted = Wanted(copy=True)
+    with Uploads(place, cast="auto", window=None, threads=None) as uploads:
+        found = uploads.results((_work(core, wanted) for core in cores), sync=False)
+        made = [place.given(work.made) for work in found]
+        place.finish()
+    return made
+
+
+class CudaMaker:
+    """Tensors on a GPU, made ahead; the maker of a `Stream`.
+
+    Args:
+        tensors: What is read.
+        wanted: The different ways in which they are wanted.
+        which: For each tensor, the number of its way.
+        adapter: The framework.
+        place: Where.
+        by_file: Whether they come in the order of the data, or as listed.
+        cast: Who casts.
+        sync: Whether results are complete when they are given; or, if they are a `whole`, with the last of them.
+        window: Bytes of results that may be made ahead; None for as many as there are.
+        threads: Threads that read and cast, at most.
+        whole: Whether the caller uses none before he has all.
+        into: For each where it goes, even if it is what went elsewhere before; None for new memory.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[LazyTensor],
+        wanted: Sequence[Wanted],
+        which: Sequence[int],
+        adapter: Adapter,
+        place: Place,
+        *,
+        by_file: bool,
+        cast: Cast,
+        sync: bool,
+        window: int | None,
+        threads: int | None,
+        whole: bool,
+        into: Sequence[Any] | None = None,
+    ) -> None:
+        cores = [tensor._core for tensor in tensors]
+        steps = _rustload.steps(cores, wanted, which, by_file=by_file)
+        if into is not None:
+            steps = [(index, index, False) for index, _, _ in steps]
+        self._steps = deque(steps)
+        self.order = [index for index, _, _ in self._steps]
+        self._tensors, self._wanted, self._which = tensors, wanted, which
+        self._adapter, self._place, self._into = adapter, place, into
+        self._cast: Cast = cast
+        self._sync, self._whole = sync, whole
+        self._window, self._threads = window, threads
+        # Tied tensors that come again, by the place of the first.
+        self._kept: dict[int, Any] = {}
+        self._uploads: Uploads | None = None
+        self._found: Iterator[Work] | None = None
+        self._closed = False
+
+    def next(self) -> Any | None:
+        """The next tensor, waited for as far as `sync` asks."""
+        if self._closed or not self._steps:
+            return None
+        try:
+            return self._next()
+        except Exception:
+            if self._is_closed():
+                return None  # whatever came of closing it meanwhile is no error
+            raise
+
+    def _is_closed(self) -> bool:
+        return self._closed
+
+    def _next(self) -> Any:
+        if self._found is None:
+            self._found = self._begun()
+        index, first, again = self._steps.popleft()
+        if first != index:
+            made = self._kept[first]
+        elif self._tensors[index].is_meta:
+            made = self._adapter.make(self._tensors[index], self._wanted[self._which[index]], None)
+        else:
+            made = self._place.given(next(self._found).made)
+        if again:
+            self._kept[first] = made
+        elif first != index:
+            del self._kept[first]
+        if not self._steps and self._sync and self._whole:
+            self._place.finish()
+        return made
+
+    def _begun(self) -> Iterator[Work]:
+        # What is wrong with the device is told before the first tensor, and nothing is begun before it is asked for.
+        self._uploads = Uploads(self._place, cast=self._cast, window=self._window, threads=self._threads)
+        firsts = [
+            index for index, first, _ in self._steps if index == first and not self._tensors[index].is_meta
+        ]
+        works = (self._work(index) for index in firsts)
+        return self._uploads.results(works, sync=self._sync and not self._whole)
+
+    def _work(self, index: int) -> Work:
+        work = _work(self._tensors[index]._core, self._wanted[self._which[index]])
+        if self._into is not None:
+            work.made = self._into[index]
+        return work
+
+    def close(self) -> None:
+        """Ends the copies that are on their way."""
+        self._closed = True
+        uploads = self._uploads
+        if uploads is not None:
+            uploads.close()

@@ -1,0 +1,26 @@
+"""torch's dtypes by name."""
+
+from __future__ import annotations
+
+import torch
+
+from rustload.errors import _make
+
+__all__ = ["IN_DLPACK", "torch_dtype"]
+
+# What every torch that we support takes by DLPack as it is; the others go over as bytes.
+IN_DLPACK = {"bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"}
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """torch's dtype of that name.
+
+    Raises:
+        UnsupportedError: The installed torch has none.
+    """
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise _make(
+            "Unsupported", "DtypeUnsupported", f"torch {torch.__version__} has no {name}", "use a newer torch"
+        )
+    return found

@@ -1,0 +1,278 @@
+"""One tensor on a GPU, on the fake driver: every dtype, layout and cast, `out=`, and frameworks without an allocator."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import fakecuda
+import pytest
+import torch
+from hostgpu import HostGpu
+from support import DTYPES, assert_same_bits, assert_same_values, patterns
+
+import rustload
+from rustload import _rustload
+from rustload._cuda import _split, _uploads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.quantize_per:UserWarning")
+
+KIB, MIB = 1 << 10, 1 << 20
+CASTS = ("auto", "cpu", "gpu")
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Panels, batches and slabs so small that everything takes many of them, and every cast is worth the GPU's while."""
+    monkeypatch.setattr(_split, "PANEL", 4 * KIB)
+    monkeypatch.setattr(_uploads, "PANEL", 4 * KIB)
+    monkeypatch.setattr(_uploads, "_BATCH", 16 * KIB)
+    monkeypatch.setattr(_split, "_SMALL", 0)
+    monkeypatch.setattr(_split, "_cast_rate", lambda *_: 0.0)
+
+
+def layouts(base: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Tensors of ranks 0 to 4 on one storage of shape (6, 10, 16)."""
+    return {
+        "whole": base,
+        "scalar": base[1, 2, 3],
+        "row": base[1, 2],
+        "column": base[:, 1, 2],
+        "matrix": base[2],
+        "turned": base[2].T,
+        "permuted": base.permute(2, 0, 1),
+        "reversed": base.permute(2, 1, 0),
+        "part": base[1:, ::3, 2:9],
+        "part turned": base[1:, ::3, 2:9].permute(1, 2, 0),
+        "four": base.view(6, 5, 2, 16).permute(2, 0, 3, 1),
+        "ones": base[:, :1].permute(2, 1, 0),
+        "spread": base[:, :1].expand(6, 3, 16),
+        "empty": base[:0],
+    }
+
+
+def orders(ndim: int) -> Iterator[Any]:
+    yield None
+    if ndim >= 2:
+        yield True
+        yield from itertools.islice(itertools.permutations(range(ndim)), 1, 7)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("cast", CASTS)
+def test_every_dtype_and_layout_is_what_the_cpu_makes(save: Callable[..., Path], cast: str) -> None:
+    path = save(
+        {f"{name} {how}": t for name in DTYPES for how, t in layouts(patterns(name, (6, 10, 16))).items()}
+    )
+    for name, lazy in rustload.open(path, framework="torch").items():
+        plain = name.startswith(("bfloat16", "complex128", "bool"))
+        for order in orders(lazy.ndim) if plain else (None, True if lazy.ndim > 1 else None):
+            expected = lazy.materialize(transpose=order, copy=True)
+            found = lazy.materialize("cuda", transpose=order, cast=cast)
+            assert found.is_contiguous(), name
+            assert_same_bits(found, expected)
+    assert (HostGpu.moves == 0) == (cast == "cpu")
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("cast", CASTS)
+def test_every_cast_is_the_cpus(save: Callable[..., Path], cast: str) -> None:
+    path = save({name: patterns(name, (7, 33)) for name in DTYPES})
+    for source, lazy in rustload.open(path, framework="torch").items():
+        for target in DTYPES:
+            for how in ({}, {"transpose": True}):
+                try:
+                    expected = lazy.materialize(dtype=target, allow_lossy=True, copy=True, **how)
+                except rustload.RustloadError as error:
+                    with pytest.raises(type(error)):
+                        lazy.materialize("cuda", target, allow_lossy=True, cast=cast, **how)
+                    continue
+                found = lazy.materialize("cuda", target, allow_lossy=True, cast=cast, **how)
+                assert_same_values(found, expected), (source, target)
+
+
+def test_a_lossy_cast_is_refused_as_on_the_cpu(simple: Path) -> None:
+    lazy = rustload.open(simple)["w"]
+    for cast in CASTS:
+        with pytest.raises(ValueError, match="allow_lossy"):
+            lazy.materialize("cuda", "int8", cast=cast)
+    with pytest.raises(ValueError, match="cast= is"):
+        lazy.materialize("cuda", cast="host")
+    with pytest.raises(BufferError, match="copy by nature"):
+        lazy.materialize("cuda", copy=False)
+    assert HostGpu.moves == 0
+
+
+def test_who_casts(save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save({"f": torch.ones(8, 4), "b": torch.ones(8, 4, dtype=torch.bfloat16)})
+    f, b = rustload.open(path, framework="torch").values()
+
+    def moves(lazy: Any, dtype: str, cast: str = "auto", rate: float = 0.0, **how: Any) -> int:
+        monkeypatch.setattr(_split, "_cast_rate", lambda *_: rate)
+        HostGpu.moves = 0
+        lazy.materialize("cuda", dtype, cast=cast, **how)
+        return HostGpu.moves
+
+    assert moves(b, "float32") == 1, "widening is the GPU's"
+    assert moves(f, "bfloat16") == 0, "a small cast is not worth finding out"
+    monkeypatch.setattr(_split, "_SMALL", 0)
+    assert moves(f, "bfloat16", rate=0.0) == 1, "the CPU would hold up the copies"
+    assert moves(f, "bfloat16", rate=1e18) == 0, "the CPU is faster than the link"
+    assert moves(f, "bfloat16", rate=1e18, cast="gpu") == 1
+    assert moves(f, "bfloat16", rate=0.0, cast="cpu") == 0
+    assert moves(b, "float32", cast="cpu", transpose=True) == 0
+    assert moves(f, "float8_e4m3fn", cast="gpu") == 0, "this cast is the CPU's"
+    assert moves(f, "int32", cast="gpu", allow_lossy=True) == 0
+    assert moves(f, "bfloat16", rate=1e18, transpose=True) == 1, "cast by the CPU, transposed by the GPU"
+
+
+@pytest.mark.usefixtures("small")
+def test_panels_are_two_and_small(save: Callable[..., Path]) -> None:
+    path = save({"w": torch.randn(300, 70), "wide": torch.randn(2, 5000)})
+    ckpt = rustload.open(path, framework="torch")
+    for lazy in ckpt.values():
+        HostGpu.panels.clear()
+        assert_same_bits(lazy.materialize("cuda", transpose=True), lazy.materialize(transpose=True))
+        assert_same_bits(lazy.T.materialize("cuda", "float64"), lazy.T.materialize(dtype="float64"))
+        # Panels come in whole slabs.
+        assert len(HostGpu.panels) <= 4
+
+
+def test_quantized_tensors_become_numbers(save: Callable[..., Path]) -> None:
+    plain = torch.quantize_per_tensor(torch.randn(40, 30), 0.1, 3, torch.quint8)
+    channels = torch.quantize_per_channel(
+        torch.randn(40, 30), torch.rand(30) + 0.1, torch.zeros(30, dtype=torch.long), 1, torch.qint8
+    )
+    ckpt = rustload.open(save({"plain": plain, "channels": channels}), framework="torch")
+    for name in ("plain", "channels"):
+        lazy = ckpt[name]
+        for dtype, order in itertools.product((None, "bfloat16"), (None, True)):
+            how: Any = {"dtype": dtype, "transpose": order, "dequantize": True}
+            found, expected = lazy.materialize("cuda", **how), lazy.materialize(**how)
+            assert_same_bits(found, expected), name
+        part = lazy[3:20, ::2]
+        assert_same_bits(part.materialize("cuda", dequantize=True), part.materialize(dequantize=True))
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("cast", CASTS)
+def test_joined_tensors(save: Callable[..., Path], cast: Any) -> None:
+    path = save({name: torch.randn(size, 24) for name, size in (("q", 32), ("k", 8), ("none", 0), ("v", 16))})
+    ckpt = rustload.open(path, framework="torch")
+    q, k, none, v = ckpt.values()
+    joined = [rustload.concat([q, k, none, v]), rustload.concat([q[:8], k, v[8:]], dim=1)]
+    joined += [rustload.stack([q[:8], k, v[:8]], dim=dim) for dim in range(3)]
+    joined += [joined[0][4:50, ::3], joined[0].T, joined[4].permute(2, 0, 1), joined[0][40:], joined[0][:0]]
+    for lazy in joined:
+        for dtype, order in itertools.product((None, "bfloat16", "float64"), (None, True)):
+            expected = lazy.materialize(dtype=dtype, transpose=order)
+            assert_same_bits(lazy.materialize("cuda", dtype, order, cast=cast), expected)
+
+
+def test_meta_tensors_stay_what_they_are(save: Callable[..., Path]) -> None:
+    path = save({"m": torch.empty(3, 4, device="meta"), "w": torch.ones(3)})
+    ckpt = rustload.open(path, framework="torch")
+    assert ckpt["m"].materialize("cuda").device.type == "meta"
+    assert [t.device.type for _, t in ckpt.stream(device="cuda")] == ["meta", "cpu"]
+
+
+# Into memory that is there.
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("cast", CASTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_out_of_every_layout(save: Callable[..., Path], cast: Any, dtype: torch.dtype) -> None:
+    lazy = rustload.open(save({"w": torch.randn(60, 48)}), framework="torch")["w"]
+    expected = lazy.materialize(dtype=dtype)
+    whole = torch.zeros(120, 96, dtype=dtype)
+    for out in (
+        torch.zeros(60, 48, dtype=dtype),
+        torch.zeros(48, 60, dtype=dtype).T,
+        whole[::2, ::2],
+        whole[60:, 7:55],
+    ):
+        before = out._version
+        assert lazy.materialize(out=out, cast=cast) is out
+        assert torch.equal(out, expected)
+        assert out._version > before
+        turned = out.T
+        assert torch.equal(lazy.T.materialize(out=turned, cast=cast), expected.T)
+    quantized = torch.quantize_per_tensor(torch.randn(30, 20), 0.1, 3, torch.quint8)
+    lazy = rustload.open(save({"q": quantized}), framework="torch")["q"]
+    out = torch.zeros(20, 30, dtype=torch.float32)
+    lazy.materialize(out=out.T, dequantize=True, cast=cast)
+    assert torch.equal(out.T, quantized.dequantize())
+
+
+def test_out_must_fit(simple: Path) -> None:
+    lazy = rustload.open(simple, framework="torch")["w"]
+    with pytest.raises(ValueError, match="shape"):
+        lazy.materialize(out=torch.zeros(3, 3))
+    conjugate = torch.zeros(4, 6, dtype=torch.complex64).conj()
+    assert torch.equal(lazy.materialize(out=conjugate).real, lazy.materialize())
+
+
+# Frameworks without an allocator.
+
+
+@pytest.fixture
+def many(save: Callable[..., Path]) -> tuple[Path, dict[str, torch.Tensor]]:
+    """300 tensors, small and large, of several dtypes, some tied."""
+    generator = torch.Generator().manual_seed(3)
+    state = {f"layer.{n:03}.weight": torch.randn(40 + n, 50, generator=generator) for n in range(150)}
+    state |= {f"layer.{n:03}.bias": torch.randn(n % 7, generator=generator) for n in range(150)}
+    state |= {f"int.{n}": patterns("int16", (n, 9)) for n in range(20)}
+    state["large"] = torch.randn(900, 1100, generator=generator).to(torch.bfloat16)
+    state["tied"] = state["large"]
+    state["tied part"] = state["large"][:10]
+    state["last"] = state["large"]
+    return save(state), state
+
+
+def bytes_of(buffer: rustload.Buffer) -> bytes:
+    return fakecuda.read(buffer)
+
+
+@pytest.mark.parametrize("cast", CASTS)
+def test_plain_buffers(many: tuple[Path, dict[str, torch.Tensor]], cast: Any) -> None:
+    ckpt = rustload.open(many[0], framework="dlpack")
+    for device, how in (
+        ("cuda", {}),
+        (0, {"dtype": "float16"}),
+        ("cuda:0", {"transpose": {"*.weight": True}}),
+    ):
+        for name, buffer in ckpt.stream(device=device, cast=cast, sync=False, **how):
+            one: Any = {"dtype": buffer.dtype, "transpose": "transpose" in how and name.endswith(".weight")}
+            assert buffer.__dlpack_device__() == (2, 0)
+            assert bytes_of(buffer) == ckpt[name].materialize(copy=True, **one).tobytes()
+    w = ckpt["large"]
+    assert (
+        bytes_of(w.materialize("cuda", "float32", transpose=True))
+        == w.materialize(dtype="float32", transpose=True).tobytes()
+    )
+    out = w.materialize("cuda")
+    assert ckpt["tied"].materialize(out=out) is out
+    assert bytes_of(out) == w.materialize().tobytes()
+    empty = ckpt["layer.000.bias"].materialize("cuda")
+    assert (empty.shape, empty.nbytes) == ((0,), 0)
+    joined = rustload.concat([w, w])
+    assert bytes_of(joined.materialize("cuda")) == joined.materialize().tobytes()
+    with pytest.raises(rustload.UnsupportedError, match="first dimension"):
+        rustload.concat([w, w], dim=1).materialize("cuda")
+    with pytest.raises(BufferError, match="copy by nature"):
+        w.materialize("cuda", copy=False)
+    for wrong in ("cuda:7", "cuda:x", "toaster"):
+        with pytest.raises(rustload.DeviceError):
+            w.materialize(wrong)
+
+
+def test_what_there_is_of_cuda() -> None:
+    found = rustload.cuda_info()
+    assert found["available"]
+    assert found["reason"] is None
+    assert found["devices"] == _rustload.cuda_info()["devices"] == 1

@@ -1,0 +1,234 @@
+"""Many tensors on a GPU, on the fake driver: order, streams, memory, how it ends."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import threading
+from typing import TYPE_CHECKING, Any
+
+import fakecuda
+import hostgpu
+import pytest
+import torch
+from hostgpu import HostGpu
+from support import assert_same_bits, assert_same_values, patterns
+
+import rustload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.quantize_per:UserWarning")
+
+KIB, MIB = 1 << 10, 1 << 20
+CASTS = ("auto", "cpu", "gpu")
+
+
+# Order and streams.
+
+
+@pytest.mark.parametrize("how", [{}, {"dtype": "float64"}, {"transpose": True}])
+def test_sync_false_is_ordered_with_the_callers_stream(
+    save: Callable[..., Path], how: dict[str, Any]
+) -> None:
+    lazy = rustload.open(save({"w": torch.randn(700, 600)}), framework="torch")["w"]
+    expected = lazy.materialize(**how)
+    fakecuda.delay(20_000)
+    try:
+        for stream in (0, fakecuda.stream()):
+            HostGpu.current = stream
+            found = lazy.materialize("cuda", sync=False, **how)
+            fakecuda.synchronize(stream)
+            assert_same_bits(found, expected)
+            assert_same_bits(lazy.materialize("cuda", **how), expected)
+    finally:
+        fakecuda.delay(0)
+
+
+def test_copies_wait_for_what_the_caller_has_enqueued(save: Callable[..., Path]) -> None:
+    lazy = rustload.open(save({"w": torch.randn(100, 100)}), framework="torch")["w"]
+    out = torch.zeros(100, 100)
+    HostGpu.current = fakecuda.stream()
+    fakecuda.fill(HostGpu.current, hostgpu.as_gpu_memory(out.view(-1).view(torch.uint8)), 7, 30_000)
+    lazy.materialize(out=out)
+    assert_same_bits(out, lazy.materialize())
+
+
+def test_a_stream_goes_on_where_the_caller_works(save: Callable[..., Path]) -> None:
+    state = {f"{n}": torch.randn(300, 300 + n) for n in range(12)}
+    ckpt = rustload.open(save(state), framework="torch")
+    fakecuda.delay(3000)
+    try:
+        streams = [fakecuda.stream(), fakecuda.stream()]
+        with ckpt.stream(device="cuda", transpose={"*": True}, sync=False, memory="1MiB") as found:
+            HostGpu.current = streams[0]
+            for number, (name, tensor) in enumerate(found):
+                fakecuda.synchronize(HostGpu.current)
+                assert_same_bits(tensor, state[name].T.contiguous())
+                HostGpu.current = streams[number // 4 % 2]
+    finally:
+        fakecuda.delay(0)
+    assert set(HostGpu.left) == set(streams)
+
+
+@pytest.fixture
+def many(save: Callable[..., Path]) -> tuple[Path, dict[str, torch.Tensor]]:
+    """300 tensors, small and large, of several dtypes, some tied."""
+    generator = torch.Generator().manual_seed(3)
+    state = {f"layer.{n:03}.weight": torch.randn(40 + n, 50, generator=generator) for n in range(150)}
+    state |= {f"layer.{n:03}.bias": torch.randn(n % 7, generator=generator) for n in range(150)}
+    state |= {f"int.{n}": patterns("int16", (n, 9)) for n in range(20)}
+    state["large"] = torch.randn(900, 1100, generator=generator).to(torch.bfloat16)
+    state["tied"] = state["large"]
+    state["tied part"] = state["large"][:10]
+    state["last"] = state["large"]
+    return save(state), state
+
+
+@pytest.mark.parametrize(
+    ("order", "how", "memory"),
+    [
+        ("file", {}, "1MiB"),
+        ("name", {"dtype": "float32"}, "256MiB"),
+        ("name", {"dtype": "float16", "transpose": {"layer.*.weight": True}}, "256MiB"),
+        ("given", {"dtype": "float16", "transpose": {"layer.*.weight": True}}, "1MiB"),
+    ],
+)
+def test_a_stream_gives_what_it_gives_on_the_cpu(
+    many: tuple[Path, dict[str, torch.Tensor]], order: Any, how: dict[str, Any], memory: str
+) -> None:
+    ckpt = rustload.open(many[0], framework="torch")
+    fakecuda.delay(100)
+    copies = fakecuda.count("copies")
+    done: list[int] = []
+    on_host = list(ckpt.stream(order=order, copy=True, **how))
+    with ckpt.stream(
+        device="cuda", order=order, memory=memory, progress=lambda *now: done.append(now[0]), **how
+    ) as found:
+        assert found.names == [name for name, _ in on_host]
+        on_gpu = list(found)
+    fakecuda.delay(0)
+    for (name, one), (other, two) in zip(on_gpu, on_host, strict=True):
+        assert name == other
+        assert_same_values(one, two)
+    same = dict(on_gpu)
+    assert same["large"] is same["tied"] is same["last"]
+    assert done[-1] == sum(tensor.nbytes for tensor in ckpt.values())
+    # 320 small tensors are few copies.
+    assert fakecuda.count("copies") - copies < (400 if memory == "1MiB" else 200)
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_whole_load(many: tuple[Path, dict[str, torch.Tensor]], sync: bool) -> None:
+    ckpt = rustload.open(many[0], framework="torch")
+    fakecuda.delay(500)
+    found = ckpt.materialize(device="cuda", dtype="float16", sync=sync)
+    if not sync:
+        fakecuda.synchronize(0)
+    fakecuda.delay(0)
+    assert list(found) == list(ckpt)
+    assert found["large"] is found["last"]
+    for name, tensor in found.items():
+        assert_same_values(tensor, ckpt[name].materialize(dtype=tensor.dtype, copy=True))
+
+
+def test_no_more_than_the_window_is_made_ahead(save: Callable[..., Path]) -> None:
+    ckpt = rustload.open(
+        save({f"{n}": torch.full((256, 1024), float(n)) for n in range(14)}), framework="torch"
+    )
+    for how in ({}, {"transpose": {"*": True}}):
+        at_most = 0
+        with ckpt.stream(device="cuda", memory="6MiB", **how) as found:
+            for number, (_, tensor) in enumerate(found):
+                assert tensor.flatten()[0] == number
+                del tensor
+                at_most = max(at_most, HostGpu.alive - sum(HostGpu.panels))
+        HostGpu.panels.clear()
+        assert 2 * MIB < at_most <= 7 * MIB
+
+
+def test_small_results_share_memory_that_goes_with_the_last(save: Callable[..., Path]) -> None:
+    ckpt = rustload.open(save({f"{n}": torch.full((5,), float(n)) for n in range(1000)}), framework="torch")
+    copies = fakecuda.count("copies")
+    found = ckpt.materialize(device="cuda")
+    assert fakecuda.count("copies") - copies < 10
+    assert len(hostgpu.lent) == 1
+    assert HostGpu.alive == 2 * MIB
+    assert len({tensor.untyped_storage().data_ptr() for tensor in found.values()}) == 1000
+    assert all(tensor.data_ptr() % 256 == 0 for tensor in found.values())
+    assert all(tensor.untyped_storage().nbytes() == 20 for tensor in found.values())
+    kept = found["77"]
+    del found
+    gc.collect()
+    assert len(hostgpu.lent) == 1
+    assert kept.tolist() == [77.0] * 5
+
+
+def test_a_stream_that_is_dropped_leaves_nothing_on_its_way(
+    many: tuple[Path, dict[str, torch.Tensor]],
+) -> None:
+    ckpt = rustload.open(many[0], framework="torch")
+    fakecuda.delay(5000)
+    try:
+        for how in ({}, {"dtype": "float64"}):
+            found = ckpt.stream(device="cuda", memory="1MiB", **how)
+            next(found)
+            del found
+            gc.collect()
+            assert not hostgpu.lent
+            assert HostGpu.alive == 0
+        assert fakecuda.count("stray") == 0
+    finally:
+        fakecuda.delay(0)
+
+
+def test_it_may_be_closed_by_another_thread(many: tuple[Path, dict[str, torch.Tensor]]) -> None:
+    found = rustload.open(many[0], framework="torch").stream(device="cuda", memory="1MiB")
+    next(found)
+    fakecuda.delay(100_000)
+    closer = threading.Timer(0.05, found.close)
+    closer.start()
+    rest = list(found)
+    closer.join()
+    fakecuda.delay(0)
+    assert len(rest) < 300
+    del rest
+
+
+@pytest.mark.parametrize("how", [{}, {"dtype": "float64"}, {"transpose": {"*": True}}])
+def test_an_error_names_its_tensor_and_leaves_nothing(save: Callable[..., Path], how: dict[str, Any]) -> None:
+    path = save({f"t{n}": torch.randn(300, 300) for n in range(20)}, "model.safetensors")
+    ckpt = rustload.open(path, framework="torch")
+    os.truncate(path, path.stat().st_size - 1000)
+    kept: list[Any] = []
+    with pytest.raises(rustload.FormatError) as caught:
+        kept.extend(ckpt.stream(device="cuda", memory="1MiB", **how))
+    assert re.search(r"\bt\d+\b", str(caught.value) + "".join(caught.value.__notes__))
+    with pytest.raises(rustload.FormatError):
+        ckpt.materialize(device="cuda", **how)
+    with pytest.raises(rustload.FormatError):
+        ckpt["t9"].materialize("cuda")
+    del kept, caught
+
+
+def test_every_call_of_the_driver_may_fail_in_the_middle(many: tuple[Path, dict[str, torch.Tensor]]) -> None:
+    ckpt = rustload.open(many[0], framework="torch")
+    for name in ("cuMemcpyHtoDAsync_v2", "cuEventRecord", "cuStreamWaitEvent"):
+        fakecuda.fail(name, 1)
+        with pytest.raises(rustload.DeviceError, match="CUDA_ERROR"):
+            ckpt.materialize(device="cuda", dtype="float64")
+        fakecuda.fail(name, 0)
+        gc.collect()
+        assert not hostgpu.lent
+    assert len(ckpt.materialize(device="cuda")) == len(ckpt)
+
+
+def test_a_device_that_is_not_there(simple: Path) -> None:
+    with pytest.raises(rustload.DeviceError):
+        rustload.open(simple, framework="torch")["w"].materialize("cuda:3")
+    found = rustload.open(simple, framework="torch").stream(device="cuda:3")
+    with pytest.raises(rustload.DeviceError):
+        next(found)

@@ -1,0 +1,174 @@
+"""A torch without a GPU on the fake driver: what it calls CUDA memory is the host's, at addresses with the tag of the fake.
+
+Everything of `rustload._cuda` runs as on a GPU, but for the few functions of `rustload._cuda._torch` that are replaced here. What
+the GPU would do, torch does on the CPU when its turn in the stream has come.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import mmap
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import fakecuda
+import pytest
+import torch
+
+import rustload
+from rustload import _rustload
+from rustload._cuda import _torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from rustload._rustload import Buffer
+
+
+class _DLTensor(ctypes.Structure):
+    """dlpack.h 1.0: DLTensor."""
+
+    _fields_ = (
+        ("data", ctypes.c_uint64),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _Managed(ctypes.Structure):
+    """dlpack.h 0.8: DLManagedTensor."""
+
+    _fields_ = (("tensor", _DLTensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+
+
+_new_capsule = ctypes.pythonapi.PyCapsule_New
+_new_capsule.restype = ctypes.py_object
+_new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+
+# What was taken over and not yet deleted, by the address of its structure.
+lent: dict[int, Any] = {}
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+def _delete(address: int) -> None:
+    del lent[address]
+
+
+def as_gpu_memory(row: torch.Tensor, device: int = 0) -> Buffer:
+    """A row of bytes of the host, taken over as a GPU's."""
+    shape = (ctypes.c_int64 * 1)(row.numel())
+    managed = _Managed(deleter=ctypes.cast(_delete, ctypes.c_void_p))
+    tensor = managed.tensor
+    tensor.data, tensor.device_type, tensor.device_id = row.data_ptr() | fakecuda.TAG, 2, device
+    tensor.ndim, tensor.code, tensor.bits, tensor.lanes = 1, 1, 8, 1
+    tensor.shape = ctypes.cast(shape, ctypes.POINTER(ctypes.c_int64))
+    address = ctypes.addressof(managed)
+    lent[address] = (row, shape, managed)
+    return _rustload.adopt(_new_capsule(address, b"dltensor", None))
+
+
+def as_host_memory(buffer: Buffer) -> torch.Tensor:
+    """The bytes of a buffer of the fake's, as torch has them on the host; they keep the buffer."""
+    address, nbytes = fakecuda.place(buffer)
+    memory = (ctypes.c_ubyte * nbytes).from_address(address & ~fakecuda.TAG)
+    memory.keeps = buffer  # type: ignore[attr-defined]
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+class Panel(_torch.Panel):
+    """Moves when all is done that the stream has before it."""
+
+    def move(self, start: int, dtype: str, shape: Sequence[int], target: torch.Tensor) -> None:
+        HostGpu.moves += 1
+        fakecuda.synchronize(HostGpu.current)
+        super().move(start, dtype, shape, target)
+
+
+class HostGpu(_torch.Place):
+    """The GPU."""
+
+    # The caller's stream; how often the GPU had to move something; bytes of the panels; streams that were left for another; bytes
+    # that are allocated now.
+    alive = 0
+    current = 0
+    moves = 0
+    panels: list[int] = []  # noqa: RUF012 - the one of all
+    left: list[int] = []  # noqa: RUF012 - the one of all
+
+    def __init__(self, index: int = 0) -> None:
+        super().__init__(torch.device("cuda", index))
+        self.device = torch.device("cpu")
+
+    def stream(self) -> int:
+        return HostGpu.current
+
+    def follow(self, held: Iterable[torch.Tensor]) -> None:
+        fakecuda.enter(self.index)
+        now = HostGpu.current
+        if self._stream is not None and self._stream != now:
+            assert all(isinstance(tensor, torch.Tensor) for tensor in held)
+            fakecuda.synchronize(self._stream)
+            HostGpu.left.append(self._stream)
+        self._stream = now
+
+    def finish(self) -> None:
+        fakecuda.enter(self.index)
+        fakecuda.synchronize(HostGpu.current)
+
+    def new(self, shape: Sequence[int], dtype: str, _upload: Any) -> tuple[torch.Tensor, Buffer]:
+        kind = getattr(torch, dtype)
+        count = torch.Size(shape).numel()
+        # Aligned as a GPU's is; and what was not copied is seen.
+        memory = mmap.mmap(-1, count * kind.itemsize)
+        memory.write(b"\xa5" * len(memory))
+        HostGpu.alive += len(memory)
+        weakref.finalize(memory, HostGpu._free, len(memory))
+        made = torch.frombuffer(memory, dtype=kind).view(tuple(shape))
+        return made, self.row(made)
+
+    @staticmethod
+    def _free(nbytes: int) -> None:
+        HostGpu.alive -= nbytes
+
+    def panel(self, nbytes: int) -> Panel:
+        HostGpu.panels.append(nbytes)
+        return Panel(*self.new([nbytes], "uint8", None))
+
+    def row(self, tensor: torch.Tensor) -> Buffer:
+        return as_gpu_memory(tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8), self.index)
+
+    def wrap(self, buffer: Buffer) -> torch.Tensor:
+        row = as_host_memory(buffer)
+        made = torch.empty(0, dtype=getattr(torch, buffer.dtype))
+        return made.set_(row.untyped_storage(), 0, buffer.shape, buffer.strides)
+
+
+def install(patch: pytest.MonkeyPatch) -> None:
+    """Makes "cuda" mean the fake for torch, until the patch is undone. Memory of the CPU counts as the GPU's for `out=`."""
+    from rustload._frameworks import torch as adapter
+
+    assert rustload.cuda_info()["available"]  # which begins with the driver
+    fakecuda.enter()
+    HostGpu.current, HostGpu.moves, HostGpu.panels, HostGpu.left = 0, 0, [], []
+    numbered = lambda device: torch.device("cuda", device.index or 0)  # noqa: E731
+    patch.setattr(_torch, "checked", numbered)
+    patch.setattr(adapter, "place", lambda device: None if device is None else HostGpu(device.index or 0))
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The GPU, for every test of a process that has this as a plugin; nothing may be left over on it."""
+    install(monkeypatch)
+    yield
+    gc.collect()
+    assert not lent
+    assert HostGpu.alive == 0
+    assert fakecuda.count("memory") == fakecuda.count("stray") == 0

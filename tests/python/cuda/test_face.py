@@ -1,0 +1,32 @@
+"""What users ask of a GPU, on the fake driver: the cases of each file run in a process of their own, whose driver it is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+
+
+@pytest.mark.parametrize("cases", sorted(path.name for path in HERE.glob("cases_*.py")))
+def test_on_the_fake_driver(libcuda: Path, cases: str) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "hostgpu",
+        str(HERE / cases),
+    ]
+    env = {**os.environ, "RUSTLOAD_LIBCUDA": str(libcuda), "RUSTLOAD_RING": "65536x6"}
+    env["PYTHONPATH"] = os.pathsep.join([str(HERE), str(HERE.parent)])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, env=env, check=False)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
