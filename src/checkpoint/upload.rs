@@ -102,8 +102,8 @@ impl Upload {
         for near in tensors.chunk_by(|one, two| one.file() == two.file()) {
             near.iter().take(1).for_each(|tensor| tensor.checkpoint.forget_inflated(None));
         }
-        waited.map_err(|(index, error)| match tensors.get(index) {
-            Some(tensor) => Failed::at(index, tensor, error),
+        waited.map_err(|(index, error)| match index.and_then(|index| Some((index, tensors.get(index)?))) {
+            Some((index, tensor)) => Failed::at(index, tensor, error),
             None => Failed::whole(error),
         })
     }

@@ -125,7 +125,9 @@ struct Ticket {
     planned: bool,
     /// Jobs that are not done.
     left: usize,
-    failed: Option<(usize, Error)>,
+    failed: Option<(Option<usize>, Error)>,
+    /// Whether somebody is about to mark it.
+    ending: bool,
     /// Behind its copies, once all are begun.
     marks: Option<Vec<Event>>,
     /// Whether the caller's stream waits for it by now.
@@ -197,6 +199,7 @@ impl Session {
             planned: false,
             left: 0,
             failed: None,
+            ending: false,
             marks: None,
             held: false,
         };
@@ -225,22 +228,22 @@ impl Session {
 
     /// Waits, no longer than `patience`, until all copies of a ticket are begun; makes what comes after in `stream` wait for
     /// them; with `sync`, waits until they are done. Call it until it is done, which ends the ticket. An error comes with the number
-    /// of the item that it is about, once nothing of the ticket is in flight, and ends the ticket too.
+    /// of the item that it is about, if it is about one, once nothing of the ticket is in flight, and ends the ticket too.
     pub fn wait(
         &self,
         number: u64,
         stream: Option<u64>,
         sync: bool,
         patience: Duration,
-    ) -> Result<Waited, (usize, Error)> {
+    ) -> Result<Waited, (Option<usize>, Error)> {
         let shared = &self.shared;
-        shared.ring.device().check_process().map_err(|error| (0, error))?;
+        shared.ring.device().check_process().map_err(|error| (None, error))?;
         let deadline = Instant::now() + patience;
         let mut state = shared.lock();
         loop {
             let Some(ticket) = state.tickets.get(&number) else {
                 let text = format!("there is no ticket {number}, or it was waited for before");
-                return Err((0, Error::new(Code::Value, text)));
+                return Err((None, Error::new(Code::Value, text)));
             };
             if ticket.is_ended() {
                 break;
@@ -274,7 +277,7 @@ impl Session {
             }
             Err(error) => {
                 shared.end(ticket);
-                Err((0, error))
+                Err((None, error))
             }
         }
     }
@@ -443,10 +446,10 @@ impl Shared {
         let number = planner.ticket;
         let mut found = Ok(Vec::new());
         let done = guarded(|| {
-            found = planner.step(&self.sizes);
+            found = planner.step(&self.sizes).map_err(|(item, error)| (Some(item), error));
             Ok(())
         });
-        let found = done.map_err(|error| (0, error)).and(found);
+        let found = done.map_err(|error| (None, error)).and(found);
         let ends = found.is_err() || planner.is_done();
         let mut state = self.lock();
         state.planning = false;
@@ -478,7 +481,7 @@ impl Shared {
     fn done(&self, number: u64, result: Result<(), (usize, Error)>) {
         let mut state = self.lock();
         if let Err((item, error)) = result {
-            state.fail(number, item, error);
+            state.fail(number, Some(item), error);
         }
         if let Some(ticket) = state.tickets.get_mut(&number) {
             ticket.left = ticket.left.saturating_sub(1);
@@ -489,12 +492,11 @@ impl Shared {
 
     /// Ends a ticket of which no job is left: marks what its copies are in, and tells.
     fn look(&self, number: u64) {
-        let state = self.lock();
-        let Some(ticket) = state.tickets.get(&number).filter(|ticket| ticket.planned && ticket.left == 0)
-        else {
-            return;
-        };
-        let good = ticket.failed.is_none() && ticket.marks.is_none();
+        let mut state = self.lock();
+        let ended = |ticket: &&mut Ticket| ticket.planned && ticket.left == 0 && !ticket.ending;
+        let Some(ticket) = state.tickets.get_mut(&number).filter(ended) else { return };
+        ticket.ending = true;
+        let good = ticket.failed.is_none();
         drop(state);
         let marks = if good { Some(self.mark()) } else { None };
         let mut state = self.lock();
@@ -504,7 +506,7 @@ impl Shared {
                     ticket.marks = Some(marks);
                 }
             }
-            Some(Err(error)) => state.fail(number, 0, error),
+            Some(Err(error)) => state.fail(number, None, error),
             None => {}
         }
         drop(state);
@@ -540,7 +542,7 @@ impl Shared {
 
 impl State {
     /// The first error of a ticket is the one that is told; what is left of it stops.
-    fn fail(&mut self, number: u64, item: usize, error: Error) {
+    fn fail(&mut self, number: u64, item: Option<usize>, error: Error) {
         if let Some(ticket) = self.tickets.get_mut(&number) {
             ticket.cancel.cancel();
             ticket.failed.get_or_insert((item, error));

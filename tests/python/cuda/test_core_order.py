@@ -39,12 +39,12 @@ def test_no_copy_begins_before_what_the_stream_has(on_fake: Run, simple: Path) -
     for stream in (fakecuda.stream(), 0):
         into = fakecuda.destinations(upload, tensors, [Wanted()] * len(tensors))
         for buffer in into:
-            fakecuda.fill(stream, buffer, 0xAA, 150_000)
+            fakecuda.fill(stream, buffer, 0xAA, 300_000)
         start = time.monotonic()
         ticket, _ = fakecuda.submit(upload, tensors, Wanted(), into, stream=stream)
         upload.wait(ticket, stream=stream, sync=False)
         # Nothing waited on the host.
-        assert time.monotonic() - start < 0.15 and not is_there(into)
+        assert time.monotonic() - start < 0.5 and not is_there(into)
         seen = [fakecuda.Snapshot(stream, buffer).bytes() for buffer in into]
         assert seen == expected and is_there(into)
         # Without an order, the first to come is the upload.
@@ -247,6 +247,8 @@ def test_ctrl_c_is_seen_while_waiting(on_fake: Run, simple: Path) -> None:
         START
         + """
     import os, signal, threading
+    # Where tests run in the background, the signal is ignored from the start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     stream = fakecuda.stream()
     for sync in (True, False):
         into = fakecuda.destinations(upload, tensors, [Wanted()] * len(tensors))
@@ -260,7 +262,7 @@ def test_ctrl_c_is_seen_while_waiting(on_fake: Run, simple: Path) -> None:
         threading.Thread(target=interrupt).start()
         with pytest.raises(KeyboardInterrupt):
             upload.wait(ticket, stream=None, sync=sync)
-        assert time.monotonic() - sent[0] < 0.2
+        assert time.monotonic() - sent[0] < 0.3, time.monotonic() - sent[0]
         upload.close()
         assert fakecuda.count("stray") == 0
         upload = _rustload.upload(0, window=1 << 28, threads=1)
