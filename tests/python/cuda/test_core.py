@@ -258,13 +258,14 @@ def test_gaps_between_neighbours_are_zero_and_others_are_left_alone(
     on_fake: Run, save: Callable[..., Path]
 ) -> None:
     """What a slot held before does not reach the device; bytes that no allocator leaves between two results stay."""
-    path = save({"a": patterns("uint8", (100,)), "b": patterns("uint8", (100,), seed=1)})
+    dirt = torch.full((1 << 20,), 255, dtype=torch.uint8)
+    path = save({"a": patterns("uint8", (100,)), "b": patterns("uint8", (100,), seed=1), "dirt": dirt})
     on_fake(
         COMPARE
         + """
-    a, b = rustload.open(sys.argv[1]).values()
+    a, b, dirt = rustload.open(sys.argv[1]).values()
     upload = _rustload.upload(0, window=1 << 28, threads=1)
-    upload.rate()
+    same(upload, [dirt], Wanted())
     for starts, between in (((0, 256), bytes(156)), ((0, 300), None), ((256, 0), None), ((0, 100), b"")):
         whole = upload.allocate(1024)
         before = fakecuda.read(whole)
@@ -283,6 +284,7 @@ def test_gaps_between_neighbours_are_zero_and_others_are_left_alone(
     clean(upload)
     """,
         path,
+        RUSTLOAD_RING="65536x3",
     )
 
 
