@@ -7,17 +7,17 @@ fast at it.
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rustload import _rustload
-from rustload._tensor import Overflow, Wanted
 from rustload.errors import _make
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from rustload._cast import Cast
+    from rustload._tensor import Wanted
 
 __all__ = ["PANEL", "Piece", "pieces", "straight_pieces"]
 
@@ -38,6 +38,10 @@ _ON_GPU = {
     "uint8": _FLOATS.union(_SIGNED[1:]),
     "bool": _FLOATS.union(_SIGNED, ["uint8"]),
 }
+
+# What `_plain` and `_cast_rate` found before.
+_PLAIN: dict[tuple[Any, ...], Wanted] = {}
+_RATES: dict[tuple[str, str, int | None], float] = {}
 
 
 class Piece(NamedTuple):
@@ -129,20 +133,12 @@ def _straight(core: _rustload.Tensor, wanted: Wanted, dtype: str, target: Any) -
 
 def _plain(wanted: Wanted, dtype: str | None) -> Wanted:
     """`wanted` in the order that the tensor has, as another dtype; the same object for equal ones."""
-    return _cached(dtype, (wanted.allow_lossy, wanted.dequantize), wanted.overflow, wanted.threads)
-
-
-@functools.lru_cache(maxsize=64)
-def _cached(dtype: str | None, flags: tuple[bool, bool], overflow: Overflow, threads: int | None) -> Wanted:
-    allow_lossy, dequantize = flags
-    return Wanted(
-        dtype=dtype,
-        copy=True,
-        allow_lossy=allow_lossy,
-        dequantize=dequantize,
-        overflow=overflow,
-        threads=threads,
-    )
+    key = (dtype, wanted.allow_lossy, wanted.dequantize, wanted.overflow, wanted.threads)
+    found = _PLAIN.get(key)
+    if found is None:
+        found = dataclasses.replace(wanted, dtype=dtype, transpose=None, copy=True)
+        found = _PLAIN.setdefault(key, found)
+    return found
 
 
 def dims_of(wanted: Wanted, ndim: int) -> list[int]:
@@ -177,9 +173,12 @@ def _is_for_gpu(
     return core.nbytes >= _SMALL and _cast_rate(source, result, threads) <= rate()
 
 
-@functools.cache
 def _cast_rate(source: str, result: str, threads: int | None) -> float:
-    return _rustload.cast_rate(source, result, threads)
+    """Bytes of source that the CPU casts in a second, measured once."""
+    key = (source, result, threads)
+    if key not in _RATES:
+        _RATES[key] = _rustload.cast_rate(source, result, threads)
+    return _RATES[key]
 
 
 def _panels(core: _rustload.Tensor, target: Any, itemsize: int) -> Iterator[tuple[_rustload.Tensor, Any]]:

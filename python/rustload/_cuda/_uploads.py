@@ -90,8 +90,6 @@ class _Batch:
             [into for _, _, into in all_of_it],
             stream=stream,
         )
-        # The core has them, and lets go of memory as soon as it is done with it.
-        self.straight.clear()
 
 
 class Uploads:

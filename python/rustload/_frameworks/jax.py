@@ -53,11 +53,18 @@ class _Gpu(_plain.Place):
         _check_width(dtype)
         return super().new(shape, dtype, upload)
 
+    def wrap(self, buffer: Buffer) -> Buffer:
+        """The buffer itself, if JAX has its dtype."""
+        _check_width(buffer.dtype)
+        return buffer
+
     def given(self, made: Buffer) -> Any:
         """The array over the buffer's memory, keeping it alive."""
         try:
             return jax.dlpack.from_dlpack(made)
-        except (TypeError, ValueError, RuntimeError, KeyError) as error:
+        except (TypeError, KeyError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "type" not in str(error):
+                raise
             note = "cast it with dtype=..."
             raise _make(
                 "Unsupported", "DtypeUnsupported", f"JAX has no {made.dtype} on a GPU", note

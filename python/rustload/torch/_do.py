@@ -113,7 +113,7 @@ def _give(step: Step, data: torch.Tensor, wish: Wish) -> None:
     """Makes `data` the model's."""
     slot = step.slot
     if not step.is_new:
-        pass  # it was written in place
+        torch.autograd.graph.increment_version(slot.tensor)  # it was written in place
     elif slot.on_meta or wish.assign is True:
         made = slot.parameter(data)
         for one in (slot, *step.also):

@@ -7,13 +7,15 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import fakecuda
+import numpy as np
 import pytest
 import torch
-from support import DTYPES, assert_same_bits, patterns
+from support import DTYPES, assert_same_bits, bits, child, patterns
 
 import rustload
 import rustload.torch
 from rustload._cuda import _results
+from rustload._frameworks.numpy import numpy_dtype
 from rustload.torch import _locations
 
 if TYPE_CHECKING:
@@ -200,3 +202,54 @@ def test_a_lazy_state_dict(save: Callable[..., Path]) -> None:
     state = rustload.torch.state_dict(path, device="cuda:0")
     for name, tensor in made.state_dict().items():
         assert_same_bits(state[name].tensor(), tensor)
+
+
+# JAX
+
+
+def test_jax_gets_arrays_over_memory_of_the_driver(
+    save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jax = pytest.importorskip("jax")
+    from rustload._frameworks import jax as adapter
+
+    def from_dlpack(buffer: rustload.Buffer) -> Any:
+        assert buffer.__dlpack_device__() == (2, 0)
+        if buffer.dtype == "complex64":
+            raise RuntimeError("UNIMPLEMENTED: unsupported DLPack type")
+        kind = numpy_dtype(buffer.dtype)
+        return jax.numpy.asarray(np.frombuffer(fakecuda.read(buffer), kind).reshape(buffer.shape))
+
+    monkeypatch.setattr(adapter, "place", lambda _: adapter._Gpu(0))
+    monkeypatch.setattr(jax.dlpack, "from_dlpack", from_dlpack)
+    state = {f"t{n}": torch.randn(n, 300) for n in range(20)} | {"c": torch.ones(3, dtype=torch.complex64)}
+    ckpt = rustload.open(save(state | {"wide": torch.ones(2, dtype=torch.float64)}), framework="jax")
+    for name, array in ckpt.stream([f"t{n}" for n in range(20)], dtype="bfloat16", transpose={"*": True}):
+        expected = state[name].to(torch.bfloat16).T.contiguous()
+        assert (array.dtype, array.shape) == (jax.numpy.bfloat16, tuple(expected.shape))
+        assert np.asarray(array).tobytes() == bits(expected)
+    with pytest.raises(rustload.UnsupportedError, match="JAX has no complex64"):
+        ckpt["c"].materialize()
+    with pytest.raises(rustload.UnsupportedError, match="32 bits"):
+        ckpt["wide"].materialize()
+
+
+def test_a_process_may_end_in_the_middle(save: Callable[..., Path]) -> None:
+    path = save({f"t{n}": torch.randn(300, 300) for n in range(20)})
+    code = """
+        import sys
+        import pytest, hostgpu, fakecuda, rustload
+        patch = pytest.MonkeyPatch()
+        hostgpu.install(patch)
+        fakecuda.delay(3000)
+        found = rustload.open(sys.argv[1], framework="torch").stream(device="cuda", dtype="float64", sync=False)
+        kept = [next(found), next(found)]
+        other = iter(rustload.open(sys.argv[1], framework="torch").stream(device="cuda"))
+        next(other)
+        if sys.argv[2] == "global":
+            import builtins
+            builtins.kept = found, other
+    """
+    for how in ("local", "global"):
+        done = child(code, path, how, check=False)
+        assert done.returncode == 0, done.stderr

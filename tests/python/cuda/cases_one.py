@@ -9,11 +9,10 @@ import fakecuda
 import pytest
 import torch
 from hostgpu import HostGpu
-from support import DTYPES, assert_same_bits, assert_same_values, patterns
+from support import DTYPES, assert_same_bits, patterns
 
 import rustload
 from rustload import _rustload
-from rustload._cuda import _split, _uploads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,18 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.quantize_per:UserWarning")
 
-KIB, MIB = 1 << 10, 1 << 20
 CASTS = ("auto", "cpu", "gpu")
-
-
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Panels, batches and slabs so small that everything takes many of them, and every cast is worth the GPU's while."""
-    monkeypatch.setattr(_split, "PANEL", 4 * KIB)
-    monkeypatch.setattr(_uploads, "PANEL", 4 * KIB)
-    monkeypatch.setattr(_uploads, "_BATCH", 16 * KIB)
-    monkeypatch.setattr(_split, "_SMALL", 0)
-    monkeypatch.setattr(_split, "_cast_rate", lambda *_: 0.0)
 
 
 def layouts(base: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -76,58 +64,6 @@ def test_every_dtype_and_layout_is_what_the_cpu_makes(save: Callable[..., Path],
             assert found.is_contiguous(), name
             assert_same_bits(found, expected)
     assert (HostGpu.moves == 0) == (cast == "cpu")
-
-
-@pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("cast", CASTS)
-def test_every_cast_is_the_cpus(save: Callable[..., Path], cast: str) -> None:
-    path = save({name: patterns(name, (7, 33)) for name in DTYPES})
-    for source, lazy in rustload.open(path, framework="torch").items():
-        for target in DTYPES:
-            for how in ({}, {"transpose": True}):
-                try:
-                    expected = lazy.materialize(dtype=target, allow_lossy=True, copy=True, **how)
-                except rustload.RustloadError as error:
-                    with pytest.raises(type(error)):
-                        lazy.materialize("cuda", target, allow_lossy=True, cast=cast, **how)
-                    continue
-                found = lazy.materialize("cuda", target, allow_lossy=True, cast=cast, **how)
-                assert_same_values(found, expected), (source, target)
-
-
-def test_a_lossy_cast_is_refused_as_on_the_cpu(simple: Path) -> None:
-    lazy = rustload.open(simple)["w"]
-    for cast in CASTS:
-        with pytest.raises(ValueError, match="allow_lossy"):
-            lazy.materialize("cuda", "int8", cast=cast)
-    with pytest.raises(ValueError, match="cast= is"):
-        lazy.materialize("cuda", cast="host")
-    with pytest.raises(BufferError, match="copy by nature"):
-        lazy.materialize("cuda", copy=False)
-    assert HostGpu.moves == 0
-
-
-def test_who_casts(save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    path = save({"f": torch.ones(8, 4), "b": torch.ones(8, 4, dtype=torch.bfloat16)})
-    f, b = rustload.open(path, framework="torch").values()
-
-    def moves(lazy: Any, dtype: str, cast: str = "auto", rate: float = 0.0, **how: Any) -> int:
-        monkeypatch.setattr(_split, "_cast_rate", lambda *_: rate)
-        HostGpu.moves = 0
-        lazy.materialize("cuda", dtype, cast=cast, **how)
-        return HostGpu.moves
-
-    assert moves(b, "float32") == 1, "widening is the GPU's"
-    assert moves(f, "bfloat16") == 0, "a small cast is not worth finding out"
-    monkeypatch.setattr(_split, "_SMALL", 0)
-    assert moves(f, "bfloat16", rate=0.0) == 1, "the CPU would hold up the copies"
-    assert moves(f, "bfloat16", rate=1e18) == 0, "the CPU is faster than the link"
-    assert moves(f, "bfloat16", rate=1e18, cast="gpu") == 1
-    assert moves(f, "bfloat16", rate=0.0, cast="cpu") == 0
-    assert moves(b, "float32", cast="cpu", transpose=True) == 0
-    assert moves(f, "float8_e4m3fn", cast="gpu") == 0, "this cast is the CPU's"
-    assert moves(f, "int32", cast="gpu", allow_lossy=True) == 0
-    assert moves(f, "bfloat16", rate=1e18, transpose=True) == 1, "cast by the CPU, transposed by the GPU"
 
 
 @pytest.mark.usefixtures("small")

@@ -21,10 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.quantize_per:UserWarning")
-
-KIB, MIB = 1 << 10, 1 << 20
-CASTS = ("auto", "cpu", "gpu")
+MIB = 1 << 20
 
 
 # Order and streams.

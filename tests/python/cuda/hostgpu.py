@@ -18,7 +18,7 @@ import torch
 
 import rustload
 from rustload import _rustload
-from rustload._cuda import _torch
+from rustload._cuda import _split, _torch, _uploads
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -172,3 +172,13 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert not lent
     assert HostGpu.alive == 0
     assert fakecuda.count("memory") == fakecuda.count("stray") == 0
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Panels, batches and slabs so small that everything takes many of them, and every cast is worth the GPU's while."""
+    monkeypatch.setattr(_split, "PANEL", 4 << 10)
+    monkeypatch.setattr(_uploads, "PANEL", 4 << 10)
+    monkeypatch.setattr(_uploads, "_BATCH", 16 << 10)
+    monkeypatch.setattr(_split, "_SMALL", 0)
+    monkeypatch.setattr(_split, "_cast_rate", lambda *_: 0.0)

@@ -1,0 +1,71 @@
+"""Casts on the way to a GPU, on the fake driver: whoever makes them, they are the CPU's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from hostgpu import HostGpu
+from support import DTYPES, assert_same_values, patterns
+
+import rustload
+from rustload._cuda import _split
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+CASTS = ("auto", "cpu", "gpu")
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("cast", CASTS)
+def test_every_cast_is_the_cpus(save: Callable[..., Path], cast: str) -> None:
+    path = save({name: patterns(name, (7, 33)) for name in DTYPES})
+    for source, lazy in rustload.open(path, framework="torch").items():
+        for target in DTYPES:
+            for how in ({}, {"transpose": True}):
+                try:
+                    expected = lazy.materialize(dtype=target, allow_lossy=True, copy=True, **how)
+                except rustload.RustloadError as error:
+                    with pytest.raises(type(error)):
+                        lazy.materialize("cuda", target, allow_lossy=True, cast=cast, **how)
+                    continue
+                found = lazy.materialize("cuda", target, allow_lossy=True, cast=cast, **how)
+                assert_same_values(found, expected), (source, target)
+
+
+def test_a_lossy_cast_is_refused_as_on_the_cpu(simple: Path) -> None:
+    lazy = rustload.open(simple)["w"]
+    for cast in CASTS:
+        with pytest.raises(ValueError, match="allow_lossy"):
+            lazy.materialize("cuda", "int8", cast=cast)
+    with pytest.raises(ValueError, match="cast= is"):
+        lazy.materialize("cuda", cast="host")
+    with pytest.raises(BufferError, match="copy by nature"):
+        lazy.materialize("cuda", copy=False)
+    assert HostGpu.moves == 0
+
+
+def test_who_casts(save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save({"f": torch.ones(8, 4), "b": torch.ones(8, 4, dtype=torch.bfloat16)})
+    f, b = rustload.open(path, framework="torch").values()
+
+    def moves(lazy: Any, dtype: str, cast: str = "auto", rate: float = 0.0, **how: Any) -> int:
+        monkeypatch.setattr(_split, "_cast_rate", lambda *_: rate)
+        HostGpu.moves = 0
+        lazy.materialize("cuda", dtype, cast=cast, **how)
+        return HostGpu.moves
+
+    assert moves(b, "float32") == 1, "widening is the GPU's"
+    assert moves(f, "bfloat16") == 0, "a small cast is not worth finding out"
+    monkeypatch.setattr(_split, "_SMALL", 0)
+    assert moves(f, "bfloat16", rate=0.0) == 1, "the CPU would hold up the copies"
+    assert moves(f, "bfloat16", rate=1e18) == 0, "the CPU is faster than the link"
+    assert moves(f, "bfloat16", rate=1e18, cast="gpu") == 1
+    assert moves(f, "bfloat16", rate=0.0, cast="cpu") == 0
+    assert moves(b, "float32", cast="cpu", transpose=True) == 0
+    assert moves(f, "float8_e4m3fn", cast="gpu") == 0, "this cast is the CPU's"
+    assert moves(f, "int32", cast="gpu", allow_lossy=True) == 0
+    assert moves(f, "bfloat16", rate=1e18, transpose=True) == 1, "cast by the CPU, transposed by the GPU"
