@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.append(str(ROOT))
 
-from benches.python import cold, measure, plot  # noqa: E402 - it lies beside the tests
+from benches.counts import __main__ as counts  # noqa: E402 - it lies beside the tests
+from benches.python import cold, measure, plot  # noqa: E402
 from benches.python.cases import all_cases  # noqa: E402
 
 QUICK = list(all_cases(quick=True))
@@ -95,3 +97,57 @@ def test_the_picture_marks_the_peer_that_is_faster():
     drawn = plot.svg([{"case": "a case", "torch_huge_pages": False, "rows": rows}])
     assert drawn.count("(faster than rustload)") == 1
     assert drawn.count(plot.FASTER) == 1
+
+
+@pytest.fixture
+def counting(monkeypatch, tmp_path):
+    """Counts of two jobs, by a tool that takes them from a dict: 100 for what is prepared, and the given number for each time."""
+    taken = {"parse": 1000, "cast": 500}
+
+    def count(command):
+        return 100 if len(command) == 1 else 100 + taken[command[1]] * int(command[2])
+
+    monkeypatch.setattr(counts, "TOOLS", {"perf": count})
+    monkeypatch.setattr(counts, "built", lambda: "program")
+    monkeypatch.setattr(counts, "compiler", lambda: "rustc")
+    monkeypatch.setattr(
+        counts,
+        "jobs",
+        lambda _program, _tool: [counts.Job("parse", 10, "tensor"), counts.Job("cast", 5, "element")],
+    )
+    monkeypatch.setattr(counts, "KEPT", tmp_path / "kept.json")
+    return taken
+
+
+def test_counts_are_kept_and_a_job_that_takes_more_is_told(counting, capsys):
+    assert counts.main(["--update"]) == 0
+    assert json.loads(counts.KEPT.read_text())["counts"] == {"parse": 1000, "cast": 500}
+    assert "100.00 per tensor" in capsys.readouterr().out
+    counting |= {"parse": 1015, "cast": 515}
+    assert counts.main([]) == 0
+    told = capsys.readouterr().out
+    assert "+1.5%" in told
+    assert told.count("MORE") == 1
+    assert counts.main(["--check"]) == 1
+    assert counts.main(["--check", "--filter", "parse"]) == 0
+
+
+@pytest.mark.usefixtures("counting")
+def test_counts_of_another_tool_are_not_compared(capsys, monkeypatch):
+    counts.KEPT.write_text(json.dumps({"tool": "valgrind", "counts": {"parse": 1, "cast": 1}}))
+    assert counts.main(["--check"]) == 0
+    assert capsys.readouterr().out.count("new") == 2
+    monkeypatch.setattr(counts, "TOOLS", {})
+    assert counts.main([]) == 0
+    assert capsys.readouterr().out.startswith("skipped: ")
+
+
+@pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
+def test_valgrind_counts_instructions():
+    assert counts.works(counts.by_valgrind)
+
+
+def test_a_tool_that_cannot_count_is_not_used(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert not counts.works(counts.by_perf)
+    assert not counts.works(counts.by_valgrind)
