@@ -12,6 +12,7 @@ from rustload._limits import Limits
 from rustload._memory import Memory, memory, trim
 from rustload._safe_open import PySafeSlice, TensorMeta, safe_open
 from rustload._scan import FileReport, Finding, ScanReport, scan
+from rustload._stream import Stream
 from rustload._tensor import LazyTensor
 from rustload.errors import (
     DeviceError,
@@ -21,6 +22,7 @@ from rustload.errors import (
     LimitError,
     ModelMismatchError,
     RustloadError,
+    RustloadWarning,
     SafetensorError,
     TensorNotFoundError,
     UnsupportedError,
@@ -48,9 +50,11 @@ __all__ = [
     "PySafeSlice",
     "Quantization",
     "RustloadError",
+    "RustloadWarning",
     "SafetensorError",
     "ScanReport",
     "Sparse",
+    "Stream",
     "TensorMeta",
     "TensorNotFoundError",
     "UnsupportedError",
@@ -64,6 +68,14 @@ __all__ = [
     "stack",
     "trim",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Says what to import where somebody uses a room that is not imported with `rustload`."""
+    if name in ("jax", "torch", "transformers"):
+        raise AttributeError(f"rustload.{name} has to be imported: import rustload.{name}")
+    raise AttributeError(f"module 'rustload' has no attribute {name!r}")
+
 
 if _DEBUG:
     import warnings

@@ -7,28 +7,29 @@ import difflib
 import errno
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from fnmatch import fnmatchcase
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from rustload import _frameworks, _rustload
 from rustload._limits import Limits
-from rustload._stream import listed
-from rustload._stream import stream as _stream
+from rustload._many import listed
+from rustload._many import stream as _stream
+from rustload._patterns import check_rules, is_name, matches, tell, unknown_name
 from rustload._tensor import LazyTensor, Shared, _size
 from rustload.errors import _make
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
     from types import TracebackType
 
+    from rustload._many import Order
     from rustload._progress import Progress
-    from rustload._stream import Order
+    from rustload._stream import Stream
     from rustload._tensor import Overflow
 
 __all__ = ["Checkpoint", "OpaqueClass", "open"]
 
+Framework: TypeAlias = Literal["torch", "numpy", "jax", "cupy", "dlpack", "pt", "pytorch", "np", "flax"]
 StrPath: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 
@@ -190,8 +191,17 @@ class Checkpoint(Mapping[str, LazyTensor]):
 
         Args:
             pattern: As in `fnmatch`: `*` matches any characters, dots too; `?` one; `[ab]` one of them. Case counts.
+
+        Raises:
+            TensorNotFoundError: The pattern has none of these, and no tensor has that name. A pattern that matches none is a
+                `RustloadWarning`.
         """
-        return {name: self[name] for name in self if fnmatchcase(name, pattern)}
+        found = {name: self[name] for name in self if matches(name, pattern)}
+        if not found and is_name(pattern):
+            raise unknown_name("the selection", pattern, self)
+        if not found:
+            tell(f"no name matches {pattern!r}", pattern, self)
+        return found
 
     def stream(
         self,
@@ -207,8 +217,9 @@ class Checkpoint(Mapping[str, LazyTensor]):
         copy: bool | None = None,
         framework: str | None = None,
         allow_lossy: bool = False,
+        dequantize: bool = False,
         overflow: Overflow = "nan",
-    ) -> Generator[tuple[str, Any], None, None]:
+    ) -> Stream:
         """Gives tensors one after the other, reading and casting the next ones while you work on the last.
 
         >>> import rustload
@@ -240,10 +251,11 @@ class Checkpoint(Mapping[str, LazyTensor]):
             copy: As for `LazyTensor.materialize`: None gives views where nothing is converted.
             framework: As for `LazyTensor.materialize`.
             allow_lossy: As for `LazyTensor.materialize`.
+            dequantize: As for `LazyTensor.materialize`; a plain dtype is for the numbers of quantized tensors too, then.
             overflow: As for `LazyTensor.materialize`.
 
         Returns:
-            A generator of names and tensors.
+            A `Stream`: an iterator over names and tensors that says how many are left, and may be closed or used with `with`.
 
         Raises:
             TensorNotFoundError: One of `names` is not there.
@@ -253,6 +265,8 @@ class Checkpoint(Mapping[str, LazyTensor]):
             RustloadError: As for `LazyTensor.materialize`; the message or a note names the tensor.
         """
         self._check_open()
+        check_rules(self, dtype=dtype, transpose=transpose)
+        framework = None if framework is None else _frameworks.named(framework)
         return _stream(
             self,
             names,
@@ -266,6 +280,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
             copy=copy,
             framework=framework,
             allow_lossy=allow_lossy,
+            dequantize=dequantize,
             overflow=overflow,
             whole=False,
         )
@@ -283,6 +298,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
         copy: bool | None = None,
         framework: str | None = None,
         allow_lossy: bool = False,
+        dequantize: bool = False,
         overflow: Overflow = "nan",
     ) -> dict[str, Any]:
         """Reads tensors and gives them as a dict, in the order of `names` or the checkpoint's.
@@ -305,12 +321,15 @@ class Checkpoint(Mapping[str, LazyTensor]):
             copy: As for `stream`.
             framework: As for `stream`.
             allow_lossy: As for `stream`.
+            dequantize: As for `stream`.
             overflow: As for `stream`.
 
         Raises:
             RustloadError: As for `stream`.
         """
         self._check_open()
+        check_rules(self, dtype=dtype, transpose=transpose)
+        framework = None if framework is None else _frameworks.named(framework)
         chosen = listed(self, names)
         found = dict(
             _stream(
@@ -326,6 +345,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
                 copy=copy,
                 framework=framework,
                 allow_lossy=allow_lossy,
+                dequantize=dequantize,
                 overflow=overflow,
                 whole=True,
             )
@@ -368,7 +388,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
 def open(
     path: StrPath | Iterable[StrPath] | bytes | bytearray | memoryview | BytesIO,
     *,
-    framework: Literal["torch", "numpy", "jax", "cupy", "dlpack"] | None = None,
+    framework: Framework | None = None,
     unknown: Literal["keep", "error"] = "keep",
     verify: bool = False,
     limits: Limits | None = None,
@@ -381,8 +401,9 @@ def open(
     Args:
         path: A file, a directory, an index file (`*.index.json`), a list of shards; or the bytes of one file in memory, as a
             `bytearray`, `memoryview` or `BytesIO`, or as `bytes` that are no path.
-        framework: What `materialize` makes: `"torch"`, `"numpy"`, `"jax"`, `"cupy"` or `"dlpack"`. None: torch if it is
-            installed, else NumPy, else plain buffers; settled at the first materialize.
+        framework: What `materialize` makes: `"torch"`, `"numpy"`, `"jax"`, `"cupy"` or `"dlpack"`; safetensors' words `"pt"`,
+            `"np"` and `"flax"` mean the first three. None: torch if it is installed, else NumPy, else plain buffers; settled
+            at the first materialize.
         unknown: `"keep"` keeps values of unknown classes as inert data, `"error"` refuses the file.
         verify: Whether the checksums of all storages are checked now, which reads the whole file. Archives only.
         limits: Bounds on what the file may make the reader do.
@@ -405,8 +426,7 @@ def open(
         OSError: The file cannot be read.
         TypeError: `path` is neither a path nor bytes; open files are not taken.
     """
-    if framework is not None and framework not in _frameworks.NAMES:
-        raise _make("Value", "Value", f"framework {framework!r} is not one of {', '.join(_frameworks.NAMES)}")
+    chosen = None if framework is None else _frameworks.named(framework)
     if io not in ("auto", "buffered", "direct"):
         raise _make("Value", "Value", f"io={io!r} is not 'auto', 'buffered' or 'direct'")
     if limits is not None and not isinstance(limits, Limits):
@@ -427,7 +447,7 @@ def open(
             limits=given,
             io=io,
         )
-    return Checkpoint._wrap(core, framework)
+    return Checkpoint._wrap(core, chosen)
 
 
 def _contents(given: Any) -> bytes | None:

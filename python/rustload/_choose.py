@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rustload import _rustload
+from rustload._patterns import matches
 from rustload.errors import _make
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def order_of(value: Any) -> bool | list[int] | None:
 def choose(value: T | Mapping[str, T] | Callable[[LazyTensor], T] | None, tensor: LazyTensor) -> T | None:
     """What `value` says for `tensor`: itself, what a callable returns, or what the first matching glob pattern maps to."""
     if isinstance(value, Mapping):
-        return next((found for pattern, found in value.items() if fnmatchcase(tensor.name, pattern)), None)
+        return next((found for pattern, found in value.items() if matches(tensor.name, pattern)), None)
     if callable(value) and not isinstance(value, type):
         return value(tensor)
     return value  # type: ignore[return-value]  # a class is a NumPy scalar type here, never a callable to be asked

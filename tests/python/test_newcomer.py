@@ -6,6 +6,7 @@ import io
 import tarfile
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from support import assert_same_bits
@@ -33,9 +34,27 @@ def test_a_lazy_state_dict_does_not_pass_them_on_either(quantized):
     state = rustload.torch.state_dict(quantized)
     with pytest.raises(RuntimeError, match="is quantized"):
         torch.nn.Linear(2, 2).load_state_dict(state)
-    with pytest.raises(rustload.UnsupportedError, match="is quantized"):
-        state["weight"].to(torch.float32)
-    assert state["weight"].tensor().tolist() == [[3, -6], [10, 4]]
+    handle = state["weight"]
+    assert (handle.is_quantized, handle.dtype, handle.itemsize) == (True, torch.qint8, 1)
+    assert not state["bias"].is_quantized
+    other = rustload.torch.state_dict(quantized, dtype={"weight": "F32"})["weight"]
+    for use in (
+        handle.tensor, handle.float, handle.T.clone, handle[0].sum, other.cpu, handle[0, 0].__float__,
+        lambda: handle.to(torch.float32), lambda: handle + 1, lambda: torch.cat([handle, handle]),
+        lambda: torch.zeros(2, 2, dtype=torch.int8).copy_(handle), lambda: np.asarray(handle),
+    ):  # fmt: skip
+        with pytest.raises(rustload.UnsupportedError, match="is quantized") as caught:
+            use()
+        assert ".dequantize()" in caught.value.__notes__[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = torch.load(quantized)["weight"]
+    assert_same_bits(handle.dequantize(), expected.dequantize())
+    assert_same_bits(handle[1:].T.dequantize(), expected[1:].T.dequantize())
+    assert handle.int_repr().tolist() == [[3, -6], [10, 4]]
+    assert_same_bits(state["bias"].dequantize(), torch.zeros(2))
+    with pytest.raises(RuntimeError, match="is not quantized"):
+        state["bias"].int_repr()
 
 
 def test_a_dict_of_tensors_is_no_list_of_paths(save):

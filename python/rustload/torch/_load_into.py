@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from rustload._many import parse_bytes
 from rustload._names import Key, Rename, Strip, named
+from rustload._patterns import check_rules
 from rustload._progress import Progress, checked_progress, reporting
 from rustload._rules import Rules
-from rustload._stream import parse_bytes
 from rustload.errors import _make
 from rustload.torch._do import done_steps
 from rustload.torch._meter import Meter
 from rustload.torch._plan import Plan, Wish, is_counter, plan_of
 from rustload.torch._report import Converted, LoadReport, mismatch_error
-from rustload.torch._slots import device_rule, slots_of
+from rustload.torch._slots import check_device_map, device_rule, slots_of
 from rustload.torch._state_dict import checkpoint_of
 
 if TYPE_CHECKING:
@@ -117,8 +118,10 @@ def load_into(
             f"the model is a {type(model).__name__}, not a torch.nn.Module; the path comes second",
         )
     checkpoint = checkpoint_of(path, limits)
+    check_rules(checkpoint, dtype=dtype, transpose=transpose)
     tensors = named(checkpoint, key, strip, rename)
     slots = slots_of(model)
+    check_device_map(model, device_map)
     plan = plan_of(model, slots, tensors, wish, checkpoint=checkpoint, key=key)
     if strict and plan.faults():
         raise mismatch_error(

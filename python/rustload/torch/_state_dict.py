@@ -8,6 +8,7 @@ from rustload._checkpoint import Checkpoint
 from rustload._checkpoint import open as open_checkpoint
 from rustload._frameworks.torch import check_device
 from rustload._names import Key, Rename, Strip, named
+from rustload._patterns import check_rules
 from rustload._rules import Rules
 from rustload.torch._handle import TorchHandle
 
@@ -63,9 +64,11 @@ def state_dict(
     >>> model.load_state_dict(rustload.torch.state_dict("model.pt"))
     <All keys matched successfully>
     """
-    found = named(checkpoint_of(path, limits), key, strip, rename)
-    place = check_device(device)
+    checkpoint = checkpoint_of(path, limits)
     rules = Rules(dtype=dtype)
+    check_rules(checkpoint, dtype=dtype)
+    found = named(checkpoint, key, strip, rename)
+    place = check_device(device)
     return StateDict((name, TorchHandle(lazy, rules.dtype(lazy), place)) for name, lazy in found.items())
 
 
