@@ -72,7 +72,7 @@ def parse() -> argparse.Namespace:
         type=float,
         default=18,
         metavar="N",
-        help="about how long it may take (18): rounds are fewer where cases are slow, but three at least",
+        help="how long it may take (18): slow cases get fewer rounds, but three, and the last may be skipped",
     )
     parser.add_argument("--json", type=Path, metavar="OUT", help="also write the results to this file")
     parser.add_argument("--plot", type=Path, metavar="OUT", help="also draw the results as SVG")
@@ -99,17 +99,17 @@ def machine() -> dict[str, str]:
 def run_all(
     cases: list[Case], args: argparse.Namespace, minutes: float, *, huge_pages: bool
 ) -> list[dict[str, Any]]:
-    """Runs cases, those that can run here, in about so many minutes."""
+    """Runs cases, those that can run here, until so many minutes are over."""
     end = time.monotonic() + 60 * minutes
     results = []
     for at, case in enumerate(cases):
-        reason = case.reason_to_skip()
+        left = end - time.monotonic()
+        reason = case.reason_to_skip() or (None if left > 0 else "the time is over; --filter runs it alone")
         if reason is None:
             # About half of the time goes into files, checks and peaks.
-            budget = max(0.0, end - time.monotonic()) / (len(cases) - at) / 2
-            results.append(run(case, args.rounds, budget, huge_pages=huge_pages))
+            results.append(run(case, args.rounds, left / (len(cases) - at) / 2, huge_pages=huge_pages))
         else:
-            print(f"\n{case.title}\n  skipped: {reason}")
+            print(f"\n{case.title}\n  skipped: {reason}", flush=True)
     return results
 
 

@@ -50,10 +50,10 @@ def _loading(*, quick: bool) -> Iterator[Case]:
     few = LoadCase("copy", layers, ".bin")
     yield from (GraphCase(of, mmap=mmap) for of in (many, few) for mmap in (False, True))
     yield from (SmallCase(2000 if quick else 20_000, 64, suffix) for suffix in FORMATS)
-    # 300 tensors of 1.7 GB, and 18,000 of 1.8 GB.
+    # 300 tensors of 1.2 GB, and 18,000 of 0.9 GB.
     sets = {
-        "dense": dense(3, 256) if quick else dense(33, 1792),
-        "mixture-of-experts": experts(2, 20, 64, 32) if quick else experts(24, 250, 256, 192),
+        "dense": dense(3, 256) if quick else dense(33, 1536),
+        "mixture-of-experts": experts(2, 20, 64, 32) if quick else experts(24, 250, 128, 192),
     }
     yield from (SetCase(kind, shapes, suffix) for kind, shapes in sets.items() for suffix in FORMATS)
 

@@ -29,6 +29,10 @@ class SetCase(SmallCase):
         return sum(torch.Size(shape).numel() for _, shape in self.shapes) * 2
 
     @property
+    def arena(self) -> int:
+        return self.nbytes  # nothing is converted
+
+    @property
     def path(self) -> Path:
         return CACHE / f"{self.kind}-{len(self.shapes)}-{self.nbytes}{self.suffix}"
 

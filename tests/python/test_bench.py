@@ -15,6 +15,7 @@ if str(ROOT) not in sys.path:
     sys.path.append(str(ROOT))
 
 from benches.counts import __main__ as counts  # noqa: E402 - it lies beside the tests
+from benches.python import __main__ as main  # noqa: E402
 from benches.python import cold, measure, plot  # noqa: E402
 from benches.python.cases import all_cases  # noqa: E402
 
@@ -85,6 +86,11 @@ def test_rounds_end_with_the_budget_but_not_before_three():
     assert {name: len(times.seconds) for name, times in done.items()} == {"one": 3, "two": 3}
     done = measure.interleave({"one": lambda: None}, rounds=5, arena=0, budget=60)
     assert len(done["one"].seconds) == 5
+
+
+def test_what_is_left_when_the_time_is_over_is_skipped_and_says_so(capsys):
+    assert main.run_all(QUICK[:2], main.argparse.Namespace(rounds=3), 0.0, huge_pages=False) == []
+    assert capsys.readouterr().out.count("skipped: the time is over") == 2
 
 
 def test_the_picture_marks_the_peer_that_is_faster():
