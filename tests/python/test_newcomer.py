@@ -26,7 +26,7 @@ def quantized(save):
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_the_integers_of_a_quantized_tensor_are_no_weights(quantized, device):
     model = torch.nn.Linear(2, 2, device=device)
-    with pytest.raises(rustload.errors.ModelMismatchError, match="qint8, which is quantized"):
+    with pytest.raises(rustload.errors.ModelMismatchError, match=r"quantized \(qint8\)"):
         rustload.torch.load_into(model, quantized)
 
 
@@ -106,3 +106,26 @@ def test_a_missing_name_is_looked_up_as_safe_open_has_it(save):
     ):
         file.get_tensor("entirely.different")
     assert not any("ckpt" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize(("found", "dtype", "advice"), [
+    (torch.float32, torch.int8, "allow_lossy=True"), (torch.complex64, torch.float32, "allow_lossy=True"),
+    (torch.qint8, torch.float32, "materialize(dequantize=True)"),
+])  # fmt: skip
+def test_a_kind_of_number_that_does_not_fit_says_what_to_do(save, found, dtype, advice):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        value = (
+            torch.quantize_per_tensor(torch.ones(2), 0.1, 0, found)
+            if found is torch.qint8
+            else torch.ones(2).to(found)
+        )
+    model = torch.nn.Module()
+    model.register_buffer("w", torch.zeros(2, dtype=dtype))
+    with pytest.raises(rustload.ModelMismatchError) as caught:
+        rustload.torch.load_into(model, save({"w": value}))
+    name = "quantized (qint8)" if found is torch.qint8 else str(found).removeprefix("torch.")
+    assert f"w is {name} in the file and {str(dtype).removeprefix('torch.')} in the model" in str(
+        caught.value
+    )
+    assert advice in caught.value.__notes__[0]
