@@ -114,11 +114,7 @@ def load_into(
         window=max(parse_bytes(memory, "memory"), 1 << 20),
     )
     if not isinstance(model, torch.nn.Module):
-        raise _make(
-            "Type",
-            "Type",
-            f"the model is a {type(model).__name__}, not a torch.nn.Module; the path comes second",
-        )
+        raise _make("Type", "Type", _no_model(model))
     checkpoint = checkpoint_of(path, limits)
     check_rules(checkpoint, dtype=dtype, transpose=transpose)
     tensors = named(checkpoint, key, strip, rename)
@@ -173,6 +169,12 @@ def load_into(
         peak_device=meter.device,
         notes=_own_loaders(model, own) + checkpoint.notes,
     )
+
+
+def _no_model(given: Any) -> str:
+    if isinstance(given, type):
+        return f"the model is the class {given.__name__}: make one, under torch.device('meta') where memory counts"
+    return f"the model is a {type(given).__name__}, not a torch.nn.Module; the path comes second"
 
 
 def _move_rest(plan: Plan, wish: Wish) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from rustload._frameworks.torch import check_device
 from rustload._names import Key, Rename, Strip, named, stripped
 from rustload._patterns import check_rules
 from rustload._rules import Rules
+from rustload.errors import _make
 from rustload.torch._handle import TorchHandle
 
 if TYPE_CHECKING:
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from rustload._limits import Limits
 
 __all__ = ["StateDict", "checkpoint_of", "state_dict", "versions"]
+
+_SEARCHED = 2_000
+"""Names that are looked through for near ones."""
 
 
 class StateDict(dict[str, TorchHandle]):
@@ -30,6 +35,16 @@ class StateDict(dict[str, TorchHandle]):
     def _metadata(self) -> dict[str, dict[str, Any]] | None:
         """The versions of modules, which `torch.save` keeps and `Module.load_state_dict` asks for."""
         return (self._versions() or None) if self._versions else None
+
+    def __missing__(self, name: str) -> TorchHandle:
+        """Refuses, with near names.
+
+        Raises:
+            TensorNotFoundError: Always; it is a KeyError.
+        """
+        near = difflib.get_close_matches(str(name), list(self)[:_SEARCHED], n=3)
+        note = f"near names: {', '.join(near)}" if near else None
+        raise _make("NotFound", "NotFound", f"no tensor is named {str(name)!r}", note)
 
     def __repr__(self) -> str:
         """The number of handles and their size; reads nothing."""
