@@ -4,7 +4,7 @@
 #   make test    every check CI runs, in CI's order
 #   make bench   the benchmarks against torch and safetensors (BENCH="--quick --json out.json" passes options on)
 #   make fuzz    every fuzz target for a minute, guided by coverage (FUZZ="pickle zip" SECONDS_EACH=600 for other ones)
-#   make memory  memory over time while a model is loaded, in today's ways and by rustload (MEMORY="--rounds 1")
+#   make memory  memory over time while a model is loaded, in today's ways and by rustload (MEMORY="--rounds 1", "--limit")
 #   make build   only the extension, in .venv
 #   make fmt     format Rust and Python
 

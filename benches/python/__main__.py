@@ -15,14 +15,19 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from . import measure
-from .cases import Case, OpenCase, all_cases, hold
-from .many import GrowthCase, many_cases
+from .case import hold
+from .cases import all_cases
+from .many import GrowthCase
+from .opening import OpenCase
 from .plot import svg
+
+if TYPE_CHECKING:
+    from .case import Case
 
 HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 LIMIT = "(limit)"
@@ -34,7 +39,7 @@ def main() -> None:
     huge_pages = os.environ.get(HUGE_PAGES) == "1"
     cases = [
         case
-        for case in (*all_cases(quick=args.quick), *many_cases(quick=args.quick))
+        for case in all_cases(quick=args.quick)
         if args.filter in case.title and (case.allocates or not huge_pages)
     ]
     print_heading(args.rounds, huge_pages=huge_pages)

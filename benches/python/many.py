@@ -11,13 +11,13 @@ import torch
 
 import rustload
 
-from .cases import CACHE, MIB, DataCase, SmallTensors, _movement, _safe_open, _torch_load
+from .case import CACHE, MIB, DataCase, SmallTensors, movement, safe_open, torch_load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from .cases import Case
+    from .case import Case
 
 
 class SmallCase(SmallTensors, DataCase):
@@ -43,15 +43,15 @@ class SmallCase(SmallTensors, DataCase):
 
         ways: dict[str, Callable[[], Any]] = {"rustload": ours, "rustload, views": views}
         if self.suffix == ".bin":
-            ways["torch.load"] = lambda: _torch_load(path, mmap=False)
-            ways["torch.load(mmap=True), views"] = lambda: _torch_load(path, mmap=True)
+            ways["torch.load"] = lambda: torch_load(path, mmap=False)
+            ways["torch.load(mmap=True), views"] = lambda: torch_load(path, mmap=True)
         else:
             ways["load_file, views"] = lambda: safetensors.torch.load_file(path)
-            ways["safe_open + clone"] = lambda: {name: tensor.clone() for name, tensor in _safe_open(path)}
+            ways["safe_open + clone"] = lambda: {name: tensor.clone() for name, tensor in safe_open(path)}
         return ways
 
     def limit_probe(self) -> Callable[[], object]:
-        return _movement(self.nbytes // 4, torch.float32)
+        return movement(self.nbytes // 4, torch.float32)
 
 
 class NarrowCase(DataCase):
@@ -86,11 +86,11 @@ class NarrowCase(DataCase):
 
         return {
             "rustload": ours,
-            "safe_open .to()": lambda: {name: tensor.to(target) for name, tensor in _safe_open(path)},
+            "safe_open .to()": lambda: {name: tensor.to(target) for name, tensor in safe_open(path)},
         }
 
     def limit_probe(self) -> Callable[[], object]:
-        return _movement(self.nbytes // 4, torch.float32)
+        return movement(self.nbytes // 4, torch.float32)
 
     def check(self) -> None:
         ours, peer = (way()["weight"] for way in self.ways().values())
@@ -133,7 +133,7 @@ class JoinCase(DataCase):
                 }
 
         def load() -> list[torch.Tensor]:
-            state = _torch_load(path, mmap=True) if self.suffix == ".bin" else dict(_safe_open(path))
+            state = torch_load(path, mmap=True) if self.suffix == ".bin" else dict(safe_open(path))
             return [state[name] for name in "qkv"]
 
         return {
@@ -145,7 +145,7 @@ class JoinCase(DataCase):
         }
 
     def limit_probe(self) -> Callable[[], object]:
-        return _movement(self.nbytes // 4, torch.bfloat16)
+        return movement(self.nbytes // 4, torch.bfloat16)
 
 
 class GrowthCase(DataCase):

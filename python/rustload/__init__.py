@@ -14,6 +14,7 @@ from rustload._limits import Limits
 from rustload._memory import Memory, memory, trim
 from rustload._safe_open import PySafeSlice, TensorMeta, safe_open
 from rustload._scan import FileReport, Finding, ScanReport, scan
+from rustload._stream import Stream
 from rustload._tensor import LazyTensor
 from rustload.errors import (
     DeviceError,
@@ -55,6 +56,7 @@ __all__ = [
     "SafetensorError",
     "ScanReport",
     "Sparse",
+    "Stream",
     "TensorMeta",
     "TensorNotFoundError",
     "UnsupportedError",

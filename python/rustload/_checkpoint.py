@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from rustload import _frameworks, _rustload
 from rustload._limits import Limits
+from rustload._many import listed
+from rustload._many import stream as _stream
 from rustload._paths import StrPath, beneath, contents, paths, repository
 from rustload._patterns import check_rules, is_name, matches, tell, unknown_name
-from rustload._stream import listed
-from rustload._stream import stream as _stream
 from rustload._tensor import LazyTensor, Shared, _size
 from rustload.errors import RustloadError, TensorNotFoundError, _make
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
     from io import BytesIO
     from types import TracebackType
 
+    from rustload._many import Order
     from rustload._progress import Progress
-    from rustload._stream import Order
+    from rustload._stream import Stream
     from rustload._tensor import Overflow
 
 __all__ = ["Checkpoint", "OpaqueClass", "open"]
@@ -236,8 +236,9 @@ class Checkpoint(Mapping[str, LazyTensor]):
         copy: bool | None = None,
         framework: str | None = None,
         allow_lossy: bool = False,
+        dequantize: bool = False,
         overflow: Overflow = "nan",
-    ) -> Generator[tuple[str, Any], None, None]:
+    ) -> Stream:
         """Gives tensors one after the other, reading and casting the next ones while you work on the last.
 
         >>> import rustload
@@ -269,10 +270,11 @@ class Checkpoint(Mapping[str, LazyTensor]):
             copy: As for `LazyTensor.materialize`: None gives views where nothing is converted.
             framework: As for `LazyTensor.materialize`.
             allow_lossy: As for `LazyTensor.materialize`.
+            dequantize: As for `LazyTensor.materialize`; a plain dtype is for the numbers of quantized tensors too, then.
             overflow: As for `LazyTensor.materialize`.
 
         Returns:
-            A generator of names and tensors.
+            A `Stream`: an iterator over names and tensors that says how many are left, and may be closed or used with `with`.
 
         Raises:
             TensorNotFoundError: One of `names` is not there.
@@ -297,6 +299,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
             copy=copy,
             framework=framework,
             allow_lossy=allow_lossy,
+            dequantize=dequantize,
             overflow=overflow,
             whole=False,
         )
@@ -314,6 +317,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
         copy: bool | None = None,
         framework: str | None = None,
         allow_lossy: bool = False,
+        dequantize: bool = False,
         overflow: Overflow = "nan",
     ) -> dict[str, Any]:
         """Reads tensors and gives them as a dict, in the order of `names` or the checkpoint's.
@@ -336,6 +340,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
             copy: As for `stream`.
             framework: As for `stream`.
             allow_lossy: As for `stream`.
+            dequantize: As for `stream`.
             overflow: As for `stream`.
 
         Raises:
@@ -359,6 +364,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
                 copy=copy,
                 framework=framework,
                 allow_lossy=allow_lossy,
+                dequantize=dequantize,
                 overflow=overflow,
                 whole=True,
             )

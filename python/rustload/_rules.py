@@ -65,9 +65,14 @@ class Rules:
             )
         self._transpose = _rule(transpose, order_of)
 
-    def dtype(self, tensor: LazyTensor) -> str | None:
-        """The dtype that the tensor gets, in torch's words; None for the file's."""
-        if self._plain and tensor.dtype not in PLAIN:
+    def dtype(self, tensor: LazyTensor, *, is_float: bool = False) -> str | None:
+        """The dtype that the tensor gets, in torch's words; None for its own.
+
+        Args:
+            tensor: The handle.
+            is_float: Whether a plain dtype means it in any case, as one whose integers become floats.
+        """
+        if self._plain and not is_float and tensor.dtype not in PLAIN:
             return None
         return self._dtype(tensor)
 

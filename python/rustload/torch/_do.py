@@ -10,6 +10,7 @@ import torch
 from rustload import _rustload
 from rustload._frameworks import torch as adapter
 from rustload._frameworks.torch import torch_dtype
+from rustload._stream import HostMaker
 from rustload._tensor import Wanted
 from rustload.errors import _make
 from rustload.torch._fill import fill
@@ -56,7 +57,7 @@ def _read_ahead(steps: Sequence[Step], wish: Wish) -> Iterator[tuple[Step, torch
     if not steps:
         return
     wanted = [Wanted(dtype=step.dtype, copy=step.copy, allow_lossy=wish.allow_lossy) for step in steps]
-    stream = _rustload.stream(
+    core = _rustload.stream(
         [step.lazy._core for step in steps],
         wanted,
         list(range(len(steps))),
@@ -66,20 +67,12 @@ def _read_ahead(steps: Sequence[Step], wish: Wish) -> Iterator[tuple[Step, torch
         standing=True,
         whole=True,
     )
-    kept: dict[int, torch.Tensor] = {}
-    with contextlib.closing(stream):
-        while (found := stream.next()) is not None:
-            index, first, again, _, buffer = found
-            if first != index:
-                data = kept[first]
-            elif buffer is None:
-                data = adapter.make(steps[index].lazy, wanted[index], None)
-            else:
-                data = adapter.wrap(buffer, None)
-            if again:
-                kept[first] = data
-            del found, buffer
-            yield steps[index], data
+    maker = HostMaker(core, [step.lazy for step in steps], wanted, adapter, None)
+    with contextlib.closing(maker):
+        for index in maker.order:
+            data = maker.next()
+            if data is not None:
+                yield steps[index], data
 
 
 def _give(step: Step, data: torch.Tensor, wish: Wish) -> None:

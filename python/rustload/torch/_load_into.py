@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from rustload._many import parse_bytes
 from rustload._names import Key, Rename, Strip, named
 from rustload._patterns import check_rules
 from rustload._progress import Progress, checked_progress, reporting
 from rustload._rules import Rules
-from rustload._stream import parse_bytes
 from rustload.errors import _make
 from rustload.torch._do import done_steps
 from rustload.torch._meter import Meter
