@@ -16,6 +16,9 @@ pub(super) const SCRATCH: u64 = 1 << 20;
 /// Bytes from which on a result is put where it can be read straight into place.
 const SHIFTED: u64 = 8 << 20;
 
+/// A huge page.
+const HUGE: usize = 2 << 20;
+
 /// Bytes of one read that needs no scratch; bounded so that a request to stop is seen soon.
 const DIRECT: u64 = 8 << 20;
 
@@ -199,6 +202,9 @@ pub(super) fn fill_piece(
             SCRATCH
         },
     );
+    if is_transposing(piece) && !how.cast.is_past_caches() {
+        touch(&how.cancel, out)?;
+    }
     // Blocks do not overlap, so where they have as many elements as the piece, no byte of it stays as it was: the
     // destination may be memory of an earlier result.
     let mut written = 0_u64;
@@ -237,6 +243,23 @@ pub(super) fn gap() -> Error {
 
 fn is_plain(piece: &Piece) -> bool {
     piece.dims.iter().all(|dim| dim.src == dim.dst)
+}
+
+/// Whether rows of the destination are columns of the source.
+fn is_transposing(piece: &Piece) -> bool {
+    piece.dims.last().is_some_and(|last| piece.dims.iter().any(|dim| dim.src < last.src))
+}
+
+/// Has the system make fresh memory now, a huge page at a time: the first block of a transpose writes to every page, and a request
+/// to stop would wait for all of them.
+fn touch(cancel: &Cancel, out: &mut [u8]) -> Result<()> {
+    for page in out.chunks_mut(HUGE) {
+        cancel.check()?;
+        if let Some(first) = page.first_mut() {
+            *first = 0;
+        }
+    }
+    Ok(())
 }
 
 /// Reads a block's runs into the scratch, at the places that its axes expect.
