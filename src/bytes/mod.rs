@@ -1,5 +1,6 @@
 //! What is at which offset: files and memory, positional reads, mappings, and a checked little-endian cursor.
 
+mod chunk;
 mod cursor;
 mod direct;
 mod mapping;
@@ -9,6 +10,7 @@ mod reader;
 mod region;
 mod source;
 
+pub use chunk::Chunk;
 pub use cursor::Cursor;
 pub use direct::{BLOCK, Choice, Io};
 pub use mapping::Mapping;

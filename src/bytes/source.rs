@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::direct::{self, BLOCK, Choice, Io};
 use super::place::{Place, PlaceKind};
-use super::{Mapping, Region};
+use super::{Chunk, Mapping, Region};
 use crate::error::{Code, Error, Result, ResultExt};
 
 /// Bytes in memory that somebody else owns.
@@ -262,6 +262,18 @@ impl Source {
         out.resize(wanted, 0);
         self.read_at(offset, &mut out)?;
         Ok(out)
+    }
+
+    /// The same bytes to be parsed: those in memory where they lie, those of a file read. The caller has checked `len`.
+    pub fn chunk(&self, offset: u64, len: u64) -> Result<Chunk> {
+        let Backing::Memory(bytes) = &self.backing else {
+            return self.read_vec(offset, len).map(Chunk::from);
+        };
+        let part = self.part(offset, len)?;
+        let (start, len) = (usize::try_from(part.start()), usize::try_from(part.len()));
+        let chunk =
+            start.ok().zip(len.ok()).and_then(|(start, len)| Chunk::shared(bytes.clone(), start, len));
+        chunk.ok_or_else(|| Error::new(Code::FileChanged, "the bytes in memory became shorter"))
     }
 
     /// Fails if the file's size, time of change or identity differ from when it was opened.
