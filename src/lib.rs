@@ -37,7 +37,7 @@ pub mod sink;
 pub mod stream;
 mod tensor;
 
-pub use checkpoint::{Checkpoint, Failed, Flow, Given, Made, OwnedStorages, StorageInfo, Stream};
+pub use checkpoint::{Checkpoint, Failed, Flow, Given, Made, OwnedStorages, Stop, StorageInfo, Stream};
 pub use dtype::DType;
 pub use error::{Code, Error, Kind, Result};
 pub use index::{Options, Unknown};

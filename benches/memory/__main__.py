@@ -25,8 +25,16 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("bench-results"), help="folder for memory.{svg,png,json}"
     )
+    parser.add_argument(
+        "--limit",
+        action="store_true",
+        help="say instead which ways finish with the final size and 512 MiB beyond the imports",
+    )
     options = parser.parse_args()
     folder = model.made()
+    if options.limit:
+        limit(folder, options.kinds.split(","), options.dtype)
+        return
     options.out.mkdir(parents=True, exist_ok=True)
     curves: dict[str, dict[str, sample.Curve]] = {}
     for kind in options.kinds.split(","):
@@ -36,7 +44,8 @@ def main() -> None:
         for number in range(options.rounds):
             for offset in range(len(ways)):
                 way = ways[(number + offset) % len(ways)]
-                runs[way].append(sample.run(way, folder / kind, options.dtype))
+                if (curve := sample.run(way, folder / kind, options.dtype)) is not None:
+                    runs[way].append(curve)
         curves[kind] = {way: middle(found) for way, found in runs.items()}
         report(kind, options.dtype, curves[kind])
     size = sum(file.stat().st_size for file in model.files_of(folder / "single")) / MIB
@@ -48,6 +57,21 @@ def main() -> None:
     }
     (options.out / f"memory-{options.dtype}.json").write_text(json.dumps(data))
     print(f"\nwrote {', '.join(map(str, files))}")
+
+
+def limit(folder: Path, kinds: list[str], dtype: str) -> None:
+    """Prints which ways finish in a control group of the final size and 512 MiB, and what those that do used."""
+    for kind in kinds:
+        files = model.files_of(folder / kind)
+        size = sum(file.stat().st_size for file in files) // (2 if dtype == "bfloat16" else 1)
+        most = size + 512 * MIB
+        print(f"\n{kind}, as {dtype}, in {most / MIB:.0f} MiB beyond the imports")
+        for way in WAYS:
+            if can(way, kind):
+                measure.read_through(*files)
+                curve = sample.run(way, folder / kind, dtype, most)
+                outcome = "killed" if curve is None else f"finished, peak {curve.peak / MIB:.0f} MiB"
+                print(f"{way:28}{outcome}", flush=True)
 
 
 def middle(curves: list[sample.Curve]) -> sample.Curve:

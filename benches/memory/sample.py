@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+from benches.memory.limit import limited
 
 ROOT = Path(__file__).resolve().parents[2]
 INTERVAL = 0.002
@@ -48,11 +52,15 @@ class Curve:
         return self.anonymous[-1] + self.file[-1]
 
 
-def run(way: str, folder: Path, dtype: str) -> Curve:
-    """One run in a fresh process.
+def run(way: str, folder: Path, dtype: str, limit: int | None = None) -> Curve | None:
+    """One run in a fresh process, which may have `limit` bytes beyond what it had after its imports.
+
+    Returns:
+        What was seen; None where the process was killed at the limit.
 
     Raises:
         RuntimeError: The process failed.
+        OSError: There can be no limit here.
     """
     command = [sys.executable, "-m", "benches.memory.sample", way, str(folder), dtype]
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
@@ -63,6 +71,16 @@ def run(way: str, folder: Path, dtype: str) -> Curve:
     assert child.stdout is not None
     if child.stdout.readline() != "ready\n":
         raise RuntimeError(f"{way}: the process ended with {child.wait()} before it began")
+    with contextlib.ExitStack() as stack:
+        if limit is not None:
+            stack.enter_context(limited(child.pid, limit))
+        stack.callback(child.wait)
+        return _sampled(way, child, is_limited=limit is not None)
+
+
+def _sampled(way: str, child: subprocess.Popen[str], *, is_limited: bool) -> Curve | None:
+    assert child.stdin is not None
+    assert child.stdout is not None
     status = Path(f"/proc/{child.pid}/status")
     base = _memory(status)
     times, anonymous, file = [0.0], [0], [0]
@@ -79,13 +97,14 @@ def run(way: str, folder: Path, dtype: str) -> Curve:
         file.append(now[1] - base[1])
         line = child.stdout.readline()
         if not line and child.poll() is not None:
+            if is_limited and child.returncode == -signal.SIGKILL:
+                return None
             raise RuntimeError(f"{way}: the process ended with {child.returncode}")
     os.set_blocking(child.stdout.fileno(), True)
     child.stdin.write("hash\n")
     child.stdin.flush()
     digest = child.stdout.readline().strip()
     child.stdin.close()
-    child.wait()
     return Curve(times, anonymous, file, float(line), digest)
 
 

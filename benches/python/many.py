@@ -11,13 +11,11 @@ import torch
 
 import rustload
 
-from .cases import CACHE, MIB, DataCase, SmallTensors, _movement, _safe_open, _torch_load
+from .case import CACHE, MIB, DataCase, SmallTensors, movement, safe_open, torch_load
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
-
-    from .cases import Case
 
 
 class SmallCase(SmallTensors, DataCase):
@@ -43,15 +41,15 @@ class SmallCase(SmallTensors, DataCase):
 
         ways: dict[str, Callable[[], Any]] = {"rustload": ours, "rustload, views": views}
         if self.suffix == ".bin":
-            ways["torch.load"] = lambda: _torch_load(path, mmap=False)
-            ways["torch.load(mmap=True), views"] = lambda: _torch_load(path, mmap=True)
+            ways["torch.load"] = lambda: torch_load(path, mmap=False)
+            ways["torch.load(mmap=True), views"] = lambda: torch_load(path, mmap=True)
         else:
             ways["load_file, views"] = lambda: safetensors.torch.load_file(path)
-            ways["safe_open + clone"] = lambda: {name: tensor.clone() for name, tensor in _safe_open(path)}
+            ways["safe_open + clone"] = lambda: {name: tensor.clone() for name, tensor in safe_open(path)}
         return ways
 
     def limit_probe(self) -> Callable[[], object]:
-        return _movement(self.nbytes // 4, torch.float32)
+        return movement(self.nbytes // 4, torch.float32)
 
 
 class NarrowCase(DataCase):
@@ -86,11 +84,11 @@ class NarrowCase(DataCase):
 
         return {
             "rustload": ours,
-            "safe_open .to()": lambda: {name: tensor.to(target) for name, tensor in _safe_open(path)},
+            "safe_open .to()": lambda: {name: tensor.to(target) for name, tensor in safe_open(path)},
         }
 
     def limit_probe(self) -> Callable[[], object]:
-        return _movement(self.nbytes // 4, torch.float32)
+        return movement(self.nbytes // 4, torch.float32)
 
     def check(self) -> None:
         ours, peer = (way()["weight"] for way in self.ways().values())
@@ -133,7 +131,7 @@ class JoinCase(DataCase):
                 }
 
         def load() -> list[torch.Tensor]:
-            state = _torch_load(path, mmap=True) if self.suffix == ".bin" else dict(_safe_open(path))
+            state = torch_load(path, mmap=True) if self.suffix == ".bin" else dict(safe_open(path))
             return [state[name] for name in "qkv"]
 
         return {
@@ -145,13 +143,14 @@ class JoinCase(DataCase):
         }
 
     def limit_probe(self) -> Callable[[], object]:
-        return _movement(self.nbytes // 4, torch.bfloat16)
+        return movement(self.nbytes // 4, torch.bfloat16)
 
 
 class GrowthCase(DataCase):
     """Stream a sparse checkpoint as bfloat16 and drop every tensor: time should be linear in its size, memory constant."""
 
     suffix = ".safetensors"
+    arena = 0  # what is made is dropped again
     limit = "reading the file through, 16 MiB at a time"
 
     def __init__(self, mebibytes: int) -> None:
@@ -208,21 +207,6 @@ class GrowthCase(DataCase):
 
     def check(self) -> None:
         assert self.ways()["rustload"]() == [self.nbytes // (32 * MIB)]
-
-
-def many_cases(*, quick: bool) -> Iterator[Case]:
-    """Yields every case of this file, at full or at small size."""
-    formats = (".bin", ".safetensors")
-    yield from (SmallCase(2000 if quick else 20_000, 64, suffix) for suffix in formats)
-    numel = (4 if quick else 128) << 20
-    for source, target in (
-        ("float8_e4m3fn", "bfloat16"),
-        ("float8_e4m3fn", "float32"),
-        ("float32", "float8_e4m3fn"),
-    ):
-        yield NarrowCase(numel, source, target)
-    yield from (JoinCase(*((512, 512) if quick else (8192, 4096)), suffix) for suffix in formats)
-    yield from (GrowthCase(size) for size in ((64, 128) if quick else (1024, 2048, 4096, 8192, 16384)))
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -1,5 +1,7 @@
 """rustload opens PyTorch and safetensors checkpoints safely, lazily and fast; see `rustload.open`."""
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 from rustload._rustload import DEBUG as _DEBUG
 from rustload._rustload import Buffer, __version__
 
@@ -12,6 +14,7 @@ from rustload._limits import Limits
 from rustload._memory import Memory, memory, trim
 from rustload._safe_open import PySafeSlice, TensorMeta, safe_open
 from rustload._scan import FileReport, Finding, ScanReport, scan
+from rustload._stream import Stream
 from rustload._tensor import LazyTensor
 from rustload.errors import (
     DeviceError,
@@ -21,6 +24,7 @@ from rustload.errors import (
     LimitError,
     ModelMismatchError,
     RustloadError,
+    RustloadWarning,
     SafetensorError,
     TensorNotFoundError,
     UnsupportedError,
@@ -48,9 +52,11 @@ __all__ = [
     "PySafeSlice",
     "Quantization",
     "RustloadError",
+    "RustloadWarning",
     "SafetensorError",
     "ScanReport",
     "Sparse",
+    "Stream",
     "TensorMeta",
     "TensorNotFoundError",
     "UnsupportedError",
@@ -64,6 +70,27 @@ __all__ = [
     "stack",
     "trim",
 ]
+
+if not _TYPE_CHECKING:  # type checkers are to go on seeing what is not there
+    _ELSEWHERE = {
+        "load": "rustload.open(path) opens a checkpoint; rustload.torch.load(path) has torch.load's place",
+        "load_file": "rustload.open(path).materialize() gives a dict of tensors",
+        "info": "print(rustload.open(path)), or on the command line: rustload info PATH",
+    }
+    _ELSEWHERE |= dict.fromkeys(
+        ("save", "save_file", "convert"),
+        "rustload writes no files yet; safetensors.torch.save_file(rustload.open(path).materialize(), to) does",
+    )
+
+    def __getattr__(name: str) -> object:
+        """Says what to import, or what to use, where somebody asks for what is not here."""
+        if name in ("jax", "torch", "transformers"):
+            raise AttributeError(f"rustload.{name} has to be imported: import rustload.{name}")
+        error = AttributeError(f"module 'rustload' has no attribute {name!r}", name=name)
+        if name in _ELSEWHERE:
+            error.add_note(_ELSEWHERE[name])
+        raise error
+
 
 if _DEBUG:
     import warnings

@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-import builtins
-import difflib
-import errno
+import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from fnmatch import fnmatchcase
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from rustload import _frameworks, _rustload
 from rustload._limits import Limits
-from rustload._stream import listed
-from rustload._stream import stream as _stream
+from rustload._many import listed
+from rustload._many import stream as _stream
+from rustload._paths import StrPath, beneath, contents, paths, repository
+from rustload._patterns import check_rules, is_name, matches, tell, unknown_name
 from rustload._tensor import LazyTensor, Shared, _size
-from rustload.errors import _make
+from rustload.errors import RustloadError, TensorNotFoundError, _make
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from io import BytesIO
     from types import TracebackType
 
+    from rustload._many import Order
     from rustload._progress import Progress
-    from rustload._stream import Order
+    from rustload._stream import Stream
     from rustload._tensor import Overflow
 
 __all__ = ["Checkpoint", "OpaqueClass", "open"]
 
-StrPath: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+_SEARCHED = 10_000
+"""Tensors up to which a look-up that failed goes through the object tree."""
+
+Framework: TypeAlias = Literal["torch", "numpy", "jax", "cupy", "dlpack", "pt", "pytorch", "np", "flax"]
 
 
 class OpaqueClass(NamedTuple):
@@ -97,7 +99,25 @@ class Checkpoint(Mapping[str, LazyTensor]):
         self._check_open()
         if not isinstance(name, str):
             raise TypeError(f"tensor names are str, not {type(name).__name__}")
-        return LazyTensor._wrap(self._core.tensor(name), self._shared)
+        try:
+            return LazyTensor._wrap(self._core.tensor(name), self._shared)
+        except TensorNotFoundError as error:
+            self._say_where(name, error)
+            raise
+
+    def _say_where(self, name: str, error: TensorNotFoundError) -> None:
+        """A note for names that are there and are no tensor: what holds tensors, and plain values."""
+        inside = sum(other.startswith(name + ".") for other in self)
+        if inside:
+            error.add_note(f"{name!r} holds {inside} tensor(s): ckpt.select('{name}.*')")
+        elif len(self) <= _SEARCHED:
+            value: Any = None
+            with contextlib.suppress(RustloadError):
+                value = self.objects
+            for part in name.split("."):
+                value = value.get(part) if isinstance(value, Mapping) else None
+            if value is not None:
+                error.add_note(f"ckpt.objects has it: it is of type {type(value).__name__}, and no tensor")
 
     def get(self, name: str, default: Any = None) -> Any:
         """The lazy tensor of that name, or `default`; a miss costs no search for near names."""
@@ -190,8 +210,17 @@ class Checkpoint(Mapping[str, LazyTensor]):
 
         Args:
             pattern: As in `fnmatch`: `*` matches any characters, dots too; `?` one; `[ab]` one of them. Case counts.
+
+        Raises:
+            TensorNotFoundError: The pattern has none of these, and no tensor has that name. A pattern that matches none is a
+                `RustloadWarning`.
         """
-        return {name: self[name] for name in self if fnmatchcase(name, pattern)}
+        found = {name: self[name] for name in self if matches(name, pattern)}
+        if not found and is_name(pattern):
+            raise unknown_name("the selection", pattern, self)
+        if not found:
+            tell(f"no name matches {pattern!r}", pattern, self)
+        return found
 
     def stream(
         self,
@@ -207,8 +236,9 @@ class Checkpoint(Mapping[str, LazyTensor]):
         copy: bool | None = None,
         framework: str | None = None,
         allow_lossy: bool = False,
+        dequantize: bool = False,
         overflow: Overflow = "nan",
-    ) -> Generator[tuple[str, Any], None, None]:
+    ) -> Stream:
         """Gives tensors one after the other, reading and casting the next ones while you work on the last.
 
         >>> import rustload
@@ -240,10 +270,11 @@ class Checkpoint(Mapping[str, LazyTensor]):
             copy: As for `LazyTensor.materialize`: None gives views where nothing is converted.
             framework: As for `LazyTensor.materialize`.
             allow_lossy: As for `LazyTensor.materialize`.
+            dequantize: As for `LazyTensor.materialize`; a plain dtype is for the numbers of quantized tensors too, then.
             overflow: As for `LazyTensor.materialize`.
 
         Returns:
-            A generator of names and tensors.
+            A `Stream`: an iterator over names and tensors that says how many are left, and may be closed or used with `with`.
 
         Raises:
             TensorNotFoundError: One of `names` is not there.
@@ -253,6 +284,8 @@ class Checkpoint(Mapping[str, LazyTensor]):
             RustloadError: As for `LazyTensor.materialize`; the message or a note names the tensor.
         """
         self._check_open()
+        check_rules(self, dtype=dtype, transpose=transpose)
+        framework = None if framework is None else _frameworks.named(framework)
         return _stream(
             self,
             names,
@@ -266,6 +299,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
             copy=copy,
             framework=framework,
             allow_lossy=allow_lossy,
+            dequantize=dequantize,
             overflow=overflow,
             whole=False,
         )
@@ -283,6 +317,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
         copy: bool | None = None,
         framework: str | None = None,
         allow_lossy: bool = False,
+        dequantize: bool = False,
         overflow: Overflow = "nan",
     ) -> dict[str, Any]:
         """Reads tensors and gives them as a dict, in the order of `names` or the checkpoint's.
@@ -305,12 +340,15 @@ class Checkpoint(Mapping[str, LazyTensor]):
             copy: As for `stream`.
             framework: As for `stream`.
             allow_lossy: As for `stream`.
+            dequantize: As for `stream`.
             overflow: As for `stream`.
 
         Raises:
             RustloadError: As for `stream`.
         """
         self._check_open()
+        check_rules(self, dtype=dtype, transpose=transpose)
+        framework = None if framework is None else _frameworks.named(framework)
         chosen = listed(self, names)
         found = dict(
             _stream(
@@ -326,6 +364,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
                 copy=copy,
                 framework=framework,
                 allow_lossy=allow_lossy,
+                dequantize=dequantize,
                 overflow=overflow,
                 whole=True,
             )
@@ -362,13 +401,32 @@ class Checkpoint(Mapping[str, LazyTensor]):
 
     def __reduce__(self) -> Any:
         """Checkpoints do not pickle."""
-        raise TypeError("a checkpoint does not pickle; open it again instead")
+        error = TypeError("a checkpoint does not pickle; open it again instead")
+        error.add_note(
+            "in a worker of a DataLoader or a pool, open the path there; a forked worker may use what its parent opened"
+        )
+        raise error
+
+    if not TYPE_CHECKING:  # type checkers are to go on seeing what is not there
+
+        def __getattr__(self, name: str) -> Any:
+            """Says what to use in the place of what a dict or a module would have."""
+            error = AttributeError(f"'Checkpoint' object has no attribute {name!r}", name=name, obj=self)
+            if name == "state_dict":
+                error.add_note(
+                    "ckpt.materialize() is a dict of tensors, rustload.torch.state_dict(ckpt) one of lazy handles"
+                )
+            elif name in ("load_state_dict", "eval", "parameters", "to", "cuda", "half"):
+                error.add_note(
+                    "it holds tensors and no model: rustload.torch.load_into(model, ckpt) fills one"
+                )
+            raise error
 
 
 def open(
     path: StrPath | Iterable[StrPath] | bytes | bytearray | memoryview | BytesIO,
     *,
-    framework: Literal["torch", "numpy", "jax", "cupy", "dlpack"] | None = None,
+    framework: Framework | None = None,
     unknown: Literal["keep", "error"] = "keep",
     verify: bool = False,
     limits: Limits | None = None,
@@ -381,8 +439,9 @@ def open(
     Args:
         path: A file, a directory, an index file (`*.index.json`), a list of shards; or the bytes of one file in memory, as a
             `bytearray`, `memoryview` or `BytesIO`, or as `bytes` that are no path.
-        framework: What `materialize` makes: `"torch"`, `"numpy"`, `"jax"`, `"cupy"` or `"dlpack"`. None: torch if it is
-            installed, else NumPy, else plain buffers; settled at the first materialize.
+        framework: What `materialize` makes: `"torch"`, `"numpy"`, `"jax"`, `"cupy"` or `"dlpack"`; safetensors' words `"pt"`,
+            `"np"` and `"flax"` mean the first three. None: torch if it is installed, else NumPy, else plain buffers; settled
+            at the first materialize.
         unknown: `"keep"` keeps values of unknown classes as inert data, `"error"` refuses the file.
         verify: Whether the checksums of all storages are checked now, which reads the whole file. Archives only.
         limits: Bounds on what the file may make the reader do.
@@ -405,87 +464,27 @@ def open(
         OSError: The file cannot be read.
         TypeError: `path` is neither a path nor bytes; open files are not taken.
     """
-    if framework is not None and framework not in _frameworks.NAMES:
-        raise _make("Value", "Value", f"framework {framework!r} is not one of {', '.join(_frameworks.NAMES)}")
+    chosen = None if framework is None else _frameworks.named(framework)
     if io not in ("auto", "buffered", "direct"):
         raise _make("Value", "Value", f"io={io!r} is not 'auto', 'buffered' or 'direct'")
     if limits is not None and not isinstance(limits, Limits):
         raise _make("Type", "Type", f"limits= is a rustload.Limits, not {limits!r}")
     given = {} if limits is None else limits._given()
-    data = _contents(path)
+    data = contents(path)
     if data is not None:
         core = _rustload.open_bytes(
             data, unknown=unknown, trailing=trailing, compat=compat, verify=verify, limits=given
         )
     else:
-        core = _rustload.open_paths(
-            _paths(path),
-            unknown=unknown,
-            trailing=trailing,
-            compat=compat,
-            verify=verify,
-            limits=given,
-            io=io,
-        )
-    return Checkpoint._wrap(core, framework)
-
-
-def _contents(given: Any) -> bytes | None:
-    """The bytes of a file in memory, or None for what is a path. Bytes that are short and without zeros are a path."""
-    if isinstance(given, BytesIO):
-        given = given.getbuffer()
-    if isinstance(given, (bytearray, memoryview)):
-        return builtins.bytes(given)
-    if isinstance(given, bytes) and not (0 < len(given) < 4096 and b"\0" not in given):
-        return given
-    return None
-
-
-def _paths(given: Any) -> list[str]:
-    if isinstance(given, (str, bytes, os.PathLike)):
-        paths = [given]
-    elif isinstance(given, Iterable) and not isinstance(given, Mapping) and not hasattr(given, "read"):
-        paths = list(given)
-    else:
-        note = "for an open file, pass its path (its .name); for bytes in memory, a bytearray, a memoryview or a BytesIO"
-        if isinstance(given, Mapping):
-            note = "it holds tensors already: rustload opens the file that they come from"
-        raise _make("Type", "Type", f"path is a {type(given).__name__}, not a path or a list of paths", note)
-    for one in paths:
-        if not isinstance(one, (str, bytes, os.PathLike)):
-            raise _make("Type", "Type", f"the list of paths holds a {type(one).__name__}")
-        try:
-            Path(os.fsdecode(one)).stat()
-        except FileNotFoundError:
-            raise _missing(os.fsdecode(one)) from None
-        except OSError:
-            pass  # the core says what is wrong
-    return [os.fsdecode(one) for one in paths]
-
-
-def _missing(given: str) -> BaseException:
-    """The error for a path that is not there, with a near name beside it, or what the path may have been meant to be."""
-    path = Path(given)
-    error = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), given)
-    error.code = "Io"  # type: ignore[attr-defined]  # every error of ours has one
-    try:
-        near = difflib.get_close_matches(
-            path.name, [one.name for one in path.parent.iterdir()], n=3, cutoff=0.8
-        )
-    except OSError:
-        near = []
-    if "://" in given:
-        error.add_note("nothing is downloaded: fetch the file, then open it")
-    elif path.is_symlink():
-        error.add_note(f"it is a symbolic link to {os.fsdecode(path.readlink())}, which is not there")
-    elif near:
-        error.add_note(f"near names there: {', '.join(near)}")
-    elif path.parts[:1] == ("~",):
-        error.add_note("~ is not expanded here: use os.path.expanduser")
-    elif not path.is_absolute() and len(path.parts) <= 2 and not path.suffix:
-        error.add_note(
-            "nothing is downloaded: if this names a model of a hub, download it first and pass its folder"
-        )
-    else:
-        error.add_note(f"the working directory is {Path.cwd()}; check the spelling")
-    return error
+        wanted = [repository(one) for one in paths(path)]
+        with beneath(wanted):
+            core = _rustload.open_paths(
+                wanted,
+                unknown=unknown,
+                trailing=trailing,
+                compat=compat,
+                verify=verify,
+                limits=given,
+                io=io,
+            )
+    return Checkpoint._wrap(core, chosen)

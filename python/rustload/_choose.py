@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rustload import _rustload
+from rustload._patterns import matches
 from rustload.errors import _make
 
 if TYPE_CHECKING:
@@ -28,13 +29,31 @@ def dtype_name(dtype: Any) -> str:
         TypeError: This is no dtype at all.
     """
     if isinstance(dtype, str):
-        return _rustload.parse_dtype(dtype)
+        return _parsed(dtype)
     name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
     if (isinstance(dtype, type) and dtype.__module__ == "builtins") or not isinstance(name, str):
         raise TypeError(
             f"{dtype!r} is no dtype; use a string such as 'bfloat16', a torch.dtype or a NumPy dtype"
         )
-    return _rustload.parse_dtype(name)
+    return _parsed(name)
+
+
+def _parsed(name: str) -> str:
+    try:
+        return _rustload.parse_dtype(name)
+    except ValueError as error:
+        wanted = (
+            name.lower().replace("fp", "float").replace("bf", "bfloat")
+            if "float" not in name
+            else name.lower()
+        )
+        known = [one for one, _, _ in _rustload.DTYPES]
+        near = [one for one in known if one.startswith(wanted)] or difflib.get_close_matches(wanted, known)
+        if name == "auto":
+            error.add_note("leave dtype= away to keep what there is")
+        elif near and wanted:
+            error.add_note(f"near names: {', '.join(near)}")
+        raise
 
 
 def order_of(value: Any) -> bool | list[int] | None:
@@ -53,7 +72,7 @@ def order_of(value: Any) -> bool | list[int] | None:
 def choose(value: T | Mapping[str, T] | Callable[[LazyTensor], T] | None, tensor: LazyTensor) -> T | None:
     """What `value` says for `tensor`: itself, what a callable returns, or what the first matching glob pattern maps to."""
     if isinstance(value, Mapping):
-        return next((found for pattern, found in value.items() if fnmatchcase(tensor.name, pattern)), None)
+        return next((found for pattern, found in value.items() if matches(tensor.name, pattern)), None)
     if callable(value) and not isinstance(value, type):
         return value(tensor)
     return value  # type: ignore[return-value]  # a class is a NumPy scalar type here, never a callable to be asked

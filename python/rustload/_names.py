@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from rustload._patterns import tell
 from rustload.errors import _make
 
 if TYPE_CHECKING:
     from rustload._checkpoint import Checkpoint
     from rustload._tensor import LazyTensor
 
-__all__ = ["Key", "Rename", "Strip", "named", "unflatten"]
+__all__ = ["Key", "Rename", "Strip", "named", "stripped", "unflatten"]
 
 Key: TypeAlias = str | tuple[Any, ...] | None
 Strip: TypeAlias = str | Iterable[str] | None
@@ -39,10 +41,18 @@ def named(
     """
     found = _under(checkpoint, key)
     prefixes = [strip] if isinstance(strip, str) else list(strip or ())
+    short = [stripped(name, prefixes) for name, _ in found]
+    if prefixes and all(old == new for (old, _), new in zip(found, short, strict=True)):
+        tell(
+            f"strip={strip!r} takes nothing off: no name begins with it",
+            None if key else prefixes[0],
+            checkpoint,
+        )
     change = _renamer(rename)
+    _check_rename(rename, short)
     result: dict[str, LazyTensor] = {}
-    for name, handle in found:
-        new = change(_stripped(name, prefixes))
+    for before, (_, handle) in zip(short, found, strict=True):
+        new = change(before)
         if new is None:
             continue
         if new in result:
@@ -75,7 +85,8 @@ def _under(checkpoint: Checkpoint, key: Key) -> list[tuple[str, LazyTensor]]:
     return found
 
 
-def _stripped(name: str, prefixes: list[str]) -> str:
+def stripped(name: str, prefixes: list[str]) -> str:
+    """The name without the first of the prefixes that it has."""
     for prefix in prefixes:
         whole = prefix.rstrip(".") + "."
         if name.startswith(whole):
@@ -100,6 +111,32 @@ def _renamer(rename: Any) -> Callable[[str], str | None]:
         return name
 
     return substitute
+
+
+def _check_rename(rename: Any, names: list[str]) -> None:
+    """Tells of what renames nothing; to leave out what is not there is no mistake.
+
+    Raises:
+        TensorNotFoundError: A text of a mapping is neither a name nor the leading part of one.
+    """
+    if callable(rename) or rename is None:
+        return
+    if not isinstance(rename, Mapping):
+        rename = {re.compile(pattern): new for pattern, new in rename}
+    whole = {
+        ".".join(parts[:count])
+        for parts in (name.split(".") for name in names)
+        for count in range(1, len(parts) + 1)
+    }
+    for old, new in rename.items():
+        if isinstance(old, re.Pattern):
+            if not any(old.search(name) for name in names):
+                tell(f"rename= has the pattern {old.pattern!r}, which is found in no name")
+        elif new is not None and old.rstrip(".") not in whole:
+            near = difflib.get_close_matches(old.rstrip("."), whole, n=3)
+            note = f"near: {', '.join(near)}" if near else "names are renamed after strip= and below key="
+            text = f"rename= names {old!r}, and no name is that or begins with it"
+            raise _make("NotFound", "NotFound", text, note)
 
 
 def _by_mapping(rename: Mapping[Any, str | None]) -> Callable[[str], str | None]:

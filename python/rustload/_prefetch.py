@@ -10,12 +10,13 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Self, final
 
-from rustload import _frameworks, _rustload, _stream
+from rustload import _frameworks, _rustload
+from rustload._stream import HostMaker, Stream
 from rustload._tensor import Wanted
 from rustload.errors import _safetensor_error
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Iterator
     from types import TracebackType
 
     from rustload._tensor import LazyTensor
@@ -61,7 +62,7 @@ class PrefetchLoader:
     _names: list[str]
     _left: set[str]
     _ready: dict[str, Any]
-    _stream: Generator[tuple[str, Any], None, None]
+    _stream: Stream
     _lock: threading.Lock
 
     def __init__(self) -> None:
@@ -94,7 +95,8 @@ class PrefetchLoader:
             whole=False,
         )
         adapter = _frameworks.adapter("torch")
-        made._stream = _stream.results(core, tensors, [wanted] * len(tensors), adapter, place, None)
+        maker = HostMaker(core, tensors, [wanted] * len(tensors), adapter, place)
+        made._stream = Stream._of(maker, tensors)
         return made
 
     def names(self) -> list[str]:
@@ -143,8 +145,8 @@ class PrefetchLoader:
 
     def close(self) -> None:
         """Stops reading ahead; tensors that were handed out stay."""
+        self._stream.close()
         with self._lock:
-            self._stream.close()
             self._ready.clear()
 
     def __enter__(self) -> Self:

@@ -8,10 +8,10 @@ them. A plain transpose is refused, since not every tensor of a model has the di
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rustload._choose import dtype_name, order_of
+from rustload._patterns import matches
 from rustload.errors import _make
 
 if TYPE_CHECKING:
@@ -65,9 +65,14 @@ class Rules:
             )
         self._transpose = _rule(transpose, order_of)
 
-    def dtype(self, tensor: LazyTensor) -> str | None:
-        """The dtype that the tensor gets, in torch's words; None for the file's."""
-        if self._plain and tensor.dtype not in PLAIN:
+    def dtype(self, tensor: LazyTensor, *, is_float: bool = False) -> str | None:
+        """The dtype that the tensor gets, in torch's words; None for its own.
+
+        Args:
+            tensor: The handle.
+            is_float: Whether a plain dtype means it in any case, as one whose integers become floats.
+        """
+        if self._plain and not is_float and tensor.dtype not in PLAIN:
             return None
         return self._dtype(tensor)
 
@@ -92,7 +97,7 @@ def _rule(value: Any, checked: Callable[[Any], T | None]) -> Callable[[LazyTenso
 
 
 def _first(patterns: list[tuple[str, T | None]], name: str) -> T | None:
-    return next((found for pattern, found in patterns if fnmatchcase(name, pattern)), None)
+    return next((found for pattern, found in patterns if matches(name, pattern)), None)
 
 
 def _asked(

@@ -433,8 +433,18 @@ class Stream:
             RustloadError: As for `Tensor.materialize`; the message or a note names the tensor. Nothing comes after it.
         """
 
+    def order(self) -> list[int]:
+        """The places in the list, in the order in which they are given.
+
+        Raises:
+            ValueError: Another thread is using it.
+        """
+
     def close(self) -> None:
-        """Stops the threads, waits for them, and frees what was made and not taken."""
+        """Ends it: stops the threads and frees what was made and not taken; whoever waits in `next` gets None.
+
+        Waits for the threads, unless somebody is in `next`: then another call does, or the drop.
+        """
 
 def stream(
     tensors: Sequence[Tensor],

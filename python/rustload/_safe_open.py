@@ -38,8 +38,10 @@ _FRAMEWORKS = {
     "pytorch": ("pytorch", "torch"),
     "np": ("numpy", "numpy"),
     "numpy": ("numpy", "numpy"),
+    "jax": ("flax", "jax"),
+    "flax": ("flax", "jax"),
 }
-_NOT_SERVED = ("tf", "tensorflow", "jax", "flax", "mlx", "paddle")
+_NOT_SERVED = ("tf", "tensorflow", "mlx", "paddle")
 _NUMBERED = ("cuda", "npu", "xpu", "xla", "mlu", "musa", "hpu")
 _BACKENDS = ("mmap", "pread")
 
@@ -137,9 +139,9 @@ class PySafeSlice:
             SafetensorError: The reference's, under NumPy.
         """
         framework, device, owned = self._target
-        if framework == "numpy":
+        if framework != "torch":
             part = self._tensor[_safe_open_index.reference_key(key, self._tensor.shape)]
-            return part.materialize(framework="numpy", copy=True)
+            return part.materialize(framework=framework, copy=True)
         place = _frameworks.adapter("torch").check_device(device)
         made = _safe_open_index.torch_part(self._tensor, key, owned=owned)
         return made if place is None else made.to(place)
@@ -186,11 +188,11 @@ class safe_open:  # noqa: N801 - the reference's name for it
 
         Args:
             filename: A file of any format, a directory of shards, or an index file.
-            framework: `"pt"`, `"torch"` or `"pytorch"`; `"np"` or `"numpy"`.
+            framework: `"pt"`, `"torch"` or `"pytorch"`; `"np"` or `"numpy"`; `"flax"` or `"jax"`.
             device: Where tensors are made: `"cpu"`, `"cuda"` (the current device of the thread that asks for a tensor),
-                `"cuda:1"`, a GPU number, another device of torch's. NumPy has the CPU only.
+                `"cuda:1"`, a GPU number, another device of torch's. NumPy has the CPU only, JAX its default device.
             backend: `"mmap"`: torch tensors on the CPU are views of the file, private and copy-on-write; `"pread"`: they own
-                their memory. NumPy arrays always do.
+                their memory. Arrays of NumPy and JAX always do.
 
         Raises:
             SafetensorError: The file is broken, or an argument is not known.
@@ -203,7 +205,7 @@ class safe_open:  # noqa: N801 - the reference's name for it
             raise _not_a_str("framework", framework)
         if framework in _NOT_SERVED:
             raise _safetensor_error(
-                f"framework {framework} is not served by rustload.safe_open, which has pt and numpy; "
+                f"framework {framework} is not served by rustload.safe_open, which has pt, numpy and flax; "
                 "take numpy arrays and convert them"
             )
         if framework not in _FRAMEWORKS:
@@ -338,7 +340,7 @@ class safe_open:  # noqa: N801 - the reference's name for it
 
     def _whole(self, tensor: LazyTensor) -> Any:
         framework, device, owned = self._target
-        copy = True if owned or framework == "numpy" else None
+        copy = True if owned or framework != "torch" else None
         return tensor.materialize(device, framework=framework, copy=copy)
 
 

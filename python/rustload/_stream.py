@@ -1,162 +1,276 @@
-"""`Checkpoint.stream` and `Checkpoint.materialize`: many tensors, made ahead of whoever takes them, inside a window of memory."""
+"""`Stream`: many tensors, made ahead of whoever takes them, inside a window of memory; and what makes them."""
 
 from __future__ import annotations
 
-import contextlib
-import re
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+import os
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, final
 
-from rustload import _frameworks, _rustload
-from rustload._progress import checked_progress, reporting
-from rustload._rules import Rules
-from rustload._tensor import LazyTensor, Overflow, Wanted, _copy, _overflow, _threads
+from rustload._progress import reporting
 from rustload.errors import _make
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
 
-    from rustload._checkpoint import Checkpoint
-    from rustload._progress import Progress
+    from rustload import _frameworks, _rustload
+    from rustload._progress import Progress, Report
+    from rustload._tensor import LazyTensor, Wanted
 
-__all__ = ["Order", "listed", "parse_bytes", "results", "stream"]
-
-Order: TypeAlias = Literal["file", "name", "given"]
-
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_UNITS |= {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
+__all__ = ["HostMaker", "Maker", "Stream"]
 
 
-def parse_bytes(value: int | str, name: str) -> int:
-    """A number of bytes, from a number or a text such as `"256MiB"` or `"5 GB"`.
+class _Process:
+    """Tells whether something was begun in this process, without asking the system each time."""
 
-    Raises:
-        ValueError: It is no such text, or not positive.
-        TypeError: It is neither a number nor a text.
+    forks = 0
+
+    @classmethod
+    def count(cls) -> None:
+        cls.forks += 1
+
+
+os.register_at_fork(after_in_child=_Process.count)
+
+
+class Maker(Protocol):
+    """What makes a stream's tensors. A stream asks one thread at a time for the next; any thread may close it meanwhile."""
+
+    @property
+    def order(self) -> Sequence[int]:
+        """The places in the list of tensors, in the order in which they come."""
+
+    def next(self) -> Any | None:
+        """The framework's tensor that is next in order; None after the last, and once it is closed."""
+
+    def close(self) -> None:
+        """Ends the work and frees what was not taken; whoever waits in `next` comes out. It may be closed again."""
+
+
+class HostMaker:
+    """Tensors out of results that the core makes ahead in the memory of the host."""
+
+    __slots__ = ("_adapter", "_core", "_kept", "_place", "_tensors", "_wanted", "order")
+
+    order: list[int]
+
+    def __init__(
+        self,
+        core: _rustload.Stream,
+        tensors: Sequence[LazyTensor],
+        wanted: Sequence[Wanted],
+        adapter: _frameworks.Adapter,
+        place: Any,
+    ) -> None:
+        """Reads nothing yet; `core` is of these tensors, and each is wanted as `wanted` says at its place."""
+        self._core, self._tensors, self._wanted = core, tensors, wanted
+        self._adapter, self._place = adapter, place
+        # Tied tensors that come again, by the place of the first.
+        self._kept: dict[int, Any] = {}
+        self.order = core.order()
+
+    def next(self) -> Any | None:
+        """The next tensor, waited for."""
+        found = self._core.next()
+        if found is None:
+            return None
+        index, first, again, _, buffer = found
+        if first != index:
+            made = self._kept[first]
+        elif buffer is None:
+            made = self._adapter.make(self._tensors[index], self._wanted[index], self._place)
+        else:
+            made = self._adapter.wrap(buffer, self._place)
+        if again:
+            self._kept[first] = made
+        elif first != index:
+            del self._kept[first]
+        return made
+
+    def close(self) -> None:
+        """Stops the threads of the core."""
+        self._core.close()
+
+
+@final
+class Stream(Iterator[tuple[str, Any]]):
+    """Names and tensors, one pair after the other, made ahead of whoever takes them: what `Checkpoint.stream` gives.
+
+    >>> import rustload
+    >>> with rustload.open("model.pt").stream(dtype="bfloat16") as stream:
+    ...     print(stream, len(stream))
+    ...     name, tensor = next(stream)
+    ...     print(name, len(stream))
+    <Stream 0 of 4 tensors given> 4
+    q.weight 3
+    >>> list(stream)
+    []
+
+    An iterator: each tensor comes once, and `len` says how many are left. Nothing is read before the first is asked for. It ends
+    after the last tensor, with an error, by `close`, at the end of `with`, or when it is dropped; then its threads have stopped
+    and what was not taken is freed.
+
+    Threads may share one: each pair goes to one of them, and an error to the one that meets it; then the others come to the end.
+    A stream that was begun before a fork is the parent's.
     """
-    if isinstance(value, str):
-        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", value.lower())
-        if found is None or found[2] not in _UNITS:
-            raise _make("Value", "Value", f"{name}={value!r} is no size; write 268435456, '256MiB' or '1GB'")
-        value = int(float(found[1]) * _UNITS[found[2]])
-    given: Any = value
-    if not isinstance(given, int) or isinstance(given, bool):
-        raise _make("Type", "Type", f"{name}= is a number of bytes or a text, not {given!r}")
-    if value < 1:
-        raise _make("Value", "Value", f"{name}= is a positive number of bytes, not {value}")
-    return min(value, 1 << 62)
 
-
-def stream(
-    ckpt: Checkpoint,
-    names: Iterable[str] | None,
-    *,
-    device: Any,
-    dtype: Any,
-    transpose: Any,
-    memory: int | str,
-    order: Order,
-    progress: Progress,
-    threads: int | None,
-    copy: bool | None,
-    framework: str | None,
-    allow_lossy: bool,
-    overflow: Overflow,
-    whole: bool,
-) -> Generator[tuple[str, Any], None, None]:
-    """The generator behind `Checkpoint.stream`, and behind `materialize`, whose caller keeps all (`whole`).
-
-    What is wrong with the arguments is told here, before the first tensor.
-    """
-    if order not in ("file", "name", "given"):
-        raise _make("Value", "Value", f"order= is 'file', 'name' or 'given', not {order!r}")
-    checked_progress(progress)
-    window = parse_bytes(memory, "memory")
-    rules = Rules(dtype=dtype, transpose=transpose)
-    chosen = listed(ckpt, names)
-    if order == "name":
-        chosen.sort()
-    name = framework or ckpt._shared.settle()
-    adapter = _frameworks.adapter(name)
-    place = adapter.check_device(device)
-    tensors = [ckpt[name] for name in chosen]
-    requests: dict[tuple[Any, ...], int] = {}
-    wanted: list[Wanted] = []
-    which = []
-    for tensor in tensors:
-        dims = rules.transpose(tensor)
-        key = (rules.dtype(tensor), tuple(dims) if isinstance(dims, list) else dims)
-        if key not in requests:
-            requests[key] = len(wanted)
-            wanted.append(
-                Wanted(
-                    dtype=key[0],
-                    transpose=dims,
-                    copy=_copy(copy),
-                    allow_lossy=bool(allow_lossy),
-                    overflow=_overflow(overflow),
-                    threads=_threads(threads),
-                )
-            )
-        which.append(requests[key])
-    core = _rustload.stream(
-        [tensor._core for tensor in tensors],
-        wanted,
-        which,
-        window=window,
-        threads=_threads(threads),
-        by_file=order == "file",
-        standing=name == "torch",
-        whole=whole,
+    __slots__ = (
+        "_busy",
+        "_ended",
+        "_finish",
+        "_given",
+        "_lock",
+        "_maker",
+        "_names",
+        "_process",
+        "_progress",
+        "_report",
+        "_sizes",
     )
-    return results(core, tensors, [wanted[number] for number in which], adapter, place, progress)
 
+    _names: list[str]
+    _given: int
+    _ended: bool
+    _lock: threading.RLock
+    _busy: bool
+    _maker: Maker | None
+    _process: int | None
+    _progress: Progress
+    _sizes: list[int]
+    _report: Report | None
+    _finish: Callable[..., Any]
 
-def results(
-    core: _rustload.Stream,
-    tensors: list[LazyTensor],
-    wanted: list[Wanted],
-    adapter: _frameworks.Adapter,
-    place: Any,
-    progress: Progress,
-) -> Generator[tuple[str, Any], None, None]:
-    """The framework's tensors, from a stream of the core's results: names and tensors as they are ready."""
-    # Tied tensors that come again, by the place of the first.
-    kept: dict[int, Any] = {}
-    total = sum(tensor.nbytes for tensor in tensors) if progress else 0
-    with contextlib.closing(core), reporting(progress, total) as report:
-        while (found := core.next()) is not None:
-            index, first, again, _, buffer = found
-            del found
-            tensor = tensors[index]
-            if first != index:
-                made = kept[first]
-            elif buffer is None:
-                made = adapter.make(tensor, wanted[index], place)
-            else:
-                made = adapter.wrap(buffer, place)
-            if again:
-                kept[first] = made
-            elif first != index:
-                del kept[first]
-            del buffer
-            if progress:
-                report(tensor.nbytes, tensor.name)
-            yield tensor.name, made
-            # The consumer has it, or has let go of it: nothing of it may stay here while the next is made.
-            del made
+    def __init__(self) -> None:
+        """Not for users: `Checkpoint.stream` makes streams.
 
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError("streams are made by a checkpoint: rustload.open(path).stream()")
 
-def listed(ckpt: Checkpoint, names: Iterable[str] | None) -> list[str]:
-    """The names that are meant, in the order given.
+    @classmethod
+    def _of(cls, maker: Maker, tensors: Sequence[LazyTensor], progress: Progress = None) -> Self:
+        made = cls.__new__(cls)
+        # One thread takes at a time. It may come back: in a signal's handler, in a callable of its own.
+        made._lock = threading.RLock()
+        made._busy = made._ended = False
+        made._maker, made._process, made._given = maker, None, 0
+        made._names = [tensors[index].name for index in maker.order]
+        made._progress = progress
+        made._sizes = [tensors[index].nbytes for index in maker.order] if progress else []
+        made._report = None
+        return made
 
-    Raises:
-        TypeError: `names` is one text, or nothing that can be gone through.
-    """
-    if names is None:
-        return list(ckpt)
-    given: Any = names
-    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
-        note = "for a pattern, pass ckpt.select('*.weight')"
-        raise _make("Type", "Type", f"names= is a list of names, not {given!r}", note)
-    return list(given)
+    @property
+    def names(self) -> list[str]:
+        """All names in the order in which they come, those that were given too."""
+        return list(self._names)
+
+    def __len__(self) -> int:
+        """How many are left; 0 once it has ended."""
+        return 0 if self._ended else len(self._names) - self._given
+
+    def __iter__(self) -> Self:
+        """The stream itself."""
+        return self
+
+    def __next__(self) -> tuple[str, Any]:
+        """The next name and tensor, waited for.
+
+        Raises:
+            StopIteration: It has ended.
+            ValueError: It was begun before a fork (code `Forked`), or its own `progress=` asks it.
+            KeyboardInterrupt: Ctrl-C, within a tenth of a second.
+            RustloadError: As for `LazyTensor.materialize`; the message or a note names the tensor. The stream ends.
+        """
+        if self._process not in (None, _Process.forks):
+            raise _make("Value", "Forked", "the stream was begun before the process forked")
+        with self._lock:
+            if self._busy:
+                raise _make("Value", "Value", "the stream is at work: it cannot be asked by what it calls")
+            maker = self._maker
+            if maker is None or self._ended:
+                raise StopIteration
+            try:
+                self._busy = True
+                if self._process is None:
+                    self._begin()
+                made = maker.next()
+                if made is not None:
+                    given = self._given
+                    self._given = given + 1
+                    if self._report is not None:
+                        self._report(self._sizes[given], self._names[given])
+            except BaseException:
+                self._end()
+                raise
+            finally:
+                self._busy = False
+            # It may have been closed meanwhile. What was made is given all the same.
+            if made is None or self._ended:
+                self._end()
+            if made is None:
+                raise StopIteration
+            # Nothing of it stays here while the next is made: the consumer has it, or has let go of it.
+            return self._names[given], made
+
+    def _begin(self) -> None:
+        self._process = _Process.forks
+        if self._progress:
+            display = reporting(self._progress, sum(self._sizes))
+            self._report, self._finish = display.__enter__(), display.__exit__
+
+    def close(self) -> None:
+        """Ends it: stops its threads, waits for them, and frees what was not taken. It may be closed again."""
+        maker = self._maker
+        if maker is None or self._process not in (None, _Process.forks):
+            return
+        self._ended = True
+        # First of all: another thread may have the lock, and wait.
+        maker.close()
+        with self._lock:
+            if not self._busy:
+                self._end()
+
+    def _end(self) -> None:
+        """Lets go of everything."""
+        self._ended = True
+        maker, self._maker = self._maker, None
+        if maker is None:
+            return
+        try:
+            maker.close()
+        finally:
+            if self._report is not None:
+                self._report = None
+                # A display is told as a generator is: that the work is done, or that nobody wants more.
+                is_done = self._given == len(self._names)
+                self._finish(*((None,) * 3 if is_done else (GeneratorExit, GeneratorExit(), None)))
+
+    def __enter__(self) -> Self:
+        """The stream itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Closes it."""
+        self.close()
+
+    def __del__(self) -> None:
+        """Closes it."""
+        if hasattr(self, "_report"):
+            self.close()
+
+    def __repr__(self) -> str:
+        """How many tensors were given, and whether it has ended; reads nothing."""
+        ended = ", ended" if self._ended else ""
+        return f"<Stream {self._given} of {len(self._names)} tensors given{ended}>"
+
+    def __reduce__(self) -> NoReturn:
+        """Streams do not pickle."""
+        raise TypeError("a stream does not pickle; make one where it is used")

@@ -21,6 +21,7 @@ __all__ = [
     "LimitError",
     "ModelMismatchError",
     "RustloadError",
+    "RustloadWarning",
     "SafetensorError",
     "TensorNotFoundError",
     "UnsupportedError",
@@ -41,6 +42,10 @@ class RustloadError(Exception):
     path: str | None = None
     member: str | None = None
     offset: int | None = None
+
+
+class RustloadWarning(UserWarning):
+    """Something that was asked for has no effect, such as a pattern that matches no name."""
 
 
 class FormatError(RustloadError, ValueError):

@@ -8,6 +8,7 @@ from rustload import _frameworks
 from rustload._checkpoint import Checkpoint
 from rustload._checkpoint import open as open_checkpoint
 from rustload._names import Key, Rename, Strip, named, unflatten
+from rustload._patterns import check_rules
 from rustload._progress import Progress, reporting
 from rustload._rules import Rules
 
@@ -66,6 +67,7 @@ def load(
         path if isinstance(path, Checkpoint) else open_checkpoint(path, framework="jax", limits=limits)
     )
     rules = Rules(dtype=dtype, transpose=transpose)
+    check_rules(checkpoint, dtype=dtype, transpose=transpose)
     tensors = named(checkpoint, key, strip, rename)
     place = _frameworks.adapter("jax").check_device(device)
     arrays: dict[str, Any] = {}

@@ -6,23 +6,34 @@ Nothing is downloaded, nothing of transformers is patched, and no code of a repo
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import transformers
+try:
+    import transformers
+except ImportError:
+    from rustload._frameworks import imported
+
+    imported("transformers")  # says what to do
+    raise
 
 from rustload._choose import dtype_name
 from rustload._frameworks.torch import torch_dtype
+from rustload._progress import checked_progress, reporting
 from rustload.errors import _make
 from rustload.torch._state_dict import state_dict
+from rustload.torch._watched import watched
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from rustload._limits import Limits
     from rustload._names import Key, Rename, Strip
+    from rustload._progress import Progress
+    from rustload.torch._state_dict import StateDict
 
 __all__ = ["from_pretrained"]
 
@@ -42,6 +53,7 @@ def from_pretrained(
     key: Key = None,
     strip: Strip = None,
     rename: Rename = None,
+    progress: Progress = None,
     limits: Limits | None = None,
     **kwargs: Any,
 ) -> Any:
@@ -65,6 +77,8 @@ def from_pretrained(
         key: What the state dict is nested under in the file.
         strip: A prefix, or several, to take off names.
         rename: Other names: a mapping, pairs of a regular expression and a replacement, or a callable.
+        progress: True for a bar on stderr, in place of that of transformers, or a callable `(bytes done, bytes in all, name)`;
+            bytes are those of the file. It is called by one thread at a time, and not for what the model does not use.
         limits: Bounds on what the file may make the reader do.
         **kwargs: Passed to `cls.from_pretrained`.
 
@@ -87,6 +101,7 @@ def from_pretrained(
         raise _make(
             "Value", "Value", "state_dict= is what rustload makes here: give it to cls.from_pretrained itself"
         )
+    checked_progress(progress)
     if device_map == "disk" or (not isinstance(device_map, str) and "disk" in (device_map or {}).values()):
         raise _make(
             "Value",
@@ -108,19 +123,38 @@ def from_pretrained(
     if dtype != "auto" and not isinstance(dtype, dict):
         dtype = torch_dtype(dtype_name(dtype))
     tensors = state_dict(file or folder, key=key, strip=strip, rename=rename, limits=limits)
-    made = cls.from_pretrained(
-        None,
-        config=config,
-        generation_config=generation_config,
-        state_dict=tensors,
-        dtype=dtype,
-        device_map=device_map,
-        local_files_only=True,
-        **kwargs,
-    )
+    with _shown(progress, tensors) as watched_tensors:
+        made = cls.from_pretrained(
+            None,
+            config=config,
+            generation_config=generation_config,
+            state_dict=watched_tensors,
+            dtype=dtype,
+            device_map=device_map,
+            local_files_only=True,
+            **kwargs,
+        )
     model = made[0] if isinstance(made, tuple) else made  # output_loading_info=True gives two
     model.config.name_or_path = model.name_or_path = str(path)
     return made
+
+
+@contextlib.contextmanager
+def _shown(progress: Progress, tensors: StateDict) -> Iterator[StateDict]:
+    """The tensors, which tell of their progress if that is asked for; a bar of ours takes the place of that of transformers."""
+    if progress is None or progress is False:
+        yield tensors
+        return
+    logging = transformers.utils.logging
+    theirs = progress is True and logging.is_progress_bar_enabled()
+    if theirs:
+        logging.disable_progress_bar()
+    try:
+        with reporting(progress, sum(one.lazy.nbytes for one in tensors.values()), "loading") as report:
+            yield watched(tensors, report)
+    finally:
+        if theirs:
+            logging.enable_progress_bar()
 
 
 def _found(path: str | os.PathLike[str], revision: str, cache_dir: Any) -> tuple[Path, Path | None]:

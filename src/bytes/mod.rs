@@ -12,10 +12,10 @@ mod source;
 
 pub use chunk::Chunk;
 pub use cursor::Cursor;
-pub use direct::{Choice, Io};
+pub use direct::{BLOCK, Choice, Io};
 pub use mapping::Mapping;
 pub use place::{Place, PlaceKind};
 pub use probe::Probe;
-pub use reader::Reader;
+pub use reader::{Blocks, MakeBlocks, Reader};
 pub use region::Region;
 pub use source::{Bytes, Source};

@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use super::direct::{self, Choice, Io};
+use super::direct::{self, BLOCK, Choice, Io};
 use super::place::{Place, PlaceKind};
 use super::{Chunk, Mapping, Region};
 use crate::error::{Code, Error, Result, ResultExt};
@@ -161,6 +161,14 @@ impl Source {
         }
     }
 
+    /// Whether [`Source::direct`] may come to give one; looks at no more than sizes.
+    pub fn may_be_direct(&self) -> bool {
+        match &self.backing {
+            Backing::File(file) => Choice::may_be_direct(file.io, file.stamp.len),
+            Backing::Memory(_) => false,
+        }
+    }
+
     /// The name of the file system, where a view's page faults would go over a network, one by one, and nobody asked for that.
     pub fn avoids_views(&self) -> Option<&str> {
         match &self.backing {
@@ -170,6 +178,11 @@ impl Source {
             }
             _ => None,
         }
+    }
+
+    /// Where in a block of the disk a position in the window lies.
+    pub fn phase(&self, offset: u64) -> u64 {
+        self.position(offset) % BLOCK
     }
 
     /// The position in the file, or in memory, of a position in the window.

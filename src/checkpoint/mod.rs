@@ -19,7 +19,7 @@ use crate::stream::Payload;
 use crate::tensor::Tensor;
 
 pub use self::storages::{OwnedStorages, StorageInfo};
-pub use self::stream::{Failed, Flow, Given, Made, Stream};
+pub use self::stream::{Failed, Flow, Given, Made, Stop, Stream};
 
 /// Bytes of the largest inflated storage that is kept for the next read. Streams keep none but for their next tensor.
 const KEPT: u64 = 256 << 20;

@@ -8,8 +8,8 @@ use pyo3::prelude::*;
 use super::buffer::Buffer;
 use super::run;
 use super::tensor::{Tensor, Wanted};
-use crate::checkpoint::{Failed, Flow, Given, Made, Stream as Core};
-use crate::error::{Code, Error, Kind};
+use crate::checkpoint::{Failed, Flow, Given, Made, Stop, Stream as Core};
+use crate::error::{Code, Error, Kind, Result};
 use crate::stream::Taken;
 use crate::tensor::Standing;
 
@@ -18,7 +18,10 @@ const TICK: Duration = Duration::from_millis(20);
 
 /// Tensors that are made ahead of whoever takes them.
 #[pyclass(frozen, module = "rustload._rustload")]
-pub(crate) struct Stream(Mutex<Core>);
+pub(crate) struct Stream {
+    core: Mutex<Core>,
+    stop: Stop,
+}
 
 /// A stream of these tensors, each made as `wanted` at its number in `which` says.
 #[pyfunction]
@@ -41,7 +44,8 @@ pub(crate) fn stream(
     });
     let wishes = wishes.collect::<Option<Vec<_>>>();
     let wishes = wishes.ok_or_else(|| Error::new(Code::Value, "which= names a request that is not there"))?;
-    Ok(Stream(Mutex::new(Core::new(wishes, Flow { window, threads, by_file, standing, whole }))))
+    let core = Core::new(wishes, Flow { window, threads, by_file, standing, whole });
+    Ok(Stream { stop: core.stop(), core: Mutex::new(core) })
 }
 
 /// A tensor's place in the list, that of the first with its elements, whether they come again, and what was made.
@@ -50,7 +54,7 @@ type Next = (usize, usize, bool, Option<&'static str>, Option<Buffer>);
 #[pymethods]
 impl Stream {
     fn next(&self, py: Python<'_>) -> PyResult<Option<Next>> {
-        let mut held = self.core()?;
+        let mut held = self.held()?;
         let core: &mut Core = &mut held;
         // Mostly there is something: then the interpreter is not let go of.
         let mut taken = core.next(Duration::ZERO).map_err(|failed| raise(py, failed))?;
@@ -68,8 +72,14 @@ impl Stream {
         }))
     }
 
+    fn order(&self) -> PyResult<Vec<usize>> {
+        Ok(self.held()?.order().to_vec())
+    }
+
+    /// Not waited for is whoever is in `next`: that may be this very thread, in a signal's handler, or nobody, after a fork.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let mut held = self.core()?;
+        self.stop.stop();
+        let Ok(mut held) = self.held() else { return Ok(()) };
         let core: &mut Core = &mut held;
         run::detached(py, || {
             core.close();
@@ -79,13 +89,13 @@ impl Stream {
 }
 
 impl Stream {
-    /// Not waited for: after a fork, nobody may be left to let go of it.
-    fn core(&self) -> PyResult<MutexGuard<'_, Core>> {
-        match self.0.try_lock() {
+    /// Not waited for, as above.
+    fn held(&self) -> Result<MutexGuard<'_, Core>> {
+        match self.core.try_lock() {
             Ok(core) => Ok(core),
             Err(TryLockError::Poisoned(core)) => Ok(core.into_inner()),
             Err(TryLockError::WouldBlock) => {
-                Err(Error::new(Code::Value, "the stream is in use by another thread").into())
+                Err(Error::new(Code::Value, "the stream is in use by another thread"))
             }
         }
     }

@@ -90,8 +90,12 @@ impl<T> Queue<T> {
 
     /// For the producer: hands over finished things, each with the bytes of the reservation that it stands for.
     pub fn put(&self, items: impl IntoIterator<Item = (T, u64)>) {
-        self.lock().ready.extend(items);
-        self.ready.notify_one();
+        let mut state = self.lock();
+        // What nobody will take is dropped at the end, after the lock is let go.
+        if !state.closed {
+            state.ready.extend(items);
+            self.ready.notify_one();
+        }
     }
 
     /// For the producer: there will be nothing more.
@@ -100,10 +104,10 @@ impl<T> Queue<T> {
         self.ready.notify_one();
     }
 
-    /// For the consumer: the next thing, waiting no longer than `patience`.
+    /// For the consumer: the next thing, waiting no longer than `patience`. Whoever waits hears of [`Queue::close`].
     pub fn take(&self, patience: Duration) -> Taken<T> {
         let mut state = self.lock();
-        if state.ready.is_empty() && !state.ended {
+        if state.ready.is_empty() && !state.ended && !state.closed {
             state = self.ready.wait_timeout(state, patience).unwrap_or_else(PoisonError::into_inner).0;
         }
         match state.ready.pop_front() {
@@ -115,7 +119,7 @@ impl<T> Queue<T> {
                 }
                 Taken::Item(item)
             }
-            None if state.ended => Taken::Finished,
+            None if state.ended || state.closed => Taken::Finished,
             None => Taken::Waiting,
         }
     }
@@ -127,6 +131,7 @@ impl<T> Queue<T> {
         let waiting = std::mem::take(&mut state.ready);
         drop(state);
         self.room.notify_one();
+        self.ready.notify_all();
         drop(waiting);
         // From here on nobody is promised anything.
         self.left.store(u64::MAX, Ordering::Relaxed);
@@ -215,6 +220,20 @@ mod tests {
         assert!(matches!(queue.take(SOON), Taken::Item(1)));
         assert!(matches!(queue.take(SOON), Taken::Item(2)));
         assert!(matches!(queue.take(SOON), Taken::Finished));
+        assert!(matches!(queue.take(SOON), Taken::Finished));
+    }
+
+    #[test]
+    fn closing_wakes_whoever_waits_and_nothing_comes_after_it() {
+        let queue = Arc::new(Queue::new(10));
+        let waiting = thread::spawn({
+            let queue = queue.clone();
+            move || queue.take(Duration::from_secs(3600))
+        });
+        thread::sleep(SOON);
+        queue.close();
+        assert!(matches!(waiting.join().unwrap(), Taken::Finished | Taken::Waiting));
+        queue.put([(1, 0)]);
         assert!(matches!(queue.take(SOON), Taken::Finished));
     }
 

@@ -51,6 +51,13 @@ impl Tensor {
         self.quantization().filter(|_| request.dequantize)
     }
 
+    /// Whether equal integers stand for equal numbers in both.
+    pub(crate) fn dequantizes_as(&self, other: &Tensor) -> bool {
+        // A handle means something in its own file only.
+        (self.file(), self.quantization(), &self.channels)
+            == (other.file(), other.quantization(), &other.channels)
+    }
+
     /// The dtype of what a request gives.
     pub(super) fn result_dtype(&self, request: &Request) -> DType {
         let own = if self.dequantizes(request).is_some() { DType::F32 } else { self.dtype };

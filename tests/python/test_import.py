@@ -210,3 +210,94 @@ def test_a_fresh_process_reads_a_tensor_in_well_under_a_second(tmp_path):
     done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
     assert time.perf_counter() - start < 1
+
+
+def with_fake(path, tmp_path, name: str, source: str | None, work: str) -> str:
+    """What `work` prints where a package of that name stands first; without source a bare folder, and no framework is there."""
+    package = tmp_path / "fake" / name
+    package.mkdir(parents=True)
+    if source is not None:
+        (package / "__init__.py").write_text(source)
+    code = f"""
+import sys, traceback
+import rustload
+if {source is None}:
+    sys.path = [one for one in sys.path if "site-packages" not in one]
+sys.path.insert(0, sys.argv[2])
+ckpt = rustload.open(sys.argv[1])
+try:
+    {work}
+except Exception as error:
+    print("".join(traceback.format_exception_only(error)))
+"""
+    return child(code, path, tmp_path / "fake").stdout.strip()
+
+
+@pytest.mark.parametrize("work", ["ckpt['w'].materialize()", "list(ckpt.stream())", "import rustload.torch"])
+@pytest.mark.parametrize("source", [
+    "raise OSError('libtorch_cpu.so: cannot open shared object file')",
+    "import no_such_module",
+    "raise ImportError('undefined symbol')",
+])  # fmt: skip
+def test_a_broken_framework_keeps_its_error_and_says_how_to_go_on(simple, tmp_path, work, source):
+    said = with_fake(simple, tmp_path, "torch", source, work)
+    assert said.startswith(
+        (
+            "OSError: libtorch_cpu.so",
+            "ModuleNotFoundError: No module named 'no_such",
+            "ImportError: undefined",
+        )
+    )
+    assert f"torch is installed ({tmp_path}/fake/torch/__init__.py) and fails to import" in said
+    assert "pip install --force-reinstall 'rustload[torch]'" in said
+    assert "framework='numpy'" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "oldest"),
+    [("torch", "1.13.1", "2.4"), ("numpy", "1.24.0", "1.26"), ("jax", "0.4.37", "0.5")],
+)
+def test_a_framework_that_is_too_old_is_told_apart_from_a_missing_one(
+    simple, tmp_path, name, version, oldest
+):
+    said = with_fake(
+        simple, tmp_path, name, f"__version__ = '{version}'", f"ckpt['w'].materialize(framework='{name}')"
+    )
+    assert said.startswith(
+        f"ImportError: {name} {version} is too old: rustload works with {oldest} and newer"
+    )
+    assert f"pip install -U 'rustload[{name}]'" in said
+
+
+def test_a_file_of_a_frameworks_name_is_named(simple, tmp_path):
+    said = with_fake(simple, tmp_path, "torch", "", "ckpt['w'].materialize()")
+    place = f"{tmp_path}/fake/torch/__init__.py"
+    assert (
+        said == f"ImportError: the module 'torch' at {place!r} is not torch: give a file of that name another"
+    )
+
+
+def test_a_folder_of_a_frameworks_name_is_no_framework(simple, tmp_path):
+    work = "print(ckpt.framework, type(ckpt['w'].materialize()).__name__); ckpt['w'].torch()"
+    found, said = with_fake(simple, tmp_path, "torch", None, work).splitlines()
+    assert found == "dlpack Buffer"
+    says = f"ImportError: framework 'torch' needs torch, and '{tmp_path}/fake/torch' is a folder of that name only"
+    assert said == f"{says}: pip install 'rustload[torch]'"
+
+
+@pytest.mark.parametrize("room", ["torch", "jax", "transformers"])
+def test_a_room_that_was_not_imported_says_so(room):
+    code = f"import rustload\ntry:\n    rustload.{room}\nexcept AttributeError as error:\n    print(error)"
+    assert child(code).stdout == f"rustload.{room} has to be imported: import rustload.{room}\n"
+
+
+def test_a_missing_transformers_says_what_to_install():
+    code = """
+    import sys
+    sys.modules["transformers"] = None
+    try:
+        import rustload.transformers
+    except ImportError as error:
+        print(error)
+    """
+    assert child(code).stdout == "rustload.transformers needs transformers: pip install transformers\n"

@@ -191,6 +191,55 @@ def test_few_scales_for_many_repeated_numbers_are_a_limit() -> None:
         t[:2].materialize(dequantize=True)
 
 
+@containers
+@pytest.mark.parametrize("whole", [True, False], ids=["materialize", "stream"])
+def test_whole_checkpoints_are_dequantized_too(zip_format: bool, whole: bool) -> None:
+    plain = {"float": torch.randn(9), "int": torch.arange(5)}
+    ckpt = rustload.open(saved(QUANTIZED | plain, _use_new_zipfile_serialization=zip_format))
+
+    def made(**how: Any) -> dict[str, torch.Tensor]:
+        return ckpt.materialize(**how) if whole else dict(ckpt.stream(**how))
+
+    found = made(dequantize=True)
+    assert all(torch.equal(found[name], q.dequantize()) for name, q in QUANTIZED.items())
+    assert all(torch.equal(found[name], t) for name, t in plain.items())
+    # A plain dtype means the floats, which these are now; rules mean what they name.
+    found = made(
+        dequantize=True, dtype="bfloat16", transpose=lambda t: t.name.startswith("channel") and t.ndim == 2
+    )
+    for name, q in QUANTIZED.items():
+        expected = q.dequantize().bfloat16()
+        assert torch.equal(found[name], expected.T if name.startswith("channel") else expected)
+    assert (found["float"].dtype, found["int"].dtype) == (torch.bfloat16, torch.int64)
+    found = made(dequantize=True, dtype={"tensor*": "float16"})
+    assert {found[name].dtype for name in QUANTIZED if name.startswith("tensor")} == {torch.float16}
+    assert found["channel 0 torch.qint8"].dtype == torch.float32
+    # Without it they are their integers, and stay so.
+    assert all(torch.equal(made(dtype="bfloat16")[name], q.int_repr()) for name, q in QUANTIZED.items())
+
+
+def test_names_of_the_same_integers_with_other_scales_are_tied_as_integers_only() -> None:
+    q = torch.quantize_per_tensor(torch.ones(2, 3), 0.5, 0, torch.qint8)
+
+    def on_them(*params: Any) -> Reduced:
+        args = (q._typed_storage(), 0, (2, 3), (3, 1), params, False, {})
+        return Reduced(torch._utils._rebuild_qtensor, args)
+
+    one = on_them(torch.per_tensor_affine, 0.5, 0)
+    state = {"one": one, "again": one, "two": on_them(torch.per_tensor_affine, 0.5, 1)}
+    state["three"] = on_them(torch.per_channel_affine, [0.5, 2], [0, 1], 0)
+    ckpt = rustload.open(saved(state))
+    found = ckpt.materialize(dequantize=True)
+    assert [found[name].tolist() for name in ("one", "two", "three")] == [
+        [[1] * 3] * 2,
+        [[0.5] * 3] * 2,
+        [[1] * 3, [2] * 3],
+    ]
+    assert found["one"] is found["again"]
+    ints = ckpt.materialize(copy=True, framework="numpy")
+    assert all(ints[name] is ints["one"] for name in state)
+
+
 # Sparse
 
 

@@ -199,7 +199,9 @@ def test_select_takes_a_glob(save):
     )
     assert list(ckpt.select("layers.*.w")) == ["layers.0.w", "layers.1.w", "layers.2.w"]
     assert list(ckpt.select("layers.[02].?")) == ["layers.0.w", "layers.0.b", "layers.2.w", "layers.2.b"]
-    assert list(ckpt.select("w")) == []
+    assert list(ckpt.select("W")) == ["W"]
+    with pytest.raises(rustload.TensorNotFoundError, match="names 'w'"):
+        ckpt.select("w")
     assert all(isinstance(lazy, rustload.LazyTensor) for lazy in ckpt.select("*").values())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
 import threading
 
 import ml_dtypes
@@ -327,6 +328,33 @@ print(gap)
     assert min(gaps) < 0.1, gaps
 
 
+def test_ctrl_c_ends_a_large_transposing_cast_within_100_ms(save):
+    """Its first block writes to every page of the result, which the system has to make first."""
+    path = save({"w": torch.ones(8192, 8192)})
+    work = """
+import signal, threading
+lazy, gaps = ckpt["w"], []
+def interrupt():
+    global sent
+    time.sleep(0.05)
+    sent = time.monotonic()
+    os.kill(os.getpid(), signal.SIGINT)
+for _ in range(4):
+    rustload.trim()
+    killer = threading.Thread(target=interrupt)
+    try:
+        killer.start()
+        while True:
+            lazy.materialize(**how)
+            rustload.trim()
+    except KeyboardInterrupt:
+        gaps.append(time.monotonic() - sent)
+    killer.join()
+print(min(gaps))
+"""
+    assert float(child(PEAK.format(work=work), path, "dict(dtype='float64', transpose=True)").stdout) < 0.1
+
+
 def test_an_error_names_the_tensor(save):
     path = save({"fine": torch.zeros(4), "wrong.weight": torch.zeros(4), "later": torch.zeros(4)})
     stream = rustload.open(path).stream(dtype={"wrong*": "int8", "*": "float16"}, order="given")
@@ -404,9 +432,17 @@ def test_a_stream_outlives_its_checkpoint(simple):
     ("1", 1), ("1k", 1000), ("1KB", 1000), ("1 KiB", 1024), ("1.5MiB", 3 << 19), ("2gb", 2 * 10**9), ("1TiB", 1 << 40), (7, 7),
 ])  # fmt: skip
 def test_sizes(text, size):
-    from rustload._stream import parse_bytes
+    from rustload._many import parse_bytes
 
     assert parse_bytes(text, "memory") == size
+
+
+def in_threads(count, work):
+    threads = [threading.Thread(target=work) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def test_any_thread_may_use_it(many):
@@ -427,6 +463,140 @@ def test_any_thread_may_use_it(many):
         thread.join()
     assert not errors
     assert sorted(found) == sorted([float(n) for n in range(40)] * 3)
+
+
+def test_threads_share_one_stream(many):
+    """Each pair goes to one of them, tied names too."""
+    stream, found, errors = rustload.open(many).stream(dtype="float16", memory="32MiB"), [], []
+
+    def work():
+        try:
+            found.extend((name, float(tensor[0, 0])) for name, tensor in stream)
+        except BaseException as error:
+            errors.append(error)
+
+    in_threads(4, work)
+    assert not errors
+    assert sorted(found) == [(f"t{n:02}", float(n)) for n in range(40)]
+
+
+def test_one_of_the_threads_that_share_a_stream_is_told_of_an_error(save):
+    path = save({f"t{n}": torch.randn(1 << 18) for n in range(40)})
+    stream = rustload.open(path).stream(dtype={"t30": "int8"}, memory="4MiB", order="given", copy=True)
+    found, errors = [], []
+
+    def work():
+        try:
+            found.extend(name for name, _ in stream)
+        except BaseException as error:
+            errors.append(error)
+
+    in_threads(4, work)
+    assert [error.code for error in errors] == ["LossyCast"]
+    assert sorted(found) == sorted(f"t{n}" for n in range(30))
+    assert list(stream) == []
+    assert len(stream) == 0
+
+
+@pytest.mark.parametrize("where", ["waiting", "at work"])
+def test_a_stream_is_closed_while_another_thread_takes(many, where):
+    stream, ended = rustload.open(many).stream(dtype="float64", memory="32MiB", threads=1), threading.Event()
+
+    def work():
+        for _ in stream:
+            if where == "at work":
+                ended.wait(0.01)
+        ended.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    while len(stream) > 35:
+        pass
+    stream.close()
+    assert ended.wait(5)
+    thread.join()
+    assert list(stream) == []
+
+
+def test_a_stream_says_what_comes_and_what_is_left(simple):
+    stream = rustload.open(simple).stream(["w", "b"], order="name", copy=True)
+    assert isinstance(stream, rustload.Stream)
+    assert iter(stream) is stream
+    assert (stream.names, len(stream), repr(stream)) == (["b", "w"], 2, "<Stream 0 of 2 tensors given>")
+    name, _ = next(stream)
+    assert (name, len(stream), repr(stream)) == ("b", 1, "<Stream 1 of 2 tensors given>")
+    with stream as same:
+        assert same is stream
+    assert (stream.names, len(stream), repr(stream)) == (
+        ["b", "w"],
+        0,
+        "<Stream 1 of 2 tensors given, ended>",
+    )
+    with pytest.raises(StopIteration):
+        next(stream)
+    stream.close()
+    assert [name for name, _ in rustload.open(simple).stream()] == rustload.open(simple).stream().names
+
+
+def test_streams_neither_pickle_nor_are_made(simple):
+    with pytest.raises(TypeError, match="does not pickle"):
+        pickle.dumps(rustload.open(simple).stream())
+    with pytest.raises(TypeError, match="made by a checkpoint"):
+        rustload.Stream()
+
+
+def test_a_streams_own_progress_can_close_it_but_not_take_from_it(simple):
+    def told(_done, _total, name):
+        if name == "w":
+            with pytest.raises(ValueError, match="at work"):
+                next(stream)
+            stream.close()
+
+    stream = rustload.open(simple).stream(["w", "b"], order="given", progress=told, copy=True)
+    assert [name for name, _ in stream] == ["w"]
+    assert len(stream) == 0
+
+
+def test_a_signals_handler_may_close_the_stream_that_waits(many):
+    work = """
+import signal
+stream = ckpt.stream(threads=1, **how)
+signal.signal(signal.SIGALRM, lambda *_: stream.close())
+signal.setitimer(signal.ITIMER_REAL, 0.05)
+begun = time.monotonic()
+given = len(list(stream))
+assert given < 40 and time.monotonic() - begun < 5
+assert threads() == 1
+print("well")
+"""
+    how = "dict(dtype='float64', transpose={'*': True})"
+    assert child(PEAK.format(work=work), many, how).stdout == "well\n"
+
+
+def test_a_child_forked_while_a_thread_waits_is_told_so(many):
+    code = """
+    import os, sys, threading, warnings, rustload
+    warnings.simplefilter("ignore")
+    stream = rustload.open(sys.argv[1], framework="dlpack").stream(dtype="float64", threads=1)
+    thread = threading.Thread(target=lambda: list(stream))
+    thread.start()
+    while len(stream) == 40:
+        pass
+    pid = os.fork()
+    if pid == 0:
+        try:
+            next(stream)
+        except ValueError as error:
+            assert error.code == "Forked", error
+        else:
+            os._exit(3)
+        stream.close()
+        stream = None
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    thread.join()
+    """
+    child(code, many)
 
 
 def test_a_forked_child_does_not_touch_its_parents_stream(many):

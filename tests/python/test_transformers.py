@@ -202,3 +202,43 @@ def test_missing_weights_are_in_the_loading_info(repositories, tmp_path):
 def test_what_is_not_ours_to_do_is_refused(repositories, options):
     with pytest.raises(ValueError, match=next(iter(options))):
         from_pretrained(transformers.LlamaForCausalLM, repositories / "single", **options)
+
+
+def test_progress_is_told_in_bytes_of_the_file(repositories):
+    calls = []
+    model = from_pretrained(
+        transformers.LlamaForCausalLM,
+        repositories / "single",
+        dtype="bfloat16",
+        progress=lambda *call: calls.append(call),
+    )
+    total = sum(parameter.numel() * 4 for parameter in model.parameters())
+    assert {call[1] for call in calls} == {total}
+    assert [call[0] for call in calls] == sorted(call[0] for call in calls)
+    assert calls[-1][0] == total
+    assert {call[2] for call in calls} == set(model.state_dict())
+    with pytest.raises(TypeError, match="progress="):
+        from_pretrained(transformers.LlamaForCausalLM, repositories / "single", progress="yes")
+
+
+def test_a_bar_of_ours_takes_the_place_of_theirs(repositories, capfd):
+    logging = transformers.utils.logging
+    logging.enable_progress_bar()
+    try:
+        from_pretrained(
+            transformers.LlamaForCausalLM, repositories / "sharded", dtype="bfloat16", progress=True
+        )
+        assert logging.is_progress_bar_enabled()
+    finally:
+        logging.disable_progress_bar()
+    shown = capfd.readouterr().err
+    assert "loading: " in shown
+    assert "Loading weights" not in shown
+
+
+def test_what_the_callable_of_progress_raises_comes_out(repositories):
+    def stop(*_):
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        from_pretrained(transformers.LlamaForCausalLM, repositories / "single", progress=stop)

@@ -3,6 +3,9 @@
 Importing this imports torch, which `import rustload` does not.
 """
 
+from rustload.torch import _needs as _needs
+
+# isort: split
 from rustload.torch._handle import TorchHandle
 from rustload.torch._load import load
 from rustload.torch._load_into import load_into

@@ -10,9 +10,11 @@ import torch
 from rustload import _rustload
 from rustload._frameworks import torch as adapter
 from rustload._frameworks.torch import torch_dtype
+from rustload._stream import HostMaker
 from rustload._tensor import Wanted
 from rustload.errors import _make
 from rustload.torch._fill import fill
+from rustload.torch._own import Made
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -46,7 +48,8 @@ def done_steps(steps: Sequence[Step], wish: Wish, held: Callable[[], None]) -> I
 
 def _is_read_ahead(step: Step) -> bool:
     """Whether the result is memory of the host that the core makes."""
-    return step.is_new and step.device.type == "cpu" and not step.is_lazy
+    made = isinstance(step.lazy, Made)
+    return step.is_new and step.device.type == "cpu" and not step.is_lazy and not made
 
 
 def _read_ahead(steps: Sequence[Step], wish: Wish) -> Iterator[tuple[Step, torch.Tensor]]:
@@ -54,7 +57,7 @@ def _read_ahead(steps: Sequence[Step], wish: Wish) -> Iterator[tuple[Step, torch
     if not steps:
         return
     wanted = [Wanted(dtype=step.dtype, copy=step.copy, allow_lossy=wish.allow_lossy) for step in steps]
-    stream = _rustload.stream(
+    core = _rustload.stream(
         [step.lazy._core for step in steps],
         wanted,
         list(range(len(steps))),
@@ -64,20 +67,12 @@ def _read_ahead(steps: Sequence[Step], wish: Wish) -> Iterator[tuple[Step, torch
         standing=True,
         whole=True,
     )
-    kept: dict[int, torch.Tensor] = {}
-    with contextlib.closing(stream):
-        while (found := stream.next()) is not None:
-            index, first, again, _, buffer = found
-            if first != index:
-                data = kept[first]
-            elif buffer is None:
-                data = adapter.make(steps[index].lazy, wanted[index], None)
-            else:
-                data = adapter.wrap(buffer, None)
-            if again:
-                kept[first] = data
-            del found, buffer
-            yield steps[index], data
+    maker = HostMaker(core, [step.lazy for step in steps], wanted, adapter, None)
+    with contextlib.closing(maker):
+        for index in maker.order:
+            data = maker.next()
+            if data is not None:
+                yield steps[index], data
 
 
 def _give(step: Step, data: torch.Tensor, wish: Wish) -> None:
@@ -99,8 +94,10 @@ def _put(step: Step, wish: Wish, held: Callable[[], None]) -> None:
     slot = step.slot
     dtype = torch_dtype(step.dtype)
     if step.is_lazy:
-        slot.tensor.materialize(step.lazy.shape, device=step.device, dtype=dtype)  # type: ignore[attr-defined]  # a lazy parameter has it
-    elif step.is_new:
+        # What is on meta stays there: a tensor cannot change to another kind of device, so it is replaced below.
+        place = "meta" if slot.on_meta else step.device
+        slot.tensor.materialize(step.lazy.shape, device=place, dtype=dtype)  # type: ignore[attr-defined]  # a lazy parameter has it
+    if step.is_new and (slot.on_meta or not step.is_lazy):
         made = torch.empty(step.lazy.shape, dtype=dtype, device=step.device)
         _fill(made, step.lazy, wish, held)
         _give(step, made, wish)

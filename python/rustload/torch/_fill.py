@@ -18,15 +18,15 @@ __all__ = ["WINDOW", "check_numbers", "fill", "is_straight"]
 WINDOW = 256 << 20
 
 
-def check_numbers(lazy: LazyTensor, dtype: str) -> None:
-    """Refuses to take the integers of a quantized tensor for its numbers.
+def check_numbers(lazy: LazyTensor) -> None:
+    """Refuses to take the integers of a quantized tensor for its numbers, as torch does.
 
     Raises:
-        UnsupportedError: It is quantized, and wanted in another dtype.
+        UnsupportedError: It is quantized.
     """
-    if dtype != lazy.dtype and lazy.quantization is not None:
+    if lazy.quantization is not None:
         text = f"{lazy.name!r} is quantized: its integers mean numbers together with their scale only"
-        note = "rustload.open(path)[name].materialize(dequantize=True) gives the numbers"
+        note = ".dequantize() gives the numbers, .int_repr() the integers; of lazy tensors materialize(dequantize=True)"
         raise _make("Unsupported", "DtypeUnsupported", text, note)
 
 

@@ -60,6 +60,7 @@ class TorchHandle(Operators):
 
         Raises:
             FormatError: The file was cut or changed meanwhile, or its member is damaged.
+            UnsupportedError: It is quantized; see `dequantize` and `int_repr`.
         """
         return self._read()
 
@@ -67,7 +68,7 @@ class TorchHandle(Operators):
         self, device: Any = None, dtype: str | None = None, *, copy: bool | None = None
     ) -> torch.Tensor:
         dtype = dtype or self._dtype
-        check_numbers(self._lazy, dtype)
+        check_numbers(self._lazy)
         if not _cast_alike(self._lazy.dtype, dtype):
             made = self._lazy.materialize(device or self._device, copy=copy, framework="torch")
             return made.to(torch_dtype(dtype))  # type: ignore[no-any-return]
@@ -84,8 +85,9 @@ class TorchHandle(Operators):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype that reading it gives."""
-        return torch_dtype(self._dtype)
+        """The dtype that reading it gives; torch's own of quantized tensors for these."""
+        found = self._lazy.quantization
+        return torch_dtype(self._dtype if found is None else found.dtype)
 
     @property
     def shape(self) -> torch.Size:
@@ -139,8 +141,8 @@ class TorchHandle(Operators):
 
     @property
     def is_quantized(self) -> bool:
-        """False."""
-        return False
+        """Whether its elements are integers that stand for numbers; `dequantize` gives these, and nothing else does."""
+        return self._lazy.quantization is not None
 
     @property
     def grad(self) -> None:
@@ -203,17 +205,21 @@ class TorchHandle(Operators):
 
     # Lazy still.
 
+    def _like(self, lazy: LazyTensor) -> TorchHandle:
+        """A handle of another part or order of the same tensor."""
+        return TorchHandle(lazy, self._dtype, self._device)
+
     def __getitem__(self, key: Any) -> Any:
         """A part: another handle for ints, slices, `...` and None, and a tensor for what cannot be lazy, such as a mask."""
         try:
             part = self._lazy[key]
         except (TypeError, ValueError):
             return self.tensor()[key]
-        return TorchHandle(part, self._dtype, self._device)
+        return self._like(part)
 
     def permute(self, *dims: Any) -> TorchHandle:
         """The same elements with the dimensions in another order."""
-        return TorchHandle(self._lazy.permute(*dims), self._dtype, self._device)
+        return self._like(self._lazy.permute(*dims))
 
     def t(self) -> TorchHandle:
         """The transpose of a matrix; a vector as it is."""
@@ -222,7 +228,7 @@ class TorchHandle(Operators):
     @property
     def T(self) -> TorchHandle:  # noqa: N802 - torch's name
         """The dimensions reversed."""
-        return TorchHandle(self._lazy.T, self._dtype, self._device)
+        return self._like(self._lazy.T)
 
     def __len__(self) -> int:
         """The size of the first dimension."""
@@ -242,6 +248,22 @@ class TorchHandle(Operators):
         made = self._read(device, None if dtype is None else str(dtype).removeprefix("torch."), copy=copy)
         return made if memory_format is None else made.to(memory_format=memory_format)
 
+    def dequantize(self) -> torch.Tensor:
+        """The numbers that a quantized tensor stands for, in float32; another tensor as it is, in float32, as torch has it."""
+        if self._lazy.quantization is None:
+            return self.to(torch.float32)
+        return self._lazy.materialize(self._device, dequantize=True, framework="torch")  # type: ignore[no-any-return]
+
+    def int_repr(self) -> torch.Tensor:
+        """The integers of a quantized tensor.
+
+        Raises:
+            RuntimeError: It is not quantized.
+        """
+        if self._lazy.quantization is None:
+            raise RuntimeError(f"{self._lazy.name!r} is not quantized: it has no integers that stand for it")
+        return self._lazy.materialize(self._device, framework="torch")  # type: ignore[no-any-return]
+
     def clone(self, *, memory_format: torch.memory_format = torch.preserve_format) -> torch.Tensor:
         """The tensor in memory of its own."""
         made = self._read(copy=True)
@@ -251,6 +273,7 @@ class TorchHandle(Operators):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:  # noqa: FBT001 - NumPy's signature
         """NumPy's conversion protocol."""
+        check_numbers(self._lazy)
         return self._lazy.__array__(dtype, copy=copy)
 
     def __bool__(self) -> bool:
@@ -318,7 +341,7 @@ def _copied(target: Any, source: Any, *rest: Any) -> bool:
         and not target.is_meta
     )
     if plain:
-        check_numbers(source._lazy, str(target.dtype).removeprefix("torch."))
+        check_numbers(source._lazy)
     if not plain or target.shape != source.shape or (target.requires_grad and torch.is_grad_enabled()):
         return False
     name = str(target.dtype).removeprefix("torch.")
@@ -356,4 +379,6 @@ _ABOUT: dict[Any, Callable[[TorchHandle], Any]] = {
     torch.Tensor.size: TorchHandle.size,
     torch.Tensor.numel: TorchHandle.numel,
     torch.Tensor.dim: TorchHandle.dim,
+    torch.dequantize: TorchHandle.dequantize,
+    torch.int_repr: TorchHandle.int_repr,
 }

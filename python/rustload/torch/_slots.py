@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from rustload.errors import _make
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Slot", "device_rule", "slots_of"]
+__all__ = ["Slot", "check_device_map", "device_rule", "slots_of"]
 
 
 @dataclasses.dataclass
@@ -133,3 +134,24 @@ def device_rule(device: Any, device_map: Any) -> Callable[[Slot], torch.device |
         return places[name]
 
     return choose
+
+
+def check_device_map(model: torch.nn.Module, device_map: Any) -> None:
+    """Refuses a map that names what the model does not have: what was meant would be put elsewhere in silence.
+
+    Raises:
+        ValueError: It names neither a module nor a tensor of the model, nor a leading part of their names.
+    """
+    if not device_map:
+        return
+    there = {name for name, _ in model.named_modules(remove_duplicate=False)}
+    there |= {name for slot in slots_of(model) for name in slot.names}
+    for name in device_map:
+        if name not in there:
+            near = difflib.get_close_matches(str(name), there, n=3)
+            raise _make(
+                "Value",
+                "Value",
+                f"device_map names {name!r}, which the model does not have",
+                f"near: {', '.join(near)}" if near else "its names are those of model.named_modules()",
+            )

@@ -10,18 +10,23 @@ mod order;
 
 use std::process;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use crate::bytes::Reader;
 use crate::error::{Code, Error, Result};
 use crate::memory;
 use crate::parallel::{self, Cancel};
-use crate::sink::{self, Array, HostBuffer};
-use crate::stream::{Queue, Taken, Task, fill_all};
+use crate::sink::{self, Array};
+use crate::stream::{Queue, Taken, Task, disk_threads, fill_all};
 use crate::tensor::{Owned, Prospect, Request, Standing, Tensor};
 
 /// Bytes of one thread's scratch, which count in the window.
 const SCRATCH: u64 = 1 << 20;
+
+/// The same where files may be read around the page cache.
+const SCRATCH_AROUND: u64 = SCRATCH + Reader::MOST;
 
 /// Bytes of results that are made in one go: enough to make starting threads cheap.
 const BATCH: u64 = 32 << 20;
@@ -85,9 +90,30 @@ pub struct Failed {
 pub struct Stream {
     queue: Arc<Queue<Result<Given, Failed>>>,
     cancel: Cancel,
-    process: u32,
+    /// The process that it works in.
+    process: Arc<AtomicU32>,
+    order: Vec<usize>,
     plan: Option<Plan>,
     worker: Option<JoinHandle<()>>,
+}
+
+/// Ends a stream from any thread, also while another waits in [`Stream::next`].
+#[derive(Clone, Debug)]
+pub struct Stop {
+    queue: Arc<Queue<Result<Given, Failed>>>,
+    cancel: Cancel,
+    process: Arc<AtomicU32>,
+}
+
+impl Stop {
+    /// Nothing more is made or given. The thread may still be at work for a moment: [`Stream::close`] waits for it. In a
+    /// forked child it does nothing, as the stream is the parent's.
+    pub fn stop(&self) {
+        if self.process.load(Ordering::Relaxed) == process::id() {
+            self.cancel.cancel();
+            self.queue.close();
+        }
+    }
 }
 
 /// What there is to do.
@@ -115,10 +141,26 @@ impl Stream {
         }
         let threads = parallel::threads(u64::MAX, flow.threads);
         let steps = order::steps(&wishes, flow.by_file, threads);
-        let scratch = SCRATCH.saturating_mul(threads as u64);
+        let order = steps.iter().map(|step| step.index).collect();
+        // Neighbours are mostly of one file.
+        let around = wishes
+            .chunk_by(|(one, _), (two, _)| one.file() == two.file())
+            .filter_map(<[_]>::first)
+            .any(|(tensor, _)| tensor.checkpoint.may_be_direct(tensor.shard()));
+        let scratch = if around {
+            SCRATCH_AROUND.saturating_mul(disk_threads(flow.threads) as u64)
+        } else {
+            SCRATCH.saturating_mul(threads as u64)
+        };
         let queue = Arc::new(Queue::new(flow.window.saturating_sub(scratch).max(1)));
         let plan = Some(Plan { wishes, steps, flow });
-        Stream { queue, cancel, process: process::id(), plan, worker: None }
+        let process = Arc::new(AtomicU32::new(process::id()));
+        Stream { queue, cancel, process, order, plan, worker: None }
+    }
+
+    /// The places in the list of what was asked for, in the order in which they are given.
+    pub fn order(&self) -> &[usize] {
+        &self.order
     }
 
     /// The next tensor, waiting no longer than `patience`. After an error there is nothing more.
@@ -126,7 +168,7 @@ impl Stream {
         if self.plan.is_some() {
             self.start().map_err(Failed::whole)?;
         }
-        if self.process != process::id() {
+        if self.is_foreign() {
             let text = "the stream was begun before the process forked";
             return Err(Failed::whole(Error::new(Code::Forked, text)));
         }
@@ -139,7 +181,7 @@ impl Stream {
 
     fn start(&mut self) -> Result<()> {
         let Some(plan) = self.plan.take() else { return Ok(()) };
-        self.process = process::id();
+        self.process.store(process::id(), Ordering::Relaxed);
         let ends = Ends(self.queue.clone());
         let work = move || plan.run(&ends.0);
         let worker = thread::Builder::new().name("rustload-stream".to_owned()).spawn(work);
@@ -149,26 +191,28 @@ impl Stream {
 
     /// Stops the work, and returns when it has stopped. What was made and not taken is freed.
     pub fn close(&mut self) {
-        self.plan = None;
-        if self.process != process::id() {
+        let is_begun = self.plan.take().is_none();
+        if is_begun && self.is_foreign() {
             // The thread is the parent's: there is nothing to wait for, and nothing of it to be freed here.
             std::mem::forget(self.worker.take());
             return;
         }
-        let Some(worker) = self.worker.take() else {
-            // Nobody was started who could say that there is nothing more.
-            self.queue.finish();
-            return;
-        };
         self.cancel.cancel();
         self.queue.close();
-        // A panic has been told as an error.
-        let _ = worker.join();
+        if let Some(worker) = self.worker.take() {
+            // A panic has been told as an error.
+            let _ = worker.join();
+        }
     }
 
-    /// The request to stop, for another thread than the one that waits in [`Stream::next`].
-    pub fn cancel(&self) -> Cancel {
-        self.cancel.clone()
+    /// What ends the stream while another thread waits in [`Stream::next`].
+    pub fn stop(&self) -> Stop {
+        Stop { queue: self.queue.clone(), cancel: self.cancel.clone(), process: self.process.clone() }
+    }
+
+    /// Whether it was begun, or made, in another process than this.
+    fn is_foreign(&self) -> bool {
+        self.process.load(Ordering::Relaxed) != process::id()
     }
 }
 
@@ -324,10 +368,7 @@ impl Plan {
         let mut memory = Vec::with_capacity(batch.items.len());
         for Item { step, what, .. } in &batch.items {
             memory.push(match what {
-                What::Fill(owned) => {
-                    let buffer = HostBuffer::unfilled(owned.nbytes);
-                    Some(buffer.map_err(|error| self.failed(step.index, error))?)
-                }
+                What::Fill(owned) => Some(owned.memory().map_err(|error| self.failed(step.index, error))?),
                 What::Ready(_) => None,
             });
         }

@@ -29,7 +29,8 @@ pub(super) fn steps(wishes: &[(Tensor, Request)], by_file: bool, threads: usize)
         let near = latest.entry((tensor.file(), tensor.storage().1, tensor.layout().offset)).or_default();
         let twin = near.iter_mut().find(|step| {
             let (other, wanted) = &wishes[steps[**step].index];
-            tensor.is_tied_to(other) && request.gives_as(wanted)
+            let same_numbers = !request.dequantize || tensor.dequantizes_as(other);
+            tensor.is_tied_to(other) && request.gives_as(wanted) && same_numbers
         });
         let next = steps.len();
         let first = match twin {

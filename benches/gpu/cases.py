@@ -1,0 +1,253 @@
+"""What is timed on a GPU: which file, what is wanted of it, which limit it chases, and how near to that it shall come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import safetensors.torch
+import torch
+
+from benches.python import measure
+
+from . import peers, probes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+MIB = 1 << 20
+LIMIT = "(limit)"
+CAST_LIMIT = "(limit of the CPU's cast)"
+
+
+@dataclass(frozen=True)
+class File:
+    """Tensors of one shape and dtype; written once per run, in both formats."""
+
+    name: str
+    count: int
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return self.count * torch.Size(self.shape).numel() * _dtype(self.dtype).itemsize
+
+    def path(self, folder: Path, suffix: str) -> Path:
+        """Where it is, written if it is not."""
+        path = folder / (self.name + suffix)
+        if not path.exists():
+            generator = torch.Generator().manual_seed(1)
+            count = torch.Size(self.shape).numel()
+            made = torch.randn(count, generator=generator).to(_dtype(self.dtype)).reshape(self.shape)
+            state = {f"model.layers.{at}.weight": made.roll(at, 0) for at in range(self.count)}
+            if suffix == ".bin":
+                torch.save(state, path)
+            else:
+                safetensors.torch.save_file(state, path)
+        return path
+
+
+@dataclass(frozen=True)
+class Case:
+    """One file and what is wanted of it.
+
+    Attributes:
+        title: What it is.
+        file: Which file.
+        wanted: What is made of each tensor.
+        goal: The part of the limit that rustload shall reach; None where that is not laid down.
+        times_stock: How many times faster than the stock readers it shall be; None likewise.
+    """
+
+    title: str
+    file: File
+    wanted: peers.Wanted = field(default_factory=peers.Wanted)
+    goal: float | None = None
+    times_stock: float | None = None
+
+    @property
+    def result_bytes(self) -> int:
+        """Bytes of the results."""
+        dtype = _dtype(self.wanted.dtype or self.file.dtype)
+        return self.file.nbytes // _dtype(self.file.dtype).itemsize * dtype.itemsize
+
+    @property
+    def crossing(self) -> int:
+        """Bytes that have to cross the link: those of the file or of the results, whichever are fewer."""
+        return min(self.file.nbytes, self.result_bytes)
+
+    @property
+    def narrows(self) -> bool:
+        """Whether fewer bytes cross than the file has, after a cast on the CPU."""
+        return self.crossing < self.file.nbytes
+
+
+def cases(*, quick: bool) -> list[Case]:
+    """All cases; with `quick` of sizes that show nothing."""
+    side, layers, experts, tiny = (1024, 6, 40, 200) if quick else (16384, 300, 18_000, 20_000)
+    large = File("large", 1, (side, side), "float32")
+    half = File("half", 1, (2 * side, side), "bfloat16")
+    model = File("model", layers, (64, 64) if quick else (2048, 3584), "bfloat16")
+    moe = File("moe", experts, (16, 64) if quick else (256, 512), "bfloat16")
+    small = File("small", tiny, (16, 16), "float32")
+    return [
+        Case("one float32 tensor", large, goal=0.90, times_stock=4),
+        Case(f"a model of {layers} bfloat16 tensors", model, goal=0.80, times_stock=4),
+        Case(f"a model of {experts:,} bfloat16 tensors", moe, goal=0.60, times_stock=4),
+        Case(f"{tiny:,} float32 tensors of 1 KiB", small),
+        Case("float32 to bfloat16", large, peers.Wanted("bfloat16"), goal=0.80),
+        Case("bfloat16 to float32", half, peers.Wanted("float32"), goal=0.85),
+        Case("float32 transposed", large, peers.Wanted(transpose=True), goal=0.85),
+        Case("float32 to bfloat16, transposed", large, peers.Wanted("bfloat16", transpose=True)),
+    ]
+
+
+def run(case: Case, suffix: str, folder: Path, device: str, rounds: int) -> dict[str, Any]:
+    """Checks, times and measures one case in one format; a way that fails is a row that says why."""
+    path = case.file.path(folder, suffix)
+    measure.read_through(path)
+    expected = safe_reference(path, case.wanted)
+    ready: dict[str, Callable[[], object]] = {}
+    failed: dict[str, str] = {}
+    for name, way in peers.ways(suffix, case.wanted).items():
+        problem = _problem(way, path, case.wanted, device, expected)
+        if problem:
+            failed[name] = problem
+        else:
+            ready[name] = _timed(way, path, case.wanted, device)
+    del expected
+    limits: dict[str, Callable[[], object]] = {LIMIT: probes.pinned_copies(device, 256 * MIB, case.crossing)}
+    if case.narrows:
+        limits[CAST_LIMIT] = probes.cpu_cast(case.file.nbytes)
+    times = measure.interleave({**ready, **limits}, rounds=rounds, arena=0)
+    limit = max(times[name].median for name in limits)
+    rows = [
+        {
+            "way": name,
+            "median_s": taken.median,
+            "spread": taken.spread,
+            "of_limit": limit / taken.median,
+            **({} if name in limits else peaks(name, suffix, path, case, device)),
+        }
+        for name, taken in times.items()
+    ]
+    rows += [{"way": name, "failed": why} for name, why in failed.items()]
+    return {
+        "case": case.title,
+        "format": suffix,
+        "nbytes": case.file.nbytes,
+        "result_bytes": case.result_bytes,
+        "rows": rows,
+    }
+
+
+def safe_reference(path: Path, wanted: peers.Wanted) -> dict[str, torch.Tensor]:
+    """The results by torch on the CPU."""
+    if path.suffix == ".bin":
+        state: dict[str, torch.Tensor] = torch.load(path, weights_only=True, mmap=True)
+    else:
+        state = safetensors.torch.load_file(path)
+    return {name: wanted.finish(tensor) for name, tensor in state.items()}
+
+
+def peaks(name: str, suffix: str, path: Path, case: Case, device: str) -> dict[str, Any]:
+    """Peaks of host and device memory beyond the results, of a first load in a process of its own."""
+    try:
+        (torch_peak, held), host = measure.in_child(hold, name, suffix, str(path), case.wanted, device)
+    except RuntimeError as error:
+        return {"peaks_failed": str(error)}
+    return {
+        "device_beyond": torch_peak - case.result_bytes,
+        "device_held_beyond": held - case.result_bytes,
+        "host_beyond": host,
+    }
+
+
+def hold(
+    begin: Callable[[], None], name: str, suffix: str, path: str, wanted: peers.Wanted, device: str
+) -> tuple[int, int]:
+    """Runs one way once in a process that is watched; what torch's allocator peaked at, and what the device lacks afterwards."""
+    from pathlib import Path
+
+    way = peers.ways(suffix, wanted)[name]
+    torch.ones(64, 64, device=device).to(torch.bfloat16).t().contiguous()  # starts CUDA and loads kernels
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    begin()
+    result = way(Path(path), wanted, device)
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device) - before
+    held = free - torch.cuda.mem_get_info(device)[0]
+    del result
+    return peak, held
+
+
+def goals(results: list[dict[str, Any]], *, quick: bool) -> Iterator[tuple[str, float, float, bool]]:
+    """What was asked of rustload, what came, what is the bound, and whether it holds; rows that are missing say nothing."""
+    by_title = {case.title: case for case in cases(quick=quick)}
+    ours: dict[tuple[str, str], float] = {}
+    for result in results:
+        rows = {row["way"]: row for row in result["rows"] if "failed" not in row}
+        what = f"{result['case']}, {result['format']}"
+        row = rows.get(peers.OURS)
+        if row is None:
+            yield f"{what}: rustload has a result", 0, 1, False
+            continue
+        case = by_title[result["case"]]
+        ours[result["case"], result["format"]] = row["median_s"]
+        if case.goal is not None:
+            yield f"{what}: part of the limit", row["of_limit"], case.goal, row["of_limit"] >= case.goal
+        peer_goals = {peers.PREFETCH: 1.0, peers.INSTANT: 1.0}
+        if case.times_stock is not None:
+            peer_goals |= {peers.TORCH_LOAD: case.times_stock, peers.LOAD_FILE: case.times_stock}
+        for peer, times in peer_goals.items():
+            if peer in rows and (case.times_stock is not None or times == 1.0):
+                ratio = rows[peer]["median_s"] / row["median_s"]
+                yield f"{what}: times faster than {peer}", ratio, times, ratio >= times
+        for key, most, of in (("device_beyond", 64, "device"), ("host_beyond", 256, "host")):
+            if key in row:
+                found = row[key] / MIB
+                yield f"{what}: MiB of {of} memory beyond the result", found, most, found <= most
+    for (title, suffix), seconds in ours.items():
+        other = ours.get((title, ".safetensors"))
+        if suffix == ".bin" and other is not None and by_title[title].goal is not None:
+            yield f"{title}: time of .bin over .safetensors", seconds / other, 1.05, seconds / other <= 1.05
+
+
+def _timed(way: peers.Way, path: Path, wanted: peers.Wanted, device: str) -> Callable[[], object]:
+    def work() -> object:
+        result = way(path, wanted, device)
+        torch.cuda.synchronize(device)
+        return result
+
+    return work
+
+
+def _problem(
+    way: peers.Way, path: Path, wanted: peers.Wanted, device: str, expected: dict[str, torch.Tensor]
+) -> str | None:
+    try:
+        found = way(path, wanted, device)
+        if found.keys() != expected.keys():
+            return "other names"
+        wrong = [name for name, tensor in expected.items() if not _is_equal(found[name], tensor, device)]
+    except Exception as error:  # noqa: BLE001 - another loader's failure is a row, not the end
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return f"{len(wrong)} tensors differ, such as {wrong[0]}" if wrong else None
+
+
+def _is_equal(found: torch.Tensor, expected: torch.Tensor, device: str) -> bool:
+    same = found.device.type == torch.device(device).type and found.dtype == expected.dtype
+    return same and found.shape == expected.shape and torch.equal(found.cpu(), expected)
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name)
+    assert isinstance(found, torch.dtype)
+    return found

@@ -1,0 +1,76 @@
+"""Whether results are where the caller's CUDA stream is: nothing is written too early, nothing is read too late."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import rustload
+
+from . import samples
+from .checks import ASYNC, SYNC
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from .checks import Check, Place
+
+PLAIN_AND_TURNED: tuple[dict[str, Any], ...] = ({}, {"transpose": True})
+
+
+def streams(folder: Path, place: Place) -> Iterator[Check]:
+    """Results on the default stream, one of the caller's and an urgent one.
+
+    Memory that a long kernel of the caller's stream still writes to is freed and used again at once, and results of
+    `sync=False` are used by the next operation of that stream.
+    """
+    expected = samples.patterns("float32", (4096, 2048), 3)
+    torch.save({"weight": expected}, folder / "streams.bin")
+    with rustload.open(folder / "streams.bin", framework="torch") as ckpt:
+        handle = ckpt["weight"]
+        new: Any = torch.cuda.Stream
+        for stream in (torch.cuda.default_stream(place.device), new(place.device), new(place.device, -1)):
+            with torch.cuda.stream(stream):
+                for sync in (SYNC, ASYNC):
+                    for wanted in PLAIN_AND_TURNED:
+                        torch.cuda.empty_cache()
+                        old = _busy(expected, place)
+                        del old
+                        before = torch.cuda.memory_allocated(place.device)
+                        found = handle.materialize(place.device, **wanted, **sync)
+                        taken = torch.cuda.memory_allocated(place.device) - before
+                        assert taken >= found.nbytes, "the result is not in torch's allocator"
+                        used = _used(found, stream)
+                        right = expected.mT if wanted else expected
+                        yield f"{sync} {wanted} on {stream}", used, right, False
+                given = _busy(expected, place)
+                handle.materialize(out=given, **ASYNC)
+                yield f"out=, sync=False on {stream}", _used(given, stream), expected, False
+                state = ckpt.materialize(device=place.device, **ASYNC)
+                used = _used(state["weight"], stream)
+                yield f"Checkpoint.materialize(sync=False) on {stream}", used, expected, False
+                for name, found in ckpt.stream(device=place.device, **ASYNC):
+                    yield (
+                        f"{name} of Checkpoint.stream(sync=False) on {stream}",
+                        _used(found, stream),
+                        expected,
+                        False,
+                    )
+
+
+def _busy(like: torch.Tensor, place: Place) -> torch.Tensor:
+    """Memory on the device that the current stream goes on writing to for some milliseconds."""
+    made = torch.empty(like.shape, dtype=like.dtype, device=place.device)
+    for _ in range(200):
+        made.fill_(7)
+    return made
+
+
+def _used(found: torch.Tensor, stream: Any) -> torch.Tensor:
+    """What the next operation of the stream sees, before the memory is written to again."""
+    used = found.clone()
+    found.fill_(3)
+    stream.synchronize()
+    return used

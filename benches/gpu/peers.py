@@ -1,0 +1,200 @@
+"""Ways of getting a file onto a GPU: rustload's, torch's, safetensors', and those of other loaders where they are installed.
+
+Every way takes a path, what is wanted and a device, and returns tensors on the device. What is timed is a loader's own idiom, as
+its documentation has it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import safetensors
+import safetensors.torch
+import torch
+
+import rustload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+OURS = "rustload"
+TORCH_LOAD = "torch.load(map_location)"
+LOAD_FILE = "safetensors load_file(device)"
+PREFETCH = "safetensors prefetch"
+INSTANT = "InstantTensor"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What shall be made of every tensor.
+
+    Attributes:
+        dtype: Another dtype, or None.
+        transpose: Whether the last two dimensions are swapped.
+    """
+
+    dtype: str | None = None
+    transpose: bool = False
+
+    @property
+    def converts(self) -> bool:
+        """Whether anything changes on the way."""
+        return self.dtype is not None or self.transpose
+
+    def finish(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Does it where the tensor is, by torch."""
+        if self.dtype is not None:
+            tensor = tensor.to(getattr(torch, self.dtype))
+        return tensor.mT.contiguous() if self.transpose else tensor
+
+
+class Result(dict[str, torch.Tensor]):
+    """Tensors by name, and what a loader needs closed when they are dropped."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor], close: Callable[[], object] | None = None) -> None:
+        """Takes both."""
+        super().__init__(tensors)
+        self._close = close
+
+    def __del__(self) -> None:
+        """Drops the tensors first."""
+        self.clear()
+        if self._close is not None:
+            self._close()
+
+
+Way: TypeAlias = "Callable[[Path, Wanted, str], Result]"
+
+
+def ways(suffix: str, wanted: Wanted) -> dict[str, Way]:
+    """All that can be had here for a file of this kind, rustload first."""
+    found: dict[str, Way] = {OURS: ours, "rustload, stream": ours_streamed}
+    if wanted.converts:
+        found |= {"rustload, cast='cpu'": _ours_at("cpu"), "rustload, cast='gpu'": _ours_at("gpu")}
+    if suffix == ".bin":
+        found |= {
+            TORCH_LOAD: torch_load,
+            "torch.load(mmap), map_location": torch_load_mapped,
+            "torch.load(mmap), pin_memory, non_blocking": torch_load_pinned,
+        }
+        if wanted.converts:
+            found["torch.load(mmap), on the CPU, then .to"] = torch_load_on_cpu
+        return found
+    found[LOAD_FILE] = load_file
+    if hasattr(safetensors.safe_open, "prefetch"):
+        found[PREFETCH] = prefetch
+    for module, name, way in (
+        ("fastsafetensors", "fastsafetensors, nogds", fastsafetensors),
+        ("instanttensor", INSTANT, instanttensor),
+        ("runai_model_streamer", "runai model streamer", runai),
+    ):
+        if importlib.util.find_spec(module):
+            found[name] = way
+    return found
+
+
+def ours(path: Path, wanted: Wanted, device: str, **options: Any) -> Result:
+    """`Checkpoint.materialize`."""
+    with rustload.open(path, framework="torch") as ckpt:
+        transpose = {"*": True} if wanted.transpose else None
+        return Result(ckpt.materialize(device=device, dtype=wanted.dtype, transpose=transpose, **options))
+
+
+def _ours_at(cast: str) -> Way:
+    return lambda path, wanted, device: ours(path, wanted, device, cast=cast)
+
+
+def ours_streamed(path: Path, wanted: Wanted, device: str) -> Result:
+    """`Checkpoint.stream`, all of it kept."""
+    with rustload.open(path, framework="torch") as ckpt:
+        transpose = {"*": True} if wanted.transpose else None
+        return Result(dict(ckpt.stream(device=device, dtype=wanted.dtype, transpose=transpose)))
+
+
+def torch_load(path: Path, wanted: Wanted, device: str) -> Result:
+    """Read to the CPU, storage by storage, and copied."""
+    return _finished(torch.load(path, map_location=device, weights_only=True), wanted)
+
+
+def torch_load_mapped(path: Path, wanted: Wanted, device: str) -> Result:
+    """Copied from the mapped file."""
+    return _finished(torch.load(path, map_location=device, weights_only=True, mmap=True), wanted)
+
+
+def torch_load_pinned(path: Path, wanted: Wanted, device: str) -> Result:
+    """Copied to pinned memory, and from there without waiting."""
+    state = torch.load(path, weights_only=True, mmap=True)
+    return Result(
+        {
+            name: wanted.finish(tensor.pin_memory().to(device, non_blocking=True))
+            for name, tensor in state.items()
+        }
+    )
+
+
+def torch_load_on_cpu(path: Path, wanted: Wanted, device: str) -> Result:
+    """Converted on the CPU, then copied."""
+    state = torch.load(path, weights_only=True, mmap=True)
+    return Result({name: wanted.finish(tensor).to(device) for name, tensor in state.items()})
+
+
+def load_file(path: Path, wanted: Wanted, device: str) -> Result:
+    """The released reader of safetensors."""
+    return _finished(safetensors.torch.load_file(path, device=device), wanted)
+
+
+def prefetch(path: Path, wanted: Wanted, device: str) -> Result:
+    """The threaded reader of safetensors' pre-releases."""
+    with safetensors.safe_open(path, framework="pt", device=device) as file:
+        loader = file.prefetch()
+        try:
+            return _finished(dict(iter(loader)), wanted)
+        finally:
+            loader.close()
+
+
+def fastsafetensors(path: Path, wanted: Wanted, device: str) -> Result:
+    """Without GPUDirect Storage, as files here are in the page cache."""
+    from fastsafetensors import SafeTensorsFileLoader, SingleGroup
+
+    loader = SafeTensorsFileLoader(SingleGroup(), torch.device(device), nogds=True)
+    loader.add_filenames({0: [str(path)]})
+    buffers = loader.copy_files_to_device()
+    state = {name: buffers.get_tensor(name) for name in loader.get_keys()}
+
+    def close() -> None:
+        buffers.close()
+        loader.close()
+
+    result = Result({name: wanted.finish(tensor) for name, tensor in state.items()}, close)
+    state.clear()
+    return result
+
+
+def instanttensor(path: Path, wanted: Wanted, device: str) -> Result:
+    """Its `safe_open`; older versions hand out a buffer that is used again, so that a copy is due."""
+    from instanttensor import safe_open
+
+    owned = "copy" in inspect.signature(safe_open).parameters
+    with safe_open(str(path), framework="pt", device=torch.device(device).index or 0) as file:
+        return Result(
+            {name: wanted.finish(tensor if owned else tensor.clone()) for name, tensor in file.tensors()}
+        )
+
+
+def runai(path: Path, wanted: Wanted, device: str) -> Result:
+    """Streamed through host memory that is used again, hence copied at once."""
+    from runai_model_streamer import SafetensorsStreamer
+
+    with SafetensorsStreamer() as streamer:
+        streamer.stream_file(str(path))
+        return Result({name: wanted.finish(tensor.to(device)) for name, tensor in streamer.get_tensors()})
+
+
+def _finished(state: dict[str, torch.Tensor], wanted: Wanted) -> Result:
+    # Lets go of each source as soon as its result is there: the peers' peaks are those of careful use.
+    return Result({name: wanted.finish(state.pop(name)) for name in list(state)})

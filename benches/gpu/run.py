@@ -1,0 +1,227 @@
+"""The GPU suite: correctness on the device, probes of the link, a sweep of the ring, and times beside other loaders.
+
+    python -m benches.gpu.run [--quick] [--check] [--only PART ...] [--json OUT]
+
+It needs an installed rustload, torch for CUDA and safetensors, no network, and the folder `benches` of the repository. All files
+are made in a temporary folder (25 GB at full size, and as much memory to hold them in the page cache). Loaders that are
+installed beside are timed too. Without a GPU it says so and ends well. `--check` makes figures below the goals an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+if __package__ in (None, ""):  # run as a file
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+import safetensors
+import torch
+
+import rustload
+from benches.gpu import cases, checks, matrix, peers, probes, sweep
+from benches.python import measure
+
+PARTS = ("correctness", "probes", "sweep", "cases")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs what the command line asks for; 1 where a result is wrong, or with `--check` below a goal."""
+    args = parse(arguments)
+    reason = reason_to_skip(args.device)
+    if reason is not None:
+        print(f"skipped: {reason}")
+        return 0
+    if args.device != "cpu":
+        torch.cuda.set_device(args.device)
+    found: dict[str, Any] = {"machine": machine(args.device)}
+    print(" · ".join(f"{key} {value}" for key, value in found["machine"].items()))
+    with tempfile.TemporaryDirectory(prefix="rustload-gpu-", dir=args.folder) as folder:
+        for part in args.only:
+            start = time.perf_counter()
+            found[part] = RUN[part](Path(folder), args)
+            print(f"({part}: {time.perf_counter() - start:.0f} s)", flush=True)
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1))
+    wrong = sum(len(one["wrong"]) for one in found.get("correctness", ()))
+    missed = [goal for goal in found.get("cases", {}).get("goals", ()) if not goal["holds"]]
+    return int(wrong > 0 or (args.check and bool(missed)))
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benches.gpu.run", description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--quick", action="store_true", help="small sizes and few rounds: a smoke test, no figures"
+    )
+    parser.add_argument("--check", action="store_true", help="figures below the goals are an error")
+    parser.add_argument(
+        "--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=f"of {', '.join(PARTS)}"
+    )
+    parser.add_argument(
+        "--filter", default="", metavar="TEXT", help="only the cases whose title contains TEXT"
+    )
+    parser.add_argument("--rounds", type=int, metavar="N", help="rounds per case (7, with --quick 3)")
+    parser.add_argument("--device", default="cuda:0", help="which GPU; cpu runs the correctness part only")
+    parser.add_argument("--folder", type=Path, help="where the temporary folder is made")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="also write the results to this file")
+    args = parser.parse_args(arguments)
+    args.rounds = args.rounds or (3 if args.quick else 7)
+    if args.device == "cpu":
+        args.only = [part for part in args.only if part == "correctness"]
+    return args
+
+
+def reason_to_skip(device: str) -> str | None:
+    """Why nothing can run here, or None."""
+    if device == "cpu":
+        return None
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} was built without CUDA"
+    if not torch.cuda.is_available():
+        return f"torch {torch.__version__} sees no GPU"
+    if (torch.device(device).index or 0) >= torch.cuda.device_count():
+        return f"there is no {device}: torch sees {torch.cuda.device_count()} GPU(s)"
+    return None
+
+
+def machine(device: str) -> dict[str, str]:
+    """What the figures belong to."""
+    found = {
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "rustload": rustload.__version__,
+        "torch": torch.__version__,
+        "safetensors": safetensors.__version__,
+        "python": platform.python_version(),
+        "cpu": f"{_cpu()}, {torch.get_num_threads()} threads",
+    }
+    if device != "cpu":
+        properties = torch.cuda.get_device_properties(device)
+        found["gpu"] = f"{properties.name}, {properties.total_memory >> 30} GiB, CUDA {torch.version.cuda}"
+    return found
+
+
+def correctness(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every way of asking for every tensor, bit by bit."""
+    print(f"\n=== correctness on {args.device}: tensors equal to the bit ===")
+    found: list[dict[str, Any]] = []
+    for one in matrix.outcomes(folder, args.device, quick=args.quick):
+        found.append({"way": one.way, "checks": one.checks, "wrong": one.wrong})
+        print_outcome(one)
+    total, wrong = sum(one["checks"] for one in found), sum(len(one["wrong"]) for one in found)
+    print(f"  {total:,} checks, {wrong:,} wrong")
+    return found
+
+
+def print_outcome(one: checks.Outcome) -> None:
+    """Prints a line, and what is wrong below it."""
+    print(f"  {one.way:<40}{one.checks:>8,}{'' if one.wrong else '  all equal'}", flush=True)
+    for what in one.wrong[:5]:
+        print(f"      wrong: {what}")
+    if len(one.wrong) > 5:
+        print(f"      and {len(one.wrong) - 5:,} more")
+
+
+def probed(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The limits of the machine."""
+    print(f"\n=== probes of {args.device}, medians ===")
+    file = _sample(folder, args)
+    found = []
+    for what, figure, unit in probes.probes(file, args.device, quick=args.quick):
+        found.append({"what": what, "figure": figure, "unit": unit})
+        print(f"  {what:<52}{figure:>10.2f} {unit}", flush=True)
+    return found
+
+
+def swept(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Sizes of slots and numbers of workers."""
+    print("\n=== slot size and workers: GB/s of one tensor, file in the page cache ===")
+    file = _sample(folder, args)
+    found = []
+    for slot, workers, rate in sweep.sweep(file, args.device, quick=args.quick):
+        found.append({"slot": slot, "workers": workers, "rate": rate})
+        told = rate if isinstance(rate, str) else f"{rate:.1f}"
+        print(f"  slots of {slot >> 10:>6} KiB, {workers:>2} workers: {told}", flush=True)
+    return found
+
+
+def timed(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """The cases beside the peers, then the goals."""
+    print(f"\n=== warm file to {args.device}: medians of {args.rounds} interleaved rounds ===")
+    print(
+        "GB/s of the file's bytes; of limit = the limit's time over the row's; MiB beyond the results, first load in a process."
+    )
+    results = []
+    for case in cases.cases(quick=args.quick):
+        if args.filter in case.title:
+            for suffix in (".safetensors", ".bin"):
+                results.append(cases.run(case, suffix, folder, args.device, args.rounds))
+                print_case(results[-1])
+    found = [
+        {"goal": what, "found": figure, "bound": bound, "holds": holds}
+        for what, figure, bound, holds in cases.goals(results, quick=args.quick)
+    ]
+    print_goals(found)
+    return {"results": results, "goals": found}
+
+
+def print_case(result: dict[str, Any]) -> None:
+    """Prints one case's table."""
+    print(f"\n{result['case']}, {result['format']}, {result['nbytes'] / 1e6:,.0f} MB")
+    print(
+        f"  {'':<44}{'ms':>10}{'GB/s':>8}{'spread':>8}{'of limit':>10}{'x rustload':>12}{'device':>8}{'host':>8}"
+    )
+    ours = next(
+        (row["median_s"] for row in result["rows"] if row["way"] == peers.OURS and "median_s" in row), None
+    )
+    for row in result["rows"]:
+        if "failed" in row:
+            print(f"  {row['way']:<44}failed: {row['failed']}")
+            continue
+        seconds = row["median_s"]
+        times = "" if ours is None or row["way"] == peers.OURS else f"{seconds / ours:.2f}"
+        beyond = [
+            f"{row[key] / cases.MIB:.0f}" if key in row else "" for key in ("device_beyond", "host_beyond")
+        ]
+        is_peer = not row["way"].startswith(("rustload", "("))
+        mark = "  faster than rustload" if is_peer and ours is not None and seconds < ours else ""
+        print(
+            f"  {row['way']:<44}{seconds * 1e3:>10.2f}{result['nbytes'] / seconds / 1e9:>8.1f}{row['spread']:>8.0%}"
+            f"{row['of_limit']:>10.2f}{times:>12}{beyond[0]:>8}{beyond[1]:>8}{mark}",
+            flush=True,
+        )
+
+
+def print_goals(found: list[dict[str, Any]]) -> None:
+    """Prints what was asked and what came."""
+    print("\n=== goals ===")
+    for goal in found:
+        word = "holds" if goal["holds"] else "MISSED"
+        print(f"  {word:<8}{goal['goal']}: {goal['found']:.2f}, bound {goal['bound']:g}")
+
+
+RUN = {"correctness": correctness, "probes": probed, "sweep": swept, "cases": timed}
+
+
+def _sample(folder: Path, args: argparse.Namespace) -> Path:
+    """The file of one large tensor, in the page cache."""
+    path = cases.cases(quick=args.quick)[0].file.path(folder, ".safetensors")
+    measure.read_through(path)
+    return path
+
+
+def _cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

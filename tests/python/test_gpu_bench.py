@@ -1,0 +1,194 @@
+"""The GPU suite, as far as it runs without a GPU: it says why it skips, its comparisons see a wrong bit, its tables are whole."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+if str(ROOT) not in sys.path:
+    sys.path.append(str(ROOT))
+
+from benches.gpu import cases, checks, peers, probes, run, samples, sweep  # noqa: E402 - it lies beside the tests
+
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+
+
+@no_gpu
+@pytest.mark.parametrize("command", [["-m", "benches.gpu.run"], ["benches/gpu/run.py", "--only", "probes"]])
+def test_without_a_gpu_the_suite_says_why_it_skips_and_ends_well(command):
+    done = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("skipped: torch ")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_with_a_gpu_every_part_runs_and_nothing_is_wrong():
+    assert run.main(["--quick"]) == 0
+
+
+def test_every_way_of_asking_on_the_cpu_gives_what_torch_wrote(tmp_path, capsys):
+    out = tmp_path / "out.json"
+    assert run.main(["--device", "cpu", "--quick", "--folder", str(tmp_path), "--json", str(out)]) == 0
+    found = json.loads(out.read_text())
+    assert set(found) == {"machine", "correctness"}
+    assert [one for one in found["correctness"] if one["wrong"] or not one["checks"]] == []
+    total = sum(one["checks"] for one in found["correctness"])
+    assert total > 20_000
+    assert f"{total:,} checks, 0 wrong" in capsys.readouterr().out
+
+
+def test_every_dtype_is_in_the_matrix_in_every_layout():
+    made = samples.tensors(quick=True)
+    layouts = {name.partition(".")[2] for name in made} - {"conjugate"}
+    assert {"sliced", "transposed", "permuted", "strided", "zero_d", "empty", "large"} <= layouts
+    assert {f"{dtype}.{layout}" for dtype in samples.dtypes() for layout in layouts} <= set(made)
+    # More than a slot of the ring, at full size.
+    assert all(
+        tensor.nbytes > 2 << 20
+        for name, tensor in samples.tensors(quick=False).items()
+        if name.endswith((".large", ".huge"))
+    )
+
+
+def test_a_comparison_sees_a_wrong_bit_shape_and_dtype_and_an_exception():
+    def wrong():
+        one = torch.tensor([1.0, float("nan")])
+        negative = one.clone()
+        negative.view(torch.int32)[1] += 1
+        yield "equal", one, one.clone(), False
+        yield "another NaN", one, negative, False
+        yield "another NaN of a cast", one, negative, True
+        yield "zeros of two signs", torch.tensor([0.0]), torch.tensor([-0.0]), True
+        yield "shape", one, one[None], False
+        yield "dtype", one, one.double(), True
+        raise ValueError("no more")
+
+    found = checks.outcome("a way", wrong())
+    assert found.checks == 6
+    assert found.wrong == [
+        "another NaN",
+        "zeros of two signs",
+        "shape",
+        "dtype",
+        "ValueError after 6 checks: no more",
+    ]
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".safetensors"])
+def test_all_ways_of_loading_give_the_same(tmp_path, suffix):
+    for case in cases.cases(quick=True):
+        path = case.file.path(tmp_path, suffix)
+        expected = cases.safe_reference(path, case.wanted)
+        assert sum(tensor.nbytes for tensor in expected.values()) == case.result_bytes
+        for name, way in peers.ways(suffix, case.wanted).items():
+            if "cast=" not in name and "pin_memory" not in name:
+                assert cases._problem(way, path, case.wanted, "cpu", expected) is None, name
+        expected[next(iter(expected))][0] += 1
+        assert cases._problem(peers.ours, path, case.wanted, "cpu", expected) is not None
+
+
+def test_the_limit_is_that_of_the_bytes_that_cross():
+    by_title = {case.title: case for case in cases.cases(quick=False)}
+    narrowing, widening = by_title["float32 to bfloat16"], by_title["bfloat16 to float32"]
+    assert narrowing.narrows
+    assert narrowing.crossing == narrowing.result_bytes == narrowing.file.nbytes // 2
+    assert not widening.narrows
+    assert widening.crossing == widening.file.nbytes == widening.result_bytes // 2
+
+
+def test_the_cases_run_through_with_a_cpu_in_the_place_of_the_gpu(tmp_path, monkeypatch, capsys):
+    peaks = {"device_beyond": 1 << 20, "device_held_beyond": 1 << 20, "host_beyond": 1 << 20}
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
+    monkeypatch.setattr(probes, "pinned_copies", lambda _device, _size, total: probes.cpu_cast(total))
+    monkeypatch.setattr(cases, "peaks", lambda *_: peaks)
+    args = run.parse(["--quick", "--filter", "to bfloat16", "--device", "cpu"])
+    found = run.timed(tmp_path, args)
+    told = capsys.readouterr().out
+    assert [(one["case"], one["format"]) for one in found["results"]] == [
+        (title, suffix)
+        for title in ("float32 to bfloat16", "float32 to bfloat16, transposed")
+        for suffix in (".safetensors", ".bin")
+    ]
+    for one in found["results"]:
+        rows = {row["way"]: row for row in one["rows"]}
+        limits = [rows[name] for name in (cases.LIMIT, cases.CAST_LIMIT)]
+        assert max(row["of_limit"] for row in limits) >= 1 == min(row["of_limit"] for row in limits)
+        assert rows[peers.OURS]["device_beyond"] == 1 << 20
+        assert "failed" not in rows[peers.OURS]
+        assert all(way in told for way in rows)
+    goals = [goal["goal"] for goal in found["goals"]]
+    assert "float32 to bfloat16: time of .bin over .safetensors" in goals
+    assert any("MiB of device memory" in goal for goal in goals)
+
+
+def results(seconds):
+    rows = [
+        {"way": name, "median_s": taken, "spread": 0.1, "of_limit": 0.02 / taken}
+        for name, taken in seconds.items()
+    ]
+    rows[0] |= {"device_beyond": 70 << 20, "device_held_beyond": 80 << 20, "host_beyond": 100 << 20}
+    title = "one float32 tensor"
+    failed = {"way": "another", "failed": "ImportError: no such thing"}
+    return {
+        "case": title,
+        "format": ".safetensors",
+        "nbytes": 10**9,
+        "result_bytes": 10**9,
+        "rows": [*rows, failed],
+    }
+
+
+def test_a_table_has_losing_and_failed_rows(capsys):
+    run.print_case(
+        results({peers.OURS: 0.021, peers.LOAD_FILE: 0.2, peers.INSTANT: 0.0205, cases.LIMIT: 0.02})
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "faster than rustload" in line] == [
+        line for line in lines if line.strip().startswith(peers.INSTANT)
+    ]
+    assert any("failed: ImportError: no such thing" in line for line in lines)
+    (limit,) = [line for line in lines if cases.LIMIT in line]
+    assert "1.00" in limit
+
+
+def test_goals_say_what_was_missed(capsys):
+    found = {
+        what: holds
+        for what, _, _, holds in cases.goals(
+            [results({peers.OURS: 0.021, peers.LOAD_FILE: 0.2, peers.INSTANT: 0.0205})], quick=True
+        )
+    }
+    name = "one float32 tensor, .safetensors"
+    assert found == {
+        f"{name}: part of the limit": True,
+        f"{name}: times faster than {peers.INSTANT}": False,
+        f"{name}: times faster than {peers.LOAD_FILE}": True,
+        f"{name}: MiB of device memory beyond the result": False,
+        f"{name}: MiB of host memory beyond the result": True,
+    }
+    run.print_goals([{"goal": "speed", "found": 0.5, "bound": 0.9, "holds": False}])
+    assert "MISSED  speed: 0.50, bound 0.9" in capsys.readouterr().out
+
+
+def test_a_part_of_the_command_line_that_is_unknown_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        run.parse(["--only", "nothing"])
+    assert "invalid choice" in capsys.readouterr().err
+    args = run.parse(["--quick", "--only", "probes", "cases"])
+    assert (args.only, args.rounds, args.device) == (["probes", "cases"], 3, "cuda:0")
+
+
+@no_gpu
+def test_a_setting_of_the_sweep_that_fails_says_why(tmp_path):
+    path = cases.cases(quick=True)[3].file.path(tmp_path, ".safetensors")
+    _, _, told = next(sweep.sweep(path, "cuda:0", quick=True))
+    assert isinstance(told, str)
+    assert "CUDA" in told or "NVIDIA" in told

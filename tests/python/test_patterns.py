@@ -1,0 +1,194 @@
+"""One rule for what a user writes: a name that is not there is an error, a pattern without effect a warning."""
+
+from __future__ import annotations
+
+import re
+import warnings
+
+import pytest
+import torch
+from support import assert_same_bits
+
+import rustload
+import rustload.jax
+import rustload.torch
+from rustload import RustloadWarning
+
+NAMES = ("enc.weight", "enc.bias", "lm_head.weight", "a[0].weight")
+
+
+@pytest.fixture
+def path(save):
+    return save({name: torch.full((2, 2), float(number)) for number, name in enumerate(NAMES)})
+
+
+def model():
+    made = torch.nn.ModuleDict({"enc": torch.nn.Linear(2, 2), "lm_head": torch.nn.Linear(2, 2, bias=False)})
+    made.enc.bias = torch.nn.Parameter(torch.zeros(2, 2))
+    return made
+
+
+def into(path, **options):
+    return rustload.torch.load_into(model(), path, strict=False, **options)
+
+
+# Everything that takes dtype=, and what also takes transpose=.
+WAYS = {
+    "stream": lambda path, **options: list(rustload.open(path).stream(**options)),
+    "materialize": lambda path, **options: rustload.open(path).materialize(**options),
+    "load_into": into,
+    "jax": lambda path, **options: rustload.jax.load(path, nested=False, **options),
+    "state_dict": rustload.torch.state_dict,
+}
+ARGUMENTS = [
+    (way, what)
+    for way in WAYS
+    for what in ("dtype", "transpose")
+    if (way, what) != ("state_dict", "transpose")
+]
+VALUE = {"dtype": "bfloat16", "transpose": True}
+
+
+@pytest.mark.parametrize(("way", "argument"), ARGUMENTS)
+def test_a_name_that_is_not_there_is_an_error_with_near_names(path, way, argument):
+    with pytest.raises(rustload.TensorNotFoundError, match=f"{argument}= names 'lm_haed.weight'") as caught:
+        WAYS[way](path, **{argument: {"*.bias": VALUE[argument], "lm_haed.weight": VALUE[argument]}})
+    assert caught.value.code == "NotFound"
+    assert "near names: lm_head.weight" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize(("way", "argument"), ARGUMENTS)
+def test_a_pattern_that_matches_nothing_is_a_warning_at_the_users_line(path, way, argument):
+    with pytest.warns(RustloadWarning) as told:
+        WAYS[way](path, **{argument: {"*.wieght": VALUE[argument]}})
+    assert (
+        str(told[0].message)
+        == f"{argument}= has the pattern '*.wieght', which matches no name (near: weight)"
+    )
+    assert told[0].filename == __file__
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize(("way", "argument"), ARGUMENTS)
+def test_a_pattern_behind_one_that_takes_its_names_is_a_warning(path, way, argument):
+    with pytest.warns(RustloadWarning, match=r"has 'lm_head.\*' after '\*.weight', which takes its names"):
+        WAYS[way](path, **{argument: {"*.weight": VALUE[argument], "lm_head.*": None}})
+
+
+@pytest.mark.parametrize("rule", [
+    {"lm_head.weight": "float16", "*": "bfloat16"}, {"enc.*": None, "*.weight": "F16"}, {}, None, "bf16", lambda _: None,
+    {"a[0].weight": "bf16"},
+])  # fmt: skip
+@pytest.mark.parametrize("way", WAYS)
+def test_rules_that_have_an_effect_are_silent(path, way, rule):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        WAYS[way](path, dtype=rule)
+
+
+def test_a_name_with_brackets_takes_itself(path):
+    found = rustload.open(path).materialize(dtype={"a[0].weight": "float16"})
+    assert found["a[0].weight"].dtype == torch.float16
+    assert list(rustload.open(path).select("a[0].weight")) == ["a[0].weight"]
+
+
+def test_one_mapping_serves_for_parts_of_a_checkpoint(path):
+    ckpt = rustload.open(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rules = {"lm_head.weight": "float16", "enc.*": "bfloat16"}
+        made = dict(ckpt.stream(["enc.bias"], dtype=rules)) | dict(
+            ckpt.stream(ckpt.select("lm_head.*"), dtype=rules)
+        )
+        made["a"] = ckpt["a[0].weight"].materialize(dtype=rules)  # of a single tensor nothing is told
+    assert [tensor.dtype for tensor in made.values()] == [torch.bfloat16, torch.float16, torch.float32]
+
+
+def test_a_pattern_that_is_no_text_is_a_type_error(path):
+    with pytest.raises(TypeError, match="dtype= has a Pattern where a name or a pattern belongs"):
+        rustload.open(path).materialize(dtype={re.compile("x"): "bf16"})
+
+
+def test_select_follows_the_rule(path):
+    ckpt = rustload.open(path)
+    with pytest.warns(RustloadWarning, match=r"no name matches '\*.wieght' \(near: weight\)"):
+        assert ckpt.select("*.wieght") == {}
+    with pytest.raises(rustload.TensorNotFoundError, match=r"'enc\.wieght'"):
+        ckpt.select("enc.wieght")
+
+
+def test_strip_and_rename_follow_it_too(path):
+    state_dict = rustload.torch.state_dict
+    with pytest.warns(RustloadWarning, match=r"strip='modul.' takes nothing off"):
+        state_dict(path, strip="modul.")
+    with pytest.raises(rustload.TensorNotFoundError, match="rename= names 'encoder'") as caught:
+        state_dict(path, rename={"encoder": "layers"})
+    assert "near: enc" in caught.value.__notes__[0]
+    for rename in ([("^module\\.", "")], {re.compile("^module"): ""}):
+        with pytest.warns(RustloadWarning, match=r"rename= has the pattern '\^module.*found in no name"):
+            state_dict(path, rename=rename)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert list(state_dict(path, strip=["module", "lm_head"], rename={"enc.": "e", "rotary.inv_freq": None})) == [
+            "e.weight", "e.bias", "weight", "a[0].weight"]  # fmt: skip
+
+
+def test_a_device_map_follows_it_too(path):
+    with pytest.raises(
+        ValueError, match="device_map names 'lm_haed', which the model does not have"
+    ) as caught:
+        into(path, device_map={"": "cpu", "lm_haed": "cpu"})
+    assert "near: lm_head" in caught.value.__notes__[0]
+    into(path, device_map={"": "cpu", "lm_head": "cpu", "enc.bias": "cpu"})
+
+
+def test_frameworks_have_the_names_of_safetensors_too(path):
+    expected = torch.full((2, 2), 1.0)
+    for word, name in {"pt": "torch", "pytorch": "torch", "np": "numpy", "flax": "jax"}.items():
+        ckpt = rustload.open(path, framework=word)
+        assert ckpt.framework == name
+        other = rustload.open(path, framework="dlpack")
+        made = [
+            ckpt["enc.bias"].materialize(), other["enc.bias"].materialize(framework=word),
+            other.materialize(["enc.bias"], framework=word)["enc.bias"],
+            *(tensor for _, tensor in other.stream(["enc.bias"], framework=word)),
+        ]  # fmt: skip
+        assert {type(one) for one in made} == {type(ckpt["enc.bias"].materialize(framework=name))}
+        for one in made:
+            assert_same_bits(torch.tensor(one.tolist()), expected)
+
+
+@pytest.mark.parametrize(("word", "advice"), [
+    ("tensorflow", "framework='numpy'"), ("mlx", "framework='numpy'"), ("PT", "write 'pt'"), ("Torch", "write 'torch'"),
+    ("cuda", "into device="),
+])  # fmt: skip
+def test_other_frameworks_are_told_how_to_go_on(path, word, advice):
+    for use in (
+        lambda: rustload.open(path, framework=word),
+        lambda: rustload.open(path)["enc.bias"].materialize(framework=word),
+    ):
+        with pytest.raises(ValueError, match=f"framework '{word}' is not one of torch, numpy") as caught:
+            use()
+        assert advice in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("framework", ["flax", "jax"])
+def test_safe_open_gives_jax_arrays_as_the_reference_does(save, framework):
+    import jax
+    import safetensors
+
+    value = torch.arange(6, dtype=torch.float32).reshape(2, 3)
+    file = save({"x": value}, "x.safetensors")
+    with rustload.safe_open(file, framework) as ours, safetensors.safe_open(file, "flax") as theirs:
+        for get in (
+            lambda f: f.get_tensor("x"),
+            lambda f: f.get_slice("x")[1:, 0:2],
+            lambda f: f.get_tensors()["x"] if f is ours else f.get_tensor("x"),
+        ):
+            one, two = get(ours), get(theirs)
+            assert isinstance(one, jax.Array)
+            assert (one.dtype, one.shape, one.tolist()) == (two.dtype, two.shape, two.tolist())
+        with pytest.raises(
+            rustload.SafetensorError, match="Device cuda:0 is not supported for framework flax"
+        ):
+            rustload.safe_open(file, framework, device="cuda:0")
