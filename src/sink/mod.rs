@@ -8,6 +8,7 @@ mod host;
 mod pages;
 mod pool;
 mod slab;
+mod trial;
 
 use std::ptr::NonNull;
 use std::sync::Arc;

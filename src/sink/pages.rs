@@ -8,8 +8,12 @@
 use std::ffi::c_void;
 use std::process;
 use std::ptr::{self, NonNull};
+use std::time::Duration;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use rustix::time::{ClockId, clock_gettime};
+
+use super::trial::{self, Next};
 
 /// The size of a huge page on x86-64 and most of arm64.
 pub(super) const HUGE: usize = 2 << 20;
@@ -39,17 +43,48 @@ impl Pages {
         len.checked_next_multiple_of(SMALL)
     }
 
-    /// Zeroed memory for `len` bytes. Only the whole huge pages inside are asked for, and only if `huge`.
+    /// Zeroed memory for `len` bytes. Only the whole huge pages inside are asked for, only if `huge`, and only while they are
+    /// not slower than small ones; one in many is touched to find out.
     pub(super) fn new(len: usize, huge: bool) -> Option<Pages> {
         let len = Pages::rounded(len.max(1))?;
         let start = aligned(len)?;
         let pages = Pages { start, len, huge, owner: process::id() };
         if huge {
-            // SAFETY: the range is owned; the advice changes no byte.
-            // Refused where huge pages are switched off; small pages do too.
-            let _ = unsafe { madvise(start.as_ptr().cast(), len & !(HUGE - 1), Advice::LinuxHugepage) };
+            pages.choose();
         }
         Some(pages)
+    }
+
+    /// Asks for huge pages where they are worth it.
+    fn choose(&self) {
+        let (mut at, count) = (0, self.len / HUGE);
+        while at < count {
+            at += match trial::next(count - at) {
+                Next::Huge(pages) => {
+                    self.advise(at, pages, Advice::LinuxHugepage);
+                    pages
+                }
+                Next::Small(pages) => {
+                    self.advise(at, pages, Advice::LinuxNoHugepage);
+                    pages
+                }
+                Next::Try => {
+                    self.advise(at, 1, Advice::LinuxHugepage);
+                    let before = busy();
+                    self.advise(at, 1, Advice::LinuxPopulateWrite);
+                    trial::saw(busy().saturating_sub(before));
+                    1
+                }
+            };
+        }
+    }
+
+    /// Advises the system about `count` whole huge pages from the one with number `at` on, all inside.
+    fn advise(&self, at: usize, count: usize, advice: Advice) {
+        let start = self.start.as_ptr().wrapping_add(at * HUGE);
+        // SAFETY: the range is owned, and private to this file, whose advice (huge pages or none, touching) changes no byte.
+        // Refused where huge pages are switched off, or by an old system: small pages do too, and what is not touched is fast.
+        let _ = unsafe { madvise(start.cast(), count * HUGE, advice) };
     }
 
     /// The address of the first byte.
@@ -121,6 +156,11 @@ impl Drop for Pages {
     fn drop(&mut self) {
         unmap(self.start.as_ptr(), self.len);
     }
+}
+
+/// How long the processor was busy with this thread: waiting for others' turns does not count.
+fn busy() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
 
 /// Maps `len` bytes that start on a huge page.
