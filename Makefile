@@ -3,6 +3,7 @@
 #   make demo    build, then load one model from each format and compare with torch
 #   make test    every check CI runs, in CI's order
 #   make bench   the benchmarks against torch and safetensors (BENCH="--quick --json out.json" passes options on)
+#   make counts  instructions of parsers and kernels, beside the last that were kept (COUNTS="--update" keeps new ones)
 #   make fuzz    every fuzz target for a minute, guided by coverage (FUZZ="pickle zip" SECONDS_EACH=600 for other ones)
 #   make memory  memory over time while a model is loaded, in today's ways and by rustload (MEMORY="--rounds 1", "--limit")
 #   make build   only the extension, in .venv
@@ -19,6 +20,7 @@ VENV := $(CURDIR)/.venv
 PY := $(VENV)/bin/python
 CARGO := cargo
 BENCH ?=
+COUNTS ?=
 MEMORY ?=
 FUZZ ?=
 PYTEST ?=
@@ -36,7 +38,7 @@ BUILT := $(VENV)/.built
 EXTENSION := python/rustload/_rustload.abi3.so
 RUST := $(shell find src -name '*.rs')
 
-.PHONY: help demo test bench fuzz build fmt clean cargo lint-rust test-rust lint-python test-python
+.PHONY: help demo test bench counts fuzz build fmt clean cargo lint-rust test-rust lint-python test-python
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -46,6 +48,9 @@ demo: build
 
 bench: build
 	@$(PY) -m benches.python $(BENCH)
+
+counts: $(INSTALLED) cargo
+	@$(PY) -m benches.counts $(COUNTS)
 
 fuzz: build
 	fuzz/run $(FUZZ)

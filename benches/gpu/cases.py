@@ -87,7 +87,7 @@ class Case:
 
 def cases(*, quick: bool) -> list[Case]:
     """All cases; with `quick` of sizes that show nothing."""
-    side, layers, experts, tiny = (2048, 6, 40, 200) if quick else (16384, 300, 18_000, 20_000)
+    side, layers, experts, tiny = (1024, 6, 40, 200) if quick else (16384, 300, 18_000, 20_000)
     large = File("large", 1, (side, side), "float32")
     half = File("half", 1, (2 * side, side), "bfloat16")
     model = File("model", layers, (64, 64) if quick else (2048, 3584), "bfloat16")

@@ -189,9 +189,8 @@ def print_case(result: dict[str, Any]) -> None:
         beyond = [
             f"{row[key] / cases.MIB:.0f}" if key in row else "" for key in ("device_beyond", "host_beyond")
         ]
-        mark = (
-            "  faster than rustload" if ours is not None and seconds < ours and row["way"][0] != "(" else ""
-        )
+        is_peer = not row["way"].startswith(("rustload", "("))
+        mark = "  faster than rustload" if is_peer and ours is not None and seconds < ours else ""
         print(
             f"  {row['way']:<44}{seconds * 1e3:>10.2f}{result['nbytes'] / seconds / 1e9:>8.1f}{row['spread']:>8.0%}"
             f"{row['of_limit']:>10.2f}{times:>12}{beyond[0]:>8}{beyond[1]:>8}{mark}",

@@ -1,6 +1,6 @@
 """`make bench`: times every case against its peers and prints all rows, the losing ones too.
 
-    python -m benches.python [--quick] [--filter TEXT] [--rounds N] [--json OUT] [--plot OUT]
+    python -m benches.python [--quick] [--filter TEXT] [--rounds N] [--minutes N] [--json OUT] [--plot OUT]
 
 The cases in which torch allocates run again in a second process with torch's own huge-page switch on, since
 a user may have it on.
@@ -11,19 +11,22 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import safetensors
 import torch
+
+import rustload
 
 from . import measure
 from .case import hold
 from .cases import all_cases
-from .many import GrowthCase
-from .opening import OpenCase
 from .plot import svg
 
 if TYPE_CHECKING:
@@ -37,17 +40,20 @@ def main() -> None:
     """Runs what the command line asks for."""
     args = parse()
     huge_pages = os.environ.get(HUGE_PAGES) == "1"
-    cases = [
-        case
-        for case in all_cases(quick=args.quick)
-        if args.filter in case.title and (case.allocates or not huge_pages)
-    ]
+    cases = [case for case in all_cases(quick=args.quick) if args.filter in case.title]
+    again = [case for case in cases if case.allocates]
     print_heading(args.rounds, huge_pages=huge_pages)
-    results = [run(case, args.rounds, huge_pages=huge_pages) for case in cases]
-    if not huge_pages and not args.quick and any(case.allocates for case in cases):
-        results += again_with_huge_pages(args)
+    if huge_pages:
+        results = run_all(again, args, args.minutes, huge_pages=True)
+    elif args.quick or not again:
+        results = run_all(cases, args, args.minutes, huge_pages=False)
+    else:
+        # The second process checks nothing, and is done sooner.
+        minutes = args.minutes * len(cases) / (len(cases) + len(again) / 2)
+        results = run_all(cases, args, minutes, huge_pages=False)
+        results += again_with_huge_pages(args, args.minutes - minutes)
     if args.json:
-        args.json.write_text(json.dumps(results, indent=1))
+        args.json.write_text(json.dumps({"machine": machine(), "results": results}, indent=1) + "\n")
     if args.plot:
         args.plot.write_text(svg(results), encoding="utf-8")
 
@@ -62,6 +68,13 @@ def parse() -> argparse.Namespace:
         "--filter", default="", metavar="TEXT", help="only the cases whose title contains TEXT"
     )
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds per case (5, with --quick 3)")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=18,
+        metavar="N",
+        help="how long it may take (18): slow cases get fewer rounds, but three, and the last may be skipped",
+    )
     parser.add_argument("--json", type=Path, metavar="OUT", help="also write the results to this file")
     parser.add_argument("--plot", type=Path, metavar="OUT", help="also draw the results as SVG")
     args = parser.parse_args()
@@ -69,16 +82,54 @@ def parse() -> argparse.Namespace:
     return args
 
 
-def run(case: Case, rounds: int, *, huge_pages: bool) -> dict[str, Any]:
+def machine() -> dict[str, str]:
+    """What the figures belong to."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "cpu": f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores",
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "rustload": rustload.__version__,
+        "torch": torch.__version__,
+        "safetensors": safetensors.__version__,
+    }
+
+
+def run_all(
+    cases: list[Case], args: argparse.Namespace, minutes: float, *, huge_pages: bool
+) -> list[dict[str, Any]]:
+    """Runs cases, those that can run here, until so many minutes are over."""
+    end = time.monotonic() + 60 * minutes
+    results = []
+    for at, case in enumerate(cases):
+        left = end - time.monotonic()
+        reason = case.reason_to_skip() or (None if left > 0 else "the time is over; --filter runs it alone")
+        if reason is None:
+            # About half of the time goes into files, checks and peaks.
+            results.append(run(case, args.rounds, left / (len(cases) - at) / 2, huge_pages=huge_pages))
+        else:
+            print(f"\n{case.title}\n  skipped: {reason}", flush=True)
+    return results
+
+
+def run(case: Case, rounds: int, budget: float, *, huge_pages: bool) -> dict[str, Any]:
     """Checks, times and prints one case."""
     case.prepare()
     measure.read_through(case.path)
-    case.check()
     ways = case.ways()
-    peaks = {name: measure.in_child(hold, case, name)[1] for name in ways}
-    arena = 0 if isinstance(case, (OpenCase, GrowthCase)) else 2 * case.nbytes
+    peaks = {}
+    if not huge_pages:  # the second process takes times alone
+        case.check()
+        if case.has_peaks:
+            peaks = {name: measure.in_child(hold, case, name)[1] for name in ways}
     times = measure.interleave(
-        {**ways, LIMIT: case.limit_probe()}, rounds=rounds, arena=arena, before=case.before
+        {**ways, LIMIT: case.limit_probe()},
+        rounds=rounds,
+        arena=case.arena,
+        budget=budget,
+        before=case.before,
     )
     rows = [
         {
@@ -96,27 +147,30 @@ def run(case: Case, rounds: int, *, huge_pages: bool) -> dict[str, Any]:
         "case": case.title,
         "nbytes": case.nbytes,
         "limit": case.limit,
+        "notes": list(case.notes),
         "torch_huge_pages": huge_pages,
         "rows": rows,
     }
 
 
-def again_with_huge_pages(args: argparse.Namespace) -> list[dict[str, Any]]:
+def again_with_huge_pages(args: argparse.Namespace, minutes: float) -> list[dict[str, Any]]:
     """Runs the cases in which torch allocates where torch asks for huge pages, as rustload does."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "results.json"
-        command = [sys.executable, "-m", "benches.python", "--rounds", str(args.rounds), "--json", str(out)]
-        subprocess.run([*command, "--filter", args.filter], env={**os.environ, HUGE_PAGES: "1"}, check=True)
-        results: list[dict[str, Any]] = json.loads(out.read_text())
+        command = [sys.executable, "-m", "benches.python", "--json", str(out), "--filter", args.filter]
+        command += ["--rounds", str(args.rounds), "--minutes", str(minutes)]
+        subprocess.run(command, env={**os.environ, HUGE_PAGES: "1"}, check=True)
+        results: list[dict[str, Any]] = json.loads(out.read_text())["results"]
         return results
 
 
 def print_heading(rounds: int, *, huge_pages: bool) -> None:
     """Says how the figures below came about."""
     switch = f", torch with {HUGE_PAGES}=1" if huge_pages else ""
-    print(f"\n=== torch {torch.__version__}, {torch.get_num_threads()} threads, warm files{switch} ===")
+    print(f"\n=== {', '.join(f'{key} {value}' for key, value in machine().items())}{switch} ===")
     print(
-        f"Medians of {rounds} interleaved rounds; spread = (slowest - fastest) / median; GB/s of file bytes."
+        f"Warm files, if not called cold. Medians of up to {rounds} interleaved rounds. GB/s of file bytes. "
+        f"spread = (slowest - fastest) / median."
     )
     print(
         "x rustload = the row's time over rustload's: below 1, that row is faster.  peak = anonymous memory."
@@ -131,12 +185,15 @@ def print_case(case: Case, rows: list[dict[str, Any]]) -> None:
         rate = "" if not case.reads else f"{case.nbytes / row['median_s'] / 1e9:.1f}"
         high = "" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:.1f}"
         ratio = "" if row["way"] == "rustload" else f"{row['times_rustload']:.2f}"
-        slower = "  faster than rustload" if row["times_rustload"] < 1 and row["way"] != LIMIT else ""
+        is_peer = row["way"] != LIMIT and not row["way"].startswith("rustload")
+        slower = "  faster than rustload" if is_peer and row["times_rustload"] < 1 else ""
         print(
             f"  {row['way']:<42}{row['median_s'] * 1e3:>10.3f}{rate:>8}{row['spread']:>8.0%}"
             f"{ratio:>12}{high:>9}{slower}",
             flush=True,
         )
+    for note in case.notes:
+        print(f"  {note}")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import torch
 import rustload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 CACHE = Path(__file__).resolve().parent.parent.parent / ".cache" / "bench"
 MIB = 1 << 20
@@ -39,6 +39,10 @@ class Case(ABC):
     reads = True
     # Whether huge pages for torch's own allocations would change its rows.
     allocates = False
+    # Whether the peaks of its ways are those of this program.
+    has_peaks = True
+    # What is told below the table.
+    notes: Sequence[str] = ()
 
     @property
     @abstractmethod
@@ -66,10 +70,19 @@ class Case(ABC):
     def check(self) -> None:
         """Raises AssertionError where rustload's result is not the peer's."""
 
+    @property
+    def arena(self) -> int:
+        """Bytes of memory to have ready before each timed run: room for what is read and for what is made of it."""
+        return 2 * self.nbytes if self.reads else 0
+
     def before(self, name: str) -> None:
         """Gets ready to time a way, untimed."""
         if name.endswith(FRESH):
             rustload.trim()
+
+    def reason_to_skip(self) -> str | None:
+        """Why it cannot run on this machine, or None."""
+        return None
 
     def prepare(self) -> None:
         """Writes the file where it is not there yet."""

@@ -5,30 +5,71 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .case import MIB
-from .loading import GraphCase, LoadCase, TransposeCase
-from .many import many_cases
+from .cold import ColdCase
+from .loading import GraphCase, LoadCase, PermuteCase, TransposeCase
+from .many import GrowthCase, JoinCase, NarrowCase, SmallCase
 from .opening import LegacyOpenCase, OpenCase, ScanCase
+from .sets import SetCase, dense, experts
+from .starting import StartCase, ViewCase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from .case import Case
 
+FORMATS = (".bin", ".safetensors")
+
 
 def all_cases(*, quick: bool) -> Iterator[Case]:
-    """Yields every case, at full or at small size."""
-    formats = (".bin", ".safetensors")
+    """Yields every case; with `quick` at sizes that show nothing."""
+    yield from _opening(quick=quick)
+    yield from _loading(quick=quick)
+    yield from _converting(quick=quick)
+    layers = 1 if quick else 16
+    yield from (ColdCase(to, layers, suffix) for to in ("copy", "bfloat16") for suffix in FORMATS[1:])
+    yield ColdCase("copy", layers, ".bin")
+    # Last, as they fill the page cache with holes.
+    yield from (GrowthCase(size) for size in ((64, 128) if quick else (1024, 2048, 4096, 8192, 16384)))
+
+
+def _opening(*, quick: bool) -> Iterator[Case]:
     opens = ((1, MIB), (300, 16384), (2000, 64)) if quick else ((1, 16 * MIB), (300, 65536), (20_000, 64))
     for count, each in opens:
-        yield from (OpenCase(count, each, suffix) for suffix in formats)
+        yield from (OpenCase(count, each, suffix) for suffix in FORMATS)
         yield LegacyOpenCase(count, each)
     yield ScanCase(opens[-1][0])
+    yield StartCase()
+    yield from (ViewCase((1 if quick else 16) * MIB, suffix) for suffix in FORMATS)
+
+
+def _loading(*, quick: bool) -> Iterator[Case]:
+    layers = 1 if quick else 16
     for to in ("view", "copy", "bfloat16", "float16"):
-        yield from (LoadCase(to, 1 if quick else 16, suffix) for suffix in formats)
-    many, few = OpenCase(*opens[-1], ".bin"), LoadCase("copy", 1 if quick else 16, ".bin")
+        yield from (LoadCase(to, layers, suffix) for suffix in FORMATS)
+    many = OpenCase(2000, 64, ".bin") if quick else OpenCase(20_000, 64, ".bin")
+    few = LoadCase("copy", layers, ".bin")
     yield from (GraphCase(of, mmap=mmap) for of in (many, few) for mmap in (False, True))
-    shapes = ((2048, 2048), (2056, 1032)) if quick else ((8192, 8192), (8224, 4128))
-    for rows, columns in shapes:
+    yield from (SmallCase(2000 if quick else 20_000, 64, suffix) for suffix in FORMATS)
+    # 300 tensors of 1.2 GB, and 18,000 of 0.9 GB.
+    sets = {
+        "dense": dense(3, 256) if quick else dense(33, 1536),
+        "mixture-of-experts": experts(2, 20, 64, 32) if quick else experts(24, 250, 128, 192),
+    }
+    yield from (SetCase(kind, shapes, suffix) for kind, shapes in sets.items() for suffix in FORMATS)
+
+
+def _converting(*, quick: bool) -> Iterator[Case]:
+    for rows, columns in ((2048, 2048), (2056, 1032)) if quick else ((8192, 8192), (8224, 4128)):
         for dtype in (None, "bfloat16"):
-            yield from (TransposeCase(rows, columns, dtype, suffix) for suffix in formats)
-    yield from many_cases(quick=quick)
+            yield from (TransposeCase(rows, columns, dtype, suffix) for suffix in FORMATS)
+    cube = (64, 96, 128) if quick else (256, 512, 512)
+    for dims, dtype in (((1, 0, 2), None), ((2, 0, 1), None), ((2, 0, 1), "bfloat16"), ((2, 1, 0), None)):
+        yield PermuteCase(cube, dims, dtype)
+    numel = (4 if quick else 128) << 20
+    for source, target in (
+        ("float8_e4m3fn", "bfloat16"),
+        ("float8_e4m3fn", "float32"),
+        ("float32", "float8_e4m3fn"),
+    ):
+        yield NarrowCase(numel, source, target)
+    yield from (JoinCase(*((512, 512) if quick else (8192, 4096)), suffix) for suffix in FORMATS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import safetensors.torch
 import torch
 
@@ -43,6 +44,11 @@ class LoadCase(DataCase):
             "view": "reading nothing: the metadata alone",
             "copy": "copying the same bytes between touched buffers",
         }.get(to, "the cast between touched buffers")
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype of the results."""
+        return DTYPES[self.dtype]
 
     SHAPES = (*[(1024, 1024)] * 4, *[(4096, 1024)] * 2, (1024, 4096), (1024,), (1024,))
 
@@ -159,6 +165,67 @@ class TransposeCase(DataCase):
 
     def limit_probe(self) -> Callable[[], object]:
         return movement(self.rows * self.columns, DTYPES[self.dtype])
+
+
+class PermuteCase(DataCase):
+    """Load one float32 tensor of three dimensions in another order, cast on the way or not."""
+
+    allocates = True
+    suffix = ".safetensors"
+
+    def __init__(self, shape: tuple[int, int, int], dims: tuple[int, ...], dtype: str | None) -> None:
+        self.shape, self.dims, self.dtype = shape, dims, dtype
+        cast = f" and cast to {dtype}" if dtype else ""
+        size = "x".join(map(str, shape))
+        self.title = f"load float32 {size} permuted to {dims}{cast}, {self.suffix}"
+        self.limit = f"the {'cast' if dtype else 'copy'} between touched buffers, not permuted"
+
+    @property
+    def nbytes(self) -> int:
+        return torch.Size(self.shape).numel() * 4
+
+    @property
+    def path(self) -> Path:
+        return CACHE / f"cube-{'x'.join(map(str, self.shape))}{self.suffix}"
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        return {"weight": torch.randn(self.shape)}
+
+    def ways(self) -> dict[str, Callable[[], Any]]:
+        path, dims, dtype = self.path, self.dims, DTYPES[self.dtype]
+
+        def ours() -> object:
+            with rustload.open(path, framework="torch") as checkpoint:
+                return {
+                    name: tensor.materialize(dtype=self.dtype, transpose=dims)
+                    for name, tensor in checkpoint.items()
+                }
+
+        def numpy() -> object:
+            found = {name: tensor.numpy().transpose(dims) for name, tensor in safe_open(path)}
+            return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in found.items()}
+
+        def cast_first(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.to(dtype).permute(dims).contiguous()
+
+        def permute_first(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.permute(dims).contiguous().to(dtype)
+
+        def load(finish: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], Any]:
+            return lambda: {name: finish(tensor) for name, tensor in safe_open(path)}
+
+        if self.dtype is None:
+            permuted = "safe_open .permute().contiguous()"
+            return {"rustload": ours, permuted: load(permute_first), "safe_open, numpy.transpose": numpy}
+        return {
+            "rustload": ours,
+            "safe_open .to().permute().contiguous()": load(cast_first),
+            "safe_open .permute().contiguous().to()": load(permute_first),
+        }
+
+    def limit_probe(self) -> Callable[[], object]:
+        return movement(self.nbytes // 4, DTYPES[self.dtype])
 
 
 class GraphCase(DataCase):

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 MILLISECOND = 1e-3
 SHORTEST_RUN = 5 * MILLISECOND
+FEWEST_ROUNDS = 3
 
 _libc = ctypes.CDLL(None)
 
@@ -89,6 +90,7 @@ def interleave(
     *,
     rounds: int,
     arena: int,
+    budget: float = float("inf"),
     before: Callable[[str], None] = lambda _name: None,
 ) -> dict[str, Times]:
     """Times every way once per round, starting each round with the next way.
@@ -97,6 +99,7 @@ def interleave(
         ways: What to time, by name. Each way has run once before, so that nothing is timed cold.
         rounds: How often to time each.
         arena: Bytes of memory to touch and free before each timed run.
+        budget: Seconds after which no further round begins, once there are three.
         before: Called with a way's name before that, untimed.
 
     Returns:
@@ -105,7 +108,10 @@ def interleave(
     times = {name: Times() for name in ways}
     repeats = {name: _repeats(way) for name, way in ways.items()}
     names = list(ways)
+    end = time.monotonic() + budget
     for start in range(rounds):
+        if start >= FEWEST_ROUNDS and time.monotonic() > end:
+            break
         for offset in range(len(names)):
             name = names[(start + offset) % len(names)]
             before(name)

@@ -1,5 +1,7 @@
 """rustload opens PyTorch and safetensors checkpoints safely, lazily and fast; see `rustload.open`."""
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 from rustload._rustload import DEBUG as _DEBUG
 from rustload._rustload import Buffer, __version__
 
@@ -71,12 +73,25 @@ __all__ = [
     "trim",
 ]
 
+if not _TYPE_CHECKING:  # type checkers are to go on seeing what is not there
+    _ELSEWHERE = {
+        "load": "rustload.open(path) opens a checkpoint; rustload.torch.load(path) has torch.load's place",
+        "load_file": "rustload.open(path).materialize() gives a dict of tensors",
+        "info": "print(rustload.open(path)), or on the command line: rustload info PATH",
+    }
+    _ELSEWHERE |= dict.fromkeys(
+        ("save", "save_file", "convert"),
+        "rustload writes no files yet; safetensors.torch.save_file(rustload.open(path).materialize(), to) does",
+    )
 
-def __getattr__(name: str) -> object:
-    """Says what to import where somebody uses a room that is not imported with `rustload`."""
-    if name in ("jax", "torch", "transformers"):
-        raise AttributeError(f"rustload.{name} has to be imported: import rustload.{name}")
-    raise AttributeError(f"module 'rustload' has no attribute {name!r}")
+    def __getattr__(name: str) -> object:
+        """Says what to import, or what to use, where somebody asks for what is not here."""
+        if name in ("jax", "torch", "transformers"):
+            raise AttributeError(f"rustload.{name} has to be imported: import rustload.{name}")
+        error = AttributeError(f"module 'rustload' has no attribute {name!r}", name=name)
+        if name in _ELSEWHERE:
+            error.add_note(_ELSEWHERE[name])
+        raise error
 
 
 if _DEBUG:

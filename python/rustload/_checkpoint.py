@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import builtins
-import difflib
-import errno
+import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -15,11 +12,13 @@ from rustload import _frameworks, _rustload
 from rustload._limits import Limits
 from rustload._many import listed
 from rustload._many import stream as _stream
+from rustload._paths import StrPath, beneath, contents, paths, repository
 from rustload._patterns import check_rules, is_name, matches, tell, unknown_name
 from rustload._tensor import LazyTensor, Shared, _size
-from rustload.errors import _make
+from rustload.errors import RustloadError, TensorNotFoundError, _make
 
 if TYPE_CHECKING:
+    from io import BytesIO
     from types import TracebackType
 
     from rustload._cast import Cast
@@ -30,8 +29,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Checkpoint", "OpaqueClass", "open"]
 
+_SEARCHED = 10_000
+"""Tensors up to which a look-up that failed goes through the object tree."""
+
 Framework: TypeAlias = Literal["torch", "numpy", "jax", "cupy", "dlpack", "pt", "pytorch", "np", "flax"]
-StrPath: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 
 class OpaqueClass(NamedTuple):
@@ -99,7 +100,25 @@ class Checkpoint(Mapping[str, LazyTensor]):
         self._check_open()
         if not isinstance(name, str):
             raise TypeError(f"tensor names are str, not {type(name).__name__}")
-        return LazyTensor._wrap(self._core.tensor(name), self._shared)
+        try:
+            return LazyTensor._wrap(self._core.tensor(name), self._shared)
+        except TensorNotFoundError as error:
+            self._say_where(name, error)
+            raise
+
+    def _say_where(self, name: str, error: TensorNotFoundError) -> None:
+        """A note for names that are there and are no tensor: what holds tensors, and plain values."""
+        inside = sum(other.startswith(name + ".") for other in self)
+        if inside:
+            error.add_note(f"{name!r} holds {inside} tensor(s): ckpt.select('{name}.*')")
+        elif len(self) <= _SEARCHED:
+            value: Any = None
+            with contextlib.suppress(RustloadError):
+                value = self.objects
+            for part in name.split("."):
+                value = value.get(part) if isinstance(value, Mapping) else None
+            if value is not None:
+                error.add_note(f"ckpt.objects has it: it is of type {type(value).__name__}, and no tensor")
 
     def get(self, name: str, default: Any = None) -> Any:
         """The lazy tensor of that name, or `default`; a miss costs no search for near names."""
@@ -395,7 +414,26 @@ class Checkpoint(Mapping[str, LazyTensor]):
 
     def __reduce__(self) -> Any:
         """Checkpoints do not pickle."""
-        raise TypeError("a checkpoint does not pickle; open it again instead")
+        error = TypeError("a checkpoint does not pickle; open it again instead")
+        error.add_note(
+            "in a worker of a DataLoader or a pool, open the path there; a forked worker may use what its parent opened"
+        )
+        raise error
+
+    if not TYPE_CHECKING:  # type checkers are to go on seeing what is not there
+
+        def __getattr__(self, name: str) -> Any:
+            """Says what to use in the place of what a dict or a module would have."""
+            error = AttributeError(f"'Checkpoint' object has no attribute {name!r}", name=name, obj=self)
+            if name == "state_dict":
+                error.add_note(
+                    "ckpt.materialize() is a dict of tensors, rustload.torch.state_dict(ckpt) one of lazy handles"
+                )
+            elif name in ("load_state_dict", "eval", "parameters", "to", "cuda", "half"):
+                error.add_note(
+                    "it holds tensors and no model: rustload.torch.load_into(model, ckpt) fills one"
+                )
+            raise error
 
 
 def open(
@@ -445,80 +483,21 @@ def open(
     if limits is not None and not isinstance(limits, Limits):
         raise _make("Type", "Type", f"limits= is a rustload.Limits, not {limits!r}")
     given = {} if limits is None else limits._given()
-    data = _contents(path)
+    data = contents(path)
     if data is not None:
         core = _rustload.open_bytes(
             data, unknown=unknown, trailing=trailing, compat=compat, verify=verify, limits=given
         )
     else:
-        core = _rustload.open_paths(
-            _paths(path),
-            unknown=unknown,
-            trailing=trailing,
-            compat=compat,
-            verify=verify,
-            limits=given,
-            io=io,
-        )
+        wanted = [repository(one) for one in paths(path)]
+        with beneath(wanted):
+            core = _rustload.open_paths(
+                wanted,
+                unknown=unknown,
+                trailing=trailing,
+                compat=compat,
+                verify=verify,
+                limits=given,
+                io=io,
+            )
     return Checkpoint._wrap(core, chosen)
-
-
-def _contents(given: Any) -> bytes | None:
-    """The bytes of a file in memory, or None for what is a path. Bytes that are short and without zeros are a path."""
-    if isinstance(given, BytesIO):
-        given = given.getbuffer()
-    if isinstance(given, (bytearray, memoryview)):
-        return builtins.bytes(given)
-    if isinstance(given, bytes) and not (0 < len(given) < 4096 and b"\0" not in given):
-        return given
-    return None
-
-
-def _paths(given: Any) -> list[str]:
-    if isinstance(given, (str, bytes, os.PathLike)):
-        paths = [given]
-    elif isinstance(given, Iterable) and not isinstance(given, Mapping) and not hasattr(given, "read"):
-        paths = list(given)
-    else:
-        note = "for an open file, pass its path (its .name); for bytes in memory, a bytearray, a memoryview or a BytesIO"
-        if isinstance(given, Mapping):
-            note = "it holds tensors already: rustload opens the file that they come from"
-        raise _make("Type", "Type", f"path is a {type(given).__name__}, not a path or a list of paths", note)
-    for one in paths:
-        if not isinstance(one, (str, bytes, os.PathLike)):
-            raise _make("Type", "Type", f"the list of paths holds a {type(one).__name__}")
-        try:
-            Path(os.fsdecode(one)).stat()
-        except FileNotFoundError:
-            raise _missing(os.fsdecode(one)) from None
-        except OSError:
-            pass  # the core says what is wrong
-    return [os.fsdecode(one) for one in paths]
-
-
-def _missing(given: str) -> BaseException:
-    """The error for a path that is not there, with a near name beside it, or what the path may have been meant to be."""
-    path = Path(given)
-    error = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), given)
-    error.code = "Io"  # type: ignore[attr-defined]  # every error of ours has one
-    try:
-        near = difflib.get_close_matches(
-            path.name, [one.name for one in path.parent.iterdir()], n=3, cutoff=0.8
-        )
-    except OSError:
-        near = []
-    if "://" in given:
-        error.add_note("nothing is downloaded: fetch the file, then open it")
-    elif path.is_symlink():
-        error.add_note(f"it is a symbolic link to {os.fsdecode(path.readlink())}, which is not there")
-    elif near:
-        error.add_note(f"near names there: {', '.join(near)}")
-    elif path.parts[:1] == ("~",):
-        error.add_note("~ is not expanded here: use os.path.expanduser")
-    elif not path.is_absolute() and len(path.parts) <= 2 and not path.suffix:
-        error.add_note(
-            "nothing is downloaded: if this names a model of a hub, download it first and pass its folder"
-        )
-    else:
-        error.add_note(f"the working directory is {Path.cwd()}; check the spelling")
-    return error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,13 +29,31 @@ def dtype_name(dtype: Any) -> str:
         TypeError: This is no dtype at all.
     """
     if isinstance(dtype, str):
-        return _rustload.parse_dtype(dtype)
+        return _parsed(dtype)
     name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
     if (isinstance(dtype, type) and dtype.__module__ == "builtins") or not isinstance(name, str):
         raise TypeError(
             f"{dtype!r} is no dtype; use a string such as 'bfloat16', a torch.dtype or a NumPy dtype"
         )
-    return _rustload.parse_dtype(name)
+    return _parsed(name)
+
+
+def _parsed(name: str) -> str:
+    try:
+        return _rustload.parse_dtype(name)
+    except ValueError as error:
+        wanted = (
+            name.lower().replace("fp", "float").replace("bf", "bfloat")
+            if "float" not in name
+            else name.lower()
+        )
+        known = [one for one, _, _ in _rustload.DTYPES]
+        near = [one for one in known if one.startswith(wanted)] or difflib.get_close_matches(wanted, known)
+        if name == "auto":
+            error.add_note("leave dtype= away to keep what there is")
+        elif near and wanted:
+            error.add_note(f"near names: {', '.join(near)}")
+        raise
 
 
 def order_of(value: Any) -> bool | list[int] | None:

@@ -79,6 +79,21 @@ class Opaque:
         self.items = []
         self.appended = []
 
+    if not TYPE_CHECKING:  # type checkers are to go on seeing what is not there
+
+        def __getattr__(self, name: str) -> Any:
+            """Says where attributes are that the class would have had."""
+            error = AttributeError(f"'Opaque' object has no attribute {name!r}", name=name, obj=self)
+            if not name.startswith("_"):
+                what = f"{self.class_name!r} is kept as data, and no object was made"
+                state = isinstance(self.state, dict) and name in self.state
+                error.add_note(
+                    f"{what}: .state[{name!r}] is what the file has"
+                    if state
+                    else f"{what}: see .state and .args"
+                )
+            raise error
+
     def __repr__(self) -> str:
         """The class alone: the contents may be large, or contain the value itself."""
         return f"<opaque {self.class_name}>"

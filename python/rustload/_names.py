@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rustload._checkpoint import Checkpoint
     from rustload._tensor import LazyTensor
 
-__all__ = ["Key", "Rename", "Strip", "named", "unflatten"]
+__all__ = ["Key", "Rename", "Strip", "named", "stripped", "unflatten"]
 
 Key: TypeAlias = str | tuple[Any, ...] | None
 Strip: TypeAlias = str | Iterable[str] | None
@@ -41,17 +41,17 @@ def named(
     """
     found = _under(checkpoint, key)
     prefixes = [strip] if isinstance(strip, str) else list(strip or ())
-    stripped = [_stripped(name, prefixes) for name, _ in found]
-    if prefixes and all(old == new for (old, _), new in zip(found, stripped, strict=True)):
+    short = [stripped(name, prefixes) for name, _ in found]
+    if prefixes and all(old == new for (old, _), new in zip(found, short, strict=True)):
         tell(
             f"strip={strip!r} takes nothing off: no name begins with it",
             None if key else prefixes[0],
             checkpoint,
         )
     change = _renamer(rename)
-    _check_rename(rename, stripped)
+    _check_rename(rename, short)
     result: dict[str, LazyTensor] = {}
-    for before, (_, handle) in zip(stripped, found, strict=True):
+    for before, (_, handle) in zip(short, found, strict=True):
         new = change(before)
         if new is None:
             continue
@@ -85,7 +85,8 @@ def _under(checkpoint: Checkpoint, key: Key) -> list[tuple[str, LazyTensor]]:
     return found
 
 
-def _stripped(name: str, prefixes: list[str]) -> str:
+def stripped(name: str, prefixes: list[str]) -> str:
+    """The name without the first of the prefixes that it has."""
     for prefix in prefixes:
         whole = prefix.rstrip(".") + "."
         if name.startswith(whole):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
 
 from rustload import _rustload
-from rustload._checkpoint import _paths
+from rustload._paths import paths
 from rustload.errors import _make
 
 if TYPE_CHECKING:
@@ -339,7 +339,7 @@ def _one(source: Any, limits: dict[str, int]) -> dict[str, Any]:
         raise _make(
             "Type", "Type", f"scan takes paths, bytes and binary files, not a {type(source).__name__}"
         )
-    return _parsed(_rustload.scan_paths(_paths(source), limits=limits))
+    return _parsed(_rustload.scan_paths(paths(source), limits=limits))
 
 
 def _parsed(text: str) -> dict[str, Any]:

@@ -396,6 +396,27 @@ class LazyTensor:
         kind = " parameter" if self.is_parameter else ""
         return f"<LazyTensor {self.name!r} {self.dtype} {list(self.shape)} {_size(self.nbytes)}{kind}>"
 
+    def __copy__(self) -> Self:
+        """The handle itself: it cannot be changed."""
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        """The handle itself: it cannot be changed."""
+        return self
+
+    if not TYPE_CHECKING:  # type checkers are to go on seeing what is not there
+
+        def __getattr__(self, name: str) -> Any:
+            """Says how to get at what a tensor of a framework has."""
+            error = AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
+            )
+            if not name.startswith("_"):
+                error.add_note(
+                    f"nothing is read before .materialize() is called; what it gives may have {name!r}"
+                )
+            raise error
+
     def __reduce__(self) -> Any:
         """Handles do not pickle."""
         raise TypeError("a lazy tensor does not pickle; open the checkpoint again, or materialize it first")

@@ -40,7 +40,7 @@ pub struct Choice {
 }
 
 /// What offsets, sizes and addresses of direct reads are multiples of: enough for every disk with blocks of a page.
-pub(super) const BLOCK: u64 = 4096;
+pub const BLOCK: u64 = 4096;
 
 /// Files below this size are not worth a second descriptor.
 const WORTH_IT: u64 = 64 << 20;
@@ -56,6 +56,15 @@ impl Choice {
     pub(super) fn of(file: &File, len: u64, place: &Place, asked: Io) -> Choice {
         let cached = || cached(file, len);
         Choice::from(asked, len, place, Memory::now().room(), cached)
+    }
+
+    /// Whether a file of `len` bytes may come to be read directly.
+    pub(super) fn may_be_direct(asked: Io, len: u64) -> bool {
+        match asked {
+            Io::Buffered => false,
+            Io::Direct => true,
+            Io::Auto => len >= WORTH_IT && len > Memory::now().room() / 2,
+        }
     }
 
     fn from(asked: Io, len: u64, place: &Place, room: u64, cached: impl FnOnce() -> Option<f64>) -> Choice {

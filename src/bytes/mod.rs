@@ -1,5 +1,6 @@
 //! What is at which offset: files and memory, positional reads, mappings, and a checked little-endian cursor.
 
+mod chunk;
 mod cursor;
 mod direct;
 mod mapping;
@@ -9,11 +10,12 @@ mod reader;
 mod region;
 mod source;
 
+pub use chunk::Chunk;
 pub use cursor::Cursor;
-pub use direct::{Choice, Io};
+pub use direct::{BLOCK, Choice, Io};
 pub use mapping::Mapping;
 pub use place::{Place, PlaceKind};
 pub use probe::Probe;
-pub use reader::{Reader, Scratch};
+pub use reader::{Blocks, MakeBlocks, Reader, Scratch};
 pub use region::Region;
 pub use source::{Bytes, Source};

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::direct::cached;
-use super::{Choice, Io, Place, Reader, Source};
+use super::{Choice, Io, MakeBlocks, Place, Reader, Source};
 use crate::error::{Code, Error, Result};
 use crate::parallel;
 
@@ -41,8 +41,9 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// Looks at a file that is to be read in the given way; reads a part of it in both ways if asked to `measure`.
-    pub fn run(path: &Path, io: Io, measure: bool) -> Result<Probe> {
+    /// Looks at a file that is to be read in the given way; reads a part of it in both ways if asked to `measure`,
+    /// by way of what `make` makes.
+    pub fn run(path: &Path, io: Io, measure: bool, make: MakeBlocks) -> Result<Probe> {
         let source = Source::open_with(path, io)?;
         let around = Source::open_with(path, Io::Direct)?;
         let (Some(place), Some(choice)) = (source.file_system(), source.choice()) else {
@@ -51,16 +52,16 @@ impl Probe {
         let shared = source.descriptor().and_then(|file| cached(file, source.len()));
         let direct = around.direct().is_some();
         // The direct way first: it leaves the cache as it is.
-        let direct_rate = if measure && direct { rate(&around, 0)? } else { None };
+        let direct_rate = if measure && direct { rate(&around, 0, make)? } else { None };
         let through = Source::open_with(path, Io::Buffered)?;
-        let buffered_rate = if measure { rate(&through, through.len() / 2)? } else { None };
+        let buffered_rate = if measure { rate(&through, through.len() / 2, make)? } else { None };
         let (place, choice) = (place.clone(), choice.clone());
         Ok(Probe { size: source.len(), place, choice, cached: shared, direct, buffered_rate, direct_rate })
     }
 }
 
 /// Bytes per second of reads from `start` on; `None` for files without a whole chunk there.
-fn rate(source: &Source, start: u64) -> Result<Option<f64>> {
+fn rate(source: &Source, start: u64, make: MakeBlocks) -> Result<Option<f64>> {
     let len = source.len().saturating_sub(start).min(MOST) / CHUNK * CHUNK;
     if len == 0 {
         return Ok(None);
@@ -71,7 +72,7 @@ fn rate(source: &Source, start: u64) -> Result<Option<f64>> {
     parallel::for_each(
         THREADS,
         chunks,
-        || Reader::around(source),
+        || Reader::around(source, make),
         |reader, at| {
             if begun.elapsed() < LONG {
                 reader.read(at, usize::try_from(CHUNK).unwrap_or(usize::MAX))?;
@@ -92,12 +93,12 @@ mod tests {
     fn a_probe_tells_rates_of_files_that_have_a_chunk() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(b"small").unwrap();
-        let found = Probe::run(file.path(), Io::Auto, true).unwrap();
+        let found = Probe::run(file.path(), Io::Auto, true, |_| None).unwrap();
         assert_eq!((found.size, found.buffered_rate, found.choice.io), (5, None, Io::Buffered));
         file.write_all(&vec![1; 9 << 20]).unwrap();
-        let found = Probe::run(file.path(), Io::Direct, true).unwrap();
+        let found = Probe::run(file.path(), Io::Direct, true, |_| None).unwrap();
         assert!(found.buffered_rate.is_some_and(|rate| rate > 0.0));
         assert_eq!(found.direct_rate.is_some(), found.direct);
-        assert_eq!(Probe::run(file.path(), Io::Direct, false).unwrap().buffered_rate, None);
+        assert_eq!(Probe::run(file.path(), Io::Direct, false, |_| None).unwrap().buffered_rate, None);
     }
 }

@@ -7,9 +7,9 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use super::direct::{self, Choice, Io};
+use super::direct::{self, BLOCK, Choice, Io};
 use super::place::{Place, PlaceKind};
-use super::{Mapping, Region};
+use super::{Chunk, Mapping, Region};
 use crate::error::{Code, Error, Result, ResultExt};
 
 /// Bytes in memory that somebody else owns.
@@ -161,6 +161,14 @@ impl Source {
         }
     }
 
+    /// Whether [`Source::direct`] may come to give one; looks at no more than sizes.
+    pub fn may_be_direct(&self) -> bool {
+        match &self.backing {
+            Backing::File(file) => Choice::may_be_direct(file.io, file.stamp.len),
+            Backing::Memory(_) => false,
+        }
+    }
+
     /// The name of the file system, where a view's page faults would go over a network, one by one, and nobody asked for that.
     pub fn avoids_views(&self) -> Option<&str> {
         match &self.backing {
@@ -170,6 +178,11 @@ impl Source {
             }
             _ => None,
         }
+    }
+
+    /// Where in a block of the disk a position in the window lies.
+    pub fn phase(&self, offset: u64) -> u64 {
+        self.position(offset) % BLOCK
     }
 
     /// The position in the file, or in memory, of a position in the window.
@@ -249,6 +262,18 @@ impl Source {
         out.resize(wanted, 0);
         self.read_at(offset, &mut out)?;
         Ok(out)
+    }
+
+    /// The same bytes to be parsed: those in memory where they lie, those of a file read. The caller has checked `len`.
+    pub fn chunk(&self, offset: u64, len: u64) -> Result<Chunk> {
+        let Backing::Memory(bytes) = &self.backing else {
+            return self.read_vec(offset, len).map(Chunk::from);
+        };
+        let part = self.part(offset, len)?;
+        let (start, len) = (usize::try_from(part.start()), usize::try_from(part.len()));
+        let chunk =
+            start.ok().zip(len.ok()).and_then(|(start, len)| Chunk::shared(bytes.clone(), start, len));
+        chunk.ok_or_else(|| Error::new(Code::FileChanged, "the bytes in memory became shorter"))
     }
 
     /// Fails if the file's size, time of change or identity differ from when it was opened.

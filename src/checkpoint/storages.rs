@@ -326,6 +326,13 @@ impl Plan {
     }
 }
 
+impl Inner {
+    /// Whether this file may be read around the page cache.
+    pub(super) fn may_be_direct(&self, shard: u32) -> bool {
+        source_of(self.index(shard)).may_be_direct()
+    }
+}
+
 /// All bytes of a file that belong to the checkpoint.
 fn source_of(index: &Index) -> &Source {
     match &index.contents {

@@ -8,14 +8,14 @@ use crate::pickle::{CallId, GlobalId, Values};
 /// What rustload makes of one pickle's globals and calls.
 #[derive(Debug)]
 pub struct Understood {
-    calls: Vec<bool>,
+    calls: Vec<Meaning>,
     globals: Vec<bool>,
 }
 
 impl Understood {
     /// Whether the call is of a known function in a known form, and so no surprise in a checkpoint.
     pub fn call(&self, id: CallId) -> bool {
-        self.calls.get(id.index()).copied().unwrap_or(false)
+        self.calls.get(id.index()).is_some_and(|meaning| *meaning != Meaning::Opaque)
     }
 
     /// Whether the global has a meaning; a call of it may be in an unknown form all the same.
@@ -31,6 +31,5 @@ pub fn understand(values: &Values, legacy: bool, limits: &Limits) -> Understood 
     let meanings = Reader::forms(values, limits, ids, &anywhere).finish();
     let named = values.globals().map(|(id, _)| values.global(id));
     let globals = named.map(|global| known::lookup(global.module, global.name).is_some()).collect();
-    let calls = meanings.calls.iter().map(|meaning| *meaning != Meaning::Opaque).collect();
-    Understood { calls, globals }
+    Understood { calls: meanings.calls, globals }
 }

@@ -91,6 +91,11 @@ impl Cast {
         Cast { streams: true, ..self }
     }
 
+    /// Whether it is for memory that has been in use before.
+    pub fn is_past_caches(self) -> bool {
+        self.streams
+    }
+
     /// The dtype of the source.
     pub fn from(self) -> DType {
         self.from

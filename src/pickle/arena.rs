@@ -1,18 +1,21 @@
-//! Where values live: nodes of 16 bytes in one vector, and what they hold in shared pools beside it.
+//! Where values live: nodes of a fixed size, and what they hold in shared pools beside them.
 //!
 //! Strings and bytes are ranges of the pickle itself, or of a side buffer when they had to be decoded. Lists, tuples, dicts
 //! and sets are runs of shared pools, so an empty container owns no memory and dropping is flat. A run that grows moves to
 //! the pool's end with twice its room, unless it lies there already.
 
 use super::globals::NameId;
+use super::nodes::Nodes;
 use super::pool::Pool;
+use super::spare::{self, Spare};
 use super::value::{CallId, CallKind, GlobalId, Handle};
 use super::{index, narrow};
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
+use std::num::NonZeroU32;
 
 /// Bytes of the pickle, or of the side buffer.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Piece {
     pub(super) start: u32,
     pub(super) len: u32,
@@ -20,14 +23,14 @@ pub(super) struct Piece {
 }
 
 /// A run of a pool that can grow.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Span {
     start: u32,
     len: u32,
     room: u32,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(super) enum Node {
     None,
     Bool(bool),
@@ -61,15 +64,19 @@ pub(super) enum Node {
 pub(super) struct CallRecord {
     pub(super) callable: Handle,
     pub(super) args: Handle,
-    pub(super) kwargs: Option<Handle>,
-    pub(super) extra: Option<u32>,
+    extra: Option<ExtraId>,
     pub(super) offset: u32,
     pub(super) handle: Handle,
 }
 
-/// What few calls have: BUILD states and contents.
+/// The number of an [`Extra`], counted from 1.
+#[derive(Clone, Copy)]
+struct ExtraId(NonZeroU32);
+
+/// What few calls have: keyword arguments, BUILD states and contents.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Extra {
+    pub(super) kwargs: Option<Handle>,
     pub(super) states: Span,
     pub(super) items: Span,
     pub(super) appended: Span,
@@ -95,7 +102,7 @@ pub(super) struct NameRecord {
 /// All values of one pickle, without its bytes.
 pub(super) struct Arena {
     pub(super) side: Vec<u8>,
-    pub(super) nodes: Pool<Node>,
+    pub(super) nodes: Nodes,
     pub(super) items: Pool<Handle>,
     pub(super) pairs: Pool<(Handle, Handle)>,
     pub(super) calls: Pool<CallRecord>,
@@ -104,22 +111,28 @@ pub(super) struct Arena {
     pub(super) names: Pool<NameRecord>,
     /// Long strings and integers that serve as keys, each with the first equal one.
     pub(super) long_keys: std::collections::HashMap<Handle, Handle>,
+    /// Whether the buffers are handed on to the next survey.
+    recycled: bool,
 }
 
 impl Arena {
-    /// An arena with None, the booleans, the empty tuple and the smallest integers in it, and room for what a pickle of `bytes` mostly holds.
-    pub(super) fn new(limits: &Limits, bytes: usize) -> Result<Arena> {
+    /// An arena with None, the booleans, the empty tuple and the smallest integers in it, and room for what a pickle of `bytes`
+    /// mostly holds. With `spare`, in those buffers, which are handed on in the end.
+    pub(super) fn new(limits: &Limits, bytes: usize, spare: Option<Spare>) -> Result<Arena> {
         let all = u64::from(u32::MAX);
+        let recycled = spare.is_some();
+        let Spare { nodes, items, calls, .. } = spare.unwrap_or_default();
         let mut arena = Arena {
             side: Vec::new(),
-            nodes: Pool::with_room("nodes", limits.nodes.saturating_add(260), bytes >> 3),
-            items: Pool::with_room("nodes", all, bytes >> 3),
+            nodes: Nodes::with_room(limits.nodes.saturating_add(260), nodes, bytes >> 3),
+            items: Pool::with_room("nodes", all, items, bytes / 7),
             pairs: Pool::new("nodes", all),
-            calls: Pool::new("nodes", all),
+            calls: Pool::with_room("nodes", all, calls, bytes / 50),
             extras: Pool::new("nodes", all),
             globals: Pool::new("nodes", all),
             names: Pool::new("nodes", all),
             long_keys: std::collections::HashMap::new(),
+            recycled,
         };
         let empty = Node::Tuple { depth: 0, nodes: 0, start: 0, len: 0, canon: None };
         for node in [Node::None, Node::Bool(false), Node::Bool(true), empty] {
@@ -131,7 +144,7 @@ impl Arena {
         Ok(arena)
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn add(&mut self, node: Node) -> Result<Handle> {
         let handle = Handle::at(self.nodes.len());
         self.nodes.push(node)?;
@@ -140,7 +153,7 @@ impl Arena {
 
     #[inline]
     pub(super) fn node(&self, handle: Handle) -> Node {
-        self.nodes.get(handle.index()).unwrap_or(Node::None)
+        self.nodes.get(handle)
     }
 
     /// A tuple of the given values.
@@ -166,30 +179,39 @@ impl Arena {
         let id = CallId::at(self.calls.len());
         let handle = self.add(Node::Call { kind, id })?;
         let offset = narrow(offset);
-        self.calls.push(CallRecord { callable, args, kwargs, extra: None, offset, handle })?;
+        self.calls.push(CallRecord { callable, args, extra: None, offset, handle })?;
+        if kwargs.is_some() {
+            self.with_extra(id, |extra, _, _| {
+                extra.kwargs = kwargs;
+                Ok(())
+            })?;
+        }
         Ok(handle)
     }
 
     /// APPEND and APPENDS: on a list, or kept with a call.
     pub(super) fn append(&mut self, target: Handle, values: &[Handle]) -> Result<()> {
         let add = values.iter().copied();
-        match self.nodes.slot(target.index()) {
-            Some(Node::List(span)) => span.append(&mut self.items, values.len(), Handle::NONE, add),
-            Some(&mut Node::Call { id, .. }) => {
-                let Some(extra) = extra(&mut self.calls, &mut self.extras, id)? else { return Ok(()) };
-                extra.appended.append(&mut self.items, values.len(), Handle::NONE, add)
+        match self.node(target) {
+            Node::List(mut span) => {
+                span.append(&mut self.items, values.len(), Handle::NONE, add)?;
+                self.nodes.set(target, Node::List(span))
             }
+            Node::Call { id, .. } => self.with_extra(id, |extra, items, _| {
+                extra.appended.append(items, values.len(), Handle::NONE, add)
+            }),
             _ => Err(wrong_target("append to")),
         }
     }
 
     /// ADDITEMS: on a set, or kept with a call.
     pub(super) fn add_items(&mut self, target: Handle, values: &[Handle]) -> Result<()> {
-        match self.nodes.slot(target.index()) {
-            Some(Node::Set(span)) => {
-                span.append(&mut self.items, values.len(), Handle::NONE, values.iter().copied())
+        match self.node(target) {
+            Node::Set(mut span) => {
+                span.append(&mut self.items, values.len(), Handle::NONE, values.iter().copied())?;
+                self.nodes.set(target, Node::Set(span))
             }
-            Some(Node::Call { .. }) => self.append(target, values),
+            Node::Call { .. } => self.append(target, values),
             _ => Err(wrong_target("add items to")),
         }
     }
@@ -206,11 +228,13 @@ impl Arena {
         }
         let add = chunks.iter().map(|&[key, value]| (key, value));
         let none = (Handle::NONE, Handle::NONE);
-        match self.nodes.slot(target.index()) {
-            Some(Node::Dict(span)) => span.append(&mut self.pairs, chunks.len(), none, add),
-            Some(&mut Node::Call { id, .. }) => {
-                let Some(extra) = extra(&mut self.calls, &mut self.extras, id)? else { return Ok(()) };
-                extra.items.append(&mut self.pairs, chunks.len(), none, add)
+        match self.node(target) {
+            Node::Dict(mut span) => {
+                span.append(&mut self.pairs, chunks.len(), none, add)?;
+                self.nodes.set(target, Node::Dict(span))
+            }
+            Node::Call { id, .. } => {
+                self.with_extra(id, |extra, _, pairs| extra.items.append(pairs, chunks.len(), none, add))
             }
             _ => Err(wrong_target("set items of")),
         }
@@ -219,8 +243,36 @@ impl Arena {
     /// BUILD: kept with a call.
     pub(super) fn build(&mut self, target: Handle, state: Handle) -> Result<()> {
         let Node::Call { id, .. } = self.node(target) else { return Err(wrong_target("set the state of")) };
-        let Some(extra) = extra(&mut self.calls, &mut self.extras, id)? else { return Ok(()) };
-        extra.states.append(&mut self.items, 1, Handle::NONE, [state].into_iter())
+        self.with_extra(id, |extra, items, _| {
+            extra.states.append(items, 1, Handle::NONE, [state].into_iter())
+        })
+    }
+
+    /// What a call has beside its record.
+    #[inline]
+    pub(super) fn extra(&self, call: &CallRecord) -> Extra {
+        call.extra.and_then(|id| self.extras.get(id.index())).unwrap_or_default()
+    }
+
+    /// Changes what a call has beside its record, with the pools of items and of pairs at hand.
+    fn with_extra(
+        &mut self,
+        id: CallId,
+        change: impl FnOnce(&mut Extra, &mut Pool<Handle>, &mut Pool<(Handle, Handle)>) -> Result<()>,
+    ) -> Result<()> {
+        let Some(call) = self.calls.slot(id.index()) else { return Ok(()) };
+        let at = match call.extra {
+            Some(at) => at,
+            None => {
+                let at = ExtraId::at(self.extras.len());
+                self.extras.push(Extra::default())?;
+                *call.extra.insert(at)
+            }
+        };
+        match self.extras.slot(at.index()) {
+            Some(extra) => change(extra, &mut self.items, &mut self.pairs),
+            None => Ok(()),
+        }
     }
 
     /// The values of a list, tuple or set.
@@ -246,27 +298,34 @@ impl Arena {
     }
 }
 
-fn extra<'a>(
-    calls: &mut Pool<CallRecord>,
-    extras: &'a mut Pool<Extra>,
-    id: CallId,
-) -> Result<Option<&'a mut Extra>> {
-    let Some(call) = calls.slot(id.index()) else { return Ok(None) };
-    let at = match call.extra {
-        Some(at) => at,
-        None => {
-            let at = narrow(extras.len());
-            extras.push(Extra::default())?;
-            *call.extra.insert(at)
+impl Drop for Arena {
+    fn drop(&mut self) {
+        if self.recycled {
+            let (nodes, items, calls) = (self.nodes.take(), self.items.take(), self.calls.take());
+            spare::keep(Spare { nodes, items, calls, ..Spare::default() });
         }
-    };
-    Ok(extras.slot(index(at)))
+    }
+}
+
+impl ExtraId {
+    fn at(position: usize) -> ExtraId {
+        ExtraId(NonZeroU32::MIN.saturating_add(narrow(position)))
+    }
+
+    fn index(self) -> usize {
+        index(self.0.get().wrapping_sub(1))
+    }
 }
 
 impl Span {
     /// The run that already lies at `start`.
     pub(super) fn of(start: u32, len: u32) -> Span {
         Span { start, len, room: len }
+    }
+
+    /// Whether it never held anything.
+    pub(super) fn is_fresh(self) -> bool {
+        self.start == 0 && self.room == 0
     }
 
     fn append<T: Copy>(
@@ -308,10 +367,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_is_16_bytes_and_a_call_28_at_most() {
-        assert_eq!(size_of::<Node>(), 16);
+    fn a_handle_is_4_bytes_and_a_call_20_at_most() {
         assert_eq!(size_of::<Option<Handle>>(), 4);
-        assert!(size_of::<CallRecord>() <= 28);
+        assert!(size_of::<CallRecord>() <= 20);
     }
 
     #[test]

@@ -170,15 +170,41 @@ impl<'a> Disasm<'a> {
         }
     }
 
+    /// The opcode that comes next, where there is one.
     #[inline(always)]
-    fn decode(&mut self) -> Result<Op<'a>> {
+    pub(super) fn peek(&self) -> Option<Opcode> {
+        if self.done { None } else { self.data.get(self.position).copied().and_then(Opcode::from_byte) }
+    }
+
+    /// Yields the opcode that `peek` told. To a caller that knows which it is, the compiler gives that opcode's path alone.
+    #[inline(always)]
+    pub(super) fn take_op(&mut self, opcode: Opcode) -> Result<Op<'a>> {
         let offset = self.position;
-        let Some(&byte) = self.data.get(offset) else {
-            return Err(no_stop());
+        let op = match self.decode(offset, opcode) {
+            Ok(op) => op,
+            Err(error) => return Err(self.stop_at(offset, error)),
         };
-        let Some(opcode) = Opcode::from_byte(byte) else {
-            return Err(no_opcode(byte));
-        };
+        self.done = op.opcode == Opcode::Stop;
+        if let Err(error) = self.framing(&op) {
+            let error = place(error, offset);
+            if self.strict {
+                return Err(error);
+            }
+            self.objection = Some(error);
+        }
+        Ok(op)
+    }
+
+    /// Ends the reading at an opcode that cannot be read.
+    #[cold]
+    fn stop_at(&mut self, offset: usize, error: Error) -> Error {
+        self.done = true;
+        self.position = offset;
+        place(error, offset)
+    }
+
+    #[inline(always)]
+    fn decode(&mut self, offset: usize, opcode: Opcode) -> Result<Op<'a>> {
         self.position = offset.saturating_add(1);
         let arg = match opcode.arg() {
             ArgKind::None => Arg::None,
@@ -278,24 +304,14 @@ impl<'a> Iterator for Disasm<'a> {
         if self.done {
             return None;
         }
-        let offset = self.position;
-        let op = match self.decode() {
-            Ok(op) => op,
-            Err(error) => {
-                self.done = true;
-                self.position = offset;
-                return Some(Err(place(error, offset)));
-            }
-        };
-        self.done = op.opcode == Opcode::Stop;
-        if let Err(error) = self.framing(&op) {
-            let error = place(error, offset);
-            if self.strict {
-                return Some(Err(error));
-            }
-            self.objection = Some(error);
+        if let Some(opcode) = self.peek() {
+            return Some(self.take_op(opcode));
         }
-        Some(Ok(op))
+        let error = match self.data.get(self.position) {
+            Some(&byte) => no_opcode(byte),
+            None => no_stop(),
+        };
+        Some(Err(self.stop_at(self.position, error)))
     }
 }
 

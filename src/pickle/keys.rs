@@ -97,20 +97,13 @@ impl Values {
         if pairs.len() < 2 {
             return false;
         }
-        let hash = |&(key, _): &(Handle, Handle)| {
+        let data: &[u8] = &self.data;
+        let hashes = pairs.iter().map(|&(key, _)| {
             let mut hasher = Quick(0);
-            self.arena.key(&self.data, key).hash(&mut hasher);
+            self.arena.key(data, key).hash(&mut hasher);
             hasher.finish()
-        };
-        let mut hashes: Vec<u64> = Vec::new();
-        if hashes.try_reserve(pairs.len()).is_ok() {
-            hashes.extend(pairs.iter().map(hash));
-            hashes.sort_unstable();
-            if hashes.windows(2).all(|pair| matches!(pair, [one, two] if one != two)) {
-                return false;
-            }
-        }
-        self.unique(pairs).is_ok_and(|entries| entries.len() < pairs.len())
+        });
+        !all_differ(hashes) && self.unique(pairs).is_ok_and(|entries| entries.len() < pairs.len())
     }
 
     /// A set's items as Python has them: of equal ones the first. For a call, the same of its `appended`.
@@ -129,6 +122,37 @@ impl Values {
     pub fn same_key(&self, a: Handle, b: Handle) -> bool {
         self.arena.key(&self.data, a) == self.arena.key(&self.data, b)
     }
+}
+
+/// Whether hashes are seen to differ. Where that takes long, as it does for hashes made to collide, it stays open.
+fn all_differ(hashes: impl ExactSizeIterator<Item = u64>) -> bool {
+    let count = hashes.len();
+    let room = count.saturating_add(count >> 1).next_power_of_two();
+    let mut marks: Vec<u32> = Vec::new();
+    if marks.try_reserve_exact(room).is_err() {
+        return false;
+    }
+    // The upper half of a hash is its place, the lower half its mark; places that are taken are passed over.
+    marks.resize(room, 0);
+    let last = wide(room.saturating_sub(1));
+    let mut steps = count.saturating_mul(8);
+    for hash in hashes {
+        let mark = u32::try_from(hash & 0xffff_ffff).unwrap_or_default() | 1;
+        let mut at = hash >> 32;
+        loop {
+            match usize::try_from(at & last).ok().and_then(|at| marks.get_mut(at)) {
+                Some(free @ 0) => {
+                    *free = mark;
+                    break;
+                }
+                Some(other) if *other != mark && steps > 0 => {
+                    (at, steps) = (at.wrapping_add(1), steps.saturating_sub(1));
+                }
+                _ => return false,
+            }
+        }
+    }
+    true
 }
 
 impl Arena {
@@ -231,8 +255,9 @@ impl Interner {
                     let first = self.first(hasher.finish(), top, |other| {
                         matches!(arena.node(other), Node::Tuple { .. }) && keys(top).eq(keys(other))
                     })?;
-                    if let Some(Node::Tuple { depth, nodes, canon, .. }) = arena.nodes.slot(top.index()) {
-                        (*depth, *nodes, *canon) = (new_depth, new_nodes, Some(first));
+                    if let Node::Tuple { start, len, .. } = arena.node(top) {
+                        let (depth, nodes, canon) = (new_depth, new_nodes, Some(first));
+                        arena.nodes.set(top, Node::Tuple { depth, nodes, start, len, canon })?;
                     }
                     open.pop();
                 }
@@ -350,6 +375,22 @@ mod tests {
         assert_eq!(float_key(-0.0, Handle::NONE), Key::Int(0));
         assert_eq!(float_key(0.5, Handle::NONE), Key::Float(0.5f64.to_bits()));
         assert_eq!(float_key(f64::NAN, Handle::TRUE), Key::Same(Handle::TRUE));
+    }
+
+    #[test]
+    fn hashes_differ_until_two_are_equal_or_it_takes_long() {
+        let mixed = |at: u64| {
+            let mut hasher = Quick(0);
+            hasher.write_u64(at);
+            hasher.finish()
+        };
+        for count in [0, 1, 2, 3, 100, 20_000] {
+            assert!(all_differ((0..count).map(mixed).collect::<Vec<_>>().into_iter()), "{count}");
+        }
+        let twice: Vec<u64> = (0..1000).chain([7]).map(mixed).collect();
+        assert!(!all_differ(twice.into_iter()));
+        let colliding: Vec<u64> = (0..100_000).map(|at| at << 1).collect();
+        assert!(!all_differ(colliding.into_iter()));
     }
 
     #[test]

@@ -14,9 +14,11 @@ use super::keys::Interner;
 use super::memo::Memo;
 use super::opcode::Opcode;
 use super::pool::Pool;
+use super::spare::Spare;
 use super::text;
 use super::value::{CallKind, GlobalId, Handle, Values};
 use super::{Options, Pickle, index, narrow, wide};
+use crate::bytes::Chunk;
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
 use crate::parallel::Cancel;
@@ -25,7 +27,7 @@ use crate::parallel::Cancel;
 const TICK: u32 = 1 << 14;
 
 pub(super) fn run(
-    data: Vec<u8>,
+    data: Chunk,
     start: usize,
     limits: &Limits,
     options: Options,
@@ -35,7 +37,7 @@ pub(super) fn run(
     let ceiling = u64::from(u32::MAX).saturating_sub(1).min(limits.pickle_bytes);
     Limits::check("pickle_bytes", ceiling, wide(data.len()))?;
     let mut disasm = Disasm::strict(&data, start, limits);
-    let mut machine = Machine::new(&data, limits, options)?;
+    let mut machine = Machine::new(&data, limits, options, None)?;
     let root = drive(&mut disasm, &mut machine, cancel)?;
     let (end, protocol, needed) = (disasm.position(), machine.protocol, machine.needed());
     let arena = machine.arena;
@@ -45,20 +47,41 @@ pub(super) fn run(
 /// Executes opcodes up to STOP, for loading and for scanning alike; gives the root.
 #[inline(never)]
 fn drive(disasm: &mut Disasm<'_>, machine: &mut Machine<'_>, cancel: &Cancel) -> Result<Handle> {
+    // Most of a checkpoint consists of these. Each has a path of its own, decoded and executed without asking twice which it is;
+    // what makes a value is mostly followed by what puts it into the memo.
+    macro_rules! paths {
+        ($opcode:ident: $($frequent:ident)*; $($makes:ident)*) => {
+            match $opcode {
+                $(Opcode::$frequent => machine.next(disasm, Opcode::$frequent),)*
+                $(Opcode::$makes => {
+                    machine.next(disasm, Opcode::$makes)?;
+                    match disasm.peek() {
+                        Some(Opcode::BinPut) => machine.next(disasm, Opcode::BinPut),
+                        Some(Opcode::LongBinPut) => machine.next(disasm, Opcode::LongBinPut),
+                        Some(Opcode::Memoize) => machine.next(disasm, Opcode::Memoize),
+                        _ => Ok(None),
+                    }
+                })*
+                other => machine.next(disasm, other),
+            }
+        };
+    }
     let mut ops = 0_u32;
-    for op in disasm {
-        let op = op?;
+    while let Some(opcode) = disasm.peek() {
         ops = ops.wrapping_add(1);
         if ops.is_multiple_of(TICK) {
             cancel.check()?;
         }
-        match machine.step(&op) {
-            Ok(None) => {}
-            Ok(Some(root)) => return Ok(root),
-            Err(error) => return Err(error.at(wide(op.offset))),
+        let root = paths!(opcode: Mark BinGet LongBinGet BinInt1 BinInt NewFalse EmptyTuple BinPersId;
+            BinUnicode ShortBinUnicode Tuple Tuple1 Tuple2 Reduce)?;
+        if let Some(root) = root {
+            return Ok(root);
         }
     }
-    Err(Error::new(Code::PickleStack, "the pickle ends without STOP"))
+    match disasm.next() {
+        Some(Err(error)) => Err(error),
+        _ => Err(Error::new(Code::PickleStack, "the pickle ends without STOP")),
+    }
 }
 
 struct Machine<'d> {
@@ -80,19 +103,28 @@ struct Machine<'d> {
     binbytes: bool,
     /// The BUILDs in program order, where they are wanted: where, and on what.
     builds: Option<Vec<(u32, Handle)>>,
+    /// Whether a value that may be filled later was fetched from the memo or duplicated.
+    fetched: bool,
     limits: &'d Limits,
     options: Options,
 }
 
 impl<'d> Machine<'d> {
-    fn new(data: &'d [u8], limits: &'d Limits, options: Options) -> Result<Machine<'d>> {
+    /// A machine in memory of its own, or in what a survey before has left.
+    fn new(
+        data: &'d [u8],
+        limits: &'d Limits,
+        options: Options,
+        mut spare: Option<Spare>,
+    ) -> Result<Machine<'d>> {
+        let memo = spare.as_mut().map(|spare| std::mem::take(&mut spare.memo));
         Ok(Machine {
             data,
-            arena: Arena::new(limits, data.len())?,
+            arena: Arena::new(limits, data.len(), spare)?,
             stack: Pool::new("stack", limits.stack),
             marks: Pool::new("marks", limits.marks),
             fence: 0,
-            memo: Memo::new(limits.memo),
+            memo: Memo::with_room(limits.memo, memo, data.len() / 12),
             interner: Interner::new(limits),
             globals: Globals::new(limits),
             called: Vec::new(),
@@ -100,9 +132,17 @@ impl<'d> Machine<'d> {
             newest: 0,
             binbytes: false,
             builds: None,
+            fetched: false,
             limits,
             options,
         })
+    }
+
+    /// Reads and executes the opcode that comes next.
+    #[inline(always)]
+    fn next(&mut self, disasm: &mut Disasm<'_>, opcode: Opcode) -> Result<Option<Handle>> {
+        let op = disasm.take_op(opcode)?;
+        self.step(&op).map_err(|error| error.at(wide(op.offset)))
     }
 
     /// Executes one opcode; gives the root at STOP.
@@ -161,7 +201,7 @@ impl<'d> Machine<'d> {
             }
             (Opcode::Dup, _) => {
                 let top = self.top()?;
-                self.stack.push(top)?;
+                self.push_again(top)?;
             }
 
             (Opcode::EmptyTuple, _) => self.stack.push(Handle::EMPTY_TUPLE)?,
@@ -206,7 +246,7 @@ impl<'d> Machine<'d> {
             }
             (Opcode::BinGet | Opcode::LongBinGet, Arg::Unsigned(number)) => {
                 let value = self.memo.fetch(memo_number(number)?)?;
-                self.stack.push(value)?;
+                self.push_again(value)?;
             }
             (Opcode::Put, Arg::Bytes(line)) => {
                 let (number, top) = (text::memo_index(line)?, self.top()?);
@@ -214,7 +254,7 @@ impl<'d> Machine<'d> {
             }
             (Opcode::Get, Arg::Bytes(line)) => {
                 let value = self.memo.fetch(text::memo_index(line)?)?;
-                self.stack.push(value)?;
+                self.push_again(value)?;
             }
             (Opcode::Memoize, _) => {
                 let top = self.top()?;
@@ -283,6 +323,13 @@ impl<'d> Machine<'d> {
     fn push(&mut self, node: Node) -> Result<()> {
         let handle = self.arena.add(node)?;
         self.stack.push(handle)
+    }
+
+    /// Pushes a value that is there already.
+    #[inline(always)]
+    fn push_again(&mut self, value: Handle) -> Result<()> {
+        self.fetched |= self.arena.nodes.may_be_filled(value);
+        self.stack.push(value)
     }
 
     #[inline]

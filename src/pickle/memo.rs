@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 
+use super::spare::{self, Spare};
 use super::value::Handle;
 use super::{index, wide};
 use crate::error::{Code, Error, Result};
@@ -13,11 +14,23 @@ pub(super) struct Memo {
     sparse: HashMap<u32, Handle>,
     count: usize,
     limit: u64,
+    /// Whether the buffer is handed on to the next survey.
+    recycled: bool,
 }
 
 impl Memo {
-    pub(super) fn new(limit: u64) -> Memo {
-        Memo { dense: Vec::new(), sparse: HashMap::new(), count: 0, limit }
+    /// At most `limit` entries, with room for about `guess`, or less where memory is short. With `buffer`, in that one, which is
+    /// handed on in the end.
+    pub(super) fn with_room(limit: u64, buffer: Option<Vec<Option<Handle>>>, guess: usize) -> Memo {
+        let recycled = buffer.is_some();
+        let mut dense = buffer.unwrap_or_default();
+        let guess = guess.min(usize::try_from(limit).unwrap_or(usize::MAX));
+        if guess > dense.capacity() {
+            dense = Vec::new();
+            // Where this fails, entries find out.
+            let _ = dense.try_reserve_exact(guess);
+        }
+        Memo { dense, sparse: HashMap::new(), count: 0, limit, recycled }
     }
 
     /// The number that MEMOIZE gives: how many entries there are.
@@ -80,6 +93,14 @@ impl Memo {
     }
 }
 
+impl Drop for Memo {
+    fn drop(&mut self) {
+        if self.recycled {
+            spare::keep(Spare { memo: std::mem::take(&mut self.dense), ..Spare::default() });
+        }
+    }
+}
+
 #[cold]
 fn unset(number: u32) -> Error {
     Error::new(Code::PickleMemo, format!("memo entry {number} is not set"))
@@ -98,7 +119,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_memo_is_a_map(puts in proptest::collection::vec((0u32..6000, 0usize..100), 0..600)) {
-            let (mut memo, mut model) = (Memo::new(1 << 20), HashMap::new());
+            let (mut memo, mut model) = (Memo::with_room(1 << 20, None, 100), HashMap::new());
             for (number, value) in puts {
                 memo.put(number, Handle::at(value)).unwrap();
                 model.insert(number, Handle::at(value));
@@ -112,7 +133,7 @@ mod tests {
 
     #[test]
     fn the_highest_number_costs_one_entry() {
-        let mut memo = Memo::new(10);
+        let mut memo = Memo::with_room(10, None, 0);
         memo.put(u32::MAX, Handle::NONE).unwrap();
         assert_eq!((memo.count(), memo.dense.capacity()), (1, 0));
         assert_eq!(memo.fetch(u32::MAX).unwrap(), Handle::NONE);

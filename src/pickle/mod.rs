@@ -18,11 +18,14 @@ mod keys;
 mod machine;
 mod memo;
 mod names;
+mod nodes;
 mod opcode;
 mod pool;
+mod spare;
 mod text;
 mod value;
 
+use crate::bytes::Chunk;
 use crate::error::Result;
 use crate::limits::Limits;
 use crate::parallel::Cancel;
@@ -55,26 +58,26 @@ pub struct Options {
 }
 
 /// Runs the pickle that begins at `start` of `data`, up to STOP; what follows is left alone.
-pub fn run(data: Vec<u8>, start: usize, limits: &Limits) -> Result<Pickle> {
-    machine::run(data, start, limits, Options::default(), &Cancel::new())
+pub fn run(data: impl Into<Chunk>, start: usize, limits: &Limits) -> Result<Pickle> {
+    machine::run(data.into(), start, limits, Options::default(), &Cancel::new())
 }
 
 /// As [`run`], until it is asked to stop.
-pub fn run_until(data: Vec<u8>, start: usize, limits: &Limits, cancel: &Cancel) -> Result<Pickle> {
-    machine::run(data, start, limits, Options::default(), cancel)
+pub fn run_until(data: impl Into<Chunk>, start: usize, limits: &Limits, cancel: &Cancel) -> Result<Pickle> {
+    machine::run(data.into(), start, limits, Options::default(), cancel)
 }
 
 /// As [`run`], with options.
-pub fn run_with(data: Vec<u8>, start: usize, limits: &Limits, options: Options) -> Result<Pickle> {
-    machine::run(data, start, limits, options, &Cancel::new())
+pub fn run_with(data: impl Into<Chunk>, start: usize, limits: &Limits, options: Options) -> Result<Pickle> {
+    machine::run(data.into(), start, limits, options, &Cancel::new())
 }
 
 /// Runs the pickle that begins at `start` of `data` as far as any reader would go, and lists what a strict one refuses.
 ///
 /// For looking at hostile files: its values are not to be loaded. Fails where `data` is larger than `pickle_bytes`, where
 /// memory is short, and on a request to stop.
-pub fn survey(data: Vec<u8>, start: usize, limits: &Limits, cancel: &Cancel) -> Result<Survey> {
-    machine::survey::run(data, start, limits, cancel)
+pub fn survey(data: impl Into<Chunk>, start: usize, limits: &Limits, cancel: &Cancel) -> Result<Survey> {
+    machine::survey::run(data.into(), start, limits, cancel)
 }
 
 /// A 32-bit index as a position in memory.

@@ -23,14 +23,25 @@ impl<T: Copy> Pool<T> {
         Pool { items: Vec::new(), room: 0, limit, name }
     }
 
-    /// As `new`, with room for about `guess` items, or less where memory is short.
-    pub(super) fn with_room(name: &'static str, limit: u64, guess: usize) -> Pool<T> {
+    /// As `new`, in an empty buffer with room for about `guess` items, or less where memory is short.
+    pub(super) fn with_room(name: &'static str, limit: u64, buffer: Vec<T>, guess: usize) -> Pool<T> {
         let mut pool = Pool::new(name, limit);
+        pool.items = buffer;
+        pool.items.clear();
         let room = guess.min(pool.limit);
-        if pool.items.try_reserve_exact(room).is_ok() {
-            pool.room = room;
+        if room > pool.items.capacity() {
+            // What the buffer has is not worth copying; where there is no more, growing finds out.
+            pool.items = Vec::new();
+            let _ = pool.items.try_reserve_exact(room);
         }
+        pool.room = pool.items.capacity().min(pool.limit);
         pool
+    }
+
+    /// Takes the buffer away, and with it the items.
+    pub(super) fn take(&mut self) -> Vec<T> {
+        self.room = 0;
+        std::mem::take(&mut self.items)
     }
 
     #[inline(always)]

@@ -9,6 +9,7 @@ use std::num::NonZeroU32;
 
 use super::arena::{Arena, Node, Piece, Span};
 use super::index;
+use crate::bytes::Chunk;
 
 /// A value of one pickle; cheap to copy, and equal only for the very same object.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -198,20 +199,20 @@ pub struct Call<'a> {
 
 /// All values of one pickle.
 pub struct Values {
-    pub(super) data: Vec<u8>,
+    pub(super) data: Chunk,
     pub(super) arena: Arena,
 }
 
 impl Values {
     /// The value behind a handle of this pickle.
-    #[inline]
+    #[inline(always)]
     pub fn get(&self, handle: Handle) -> Value<'_> {
         self.value(self.arena.node(handle))
     }
 
     /// All values, in the order in which they were made.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Value<'_>> + '_ {
-        self.arena.nodes.from(0).iter().map(|&node| self.value(node))
+        self.arena.nodes.iter().map(|node| self.value(node))
     }
 
     #[inline(always)]
@@ -293,12 +294,12 @@ impl Values {
             Node::Call { kind, .. } => kind,
             _ => CallKind::Reduce,
         };
-        let extra = record.extra.and_then(|at| arena.extras.get(index(at))).unwrap_or_default();
+        let extra = arena.extra(&record);
         Call {
             kind,
             callable: record.callable,
             args: record.args,
-            kwargs: record.kwargs,
+            kwargs: extra.kwargs,
             states: arena.run(extra.states),
             items: arena.run_pairs(extra.items),
             appended: arena.run(extra.appended),

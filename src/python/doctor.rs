@@ -9,6 +9,7 @@ use super::checkpoint::parse_io;
 use super::run;
 use crate::bytes::{Io, Probe};
 use crate::kernel::Level;
+use crate::stream::blocks;
 use crate::{memory, parallel};
 
 /// How a file would be read, and why.
@@ -21,7 +22,7 @@ pub(crate) fn probe<'py>(
     measure: bool,
 ) -> PyResult<Bound<'py, PyDict>> {
     let io = parse_io(io)?;
-    let found = run::detached(py, || Probe::run(&path, io, measure))?;
+    let found = run::detached(py, || Probe::run(&path, io, measure, blocks))?;
     let out = PyDict::new(py);
     out.set_item("size", found.size)?;
     out.set_item("file_system", found.place.name)?;

@@ -130,7 +130,7 @@ impl Scanner<'_> {
         // A pickle that is known to fill the rest is read at once.
         let mut len = if sure && !legacy { ceiling } else { ceiling.min(FIRST) };
         let data = loop {
-            let data = source.read_vec(at, len)?;
+            let data = source.chunk(at, len)?;
             if sure && len == most {
                 break data;
             }

@@ -16,6 +16,9 @@ use super::pool::{self, Pooled};
 use super::slab;
 use crate::error::{Code, Error, Result};
 
+/// What every buffer's address is a multiple of.
+const ALIGNED: usize = 64;
+
 /// A cache line, the alignment of small buffers.
 #[derive(Clone, Copy, bytemuck::Zeroable)]
 #[repr(C, align(64))]
@@ -53,7 +56,7 @@ impl HostBuffer {
     pub fn new(len: u64) -> Result<HostBuffer> {
         let size = usize::try_from(len).map_err(|_| out_of_memory(len))?;
         let found = if size >= HUGE {
-            HostBuffer::pages(Pooled::fresh(size, true), size)
+            HostBuffer::pages(Pooled::fresh(size, true), size, 0)
         } else {
             HostBuffer::lines(size)
         };
@@ -63,12 +66,18 @@ impl HostBuffer {
     /// `len` bytes to be written to from end to end, or [`Code::Memory`]. They may come from results that were dropped, and
     /// small ones from a slab that they share with others.
     pub fn unfilled(len: u64) -> Result<Unfilled> {
+        HostBuffer::unfilled_at(len, 0)
+    }
+
+    /// As [`HostBuffer::unfilled`]; a large one starts `phase` bytes after a small page does, for reads around the page cache.
+    pub fn unfilled_at(len: u64, phase: u64) -> Result<Unfilled> {
+        let phase = usize::try_from(phase).ok().filter(|phase| phase.is_multiple_of(ALIGNED)).unwrap_or(0);
         let size = usize::try_from(len).map_err(|_| out_of_memory(len))?;
         let mut recycled = false;
         let buffer = if size >= HUGE {
-            let found = Pooled::take(size);
+            let found = Pooled::take(size.saturating_add(phase));
             recycled = found.as_ref().is_some_and(|found| found.recycled);
-            HostBuffer::pages(found, size)
+            HostBuffer::pages(found, size, phase)
         } else {
             HostBuffer::part(size).or_else(|| HostBuffer::lines(size))
         };
@@ -81,10 +90,12 @@ impl HostBuffer {
         Some(HostBuffer { start, len, memory: Memory::Lines { _lines: lines } })
     }
 
-    fn pages(found: Option<Pooled>, len: usize) -> Option<HostBuffer> {
+    /// `len` bytes from `phase` on.
+    fn pages(found: Option<Pooled>, len: usize, phase: usize) -> Option<HostBuffer> {
         let pooled = found?;
-        let pages = pooled.pages().filter(|pages| pages.len() >= len)?;
-        Some(HostBuffer { start: pages.start(), len, memory: Memory::Pages { pages: pooled } })
+        let pages = pooled.pages().filter(|pages| pages.len().checked_sub(phase) >= Some(len))?;
+        let start = NonNull::new(pages.start().as_ptr().wrapping_add(phase))?;
+        Some(HostBuffer { start, len, memory: Memory::Pages { pages: pooled } })
     }
 
     fn part(len: usize) -> Option<HostBuffer> {
@@ -128,6 +139,12 @@ impl Unfilled {
     /// The buffer, now that every byte of it was written.
     pub fn filled(self) -> HostBuffer {
         self.buffer
+    }
+}
+
+impl AsMut<[u8]> for Unfilled {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self.bytes_mut()
     }
 }
 
@@ -185,8 +202,26 @@ mod tests {
     }
 
     #[test]
+    fn a_large_buffer_starts_where_in_a_page_it_is_asked_to() {
+        for _ in 0..2 {
+            for len in [HUGE, 4 * HUGE - 64, 3 * HUGE + 5] {
+                for (phase, found) in [(0, 0), (64, 64), (4032, 4032), (65, 0), (u64::MAX, 0)] {
+                    let mut memory = HostBuffer::unfilled_at(len as u64, phase).unwrap();
+                    memory.bytes_mut().fill(7);
+                    let mut buffer = memory.filled();
+                    assert_eq!(
+                        (buffer.bytes_mut().len(), buffer.address().addr().get() % 4096),
+                        (len, found)
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
     fn an_impossible_size_is_an_error() {
         for impossible in [u64::MAX, 1 << 60] {
+            assert_eq!(HostBuffer::unfilled_at(impossible, 64).unwrap_err().code(), Code::Memory);
             assert_eq!(HostBuffer::new(impossible).unwrap_err().code(), Code::Memory);
             assert_eq!(HostBuffer::unfilled(impossible).unwrap_err().code(), Code::Memory);
         }

@@ -1,8 +1,8 @@
 //! Many tensors in one go: large ones are cut into pieces, small neighbours are read with one read, and all threads take
 //! from one list of such jobs. So the threads start once for many tensors, and the system is asked once for many.
 
-use super::plan::{GAP, Piece, pieces};
-use super::read::{DISK_THREADS, Fill, Manner, Payload, SCRATCH, fill_piece, gap, piece_count};
+use super::plan::{GAP, Piece, pieces, pieces_on_blocks};
+use super::read::{Fill, Manner, Payload, SCRATCH, disk_threads, fill_piece, gap, piece_count};
 use crate::bytes::{Reader, Source};
 use crate::error::{Code, Error, Result};
 use crate::kernel;
@@ -74,7 +74,7 @@ pub fn fill_all(tasks: Vec<Task<'_>>, threads: Option<usize>) -> Result<(), (usi
         tasks.iter().zip(&weights).map(|(task, &weight)| task.manner(weight)).collect();
     // A disk wants several reads at once, however few cores there are.
     let around = manners.iter().any(|manner| manner.is_around());
-    let wanted = if around { threads.or(Some(DISK_THREADS.max(parallel::cores()))) } else { threads };
+    let wanted = if around { Some(disk_threads(threads)) } else { threads };
     let threads =
         parallel::threads(weights.iter().fold(0, |sum, &weight| sum.saturating_add(weight)), wanted);
     let mut plans = Vec::with_capacity(tasks.len());
@@ -89,7 +89,7 @@ pub fn fill_all(tasks: Vec<Task<'_>>, threads: Option<usize>) -> Result<(), (usi
                 lanes.len() - 1
             }
         };
-        let cut = Cut { number, weight, threads };
+        let cut = Cut { number, weight, threads, is_around: manner.is_around() };
         cut.into_jobs(&mut lanes[lane].1, &payload, &layout, &how, out).map_err(|error| (number, error))?;
         plans.push(Plan { payload, how, manner });
     }
@@ -136,6 +136,8 @@ struct Cut {
     number: usize,
     weight: u64,
     threads: usize,
+    /// Whether the file is read around the page cache.
+    is_around: bool,
 }
 
 impl Cut {
@@ -170,7 +172,12 @@ impl Cut {
         let alone = self.threads == 1 || parallel::threads(self.weight, Some(self.threads)) == 1;
         let count = if alone { 1 } else { piece_count(layout, self.weight, self.threads as u64) };
         let mut rest = out;
-        for piece in pieces(layout, count) {
+        let pieces = if self.is_around {
+            pieces_on_blocks(layout, src, payload.source.phase(layout.offset.saturating_mul(src)), count)
+        } else {
+            pieces(layout, count)
+        };
+        for piece in pieces {
             let len = usize::try_from(piece.numel.saturating_mul(dst)).unwrap_or(usize::MAX);
             let (out, tail) = rest.split_at_mut_checked(len).ok_or_else(|| {
                 Error::new(Code::InternalError, "the pieces are larger than the destination")

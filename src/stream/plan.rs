@@ -6,6 +6,7 @@
 
 use smallvec::SmallVec;
 
+use crate::bytes::BLOCK;
 use crate::kernel::Axis;
 use crate::layout::Layout;
 
@@ -116,6 +117,23 @@ pub(super) fn pieces(layout: &Layout, count: u64) -> Vec<Piece> {
             return out;
         }
     }
+}
+
+/// As [`pieces`] for a contiguous layout whose first byte is `phase` bytes into a block: all pieces but the first start on a
+/// block, as far as elements do, so that no block is read twice.
+pub(super) fn pieces_on_blocks(layout: &Layout, itemsize: u64, phase: u64, count: u64) -> Vec<Piece> {
+    let numel = layout.numel();
+    let step = (numel.saturating_mul(itemsize) / count.max(1)).max(BLOCK);
+    let mut out = Vec::new();
+    let mut first = 0;
+    while first < numel {
+        let from = phase.saturating_add(first.saturating_mul(itemsize));
+        let end = (from.saturating_add(step) / BLOCK * BLOCK).saturating_sub(phase) / itemsize;
+        let size = end.saturating_sub(first).clamp(1, numel - first);
+        out.push(Piece::strided(&[size], &[1], &[1], layout.offset.saturating_add(first)));
+        first += size;
+    }
+    out
 }
 
 /// Steps a mixed-radix counter, last digit first; false once it has come round.
@@ -298,6 +316,31 @@ mod tests {
             let whole = layout(&[3, 5, 4], &[1, 60, 3]);
             assert_eq!(pieces(&whole, count).iter().map(|piece| piece.numel).sum::<u64>(), 60, "{count}");
         }
+    }
+
+    #[test]
+    fn pieces_start_on_blocks_where_elements_do() {
+        for (numel, itemsize, phase, count) in [
+            (1 << 20, 4, 0, 16),
+            (1 << 20, 4, 64, 16),
+            ((1 << 20) + 77, 8, 4032, 3),
+            (5, 2, 100, 9),
+            (99_999, 1, 7, 1),
+        ] {
+            let found = pieces_on_blocks(&layout(&[numel], &[1]), itemsize, phase, count);
+            assert!(found.len() as u64 <= count + 2, "{} pieces", found.len());
+            let mut next = 3;
+            for piece in &found {
+                assert!(
+                    piece.src == next && (next == 3 || (phase + (next - 3) * itemsize).is_multiple_of(BLOCK))
+                );
+                next += piece.numel;
+            }
+            assert_eq!(next, numel + 3);
+        }
+        // Where a block starts inside an element, a piece starts with it.
+        let found = pieces_on_blocks(&layout(&[10_000], &[1]), 8, 3, 4);
+        assert!(found[1..].iter().all(|piece| (3 + (piece.src - 3) * 8) % BLOCK >= BLOCK - 8));
     }
 
     #[test]

@@ -2,27 +2,34 @@
 
 use super::batch::{Task, fill_all};
 use super::plan::{Block, Blocks, Piece};
-use crate::bytes::{Reader, Source};
+use crate::bytes::{Blocks as Memory, Reader, Source};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::kernel::{self, Cast};
 use crate::layout::Layout;
 use crate::parallel::{self, Cancel};
+use crate::sink::HostBuffer;
 
 /// Bytes of one thread's scratch: a good part of a core's L2 cache.
 pub(super) const SCRATCH: u64 = 1 << 20;
+
+/// Bytes from which on a result is put where it can be read straight into place.
+const SHIFTED: u64 = 8 << 20;
+
+/// A huge page.
+const HUGE: usize = 2 << 20;
 
 /// Bytes of one read that needs no scratch; bounded so that a request to stop is seen soon.
 const DIRECT: u64 = 8 << 20;
 
 /// Bytes of one block that is read around the page cache: the disk is slower than the second-level cache is missed.
-const AROUND: u64 = 4 << 20;
+const AROUND: u64 = Reader::MOST;
 
 /// Bytes from which on each thread reads by a description of its own.
 const FORWARD: u64 = 16 << 20;
 
 /// Threads that keep a disk busy, however few cores there are.
-pub(super) const DISK_THREADS: usize = 4;
+const DISK_THREADS: usize = 4;
 
 /// Bytes below which a piece is not worth being cut off.
 pub(super) const PIECE: u64 = 4 << 20;
@@ -116,8 +123,35 @@ impl Manner {
         match self {
             Manner::Cached => Reader::new(source),
             Manner::Forward => Reader::forward(source),
-            Manner::Around => Reader::around(source),
+            Manner::Around => Reader::around(source, blocks),
         }
+    }
+}
+
+/// Threads for reads around the page cache: what was asked for, else enough for the disk and the cores.
+pub fn disk_threads(wanted: Option<usize>) -> usize {
+    wanted.unwrap_or_else(|| DISK_THREADS.max(parallel::cores()))
+}
+
+/// Memory for reads around the page cache, as for results: on huge pages, and recycled.
+pub fn blocks(len: u64) -> Option<Memory> {
+    HostBuffer::unfilled(len).ok().map(|memory| Box::new(memory) as Memory)
+}
+
+/// Whether a result of this size may be put where its bytes can be read straight into place: a part of a page is lost to that.
+pub fn is_worth_shifting(nbytes: u64) -> bool {
+    nbytes >= SHIFTED
+}
+
+/// Where in a block of the disk the first byte of this result is best put: where the file has it, if the file is read around
+/// the page cache and its bytes are the result's; else 0.
+pub fn phase(payload: &Payload, layout: &Layout, how: &Fill) -> u64 {
+    let src = how.cast.from().itemsize();
+    let is_around = || Manner::of(payload, layout, layout.numel().saturating_mul(src)).is_around();
+    if how.is_copy(payload) && layout.is_contiguous() && is_around() {
+        payload.source.phase(layout.offset.saturating_mul(src))
+    } else {
+        0
     }
 }
 
@@ -168,6 +202,9 @@ pub(super) fn fill_piece(
             SCRATCH
         },
     );
+    if is_transposing(piece) && !how.cast.is_past_caches() {
+        touch(&how.cancel, out)?;
+    }
     // Blocks do not overlap, so where they have as many elements as the piece, no byte of it stays as it was: the
     // destination may be memory of an earlier result.
     let mut written = 0_u64;
@@ -206,6 +243,23 @@ pub(super) fn gap() -> Error {
 
 fn is_plain(piece: &Piece) -> bool {
     piece.dims.iter().all(|dim| dim.src == dim.dst)
+}
+
+/// Whether rows of the destination are columns of the source.
+fn is_transposing(piece: &Piece) -> bool {
+    piece.dims.last().is_some_and(|last| piece.dims.iter().any(|dim| dim.src < last.src))
+}
+
+/// Has the system make fresh memory now, a huge page at a time: the first block of a transpose writes to every page, and a request
+/// to stop would wait for all of them.
+fn touch(cancel: &Cancel, out: &mut [u8]) -> Result<()> {
+    for page in out.chunks_mut(HUGE) {
+        cancel.check()?;
+        if let Some(first) = page.first_mut() {
+            *first = 0;
+        }
+    }
+    Ok(())
 }
 
 /// Reads a block's runs into the scratch, at the places that its axes expect.

@@ -106,10 +106,17 @@ pub(crate) struct Owned {
     layout: Layout,
     dtype: DType,
     /// Bytes of the result.
-    pub(crate) nbytes: u64,
+    nbytes: u64,
+    /// Where in a block of the disk its first byte is best put.
+    phase: u64,
 }
 
 impl Owned {
+    /// Memory for the result, to be filled.
+    pub(crate) fn memory(&self) -> Result<Unfilled> {
+        HostBuffer::unfilled_at(self.nbytes, self.phase)
+    }
+
     /// The result, once its memory is filled.
     pub(crate) fn finish(self, memory: HostBuffer) -> Array {
         Array::owned(memory, self.dtype, self.layout.shape)
@@ -268,7 +275,7 @@ impl Tensor {
         match self.prospect(request)? {
             Prospect::View(view) => Ok(view),
             Prospect::Owned(owned) => {
-                let mut memory = HostBuffer::unfilled(owned.nbytes)?;
+                let mut memory = owned.memory()?;
                 let recycled = memory.is_recycled();
                 self.fill(&owned.layout, owned.dtype, request, recycled, memory.bytes_mut())?;
                 Ok(owned.finish(memory.filled()))
@@ -300,12 +307,13 @@ impl Tensor {
         let dtype = self.result_dtype(request);
         let layout = self.ordered(&request.order)?;
         let nbytes = self.result_bytes(&layout, dtype)?;
-        Ok(Prospect::Owned(Owned { layout, dtype, nbytes }))
+        let phase = self.phase(&layout, dtype, nbytes, request);
+        Ok(Prospect::Owned(Owned { layout, dtype, nbytes, phase }))
     }
 
     /// Bytes that an owned result needs while it is made: its own, and those of the storage where that has to be inflated.
     pub(crate) fn weight(&self, owned: &Owned) -> u64 {
-        sink::footprint(owned.nbytes).saturating_add(self.inflated())
+        sink::footprint(owned.nbytes.saturating_add(owned.phase)).saturating_add(self.inflated())
     }
 
     /// Bytes of the storage where that has to be inflated.
@@ -314,6 +322,17 @@ impl Tensor {
             self.checkpoint.storage(self.storage()).nbytes
         } else {
             0
+        }
+    }
+
+    /// Where in a block of the disk a result's first byte is best put. What is wrong with the request is told when it is made.
+    fn phase(&self, layout: &Layout, dtype: DType, nbytes: u64, request: &Request) -> u64 {
+        if !stream::is_worth_shifting(nbytes) || self.is_converted(request) {
+            return 0;
+        }
+        match (self.checkpoint.payload(self.storage()), self.how(dtype, request, false)) {
+            (Ok(payload), Ok(how)) => stream::phase(&payload, layout, &how),
+            _ => 0,
         }
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from support import child
@@ -72,13 +73,39 @@ def test_accelerate_offload(capsys):
     assert "equal: True; parameters on meta; files: ['model.bin']" in capsys.readouterr().out
 
 
-@pytest.mark.examples
-def test_jax_params():
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("tied", "groups", "shards"), [(False, 4, "10GB"), (True, 2, "20KB")])
+def test_jax_params(tmp_path, tied, groups, shards):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+            num_key_value_heads=groups, tie_word_embeddings=tied, rope_theta=500.0,
+        )
+    ).eval()  # fmt: skip
+    folder = tmp_path / "tiny"
+    if tied:
+        model.save_pretrained(folder, max_shard_size=shards)
+        assert len(list(folder.glob("*.safetensors"))) > 1
+    else:
+        model.config.save_pretrained(folder)
+        torch.save(model.state_dict(), folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    tokens = [5, 9, 3, 60, 2]
+    expected = model(torch.tensor([tokens])).logits[0].detach()
     code = f"""
     import sys
     sys.path.insert(0, {str(ROOT)!r})
     from examples import jax_params
-    assert jax_params.main("model.bin").shape == (1, 8)
+    import jax
+    jax.config.update("jax_default_matmul_precision", "highest")
+    import numpy as np
+    np.save(sys.argv[1], jax_params.main(*sys.argv[2:]))
     assert "torch" not in sys.modules
     """
-    assert "bfloat16[8, 8]" in child(code).stdout
+    said = child(code, tmp_path / "out.npy", folder, *tokens).stdout
+    found = torch.from_numpy(np.load(tmp_path / "out.npy"))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert f"after {tokens} comes {int(expected[-1].argmax())}" in said
+    assert "'q_proj': {'weight': 'float32[32, 32]'}" in said

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.append(str(ROOT))
 
-from benches.gpu import cases, checks, peers, run, samples, sweep  # noqa: E402 - it lies beside the tests
+from benches.gpu import cases, checks, peers, probes, run, samples, sweep  # noqa: E402 - it lies beside the tests
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
@@ -102,6 +102,31 @@ def test_the_limit_is_that_of_the_bytes_that_cross():
     assert narrowing.crossing == narrowing.result_bytes == narrowing.file.nbytes // 2
     assert not widening.narrows
     assert widening.crossing == widening.file.nbytes == widening.result_bytes // 2
+
+
+def test_the_cases_run_through_with_a_cpu_in_the_place_of_the_gpu(tmp_path, monkeypatch, capsys):
+    peaks = {"device_beyond": 1 << 20, "device_held_beyond": 1 << 20, "host_beyond": 1 << 20}
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
+    monkeypatch.setattr(probes, "pinned_copies", lambda _device, _size, total: probes.cpu_cast(total))
+    monkeypatch.setattr(cases, "peaks", lambda *_: peaks)
+    args = run.parse(["--quick", "--filter", "to bfloat16", "--device", "cpu"])
+    found = run.timed(tmp_path, args)
+    told = capsys.readouterr().out
+    assert [(one["case"], one["format"]) for one in found["results"]] == [
+        (title, suffix)
+        for title in ("float32 to bfloat16", "float32 to bfloat16, transposed")
+        for suffix in (".safetensors", ".bin")
+    ]
+    for one in found["results"]:
+        rows = {row["way"]: row for row in one["rows"]}
+        limits = [rows[name] for name in (cases.LIMIT, cases.CAST_LIMIT)]
+        assert max(row["of_limit"] for row in limits) >= 1 == min(row["of_limit"] for row in limits)
+        assert rows[peers.OURS]["device_beyond"] == 1 << 20
+        assert "failed" not in rows[peers.OURS]
+        assert all(way in told for way in rows)
+    goals = [goal["goal"] for goal in found["goals"]]
+    assert "float32 to bfloat16: time of .bin over .safetensors" in goals
+    assert any("MiB of device memory" in goal for goal in goals)
 
 
 def results(seconds):

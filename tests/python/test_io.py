@@ -65,6 +65,44 @@ def test_every_way_gives_the_same_bits(model, io, threads):
     )
 
 
+@pytest.mark.parametrize("way", ["handle", "stream", "whole"])
+def test_large_copies_lie_in_their_pages_as_in_the_files_blocks(tmp_path, way):
+    """So the disk writes straight to them. Results are aligned to 64 bytes all the same."""
+    path = tmp_path / "w.bin"
+    expected = {f"w{n}": patterns("float32", (3 * MIB + 1000 * n,), n) for n in range(3)}
+    torch.save(expected, path)
+    if not has_direct(path):
+        pytest.skip("the file system has no direct reads")
+    data = path.read_bytes()
+    for _ in range(2):  # the second time from memory that was in use
+        forget(path)
+        ckpt = rustload.open(path, framework="torch", io="direct")
+        if way == "handle":
+            found = {name: ckpt[name].materialize(copy=True) for name in ckpt}
+        else:
+            found = dict(ckpt.stream(copy=True)) if way == "stream" else ckpt.materialize(copy=True)
+        for name, tensor in found.items():
+            at = data.index(expected[name].numpy().tobytes())
+            assert tensor.data_ptr() % 4096 == at % 4096
+            assert tensor.data_ptr() % 64 == 0
+            assert_same_bits(tensor, expected[name])
+        del tensor, found
+
+
+@pytest.mark.parametrize("at", [0, 1, 63])
+def test_copies_are_aligned_where_the_file_is_not(tmp_path, at):
+    import struct
+
+    numbers = patterns("float32", (3 * MIB,), 1)
+    header = json.dumps({"w": {"dtype": "F32", "shape": [3 * MIB], "data_offsets": [0, 12 * MIB]}})
+    header = header.ljust(120 + at).encode()
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header + numbers.numpy().tobytes())
+    found = rustload.open(path, framework="torch", io="direct")["w"].materialize(copy=True)
+    assert found.data_ptr() % 64 == 0
+    assert_same_bits(found, numbers)
+
+
 def test_direct_reads_leave_nothing_in_the_page_cache(tmp_path):
     path = tmp_path / "w.bin"
     torch.save({"w": torch.ones(16 * MIB)}, path)

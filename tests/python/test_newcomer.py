@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+import asyncio
+import copy
 import io
+import pickle
 import tarfile
 import warnings
 
@@ -13,6 +17,7 @@ from support import assert_same_bits
 
 import rustload
 import rustload.torch
+from rustload._cli import main
 
 
 @pytest.fixture
@@ -26,7 +31,7 @@ def quantized(save):
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_the_integers_of_a_quantized_tensor_are_no_weights(quantized, device):
     model = torch.nn.Linear(2, 2, device=device)
-    with pytest.raises(rustload.errors.ModelMismatchError, match="qint8, which is quantized"):
+    with pytest.raises(rustload.errors.ModelMismatchError, match=r"quantized \(qint8\)"):
         rustload.torch.load_into(model, quantized)
 
 
@@ -106,3 +111,238 @@ def test_a_missing_name_is_looked_up_as_safe_open_has_it(save):
     ):
         file.get_tensor("entirely.different")
     assert not any("ckpt" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize(("found", "dtype", "advice"), [
+    (torch.float32, torch.int8, "allow_lossy=True"), (torch.complex64, torch.float32, "allow_lossy=True"),
+    (torch.qint8, torch.float32, "materialize(dequantize=True)"),
+])  # fmt: skip
+def test_a_kind_of_number_that_does_not_fit_says_what_to_do(save, found, dtype, advice):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        value = (
+            torch.quantize_per_tensor(torch.ones(2), 0.1, 0, found)
+            if found is torch.qint8
+            else torch.ones(2).to(found)
+        )
+    model = torch.nn.Module()
+    model.register_buffer("w", torch.zeros(2, dtype=dtype))
+    with pytest.raises(rustload.ModelMismatchError) as caught:
+        rustload.torch.load_into(model, save({"w": value}))
+    name = "quantized (qint8)" if found is torch.qint8 else str(found).removeprefix("torch.")
+    assert f"w is {name} in the file and {str(dtype).removeprefix('torch.')} in the model" in str(
+        caught.value
+    )
+    assert advice in caught.value.__notes__[0]
+
+
+def notes(error: BaseException) -> str:
+    return "\n".join(getattr(error, "__notes__", ()))
+
+
+@pytest.fixture
+def training(save):
+    return save(
+        {
+            "epoch": 3,
+            "model": {"a.w": torch.ones(2), "a": {"b": torch.ones(1)}},
+            "args": argparse.Namespace(lr=0.1),
+        }
+    )
+
+
+@pytest.mark.parametrize(("name", "says"), [
+    ("model", "'model' holds 2 tensor(s): ckpt.select('model.*')"), ("epoch", "ckpt.objects has it: it is of type int"),
+    ("args", "of type Opaque"), ("wholly.different", ""),
+])  # fmt: skip
+def test_a_name_that_is_no_tensor_is_said_to_be_what_it_is(training, name, says):
+    ckpt = rustload.open(training)
+    with pytest.raises(rustload.TensorNotFoundError) as caught:
+        ckpt[name]
+    assert says in notes(caught.value)
+    assert ("ckpt.objects" in notes(caught.value)) == (name in ("epoch", "args"))
+    assert ckpt.get(name, 5) == 5
+
+
+def test_an_opaque_value_says_where_its_attributes_are(training):
+    args = rustload.torch.load(training)["args"]
+    with pytest.raises(AttributeError) as caught:
+        args.lr  # noqa: B018 - asking is the test
+    assert (
+        notes(caught.value)
+        == "'argparse.Namespace' is kept as data, and no object was made: .state['lr'] is what the file has"
+    )
+    assert args.state["lr"] == 0.1
+    with pytest.raises(AttributeError) as caught:
+        args.momentum  # noqa: B018
+    assert "see .state and .args" in notes(caught.value)
+    assert not hasattr(args, "__array__")
+
+
+@pytest.mark.parametrize("name", ["to", "float", "mean", "tolist", "item", "device", "cuda"])
+def test_a_lazy_tensor_says_how_to_get_at_the_tensors_methods(simple, name):
+    with pytest.raises(AttributeError, match=f"'LazyTensor' object has no attribute '{name}'") as caught:
+        getattr(rustload.open(simple)["w"], name)
+    assert ".materialize()" in notes(caught.value)
+
+
+def test_a_checkpoint_says_what_to_use_in_place_of_a_modules_methods(simple):
+    ckpt = rustload.open(simple)
+    for name, says in {
+        "state_dict": "rustload.torch.state_dict(ckpt)",
+        "load_state_dict": "load_into(model, ckpt)",
+    }.items():
+        with pytest.raises(AttributeError) as caught:
+            getattr(ckpt, name)
+        assert says in notes(caught.value)
+    assert not hasattr(ckpt, "epoch")
+
+
+@pytest.mark.parametrize(("name", "says"), [
+    ("load", "rustload.open(path)"), ("load_file", ".materialize()"), ("save_file", "writes no files"), ("info", "rustload info"),
+])  # fmt: skip
+def test_functions_of_others_are_pointed_to_ours(name, says):
+    with pytest.raises(AttributeError, match=f"no attribute '{name}'") as caught:
+        getattr(rustload, name)
+    assert says in notes(caught.value)
+
+
+def test_an_object_tree_can_be_copied_deeply(training):
+    tree = rustload.open(training).objects
+    made = copy.deepcopy(tree)
+    assert made["model"]["a.w"] is tree["model"]["a.w"]
+    assert copy.copy(tree["model"]["a.w"]) is tree["model"]["a.w"]
+
+
+def test_a_checkpoint_for_another_process_is_to_be_opened_there(simple):
+    with pytest.raises(TypeError, match="does not pickle") as caught:
+        pickle.dumps(rustload.open(simple))
+    assert "open the path there" in notes(caught.value)
+
+
+class Rows(torch.utils.data.Dataset):
+    """A data set of a checkpoint's tensors, opened in the parent."""
+
+    def __init__(self, path):
+        self.ckpt = rustload.open(path)
+        self.names = list(self.ckpt)
+
+    def __len__(self):
+        return len(self.names)
+
+    def __getitem__(self, index):
+        return self.ckpt[self.names[index]].materialize(dtype="float64")
+
+
+def test_forked_workers_of_a_data_loader_read_what_their_parent_opened(save):
+    state = {f"t{number}": torch.full((3,), float(number)) for number in range(8)}
+    found = list(torch.utils.data.DataLoader(Rows(save(state)), batch_size=2, num_workers=2))
+    assert torch.equal(torch.cat(found), torch.stack([tensor.double() for tensor in state.values()]))
+
+
+def test_threads_of_asyncio_read_at_the_same_time(save):
+    state = {f"t{number}": torch.full((300,), float(number)) for number in range(16)}
+    ckpt = rustload.open(save(state))
+
+    async def every():
+        return await asyncio.gather(
+            *(asyncio.to_thread(ckpt[name].materialize, dtype="float16") for name in ckpt)
+        )
+
+    for tensor, expected in zip(asyncio.run(every()), state.values(), strict=True):
+        assert_same_bits(tensor, expected.half())
+
+
+@pytest.mark.parametrize(("dtype", "near"), [
+    ("bfloat", "bfloat16"), ("bf", "bfloat16"), ("fp8", "float8_e4m3fn, float8_e5m2"), ("flaot32", "float32"),
+    ("Float64x", "float64"), ("auto", "leave dtype= away"),
+])  # fmt: skip
+def test_a_mistyped_dtype_has_near_names(simple, dtype, near):
+    with pytest.raises(ValueError, match="is no dtype") as caught:
+        rustload.open(simple)["w"].materialize(dtype=dtype)
+    assert near in notes(caught.value)
+
+
+def test_a_lazy_state_dict_has_near_names_too(simple):
+    state = rustload.torch.state_dict(simple)
+    with pytest.raises(KeyError) as caught:
+        state["W"]
+    assert isinstance(caught.value, rustload.TensorNotFoundError)
+    with pytest.raises(rustload.TensorNotFoundError) as caught:
+        rustload.torch.state_dict(simple, rename={"w": "layer.weight"})["layer.wieght"]
+    assert notes(caught.value) == "near names: layer.weight"
+    assert state.get("nothing") is None
+    assert "nothing" not in state
+
+
+def test_a_class_is_no_model(simple):
+    with pytest.raises(TypeError, match="the model is the class Linear: make one"):
+        rustload.torch.load_into(torch.nn.Linear, simple)
+
+
+# Paths.
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """The cache of Hugging Face with one repository, whose files are links to blobs."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--org--tiny"
+    snapshot = repository / "snapshots" / "abc"
+    for folder in (snapshot, repository / "blobs", repository / "refs"):
+        folder.mkdir(parents=True)
+    torch.save({"w": torch.ones(2)}, repository / "blobs" / "1")
+    (snapshot / "pytorch_model.bin").symlink_to("../../blobs/1")
+    (repository / "refs" / "main").write_text("abc\n")
+    return repository
+
+
+def test_a_repository_of_the_hubs_cache_is_opened_by_its_folder(hub):
+    for given in (hub, hub / "snapshots" / "abc", str(hub)):
+        assert list(rustload.open(given)) == ["w"]
+    other = hub / "snapshots" / "def"
+    other.mkdir()
+    torch.save({"v": torch.ones(2)}, other / "pytorch_model.bin")
+    assert list(rustload.open(hub)) == ["w"]  # main is still what it was
+    (hub / "refs" / "main").write_text("def")
+    assert list(rustload.open(hub)) == ["v"]
+    (hub / "refs" / "main").unlink()
+    with pytest.raises(rustload.FormatError, match="holds no checkpoint") as caught:
+        rustload.open(hub)  # two snapshots, and nothing says which
+    assert "snapshots/abc/pytorch_model.bin" in notes(caught.value)
+
+
+def test_a_repositorys_name_is_told_where_the_cache_has_it(hub):
+    with pytest.raises(FileNotFoundError) as caught:
+        rustload.open("org/tiny")
+    assert notes(caught.value) == f"the cache of Hugging Face has it: rustload.open({str(hub)!r})"
+    with pytest.raises(FileNotFoundError) as caught:
+        rustload.open("org/other")
+    assert "nothing is downloaded" in notes(caught.value)
+
+
+def test_a_folder_above_checkpoints_says_where_they_are(tmp_path):
+    for number in range(5):
+        (tmp_path / f"run{number}").mkdir()
+        torch.save({"w": torch.ones(1)}, tmp_path / f"run{number}" / "model.pt")
+    with pytest.raises(rustload.FormatError) as caught:
+        rustload.open(tmp_path)
+    assert f"below it there are '{tmp_path}/run0/model.pt', " in notes(caught.value)
+    assert "and 2 more: open one" in notes(caught.value)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(rustload.FormatError) as caught:
+        rustload.open(tmp_path / "empty")
+    assert "below it" not in notes(caught.value)
+
+
+def test_a_pattern_of_paths_is_not_expanded():
+    with pytest.raises(FileNotFoundError) as caught:
+        rustload.open("model-*.bin")
+    assert "glob.glob" in notes(caught.value)
+
+
+def test_a_mistyped_command_is_near_another(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["infoo", "model.pt"])
+    assert caught.value.code == 2
+    assert "did you mean: rustload info\n" in capsys.readouterr().err

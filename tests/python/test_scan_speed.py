@@ -10,7 +10,6 @@ import time
 import zipfile
 from typing import TYPE_CHECKING
 
-import pytest
 import torch
 from support import child
 
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-LEAST = 10
-"""How much faster a scan is than `pickletools.genops`, by whatever build; `make bench` has the figure of a release build."""
+LEAST = 15
+"""How much faster a scan is than `pickletools.genops`, by whatever build; docs/scan.md has a release build's figure."""
 
 
 def pickle_of_storage(numel: int) -> bytes:
@@ -108,20 +107,17 @@ def test_ten_sparse_gigabytes_are_scanned_at_once(tmp_path: Path) -> None:
 
 
 def test_a_scan_is_much_faster_than_listing_the_opcodes() -> None:
-    if os.getloadavg()[0] > 2 * (os.cpu_count() or 1):
-        pytest.skip("the machine is overloaded: times would mean nothing")
     file = io.BytesIO()
     torch.save({f"layers.{i}.weight": torch.ones(1) for i in range(20_000)}, file)
     with zipfile.ZipFile(file) as archive:
         data_pkl = archive.read("archive/data.pkl")
-    # A process that has freed a large block keeps memory from call to call, as one that handles models does.
     del file, archive
-    bytearray(31 << 20)
 
     def timed(work: Callable[[], object]) -> float:
-        start = time.perf_counter()
+        # Of the processor, on all threads: what else the machine does takes from both sides alike.
+        start = time.process_time()
         work()
-        return time.perf_counter() - start
+        return time.process_time() - start
 
     def list_opcodes() -> None:
         for _ in pickletools.genops(data_pkl):

@@ -345,6 +345,33 @@ print(gap)
     assert min(gaps) < 0.1, gaps
 
 
+def test_ctrl_c_ends_a_large_transposing_cast_within_100_ms(save):
+    """Its first block writes to every page of the result, which the system has to make first."""
+    path = save({"w": torch.ones(8192, 8192)})
+    work = """
+import signal, threading
+lazy, gaps = ckpt["w"], []
+def interrupt():
+    global sent
+    time.sleep(0.05)
+    sent = time.monotonic()
+    os.kill(os.getpid(), signal.SIGINT)
+for _ in range(4):
+    rustload.trim()
+    killer = threading.Thread(target=interrupt)
+    try:
+        killer.start()
+        while True:
+            lazy.materialize(**how)
+            rustload.trim()
+    except KeyboardInterrupt:
+        gaps.append(time.monotonic() - sent)
+    killer.join()
+print(min(gaps))
+"""
+    assert float(child(PEAK.format(work=work), path, "dict(dtype='float64', transpose=True)").stdout) < 0.1
+
+
 def test_an_error_names_the_tensor(save):
     path = save({"fine": torch.zeros(4), "wrong.weight": torch.zeros(4), "later": torch.zeros(4)})
     stream = rustload.open(path).stream(dtype={"wrong*": "int8", "*": "float16"}, order="given")

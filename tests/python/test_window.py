@@ -52,6 +52,19 @@ def model(request, tmp_path_factory):
         file.unlink()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_direct_reads_stay_in_the_window_too(model, dtype):
+    """The blocks that threads read into are part of it; float32 needs none, as the disk writes to the results."""
+    code = LOAD.replace('framework="dlpack"', 'framework="dlpack", io="direct"')
+    code = code.replace('dtype="bfloat16"', f'dtype="{dtype}", copy=True').replace(
+        f"{OUTPUT} << 20", "output << 20"
+    )
+    output = OUTPUT * (2 if dtype == "float32" else 1)
+    code = f"output = {output}\n" + code
+    # A shifted result ends with a page more.
+    assert int(child(code, model, {"memory": "64MiB"}).stdout) <= output + 64 + 1
+
+
 @pytest.mark.parametrize("how", [{}, {"transpose": {"*": True}}, {"memory": "32MiB"}])
 def test_a_whole_load_peaks_at_the_result_and_the_window(model, how):
     window = 32 if "memory" in how else 256

@@ -15,6 +15,7 @@ from rustload._stream import HostMaker
 from rustload._tensor import Wanted
 from rustload.errors import _make
 from rustload.torch._fill import fill, is_on_gpu, is_straight
+from rustload.torch._own import Made
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -57,11 +58,10 @@ def done_steps(steps: Sequence[Step], wish: Wish, held: Callable[[], None]) -> I
 
 def _is_read_ahead(step: Step) -> bool:
     """Whether the result is memory of the host that the core makes, or memory of a GPU."""
-    if step.is_lazy:
-        return False
+    made = isinstance(step.lazy, Made)
     if is_on_gpu(step.device):
-        return step.is_new or is_straight(step.slot.tensor)
-    return step.is_new and step.device.type == "cpu"
+        return not (step.is_lazy or made) and (step.is_new or is_straight(step.slot.tensor))
+    return step.is_new and step.device.type == "cpu" and not step.is_lazy and not made
 
 
 def _read_ahead(steps: Sequence[Step], wish: Wish, gpu: Place | None) -> Iterator[tuple[Step, torch.Tensor]]:
@@ -130,8 +130,10 @@ def _put(step: Step, wish: Wish, held: Callable[[], None]) -> None:
     slot = step.slot
     dtype = torch_dtype(step.dtype)
     if step.is_lazy:
-        slot.tensor.materialize(step.lazy.shape, device=step.device, dtype=dtype)  # type: ignore[attr-defined]  # a lazy parameter has it
-    elif step.is_new:
+        # What is on meta stays there: a tensor cannot change to another kind of device, so it is replaced below.
+        place = "meta" if slot.on_meta else step.device
+        slot.tensor.materialize(step.lazy.shape, device=place, dtype=dtype)  # type: ignore[attr-defined]  # a lazy parameter has it
+    if step.is_new and (slot.on_meta or not step.is_lazy):
         made = torch.empty(step.lazy.shape, dtype=dtype, device=step.device)
         _fill(made, step.lazy, wish, held)
         _give(step, made, wish)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rustload import _rustload
-from rustload._checkpoint import _paths
+from rustload._paths import paths
 from rustload.errors import _make
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def opened(f: Any, limits: Mapping[str, int]) -> _rustload.Checkpoint:
     """
     if is_path(f):
         return _rustload.open_paths(
-            _paths(f), unknown="keep", trailing="error", compat=False, verify=False, limits=limits
+            paths(f), unknown="keep", trailing="error", compat=False, verify=False, limits=limits
         )
     if isinstance(f, (bytes, bytearray, memoryview)):
         return _from_memory(bytes(f), "error", limits)

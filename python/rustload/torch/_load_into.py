@@ -2,7 +2,7 @@
 
 Nothing is written before names, shapes and kinds of number are known to fit. Memory that is there is written to in place; what is
 on the meta device gets its storage where it belongs. The module's own loading code (`_load_from_state_dict`, hooks of
-`load_state_dict`) is not called; where a module has some, the report says so.
+`load_state_dict`) runs as torch runs it, on lazy handles and before anything is read.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from rustload._rules import Rules
 from rustload.errors import _make
 from rustload.torch._do import done_steps
 from rustload.torch._meter import Meter
-from rustload.torch._plan import Plan, Wish, is_counter, plan_of
+from rustload.torch._own import after_loading, own_code, run_own_code
+from rustload.torch._plan import Plan, Wish, is_counter, ordered, plan_of
 from rustload.torch._report import Converted, LoadReport, mismatch_error
 from rustload.torch._slots import check_device_map, device_rule, slots_of
-from rustload.torch._state_dict import checkpoint_of
+from rustload.torch._state_dict import checkpoint_of, versions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rustload._checkpoint import Checkpoint
     from rustload._limits import Limits
+    from rustload.torch._own import Own
 
 __all__ = ["load_into"]
 
@@ -112,21 +114,22 @@ def load_into(
         window=max(parse_bytes(memory, "memory"), 1 << 20),
     )
     if not isinstance(model, torch.nn.Module):
-        raise _make(
-            "Type",
-            "Type",
-            f"the model is a {type(model).__name__}, not a torch.nn.Module; the path comes second",
-        )
+        raise _make("Type", "Type", _no_model(model))
     checkpoint = checkpoint_of(path, limits)
     check_rules(checkpoint, dtype=dtype, transpose=transpose)
     tensors = named(checkpoint, key, strip, rename)
+    own = None
+    if own_code(model):
+        sorted_out = {name: ordered(lazy, wish.rules) for name, lazy in tensors.items()}
+        own = run_own_code(model, sorted_out, versions(checkpoint, key, strip))
     slots = slots_of(model)
     check_device_map(model, device_map)
-    plan = plan_of(model, slots, tensors, wish, checkpoint=checkpoint, key=key)
-    if strict and plan.faults():
-        raise mismatch_error(
-            _source(checkpoint), type(model).__name__, plan.missing, plan.unexpected, plan.mismatched
-        )
+    plan = plan_of(model, slots, tensors, wish, checkpoint=checkpoint, key=key, own=own)
+    # Hooks that run after loading may take names off the lists; a name that they leave is told then.
+    names_only = not (plan.mismatched or plan.messages)
+    later = names_only and any(module._load_state_dict_post_hooks for module in model.modules())
+    if plan.messages or (strict and plan.faults() and not later):
+        raise _mismatch(checkpoint, model, plan)
     meter = Meter()
     done = 0
     try:
@@ -143,9 +146,15 @@ def load_into(
     for module, extra in plan.extra:
         module.set_extra_state(extra)
     _move_rest(plan, wish)
+    missing, unexpected = list(plan.missing), list(plan.unexpected)
+    if after_loading(model, missing, unexpected):
+        plan.missing = {name: plan.missing.get(name, ()) for name in missing}
+        plan.unexpected = {name: plan.unexpected.get(name, ()) for name in unexpected}
+        if strict and plan.faults():
+            raise _mismatch(checkpoint, model, plan, loaded=True)
     return LoadReport(
-        missing=list(plan.missing),
-        unexpected=list(plan.unexpected),
+        missing=missing,
+        unexpected=unexpected,
         mismatched=plan.mismatched,
         converted=[
             Converted(step.slot.names[0], step.lazy.dtype, step.dtype)
@@ -158,8 +167,14 @@ def load_into(
         seconds=time.perf_counter() - start,
         peak_host=meter.host,
         peak_device=meter.device,
-        notes=_own_loaders(model) + checkpoint.notes,
+        notes=_own_loaders(model, own) + checkpoint.notes,
     )
+
+
+def _no_model(given: Any) -> str:
+    if isinstance(given, type):
+        return f"the model is the class {given.__name__}: make one, under torch.device('meta') where memory counts"
+    return f"the model is a {type(given).__name__}, not a torch.nn.Module; the path comes second"
 
 
 def _move_rest(plan: Plan, wish: Wish) -> None:
@@ -181,20 +196,26 @@ def _move_rest(plan: Plan, wish: Wish) -> None:
             slot.assign(slot.tensor.to(place))
 
 
-def _own_loaders(model: torch.nn.Module) -> list[str]:
-    """Notes on modules with loading code of their own, which `load_into` does not call."""
-    plain = torch.nn.Module._load_from_state_dict
-    found = {
-        type(module).__qualname__
-        for module in model.modules()
-        if (
-            type(module)._load_from_state_dict is not plain
-            and not type(module)._load_from_state_dict.__module__.startswith("torch.nn.")
-        )
-        or module._load_state_dict_pre_hooks
-        or module._load_state_dict_post_hooks
-    }
-    return [f"{name} has loading code of its own, which was not called" for name in sorted(found)]
+def _own_loaders(model: torch.nn.Module, own: Own | None) -> list[str]:
+    """Notes on loading code of the model's own."""
+    notes = [f"the loading code of {name} itself was run" for name in sorted(own.classes)] if own else []
+    if type(model).load_state_dict is not torch.nn.Module.load_state_dict:
+        notes.append(f"{type(model).__qualname__} has a load_state_dict of its own, which was not called")
+    return notes
+
+
+def _mismatch(
+    checkpoint: Checkpoint, model: torch.nn.Module, plan: Plan, *, loaded: bool = False
+) -> Exception:
+    return mismatch_error(
+        _source(checkpoint),
+        type(model).__name__,
+        plan.missing,
+        plan.unexpected,
+        plan.mismatched,
+        plan.messages,
+        loaded=loaded,
+    )
 
 
 def _source(checkpoint: Checkpoint) -> str:

@@ -10,6 +10,7 @@ import torch
 
 from rustload._frameworks.torch import torch_dtype
 from rustload.errors import _make
+from rustload.torch._own import Made
 from rustload.torch._report import Mismatch
 
 if TYPE_CHECKING:
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
     from rustload._names import Key
     from rustload._rules import Rules
     from rustload._tensor import LazyTensor
+    from rustload.torch._own import Own
     from rustload.torch._slots import Slot
 
-__all__ = ["Plan", "Step", "Wish", "is_counter", "plan_of"]
+__all__ = ["Plan", "Step", "Wish", "is_counter", "ordered", "plan_of"]
 
 EXTRA = "_extra_state"
 
@@ -80,10 +82,11 @@ class Plan:
     mismatched: list[Mismatch] = dataclasses.field(default_factory=list)
     extra: list[tuple[torch.nn.Module, Any]] = dataclasses.field(default_factory=list)
     unfilled: list[Slot] = dataclasses.field(default_factory=list)
+    messages: list[str] = dataclasses.field(default_factory=list)
 
     def faults(self) -> bool:
         """Whether anything does not fit."""
-        return bool(self.missing or self.unexpected or self.mismatched)
+        return bool(self.missing or self.unexpected or self.mismatched or self.messages)
 
     def groups(self) -> list[list[str]]:
         """For each step, the names that its tensor has in the model."""
@@ -100,9 +103,15 @@ def plan_of(
     *,
     checkpoint: Checkpoint,
     key: Key,
+    own: Own | None = None,
 ) -> Plan:
-    """Matches the model's tensors with the file's; reads no tensor."""
+    """Matches the model's tensors with the file's, or with what the model's own code made of them; reads no tensor."""
     plan = Plan()
+    silent: set[str] = set()
+    if own is not None:
+        tensors, silent = own.tensors, own.silent
+        plan.messages = own.messages
+        plan.missing = dict.fromkeys(own.missing, ())
     left = dict(tensors)
     position = {name: number for number, name in enumerate(tensors)}
     placed: list[tuple[int, Step]] = []
@@ -111,10 +120,13 @@ def plan_of(
         names = [name for name in slot.names if name in left] if slot.persistent else []
         if not names:
             plan.unfilled.append(slot)
-            if slot.persistent and not is_counter(slot):
+            if slot.persistent and not is_counter(slot) and silent.isdisjoint(slot.names):
                 plan.missing[slot.names[0]] = _shape(slot.tensor) or ()
             continue
-        sources = [_ordered(left.pop(name), wish) for name in names]
+        if own is None:
+            sources = [ordered(left.pop(name), wish.rules) for name in names]
+        else:
+            sources = [(lazy, lazy.name in own.transposed) for lazy in map(left.pop, names)]
         step = _step(slot, sources, wish, plan.mismatched)
         if step is None:
             plan.unfilled.append(slot)
@@ -148,7 +160,7 @@ def _step(
     dtype = _dtype(slot, lazy, current, wish)
     if lazy.quantization is not None and dtype != lazy.dtype:
         # Its integers are no weights without their scale; torch refuses such a copy, too.
-        faults.append(Mismatch(slot.names[0], f"{lazy.quantization.dtype}, which is quantized", dtype))
+        faults.append(Mismatch(slot.names[0], f"quantized ({lazy.quantization.dtype})", dtype))
         return None
     if not wish.allow_lossy and _loses(lazy.dtype, dtype):
         faults.append(Mismatch(slot.names[0], lazy.dtype, dtype))
@@ -182,9 +194,9 @@ def _step(
     return Step(slot, lazy, dtype, device, is_new, is_lazy, copy, others=others)
 
 
-def _ordered(lazy: LazyTensor, wish: Wish) -> tuple[LazyTensor, bool]:
+def ordered(lazy: LazyTensor, rules: Rules) -> tuple[LazyTensor, bool]:
     """The tensor in the order that the rules say, and whether that is another than the file's."""
-    order = wish.rules.transpose(lazy)
+    order = rules.transpose(lazy)
     if not order:
         return lazy, False
     if order is True:
@@ -229,8 +241,10 @@ def _same_device(one: torch.device, two: torch.device) -> bool:
     return one == two or (one.type == two.type and None in (one.index, two.index) and one.type != "meta")
 
 
-def _identity(lazy: LazyTensor) -> Any:
+def _identity(lazy: LazyTensor | Made) -> Any:
     """What two tensors of a file have in common if they are the same elements."""
+    if isinstance(lazy, Made):
+        return id(lazy.tensor)
     return lazy._core.storage, lazy._core.offset, lazy.dtype, lazy.shape, lazy.strides
 
 

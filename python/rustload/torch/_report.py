@@ -99,14 +99,27 @@ def mismatch_error(
     missing: Mapping[str, Sequence[int]],
     unexpected: Mapping[str, Sequence[int]],
     mismatched: Sequence[Mismatch],
+    messages: Sequence[str] = (),
+    *,
+    loaded: bool = False,
 ) -> ModelMismatchError:
     """The one error for all that does not fit, with near names and what may have been meant."""
     counts = [
         f"{len(found)} {word}"
-        for word, found in (("missing", missing), ("unexpected", unexpected), ("mismatched", mismatched))
+        for word, found in (
+            ("missing", missing),
+            ("unexpected", unexpected),
+            ("mismatched", mismatched),
+            ("refused by the model's own code", messages),
+        )
         if found
     ]
-    lines = [f"{source} does not fit {model}: {', '.join(counts)}; nothing was loaded"]
+    what = (
+        "what fits was loaded, since hooks that run then have the last word"
+        if loaded
+        else "nothing was loaded"
+    )
+    lines = [f"{source} does not fit {model}: {', '.join(counts)}; {what}"]
     for name in list(missing)[:SHOWN]:
         near = _near(name, missing[name], unexpected)
         lines.append(
@@ -121,11 +134,21 @@ def mismatch_error(
         )
         lines.append(f"  mismatched: {one.name} is {found} in the file and {expected} in the model")
     lines += _more(mismatched)
+    lines += [f"  {message}" for message in messages]
     error = ModelMismatchError("\n".join(lines))
     error.missing, error.unexpected, error.mismatched = list(missing), list(unexpected), list(mismatched)
     hint = _prefix(missing, unexpected)
     if hint:
         error.add_note(hint)
+    kinds = [one for one in mismatched if isinstance(one.found, str)]
+    if any("quantized" in str(one.found) for one in kinds):
+        error.add_note(
+            "integers of quantized tensors are no weights: rustload.open(path)[name].materialize(dequantize=True) gives them"
+        )
+    elif kinds:
+        error.add_note(
+            "allow_lossy=True casts floats to ints, complex to real numbers and anything to bool; dtype= changes the model"
+        )
     error.add_note("strict=False loads what fits and reports the rest")
     return error
 

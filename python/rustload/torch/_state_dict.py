@@ -2,24 +2,49 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rustload._checkpoint import Checkpoint
 from rustload._checkpoint import open as open_checkpoint
 from rustload._frameworks.torch import check_device
-from rustload._names import Key, Rename, Strip, named
+from rustload._names import Key, Rename, Strip, named, stripped
 from rustload._patterns import check_rules
 from rustload._rules import Rules
+from rustload.errors import _make
 from rustload.torch._handle import TorchHandle
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rustload._limits import Limits
 
-__all__ = ["StateDict", "checkpoint_of", "state_dict"]
+__all__ = ["StateDict", "checkpoint_of", "state_dict", "versions"]
+
+_SEARCHED = 2_000
+"""Names that are looked through for near ones."""
 
 
 class StateDict(dict[str, TorchHandle]):
     """A dict from names to handles. It is a real dict, as some consumers ask for one, and holds no tensor data."""
+
+    _versions: Callable[[], dict[str, dict[str, Any]]] | None = None
+
+    @property
+    def _metadata(self) -> dict[str, dict[str, Any]] | None:
+        """The versions of modules, which `torch.save` keeps and `Module.load_state_dict` asks for."""
+        return (self._versions() or None) if self._versions else None
+
+    def __missing__(self, name: str) -> TorchHandle:
+        """Refuses, with near names.
+
+        Raises:
+            TensorNotFoundError: Always; it is a KeyError.
+        """
+        near = difflib.get_close_matches(str(name), list(self)[:_SEARCHED], n=3)
+        note = f"near names: {', '.join(near)}" if near else None
+        raise _make("NotFound", "NotFound", f"no tensor is named {str(name)!r}", note)
 
     def __repr__(self) -> str:
         """The number of handles and their size; reads nothing."""
@@ -69,7 +94,27 @@ def state_dict(
     check_rules(checkpoint, dtype=dtype)
     found = named(checkpoint, key, strip, rename)
     place = check_device(device)
-    return StateDict((name, TorchHandle(lazy, rules.dtype(lazy), place)) for name, lazy in found.items())
+    made = StateDict((name, TorchHandle(lazy, rules.dtype(lazy), place)) for name, lazy in found.items())
+    made._versions = lambda: versions(checkpoint, key, strip)
+    return made
+
+
+def versions(checkpoint: Checkpoint, key: Key = None, strip: Strip = None) -> dict[str, dict[str, Any]]:
+    """The versions of modules that a state dict was saved with, by names of modules; empty where the file has none."""
+    if checkpoint.format == "safetensors":
+        return {}
+    tree = checkpoint.objects
+    for part in key if isinstance(key, tuple) else key.rstrip(".").split(".") if key else ():
+        tree = tree.get(part) if isinstance(tree, Mapping) else None
+    found = getattr(tree, "_metadata", None)
+    if not isinstance(found, Mapping):
+        return {}
+    prefixes = [strip] if isinstance(strip, str) else list(strip or ())
+    return {
+        stripped(name + ".", prefixes).rstrip("."): dict(value)
+        for name, value in found.items()
+        if isinstance(name, str) and isinstance(value, Mapping)
+    }
 
 
 def checkpoint_of(given: Any, limits: Limits | None = None) -> Checkpoint:

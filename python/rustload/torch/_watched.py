@@ -62,4 +62,6 @@ def watched(state: StateDict, report: Report) -> StateDict:
             if counted:
                 report(counted, part.name)
 
-    return StateDict((name, _handle(one.lazy, one._dtype, one._device, tell)) for name, one in state.items())
+    made = StateDict((name, _handle(one.lazy, one._dtype, one._device, tell)) for name, one in state.items())
+    made._versions = state._versions
+    return made

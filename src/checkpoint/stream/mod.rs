@@ -16,15 +16,19 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use crate::bytes::Reader;
 use crate::error::{Code, Error, Result};
 use crate::memory;
 use crate::parallel::{self, Cancel};
-use crate::sink::{self, Array, HostBuffer};
-use crate::stream::{Queue, Taken, Task, fill_all};
+use crate::sink::{self, Array};
+use crate::stream::{Queue, Taken, Task, disk_threads, fill_all};
 use crate::tensor::{Owned, Prospect, Request, Standing, Tensor};
 
 /// Bytes of one thread's scratch, which count in the window.
 const SCRATCH: u64 = 1 << 20;
+
+/// The same where files may be read around the page cache.
+const SCRATCH_AROUND: u64 = SCRATCH + Reader::MOST;
 
 /// Bytes of results that are made in one go: enough to make starting threads cheap.
 const BATCH: u64 = 32 << 20;
@@ -145,7 +149,16 @@ impl Stream {
         let threads = parallel::threads(u64::MAX, flow.threads);
         let steps = order::steps(&wishes, flow.by_file, threads);
         let order = steps.iter().map(|step| step.index).collect();
-        let scratch = SCRATCH.saturating_mul(threads as u64);
+        // Neighbours are mostly of one file.
+        let around = wishes
+            .chunk_by(|(one, _), (two, _)| one.file() == two.file())
+            .filter_map(<[_]>::first)
+            .any(|(tensor, _)| tensor.checkpoint.may_be_direct(tensor.shard()));
+        let scratch = if around {
+            SCRATCH_AROUND.saturating_mul(disk_threads(flow.threads) as u64)
+        } else {
+            SCRATCH.saturating_mul(threads as u64)
+        };
         let queue = Arc::new(Queue::new(flow.window.saturating_sub(scratch).max(1)));
         let plan = Some(Plan { wishes, steps, flow });
         let process = Arc::new(AtomicU32::new(process::id()));
@@ -367,10 +380,7 @@ impl Plan {
         let mut memory = Vec::with_capacity(batch.items.len());
         for Item { step, what, .. } in &batch.items {
             memory.push(match what {
-                What::Fill(owned) => {
-                    let buffer = HostBuffer::unfilled(owned.nbytes);
-                    Some(buffer.map_err(|error| self.failed(step.index, error))?)
-                }
+                What::Fill(owned) => Some(owned.memory().map_err(|error| self.failed(step.index, error))?),
                 What::Ready(_) => None,
             });
         }

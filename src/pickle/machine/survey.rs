@@ -7,12 +7,14 @@
 
 use super::literals::in_data;
 use super::{Machine, Options, drive, fail, wide};
+use crate::bytes::Chunk;
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
 use crate::parallel::Cancel;
 use crate::pickle::arena::Node;
 use crate::pickle::disasm::{Arg, Disasm, Op};
 use crate::pickle::opcode::Opcode;
+use crate::pickle::spare;
 use crate::pickle::value::{CallKind, Handle, Values};
 use crate::pickle::{Pickle, index};
 
@@ -41,6 +43,9 @@ pub struct Survey {
     pub defects: Vec<Error>,
     /// The BUILDs in program order: where, and on what.
     pub builds: Vec<(u32, Handle)>,
+    /// Whether a list, dict, set or call was fetched from the memo or duplicated. Where none was, no value holds itself: what is
+    /// filled stands on the stack, and a value that holds it took it from there.
+    pub fetched: bool,
     /// The first opcode that is newer than the stated protocol.
     pub newer: Option<(usize, Opcode)>,
 }
@@ -54,12 +59,7 @@ impl Survey {
     }
 }
 
-pub(in crate::pickle) fn run(
-    data: Vec<u8>,
-    start: usize,
-    limits: &Limits,
-    cancel: &Cancel,
-) -> Result<Survey> {
+pub(in crate::pickle) fn run(data: Chunk, start: usize, limits: &Limits, cancel: &Cancel) -> Result<Survey> {
     let ceiling = u64::from(u32::MAX).saturating_sub(1).min(limits.pickle_bytes);
     Limits::check("pickle_bytes", ceiling, wide(data.len()))?;
     // Most pickles have no defects, and then need no look at the stack before each opcode.
@@ -73,6 +73,7 @@ pub(in crate::pickle) fn run(
                 ops.filter_map(Result::ok).for_each(|op| found.newer(&op, machine.protocol));
             }
             found.builds = machine.builds.take().unwrap_or_default();
+            found.fetched = machine.fetched;
             let (stated, end) = ((machine.protocol, machine.needed()), disasm.position());
             let arena = machine.arena;
             Ok(found.survey(Values { data, arena }, end, stated))
@@ -80,7 +81,8 @@ pub(in crate::pickle) fn run(
         Err(error) if error.code() == Code::Cancelled => Err(error),
         // At a limit of calls every reading ends, and up to there nothing was refused.
         Err(error) if error.code() == Code::Limit && is_call(&data, &error) => {
-            let mut found = Found { builds: machine.builds.take().unwrap_or_default(), ..Found::default() };
+            let builds = machine.builds.take().unwrap_or_default();
+            let mut found = Found { builds, fetched: machine.fetched, ..Found::default() };
             found.defect(error);
             let (stated, end) = ((machine.protocol, machine.needed()), disasm.position());
             let arena = machine.arena;
@@ -101,13 +103,14 @@ fn is_call(data: &[u8], error: &Error) -> bool {
 }
 
 fn surveyor<'d>(data: &'d [u8], limits: &'d Limits) -> Result<Machine<'d>> {
-    let machine = Machine::new(data, limits, Options { text_ids: true })?;
+    let machine = Machine::new(data, limits, Options { text_ids: true }, Some(spare::take()))?;
     Ok(Machine { builds: Some(Vec::new()), ..machine })
 }
 
 /// The same from the start on, past every refusal.
-fn permissive(data: Vec<u8>, start: usize, limits: &Limits, cancel: &Cancel) -> Result<Survey> {
-    let (mut found, mut ticks) = (Found::default(), 0_usize);
+fn permissive(data: Chunk, start: usize, limits: &Limits, cancel: &Cancel) -> Result<Survey> {
+    // What is put back after a refusal may stand on the stack twice.
+    let (mut found, mut ticks) = (Found { fetched: true, ..Found::default() }, 0_usize);
     let mut disasm = Disasm::lenient(&data, start, limits);
     let mut machine = surveyor(&data, limits)?;
     while let Some(op) = disasm.next() {
@@ -154,6 +157,7 @@ struct Found {
     root: Option<Handle>,
     defects: Vec<Error>,
     builds: Vec<(u32, Handle)>,
+    fetched: bool,
     newer: Option<(usize, Opcode)>,
 }
 
@@ -172,8 +176,8 @@ impl Found {
     }
 
     fn survey(self, values: Values, end: usize, (protocol, needed): (u8, u8)) -> Survey {
-        let Found { root, defects, builds, newer, .. } = self;
-        Survey { values, root, end, protocol, needed, defects, builds, newer }
+        let Found { root, defects, builds, fetched, newer } = self;
+        Survey { values, root, end, protocol, needed, defects, builds, fetched, newer }
     }
 }
 
@@ -382,7 +386,7 @@ mod tests {
     use super::*;
 
     fn survey(data: &[u8]) -> Survey {
-        run(data.to_vec(), 0, &Limits::default(), &Cancel::new()).unwrap()
+        run(data.to_vec().into(), 0, &Limits::default(), &Cancel::new()).unwrap()
     }
 
     fn calls(survey: &Survey) -> Vec<String> {

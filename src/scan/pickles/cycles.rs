@@ -127,6 +127,32 @@ mod tests {
         ] {
             let survey = pickle::survey(data.to_vec(), 0, &Limits::default(), &Cancel::new()).unwrap();
             assert_eq!(holds_itself(&survey.values, survey.root), expected, "{data:?}");
+            assert!(survey.fetched || !expected, "{data:?}");
         }
+    }
+
+    #[test]
+    fn nothing_holds_itself_unless_something_that_can_be_filled_was_fetched() {
+        // Every program of five of these, on a list and on a call, and one more value to begin with.
+        let opcodes: [&[u8]; 11] =
+            [b"N", b"]", b"}", b"\x85", b"\x86", b"2", b"q\0", b"h\0", b"a", b"s", b"b"];
+        let (mut cycles, mut straight) = (0, 0);
+        for start in [&b"]N"[..], b"cm\nA\n)\x81N"] {
+            for mut number in 0..opcodes.len().pow(5) {
+                let mut program = start.to_vec();
+                for _ in 0..5 {
+                    program.extend_from_slice(opcodes[number % opcodes.len()]);
+                    number /= opcodes.len();
+                }
+                program.push(b'.');
+                let survey = pickle::survey(program.clone(), 0, &Limits::default(), &Cancel::new()).unwrap();
+                if holds_itself(&survey.values, survey.root) {
+                    assert!(survey.fetched, "{program:?}");
+                    cycles += u32::from(survey.defects.is_empty());
+                }
+                straight += u32::from(!survey.fetched);
+            }
+        }
+        assert!(cycles > 100 && straight > 100, "{cycles} {straight}");
     }
 }

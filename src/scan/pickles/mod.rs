@@ -12,7 +12,7 @@ mod values;
 use std::collections::HashSet;
 
 use super::report::{FileReport, Finding, Verdict, readers};
-use crate::bytes::Region;
+use crate::bytes::{Chunk, Region};
 use crate::error::{Code, Error, Result};
 use crate::index::{Understood, understand};
 use crate::limits::Limits;
@@ -60,7 +60,7 @@ pub(super) enum Nested {
 /// end well leaves no trace in the report.
 pub(super) fn scan(
     report: &mut FileReport,
-    data: Vec<u8>,
+    data: Chunk,
     start: usize,
     place: &Place<'_>,
     sure: bool,

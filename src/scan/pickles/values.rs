@@ -40,7 +40,7 @@ impl Judge<'_> {
                 _ => {}
             }
         }
-        let holds_itself = u64::from(cycles::holds_itself(values, self.survey.root));
+        let holds_itself = u64::from(self.survey.fetched && cycles::holds_itself(values, self.survey.root));
         let mut add = |code, verdict, times: u64, text: String| {
             if times > 0 {
                 let finding = Finding { offset: None, times, ..self.finding(code, verdict, 0, text) };

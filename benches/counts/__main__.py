@@ -1,0 +1,163 @@
+"""`make counts`: how many instructions each parser and kernel takes, beside the last counts that were kept.
+
+    python -m benches.counts [--filter TEXT] [--update] [--check]
+
+The processor's own counter counts where it can be had (`perf stat`), valgrind otherwise, which knows no AVX-512. The jobs are in
+`tests/rust/counts.rs`; each is prepared and run once, then prepared and run several times, and the difference is the job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).resolve().parents[2]
+KEPT = Path(__file__).with_name("kept.json")
+# Hashes are seeded anew in each process, which moves counts of parsers by a little.
+TOLERANCE = 0.02
+# So many, that what the preparation takes more or less does not count.
+TIMES = 6
+
+
+@dataclass(frozen=True)
+class Job:
+    """A piece of work, and how many units it is."""
+
+    name: str
+    units: int
+    unit: str
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Counts, compares and prints; 1 with `--check` where a job takes more than it did."""
+    args = parse(arguments)
+    tool = next((name for name, count in TOOLS.items() if works(count)), None)
+    if tool is None:
+        print("skipped: neither perf nor valgrind can count instructions here")
+        return 0
+    program = built()
+    kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    known: dict[str, int] = kept.get("counts", {}) if kept.get("tool") == tool else {}
+    print(f"instructions, by {tool}; kept: {kept.get('compiler', 'none')}, now: {compiler()}")
+    counts: dict[str, int] = {}
+    more = []
+    for job in jobs(program, tool):
+        if args.filter in job.name:
+            once, often = (TOOLS[tool]([program, job.name, str(times)]) for times in (1, 1 + TIMES))
+            counts[job.name] = round((often - once) / TIMES)
+            change = changed(counts[job.name], known.get(job.name))
+            print_job(job, counts[job.name], change)
+            if change is not None and change > TOLERANCE:
+                more.append(job.name)
+    if args.update:
+        found = {"tool": tool, "compiler": compiler(), "counts": {**known, **counts}}
+        KEPT.write_text(json.dumps(found, indent=1) + "\n")
+    elif more:
+        print(f"{len(more)} take more than they did; --update keeps the new counts")
+    return int(args.check and bool(more))
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benches.counts", description=__doc__.splitlines()[0])
+    parser.add_argument("--filter", default="", metavar="TEXT", help="only the jobs whose name contains TEXT")
+    parser.add_argument("--update", action="store_true", help="keep the counts")
+    parser.add_argument("--check", action="store_true", help="a job that takes more is an error")
+    return parser.parse_args(arguments)
+
+
+def built() -> str:
+    """Builds the jobs as a release is built; the program."""
+    command = ["cargo", "bench", "--quiet", "--locked", "--bench", "counts", "--no-run"]
+    told = subprocess.run(
+        [*command, "--message-format=json"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
+    )
+    messages = [json.loads(line) for line in told.stdout.splitlines()]
+    found = [one["executable"] for one in messages if one.get("target", {}).get("name") == "counts"]
+    program: str = found[-1]
+    return program
+
+
+def compiler() -> str:
+    """The version of the compiler."""
+    return subprocess.run(["rustc", "--version"], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def jobs(program: str, tool: str) -> list[Job]:
+    """The jobs, at the levels that the tool knows."""
+    prefix = ["valgrind", "--quiet", "--tool=none"] if tool == "valgrind" else []
+    told = subprocess.run([*prefix, program], check=True, capture_output=True, text=True).stdout
+    rows = [line.split("\t") for line in told.splitlines()]
+    return [Job(name, int(units), unit) for name, units, unit in rows]
+
+
+def by_perf(command: list[str]) -> int:
+    """Counts by the processor.
+
+    Raises:
+        ValueError: It has no counter that may be used.
+    """
+    told = subprocess.run(
+        ["perf", "stat", "-x", ",", "-e", "instructions:u", *command],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ).stderr
+    return int(told.splitlines()[-1].partition(",")[0])
+
+
+def by_valgrind(command: list[str]) -> int:
+    """Counts by simulation.
+
+    Raises:
+        ValueError: It says no number.
+    """
+    told = subprocess.run(
+        ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", *command],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ).stderr
+    found = re.search(r"Collected : (\d+)", told)
+    if found is None:
+        raise ValueError(f"valgrind told {told[-200:]!r}")
+    return int(found[1])
+
+
+TOOLS: dict[str, Callable[[list[str]], int]] = {"perf": by_perf, "valgrind": by_valgrind}
+
+
+def works(count: Callable[[list[str]], int]) -> bool:
+    """Whether a tool is there and counts."""
+    try:
+        return count([shutil.which("true") or "true"]) > 0
+    except (OSError, ValueError, subprocess.CalledProcessError):
+        return False
+
+
+def changed(count: int, known: int | None) -> float | None:
+    """By which part of what is known a count is more; None where nothing is."""
+    return None if known is None else count / known - 1
+
+
+def print_job(job: Job, count: int, change: float | None) -> None:
+    """Prints a line."""
+    told = "new" if change is None else f"{change:+.1%}"
+    mark = "  MORE" if change is not None and change > TOLERANCE else ""
+    print(f"  {job.name:<46}{count / job.units:>12,.2f} per {job.unit:<8}{told:>8}{mark}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

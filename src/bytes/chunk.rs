@@ -1,0 +1,67 @@
+//! A run of bytes to be parsed: owned, or a part of bytes in memory that are there anyway, which then are not copied.
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::ops::Deref;
+
+use super::Bytes;
+
+/// Bytes that stay as they are for as long as this lives.
+pub struct Chunk(Held);
+
+enum Held {
+    Owned(Vec<u8>),
+    Shared { bytes: Bytes, start: usize, len: usize },
+}
+
+impl Chunk {
+    /// `len` bytes from `start` on; `None` where there are not that many.
+    pub(super) fn shared(bytes: Bytes, start: usize, len: usize) -> Option<Chunk> {
+        let end = start.checked_add(len)?;
+        (*bytes).as_ref().get(start..end)?;
+        Some(Chunk(Held::Shared { bytes, start, len }))
+    }
+}
+
+impl From<Vec<u8>> for Chunk {
+    fn from(bytes: Vec<u8>) -> Chunk {
+        Chunk(Held::Owned(bytes))
+    }
+}
+
+impl Deref for Chunk {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        match &self.0 {
+            Held::Owned(bytes) => bytes,
+            Held::Shared { bytes, start, len } => {
+                (**bytes).as_ref().get(*start..start.saturating_add(*len)).unwrap_or_default()
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Chunk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Chunk({} byte(s))", self.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    #[test]
+    fn a_shared_chunk_is_the_part_that_was_asked_for() {
+        let bytes: Bytes = Arc::new(*b"0123456789");
+        let chunk = Chunk::shared(bytes.clone(), 2, 3).unwrap();
+        assert_eq!(&*chunk, b"234");
+        assert_eq!(chunk.as_ptr(), (*bytes).as_ref()[2..].as_ptr());
+        assert!(Chunk::shared(bytes.clone(), 8, 3).is_none());
+        assert!(Chunk::shared(bytes, usize::MAX, 2).is_none());
+        assert_eq!(&*Chunk::from(vec![1, 2]), [1, 2]);
+    }
+}

@@ -1,0 +1,309 @@
+"""`load_into` and loading code of the model's own: it has the effect that it has in `Module.load_state_dict`, the oracle here."""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+
+import pytest
+import torch
+import torch.nn.utils.prune
+from support import assert_same_bits
+
+import rustload
+from rustload.torch import load_into, state_dict
+
+STARTS = ("memory", "meta")
+
+
+class Renaming(torch.nn.Linear):
+    """Reads files in which its weight had another name and was transposed."""
+
+    def _load_from_state_dict(self, state_dict, prefix, *rest):
+        old = prefix + "kernel"
+        if old in state_dict:
+            state_dict[prefix + "weight"] = state_dict.pop(old).t()
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+class Computing(torch.nn.Linear):
+    """Makes its weight of two tensors, and fills in what old files lack."""
+
+    def _load_from_state_dict(self, state_dict, prefix, metadata, *rest):
+        if prefix + "up" in state_dict:
+            state_dict[prefix + "weight"] = torch.cat(
+                [state_dict.pop(prefix + "up"), state_dict.pop(prefix + "down")]
+            )
+        state_dict.setdefault(prefix + "bias", torch.full((4,), 0.5))
+        super()._load_from_state_dict(state_dict, prefix, metadata, *rest)
+
+
+class Growing(torch.nn.Module):
+    """Takes the size of a buffer from the file."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.zeros(1, 2))
+
+    def _load_from_state_dict(self, state_dict, prefix, *rest):
+        self.table = self.table.new_zeros(state_dict[prefix + "table"].shape)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+class Forgiving(torch.nn.Linear):
+    """Does not want its bias in the file, and takes a name that it has no use for."""
+
+    def _load_from_state_dict(self, state_dict, prefix, metadata, strict, missing, unexpected, errors):
+        state_dict.pop(prefix + "unused", None)
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, unexpected, errors)
+        if prefix + "bias" in missing:
+            missing.remove(prefix + "bias")
+
+
+def hooked():
+    """A pre-hook of the public kind, on the parent of what it renames, and one of the older kind."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+
+    def rename(_module, state_dict, prefix, *_):
+        for name in [name for name in state_dict if name.startswith(prefix + "layer")]:
+            state_dict[prefix + name.removeprefix(prefix + "layer")] = state_dict.pop(name)
+
+    def scale(state_dict, prefix, *_):
+        state_dict[prefix + "bias"] = state_dict[prefix + "bias"] * 2
+
+    model.register_load_state_dict_pre_hook(rename)
+    model[1]._register_load_state_dict_pre_hook(scale)
+    return model
+
+
+def weight_norm(*, new: bool):
+    made = torch.nn.utils.parametrizations.weight_norm if new else torch.nn.utils.weight_norm
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the older one is deprecated
+        return torch.nn.Sequential(made(torch.nn.Linear(3, 4)), torch.nn.BatchNorm1d(4))
+
+
+def r(*shape):
+    return torch.randn(*shape)
+
+
+CASES = {
+    "renamed and transposed": (lambda: torch.nn.Sequential(Renaming(3, 4)), lambda: {"0.kernel": r(3, 4), "0.bias": r(4)}),
+    "its own names": (lambda: torch.nn.Sequential(Renaming(3, 4)), lambda: {"0.weight": r(4, 3), "0.bias": r(4)}),
+    "computed": (lambda: torch.nn.ModuleDict({"a": Computing(3, 4)}), lambda: {"a.up": r(1, 3), "a.down": r(3, 3)}),
+    "grown": (lambda: torch.nn.ModuleDict({"g": Growing()}), lambda: {"g.table": r(5, 7)}),
+    "taken": (lambda: torch.nn.Sequential(Forgiving(2, 2, bias=False)), lambda: {"0.weight": r(2, 2), "0.unused": r(1)}),
+    "hooks": (hooked, lambda: {"layer0.weight": r(4, 3), "layer0.bias": r(4), "layer1.weight": r(2, 4), "layer1.bias": r(2)}),
+    "weight norm": (lambda: weight_norm(new=True), lambda: weight_norm(new=True).state_dict()),
+    "weight norm of old files": (lambda: weight_norm(new=True), lambda: weight_norm(new=False).state_dict()),
+    "weight norm of old": (lambda: weight_norm(new=False), lambda: weight_norm(new=False).state_dict()),
+    "spectral norm": (
+        lambda: torch.nn.Sequential(torch.nn.utils.spectral_norm(torch.nn.Linear(3, 4))),
+        lambda: torch.nn.utils.spectral_norm(torch.nn.Linear(3, 4)).state_dict(prefix="0."),
+    ),
+    "parametrized": (
+        lambda: torch.nn.utils.parametrizations.orthogonal(torch.nn.Linear(3, 3)),
+        lambda: torch.nn.utils.parametrizations.orthogonal(torch.nn.Linear(3, 3)).state_dict(),
+    ),
+    "pruned": (
+        lambda: torch.nn.utils.prune.random_unstructured(torch.nn.Linear(3, 3), "weight", 0.5),
+        lambda: torch.nn.utils.prune.random_unstructured(torch.nn.Linear(3, 3), "weight", 0.5).state_dict(),
+    ),
+    "lazy beside hooks": (
+        lambda: torch.nn.ModuleDict({"l": torch.nn.LazyLinear(4), "r": Renaming(3, 4)}),
+        lambda: {"l.weight": r(4, 6), "l.bias": r(4), "r.kernel": r(3, 4), "r.bias": r(4)},
+    ),
+}  # fmt: skip
+
+
+def started(build, start):
+    made = build()
+    if start == "memory":
+        return made
+    if not any(torch.nn.parameter.is_lazy(one) for one in made.parameters()):
+        return made.to("meta")
+    with torch.device("meta"):
+        return build()
+
+
+def assert_like(found, expected, dtype=None):
+    assert list(found) == list(expected)
+    for name, tensor in expected.items():
+        wanted = tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+        assert_same_bits(found[name].detach(), wanted.detach())
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_its_effect_is_that_of_load_state_dict(save, case, start, dtype):
+    build, file = CASES[case]
+    torch.manual_seed(0)
+    path = save(file())
+    expected = build()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        expected.load_state_dict(torch.load(path))
+    model = started(build, start)
+    load_into(model, path, dtype=dtype)
+    assert_like(model.state_dict(), expected.state_dict(), dtype)
+    assert not any(tensor.is_meta for tensor in model.state_dict().values())
+    if dtype is None and "norm" in case and "spectral" not in case:
+        assert torch.equal(model.eval()(torch.ones(2, 3)), expected.eval()(torch.ones(2, 3)))
+    if "weight norm" not in case:  # those compute where nothing is in memory
+        lazily = build()
+        lazily.load_state_dict(state_dict(path))
+        assert_like(lazily.state_dict(), expected.state_dict())
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_forward_hooks_have_no_part_in_it(save, start):
+    calls = []
+    model = started(lambda: torch.nn.Sequential(torch.nn.Linear(2, 2)), start)
+    model.register_forward_hook(lambda *_: calls.append("after"))
+    model[0].register_forward_pre_hook(lambda *_: calls.append("before"))
+    report = load_into(model, save(torch.nn.Sequential(torch.nn.Linear(2, 2)).state_dict()))
+    assert (calls, report.notes) == ([], [])
+    model(torch.ones(1, 2))
+    assert calls == ["before", "after"]
+
+
+def test_what_was_renamed_only_is_read_once_and_stays_a_view(save):
+    value = r(3, 4)
+    path = save({"0.kernel": value, "0.bias": r(4)})
+    model = started(lambda: torch.nn.Sequential(Renaming(3, 4)), "meta")
+    report = load_into(model, path)
+    assert report.notes == ["the loading code of Renaming itself was run"]
+    assert model[0].weight.stride() == (1, 4)  # the file's elements, seen the other way round
+    assert report.missing == report.unexpected == report.on_meta == []
+
+
+def test_transposes_and_rules_are_of_the_files_names(save):
+    value = r(3, 4)
+    path = save({"0.kernel": value.t().contiguous(), "0.bias": r(4)})
+    model = torch.nn.Sequential(Renaming(3, 4))
+    load_into(model, path, transpose={"0.kernel": True}, dtype={"0.kernel": "float16"})
+    assert_same_bits(model[0].weight.detach(), value.t().half())
+    assert model[0].bias.dtype == torch.float32
+
+
+def test_what_does_not_fit_is_in_one_error_and_nothing_is_changed(save):
+    path = save({"a.up": r(1, 3), "a.down": r(9, 3), "b.weight": r(5, 5), "c.x": r(1), "b.y": r(2)})
+    model = torch.nn.ModuleDict({"a": Computing(3, 4), "b": Renaming(5, 5)})
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(rustload.ModelMismatchError) as caught:
+        load_into(model, path)
+    assert str(caught.value).splitlines()[1:] == [
+        "  missing: b.bias [5]",
+        "  unexpected: c.x [1]",
+        "  unexpected: b.y [2]",
+        "  mismatched: a.weight is [10, 3] in the file and [4, 3] in the model",
+    ]
+    assert_like(model.state_dict(), before)
+    report = load_into(model, path, strict=False)
+    assert (report.missing, sorted(report.unexpected)) == (["b.bias"], ["b.y", "c.x"])
+    assert report.mismatched == [("a.weight", (10, 3), (4, 3))]
+    assert_same_bits(model["a"].bias.detach(), torch.full((4,), 0.5))
+
+
+def test_a_tensor_that_is_not_wanted_stays_as_it_is(save):
+    path = save({"0.weight": r(2, 2)})
+    model = torch.nn.Sequential(Forgiving(2, 2))
+    bias = model[0].bias.detach().clone()
+    assert load_into(model, path).missing == []
+    assert_same_bits(model[0].bias.detach(), bias)
+    with pytest.raises(
+        rustload.ModelMismatchError, match="1 missing"
+    ):  # on meta it would stay without memory
+        load_into(started(lambda: torch.nn.Sequential(Forgiving(2, 2)), "meta"), path)
+
+
+def test_messages_and_exceptions_of_its_own_come_out(save):
+    class Refusing(torch.nn.Linear):
+        def _load_from_state_dict(self, *rest):
+            rest[-1].append("this file is of a model that has not been released")
+
+    class Failing(torch.nn.Linear):
+        def _load_from_state_dict(self, state_dict, *_):
+            return state_dict["nothing"]
+
+    path = save(torch.nn.Linear(2, 2).state_dict())
+    for strict in (True, False):
+        with pytest.raises(rustload.ModelMismatchError, match="1 refused by the model's own code") as caught:
+            load_into(Refusing(2, 2), path, strict=strict)
+        assert "Refusing: this file is of a model that has not been released" in str(caught.value)
+    with pytest.raises(KeyError, match="nothing") as failed:
+        load_into(Failing(2, 2), path)
+    assert "in the loading code of" in failed.value.__notes__[0]
+    assert "Failing" in failed.value.__notes__[0]
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_hooks_that_run_after_loading_see_the_values_and_forgive_names(save, start):
+    state = torch.nn.Sequential(torch.nn.Linear(2, 2)).state_dict()
+    path = save({"0.weight": state["0.weight"], "0.extra": r(1), "other": r(1)})
+    model = started(lambda: torch.nn.Sequential(torch.nn.Linear(2, 2)), start)
+    seen = []
+
+    def forgive(module, keys):
+        assert not module.weight.is_meta
+        seen.append((module.weight.detach().clone(), list(keys.missing_keys), list(keys.unexpected_keys)))
+        keys.missing_keys.clear()
+        keys.unexpected_keys.remove("0.extra")
+
+    model[0].register_load_state_dict_post_hook(forgive)
+    with pytest.raises(rustload.ModelMismatchError, match="1 unexpected; what fits was loaded") as caught:
+        load_into(model, path)
+    assert (caught.value.missing, caught.value.unexpected) == ([], ["other"])
+    report = load_into(model, path, rename={"other": None})
+    assert (report.missing, report.unexpected) == ([], [])
+    assert_same_bits(seen[0][0], state["0.weight"])
+    assert seen[0][1:] == (["0.bias"], ["0.extra", "other"])
+    model[0].register_load_state_dict_post_hook(lambda *_: 3)
+    with pytest.raises(TypeError, match="gave a value"):
+        load_into(model, path, rename={"other": None})
+
+
+def test_versions_of_modules_are_those_that_were_saved(save):
+    seen = []
+
+    class Versioned(torch.nn.Linear):
+        _version = 7
+
+        def _load_from_state_dict(self, state_dict, prefix, metadata, *rest):
+            seen.append(metadata.get("version"))
+            super()._load_from_state_dict(state_dict, prefix, metadata, *rest)
+
+    plain = torch.nn.Sequential(Versioned(2, 2)).state_dict()
+    path = save({"run": {"model": plain}, "loose": dict(plain)})
+    for key, strip in (("run.model", None), (("run", "model"), None), ("loose", None), ("run", "model.")):
+        load_into(torch.nn.Sequential(Versioned(2, 2)), path, key=key, strip=strip)
+    torch.nn.Sequential(Versioned(2, 2)).load_state_dict(state_dict(path, key="run.model"))
+    load_into(
+        torch.nn.Sequential(Versioned(2, 2)), save({k: v.clone() for k, v in plain.items()}, "x.safetensors")
+    )
+    assert seen == [7, 7, None, None, 7, None]
+    assert state_dict(path, key="run.model")._metadata == OrderedDict(plain._metadata)
+
+
+def test_swapping_of_parameters_is_left_as_it_was(save):
+    path = save({"0.kernel": r(3, 4), "0.bias": r(4)})
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        model = torch.nn.Sequential(Renaming(3, 4))
+        load_into(model, path)
+        assert torch.__future__.get_swap_module_params_on_conversion()
+        assert_same_bits(model[0].weight.detach(), torch.load(path)["0.kernel"].t())
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+def test_a_load_state_dict_of_the_models_own_is_named(save):
+    class Whole(torch.nn.Linear):
+        def load_state_dict(self, *_args, **_kwargs):
+            raise AssertionError("was called")
+
+    report = load_into(Whole(2, 2), save(torch.nn.Linear(2, 2).state_dict()))
+    assert any(
+        "Whole has a load_state_dict of its own, which was not called" in note for note in report.notes
+    )
