@@ -16,6 +16,21 @@ use crate::tensor::{Request, Tensor};
 /// Uploads of tensors to one GPU, in tickets: [`Upload::submit`] takes a batch on, [`Upload::wait`] orders what comes after behind it.
 ///
 /// Dropping it stops what is under way, and waits until nothing is in flight.
+///
+/// ```no_run
+/// use std::{sync::Arc, time::Duration};
+/// use rustload::sink::cuda::DeviceMemory;
+/// use rustload::stream::upload::Waited;
+/// use rustload::{Array, Checkpoint, Options, Request, Upload};
+///
+/// let checkpoint = Checkpoint::open(&["model.bin".into()], Options::default())?;
+/// let tensor = checkpoint.tensor("lm_head.weight")?;
+/// let upload = Upload::new(0, 128 << 20, None)?;
+/// let place = Array::on_gpu(Arc::new(DeviceMemory::new(upload.device(), tensor.nbytes())?));
+/// let ticket = upload.submit(vec![(tensor, Request::default())], vec![place], None).map_err(|failed| failed.error)?;
+/// while upload.wait(ticket, None, true, Duration::from_secs(1)).map_err(|failed| failed.error)? == Waited::Waiting {}
+/// # Ok::<(), rustload::Error>(())
+/// ```
 pub struct Upload {
     session: Session,
     /// What the tickets are about, until they are waited for.
