@@ -82,7 +82,8 @@ impl<'a> Reader<'a> {
 
     /// This reader, with the scratch of an earlier one.
     pub fn with_scratch(self, scratch: Scratch) -> Reader<'a> {
-        Reader { blocks: scratch.blocks, ends: scratch.ends, scratch: scratch.bytes, ..self }
+        let Scratch { blocks, ends, bytes } = scratch;
+        Reader { blocks, ends, scratch: bytes, ..self }
     }
 
     /// Its scratch, once it is done.

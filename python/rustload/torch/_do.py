@@ -58,11 +58,10 @@ def done_steps(steps: Sequence[Step], wish: Wish, held: Callable[[], None]) -> I
 
 def _is_read_ahead(step: Step) -> bool:
     """Whether the result is memory of the host that the core makes, or memory of a GPU."""
-    if step.is_lazy or isinstance(step.lazy, Made):
-        return False
+    made = isinstance(step.lazy, Made)
     if is_on_gpu(step.device):
-        return step.is_new or is_straight(step.slot.tensor)
-    return step.is_new and step.device.type == "cpu"
+        return not (step.is_lazy or made) and (step.is_new or is_straight(step.slot.tensor))
+    return step.is_new and step.device.type == "cpu" and not step.is_lazy and not made
 
 
 def _read_ahead(steps: Sequence[Step], wish: Wish, gpu: Place | None) -> Iterator[tuple[Step, torch.Tensor]]:
