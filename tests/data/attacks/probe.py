@@ -1,4 +1,4 @@
-"""Opens files for the tests, each in a forked child of this process, and says what came of it.
+"""Opens or scans files for the tests, each in a forked child of this process, and says what came of it.
 
 The process that runs this has imported rustload and nothing else of note, so that a child's growth is the file's: the peak of
 resident memory is reset after the fork (`/proc/self/clear_refs`) and read at the end (`VmHWM`). Lines of JSON come in, lines of
@@ -32,6 +32,34 @@ def status(field: str) -> int:
     return int(text.partition(field.encode() + b":")[2].split()[0]) << 10
 
 
+class Cost:
+    """What the process spends from here on: seconds of CPU, and the peak of resident memory above what it has now."""
+
+    def __init__(self) -> None:
+        self._start = resource.getrusage(resource.RUSAGE_SELF)
+        Path("/proc/self/clear_refs").write_bytes(b"5")
+        self._base = status("VmRSS")
+
+    def now(self) -> dict[str, Any]:
+        """Both, so far."""
+        start, now = self._start, resource.getrusage(resource.RUSAGE_SELF)
+        seconds = now.ru_utime + now.ru_stime - start.ru_utime - start.ru_stime
+        return {"seconds": seconds, "peak": max(status("VmHWM") - self._base, 0)}
+
+
+def scan(source: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Scans, and says what that cost."""
+    import rustload
+
+    limits = rustload.Limits(**options["limits"]) if "limits" in options else None
+    cost, said = Cost(), {}
+    try:
+        said["verdict"] = rustload.scan(source, limits=limits).verdict
+    except OSError as error:
+        said["verdict"] = type(error).__name__
+    return said | {"scan": cost.now()}
+
+
 def look(source: str, options: dict[str, Any], label: str | None, *, again: bool = False) -> dict[str, Any]:
     """Opens, looks at all there is to see, and makes the case's own check; `again` times the opening and the export only."""
     import rustload
@@ -39,16 +67,10 @@ def look(source: str, options: dict[str, Any], label: str | None, *, again: bool
     if "limits" in options:
         options = {**options, "limits": rustload.Limits(**options["limits"])}
     said: dict[str, Any] = {"stage": "open"}
-    before, start = set(sys.modules), resource.getrusage(resource.RUSAGE_SELF)
-    Path("/proc/self/clear_refs").write_bytes(b"5")
-    base = status("VmRSS")
+    before, cost = set(sys.modules), Cost()
 
     def measured(what: str) -> None:
-        now = resource.getrusage(resource.RUSAGE_SELF)
-        said[what] = {
-            "seconds": now.ru_utime + now.ru_stime - start.ru_utime - start.ru_stime,
-            "peak": max(status("VmHWM") - base, 0),
-        }
+        said[what] = cost.now()
 
     try:
         try:
@@ -117,7 +139,10 @@ def serve() -> None:
         child = os.fork()
         if child == 0:
             os.close(read)
-            found = look(asked["source"], asked["options"], asked["label"], again=asked["again"])
+            if asked["scan"]:
+                found = scan(asked["source"], asked["options"])
+            else:
+                found = look(asked["source"], asked["options"], asked["label"], again=asked["again"])
             answer = json.dumps(found).encode()
             while answer:
                 answer = answer[os.write(write, answer) :]

@@ -23,3 +23,12 @@ def prober(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
     made = Prober(tmp_path_factory.mktemp("prober"))
     yield made
     made.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder for a case's files. Some are large, and pytest keeps what a test leaves."""
+    yield tmp_path
+    for left in tmp_path.iterdir():
+        if left.is_file() and not left.is_symlink():
+            left.unlink()

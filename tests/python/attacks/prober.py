@@ -43,17 +43,22 @@ class Prober:
         )
 
     def ask(
-        self, source: Any, *, label: str | None = None, again: bool = False, **options: Any
+        self,
+        source: Any,
+        *,
+        label: str | None = None,
+        again: bool = False,
+        scan: bool = False,
+        **options: Any,
     ) -> dict[str, Any]:
         """What comes of opening `source` with these options; `label` names the case whose check is to be made.
 
-        With `again`, only the opening and the export are timed.
+        With `again`, only the opening and the export are timed; with `scan`, it is scanned instead.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(
-            json.dumps({"source": str(source), "options": options, "label": label, "again": again}) + "\n"
-        )
+        asked = {"source": str(source), "options": options, "label": label, "again": again, "scan": scan}
+        self._process.stdin.write(json.dumps(asked) + "\n")
         self._process.stdin.flush()
         return json.loads(self._process.stdout.readline())
 

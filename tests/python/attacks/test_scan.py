@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,7 @@ import rustload
 if TYPE_CHECKING:
     from pathlib import Path
 
+MIB = 1 << 20
 FILES = [case for case in CASES if not isinstance(case.load, Shown)]
 KIND_OF = {code: kind for code, kind, _, _ in rustload._rustload.CODES}
 NO_FINDING = {"Io", "NotRegularFile"}
@@ -20,8 +22,8 @@ NO_FINDING = {"Io", "NotRegularFile"}
 
 
 @pytest.mark.parametrize("case", FILES, ids=lambda case: case.label)
-def test_scans(case: Case, tmp_path: Path):
-    source = case.make(tmp_path)
+def test_scans(case: Case, folder: Path):
+    source = case.make(folder)
     try:
         limits = rustload.Limits(**case.options["limits"]) if "limits" in case.options else None
         report = rustload.scan(source, limits=limits)
@@ -47,6 +49,24 @@ def test_scans(case: Case, tmp_path: Path):
         pass  # nothing would run, and rustload cannot read it: either word is right
     elif set(case.finds) & KIND_OF.keys() and not isinstance(case.load, Named):
         assert report.verdict != "inert", sorted(codes)
-    for left in tmp_path.iterdir():
-        if left.is_file() and not left.is_symlink():
-            left.unlink()
+
+
+BOMBS = [
+    case
+    for case in FILES
+    if case.id.startswith("R") or case.metadata or case.tensors or case.id in ("Z41", "S17", "S22")
+]
+
+
+@pytest.mark.parametrize("case", BOMBS, ids=lambda case: case.label)
+def test_a_scan_of_a_bomb_keeps_to_the_law_of_memory_and_time(case: Case, folder: Path, prober):
+    source = case.make(folder)
+    metadata = max(source.stat().st_size if source.is_file() else 0, case.metadata)
+    said = prober.ask(source, scan=True, **case.options)
+    bound = 64 * MIB + 40 * min(metadata, 1 << 28) + 512 * case.tensors
+    assert said["scan"]["peak"] <= bound, f"{said['scan']['peak'] >> 20} MiB, the law allows {bound >> 20}"
+    seconds = [said["scan"]["seconds"]]
+    allowed = 2.0 * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+    while seconds[-1] > allowed and len(seconds) < 3:
+        seconds.append(prober.ask(source, scan=True, **case.options)["scan"]["seconds"])
+    assert rustload._rustload.DEBUG or min(seconds) <= allowed, seconds
