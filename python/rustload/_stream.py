@@ -11,11 +11,11 @@ from rustload._progress import reporting
 from rustload.errors import _make
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from types import TracebackType
 
     from rustload import _frameworks, _rustload
-    from rustload._progress import Progress, Report
+    from rustload._progress import Progress
     from rustload._tensor import LazyTensor, Wanted
 
 __all__ = ["HostMaker", "Maker", "Stream"]
@@ -93,6 +93,27 @@ class HostMaker:
         self._core.close()
 
 
+class _Display:
+    """What shows a stream's progress. It ends with the stream, also where that is dropped."""
+
+    __slots__ = ("_finish", "report")
+
+    def __init__(self, progress: Progress, total: int) -> None:
+        display = reporting(progress, total)
+        self.report, self._finish = display.__enter__(), display.__exit__
+
+    def end(self, *, is_done: bool) -> None:
+        """Tells the display as a generator is told: that the work is done, or that nobody wants more."""
+        finish: Any = self._finish
+        self._finish = lambda *_: None
+        finish(*((None,) * 3 if is_done else (GeneratorExit, GeneratorExit(), None)))
+
+    def __del__(self) -> None:
+        """Ends it."""
+        if hasattr(self, "_finish"):
+            self.end(is_done=False)
+
+
 @final
 class Stream(Iterator[tuple[str, Any]]):
     """Names and tensors, one pair after the other, made ahead of whoever takes them: what `Checkpoint.stream` gives.
@@ -115,17 +136,17 @@ class Stream(Iterator[tuple[str, Any]]):
     A stream that was begun before a fork is the parent's.
     """
 
+    # There is no `__del__`: what a maker holds stops by itself when it is dropped, and a Ctrl-C that came in one would be lost.
     __slots__ = (
         "_busy",
+        "_display",
         "_ended",
-        "_finish",
         "_given",
         "_lock",
         "_maker",
         "_names",
         "_process",
         "_progress",
-        "_report",
         "_sizes",
     )
 
@@ -138,8 +159,7 @@ class Stream(Iterator[tuple[str, Any]]):
     _process: int | None
     _progress: Progress
     _sizes: list[int]
-    _report: Report | None
-    _finish: Callable[..., Any]
+    _display: _Display | None
 
     def __init__(self) -> None:
         """Not for users: `Checkpoint.stream` makes streams.
@@ -159,7 +179,7 @@ class Stream(Iterator[tuple[str, Any]]):
         made._names = [tensors[index].name for index in maker.order]
         made._progress = progress
         made._sizes = [tensors[index].nbytes for index in maker.order] if progress else []
-        made._report = None
+        made._display = None
         return made
 
     @property
@@ -200,8 +220,8 @@ class Stream(Iterator[tuple[str, Any]]):
                 if made is not None:
                     given = self._given
                     self._given = given + 1
-                    if self._report is not None:
-                        self._report(self._sizes[given], self._names[given])
+                    if self._display is not None:
+                        self._display.report(self._sizes[given], self._names[given])
             except BaseException:
                 self._end()
                 raise
@@ -218,8 +238,7 @@ class Stream(Iterator[tuple[str, Any]]):
     def _begin(self) -> None:
         self._process = _Process.forks
         if self._progress:
-            display = reporting(self._progress, sum(self._sizes))
-            self._report, self._finish = display.__enter__(), display.__exit__
+            self._display = _Display(self._progress, sum(self._sizes))
 
     def close(self) -> None:
         """Ends it: stops its threads, waits for them, and frees what was not taken. It may be closed again."""
@@ -242,11 +261,9 @@ class Stream(Iterator[tuple[str, Any]]):
         try:
             maker.close()
         finally:
-            if self._report is not None:
-                self._report = None
-                # A display is told as a generator is: that the work is done, or that nobody wants more.
-                is_done = self._given == len(self._names)
-                self._finish(*((None,) * 3 if is_done else (GeneratorExit, GeneratorExit(), None)))
+            display, self._display = self._display, None
+            if display is not None:
+                display.end(is_done=self._given == len(self._names))
 
     def __enter__(self) -> Self:
         """The stream itself."""
@@ -260,11 +277,6 @@ class Stream(Iterator[tuple[str, Any]]):
     ) -> None:
         """Closes it."""
         self.close()
-
-    def __del__(self) -> None:
-        """Closes it."""
-        if hasattr(self, "_report"):
-            self.close()
 
     def __repr__(self) -> str:
         """How many tensors were given, and whether it has ended; reads nothing."""

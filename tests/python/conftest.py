@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 # And so do the generators of test data; last, as their names are common ones.
 sys.path.append(str(Path(__file__).resolve().parents[1] / "data"))
+
+# A shell has what it runs in the background ignore Ctrl-C, and children inherit that: tests of Ctrl-C would wait for ever.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if TYPE_CHECKING:
     from collections.abc import Callable

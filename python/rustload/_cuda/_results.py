@@ -155,14 +155,23 @@ class CudaMaker:
         firsts = [
             index for index, first, _ in self._steps if index == first and not self._tensors[index].is_meta
         ]
-        works = (self._work(index) for index in firsts)
+        works = self._works(firsts, self._tensors, self._wanted, self._which, self._into)
         return self._uploads.results(works, sync=self._sync and not self._whole)
 
-    def _work(self, index: int) -> Work:
-        work = _work(self._tensors[index]._core, self._wanted[self._which[index]])
-        if self._into is not None:
-            work.made = self._into[index]
-        return work
+    @staticmethod
+    def _works(
+        firsts: Sequence[int],
+        tensors: Sequence[LazyTensor],
+        wanted: Sequence[Wanted],
+        which: Sequence[int],
+        into: Sequence[Any] | None,
+    ) -> Iterator[Work]:
+        # No method: a maker that is dropped must go at once, and it has this.
+        for index in firsts:
+            work = _work(tensors[index]._core, wanted[which[index]])
+            if into is not None:
+                work.made = into[index]
+            yield work
 
     def close(self) -> None:
         """Ends the copies that are on their way."""
