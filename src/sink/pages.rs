@@ -72,7 +72,7 @@ impl Pages {
                     self.advise(at, 1, Advice::LinuxHugepage);
                     let before = busy();
                     self.advise(at, 1, Advice::LinuxPopulateWrite);
-                    trial::saw(busy().saturating_sub(before));
+                    trial::saw(busy().saturating_sub(before), count);
                     1
                 }
             };

@@ -2,15 +2,18 @@
 //!
 //! A virtual machine may have let its host take back the memory that lay idle, in blocks of a huge page; touching such a block
 //! then waits for the host. Small pages come from fragments, which the host has not taken. Nothing tells this beforehand, so it is
-//! tried: of every [`GROUP`] huge pages one is touched as soon as it is mapped, and timed. Two slow ones in a row, and the next
-//! group is left to small pages.
+//! tried: of every [`GROUP`] huge pages, and of more in a large range, one is touched as soon as it is mapped, and timed. Two slow
+//! ones in a row, and the next group is left to small pages.
 #![forbid(unsafe_code)]
 
 use std::sync::{Mutex, TryLockError};
 use std::time::Duration;
 
-/// Huge pages for which one trial stands: 64 MiB.
+/// Huge pages for which one trial stands, at least: 64 MiB.
 const GROUP: usize = 32;
+
+/// Trials in one range, about: nobody can stop them.
+const TRIALS: usize = 16;
 
 /// What 512 small pages take at most where a fault is slow; a huge page that the host has backed takes a tenth of it.
 const SLOW: Duration = Duration::from_micros(1500);
@@ -34,9 +37,9 @@ pub(super) fn next(count: usize) -> Next {
     with(|trial| trial.next(count)).unwrap_or(Next::Huge(count))
 }
 
-/// Reports how long the processor was busy with touching a page that was to be tried.
-pub(super) fn saw(took: Duration) {
-    with(|trial| trial.saw(took));
+/// Reports how long the processor was busy with touching a page that was to be tried, in a range of `count`.
+pub(super) fn saw(took: Duration, count: usize) {
+    with(|trial| trial.saw(took, GROUP.max(count / TRIALS)));
 }
 
 fn with<T>(work: impl FnOnce(&mut Trial) -> T) -> Option<T> {
@@ -71,10 +74,11 @@ impl Trial {
         }
     }
 
-    fn saw(&mut self, took: Duration) {
+    /// One trial stands for `group` pages.
+    fn saw(&mut self, took: Duration, group: usize) {
         *self = match self.slow + 1 {
-            _ if took <= SLOW => Trial { huge: GROUP - 1, small: 0, slow: 0 },
-            IN_A_ROW.. => Trial { huge: 0, small: GROUP, slow: 0 },
+            _ if took <= SLOW => Trial { huge: group - 1, small: 0, slow: 0 },
+            IN_A_ROW.. => Trial { huge: 0, small: group, slow: 0 },
             slow => Trial { huge: 0, small: 0, slow },
         };
     }
@@ -93,7 +97,7 @@ mod tests {
                 Next::Huge(pages) => (at, huge) = (at + pages, huge + pages),
                 Next::Small(pages) => at += pages,
                 Next::Try => {
-                    trial.saw(Duration::from_micros(micros(at)));
+                    trial.saw(Duration::from_micros(micros(at)), GROUP);
                     (at, huge, tries) = (at + 1, huge + 1, tries + 1);
                 }
             }
