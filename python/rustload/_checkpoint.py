@@ -492,12 +492,6 @@ def open(
         wanted = [repository(one) for one in paths(path)]
         with beneath(wanted):
             core = _rustload.open_paths(
-                wanted,
-                unknown=unknown,
-                trailing=trailing,
-                compat=compat,
-                verify=verify,
-                limits=given,
-                io=io,
+                wanted, unknown=unknown, trailing=trailing, compat=compat, verify=verify, limits=given, io=io
             )
     return Checkpoint._wrap(core, chosen)
