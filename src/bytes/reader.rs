@@ -149,9 +149,10 @@ impl<'a> Reader<'a> {
                 Error::new(Code::Memory, format!("{len} byte(s) of scratch could not be allocated"))
             })?;
         }
-        self.scratch.resize(len, 0);
-        self.source.read_by(self.forward.as_ref(), offset, &mut self.scratch)?;
-        Ok(&mut self.scratch)
+        self.scratch.resize(self.scratch.len().max(len), 0);
+        let bytes = &mut self.scratch[..len];
+        self.source.read_by(self.forward.as_ref(), offset, bytes)?;
+        Ok(bytes)
     }
 
     /// Reads the blocks around what is wanted; where in them that is, or `None` where the read did not give all of it.

@@ -8,10 +8,11 @@ use std::cmp::Reverse;
 
 use smallvec::SmallVec;
 
+use super::arch::Grid;
 use super::cast::Cast;
 use super::misuse;
 use super::strided::{self, Strided};
-use super::transpose::{self, Tile};
+use super::transpose::{self, Matrix, Tile};
 use crate::error::Result;
 
 /// One dimension of a strided copy. Strides are in elements of their side.
@@ -66,10 +67,16 @@ pub fn gather(cast: Cast, src: &[u8], dst: &mut [u8], axes: &[Axis]) -> Result<(
             let (row_axis, column_axis) = (axes[rows], axes[columns]);
             axes.remove(rows.max(columns));
             axes.remove(rows.min(columns));
-            let mut tile = Tile::new(cast, row_axis, column_axis);
+            let mut tile = Tile::new(cast, row_axis.size, column_axis.size, Vec::new());
+            let (width, pitch) = (row_axis.size * cast.dst_size(), column_axis.dst_stride * cast.dst_size());
             for_each_offset(&axes, |from, to| {
-                let (src, dst) = (&src[from * cast.src_size()..], &mut dst[to * cast.dst_size()..]);
-                transpose::transpose(cast, row_axis, column_axis, src, dst, &mut tile);
+                let bytes = &src[from * cast.src_size()..];
+                let src = Matrix { bytes, row: row_axis.src_stride, column: column_axis.src_stride };
+                let dst = Grid::new(&mut dst[to * cast.dst_size()..], column_axis.size, width, pitch);
+                // It is one, as the bounds and the order of the axes were checked.
+                if let Some(mut dst) = dst {
+                    transpose::turn(cast, src, &mut dst, &mut tile);
+                }
             });
         }
     }

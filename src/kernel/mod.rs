@@ -1,7 +1,7 @@
 //! Bytes in, bytes out: casts, strided copies, byte swaps and sign flips over elements that are only bytes and a dtype.
 //!
 //! A [`Cast`] is made once per tensor and says everything about a pair of dtypes; [`convert`] applies it to contiguous
-//! elements, [`gather`] to elements that lie anywhere. Neither knows files or threads: the caller splits the work. Lengths and
+//! elements, [`gather`] to elements that lie anywhere, [`transpose`] to a matrix whose result lies in a [`Grid`]. Neither knows files or threads: the caller splits the work. Lengths and
 //! bounds are checked once at the door; no slice needs an alignment. What a cast means is written at [`Cast::new`].
 //!
 //! `arch` picks the row kernel of a pair of dtypes and the transpose of tiles, at the [`Level`] of the machine. The generic level
@@ -22,10 +22,11 @@ mod strided;
 mod tests;
 mod transpose;
 
-pub use arch::Level;
+pub use arch::{Grid, Level};
 pub use cast::{Cast, Overflow, convert, is_lossy};
 pub use gather::{Axis, gather};
 pub use signs::{conjugate, negate, swap_bytes, swap_bytes_at};
+pub use transpose::transpose;
 
 use crate::error::{Code, Error};
 

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::{Axis, Cast, Overflow, convert, gather, is_lossy};
+use super::{Axis, Cast, Grid, Overflow, convert, gather, is_lossy, transpose};
 use crate::dtype::{DType, Kind};
 use crate::error::Code;
 
@@ -273,6 +273,31 @@ fn check_gather(cast: Cast, axes: &[Axis]) {
     gather_slowly(cast, &src, &mut slow, axes);
     gather(cast, &src, &mut fast, axes).unwrap();
     assert!(fast == slow, "{cast:?} {axes:?}");
+}
+
+#[test]
+fn a_transpose_that_does_not_fit_is_refused() {
+    let cast = Cast::new(DType::F32, DType::BF16, Overflow::Nan).unwrap();
+    let mut dst = [0xaa; 5 * 6];
+    let mut run = |src: &[u8], pitch: usize, width: usize| {
+        let grid = Grid::new(&mut dst, 5, width, 6).unwrap();
+        transpose(cast, src, pitch, grid, &mut Vec::new()).map_err(|error| error.code())
+    };
+    let src = noise((2 * 7 + 5) * 4);
+    for (len, pitch, width) in
+        [(src.len() - 1, 7, 6), (src.len(), 8, 6), (src.len(), usize::MAX, 6), (src.len(), 7, 5)]
+    {
+        assert_eq!(run(&src[..len], pitch, width), Err(Code::InternalError), "{len} {pitch} {width}");
+    }
+    assert_eq!(run(&[], usize::MAX, 0), Ok(()));
+    assert_eq!(run(&src, 7, 6), Ok(()));
+    for (column, row) in dst.chunks(6).enumerate() {
+        for (at, found) in row.chunks(2).enumerate() {
+            let mut expected = [0; 2];
+            convert(cast, &src[(at * 7 + column) * 4..][..4], &mut expected).unwrap();
+            assert_eq!(found, expected);
+        }
+    }
 }
 
 /// Axes with the source in one order of the dimensions and the destination in another, both with gaps; some repeat.

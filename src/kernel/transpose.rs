@@ -2,20 +2,33 @@
 //!
 //! A tile is a panel of source rows, some hundred columns wide. Its rows are read in order, side by side, so that the
 //! hardware prefetcher follows them; converted into scratch that stays in the cache, with a pitch that no power of two
-//! divides; and turned into whole 64-byte lines, a few of which are written to each destination row at one go.
+//! divides; and turned into whole 64-byte lines, a few of which are written to each destination row at one go. Rows that need
+//! no conversion are turned where they lie.
 
-use super::arch::{LINE, LINES, Lines, Panel};
+use super::arch::{Grid, LINE, LINES, Lines, Panel};
 use super::cast::Cast;
-use super::gather::Axis;
+use super::misuse;
 use super::strided::{self, Scratch, Strided};
+use crate::error::Result;
 
 /// Bytes of a converted row of a tile.
 const ROW_BYTES: usize = 2048;
-/// Bytes from the first column of a destination to the last above which a cast that may write past the caches does so: the
-/// lines lie too far apart to stay there until their neighbours come, and each would be read before it is overwritten.
+/// Bytes from the first row of a destination to the end of the last above which a cast that may write past the caches does so:
+/// the lines do not stay there until somebody reads them, and each would be read before it is overwritten.
 const STREAMING_SPAN: usize = 8 << 20;
 /// Columns of a line that is not whole, written at a time.
 const COLUMNS: usize = 64;
+
+/// The source of a transpose.
+#[derive(Clone, Copy)]
+pub(super) struct Matrix<'a> {
+    /// The elements.
+    pub(super) bytes: &'a [u8],
+    /// From one row to the next, in elements.
+    pub(super) row: usize,
+    /// From one column to the next, in elements.
+    pub(super) column: usize,
+}
 
 /// Scratch for one tile, made once per copy.
 pub(super) struct Tile {
@@ -28,82 +41,120 @@ pub(super) struct Tile {
     /// Rows that fill a line.
     line_rows: usize,
     lines: Lines,
-    streams: bool,
     strided: Scratch,
 }
 
+/// Copies a matrix whose rows are contiguous, `pitch` elements apart, to a destination whose rows are its columns.
+///
+/// `scratch` is memory to be handed in again for the next one, whatever it holds; its size has a fixed bound.
+pub fn transpose(
+    cast: Cast,
+    src: &[u8],
+    pitch: usize,
+    mut dst: Grid<'_>,
+    scratch: &mut Vec<u8>,
+) -> Result<()> {
+    let (rows, columns) = (dst.width() / cast.dst_size(), dst.rows());
+    if rows == 0 || columns == 0 {
+        return Ok(());
+    }
+    let reach = (rows - 1)
+        .checked_mul(pitch)
+        .and_then(|last| last.checked_add(columns)?.checked_mul(cast.src_size()));
+    if reach.is_none_or(|reach| reach > src.len()) || !dst.width().is_multiple_of(cast.dst_size()) {
+        let len = src.len();
+        return Err(misuse(format!(
+            "{cast:?} of {rows} rows of {columns}, {pitch} apart, does not fit {len} bytes"
+        )));
+    }
+    let src = Matrix { bytes: src, row: pitch, column: 1 };
+    let mut tile = Tile::new(cast, rows, columns, std::mem::take(scratch));
+    turn(cast, src, &mut dst, &mut tile);
+    *scratch = tile.bytes;
+    Ok(())
+}
+
+/// As [`transpose`], for columns at any distance; the source holds all elements.
+pub(super) fn turn(cast: Cast, src: Matrix<'_>, dst: &mut Grid<'_>, tile: &mut Tile) {
+    let (src_size, dst_size) = (cast.src_size(), cast.dst_size());
+    let (rows, columns) = (dst.width() / dst_size, dst.rows());
+    let streams = cast.streams() && dst.reach() > STREAMING_SPAN;
+    let as_it_lies = cast.is_identity() && src.column == 1 && src.row * src_size >= LINE;
+    for left in (0..columns).step_by(tile.columns) {
+        let width = tile.columns.min(columns - left);
+        for top in (0..rows).step_by(tile.rows) {
+            let height = tile.rows.min(rows - top);
+            let from = Matrix { bytes: &src.bytes[(top * src.row + left * src.column) * src_size..], ..src };
+            let mut dst = dst.part(left..left + width, top * dst_size..(top + height) * dst_size);
+            let reach = ((height - 1) * src.row + width) * src_size + LINE;
+            let (bytes, pitch) =
+                if as_it_lies && height.is_multiple_of(tile.line_rows) && reach <= from.bytes.len() {
+                    (from.bytes, src.row * src_size)
+                } else {
+                    tile.read(cast, from, height, width);
+                    (&tile.bytes[..], tile.pitch)
+                };
+            tile.write(
+                Panel { bytes, pitch, columns: width, lines: height / tile.line_rows, streams },
+                &mut dst,
+                dst_size,
+            );
+        }
+    }
+}
+
 impl Tile {
-    /// Scratch for a copy of `rows` by `columns`; its size has a fixed bound.
-    pub(super) fn new(cast: Cast, rows: Axis, columns: Axis) -> Tile {
+    /// Scratch for a source of `rows` by `columns`, in memory that was one before or is empty; its size has a fixed bound.
+    pub(super) fn new(cast: Cast, rows: usize, columns: usize, mut bytes: Vec<u8>) -> Tile {
         let size = cast.dst_size();
         let line_rows = LINE / size;
-        let width = (ROW_BYTES / size).min(columns.size);
-        let height = (LINES * line_rows).min(rows.size.next_multiple_of(line_rows));
+        let width = (ROW_BYTES / size).min(columns);
+        let height = (LINES * line_rows).min(rows.next_multiple_of(line_rows));
         let pitch = width * size + LINE;
+        bytes.resize(bytes.len().max(height * pitch), 0);
         Tile {
-            bytes: vec![0; height * pitch],
+            bytes,
             pitch,
             rows: height,
             columns: width,
             line_rows,
             lines: cast.level().lines(size),
-            streams: cast.streams()
-                && columns.size.saturating_mul(columns.dst_stride).saturating_mul(size) > STREAMING_SPAN,
             strided: Scratch::new(),
         }
     }
-}
 
-/// Copies element (r, c) from `r * rows.src_stride + c * columns.src_stride` to `r + c * columns.dst_stride`.
-pub(super) fn transpose(cast: Cast, rows: Axis, columns: Axis, src: &[u8], dst: &mut [u8], tile: &mut Tile) {
-    let (src_size, dst_size) = (cast.src_size(), cast.dst_size());
-    for left in (0..columns.size).step_by(tile.columns) {
-        let width = tile.columns.min(columns.size - left);
-        for top in (0..rows.size).step_by(tile.rows) {
-            let height = tile.rows.min(rows.size - top);
-            let src = &src[(top * rows.src_stride + left * columns.src_stride) * src_size..];
-            tile.read(cast, src, rows.src_stride, columns.src_stride, height, width);
-            let dst = &mut dst[(top + left * columns.dst_stride) * dst_size..];
-            tile.write(dst, columns.dst_stride * dst_size, dst_size, height, width);
-        }
-    }
-}
-
-impl Tile {
     /// Converts a panel of the source into the tile.
-    fn read(&mut self, cast: Cast, src: &[u8], rows: usize, columns: usize, height: usize, width: usize) {
+    fn read(&mut self, cast: Cast, src: Matrix<'_>, height: usize, width: usize) {
         for (row, out) in self.bytes.chunks_mut(self.pitch).take(height).enumerate() {
-            let src = Strided { bytes: &src[row * rows * cast.src_size()..], stride: columns };
+            let src = Strided { bytes: &src.bytes[row * src.row * cast.src_size()..], stride: src.column };
             strided::row(cast, src, Strided { bytes: out, stride: 1 }, width, &mut self.strided);
         }
     }
 
-    /// Writes the tile's columns, each as `height` elements, `pitch` bytes apart.
-    fn write(&self, dst: &mut [u8], pitch: usize, size: usize, height: usize, width: usize) {
-        let lines = height / self.line_rows;
-        if lines > 0 {
-            let panel =
-                Panel { bytes: &self.bytes, pitch: self.pitch, columns: width, lines, streams: self.streams };
-            (self.lines)(panel, dst, pitch);
+    /// Writes a panel's columns, each to a row of the destination, elements of `size` bytes.
+    fn write(&self, panel: Panel<'_>, dst: &mut Grid<'_>, size: usize) {
+        if panel.lines > 0 {
+            (self.lines)(panel, dst);
         }
-        let rest = height % self.line_rows * size;
-        if rest > 0 {
-            let bytes = &self.bytes[lines * self.line_rows * self.pitch..];
-            self.write_rest(bytes, &mut dst[lines * LINE..], pitch, size, width, rest);
+        let whole = panel.lines * LINE;
+        if whole < dst.width() {
+            let bytes = &panel.bytes[panel.lines * self.line_rows * panel.pitch..];
+            self.write_rest(Panel { bytes, ..panel }, dst, whole, size);
         }
     }
 
-    /// Writes the first `rest` bytes of a line to each column, by way of whole lines elsewhere.
-    fn write_rest(&self, bytes: &[u8], dst: &mut [u8], pitch: usize, size: usize, width: usize, rest: usize) {
+    /// Writes what is less than a line to the end of each row, by way of whole lines elsewhere.
+    fn write_rest(&self, panel: Panel<'_>, dst: &mut Grid<'_>, at: usize, size: usize) {
         let mut whole = [0; COLUMNS * LINE];
-        for left in (0..width).step_by(COLUMNS) {
-            let columns = COLUMNS.min(width - left);
-            let bytes = &bytes[left * size..];
-            let panel = Panel { bytes, pitch: self.pitch, columns, lines: 1, streams: false };
-            (self.lines)(panel, &mut whole, LINE);
-            let columns = dst[left * pitch..].chunks_mut(pitch).take(columns);
-            for (dst, line) in columns.zip(whole.as_chunks::<LINE>().0) {
-                dst[..rest].copy_from_slice(&line[..rest]);
+        for left in (0..panel.columns).step_by(COLUMNS) {
+            let columns = COLUMNS.min(panel.columns - left);
+            let bytes = &panel.bytes[left * size..];
+            if let Some(mut whole) = Grid::new(&mut whole, columns, LINE, LINE) {
+                (self.lines)(Panel { bytes, columns, lines: 1, streams: false, ..panel }, &mut whole);
+            }
+            for (column, line) in whole.as_chunks::<LINE>().0.iter().take(columns).enumerate() {
+                let rest = &mut dst.row(left + column)[at..];
+                rest.copy_from_slice(&line[..rest.len()]);
             }
         }
     }

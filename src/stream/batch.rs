@@ -1,13 +1,14 @@
 //! Many tensors in one go: large ones are cut into pieces, small neighbours are read with one read, and all threads take
 //! from one list of such jobs. So the threads start once for many tensors, and the system is asked once for many.
 
+use super::bands::{Band, Scratch, fill_band};
 use super::plan::{GAP, Piece, pieces, pieces_on_blocks};
-use super::read::{Fill, Manner, Payload, SCRATCH, disk_threads, fill_piece, gap, piece_count};
+use super::read::{Fill, HUGE, Manner, Payload, SCRATCH, disk_threads, fill_piece, gap, piece_count};
 use crate::bytes::{Reader, Source};
 use crate::error::{Code, Error, Result};
-use crate::kernel;
+use crate::kernel::{self, Grid};
 use crate::layout::Layout;
-use crate::parallel;
+use crate::parallel::{self, Cancel};
 
 /// A contiguous tensor of at most this many bytes is read along with its neighbours.
 const SMALL: u64 = 128 << 10;
@@ -37,12 +38,12 @@ struct Plan {
 struct Worker<'p> {
     /// The reader of the task that it worked on last.
     reader: Option<(usize, Reader<'p>)>,
-    scratch: Vec<u8>,
+    scratch: Scratch,
 }
 
 impl<'p> Worker<'p> {
     /// The reader of a task, with the scratch that there is.
-    fn reader(&mut self, task: usize, plan: &'p Plan) -> (&mut Reader<'p>, &mut Vec<u8>) {
+    fn reader(&mut self, task: usize, plan: &'p Plan) -> (&mut Reader<'p>, &mut Scratch) {
         let reader = match self.reader.take() {
             Some((last, reader)) if last == task => reader,
             Some((_, done)) => plan.manner.reader(&plan.payload.source).with_scratch_of(done),
@@ -56,6 +57,8 @@ impl<'p> Worker<'p> {
 enum Job<'a> {
     /// A part of a tensor, into a part of its destination.
     Piece { task: usize, piece: Piece, out: &'a mut [u8] },
+    /// Some rows of a matrix, into some columns of its destination.
+    Band { task: usize, band: Band, out: Grid<'a> },
     /// Several whole tensors, by one read.
     Run { span: Source, parts: Vec<Part<'a>> },
 }
@@ -77,6 +80,8 @@ pub fn fill_all(tasks: Vec<Task<'_>>, threads: Option<usize>) -> Result<(), (usi
     let wanted = if around { Some(disk_threads(threads)) } else { threads };
     let threads =
         parallel::threads(weights.iter().fold(0, |sum, &weight| sum.saturating_add(weight)), wanted);
+    let mut tasks = tasks;
+    touch_bands(&mut tasks, threads)?;
     let mut plans = Vec::with_capacity(tasks.len());
     let mut lanes: Vec<(Source, Vec<Job<'_>>)> = Vec::new();
     for (number, ((task, weight), manner)) in tasks.into_iter().zip(weights).zip(manners).enumerate() {
@@ -99,15 +104,51 @@ pub fn fill_all(tasks: Vec<Task<'_>>, threads: Option<usize>) -> Result<(), (usi
         Job::Piece { task, piece, out } => {
             let plan = &plans[task];
             let (reader, scratch) = worker.reader(task, plan);
-            fill_piece(&plan.payload, &piece, &plan.how, reader, scratch, out).map_err(|error| (task, error))
+            fill_piece(&plan.payload, &piece, &plan.how, reader, &mut scratch.bytes, out)
+                .map_err(|error| (task, error))
         }
-        Job::Run { span, parts } => fill_run(&plans, &span, parts, &mut worker.scratch),
+        Job::Band { task, band, out } => {
+            let plan = &plans[task];
+            let (reader, scratch) = worker.reader(task, plan);
+            fill_band(&plan.payload, band, &plan.how, reader, scratch, out).map_err(|error| (task, error))
+        }
+        Job::Run { span, parts } => fill_run(&plans, &span, parts, &mut worker.scratch.bytes),
     })?;
     for source in sources {
         let about = |plan: &Plan| plan.payload.source.same_backing(&source);
         source.check_unchanged().map_err(|error| (plans.iter().position(about).unwrap_or(0), error))?;
     }
     Ok(())
+}
+
+/// Has the system make the fresh memory of transposes now, by all threads: the first lines of each band go to every page. Once it is
+/// there, it is better written past the caches.
+fn touch_bands(tasks: &mut [Task<'_>], threads: usize) -> Result<(), (usize, Error)> {
+    let mut pages = Vec::new();
+    for (number, task) in tasks.iter_mut().enumerate() {
+        let nbytes = task.layout.numel().saturating_mul(task.how.cast.from().itemsize());
+        if matrix(&task.layout, nbytes).is_some() && !task.how.cast.is_past_caches() {
+            task.how.cast = task.how.cast.past_caches();
+            let cancel = &task.how.cancel;
+            pages.extend(task.out.chunks_mut(HUGE).map(|page| (number, cancel, page)));
+        }
+    }
+    if pages.is_empty() {
+        return Ok(());
+    }
+    let touch = |(): &mut (), (number, cancel, page): (usize, &Cancel, &mut [u8])| {
+        cancel.check().map_err(|error| (number, error))?;
+        if let Some(first) = page.first_mut() {
+            *first = 0;
+        }
+        Ok(())
+    };
+    parallel::for_each(threads, pages.into_iter(), || (), touch)
+}
+
+/// The matrix that a layout of so many bytes transposes, if that is what it does and there is some work to it.
+fn matrix(layout: &Layout, nbytes: u64) -> Option<Band> {
+    Band::of(layout).filter(|_| nbytes > SCRATCH)
 }
 
 impl Task<'_> {
@@ -167,6 +208,11 @@ impl Cut {
                 },
                 _ => jobs.push(Job::Run { span: part.source.clone(), parts: vec![part] }),
             }
+            return Ok(());
+        }
+        if let Some(band) = matrix(layout, nbytes) {
+            let bands = band.cut(dst, self.threads, out).ok_or_else(gap)?;
+            jobs.extend(bands.into_iter().map(|(band, out)| Job::Band { task: self.number, band, out }));
             return Ok(());
         }
         let alone = self.threads == 1 || parallel::threads(self.weight, Some(self.threads)) == 1;

@@ -3,7 +3,7 @@
 
 use super::batch::{Task, fill_all};
 use super::plan::Piece;
-use super::read::{Fill, Manner, PIECE, Payload, fill_piece, gap};
+use super::read::{Fill, Manner, PIECE, Payload, fill_piece, gap, to_usize};
 use crate::bytes::Reader;
 use crate::error::Error;
 use crate::layout::{Dims, Layout, contiguous_strides};
@@ -120,8 +120,4 @@ impl Rows {
         let src = layout.offset + first * layout.strides[self.outer];
         Piece::strided(&shape, &layout.strides, &self.strides, src)
     }
-}
-
-fn to_usize(n: u64) -> usize {
-    usize::try_from(n).unwrap_or(usize::MAX)
 }

@@ -2,6 +2,7 @@
 //! tensors become batches that are made ahead of whoever takes them, inside a window of memory.
 #![forbid(unsafe_code)]
 
+mod bands;
 mod batch;
 mod join;
 mod plan;

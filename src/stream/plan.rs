@@ -6,6 +6,7 @@
 
 use smallvec::SmallVec;
 
+use super::read::to_usize;
 use crate::bytes::BLOCK;
 use crate::kernel::Axis;
 use crate::layout::Layout;
@@ -15,6 +16,9 @@ pub(super) const GAP: u64 = 4096;
 
 /// Source rows that a transposing block takes at least: a full cache line of 2-byte results.
 const ROWS: u64 = 32;
+
+/// Source rows of which a transposing block takes a multiple, if it takes more: the next one starts with a cache line.
+const LINE_ROWS: u64 = 64;
 
 /// One dimension in source elements, with its stride on both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -204,15 +208,20 @@ impl Blocks {
         let mut blocks = Blocks { chunk: SmallVec::from_elem(1, dims.len()), dims, src: piece.src, itemsize };
         let fits = |blocks: &Blocks| blocks.block(&blocks.chunk).scratch.saturating_mul(itemsize) <= window;
         // A transposing block wants some rows of the source before long ones: the destination is contiguous along them.
-        if let Some(row) = blocks.dims.iter().position(|dim| dim.dst == 1)
-            && row + 1 != blocks.dims.len()
-        {
+        let rows = blocks.dims.iter().position(|dim| dim.dst == 1).filter(|row| row + 1 != blocks.dims.len());
+        if let Some(row) = rows {
             blocks.grow(row, ROWS, &fits);
         }
         for dim in (0..blocks.dims.len()).rev() {
             if !blocks.grow(dim, u64::MAX, &fits) {
                 break;
             }
+        }
+        if let Some(row) = rows
+            && blocks.chunk[row] > LINE_ROWS
+            && blocks.chunk[row] < blocks.dims[row].size
+        {
+            blocks.chunk[row] -= blocks.chunk[row] % LINE_ROWS;
         }
         blocks
     }
@@ -283,11 +292,6 @@ impl Blocks {
             Some(block)
         })
     }
-}
-
-/// A number that is bounded by the scratch or the destination, both of which are in memory.
-fn to_usize(n: u64) -> usize {
-    usize::try_from(n).unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]

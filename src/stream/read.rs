@@ -17,7 +17,7 @@ pub(super) const SCRATCH: u64 = 1 << 20;
 const SHIFTED: u64 = 8 << 20;
 
 /// A huge page.
-const HUGE: usize = 2 << 20;
+pub(super) const HUGE: usize = 2 << 20;
 
 /// Bytes of one read that needs no scratch; bounded so that a request to stop is seen soon.
 const DIRECT: u64 = 8 << 20;
@@ -222,10 +222,7 @@ pub(super) fn fill_piece(
         }
         let scratch = match block.reads.is_empty() {
             true => reader.read(block.src.saturating_mul(src), to_usize(block.run.saturating_mul(src)))?,
-            false => {
-                read_block(reader, &block, src, scratch)?;
-                &mut scratch[..]
-            }
+            false => read_block(reader, &block, src, scratch)?,
         };
         if swap {
             kernel::swap_bytes(usize::try_from(how.cast.from().swap_unit()).unwrap_or(1), scratch);
@@ -263,15 +260,14 @@ fn touch(cancel: &Cancel, out: &mut [u8]) -> Result<()> {
 }
 
 /// Reads a block's runs into the scratch, at the places that its axes expect.
-fn read_block(reader: &mut Reader<'_>, block: &Block, itemsize: u64, scratch: &mut Vec<u8>) -> Result<()> {
+fn read_block<'s>(
+    reader: &mut Reader<'_>,
+    block: &Block,
+    itemsize: u64,
+    scratch: &'s mut Vec<u8>,
+) -> Result<&'s mut [u8]> {
     let size = |elements: u64| usize::try_from(elements.saturating_mul(itemsize)).unwrap_or(usize::MAX);
-    let len = size(block.scratch);
-    if len > scratch.len() {
-        scratch.try_reserve_exact(len.saturating_sub(scratch.len())).map_err(|_| {
-            Error::new(Code::Memory, format!("{len} byte(s) of scratch could not be allocated"))
-        })?;
-    }
-    scratch.resize(len, 0);
+    let scratch = grown(scratch, size(block.scratch))?;
     let mut at = vec![0_u64; block.reads.len()];
     loop {
         let (src, dst) = (block.reads.iter().zip(&at))
@@ -286,7 +282,7 @@ fn read_block(reader: &mut Reader<'_>, block: &Block, itemsize: u64, scratch: &m
         // The innermost dimension comes first in `reads`.
         let mut dims = block.reads.iter().zip(&mut at);
         loop {
-            let Some((dim, index)) = dims.next() else { return Ok(()) };
+            let Some((dim, index)) = dims.next() else { return Ok(scratch) };
             *index += 1;
             if *index < dim.size {
                 break;
@@ -296,8 +292,18 @@ fn read_block(reader: &mut Reader<'_>, block: &Block, itemsize: u64, scratch: &m
     }
 }
 
-/// A number that is bounded by the scratch.
-fn to_usize(n: u64) -> usize {
+/// So many bytes of scratch, whatever they hold.
+pub(super) fn grown(scratch: &mut Vec<u8>, len: usize) -> Result<&mut [u8]> {
+    let more = len.saturating_sub(scratch.len());
+    if scratch.try_reserve_exact(more).is_err() {
+        return Err(Error::new(Code::Memory, format!("{len} byte(s) of scratch could not be allocated")));
+    }
+    scratch.resize(scratch.len().max(len), 0);
+    Ok(&mut scratch[..len])
+}
+
+/// A number that is bounded by the scratch or the destination, both of which are in memory.
+pub(super) fn to_usize(n: u64) -> usize {
     usize::try_from(n).unwrap_or(usize::MAX)
 }
 

@@ -235,7 +235,7 @@ proptest! {
 
 #[test]
 fn tensors_beyond_every_window_come_out_whole() {
-    // Windows are 1 MiB of scratch, 4 MiB of piece, 8 MiB of direct read: sizes lie around and beyond them.
+    // Windows are 1 MiB of scratch, 2 MiB of panel, 4 MiB of piece, 8 MiB of direct read: sizes lie around and beyond them.
     let cases = [
         (DType::F32, DType::F32, Plan::new(&[3000, 1100], &[1100, 1], 0)),
         (DType::F32, DType::BF16, Plan::new(&[3000, 1100], &[1100, 1], 1)),
@@ -248,6 +248,11 @@ fn tensors_beyond_every_window_come_out_whole() {
         (DType::C64, DType::C64, Plan::new(&[2, 300_000, 2], &[1, 4, 2], 0)),
         (DType::F16, DType::F16, Plan::new(&[513, 1025, 5], &[1, 513, 525_825], 0)),
         (DType::Bool, DType::Bool, Plan::new(&[2049, 2049], &[1, 2049], 0)),
+        // Matrices of which a window takes no whole row, and such with gaps that are read along or skipped.
+        (DType::F32, DType::BF16, Plan::new(&[40_000, 61], &[1, 40_000], 7)),
+        (DType::U8, DType::I16, Plan::new(&[100_000, 30], &[1, 100_000], 0)),
+        (DType::BF16, DType::BF16, Plan::new(&[1001, 801], &[1, 1100], 0)),
+        (DType::F32, DType::F32, Plan::new(&[701, 999], &[1, 5001], 2)),
     ];
     for (from, to, plan) in cases {
         let storage = noise(plan.end() * usize::try_from(from.itemsize()).unwrap());

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{COLUMNS, Instructions, LINE, LINES, Line, Lines, Panel, Row, lines, vectors};
+use super::{COLUMNS, Grid, Instructions, LINE, LINES, Line, Lines, Panel, Row, lines, vectors};
 use crate::dtype::DType;
 use crate::kernel::Overflow;
 
@@ -44,7 +44,7 @@ impl Instructions for Avx2 {
         macro_rules! lines {
             ($function:ident) => {
                 // SAFETY: Level has detected the features that the function is compiled for.
-                |panel, dst, pitch| unsafe { $function(panel, dst, pitch) }
+                |panel, dst| unsafe { $function(panel, dst) }
             };
         }
         match size {
@@ -182,7 +182,7 @@ type Block<const N: usize> = [__m256i; N];
 macro_rules! lines {
     ($name:ident, $size:literal, $transpose:ident) => {
         #[target_feature(enable = "avx2,f16c")]
-        fn $name(panel: Panel<'_>, dst: &mut [u8], pitch: usize) {
+        fn $name(panel: Panel<'_>, dst: &mut Grid<'_>) {
             const HALF: usize = LINE / 2;
             const SIDE: usize = HALF / $size;
             let mut halves = [[_mm256_setzero_si256(); COLUMNS]; 2 * LINES];
@@ -203,8 +203,8 @@ macro_rules! lines {
                             *block = $transpose(*block);
                         }
                     }
-                    let dst = &mut dst[left * pitch + first * LINE..];
-                    for (column, dst) in dst.chunks_mut(pitch).enumerate().take(columns) {
+                    for column in 0..columns {
+                        let dst = &mut dst.row(left + column)[first * LINE..];
                         for ([upper, lower], bytes) in
                             halves.as_chunks().0.iter().zip(dst.as_chunks_mut::<LINE>().0)
                         {

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{COLUMNS, Instructions, LINE, LINES, Line, Lines, Panel, Row, avx2, lines, vectors};
+use super::{COLUMNS, Grid, Instructions, LINE, LINES, Line, Lines, Panel, Row, avx2, lines, vectors};
 use crate::dtype::DType;
 use crate::kernel::Overflow;
 
@@ -48,7 +48,7 @@ impl Instructions for Avx512 {
         macro_rules! lines {
             ($block:ident) => {
                 // SAFETY: Level has detected the features that `write_blocks` and the function are compiled for.
-                |panel, dst, pitch| unsafe { $block(panel, dst, pitch) }
+                |panel, dst| unsafe { $block(panel, dst) }
             };
         }
         match size {
@@ -145,7 +145,7 @@ type Block<const N: usize> = [__m512i; N];
 macro_rules! lines {
     ($name:ident, $size:literal, $transpose:ident) => {
         #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-        fn $name(panel: Panel<'_>, dst: &mut [u8], pitch: usize) {
+        fn $name(panel: Panel<'_>, dst: &mut Grid<'_>) {
             const SIDE: usize = LINE / $size;
             let mut lines = [[_mm512_setzero_si512(); COLUMNS]; LINES];
             for left in (0..panel.columns).step_by(COLUMNS) {
@@ -165,9 +165,9 @@ macro_rules! lines {
                             *block = $transpose(*block);
                         }
                     }
-                    let dst = &mut dst[left * pitch + first * LINE..];
-                    for (column, dst) in dst.chunks_mut(pitch).enumerate().take(columns) {
-                        for (vectors, bytes) in lines.iter().zip(dst.as_chunks_mut().0) {
+                    for column in 0..columns {
+                        let dst = &mut dst.row(left + column)[first * LINE..];
+                        for (vectors, bytes) in lines.iter().zip(dst.as_chunks_mut::<LINE>().0) {
                             match bytemuck::try_from_bytes_mut(bytes) {
                                 Ok(line) if panel.streams => stream(line, vectors[column]),
                                 _ => store(bytes, vectors[column]),

@@ -3,6 +3,8 @@
 //! The generic way weaves first: rows of small elements become rows of 64-bit words, each word holding one column's next few
 //! elements. That runs along the rows, so it is a vector loop; what remains is to pick one word of every row.
 
+use super::Grid;
+
 /// Bytes of a cache line.
 pub(in crate::kernel) const LINE: usize = 64;
 /// A line where a cache has its lines.
@@ -16,13 +18,13 @@ pub(super) const COLUMNS: usize = 64;
 /// Lines that a column gets one after the other. One line at a time leaves the memory waiting.
 pub(in crate::kernel) const LINES: usize = 4;
 
-/// Writes a panel's columns: line `l` of column `c` goes to byte `c * pitch + l * LINE` of the destination.
-pub(in crate::kernel) type Lines = fn(Panel<'_>, &mut [u8], pitch: usize);
+/// Writes a panel's columns: line `l` of column `c` goes to byte `l * LINE` of row `c` of the destination.
+pub(in crate::kernel) type Lines = fn(Panel<'_>, &mut Grid<'_>);
 
 /// Rows that are the columns of a destination. Elements of `size` bytes make a line of `LINE / size` rows.
 #[derive(Clone, Copy)]
 pub(in crate::kernel) struct Panel<'a> {
-    /// The rows. After the last column of each at least [`LINE`] bytes follow, whatever they hold.
+    /// The rows, at least [`LINE`] bytes apart. After the last column of each as many follow, whatever they hold.
     pub(in crate::kernel) bytes: &'a [u8],
     /// Bytes from one row to the next.
     pub(in crate::kernel) pitch: usize,
@@ -63,15 +65,15 @@ impl<'a> Strip<'a> {
 /// The transpose for elements of a size, in safe code.
 pub(super) fn lines(size: usize) -> Lines {
     match size {
-        1 => |panel, dst, pitch| weave_panel(weave_1, 1, panel, dst, pitch),
-        2 => |panel, dst, pitch| weave_panel(weave_2, 2, panel, dst, pitch),
-        4 => |panel, dst, pitch| weave_panel(weave_4, 4, panel, dst, pitch),
-        8 => |panel, dst, pitch| weave_panel(weave_8, 8, panel, dst, pitch),
-        _ => |panel, dst, pitch| weave_panel(weave_16, 16, panel, dst, pitch),
+        1 => |panel, dst| weave_panel(weave_1, 1, panel, dst),
+        2 => |panel, dst| weave_panel(weave_2, 2, panel, dst),
+        4 => |panel, dst| weave_panel(weave_4, 4, panel, dst),
+        8 => |panel, dst| weave_panel(weave_8, 8, panel, dst),
+        _ => |panel, dst| weave_panel(weave_16, 16, panel, dst),
     }
 }
 
-fn weave_panel(weave: Weave, size: usize, panel: Panel<'_>, dst: &mut [u8], pitch: usize) {
+fn weave_panel(weave: Weave, size: usize, panel: Panel<'_>, dst: &mut Grid<'_>) {
     let mut lines = [[[0; COLUMNS]; LINE / 8]; LINES];
     for left in (0..panel.columns).step_by(COLUMNS) {
         let columns = COLUMNS.min(panel.columns - left);
@@ -82,19 +84,20 @@ fn weave_panel(weave: Weave, size: usize, panel: Panel<'_>, dst: &mut [u8], pitc
                 let bytes = &panel.bytes[row * panel.pitch + left * size..];
                 weave(Strip { bytes, pitch: panel.pitch, columns }, words);
             }
-            let dst = &mut dst[left * pitch + first * LINE..];
-            write_columns(&lines[..count], dst, pitch, columns);
+            for column in 0..columns {
+                let dst = &mut dst.row(left + column)[first * LINE..];
+                write_column(&lines[..count], column, dst);
+            }
         }
     }
 }
 
-/// Writes the lines of `columns` columns, `pitch` bytes apart.
-fn write_columns(lines: &[Words], dst: &mut [u8], pitch: usize, columns: usize) {
-    for (column, dst) in dst.chunks_mut(pitch).enumerate().take(columns.min(COLUMNS)) {
-        for (words, line) in lines.iter().zip(dst.as_chunks_mut::<LINE>().0) {
-            for (bytes, row) in line.as_chunks_mut().0.iter_mut().zip(words) {
-                *bytes = row[column].to_le_bytes();
-            }
+/// Writes the lines of a column.
+#[inline]
+fn write_column(lines: &[Words], column: usize, dst: &mut [u8]) {
+    for (words, line) in lines.iter().zip(dst.as_chunks_mut::<LINE>().0) {
+        for (bytes, row) in line.as_chunks_mut().0.iter_mut().zip(words) {
+            *bytes = row[column].to_le_bytes();
         }
     }
 }
