@@ -2,18 +2,25 @@
 //!
 //! A virtual machine may have let its host take back the memory that lay idle, in blocks of a huge page; touching such a block
 //! then waits for the host. Small pages come from fragments, which the host has not taken. Nothing tells this beforehand, so it is
-//! tried: of every [`GROUP`] huge pages, and of more in a large range, one is touched as soon as it is mapped, and timed. Two slow
-//! ones in a row, and the next group is left to small pages.
+//! tried: of every [`GROUP`] huge pages, and of more in a large range, one is touched as soon as it is mapped, and timed. What was in
+//! use a moment ago comes first and is fast; then, mostly, all the rest is slow. So two slow ones in a row, and the next pages are
+//! small; more of them with every slow one that follows.
 #![forbid(unsafe_code)]
 
 use std::sync::{Mutex, TryLockError};
 use std::time::Duration;
 
-/// Huge pages for which one trial stands, at least: 64 MiB.
-const GROUP: usize = 32;
+/// Huge pages for which one good trial stands, at least: 16 MiB.
+const GROUP: usize = 8;
 
 /// Trials in one range, about: nobody can stop them.
 const TRIALS: usize = 16;
+
+/// Huge pages that are left to small ones after the trials that were slow first: 64 MiB. Doubled after each that follows.
+const SMALL: usize = 32;
+
+/// The most of them: 1 GiB.
+const MOST_SMALL: usize = 512;
 
 /// What 512 small pages take at most where a fault is slow; a huge page that the host has backed takes a tenth of it.
 const SLOW: Duration = Duration::from_micros(1500);
@@ -43,7 +50,7 @@ pub(super) fn saw(took: Duration, count: usize) {
 }
 
 fn with<T>(work: impl FnOnce(&mut Trial) -> T) -> Option<T> {
-    static TRIAL: Mutex<Trial> = Mutex::new(Trial { huge: 0, small: 0, slow: 0 });
+    static TRIAL: Mutex<Trial> = Mutex::new(Trial::NEW);
     match TRIAL.try_lock() {
         Ok(mut trial) => Some(work(&mut trial)),
         Err(TryLockError::Poisoned(trial)) => Some(work(&mut trial.into_inner())),
@@ -59,10 +66,15 @@ struct Trial {
     huge: usize,
     /// The same of those that are left to small pages.
     small: usize,
+    /// Slow trials in a row.
     slow: u32,
+    /// Pages that the next slow trial leaves to small ones.
+    next_small: usize,
 }
 
 impl Trial {
+    const NEW: Trial = Trial { huge: 0, small: 0, slow: 0, next_small: SMALL };
+
     fn next(&mut self, count: usize) -> Next {
         let (huge, small) = (self.huge.min(count), self.small.min(count));
         self.huge -= huge;
@@ -76,10 +88,14 @@ impl Trial {
 
     /// One trial stands for `group` pages.
     fn saw(&mut self, took: Duration, group: usize) {
+        let next_small = self.next_small;
         *self = match self.slow + 1 {
-            _ if took <= SLOW => Trial { huge: group - 1, small: 0, slow: 0 },
-            IN_A_ROW.. => Trial { huge: 0, small: group, slow: 0 },
-            slow => Trial { huge: 0, small: 0, slow },
+            _ if took <= SLOW => Trial { huge: group - 1, ..Trial::NEW },
+            slow @ IN_A_ROW.. => {
+                let small = next_small.max(group);
+                Trial { huge: 0, small, slow, next_small: (2 * next_small).min(MOST_SMALL) }
+            }
+            slow => Trial { huge: 0, small: 0, slow, next_small },
         };
     }
 }
@@ -90,7 +106,7 @@ mod tests {
 
     /// How many of `count` huge pages become huge, where touching the page with a number takes so many microseconds.
     fn run(count: usize, micros: impl Fn(usize) -> u64) -> (usize, usize) {
-        let mut trial = Trial { huge: 0, small: 0, slow: 0 };
+        let mut trial = Trial::NEW;
         let (mut at, mut huge, mut tries) = (0, 0, 0);
         while at < count {
             match trial.next(count - at) {
@@ -114,8 +130,8 @@ mod tests {
 
     #[test]
     fn where_huge_pages_are_slow_most_are_small() {
-        let (huge, tries) = run(34 * 10, |_| 4000);
-        assert_eq!((huge, tries), (20, 20));
+        let (huge, tries) = run(2 + 32 + 1 + 64 + 1 + 128 + 1 + 256 + 1 + 512 + 1 + 512, |_| 4000);
+        assert_eq!((huge, tries), (7, 7));
     }
 
     #[test]
@@ -125,7 +141,15 @@ mod tests {
 
     #[test]
     fn small_pages_end_when_huge_ones_become_fast() {
-        let (huge, _) = run(1000, |at| if at < 100 { 4000 } else { 150 });
-        assert!(huge > 890, "{huge}");
+        let (huge, tries) = run(1000, |at| if at < 90 { 4000 } else { 150 });
+        assert_eq!((huge, tries), (3 + 1000 - 99, 3 + (1000_usize - 99).div_ceil(GROUP)));
+    }
+
+    #[test]
+    fn few_pages_are_slow_before_that_is_known() {
+        for fast in 100..100 + GROUP {
+            let (huge, _) = run(100 + GROUP + 2 + 32, |at| if at < fast { 150 } else { 4000 });
+            assert!(huge - fast <= GROUP + 2, "{fast} {huge}");
+        }
     }
 }
