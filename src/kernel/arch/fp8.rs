@@ -15,7 +15,7 @@ trait Format {
     const BIAS: u32;
     /// The code of the largest finite value.
     const LARGEST: u32;
-    /// The code of what is larger, before the sign.
+    /// The code of what is larger, before the sign; the next one.
     const TOO_LARGE: u32;
     /// The code that NaN is given.
     const NAN: u32;
@@ -173,14 +173,16 @@ fn decode<F: Format>(code: u8) -> u32 {
 fn encode<F: Format, const SATURATE: bool>(bits: u32) -> u8 {
     let magnitude = bits & 0x7fff_ffff;
     let odd = (magnitude >> F::SHIFT) & 1;
-    let rounded = magnitude.wrapping_add((1 << (F::SHIFT - 1)) - 1).wrapping_add(odd) >> F::SHIFT;
-    let normal = rounded.wrapping_sub((127 - F::BIAS) << F::MANTISSA);
+    // Below one half of the last place, and the exponent's other bias.
+    let offset = ((1_u32 << (F::SHIFT - 1)) - 1).wrapping_sub((127 - F::BIAS) << 23);
+    let normal = magnitude.wrapping_add(offset).wrapping_add(odd) >> F::SHIFT;
+    let normal = normal.min(if SATURATE { F::LARGEST } else { F::TOO_LARGE });
     // The addition rounds to the last place of MAGIC, which is the step between subnormal numbers.
     let subnormal = (f32::from_bits(magnitude) + f32::from_bits(F::MAGIC)).to_bits().wrapping_sub(F::MAGIC);
     let code = if magnitude < F::NORMAL { subnormal } else { normal };
-    let too_large = if SATURATE { F::LARGEST } else { F::TOO_LARGE };
-    let code = if code > F::LARGEST { too_large } else { code };
-    let code = if magnitude > 0x7f80_0000 { F::NAN } else { code };
+    // Without saturation, what is too large and NaN may have one code.
+    let is_nan = (SATURATE || F::TOO_LARGE != F::NAN) && magnitude > 0x7f80_0000;
+    let code = if is_nan { F::NAN } else { code };
     let sign = if F::UNSIGNED_ZERO && code == 0 { 0 } else { (bits >> 24) & 0x80 };
     (code | sign) as u8
 }
