@@ -28,8 +28,6 @@ pub(super) struct Pages {
     len: usize,
     /// Whether its whole huge pages were asked to be huge.
     huge: bool,
-    /// Which of those were left to small pages all the same.
-    small: Vec<bool>,
     /// The process that made it: in a forked child every page of it would have to be copied first.
     owner: u32,
 }
@@ -50,50 +48,41 @@ impl Pages {
     pub(super) fn new(len: usize, huge: bool) -> Option<Pages> {
         let len = Pages::rounded(len.max(1))?;
         let start = aligned(len)?;
-        let mut pages = Pages { start, len, huge, small: Vec::new(), owner: process::id() };
+        let pages = Pages { start, len, huge, owner: process::id() };
         if huge {
-            pages.small = vec![true; len / HUGE];
             pages.choose();
         }
         Some(pages)
     }
 
-    /// Asks for huge pages in place of small ones, where that is worth it. What was in those is lost: nobody was promised it.
-    pub(super) fn choose(&mut self) {
-        let count = self.small.len();
-        let mut at = 0;
-        while let Some(skipped) = self.small[at..].iter().position(|&small| small) {
-            at += skipped;
-            let run = self.small[at..].iter().take_while(|&&small| small).count();
-            let (pages, small) = match trial::next(run) {
+    /// Asks for huge pages where they are worth it.
+    fn choose(&self) {
+        let (mut at, count) = (0, self.len / HUGE);
+        while at < count {
+            at += match trial::next(count - at) {
                 Next::Huge(pages) => {
-                    self.advise(at, pages, Advice::LinuxDontNeed);
                     self.advise(at, pages, Advice::LinuxHugepage);
-                    (pages, false)
+                    pages
                 }
                 Next::Small(pages) => {
                     self.advise(at, pages, Advice::LinuxNoHugepage);
-                    (pages, true)
+                    pages
                 }
                 Next::Try => {
-                    self.advise(at, 1, Advice::LinuxDontNeed);
                     self.advise(at, 1, Advice::LinuxHugepage);
                     let before = busy();
                     self.advise(at, 1, Advice::LinuxPopulateWrite);
                     trial::saw(busy().saturating_sub(before), count);
-                    (1, false)
+                    1
                 }
             };
-            self.small[at..at + pages].fill(small);
-            at += pages;
         }
     }
 
     /// Advises the system about `count` whole huge pages from the one with number `at` on, all inside.
     fn advise(&self, at: usize, count: usize, advice: Advice) {
         let start = self.start.as_ptr().wrapping_add(at * HUGE);
-        // SAFETY: the range is owned, and private to this file, whose advice (huge pages or none, touching) changes no byte, or
-        // makes zeros of bytes that nobody has been promised.
+        // SAFETY: the range is owned, and private to this file, whose advice (huge pages or none, touching) changes no byte.
         // Refused where huge pages are switched off, or by an old system: small pages do too, and what is not touched is fast.
         let _ = unsafe { madvise(start.cast(), count * HUGE, advice) };
     }
@@ -142,8 +131,7 @@ impl Pages {
             return None;
         }
         let start = NonNull::new(self.start.as_ptr().wrapping_add(at))?;
-        let small = self.small.split_off((at / HUGE).min(self.small.len()));
-        let rest = Pages { start, len: self.len - at, huge: self.huge, small, owner: self.owner };
+        let rest = Pages { start, len: self.len - at, huge: self.huge, owner: self.owner };
         self.len = at;
         Some(rest)
     }
@@ -156,10 +144,9 @@ impl Pages {
     }
 
     /// Adds a range that this one meets.
-    pub(super) fn join(&mut self, mut next: Pages) {
+    pub(super) fn join(&mut self, next: Pages) {
         if self.meets(&next) {
             self.len += next.len;
-            self.small.extend(std::mem::take(&mut next.small));
             std::mem::forget(next);
         }
     }
@@ -239,22 +226,5 @@ mod tests {
         front.join(middle);
         front.join(back);
         assert_eq!((front.len(), front.whole()), (3 * HUGE, 3 * HUGE));
-    }
-
-    #[test]
-    fn parts_remember_which_of_their_pages_are_small() {
-        let mut front = Pages::new(4 * HUGE + SMALL, true).unwrap();
-        front.small.copy_from_slice(&[false, true, true, false]);
-        let mut back = front.split_off(2 * HUGE).unwrap();
-        let end = back.split_off(2 * HUGE).unwrap();
-        assert_eq!(
-            (&front.small[..], &back.small[..], &end.small[..]),
-            (&[false, true][..], &[true, false][..], &[][..])
-        );
-        front.join(back);
-        assert_eq!(front.small, [false, true, true, false]);
-        front.choose();
-        let small = front.small.iter().filter(|&&small| small).count();
-        assert!(small <= 2, "a huge page stays one");
     }
 }

@@ -54,11 +54,7 @@ impl Pooled {
         // Unmapped before anything is mapped, and outside the lock.
         drop(surplus);
         match found {
-            Some(mut pages) => {
-                // It may have been new when huge pages were slow.
-                pages.choose();
-                Some(Pooled { pages: Some(pages), recycled: true })
-            }
+            Some(pages) => Some(Pooled { pages: Some(pages), recycled: true }),
             None => Pooled::fresh(len, true),
         }
     }
