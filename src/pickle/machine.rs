@@ -4,9 +4,11 @@
 //! refused by a typed error at the opcode's offset.
 
 mod literals;
+mod stack;
 pub(super) mod survey;
 
 use self::literals::{in_data, native_string};
+use self::stack::underflow;
 use super::arena::{Arena, Node, Span};
 use super::disasm::{Arg, Disasm, Op};
 use super::globals::Globals;
@@ -17,7 +19,7 @@ use super::pool::Pool;
 use super::spare::Spare;
 use super::text;
 use super::value::{CallKind, GlobalId, Handle, Values};
-use super::{Options, Pickle, index, narrow, wide};
+use super::{Options, Pickle, narrow, wide};
 use crate::bytes::Chunk;
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
@@ -319,70 +321,6 @@ impl<'d> Machine<'d> {
         newest.map_or(0, Opcode::protocol).max(if self.binbytes { 3 } else { 0 })
     }
 
-    #[inline(always)]
-    fn push(&mut self, node: Node) -> Result<()> {
-        let handle = self.arena.add(node)?;
-        self.stack.push(handle)
-    }
-
-    /// Pushes a value that is there already.
-    #[inline(always)]
-    fn push_again(&mut self, value: Handle) -> Result<()> {
-        self.fetched |= self.arena.nodes.may_be_filled(value);
-        self.stack.push(value)
-    }
-
-    #[inline]
-    fn pop(&mut self) -> Result<Handle> {
-        if self.stack.len() <= self.fence {
-            return Err(underflow());
-        }
-        self.stack.pop().ok_or_else(underflow)
-    }
-
-    #[inline]
-    fn top(&self) -> Result<Handle> {
-        if self.stack.len() <= self.fence {
-            return Err(underflow());
-        }
-        self.stack.last().ok_or_else(underflow)
-    }
-
-    /// Takes the topmost mark away; gives where its values begin.
-    #[inline]
-    fn unmark(&mut self) -> Result<usize> {
-        let mark = self.marks.pop().ok_or_else(|| fail(Code::PickleStack, "no MARK is on the stack"))?;
-        self.fence = self.marks.last().map_or(0, index);
-        Ok(index(mark))
-    }
-
-    /// The value below a mark that was just taken away.
-    #[inline]
-    fn below(&self, mark: usize) -> Result<Handle> {
-        if mark <= self.fence {
-            return Err(underflow());
-        }
-        self.stack.get(mark.saturating_sub(1)).ok_or_else(underflow)
-    }
-
-    /// POP takes the mark when nothing stands on it (`_pickle.c: load_pop`).
-    fn pop_or_unmark(&mut self) -> Result<()> {
-        if self.marks.last().map(index) == Some(self.stack.len()) {
-            self.unmark().map(|_| ())
-        } else {
-            self.pop().map(|_| ())
-        }
-    }
-
-    fn stop(&mut self) -> Result<Handle> {
-        let root = self.pop()?;
-        if self.stack.len() > 0 || self.marks.len() > 0 {
-            let left = self.stack.len();
-            return Err(fail(Code::PickleStack, format!("STOP leaves {left} value(s) on the stack")));
-        }
-        Ok(root)
-    }
-
     #[inline]
     fn tuple(&mut self, len: usize) -> Result<()> {
         let start = self.stack.len().checked_sub(len).filter(|&start| start >= self.fence);
@@ -500,10 +438,4 @@ fn memo_number(number: u64) -> Result<u32> {
 #[inline(never)]
 fn fail(code: Code, text: impl Into<String>) -> Error {
     Error::new(code, text)
-}
-
-#[cold]
-#[inline(never)]
-fn underflow() -> Error {
-    Error::new(Code::PickleStack, "an opcode needs more values than the stack holds")
 }
