@@ -31,19 +31,20 @@ beyond this table, and what is not, is in [SECURITY.md](../SECURITY.md).
 
 The same holds for 200 honest checkpoints (`tests/data/attacks/benign.py`): all open, and nothing they name is imported.
 
-[Fuzzing](fuzzing.md) goes on where the table ends. Executions of one night (2026-11-21, two shared cores of an Intel Xeon, 0.2
-hours of libFuzzer in all), edges reached, and inputs that broke a promise at the end:
+[Fuzzing](fuzzing.md) goes on where the table ends. Executions so far: of one night (2026-11-21, two shared cores of an Intel Xeon, 0.2
+hours of libFuzzer in all), and of the reader as it is now (2026-11-22, a minute each beside the whole test suite on two cores of an AMD EPYC); edges
+reached and inputs kept that night, and inputs that broke a promise at the end of either:
 
-| target | executions | edges | seeds | kept inputs | open |
-|---|--:|--:|--:|--:|--:|
-| `pickle` | 2,878,677 | 1,910 | 21 | 1,646 | 0 |
-| `zip` | 4,471,141 | 899 | 4 | 463 | 0 |
-| `legacy` | 2,143,483 | 4,242 | 12 | 1,575 | 0 |
-| `safetensors`, against the crate | 15,847,738 | 1,774 | 4 | 1,264 | 0 |
-| `open` | 3,651,089 | 6,742 | 27 | 3,071 | 0 |
-| `scan` | 243,937 | | 16 | | 0 |
-| `cpython`, over what `pickle` kept | 1,054,925 | | | | 0 |
-| `weights_only`, over what `open` kept | 361,513 | | | | 0 |
+| target | executions | of the reader now | edges | seeds | kept inputs | open |
+|---|--:|--:|--:|--:|--:|--:|
+| `pickle` | 2,878,677 | 2,387,242 | 1,910 | 21 | 1,646 | 0 |
+| `zip` | 4,471,141 | 2,658,237 | 899 | 4 | 463 | 0 |
+| `legacy` | 2,143,483 | 1,091,943 | 4,242 | 12 | 1,575 | 0 |
+| `safetensors`, against the crate | 15,847,738 | 9,760,441 | 1,774 | 4 | 1,264 | 0 |
+| `open` | 3,651,089 | 1,772,241 | 6,742 | 27 | 3,071 | 0 |
+| `scan` | 243,937 | 366,517 | | 16 | | 0 |
+| `cpython`, over what `pickle` kept | 1,054,925 | 36,194 | | | | 0 |
+| `weights_only`, over what `open` kept | 361,513 | 276,222 | | | | 0 |
 
 What they found, and what was mended: calls of values that cannot be called, and of persistent ids, were kept as data; a lazy sign
 that is False was read as none, where torch goes by the key alone; sets of what cannot be hashed raised a bare `TypeError`.
