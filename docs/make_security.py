@@ -31,9 +31,9 @@ beyond this table, and what is not, is in [SECURITY.md](../SECURITY.md).
 
 The same holds for 200 honest checkpoints (`tests/data/attacks/benign.py`): all open, and nothing they name is imported.
 
-[Fuzzing](fuzzing.md) goes on where the table ends. Executions so far: of one night (2026-11-21, two shared cores of an Intel Xeon, 0.2
-hours of libFuzzer in all), and of the reader as it is now (2026-11-22, a minute each beside the whole test suite on two cores of an AMD EPYC); edges
-reached and inputs kept that night, and inputs that broke a promise at the end of either:
+[Fuzzing](fuzzing.md) goes on where the table ends. Executions so far: of one night (2026-11-21, two shared cores of an
+Intel Xeon, 0.2 hours of libFuzzer in all), and of the reader as it is now (2026-11-22, a minute each beside the whole
+test suite, two cores of an AMD EPYC); edges and inputs kept that night; inputs that broke a promise at the end of either:
 
 | target | executions | of the reader now | edges | seeds | kept inputs | open |
 |---|--:|--:|--:|--:|--:|--:|
