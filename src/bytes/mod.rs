@@ -16,6 +16,6 @@ pub use direct::{BLOCK, Choice, Io};
 pub use mapping::Mapping;
 pub use place::{Place, PlaceKind};
 pub use probe::Probe;
-pub use reader::{Blocks, MakeBlocks, Reader, Scratch};
+pub use reader::{Blocks, MakeBlocks, Reader, Scratch, grown};
 pub use region::Region;
 pub use source::{Bytes, Source};

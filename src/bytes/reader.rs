@@ -144,13 +144,7 @@ impl<'a> Reader<'a> {
             let bytes = self.blocks(found.end as u64).and_then(|bytes| bytes.get_mut(found));
             return bytes.ok_or_else(|| Error::new(Code::InternalError, "a direct read was lost"));
         }
-        if len > self.scratch.len() {
-            self.scratch.try_reserve_exact(len.saturating_sub(self.scratch.len())).map_err(|_| {
-                Error::new(Code::Memory, format!("{len} byte(s) of scratch could not be allocated"))
-            })?;
-        }
-        self.scratch.resize(self.scratch.len().max(len), 0);
-        let bytes = &mut self.scratch[..len];
+        let bytes = grown(&mut self.scratch, len)?;
         self.source.read_by(self.forward.as_ref(), offset, bytes)?;
         Ok(bytes)
     }
@@ -187,6 +181,16 @@ impl<'a> Reader<'a> {
         }
         self.blocks.as_mut().map(|blocks| (**blocks).as_mut()).filter(|blocks| blocks.len() as u64 >= len)
     }
+}
+
+/// So many bytes of scratch, whatever they hold.
+pub fn grown(scratch: &mut Vec<u8>, len: usize) -> Result<&mut [u8]> {
+    let more = len.saturating_sub(scratch.len());
+    if scratch.try_reserve_exact(more).is_err() {
+        return Err(Error::new(Code::Memory, format!("{len} byte(s) of scratch could not be allocated")));
+    }
+    scratch.resize(scratch.len().max(len), 0);
+    Ok(&mut scratch[..len])
 }
 
 /// Reads whole blocks around the cache to where they belong; false where that did not give all of them.

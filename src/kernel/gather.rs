@@ -69,15 +69,19 @@ pub fn gather(cast: Cast, src: &[u8], dst: &mut [u8], axes: &[Axis]) -> Result<(
             axes.remove(rows.min(columns));
             let mut tile = Tile::new(cast, row_axis.size, column_axis.size, Vec::new());
             let (width, pitch) = (row_axis.size * cast.dst_size(), column_axis.dst_stride * cast.dst_size());
+            let mut fits = true;
             for_each_offset(&axes, |from, to| {
                 let bytes = &src[from * cast.src_size()..];
                 let src = Matrix { bytes, row: row_axis.src_stride, column: column_axis.src_stride };
                 let dst = Grid::new(&mut dst[to * cast.dst_size()..], column_axis.size, width, pitch);
-                // It is one, as the bounds and the order of the axes were checked.
-                if let Some(mut dst) = dst {
-                    transpose::turn(cast, src, &mut dst, &mut tile);
+                match dst {
+                    Some(mut dst) => transpose::turn(cast, src, &mut dst, &mut tile),
+                    None => fits = false,
                 }
             });
+            if !fits {
+                return Err(misuse(format!("{cast:?}: a part of the destination would not be written")));
+            }
         }
     }
     Ok(())

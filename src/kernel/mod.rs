@@ -5,7 +5,7 @@
 //! bounds are checked once at the door; no slice needs an alignment. What a cast means is written at [`Cast::new`].
 //!
 //! `arch` picks the row kernel of a pair of dtypes and the transpose of tiles, at the [`Level`] of the machine. The generic level
-//! is plain loops that LLVM vectorises and the oracle of the others. `unsafe` is left to the levels above it.
+//! is plain loops that LLVM vectorises and the oracle of the others. `unsafe` is left to the levels above it, and to [`Grid`].
 
 #![deny(unsafe_code)]
 

@@ -2,8 +2,8 @@
 //! reads, and goes to some columns of the destination.
 
 use super::plan::GAP;
-use super::read::{Fill, PIECE, Payload, gap, grown, to_usize};
-use crate::bytes::Reader;
+use super::read::{Fill, PIECE, Payload, gap, to_usize};
+use crate::bytes::{Reader, grown};
 use crate::error::Result;
 use crate::kernel::{self, Grid};
 use crate::layout::Layout;
@@ -140,11 +140,8 @@ pub(super) fn fill_band(
             let columns = width.min(band.columns - left);
             let panel = Band { src: band.src + top * band.pitch + left, rows, columns, pitch: band.pitch };
             let bytes = panel.read(from, reader, &mut scratch.bytes)?;
-            if how.swaps(payload) {
-                kernel::swap_bytes(to_usize(how.cast.from().swap_unit()), bytes);
-            }
             // Gaps that were read along change as well; nobody looks at them.
-            how.signs.apply(how.cast.from(), bytes)?;
+            how.prepare(payload, bytes)?;
             let across = to_usize(top * to)..to_usize((top + rows) * to);
             let part = out.part(to_usize(left)..to_usize(left + columns), across);
             kernel::transpose(how.cast, bytes, to_usize(panel.step(from)), part, &mut scratch.tile)?;

@@ -3,7 +3,7 @@
 
 use super::bands::{Band, Scratch, fill_band};
 use super::plan::{GAP, Piece, pieces, pieces_on_blocks};
-use super::read::{Fill, HUGE, Manner, Payload, SCRATCH, disk_threads, fill_piece, gap, piece_count};
+use super::read::{Fill, HUGE, Manner, Payload, SCRATCH, disk_threads, fill_piece, gap, piece_count, touch};
 use crate::bytes::{Reader, Source};
 use crate::error::{Code, Error, Result};
 use crate::kernel::{self, Grid};
@@ -71,7 +71,7 @@ struct Part<'a> {
 }
 
 /// Fills all destinations, on up to `threads` threads. An error comes with the number of the task that it is about.
-pub fn fill_all(tasks: Vec<Task<'_>>, threads: Option<usize>) -> Result<(), (usize, Error)> {
+pub fn fill_all(mut tasks: Vec<Task<'_>>, threads: Option<usize>) -> Result<(), (usize, Error)> {
     let weights: Vec<u64> = tasks.iter().map(Task::weight).collect();
     let manners: Vec<Manner> =
         tasks.iter().zip(&weights).map(|(task, &weight)| task.manner(weight)).collect();
@@ -80,7 +80,6 @@ pub fn fill_all(tasks: Vec<Task<'_>>, threads: Option<usize>) -> Result<(), (usi
     let wanted = if around { Some(disk_threads(threads)) } else { threads };
     let threads =
         parallel::threads(weights.iter().fold(0, |sum, &weight| sum.saturating_add(weight)), wanted);
-    let mut tasks = tasks;
     touch_bands(&mut tasks, threads)?;
     let mut plans = Vec::with_capacity(tasks.len());
     let mut lanes: Vec<(Source, Vec<Job<'_>>)> = Vec::new();
@@ -137,11 +136,7 @@ fn touch_bands(tasks: &mut [Task<'_>], threads: usize) -> Result<(), (usize, Err
         return Ok(());
     }
     let touch = |(): &mut (), (number, cancel, page): (usize, &Cancel, &mut [u8])| {
-        cancel.check().map_err(|error| (number, error))?;
-        if let Some(first) = page.first_mut() {
-            *first = 0;
-        }
-        Ok(())
+        touch(cancel, page).map_err(|error| (number, error))
     };
     parallel::for_each(threads, pages.into_iter(), || (), touch)
 }
@@ -283,9 +278,6 @@ fn fill_run(
 }
 
 fn convert(payload: &Payload, how: &Fill, bytes: &mut [u8], out: &mut [u8]) -> Result<()> {
-    if how.swaps(payload) {
-        kernel::swap_bytes(usize::try_from(how.cast.from().swap_unit()).unwrap_or(1), bytes);
-    }
-    how.signs.apply(how.cast.from(), bytes)?;
+    how.prepare(payload, bytes)?;
     kernel::convert(how.cast, bytes, out)
 }

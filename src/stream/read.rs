@@ -2,7 +2,7 @@
 
 use super::batch::{Task, fill_all};
 use super::plan::{Block, Blocks, Piece};
-use crate::bytes::{Blocks as Memory, Reader, Source};
+use crate::bytes::{Blocks as Memory, Reader, Source, grown};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::kernel::{self, Cast};
@@ -87,8 +87,16 @@ impl Fill {
         self.cast.is_identity() && self.signs.is_none() && !self.swaps(payload)
     }
 
-    pub(super) fn swaps(&self, payload: &Payload) -> bool {
+    fn swaps(&self, payload: &Payload) -> bool {
         payload.big_endian && self.cast.from().swap_unit() > 1
+    }
+
+    /// Makes of bytes as they were read what the cast takes: in this machine's order, with the signs changed.
+    pub(super) fn prepare(&self, payload: &Payload, bytes: &mut [u8]) -> Result<()> {
+        if self.swaps(payload) {
+            kernel::swap_bytes(to_usize(self.cast.from().swap_unit()), bytes);
+        }
+        self.signs.apply(self.cast.from(), bytes)
     }
 }
 
@@ -189,7 +197,6 @@ pub(super) fn fill_piece(
     out: &mut [u8],
 ) -> Result<()> {
     let (src, dst) = (how.cast.from().itemsize(), how.cast.to().itemsize());
-    let swap = how.swaps(payload);
     let plain = how.is_copy(payload) && is_plain(piece);
     let blocks = Blocks::new(
         piece,
@@ -224,11 +231,8 @@ pub(super) fn fill_piece(
             true => reader.read(block.src.saturating_mul(src), to_usize(block.run.saturating_mul(src)))?,
             false => read_block(reader, &block, src, scratch)?,
         };
-        if swap {
-            kernel::swap_bytes(usize::try_from(how.cast.from().swap_unit()).unwrap_or(1), scratch);
-        }
         // Gaps that were read along change as well; nobody looks at them.
-        how.signs.apply(how.cast.from(), scratch)?;
+        how.prepare(payload, scratch)?;
         kernel::gather(how.cast, scratch, part, &block.axes)?;
     }
     if written == piece.numel { Ok(()) } else { Err(gap()) }
@@ -249,7 +253,7 @@ fn is_transposing(piece: &Piece) -> bool {
 
 /// Has the system make fresh memory now, a huge page at a time: the first block of a transpose writes to every page, and a request
 /// to stop would wait for all of them.
-fn touch(cancel: &Cancel, out: &mut [u8]) -> Result<()> {
+pub(super) fn touch(cancel: &Cancel, out: &mut [u8]) -> Result<()> {
     for page in out.chunks_mut(HUGE) {
         cancel.check()?;
         if let Some(first) = page.first_mut() {
@@ -290,16 +294,6 @@ fn read_block<'s>(
             *index = 0;
         }
     }
-}
-
-/// So many bytes of scratch, whatever they hold.
-pub(super) fn grown(scratch: &mut Vec<u8>, len: usize) -> Result<&mut [u8]> {
-    let more = len.saturating_sub(scratch.len());
-    if scratch.try_reserve_exact(more).is_err() {
-        return Err(Error::new(Code::Memory, format!("{len} byte(s) of scratch could not be allocated")));
-    }
-    scratch.resize(scratch.len().max(len), 0);
-    Ok(&mut scratch[..len])
 }
 
 /// A number that is bounded by the scratch or the destination, both of which are in memory.
