@@ -13,6 +13,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use rustix::fs::{Advice, OFlags, fadvise};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
+use super::Scratch;
 use super::place::{Place, PlaceKind};
 use crate::memory::Memory;
 
@@ -131,9 +132,9 @@ pub(super) fn cached(file: &File, len: u64) -> Option<f64> {
 /// Another description of an open file, around the page cache; `None` where the file system has no such reads.
 pub(super) fn open_direct(file: &File) -> Option<File> {
     let direct = again(file, OFlags::DIRECT)?;
-    let mut block = Aligned::default();
+    let mut scratch = Scratch::new(|_| None);
     // Some file systems take the flag and refuse the reads.
-    direct.read_at(block.bytes(BLOCK)?, 0).ok()?;
+    direct.read_at(scratch.blocks(usize::try_from(BLOCK).ok()?)?, 0).ok()?;
     Some(direct)
 }
 
@@ -148,26 +149,6 @@ pub(super) fn open_forward(file: &File) -> Option<File> {
 fn again(file: &File, flags: OFlags) -> Option<File> {
     let flags = i32::try_from(flags.bits()).ok()?;
     OpenOptions::new().read(true).custom_flags(flags).open(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()
-}
-
-/// One block, where direct reads want their destination.
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C, align(4096))]
-struct Page([u8; 4096]);
-
-/// Scratch that starts on a block.
-#[derive(Default)]
-pub(super) struct Aligned(Box<[Page]>);
-
-impl Aligned {
-    /// At least `len` bytes, whatever they hold; `None` where there is no memory.
-    pub(super) fn bytes(&mut self, len: u64) -> Option<&mut [u8]> {
-        let pages = usize::try_from(len.div_ceil(BLOCK)).ok()?;
-        if self.0.len() < pages {
-            self.0 = bytemuck::try_zeroed_slice_box(pages).ok()?;
-        }
-        Some(bytemuck::cast_slice_mut(&mut self.0))
-    }
 }
 
 #[cfg(test)]
@@ -210,15 +191,6 @@ mod tests {
         // Where the file system does not tell, there is nothing to see.
         if let Some(share) = cached(file.as_file(), 1 << 20) {
             assert!(share > 0.9, "{share}");
-        }
-    }
-
-    #[test]
-    fn scratch_starts_on_a_block_and_grows() {
-        let mut scratch = Aligned::default();
-        for len in [1, 4096, 4097, 1 << 20, 5] {
-            let bytes = scratch.bytes(len).unwrap();
-            assert!(bytes.len() as u64 >= len && bytes.as_ptr().align_offset(4096) == 0);
         }
     }
 }

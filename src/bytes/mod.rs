@@ -8,6 +8,7 @@ mod place;
 mod probe;
 mod reader;
 mod region;
+mod scratch;
 mod source;
 
 pub use chunk::Chunk;
@@ -16,6 +17,7 @@ pub use direct::{BLOCK, Choice, Io};
 pub use mapping::Mapping;
 pub use place::{Place, PlaceKind};
 pub use probe::Probe;
-pub use reader::{Blocks, MakeBlocks, Reader, Scratch, grown};
+pub use reader::Reader;
 pub use region::Region;
+pub use scratch::{Blocks, MakeBlocks, Scratch};
 pub use source::{Bytes, Source};

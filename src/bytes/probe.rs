@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::direct::cached;
-use super::{Choice, Io, MakeBlocks, Place, Reader, Source};
+use super::{Choice, Io, MakeBlocks, Place, Reader, Scratch, Source};
 use crate::error::{Code, Error, Result};
 use crate::parallel;
 
@@ -72,7 +72,7 @@ fn rate(source: &Source, start: u64, make: MakeBlocks) -> Result<Option<f64>> {
     parallel::for_each(
         THREADS,
         chunks,
-        || Reader::around(source, make),
+        || Reader::around(source, Scratch::new(make)),
         |reader, at| {
             if begun.elapsed() < LONG {
                 reader.read(at, usize::try_from(CHUNK).unwrap_or(usize::MAX))?;

@@ -1,15 +1,15 @@
 //! Positional reads by one thread, of a part of a source: through the page cache or around it.
 //!
-//! A direct read takes the blocks around what is wanted, into scratch that starts on a block; what the system refuses so is
-//! read through the cache, which also words the error where the file itself is at fault.
+//! A direct read takes the blocks around what is wanted, into scratch; what the system refuses so is read through the cache,
+//! which also words the error where the file itself is at fault.
 #![forbid(unsafe_code)]
 
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-use super::Source;
-use super::direct::{Aligned, BLOCK, open_forward};
+use super::direct::{BLOCK, open_forward};
+use super::{Scratch, Source};
 use crate::error::{Code, Error, Result};
 
 /// Bytes below which a direct read is not worth its wait for the disk.
@@ -18,35 +18,13 @@ const LEAST: usize = 256 << 10;
 /// Bytes of one direct read.
 const MOST: usize = 4 << 20;
 
-/// Bytes of the blocks at the two ends of a read.
-const ENDS: u64 = 2 * BLOCK;
-
-/// Memory that direct reads go to where they cannot go to where they belong. It starts on a block.
-pub type Blocks = Box<dyn AsMut<[u8]> + Send>;
-
-/// What makes it, of at least so many bytes. On huge pages the disk is asked for more at a time.
-pub type MakeBlocks = fn(u64) -> Option<Blocks>;
-
 /// Reads of one source by one thread.
 pub struct Reader<'a> {
     source: &'a Source,
     direct: Option<&'a File>,
     /// A description of this reader's own, so that the system's reading ahead follows it and no other thread.
     forward: Option<File>,
-    /// Made at the first read that takes more than a few blocks.
-    blocks: Option<Blocks>,
-    make: MakeBlocks,
-    /// A few blocks, for the ends of what is read straight to its place.
-    ends: Aligned,
-    scratch: Vec<u8>,
-}
-
-/// The memory of a reader that is done, for the next.
-#[derive(Default)]
-pub struct Scratch {
-    blocks: Option<Blocks>,
-    ends: Aligned,
-    bytes: Vec<u8>,
+    scratch: Scratch,
 }
 
 impl<'a> Reader<'a> {
@@ -54,41 +32,23 @@ impl<'a> Reader<'a> {
     pub const MOST: u64 = MOST as u64;
 
     /// Reads through the page cache.
-    pub fn new(source: &'a Source) -> Reader<'a> {
-        Reader::with(source, None, |_| None)
+    pub fn new(source: &'a Source, scratch: Scratch) -> Reader<'a> {
+        Reader { source, direct: None, forward: None, scratch }
     }
 
     /// As [`Reader::new`], for a thread that reads much, forward.
-    pub fn forward(source: &'a Source) -> Reader<'a> {
-        let mut reader = Reader::new(source);
-        reader.forward = source.descriptor().and_then(open_forward);
-        reader
+    pub fn forward(source: &'a Source, scratch: Scratch) -> Reader<'a> {
+        Reader { forward: source.descriptor().and_then(open_forward), ..Reader::new(source, scratch) }
     }
 
     /// Reads around the page cache, where the source's file is to be read so and the system can.
-    pub fn around(source: &'a Source, make: MakeBlocks) -> Reader<'a> {
-        Reader::with(source, source.direct(), make)
-    }
-
-    fn with(source: &'a Source, direct: Option<&'a File>, make: MakeBlocks) -> Reader<'a> {
-        let ends = Aligned::default();
-        Reader { source, direct, forward: None, blocks: None, make, ends, scratch: Vec::new() }
-    }
-
-    /// This reader, with the scratch of one that is done.
-    pub fn with_scratch_of(self, done: Reader<'_>) -> Reader<'a> {
-        self.with_scratch(done.into_scratch())
-    }
-
-    /// This reader, with the scratch of an earlier one.
-    pub fn with_scratch(self, scratch: Scratch) -> Reader<'a> {
-        let Scratch { blocks, ends, bytes } = scratch;
-        Reader { blocks, ends, scratch: bytes, ..self }
+    pub fn around(source: &'a Source, scratch: Scratch) -> Reader<'a> {
+        Reader { direct: source.direct(), ..Reader::new(source, scratch) }
     }
 
     /// Its scratch, once it is done.
     pub fn into_scratch(self) -> Scratch {
-        Scratch { blocks: self.blocks, ends: self.ends, bytes: self.scratch }
+        self.scratch
     }
 
     /// Whether reads go around the page cache.
@@ -126,9 +86,8 @@ impl<'a> Reader<'a> {
         let mut offset = offset;
         for part in out.chunks_mut(MOST) {
             let found = self.fetch(file, offset, part.len());
-            let found = found.and_then(|found| self.blocks(found.end as u64)?.get(found));
             match found {
-                Some(found) => part.copy_from_slice(found),
+                Some(found) => part.copy_from_slice(self.fetched(found)?),
                 None => self.source.read_by(self.forward.as_ref(), offset, part)?,
             }
             offset = offset.saturating_add(part.len() as u64);
@@ -141,10 +100,9 @@ impl<'a> Reader<'a> {
         if let Some(file) = self.direct.filter(|_| len >= LEAST)
             && let Some(found) = self.fetch(file, offset, len)
         {
-            let bytes = self.blocks(found.end as u64).and_then(|bytes| bytes.get_mut(found));
-            return bytes.ok_or_else(|| Error::new(Code::InternalError, "a direct read was lost"));
+            return self.fetched(found);
         }
-        let bytes = grown(&mut self.scratch, len)?;
+        let bytes = self.scratch.bytes(len)?;
         self.source.read_by(self.forward.as_ref(), offset, bytes)?;
         Ok(bytes)
     }
@@ -158,7 +116,7 @@ impl<'a> Reader<'a> {
         let first = self.source.position(offset) - skip;
         let whole = skip.checked_add(len as u64)?.checked_next_multiple_of(BLOCK)?;
         let wanted = usize::try_from(skip).ok()?..usize::try_from(skip).ok()?.checked_add(len)?;
-        let bytes = self.blocks(whole)?.get_mut(..usize::try_from(whole).ok()?)?;
+        let bytes = self.scratch.blocks(usize::try_from(whole).ok()?)?;
         let mut done = 0;
         while done < wanted.end {
             // A read may end early, on a block; at the file's end it ends anywhere.
@@ -171,26 +129,12 @@ impl<'a> Reader<'a> {
         Some(wanted)
     }
 
-    /// Memory for so many bytes: the same for as many.
-    fn blocks(&mut self, len: u64) -> Option<&mut [u8]> {
-        if len <= ENDS {
-            return self.ends.bytes(ENDS);
-        }
-        if self.blocks.is_none() {
-            self.blocks = (self.make)(MOST as u64 + ENDS);
-        }
-        self.blocks.as_mut().map(|blocks| (**blocks).as_mut()).filter(|blocks| blocks.len() as u64 >= len)
+    /// What was read last, where in the scratch it is.
+    fn fetched(&mut self, at: Range<usize>) -> Result<&mut [u8]> {
+        let whole = at.end.next_multiple_of(usize::try_from(BLOCK).unwrap_or(1));
+        let found = self.scratch.blocks(whole).and_then(|blocks| blocks.get_mut(at));
+        found.ok_or_else(|| Error::new(Code::InternalError, "a direct read was lost"))
     }
-}
-
-/// So many bytes of scratch, whatever they hold.
-pub fn grown(scratch: &mut Vec<u8>, len: usize) -> Result<&mut [u8]> {
-    let more = len.saturating_sub(scratch.len());
-    if scratch.try_reserve_exact(more).is_err() {
-        return Err(Error::new(Code::Memory, format!("{len} byte(s) of scratch could not be allocated")));
-    }
-    scratch.resize(scratch.len().max(len), 0);
-    Ok(&mut scratch[..len])
 }
 
 /// Reads whole blocks around the cache to where they belong; false where that did not give all of them.
@@ -214,7 +158,7 @@ fn straight(file: &File, source: &Source, offset: u64, out: &mut [u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bytes::Io;
+    use crate::bytes::{Io, MakeBlocks};
     use std::io::Write;
     use std::sync::Arc;
 
@@ -228,16 +172,21 @@ mod tests {
     }
 
     /// Memory that starts on a block.
-    struct Plain(Aligned, u64);
+    struct Plain(Vec<u8>, usize);
 
     impl AsMut<[u8]> for Plain {
         fn as_mut(&mut self) -> &mut [u8] {
-            self.0.bytes(self.1).unwrap()
+            let skip = self.0.as_ptr().align_offset(4096);
+            &mut self.0[skip..][..self.1]
         }
     }
 
-    fn blocks(len: u64) -> Option<Blocks> {
-        Some(Box::new(Plain(Aligned::default(), len)))
+    fn made(len: usize) -> Plain {
+        Plain(vec![0; len + 4096], len)
+    }
+
+    fn scratch() -> Scratch {
+        Scratch::new(|len| Some(Box::new(made(usize::try_from(len).unwrap()))))
     }
 
     fn file(bytes: &[u8]) -> tempfile::NamedTempFile {
@@ -254,7 +203,7 @@ mod tests {
         let whole = Source::open_with(file.path(), Io::Direct).unwrap();
         let window = whole.window(77, whole.len() - 77).unwrap();
         let bytes = &bytes[77..];
-        let mut reader = Reader::around(&window, blocks);
+        let mut reader = Reader::around(&window, scratch());
         if !reader.is_direct() {
             eprintln!("skipped: no direct reads on this file system");
         }
@@ -274,9 +223,10 @@ mod tests {
         let bytes = noise((9 << 20) + 123);
         let file = file(&bytes);
         let source = Source::open_with(file.path(), Io::Direct).unwrap();
-        let mut reader = Reader::around(&source, blocks);
-        let mut blocks = Aligned::default();
-        let out = blocks.bytes(10 << 20).unwrap();
+        let never: MakeBlocks = |len| panic!("{len} bytes of scratch, where there are ends alone");
+        let mut reader = Reader::around(&source, Scratch::new(never));
+        let mut blocks = made(10 << 20);
+        let out = blocks.as_mut();
         for (at, len) in [
             (0, bytes.len()),
             (0, 8 << 20),
@@ -290,7 +240,6 @@ mod tests {
             reader.read_at(at as u64, to).unwrap();
             assert!(*to == bytes[at..at + len], "{at} {len}");
         }
-        assert!(reader.blocks.is_none(), "no scratch but for the ends");
         let past = reader.read_at(8192, &mut out[..9 << 20]).unwrap_err();
         assert_eq!(past.code(), Code::Truncated);
     }
@@ -302,7 +251,7 @@ mod tests {
         let source = Source::open(file.path()).unwrap();
         // Reading a directory is an error at every read; a pipe's is at every position.
         let folder = File::open(std::env::temp_dir()).unwrap();
-        let mut reader = Reader::with(&source, Some(&folder), blocks);
+        let mut reader = Reader { direct: Some(&folder), ..Reader::new(&source, scratch()) };
         let mut out = vec![0; bytes.len()];
         reader.read_at(0, &mut out).unwrap();
         assert!(out == bytes);
@@ -314,7 +263,7 @@ mod tests {
         let bytes = noise(3 << 20);
         let file = file(&bytes);
         let source = Source::open_with(file.path(), Io::Direct).unwrap();
-        let mut reader = Reader::around(&source, |_| None);
+        let mut reader = Reader::around(&source, Scratch::new(|_| None));
         let mut out = vec![0; bytes.len() - 9];
         reader.read_at(9, &mut out).unwrap();
         assert!(out == bytes[9..]);
@@ -326,18 +275,17 @@ mod tests {
         let file = file(&noise(2 << 20));
         let source = Source::open_with(file.path(), Io::Direct).unwrap();
         file.as_file().set_len(1 << 20).unwrap();
-        let mut reader = Reader::around(&source, blocks);
+        let mut reader = Reader::around(&source, scratch());
         assert_eq!(reader.read(0, 2 << 20).unwrap_err().code(), Code::FileChanged);
         assert_eq!(reader.read_at(0, &mut vec![0; 2 << 20]).unwrap_err().code(), Code::FileChanged);
-        let mut blocks = Aligned::default();
-        let straight = reader.read_at(0, blocks.bytes(2 << 20).unwrap());
+        let straight = reader.read_at(0, made(2 << 20).as_mut());
         assert_eq!(straight.unwrap_err().code(), Code::FileChanged);
     }
 
     #[test]
     fn bytes_in_memory_are_only_copied() {
         let source = Source::memory(Arc::new(noise(1 << 20)));
-        let mut reader = Reader::around(&source, blocks);
+        let mut reader = Reader::around(&source, scratch());
         assert!(!reader.is_direct());
         assert_eq!(reader.read(3, 4).unwrap(), &noise(7)[3..]);
     }

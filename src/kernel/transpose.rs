@@ -13,11 +13,11 @@ use crate::error::Result;
 
 /// Bytes of a converted row of a tile.
 const ROW_BYTES: usize = 2048;
-/// Bytes from the first row of a destination to the end of the last above which a cast that may write past the caches does so:
-/// the lines do not stay there until somebody reads them, and each would be read before it is overwritten.
-const STREAMING_SPAN: usize = 8 << 20;
+/// Bytes of a result above which a cast that may write past the caches does so: the lines do not stay there until somebody reads
+/// them, and each would be read before it is overwritten.
+const STREAMED: usize = 8 << 20;
 /// Columns of a line that is not whole, written at a time.
-const COLUMNS: usize = 64;
+const COLUMNS: usize = 256;
 
 /// The source of a transpose.
 #[derive(Clone, Copy)]
@@ -78,27 +78,31 @@ pub fn transpose(
 pub(super) fn turn(cast: Cast, src: Matrix<'_>, dst: &mut Grid<'_>, tile: &mut Tile) {
     let (src_size, dst_size) = (cast.src_size(), cast.dst_size());
     let (rows, columns) = (dst.width() / dst_size, dst.rows());
-    let streams = cast.streams() && dst.reach() > STREAMING_SPAN;
-    let as_it_lies = cast.is_identity() && src.column == 1 && src.row * src_size >= LINE;
+    let streams = cast.streams() && dst.whole() > STREAMED;
+    let mut first = 0;
+    if cast.is_identity() && src.column == 1 && src.row * src_size >= LINE {
+        let whole = rows - rows % tile.line_rows;
+        for top in (0..whole).step_by(tile.rows) {
+            let height = tile.rows.min(whole - top);
+            // Lines are made of whole squares.
+            let reach = (height - 1) * src.row + columns.next_multiple_of(tile.line_rows);
+            let Some(bytes) = src.bytes[top * src.row * src_size..].get(..reach * src_size) else { break };
+            let lines = height / tile.line_rows;
+            let panel = Panel { bytes, pitch: src.row * src_size, columns, lines, streams };
+            tile.write(panel, &mut dst.part(0..columns, top * dst_size..(top + height) * dst_size), dst_size);
+            first = top + height;
+        }
+    }
     for left in (0..columns).step_by(tile.columns) {
         let width = tile.columns.min(columns - left);
-        for top in (0..rows).step_by(tile.rows) {
+        for top in (first..rows).step_by(tile.rows) {
             let height = tile.rows.min(rows - top);
             let from = Matrix { bytes: &src.bytes[(top * src.row + left * src.column) * src_size..], ..src };
+            tile.read(cast, from, height, width);
+            let lines = height / tile.line_rows;
+            let panel = Panel { bytes: &tile.bytes, pitch: tile.pitch, columns: width, lines, streams };
             let mut dst = dst.part(left..left + width, top * dst_size..(top + height) * dst_size);
-            let reach = ((height - 1) * src.row + width) * src_size + LINE;
-            let (bytes, pitch) =
-                if as_it_lies && height.is_multiple_of(tile.line_rows) && reach <= from.bytes.len() {
-                    (from.bytes, src.row * src_size)
-                } else {
-                    tile.read(cast, from, height, width);
-                    (&tile.bytes[..], tile.pitch)
-                };
-            tile.write(
-                Panel { bytes, pitch, columns: width, lines: height / tile.line_rows, streams },
-                &mut dst,
-                dst_size,
-            );
+            tile.write(panel, &mut dst, dst_size);
         }
     }
 }

@@ -2,8 +2,8 @@
 //! reads, and goes to some columns of the destination.
 
 use super::plan::GAP;
-use super::read::{Fill, PIECE, Payload, gap, to_usize};
-use crate::bytes::{Reader, grown};
+use super::read::{Fill, PIECE, Payload, gap, scratch, to_usize};
+use crate::bytes::{Reader, Scratch};
 use crate::error::Result;
 use crate::kernel::{self, Grid};
 use crate::layout::Layout;
@@ -35,12 +35,17 @@ pub(super) struct Band {
 }
 
 /// Memory that a thread keeps from job to job, whatever it holds.
-#[derive(Default)]
-pub(super) struct Scratch {
+pub(super) struct Workspace {
     /// What is read.
-    pub(super) bytes: Vec<u8>,
+    pub(super) scratch: Scratch,
     /// The kernel's.
     tile: Vec<u8>,
+}
+
+impl Default for Workspace {
+    fn default() -> Workspace {
+        Workspace { scratch: scratch(), tile: Vec::new() }
+    }
 }
 
 impl Band {
@@ -67,12 +72,26 @@ impl Band {
         let threads = threads as u64;
         let count =
             (self.columns.checked_mul(self.rows)?.checked_mul(size)? / PIECE).clamp(threads, threads * 16);
-        let step = self.rows.div_ceil(count).next_multiple_of((RUN / size).max(1));
+        let run = (RUN / size).max(1);
         let mut bands = Vec::new();
+        if self.rows / run < threads {
+            // Too few rows for all threads: each takes some columns of all of them.
+            let step = self.columns.div_ceil(count);
+            let mut left = 0;
+            while left < self.columns {
+                let columns = step.min(self.columns - left);
+                let (grid, below) = rest.split_rows(to_usize(columns));
+                bands.push((Band { src: self.src + left, columns, ..self }, grid));
+                rest = below;
+                left += columns;
+            }
+            return Some(bands);
+        }
+        let step = self.rows.div_ceil(count).next_multiple_of(run);
         let mut top = 0;
         while top < self.rows {
             let rows = step.min(self.rows - top);
-            let (grid, right) = rest.split_at(to_usize(rows * size));
+            let (grid, right) = rest.split_columns(to_usize(rows * size));
             bands.push((Band { src: self.src + top * self.pitch, rows, ..self }, grid));
             rest = right;
             top += rows;
@@ -87,7 +106,10 @@ impl Band {
         match rows {
             _ if rows >= run => (rows / run * run, self.columns),
             _ if rows >= line => (rows / line * line, self.columns),
-            _ => (line.max(ROWS), PANEL / (line.max(ROWS) * from)),
+            _ => {
+                let rows = line.max(ROWS).min(self.rows);
+                (rows, PANEL / (rows * from))
+            }
         }
     }
 
@@ -101,7 +123,7 @@ impl Band {
         self,
         size: u64,
         reader: &'s mut Reader<'_>,
-        scratch: &'s mut Vec<u8>,
+        scratch: &'s mut Scratch,
     ) -> Result<&'s mut [u8]> {
         let step = self.step(size);
         let elements = (self.rows - 1).saturating_mul(step).saturating_add(self.columns);
@@ -109,7 +131,7 @@ impl Band {
         if step == self.pitch {
             return reader.read(self.src.saturating_mul(size), len);
         }
-        let bytes = grown(scratch, len)?;
+        let bytes = scratch.bytes(len)?;
         let mut at = self.src;
         for run in bytes.chunks_mut(to_usize(step.saturating_mul(size))) {
             reader.read_at(at.saturating_mul(size), run)?;
@@ -125,7 +147,7 @@ pub(super) fn fill_band(
     band: Band,
     how: &Fill,
     reader: &mut Reader<'_>,
-    scratch: &mut Scratch,
+    space: &mut Workspace,
     mut out: Grid<'_>,
 ) -> Result<()> {
     let (from, to) = (how.cast.from().itemsize(), how.cast.to().itemsize());
@@ -139,12 +161,12 @@ pub(super) fn fill_band(
             how.cancel.check()?;
             let columns = width.min(band.columns - left);
             let panel = Band { src: band.src + top * band.pitch + left, rows, columns, pitch: band.pitch };
-            let bytes = panel.read(from, reader, &mut scratch.bytes)?;
+            let bytes = panel.read(from, reader, &mut space.scratch)?;
             // Gaps that were read along change as well; nobody looks at them.
             how.prepare(payload, bytes)?;
             let across = to_usize(top * to)..to_usize((top + rows) * to);
             let part = out.part(to_usize(left)..to_usize(left + columns), across);
-            kernel::transpose(how.cast, bytes, to_usize(panel.step(from)), part, &mut scratch.tile)?;
+            kernel::transpose(how.cast, bytes, to_usize(panel.step(from)), part, &mut space.tile)?;
         }
     }
     Ok(())
@@ -181,18 +203,30 @@ mod tests {
 
     #[test]
     fn bands_are_the_matrix_and_its_destination() {
-        for (rows, columns, size, threads) in [(5000, 2000, 4, 2), (4999, 8, 1, 16), (8, 4_000_000, 2, 3)] {
+        for (rows, columns, size, threads) in [
+            (5000, 2000, 4, 2),
+            (4999, 8, 1, 16),
+            (8, 4_000_000, 2, 3),
+            (65, 1 << 20, 4, 1),
+            (127, 70_001, 4, 2),
+        ] {
             let band = Band::of(&layout(&[columns, rows], &[1, columns])).unwrap();
             let mut out = vec![0; to_usize(rows * columns * size)];
-            let bands = band.cut(size, threads, &mut out).unwrap();
-            let mut next = 0;
-            for (band, grid) in &bands {
-                assert_eq!((band.src, band.columns, band.pitch), (3 + next * columns, columns, columns));
-                assert_eq!((grid.rows() as u64, grid.width() as u64), (columns, band.rows * size));
-                assert!((next * size).is_multiple_of(LINE), "a line of the destination has one band");
-                next += band.rows;
+            let mut bands = band.cut(size, threads, &mut out).unwrap();
+            assert!(bands.len() > 1 || threads == 1, "{rows} {columns}");
+            for (number, (band, grid)) in bands.iter_mut().enumerate() {
+                assert_eq!((grid.rows() as u64, grid.width() as u64), (band.columns, band.rows * size));
+                assert_eq!(band.pitch, columns);
+                let (top, left) = ((band.src - 3) / columns, (band.src - 3) % columns);
+                assert!((top * size).is_multiple_of(LINE), "a line of the destination has one band");
+                assert_eq!((top, left) == (0, 0), number == 0);
+                for column in 0..grid.rows() {
+                    grid.row(column).fill(1);
+                }
             }
-            assert_eq!(next, rows);
+            let area = bands.iter().map(|(band, _)| band.rows * band.columns).sum::<u64>();
+            assert_eq!(area, rows * columns);
+            assert!(out.iter().all(|&byte| byte == 1));
         }
     }
 
@@ -204,11 +238,13 @@ mod tests {
             (8, 1 << 40, 1 << 40),
             (4096, 100, 1 << 50),
             (4096, 14_336, 14_400),
+            (8, 1 << 30, 1 << 30),
         ] {
             for (from, to) in [(1, 1), (4, 2), (4, 4), (8, 16), (16, 16), (1, 16), (16, 1)] {
                 let band = Band { src: 0, rows, columns, pitch };
                 let (height, width) = band.panel(from, to);
-                assert!((height * to).is_multiple_of(LINE) && width > 0, "{band:?} {from} {to}");
+                let whole = (height * to).is_multiple_of(LINE) || height == rows;
+                assert!(whole && width > 0, "{band:?} {from} {to}");
                 let panel = Band { columns: width.min(columns), ..band };
                 assert!(height * panel.step(from) * from <= PANEL, "{band:?} {from} {to}: {height} {width}");
             }

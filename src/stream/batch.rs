@@ -1,10 +1,12 @@
 //! Many tensors in one go: large ones are cut into pieces, small neighbours are read with one read, and all threads take
 //! from one list of such jobs. So the threads start once for many tensors, and the system is asked once for many.
 
-use super::bands::{Band, Scratch, fill_band};
+use super::bands::{Band, Workspace, fill_band};
 use super::plan::{GAP, Piece, pieces, pieces_on_blocks};
-use super::read::{Fill, HUGE, Manner, Payload, SCRATCH, disk_threads, fill_piece, gap, piece_count, touch};
-use crate::bytes::{Reader, Source};
+use super::read::{
+    Fill, HUGE, Manner, Payload, SCRATCH, disk_threads, fill_piece, gap, piece_count, scratch, touch,
+};
+use crate::bytes::{Reader, Scratch, Source};
 use crate::error::{Code, Error, Result};
 use crate::kernel::{self, Grid};
 use crate::layout::Layout;
@@ -38,18 +40,20 @@ struct Plan {
 struct Worker<'p> {
     /// The reader of the task that it worked on last.
     reader: Option<(usize, Reader<'p>)>,
-    scratch: Scratch,
+    space: Workspace,
 }
 
 impl<'p> Worker<'p> {
     /// The reader of a task, with the scratch that there is.
-    fn reader(&mut self, task: usize, plan: &'p Plan) -> (&mut Reader<'p>, &mut Scratch) {
+    fn reader(&mut self, task: usize, plan: &'p Plan) -> (&mut Reader<'p>, &mut Workspace) {
         let reader = match self.reader.take() {
             Some((last, reader)) if last == task => reader,
-            Some((_, done)) => plan.manner.reader(&plan.payload.source).with_scratch_of(done),
-            None => plan.manner.reader(&plan.payload.source),
+            last => {
+                let scratch = last.map_or_else(scratch, |(_, done)| done.into_scratch());
+                plan.manner.reader(&plan.payload.source, scratch)
+            }
         };
-        (&mut self.reader.insert((task, reader)).1, &mut self.scratch)
+        (&mut self.reader.insert((task, reader)).1, &mut self.space)
     }
 }
 
@@ -102,16 +106,16 @@ pub fn fill_all(mut tasks: Vec<Task<'_>>, threads: Option<usize>) -> Result<(), 
     parallel::for_each(threads, jobs, Worker::default, |worker, job| match job {
         Job::Piece { task, piece, out } => {
             let plan = &plans[task];
-            let (reader, scratch) = worker.reader(task, plan);
-            fill_piece(&plan.payload, &piece, &plan.how, reader, &mut scratch.bytes, out)
+            let (reader, space) = worker.reader(task, plan);
+            fill_piece(&plan.payload, &piece, &plan.how, reader, &mut space.scratch, out)
                 .map_err(|error| (task, error))
         }
         Job::Band { task, band, out } => {
             let plan = &plans[task];
-            let (reader, scratch) = worker.reader(task, plan);
-            fill_band(&plan.payload, band, &plan.how, reader, scratch, out).map_err(|error| (task, error))
+            let (reader, space) = worker.reader(task, plan);
+            fill_band(&plan.payload, band, &plan.how, reader, space, out).map_err(|error| (task, error))
         }
-        Job::Run { span, parts } => fill_run(&plans, &span, parts, &mut worker.scratch.bytes),
+        Job::Run { span, parts } => fill_run(&plans, &span, parts, &mut worker.space.scratch),
     })?;
     for source in sources {
         let about = |plan: &Plan| plan.payload.source.same_backing(&source);
@@ -255,16 +259,12 @@ fn fill_run(
     plans: &[Plan],
     span: &Source,
     parts: Vec<Part<'_>>,
-    scratch: &mut Vec<u8>,
+    scratch: &mut Scratch,
 ) -> Result<(), (usize, Error)> {
     let first = parts.first().map_or(0, |part| part.task);
     let usize_of = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
     let outside = || Error::new(Code::InternalError, "a tensor lies outside the read that it is part of");
-    let len = usize_of(span.len());
-    if scratch.len() < len {
-        scratch.resize(len, 0);
-    }
-    let bytes = scratch.get_mut(..len).unwrap_or_default();
+    let bytes = scratch.bytes(usize_of(span.len())).map_err(|error| (first, error))?;
     plans[first].how.cancel.check().and_then(|()| span.read_at(0, bytes)).map_err(|error| (first, error))?;
     for Part { task, source, out } in parts {
         let place = source.start_in(span).map(usize_of).ok_or_else(outside);

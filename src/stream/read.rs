@@ -2,7 +2,7 @@
 
 use super::batch::{Task, fill_all};
 use super::plan::{Block, Blocks, Piece};
-use crate::bytes::{Blocks as Memory, Reader, Source, grown};
+use crate::bytes::{Blocks as Memory, Reader, Scratch, Source};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::kernel::{self, Cast};
@@ -127,11 +127,11 @@ impl Manner {
         self == Manner::Around
     }
 
-    pub(super) fn reader(self, source: &Source) -> Reader<'_> {
+    pub(super) fn reader(self, source: &Source, scratch: Scratch) -> Reader<'_> {
         match self {
-            Manner::Cached => Reader::new(source),
-            Manner::Forward => Reader::forward(source),
-            Manner::Around => Reader::around(source, blocks),
+            Manner::Cached => Reader::new(source, scratch),
+            Manner::Forward => Reader::forward(source, scratch),
+            Manner::Around => Reader::around(source, scratch),
         }
     }
 }
@@ -139,6 +139,11 @@ impl Manner {
 /// Threads for reads around the page cache: what was asked for, else enough for the disk and the cores.
 pub fn disk_threads(wanted: Option<usize>) -> usize {
     wanted.unwrap_or_else(|| DISK_THREADS.max(parallel::cores()))
+}
+
+/// A thread's scratch.
+pub(super) fn scratch() -> Scratch {
+    Scratch::new(blocks)
 }
 
 /// Memory for reads around the page cache, as for results: on huge pages, and recycled.
@@ -193,7 +198,7 @@ pub(super) fn fill_piece(
     piece: &Piece,
     how: &Fill,
     reader: &mut Reader<'_>,
-    scratch: &mut Vec<u8>,
+    scratch: &mut Scratch,
     out: &mut [u8],
 ) -> Result<()> {
     let (src, dst) = (how.cast.from().itemsize(), how.cast.to().itemsize());
@@ -268,10 +273,10 @@ fn read_block<'s>(
     reader: &mut Reader<'_>,
     block: &Block,
     itemsize: u64,
-    scratch: &'s mut Vec<u8>,
+    scratch: &'s mut Scratch,
 ) -> Result<&'s mut [u8]> {
     let size = |elements: u64| usize::try_from(elements.saturating_mul(itemsize)).unwrap_or(usize::MAX);
-    let scratch = grown(scratch, size(block.scratch))?;
+    let scratch = scratch.bytes(size(block.scratch))?;
     let mut at = vec![0_u64; block.reads.len()];
     loop {
         let (src, dst) = (block.reads.iter().zip(&at))

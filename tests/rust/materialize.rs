@@ -251,6 +251,9 @@ fn tensors_beyond_every_window_come_out_whole() {
         // Matrices of which a window takes no whole row, and such with gaps that are read along or skipped.
         (DType::F32, DType::BF16, Plan::new(&[40_000, 61], &[1, 40_000], 7)),
         (DType::U8, DType::I16, Plan::new(&[100_000, 30], &[1, 100_000], 0)),
+        // Matrices of so few rows that threads share each, one of them with lines to fill and some over.
+        (DType::F32, DType::F32, Plan::new(&[300_001, 8], &[1, 300_001], 0)),
+        (DType::BF16, DType::F32, Plan::new(&[70_000, 65], &[1, 70_100], 3)),
         (DType::BF16, DType::BF16, Plan::new(&[1001, 801], &[1, 1100], 0)),
         (DType::F32, DType::F32, Plan::new(&[701, 999], &[1, 5001], 2)),
     ];

@@ -178,6 +178,21 @@ fn f16_from_f32(bits: __m256i) -> __m128i {
 /// A block of `32 / SIZE` rows and as many columns; vectors of the rows in, of the columns out.
 type Block<const N: usize> = [__m256i; N];
 
+/// The first vectors of rows that are `pitch` bytes apart. Panics where the last one ends before its own.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn load_rows<const N: usize>(bytes: &[u8], pitch: usize) -> Block<N> {
+    assert!(pitch.saturating_mul(N - 1).saturating_add(LINE / 2) <= bytes.len(), "{N} rows {pitch} apart");
+    let mut rows = [_mm256_setzero_si256(); N];
+    for (at, row) in rows.iter_mut().enumerate() {
+        // Nothing here may fail: then the loop is unrolled, and all loads are on their way at once.
+        let row_at = bytes.as_ptr().wrapping_add(at.wrapping_mul(pitch));
+        // SAFETY: the last row's vector ends inside the slice, so an earlier one lies in it; the load wants no alignment.
+        *row = unsafe { _mm256_loadu_si256(row_at.cast()) };
+    }
+    rows
+}
+
 /// Writes a panel, the lines of some columns at one go. First their blocks are transposed, then all is stored.
 macro_rules! lines {
     ($name:ident, $size:literal, $transpose:ident) => {
@@ -194,13 +209,7 @@ macro_rules! lines {
                         let rows = &panel.bytes[(2 * first + half) * SIDE * panel.pitch..];
                         let blocks = vectors[..columns.next_multiple_of(SIDE)].as_chunks_mut::<SIDE>().0;
                         for (at, block) in blocks.iter_mut().enumerate() {
-                            let rows = &rows[left * $size + at * HALF..];
-                            for (vector, row) in block.iter_mut().zip(rows.chunks(panel.pitch)) {
-                                if let Some(bytes) = row.first_chunk() {
-                                    *vector = load(bytes);
-                                }
-                            }
-                            *block = $transpose(*block);
+                            *block = $transpose(load_rows(&rows[left * $size + at * HALF..], panel.pitch));
                         }
                     }
                     for column in 0..columns {

@@ -141,6 +141,21 @@ fn f16_from_f32(bits: __m512i) -> __m256i {
 /// A block of `64 / SIZE` rows and as many columns; vectors of the rows in, of the columns out.
 type Block<const N: usize> = [__m512i; N];
 
+/// The first vectors of rows that are `pitch` bytes apart. Panics where the last one ends before its own.
+#[inline]
+#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+fn load_rows<const N: usize>(bytes: &[u8], pitch: usize) -> Block<N> {
+    assert!(pitch.saturating_mul(N - 1).saturating_add(LINE) <= bytes.len(), "{N} rows {pitch} apart");
+    let mut rows = [_mm512_setzero_si512(); N];
+    for (at, row) in rows.iter_mut().enumerate() {
+        // Nothing here may fail: then the loop is unrolled, and all loads are on their way at once.
+        let row_at = bytes.as_ptr().wrapping_add(at.wrapping_mul(pitch));
+        // SAFETY: the last row's vector ends inside the slice, so an earlier one lies in it; the load wants no alignment.
+        *row = unsafe { _mm512_loadu_si512(row_at.cast()) };
+    }
+    rows
+}
+
 /// Writes a panel, the lines of some columns at one go. First their blocks are transposed, then all is stored.
 macro_rules! lines {
     ($name:ident, $size:literal, $transpose:ident) => {
@@ -156,21 +171,21 @@ macro_rules! lines {
                         let rows = &panel.bytes[(first + line) * SIDE * panel.pitch..];
                         let blocks = vectors[..columns.next_multiple_of(SIDE)].as_chunks_mut::<SIDE>().0;
                         for (at, block) in blocks.iter_mut().enumerate() {
-                            let rows = &rows[left * $size + at * LINE..];
-                            for (vector, row) in block.iter_mut().zip(rows.chunks(panel.pitch)) {
-                                if let Some(bytes) = row.first_chunk() {
-                                    *vector = load(bytes);
-                                }
-                            }
-                            *block = $transpose(*block);
+                            *block = $transpose(load_rows(&rows[left * $size + at * LINE..], panel.pitch));
                         }
                     }
                     for column in 0..columns {
-                        let dst = &mut dst.row(left + column)[first * LINE..];
-                        for (vectors, bytes) in lines.iter().zip(dst.as_chunks_mut::<LINE>().0) {
-                            match bytemuck::try_from_bytes_mut(bytes) {
-                                Ok(line) if panel.streams => stream(line, vectors[column]),
-                                _ => store(bytes, vectors[column]),
+                        let dst = &mut dst.row(left + column)[first * LINE..][..lines.len() * LINE];
+                        match bytemuck::try_cast_slice_mut(dst) {
+                            Ok(dst) if panel.streams => {
+                                for (vectors, line) in lines.iter().zip(dst) {
+                                    stream(line, vectors[column]);
+                                }
+                            }
+                            _ => {
+                                for (vectors, line) in lines.iter().zip(dst.as_chunks_mut().0) {
+                                    store(line, vectors[column]);
+                                }
                             }
                         }
                     }

@@ -19,6 +19,8 @@ pub struct Grid<'a> {
     width: usize,
     /// Bytes from one row to the next.
     pitch: usize,
+    /// Bytes of the slice that it was made of.
+    whole: usize,
     bytes: PhantomData<&'a mut [u8]>,
 }
 
@@ -32,12 +34,13 @@ impl<'a> Grid<'a> {
             Some(steps) => steps.checked_mul(pitch)?.checked_add(width)?,
             None => 0,
         };
-        let start = NonNull::from(&mut *bytes).cast();
-        (reach <= bytes.len() && width <= pitch).then_some(Grid {
+        let (start, whole) = (NonNull::from(&mut *bytes).cast(), bytes.len());
+        (reach <= whole && width <= pitch).then_some(Grid {
             start,
             rows,
             width,
             pitch,
+            whole,
             bytes: PhantomData,
         })
     }
@@ -52,15 +55,23 @@ impl<'a> Grid<'a> {
         self.width
     }
 
-    /// Bytes from the start of the first row to the end of the last.
-    pub fn reach(&self) -> usize {
-        self.rows.saturating_sub(1) * self.pitch + self.width
+    /// Bytes of the slice that it is some of.
+    pub fn whole(&self) -> usize {
+        self.whole
     }
 
     /// The first `width` bytes of every row, and the rest of them. Panics where a row has fewer.
-    pub fn split_at(self, width: usize) -> (Grid<'a>, Grid<'a>) {
+    pub fn split_columns(self, width: usize) -> (Grid<'a>, Grid<'a>) {
         let right = Grid { start: self.at(0, width), width: self.width - width, ..self };
         (Grid { width, ..self }, right)
+    }
+
+    /// The first `rows` rows, and the rest of them. Panics where there are fewer.
+    pub fn split_rows(self, rows: usize) -> (Grid<'a>, Grid<'a>) {
+        assert!(rows <= self.rows, "rows 0..{rows} of {}", self.rows);
+        let start = self.at(rows.min(self.rows.saturating_sub(1)), 0);
+        let below = Grid { start, rows: self.rows - rows, ..self };
+        (Grid { rows, ..self }, below)
     }
 
     /// Some bytes of some rows. Panics where there are none such.
@@ -76,6 +87,7 @@ impl<'a> Grid<'a> {
             rows: rows.len(),
             width: columns.len(),
             pitch: self.pitch,
+            whole: self.whole,
             bytes: PhantomData,
         }
     }
@@ -109,7 +121,7 @@ mod tests {
     fn the_parts_of_a_grid_are_the_bytes_of_their_place() {
         let mut bytes = [0; 3 * 10 + 6];
         let grid = Grid::new(&mut bytes, 4, 6, 10).unwrap();
-        let (mut left, mut right) = grid.split_at(2);
+        let (mut left, mut right) = grid.split_columns(2);
         std::thread::scope(|scope| {
             scope.spawn(|| (0..4).for_each(|row| left.row(row).fill(1)));
             scope.spawn(|| (0..4).for_each(|row| right.row(row).fill(2)));
@@ -119,6 +131,18 @@ mod tests {
             let middle = if at == 2 { [2, 3, 3, 2] } else { [2; 4] };
             assert_eq!((&row[..2], &row[2..6]), (&[1, 1][..], &middle[..]));
             assert!(row[6..].iter().all(|&byte| byte == 0), "bytes between rows");
+        }
+    }
+
+    #[test]
+    fn a_grid_is_cut_below_a_row() {
+        let mut bytes = [0; 3 * 10 + 6];
+        let (mut above, mut below) = Grid::new(&mut bytes, 4, 6, 10).unwrap().split_rows(3);
+        assert_eq!((above.rows(), below.rows(), below.width()), (3, 1, 6));
+        (0..3).for_each(|row| above.row(row).fill(1));
+        below.row(0).fill(2);
+        for (at, row) in bytes.chunks(10).enumerate() {
+            assert_eq!(row[..6], [if at < 3 { 1 } else { 2 }; 6]);
         }
     }
 
@@ -135,8 +159,10 @@ mod tests {
             assert_eq!((grid.rows(), grid.width()), (rows, width));
             grid.part(0..rows, 0..width);
             grid.part(rows..rows, width..width);
-            let (left, right) = grid.split_at(width);
+            let (left, right) = grid.split_columns(width);
             assert_eq!((left.width(), right.width()), (width, 0));
+            let (all, none) = left.split_rows(rows);
+            assert_eq!((all.rows(), none.rows()), (rows, 0));
         }
     }
 
@@ -153,8 +179,14 @@ mod tests {
     }
 
     #[test]
+    #[should_panic(expected = "rows 0..5 of 4")]
+    fn a_cut_too_low_is_refused() {
+        Grid::new(&mut [0; 36], 4, 6, 10).unwrap().split_rows(5);
+    }
+
+    #[test]
     #[should_panic(expected = "byte 7 of 6")]
     fn a_cut_too_far_is_refused() {
-        Grid::new(&mut [0; 36], 4, 6, 10).unwrap().split_at(7);
+        Grid::new(&mut [0; 36], 4, 6, 10).unwrap().split_columns(7);
     }
 }

@@ -24,7 +24,8 @@ pub(in crate::kernel) type Lines = fn(Panel<'_>, &mut Grid<'_>);
 /// Rows that are the columns of a destination. Elements of `size` bytes make a line of `LINE / size` rows.
 #[derive(Clone, Copy)]
 pub(in crate::kernel) struct Panel<'a> {
-    /// The rows, at least [`LINE`] bytes apart. After the last column of each as many follow, whatever they hold.
+    /// The rows, at least [`LINE`] bytes apart. Where the columns are no multiple of a line's rows, others follow up to one, whatever
+    /// they hold.
     pub(in crate::kernel) bytes: &'a [u8],
     /// Bytes from one row to the next.
     pub(in crate::kernel) pitch: usize,

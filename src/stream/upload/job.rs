@@ -12,7 +12,7 @@ use crate::sink::HostBuffer;
 use crate::sink::cuda::{Ring, Stream};
 use crate::stream::batch::{Task, fill_all};
 use crate::stream::plan::pieces;
-use crate::stream::read::{Fill, Manner, Payload, fill, fill_piece};
+use crate::stream::read::{Fill, Manner, Payload, fill, fill_piece, scratch};
 
 /// Makes a part of a result in memory of exactly its size.
 pub type FillPart = Box<dyn Fn(&Part, &mut [u8]) -> Result<()> + Send + Sync>;
@@ -112,10 +112,12 @@ pub(super) enum Job {
 
 /// What a worker has.
 pub(super) struct Worker<'w> {
-    pub(super) ring: &'w Ring,
-    pub(super) stream: &'w Stream,
-    pub(super) scratch: Scratch,
-    pub(super) blocks: Vec<u8>,
+    ring: &'w Ring,
+    stream: &'w Stream,
+    /// The readers'.
+    scratch: Scratch,
+    /// Of what is read row by row.
+    rows: Scratch,
 }
 
 impl Job {
@@ -136,7 +138,11 @@ impl Job {
     }
 }
 
-impl Worker<'_> {
+impl<'w> Worker<'w> {
+    pub(super) fn new(ring: &'w Ring, stream: &'w Stream) -> Worker<'w> {
+        Worker { ring, stream, scratch: scratch(), rows: scratch() }
+    }
+
     /// Does a job. An error comes with the number of the result that it is about.
     pub(super) fn run(&mut self, job: Job, cancel: &Cancel) -> Result<(), (usize, Error)> {
         match job {
@@ -183,8 +189,8 @@ impl Worker<'_> {
                 let Elements { payload, layout, how } = &**elements;
                 let manner =
                     Manner::of(payload, layout, layout.numel().saturating_mul(how.cast.from().itemsize()));
-                let mut reader =
-                    manner.reader(&payload.source).with_scratch(std::mem::take(&mut self.scratch));
+                let memory = std::mem::replace(&mut self.scratch, scratch());
+                let mut reader = manner.reader(&payload.source, memory);
                 let done = self.read(plan, elements, &mut reader, (first, count), cancel);
                 self.scratch = reader.into_scratch();
                 // Before anybody is told that it is done.
@@ -216,7 +222,7 @@ impl Worker<'_> {
             for piece in pieces(&part.of(&elements.layout), 1) {
                 let bytes = usize::try_from(piece.numel.saturating_mul(plan.itemsize)).unwrap_or(usize::MAX);
                 let (here, rest) = out.split_at_mut_checked(bytes).ok_or_else(too_long)?;
-                fill_piece(&elements.payload, &piece, &elements.how, reader, &mut self.blocks, here)?;
+                fill_piece(&elements.payload, &piece, &elements.how, reader, &mut self.rows, here)?;
                 out = rest;
             }
             if !out.is_empty() {

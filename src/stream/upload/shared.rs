@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use super::Waited;
 use super::job::{Held, Job, Worker};
 use super::plan::{Planner, Sizes};
-use crate::bytes::Scratch;
 use crate::error::{Error, Result, guarded};
 use crate::parallel::Cancel;
 use crate::sink::Array;
@@ -139,7 +138,7 @@ impl Shared {
         // Where it fails, each call says so.
         let _ = self.ring.device().enter();
         let Some(stream) = self.streams.get(number % self.streams.len().max(1)) else { return };
-        let mut worker = Worker { ring: self.ring, stream, scratch: Scratch::default(), blocks: Vec::new() };
+        let mut worker = Worker::new(self.ring, stream);
         loop {
             match self.next() {
                 Next::Plan(planner) => self.plan(planner),
