@@ -49,7 +49,7 @@ def paths(given: Any) -> list[str]:
         if not isinstance(one, (str, bytes, os.PathLike)):
             raise _make("Type", "Type", f"the list of paths holds a {type(one).__name__}")
         try:
-            Path(os.fsdecode(one)).stat()
+            os.stat(one)  # noqa: PTH116  # ten times as fast as by a Path
         except FileNotFoundError:
             raise _missing(os.fsdecode(one)) from None
         except OSError:
@@ -97,6 +97,8 @@ def repository(path: str) -> str:
 
     Its layout is `refs/main`, which holds a commit, and `snapshots/<commit>`, which holds the files.
     """
+    if "models--" not in path:
+        return path
     snapshots = Path(path) / "snapshots"
     if not Path(path).name.startswith("models--") or not snapshots.is_dir():
         return path

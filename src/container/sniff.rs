@@ -1,5 +1,9 @@
 //! Tells the format by content, never by the file's name, and says what a file is that is no checkpoint.
 
+use std::fs::{File, Metadata};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
 use super::{len64, zip};
 use crate::bytes::Source;
 use crate::error::{Code, Error, Result};
@@ -85,6 +89,17 @@ fn sniff_unplaced(source: &Source) -> Result<Format> {
         return Ok(Format::Pickle);
     }
     Err(explain(source, &head)?)
+}
+
+/// How many bytes of a file may be its metadata: what a safetensors file says of its header, else all of it. 0 where there is no file.
+pub fn metadata_bytes(path: &Path) -> u64 {
+    let Some(found) = path.metadata().ok().filter(Metadata::is_file) else { return 0 };
+    let mut head = [0; 10];
+    let read = File::open(path).and_then(|file| file.read_exact_at(&mut head, 0));
+    match head.split_first_chunk() {
+        Some((length, b"{\"")) if read.is_ok() => u64::from_le_bytes(*length).min(found.len()),
+        _ => found.len(),
+    }
 }
 
 /// The magic number as a pickle, of whose protocols torch's writer lets people choose.

@@ -14,6 +14,7 @@ use super::tensor::Tensor;
 use super::{objects, run};
 use crate::bytes::Io;
 use crate::checkpoint::Checkpoint as Core;
+use crate::container::metadata_bytes;
 use crate::index::{Options, Unknown};
 use crate::limits::Limits;
 use crate::parallel::Cancel;
@@ -44,7 +45,7 @@ pub(crate) fn open_paths(
 ) -> PyResult<Checkpoint> {
     let options = Options { io: parse_io(io)?, ..options(unknown, trailing, compat, verify, limits)? };
     let cancel = options.cancel.clone();
-    let nbytes = paths.iter().filter_map(|path| path.metadata().ok()).map(|found| found.len()).sum();
+    let nbytes = paths.iter().fold(0_u64, |sum, path| sum.saturating_add(metadata_bytes(path)));
     let long = verify || is_long(nbytes);
     Ok(Checkpoint(run::watched(py, long, &cancel, || Core::open(&paths, options))?))
 }
@@ -82,7 +83,7 @@ pub(crate) fn open_bytes(
     Ok(Checkpoint(run::watched(py, long, &cancel, || Core::from_bytes(Arc::new(data), options))?))
 }
 
-/// Whether the metadata of so many bytes may take long to read. An index file or a folder says nothing of its shards.
+/// Whether so many bytes of metadata may take long to read. An index file or a folder says nothing of its shards.
 fn is_long(nbytes: u64) -> bool {
     const LONG: u64 = 4 << 20;
     nbytes >= LONG

@@ -113,3 +113,17 @@ fn what_is_no_checkpoint_is_named() {
         assert!(error.next_step().is_some());
     }
 }
+
+#[test]
+fn a_safetensors_header_is_all_the_metadata_of_its_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    let of = |bytes: &[u8]| {
+        std::fs::write(&path, bytes).unwrap();
+        metadata_bytes(&path)
+    };
+    let header = |len: u64| [&len.to_le_bytes()[..], b"{\"w\": 1}", &[0; 100]].concat();
+    assert_eq!([of(&header(8)), of(&header(u64::MAX))], [8, 116]);
+    assert_eq!([of(b"PK\x03\x04 and so on"), of(b"short"), of(b"")], [14, 5, 0]);
+    assert_eq!([metadata_bytes(folder.path()), metadata_bytes(&folder.path().join("none"))], [0, 0]);
+}
