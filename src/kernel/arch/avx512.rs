@@ -44,11 +44,11 @@ impl Instructions for Avx512 {
     }
 
     fn lines(size: usize) -> Lines {
-        /// The transpose by blocks that a function writes.
+        /// The transpose of a function that needs the features.
         macro_rules! lines {
-            ($block:ident) => {
-                // SAFETY: Level has detected the features that `write_blocks` and the function are compiled for.
-                |panel, dst| unsafe { $block(panel, dst) }
+            ($function:ident) => {
+                // SAFETY: Level has detected the features that the function is compiled for.
+                |panel, dst| unsafe { $function(panel, dst) }
             };
         }
         match size {

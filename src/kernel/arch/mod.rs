@@ -7,8 +7,8 @@
 //! `unsafe` is left to `avx2` and `avx512`, for two things. Functions with a `target_feature` are called from functions without:
 //! [`Level`] promises that the machine has the features, since one is made only of what was detected and nothing else leads
 //! to a level's code. Vectors are loaded from and stored to references to arrays of their size, which the compiler has
-//! checked; what bypasses the caches wants aligned lines, which is a type, and fences before it returns. The only other pointers
-//! are those of a [`Grid`], which says itself why they hold.
+//! checked, or loaded from rows at equal distances, of which the last is checked; what bypasses the caches wants aligned lines, which
+//! is a type, and fences before it returns. The only other pointers are those of a [`Grid`], which says itself why they hold.
 
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "vector loads and stores, and functions that need the level's instructions")]
