@@ -1,5 +1,5 @@
-//! A rectangle of a destination: rows of bytes at equal distances, which may be cut between columns, too, so that threads can
-//! write to the same rows side by side.
+//! A rectangle of a destination: rows of bytes at equal distances, which may be cut between rows and between columns, so that threads
+//! can write to the same rows side by side.
 //!
 //! **Protocol.** A grid holds the right to write to the bytes of its rows, and to no byte between them. It is made from a slice that is
 //! borrowed as long as the grid lives; cutting it gives each side its own bytes of every row; a part borrows the grid that it is
