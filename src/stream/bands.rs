@@ -68,26 +68,21 @@ impl Band {
     /// Cuts it, and its destination with it, for so many threads; elements of the destination have `size` bytes.
     pub(super) fn cut(self, size: u64, threads: usize, out: &mut [u8]) -> Option<Vec<(Band, Grid<'_>)>> {
         let width = to_usize(self.rows.checked_mul(size)?);
-        let mut rest = Grid::new(out, to_usize(self.columns), width, width)?;
+        let whole = Grid::new(out, to_usize(self.columns), width, width)?;
         let threads = threads as u64;
         let count =
             (self.columns.checked_mul(self.rows)?.checked_mul(size)? / PIECE).clamp(threads, threads * 16);
         let run = (RUN / size).max(1);
-        let mut bands = Vec::new();
-        if self.rows / run < threads {
+        Some(if self.rows / run >= threads {
+            self.cut_rows(self.rows.div_ceil(count).next_multiple_of(run), size, whole)
+        } else {
             // Too few rows for all threads: each takes some columns of all of them.
-            let step = self.columns.div_ceil(count);
-            let mut left = 0;
-            while left < self.columns {
-                let columns = step.min(self.columns - left);
-                let (grid, below) = rest.split_rows(to_usize(columns));
-                bands.push((Band { src: self.src + left, columns, ..self }, grid));
-                rest = below;
-                left += columns;
-            }
-            return Some(bands);
-        }
-        let step = self.rows.div_ceil(count).next_multiple_of(run);
+            self.cut_columns(self.columns.div_ceil(count), whole)
+        })
+    }
+
+    fn cut_rows(self, step: u64, size: u64, whole: Grid<'_>) -> Vec<(Band, Grid<'_>)> {
+        let (mut bands, mut rest) = (Vec::new(), whole);
         let mut top = 0;
         while top < self.rows {
             let rows = step.min(self.rows - top);
@@ -96,7 +91,20 @@ impl Band {
             rest = right;
             top += rows;
         }
-        Some(bands)
+        bands
+    }
+
+    fn cut_columns(self, step: u64, whole: Grid<'_>) -> Vec<(Band, Grid<'_>)> {
+        let (mut bands, mut rest) = (Vec::new(), whole);
+        let mut left = 0;
+        while left < self.columns {
+            let columns = step.min(self.columns - left);
+            let (grid, below) = rest.split_rows(to_usize(columns));
+            bands.push((Band { src: self.src + left, columns, ..self }, grid));
+            rest = below;
+            left += columns;
+        }
+        bands
     }
 
     /// Rows and columns of one panel, of elements that have `from` bytes, and `to` in the destination.
