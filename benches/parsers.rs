@@ -1,4 +1,4 @@
-//! Opening files of 20,000 tensors from memory, and the parts of that; each from bytes that nothing was read of before.
+//! Opening files of 20,000 tensors from memory, and the parts of that.
 //!
 //! The limit to chase: 250 MB/s of pickle for running it. Run with `cargo bench --bench parsers [PART OF A NAME]`; how many
 //! instructions they take, which other work on the machine does not change, is `make counts`.

@@ -69,12 +69,13 @@ pub fn gather(cast: Cast, src: &[u8], dst: &mut [u8], axes: &[Axis]) -> Result<(
             axes.remove(rows.min(columns));
             let mut tile = Tile::new(cast, row_axis.size, column_axis.size, Vec::new());
             let (width, pitch) = (row_axis.size * cast.dst_size(), column_axis.dst_stride * cast.dst_size());
+            let reach = (column_axis.size - 1) * pitch + width;
             let mut fits = true;
             for_each_offset(&axes, |from, to| {
                 let bytes = &src[from * cast.src_size()..];
                 let src = Matrix { bytes, row: row_axis.src_stride, column: column_axis.src_stride };
-                let dst = Grid::new(&mut dst[to * cast.dst_size()..], column_axis.size, width, pitch);
-                match dst {
+                let dst = &mut dst[to * cast.dst_size()..][..reach];
+                match Grid::new(dst, column_axis.size, width, pitch) {
                     Some(mut dst) => transpose::turn(cast, src, &mut dst, &mut tile),
                     None => fits = false,
                 }

@@ -5,6 +5,8 @@
 //! divides; and turned into whole 64-byte lines, a few of which are written to each destination row at one go. Rows that need
 //! no conversion are turned where they lie.
 
+use std::ops::Range;
+
 use super::arch::{Grid, LINE, LINES, Lines, Panel};
 use super::cast::Cast;
 use super::misuse;
@@ -41,6 +43,8 @@ pub(super) struct Tile {
     /// Rows that fill a line.
     line_rows: usize,
     lines: Lines,
+    /// Lines that are not whole, on their way.
+    rest: Vec<u8>,
     strided: Scratch,
 }
 
@@ -79,32 +83,22 @@ pub(super) fn turn(cast: Cast, src: Matrix<'_>, dst: &mut Grid<'_>, tile: &mut T
     let (src_size, dst_size) = (cast.src_size(), cast.dst_size());
     let (rows, columns) = (dst.width() / dst_size, dst.rows());
     let streams = cast.streams() && dst.whole() > STREAMED;
-    let mut first = 0;
-    if cast.is_identity() && src.column == 1 && src.row * src_size >= LINE {
-        let whole = rows - rows % tile.line_rows;
-        for top in (0..whole).step_by(tile.rows) {
-            let height = tile.rows.min(whole - top);
-            // Lines are made of whole squares.
-            let reach = (height - 1) * src.row + columns.next_multiple_of(tile.line_rows);
-            let Some(bytes) = src.bytes[top * src.row * src_size..].get(..reach * src_size) else { break };
-            let lines = height / tile.line_rows;
-            let panel = Panel { bytes, pitch: src.row * src_size, columns, lines, streams };
-            tile.write(panel, &mut dst.part(0..columns, top * dst_size..(top + height) * dst_size), dst_size);
-            first = top + height;
-        }
+    let as_it_lies = cast.is_identity() && src.column == 1 && src.row * src_size >= LINE;
+    // Rows that fill lines.
+    let full = if as_it_lies { rows - rows % tile.line_rows } else { 0 };
+    for top in (0..full).step_by(tile.rows) {
+        let bottom = full.min(top + tile.rows);
+        let bytes = &src.bytes[top * src.row * src_size..];
+        // Lines are made of whole squares; those of the last columns may reach past the source's end.
+        let reach = (bottom - top - 1) * src.row + columns.next_multiple_of(tile.line_rows);
+        let width =
+            if reach * src_size <= bytes.len() { columns } else { columns - columns % tile.line_rows };
+        let lines = (bottom - top) / tile.line_rows;
+        let panel = Panel { bytes, pitch: src.row * src_size, columns: width, lines, streams };
+        (tile.lines)(panel, &mut dst.part(0..width, top * dst_size..bottom * dst_size));
+        tile.turn(cast, src, dst, top..bottom, width..columns, streams);
     }
-    for left in (0..columns).step_by(tile.columns) {
-        let width = tile.columns.min(columns - left);
-        for top in (first..rows).step_by(tile.rows) {
-            let height = tile.rows.min(rows - top);
-            let from = Matrix { bytes: &src.bytes[(top * src.row + left * src.column) * src_size..], ..src };
-            tile.read(cast, from, height, width);
-            let lines = height / tile.line_rows;
-            let panel = Panel { bytes: &tile.bytes, pitch: tile.pitch, columns: width, lines, streams };
-            let mut dst = dst.part(left..left + width, top * dst_size..(top + height) * dst_size);
-            tile.write(panel, &mut dst, dst_size);
-        }
-    }
+    tile.turn(cast, src, dst, full..rows, 0..columns, streams);
 }
 
 impl Tile {
@@ -123,7 +117,31 @@ impl Tile {
             columns: width,
             line_rows,
             lines: cast.level().lines(size),
+            rest: Vec::new(),
             strided: Scratch::new(),
+        }
+    }
+
+    /// Turns some rows and columns of the source by way of the tile.
+    fn turn(
+        &mut self,
+        cast: Cast,
+        src: Matrix<'_>,
+        dst: &mut Grid<'_>,
+        rows: Range<usize>,
+        columns: Range<usize>,
+        streams: bool,
+    ) {
+        let (src_size, dst_size) = (cast.src_size(), cast.dst_size());
+        for left in columns.clone().step_by(self.columns) {
+            let width = self.columns.min(columns.end - left);
+            for top in rows.clone().step_by(self.rows) {
+                let height = self.rows.min(rows.end - top);
+                let bytes = &src.bytes[(top * src.row + left * src.column) * src_size..];
+                self.read(cast, Matrix { bytes, ..src }, height, width);
+                let mut dst = dst.part(left..left + width, top * dst_size..(top + height) * dst_size);
+                self.write(width, height, streams, &mut dst, dst_size);
+            }
         }
     }
 
@@ -135,28 +153,27 @@ impl Tile {
         }
     }
 
-    /// Writes a panel's columns, each to a row of the destination, elements of `size` bytes.
-    fn write(&self, panel: Panel<'_>, dst: &mut Grid<'_>, size: usize) {
-        if panel.lines > 0 {
+    /// Writes the tile's columns, each to a row of the destination, elements of `size` bytes.
+    fn write(&mut self, columns: usize, height: usize, streams: bool, dst: &mut Grid<'_>, size: usize) {
+        let lines = height / self.line_rows;
+        let panel = Panel { bytes: &self.bytes, pitch: self.pitch, columns, lines, streams };
+        if lines > 0 {
             (self.lines)(panel, dst);
         }
-        let whole = panel.lines * LINE;
-        if whole < dst.width() {
-            let bytes = &panel.bytes[panel.lines * self.line_rows * panel.pitch..];
-            self.write_rest(Panel { bytes, ..panel }, dst, whole, size);
+        let at = lines * LINE;
+        if at == dst.width() {
+            return;
         }
-    }
-
-    /// Writes what is less than a line to the end of each row, by way of whole lines elsewhere.
-    fn write_rest(&self, panel: Panel<'_>, dst: &mut Grid<'_>, at: usize, size: usize) {
-        let mut whole = [0; COLUMNS * LINE];
-        for left in (0..panel.columns).step_by(COLUMNS) {
-            let columns = COLUMNS.min(panel.columns - left);
-            let bytes = &panel.bytes[left * size..];
-            if let Some(mut whole) = Grid::new(&mut whole, columns, LINE, LINE) {
-                (self.lines)(Panel { bytes, columns, lines: 1, streams: false, ..panel }, &mut whole);
+        // What is less than a line goes to the end of each row by way of whole lines elsewhere.
+        self.rest.resize(COLUMNS * LINE, 0);
+        let bytes = &self.bytes[lines * self.line_rows * self.pitch..];
+        for left in (0..columns).step_by(COLUMNS) {
+            let columns = COLUMNS.min(columns - left);
+            let bytes = &bytes[left * size..];
+            if let Some(mut rest) = Grid::new(&mut self.rest, columns, LINE, LINE) {
+                (self.lines)(Panel { bytes, columns, lines: 1, streams: false, ..panel }, &mut rest);
             }
-            for (column, line) in whole.as_chunks::<LINE>().0.iter().take(columns).enumerate() {
+            for (column, line) in self.rest.as_chunks::<LINE>().0.iter().take(columns).enumerate() {
                 let rest = &mut dst.row(left + column)[at..];
                 rest.copy_from_slice(&line[..rest.len()]);
             }

@@ -45,7 +45,8 @@ pub(crate) fn open_paths(
 ) -> PyResult<Checkpoint> {
     let options = Options { io: parse_io(io)?, ..options(unknown, trailing, compat, verify, limits)? };
     let cancel = options.cancel.clone();
-    let nbytes = paths.iter().fold(0_u64, |sum, path| sum.saturating_add(metadata_bytes(path)));
+    let sum = || paths.iter().fold(0_u64, |sum, path| sum.saturating_add(metadata_bytes(path)));
+    let nbytes = py.detach(sum);
     let long = verify || is_long(nbytes);
     Ok(Checkpoint(run::watched(py, long, &cancel, || Core::open(&paths, options))?))
 }

@@ -1,5 +1,5 @@
 //! A matrix whose columns are wanted as rows, cut into bands of its rows: each is read as it lies in the file, with few long
-//! reads, and goes to some columns of the destination.
+//! reads, and goes to some columns of the destination. Where it has few rows, which are long, bands are of its columns.
 
 use super::plan::GAP;
 use super::read::{Fill, PIECE, Payload, gap, scratch, to_usize};
@@ -20,10 +20,13 @@ const LINE: u64 = 64;
 /// Bytes of a destination row that are best written at one go.
 const RUN: u64 = 4 * LINE;
 
+/// Bytes of a part of a row that is worth a read of its own.
+const LONG: u64 = 64 << 10;
+
 /// Rows of a panel at least, where a row is too long for a whole panel of them.
 const ROWS: u64 = 32;
 
-/// Some rows of a matrix in a storage. Numbers are in elements.
+/// Some rows of a matrix in a storage, or some columns of all of them. Numbers are in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Band {
     /// The first element.
@@ -65,19 +68,26 @@ impl Band {
         is_matrix.then_some(Band { src: layout.offset, rows, columns, pitch })
     }
 
-    /// Cuts it, and its destination with it, for so many threads; elements of the destination have `size` bytes.
-    pub(super) fn cut(self, size: u64, threads: usize, out: &mut [u8]) -> Option<Vec<(Band, Grid<'_>)>> {
-        let width = to_usize(self.rows.checked_mul(size)?);
+    /// Cuts it, and its destination with it, for so many threads, of elements that have `from` bytes, and `to` in the destination.
+    pub(super) fn cut(
+        self,
+        from: u64,
+        to: u64,
+        threads: usize,
+        out: &mut [u8],
+    ) -> Option<Vec<(Band, Grid<'_>)>> {
+        let width = to_usize(self.rows.checked_mul(to)?);
         let whole = Grid::new(out, to_usize(self.columns), width, width)?;
         let threads = threads as u64;
         let count =
-            (self.columns.checked_mul(self.rows)?.checked_mul(size)? / PIECE).clamp(threads, threads * 16);
-        let run = (RUN / size).max(1);
-        Some(if self.rows / run >= threads {
-            self.cut_rows(self.rows.div_ceil(count).next_multiple_of(run), size, whole)
+            (self.columns.checked_mul(self.rows)?.checked_mul(to)? / PIECE).clamp(threads, threads * 16);
+        let run = (RUN / to).max(1);
+        let part = self.columns.div_ceil(count);
+        // Where there are too few rows for all threads, each takes some columns of all of them, if those are worth a read.
+        Some(if self.rows / run < threads && part.saturating_mul(from) >= LONG {
+            self.cut_columns(part, whole)
         } else {
-            // Too few rows for all threads: each takes some columns of all of them.
-            self.cut_columns(self.columns.div_ceil(count), whole)
+            self.cut_rows(self.rows.div_ceil(count).next_multiple_of(run), to, whole)
         })
     }
 
@@ -217,10 +227,12 @@ mod tests {
             (8, 4_000_000, 2, 3),
             (65, 1 << 20, 4, 1),
             (127, 70_001, 4, 2),
+            (1024, 1024, 2, 16),
+            (512, 40_000, 2, 64),
         ] {
             let band = Band::of(&layout(&[columns, rows], &[1, columns])).unwrap();
             let mut out = vec![0; to_usize(rows * columns * size)];
-            let mut bands = band.cut(size, threads, &mut out).unwrap();
+            let mut bands = band.cut(size, size, threads, &mut out).unwrap();
             assert!(bands.len() > 1 || threads == 1, "{rows} {columns}");
             for (number, (band, grid)) in bands.iter_mut().enumerate() {
                 assert_eq!((grid.rows() as u64, grid.width() as u64), (band.columns, band.rows * size));
@@ -228,6 +240,8 @@ mod tests {
                 let (top, left) = ((band.src - 3) / columns, (band.src - 3) % columns);
                 assert!((top * size).is_multiple_of(LINE), "a line of the destination has one band");
                 assert_eq!((top, left) == (0, 0), number == 0);
+                let is_part = band.columns < columns;
+                assert!(!is_part || band.step(size) == band.columns, "a part of a row is read alone");
                 for column in 0..grid.rows() {
                     grid.row(column).fill(1);
                 }

@@ -61,7 +61,7 @@ impl<'p> Worker<'p> {
 enum Job<'a> {
     /// A part of a tensor, into a part of its destination.
     Piece { task: usize, piece: Piece, out: &'a mut [u8] },
-    /// Some rows of a matrix, into some columns of its destination.
+    /// A band of a matrix, into a part of its destination.
     Band { task: usize, band: Band, out: Grid<'a> },
     /// Several whole tensors, by one read.
     Run { span: Source, parts: Vec<Part<'a>> },
@@ -124,8 +124,8 @@ pub fn fill_all(mut tasks: Vec<Task<'_>>, threads: Option<usize>) -> Result<(), 
     Ok(())
 }
 
-/// Has the system make the fresh memory of transposes now, by all threads: the first lines of each band go to every page. Once it is
-/// there, it is better written past the caches.
+/// Has the system make the fresh memory of transposes now, by all threads: the first lines of a band of rows go to every page. Once
+/// it is there, it is better written past the caches.
 fn touch_bands(tasks: &mut [Task<'_>], threads: usize) -> Result<(), (usize, Error)> {
     let mut pages = Vec::new();
     for (number, task) in tasks.iter_mut().enumerate() {
@@ -210,7 +210,7 @@ impl Cut {
             return Ok(());
         }
         if let Some(band) = matrix(layout, nbytes) {
-            let bands = band.cut(dst, self.threads, out).ok_or_else(gap)?;
+            let bands = band.cut(src, dst, self.threads, out).ok_or_else(gap)?;
             jobs.extend(bands.into_iter().map(|(band, out)| Job::Band { task: self.number, band, out }));
             return Ok(());
         }
