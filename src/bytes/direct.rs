@@ -13,8 +13,8 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use rustix::fs::{Advice, OFlags, fadvise};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
-use super::Scratch;
 use super::place::{Place, PlaceKind};
+use super::scratch::Aligned;
 use crate::memory::Memory;
 
 /// How payload is read.
@@ -132,9 +132,9 @@ pub(super) fn cached(file: &File, len: u64) -> Option<f64> {
 /// Another description of an open file, around the page cache; `None` where the file system has no such reads.
 pub(super) fn open_direct(file: &File) -> Option<File> {
     let direct = again(file, OFlags::DIRECT)?;
-    let mut scratch = Scratch::new(|_| None);
+    let mut memory = Aligned::new(|_| None);
     // Some file systems take the flag and refuse the reads.
-    direct.read_at(scratch.blocks(usize::try_from(BLOCK).ok()?)?, 0).ok()?;
+    direct.read_at(memory.blocks(usize::try_from(BLOCK).ok()?)?, 0).ok()?;
     Some(direct)
 }
 

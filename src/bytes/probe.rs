@@ -72,10 +72,10 @@ fn rate(source: &Source, start: u64, make: MakeBlocks) -> Result<Option<f64>> {
     parallel::for_each(
         THREADS,
         chunks,
-        || Reader::around(source, Scratch::new(make)),
-        |reader, at| {
+        || (Reader::around(source), Scratch::new(make)),
+        |(reader, scratch), at| {
             if begun.elapsed() < LONG {
-                reader.read(at, usize::try_from(CHUNK).unwrap_or(usize::MAX))?;
+                reader.read(at, usize::try_from(CHUNK).unwrap_or(usize::MAX), scratch)?;
                 done.fetch_add(CHUNK, std::sync::atomic::Ordering::Relaxed);
             }
             Ok(())

@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use super::direct::{BLOCK, open_forward};
+use super::scratch::Aligned;
 use super::{Scratch, Source};
 use crate::error::{Code, Error, Result};
 
@@ -24,7 +25,6 @@ pub struct Reader<'a> {
     direct: Option<&'a File>,
     /// A description of this reader's own, so that the system's reading ahead follows it and no other thread.
     forward: Option<File>,
-    scratch: Scratch,
 }
 
 impl<'a> Reader<'a> {
@@ -32,23 +32,18 @@ impl<'a> Reader<'a> {
     pub const MOST: u64 = MOST as u64;
 
     /// Reads through the page cache.
-    pub fn new(source: &'a Source, scratch: Scratch) -> Reader<'a> {
-        Reader { source, direct: None, forward: None, scratch }
+    pub fn new(source: &'a Source) -> Reader<'a> {
+        Reader { source, direct: None, forward: None }
     }
 
     /// As [`Reader::new`], for a thread that reads much, forward.
-    pub fn forward(source: &'a Source, scratch: Scratch) -> Reader<'a> {
-        Reader { forward: source.descriptor().and_then(open_forward), ..Reader::new(source, scratch) }
+    pub fn forward(source: &'a Source) -> Reader<'a> {
+        Reader { forward: source.descriptor().and_then(open_forward), ..Reader::new(source) }
     }
 
     /// Reads around the page cache, where the source's file is to be read so and the system can.
-    pub fn around(source: &'a Source, scratch: Scratch) -> Reader<'a> {
-        Reader { direct: source.direct(), ..Reader::new(source, scratch) }
-    }
-
-    /// Its scratch, once it is done.
-    pub fn into_scratch(self) -> Scratch {
-        self.scratch
+    pub fn around(source: &'a Source) -> Reader<'a> {
+        Reader { direct: source.direct(), ..Reader::new(source) }
     }
 
     /// Whether reads go around the page cache.
@@ -57,13 +52,45 @@ impl<'a> Reader<'a> {
     }
 
     /// Fills `out` with the bytes at `offset` of the source's window.
-    pub fn read_at(&mut self, offset: u64, out: &mut [u8]) -> Result<()> {
+    pub fn read_at(&self, offset: u64, out: &mut [u8], scratch: &mut Scratch) -> Result<()> {
+        self.read_by_way_of(offset, out, scratch.aligned())
+    }
+
+    /// The `len` bytes at `offset` of the source's window, in scratch.
+    pub fn read<'s>(&self, offset: u64, len: usize, scratch: &'s mut Scratch) -> Result<&'s mut [u8]> {
+        if let Some(file) = self.direct.filter(|_| len >= LEAST)
+            && let Some(found) = self.fetch(file, offset, len, scratch.aligned())
+        {
+            return fetched(found, scratch.aligned());
+        }
+        let bytes = scratch.bytes(len)?;
+        self.source.read_by(self.forward.as_ref(), offset, bytes)?;
+        Ok(bytes)
+    }
+
+    /// `len` bytes of scratch with some runs read into them: from each offset of the source's window, to its place.
+    pub fn read_runs<'s>(
+        &self,
+        len: usize,
+        runs: impl IntoIterator<Item = (u64, Range<usize>)>,
+        scratch: &'s mut Scratch,
+    ) -> Result<&'s mut [u8]> {
+        let (bytes, aligned) = scratch.parts(len)?;
+        for (offset, place) in runs {
+            let run = bytes.get_mut(place);
+            let run = run.ok_or_else(|| Error::new(Code::InternalError, "a run does not fit the scratch"))?;
+            self.read_by_way_of(offset, run, aligned)?;
+        }
+        Ok(bytes)
+    }
+
+    fn read_by_way_of(&self, offset: u64, out: &mut [u8], aligned: &mut Aligned) -> Result<()> {
         let Some(file) = self.direct.filter(|_| out.len() >= LEAST) else {
             return self.source.read_by(self.forward.as_ref(), offset, out);
         };
         let phase = self.source.phase(offset);
         if out.as_ptr().addr() as u64 % BLOCK != phase {
-            return self.by_way_of_blocks(file, offset, out);
+            return self.read_blocks(file, offset, out, aligned);
         }
         // Destination and file are at one place in their blocks: all but the ends goes straight there.
         let head = (BLOCK - phase) % BLOCK;
@@ -77,17 +104,17 @@ impl<'a> Reader<'a> {
             }
             at = at.saturating_add(part.len() as u64);
         }
-        self.by_way_of_blocks(file, offset, first)?;
-        self.by_way_of_blocks(file, at, last)
+        self.read_blocks(file, offset, first, aligned)?;
+        self.read_blocks(file, at, last, aligned)
     }
 
-    /// Reads into scratch and copies from there.
-    fn by_way_of_blocks(&mut self, file: &File, offset: u64, out: &mut [u8]) -> Result<()> {
+    /// Reads whole blocks and copies from there.
+    fn read_blocks(&self, file: &File, offset: u64, out: &mut [u8], aligned: &mut Aligned) -> Result<()> {
         let mut offset = offset;
         for part in out.chunks_mut(MOST) {
-            let found = self.fetch(file, offset, part.len());
+            let found = self.fetch(file, offset, part.len(), aligned);
             match found {
-                Some(found) => part.copy_from_slice(self.fetched(found)?),
+                Some(found) => part.copy_from_slice(fetched(found, aligned)?),
                 None => self.source.read_by(self.forward.as_ref(), offset, part)?,
             }
             offset = offset.saturating_add(part.len() as u64);
@@ -95,20 +122,8 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// The `len` bytes at `offset` of the source's window, in this reader's scratch.
-    pub fn read(&mut self, offset: u64, len: usize) -> Result<&mut [u8]> {
-        if let Some(file) = self.direct.filter(|_| len >= LEAST)
-            && let Some(found) = self.fetch(file, offset, len)
-        {
-            return self.fetched(found);
-        }
-        let bytes = self.scratch.bytes(len)?;
-        self.source.read_by(self.forward.as_ref(), offset, bytes)?;
-        Ok(bytes)
-    }
-
     /// Reads the blocks around what is wanted; where in them that is, or `None` where the read did not give all of it.
-    fn fetch(&mut self, file: &File, offset: u64, len: usize) -> Option<Range<usize>> {
+    fn fetch(&self, file: &File, offset: u64, len: usize, aligned: &mut Aligned) -> Option<Range<usize>> {
         if !self.source.holds(offset, len as u64) {
             return None;
         }
@@ -116,7 +131,7 @@ impl<'a> Reader<'a> {
         let first = self.source.position(offset) - skip;
         let whole = skip.checked_add(len as u64)?.checked_next_multiple_of(BLOCK)?;
         let wanted = usize::try_from(skip).ok()?..usize::try_from(skip).ok()?.checked_add(len)?;
-        let bytes = self.scratch.blocks(usize::try_from(whole).ok()?)?;
+        let bytes = aligned.blocks(usize::try_from(whole).ok()?)?;
         let mut done = 0;
         while done < wanted.end {
             // A read may end early, on a block; at the file's end it ends anywhere.
@@ -128,13 +143,13 @@ impl<'a> Reader<'a> {
         }
         Some(wanted)
     }
+}
 
-    /// What was read last, where in the scratch it is.
-    fn fetched(&mut self, at: Range<usize>) -> Result<&mut [u8]> {
-        let whole = at.end.next_multiple_of(usize::try_from(BLOCK).unwrap_or(1));
-        let found = self.scratch.blocks(whole).and_then(|blocks| blocks.get_mut(at));
-        found.ok_or_else(|| Error::new(Code::InternalError, "a direct read was lost"))
-    }
+/// What was read last, where in the blocks it is.
+fn fetched(at: Range<usize>, aligned: &mut Aligned) -> Result<&mut [u8]> {
+    let whole = at.end.next_multiple_of(usize::try_from(BLOCK).unwrap_or(1));
+    let found = aligned.blocks(whole).and_then(|blocks| blocks.get_mut(at));
+    found.ok_or_else(|| Error::new(Code::InternalError, "a direct read was lost"))
 }
 
 /// Reads whole blocks around the cache to where they belong; false where that did not give all of them.
@@ -203,7 +218,7 @@ mod tests {
         let whole = Source::open_with(file.path(), Io::Direct).unwrap();
         let window = whole.window(77, whole.len() - 77).unwrap();
         let bytes = &bytes[77..];
-        let mut reader = Reader::around(&window, scratch());
+        let (reader, mut scratch) = (Reader::around(&window), scratch());
         if !reader.is_direct() {
             eprintln!("skipped: no direct reads on this file system");
         }
@@ -211,11 +226,21 @@ mod tests {
         for (at, len) in
             [(0, bytes.len()), (1, LEAST), (4019, LEAST), (5, LEAST - 1), (bytes.len() - LEAST, LEAST)]
         {
-            reader.read_at(at as u64, &mut out[..len]).unwrap();
+            reader.read_at(at as u64, &mut out[..len], &mut scratch).unwrap();
             assert!(out[..len] == bytes[at..at + len], "{at} {len}");
-            assert!(*reader.read(at as u64, len).unwrap() == bytes[at..at + len], "{at} {len}");
+            assert!(*reader.read(at as u64, len, &mut scratch).unwrap() == bytes[at..at + len], "{at} {len}");
         }
-        assert_eq!(reader.read(bytes.len() as u64 - 5, LEAST).unwrap_err().code(), Code::Truncated);
+        let past = reader.read(bytes.len() as u64 - 5, LEAST, &mut scratch);
+        assert_eq!(past.unwrap_err().code(), Code::Truncated);
+        // Runs of both kinds, the last first, with a byte between them.
+        let runs = [(7, LEAST + 1..2 * LEAST + 1), (4096, 0..LEAST)];
+        let found = reader.read_runs(2 * LEAST + 1, runs, &mut scratch).unwrap();
+        assert!(found[..LEAST] == bytes[4096..][..LEAST] && found[LEAST + 1..] == bytes[7..][..LEAST]);
+        let runs = [(1, 0..5), (3, 5..11)];
+        assert_eq!(
+            reader.read_runs(10, runs, &mut scratch).unwrap_err().message(),
+            "a run does not fit the scratch"
+        );
     }
 
     #[test]
@@ -224,7 +249,7 @@ mod tests {
         let file = file(&bytes);
         let source = Source::open_with(file.path(), Io::Direct).unwrap();
         let never: MakeBlocks = |len| panic!("{len} bytes of scratch, where there are ends alone");
-        let mut reader = Reader::around(&source, Scratch::new(never));
+        let (reader, mut scratch) = (Reader::around(&source), Scratch::new(never));
         let mut blocks = made(10 << 20);
         let out = blocks.as_mut();
         for (at, len) in [
@@ -237,10 +262,10 @@ mod tests {
         ] {
             out.fill(0);
             let to = &mut out[at % 4096..][..len];
-            reader.read_at(at as u64, to).unwrap();
+            reader.read_at(at as u64, to, &mut scratch).unwrap();
             assert!(*to == bytes[at..at + len], "{at} {len}");
         }
-        let past = reader.read_at(8192, &mut out[..9 << 20]).unwrap_err();
+        let past = reader.read_at(8192, &mut out[..9 << 20], &mut scratch).unwrap_err();
         assert_eq!(past.code(), Code::Truncated);
     }
 
@@ -251,11 +276,11 @@ mod tests {
         let source = Source::open(file.path()).unwrap();
         // Reading a directory is an error at every read; a pipe's is at every position.
         let folder = File::open(std::env::temp_dir()).unwrap();
-        let mut reader = Reader { direct: Some(&folder), ..Reader::new(&source, scratch()) };
+        let (reader, mut scratch) = (Reader { direct: Some(&folder), ..Reader::new(&source) }, scratch());
         let mut out = vec![0; bytes.len()];
-        reader.read_at(0, &mut out).unwrap();
+        reader.read_at(0, &mut out, &mut scratch).unwrap();
         assert!(out == bytes);
-        assert!(*reader.read(9, LEAST).unwrap() == bytes[9..9 + LEAST]);
+        assert!(*reader.read(9, LEAST, &mut scratch).unwrap() == bytes[9..9 + LEAST]);
     }
 
     #[test]
@@ -263,11 +288,11 @@ mod tests {
         let bytes = noise(3 << 20);
         let file = file(&bytes);
         let source = Source::open_with(file.path(), Io::Direct).unwrap();
-        let mut reader = Reader::around(&source, Scratch::new(|_| None));
+        let (reader, mut scratch) = (Reader::around(&source), Scratch::new(|_| None));
         let mut out = vec![0; bytes.len() - 9];
-        reader.read_at(9, &mut out).unwrap();
+        reader.read_at(9, &mut out, &mut scratch).unwrap();
         assert!(out == bytes[9..]);
-        assert!(*reader.read(9, LEAST).unwrap() == bytes[9..9 + LEAST]);
+        assert!(*reader.read(9, LEAST, &mut scratch).unwrap() == bytes[9..9 + LEAST]);
     }
 
     #[test]
@@ -275,18 +300,19 @@ mod tests {
         let file = file(&noise(2 << 20));
         let source = Source::open_with(file.path(), Io::Direct).unwrap();
         file.as_file().set_len(1 << 20).unwrap();
-        let mut reader = Reader::around(&source, scratch());
-        assert_eq!(reader.read(0, 2 << 20).unwrap_err().code(), Code::FileChanged);
-        assert_eq!(reader.read_at(0, &mut vec![0; 2 << 20]).unwrap_err().code(), Code::FileChanged);
-        let straight = reader.read_at(0, made(2 << 20).as_mut());
-        assert_eq!(straight.unwrap_err().code(), Code::FileChanged);
+        let (reader, mut scratch) = (Reader::around(&source), scratch());
+        assert_eq!(reader.read(0, 2 << 20, &mut scratch).unwrap_err().code(), Code::FileChanged);
+        for out in [&mut vec![0; 2 << 20], made(2 << 20).as_mut()] {
+            let found = reader.read_at(0, out, &mut scratch);
+            assert_eq!(found.unwrap_err().code(), Code::FileChanged);
+        }
     }
 
     #[test]
     fn bytes_in_memory_are_only_copied() {
         let source = Source::memory(Arc::new(noise(1 << 20)));
-        let mut reader = Reader::around(&source, scratch());
+        let reader = Reader::around(&source);
         assert!(!reader.is_direct());
-        assert_eq!(reader.read(3, 4).unwrap(), &noise(7)[3..]);
+        assert_eq!(reader.read(3, 4, &mut scratch()).unwrap(), &noise(7)[3..]);
     }
 }

@@ -19,6 +19,11 @@ const ENDS: u64 = 2 * BLOCK;
 /// Scratch of one thread.
 pub struct Scratch {
     bytes: Vec<u8>,
+    aligned: Aligned,
+}
+
+/// The part of it that direct reads take.
+pub(super) struct Aligned {
     make: MakeBlocks,
     /// Made at the first direct read that takes more than a few blocks.
     blocks: Option<Blocks>,
@@ -34,17 +39,32 @@ struct Page([u8; BLOCK as usize]);
 impl Scratch {
     /// Nothing yet; what direct reads want will be made by `make`.
     pub fn new(make: MakeBlocks) -> Scratch {
-        Scratch { bytes: Vec::new(), make, blocks: None, ends: Box::default() }
+        Scratch { bytes: Vec::new(), aligned: Aligned::new(make) }
     }
 
     /// `len` bytes, anywhere.
     pub fn bytes(&mut self, len: usize) -> Result<&mut [u8]> {
+        Ok(self.parts(len)?.0)
+    }
+
+    /// As [`Scratch::bytes`], and what direct reads to there may take.
+    pub(super) fn parts(&mut self, len: usize) -> Result<(&mut [u8], &mut Aligned)> {
         let more = len.saturating_sub(self.bytes.len());
         if self.bytes.try_reserve_exact(more).is_err() {
             return Err(Error::new(Code::Memory, format!("{len} byte(s) of scratch could not be allocated")));
         }
         self.bytes.resize(self.bytes.len().max(len), 0);
-        Ok(&mut self.bytes[..len])
+        Ok((&mut self.bytes[..len], &mut self.aligned))
+    }
+
+    pub(super) fn aligned(&mut self) -> &mut Aligned {
+        &mut self.aligned
+    }
+}
+
+impl Aligned {
+    pub(super) fn new(make: MakeBlocks) -> Aligned {
+        Aligned { make, blocks: None, ends: Box::default() }
     }
 
     /// `len` bytes that start on a block, the same for as many; `None` where they cannot be had.
@@ -77,11 +97,11 @@ mod tests {
 
     #[test]
     fn a_few_blocks_are_there_without_being_made() {
-        let mut scratch = Scratch::new(|_| None);
+        let mut aligned = Aligned::new(|_| None);
         for len in [0, 1, 4096, 8192] {
-            let blocks = scratch.blocks(len).unwrap();
+            let blocks = aligned.blocks(len).unwrap();
             assert_eq!((blocks.len(), blocks.as_ptr().align_offset(4096)), (len, 0));
         }
-        assert!(scratch.blocks(8193).is_none());
+        assert!(aligned.blocks(8193).is_none());
     }
 }

@@ -137,25 +137,19 @@ impl Band {
     }
 
     /// Reads all of it.
-    fn read<'s>(
-        self,
-        size: u64,
-        reader: &'s mut Reader<'_>,
-        scratch: &'s mut Scratch,
-    ) -> Result<&'s mut [u8]> {
+    fn read<'s>(self, size: u64, reader: &Reader<'_>, scratch: &'s mut Scratch) -> Result<&'s mut [u8]> {
         let step = self.step(size);
         let elements = (self.rows - 1).saturating_mul(step).saturating_add(self.columns);
         let len = to_usize(elements.saturating_mul(size));
         if step == self.pitch {
-            return reader.read(self.src.saturating_mul(size), len);
+            return reader.read(self.src.saturating_mul(size), len, scratch);
         }
-        let bytes = scratch.bytes(len)?;
-        let mut at = self.src;
-        for run in bytes.chunks_mut(to_usize(step.saturating_mul(size))) {
-            reader.read_at(at.saturating_mul(size), run)?;
-            at = at.saturating_add(self.pitch);
-        }
-        Ok(bytes)
+        let run = to_usize(step.saturating_mul(size));
+        let runs = (0..self.rows).map(|row| {
+            let start = to_usize(row).saturating_mul(run);
+            ((self.src + row * self.pitch).saturating_mul(size), start..start.saturating_add(run))
+        });
+        reader.read_runs(len, runs, scratch)
     }
 }
 
@@ -164,7 +158,7 @@ pub(super) fn fill_band(
     payload: &Payload,
     band: Band,
     how: &Fill,
-    reader: &mut Reader<'_>,
+    reader: &Reader<'_>,
     space: &mut Workspace,
     mut out: Grid<'_>,
 ) -> Result<()> {

@@ -3,9 +3,7 @@
 
 use super::bands::{Band, Workspace, fill_band};
 use super::plan::{GAP, Piece, pieces, pieces_on_blocks};
-use super::read::{
-    Fill, HUGE, Manner, Payload, SCRATCH, disk_threads, fill_piece, gap, piece_count, scratch, touch,
-};
+use super::read::{Fill, HUGE, Manner, Payload, SCRATCH, disk_threads, fill_piece, gap, piece_count, touch};
 use crate::bytes::{Reader, Scratch, Source};
 use crate::error::{Code, Error, Result};
 use crate::kernel::{self, Grid};
@@ -44,16 +42,13 @@ struct Worker<'p> {
 }
 
 impl<'p> Worker<'p> {
-    /// The reader of a task, with the scratch that there is.
-    fn reader(&mut self, task: usize, plan: &'p Plan) -> (&mut Reader<'p>, &mut Workspace) {
+    /// The reader of a task, and memory to work in.
+    fn reader(&mut self, task: usize, plan: &'p Plan) -> (&Reader<'p>, &mut Workspace) {
         let reader = match self.reader.take() {
             Some((last, reader)) if last == task => reader,
-            last => {
-                let scratch = last.map_or_else(scratch, |(_, done)| done.into_scratch());
-                plan.manner.reader(&plan.payload.source, scratch)
-            }
+            _ => plan.manner.reader(&plan.payload.source),
         };
-        (&mut self.reader.insert((task, reader)).1, &mut self.space)
+        (&self.reader.insert((task, reader)).1, &mut self.space)
     }
 }
 

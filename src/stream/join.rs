@@ -4,7 +4,6 @@
 use super::batch::{Task, fill_all};
 use super::plan::Piece;
 use super::read::{Fill, Manner, PIECE, Payload, fill_piece, gap, scratch, to_usize};
-use crate::bytes::Reader;
 use crate::error::Error;
 use crate::layout::{Dims, Layout, contiguous_strides};
 use crate::parallel;
@@ -85,8 +84,7 @@ impl Rows {
         let step = rows.div_ceil(threads as u64).min(PIECE.div_ceil(row)).max(1);
         let ranges = out.chunks_mut(to_usize(step.saturating_mul(row))).enumerate();
         let ranges = ranges.map(|(at, out)| (at as u64 * step, out));
-        let state = || (None::<Reader<'_>>, scratch());
-        parallel::for_each(threads, ranges, state, |(last, space), (first, out)| {
+        parallel::for_each(threads, ranges, scratch, |scratch, (first, out)| {
             let count = out.len() as u64 / row;
             let mut at = 0_u64;
             for (number, (payload, layout, how)) in parts.iter().enumerate() {
@@ -98,9 +96,8 @@ impl Rows {
                 let part = out.get_mut(start..).unwrap_or_default();
                 let piece = self.piece(layout, first, count);
                 let bytes = piece.numel.saturating_mul(how.cast.from().itemsize());
-                let memory = last.take().map_or_else(scratch, Reader::into_scratch);
-                let reader = last.insert(Manner::of(payload, layout, bytes).reader(&payload.source, memory));
-                fill_piece(payload, &piece, how, reader, space, part).map_err(|error| (number, error))?;
+                let reader = Manner::of(payload, layout, bytes).reader(&payload.source);
+                fill_piece(payload, &piece, how, &reader, scratch, part).map_err(|error| (number, error))?;
             }
             Ok(())
         })?;

@@ -127,11 +127,11 @@ impl Manner {
         self == Manner::Around
     }
 
-    pub(super) fn reader(self, source: &Source, scratch: Scratch) -> Reader<'_> {
+    pub(super) fn reader(self, source: &Source) -> Reader<'_> {
         match self {
-            Manner::Cached => Reader::new(source, scratch),
-            Manner::Forward => Reader::forward(source, scratch),
-            Manner::Around => Reader::around(source, scratch),
+            Manner::Cached => Reader::new(source),
+            Manner::Forward => Reader::forward(source),
+            Manner::Around => Reader::around(source),
         }
     }
 }
@@ -197,7 +197,7 @@ pub(super) fn fill_piece(
     payload: &Payload,
     piece: &Piece,
     how: &Fill,
-    reader: &mut Reader<'_>,
+    reader: &Reader<'_>,
     scratch: &mut Scratch,
     out: &mut [u8],
 ) -> Result<()> {
@@ -229,16 +229,19 @@ pub(super) fn fill_piece(
             let len = usize::try_from(block.run.saturating_mul(src)).unwrap_or(usize::MAX);
             let part =
                 part.get_mut(..len).ok_or_else(|| Error::new(Code::InternalError, "a block is too large"))?;
-            reader.read_at(block.src.saturating_mul(src), part)?;
+            reader.read_at(block.src.saturating_mul(src), part, scratch)?;
             continue;
         }
-        let scratch = match block.reads.is_empty() {
-            true => reader.read(block.src.saturating_mul(src), to_usize(block.run.saturating_mul(src)))?,
+        let bytes = match block.reads.is_empty() {
+            true => {
+                let len = to_usize(block.run.saturating_mul(src));
+                reader.read(block.src.saturating_mul(src), len, scratch)?
+            }
             false => read_block(reader, &block, src, scratch)?,
         };
         // Gaps that were read along change as well; nobody looks at them.
-        how.prepare(payload, scratch)?;
-        kernel::gather(how.cast, scratch, part, &block.axes)?;
+        how.prepare(payload, bytes)?;
+        kernel::gather(how.cast, bytes, part, &block.axes)?;
     }
     if written == piece.numel { Ok(()) } else { Err(gap()) }
 }
@@ -270,35 +273,24 @@ pub(super) fn touch(cancel: &Cancel, out: &mut [u8]) -> Result<()> {
 
 /// Reads a block's runs into the scratch, at the places that its axes expect.
 fn read_block<'s>(
-    reader: &mut Reader<'_>,
+    reader: &Reader<'_>,
     block: &Block,
     itemsize: u64,
     scratch: &'s mut Scratch,
 ) -> Result<&'s mut [u8]> {
-    let size = |elements: u64| usize::try_from(elements.saturating_mul(itemsize)).unwrap_or(usize::MAX);
-    let scratch = scratch.bytes(size(block.scratch))?;
-    let mut at = vec![0_u64; block.reads.len()];
-    loop {
-        let (src, dst) = (block.reads.iter().zip(&at))
-            .fold((block.src, 0_u64), |(src, dst), (dim, &index)| {
-                (src + index * dim.src, dst + index * dim.dst)
-            });
-        let start = size(dst);
-        let run = scratch
-            .get_mut(start..start.saturating_add(size(block.run)))
-            .ok_or_else(|| Error::new(Code::InternalError, "a run does not fit the scratch"))?;
-        reader.read_at(src.saturating_mul(itemsize), run)?;
+    let size = |elements: u64| to_usize(elements.saturating_mul(itemsize));
+    let count = block.reads.iter().map(|dim| dim.size).product();
+    let runs = (0..count).map(|number: u64| {
         // The innermost dimension comes first in `reads`.
-        let mut dims = block.reads.iter().zip(&mut at);
-        loop {
-            let Some((dim, index)) = dims.next() else { return Ok(scratch) };
-            *index += 1;
-            if *index < dim.size {
-                break;
-            }
-            *index = 0;
+        let (mut rest, mut src, mut dst) = (number, block.src, 0);
+        for dim in &block.reads {
+            src += rest % dim.size * dim.src;
+            dst += rest % dim.size * dim.dst;
+            rest /= dim.size;
         }
-    }
+        (src.saturating_mul(itemsize), size(dst)..size(dst.saturating_add(block.run)))
+    });
+    reader.read_runs(size(block.scratch), runs, scratch)
 }
 
 /// A number that is bounded by the scratch or the destination, both of which are in memory.

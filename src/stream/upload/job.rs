@@ -114,10 +114,7 @@ pub(super) enum Job {
 pub(super) struct Worker<'w> {
     ring: &'w Ring,
     stream: &'w Stream,
-    /// The readers'.
     scratch: Scratch,
-    /// Of what is read row by row.
-    rows: Scratch,
 }
 
 impl Job {
@@ -140,7 +137,7 @@ impl Job {
 
 impl<'w> Worker<'w> {
     pub(super) fn new(ring: &'w Ring, stream: &'w Stream) -> Worker<'w> {
-        Worker { ring, stream, scratch: scratch(), rows: scratch() }
+        Worker { ring, stream, scratch: scratch() }
     }
 
     /// Does a job. An error comes with the number of the result that it is about.
@@ -189,12 +186,10 @@ impl<'w> Worker<'w> {
                 let Elements { payload, layout, how } = &**elements;
                 let manner =
                     Manner::of(payload, layout, layout.numel().saturating_mul(how.cast.from().itemsize()));
-                let memory = std::mem::replace(&mut self.scratch, scratch());
-                let mut reader = manner.reader(&payload.source, memory);
-                let done = self.read(plan, elements, &mut reader, (first, count), cancel);
-                self.scratch = reader.into_scratch();
+                let reader = manner.reader(&payload.source);
+                self.read(plan, elements, &reader, (first, count), cancel)?;
                 // Before anybody is told that it is done.
-                done.and_then(|()| payload.source.check_unchanged())
+                payload.source.check_unchanged()
             }
             From::Made(make) => (first..first + count).try_for_each(|number| {
                 let part = plan.cut.part(number);
@@ -210,7 +205,7 @@ impl<'w> Worker<'w> {
         &mut self,
         plan: &Plan,
         elements: &Elements,
-        reader: &mut Reader<'_>,
+        reader: &Reader<'_>,
         (first, count): (u64, u64),
         cancel: &Cancel,
     ) -> Result<()> {
@@ -222,7 +217,7 @@ impl<'w> Worker<'w> {
             for piece in pieces(&part.of(&elements.layout), 1) {
                 let bytes = usize::try_from(piece.numel.saturating_mul(plan.itemsize)).unwrap_or(usize::MAX);
                 let (here, rest) = out.split_at_mut_checked(bytes).ok_or_else(too_long)?;
-                fill_piece(&elements.payload, &piece, &elements.how, reader, &mut self.rows, here)?;
+                fill_piece(&elements.payload, &piece, &elements.how, reader, &mut self.scratch, here)?;
                 out = rest;
             }
             if !out.is_empty() {
