@@ -129,6 +129,9 @@ impl Layout {
     }
 
     /// The layout that basic indexing gives, in NumPy's and torch's words.
+    ///
+    /// Where there are no elements, or none in the file, any strides are right, and the offset means nothing: it may be too large
+    /// for a number, and is the largest then.
     pub fn index(&self, items: &[Index]) -> Result<Layout> {
         let used = items.iter().filter(|item| matches!(item, Index::At(_) | Index::Range { .. })).count();
         if used > self.ndim() {
@@ -153,13 +156,13 @@ impl Layout {
                     }
                 }
                 Index::At(at) => {
-                    out.offset += at_index(at, self.shape[dim], dim)? * self.strides[dim];
+                    out.skip(at_index(at, self.shape[dim], dim)?, self.strides[dim]);
                     dim += 1;
                 }
                 Index::Range { start, stop, step } => {
                     let (start, count, step) = range_index(start, stop, step, self.shape[dim])?;
                     if count > 0 {
-                        out.offset += start * self.strides[dim];
+                        out.skip(start, self.strides[dim]);
                     }
                     // A step that leads nowhere does not count: multiplied, it may not fit 63 bits.
                     out.keep(count, self.strides[dim].saturating_mul(if count > 1 { step } else { 1 }));
@@ -172,6 +175,10 @@ impl Layout {
             dim += 1;
         }
         Ok(out)
+    }
+
+    fn skip(&mut self, count: u64, stride: u64) {
+        self.offset = self.offset.saturating_add(count.saturating_mul(stride));
     }
 
     fn keep(&mut self, size: u64, stride: u64) {
@@ -210,15 +217,6 @@ impl Layout {
         out.shape.reverse();
         out.strides.reverse();
         out
-    }
-
-    /// The layout in units of `1 / factor` elements: a complex tensor seen as its real parts has factor 2.
-    pub fn in_smaller_units(&self, factor: u64) -> Layout {
-        Layout {
-            shape: self.shape.clone(),
-            strides: self.strides.iter().map(|stride| stride.saturating_mul(factor)).collect(),
-            offset: self.offset.saturating_mul(factor),
-        }
     }
 }
 
@@ -284,6 +282,21 @@ mod tests {
         assert_eq!(whole.index(&[Index::NewAxis]).unwrap().shape[..], [1, 4, 6, 8]);
         assert!(whole.index(&[Index::At(4)]).is_err());
         assert!(whole.index(&[Index::At(0); 4]).is_err());
+    }
+
+    #[test]
+    fn where_nothing_is_any_strides_are_taken() {
+        // A tensor of the meta device, and one without elements: nobody has proved these.
+        for shape in [[1_u64 << 40, 1 << 20], [1 << 40, 0]] {
+            let dims = |numbers: [u64; 2]| Dims::from_slice(&numbers);
+            let whole = Layout { shape: dims(shape), strides: dims([1 << 62; 2]), offset: u64::MAX };
+            let from = Index::Range { start: Some(3), stop: None, step: Some(1 << 40) };
+            for items in [&[Index::At(5)][..], &[Index::At(-1), from], &[from, from]] {
+                let part = whole.index(items).unwrap();
+                assert_eq!(part.shape.contains(&0), shape.contains(&0));
+                assert_eq!(part.offset, u64::MAX);
+            }
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@ use rand::{RngExt, SeedableRng};
 use rustload::Limits;
 use rustload::bytes::Source;
 use rustload::container::zip::{Archive, Trailing};
+use rustload::parallel::Cancel;
 
 use crate::{pickles, zip as writer};
 
@@ -112,7 +113,7 @@ fn members(data: &[u8], random: &mut Random) -> Option<Vec<u8>> {
     let archive = Archive::open(&source, &Limits::default(), Trailing::Ignore).ok()?;
     let mut members: Vec<(String, Vec<u8>)> = (archive.members().iter().enumerate())
         .map(|(index, member)| {
-            let bytes = archive.read(index, "inflate_bytes", MOST).unwrap_or_default();
+            let bytes = archive.read(index, "inflate_bytes", MOST, &Cancel::new()).unwrap_or_default();
             (member.name().to_owned(), bytes)
         })
         .collect();

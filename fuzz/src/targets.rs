@@ -104,7 +104,7 @@ fn zip(data: &[u8]) {
             assert!(region.end() <= source.len());
             regions.push((region.start(), region.end()));
         }
-        if let Ok(bytes) = archive.read(index, "inflate_bytes", limits.inflate_bytes) {
+        if let Ok(bytes) = archive.read(index, "inflate_bytes", limits.inflate_bytes, &Cancel::new()) {
             assert_eq!(bytes.len() as u64, member.size());
             archive.verify(index, &Cancel::new()).expect("what was read can be verified");
         }

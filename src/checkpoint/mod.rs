@@ -11,11 +11,11 @@ use std::path::{Path as FilePath, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::bytes::{Bytes, Io, Source};
-use crate::container::zip::Archive;
 use crate::container::{Format, shards};
 use crate::error::{Code, Error, Kind, Result};
 use crate::index::{self, Contents, Index, OpaqueClass, Options, Path, Place, Storage, Tree};
 use crate::limits::Limits;
+use crate::parallel::Cancel;
 use crate::stream::Payload;
 use crate::tensor::Tensor;
 
@@ -41,6 +41,8 @@ pub(crate) struct Inner {
     pub(crate) options: Options,
     /// Storages that several names share; found out when first asked.
     shared: OnceLock<HashSet<(u32, u32)>>,
+    /// For each tensor that is named the number of its first name; made when it is asked for.
+    first_names: OnceLock<HashMap<(u32, u32), u32>>,
     /// The storage that was inflated last, so that its tensors and their slices do not inflate it once each.
     inflated: Mutex<Option<((u32, u32), Source)>>,
 }
@@ -227,6 +229,12 @@ impl Checkpoint {
         self.0.shards.iter().map(|shard| (shard.path.as_deref(), shard.index.tree.as_ref()))
     }
 
+    /// The named tensors of file `shard`, in their order.
+    pub fn tensors_of(&self, shard: usize) -> impl Iterator<Item = Tensor> {
+        let entries = (0_u32..).zip(&self.0.entries);
+        entries.filter(move |(_, entry)| entry.shard as usize == shard).map(|(entry, _)| self.at(entry))
+    }
+
     /// The tensor with number `tensor` of file `shard`, without a name.
     pub fn unnamed(&self, shard: usize, tensor: u32) -> Option<Tensor> {
         let id = (u32::try_from(shard).ok()?, tensor);
@@ -234,15 +242,17 @@ impl Checkpoint {
         Some(Tensor::new(&self.0, id, None))
     }
 
-    /// For file `shard`: which name comes first for each tensor number.
-    pub fn first_names(&self, shard: usize) -> HashMap<u32, usize> {
-        let mut out = HashMap::new();
-        for (position, entry) in self.0.entries.iter().enumerate() {
-            if entry.shard as usize == shard {
-                out.entry(entry.tensor).or_insert(position);
+    /// As [`Checkpoint::unnamed`], by its first name if it has one.
+    pub fn numbered(&self, shard: usize, tensor: u32) -> Option<Tensor> {
+        let unnamed = self.unnamed(shard, tensor)?;
+        let first = self.0.first_names.get_or_init(|| {
+            let mut first = HashMap::new();
+            for (entry, named) in (0_u32..).zip(&self.0.entries) {
+                first.entry(self.0.id(named)).or_insert(entry);
             }
-        }
-        out
+            first
+        });
+        Some(first.get(&unnamed.id()).map_or(unnamed, |&entry| self.at(entry)))
     }
 
     /// The limits it was opened with.
@@ -261,6 +271,7 @@ impl Inner {
             notes: Vec::new(),
             options,
             shared: OnceLock::new(),
+            first_names: OnceLock::new(),
             inflated: Mutex::new(None),
         }
     }
@@ -405,17 +416,25 @@ impl Inner {
             let text = "the numbers are big-endian, so a view would show wrong ones";
             return Err(Error::new(Code::Buffer, text));
         }
-        match storage.place {
-            Place::Member(_) if self.is_compressed(id) => {
-                Err(Error::new(Code::RecordCompressed, "the storage is compressed in the file"))
-            }
-            Place::Value(_) => Err(Error::new(Code::Buffer, "the bytes are part of a pickle")),
-            _ => Ok(self.payload(id)?.source),
+        if let Place::Value(_) = storage.place {
+            return Err(Error::new(Code::Buffer, "the bytes are part of a pickle"));
         }
+        let compressed = || Error::new(Code::RecordCompressed, "the storage is compressed in the file");
+        Ok(self.stored(id)?.ok_or_else(compressed)?.source)
     }
 
     /// A storage's bytes, inflated if need be.
-    pub(crate) fn payload(&self, id: (u32, u32)) -> Result<Payload> {
+    pub(crate) fn payload(&self, id: (u32, u32), cancel: &Cancel) -> Result<Payload> {
+        match self.stored(id)? {
+            Some(payload) => Ok(payload),
+            None => {
+                Ok(Payload { source: self.inflated(id, cancel)?, big_endian: self.storage(id).big_endian })
+            }
+        }
+    }
+
+    /// A storage's bytes where they lie; `None` where they have to be inflated.
+    pub(crate) fn stored(&self, id: (u32, u32)) -> Result<Option<Payload>> {
         let storage = self.storage(id);
         let index = self.index(id.0);
         let source = match (&index.contents, storage.place) {
@@ -433,21 +452,22 @@ impl Inner {
             (Contents::Plain(source), Place::Region(region)) => {
                 source.window(region.start(), region.len())?
             }
+            (Contents::Archive(_), Place::Member(_)) if self.is_compressed(id) => return Ok(None),
             (Contents::Archive(archive), Place::Member(member)) => {
-                if self.is_compressed(id) {
-                    self.inflated(id, archive, member, storage.nbytes)?
-                } else {
-                    let region = archive.payload(member)?;
-                    archive.source().window(region.start(), region.len())?
-                }
+                let region = archive.payload(member)?;
+                archive.source().window(region.start(), region.len())?
             }
-            _ => return Err(Error::new(Code::InternalError, "a storage has no place in its file")),
+            _ => return Err(nowhere()),
         };
-        Ok(Payload { source, big_endian: storage.big_endian })
+        Ok(Some(Payload { source, big_endian: storage.big_endian }))
     }
 
     /// A deflated storage's bytes in memory. Nobody waits for another's inflating; two at once may do it twice.
-    fn inflated(&self, id: (u32, u32), archive: &Archive, member: usize, nbytes: u64) -> Result<Source> {
+    fn inflated(&self, id: (u32, u32), cancel: &Cancel) -> Result<Source> {
+        let (nbytes, place) = (self.storage(id).nbytes, self.storage(id).place);
+        let (Contents::Archive(archive), Place::Member(member)) = (&self.index(id.0).contents, place) else {
+            return Err(nowhere());
+        };
         let slot = || self.inflated.lock().unwrap_or_else(PoisonError::into_inner);
         let kept = slot().as_ref().filter(|(kept, _)| *kept == id).map(|(_, source)| source.clone());
         let source = match kept {
@@ -455,7 +475,7 @@ impl Inner {
             None => {
                 // First, so that two storages are never held for one read.
                 slot().take();
-                let source = Source::memory(Arc::new(archive.read_inflated(member, nbytes)?));
+                let source = Source::memory(Arc::new(archive.read_inflated(member, nbytes, cancel)?));
                 if nbytes <= KEPT {
                     *slot() = Some((id, source.clone()));
                 }
@@ -478,6 +498,10 @@ impl Inner {
     fn index(&self, shard: u32) -> &Index {
         &self.shards[shard as usize].index
     }
+}
+
+fn nowhere() -> Error {
+    Error::new(Code::InternalError, "a storage has no place in its file")
 }
 
 /// What to say where direct reads were asked for and cannot be had.

@@ -110,7 +110,7 @@ impl Checkpoint {
 
     /// A row of all bytes of a file, mapped, and for each storage where it starts in it; `None` for one that must be copied,
     /// as it is compressed, in another byte order, misaligned, inside a pickle, or has bools other than 0 and 1.
-    pub fn storage_views(&self, shard: usize) -> Result<(Array, Vec<Option<u64>>)> {
+    pub fn storage_views(&self, shard: usize, cancel: &Cancel) -> Result<(Array, Vec<Option<u64>>)> {
         let source = source_of(self.0.file(shard)?);
         let Some((mapping, window)) = source.map()? else {
             return Err(Error::new(Code::Buffer, "bytes in memory are not viewed but copied"));
@@ -120,11 +120,19 @@ impl Checkpoint {
         let uses = self.0.uses(shard)?;
         let starts = uses.iter().enumerate().map(|(number, uses)| {
             let id = (shard as u32, number as u32);
-            let found = self.0.view_start(id, *uses, window.start());
+            let found = self.0.view_start(id, *uses, window.start(), cancel);
             found.map_err(|error| self.0.blame(id.0, error))
         });
         let starts = starts.collect::<Result<_>>()?;
         Ok((whole, starts))
+    }
+
+    /// Bytes that [`Checkpoint::storage_views`] goes through: those that are bools.
+    pub fn views_work(&self, shard: usize) -> Result<u64> {
+        let uses = self.0.uses(shard)?;
+        let storages = uses.iter().zip(&self.0.file(shard)?.storages);
+        let bools = storages.filter(|(uses, _)| uses.bools).map(|(_, storage)| storage.nbytes);
+        Ok(bools.fold(0, u64::saturating_add))
     }
 
     /// The bytes of some storages of a file in memory of their own, in this machine's byte order.
@@ -249,7 +257,7 @@ impl Inner {
     }
 
     /// Where a storage starts after byte `base` of its file, if tensors can stand on it as it lies there.
-    fn view_start(&self, id: (u32, u32), uses: Uses, base: u64) -> Result<Option<u64>> {
+    fn view_start(&self, id: (u32, u32), uses: Uses, base: u64, cancel: &Cancel) -> Result<Option<u64>> {
         if self.storage(id).nbytes == 0 {
             return Ok(None);
         }
@@ -262,7 +270,7 @@ impl Inner {
             return Ok(None);
         }
         if uses.bools {
-            match check_bools(&source, &Layout::contiguous(&[source.len()])?) {
+            match check_bools(&source, &Layout::contiguous(&[source.len()])?, cancel) {
                 Err(error) if is_no_view(&error) => return Ok(None),
                 checked => checked?,
             }
@@ -272,7 +280,7 @@ impl Inner {
 
     /// Reads a whole storage. Numbers change to this machine's byte order; bytes that only bools are made of become 0 and 1.
     fn fill_storage(&self, id: (u32, u32), uses: Uses, out: &mut [u8], wanted: How<'_>) -> Result<()> {
-        let payload: Payload = self.payload(id)?;
+        let payload: Payload = self.payload(id, wanted.cancel)?;
         let unit = uses.unit(out.len() as u64);
         let layout = Layout::contiguous(&[out.len() as u64 / unit.itemsize()])?;
         let cast = Cast::new(unit, unit, Overflow::Nan)?;
@@ -281,7 +289,10 @@ impl Inner {
         let how = Fill { signs: Signs::default(), cast, threads, cancel };
         stream::fill(&payload, &layout, &how, out)?;
         if uses.is_bools() {
-            out.iter_mut().for_each(|byte| *byte = (*byte).min(1));
+            for part in out.chunks_mut(1 << 20) {
+                wanted.cancel.check()?;
+                part.iter_mut().for_each(|byte| *byte = (*byte).min(1));
+            }
         }
         Ok(())
     }

@@ -91,13 +91,16 @@ fn sniff_unplaced(source: &Source) -> Result<Format> {
     Err(explain(source, &head)?)
 }
 
-/// How many bytes of a file may be its metadata: what a safetensors file says of its header, else all of it. 0 where there is no file.
+/// How many bytes of a file may be its metadata: what a safetensors file says of its header, else all of it, and without an end
+/// where an archive begins with a member that is deflated. 0 where there is no file.
 pub fn metadata_bytes(path: &Path) -> u64 {
     let Some(found) = path.metadata().ok().filter(Metadata::is_file) else { return 0 };
     let mut head = [0; 10];
     let read = File::open(path).and_then(|file| file.read_exact_at(&mut head, 0));
-    match head.split_first_chunk() {
+    match head.split_first_chunk::<8>() {
         Some((length, b"{\"")) if read.is_ok() => u64::from_le_bytes(*length).min(found.len()),
+        // APPNOTE 4.3.7: the method is at byte 8.
+        Some(([b'P', b'K', 3, 4, ..], [8, 0])) if read.is_ok() => u64::MAX,
         _ => found.len(),
     }
 }

@@ -8,6 +8,7 @@ use super::{Contents, Index, Options, Place, pickled};
 use crate::container::Format;
 use crate::container::zip::Archive;
 use crate::error::{Code, Error, Result, ResultExt};
+use crate::parallel::Cancel;
 
 /// Names that must stand once, in this spelling.
 const REQUIRED: [&str; 4] = ["data.pkl", "constants.pkl", "version", "byteorder"];
@@ -33,7 +34,7 @@ pub(super) fn read(archive: Archive, options: &Options) -> Result<Index> {
         true => ("inflate_bytes", limits.inflate_bytes),
         false => ("pickle_bytes", limits.pickle_bytes),
     };
-    let data = archive.read(position, limit, most)?;
+    let data = archive.read(position, limit, most, &options.cancel)?;
     let locate = |key: &str, nbytes: u64| locate(&archive, &root, key, nbytes);
     let mut read = pickled::read(data, Ids::Archive, &locate, options).in_member(&member)?;
     notes.append(&mut read.notes);
@@ -143,7 +144,7 @@ fn small(archive: &Archive, name: &str) -> Result<Option<Vec<u8>>> {
     if size > MOST {
         return Ok(Some(format!("({size} bytes)").into_bytes()));
     }
-    archive.read(position, "line", MOST).map(Some)
+    archive.read(position, "line", MOST, &Cancel::new()).map(Some)
 }
 
 /// The member of a storage, which must be exactly as large as the pickle says.

@@ -117,11 +117,6 @@ impl Values {
         seen.try_reserve(items.len()).map_err(|_| no_memory())?;
         Ok(items.iter().copied().filter(|&item| seen.insert(self.arena.key(&self.data, item))).collect())
     }
-
-    /// Whether two values that stand as keys or set items are one key.
-    pub fn same_key(&self, a: Handle, b: Handle) -> bool {
-        self.arena.key(&self.data, a) == self.arena.key(&self.data, b)
-    }
 }
 
 /// Whether hashes are seen to differ. Where that takes long, as it does for hashes made to collide, it stays open.

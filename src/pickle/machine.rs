@@ -19,7 +19,7 @@ use super::pool::Pool;
 use super::spare::Spare;
 use super::text;
 use super::value::{CallKind, GlobalId, Handle, Values};
-use super::{Options, Pickle, narrow, wide};
+use super::{Pickle, narrow, wide};
 use crate::bytes::Chunk;
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
@@ -28,18 +28,12 @@ use crate::parallel::Cancel;
 /// Opcodes between two looks at whether the work was asked to stop.
 const TICK: u32 = 1 << 14;
 
-pub(super) fn run(
-    data: Chunk,
-    start: usize,
-    limits: &Limits,
-    options: Options,
-    cancel: &Cancel,
-) -> Result<Pickle> {
+pub(super) fn run(data: Chunk, start: usize, limits: &Limits, cancel: &Cancel) -> Result<Pickle> {
     // Offsets are kept in 32 bits.
     let ceiling = u64::from(u32::MAX).saturating_sub(1).min(limits.pickle_bytes);
     Limits::check("pickle_bytes", ceiling, wide(data.len()))?;
     let mut disasm = Disasm::strict(&data, start, limits);
-    let mut machine = Machine::new(&data, limits, options, None)?;
+    let mut machine = Machine::new(&data, limits, None)?;
     let root = drive(&mut disasm, &mut machine, cancel)?;
     let (end, protocol, needed) = (disasm.position(), machine.protocol, machine.needed());
     let arena = machine.arena;
@@ -107,18 +101,14 @@ struct Machine<'d> {
     builds: Option<Vec<(u32, Handle)>>,
     /// Whether a value that may be filled later was fetched from the memo or duplicated.
     fetched: bool,
+    /// Whether persistent ids may be texts (PERSID), as the tar files of torch 0.1 have them.
+    text_ids: bool,
     limits: &'d Limits,
-    options: Options,
 }
 
 impl<'d> Machine<'d> {
     /// A machine in memory of its own, or in what a survey before has left.
-    fn new(
-        data: &'d [u8],
-        limits: &'d Limits,
-        options: Options,
-        mut spare: Option<Spare>,
-    ) -> Result<Machine<'d>> {
+    fn new(data: &'d [u8], limits: &'d Limits, mut spare: Option<Spare>) -> Result<Machine<'d>> {
         let memo = spare.as_mut().map(|spare| std::mem::take(&mut spare.memo));
         Ok(Machine {
             data,
@@ -135,8 +125,8 @@ impl<'d> Machine<'d> {
             binbytes: false,
             builds: None,
             fetched: false,
+            text_ids: false,
             limits,
-            options,
         })
     }
 

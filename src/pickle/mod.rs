@@ -50,26 +50,14 @@ pub struct Pickle {
     pub needed: u8,
 }
 
-/// What a pickle may hold besides the usual.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Options {
-    /// Take persistent ids in text (PERSID), as the tar files of torch 0.1 have them.
-    pub text_ids: bool,
-}
-
 /// Runs the pickle that begins at `start` of `data`, up to STOP; what follows is left alone.
 pub fn run(data: impl Into<Chunk>, start: usize, limits: &Limits) -> Result<Pickle> {
-    machine::run(data.into(), start, limits, Options::default(), &Cancel::new())
+    run_until(data, start, limits, &Cancel::new())
 }
 
 /// As [`run`], until it is asked to stop.
 pub fn run_until(data: impl Into<Chunk>, start: usize, limits: &Limits, cancel: &Cancel) -> Result<Pickle> {
-    machine::run(data.into(), start, limits, Options::default(), cancel)
-}
-
-/// As [`run`], with options.
-pub fn run_with(data: impl Into<Chunk>, start: usize, limits: &Limits, options: Options) -> Result<Pickle> {
-    machine::run(data.into(), start, limits, options, &Cancel::new())
+    machine::run(data.into(), start, limits, cancel)
 }
 
 /// Runs the pickle that begins at `start` of `data` as far as any reader would go, and lists what a strict one refuses.

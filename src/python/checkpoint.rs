@@ -63,7 +63,9 @@ pub(crate) fn open_at(
     limits: BTreeMap<String, u64>,
 ) -> PyResult<Checkpoint> {
     let options = options(unknown, trailing, false, false, limits)?;
-    Ok(Checkpoint(run::detached(py, || Core::open_at(&path, start, options))?))
+    let cancel = options.cancel.clone();
+    let long = is_long(py.detach(|| metadata_bytes(&path)));
+    Ok(Checkpoint(run::watched(py, long, &cancel, || Core::open_at(&path, start, options))?))
 }
 
 /// Opens bytes in memory.
@@ -239,7 +241,9 @@ impl Checkpoint {
     }
 
     fn storage_views(&self, py: Python<'_>, shard: usize) -> PyResult<(Buffer, Vec<Option<u64>>)> {
-        let (whole, starts) = run::detached(py, || self.0.storage_views(shard))?;
+        let cancel = Cancel::new();
+        let work = run::detached(py, || self.0.views_work(shard))?;
+        let (whole, starts) = run::interruptible(py, work, &cancel, || self.0.storage_views(shard, &cancel))?;
         Ok((Buffer(whole), starts))
     }
 

@@ -51,7 +51,8 @@ fn channels<'py>(
         let is_root = matches!(tensor.path(), Some(Path::Steps(steps)) if steps.is_empty());
         let around = if is_root { String::new() } else { format!("{}.", tensor.name()) };
         let named = format!("{around}{}", name.name());
-        let named = checkpoint.tensor(&named).ok().filter(|named| named.id() == (tensor.shard(), id));
+        let named = checkpoint.contains(&named).then(|| checkpoint.tensor(&named).ok()).flatten();
+        let named = named.filter(|named| named.id() == (tensor.shard(), id));
         let gone = || Error::new(Code::InternalError, "a quantized tensor's scales are gone");
         let found = named.or_else(|| checkpoint.unnamed(shard, id)).ok_or_else(gone)?;
         return wrap.call1((Tensor(found),));

@@ -6,7 +6,7 @@ use pyo3::types::PyTuple;
 use super::buffer::Buffer;
 use super::tensor::{Tensor, Wanted, index_items};
 use super::{capsule, run};
-use crate::error::{Code, Error};
+use crate::error::{Code, Error, guarded};
 use crate::tensor::Joined as Core;
 
 /// Tensors of one dtype, end to end along one dimension.
@@ -52,7 +52,8 @@ impl Joined {
     }
 
     fn index(&self, key: &Bound<'_, PyAny>) -> PyResult<Joined> {
-        Ok(Joined(self.0.index(&index_items(key)?)?))
+        let items = index_items(key)?;
+        Ok(Joined(guarded(|| self.0.index(&items))?))
     }
 
     fn permute(&self, dims: Vec<i64>) -> PyResult<Joined> {
@@ -65,15 +66,14 @@ impl Joined {
 
     fn materialize(&self, py: Python<'_>, wanted: Wanted) -> PyResult<Buffer> {
         let request = wanted.request()?;
-        let array =
-            run::interruptible(py, self.0.nbytes(), &request.cancel, || self.0.materialize(&request))?;
+        let array = run::interruptible(py, self.0.work(), &request.cancel, || self.0.materialize(&request))?;
         Ok(Buffer(array))
     }
 
     fn materialize_into(&self, py: Python<'_>, wanted: Wanted, out: &Bound<'_, PyAny>) -> PyResult<()> {
         let request = wanted.request()?;
         let mut foreign = capsule::import(out)?;
-        run::interruptible(py, self.0.nbytes(), &request.cancel, || {
+        run::interruptible(py, self.0.work(), &request.cancel, || {
             self.0.materialize_into(&request, foreign.bytes_mut()?)
         })
     }

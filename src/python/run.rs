@@ -1,6 +1,6 @@
 //! Runs core work without holding the interpreter: panics become an error, and Ctrl-C stops long work.
 
-use std::sync::mpsc;
+use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -20,6 +20,11 @@ pub(super) fn detached<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T>
     Ok(py.detach(|| guarded(work))?)
 }
 
+/// Whether work on so many bytes watches for Ctrl-C.
+pub(super) fn is_long(nbytes: u64) -> bool {
+    nbytes >= LONG
+}
+
 /// Runs `work` on `nbytes` without the interpreter; a signal whose handler raises makes it stop, and is raised.
 pub(super) fn interruptible<T: Send>(
     py: Python<'_>,
@@ -27,7 +32,7 @@ pub(super) fn interruptible<T: Send>(
     cancel: &Cancel,
     work: impl FnOnce() -> Result<T> + Send,
 ) -> PyResult<T> {
-    watched(py, nbytes >= LONG, cancel, work)
+    watched(py, is_long(nbytes), cancel, work)
 }
 
 /// Runs `work` without the interpreter; if it may be long, a signal whose handler raises makes it stop, and is raised.
@@ -41,13 +46,24 @@ pub(super) fn watched<T: Send>(
         return detached(py, work);
     }
     let mut signal: Option<PyErr> = None;
+    let work = Mutex::new(Some(work));
+    let take = || work.lock().unwrap_or_else(PoisonError::into_inner).take();
     let result = py.detach(|| {
         thread::scope(|scope| {
             let (done, wait) = mpsc::channel();
-            scope.spawn(move || {
-                // The receiver lives until the scope ends.
-                let _ = done.send(guarded(work));
-            });
+            let take = &take;
+            let worker = move || {
+                if let Some(work) = take() {
+                    // The receiver lives until the scope ends.
+                    let _ = done.send(guarded(work));
+                }
+            };
+            // Where the system refuses another thread, this one does the work, and nobody watches.
+            if thread::Builder::new().spawn_scoped(scope, worker).is_err()
+                && let Some(work) = take()
+            {
+                return guarded(work);
+            }
             loop {
                 match wait.recv_timeout(TICK) {
                     Ok(result) => return result,

@@ -7,6 +7,7 @@ use pyo3::types::{PyBool, PyEllipsis, PySlice, PyTuple};
 use super::buffer::Buffer;
 use super::{capsule, extra, objects, run};
 use crate::dtype::DType;
+use crate::error::guarded;
 use crate::kernel::Overflow;
 use crate::layout::Index;
 use crate::parallel::Cancel;
@@ -151,7 +152,8 @@ impl Tensor {
     }
 
     fn index(&self, key: &Bound<'_, PyAny>) -> PyResult<Tensor> {
-        Ok(Tensor(self.0.index(&index_items(key)?)?))
+        let items = index_items(key)?;
+        Ok(Tensor(guarded(|| self.0.index(&items))?))
     }
 
     fn permute(&self, dims: Vec<i64>) -> PyResult<Tensor> {
@@ -164,15 +166,15 @@ impl Tensor {
 
     fn materialize(&self, py: Python<'_>, wanted: Wanted) -> PyResult<Buffer> {
         let request = wanted.request()?;
-        let array =
-            run::interruptible(py, self.0.nbytes(), &request.cancel, || self.0.materialize(&request))?;
+        let work = self.work(py, &request)?;
+        let array = run::interruptible(py, work, &request.cancel, || self.0.materialize(&request))?;
         Ok(Buffer(array))
     }
 
     fn materialize_into(&self, py: Python<'_>, wanted: Wanted, out: &Bound<'_, PyAny>) -> PyResult<()> {
         let request = wanted.request()?;
         let mut foreign = capsule::import(out)?;
-        run::interruptible(py, self.0.nbytes(), &request.cancel, || {
+        run::interruptible(py, self.0.work(), &request.cancel, || {
             self.0.materialize_into(&request, foreign.bytes_mut()?)
         })
     }
@@ -182,7 +184,10 @@ impl Tensor {
     }
 
     fn standing(&self, py: Python<'_>, copy: Option<bool>) -> PyResult<Option<&'static str>> {
-        Ok(run::detached(py, || self.0.standing(copy))?.map(|standing| match standing {
+        let cancel = Cancel::new();
+        let work = if self.0.dtype() == DType::Bool { self.0.work() } else { 0 };
+        let standing = run::interruptible(py, work, &cancel, || self.0.standing(copy, &cancel))?;
+        Ok(standing.map(|standing| match standing {
             Standing::View => "view",
             Standing::Copy => "copy",
         }))
@@ -191,10 +196,19 @@ impl Tensor {
     fn storage_bytes(&self, py: Python<'_>, standing: &str, wanted: Wanted) -> PyResult<Buffer> {
         let request = wanted.request()?;
         let standing = if standing == "view" { Standing::View } else { Standing::Copy };
-        let found = run::interruptible(py, self.0.nbytes(), &request.cancel, || {
-            self.0.storage_bytes(standing, &request)
-        })?;
+        let work = self.0.storage_work(standing);
+        let found =
+            run::interruptible(py, work, &request.cancel, || self.0.storage_bytes(standing, &request))?;
         Ok(Buffer(found))
+    }
+}
+
+impl Tensor {
+    /// Bytes that a result takes to go through: none for a view, unless they are bools.
+    fn work(&self, py: Python<'_>, request: &Request) -> PyResult<u64> {
+        let work = self.0.work();
+        let is_view = run::is_long(work) && run::detached(py, || Ok(self.0.is_view(request)))?;
+        Ok(if is_view { 0 } else { work })
     }
 }
 

@@ -255,13 +255,15 @@ impl Foreign {
         let wrong = |what: &str| Err(what.to_owned());
         let (tensor, flags) = match &self.0 {
             Owned::Versioned(managed) => {
-                // SAFETY: valid as promised to `versioned`; major and flags lie before the part that a version may change.
-                let (major, flags) = unsafe { (*managed.as_ptr()).header() };
+                let managed = managed.as_ptr();
+                // SAFETY: valid as promised to `versioned`. Only this field is read, which lies before what a version may change.
+                let major = unsafe { (*managed).major };
                 if major != 1 {
                     return wrong("its DLPack version is unknown");
                 }
                 // SAFETY: valid as promised, and of a major version whose layout is known.
-                (unsafe { &(*managed.as_ptr()).tensor }, flags)
+                let managed = unsafe { &*managed };
+                (&managed.tensor, managed.flags)
             }
             // SAFETY: valid as promised to `legacy`.
             Owned::Legacy(managed) => (unsafe { &(*managed.as_ptr()).tensor }, 0),
@@ -329,12 +331,6 @@ impl GpuMemory for Adopted {
 impl std::fmt::Debug for Adopted {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Adopted({} bytes at {:#x} of GPU {})", self.nbytes, self.address, self.device)
-    }
-}
-
-impl Versioned {
-    fn header(&self) -> (u32, u64) {
-        (self.major, self.flags)
     }
 }
 

@@ -133,17 +133,19 @@ fn lock(tries: u32) -> Option<MutexGuard<'static, Pool>> {
     static POOL: OnceLock<Mutex<Pool>> = OnceLock::new();
     let pool = POOL.get_or_init(|| Mutex::new(Pool::new(bound(), process::id())));
     for _ in 0..tries {
-        match pool.try_lock() {
-            Ok(mut pool) => {
-                pool.own(process::id());
-                return Some(pool);
-            }
+        let mut found = match pool.try_lock() {
+            Ok(found) => found,
             Err(TryLockError::Poisoned(poisoned)) => {
                 pool.clear_poison();
-                return Some(poisoned.into_inner());
+                poisoned.into_inner()
             }
-            Err(TryLockError::WouldBlock) => std::hint::spin_loop(),
-        }
+            Err(TryLockError::WouldBlock) => {
+                std::hint::spin_loop();
+                continue;
+            }
+        };
+        found.own(process::id());
+        return Some(found);
     }
     None
 }

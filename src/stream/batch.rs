@@ -3,7 +3,9 @@
 
 use super::bands::{Band, Workspace, fill_band};
 use super::plan::{GAP, Piece, pieces, pieces_on_blocks};
-use super::read::{Fill, HUGE, Manner, Payload, SCRATCH, disk_threads, fill_piece, gap, piece_count, touch};
+use super::read::{
+    Fill, HUGE, Manner, Payload, SCRATCH, disk_threads, fill_piece, gap, piece_count, touch, wants_touch,
+};
 use crate::bytes::{Reader, Scratch, Source};
 use crate::error::{Code, Error, Result};
 use crate::kernel::{self, Grid};
@@ -102,6 +104,9 @@ pub fn fill_all(mut tasks: Vec<Task<'_>>, threads: Option<usize>) -> Result<(), 
         Job::Piece { task, piece, out } => {
             let plan = &plans[task];
             let (reader, space) = worker.reader(task, plan);
+            if wants_touch(&piece, &plan.how) {
+                touch(&plan.how.cancel, out).map_err(|error| (task, error))?;
+            }
             fill_piece(&plan.payload, &piece, &plan.how, reader, &mut space.scratch, out)
                 .map_err(|error| (task, error))
         }

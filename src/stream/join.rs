@@ -3,7 +3,7 @@
 
 use super::batch::{Task, fill_all};
 use super::plan::Piece;
-use super::read::{Fill, Manner, PIECE, Payload, fill_piece, gap, scratch, to_usize};
+use super::read::{Fill, Manner, PIECE, Payload, fill_piece, gap, scratch, to_usize, touch, wants_touch};
 use crate::error::Error;
 use crate::layout::{Dims, Layout, contiguous_strides};
 use crate::parallel;
@@ -86,6 +86,12 @@ impl Rows {
         let ranges = ranges.map(|(at, out)| (at as u64 * step, out));
         parallel::for_each(threads, ranges, scratch, |scratch, (first, out)| {
             let count = out.len() as u64 / row;
+            // Before any part is written: their elements lie between one another's.
+            let mut some = parts.iter().filter(|(_, layout, _)| layout.numel() > 0);
+            let touching = some.find(|(_, layout, how)| wants_touch(&self.piece(layout, first, count), how));
+            if let Some((_, _, how)) = touching {
+                touch(&how.cancel, out).map_err(|error| (0, error))?;
+            }
             let mut at = 0_u64;
             for (number, (payload, layout, how)) in parts.iter().enumerate() {
                 let start = to_usize(at.saturating_mul(self.strides[self.dim]).saturating_mul(self.itemsize));

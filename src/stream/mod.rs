@@ -13,4 +13,6 @@ pub mod upload;
 pub use batch::{Task, fill_all};
 pub use join::fill_joined;
 pub use queue::{Queue, Taken};
-pub use read::{Fill, Payload, Signs, blocks, disk_threads, fill, is_worth_shifting, phase, result_bytes};
+pub use read::{
+    Fill, Payload, SCRATCH, Signs, blocks, disk_threads, fill, is_worth_shifting, phase, result_bytes,
+};

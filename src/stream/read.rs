@@ -11,7 +11,7 @@ use crate::parallel::{self, Cancel};
 use crate::sink::HostBuffer;
 
 /// Bytes of one thread's scratch: a good part of a core's L2 cache.
-pub(super) const SCRATCH: u64 = 1 << 20;
+pub const SCRATCH: u64 = 1 << 20;
 
 /// Bytes from which on a result is put where it can be read straight into place.
 const SHIFTED: u64 = 8 << 20;
@@ -214,9 +214,6 @@ pub(super) fn fill_piece(
             SCRATCH
         },
     );
-    if is_transposing(piece) && !how.cast.is_past_caches() {
-        touch(&how.cancel, out)?;
-    }
     // Blocks do not overlap, so where they have as many elements as the piece, no byte of it stays as it was: the
     // destination may be memory of an earlier result.
     let mut written = 0_u64;
@@ -259,8 +256,13 @@ fn is_transposing(piece: &Piece) -> bool {
     piece.dims.last().is_some_and(|last| piece.dims.iter().any(|dim| dim.src < last.src))
 }
 
-/// Has the system make fresh memory now, a huge page at a time: the first block of a transpose writes to every page, and a request
-/// to stop would wait for all of them.
+/// Whether memory for a piece is to be touched first: the first block of a transpose writes to every page, and a request to stop
+/// would wait for all of them to be made.
+pub(super) fn wants_touch(piece: &Piece, how: &Fill) -> bool {
+    is_transposing(piece) && !how.cast.is_past_caches()
+}
+
+/// Has the system make fresh memory now, a huge page at a time. What was in it is lost.
 pub(super) fn touch(cancel: &Cancel, out: &mut [u8]) -> Result<()> {
     for page in out.chunks_mut(HUGE) {
         cancel.check()?;

@@ -79,6 +79,11 @@ impl Joined {
         numel(&self.shape).unwrap_or(u64::MAX).saturating_mul(self.dtype().itemsize())
     }
 
+    /// As [`Tensor::work`], for all parts together.
+    pub fn work(&self) -> u64 {
+        self.parts.iter().fold(0, |sum: u64, part| sum.saturating_add(part.work()))
+    }
+
     /// A part, by basic indexing; parts of the tensors that lie outside it are let go of.
     pub fn index(&self, items: &[Index]) -> Result<Joined> {
         // As if it were one tensor: that is what bounds and counts are checked against.
@@ -179,7 +184,7 @@ impl Joined {
         let dtype = request.dtype.unwrap_or(self.dtype());
         let ready = |part: &Tensor| -> Result<(Payload, Layout, Fill)> {
             let how = part.how(dtype, request, recycled)?;
-            Ok((part.checkpoint.payload(part.storage())?, part.layout.clone(), how))
+            Ok((part.checkpoint.payload(part.storage(), &request.cancel)?, part.layout.clone(), how))
         };
         let parts = self.parts.iter().map(|part| part.place(ready(part))).collect::<Result<Vec<_>>>()?;
         let dim = if self.parts.len() == 1 { 0 } else { self.dim };

@@ -283,6 +283,22 @@ impl Tensor {
         }
     }
 
+    /// Bytes to go through: its own, those of the storage where that has to be inflated, and those between bools, which are
+    /// looked at.
+    pub fn work(&self) -> u64 {
+        let bools = match self.dtype {
+            DType::Bool => self.layout.end().unwrap_or(0).saturating_sub(self.layout.offset),
+            _ => 0,
+        };
+        self.nbytes().max(self.inflated()).max(bools)
+    }
+
+    /// Whether a view answers a request, for which nothing is read.
+    pub fn is_view(&self, request: &Request) -> bool {
+        let may_be = request.copy != Some(true) && self.dtype != DType::Bool && !self.is_converted(request);
+        may_be && self.view(request.copy, &request.cancel).is_ok()
+    }
+
     /// Whether a request changes dtype, order or numbers.
     pub(crate) fn is_converted(&self, request: &Request) -> bool {
         self.result_dtype(request) != self.dtype
@@ -298,7 +314,7 @@ impl Tensor {
             return Err(Error::new(Code::Buffer, "a cast or transpose needs a copy"));
         }
         if request.copy != Some(true) && !converted {
-            match self.view(request.copy) {
+            match self.view(request.copy, &request.cancel) {
                 Ok(view) => return Ok(Prospect::View(view)),
                 Err(error) if request.copy == Some(false) || !is_no_view(&error) => return Err(error),
                 Err(_) => {}
@@ -330,8 +346,8 @@ impl Tensor {
         if !stream::is_worth_shifting(nbytes) || self.is_converted(request) {
             return 0;
         }
-        match (self.checkpoint.payload(self.storage()), self.how(dtype, request, false)) {
-            (Ok(payload), Ok(how)) => stream::phase(&payload, layout, &how),
+        match (self.checkpoint.stored(self.storage()), self.how(dtype, request, false)) {
+            (Ok(Some(payload)), Ok(how)) => stream::phase(&payload, layout, &how),
             _ => 0,
         }
     }
@@ -349,7 +365,7 @@ impl Tensor {
         }
         let how = self.how(owned.dtype, request, memory.is_recycled())?;
         let out = memory.bytes_mut();
-        let payload = self.checkpoint.payload(self.storage())?;
+        let payload = self.checkpoint.payload(self.storage(), &request.cancel)?;
         Ok(Some(Task { payload, layout: owned.layout.clone(), how, out }))
     }
 
@@ -395,7 +411,7 @@ impl Tensor {
             return self.dequantize(quantization, layout, dtype, request, out);
         }
         let how = self.how(dtype, request, recycled)?;
-        stream::fill(&self.checkpoint.payload(self.storage())?, layout, &how, out)
+        stream::fill(&self.checkpoint.payload(self.storage(), &request.cancel)?, layout, &how, out)
     }
 
     fn how(&self, dtype: DType, request: &Request, recycled: bool) -> Result<Fill> {
@@ -420,7 +436,7 @@ impl Tensor {
     /// Fails for a tensor of which the file has no elements.
     fn check_elements(&self) -> Result<()> {
         if self.is_meta() {
-            self.checkpoint.payload(self.storage())?;
+            self.checkpoint.stored(self.storage())?;
         }
         Ok(())
     }

@@ -84,7 +84,7 @@ impl Tensor {
         }
         let channels = self.channels.as_deref().map(|channels| request.order.of(channels)).transpose()?;
         let scales = self.scales(quantization)?;
-        let payload = self.checkpoint.payload(self.storage())?;
+        let payload = self.checkpoint.payload(self.storage(), &request.cancel)?;
         let to_ints = Cast::new(self.dtype, DType::I32, request.overflow)?;
         let to_dtype = Cast::new(DType::F32, dtype, request.overflow)?;
         let threads = parallel::threads(out.len() as u64, request.threads);
@@ -92,7 +92,7 @@ impl Tensor {
             Fill { signs: Signs::default(), cast: to_ints, threads: Some(1), cancel: request.cancel.clone() };
         let blocks = Blocks { layout: layout.clone(), channels, itemsize: dtype.itemsize(), out, done: 0 };
         parallel::for_each(threads, blocks, Scratch::default, |scratch, block| {
-            scratch.run(&payload, &how, &scales, to_dtype, block)
+            scratch.run(&payload, &how, &scales, to_dtype, block?)
         })
     }
 
@@ -164,12 +164,15 @@ struct Blocks<'a> {
 }
 
 impl<'a> Iterator for Blocks<'a> {
-    type Item = Block<'a>;
+    type Item = Result<Block<'a>>;
 
-    fn next(&mut self) -> Option<Block<'a>> {
-        if self.out.is_empty() {
-            return None;
-        }
+    fn next(&mut self) -> Option<Result<Block<'a>>> {
+        if self.out.is_empty() { None } else { Some(self.cut()) }
+    }
+}
+
+impl<'a> Blocks<'a> {
+    fn cut(&mut self) -> Result<Block<'a>> {
         let shape = &self.layout.shape;
         // The first dimension below which everything fits a block.
         let inside =
@@ -186,13 +189,14 @@ impl<'a> Iterator for Blocks<'a> {
             count = (stop - start) * inside(dim);
         }
         // The numbers come from the shape itself, so no index is out of bounds.
-        let layout = self.layout.index(&items).ok()?;
-        let channels = self.channels.as_ref().map(|channels| channels.index(&items)).transpose().ok()?;
-        let bytes = usize::try_from(count * self.itemsize).ok()?;
-        let (block, rest) = take(&mut self.out).split_at_mut_checked(bytes)?;
+        let layout = self.layout.index(&items)?;
+        let channels = self.channels.as_ref().map(|channels| channels.index(&items)).transpose()?;
+        let bytes = usize::try_from(count * self.itemsize).unwrap_or(usize::MAX);
+        let gap = || Error::new(Code::InternalError, "a part of the destination would not be written");
+        let (block, rest) = take(&mut self.out).split_at_mut_checked(bytes).ok_or_else(gap)?;
         self.out = rest;
         self.done += count;
-        Some((layout, channels, block))
+        Ok((layout, channels, block))
     }
 }
 

@@ -26,7 +26,7 @@ impl Tensor {
         let dtype = self.result_dtype(&request);
         if self.dequantizes(&request).is_none() {
             let how = self.how(dtype, &request, false)?;
-            let payload = self.checkpoint.payload(self.storage())?;
+            let payload = self.checkpoint.payload(self.storage(), &request.cancel)?;
             return Ok(Make::Elements { payload, layout: self.ordered(&request.order)?, how });
         }
         let ordered = self.with(|layout| request.order.of(layout))?;

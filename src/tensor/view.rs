@@ -8,6 +8,7 @@ use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::kernel::Cast;
 use crate::layout::Layout;
+use crate::parallel::Cancel;
 use crate::sink::{Array, HostBuffer};
 use crate::stream::{self, Fill, Signs};
 
@@ -26,12 +27,20 @@ impl Tensor {
     /// Without a view, a copy of the whole storage is worth it where that says more than the elements: it keeps strides, and
     /// names tied. `None` where the bytes in the file are not the tensor's (another byte order, a lazy sign, bools that are
     /// none), or where this is a part of a tensor, for which a whole storage would be too much.
-    pub fn standing(&self, copy: Option<bool>) -> Result<Option<Standing>> {
-        match self.view(copy) {
+    pub fn standing(&self, copy: Option<bool>, cancel: &Cancel) -> Result<Option<Standing>> {
+        match self.view(copy, cancel) {
             Ok(_) => Ok(Some(Standing::View)),
             Err(error) if copy == Some(false) || !is_no_view(&error) => self.place(Err(error)),
             Err(_) if self.wants_whole_storage() => Ok(Some(Standing::Copy)),
             Err(_) => Ok(None),
+        }
+    }
+
+    /// Bytes that [`Tensor::storage_bytes`] goes through: none for a view.
+    pub fn storage_work(&self, standing: Standing) -> u64 {
+        match standing {
+            Standing::View => 0,
+            Standing::Copy => self.checkpoint.storage(self.storage()).nbytes,
         }
     }
 
@@ -60,7 +69,7 @@ impl Tensor {
     }
 
     fn storage_copy(&self, request: &Request) -> Result<Array> {
-        let payload = self.checkpoint.payload(self.storage())?;
+        let payload = self.checkpoint.payload(self.storage(), &request.cancel)?;
         let layout = Layout::contiguous(&[payload.source.len()])?;
         let cast = Cast::new(DType::U8, DType::U8, request.overflow)?;
         let (threads, cancel) = (request.threads, request.cancel.clone());
@@ -71,7 +80,7 @@ impl Tensor {
     }
 
     /// A view, or why there is none; `copy` is what the caller said about copies.
-    pub(super) fn view(&self, copy: Option<bool>) -> Result<Array> {
+    pub(super) fn view(&self, copy: Option<bool>, cancel: &Cancel) -> Result<Array> {
         let flags = self.checkpoint.tensor(self.id).flags;
         if flags.conjugate || flags.negative {
             return Err(Error::new(
@@ -84,7 +93,7 @@ impl Tensor {
             return Err(Error::new(Code::Buffer, format!("a view on {place} would be read page by page")));
         }
         if self.dtype == DType::Bool {
-            check_bools(&source, &self.layout)?;
+            check_bools(&source, &self.layout, cancel)?;
         }
         view_of(&source, self.dtype, self.layout.clone())
     }
@@ -119,11 +128,12 @@ fn is_aligned(address: NonNull<u8>, dtype: DType) -> bool {
 }
 
 /// Fails if a byte is neither 0 nor 1: a view would hand out what is no bool.
-pub(crate) fn check_bools(source: &Source, layout: &Layout) -> Result<()> {
+pub(crate) fn check_bools(source: &Source, layout: &Layout, cancel: &Cancel) -> Result<()> {
     let end = if layout.numel() == 0 { layout.offset } else { layout.end().unwrap_or(layout.offset) };
     let mut at = layout.offset;
     let mut chunk = vec![0_u8; 64 << 10];
     while at < end {
+        cancel.check()?;
         let len = usize::try_from(end - at).unwrap_or(usize::MAX).min(chunk.len());
         let part = &mut chunk[..len];
         source.read_at(at, part)?;

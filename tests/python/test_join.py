@@ -57,6 +57,42 @@ def test_orders_and_casts_on_the_way(ckpt, parts, order, dtype):
     assert_same_values(joined.permute(*order).materialize(dtype=dtype), expected)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_large_parts_that_lie_transposed_stay_apart(save, seed):
+    """The rows of the result have bytes of every part, and no whole number of them is a huge page."""
+    random = np.random.default_rng(seed)
+    columns, *rows = (
+        int(random.integers(*bounds)) for bounds in ((2500, 4500), (300, 1500), (1, 700), (300, 1500))
+    )
+    parts = [torch.from_numpy(random.random((size, columns), dtype=np.float32) + 1) for size in rows]
+    ckpt = rustload.open(save(dict(zip("abc", parts, strict=True))))
+    expected = torch.cat(parts).T.contiguous()
+    rustload.trim()  # memory that is new is touched first
+    turned = rustload.concat([tensor.T for tensor in ckpt.values()], dim=1)
+    assert_same_bits(turned.materialize(), expected)
+    rustload.trim()
+    assert_same_bits(rustload.concat(ckpt.values()).materialize(transpose=True), expected)
+    out = torch.empty_like(expected)
+    turned.materialize(out=out)
+    assert_same_bits(out, expected)
+    rustload.trim()
+    cast = rustload.concat(ckpt.values()).materialize(transpose=True, dtype="bfloat16")
+    assert_same_bits(cast, expected.bfloat16())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_large_stacks_in_any_order(save, seed):
+    random = np.random.default_rng(seed)
+    shape = tuple(int(size) for size in random.integers(60, 170, 3))
+    parts = [torch.from_numpy(random.random(shape, dtype=np.float32)) for _ in range(3)]
+    ckpt = rustload.open(save(dict(zip("abc", parts, strict=True))))
+    for dim in range(4):
+        order = [int(axis) for axis in random.permutation(4)]
+        rustload.trim()
+        made = rustload.stack(ckpt.values(), dim).materialize(transpose=order)
+        assert_same_bits(made, torch.stack(parts, dim).permute(order).contiguous())
+
+
 def test_reversed_dimensions(ckpt, parts):
     joined = rustload.concat(ckpt.values(), dim=1).T
     assert joined.shape == (5, 11, 4)

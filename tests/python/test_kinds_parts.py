@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 import warnings
 from typing import Any
 
@@ -356,6 +357,17 @@ def test_indices_that_repeat_without_end_are_a_limit() -> None:
     found = sparse_of(CSR, bounds, columns, torch.empty(0).expand(1 << 40, 0), (1 << 40, 1, 1))
     with pytest.raises(rustload.LimitError):
         found.check()
+    found = sparse_of(COO, ints([0]).expand(1, 1 << 50), torch.empty(0).expand(1 << 50, 0), (1, 0))
+    with pytest.raises(rustload.LimitError):
+        found.check()
+
+
+def test_values_without_coordinates_are_not_counted_one_by_one() -> None:
+    nowhere, values = torch.empty(0, 1, dtype=torch.int64).expand(0, 1 << 50), F(1).expand(1 << 50)
+    sparse_of(COO, nowhere, values, ()).check()
+    with pytest.raises(rustload.FormatError):
+        sparse_of(COO, nowhere, values, (), True).check()
+    sparse_of(COO, nowhere[:, :1], values[:1], (), True).check()
 
 
 @pytest.mark.parametrize(
@@ -387,6 +399,15 @@ def test_t32_a_meta_tensor_of_any_size_costs_nothing() -> None:
     found = t.materialize()
     assert (found.device.type, found.shape, found.dtype) == ("meta", huge.shape, huge.dtype)
     assert not ckpt["w"].is_meta
+
+
+@pytest.mark.parametrize("shape", [(1 << 40, 1 << 20), (1 << 40, 0)])
+def test_t32_a_part_of_what_has_no_elements_is_had_with_any_strides(shape: tuple[int, int]) -> None:
+    t = rustload.open(saved(torch.empty_strided(shape, (1 << 62, 1 << 62), device="meta")))["tensor"]
+    assert t[5].shape == shape[1:]
+    assert t[3:, -1:].shape == (shape[0] - 3, min(shape[1], 1))
+    joined = rustload.concat([t, t], dim=1)[4]
+    assert joined.shape == (2 * shape[1],)
 
 
 def test_a_meta_tensor_keeps_strides_and_takes_part_in_conversions() -> None:
@@ -462,6 +483,21 @@ def test_a_parameters_attributes() -> None:
     assert list(ckpt) == ["p", "p.mask"]
     assert (ckpt["p"].is_parameter, ckpt["p.mask"].is_parameter) == (True, False)
     assert ckpt["p"].attributes["mask"].name == "p.mask"
+
+
+def test_attributes_of_many_tensors_take_time_in_their_number() -> None:
+    class Noted:
+        def __init__(self, tensor: torch.Tensor) -> None:
+            self.tensor = tensor
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return torch._utils._rebuild_parameter_with_state, (self.tensor, True, {}, {"note": 1})
+
+    tensor = torch.zeros(4)
+    ckpt = rustload.open(saved({f"{number}": Noted(tensor) for number in range(10_000)}))
+    start = time.process_time()
+    assert all(handle.attributes == {"note": 1} for handle in ckpt.values())
+    assert time.process_time() - start < 2
 
 
 def test_nothing_that_a_file_names_is_imported() -> None:

@@ -68,6 +68,16 @@ def test_nan_comes_out_as_nan():
 
 
 @pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_a_list_that_a_call_makes_comes_out_as_a_list(protocol):
+    class Made:
+        def __reduce__(self):
+            return list, ((1, 2, 3),)
+
+    found = rustload.open(saved({"x": Made()}, pickle_protocol=protocol)).objects["x"]
+    assert (type(found), found) == (list, [1, 2, 3])
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
 def test_a_default_dict_comes_out_with_its_items(protocol):
     value = collections.defaultdict(list, a=[1])
     found = rustload.open(torch_zip(pickle.dumps(value, protocol))).objects
@@ -379,13 +389,13 @@ def test_a_sparse_or_quantized_tensor_does_not_hide_the_others():
 # Bombs: small files that say a lot (ATTACKS.md, R01 to R14). A tree comes out, or an error says why not, and soon.
 
 MANY = 1_000_000
-SOON = 10.0  # seconds: the rule is 2, on a machine that does nothing else
+SOON = 10.0  # seconds of processor time: the rule is 2, where no other process crowds the caches
 
 
 def explored(data: bytes, **limits: int) -> object:
     """The tree, or what stands in its place; both end within the time, the end of the tree included."""
     ckpt = rustload.open(torch_zip(data), limits=rustload.Limits(**limits))
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         found = ckpt.objects
     except rustload.LimitError as error:
@@ -395,7 +405,7 @@ def explored(data: bytes, **limits: int) -> object:
     kept = found if isinstance(found, str) else type(found)
     del found, ckpt
     gc.collect()
-    assert time.perf_counter() - start < SOON
+    assert time.process_time() - start < SOON
     return kept
 
 

@@ -19,7 +19,7 @@ fn source(name: &str) -> Source {
 fn member(archive: &Archive, ending: &str) -> Vec<u8> {
     let is_it = |member: &rustload::container::zip::Member| member.name().ends_with(ending);
     let index = archive.members().iter().position(is_it).expect("a member of this name");
-    archive.read(index, "pickle_bytes", 1 << 20).expect("a readable member")
+    archive.read(index, "pickle_bytes", 1 << 20, &Cancel::new()).expect("a readable member")
 }
 
 #[test]

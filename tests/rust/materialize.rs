@@ -379,7 +379,7 @@ fn views_keep_the_files_strides_and_show_what_owned_results_hold() {
         tensor.index(&[Index::At(-1), Index::Range { start: Some(3), stop: None, step: Some(5) }]).unwrap();
     let part = part.materialize(&Request { copy: Some(false), ..Request::default() }).unwrap();
     assert_eq!(elements(&part), [69, 74, 79, 84].map(|at| storage[at]));
-    assert_eq!(tensor.standing(None).unwrap(), Some(Standing::View));
+    assert_eq!(tensor.standing(None, &Cancel::new()).unwrap(), Some(Standing::View));
     let whole = tensor.storage_bytes(Standing::View, &Request::default()).unwrap();
     assert_eq!((whole.shape(), whole.is_view()), (&[88][..], true));
     assert_eq!(elements(&whole), storage);
@@ -608,8 +608,9 @@ fn a_copy_of_the_whole_storage_is_offered_where_it_says_more() {
         let bytes = noise(usize::try_from(48 * dtype.itemsize()).unwrap());
         Archive::new(torch_dict(&[("one", one), ("two", two)])).storage("0", &bytes).deflated("data/0")
     };
-    let standing =
-        |archive: Archive, name: &str| opened(archive.bytes()).tensor(name).unwrap().standing(None).unwrap();
+    let standing = |archive: Archive, name: &str| {
+        opened(archive.bytes()).tensor(name).unwrap().standing(None, &Cancel::new()).unwrap()
+    };
     let whole = |dtype| Tensor::whole(dtype, &[48], "0");
     // Deflated, so there is no view: tied names and strange strides are worth the storage.
     let tied = || two(whole(DType::F32), whole(DType::F32).part(&[4], &[1], 1), DType::F32);
@@ -617,9 +618,10 @@ fn a_copy_of_the_whole_storage_is_offered_where_it_says_more() {
     assert_eq!(standing(tied(), "two"), Some(Standing::Copy));
     assert_eq!(standing(tied().big_endian(), "one"), None);
     assert_eq!(standing(two(whole(DType::Bool), whole(DType::Bool), DType::Bool), "one"), None);
-    let error = opened(tied().bytes()).tensor("one").unwrap().standing(Some(false)).unwrap_err();
+    let error =
+        opened(tied().bytes()).tensor("one").unwrap().standing(Some(false), &Cancel::new()).unwrap_err();
     assert_eq!(error.code(), Code::RecordCompressed);
     // A part of a handle is no reason to copy the rest.
     let part = opened(tied().bytes()).tensor("one").unwrap().index(&[Index::At(0)]).unwrap();
-    assert_eq!(part.standing(None).unwrap(), None);
+    assert_eq!(part.standing(None, &Cancel::new()).unwrap(), None);
 }

@@ -2,7 +2,8 @@
 
 use rustload::error::{Code, Error, Subject};
 use rustload::limits::Limits;
-use rustload::pickle::{Options, Pickle, Value, run, run_with};
+use rustload::parallel::Cancel;
+use rustload::pickle::{Pickle, Value, run, survey};
 
 fn fails(data: &[u8]) -> Error {
     run(data.to_vec(), 0, &Limits::default()).expect_err("a bad pickle")
@@ -310,12 +311,11 @@ fn p54_out_of_band_buffers_are_refused() {
 }
 
 #[test]
-fn p55_text_ids_are_refused_unless_asked_for() {
+fn p55_text_ids_are_refused_and_surveyed() {
     assert_eq!(code(b"P123\n."), Code::PersistentId);
-    let options = Options { text_ids: true };
-    let pickle = run_with(b"P123\n.".to_vec(), 0, &Limits::default(), options).expect("a tar's pickle");
-    let Value::PersistentId(id) = pickle.values.get(pickle.root) else { panic!("no id") };
-    assert!(matches!(pickle.values.get(id), Value::Str(text) if text.as_str() == Some("123")));
+    let found = survey(b"P123\n.".to_vec(), 0, &Limits::default(), &Cancel::new()).expect("a tar's pickle");
+    let Value::PersistentId(id) = found.values.get(found.root.unwrap()) else { panic!("no id") };
+    assert!(matches!(found.values.get(id), Value::Str(text) if text.as_str() == Some("123")));
 }
 
 #[test]

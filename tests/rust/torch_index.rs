@@ -7,6 +7,7 @@ use rustload::bytes::Source;
 use rustload::container::zip::{Archive as Zip, Trailing};
 use rustload::index::{DictKind, Object, Path, Step};
 use rustload::limits::Limits;
+use rustload::parallel::Cancel;
 use support::pickle::{Pickle, Tensor, pickle, torch_dict, torch_state_dict};
 use support::zip::Archive;
 use support::{bytes_of, f32s, names, opened};
@@ -40,7 +41,8 @@ fn the_builder_writes_what_torch_writes() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/containers/torch.pt");
     let source = Source::open(path.as_ref()).unwrap();
     let zip = Zip::open(&source, &Limits::default(), Trailing::Error).unwrap();
-    let real = zip.read(zip.find("torch/data.pkl").unwrap(), "pickle_bytes", 1 << 20).unwrap();
+    let real =
+        zip.read(zip.find("torch/data.pkl").unwrap(), "pickle_bytes", 1 << 20, &Cancel::new()).unwrap();
     let ours = torch_dict(&[("w", floats(&[2, 3], "0")), ("b", Tensor::whole(DType::BF16, &[64], "1"))]);
     assert_eq!(ours, real);
 }

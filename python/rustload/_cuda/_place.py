@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from rustload import _rustload
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from rustload._rustload import Buffer, Upload
 
-__all__ = ["Panel", "Place"]
+__all__ = ["ITEMSIZE", "Panel", "Place"]
+
+# Bytes of an element, by dtype.
+ITEMSIZE = {name: itemsize for name, itemsize, _ in _rustload.DTYPES}
 
 
 class Place(Protocol):

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from rustload import _rustload
+from rustload._cuda._place import ITEMSIZE
 from rustload.errors import _make
 
 if TYPE_CHECKING:
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from rustload._rustload import Buffer, Upload
 
 __all__ = ["Place"]
-
-_ITEMSIZE = {name: itemsize for name, itemsize, _ in _rustload.DTYPES}
 
 
 class Place:
@@ -38,7 +37,7 @@ class Place:
 
     def new(self, shape: Sequence[int], dtype: str, upload: Upload) -> tuple[Buffer, Buffer]:
         """A new buffer, twice: typed, and as a row of bytes."""
-        row = upload.allocate(math.prod(shape) * _ITEMSIZE[dtype])
+        row = upload.allocate(math.prod(shape) * ITEMSIZE[dtype])
         return row.part(0, dtype, shape), row
 
     def empty(self, shape: Sequence[int], dtype: str, upload: Upload) -> Buffer:

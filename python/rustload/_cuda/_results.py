@@ -6,6 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from rustload import _rustload
+from rustload._cuda._place import ITEMSIZE
 from rustload._cuda._uploads import Uploads, Work
 from rustload._tensor import Wanted
 from rustload.errors import _make
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from rustload._tensor import LazyTensor
 
 __all__ = ["CudaMaker", "filled", "make", "on_gpu"]
-
-_ITEMSIZE = {name: itemsize for name, itemsize, _ in _rustload.DTYPES}
 
 
 def make(tensor: LazyTensor, wanted: Wanted, place: Place, *, cast: Cast, sync: bool) -> Any:
@@ -52,7 +51,7 @@ def _work(core: _rustload.Tensor | _rustload.Joined, wanted: Wanted) -> Work:
         raise _make("Buffer", "Buffer", "a tensor on a GPU is a copy by nature: copy=False cannot be had")
     nbytes = core.nbytes
     if wanted.dtype is not None:
-        nbytes = nbytes // _ITEMSIZE[core.dtype] * _ITEMSIZE[wanted.dtype]
+        nbytes = nbytes // ITEMSIZE[core.dtype] * ITEMSIZE[wanted.dtype]
     return Work(core, wanted, nbytes=nbytes)
 
 

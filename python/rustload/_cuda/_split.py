@@ -11,6 +11,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rustload import _rustload
+from rustload._cuda._place import ITEMSIZE
 from rustload.errors import _make
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ PANEL = 32 << 20
 # Below this a cast on the CPU costs less than finding out how fast it is.
 _SMALL = 4 << 20
 
-_ITEMSIZE = {name: itemsize for name, itemsize, _ in _rustload.DTYPES}
 _FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
 _EIGHTS = frozenset({"float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"})
 _SIGNED = ("int8", "int16", "int32", "int64")
@@ -116,7 +116,7 @@ def _of_one(
         core, target = core.permute(lies), target.permute(lies)
     dtype = core.dtype if on_gpu else result
     plain = _plain(wanted, dtype)
-    for part, place in _panels(core, target, _ITEMSIZE[dtype]):
+    for part, place in _panels(core, target, ITEMSIZE[dtype]):
         yield Piece(part, plain, dtype, place, is_straight=False)
 
 
@@ -127,7 +127,7 @@ def _straight(core: _rustload.Tensor, wanted: Wanted, dtype: str, target: Any) -
         return
     if wanted.transpose not in (None, False):
         core, wanted = core.permute(dims_of(wanted, len(core.shape))), _plain(wanted, wanted.dtype)
-    for part, place in _panels(core, target, _ITEMSIZE[dtype]):
+    for part, place in _panels(core, target, ITEMSIZE[dtype]):
         yield Piece(part, wanted, dtype, place, is_straight=False)
 
 
@@ -167,7 +167,7 @@ def _is_for_gpu(
     source = core.dtype
     if result not in _ON_GPU.get(source, ()):
         return False
-    if cast == "gpu" or _ITEMSIZE[result] > _ITEMSIZE[source]:
+    if cast == "gpu" or ITEMSIZE[result] > ITEMSIZE[source]:
         return True
     # The CPU may cast if that is no slower than the copies that it feeds, which then are as short as the result.
     return core.nbytes >= _SMALL and _cast_rate(source, result, threads) <= rate()
@@ -215,7 +215,7 @@ def straight_pieces(
         raise _make(
             "Unsupported", "DtypeUnsupported", "a joined tensor is uploaded along its first dimension", note
         )
-    itemsize = _ITEMSIZE[wanted.dtype or core.dtype]
+    itemsize = ITEMSIZE[wanted.dtype or core.dtype]
     at = 0
     for part in parts:
         nbytes = part.size * itemsize

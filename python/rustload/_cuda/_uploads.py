@@ -12,6 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from rustload import _rustload
+from rustload._cuda._place import ITEMSIZE
 from rustload._cuda._split import PANEL, Piece, pieces, straight_pieces
 
 if TYPE_CHECKING:
@@ -33,8 +34,6 @@ _COUNT = 2048
 _SLAB = 2 << 20
 _SHARES_SLAB = 64 << 10
 _ALIGNMENT = 256
-
-_ITEMSIZE = {name: itemsize for name, itemsize, _ in _rustload.DTYPES}
 
 
 @dataclasses.dataclass(slots=True)
@@ -263,7 +262,7 @@ class Uploads:
             batch.straight.append((piece.core, piece.wanted, into))
             batch.nbytes += into.nbytes
             return True
-        nbytes = piece.core.size * _ITEMSIZE[piece.dtype]
+        nbytes = piece.core.size * ITEMSIZE[piece.dtype]
         start = -(-batch.on_panel // _ALIGNMENT) * _ALIGNMENT
         if start and start + nbytes > PANEL:
             return False

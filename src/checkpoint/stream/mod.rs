@@ -21,13 +21,10 @@ use crate::error::{Code, Error, Result};
 use crate::memory;
 use crate::parallel::{self, Cancel};
 use crate::sink::{self, Array};
-use crate::stream::{Queue, Taken, Task, disk_threads, fill_all};
+use crate::stream::{Queue, SCRATCH, Taken, Task, disk_threads, fill_all};
 use crate::tensor::{Owned, Prospect, Request, Standing, Tensor};
 
-/// Bytes of one thread's scratch, which count in the window.
-const SCRATCH: u64 = 1 << 20;
-
-/// The same where files may be read around the page cache.
+/// Bytes of one thread's scratch where files may be read around the page cache; it counts in the window, as others do.
 const SCRATCH_AROUND: u64 = SCRATCH + Reader::MOST;
 
 /// Bytes of results that are made in one go: enough to make starting threads cheap.
@@ -338,7 +335,7 @@ impl Plan {
             && request.copy != Some(true)
             && !tensor.is_converted(request)
             && !tensor.is_alone()
-            && let Some(standing) = tensor.standing(request.copy)?
+            && let Some(standing) = tensor.standing(request.copy, &request.cancel)?
         {
             return Ok(ready(Made::Standing(standing)));
         }

@@ -115,7 +115,7 @@ fn what_is_no_checkpoint_is_named() {
 }
 
 #[test]
-fn a_safetensors_header_is_all_the_metadata_of_its_file() {
+fn a_file_says_how_much_of_it_may_be_metadata() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");
     let of = |bytes: &[u8]| {
@@ -125,5 +125,7 @@ fn a_safetensors_header_is_all_the_metadata_of_its_file() {
     let header = |len: u64| [&len.to_le_bytes()[..], b"{\"w\": 1}", &[0; 100]].concat();
     assert_eq!([of(&header(8)), of(&header(u64::MAX))], [8, 116]);
     assert_eq!([of(b"PK\x03\x04 and so on"), of(b"short"), of(b"")], [14, 5, 0]);
+    let archive = |method: u8| [b"PK\x03\x04\x14\0\0\0", &[method, 0][..], &[0; 90]].concat();
+    assert_eq!([of(&archive(0)), of(&archive(8))], [100, u64::MAX]);
     assert_eq!([metadata_bytes(folder.path()), metadata_bytes(&folder.path().join("none"))], [0, 0]);
 }

@@ -9,14 +9,16 @@ use super::structure;
 use crate::bytes::{Region, Source};
 use crate::container::len64;
 use crate::error::{Code, Error, Result};
+use crate::parallel::Cancel;
 
 /// Bytes handled at a time, on both sides.
 const CHUNK: u64 = 64 << 10;
 
 /// The inflated bytes, which must be `size` many. Memory grows with what the stream really holds, not with `size`.
-pub(super) fn to_vec(source: &Source, payload: Region, size: u64) -> Result<Vec<u8>> {
+pub(super) fn to_vec(source: &Source, payload: Region, size: u64, cancel: &Cancel) -> Result<Vec<u8>> {
     let mut out = Vec::new();
     stream(source, payload, size, |bytes| {
+        cancel.check()?;
         out.try_reserve(bytes.len()).map_err(|_| {
             Error::new(Code::Memory, format!("{size} byte(s) to inflate could not be allocated"))
         })?;

@@ -149,18 +149,24 @@ impl Archive {
     }
 
     /// The bytes of a metadata member, inflated if need be, at most `limit` of them; its checksum is always checked.
-    pub fn read(&self, index: usize, limit_name: &'static str, limit: u64) -> Result<Vec<u8>> {
+    pub fn read(
+        &self,
+        index: usize,
+        limit_name: &'static str,
+        limit: u64,
+        cancel: &Cancel,
+    ) -> Result<Vec<u8>> {
         let member = self.member(index)?;
         Limits::check(limit_name, limit, member.size())
-            .and_then(|()| self.read_of(index, member))
+            .and_then(|()| self.read_of(index, member, cancel))
             .map_err(|error| self.place(member, error))
     }
 
     /// The bytes of a deflated storage that must inflate to exactly `expected`.
-    pub fn read_inflated(&self, index: usize, expected: u64) -> Result<Vec<u8>> {
+    pub fn read_inflated(&self, index: usize, expected: u64, cancel: &Cancel) -> Result<Vec<u8>> {
         let member = self.member(index)?;
         let result = if member.size() == expected {
-            self.read_of(index, member)
+            self.read_of(index, member, cancel)
         } else {
             let text = format!("the member has {} byte(s), the tensors want {expected}", member.size());
             Err(Error::new(Code::StorageBounds, text))
@@ -168,15 +174,20 @@ impl Archive {
         result.map_err(|error| self.place(member, error))
     }
 
-    fn read_of(&self, index: usize, member: &Member) -> Result<Vec<u8>> {
+    fn read_of(&self, index: usize, member: &Member, cancel: &Cancel) -> Result<Vec<u8>> {
         let region = self.payload_of(index, member)?;
         let bytes = if member.is_compressed() {
-            inflate::to_vec(&self.source, region, member.size())?
+            inflate::to_vec(&self.source, region, member.size(), cancel)?
         } else {
             self.source.read_vec(region.start(), region.len())?
         };
         if self.has_checksums {
-            check_crc(member, crc32fast::hash(&bytes))?;
+            let mut hasher = crc32fast::Hasher::new();
+            for part in bytes.chunks(usize::try_from(VERIFY_CHUNK).unwrap_or(usize::MAX)) {
+                cancel.check()?;
+                hasher.update(part);
+            }
+            check_crc(member, hasher.finalize())?;
         }
         Ok(bytes)
     }

@@ -24,7 +24,7 @@ fn code_of(bytes: Vec<u8>) -> Option<Code> {
     let read_all = |archive: Archive| {
         for index in 0..archive.members().len() {
             archive.payload(index)?;
-            archive.read(index, "pickle_bytes", 1 << 20)?;
+            archive.read(index, "pickle_bytes", 1 << 20, &Cancel::new())?;
             archive.verify(index, &Cancel::new())?;
         }
         Ok(())
@@ -61,13 +61,13 @@ fn members_are_read_as_they_were_written() {
     assert_eq!(archive.find("a/data/0"), Some(1));
     assert_eq!(archive.find("data/0"), None);
     assert!(archive.has_checksums());
-    assert_eq!(archive.read(0, "pickle_bytes", 4).unwrap(), b"\x80\x02}.");
+    assert_eq!(archive.read(0, "pickle_bytes", 4, &Cancel::new()).unwrap(), b"\x80\x02}.");
     let payload = archive.payload(1).unwrap();
     assert_eq!(archive.source.read_vec(payload.start(), payload.len()).unwrap(), b"01234567");
     assert!(archive.members()[2].is_compressed());
-    assert_eq!(archive.read_inflated(2, 34).unwrap(), b"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab");
-    assert_eq!(archive.read_inflated(2, 33).unwrap_err().code(), Code::StorageBounds);
-    assert_eq!(archive.read(1, "pickle_bytes", 7).unwrap_err().code(), Code::Limit);
+    assert_eq!(archive.read_inflated(2, 34, &Cancel::new()).unwrap(), b"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab");
+    assert_eq!(archive.read_inflated(2, 33, &Cancel::new()).unwrap_err().code(), Code::StorageBounds);
+    assert_eq!(archive.read(1, "pickle_bytes", 7, &Cancel::new()).unwrap_err().code(), Code::Limit);
 }
 
 #[test]
@@ -274,7 +274,7 @@ fn checksums_are_checked_unless_none_was_computed() {
 fn inflation_is_bounded_and_exact() {
     // Z36: refused by the stated size
     let bomb = ZipBuilder::new([deflated("a/data.pkl", &vec![0; 4 << 20])]);
-    let error = open(bomb.bytes()).unwrap().read(0, "pickle_bytes", 1 << 20).unwrap_err();
+    let error = open(bomb.bytes()).unwrap().read(0, "pickle_bytes", 1 << 20, &Cancel::new()).unwrap_err();
     assert_eq!(error.code(), Code::Limit);
     assert!(error.message().contains("pickle_bytes"));
     // ... and by the true one
@@ -310,7 +310,7 @@ fn inflation_is_bounded_and_exact() {
 fn long_members_inflate_in_pieces() {
     let payload: Vec<u8> = (0..300_000_u32).flat_map(|n| (n.wrapping_mul(n) >> 3).to_le_bytes()).collect();
     let archive = open(ZipBuilder::new([deflated("a/data/0", &payload)]).bytes()).unwrap();
-    assert!(archive.read_inflated(0, payload.len() as u64).unwrap() == payload);
+    assert!(archive.read_inflated(0, payload.len() as u64, &Cancel::new()).unwrap() == payload);
     archive.verify(0, &Cancel::new()).unwrap();
 }
 
@@ -349,7 +349,7 @@ fn nested_archives_and_odd_alignment_records_are_only_bytes() {
         entry("a/inner.zip", &inner),
     ]);
     assert_eq!(code_of(outer.bytes()), None);
-    assert_eq!(open(outer.bytes()).unwrap().read(2, "pickle_bytes", 9999).unwrap(), inner);
+    assert_eq!(open(outer.bytes()).unwrap().read(2, "pickle_bytes", 9999, &Cancel::new()).unwrap(), inner);
 }
 
 #[test]
@@ -373,7 +373,9 @@ fn a_cut_archive_is_an_error() {
 fn a_flipped_bit_gives_an_error_or_the_same_bytes() {
     let bytes = small().bytes();
     let all = |archive: Archive| -> Result<Vec<Vec<u8>>> {
-        (0..archive.members().len()).map(|index| archive.read(index, "pickle_bytes", 1 << 20)).collect()
+        (0..archive.members().len())
+            .map(|index| archive.read(index, "pickle_bytes", 1 << 20, &Cancel::new()))
+            .collect()
     };
     let want = open(bytes.clone()).and_then(all).unwrap();
     for bit in 0..bytes.len() * 8 {

@@ -10,6 +10,7 @@ use super::meaning::{Meaning, Meanings, NumpyType};
 use crate::error::Result;
 use crate::layout::Dims;
 use crate::pickle::{BigInt, Call, CallId, GlobalId, Handle, Text, Value, Values};
+use std::borrow::Cow;
 
 /// The values of one pickle and what they mean.
 #[derive(Debug)]
@@ -63,7 +64,7 @@ pub enum Object<'a> {
     /// A byte array.
     ByteArray(Vec<u8>),
     /// A list.
-    List(&'a [Handle]),
+    List(Cow<'a, [Handle]>),
     /// A tuple, or a `torch.Size`.
     Tuple(&'a [Handle]),
     /// A deque and its greatest length.
@@ -202,7 +203,7 @@ impl<'a> View<'a> {
             Value::Str(text) => Object::Str(text),
             Value::Bytes(bytes) => Object::Bytes(bytes.to_vec()),
             Value::ByteArray(bytes) => Object::ByteArray(bytes.to_vec()),
-            Value::List(items) => Object::List(items),
+            Value::List(items) => Object::List(Cow::Borrowed(items)),
             Value::Tuple(items) => Object::Tuple(items),
             Value::Set(items) => Object::Set(items.to_vec()),
             Value::FrozenSet(items) => Object::FrozenSet(items.to_vec()),
@@ -249,7 +250,7 @@ impl<'a> View<'a> {
                     Known::Deque => Object::Deque(items, self.maxlen(args)),
                     Known::Set => Object::Set(items),
                     Known::FrozenSet => Object::FrozenSet(items),
-                    _ => Object::Deque(items, None),
+                    _ => Object::List(Cow::Owned(items)),
                 }
             }
             Meaning::Size => Object::Tuple(args.first().map(|&from| self.items(from)).unwrap_or_default()),

@@ -70,7 +70,7 @@ impl Machine<'_> {
     }
 
     pub(super) fn text_id(&mut self, payload: usize, line: &[u8]) -> Result<()> {
-        if !self.options.text_ids {
+        if !self.text_ids {
             return Err(fail(
                 Code::PersistentId,
                 format!("a persistent id is text: {}", text::preview(line)),

@@ -6,7 +6,7 @@
 //! look up at run time (a global whose name a call computes, the extension registry) stands as a call of that look-up.
 
 use super::literals::in_data;
-use super::{Machine, Options, drive, fail, wide};
+use super::{Machine, drive, fail, wide};
 use crate::bytes::Chunk;
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
@@ -103,8 +103,8 @@ fn is_call(data: &[u8], error: &Error) -> bool {
 }
 
 fn surveyor<'d>(data: &'d [u8], limits: &'d Limits) -> Result<Machine<'d>> {
-    let machine = Machine::new(data, limits, Options { text_ids: true }, Some(spare::take()))?;
-    Ok(Machine { builds: Some(Vec::new()), ..machine })
+    let machine = Machine::new(data, limits, Some(spare::take()))?;
+    Ok(Machine { builds: Some(Vec::new()), text_ids: true, ..machine })
 }
 
 /// The same from the start on, past every refusal.

@@ -257,7 +257,7 @@ impl<'a, 'py> Export<'a, 'py> {
         match (&frame.object, &frame.made) {
             (Object::List(items), Some(made)) => {
                 let list = made.cast::<PyList>()?;
-                for &item in *items {
+                for &item in &**items {
                     list.append(self.get(item)?)?;
                 }
             }
@@ -451,7 +451,7 @@ impl<'a, 'py> Export<'a, 'py> {
         let py = self.py;
         let Object::List(items) = self.tree.get(part)? else { return self.get(part) };
         let numbers = PyList::empty(py);
-        for &item in items {
+        for &item in &*items {
             match self.tree.get(item)? {
                 Object::Int(number) => numbers.append(number)?,
                 Object::Float(number) => numbers.append(number)?,

@@ -1,8 +1,6 @@
 //! What stands in an exported tree for tensors and for the values that torch has classes for: rustload's own handles and labels,
 //! or what `rustload.torch.load` gives. This only calls the callables that it was handed; what they make is written in Python.
 
-use std::collections::HashMap;
-
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 
@@ -26,8 +24,6 @@ pub(super) enum Face<'a, 'py> {
 pub(super) struct Lazy<'a, 'py> {
     pub(super) checkpoint: &'a Checkpoint,
     pub(super) shard: usize,
-    /// For each tensor the position of its first name.
-    pub(super) names: HashMap<u32, usize>,
     pub(super) wrap: &'a Bound<'py, PyAny>,
 }
 
@@ -54,11 +50,7 @@ const PARAMETER: &str = "torch._utils._rebuild_parameter";
 
 impl<'py> Lazy<'_, 'py> {
     pub(super) fn handle(&self, py: Python<'py>, tensor: u32) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let found = match self.names.get(&tensor) {
-            Some(&position) => self.checkpoint.tensor_at(position),
-            None => self.checkpoint.unnamed(self.shard, tensor),
-        };
-        let Some(found) = found else { return Ok(None) };
+        let Some(found) = self.checkpoint.numbered(self.shard, tensor) else { return Ok(None) };
         self.wrap.call1((Tensor(found).into_pyobject(py)?,)).map(Some)
     }
 }

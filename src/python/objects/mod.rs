@@ -24,22 +24,15 @@ pub(super) fn trees<'py>(
     let count = checkpoint.trees().count();
     let mut out = Vec::with_capacity(count);
     for (shard, (_, tree)) in checkpoint.trees().enumerate() {
-        let names = checkpoint.first_names(shard);
         match tree {
             Some(tree) => {
-                let mut export = Export::new(
-                    py,
-                    tree,
-                    checkpoint.limits(),
-                    Face::Lazy(Lazy { checkpoint, shard, names, wrap }),
-                )?;
+                let face = Face::Lazy(Lazy { checkpoint, shard, wrap });
+                let mut export = Export::new(py, tree, checkpoint.limits(), face)?;
                 out.push(export.value(tree.root())?);
             }
             None => {
-                let mut positions: Vec<usize> = names.into_values().collect();
-                positions.sort_unstable();
                 let dict = PyDict::new(py);
-                for tensor in positions.into_iter().filter_map(|position| checkpoint.tensor_at(position)) {
+                for tensor in checkpoint.tensors_of(shard) {
                     let name = tensor.name().to_owned();
                     dict.set_item(name, wrap.call1((Tensor(tensor),))?)?;
                 }
@@ -64,8 +57,7 @@ pub(super) fn rebuild<'py>(
         return export.value(tree.root());
     }
     let dict = PyDict::new(py);
-    let all = (0..checkpoint.len()).filter_map(|position| checkpoint.tensor_at(position));
-    for tensor in all.filter(|tensor| tensor.shard() as usize == shard) {
+    for tensor in checkpoint.tensors_of(shard) {
         dict.set_item(tensor.name(), torch.place(py, &tensor, false)?)?;
     }
     Ok(dict.into_any())
@@ -82,8 +74,7 @@ pub(super) fn value<'py>(
     let Some(tree) = checkpoint.trees().nth(shard).and_then(|(_, tree)| tree) else {
         return Ok(py.None().into_bound(py));
     };
-    let names = checkpoint.first_names(shard);
-    let face = Face::Lazy(Lazy { checkpoint: &checkpoint, shard, names, wrap });
+    let face = Face::Lazy(Lazy { checkpoint: &checkpoint, shard, wrap });
     Export::new(py, tree, checkpoint.limits(), face)?.value(value)
 }
 

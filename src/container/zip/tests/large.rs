@@ -99,7 +99,7 @@ fn a_storage_past_4_gib_has_a_wide_header_and_descriptor() {
         let archive = open_file(&sparse(size, 0));
         assert_eq!(archive.members()[0].size(), size);
         assert_eq!(archive.payload(0).unwrap().len(), size);
-        assert_eq!(archive.read(1, "pickle_bytes", 99).unwrap(), b"3\n");
+        assert_eq!(archive.read(1, "pickle_bytes", 99, &Cancel::new()).unwrap(), b"3\n");
     }
 }
 
