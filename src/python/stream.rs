@@ -79,6 +79,9 @@ impl Stream {
     fn next(&self, py: Python<'_>) -> PyResult<Option<Next>> {
         let mut held = self.held()?;
         let core: &mut Core = &mut held;
+        if core.is_new() {
+            run::detached(py, || Ok(core.begin()))?.map_err(|failed| raise(py, failed))?;
+        }
         // Mostly there is something: then the interpreter is not let go of.
         let mut taken = core.next(Duration::ZERO).map_err(|failed| raise(py, failed))?;
         while let Taken::Waiting = taken {

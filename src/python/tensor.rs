@@ -204,11 +204,9 @@ impl Tensor {
 }
 
 impl Tensor {
-    /// Bytes that a result takes to go through: none for a view, unless they are bools.
+    /// Bytes to go through, where that is long: none for a view, unless they are bools.
     fn work(&self, py: Python<'_>, request: &Request) -> PyResult<u64> {
-        let work = self.0.work();
-        let is_view = run::is_long(work) && run::detached(py, || Ok(self.0.is_view(request)))?;
-        Ok(if is_view { 0 } else { work })
+        if run::is_long(self.0.work()) { run::detached(py, || Ok(self.0.work_for(request))) } else { Ok(0) }
     }
 }
 

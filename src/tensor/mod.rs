@@ -293,6 +293,12 @@ impl Tensor {
         self.nbytes().max(self.inflated()).max(bools)
     }
 
+    /// Bytes to go through for a request, read or written.
+    pub fn work_for(&self, request: &Request) -> u64 {
+        let result = stream::result_bytes(&self.layout, self.result_dtype(request)).unwrap_or(u64::MAX);
+        if self.is_view(request) { 0 } else { self.work().max(result) }
+    }
+
     /// Whether a view answers a request, for which nothing is read.
     pub fn is_view(&self, request: &Request) -> bool {
         let may_be = request.copy != Some(true) && self.dtype != DType::Bool && !self.is_converted(request);

@@ -33,6 +33,13 @@ const BATCH: u64 = 32 << 20;
 /// Tensors that are handed over at once, at most.
 const BATCH_COUNT: usize = 512;
 
+/// Work that takes less than starting a thread for it, and what a tensor counts beside its bytes.
+const LITTLE: u64 = 256 << 10;
+const EACH: u64 = 4 << 10;
+
+/// Memory that tensors of so little work take at most, whatever pages and slabs they lie in.
+const ROOM: u64 = 16 << 20;
+
 /// How tensors are streamed.
 #[derive(Clone, Debug)]
 pub struct Flow {
@@ -93,6 +100,8 @@ pub struct Stream {
     process: Arc<AtomicU32>,
     order: Vec<usize>,
     plan: Option<Plan>,
+    /// Whether it is done at once by whoever asks for the first tensor.
+    is_little: bool,
     worker: Option<JoinHandle<()>>,
 }
 
@@ -138,7 +147,10 @@ impl Failed {
 impl Stream {
     /// A stream of these tensors. Nothing is read and no thread started before the first is asked for.
     pub fn new(mut wishes: Vec<(Tensor, Request)>, mut flow: Flow) -> Stream {
-        flow.window = memory::window(flow.window);
+        let is_little = flow.window >= ROOM && is_little(&wishes);
+        if !is_little {
+            flow.window = memory::window(flow.window);
+        }
         let cancel = Cancel::new();
         for (_, request) in &mut wishes {
             request.cancel = cancel.clone();
@@ -156,10 +168,11 @@ impl Stream {
         } else {
             SCRATCH.saturating_mul(threads as u64)
         };
-        let queue = Arc::new(Queue::new(flow.window.saturating_sub(scratch).max(1)));
+        let room = if is_little { ROOM } else { flow.window.saturating_sub(scratch).max(1) };
+        let queue = Arc::new(Queue::new(room));
         let plan = Some(Plan { wishes, steps, flow });
         let process = Arc::new(AtomicU32::new(process::id()));
-        Stream { queue, cancel, process, order, plan, worker: None }
+        Stream { queue, cancel, process, order, plan, is_little, worker: None }
     }
 
     /// The places in the list of what was asked for, in the order in which they are given.
@@ -174,9 +187,7 @@ impl Stream {
 
     /// The next tensor, waiting no longer than `patience`. After an error there is nothing more.
     pub fn next(&mut self, patience: Duration) -> Result<Taken<Given>, Failed> {
-        if self.plan.is_some() {
-            self.start().map_err(Failed::whole)?;
-        }
+        self.begin()?;
         if self.is_foreign() {
             let text = "the stream was begun before the process forked";
             return Err(Failed::whole(Error::new(Code::Forked, text)));
@@ -188,13 +199,23 @@ impl Stream {
         }
     }
 
-    fn start(&mut self) -> Result<()> {
+    /// Whether the first call of [`Stream::begin`] is still to come.
+    pub fn is_new(&self) -> bool {
+        self.plan.is_some()
+    }
+
+    /// Starts the thread that makes tensors, once. What is little work is done here and now.
+    pub fn begin(&mut self) -> Result<(), Failed> {
         let Some(plan) = self.plan.take() else { return Ok(()) };
         self.process.store(process::id(), Ordering::Relaxed);
         let ends = Ends(self.queue.clone());
         let work = move || plan.run(&ends.0);
+        if self.is_little {
+            work();
+            return Ok(());
+        }
         let worker = thread::Builder::new().name("rustload-stream".to_owned()).spawn(work);
-        self.worker = Some(worker.map_err(|error| Error::io(error, None))?);
+        self.worker = Some(worker.map_err(|error| Failed::whole(Error::io(error, None)))?);
         Ok(())
     }
 
@@ -229,6 +250,15 @@ impl Drop for Stream {
     fn drop(&mut self) {
         self.close();
     }
+}
+
+/// Whether all of it takes less time than a thread takes to start.
+fn is_little(wishes: &[(Tensor, Request)]) -> bool {
+    let mut left = LITTLE;
+    wishes.iter().all(|(tensor, request)| {
+        let work = tensor.work_for(request).saturating_add(EACH);
+        left.checked_sub(work).map(|rest| left = rest).is_some()
+    })
 }
 
 /// Tells the consumer that there is nothing more, however the thread ends.
