@@ -98,7 +98,7 @@ codes! {
     ShardMissing: Format, "Files that the index or the shard numbers name are absent.",
         "Download the missing files into the same directory.";
     ShardDuplicate: Format, "One name is in two shards and no index decides.",
-        "Open the shards one by one, or give the index file.";
+        "Open the shards one by one, or give the index file; rustload.concat joins the parts that tensor-parallel training saves.";
     IndexFormat: Format, "The index file is not JSON of the expected form.",
         "Download the index file again.";
     IndexKey: Format, "The index names a tensor that its shard does not hold.",

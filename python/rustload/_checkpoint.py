@@ -336,7 +336,9 @@ class Checkpoint(Mapping[str, LazyTensor]):
         >>> state["q.weight"].dtype
         torch.bfloat16
 
-        Memory peaks at the result and the window. Tied names that are made the same way are one object.
+        Memory peaks at the result and the window. Tied names that are made the same way are one object. Where nothing is
+        converted, the tensors may be views of the file: pass `copy=True` if it is going to be overwritten, as by `torch.save`
+        over the same path, which ends the process or changes them.
 
         Args:
             names: As for `stream`, and so are all others.
@@ -451,7 +453,7 @@ def open(
 
     Args:
         path: A file, a directory, an index file (`*.index.json`), a list of shards; or the bytes of one file in memory, as a
-            `bytearray`, `memoryview` or `BytesIO`, or as `bytes` that are no path.
+            `bytearray`, `memoryview` or `BytesIO`, or as `bytes`. Of these, fewer than 4096 without a zero among them are a path.
         framework: What `materialize` makes: `"torch"`, `"numpy"`, `"jax"`, `"cupy"` or `"dlpack"`; safetensors' words `"pt"`,
             `"np"` and `"flax"` mean the first three. None: torch if it is installed, else NumPy, else plain buffers; settled
             at the first materialize.

@@ -122,12 +122,13 @@ def _cached(name: str) -> Path | None:
 
 @contextlib.contextmanager
 def beneath(given: list[str]) -> Iterator[None]:
-    """Adds to the error about a folder without a checkpoint where below it there are some."""
+    """Adds to the error about a folder without a checkpoint where in folders below it there are some."""
     try:
         yield
     except FormatError as error:
-        if len(given) == 1 and Path(given[0]).is_dir() and error.code == "UnknownFormat":
-            found = sorted(_weights(Path(given[0])))
+        # An error about a file in the folder is about what was found there.
+        if len(given) == 1 and error.path == given[0] and error.code == "UnknownFormat":
+            found = sorted(_weights(Path(given[0]))) if Path(given[0]).is_dir() else []
             if found:
                 more = f" and {len(found) - 3} more" if len(found) > 3 else ""
                 error.add_note(
@@ -137,7 +138,7 @@ def beneath(given: list[str]) -> Iterator[None]:
 
 
 def _weights(folder: Path) -> Iterator[str]:
-    """Files at most three levels below that are named as checkpoints are."""
+    """Files in folders below, at most three levels down, that are named as checkpoints are."""
     for entry in itertools.islice(folder.rglob("*"), _LOOKED_AT):
-        if entry.suffix in _WEIGHTS and len(entry.relative_to(folder).parts) <= 4:
+        if entry.suffix in _WEIGHTS and 2 <= len(entry.relative_to(folder).parts) <= 4:
             yield str(entry)

@@ -7,6 +7,7 @@ header in `_safe_open_words`, and the loader that `prefetch` gives in `_prefetch
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, final
@@ -356,7 +357,10 @@ def _open(path: str, framework: str) -> Checkpoint:
     except (FileNotFoundError, NotADirectoryError) as cause:
         if getattr(cause, "filename", path) not in (None, path):
             raise  # another file than the one asked for
-        raise FileNotFoundError(f"No such file or directory: {path}") from None
+        missing = _missing(path)
+        for note in getattr(cause, "__notes__", ()):
+            missing.add_note(note)
+        raise missing from None
     except (FormatError, UnsupportedError, LimitError) as cause:
         text = words(path, cause)
         error = _safetensor_error(text or str(cause), cause)
@@ -368,13 +372,37 @@ def _open(path: str, framework: str) -> Checkpoint:
 def _path(filename: Any) -> str:
     try:
         path = os.fspath(filename)
-    except TypeError as error:
-        raise TypeError(f"argument 'filename': {error}") from None
+    except TypeError as cause:
+        error = TypeError(f"argument 'filename': {cause}")
+        if isinstance(filename, (list, tuple)):
+            error.add_note(
+                "safe_open takes one file, a folder or an index of shards; rustload.open takes a list, too"
+            )
+        raise error from None
     if not isinstance(path, str):
         raise _not_a_str("filename", path)
     if "\0" in path:
-        raise FileNotFoundError(f"No such file or directory: {path}")
+        raise _missing(path)
     return path
+
+
+def _missing(path: str) -> FileNotFoundError:
+    """The error for a path that is not there: of the reference's name and text, with the errno and filename that it lacks."""
+    return _FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+
+class _FileNotFoundError(FileNotFoundError):
+    code = "Io"
+
+    def __str__(self) -> str:
+        return f"{self.strerror}: {self.filename}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FileNotFoundError, (self.errno, self.strerror, self.filename)
+
+
+_FileNotFoundError.__name__ = _FileNotFoundError.__qualname__ = "FileNotFoundError"
+_FileNotFoundError.__module__ = "builtins"
 
 
 def _not_a_str(argument: str, value: object) -> TypeError:

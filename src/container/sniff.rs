@@ -1,5 +1,7 @@
 //! Tells the format by content, never by the file's name, and says what a file is that is no checkpoint.
 
+mod others;
+
 use std::fs::{File, Metadata};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -172,7 +174,8 @@ fn explain(source: &Source, head: &[u8]) -> Result<Error> {
     let unknown = |what: &str, next: &str| {
         Ok(Error::new(Code::UnknownFormat, format!("this is {what}, not a checkpoint")).note(next))
     };
-    if let Some((_, what, next)) = OTHER_FORMATS.iter().find(|(magic, ..)| head.starts_with(magic)) {
+    let told = OTHER_FORMATS.iter().find(|(magic, ..)| head.starts_with(magic));
+    if let Some((what, next)) = told.map(|&(_, what, next)| (what, next)).or_else(|| others::kind(head)) {
         return unknown(what, next);
     }
     if head.starts_with(b"version https://git-lfs") {
@@ -190,6 +193,10 @@ fn explain(source: &Source, head: &[u8]) -> Result<Error> {
             "a saved web page",
             "The download gave an error or login page: fetch the file itself, logged in if need be.",
         );
+    }
+    if let Some(answer) = others::answer(head, len64(head.len()) == source.len()) {
+        let next = "If it was downloaded, that failed: fetch the file again, logged in if need be.";
+        return unknown(&format!("the text {answer}"), next);
     }
     if is_json(text) {
         return unknown("JSON text", "It is an index or a configuration: open its directory or the shards.");

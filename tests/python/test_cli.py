@@ -102,8 +102,10 @@ def test_json_says_what_torch_says(folder):
     assert document["schema"] == 1
     good, page, none = document["checkpoints"]
     # What docs/cli.md promises.
-    keys = "path, format, files, elements, nbytes, storage_nbytes, dtypes, tied, opaque, globals, notes, metadata, tensors"
-    assert list(good) == keys.split(", ")
+    keys = (
+        "path, format, files, elements, nbytes, storage_nbytes, dtypes, tied, values, opaque, globals, notes"
+    )
+    assert list(good) == [*keys.split(", "), "metadata", "tensors"]
     state = torch.load(folder / "small.pt", weights_only=False)
     del state["args"]
     assert [entry["name"] for entry in good["tensors"]] == list(state)
@@ -146,6 +148,57 @@ def test_help_and_version_go_to_stdout(folder):
     assert done.returncode == 0
     assert "--json" in done.stdout
     assert "exit codes" in done.stdout
+
+
+VALUES = """\
+values (at the top, beside tensors)
+  epoch       3
+  lr          0.1
+  done        False
+  best        None
+  name        "it's \\x1b[31m"
+  text        'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx'...
+  huge        int of 8,001 bits
+  nan         nan
+  state_dict  OrderedDict of 2
+  steps       list of 3
+  raw         bytes of 5
+  7           8
+  a\\nb        1
+"""
+
+
+def test_values_at_the_top_are_shown_and_cut(folder):
+    state = {
+        "epoch": 3, "lr": 0.1, "done": False, "best": None, "name": "it's \x1b[31m", "text": "x" * 1000, "huge": 1 << 8000,
+        "nan": float("nan"), "state_dict": torch.nn.Linear(1, 1).state_dict(), "steps": [1, 2, 3], "raw": b"bytes",
+        "args": argparse.Namespace(lr=1), 7: 8, "a\nb": 1, "w": torch.ones(2),
+    }  # fmt: skip
+    torch.save(state, folder / "values.pt")
+    shown = run(folder, "info", "values.pt").stdout
+    assert VALUES in shown
+    values = json.loads(run(folder, "info", "--json", "values.pt").stdout)["checkpoints"][0]["values"]
+    assert [one["name"] for one in values] == [str(name) for name in state if name not in ("args", "w")]
+    found = {one["name"]: one.get("value", one.get("length")) for one in values}
+    for name in ("epoch", "lr", "done", "best", "name", "text"):
+        assert found[name] == state[name]
+    assert (found["nan"], found["huge"], found["state_dict"]) == ("nan", "int of 8,001 bits", 2)
+    torch.save({f"n{number}": number for number in range(30)}, folder / "numbers.pt")
+    assert "  n19  19\n  and 10 more (--json has all)\n" in run(folder, "info", "numbers.pt").stdout
+
+
+def test_values_beyond_a_limit_are_noted(folder):
+    (folder / "deep.pkl").write_bytes(b"\x80\x02" + b"]" * 2000 + b"a" * 1999 + b".")
+    done = run(folder, "info", "deep.pkl")
+    assert done.returncode == 0
+    assert "the values are not shown: " in done.stdout
+
+
+def test_standard_input_is_not_for_info(folder):
+    for command in ("info", "doctor"):
+        done = run(folder, command, "-")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "rustload scan alone" in done.stderr
 
 
 def test_colour_is_only_where_it_is_wanted(folder):

@@ -336,6 +336,11 @@ def npy(save: Callable[..., None] = np.save) -> bytes:
     return file.getvalue()
 
 
+def flax() -> bytes:
+    """`flax.serialization.to_bytes({"params": {"w": np.ones(1, "float32")}})`."""
+    return b"\x81\xa6params\x81\xa1w\xc7\x12\x01\x93\x91\x01\xa7float32\xc4\x04\x00\x00\x80\x3f"
+
+
 REFUSED: dict[str, Callable[[], list[bytes]]] = {
     "tar archive of torch 0.1": lambda: [tar()],
     "torch.export archive (.pt2)": lambda: [pt2()],
@@ -347,6 +352,10 @@ REFUSED: dict[str, Callable[[], list[bytes]]] = {
     "gzip, xz, bzip2": lambda: [pack(b"x") for pack in (gzip.compress, lzma.compress, bz2.compress)],
     "Git LFS pointer": lambda: [b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"],
     "saved web page": lambda: [b"<!DOCTYPE html><html></html>"],
+    "ONNX": lambda: [b"\x08\x07\x12\x07pytorch\x1a\x052.6.0" + bytes(16)],
+    "TensorFlow Lite": lambda: [b"\x1c\0\0\0TFL3" + bytes(16)],
+    "Flax (.msgpack)": lambda: [flax()],
+    "text of a failed download": lambda: [b"Entry not found", b'{"error": "Repository not found"}'],
     "JSON": lambda: [b'{"weight_map": {}}', b"[]\n      "],
     "empty file": lambda: [b""],
 }

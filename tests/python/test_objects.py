@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import collections
+import copy
 import datetime
 import enum
 import fractions
 import gc
+import io
 import math
 import pathlib
 import pickle
@@ -171,6 +173,95 @@ def test_a_namespace_is_opaque_with_its_state():
     assert args.state == {"lr": 0.1, "layers": [1, 2]}
     assert ckpt.opaque == [("argparse.Namespace", 1, ["args"])]
     assert "argparse.Namespace" in ckpt.globals
+
+
+class Settings(dict):
+    """A mapping that no reader knows."""
+
+
+def stand_ins():
+    """One of each kind of stand-in, and a word of what its error has to say."""
+    tree = objects(
+        {
+            "args": argparse.Namespace(lr=0.1),
+            "settings": Settings(lr=0.1),
+            "colour": Colour.RED,
+            "label": Custom,
+            "default": collections.defaultdict(list, a=[1]),
+        }
+    )
+    return [
+        (tree["args"], "'argparse.Namespace'", ".state"),
+        (tree["settings"], ".Settings'", ".items"),
+        (tree["colour"], ".Colour'", ".args"),
+        (tree["label"], ".Custom'", "its name"),
+        (tree["default"], "builtins.list", "collections.defaultdict("),
+    ]
+
+
+def test_stand_ins_do_not_pickle_and_say_what_to_save():
+    for value, name, advice in stand_ins():
+        for dump in (pickle.dumps, lambda one: torch.save({"x": [one]}, io.BytesIO())):
+            with pytest.raises(TypeError, match="does not pickle") as caught:
+                dump(value)
+            assert name in str(caught.value)
+            assert advice in caught.value.__notes__[0]
+
+
+def test_stand_ins_copy():
+    for value, _, _ in stand_ins():
+        for made in (copy.copy(value), copy.deepcopy(value)):
+            assert type(made) is type(value)
+            assert repr(made) == repr(value)
+            for name in ("state", "items", "args", "factory"):
+                if isinstance(value, rustload.Opaque) or name == "factory":
+                    assert getattr(made, name, None) == getattr(value, name, None)
+
+
+def test_a_deep_copy_shares_nothing_and_keeps_what_is_one():
+    args = objects({"args": argparse.Namespace(layers=[1, 2])})["args"]
+    args.appended.append(args)
+    shallow, deep = copy.copy(args), copy.deepcopy({"a": args, "b": args})
+    assert shallow.state is args.state
+    assert deep["a"] is deep["b"] is deep["a"].appended[0]
+    assert deep["a"].state == args.state
+    assert deep["a"].state["layers"] is not args.state["layers"]
+    found = objects({"d": collections.defaultdict(list, a=[1])})["d"]
+    for made in (found.copy(), copy.copy(found), copy.deepcopy(found)):
+        assert (type(made), made, made.factory) == (rustload.DefaultDict, found, found.factory)
+    assert copy.deepcopy(found)["a"] is not found["a"]
+
+
+@pytest.mark.parametrize(
+    ("value", "use", "advice"),
+    [
+        (argparse.Namespace(lr=1), lambda o: o.lr, ".state['lr']"),
+        (argparse.Namespace(lr=1), lambda o: o["lr"], ".state['lr']"),
+        (argparse.Namespace(lr=1), lambda o: o.other, "see .state"),
+        (argparse.Namespace(lr=1), lambda o: o.__dict__, "see .state"),
+        (Settings(lr=1), lambda o: o["lr"], "dict(value.items)['lr']"),
+        (Settings(lr=1), lambda o: o.lr, "dict(value.items)['lr']"),
+        (Settings(lr=1), lambda o: "lr" in o, "dict(value.items)['lr']"),
+        (Settings(lr=1), lambda o: o.get("lr"), "see .items"),
+        (Settings(lr=1), lambda o: dict(**o), "see .items"),
+        (Settings(lr=1), dict, "see .items"),
+        (Settings(lr=1), list, "see .items"),
+        (Colour.RED, lambda o: o.value, "see .args"),
+        (pathlib.PurePosixPath("a/b"), lambda o: o.name, "see .args"),
+    ],
+)
+def test_what_the_class_would_have_is_an_error_that_says_where_it_is(value, use, advice):
+    found = objects({"x": value})["x"]
+    with pytest.raises((AttributeError, TypeError)) as caught:
+        use(found)
+    assert found.class_name in caught.value.__notes__[0]
+    assert caught.value.__notes__[0].endswith(advice) or f": {advice} is" in caught.value.__notes__[0]
+
+
+def test_a_stand_in_is_no_mapping_and_cannot_be_iterated():
+    found = objects({"x": Settings(lr=1)})["x"]
+    assert not isinstance(found, (collections.abc.Mapping, collections.abc.Iterable))
+    assert not hasattr(found, "lr")
 
 
 def test_a_tensor_inside_an_unknown_object_has_a_name_and_its_values():

@@ -53,16 +53,57 @@ def assert_same_error(*args: Any, **options: Any) -> str:
 
 
 def test_weights_only_false_is_refused_and_says_what_to_do_instead(simple: Path) -> None:
-    with pytest.raises(ValueError, match=r"unknown='keep'"):
+    with pytest.raises(ValueError, match="weights_only=False would run code") as info:
         rustload.torch.load(simple, weights_only=False)
+    assert "leave weights_only out" in info.value.__notes__[0]
+    assert "unknown='keep', the default" in info.value.__notes__[0]
     for value in (None, True):
         assert len(rustload.torch.load(simple, weights_only=value)) == 2
 
 
 def test_a_pickle_module_is_refused(simple: Path) -> None:
     assert "pickle_module" in assert_same_error(simple, weights_only=True, pickle_module=pickle)
-    with pytest.raises(ValueError, match="weights_only=False"):
+    with pytest.raises(ValueError, match="pickle_module= would run code") as info:
         rustload.torch.load(simple, "cpu", pickle)  # torch would go on without weights_only
+    assert "leave pickle_module out" in info.value.__notes__[0]
+    with pytest.raises(ValueError, match="pickle_module=") as info:
+        rustload.torch.load(simple, pickle_module=pickle, weights_only=False)
+    assert "leave pickle_module and weights_only out" in info.value.__notes__[0]
+
+
+def test_a_safetensors_file_has_no_code_that_weights_only_could_keep_out(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    safetensors.torch.save_file(STATE, path)
+    for options in ({"weights_only": False}, {"pickle_module": pickle}):
+        assert_same_graph(rustload.torch.load(path, **options), torch.load(path, **options))
+    assert "pickle_module" in assert_same_error(path, weights_only=True, pickle_module=pickle)
+
+
+def test_shards_are_given_as_a_list_or_as_a_folder_of_the_hubs_cache(tmp_path: Path) -> None:
+    repository = tmp_path / "models--org--tiny"
+    folder = repository / "snapshots" / "abc"
+    folder.mkdir(parents=True)
+    paths = [folder / f"pytorch_model-0000{number}-of-00002.bin" for number in (1, 2)]
+    for path, name in zip(paths, STATE, strict=True):
+        torch.save({name: STATE[name]}, path)
+    expected = {name: value for path in paths for name, value in torch.load(path).items()}
+    for given in (repository, str(repository), folder, paths, tuple(map(str, paths))):
+        for mmap in (False, True):
+            assert_same_graph(rustload.torch.load(given, mmap=mmap), expected)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="the list of paths holds a int"):
+        rustload.torch.load([paths[0], 3])  # type: ignore[list-item]
+    with pytest.raises(FileNotFoundError):
+        rustload.torch.load([paths[0], tmp_path / "none.bin"])
+
+
+def test_a_path_in_bytes_is_content_and_the_note_says_so(simple: Path) -> None:
+    with pytest.raises(rustload.FormatError) as info:
+        rustload.torch.load(os.fsencode(simple))
+    assert "bytes are taken as a file's content" in info.value.__notes__[-1]
+    assert len(rustload.open(os.fsencode(simple))) == 2  # there they are a path
+    with pytest.raises(rustload.FormatError) as info:
+        rustload.torch.load(b"\xde\xad\xbe\xef" * 4)
+    assert "content" not in "".join(info.value.__notes__)
 
 
 def test_the_environment_can_force_weights_only(simple: Path, monkeypatch: pytest.MonkeyPatch) -> None:

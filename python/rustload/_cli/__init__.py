@@ -150,6 +150,7 @@ def _parser() -> Parser:
         "paths",
         nargs="+",
         metavar="PATH",
+        type=_file,
         help="a file, a directory of shards, or an index file; each is shown by itself",
     )
     info.add_argument(
@@ -186,6 +187,15 @@ def _parser() -> Parser:
     return parser
 
 
+def _file(path: str) -> str:
+    """A path that can be read by position, as a stream cannot."""
+    if path == "-":
+        raise argparse.ArgumentTypeError(
+            "- is taken by rustload scan alone: give a file (one of that name is ./-)"
+        )
+    return path
+
+
 def _add_doctor(commands: argparse._SubParsersAction[Parser]) -> Parser:
     doctor = commands.add_parser(
         "doctor",
@@ -196,7 +206,11 @@ def _add_doctor(commands: argparse._SubParsersAction[Parser]) -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     doctor.add_argument(
-        "paths", nargs="+", metavar="PATH", help="a file, a directory of shards, or an index file"
+        "paths",
+        nargs="+",
+        metavar="PATH",
+        type=_file,
+        help="a file, a directory of shards, or an index file",
     )
     doctor.add_argument(
         "--io", choices=("auto", "buffered", "direct"), default="auto", help="as in rustload.open"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import rustload
@@ -13,12 +15,19 @@ from rustload.errors import RustloadError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rustload import Checkpoint
+
 __all__ = ["run"]
 
 # Lines that one of the lists below the tree may have; --json has all of it.
 MOST = 12
+# Of values, and the characters that are shown of a text.
+MOST_VALUES, MOST_TEXT = 20, 60
 # Version of the JSON document; a key that goes or changes its meaning raises it.
 SCHEMA = 1
+
+PLAIN = (type(None), bool, int, float, complex, str)
+CONTAINERS = (dict, list, tuple, set, frozenset, deque, bytes, bytearray)
 
 
 def run(paths: Sequence[str], *, json: bool, color: str, tensors: bool) -> int:
@@ -96,6 +105,7 @@ def describe(path: str) -> dict[str, Any]:
                 seen["nbytes"] += core.nbytes
                 elements += core.size
                 nbytes += core.nbytes
+        values, notes = _values(checkpoint)
         by_size = sorted(dtypes.items(), key=lambda item: -item[1]["nbytes"])
         return {
             "path": path,
@@ -106,12 +116,48 @@ def describe(path: str) -> dict[str, Any]:
             "storage_nbytes": checkpoint.nbytes,
             "dtypes": [{"dtype": dtype, **seen} for dtype, seen in by_size],
             "tied": checkpoint.tied,
+            "values": values,
             "opaque": [found._asdict() for found in checkpoint.opaque],
             "globals": checkpoint.globals,
-            "notes": checkpoint.notes,
+            "notes": checkpoint.notes + notes,
             "metadata": checkpoint.metadata,
             "tensors": described,
         }
+
+
+def _values(checkpoint: Checkpoint) -> tuple[list[dict[str, Any]], list[str]]:
+    """What the pickles have at the top beside tensors and data of unknown classes, and a note where that is not to be had."""
+    if checkpoint.format == "safetensors":
+        return [], []
+    try:
+        roots = checkpoint._core.objects(lambda _tensor: NotImplemented)
+    except RustloadError as error:
+        return [], [f"the values are not shown: {error}"]
+    values = []
+    pairs = (pair for root in roots if isinstance(root, dict) for pair in root.items())
+    for key, value in pairs:
+        entry = {"name": key if isinstance(key, str) else _text(key), "type": type(value).__name__}
+        if type(value) in PLAIN:
+            values.append({**entry, "value": value if _is_json(value) else _text(value)})
+        elif isinstance(value, CONTAINERS):
+            values.append({**entry, "length": len(value)})
+    return values, []
+
+
+def _is_json(value: Any) -> bool:
+    """Whether JSON has the plain value: of numbers those that other programs can read."""
+    if isinstance(value, int):
+        return value.bit_length() <= 64
+    return math.isfinite(value) if isinstance(value, float) else not isinstance(value, complex)
+
+
+def _text(value: Any) -> str:
+    """A plain value in a few words; of others the type, for their contents may be large."""
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"int of {value.bit_length():,} bits"
+    if isinstance(value, str):
+        return repr(value[:MOST_TEXT]) + ("..." if len(value) > MOST_TEXT else "")
+    return repr(value) if type(value) in PLAIN else f"<{type(value).__name__}>"
 
 
 def show(page: Page, report: dict[str, Any], *, tensors: bool) -> None:
@@ -133,6 +179,9 @@ def show(page: Page, report: dict[str, Any], *, tensors: bool) -> None:
         page.heading("tied", "names that share a storage")
         places = {entry["name"]: _place(entry) for entry in report["tensors"]}
         _some(page, [_group(page, group, places) for group in report["tied"]])
+    if report["values"]:
+        page.heading("values", "at the top, beside tensors")
+        _plain_values(page, report["values"])
     if report["opaque"]:
         page.heading("kept as data", "values of classes that were not built")
         _some(page, [_class(page, found) for found in report["opaque"]])
@@ -314,9 +363,24 @@ def _class(page: Page, found: dict[str, Any]) -> str:
     return f"{page.safe(found['class_name'])}  {found['count']:,}x{where}"
 
 
-def _some(page: Page, lines: list[str]) -> None:
+def _plain_values(page: Page, values: list[dict[str, Any]]) -> None:
+    names = [page.safe(found["name"][:MOST_TEXT]) or '""' for found in values]
+    width = min(max(map(len, names[:MOST_VALUES])), 30)
+    lines = []
+    for name, found in zip(names, values, strict=True):
+        if "length" in found:
+            what = f"{found['type']} of {found['length']:,}"
+        else:
+            # What JSON has no word for is a text already.
+            value = found["value"]
+            what = value if found["type"] != "str" and isinstance(value, str) else _text(value)
+        lines.append(f"{name:<{width}}  {page.safe(what)}")
+    _some(page, lines, most=MOST_VALUES)
+
+
+def _some(page: Page, lines: list[str], *, most: int = MOST) -> None:
     """Prints the first few lines and how many are left."""
-    for line in lines[:MOST]:
+    for line in lines[:most]:
         page.line(f"  {page.clipped(line)}")
-    if len(lines) > MOST:
-        page.packed([("2", f"and {len(lines) - MOST:,} more (--json has all)")], 2)
+    if len(lines) > most:
+        page.packed([("2", f"and {len(lines) - most:,} more (--json has all)")], 2)

@@ -40,7 +40,22 @@ def check_device(device: Any) -> torch.device | None:
         raise _make("Device", "Device", f"torch knows no device {device!r}") from error
     if found.type == "cpu":
         return None
-    return _torch.checked(found) if found.type == "cuda" else found
+    return _torch.checked(found) if found.type == "cuda" else _checked(found)
+
+
+def _checked(device: torch.device) -> torch.device:
+    """A device of another maker, after something was made there: no function of torch's answers for all of them.
+
+    Raises:
+        DeviceError: torch cannot; what it says, in whichever class of its own, is the cause.
+    """
+    try:
+        torch.empty(0).to(device)
+    except Exception as error:
+        said = str(error).partition("\n")[0]
+        note = f"torch {torch.__version__} says: {said}; use device='cpu', or a torch that was built for it"
+        raise _make("Device", "Device", f"device {str(device)!r} is not available", note) from error
+    return device
 
 
 def place(device: torch.device | None) -> Place | None:

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rustload import _rustload
-from rustload._paths import paths
-from rustload.errors import _make
+from rustload._paths import beneath, paths, repository
+from rustload.errors import FormatError, _make
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["is_path", "opened"]
+__all__ = ["are_paths", "check_seekable", "is_archive", "is_path", "opened"]
 
 _ZIP = b"PK\x03\x04"
 
@@ -27,12 +27,19 @@ def is_path(f: object) -> bool:
     return isinstance(f, (str, os.PathLike))
 
 
+def are_paths(f: object) -> bool:
+    """Whether it is a path, or a list of the paths of shards, which torch does not take."""
+    return is_path(f) or isinstance(f, (list, tuple))
+
+
 def is_archive(f: Any) -> bool:
     """Whether the file begins as an archive does, looked at from where an open file stands."""
+    if isinstance(f, (list, tuple)):
+        return True  # shards: whether they can be mapped is seen one by one
     if is_path(f):
         path = Path(f)
         if path.is_dir() or path.suffix == ".json":
-            return True  # shards: whether they can be mapped is seen one by one
+            return True  # shards, as above
         with path.open("rb") as file:
             return file.read(4) == _ZIP
     if isinstance(f, (bytes, bytearray, memoryview)):
@@ -51,10 +58,12 @@ def opened(f: Any, limits: Mapping[str, int]) -> _rustload.Checkpoint:
     An open file is read from where it stands. If it is an ordinary file of the system, it is opened a second time and read by
     position; anything else is read to its end into memory at once. Afterwards it stands after what belongs to the checkpoint.
     """
-    if is_path(f):
-        return _rustload.open_paths(
-            paths(f), unknown="keep", trailing="error", compat=False, verify=False, limits=limits
-        )
+    if are_paths(f):
+        wanted = [repository(one) for one in paths(f)]
+        with beneath(wanted):
+            return _rustload.open_paths(
+                wanted, unknown="keep", trailing="error", compat=False, verify=False, limits=limits
+            )
     if isinstance(f, (bytes, bytearray, memoryview)):
         return _from_memory(bytes(f), "error", limits)
     # A legacy stream says itself where it ends, and others may follow it in the file, as torch allows.
@@ -74,9 +83,19 @@ def opened(f: Any, limits: Mapping[str, int]) -> _rustload.Checkpoint:
 
 
 def _from_memory(data: bytes, trailing: str, limits: Mapping[str, int]) -> _rustload.Checkpoint:
-    return _rustload.open_bytes(
-        data, unknown="keep", trailing=trailing, compat=False, verify=False, limits=limits
-    )
+    try:
+        return _rustload.open_bytes(
+            data, unknown="keep", trailing=trailing, compat=False, verify=False, limits=limits
+        )
+    except FormatError as error:
+        if (
+            error.code == "UnknownFormat"
+            and len(data) < 4096
+            and data.isascii()
+            and data.decode().isprintable()
+        ):
+            error.add_note("bytes are taken as a file's content here: for a path, pass os.fsdecode(path)")
+        raise
 
 
 def check_seekable(f: Any) -> None:

@@ -14,6 +14,7 @@ from rustload.torch._build import Builder
 from rustload.torch._locations import storages
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import IO
 
     import torch
@@ -28,7 +29,7 @@ _TRUE = ("1", "y", "yes", "true")
 
 
 def load(
-    f: str | os.PathLike[str] | IO[bytes] | bytes | bytearray | memoryview,
+    f: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | IO[bytes] | bytes | bytearray | memoryview,
     map_location: MapLocation = None,
     pickle_module: Any = None,
     *,
@@ -46,12 +47,14 @@ def load(
     torch.Size([8, 8])
 
     Args:
-        f: A path, a binary file that can seek, or the bytes of a file. An open file is read from where it stands.
+        f: A path, also of a folder or an index of shards, or a list of shards; a binary file that can seek; or the bytes of a
+            file. An open file is read from where it stands.
         map_location: Where storages go, in all of torch's forms: None for where they were saved from, a device or its name, a
             dict from saved to wanted locations, a callable `(storage, location)` that is asked once per storage. `"meta"` reads
             no tensor data; each storage then has the place of its bytes in the file as `_checkpoint_offset`.
         pickle_module: Must be None; there is no pickle to choose.
-        weights_only: True or None. What it refuses in torch is a matter of `unknown` here.
+        weights_only: True or None. What it refuses in torch is a matter of `unknown` here. For a path that ends in
+            `.safetensors` it has no effect, and False may stand there.
         mmap: Whether tensors are views of the file: private and copy-on-write, nothing is read before it is used, and the file
             must not be cut while they live. None: as `torch.utils.serialization.config.load.mmap` says, which is False. Tensors
             then have memory of their own.
@@ -75,7 +78,8 @@ def load(
     """
     if unknown not in ("keep", "error"):
         raise _make("Value", "Value", f"unknown= is 'keep' or 'error', not {unknown!r}")
-    _check_weights_only(weights_only=weights_only, pickle_module=pickle_module)
+    is_safetensors = _files.is_path(f) and os.fspath(f).endswith(".safetensors")  # type: ignore[arg-type]
+    _check_weights_only(weights_only=weights_only, pickle_module=pickle_module, unpickles=not is_safetensors)
     for name in pickle_load_args:
         if name != "encoding":
             raise TypeError(f"load() got an unexpected keyword argument {name!r}")
@@ -83,13 +87,18 @@ def load(
         warnings.warn("pickle_load_args only works if `weights_only=False`.", stacklevel=2)
     if mmap is None:
         mmap = _mmap_by_default()
-    if _files.is_path(f) and os.fspath(f).endswith(".safetensors"):  # type: ignore[arg-type]
+    if is_safetensors:
         return _safetensors(f, map_location)
     return _loaded(f, map_location, mmap=mmap, strict=unknown == "error", limits=limits)
 
 
-def _check_weights_only(*, weights_only: bool | None, pickle_module: Any) -> None:
-    """The rules of torch/serialization.py: `load` for its arguments and the environment, in its order."""
+def _check_weights_only(*, weights_only: bool | None, pickle_module: Any, unpickles: bool) -> None:
+    """The rules of torch/serialization.py: `load` for its arguments and the environment, in its order.
+
+    Raises:
+        RuntimeError: torch refuses the arguments.
+        ValueError: torch would unpickle the file with them.
+    """
     force, forbid = (
         os.environ.get(name, "0").lower() in _TRUE
         for name in ("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
@@ -106,14 +115,22 @@ def _check_weights_only(*, weights_only: bool | None, pickle_module: Any) -> Non
         wanted = False
     if wanted and pickle_module is not None:
         raise RuntimeError("Can not safely load weights when explicit pickle_module is specified")
-    if not wanted:
-        raise _make(
-            "Value",
-            "Value",
-            "weights_only=False would run code that the file names, which rustload never does; "
-            "unknown='keep' loads what weights_only=True refuses, as inert data",
-            "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD is set in the environment" if forbid else None,
+    if wanted or not unpickles:
+        return
+    what, way = "weights_only=False", "leave weights_only out"
+    if pickle_module is not None:
+        what = "pickle_module="
+        way = (
+            "leave pickle_module out" if weights_only is None else "leave pickle_module and weights_only out"
         )
+    elif weights_only is None:
+        way = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD in the environment stands for it: unset it, or pass weights_only=True"
+    raise _make(
+        "Value",
+        "Value",
+        f"{what} would run code that the file names, which rustload never does",
+        f"{way}; what torch refuses is then kept as inert data (unknown='keep', the default)",
+    )
 
 
 def _mmap_by_default() -> bool:
@@ -138,7 +155,7 @@ def _safetensors(f: Any, map_location: MapLocation) -> dict[str, torch.Tensor]:
 
 
 def _loaded(f: Any, map_location: MapLocation, *, mmap: bool, strict: bool, limits: Limits | None) -> Any:
-    if not _files.is_path(f) and not isinstance(f, (bytes, bytearray, memoryview)):
+    if not _files.are_paths(f) and not isinstance(f, (bytes, bytearray, memoryview)):
         _files.check_seekable(f)
     if mmap and not _files.is_archive(f):
         raise _words.no_archive(f)
@@ -152,7 +169,7 @@ def _loaded(f: Any, map_location: MapLocation, *, mmap: bool, strict: bool, limi
         raise _words.no_magic()
     if core.is_torchscript:
         raise _words.is_torchscript()
-    if mmap and not _files.is_path(f):
+    if mmap and not _files.are_paths(f):
         raise _words.no_path()
     trees = [_tree(core, shard, map_location, mmap=mmap, strict=strict) for shard in range(core.shards)]
     if len(trees) == 1:

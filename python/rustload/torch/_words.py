@@ -8,7 +8,10 @@ from rustload.errors import _make
 
 __all__ = ["is_torchscript", "no_archive", "no_magic", "no_path", "refuse_class", "refuse_global", "tar"]
 
-_KEEP = "unknown='keep' opens the file with such values as inert data; nothing that it names is imported or called"
+_KEEP = (
+    "unknown='keep' opens the file with such values as inert data; nothing that it names is imported or called, "
+    "and add_safe_globals has no effect here"
+)
 _OPEN = "rustload.open reads it"
 
 # What torch has a text of its own for (torch/_weights_only_unpickler.py: `Unpickler.load`).

@@ -105,12 +105,44 @@ fn what_is_no_checkpoint_is_named() {
         (b"\x89HDF\r\n\x1a\n", "Keras"),
         (b"\x93NUMPY\x01\0", ".npy"),
         (&npz, ".npz"),
+        (b"\x08\x07\x12\x07pytorch\x1a\x052.6.0", "ONNX"),
+        (b"\x1c\0\0\0TFL3\x14\0", "TensorFlow Lite"),
+        (b"\x81\xa6params\x81\xa1w\xc7\x04\x01abcd", "Flax"),
         (b"\xde\xad\xbe\xef12345", "de ad be ef"),
     ] {
         let error = sniffed(bytes).unwrap_err();
         assert_eq!(error.code(), Code::UnknownFormat);
         assert!(error.message().contains(word), "{error}");
         assert!(error.next_step().is_some());
+    }
+}
+
+#[test]
+fn a_likeness_is_not_named() {
+    for bytes in [
+        &b"\x08\x01\x12\x07\x0a\x05\x12\x03abc\x1a\x01a"[..], // a saved model of TensorFlow
+        b"\x08\x07\x12\x07pytorch\x0a\x052.6.0",
+        b"\x08\x07\x12\x7fpytorch",
+        b"\x81\xa6pa ams\x81\xa1w",
+        b"\x81\xa6params\xa1wwwwww",
+        b"TFL3\0\0\0\0\0",
+    ] {
+        assert!(sniffed(bytes).unwrap_err().message().contains("no format"), "{bytes:?}");
+    }
+}
+
+#[test]
+fn what_a_failed_download_left_is_quoted() {
+    let message = |text: &str| sniffed(text.as_bytes()).unwrap_err().message().to_owned();
+    assert_eq!(message("Entry not found\n"), "this is the text 'Entry not found', not a checkpoint");
+    assert!(message("{\"error\": \"not there\"}").contains("the text '{\"error\": \"not there\"}',"));
+    let denied = "<?xml version=\"1.0\"?>\n<Error><Code>AccessDenied</Code></Error>";
+    assert!(message(denied).contains("AccessDenied"));
+    let long = format!("{denied}{}", "<Key/>".repeat(200));
+    assert!(message(&long).contains("...', not"));
+    assert!(message("turn it \u{202e}around").contains("\\u{202e}"));
+    for other in ["turn it \u{1b}[1m", "\u{feff} \n\n \n  ", &"many words ".repeat(50), "[some, text]"] {
+        assert!(message(other).contains("no format"), "{other:?}");
     }
 }
 

@@ -1,0 +1,58 @@
+//! Names what is no checkpoint and is not told by a fixed beginning, and quotes the text that a failed download leaves.
+
+/// Characters of a text that are quoted.
+const QUOTED: usize = 80;
+/// A JSON object that begins with one of these is an answer, not an index or a configuration.
+const ANSWERS: [&str; 3] = ["\"error", "\"message\"", "\"detail\""];
+
+/// What the bytes are beyond doubt, and what reads them.
+pub(super) fn kind(head: &[u8]) -> Option<(&'static str, &'static str)> {
+    // tensorflow/compiler/mlir/lite/schema/schema.fbs: file_identifier
+    if head.get(4..8) == Some(b"TFL3") {
+        return Some(("a TensorFlow Lite model", "Read it with LiteRT or tf.lite.Interpreter."));
+    }
+    if is_onnx(head) {
+        return Some(("an ONNX model", "Read it with onnx.load or onnxruntime."));
+    }
+    is_flax(head)
+        .then_some(("MessagePack, as Flax writes", "Read it with flax.serialization.msgpack_restore."))
+}
+
+/// onnx.proto: ModelProto, as exporters begin it: `ir_version`, `producer_name` as a text, then a field of a higher number.
+fn is_onnx(head: &[u8]) -> bool {
+    let [0x08, 1..=31, 0x12, len @ 1..=127, rest @ ..] = head else { return false };
+    let Some((producer, [next, ..])) = rest.split_at_checked(usize::from(*len)) else { return false };
+    producer.iter().all(|byte| matches!(byte, b' '..=b'~'))
+        && matches!(next, 0x1a | 0x22 | 0x28 | 0x32 | 0x3a | 0x42)
+}
+
+/// flax.serialization: a map whose first key is a name and whose first value is a map or an array (an extension of msgpack's).
+fn is_flax(head: &[u8]) -> bool {
+    let [0x81..=0x8f, len @ 0xa2..=0xbf, rest @ ..] = head else { return false };
+    let Some((name, [value, ..])) = rest.split_at_checked(usize::from(len & 0x1f)) else { return false };
+    name.iter().all(|byte| byte.is_ascii_alphanumeric() || *byte == b'_')
+        && matches!(value, 0x81..=0x8f | 0xde | 0xc7..=0xc9)
+}
+
+/// The beginning of a text, quoted in one line, where it is what servers answer: XML, JSON about an error, or a short text.
+pub(super) fn answer(head: &[u8], is_whole: bool) -> Option<String> {
+    let text = head.utf8_chunks().next()?.valid();
+    let is_whole = is_whole && text.len() == head.len();
+    let text = text.trim_start_matches('\u{feff}').trim();
+    let is_xml = text.starts_with("<?xml");
+    let is_plain = text.chars().all(|char| !char.is_control() || char.is_ascii_whitespace());
+    if text.len() < 8 || !is_plain || !(is_xml || is_whole) {
+        return None;
+    }
+    if let Some(inside) = text.strip_prefix(['{', '['])
+        && !ANSWERS.iter().any(|key| inside.trim_start().starts_with(key))
+    {
+        return None;
+    }
+    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let rest = if line.chars().nth(QUOTED).is_some() { "..." } else { "" };
+    let quote = |char| matches!(char, '"' | '\'');
+    let escaped = |char: char| if quote(char) { char.to_string() } else { char.escape_debug().to_string() };
+    let shown: String = line.chars().take(QUOTED).map(escaped).collect();
+    Some(format!("'{shown}{rest}'"))
+}
