@@ -253,8 +253,9 @@ impl Scanner<'_> {
         if self.report.has(Code::Limit.as_str()) {
             return Ok(None);
         }
-        let options = index::Options { limits: self.options.limits.clone(), ..index::Options::default() };
-        self.options.cancel.check()?;
+        let (limits, cancel) = (self.options.limits.clone(), self.options.cancel.clone());
+        cancel.check()?;
+        let options = index::Options { limits, cancel, ..index::Options::default() };
         let read = match ran {
             Some(pickle) => index::read_pickle(source, pickle, &options),
             None => index::read(source, &options),
