@@ -8,6 +8,7 @@ use std::collections::HashSet;
 use super::file::{Scanner, inside};
 use super::report::{Finding, Verdict};
 use crate::bytes::{Region, Source};
+use crate::container::is_container;
 use crate::container::zip::{self, Archive, Salvage, Trailing};
 use crate::error::{Code, Error, Result};
 
@@ -175,7 +176,7 @@ impl Scanner<'_> {
         }
         let extension = name.rsplit('.').next().unwrap_or_default();
         let says_pickle = main || matches!(extension, "pkl" | "pickle" | "debug_pkl");
-        let container = self.is_container(&head) && !main;
+        let container = is_container(&head) && !main;
         if !says_pickle && !container && !self.may_be_pickle(&head) {
             if member.encrypted {
                 self.report.unscanned(Some(&inner), "encrypted", 0, member.region.len());

@@ -6,6 +6,7 @@ use super::file::{Scanner, inside};
 use super::pickles::{self, Nested, Place, Scanned};
 use super::report::{Finding, Verdict};
 use crate::bytes::Source;
+use crate::container::is_container;
 use crate::error::{Code, Error, Result};
 use crate::pickle::{Disasm, Pickle};
 
@@ -107,7 +108,7 @@ impl Scanner<'_> {
         let len = source.len().saturating_sub(at);
         let window = source.window(at, len)?;
         let head = window.read_vec(0, len.min(BLOCK))?;
-        if self.is_container(&head) {
+        if is_container(&head) {
             let inner = inside(label, &format!("byte {at}"));
             self.source(&window, Some(&inner), depth.saturating_add(1))?;
         }
@@ -363,7 +364,7 @@ impl Scanner<'_> {
 
     fn tar_member(&mut self, window: &Source, name: &str, inner: &str, depth: u64) -> Result<()> {
         let known = matches!(name.trim_start_matches("./"), "pickle" | "sys_info" | "tensors" | "storages");
-        if known || !self.is_container(&window.read_vec(0, window.len().min(BLOCK))?) {
+        if known || !is_container(&window.read_vec(0, window.len().min(BLOCK))?) {
             let found = self.stream(window, Some(inner), known, depth)?;
             // Numbers and elements stand between the pickles of these two.
             if found && matches!(name, "tensors" | "storages") {
@@ -372,18 +373,6 @@ impl Scanner<'_> {
             return Ok(());
         }
         self.source(window, Some(inner), depth.saturating_add(1)).map(|_| ())
-    }
-
-    /// Whether bytes start like an archive, a legacy stream or an array.
-    pub(super) fn is_container(&self, head: &[u8]) -> bool {
-        head.starts_with(b"PK\x03\x04")
-            || head.starts_with(b"PK\x05\x06")
-            || head.starts_with(b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\x2e")
-            || head.starts_with(b"\x93NUMPY")
-            || head.get(257..262) == Some(b"ustar")
-            || [&b"\x1f\x8b"[..], b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a\x07"]
-                .iter()
-                .any(|magic| head.starts_with(magic))
     }
 }
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import bz2
 import collections
 import contextlib
 import enum
 import functools
+import gzip
 import io
 import json
+import lzma
 import os
 import pickle
 import signal
@@ -18,6 +21,7 @@ import threading
 import time
 import warnings
 import zipfile
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -206,6 +210,21 @@ class TestContainers:
     @pytest.mark.parametrize("legacy", [False, True])
     def test_both_torch_formats(self, legacy: bool) -> None:
         options = {"_use_new_zipfile_serialization": not legacy}
+PACKED = {
+    "7z": b"7z\xbc\xaf\x27\x1c" + bytes(100),
+    "rar": b"Rar!\x1a\x07" + bytes(100),
+    "zstd": b"\x28\xb5\x2f\xfd" + bytes(100),
+    "lz4": b"\x04\x22\x4d\x18" + bytes(100),
+    "gzip": gzip.compress(CALL + b".", mtime=0),
+    "xz": lzma.compress(CALL + b"."),
+    "bzip2": bz2.compress(CALL + b"."),
+    **{f"zlib-{level}": zlib.compress(CALL + b".", level) for level in range(10)},
+    "zlib, long": zlib.compress(np.random.default_rng(0).bytes(100_000)),
+    "zlib, cut short": zlib.compress(CALL + b".")[:-4],
+    "joblib zlib": b"ZF" + hex(len(CALL) + 1).ljust(19).encode() + zlib.compress(CALL + b"."),
+}
+
+
         assert rustload.scan(torch_bytes({"w": torch.ones(3)}, **options)).verdict == "inert"
         report = rustload.scan(torch_bytes({"w": torch.ones(3), "e": Evil()}, **options))
         [found] = report.findings
@@ -328,13 +347,44 @@ class TestContainers:
         assert report.verdict == "would execute"
         assert report.findings[-1].member == "pickle" or any(f.member == "pickle" for f in report.findings)
 
-    @pytest.mark.parametrize(
-        "magic", [b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a\x07", b"\x1f\x8b", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd"]
-    )
-    def test_packed_archives_are_not_known(self, magic: bytes) -> None:
-        report = rustload.scan(magic + bytes(100))
-        assert (report.verdict, report.complete) == ("unknown", False)
-        assert {"OpaqueContainer", "UnsupportedContainer"} <= codes(report)
+    @pytest.mark.parametrize("name", PACKED)
+    def test_packed_archives_are_not_known_alone_or_as_members(self, name: str) -> None:
+        alone = rustload.scan(PACKED[name])
+        for report in (alone, rustload.scan(checkpoint(b"N.", inner=PACKED[name]))):
+            assert (report.verdict, report.complete) == ("unknown", False)
+            assert {"OpaqueContainer", "UnsupportedContainer"} <= codes(report)
+        with pytest.raises(rustload.UnsupportedError, match="archive") as caught:
+            rustload.open(bytearray(PACKED[name]))
+        assert caught.value.code == "UnsupportedContainer"
+
+    @pytest.mark.parametrize("magic", ["7801", "785e", "789c", "78da"])
+    def test_numbers_that_begin_like_zlib_are_numbers(self, magic: str) -> None:
+        numbers = np.random.default_rng(0).normal(size=1000)
+        for payload in (
+            bytes(100),
+            b"\xff" * 100,
+            *(numbers.astype(f"<f{size}").tobytes() for size in (2, 4, 8)),
+        ):
+            data = bytes.fromhex(magic) + payload
+            report = rustload.scan(checkpoint(b"N.", **{"constants/0": data}))
+            assert (report.verdict, report.findings) == ("inert", []), str(report)
+            assert rustload.scan(data).files[0].status == "skipped"
+
+    def test_a_storage_is_numbers_whatever_it_begins_with(self) -> None:
+        for packed in PACKED.values():
+            tensor = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+            for legacy in (False, True):
+                data = torch_bytes({"w": tensor}, _use_new_zipfile_serialization=not legacy)
+                report = rustload.scan(data)
+                assert (report.verdict, report.findings) == ("inert", []), str(report)
+
+    @pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
+    def test_legacy_streams_of_any_protocol_are_seen_as_members(self, protocol: int) -> None:
+        data = torch_bytes({"e": Evil()}, pickle_protocol=protocol, _use_new_zipfile_serialization=False)
+        report = rustload.scan(checkpoint(b"N.", inner=data))
+        assert {found.member for found in report.findings if found.verdict == "would execute"} == {
+            "archive/inner!object"
+        }
 
     def test_torchscript_is_code(self) -> None:
         file = io.BytesIO()
