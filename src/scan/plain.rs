@@ -8,14 +8,13 @@ use super::report::{Finding, Verdict};
 use crate::bytes::Source;
 use crate::container::is_container;
 use crate::error::{Code, Error, Result};
+use crate::index::LEGACY_PARTS;
 use crate::pickle::{Disasm, Pickle};
 
 /// Bytes read first where a pickle's end is not known; four times as many as long as it goes on.
 const FIRST: u64 = 64 << 10;
 /// Pickles one after another in one stream.
 const PICKLES: u64 = 10_000;
-/// The pickles of a legacy stream (torch/serialization.py: `_legacy_load`).
-const PARTS: [&str; 5] = ["magic number", "protocol version", "system information", "object", "storage keys"];
 const BLOCK: u64 = 512;
 
 /// How the first opcodes of some bytes read.
@@ -40,13 +39,12 @@ impl Scanner<'_> {
     ) -> Result<bool> {
         let mut at = 0;
         for number in 0..PICKLES {
-            let Some((mut found, base)) = self.one(source, at, label, sure && number == 0, false, label)?
-            else {
+            let Some(mut found) = self.one(source, at, label, sure && number == 0, false, label)? else {
                 break;
             };
-            let end = base.saturating_add(len64(found.end));
+            let end = at.saturating_add(len64(found.end));
             self.report.scanned(label, "pickle", at, end.saturating_sub(at));
-            self.nested(&found, source, base, label, depth)?;
+            self.nested(&found, source, at, label, depth)?;
             self.keys.extend(found.keys);
             let whole = |pickle: &Pickle| number == 0 && len64(pickle.values.data().len()) == source.len();
             self.ran = found.pickle.take().filter(whole);
@@ -115,7 +113,7 @@ impl Scanner<'_> {
         Ok(())
     }
 
-    /// One pickle at an offset of a source, and where its data starts there.
+    /// One pickle at an offset of a source.
     fn one(
         &mut self,
         source: &Source,
@@ -124,7 +122,7 @@ impl Scanner<'_> {
         sure: bool,
         legacy: bool,
         member: Option<&str>,
-    ) -> Result<Option<(Scanned, u64)>> {
+    ) -> Result<Option<Scanned>> {
         let limits = &self.options.limits;
         let most = source.len().saturating_sub(at);
         let ceiling = most.min(limits.pickle_bytes);
@@ -147,8 +145,7 @@ impl Scanner<'_> {
         }
         let place = Place { member, shift: at, legacy, keys: self.wants_keys };
         let cancel = &self.options.cancel;
-        let found = pickles::scan(&mut self.report, data, 0, &place, sure, limits, cancel)?;
-        Ok(found.map(|found| (found, at)))
+        pickles::scan(&mut self.report, data, 0, &place, sure, limits, cancel)
     }
 
     /// Disassembles some bytes, to see where they lead.
@@ -214,13 +211,12 @@ impl Scanner<'_> {
     /// The five pickles of a legacy stream.
     pub(super) fn legacy(&mut self, source: &Source, label: Option<&str>, depth: u64) -> Result<()> {
         let mut at = 0;
-        for part in PARTS {
+        for part in LEGACY_PARTS {
             let member = inside(label, part);
-            let found = self.one(source, at, label, true, true, Some(&member))?;
-            let Some((found, base)) = found else { break };
-            let end = base.saturating_add(len64(found.end));
+            let Some(found) = self.one(source, at, label, true, true, Some(&member))? else { break };
+            let end = at.saturating_add(len64(found.end));
             self.report.scanned(Some(&member), "pickle", at, end.saturating_sub(at));
-            self.nested(&found, source, base, Some(&member), depth)?;
+            self.nested(&found, source, at, Some(&member), depth)?;
             at = end;
             if !found.stopped {
                 return Ok(());
