@@ -5,9 +5,9 @@
 
 use std::collections::HashSet;
 use std::path::Path;
-use std::sync::Arc;
 
 use super::Options;
+use super::budget::Budget;
 use super::report::{FileReport, Finding, Status, Verdict};
 use crate::bytes::Source;
 use crate::container::{Format, packed, sniff, zip};
@@ -38,7 +38,7 @@ pub(super) fn scan_source(
     let mut scanner = Scanner {
         options,
         report,
-        budget: options.limits.scan_bytes,
+        budget: Budget::new(&options.limits, source.len()),
         keys: HashSet::new(),
         wants_keys: false,
         ran: None,
@@ -72,8 +72,8 @@ fn unreadable(mut report: FileReport, error: &Error) -> FileReport {
 pub(super) struct Scanner<'a> {
     pub(super) options: &'a Options,
     pub(super) report: FileReport,
-    /// Bytes that may still be inflated or copied.
-    pub(super) budget: u64,
+    /// What may still be looked at.
+    pub(super) budget: Budget,
     /// The keys of storages that the pickles of the stream at hand name.
     pub(super) keys: HashSet<String>,
     pub(super) wants_keys: bool,
@@ -303,22 +303,6 @@ impl Scanner<'_> {
                 message: format!("the name ends in .{extension}, the content is {}", found.name()),
                 ..Finding::new("ExtensionMismatch")
             });
-        }
-    }
-
-    /// A nested source: a part of the file, or inflated bytes.
-    pub(super) fn memory(&mut self, bytes: Vec<u8>) -> Source {
-        Source::memory(Arc::new(bytes))
-    }
-
-    /// Takes bytes from the budget of what is inflated and copied; whether that many are left.
-    pub(super) fn spend(&mut self, nbytes: u64) -> bool {
-        match self.budget.checked_sub(nbytes) {
-            Some(rest) => {
-                self.budget = rest;
-                true
-            }
-            None => false,
         }
     }
 }

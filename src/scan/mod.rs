@@ -12,6 +12,7 @@
 )]
 
 mod archive;
+mod budget;
 mod encoded;
 mod file;
 mod pickles;

@@ -1,7 +1,9 @@
 //! Formats that are no zip: pickles one after another, the legacy stream, safetensors, NumPy arrays, tar archives.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
+use super::budget::take;
 use super::file::{Scanner, inside};
 use super::pickles::{self, Nested, Place, Scanned};
 use super::report::{Finding, Verdict};
@@ -9,12 +11,11 @@ use crate::bytes::Source;
 use crate::container::is_container;
 use crate::error::{Code, Error, Result};
 use crate::index::LEGACY_PARTS;
+use crate::limits::Limits;
 use crate::pickle::{Disasm, Pickle};
 
 /// Bytes read first where a pickle's end is not known; four times as many as long as it goes on.
 const FIRST: u64 = 64 << 10;
-/// Pickles one after another in one stream.
-const PICKLES: u64 = 10_000;
 const BLOCK: u64 = 512;
 
 /// How the first opcodes of some bytes read.
@@ -38,13 +39,18 @@ impl Scanner<'_> {
         depth: u64,
     ) -> Result<bool> {
         let mut at = 0;
-        for number in 0..PICKLES {
+        for number in 0_u64.. {
+            if number > 0 && !take(&mut self.budget.pickles, 1) {
+                let rest = source.len().saturating_sub(at);
+                self.report.unscanned(label, "too many pickles behind one another", at, rest);
+                break;
+            }
             let Some(mut found) = self.one(source, at, label, sure && number == 0, false, label)? else {
                 break;
             };
             let end = at.saturating_add(len64(found.end));
             self.report.scanned(label, "pickle", at, end.saturating_sub(at));
-            self.nested(&found, source, at, label, depth)?;
+            self.nested(found.nested, source, at, label, depth)?;
             self.keys.extend(found.keys);
             let whole = |pickle: &Pickle| number == 0 && len64(pickle.values.data().len()) == source.len();
             self.ran = found.pickle.take().filter(whole);
@@ -78,16 +84,6 @@ impl Scanner<'_> {
         self.wants_keys = false;
         let keys = std::mem::replace(&mut self.keys, outer);
         found.map(|found| (found, keys))
-    }
-
-    /// Whether bytes could begin a pickle.
-    pub(super) fn may_be_pickle(&self, head: &[u8]) -> bool {
-        !matches!(self.reads(head), Reads::Not)
-    }
-
-    /// Whether bytes are the beginning of a pickle that has no end in them.
-    pub(super) fn goes_on(&self, bytes: &[u8]) -> bool {
-        matches!(self.reads(bytes), Reads::Cut)
     }
 
     fn trailing(&mut self, label: Option<&str>, at: u64, text: &str) {
@@ -133,13 +129,13 @@ impl Scanner<'_> {
             if sure && len == most {
                 break data;
             }
-            match self.reads(&data) {
+            match reads(&data, limits) {
                 Reads::Not if !sure => return Ok(None),
                 Reads::Cut if len < ceiling => len = len.saturating_mul(4).min(ceiling),
                 _ => break data,
             }
         };
-        if len == ceiling && ceiling < most && matches!(self.reads(&data), Reads::Cut) {
+        if len == ceiling && ceiling < most && matches!(reads(&data, limits), Reads::Cut) {
             let error = Error::limit("pickle_bytes", limits.pickle_bytes, most);
             self.report.add_error(&error, label);
         }
@@ -148,49 +144,28 @@ impl Scanner<'_> {
         pickles::scan(&mut self.report, data, 0, &place, sure, limits, cancel)
     }
 
-    /// Disassembles some bytes, to see where they lead.
-    fn reads(&self, data: &[u8]) -> Reads {
-        let mut disasm = Disasm::lenient(data, 0, &self.options.limits);
-        let mut opcodes = 0_u64;
-        loop {
-            match disasm.next() {
-                None => return Reads::Ends,
-                Some(Ok(_)) => opcodes = opcodes.saturating_add(1),
-                // A length beyond all data is no pickle's beginning.
-                Some(Err(error)) => {
-                    let cut = error.code() == Code::Truncated || disasm.position() >= data.len();
-                    return match (cut, opcodes) {
-                        (_, 0) => Reads::Not,
-                        (true, _) => Reads::Cut,
-                        (false, _) => Reads::Ends,
-                    };
-                }
-            }
-        }
-    }
-
     /// Bytes that a pickle hands to a loader.
     pub(super) fn nested(
         &mut self,
-        found: &Scanned,
+        found: Vec<Nested>,
         source: &Source,
         base: u64,
         label: Option<&str>,
         depth: u64,
     ) -> Result<()> {
-        for nested in &found.nested {
+        for nested in found {
             let (window, at) = match nested {
                 Nested::Inside(region) => {
                     let at = base.saturating_add(region.start());
                     (source.window(at, region.len())?, at)
                 }
                 Nested::Decoded(bytes) => {
-                    if !self.spend(len64(bytes.len())) {
+                    if !take(&mut self.budget.made, len64(bytes.len())) {
                         let why = "the budget scan_bytes is spent";
                         self.report.unscanned(label, why, base, len64(bytes.len()));
                         continue;
                     }
-                    (self.memory(bytes.clone()), base)
+                    (Source::memory(Arc::new(bytes)), base)
                 }
             };
             let inner = inside(label, &format!("bytes at {at}"));
@@ -216,7 +191,7 @@ impl Scanner<'_> {
             let Some(found) = self.one(source, at, label, true, true, Some(&member))? else { break };
             let end = at.saturating_add(len64(found.end));
             self.report.scanned(Some(&member), "pickle", at, end.saturating_sub(at));
-            self.nested(&found, source, at, Some(&member), depth)?;
+            self.nested(found.nested, source, at, Some(&member), depth)?;
             at = end;
             if !found.stopped {
                 return Ok(());
@@ -372,6 +347,37 @@ impl Scanner<'_> {
     }
 }
 
+/// Whether bytes could begin a pickle.
+pub(super) fn may_be_pickle(head: &[u8], limits: &Limits) -> bool {
+    !matches!(reads(head, limits), Reads::Not)
+}
+
+/// Whether bytes are the beginning of a pickle that has no end in them.
+pub(super) fn goes_on(bytes: &[u8], limits: &Limits) -> bool {
+    matches!(reads(bytes, limits), Reads::Cut)
+}
+
+/// Disassembles some bytes, to see where they lead.
+fn reads(data: &[u8], limits: &Limits) -> Reads {
+    let mut disasm = Disasm::lenient(data, 0, limits);
+    let mut opcodes = 0_u64;
+    loop {
+        match disasm.next() {
+            None => return Reads::Ends,
+            Some(Ok(_)) => opcodes = opcodes.saturating_add(1),
+            // A length beyond all data is no pickle's beginning.
+            Some(Err(error)) => {
+                let cut = error.code() == Code::Truncated || disasm.position() >= data.len();
+                return match (cut, opcodes) {
+                    (_, 0) => Reads::Not,
+                    (true, _) => Reads::Cut,
+                    (false, _) => Reads::Ends,
+                };
+            }
+        }
+    }
+}
+
 /// A tar header's number: octal text, or base 256 where its first bit is set (GNU).
 fn octal(field: &[u8]) -> Option<u64> {
     if let Some((&first, rest)) = field.split_first()
@@ -384,6 +390,6 @@ fn octal(field: &[u8]) -> Option<u64> {
     if text.is_empty() { Some(0) } else { u64::from_str_radix(text, 8).ok() }
 }
 
-fn len64(len: usize) -> u64 {
+pub(super) fn len64(len: usize) -> u64 {
     u64::try_from(len).unwrap_or(u64::MAX)
 }
