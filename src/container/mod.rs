@@ -16,7 +16,7 @@ pub mod shards;
 mod sniff;
 pub mod zip;
 
-pub use sniff::{Format, metadata_bytes, sniff};
+pub use sniff::{Format, is_container, metadata_bytes, packed, sniff};
 
 /// A length in memory, as the 64 bits that files count in.
 fn len64(len: usize) -> u64 {

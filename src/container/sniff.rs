@@ -6,6 +6,9 @@ use std::fs::{File, Metadata};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use miniz_oxide::inflate::stream::{InflateState, inflate};
+use miniz_oxide::{DataFormat, MZError, MZFlush, MZStatus};
+
 use super::{len64, zip};
 use crate::bytes::Source;
 use crate::error::{Code, Error, Result};
@@ -46,9 +49,10 @@ const LEGACY_TEXT: &[u8] = b"L119547037146038801333356L\n.";
 /// The FRAME around the magic number in protocols 4 and 5.
 const LEGACY_FRAME: &[u8] = b"\x95\x0d\0\0\0\0\0\0\0";
 /// Bytes looked at: a tar header's magic lies at 257.
-const HEAD_LEN: u64 = 512;
+const HEAD_LEN: usize = 512;
 
-const UNPACK_FIRST: &[(&[u8], &str)] = &[
+/// Archives that nothing here unpacks, by their first bytes; those of zlib are too few to go by, see `packed`.
+const PACKED: &[(&[u8], &str)] = &[
     (b"\x1f\x8b", "gzip"),
     (b"\xfd7zXZ\0", "xz"),
     (b"\x28\xb5\x2f\xfd", "zstd"),
@@ -70,7 +74,7 @@ pub fn sniff(source: &Source) -> Result<Format> {
 }
 
 fn sniff_unplaced(source: &Source) -> Result<Format> {
-    let head = source.read_vec(0, source.len().min(HEAD_LEN))?;
+    let head = source.read_vec(0, source.len().min(len64(HEAD_LEN)))?;
     // The first bytes decide before the last ones: a legacy stream with a zip appended is a legacy stream, as in torch.
     if is_legacy(&head) {
         return Ok(Format::LegacyTorch);
@@ -91,6 +95,51 @@ fn sniff_unplaced(source: &Source) -> Result<Format> {
         return Ok(Format::Pickle);
     }
     Err(explain(source, &head)?)
+}
+
+/// The kind of packed archive that starts with these bytes, of which the first 512 decide.
+pub fn packed(head: &[u8]) -> Option<&'static str> {
+    let known = PACKED.iter().find(|(magic, _)| head.starts_with(magic)).map(|&(_, name)| name);
+    known.or_else(|| is_zlib(head).then_some("zlib")).or_else(|| is_zfile(head).then_some("joblib zlib"))
+}
+
+/// Whether some bytes are a container that a reader may go into: an archive, a legacy stream, an array.
+pub fn is_container(head: &[u8]) -> bool {
+    head.starts_with(b"PK\x03\x04")
+        || head.starts_with(b"PK\x05\x06")
+        || is_legacy(head)
+        || head.starts_with(b"\x93NUMPY")
+        || head.get(257..262) == Some(b"ustar")
+        || packed(head).is_some()
+}
+
+/// A zlib stream (RFC 1950). Its two magic bytes start many a tensor, whose bytes do not inflate.
+fn is_zlib(head: &[u8]) -> bool {
+    let mut input = head.get(..HEAD_LEN).unwrap_or(head);
+    if !matches!(input, [0x78, 0x01 | 0x5e | 0x9c | 0xda, ..]) {
+        return false;
+    }
+    let mut state = InflateState::new_boxed(DataFormat::ZLibIgnoreChecksum);
+    let (mut output, mut made) = ([0; 4096], false);
+    loop {
+        let step = inflate(&mut state, input, &mut output, MZFlush::None);
+        input = input.get(step.bytes_consumed..).unwrap_or_default();
+        made |= step.bytes_written > 0;
+        match step.status {
+            Ok(MZStatus::Ok) if step.bytes_consumed > 0 || step.bytes_written > 0 => {}
+            // The end of the stream, or of the bytes at hand.
+            Ok(_) | Err(MZError::Buf) => return made,
+            Err(_) => return false,
+        }
+    }
+}
+
+/// joblib's old form (joblib/numpy_pickle_compat.py: `_read_zfile`): a prefix and a length in 19 characters before zlib's bytes.
+fn is_zfile(head: &[u8]) -> bool {
+    let is_digit =
+        |byte: &u8| byte.is_ascii_hexdigit() || byte.is_ascii_whitespace() || b"xX_+".contains(byte);
+    let length = head.strip_prefix(b"ZF").and_then(|rest| rest.get(..19));
+    length.is_some_and(|length| length.iter().all(is_digit))
 }
 
 /// How many bytes of a file may be its metadata: what a safetensors file says of its header, else all of it, and without an end
@@ -167,7 +216,7 @@ fn explain(source: &Source, head: &[u8]) -> Result<Error> {
         let error = Error::new(Code::UnknownFormat, "the file is empty");
         return Ok(error.note("The download or copy did not start or was cut: fetch the file again."));
     }
-    if let Some((_, name)) = UNPACK_FIRST.iter().find(|(magic, _)| head.starts_with(magic)) {
+    if let Some(name) = packed(head) {
         let error = Error::new(Code::UnsupportedContainer, format!("this is a {name} archive"));
         return Ok(error.note("Unpack it, then open what it holds."));
     }

@@ -33,6 +33,7 @@ use crate::parallel::Cancel;
 use crate::pickle::{self, Handle, Pickle};
 
 pub use extra::{Extra, Packed, Part, Quantization, Scale, Sparse, SparseLayout};
+pub(crate) use torch_legacy::PARTS as LEGACY_PARTS;
 pub use tree::{DictKind, Object, Tree};
 pub use understood::{Understood, understand};
 pub use validate::{RawTensor, Sizes, Tensor};

@@ -22,16 +22,23 @@ const PROTOCOL_PICKLE: &[u8] = b"\x80\x02M\xe9\x03.";
 /// Bytes read first; more are read where the pickles go on.
 const HEAD: u64 = 1 << 20;
 
-/// The pickles of a stream, by position.
-const PARTS: [&str; 5] = ["magic number", "protocol version", "system information", "object", "storage keys"];
+/// The pickles of a stream, in order.
+pub(crate) const PARTS: [&str; 5] =
+    ["magic number", "protocol version", "system information", "object", "storage keys"];
+/// The places of those that are asked for, in `PARTS`.
+const MAGIC: usize = 0;
+const VERSION: usize = 1;
+const SYSTEM: usize = 2;
+const OBJECT: usize = 3;
+const KEYS: usize = 4;
 
 /// Reads the index of a legacy stream.
 pub(super) fn read(source: &Source, options: &Options) -> Result<Index> {
     let limits = &options.limits;
     let head = Head::read(source, limits)?;
-    check_protocol(&head, limits).in_member(PARTS[1])?;
-    let mut notes = check_system(&head, options).in_member(PARTS[2])?;
-    let keys = keys(&head, limits).in_member(PARTS[4])?;
+    check_protocol(&head, limits).in_member(PARTS[VERSION])?;
+    let mut notes = check_system(&head, options).in_member(PARTS[SYSTEM])?;
+    let keys = keys(&head, limits).in_member(PARTS[KEYS])?;
     let positions: HashMap<&str, usize> =
         keys.iter().enumerate().map(|(at, key)| (key.as_str(), at)).collect();
     // Where a storage lies depends on the sizes of those before it, so its place is its number until all are known.
@@ -42,8 +49,8 @@ pub(super) fn read(source: &Source, options: &Options) -> Result<Index> {
             format!("storage {key} is not in the list of keys, so it has no bytes"),
         )),
     };
-    let object = head.part(3).to_vec();
-    let mut read = pickled::read(object, Ids::Legacy, &locate, options).in_member(PARTS[3])?;
+    let object = head.part(OBJECT).to_vec();
+    let mut read = pickled::read(object, Ids::Legacy, &locate, options).in_member(PARTS[OBJECT])?;
     let end = place_storages(source, &mut read.storages, &keys, head.end())?;
     if end != source.len() && !options.ignore_trailing {
         let text = format!("{} byte(s) after the last storage", source.len().saturating_sub(end));
@@ -98,7 +105,7 @@ impl Head {
 
 /// The stream ends where this pickle would begin.
 fn absent(part: &str) -> Error {
-    let code = if part == PARTS[4] { Code::LegacyKeys } else { Code::Truncated };
+    let code = if part == PARTS[KEYS] { Code::LegacyKeys } else { Code::Truncated };
     Error::new(code, format!("the stream ends before its {part}"))
         .note("The download or copy is probably incomplete: fetch the file again.")
 }
@@ -122,7 +129,8 @@ pub(super) fn wrong_magic(data: &[u8], limits: &Limits) -> Result<()> {
         _ => ("", "(result of a call)"),
     };
     let text = format!("the magic number is the result of a call of {module}.{name}");
-    let error = Error::global(Code::DisallowedCall, module, name, text).at(call.offset).in_member(PARTS[0]);
+    let error =
+        Error::global(Code::DisallowedCall, module, name, text).at(call.offset).in_member(PARTS[MAGIC]);
     Err(error.note("Nothing was called. torch writes a number there: the file was made by hand."))
 }
 
@@ -184,7 +192,7 @@ fn pickle_end(disasm: &mut Disasm<'_>, pause: &mut Option<Pause>) -> Result<usiz
 }
 
 fn check_protocol(head: &Head, limits: &Limits) -> Result<()> {
-    let pickle = head.run(1, limits)?;
+    let pickle = head.run(VERSION, limits)?;
     match pickle.values.get(pickle.root) {
         Value::Int(PROTOCOL) => Ok(()),
         Value::Int(other) => {
@@ -196,7 +204,7 @@ fn check_protocol(head: &Head, limits: &Limits) -> Result<()> {
 
 /// The writer's system information says nothing that the reader needs (torch ignores it too); what is odd is noted.
 fn check_system(head: &Head, options: &Options) -> Result<Vec<String>> {
-    let pickle = head.run(2, &options.limits)?;
+    let pickle = head.run(SYSTEM, &options.limits)?;
     let values = &pickle.values;
     let mut notes = Vec::new();
     if let Some((id, _)) = values.globals().next() {
@@ -222,7 +230,7 @@ fn check_system(head: &Head, options: &Options) -> Result<Vec<String>> {
 }
 
 fn keys(head: &Head, limits: &Limits) -> Result<Vec<String>> {
-    let pickle = head.run(4, limits)?;
+    let pickle = head.run(KEYS, limits)?;
     let wrong = || Error::new(Code::LegacyKeys, "the storage keys are no list of texts");
     let Value::List(items) = pickle.values.get(pickle.root) else { return Err(wrong()) };
     // One text may be listed any number of times, so neither long nor repeated ones are copied.

@@ -4,10 +4,14 @@
 //! accounts for are searched. Any other is scanned by all of its readings (`zip::salvage`).
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
+use super::budget::take;
 use super::file::{Scanner, inside};
+use super::plain::{goes_on, len64, may_be_pickle};
 use super::report::{Finding, Verdict};
 use crate::bytes::{Region, Source};
+use crate::container::is_container;
 use crate::container::zip::{self, Archive, Salvage, Trailing};
 use crate::error::{Code, Error, Result};
 
@@ -23,6 +27,8 @@ struct Seen {
     method: u16,
     encrypted: bool,
     listed: bool,
+    /// Whether it begins in bytes that a member before it has, too. In no sound archive one does.
+    again: bool,
 }
 
 impl Scanner<'_> {
@@ -64,6 +70,7 @@ impl Scanner<'_> {
                     method: member.method(),
                     encrypted: false,
                     listed: true,
+                    again: false,
                 }),
                 Err(error) => {
                     keep_going(&error)?;
@@ -175,11 +182,16 @@ impl Scanner<'_> {
         }
         let extension = name.rsplit('.').next().unwrap_or_default();
         let says_pickle = main || matches!(extension, "pkl" | "pickle" | "debug_pkl");
-        let container = self.is_container(&head) && !main;
-        if !says_pickle && !container && !self.may_be_pickle(&head) {
+        let container = is_container(&head) && !main;
+        if !says_pickle && !container && !may_be_pickle(&head, &self.options.limits) {
             if member.encrypted {
                 self.report.unscanned(Some(&inner), "encrypted", 0, member.region.len());
             }
+            return Ok(HashSet::new());
+        }
+        let len = member.region.len();
+        if member.again && !take(&mut self.budget.again, len) {
+            self.report.unscanned(Some(&inner), "too many members lie in the same bytes", 0, len);
             return Ok(HashSet::new());
         }
         let Some(window) = self.open(source, member, &inner, main)? else { return Ok(HashSet::new()) };
@@ -206,32 +218,38 @@ impl Scanner<'_> {
         Ok(keys)
     }
 
-    /// The member's bytes as a source: its range of the file, or inflated.
+    /// The member's bytes as a source: its range of the file, or inflated. `None` where so few may be inflated that they say
+    /// nothing.
     fn open(&mut self, source: &Source, member: &Seen, inner: &str, main: bool) -> Result<Option<Source>> {
         if member.method == 0 {
             return source.window(member.region.start(), member.region.len()).map(Some);
         }
-        // The checkpoint's own pickle has the limit that loading has; all others share a budget.
-        let most = if main { self.options.limits.pickle_bytes } else { self.budget };
+        // The checkpoints' own pickles share the limit that loading has, all others share a budget.
+        let (name, left) = match main {
+            true => ("pickle_bytes", &mut self.budget.main),
+            false => ("scan_bytes", &mut self.budget.made),
+        };
+        let most = *left;
         let mut len = most.min(1 << 20);
-        loop {
+        let (bytes, cut) = loop {
             let (bytes, whole) = zip::peek(source, member.region, 8, len)?;
-            let made = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
-            let more = !whole && len < most && self.goes_on(&bytes);
-            if !more {
-                if !whole && self.goes_on(&bytes) {
-                    let name = if main { "pickle_bytes" } else { "scan_bytes" };
-                    let error = Error::limit(name, most, made.saturating_add(1));
-                    self.report.add_error(&error, Some(inner));
-                    self.report.unscanned(Some(inner), "too large once inflated", made, 0);
-                }
-                if !main {
-                    self.spend(made);
-                }
-                return Ok(Some(self.memory(bytes)));
+            let more = !whole && (len64(bytes.len()) < HEAD || goes_on(&bytes, &self.options.limits));
+            if !more || len == most {
+                break (bytes, more);
             }
             len = len.saturating_mul(4).min(most);
+        };
+        let made = len64(bytes.len());
+        take(left, made);
+        if cut {
+            let error = Error::limit(name, most, made.saturating_add(1));
+            self.report.add_error(&error, Some(inner));
+            self.report.unscanned(Some(inner), "too large once inflated", made, 0);
+            if made < HEAD {
+                return Ok(None);
+            }
         }
+        Ok(Some(Source::memory(Arc::new(bytes))))
     }
 
     /// torch computes offsets with this number (torch/serialization.py: `_load`).
@@ -250,14 +268,21 @@ impl Scanner<'_> {
     }
 }
 
+/// The members in the order of their places, as `zip::salvage` gives them.
 fn seen(found: Salvage) -> Vec<Seen> {
-    let region = |start, len| Region::new(start, len).unwrap_or_default();
-    let one = |member: zip::Salvaged| Seen {
-        region: region(member.start, member.len),
-        name: member.name,
-        method: member.method,
-        encrypted: member.encrypted,
-        listed: member.listed,
+    let mut end = 0;
+    let one = |member: zip::Salvaged| {
+        let region = Region::new(member.start, member.len).unwrap_or_default();
+        let again = region.start() < end;
+        end = end.max(region.end());
+        Seen {
+            region,
+            name: member.name,
+            method: member.method,
+            encrypted: member.encrypted,
+            listed: member.listed,
+            again,
+        }
     };
     found.members.into_iter().map(one).collect()
 }

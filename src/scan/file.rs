@@ -5,34 +5,18 @@
 
 use std::collections::HashSet;
 use std::path::Path;
-use std::sync::Arc;
 
 use super::Options;
+use super::budget::Budget;
 use super::report::{FileReport, Finding, Status, Verdict};
 use crate::bytes::Source;
-use crate::container::{Format, sniff, zip};
+use crate::container::{Format, packed, sniff, zip};
 use crate::error::{Code, Error, Result};
 use crate::index::{self, Index};
 use crate::pickle::Pickle;
 
 /// Bytes looked at to tell a format.
 const HEAD: u64 = 1024;
-
-/// Archives that no reader of checkpoints unpacks, by their first bytes.
-const OPAQUE: &[(&[u8], &str)] = &[
-    (b"\x1f\x8b", "gzip"),
-    (b"\xfd7zXZ\0", "xz"),
-    (b"\x28\xb5\x2f\xfd", "zstd"),
-    (b"7z\xbc\xaf\x27\x1c", "7z"),
-    (b"Rar!\x1a\x07", "rar"),
-    (b"BZh", "bzip2"),
-    (b"\x04\x22\x4d\x18", "lz4"),
-    (b"\x78\x01", "zlib"),
-    (b"\x78\x5e", "zlib"),
-    (b"\x78\x9c", "zlib"),
-    (b"\x78\xda", "zlib"),
-    (b"ZF", "joblib's old zlib"),
-];
 
 /// Scans the file at a path; `named` tells that it was asked for itself, and not found in a directory.
 pub(super) fn scan_path(path: &Path, named: bool, options: &Options) -> Result<FileReport> {
@@ -54,7 +38,7 @@ pub(super) fn scan_source(
     let mut scanner = Scanner {
         options,
         report,
-        budget: options.limits.scan_bytes,
+        budget: Budget::new(&options.limits, source.len()),
         keys: HashSet::new(),
         wants_keys: false,
         ran: None,
@@ -88,8 +72,8 @@ fn unreadable(mut report: FileReport, error: &Error) -> FileReport {
 pub(super) struct Scanner<'a> {
     pub(super) options: &'a Options,
     pub(super) report: FileReport,
-    /// Bytes that may still be inflated or copied.
-    pub(super) budget: u64,
+    /// What may still be looked at.
+    pub(super) budget: Budget,
     /// The keys of storages that the pickles of the stream at hand name.
     pub(super) keys: HashSet<String>,
     pub(super) wants_keys: bool,
@@ -198,9 +182,12 @@ impl Scanner<'_> {
             self.report.format.get_or_insert("npy");
             return Ok(None);
         }
-        if let Some((_, name)) = OPAQUE.iter().find(|(magic, _)| head.starts_with(magic))
-            && !self.stream(source, label, false, depth)?
-        {
+        // Any bytes may be a pickle without PROTO.
+        if self.stream(source, label, false, depth)? {
+            self.refused(error, label, Verdict::Unknown);
+            return Ok(Some(Format::Pickle));
+        }
+        if let Some(name) = packed(head) {
             let finding = Finding {
                 verdict: Verdict::Unknown,
                 message: format!("a {name} archive, which is not unpacked: what it holds is not known"),
@@ -213,11 +200,6 @@ impl Scanner<'_> {
             self.refused(error, label, Verdict::Unknown);
             self.report.format.get_or_insert("archive");
             return Ok(None);
-        }
-        // Any bytes may be a pickle without PROTO.
-        if self.stream(source, label, false, depth)? {
-            self.refused(error, label, Verdict::Unknown);
-            return Ok(Some(Format::Pickle));
         }
         if label.is_none() {
             self.refused(error, None, Verdict::Unknown);
@@ -253,8 +235,9 @@ impl Scanner<'_> {
         if self.report.has(Code::Limit.as_str()) {
             return Ok(None);
         }
-        let options = index::Options { limits: self.options.limits.clone(), ..index::Options::default() };
-        self.options.cancel.check()?;
+        let (limits, cancel) = (self.options.limits.clone(), self.options.cancel.clone());
+        cancel.check()?;
+        let options = index::Options { limits, cancel, ..index::Options::default() };
         let read = match ran {
             Some(pickle) => index::read_pickle(source, pickle, &options),
             None => index::read(source, &options),
@@ -320,22 +303,6 @@ impl Scanner<'_> {
                 message: format!("the name ends in .{extension}, the content is {}", found.name()),
                 ..Finding::new("ExtensionMismatch")
             });
-        }
-    }
-
-    /// A nested source: a part of the file, or inflated bytes.
-    pub(super) fn memory(&mut self, bytes: Vec<u8>) -> Source {
-        Source::memory(Arc::new(bytes))
-    }
-
-    /// Takes bytes from the budget of what is inflated and copied; whether that many are left.
-    pub(super) fn spend(&mut self, nbytes: u64) -> bool {
-        match self.budget.checked_sub(nbytes) {
-            Some(rest) => {
-                self.budget = rest;
-                true
-            }
-            None => false,
         }
     }
 }

@@ -1,20 +1,21 @@
 //! Formats that are no zip: pickles one after another, the legacy stream, safetensors, NumPy arrays, tar archives.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
+use super::budget::take;
 use super::file::{Scanner, inside};
 use super::pickles::{self, Nested, Place, Scanned};
 use super::report::{Finding, Verdict};
 use crate::bytes::Source;
+use crate::container::is_container;
 use crate::error::{Code, Error, Result};
+use crate::index::LEGACY_PARTS;
+use crate::limits::Limits;
 use crate::pickle::{Disasm, Pickle};
 
 /// Bytes read first where a pickle's end is not known; four times as many as long as it goes on.
 const FIRST: u64 = 64 << 10;
-/// Pickles one after another in one stream.
-const PICKLES: u64 = 10_000;
-/// The pickles of a legacy stream (torch/serialization.py: `_legacy_load`).
-const PARTS: [&str; 5] = ["magic number", "protocol version", "system information", "object", "storage keys"];
 const BLOCK: u64 = 512;
 
 /// How the first opcodes of some bytes read.
@@ -38,14 +39,18 @@ impl Scanner<'_> {
         depth: u64,
     ) -> Result<bool> {
         let mut at = 0;
-        for number in 0..PICKLES {
-            let Some((mut found, base)) = self.one(source, at, label, sure && number == 0, false, label)?
-            else {
+        for number in 0_u64.. {
+            if number > 0 && !take(&mut self.budget.pickles, 1) {
+                let rest = source.len().saturating_sub(at);
+                self.report.unscanned(label, "too many pickles behind one another", at, rest);
+                break;
+            }
+            let Some(mut found) = self.one(source, at, label, sure && number == 0, false, label)? else {
                 break;
             };
-            let end = base.saturating_add(len64(found.end));
+            let end = at.saturating_add(len64(found.end));
             self.report.scanned(label, "pickle", at, end.saturating_sub(at));
-            self.nested(&found, source, base, label, depth)?;
+            self.nested(found.nested, source, at, label, depth)?;
             self.keys.extend(found.keys);
             let whole = |pickle: &Pickle| number == 0 && len64(pickle.values.data().len()) == source.len();
             self.ran = found.pickle.take().filter(whole);
@@ -81,16 +86,6 @@ impl Scanner<'_> {
         found.map(|found| (found, keys))
     }
 
-    /// Whether bytes could begin a pickle.
-    pub(super) fn may_be_pickle(&self, head: &[u8]) -> bool {
-        !matches!(self.reads(head), Reads::Not)
-    }
-
-    /// Whether bytes are the beginning of a pickle that has no end in them.
-    pub(super) fn goes_on(&self, bytes: &[u8]) -> bool {
-        matches!(self.reads(bytes), Reads::Cut)
-    }
-
     fn trailing(&mut self, label: Option<&str>, at: u64, text: &str) {
         self.report.add(Finding {
             verdict: Verdict::Unknown,
@@ -107,14 +102,14 @@ impl Scanner<'_> {
         let len = source.len().saturating_sub(at);
         let window = source.window(at, len)?;
         let head = window.read_vec(0, len.min(BLOCK))?;
-        if self.is_container(&head) {
+        if is_container(&head) {
             let inner = inside(label, &format!("byte {at}"));
             self.source(&window, Some(&inner), depth.saturating_add(1))?;
         }
         Ok(())
     }
 
-    /// One pickle at an offset of a source, and where its data starts there.
+    /// One pickle at an offset of a source.
     fn one(
         &mut self,
         source: &Source,
@@ -123,7 +118,7 @@ impl Scanner<'_> {
         sure: bool,
         legacy: bool,
         member: Option<&str>,
-    ) -> Result<Option<(Scanned, u64)>> {
+    ) -> Result<Option<Scanned>> {
         let limits = &self.options.limits;
         let most = source.len().saturating_sub(at);
         let ceiling = most.min(limits.pickle_bytes);
@@ -134,65 +129,43 @@ impl Scanner<'_> {
             if sure && len == most {
                 break data;
             }
-            match self.reads(&data) {
+            match reads(&data, limits) {
                 Reads::Not if !sure => return Ok(None),
                 Reads::Cut if len < ceiling => len = len.saturating_mul(4).min(ceiling),
                 _ => break data,
             }
         };
-        if len == ceiling && ceiling < most && matches!(self.reads(&data), Reads::Cut) {
+        if len == ceiling && ceiling < most && matches!(reads(&data, limits), Reads::Cut) {
             let error = Error::limit("pickle_bytes", limits.pickle_bytes, most);
             self.report.add_error(&error, label);
         }
         let place = Place { member, shift: at, legacy, keys: self.wants_keys };
         let cancel = &self.options.cancel;
-        let found = pickles::scan(&mut self.report, data, 0, &place, sure, limits, cancel)?;
-        Ok(found.map(|found| (found, at)))
-    }
-
-    /// Disassembles some bytes, to see where they lead.
-    fn reads(&self, data: &[u8]) -> Reads {
-        let mut disasm = Disasm::lenient(data, 0, &self.options.limits);
-        let mut opcodes = 0_u64;
-        loop {
-            match disasm.next() {
-                None => return Reads::Ends,
-                Some(Ok(_)) => opcodes = opcodes.saturating_add(1),
-                // A length beyond all data is no pickle's beginning.
-                Some(Err(error)) => {
-                    let cut = error.code() == Code::Truncated || disasm.position() >= data.len();
-                    return match (cut, opcodes) {
-                        (_, 0) => Reads::Not,
-                        (true, _) => Reads::Cut,
-                        (false, _) => Reads::Ends,
-                    };
-                }
-            }
-        }
+        pickles::scan(&mut self.report, data, 0, &place, sure, limits, cancel)
     }
 
     /// Bytes that a pickle hands to a loader.
     pub(super) fn nested(
         &mut self,
-        found: &Scanned,
+        found: Vec<Nested>,
         source: &Source,
         base: u64,
         label: Option<&str>,
         depth: u64,
     ) -> Result<()> {
-        for nested in &found.nested {
+        for nested in found {
             let (window, at) = match nested {
                 Nested::Inside(region) => {
                     let at = base.saturating_add(region.start());
                     (source.window(at, region.len())?, at)
                 }
                 Nested::Decoded(bytes) => {
-                    if !self.spend(len64(bytes.len())) {
+                    if !take(&mut self.budget.made, len64(bytes.len())) {
                         let why = "the budget scan_bytes is spent";
                         self.report.unscanned(label, why, base, len64(bytes.len()));
                         continue;
                     }
-                    (self.memory(bytes.clone()), base)
+                    (Source::memory(Arc::new(bytes)), base)
                 }
             };
             let inner = inside(label, &format!("bytes at {at}"));
@@ -213,13 +186,12 @@ impl Scanner<'_> {
     /// The five pickles of a legacy stream.
     pub(super) fn legacy(&mut self, source: &Source, label: Option<&str>, depth: u64) -> Result<()> {
         let mut at = 0;
-        for part in PARTS {
+        for part in LEGACY_PARTS {
             let member = inside(label, part);
-            let found = self.one(source, at, label, true, true, Some(&member))?;
-            let Some((found, base)) = found else { break };
-            let end = base.saturating_add(len64(found.end));
+            let Some(found) = self.one(source, at, label, true, true, Some(&member))? else { break };
+            let end = at.saturating_add(len64(found.end));
             self.report.scanned(Some(&member), "pickle", at, end.saturating_sub(at));
-            self.nested(&found, source, base, Some(&member), depth)?;
+            self.nested(found.nested, source, at, Some(&member), depth)?;
             at = end;
             if !found.stopped {
                 return Ok(());
@@ -363,7 +335,7 @@ impl Scanner<'_> {
 
     fn tar_member(&mut self, window: &Source, name: &str, inner: &str, depth: u64) -> Result<()> {
         let known = matches!(name.trim_start_matches("./"), "pickle" | "sys_info" | "tensors" | "storages");
-        if known || !self.is_container(&window.read_vec(0, window.len().min(BLOCK))?) {
+        if known || !is_container(&window.read_vec(0, window.len().min(BLOCK))?) {
             let found = self.stream(window, Some(inner), known, depth)?;
             // Numbers and elements stand between the pickles of these two.
             if found && matches!(name, "tensors" | "storages") {
@@ -373,17 +345,36 @@ impl Scanner<'_> {
         }
         self.source(window, Some(inner), depth.saturating_add(1)).map(|_| ())
     }
+}
 
-    /// Whether bytes start like an archive, a legacy stream or an array.
-    pub(super) fn is_container(&self, head: &[u8]) -> bool {
-        head.starts_with(b"PK\x03\x04")
-            || head.starts_with(b"PK\x05\x06")
-            || head.starts_with(b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\x2e")
-            || head.starts_with(b"\x93NUMPY")
-            || head.get(257..262) == Some(b"ustar")
-            || [&b"\x1f\x8b"[..], b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a\x07"]
-                .iter()
-                .any(|magic| head.starts_with(magic))
+/// Whether bytes could begin a pickle.
+pub(super) fn may_be_pickle(head: &[u8], limits: &Limits) -> bool {
+    !matches!(reads(head, limits), Reads::Not)
+}
+
+/// Whether bytes are the beginning of a pickle that has no end in them.
+pub(super) fn goes_on(bytes: &[u8], limits: &Limits) -> bool {
+    matches!(reads(bytes, limits), Reads::Cut)
+}
+
+/// Disassembles some bytes, to see where they lead.
+fn reads(data: &[u8], limits: &Limits) -> Reads {
+    let mut disasm = Disasm::lenient(data, 0, limits);
+    let mut opcodes = 0_u64;
+    loop {
+        match disasm.next() {
+            None => return Reads::Ends,
+            Some(Ok(_)) => opcodes = opcodes.saturating_add(1),
+            // A length beyond all data is no pickle's beginning.
+            Some(Err(error)) => {
+                let cut = error.code() == Code::Truncated || disasm.position() >= data.len();
+                return match (cut, opcodes) {
+                    (_, 0) => Reads::Not,
+                    (true, _) => Reads::Cut,
+                    (false, _) => Reads::Ends,
+                };
+            }
+        }
     }
 }
 
@@ -399,6 +390,6 @@ fn octal(field: &[u8]) -> Option<u64> {
     if text.is_empty() { Some(0) } else { u64::from_str_radix(text, 8).ok() }
 }
 
-fn len64(len: usize) -> u64 {
+pub(super) fn len64(len: usize) -> u64 {
     u64::try_from(len).unwrap_or(u64::MAX)
 }

@@ -17,6 +17,7 @@ import re
 import tarfile
 import warnings
 import zipfile
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -349,7 +350,9 @@ REFUSED: dict[str, Callable[[], list[bytes]]] = {
     "Keras archive (.keras)": lambda: [keras()],
     "NumPy array (.npy)": lambda: [npy()],
     "NumPy archive (.npz)": lambda: [npy(np.savez)],
-    "gzip, xz, bzip2": lambda: [pack(b"x") for pack in (gzip.compress, lzma.compress, bz2.compress)],
+    "gzip, xz, bzip2, zlib": lambda: [
+        pack(b"x") for pack in (gzip.compress, lzma.compress, bz2.compress, zlib.compress)
+    ],
     "Git LFS pointer": lambda: [b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"],
     "saved web page": lambda: [b"<!DOCTYPE html><html></html>"],
     "ONNX": lambda: [b"\x08\x07\x12\x07pytorch\x1a\x052.6.0" + bytes(16)],

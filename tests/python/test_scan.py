@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import bz2
 import collections
 import contextlib
 import enum
 import functools
+import gzip
 import io
 import json
+import lzma
 import os
 import pickle
 import signal
@@ -18,6 +21,7 @@ import threading
 import time
 import warnings
 import zipfile
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,6 +59,16 @@ def codes(report: rustload.ScanReport) -> set[str]:
 class Evil:
     def __reduce__(self) -> Any:
         return os.system, ("echo executed",)
+
+
+class Loads:
+    """Bytes that unpickling hands to `pickle.loads`."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def __reduce__(self) -> Any:
+        return pickle.loads, (self.data,)
 
 
 class Color(enum.Enum):
@@ -196,6 +210,21 @@ class TestReaders:
         assert (found.verdict, "AttributeWalk" in codes(found)) == ("would execute", True)
 
 
+PACKED = {
+    "7z": b"7z\xbc\xaf\x27\x1c" + bytes(100),
+    "rar": b"Rar!\x1a\x07" + bytes(100),
+    "zstd": b"\x28\xb5\x2f\xfd" + bytes(100),
+    "lz4": b"\x04\x22\x4d\x18" + bytes(100),
+    "gzip": gzip.compress(CALL + b".", mtime=0),
+    "xz": lzma.compress(CALL + b"."),
+    "bzip2": bz2.compress(CALL + b"."),
+    **{f"zlib-{level}": zlib.compress(CALL + b".", level) for level in range(10)},
+    "zlib, long": zlib.compress(np.random.default_rng(0).bytes(100_000)),
+    "zlib, cut short": zlib.compress(CALL + b".")[:-4],
+    "joblib zlib": b"ZF" + hex(len(CALL) + 1).ljust(19).encode() + zlib.compress(CALL + b"."),
+}
+
+
 def torch_bytes(obj: Any, **options: Any) -> bytes:
     file = io.BytesIO()
     torch.save(obj, file, **options)
@@ -328,13 +357,44 @@ class TestContainers:
         assert report.verdict == "would execute"
         assert report.findings[-1].member == "pickle" or any(f.member == "pickle" for f in report.findings)
 
-    @pytest.mark.parametrize(
-        "magic", [b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a\x07", b"\x1f\x8b", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd"]
-    )
-    def test_packed_archives_are_not_known(self, magic: bytes) -> None:
-        report = rustload.scan(magic + bytes(100))
-        assert (report.verdict, report.complete) == ("unknown", False)
-        assert {"OpaqueContainer", "UnsupportedContainer"} <= codes(report)
+    @pytest.mark.parametrize("name", PACKED)
+    def test_packed_archives_are_not_known_alone_or_as_members(self, name: str) -> None:
+        alone = rustload.scan(PACKED[name])
+        for report in (alone, rustload.scan(checkpoint(b"N.", inner=PACKED[name]))):
+            assert (report.verdict, report.complete) == ("unknown", False)
+            assert {"OpaqueContainer", "UnsupportedContainer"} <= codes(report)
+        with pytest.raises(rustload.UnsupportedError, match="archive") as caught:
+            rustload.open(bytearray(PACKED[name]))
+        assert caught.value.code == "UnsupportedContainer"
+
+    @pytest.mark.parametrize("magic", ["7801", "785e", "789c", "78da"])
+    def test_numbers_that_begin_like_zlib_are_numbers(self, magic: str) -> None:
+        numbers = np.random.default_rng(0).normal(size=1000)
+        for payload in (
+            bytes(100),
+            b"\xff" * 100,
+            *(numbers.astype(f"<f{size}").tobytes() for size in (2, 4, 8)),
+        ):
+            data = bytes.fromhex(magic) + payload
+            report = rustload.scan(checkpoint(b"N.", **{"constants/0": data}))
+            assert (report.verdict, report.findings) == ("inert", []), str(report)
+            assert rustload.scan(data).files[0].status == "skipped"
+
+    def test_a_storage_is_numbers_whatever_it_begins_with(self) -> None:
+        for packed in PACKED.values():
+            tensor = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+            for legacy in (False, True):
+                data = torch_bytes({"w": tensor}, _use_new_zipfile_serialization=not legacy)
+                report = rustload.scan(data)
+                assert (report.verdict, report.findings) == ("inert", []), str(report)
+
+    @pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
+    def test_legacy_streams_of_any_protocol_are_seen_as_members(self, protocol: int) -> None:
+        data = torch_bytes({"e": Evil()}, pickle_protocol=protocol, _use_new_zipfile_serialization=False)
+        report = rustload.scan(checkpoint(b"N.", inner=data))
+        assert {found.member for found in report.findings if found.verdict == "would execute"} == {
+            "archive/inner!object"
+        }
 
     def test_torchscript_is_code(self) -> None:
         file = io.BytesIO()
@@ -493,6 +553,36 @@ class TestSources:
         assert repr(report) == "<ScanReport 'bytes' would execute, 1 finding>"
 
 
+def zip_local(name: str, data: bytes) -> bytes:
+    sizes = (0, len(data), len(data), len(name), 0)
+    return struct.pack("<4s5H3I2H", b"PK\3\4", 20, 0, 0, 0, 0, *sizes) + name.encode() + data
+
+
+def zip_entry(name: str, size: int, place: int) -> bytes:
+    sizes = (0, size, size, len(name), 0, 0, 0, 0, 0, place)
+    return struct.pack("<4s6H3I5H2I", b"PK\1\2", 20, 20, 0, 0, 0, 0, *sizes) + name.encode()
+
+
+def zip_end(entries: int, size: int, place: int) -> bytes:
+    return struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, entries, entries, size, place, 0)
+
+
+def sharing(body: bytes, places: list[tuple[str, int]], others: dict[str, bytes]) -> bytes:
+    """An archive whose members in `places` are all of `body` from an offset on, and `others` behind it.
+
+    Names in `places` are of one length: where no local header stands, a reader takes it to be as long as the entry's name
+    makes it.
+    """
+    data = zip_local("-" * len(places[0][0]), body)
+    entries = b""
+    for name, offset in places:
+        entries += zip_entry(name, len(body) - offset, offset)
+    for name, member in others.items():
+        entries += zip_entry(name, len(member), len(data))
+        data += zip_local(name, member)
+    return data + entries + zip_end(len(places) + len(others), len(entries), len(data))
+
+
 class TestBounds:
     def test_nothing_runs_and_nothing_is_imported(self, tmp_path: Path) -> None:
         canary = tmp_path / "canary"
@@ -535,7 +625,88 @@ class TestBounds:
 
     def test_many_pickles_in_a_row(self) -> None:
         report = rustload.scan(b"N." * 20_000 + CALL + b".")
-        assert report.verdict != "inert"
+        assert (report.verdict, report.complete) == ("unknown", False)
+
+    def test_pickles_in_a_row_are_counted_for_the_file(self) -> None:
+        def members(count: int) -> dict[str, bytes]:
+            return {f"{number}.pkl": b"N." * 4000 for number in range(count)}
+
+        assert rustload.scan(stored(members(2))).complete
+        report = rustload.scan(stored(members(3) | {"x.pkl": CALL + b"."}))
+        assert (report.verdict, report.complete) == ("would execute", False)
+
+    def test_bytes_that_many_calls_share_are_looked_at_once(self) -> None:
+        data = pickle.dumps([float(number) for number in range(2000)])
+        for _ in range(3):
+            data = pickle.dumps([Loads(data)] + [Loads(data) for _ in range(39)])
+        report = rustload.scan(data)
+        assert report.complete
+        assert [part.what for part in report.coverage[0].scanned] == ["pickle"] * 4
+        assert [found.times for found in report.findings if found.code == "NestedLoad"] == [40] * 3
+
+    def test_a_text_that_many_calls_share_is_decoded_once(self) -> None:
+        for last in ("\x80", "\u0101"):
+            text = ("\x80" * 100_000 + last).encode()
+            shared = b"cpickle\nloads\nq\x000X" + struct.pack("<I", len(text)) + text + b"q\x010"
+            data = b"\x80\x03" + shared + b"(" + b"h\0h\1\x85R" * 10_000 + b"l."
+            start = time.perf_counter()
+            report = rustload.scan(data, limits=rustload.Limits(scan_bytes=150_000))
+            assert time.perf_counter() - start < 2
+            assert report.verdict == "would execute"
+            nested = [found.times for found in report.findings if found.code == "NestedLoad"]
+            assert nested == ([10_000] if last == "\x80" else [])
+            assert not any("scan_bytes" in part.what for part in report.coverage[0].unscanned)
+
+    @pytest.mark.parametrize("shift", [0, 2])
+    def test_members_in_the_same_bytes_are_not_all_looked_at(self, shift: int) -> None:
+        body = b"N0" * 100_000 + b"N."
+        places = [(f"{number:03}.pkl", number * shift) for number in range(400)]
+        data = sharing(body, places, {"evil.pkl": CALL + b"."})
+        report = rustload.scan(data)
+        # What shares no bytes with others is looked at, however many members do.
+        assert (report.verdict, report.complete) == ("would execute", False)
+        looked_at = sum(part.nbytes for part in report.coverage[0].scanned)
+        assert looked_at <= 5 * len(data)
+        named = {part.member for part in report.coverage[0].scanned + report.coverage[0].unscanned}
+        assert named >= {name for name, _ in places}
+
+    def test_members_in_the_same_bytes_are_looked_at_a_few_times(self) -> None:
+        body = CALL + b"." + b"N." * 10
+        report = rustload.scan(sharing(body, [("a.pkl", 0), ("b.pkl", 0)], {}))
+        assert report.complete
+        assert {found.member for found in report.findings if found.verdict == "would execute"} >= {
+            "a.pkl",
+            "b.pkl",
+        }
+
+    def test_equal_entries_of_a_directory_are_counted(self) -> None:
+        entry = zip_entry("a", 0, 0)
+        directory = entry * 300_000
+        start = len(zip_local("a", b""))
+        data = zip_local("a", b"") + directory
+        for number in range(16):
+            skipped = number * len(entry)
+            data += zip_end(1, len(directory) - skipped, start + skipped)
+        taken = time.perf_counter()
+        report = rustload.scan(data)
+        assert time.perf_counter() - taken < 2
+        assert (report.verdict, report.complete) == ("unknown", False)
+
+    def test_main_pickles_share_what_one_may_inflate_to(self) -> None:
+        body = b"\x80\x02" + b"N0" * (1 << 20) + b"N."
+        members = {f"{number}/data.pkl": body for number in range(3)}
+        data = stored(members, zipfile.ZIP_DEFLATED)
+        assert rustload.scan(data, limits=rustload.Limits(pickle_bytes=8 << 20)).complete
+        report = rustload.scan(data, limits=rustload.Limits(pickle_bytes=5 << 20))
+        assert (report.verdict, report.complete) == ("unknown", False)
+
+    @pytest.mark.parametrize("left", [0, 1, 20])
+    def test_what_is_left_of_a_budget_hides_nothing(self, left: int) -> None:
+        body = b"\x80\x02" + b"N0" * 1000 + b"N."
+        data = stored({"x.pkl": body, "y.bin": b"\x80\x02(" + CALL + b"."}, zipfile.ZIP_DEFLATED)
+        report = rustload.scan(data, limits=rustload.Limits(scan_bytes=len(body) + left))
+        assert (report.verdict, report.complete) == ("unknown", False)
+        assert report.coverage[0].unscanned[-1].member == "y.bin"
 
     def test_ctrl_c_stops_a_scan(self) -> None:
         data = b"\x80\x02(" + b"N0" * (60 << 20) + b"N."

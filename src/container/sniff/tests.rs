@@ -83,11 +83,41 @@ fn zips_that_start_otherwise_are_refused() {
 #[test]
 fn archives_of_other_kinds_are_to_be_unpacked_first() {
     // A12
-    for (magic, name) in UNPACK_FIRST {
+    for (magic, name) in PACKED {
         let error = sniffed(&[magic, &[0; 9][..]].concat()).unwrap_err();
         assert_eq!(error.code(), Code::UnsupportedContainer);
         assert!(error.message().contains(name));
     }
+}
+
+#[test]
+fn a_container_is_told_where_it_lies_in_another_too() {
+    let zlib = |level| miniz_oxide::deflate::compress_to_vec_zlib(&[7; 100_000], level);
+    let joblib = [&b"ZF0x186a0            "[..], &zlib(3)].concat();
+    let packed_kinds = PACKED.iter().map(|(magic, name)| ([magic, &[0; 9][..]].concat(), *name));
+    let zlib_kinds = (0..=9).map(|level| (zlib(level), "zlib")).chain([(joblib, "joblib zlib")]);
+    for (bytes, name) in packed_kinds.chain(zlib_kinds) {
+        assert_eq!(packed(&bytes), Some(name));
+        assert!(is_container(&bytes));
+        assert_eq!(code(&bytes), Some(Code::UnsupportedContainer));
+    }
+    let tar = [vec![b'x'; 257], b"ustar\x0000".to_vec(), vec![0; 300]].concat();
+    let legacy = [b"\x80\x04", LEGACY_FRAME, LEGACY_MAGIC].concat();
+    for bytes in [b"PK\x03\x04....", EMPTY_ZIP, b"\x93NUMPY\x01\0", &tar, &legacy, LEGACY_TEXT] {
+        assert!(is_container(bytes) && packed(bytes).is_none(), "{bytes:?}");
+    }
+}
+
+#[test]
+fn numbers_and_texts_that_begin_like_zlib_are_no_archive() {
+    for magic in [b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda"] {
+        let numbers: Vec<u8> = (0..200_u8).flat_map(|number| f32::from(number).sin().to_le_bytes()).collect();
+        for rest in [&b""[..], &[0; 600], &[0xff; 600], &numbers, b" + y = 3, which has no solution"] {
+            let bytes = [magic, rest].concat();
+            assert!(!is_container(&bytes), "{bytes:?}");
+        }
+    }
+    assert!(!is_container(b"ZFS is a file system, and no archive"));
 }
 
 #[test]

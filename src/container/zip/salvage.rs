@@ -65,16 +65,14 @@ struct Header {
 
 /// Lists the members of a broken archive; fails only where the file cannot be read, or on a request to stop.
 pub fn salvage(source: &Source, limits: &Limits, cancel: &Cancel) -> Result<Salvage> {
-    let mut out =
-        Finder { source, limits, found: BTreeSet::new(), ends: Vec::new(), complete: true, budget: SEARCH };
+    let mut out = Finder::new(source, limits, cancel);
     let directories = all_directories(source)?;
     // Without a directory nobody knows what is missing.
     out.complete = !directories.is_empty();
     for directory in directories {
-        cancel.check()?;
         out.directory(directory.start, directory.len, directory.shift)?;
     }
-    out.chain(cancel)?;
+    out.chain()?;
     Ok(Salvage { members: out.found.into_iter().collect(), complete: out.complete })
 }
 
@@ -105,15 +103,8 @@ impl Archive {
 /// The members whose local headers stand in a range that the directory does not account for.
 pub fn salvage_range(source: &Source, range: Region, limits: &Limits, cancel: &Cancel) -> Result<Salvage> {
     let window = source.window(range.start(), range.len())?;
-    let mut out = Finder {
-        source: &window,
-        limits,
-        found: BTreeSet::new(),
-        ends: Vec::new(),
-        complete: true,
-        budget: SEARCH,
-    };
-    out.chain(cancel)?;
+    let mut out = Finder::new(&window, limits, cancel);
+    out.chain()?;
     let shifted = |member: Salvaged| Salvaged { start: member.start.saturating_add(range.start()), ..member };
     Ok(Salvage { members: out.found.into_iter().map(shifted).collect(), complete: out.complete })
 }
@@ -121,6 +112,9 @@ pub fn salvage_range(source: &Source, range: Region, limits: &Limits, cancel: &C
 struct Finder<'a> {
     source: &'a Source,
     limits: &'a Limits,
+    cancel: &'a Cancel,
+    /// Entries of directories so far, equal ones too: many end records may lead to one directory.
+    entries: u64,
     found: BTreeSet<Salvaged>,
     /// Where the members that directories list start and end, headers included.
     ends: Vec<(u64, u64)>,
@@ -128,7 +122,20 @@ struct Finder<'a> {
     budget: u64,
 }
 
-impl Finder<'_> {
+impl<'a> Finder<'a> {
+    fn new(source: &'a Source, limits: &'a Limits, cancel: &'a Cancel) -> Finder<'a> {
+        Finder {
+            source,
+            limits,
+            cancel,
+            entries: 0,
+            found: BTreeSet::new(),
+            ends: Vec::new(),
+            complete: true,
+            budget: SEARCH,
+        }
+    }
+
     /// The entries of one directory, as far as they go: APPNOTE 4.3.12.
     fn directory(&mut self, start: u64, len: u64, shift: u64) -> Result<()> {
         let len = len.min(self.source.len().saturating_sub(start));
@@ -138,10 +145,12 @@ impl Finder<'_> {
         let bytes = self.source.read_vec(start, len.min(self.limits.directory_bytes))?;
         let mut cursor = Cursor::new(&bytes, start);
         while let Ok(header) = entry(&mut cursor) {
-            if len64(self.found.len()) >= self.limits.entries.min(MOST) {
+            self.cancel.check()?;
+            if self.entries >= self.limits.entries.min(MOST) {
                 self.complete = false;
                 break;
             }
+            self.entries = self.entries.saturating_add(1);
             let header = Header { place: header.place.saturating_add(shift), ..header };
             self.listed(header)?;
         }
@@ -190,11 +199,11 @@ impl Finder<'_> {
     }
 
     /// Follows the local headers from the start on, as readers that stream do.
-    fn chain(&mut self, cancel: &Cancel) -> Result<()> {
+    fn chain(&mut self) -> Result<()> {
         self.ends.sort_unstable();
         let (mut at, mut steps) = (0_u64, 0_u64);
         while at.saturating_add(LOCAL_LEN) <= self.source.len() {
-            cancel.check()?;
+            self.cancel.check()?;
             steps = steps.saturating_add(1);
             if steps > self.limits.entries.min(MOST).saturating_mul(2) {
                 self.complete = false;

@@ -353,6 +353,22 @@ fn nested_archives_and_odd_alignment_records_are_only_bytes() {
 }
 
 #[test]
+fn equal_entries_are_counted_when_an_archive_is_salvaged() {
+    let whole = small().bytes();
+    let at = |signature: &[u8]| whole.windows(4).position(|window| window == signature).unwrap();
+    let (start, end) = (at(b"PK\x01\x02"), at(b"PK\x06\x06"));
+    let entries = whole[start..end].repeat(4);
+    let record = [&b"PK\x05\x06\0\0\0\0\x0c\0\x0c\0"[..], &(entries.len() as u32).to_le_bytes()].concat();
+    let bytes = [&whole[..start], &entries, &record, &(start as u32).to_le_bytes(), b"\0\0"].concat();
+    let source = Source::memory(Arc::new(bytes));
+    for (most, complete) in [(12, true), (11, false)] {
+        let limits = Limits { entries: most, ..Limits::default() };
+        let found = salvage(&source, &limits, &Cancel::new()).unwrap();
+        assert_eq!((found.members.len(), found.complete), (3, complete), "{most}");
+    }
+}
+
+#[test]
 fn a_directory_holds_no_bytes() {
     // Z50
     assert_eq!(code_of(ZipBuilder::new([entry("a/data/", b"x")]).bytes()), Some(Code::ZipStructure));

@@ -75,9 +75,7 @@ impl Judge<'_> {
         let found = policy::judge(global.module, global.name, false);
         let loader = policy::loads_bytes(global.module, global.name);
         if loader {
-            let before = self.nested.len();
-            self.collect(call);
-            let whole = self.nested.len() > before;
+            let whole = self.collect(call);
             if whole && policy::is_storage_loader(global.module, global.name) {
                 let text = format!("{name} loads bytes of the pickle, which were scanned as well");
                 return (Verdict::Inert, "NestedLoad", text);
@@ -145,29 +143,44 @@ impl Judge<'_> {
         true
     }
 
-    /// The bytes in a loader's arguments: as they are, in a `BytesIO`, or as text that is encoded.
-    fn collect(&mut self, call: &Call<'_>) {
+    /// Collects the bytes in a loader's arguments: as they are, in a `BytesIO`, or as text that is encoded. Whether there are
+    /// any.
+    fn collect(&mut self, call: &Call<'_>) -> bool {
         let values = self.values_of();
+        let mut found = false;
         let mut open = vec![call.args];
         for _ in 0..SEARCHED {
             let Some(handle) = open.pop() else { break };
             match values.get(handle) {
-                Value::Bytes(bytes) | Value::ByteArray(bytes) => self.nested.extend(nested(values, bytes)),
-                Value::Str(text) if text.as_bytes().len() > 3 => {
-                    let latin: Option<Vec<u8>> =
-                        text.to_string_lossy().chars().map(|c| u8::try_from(u32::from(c)).ok()).collect();
-                    if let Some(bytes) =
-                        latin.filter(|bytes| bytes.first().is_some_and(|&byte| byte >= 0x80 || byte == b'P'))
-                    {
-                        self.nested.push(Nested::Decoded(bytes));
-                    }
+                Value::Bytes(bytes) | Value::ByteArray(bytes) => {
+                    found |= self.load(handle, || nested(values, bytes));
                 }
+                Value::Str(text) => found |= self.load(handle, || decoded(&text.to_string_lossy())),
                 Value::Tuple(items) => open.extend(items.iter().take(SEARCHED)),
                 Value::Call(id) => open.push(values.call(id).args),
                 _ => {}
             }
         }
+        found
     }
+
+    /// Hands a value's bytes on unless another call did; whether it has any.
+    fn load(&mut self, value: Handle, bytes: impl FnOnce() -> Option<Nested>) -> bool {
+        *self.loaded.entry(value).or_insert_with(|| {
+            let bytes = bytes();
+            let found = bytes.is_some();
+            self.nested.extend(bytes);
+            found
+        })
+    }
+}
+
+/// A text whose characters stand for the bytes of a pickle or an archive.
+fn decoded(text: &str) -> Option<Nested> {
+    let bytes: Option<Vec<u8>> = text.chars().map(|c| u8::try_from(u32::from(c)).ok()).collect();
+    let begins =
+        |bytes: &Vec<u8>| bytes.len() > 3 && bytes.first().is_some_and(|&byte| byte >= 0x80 || byte == b'P');
+    bytes.filter(begins).map(Nested::Decoded)
 }
 
 /// Bytes of a value, as a range of the pickle where they are one.

@@ -9,7 +9,7 @@ mod states;
 mod steps;
 mod values;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use super::report::{FileReport, Finding, Verdict, readers};
 use crate::bytes::{Chunk, Region};
@@ -73,7 +73,14 @@ pub(super) fn scan(
     }
     let understood = understand(&survey.values, place.legacy, limits);
     cancel.check()?;
-    let mut judge = Judge { report, survey: &survey, understood: &understood, place, nested: Vec::new() };
+    let mut judge = Judge {
+        report,
+        survey: &survey,
+        understood: &understood,
+        place,
+        nested: Vec::new(),
+        loaded: HashMap::new(),
+    };
     judge.defects();
     judge.steps();
     let keys = judge.values();
@@ -99,6 +106,9 @@ struct Judge<'a> {
     understood: &'a Understood,
     place: &'a Place<'a>,
     nested: Vec<Nested>,
+    /// The values that loaders were given, and whether there are bytes to load in them. Each is in `nested` once, however
+    /// many calls share it.
+    loaded: HashMap<Handle, bool>,
 }
 
 impl<'a> Judge<'a> {
