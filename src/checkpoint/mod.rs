@@ -409,7 +409,7 @@ impl Inner {
             Place::Member(_) if self.is_compressed(id) => {
                 Err(Error::new(Code::RecordCompressed, "the storage is compressed in the file"))
             }
-            Place::Value(_) => Err(Error::new(Code::Buffer, "the bytes are part of a pickle")),
+            Place::Value(..) => Err(Error::new(Code::Buffer, "the bytes are part of a pickle")),
             _ => Ok(self.payload(id)?.source),
         }
     }
@@ -424,11 +424,13 @@ impl Inner {
                 let text = "the tensor is on the meta device: it has a shape and no elements";
                 return Err(Error::new(Code::MetaTensor, text));
             }
-            (_, Place::Value(handle)) => {
+            (_, Place::Value(handle, start)) => {
                 let bytes = index.tree.as_ref().and_then(|tree| tree.bytes(handle));
-                let bytes = bytes.filter(|bytes| bytes.len() as u64 == storage.nbytes);
-                let gone = || Error::new(Code::InternalError, "an array's bytes are not in its pickle");
-                Source::memory(Arc::new(bytes.ok_or_else(gone)?))
+                let found = bytes
+                    .and_then(|bytes| Source::memory(Arc::new(bytes)).window(start, storage.nbytes).ok());
+                found.ok_or_else(|| {
+                    Error::new(Code::InternalError, "a storage's bytes are not in its pickle")
+                })?
             }
             (Contents::Plain(source), Place::Region(region)) => {
                 source.window(region.start(), region.len())?

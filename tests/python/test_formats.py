@@ -96,12 +96,17 @@ def arrays(tensors: dict[str, torch.Tensor]) -> bytes:
     return pickle.dumps({name: made[tensor.data_ptr()] for name, tensor in tensors.items()}, protocol=4)
 
 
+def pickled(tensors: dict[str, torch.Tensor]) -> bytes:
+    return pickle.dumps(tensors, protocol=4)
+
+
 WRITERS: dict[str, Callable[[dict[str, torch.Tensor]], bytes]] = {
     "torch zip": saved,
     "torch zip, deflated": deflated,
     "TorchScript archive": torchscript,
     "legacy stream": lambda tensors: saved(tensors, _use_new_zipfile_serialization=False),
     "bare pickle": arrays,
+    "bare pickle of torch tensors": pickled,
     "safetensors": safetensors.torch.save,
 }
 
