@@ -319,6 +319,14 @@ impl Error {
         self
     }
 
+    /// The error as one of something at byte `offset` that holds bytes of its own: the place inside those goes into the message.
+    #[must_use]
+    pub fn inside(mut self, what: &str, offset: u64) -> Error {
+        self.0.message = format!("{what}: {self}");
+        (self.0.member, self.0.offset) = (None, Some(offset));
+        self
+    }
+
     /// Sets the file, unless one is set already.
     #[must_use]
     pub fn in_file(mut self, path: &Path) -> Error {

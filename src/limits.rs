@@ -44,7 +44,7 @@ limits! {
     name_bytes_total = 256 << 20, "Bytes of all tensor names together, and of the other texts in a checkpoint's reports. A pickle of less than a sixteenth of it gets less.";
     tensors = 4_000_000, "Tensors in one checkpoint, and calls of any one class or function in a pickle.";
     rank = 64, "Dimensions of one tensor.";
-    entries = 1 << 20, "Members of one zip archive.";
+    entries = 1 << 20, "Members of one zip archive, and legacy streams inside one pickle.";
     directory_bytes = 256 << 20, "Bytes of one zip archive's directory.";
     name_bytes = 511, "Bytes of one zip member's name.";
     inflate_bytes = 256 << 20, "Bytes that compressed metadata may inflate to.";

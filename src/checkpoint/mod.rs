@@ -416,7 +416,7 @@ impl Inner {
             let text = "the numbers are big-endian, so a view would show wrong ones";
             return Err(Error::new(Code::Buffer, text));
         }
-        if let Place::Value(_) = storage.place {
+        if let Place::Value(..) = storage.place {
             return Err(Error::new(Code::Buffer, "the bytes are part of a pickle"));
         }
         let compressed = || Error::new(Code::RecordCompressed, "the storage is compressed in the file");
@@ -443,11 +443,13 @@ impl Inner {
                 let text = "the tensor is on the meta device: it has a shape and no elements";
                 return Err(Error::new(Code::MetaTensor, text));
             }
-            (_, Place::Value(handle)) => {
+            (_, Place::Value(handle, start)) => {
                 let bytes = index.tree.as_ref().and_then(|tree| tree.bytes(handle));
-                let bytes = bytes.filter(|bytes| bytes.len() as u64 == storage.nbytes);
-                let gone = || Error::new(Code::InternalError, "an array's bytes are not in its pickle");
-                Source::memory(Arc::new(bytes.ok_or_else(gone)?))
+                let found = bytes
+                    .and_then(|bytes| Source::memory(Arc::new(bytes)).window(start, storage.nbytes).ok());
+                found.ok_or_else(|| {
+                    Error::new(Code::InternalError, "a storage's bytes are not in its pickle")
+                })?
             }
             (Contents::Plain(source), Place::Region(region)) => {
                 source.window(region.start(), region.len())?

@@ -4,7 +4,7 @@ use super::{Checkpoint, Inner};
 use crate::bytes::Source;
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
-use crate::index::{Contents, Index, Object, Place};
+use crate::index::{Contents, Index, Place};
 use crate::kernel::{Cast, Overflow};
 use crate::layout::Layout;
 use crate::parallel::{self, Cancel};
@@ -87,10 +87,6 @@ impl Checkpoint {
     pub fn storages(&self, shard: usize, places: bool) -> Result<Vec<StorageInfo>> {
         let index = self.0.file(shard)?;
         let base = source_of(index).start();
-        let location = |handle| match index.tree.as_ref()?.get(handle).ok()? {
-            Object::Str(text) => text.as_str().map(str::to_owned),
-            _ => None,
-        };
         let info = |(number, storage): (usize, &crate::index::Storage)| {
             let nowhere = matches!(storage.place, Place::Empty | Place::Meta);
             let plain = if places && !nowhere {
@@ -103,7 +99,11 @@ impl Checkpoint {
                 Err(error) if is_no_view(&error) => None,
                 Err(error) => return Err(self.0.blame(shard as u32, error)),
             };
-            Ok(StorageInfo { nbytes: storage.nbytes, location: storage.location.and_then(location), at })
+            Ok(StorageInfo {
+                nbytes: storage.nbytes,
+                location: storage.location.as_deref().map(str::to_owned),
+                at,
+            })
         };
         index.storages.iter().enumerate().map(info).collect()
     }

@@ -9,6 +9,8 @@ pub(super) enum Known {
     Rebuild(Rebuild),
     /// A storage class; `None` for `UntypedStorage`, whose elements are bytes.
     Storage(Option<DType>),
+    /// `torch.storage._load_from_bytes`: how torch writes a storage into a pickle that is not its own.
+    LoadFromBytes,
     /// A `torch.dtype`.
     Dtype(DType),
     /// `collections.OrderedDict`.
@@ -113,6 +115,7 @@ pub(super) fn lookup(module: &str, name: &str) -> Option<Known> {
         }
         ("torch.storage", "UntypedStorage") => Known::Storage(None),
         ("torch.storage", "TypedStorage") => Known::Label,
+        ("torch.storage", "_load_from_bytes") => Known::LoadFromBytes,
         ("torch" | "torch.cuda" | "torch.sparse" | "torch.cuda.sparse", _) => {
             return torch_name(module, name);
         }

@@ -136,8 +136,8 @@ pub struct Storage {
     pub numel: u64,
     /// Whether its numbers lie big-endian.
     pub big_endian: bool,
-    /// The device that it was saved from, a text; `None` where the file names none.
-    pub location: Option<Handle>,
+    /// The device that it was saved from; `None` where the file names none.
+    pub location: Option<Arc<str>>,
 }
 
 /// Where a storage's bytes are.
@@ -147,8 +147,8 @@ pub enum Place {
     Region(crate::bytes::Region),
     /// A member of the archive.
     Member(usize),
-    /// Bytes of the pickle itself.
-    Value(Handle),
+    /// Bytes of the pickle itself: of this value, from this byte of it on.
+    Value(Handle, u64),
     /// Nowhere: a storage without bytes.
     Empty,
     /// Nowhere: a tensor on the meta device has a shape, and no bytes were ever saved.
@@ -193,7 +193,7 @@ pub fn read(source: &Source, options: &Options) -> Result<Index> {
     }
 }
 
-/// A bare pickle: only NumPy arrays can have their bytes in it.
+/// A bare pickle: its tensors have their bytes in it.
 fn plain_pickle(source: &Source, options: &Options) -> Result<Index> {
     Limits::check("pickle_bytes", options.limits.pickle_bytes, source.len())?;
     let data = source.chunk(0, source.len())?;

@@ -4,10 +4,11 @@
 //! storage keys; then for each key an int64 count of elements and the bytes. Stricter than torch: every storage that a tensor
 //! names is in the list, the list names nothing else, and the last storage ends with the file.
 
-use super::meaning::{Ids, SHORT};
-use super::{Contents, Index, Options, Place, Unknown, pickled};
+use super::meaning::{Ids, Reader, SHORT};
+use super::{Contents, Index, Options, Place, Storage, Unknown, pickled};
 use crate::bytes::{Region, Source};
 use crate::container::Format;
+use crate::dtype::DType;
 use crate::error::{Code, Error, Result, ResultExt};
 use crate::limits::Limits;
 use crate::pickle::{self, Disasm, Opcode, Pause, Pickle, Value};
@@ -34,31 +35,87 @@ const KEYS: usize = 4;
 
 /// Reads the index of a legacy stream.
 pub(super) fn read(source: &Source, options: &Options) -> Result<Index> {
+    let (head, keys, mut notes) = open(source, options)?;
+    let positions = positions(&keys);
+    let locate = |key: &str, _: u64| locate(&positions, key);
+    let object = head.part(OBJECT).to_vec();
+    let mut read = pickled::read(object, Ids::Legacy, &locate, options).in_member(PARTS[OBJECT])?;
+    let end = place_storages(source, &mut read.storages, &keys, head.end())?;
+    check_end(source, end, options)?;
+    notes.append(&mut read.notes);
+    let index = read.into_index(Format::LegacyTorch, notes, Contents::Plain(source.clone()));
+    Ok(Index { end: Some(end), ..index })
+}
+
+/// The storage that a stream is.
+pub(super) struct Lone {
+    /// Its place is a region of the stream.
+    pub(super) storage: Storage,
+    pub(super) dtype: DType,
+    /// The name of its class.
+    pub(super) class: Box<str>,
+}
+
+/// Reads a stream that is one storage and nothing else, as torch writes it into other pickles (torch/storage.py: `__reduce__`).
+pub(super) fn read_lone(source: &Source, options: &Options) -> Result<Lone> {
+    let other = || Error::new(Code::PickleType, "the stream holds something else than one storage");
+    let (head, keys, _) = open(source, options)?;
+    let Pickle { values, root, .. } = head.run(OBJECT, &options.limits).in_member(PARTS[OBJECT])?;
+    let is_lone = values.globals().len() == 1 && values.calls().len() == 0;
+    let (Value::PersistentId(pid), Some((class, _)), true) =
+        (values.get(root), values.globals().next(), is_lone)
+    else {
+        return Err(other());
+    };
+    let positions = positions(&keys);
+    let locate = |key: &str, _: u64| locate(&positions, key);
+    let mut reader = Reader::new(&values, &options.limits, Ids::Legacy, &locate, &options.cancel)?;
+    reader.add_bare(&[pid]).in_member(PARTS[OBJECT])?;
+    let mut found = reader.finish();
+    let end = place_storages(source, &mut found.storages, &keys, head.end())?;
+    check_end(source, end, options)?;
+    match (&found.tensors[..], found.storages.pop()) {
+        // A view has a part of the storage.
+        ([tensor], Some(storage)) if tensor.layout().numel() == storage.numel => {
+            let class = values.global(class).name.into();
+            Ok(Lone { storage, dtype: tensor.dtype(), class })
+        }
+        _ => Err(other()),
+    }
+}
+
+/// The pickles, the storage keys, and what is odd about the writer's system.
+fn open(source: &Source, options: &Options) -> Result<(Head, Vec<String>, Vec<String>)> {
     let limits = &options.limits;
     let head = Head::read(source, limits)?;
     check_protocol(&head, limits).in_member(PARTS[VERSION])?;
-    let mut notes = check_system(&head, options).in_member(PARTS[SYSTEM])?;
+    let notes = check_system(&head, options).in_member(PARTS[SYSTEM])?;
     let keys = keys(&head, limits).in_member(PARTS[KEYS])?;
-    let positions: HashMap<&str, usize> =
-        keys.iter().enumerate().map(|(at, key)| (key.as_str(), at)).collect();
-    // Where a storage lies depends on the sizes of those before it, so its place is its number until all are known.
-    let locate = |key: &str, _: u64| match positions.get(key) {
+    Ok((head, keys, notes))
+}
+
+fn positions(keys: &[String]) -> HashMap<&str, usize> {
+    keys.iter().enumerate().map(|(at, key)| (key.as_str(), at)).collect()
+}
+
+/// Where a storage lies depends on the sizes of those before it, so its place is its number until all are known.
+fn locate(positions: &HashMap<&str, usize>, key: &str) -> Result<Place> {
+    match positions.get(key) {
         Some(&at) => Ok(Place::Member(at)),
         None => Err(Error::new(
             Code::LegacyKeys,
             format!("storage {key} is not in the list of keys, so it has no bytes"),
         )),
-    };
-    let object = head.part(OBJECT).to_vec();
-    let mut read = pickled::read(object, Ids::Legacy, &locate, options).in_member(PARTS[OBJECT])?;
-    let end = place_storages(source, &mut read.storages, &keys, head.end())?;
+    }
+}
+
+/// The last storage ends with the file.
+fn check_end(source: &Source, end: u64, options: &Options) -> Result<()> {
     if end != source.len() && !options.ignore_trailing {
         let text = format!("{} byte(s) after the last storage", source.len().saturating_sub(end));
         return Err(Error::new(Code::TrailingData, text).at(end));
     }
-    notes.append(&mut read.notes);
-    let index = read.into_index(Format::LegacyTorch, notes, Contents::Plain(source.clone()));
-    Ok(Index { end: Some(end), ..index })
+    Ok(())
 }
 
 /// The bytes of the five pickles.
@@ -248,13 +305,8 @@ fn keys(head: &Head, limits: &Limits) -> Result<Vec<String>> {
 }
 
 /// Gives every storage its range of the file; returns where the last one ends.
-fn place_storages(
-    source: &Source,
-    storages: &mut [super::Storage],
-    keys: &[String],
-    start: u64,
-) -> Result<u64> {
-    let mut by_key: Vec<Option<&mut super::Storage>> = keys.iter().map(|_| None).collect();
+fn place_storages(source: &Source, storages: &mut [Storage], keys: &[String], start: u64) -> Result<u64> {
+    let mut by_key: Vec<Option<&mut Storage>> = keys.iter().map(|_| None).collect();
     for storage in storages {
         if let Place::Member(at) = storage.place
             && let Some(slot) = by_key.get_mut(at)

@@ -18,7 +18,8 @@ impl Understood {
         self.calls.get(id.index()).is_some_and(|meaning| *meaning != Meaning::Opaque)
     }
 
-    /// Whether the global has a meaning; a call of it may be in an unknown form all the same.
+    /// Whether the global has a meaning; a call of it may be in an unknown form all the same. One that loads bytes has none by
+    /// itself: it means what the bytes do.
     pub fn global(&self, id: GlobalId) -> bool {
         self.globals.get(id.index()).copied().unwrap_or(false)
     }
@@ -30,6 +31,7 @@ pub fn understand(values: &Values, legacy: bool, limits: &Limits) -> Understood 
     let anywhere = |_: &str, _: u64| Ok(Place::Empty);
     let meanings = Reader::forms(values, limits, ids, &anywhere).finish();
     let named = values.globals().map(|(id, _)| values.global(id));
-    let globals = named.map(|global| known::lookup(global.module, global.name).is_some()).collect();
+    let plain = |known: known::Known| known != known::Known::LoadFromBytes;
+    let globals = named.map(|global| known::lookup(global.module, global.name).is_some_and(plain)).collect();
     Understood { calls: meanings.calls, globals }
 }

@@ -25,12 +25,13 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+import torch.distributed.checkpoint
 from support import safetensors_bytes, saved
 
 import rustload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "formats.md"
 COUNT = 2 << 20
@@ -96,12 +97,17 @@ def arrays(tensors: dict[str, torch.Tensor]) -> bytes:
     return pickle.dumps({name: made[tensor.data_ptr()] for name, tensor in tensors.items()}, protocol=4)
 
 
+def pickled(tensors: dict[str, torch.Tensor]) -> bytes:
+    return pickle.dumps(tensors, protocol=4)
+
+
 WRITERS: dict[str, Callable[[dict[str, torch.Tensor]], bytes]] = {
     "torch zip": saved,
     "torch zip, deflated": deflated,
     "TorchScript archive": torchscript,
     "legacy stream": lambda tensors: saved(tensors, _use_new_zipfile_serialization=False),
     "bare pickle": arrays,
+    "bare pickle of torch tensors": pickled,
     "safetensors": safetensors.torch.save,
 }
 
@@ -342,33 +348,47 @@ def flax() -> bytes:
     return b"\x81\xa6params\x81\xa1w\xc7\x12\x01\x93\x91\x01\xa7float32\xc4\x04\x00\x00\x80\x3f"
 
 
-REFUSED: dict[str, Callable[[], list[bytes]]] = {
-    "tar archive of torch 0.1": lambda: [tar()],
-    "torch.export archive (.pt2)": lambda: [pt2()],
-    "GGUF": lambda: [b"GGUF\x03\0\0\0" + bytes(16)],
-    "HDF5": lambda: [b"\x89HDF\r\n\x1a\n" + bytes(88)],
-    "Keras archive (.keras)": lambda: [keras()],
-    "NumPy array (.npy)": lambda: [npy()],
-    "NumPy archive (.npz)": lambda: [npy(np.savez)],
-    "gzip, xz, bzip2, zlib": lambda: [
+def distributed(folder: Path) -> list[Path]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is one process only
+        torch.distributed.checkpoint.save(
+            {"w": torch.ones(2), "b": torch.ones(3)}, checkpoint_id=folder / "dcp", no_dist=True
+        )
+    files = sorted((folder / "dcp").glob("*.distcp"))
+    assert (folder / "dcp" / ".metadata").exists()
+    assert files
+    return [folder / "dcp", *files]
+
+
+REFUSED: dict[str, Callable[[Path], Sequence[bytes | Path]]] = {
+    "tar archive of torch 0.1": lambda _: [tar()],
+    "torch.export archive (.pt2)": lambda _: [pt2()],
+    "distributed checkpoint of torch (`.metadata` and `.distcp`)": distributed,
+    "GGUF": lambda _: [b"GGUF\x03\0\0\0" + bytes(16)],
+    "HDF5": lambda _: [b"\x89HDF\r\n\x1a\n" + bytes(88)],
+    "Keras archive (.keras)": lambda _: [keras()],
+    "NumPy array (.npy)": lambda _: [npy()],
+    "NumPy archive (.npz)": lambda _: [npy(np.savez)],
+    "gzip, xz, bzip2, zlib": lambda _: [
         pack(b"x") for pack in (gzip.compress, lzma.compress, bz2.compress, zlib.compress)
     ],
-    "Git LFS pointer": lambda: [b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"],
-    "saved web page": lambda: [b"<!DOCTYPE html><html></html>"],
-    "ONNX": lambda: [b"\x08\x07\x12\x07pytorch\x1a\x052.6.0" + bytes(16)],
-    "TensorFlow Lite": lambda: [b"\x1c\0\0\0TFL3" + bytes(16)],
-    "Flax (.msgpack)": lambda: [flax()],
-    "text of a failed download": lambda: [b"Entry not found", b'{"error": "Repository not found"}'],
-    "JSON": lambda: [b'{"weight_map": {}}', b"[]\n      "],
-    "empty file": lambda: [b""],
+    "Git LFS pointer": lambda _: [b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"],
+    "saved web page": lambda _: [b"<!DOCTYPE html><html></html>"],
+    "ONNX": lambda _: [b"\x08\x07\x12\x07pytorch\x1a\x052.6.0" + bytes(16)],
+    "TensorFlow Lite": lambda _: [b"\x1c\0\0\0TFL3" + bytes(16)],
+    "Flax (.msgpack)": lambda _: [flax()],
+    "text of a failed download": lambda _: [b"Entry not found", b'{"error": "Repository not found"}'],
+    "JSON": lambda _: [b'{"weight_map": {}}', b"[]\n      "],
+    "empty file": lambda _: [b""],
 }
 
 
 @each("What is recognized and refused")
-def test_refused(row: dict[str, str]) -> None:
-    for data in REFUSED[row["file"]]():
+def test_refused(row: dict[str, str], tmp_path: Path) -> None:
+    for given in REFUSED[row["file"]](tmp_path):
         with pytest.raises((rustload.FormatError, rustload.UnsupportedError)) as caught:
-            rustload.open(bytearray(data))  # bytes of text alone could be a path
+            # bytes of text alone could be a path
+            rustload.open(bytearray(given) if isinstance(given, bytes) else given)
         assert [caught.value.code] == codes(row["code"])
         assert row["next step"] in " ".join(caught.value.__notes__)
 

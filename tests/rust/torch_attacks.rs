@@ -662,7 +662,6 @@ fn c13_c14_c15_c30_no_name_is_special() {
         ("__builtin__", "eval", "builtins.eval"),
         ("commands", "getoutput", "subprocess.getoutput"),
         ("torch", "load", "torch.load"),
-        ("torch.storage", "_load_from_bytes", "torch.storage._load_from_bytes"),
         ("numpy", "load", "numpy.load"),
         ("joblib", "load", "joblib.load"),
         ("picklescan.scanner", "scan", "picklescan.scanner.scan"),
@@ -671,6 +670,12 @@ fn c13_c14_c15_c30_no_name_is_special() {
         let error = kept_and_refused(call(module, name));
         assert_eq!((error.code(), global_of(&error).as_str()), (Code::DisallowedGlobal, found));
     }
+    // The name is known, this use of it is not.
+    let error = kept_and_refused(call("torch.storage", "_load_from_bytes"));
+    assert_eq!(
+        (error.code(), global_of(&error).as_str()),
+        (Code::DisallowedCall, "torch.storage._load_from_bytes")
+    );
 }
 
 #[test]

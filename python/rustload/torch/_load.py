@@ -27,6 +27,9 @@ __all__ = ["load"]
 
 _TRUE = ("1", "y", "yes", "true")
 
+# How torch writes a storage into a pickle that `torch.save` has no part in (torch/storage.py: `__reduce__`).
+_STORAGE = "torch.storage._load_from_bytes"
+
 
 def load(
     f: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | IO[bytes] | bytes | bytearray | memoryview,
@@ -40,6 +43,8 @@ def load(
     **pickle_load_args: Any,
 ) -> Any:
     """Loads what `torch.save` wrote: the objects that `torch.load(weights_only=True)` gives, and nothing a file names is called.
+
+    A plain pickle of tensors, which torch refuses, loads as well.
 
     >>> import rustload.torch
     >>> state = rustload.torch.load("model.pt", map_location="cpu")
@@ -165,7 +170,7 @@ def _loaded(f: Any, map_location: MapLocation, *, mmap: bool, strict: bool, limi
         if error.code == "TarUnsupported":
             raise _words.tar() from error
         raise
-    if core.format == "pickle":
+    if core.format == "pickle" and (strict or _STORAGE not in core.globals_of(0)):
         raise _words.no_magic()
     if core.is_torchscript:
         raise _words.is_torchscript()

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use super::{Shards, index, missing};
+use super::{DISTRIBUTED, Shards, distributed, index, missing};
 use crate::error::{Code, Error, Result, ResultExt};
 use crate::limits::Limits;
 
@@ -67,6 +67,9 @@ pub(super) fn resolve(directory: &Path, limits: &Limits) -> Result<Shards> {
         },
     };
     let mut shards = match choice {
+        None if names.iter().any(|name| name.ends_with(&format!(".{DISTRIBUTED}"))) => {
+            return Err(distributed(directory).in_file(directory));
+        }
         None => return Err(nothing(directory)),
         Some(Choice::Index(name)) => index::read(&directory.join(name), limits)?,
         Some(Choice::Files(names)) => {

@@ -1,7 +1,8 @@
 //! Which files make up a checkpoint: one file, a list, a Hugging Face index, or a directory of any of these.
 //!
 //! Refused: an index of another form or one that names files outside its directory, an incomplete set of shards (all
-//! missing names are listed), a directory that holds several unrelated checkpoints or none.
+//! missing names are listed), a directory that holds several unrelated checkpoints or none, and the parts of a distributed
+//! checkpoint of torch, which are archives one after another that mean something through their `.metadata` only.
 
 mod directory;
 mod index;
@@ -34,15 +35,17 @@ pub fn resolve(paths: &[PathBuf], limits: &Limits) -> Result<Shards> {
         [] => Err(Error::new(Code::Value, "no path was given")),
         [path] if is_directory(path)? => directory::resolve(path, limits),
         [path] if is_index(path) => index::read(path, limits),
-        [path] => Ok(Shards { files: vec![path.clone()], ..Shards::default() }),
-        several => {
-            for path in several {
-                if is_directory(path)? || is_index(path) {
+        files => {
+            for path in files {
+                if files.len() > 1 && (is_directory(path)? || is_index(path)) {
                     let text = "a list of shards may hold neither directories nor index files";
                     return Err(Error::new(Code::Value, text).in_file(path));
                 }
+                if path.extension().is_some_and(|extension| extension == DISTRIBUTED) {
+                    return Err(distributed(path.parent().unwrap_or(path)).in_file(path));
+                }
             }
-            Ok(Shards { files: several.to_vec(), ..Shards::default() })
+            Ok(Shards { files: files.to_vec(), ..Shards::default() })
         }
     }
 }
@@ -56,6 +59,20 @@ fn is_directory(path: &Path) -> Result<bool> {
 fn is_index(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     name.ends_with(".json") && name.contains(".index.")
+}
+
+/// The extension of what `torch.distributed.checkpoint` writes (torch/distributed/checkpoint/filesystem.py: `DEFAULT_SUFFIX`).
+const DISTRIBUTED: &str = "distcp";
+
+/// The error for a distributed checkpoint in `directory`.
+fn distributed(directory: &Path) -> Error {
+    let here = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
+    let text = "this is a distributed checkpoint of torch (.metadata and .distcp files), which is not read";
+    let command = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch";
+    Error::new(Code::UnknownFormat, text).note(format!(
+        "If you trust it, put it together with `{command} {} out.pt`, which unpickles .metadata, and open out.pt.",
+        here.display()
+    ))
 }
 
 /// The error for shards that are not there; all of them are named.

@@ -37,6 +37,23 @@ fn a_file_is_itself_and_a_list_keeps_its_order() {
     assert_eq!(resolve_one(Path::new("/nonexistent/x.pt")).unwrap_err().code(), Code::Io);
 }
 
+#[test]
+fn a_distributed_checkpoint_is_named_and_its_converter_too() {
+    let files = [".metadata", "__0_0.distcp", "__1_0.distcp"];
+    let directory = directory(&files);
+    let part = |name: &str| directory.path().join(name);
+    let several = [part("__0_0.distcp"), part("__1_0.distcp")];
+    for given in [&[directory.path().to_owned()][..], &several[..1], &several] {
+        let error = resolve(given, &Limits::default()).unwrap_err();
+        assert_eq!(error.code(), Code::UnknownFormat);
+        assert!(error.message().contains("distributed checkpoint"));
+        let command = format!("format_utils dcp_to_torch {} out.pt", directory.path().display());
+        assert!(error.next_step().unwrap().contains(&command));
+    }
+    // Weights beside the parts are what is meant.
+    assert_eq!(picked(&[".metadata", "__0_0.distcp", "model.safetensors"]).unwrap(), ["model.safetensors"]);
+}
+
 const INDEX: &str =
     r#"={"metadata":{"total_size":12,"by":"me","x":[1]},"weight_map":{"v":"2.st","w":"1.st"}}"#;
 

@@ -4,6 +4,7 @@
 //! Argument forms follow `torch/_utils.py` and `torch/_tensor.py`; a known function with a wrong form is an error, an unknown
 //! one is [`Meaning::Opaque`].
 
+mod nested;
 mod numpy;
 mod old;
 mod quantized;
@@ -12,11 +13,13 @@ mod sparse;
 mod storage;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 pub(super) use self::numpy::NumpyType;
 use self::storage::{Seen, Spot};
 use super::extra::{Extra, SparseLayout};
 use super::known::{Known, Rebuild, lookup};
+use super::torch_legacy::Lone;
 use super::{Place, Storage, Tensor};
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
@@ -35,6 +38,8 @@ const TICK: usize = 1 << 12;
 pub(super) enum Meaning {
     /// This tensor.
     Tensor(u32),
+    /// A storage whose bytes lie in the pickle, as the one-dimensional tensor that it is where it stands by itself.
+    Storage(u32),
     /// A sparse tensor of this layout.
     Sparse(SparseLayout),
     /// A mapping of this kind.
@@ -106,6 +111,7 @@ impl Meanings {
 pub(super) struct Reader<'a> {
     values: &'a Values,
     limits: &'a Limits,
+    cancel: Cancel,
     locate: Locate<'a>,
     keys: HashMap<&'a str, Seen>,
     /// Views of storages by their own keys, as torch before 0.4 wrote them.
@@ -117,6 +123,10 @@ pub(super) struct Reader<'a> {
     numbers: HashMap<Handle, bool>,
     /// The lengths of texts that stand for bytes.
     lengths: HashMap<Handle, u64>,
+    /// The locations of storages.
+    devices: HashMap<Handle, Arc<str>>,
+    /// What was found in bytes or in a text that stands for bytes: read once, however many calls share it.
+    nested: HashMap<Handle, Option<Lone>>,
     out: Meanings,
 }
 
@@ -135,7 +145,7 @@ impl<'a> Reader<'a> {
         locate: Locate<'a>,
         cancel: &Cancel,
     ) -> Result<Reader<'a>> {
-        let mut reader = Reader::before(values, limits, ids, locate, globals(values));
+        let mut reader = Reader::before(values, limits, ids, locate, cancel.clone());
         // Of these, BUILD sets the data, which may come after the call. Inner ones come later than those around them.
         let mut late = Vec::new();
         for (id, _) in values.calls() {
@@ -165,7 +175,7 @@ impl<'a> Reader<'a> {
     /// As `new`, but tensors are not put together: a call that would make one is judged by its form, and only whether calls
     /// have a meaning is known then.
     pub(super) fn forms(values: &'a Values, limits: &'a Limits, ids: Ids, locate: Locate<'a>) -> Reader<'a> {
-        let mut reader = Reader::before(values, limits, ids, locate, globals(values));
+        let mut reader = Reader::before(values, limits, ids, locate, Cancel::default());
         reader.out.calls.reserve(values.calls().len());
         for (id, _) in values.calls() {
             let call = values.call(id);
@@ -173,7 +183,8 @@ impl<'a> Reader<'a> {
                 (Some(Known::Rebuild(rebuild)), Value::Tuple(args)) if reader.has_form(rebuild, args) => {
                     Ok(Meaning::Record)
                 }
-                (Some(Known::Rebuild(_)), _) => Ok(Meaning::Opaque),
+                // `_load_from_bytes` does what its bytes say, and a scan reads those by itself.
+                (Some(Known::Rebuild(_) | Known::LoadFromBytes), _) => Ok(Meaning::Opaque),
                 (Some(Known::TensorClass(class)), _) if reader.is_old_tensor(class, &call) => {
                     Ok(Meaning::Record)
                 }
@@ -190,11 +201,12 @@ impl<'a> Reader<'a> {
         limits: &'a Limits,
         ids: Ids,
         locate: Locate<'a>,
-        globals: Vec<Option<Known>>,
+        cancel: Cancel,
     ) -> Reader<'a> {
         Reader {
             values,
             limits,
+            cancel,
             locate,
             keys: HashMap::new(),
             views: HashMap::new(),
@@ -202,7 +214,9 @@ impl<'a> Reader<'a> {
             latin1: HashMap::new(),
             numbers: HashMap::new(),
             lengths: HashMap::new(),
-            out: Meanings { ids, globals, ..Meanings::default() },
+            devices: HashMap::new(),
+            nested: HashMap::new(),
+            out: Meanings { ids, globals: globals(values), ..Meanings::default() },
         }
     }
 
@@ -246,6 +260,7 @@ impl<'a> Reader<'a> {
                 }
                 None => Meaning::Opaque,
             },
+            Some(Known::LoadFromBytes) => return self.nested(call, args),
             Some(kind @ (Known::OrderedDict | Known::Dict | Known::Counter)) => match args {
                 [] => Meaning::Dict(kind),
                 [from] if self.is_pairs(*from) => Meaning::Dict(kind),

@@ -85,7 +85,7 @@ impl<'a> Reader<'a> {
         }
         let storage = u32::try_from(self.out.storages.len()).unwrap_or(u32::MAX);
         self.out.storages.push(Storage {
-            place: Place::Value(bytes),
+            place: Place::Value(bytes, 0),
             nbytes,
             numel: numel.unwrap_or(0),
             big_endian: found.big_endian,

@@ -67,10 +67,14 @@ impl<'a> Reader<'a> {
 
     /// The dtype of a storage's class as torch calls it, and how many of its numbers share a byte.
     fn quantized_class(&self, storage: Handle) -> Option<(&'static str, u64)> {
-        let Value::PersistentId(pid) = self.values.get(storage) else { return None };
-        let Value::Tuple(&[_, class, ..]) = self.values.get(pid) else { return None };
-        let Value::Global(class) = self.values.get(class) else { return None };
-        let name = self.values.global(class).name;
+        let name = match self.values.get(storage) {
+            Value::PersistentId(pid) => {
+                let Value::Tuple(&[_, class, ..]) = self.values.get(pid) else { return None };
+                let Value::Global(class) = self.values.get(class) else { return None };
+                self.values.global(class).name
+            }
+            _ => self.nested_class(storage)?,
+        };
         CLASSES.iter().find(|(class, _, _)| *class == name).map(|&(_, dtype, to_byte)| (dtype, to_byte))
     }
 

@@ -94,7 +94,7 @@ impl<'a> Reader<'a> {
     pub(super) fn has_form(&self, rebuild: Rebuild, args: &[Handle]) -> bool {
         let is = |handle, test: fn(Value<'_>) -> bool| test(self.values.get(handle));
         let placed = |[storage, offset, size, stride]: [Handle; 4]| {
-            is(storage, |value| matches!(value, Value::PersistentId(_)))
+            (is(storage, |value| matches!(value, Value::PersistentId(_))) || self.is_nested(storage))
                 && is(offset, |value| matches!(value, Value::Int(_)))
                 && [size, stride].into_iter().all(|dims| is(dims, |value| matches!(value, Value::Tuple(_))))
         };

@@ -6,6 +6,7 @@ use crate::error::{Code, Error, Result};
 use crate::index::known::Known;
 use crate::index::{Storage, Tensor};
 use crate::pickle::{Handle, Value, Values};
+use std::sync::Arc;
 
 /// A storage as the first persistent id described it.
 pub(super) struct Seen {
@@ -48,6 +49,7 @@ impl<'a> Reader<'a> {
     pub(super) fn storage_of(&mut self, handle: Handle) -> Result<Spot> {
         match self.values.get(handle) {
             Value::PersistentId(pid) => self.storage(pid),
+            Value::Call(_) if self.is_nested(handle) => self.nested_storage(handle),
             _ => Err(Error::new(Code::PersistentId, "a tensor's storage is no persistent id")),
         }
     }
@@ -120,10 +122,17 @@ impl<'a> Reader<'a> {
         })?;
         let place = (self.locate)(key, nbytes)?;
         let id = u32::try_from(self.out.storages.len()).unwrap_or(u32::MAX);
-        let storage = Storage { place, nbytes, numel: count, big_endian: false, location: Some(location) };
+        let device = self.device(location);
+        let storage = Storage { place, nbytes, numel: count, big_endian: false, location: device };
         self.out.storages.push(storage);
         self.keys.insert(key, Seen { id, dtype, numel, location, moved: false });
         Ok(id)
+    }
+
+    /// A location's text; made once, however many storages share it.
+    fn device(&mut self, location: Handle) -> Option<Arc<str>> {
+        let text = short_text(self.values, location)?;
+        Some(self.devices.entry(location).or_insert_with(|| text.into()).clone())
     }
 
     /// A part of a storage under a key of its own (torch before 0.4).

@@ -159,6 +159,10 @@ impl<'a> Walk<'a> {
                         return Ok(Visit::Leaf);
                     }
                 }
+                Some(&Meaning::Storage(tensor)) => {
+                    self.name(tensor, path)?;
+                    return Ok(Visit::Leaf);
+                }
                 Some(Meaning::Opaque) => {
                     self.note_opaque(self.view.class_id(&self.view.values.call(id)), path)?
                 }
@@ -389,7 +393,9 @@ fn holds_tensor(view: View<'_>) -> Vec<bool> {
 
 fn is_tensor(view: View<'_>, handle: Handle) -> bool {
     match view.values.get(handle) {
-        Value::Call(id) => matches!(view.meanings.calls.get(id.index()), Some(Meaning::Tensor(_))),
+        Value::Call(id) => {
+            matches!(view.meanings.calls.get(id.index()), Some(Meaning::Tensor(_) | Meaning::Storage(_)))
+        }
         Value::PersistentId(_) => true,
         _ => false,
     }

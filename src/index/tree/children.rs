@@ -90,7 +90,7 @@ impl<'a> View<'a> {
             Value::Dict(pairs) => pairs.iter().for_each(|&(_, value)| each(value)),
             Value::Call(id) => {
                 match self.meaning(id) {
-                    Meaning::Bytes | Meaning::ByteArray | Meaning::Complex => return,
+                    Meaning::Bytes | Meaning::ByteArray | Meaning::Complex | Meaning::Storage(_) => return,
                     Meaning::Tensor(tensor) if self.extra(tensor).is_none() => return,
                     _ => {}
                 }

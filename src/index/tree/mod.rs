@@ -160,7 +160,11 @@ impl Tree {
 
     /// Whether a value is a storage that stands in the tree by itself, which looks like a tensor otherwise.
     pub fn is_storage(&self, handle: Handle) -> bool {
-        matches!(self.values.get(handle), Value::PersistentId(pid) if self.meanings.bare.contains_key(&pid))
+        match self.values.get(handle) {
+            Value::PersistentId(pid) => self.meanings.bare.contains_key(&pid),
+            Value::Call(id) => matches!(self.meanings.calls.get(id.index()), Some(Meaning::Storage(_))),
+            _ => false,
+        }
     }
 
     /// The bytes that a value stands for: bytes, a byte array, a byte string of Python 2, or text encoded as latin-1.
@@ -227,7 +231,7 @@ impl<'a> View<'a> {
     fn call(self, meaning: Meaning, call: Call<'a>) -> Result<Object<'a>> {
         let args = self.args(&call);
         Ok(match meaning {
-            Meaning::Tensor(tensor) => Object::Tensor(tensor),
+            Meaning::Tensor(tensor) | Meaning::Storage(tensor) => Object::Tensor(tensor),
             Meaning::Sparse(layout) => Object::Sparse(self.sparse(layout, args)),
             Meaning::Dict(known) => {
                 let (kind, from) = match known {

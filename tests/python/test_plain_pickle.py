@@ -1,0 +1,412 @@
+"""Plain pickles of torch tensors: each storage is the bytes of a legacy stream, which is as hostile as any file."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import struct
+import time
+import warnings
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from support import DTYPES, assert_same_bits, patterns, saved
+
+import rustload
+import rustload.torch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PROTOCOLS = range(6)
+# torch 2.13 writes these on an UntypedStorage, which its own `_load_from_bytes` does not take.
+UNTYPED = frozenset(name for name in DTYPES if name.startswith(("uint16", "uint32", "uint64", "float8")))
+
+
+class Reduce:
+    """Pickles as a call."""
+
+    def __init__(self, function: Any, *args: Any) -> None:
+        self.parts = (function, args)
+
+    def __reduce__(self) -> Any:
+        return self.parts
+
+
+def on(storage: Any, count: int = 3) -> Reduce:
+    """A tensor on a storage, as torch writes one."""
+    return Reduce(torch._utils._rebuild_tensor_v2, storage, 0, (count,), (1,), False, OrderedDict())
+
+
+def load_from(stream: bytes) -> Reduce:
+    return Reduce(torch.storage._load_from_bytes, stream)
+
+
+def storage_stream(tensor: torch.Tensor) -> bytes:
+    """The bytes that torch gives to `_load_from_bytes`."""
+    _, (stream,) = tensor._typed_storage().__reduce__()
+    assert isinstance(stream, bytes)
+    return stream
+
+
+def stream_of(
+    key: str = "7",
+    numel: int = 3,
+    *,
+    magic: int = 0x1950A86A20F9469CFC6C,
+    protocol: bytes = b"\x80\x02M\xe9\x03.",
+    system: bytes = b"\x80\x02}.",
+    before: bytes = b"",
+    storage: bytes | None = None,
+    keys: tuple[str, ...] = ("7",),
+    view: bytes = b"N",
+    location: str = "cpu",
+    data: bytes = struct.pack("<q3f", 3, 1, 2, 3),
+) -> bytes:
+    """A stream with a FloatStorage, each part as given; `before` is what the object's pickle does first."""
+    if storage is None:
+        count = b"\x8a\x09" + numel.to_bytes(9, "little", signed=True)
+        named = b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text(key) + text(location)
+        storage = named + count + view + b"tQ"
+    made = b"\x80\x02" + before + storage + b"."
+    return pickle.dumps(magic, 2) + protocol + system + made + pickle.dumps(list(keys), 2) + data
+
+
+def text(value: str) -> bytes:
+    return b"X" + struct.pack("<I", len(value.encode())) + value.encode()
+
+
+def refused(obj: Any, **options: Any) -> rustload.RustloadError:
+    with pytest.raises(rustload.RustloadError) as caught:
+        rustload.open(pickle.dumps(obj, 4), **options)
+    return caught.value
+
+
+# What torch writes
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_of_every_dtype_equal_torchs(tmp_path: Path, dtype: str, protocol: int) -> None:
+    base = patterns(dtype, (4, 6))
+    state = {"w": base, "t": base.t(), "part": base[1:3, ::2], "empty": base[:0], "scalar": base[1, 1]}
+    path = tmp_path / "w.pkl"
+    path.write_bytes(pickle.dumps({"epoch": 3, "state": state}, protocol))
+    with rustload.open(path) as ckpt:
+        assert ckpt.format == "pickle"
+        assert list(ckpt) == [f"state.{name}" for name in state]
+        assert ckpt.objects["epoch"] == 3
+        assert ckpt.opaque == []
+        found = {name: ckpt[f"state.{name}"].materialize() for name in state}
+    loaded = rustload.torch.load(path)["state"]
+    theirs = state if dtype in UNTYPED else pickle.loads(path.read_bytes())["state"]
+    for name, want in theirs.items():
+        assert_same_bits(found[name], want)
+        assert_same_bits(loaded[name], want)
+        assert loaded[name].stride() == want.stride()
+        assert loaded[name].storage_offset() == want.storage_offset()
+        assert loaded[name].untyped_storage().nbytes() == want.untyped_storage().nbytes()
+    assert rustload.scan(path).verdict == "inert"
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_models_parameters_and_what_is_put_together_open(protocol: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that these tensors are deprecated, or in beta
+        values: dict[str, Any] = {
+            "parameter": torch.nn.Parameter(torch.ones(2, 3), requires_grad=False),
+            "conj": torch.tensor([1 + 2j]).conj(),
+            "quantized": torch.quantize_per_tensor(torch.ones(3), 0.5, 1, torch.qint8),
+            "channels": torch.quantize_per_channel(
+                torch.ones(2, 3), torch.tensor([0.5, 0.25]), torch.tensor([0, 1]), 0, torch.quint8
+            ),
+            "coo": torch.eye(3).to_sparse(),
+            "csr": torch.eye(3).to_sparse_csr(),
+        }
+        found = rustload.torch.load(pickle.dumps(values, protocol))
+    assert type(found["parameter"]) is torch.nn.Parameter
+    assert not found["parameter"].requires_grad
+    assert found["conj"].is_conj()
+    for name, want in values.items():
+        assert found[name].dtype == want.dtype
+        if want.is_quantized:
+            assert torch.equal(found[name].int_repr(), want.int_repr())
+            assert torch.equal(found[name].dequantize(), want.dequantize())
+        else:
+            assert torch.equal(found[name].to_dense(), want.to_dense())
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    ckpt = rustload.open(pickle.dumps(model, protocol))
+    assert list(ckpt) == list(model.state_dict())
+    assert isinstance(ckpt.objects, rustload.Opaque)
+    for name, want in model.state_dict().items():
+        assert_same_bits(ckpt[name].materialize(), want)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_storage_by_itself_is_a_tensor_and_under_torch_a_storage(protocol: int) -> None:
+    storage = torch.arange(3.0)._typed_storage()
+    # Short bytes of text alone could be a path.
+    data = bytearray(pickle.dumps([storage, torch.arange(4, dtype=torch.uint8).untyped_storage()], protocol))
+    ckpt = rustload.open(data)
+    assert [ckpt[name].materialize().tolist() for name in ckpt] == [[0, 1, 2], [0, 1, 2, 3]]
+    found, untyped = rustload.torch.load(data)
+    assert (type(found), found.dtype) == (type(storage), torch.float32)
+    assert torch.tensor([]).set_(found).tolist() == [0, 1, 2]
+    assert torch.tensor([], dtype=torch.uint8).set_(untyped).tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_what_shares_a_storage_object_is_tied(protocol: int) -> None:
+    storage = torch.arange(3.0)._typed_storage()
+    same = torch.ones(2)
+    tensors = {"a": on(storage), "b": on(storage, 2), "c": same, "d": same, "e": same[:]}
+    data = pickle.dumps(tensors, protocol)
+    assert rustload.open(bytearray(data)).tied == [["a", "b"], ["c", "d"]]
+    ours, theirs = rustload.torch.load(data), pickle.loads(data)
+    for found in (ours, theirs):
+        found["a"].zero_()
+        found["c"].zero_()
+        assert found["b"].tolist() == [0, 0]
+        assert found["e"].tolist() == [1, 1]
+        assert found["c"] is found["d"]
+
+
+def test_two_calls_on_one_bytes_object_make_two_storages() -> None:
+    stream = storage_stream(torch.arange(3.0))
+    data = pickle.dumps([on(load_from(stream)), on(load_from(stream))], 4)
+    assert data.count(b"FloatStorage") == 1
+    assert rustload.open(data).tied == []
+    ours, theirs = rustload.torch.load(data), pickle.loads(data)
+    for one, two in (ours, theirs):
+        one.zero_()
+        assert two.tolist() == [0, 1, 2]
+
+
+def test_a_device_is_what_the_stream_says(tmp_path: Path) -> None:
+    path = tmp_path / "cuda.pkl"
+    path.write_bytes(pickle.dumps(on(load_from(stream_of(location="cuda:1"))), 4))
+    asked = []
+
+    def location(storage: torch.UntypedStorage, place: str) -> torch.UntypedStorage:
+        asked.append(place)
+        return storage
+
+    assert rustload.torch.load(path, map_location=location).tolist() == [1, 2, 3]
+    assert asked == ["cuda:1"]
+    assert rustload.torch.load(path, map_location="meta").device.type == "meta"
+
+
+def test_torchs_archives_may_hold_such_storages_too() -> None:
+    ckpt = rustload.open(saved({"w": on(load_from(storage_stream(torch.ones(3))))}))
+    assert ckpt["w"].materialize().tolist() == [1, 1, 1]
+
+
+def test_where_torch_refuses_and_is_to_be_followed_there_is_its_error() -> None:
+    data = pickle.dumps({"w": torch.ones(1)}, 2)
+    with pytest.raises(RuntimeError, match="Invalid magic number"):
+        rustload.torch.load(data, unknown="error")
+    assert rustload.open(data, unknown="error")["w"].materialize().tolist() == [1]
+
+
+# What it refuses
+
+
+@pytest.mark.parametrize(
+    ("stream", "code", "words"),
+    [
+        (stream_of(protocol=b"\x80\x02M\xea\x03."), "LegacyVersion", "1002"),
+        (stream_of(keys=()), "LegacyKeys", "storage 7"),
+        (stream_of(keys=("8",)), "LegacyKeys", "storage 7"),
+        (stream_of(keys=("7", "8")), "LegacyKeys", "storage 8"),
+        (stream_of(keys=("7", "7")), "LegacyKeys", "twice"),
+        (stream_of(key="x", keys=("x",)), "StorageKey", "decimal"),
+        (stream_of(numel=4), "StorageBounds", "3 element(s), the pickle says 4"),
+        (stream_of(numel=-1), "StorageBounds", "-1"),
+        (stream_of(numel=1 << 61, data=struct.pack("<q", 1 << 61)), "Truncated", "cut short"),
+        (stream_of(numel=1 << 62), "StorageBounds", "said to hold"),
+        (stream_of() + b"\0", "TrailingData", "1 byte(s)"),
+        (stream_of() + stream_of(), "TrailingData", "after the last storage"),
+        (stream_of(view=b"(" + text("9") + b"K\x00K\x02t"), "PickleType", "something else than one storage"),
+        (stream_of(view=b"(" + text("9") + b"K\x01K\x02t"), "PickleType", "something else than one storage"),
+        (stream_of(before=b"ctorch\nfloat32\n0"), "PickleType", "something else than one storage"),
+        (saved(torch.ones(3), _use_new_zipfile_serialization=False), "PickleType", "something else"),
+        (saved({}, _use_new_zipfile_serialization=False), "PickleType", "something else than one storage"),
+        (stream_of(before=b"cposix\nsystem\n" + text("x") + b"\x85R0"), "PickleType", "something else"),
+        (stream_of(before=b"ctorch\nFloatStorage\nK\x05\x85R0"), "PickleType", "something else than one storage"),
+        (stream_of(system=b"\x80\x02cposix\nsystem\n."), "DisallowedGlobal", "posix.system"),
+    ],
+)  # fmt: skip
+def test_a_bad_stream_is_an_error(stream: bytes, code: str, words: str) -> None:
+    for obj in (on(load_from(stream)), load_from(stream), {"w": torch.ones(1), "x": [load_from(stream)]}):
+        for options in ({}, {"trailing": "ignore"}):
+            error = refused(obj, **options)
+            assert error.code == code
+            assert words in str(error)
+            assert "in the bytes for torch.storage._load_from_bytes" in str(error)
+            assert "one storage" in error.__notes__[0]
+            # The place is the call's: what it is given ends there.
+            data = pickle.dumps(obj, 4)
+            assert error.offset is not None
+            assert data[error.offset : error.offset + 1] == b"R"
+
+
+def test_a_stream_that_is_cut_is_an_error_wherever_it_is_cut() -> None:
+    whole = storage_stream(torch.ones(3))
+    for length in range(len(whole)):
+        error = refused(on(load_from(whole[:length])))
+        assert isinstance(error, rustload.FormatError), length
+        # The magic number decides whether this is a stream at all.
+        assert (error.code == "PersistentId") == (length < 15), (length, error)
+    for length in range(15, len(whole)):
+        data = pickle.dumps(load_from(whole[:length]), 4)
+        with pytest.raises(rustload.FormatError):
+            rustload.open(data)
+
+
+def test_a_stream_inside_a_stream_is_refused() -> None:
+    given = b"c_codecs\nencode\n" + text(stream_of().decode("latin-1")) + text("latin1") + b"\x86R"
+    call = b"ctorch.storage\n_load_from_bytes\n" + given + b"\x85R"
+    for nested in (stream_of(before=call + b"0"), stream_of(storage=call, keys=(), data=b"")):
+        error = refused(load_from(nested))
+        assert error.code == "PickleType"
+        assert "something else than one storage" in str(error)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        b"",
+        b"abc",
+        stream_of(magic=0x1950A86A20F9469CFC6D),
+        saved(torch.ones(3)),
+        pickle.dumps(torch.ones(3)),
+        7,
+        "text",
+        None,
+    ],
+)
+def test_what_is_no_legacy_stream_is_kept_and_holds_no_tensor(given: Any) -> None:
+    data = pickle.dumps({"x": load_from(given)}, 4)
+    assert rustload.open(data).objects["x"].class_name == "torch.storage._load_from_bytes"
+    assert refused({"x": load_from(given)}, unknown="error").code == "DisallowedCall"
+    error = refused({"w": on(load_from(given))})
+    assert error.code == "PersistentId"
+    assert "no legacy stream of torch" in str(error)
+
+
+def test_a_call_in_another_form_is_kept() -> None:
+    stream = storage_stream(torch.ones(3))
+
+    class Built(Reduce):
+        def __reduce__(self) -> Any:
+            return (*super().__reduce__(), {"a": 1})
+
+    for call in (
+        Reduce(torch.storage._load_from_bytes),
+        Reduce(torch.storage._load_from_bytes, stream, stream),
+        Built(torch.storage._load_from_bytes, stream),
+    ):
+        ckpt = rustload.open(pickle.dumps({"x": call}, 4))
+        assert len(ckpt) == 0
+        assert ckpt.objects["x"].class_name == "torch.storage._load_from_bytes"
+
+
+def test_a_tensor_that_reaches_outside_its_stream_is_refused() -> None:
+    stream = storage_stream(torch.ones(3))
+    assert refused(on(load_from(stream), 4)).code == "TensorBounds"
+    # What follows in the bytes is no part of the storage, and neither is what comes before.
+    for offset, count in ((1, 3), (-1, 3)):
+        args = (load_from(stream), offset, (count,), (1,), False, OrderedDict())
+        assert refused(Reduce(torch._utils._rebuild_tensor_v2, *args)).code == "TensorBounds"
+
+
+def test_items_and_a_parameters_call_on_a_storage_are_refused() -> None:
+    stream = storage_stream(torch.ones(3))
+
+    class Items(Reduce):
+        def __reduce__(self) -> Any:
+            return (*super().__reduce__(), None, None, iter([("a", 1)]))
+
+    assert refused(Items(torch.storage._load_from_bytes, stream)).code == "PickleType"
+    # A storage is no tensor.
+    rebuilt = Reduce(torch._utils._rebuild_parameter, load_from(stream), False, OrderedDict())
+    assert isinstance(rustload.open(pickle.dumps(rebuilt, 4)).objects, rustload.Opaque)
+
+
+def test_the_limits_of_the_file_hold_for_its_streams() -> None:
+    stream = stream_of(before=b"]0" * 2000)
+    data = pickle.dumps(on(load_from(stream)), 4)
+    assert rustload.open(data)["tensor"].materialize().tolist() == [1, 2, 3]
+    for limits in (rustload.Limits(nodes=1000), rustload.Limits(stack=2), rustload.Limits(line=4)):
+        with pytest.raises(rustload.LimitError):
+            rustload.open(data, limits=limits)
+    two = pickle.dumps([on(load_from(storage_stream(torch.ones(count)))) for count in (3, 4)], 4)
+    for limits in ({"tensors": 3}, {"entries": 1}):
+        with pytest.raises(rustload.LimitError) as caught:
+            rustload.open(two, limits=rustload.Limits(**limits))
+        assert [caught.value.name] == list(limits)
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_bytes_are_read_once_however_many_calls_share_them(protocol: int) -> None:
+    count = 20_000
+    stream = storage_stream(torch.zeros(1 << 20, dtype=torch.uint8))
+    calls = b"h\x01h\x00\x85R0" * count
+    function = b"\x80\x04ctorch.storage\n_load_from_bytes\nq\x010"
+    if protocol == 4:
+        given = b"B" + struct.pack("<I", len(stream)) + stream + b"q\x000"
+    else:
+        given = (
+            text(stream.decode("latin-1")) + b"q\x020c_codecs\nencode\nq\x030" + text("latin1") + b"q\x040"
+        )
+        calls = b"h\x01h\x03h\x02h\x04\x86R\x85R0" * count
+    started = time.perf_counter()
+    ckpt = rustload.open(function + given + calls + b"N.")
+    assert len(ckpt) == 0
+    assert time.perf_counter() - started < 5  # 20 GB of copies would take longer
+
+
+# What a scan says
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_scan_calls_such_a_pickle_inert(protocol: int) -> None:
+    model = {"epoch": 3, "state": torch.nn.Linear(2, 2).state_dict(), "p": torch.nn.Parameter(torch.ones(2))}
+    report = rustload.scan(pickle.dumps(model, protocol))
+    assert (report.verdict, report.complete) == ("inert", True)
+    assert {finding.code for finding in report.findings} == {"NestedLoad"}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("part", ["before", "system", "protocol"])
+def test_a_scan_sees_what_a_stream_would_run(part: str, protocol: int) -> None:
+    call = b"cposix\nsystem\n" + text("x") + b"\x85R0"
+    made = {
+        "before": {"before": call},
+        "system": {"system": b"\x80\x02" + call + b"}."},
+        "protocol": {"protocol": b"\x80\x02" + call + b"M\xe9\x03."},
+    }[part]
+    for obj in (on(load_from(stream_of(**made))), load_from(stream_of(**made))):
+        report = rustload.scan(pickle.dumps(obj, protocol))
+        assert report.verdict == "would execute"
+        assert any(finding.name == "system" for finding in report.findings)
+
+
+def test_a_scan_does_not_vouch_for_bytes_that_it_does_not_know() -> None:
+    for given in (b"abcdefgh", b"GGUF\0\0\0\0", 7):
+        assert rustload.scan(pickle.dumps(on(load_from(given)), 4)).verdict != "inert"
+    partial = b"\x80\x02cfunctools\npartial\nctorch.storage\n_load_from_bytes\nU\x03abc\x86R)R."
+    assert rustload.scan(partial).verdict == "would execute"
+
+
+def test_opening_runs_nothing_of_a_stream(tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    call = b"cposix\nsystem\n" + text(f"touch {canary}") + b"\x85R0"
+    for stream in (stream_of(before=call), stream_of(protocol=b"\x80\x02" + call + b"M\xe9\x03.")):
+        data = pickle.dumps(on(load_from(stream)), 4)
+        with contextlib.suppress(rustload.RustloadError):
+            rustload.open(data)
+        rustload.scan(data)
+    assert not canary.exists()
