@@ -51,7 +51,7 @@ const LEGACY_FRAME: &[u8] = b"\x95\x0d\0\0\0\0\0\0\0";
 /// Bytes looked at: a tar header's magic lies at 257.
 const HEAD_LEN: usize = 512;
 
-/// Archives that nothing here unpacks, by their first bytes; those of zlib are too few to go by, see `packed`.
+/// Archives that nothing here unpacks, by their first bytes. zlib's are too few to go by: see `is_zlib`.
 const PACKED: &[(&[u8], &str)] = &[
     (b"\x1f\x8b", "gzip"),
     (b"\xfd7zXZ\0", "xz"),
@@ -134,7 +134,8 @@ fn is_zlib(head: &[u8]) -> bool {
     }
 }
 
-/// joblib's old form (joblib/numpy_pickle_compat.py: `_read_zfile`): a prefix and a length in 19 characters before zlib's bytes.
+/// joblib's old form (joblib/numpy_pickle_compat.py: `_read_zfile`): a prefix and a length in 19 characters
+/// before zlib's bytes.
 fn is_zfile(head: &[u8]) -> bool {
     let is_digit =
         |byte: &u8| byte.is_ascii_hexdigit() || byte.is_ascii_whitespace() || b"xX_+".contains(byte);

@@ -218,8 +218,8 @@ impl Scanner<'_> {
         Ok(keys)
     }
 
-    /// The member's bytes as a source: its range of the file, or inflated. `None` where so few may be inflated that they say
-    /// nothing.
+    /// The member's bytes as a source: its range of the file, or inflated. `None` where so few may be
+    /// inflated that they say nothing.
     fn open(&mut self, source: &Source, member: &Seen, inner: &str, main: bool) -> Result<Option<Source>> {
         if member.method == 0 {
             return source.window(member.region.start(), member.region.len()).map(Some);

@@ -1,15 +1,16 @@
 //! What the scan of one file may cost.
 //!
-//! A byte of the file is looked at once at each level of nesting, as whatever formats it may have there, and the limit
-//! `scan_depth` bounds the levels. What an author could have repeated beyond that is taken from a budget here, and what is
-//! not looked at for lack of it is in the coverage: so a scan costs no more than a small multiple of the file and of the
-//! bytes that may be made of it.
+//! A byte of the file is looked at once at each level of nesting, as whatever formats it may have there, and
+//! the limit `scan_depth` bounds the levels. What an author could have repeated beyond that is taken from a
+//! budget here, and what is not looked at for lack of it is in the coverage: so a scan costs no more than a
+//! small multiple of the file and of the bytes that may be made of it.
 
 use crate::limits::Limits;
 
 /// How many times a file's bytes may be looked at once more, where members lie in one another.
 const AGAIN: u64 = 4;
-/// Pickles of one file that may follow others. Each costs a beginning and an end, though it may have two bytes.
+/// Pickles of one file that may follow others. Each costs a beginning and an end, though it may have two
+/// bytes.
 const PICKLES: u64 = 10_000;
 
 /// What is left.

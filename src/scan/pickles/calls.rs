@@ -143,8 +143,8 @@ impl Judge<'_> {
         true
     }
 
-    /// Collects the bytes in a loader's arguments: as they are, in a `BytesIO`, or as text that is encoded. Whether there are
-    /// any.
+    /// Collects the bytes in a loader's arguments: as they are, in a `BytesIO`, or as text that is encoded.
+    /// Whether there are any.
     fn collect(&mut self, call: &Call<'_>) -> bool {
         let values = self.values_of();
         let mut found = false;

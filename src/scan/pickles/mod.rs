@@ -106,8 +106,8 @@ struct Judge<'a> {
     understood: &'a Understood,
     place: &'a Place<'a>,
     nested: Vec<Nested>,
-    /// The values that loaders were given, and whether there are bytes to load in them. Each is in `nested` once, however
-    /// many calls share it.
+    /// The values that loaders were given, and whether there are bytes to load in them. Each is in `nested`
+    /// once, however many calls share it.
     loaded: HashMap<Handle, bool>,
 }
 
