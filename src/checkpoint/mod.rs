@@ -445,8 +445,7 @@ impl Inner {
             }
             (_, Place::Value(handle, start)) => {
                 let bytes = index.tree.as_ref().and_then(|tree| tree.bytes(handle));
-                let found = bytes
-                    .and_then(|bytes| Source::memory(Arc::new(bytes)).window(start, storage.nbytes).ok());
+                let found = bytes.and_then(|bytes| Source::memory(bytes).window(start, storage.nbytes).ok());
                 found.ok_or_else(|| {
                     Error::new(Code::InternalError, "a storage's bytes are not in its pickle")
                 })?

@@ -3,14 +3,17 @@
 mod children;
 mod number;
 
+use std::borrow::Cow;
+use std::sync::Arc;
+
 use self::number::number;
 use super::extra::{Extra, Sparse, SparseLayout};
 use super::known::{Known, Rebuild, TensorClass};
 use super::meaning::{Meaning, Meanings, NumpyType};
+use crate::bytes::Bytes;
 use crate::error::Result;
 use crate::layout::Dims;
 use crate::pickle::{BigInt, Call, CallId, GlobalId, Handle, Text, Value, Values};
-use std::borrow::Cow;
 
 /// The values of one pickle and what they mean.
 #[derive(Debug)]
@@ -167,11 +170,14 @@ impl Tree {
         }
     }
 
-    /// The bytes that a value stands for: bytes, a byte array, a byte string of Python 2, or text encoded as latin-1.
-    pub fn bytes(&self, handle: Handle) -> Option<Vec<u8>> {
+    /// The bytes that a value stands for: bytes, a byte array, a byte string of Python 2, or text encoded as latin-1. They are
+    /// where they lie, unless they have to be made.
+    pub fn bytes(self: &Arc<Tree>, handle: Handle) -> Option<Bytes> {
+        if let Value::Bytes(_) | Value::ByteArray(_) | Value::Str(_) = self.values.get(handle) {
+            return Some(Arc::new(Lying { tree: self.clone(), value: handle }));
+        }
         match self.get(handle).ok()? {
-            Object::Bytes(bytes) | Object::ByteArray(bytes) => Some(bytes),
-            Object::Str(text) => Some(text.as_bytes().to_vec()),
+            Object::Bytes(bytes) | Object::ByteArray(bytes) => Some(Arc::new(bytes)),
             _ => None,
         }
     }
@@ -192,6 +198,22 @@ impl Tree {
             let global = self.values.global(id);
             format!("{}.{}", global.module, global.name)
         })
+    }
+}
+
+/// The bytes of a value of a tree.
+struct Lying {
+    tree: Arc<Tree>,
+    value: Handle,
+}
+
+impl AsRef<[u8]> for Lying {
+    fn as_ref(&self) -> &[u8] {
+        match self.tree.values.get(self.value) {
+            Value::Bytes(bytes) | Value::ByteArray(bytes) => bytes,
+            Value::Str(text) => text.as_bytes(),
+            _ => &[],
+        }
     }
 }
 
