@@ -144,6 +144,12 @@ impl DType {
         }
     }
 
+    /// What an element's address must be a multiple of. torch's kernels take complex numbers as wholes (c10/util/complex.h:
+    /// `alignas(sizeof(T) * 2)`), although their two numbers could lie at multiples of their own size.
+    pub fn align(self) -> u64 {
+        self.itemsize()
+    }
+
     /// Bytes that a byte-order swap reverses as one: the element, or each half of a complex number.
     pub fn swap_unit(self) -> u64 {
         self.real_part().unwrap_or(self).itemsize()

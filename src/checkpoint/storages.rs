@@ -43,8 +43,10 @@ pub struct OwnedStorages {
 /// What the tensors on a storage ask of its bytes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Uses {
-    /// Bytes that a number takes: of the tensor that wants the strictest alignment.
+    /// Bytes of the numbers that are swapped where their order is another: the widest of any tensor.
     unit: u64,
+    /// What addresses must be multiples of for all tensors.
+    align: u64,
     bools: bool,
     others: bool,
 }
@@ -248,6 +250,7 @@ impl Inner {
         for tensor in &index.tensors {
             let Some(of) = uses.get_mut(tensor.storage() as usize) else { continue };
             of.unit = of.unit.max(tensor.dtype().swap_unit());
+            of.align = of.align.max(tensor.dtype().align());
             match tensor.dtype() {
                 DType::Bool => of.bools = true,
                 _ => of.others = true,
@@ -266,7 +269,7 @@ impl Inner {
             Err(error) if is_no_view(&error) => return Ok(None),
             Err(error) => return Err(error),
         };
-        if source.start() % uses.unit.max(1) != 0 {
+        if source.start() % uses.align.max(1) != 0 {
             return Ok(None);
         }
         if uses.bools {

@@ -124,7 +124,7 @@ fn view_of(source: &Source, dtype: DType, layout: Layout) -> Result<Array> {
 }
 
 fn is_aligned(address: NonNull<u8>, dtype: DType) -> bool {
-    usize::try_from(dtype.swap_unit()).is_ok_and(|unit| address.align_offset(unit) == 0)
+    usize::try_from(dtype.align()).is_ok_and(|align| address.align_offset(align) == 0)
 }
 
 /// Fails if a byte is neither 0 nor 1: a view would hand out what is no bool.
