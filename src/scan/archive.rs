@@ -11,8 +11,8 @@ use super::file::{Scanner, inside};
 use super::plain::{goes_on, len64, may_be_pickle};
 use super::report::{Finding, Verdict};
 use crate::bytes::{Region, Source};
-use crate::container::is_container;
 use crate::container::zip::{self, Archive, Salvage, Trailing};
+use crate::container::{is_container, packed};
 use crate::error::{Code, Error, Result};
 
 /// Bytes looked at to tell what a member is.
@@ -233,7 +233,8 @@ impl Scanner<'_> {
         let mut len = most.min(1 << 20);
         let (bytes, cut) = loop {
             let (bytes, whole) = zip::peek(source, member.region, 8, len)?;
-            let more = !whole && (len64(bytes.len()) < HEAD || goes_on(&bytes, &self.options.limits));
+            let begins = holds_others(&bytes) || goes_on(&bytes, &self.options.limits);
+            let more = !whole && (len64(bytes.len()) < HEAD || begins);
             if !more || len == most {
                 break (bytes, more);
             }
@@ -266,6 +267,11 @@ impl Scanner<'_> {
             });
         }
     }
+}
+
+/// Whether bytes begin a container whose members are scanned: what is missing of it may be any of them.
+fn holds_others(bytes: &[u8]) -> bool {
+    is_container(bytes) && packed(bytes).is_none() && !bytes.starts_with(b"\x93NUMPY")
 }
 
 /// The members in the order of their places, as `zip::salvage` gives them.

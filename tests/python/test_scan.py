@@ -410,6 +410,22 @@ class TestContainers:
         report = rustload.scan(path)
         assert (report.verdict, codes(report)) == ("inert", {"ExtensionMismatch"})
 
+    @pytest.mark.parametrize("size", [1000, (1 << 20) - 1024, (1 << 20) - 512, 1 << 20, 3 << 20])
+    @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+    def test_a_container_that_is_deflated_is_scanned_to_its_end(self, size: int, method: int) -> None:
+        """Wherever its members lie: inflated to a MiB only, it may seem to end there."""
+        tar, whole = io.BytesIO(), io.BytesIO()
+        with tarfile.open(fileobj=tar, mode="w", format=tarfile.USTAR_FORMAT) as out:
+            for name, data in ("first", bytes(size)), ("second", CALL + b"."):
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                out.addfile(info, io.BytesIO(data))
+        torch.save({"w": torch.zeros(2)}, whole)
+        with zipfile.ZipFile(whole, "a", method) as archive:
+            archive.writestr("archive/extra", tar.getvalue())
+        report = rustload.scan(whole.getvalue())
+        assert (report.verdict, report.complete) == ("would execute", True)
+
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
