@@ -1,6 +1,7 @@
 //! The opened thing: one file or several shards, their tensors by name.
 
 mod near;
+mod payload;
 mod storages;
 mod stream;
 mod upload;
@@ -8,23 +9,18 @@ mod upload;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::path::{Path as FilePath, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::bytes::{Bytes, Io, Source};
 use crate::container::{Format, shards};
 use crate::error::{Code, Error, Kind, Result};
 use crate::index::{self, Contents, Index, OpaqueClass, Options, Path, Place, Storage, Tree};
 use crate::limits::Limits;
-use crate::parallel::Cancel;
-use crate::stream::Payload;
 use crate::tensor::Tensor;
 
 pub use self::storages::{OwnedStorages, StorageInfo};
 pub use self::stream::{Failed, Flow, Given, Made, Step, Stop, Stream};
 pub use self::upload::Upload;
-
-/// Bytes of the largest inflated storage that is kept for the next read. Streams keep none but for their next tensor.
-const KEPT: u64 = 256 << 20;
 
 /// An opened checkpoint. Cloning shares it; tensors keep it alive.
 #[derive(Clone, Debug)]
@@ -409,100 +405,9 @@ impl Inner {
         source.check_unchanged().err().unwrap_or(error)
     }
 
-    /// A storage's bytes as the file has them, or an error that says why no view of them exists.
-    pub(crate) fn plain_payload(&self, id: (u32, u32)) -> Result<Source> {
-        let storage = self.storage(id);
-        if storage.big_endian {
-            let text = "the numbers are big-endian, so a view would show wrong ones";
-            return Err(Error::new(Code::Buffer, text));
-        }
-        if let Place::Value(..) = storage.place {
-            return Err(Error::new(Code::Buffer, "the bytes are part of a pickle"));
-        }
-        let compressed = || Error::new(Code::RecordCompressed, "the storage is compressed in the file");
-        Ok(self.stored(id)?.ok_or_else(compressed)?.source)
-    }
-
-    /// A storage's bytes, inflated if need be.
-    pub(crate) fn payload(&self, id: (u32, u32), cancel: &Cancel) -> Result<Payload> {
-        match self.stored(id)? {
-            Some(payload) => Ok(payload),
-            None => {
-                Ok(Payload { source: self.inflated(id, cancel)?, big_endian: self.storage(id).big_endian })
-            }
-        }
-    }
-
-    /// A storage's bytes where they lie; `None` where they have to be inflated.
-    pub(crate) fn stored(&self, id: (u32, u32)) -> Result<Option<Payload>> {
-        let storage = self.storage(id);
-        let index = self.index(id.0);
-        let source = match (&index.contents, storage.place) {
-            (_, Place::Empty) => Source::memory(Arc::new([])),
-            (_, Place::Meta) => {
-                let text = "the tensor is on the meta device: it has a shape and no elements";
-                return Err(Error::new(Code::MetaTensor, text));
-            }
-            (_, Place::Value(handle, start)) => {
-                let bytes = index.tree.as_ref().and_then(|tree| tree.bytes(handle));
-                let found = bytes.and_then(|bytes| Source::memory(bytes).window(start, storage.nbytes).ok());
-                found.ok_or_else(|| {
-                    Error::new(Code::InternalError, "a storage's bytes are not in its pickle")
-                })?
-            }
-            (Contents::Plain(source), Place::Region(region)) => {
-                source.window(region.start(), region.len())?
-            }
-            (Contents::Archive(_), Place::Member(_)) if self.is_compressed(id) => return Ok(None),
-            (Contents::Archive(archive), Place::Member(member)) => {
-                let region = archive.payload(member)?;
-                archive.source().window(region.start(), region.len())?
-            }
-            _ => return Err(nowhere()),
-        };
-        Ok(Some(Payload { source, big_endian: storage.big_endian }))
-    }
-
-    /// A deflated storage's bytes in memory. Nobody waits for another's inflating; two at once may do it twice.
-    fn inflated(&self, id: (u32, u32), cancel: &Cancel) -> Result<Source> {
-        let (nbytes, place) = (self.storage(id).nbytes, self.storage(id).place);
-        let (Contents::Archive(archive), Place::Member(member)) = (&self.index(id.0).contents, place) else {
-            return Err(nowhere());
-        };
-        let slot = || self.inflated.lock().unwrap_or_else(PoisonError::into_inner);
-        let kept = slot().as_ref().filter(|(kept, _)| *kept == id).map(|(_, source)| source.clone());
-        let source = match kept {
-            Some(source) => source,
-            None => {
-                // First, so that two storages are never held for one read.
-                slot().take();
-                let source = Source::memory(Arc::new(archive.read_inflated(member, nbytes, cancel)?));
-                if nbytes <= KEPT {
-                    *slot() = Some((id, source.clone()));
-                }
-                source
-            }
-        };
-        // Bytes in memory do not tell whoever reads them that the file is another one by now.
-        archive.source().check_unchanged()?;
-        Ok(source)
-    }
-
-    /// Lets go of the storage that was inflated last, unless it is this one.
-    pub(crate) fn forget_inflated(&self, except: Option<(u32, u32)>) {
-        let mut kept = self.inflated.lock().unwrap_or_else(PoisonError::into_inner);
-        let gone = kept.take_if(|(id, _)| Some(*id) != except);
-        drop(kept);
-        drop(gone);
-    }
-
     fn index(&self, shard: u32) -> &Index {
         &self.shards[shard as usize].index
     }
-}
-
-fn nowhere() -> Error {
-    Error::new(Code::InternalError, "a storage has no place in its file")
 }
 
 /// What to say where direct reads were asked for and cannot be had.

@@ -1,12 +1,13 @@
 //! Storages as persistent ids name them (torch/serialization.py: `persistent_load`).
 
+use std::sync::Arc;
+
 use super::{Ids, Reader, SHORT};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::index::known::Known;
 use crate::index::{Storage, Tensor};
 use crate::pickle::{Handle, Value, Values};
-use std::sync::Arc;
 
 /// A storage as the first persistent id described it.
 pub(super) struct Seen {
