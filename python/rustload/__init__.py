@@ -7,16 +7,18 @@ from rustload._rustload import Buffer, __version__
 
 # isort: split
 from rustload import errors
-from rustload._checkpoint import Checkpoint, OpaqueClass, open
-from rustload._cuda import cuda_info
-from rustload._inert import DefaultDict, Global, Opaque, Quantization, Sparse
-from rustload._join import JoinedTensor, concat, stack
-from rustload._limits import Limits
-from rustload._memory import Memory, memory, trim
-from rustload._safe_open import PySafeSlice, TensorMeta, safe_open
-from rustload._scan import FileReport, Finding, ScanReport, scan
-from rustload._stream import Stream
-from rustload._tensor import LazyTensor
+from rustload._checkpoint.checkpoint import Checkpoint, OpaqueClass
+from rustload._checkpoint.open import open
+from rustload._checkpoint.stream import Stream
+from rustload._common.limits import Limits
+from rustload._common.memory import Memory, memory, trim
+from rustload._cuda.info import cuda_info
+from rustload._safe_open.surface import PySafeSlice, TensorMeta, safe_open
+from rustload._scan.report import FileReport, Finding, ScanReport
+from rustload._scan.scan import scan
+from rustload._tensor.handle import LazyTensor, Quantization
+from rustload._tensor.inert import DefaultDict, Global, Opaque, Sparse
+from rustload._tensor.joined import JoinedTensor, concat, stack
 from rustload.errors import (
     DeviceError,
     DisallowedError,

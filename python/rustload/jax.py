@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rustload import _frameworks
-from rustload._checkpoint import Checkpoint
-from rustload._checkpoint import open as open_checkpoint
-from rustload._names import Key, Rename, Strip, named, unflatten
-from rustload._patterns import check_rules
-from rustload._progress import Progress, reporting
-from rustload._rules import Rules
+from rustload._checkpoint.checkpoint import Checkpoint
+from rustload._checkpoint.names import Key, Rename, Strip, named, unflatten
+from rustload._checkpoint.open import open as open_checkpoint
+from rustload._common.patterns import check_rules
+from rustload._common.progress import Progress, reporting
+from rustload._common.rules import Rules
+from rustload._frameworks import adapters
 
 if TYPE_CHECKING:
-    from rustload._limits import Limits
+    from rustload._common.limits import Limits
 
 __all__ = ["load", "unflatten"]
 
@@ -67,9 +67,9 @@ def load(
         path if isinstance(path, Checkpoint) else open_checkpoint(path, framework="jax", limits=limits)
     )
     rules = Rules(dtype=dtype, transpose=transpose)
-    check_rules(checkpoint, dtype=dtype, transpose=transpose)
+    check_rules(checkpoint._core, dtype=dtype, transpose=transpose)
     tensors = named(checkpoint, key, strip, rename)
-    place = _frameworks.adapter("jax").check_device(device)
+    place = adapters.adapter("jax").check_device(device)
     arrays: dict[str, Any] = {}
     tied: dict[Any, Any] = {}
     with reporting(progress, sum(lazy.nbytes for lazy in tensors.values()), "loading") as report:

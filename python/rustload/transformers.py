@@ -15,24 +15,24 @@ from typing import TYPE_CHECKING, Any
 try:
     import transformers
 except ImportError:
-    from rustload._frameworks import imported
+    from rustload._frameworks.adapters import imported
 
     imported("transformers")  # says what to do
     raise
 
-from rustload._choose import dtype_name
+from rustload._common.dtype_args import dtype_name
+from rustload._common.progress import checked_progress, reporting
 from rustload._frameworks.torch import torch_dtype
-from rustload._progress import checked_progress, reporting
 from rustload.errors import _make
+from rustload.torch._read_progress import watched
 from rustload.torch._state_dict import state_dict
-from rustload.torch._watched import watched
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from rustload._limits import Limits
-    from rustload._names import Key, Rename, Strip
-    from rustload._progress import Progress
+    from rustload._checkpoint.names import Key, Rename, Strip
+    from rustload._common.limits import Limits
+    from rustload._common.progress import Progress
     from rustload.torch._state_dict import StateDict
 
 __all__ = ["from_pretrained"]

@@ -421,9 +421,9 @@ def test_an_empty_name_is_seen_among_the_tied(folder):
 @pytest.mark.parametrize("args", [("info",), ("info", "--tensors"), ("doctor", "--no-measure")])
 def test_rows_fit_narrow_terminals(folder, monkeypatch, capsys, width, args):
     from rustload import _cli
-    from rustload._cli import text
+    from rustload._common import terminal
 
-    monkeypatch.setattr(text.Page, "width", width)
+    monkeypatch.setattr(terminal.Page, "width", width)
     monkeypatch.chdir(folder)
     assert _cli.main([*args, "small.pt"]) == 0
     shown = capsys.readouterr().out

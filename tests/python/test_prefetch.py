@@ -10,8 +10,8 @@ import torch
 from support import assert_same_bits
 
 import rustload
-from rustload import _prefetch
-from rustload._prefetch import PrefetchLoader
+from rustload._safe_open import prefetch
+from rustload._safe_open.prefetch import PrefetchLoader
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def path(request, save, state):
 def loader(path, plan=None) -> PrefetchLoader:
     """What `prefetch` makes, on the CPU instead of a GPU."""
     file = rustload.open(path, framework="torch")
-    return PrefetchLoader._of(_prefetch.planned(file, plan), None, 2)
+    return PrefetchLoader._of(prefetch.planned(file, plan), None, 2)
 
 
 def test_all_tensors_come_once(path, state):

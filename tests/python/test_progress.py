@@ -8,8 +8,8 @@ import sys
 import pytest
 from support import child
 
-from rustload import _progress
-from rustload._progress import checked_progress, reporting
+from rustload._common import progress
+from rustload._common.progress import checked_progress, reporting
 
 MIB = 1 << 20
 
@@ -64,7 +64,7 @@ def test_a_log_says_where_it_stopped(capsys):
 @pytest.mark.parametrize("fail_at", [None, 3])
 def test_a_plain_terminal_has_one_line_that_ends(monkeypatch, fail_at):
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    monkeypatch.setattr(_progress.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(progress.importlib.util, "find_spec", lambda _name: None)
     if fail_at is None:
         run(True)
     else:
@@ -115,7 +115,7 @@ def test_another_value_is_a_type_error(wrong):
 def test_rich_is_imported_for_a_bar_only():
     child("""
     import sys
-    from rustload._progress import reporting
+    from rustload._common.progress import reporting
     with reporting(None, 10) as report:
         report(10, "w")
     with reporting(lambda *told: None, 10) as report:

@@ -8,7 +8,7 @@ import torch
 from support import DTYPES, dtype_of
 
 import rustload
-from rustload._rules import Rules
+from rustload._common.rules import Rules
 
 
 @pytest.fixture

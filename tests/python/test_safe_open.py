@@ -21,7 +21,7 @@ import safetensors.torch
 import torch
 
 import rustload
-from rustload import _safe_open_words
+from rustload._safe_open import header_errors
 
 # ruff: noqa: UP031, RUF005, PT017 - JSON is full of braces; the long lists are joined; one rule is about a race
 
@@ -469,7 +469,7 @@ def test_codes_that_the_format_lacks_are_spelled_alike(tmp_path: Path) -> None:
 
 
 def test_every_dtype_of_the_format_has_its_code(tmp_path: Path) -> None:
-    bits = {code: bits for code, bits in _safe_open_words.BITS.items() if not code.startswith("F6")}
+    bits = {code: bits for code, bits in header_errors.BITS.items() if not code.startswith("F6")}
     for code, width in bits.items():
         text = '{"a":{"dtype":"%s","shape":[2,4],"data_offsets":[0,%d]}}' % (code, width)
         (tmp_path / "m").write_bytes(header(text, bytes(width)))

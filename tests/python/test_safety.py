@@ -123,7 +123,7 @@ def test_python_sees_no_import_call_or_unpickling_while_a_file_is_read(canary, t
         (tmp_path / f"{name}.bin").write_bytes(torch_zip(pickled))
     code = """
     import sys
-    import rustload, rustload._inert, rustload._frameworks.dlpack, collections
+    import rustload, rustload._tensor.inert, rustload._frameworks.dlpack, collections
     seen = []
     watched = {"import", "exec", "compile", "os.system", "subprocess.Popen", "pickle.find_class", "os.exec", "os.posix_spawn",
                "ctypes.dlopen", "socket.connect", "open", "code.__new__"}

@@ -609,7 +609,7 @@ class TestBounds:
             before = set(sys.modules)
             report = rustload.scan(sys.argv[1].encode().decode("unicode_escape").encode())
             str(report)
-            print(report.verdict, sorted(set(sys.modules) - before - {"rustload._cli.scan"}))
+            print(report.verdict, sorted(set(sys.modules) - before - {"rustload._scan.text"}))
         """
         done = child(script, data.decode().encode("unicode_escape").decode())
         verdict, modules = done.stdout.split(" [", 1)

@@ -111,9 +111,9 @@ def test_a_pipe_is_read_up_to_a_bound() -> None:
 def test_findings_fit_narrow_terminals(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
-    from rustload._cli import text
+    from rustload._common import terminal
 
-    monkeypatch.setattr(text.Page, "width", width)
+    monkeypatch.setattr(terminal.Page, "width", width)
     _, out, _ = run(capsys, folder / "evil.bin")
     assert max(map(len, out.splitlines()[1:])) <= width
     assert "runs programs" in " ".join(out.split())
@@ -164,9 +164,9 @@ def test_colours_on_request(folder: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_narrow_terminals_wrap(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rustload._cli import text
+    from rustload._common import terminal
 
-    monkeypatch.setattr(text.Page, "width", 44)
+    monkeypatch.setattr(terminal.Page, "width", 44)
     _, out, _ = run(capsys, folder / "evil.bin")
     assert max(map(len, out.splitlines()[1:])) <= 44
     assert "runs programs" in " ".join(out.split())

@@ -15,7 +15,7 @@ from support import DTYPES, assert_same_bits, assert_same_values, bits, child, p
 
 import rustload
 from rustload import _rustload
-from rustload._tensor import Wanted
+from rustload._common.request import Wanted
 
 MIB = 1 << 20
 FORMATS = ("model.bin", "model.safetensors", "model.legacy", "shards", "deflated", "memory")
@@ -449,7 +449,7 @@ def test_a_stream_outlives_its_checkpoint(simple):
     ("1", 1), ("1k", 1000), ("1KB", 1000), ("1 KiB", 1024), ("1.5MiB", 3 << 19), ("2gb", 2 * 10**9), ("1TiB", 1 << 40), (7, 7),
 ])  # fmt: skip
 def test_sizes(text, size):
-    from rustload._many import parse_bytes
+    from rustload._common.sizes import parse_bytes
 
     assert parse_bytes(text, "memory") == size
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import rustload
 from rustload import _rustload
-from rustload._cli import UNREAD
-from rustload._cli.info import complain
-from rustload._cli.text import Page, print_json, size
+from rustload._cli.complain import complain
+from rustload._cli.exit_codes import UNREAD
+from rustload._common.sizes import format_bytes
+from rustload._common.terminal import Page, print_json
 from rustload.errors import RustloadError
 
 if TYPE_CHECKING:
@@ -83,12 +84,14 @@ def _show_machine(page: Page, machine: dict[str, Any]) -> None:
     huge = machine["huge_pages"] or "not told"
     remark = "" if huge in ("always", "madvise") else ": results of 2 MiB and more are slower to make"
     page.field("huge pages", huge + remark)
-    page.field("memory", f"{size(memory['total'])}, {size(memory['available'])} available")
+    page.field("memory", f"{format_bytes(memory['total'])}, {format_bytes(memory['available'])} available")
     if memory["limit"] is None:
         page.field("cgroup", "no limit")
     else:
-        page.field("cgroup", f"limit {size(memory['limit'])}, {size(memory['used'])} used")
-    page.field("recycled", f"up to {size(memory['keeps'])} of dropped results are kept (RUSTLOAD_POOL)")
+        page.field("cgroup", f"limit {format_bytes(memory['limit'])}, {format_bytes(memory['used'])} used")
+    page.field(
+        "recycled", f"up to {format_bytes(memory['keeps'])} of dropped results are kept (RUSTLOAD_POOL)"
+    )
 
 
 def _show(page: Page, found: dict[str, Any]) -> None:
@@ -98,7 +101,7 @@ def _show(page: Page, found: dict[str, Any]) -> None:
         if len(found["files"]) > 1 or file["path"] != found["path"]:
             page.line(f"  {page.strong(page.safe(file['path']))}")
         page.field("reads", f"{file['io']}: {file['reason']}")
-        page.field("on", f"{file['file_system']} ({file['kind']}), {size(file['size'])}")
+        page.field("on", f"{file['file_system']} ({file['kind']}), {format_bytes(file['size'])}")
         cached = file["cached"]
         page.field("cached", "not told" if cached is None else f"about {cached:.0%}")
         if file["buffered_rate"] is not None:

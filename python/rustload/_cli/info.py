@@ -8,8 +8,11 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import rustload
-from rustload._cli import UNREAD, tree
-from rustload._cli.text import BAR, Page, count, print_json, size
+from rustload._cli import tree
+from rustload._cli.complain import complain
+from rustload._cli.exit_codes import UNREAD
+from rustload._common.sizes import format_bytes
+from rustload._common.terminal import BAR, Page, count, print_json
 from rustload.errors import RustloadError
 
 if TYPE_CHECKING:
@@ -58,20 +61,6 @@ def run(paths: Sequence[str], *, json: bool, color: str, tensors: bool) -> int:
     if json:
         print_json({"schema": SCHEMA, "rustload": rustload.__version__, "checkpoints": found})
     return code
-
-
-def complain(error: Exception) -> dict[str, Any]:
-    """Prints an error to stderr and returns it as JSON has it."""
-    message, notes = str(error), list(getattr(error, "__notes__", []))
-    if isinstance(error, OSError) and error.strerror:
-        message = f"{error.filename}: {error.strerror.lower()}" if error.filename else error.strerror.lower()
-    page = Page(sys.stderr, "never")
-    page.line(f"rustload: error: {page.safe(message)}")
-    for note in notes:
-        page.line(f"  note: {page.safe(note)}")
-    page.flush()
-    place = {name: getattr(error, name, None) for name in ("code", "member", "offset")}
-    return {"class": type(error).__name__, **place, "message": message, "notes": notes}
 
 
 def describe(path: str) -> dict[str, Any]:
@@ -168,7 +157,7 @@ def show(page: Page, report: dict[str, Any], *, tensors: bool) -> None:
     page.field("format", report["format"] + of_files)
     page.field("tensors", f"{len(report['tensors']):,}")
     page.field("elements", f"{report['elements']:,}" + _rounded(report["elements"]))
-    page.field("size", size(report["nbytes"]) + _storages(report))
+    page.field("size", format_bytes(report["nbytes"]) + _storages(report))
     if report["dtypes"]:
         page.heading("dtypes")
         _dtypes(page, report)
@@ -215,7 +204,7 @@ def _storages(report: dict[str, Any]) -> str:
     """Says where tensors and the storages that they lie in differ in size."""
     if report["storage_nbytes"] == report["nbytes"]:
         return ""
-    return f", in storages of {size(report['storage_nbytes'])}"
+    return f", in storages of {format_bytes(report['storage_nbytes'])}"
 
 
 def _dtypes(page: Page, report: dict[str, Any]) -> None:
@@ -226,12 +215,18 @@ def _dtypes(page: Page, report: dict[str, Any]) -> None:
         tensors = count(seen["tensors"], "tensor")
         if page.narrow(width + BAR + len(tensors) + 25):
             page.packed(
-                [("36", seen["dtype"]), ("", size(seen["nbytes"])), ("", _percent(share)), ("2", tensors)], 2
+                [
+                    ("36", seen["dtype"]),
+                    ("", format_bytes(seen["nbytes"])),
+                    ("", _percent(share)),
+                    ("2", tensors),
+                ],
+                2,
             )
             continue
         page.line(
-            f"  {page.dtype(seen['dtype'].ljust(width))}  {page.bar(share)} {size(seen['nbytes']):>11} {_percent(share):>6}"
-            f"  {page.dim(tensors)}"
+            f"  {page.dtype(seen['dtype'].ljust(width))}  {page.bar(share)} {format_bytes(seen['nbytes']):>11}"
+            f" {_percent(share):>6}  {page.dim(tensors)}"
         )
 
 
@@ -263,12 +258,12 @@ def _tree(page: Page, tensors: list[dict[str, Any]], tied: list[list[str]]) -> N
             name, plain = name + times, plain + len(times)
         remark = "  tied" if node.leaf and node.leaf.tied else ""
         if node.times > 1:
-            remark += f"  {size(node.own // node.times)} each"
+            remark += f"  {format_bytes(node.own // node.times)} each"
         if node.leaf:
             what, shape = node.leaf.dtype, str(list(node.leaf.shape))
         else:
             what, shape = _inside(page, node), None
-        rows.append((Row(name, plain, what, shape, size(_shown(node)), remark), before))
+        rows.append((Row(name, plain, what, shape, format_bytes(_shown(node)), remark), before))
     _table(page, rows, widest=64)
 
 
@@ -339,7 +334,17 @@ def _list(page: Page, tensors: list[dict[str, Any]], tied: list[list[str]]) -> N
             name = page.clipped(name)
         remark = "  tied" if entry["name"] in sharing else ""
         rows.append(
-            (Row(name, len(name), entry["dtype"], str(entry["shape"]), size(entry["nbytes"]), remark), 0)
+            (
+                Row(
+                    name,
+                    len(name),
+                    entry["dtype"],
+                    str(entry["shape"]),
+                    format_bytes(entry["nbytes"]),
+                    remark,
+                ),
+                0,
+            )
         )
     _table(page, rows, widest=80)
 

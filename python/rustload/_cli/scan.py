@@ -8,27 +8,21 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import rustload
-from rustload import _scan
-from rustload._cli import FOUND, UNREAD
-from rustload._cli.info import complain
-from rustload._cli.text import Page, count, print_json, size
+from rustload._cli.complain import complain
+from rustload._cli.exit_codes import FOUND, UNREAD
+from rustload._common.sizes import format_bytes
+from rustload._common.terminal import Page, count, print_json
+from rustload._scan.scan import merged, report_on
+from rustload._scan.text import show
 from rustload.errors import RustloadError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["run", "show"]
+__all__ = ["run"]
 
-# Findings and steps below one file; --json has all of them.
-MOST = 20
-# Characters of a call.
-LONGEST = 150
-# Skipped files that are named.
-SKIPPED = 3
 # What stands for standard input.
 STANDARD_INPUT = ("-", "/dev/stdin")
-_COLORS = {"inert": "32", "unknown": "33", "would execute": "1;31"}
-_SEVERITIES = {"note": "2", "warning": "33", "error": "1;31"}
 
 
 def run(paths: Sequence[str], *, json: bool, quiet: bool, color: str) -> int:
@@ -43,13 +37,13 @@ def run(paths: Sequence[str], *, json: bool, quiet: bool, color: str) -> int:
     parts: list[dict[str, Any]] = []
     for path in paths:
         try:
-            part = _standard_input() if path in STANDARD_INPUT else _scan._one(path, {})
+            part = _standard_input() if path in STANDARD_INPUT else report_on(path, {})
         except (RustloadError, OSError, ValueError, MemoryError) as error:
             part = _failed(path, complain(error))
         if not part["files"]:
             _tell(f"nothing to scan: {path} has no files")
         parts.append(part)
-    report = _scan._merged(parts)
+    report = merged(parts)
     if json:
         keys = ("schema", "rustload", "verdict", "complete", "files")
         print_json({key: report[key] for key in keys})
@@ -92,15 +86,15 @@ def _standard_input() -> dict[str, Any]:
         raise ValueError("-: there is no standard input")
     stream = sys.stdin.buffer
     if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-        report = _scan._one(stream, {})
+        report = report_on(stream, {})
     else:
         most = rustload.Limits().scan_bytes
         content = stream.read(most + 1)
         if len(content) > most:
             raise ValueError(
-                f"-: standard input goes on beyond {size(most)}, the most that is read of a pipe; scan a file"
+                f"-: standard input goes on beyond {format_bytes(most)}, the most that is read of a pipe; scan a file"
             )
-        report = _scan._one(content, {})
+        report = report_on(content, {})
     for file in report["files"]:
         file["path"] = "-"
     return report
@@ -110,63 +104,6 @@ def _tell(text: str) -> None:
     page = Page(sys.stderr, "never")
     page.line(f"rustload: {page.safe(text)}")
     page.flush()
-
-
-def show(page: Page, report: dict[str, Any], *, quiet: bool) -> None:
-    """Prints a report as text: one line for each file, what was found below it."""
-    skipped = []
-    for file in report["files"]:
-        if file["status"] == "skipped" and not file["findings"]:
-            skipped.append(file["path"])
-        elif not (quiet and file["verdict"] == "inert"):
-            _file(page, file, quiet=quiet)
-    if skipped and not quiet:
-        names = ", ".join(page.safe(name) for name in skipped[:SKIPPED])
-        more = f" and {len(skipped) - SKIPPED:,} more" if len(skipped) > SKIPPED else ""
-        page.line(page.dim(page.clipped(f"passed over, as they hold no pickle: {names}{more}")))
-
-
-def _file(page: Page, file: dict[str, Any], *, quiet: bool) -> None:
-    word = file["status"] if file["status"] != "scanned" else file["verdict"]
-    incomplete = "" if file["coverage"]["complete"] or file["status"] != "scanned" else ", not complete"
-    name = page.safe(file["path"]) if file["path"] else "bytes"
-    page.line(f"{page.strong(name)}: {page.paint(_COLORS.get(word, '33'), word)}{page.dim(incomplete)}")
-    findings = [found for found in file["findings"] if not (quiet and found["verdict"] == "inert")]
-    findings.sort(key=lambda found: -_scan._ORDER[found["verdict"]])
-    shown = findings[:MOST]
-    codes = [found["code"] for found in shown]
-    places = [_place(page, found) for found in shown]
-    widths = [max(map(len, column), default=0) for column in (codes, places)]
-    for found, code, place in zip(shown, codes, places, strict=True):
-        severity = (_SEVERITIES[found["severity"]], found["severity"].ljust(7))
-        cells = [severity, ("", code.ljust(min(widths[0], 24))), ("", place.ljust(min(widths[1], 40)))]
-        page.hung(cells, _words(page, found))
-    if len(findings) > MOST:
-        page.line(page.dim(f"  and {len(findings) - MOST:,} more (--json has all)"))
-    for gap in file["coverage"]["unscanned"][: 1 if quiet else 5]:
-        where = f"{page.safe(gap['member'])}, " if gap["member"] else ""
-        page.line(page.clipped(f"  not scanned: {where}byte {gap['offset']:,}: {page.safe(gap['why'])}"))
-
-
-def _place(page: Page, found: dict[str, Any]) -> str:
-    member = page.safe(found["member"]) if found["member"] else ""
-    if len(member) > 24:
-        member = "..." + member[-21:]
-    if found["offset"] is None:
-        return member
-    return f"{member} " * bool(member) + f"byte {found['offset']}"
-
-
-def _words(page: Page, found: dict[str, Any]) -> str:
-    times = f" ({count(found['times'], 'time')})" if found["times"] > 1 else ""
-    if found["arguments"] is None:
-        return page.safe(found["message"]) + times
-    name = ".".join(part for part in (found["module"], found["name"]) if part)
-    call = page.safe(name + found["arguments"])
-    if len(call) > LONGEST:
-        call = call[:LONGEST] + "..."
-    message = page.safe(found["message"])
-    return f"{call}: {message.removeprefix(page.safe(name)).lstrip()}{times}"
 
 
 def _sum_up(files: list[dict[str, Any]]) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import cupy
 
 from rustload import _rustload
-from rustload._cuda import _plain, _results
-from rustload._frameworks.numpy import make as make_numpy
+from rustload._common.request import wanted_for
+from rustload._cuda import plain, results
 from rustload._frameworks.numpy import numpy_dtype
 from rustload._frameworks.numpy import wrap as wrap_numpy
 from rustload.errors import _make
@@ -17,10 +17,10 @@ from rustload.errors import _make
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from rustload._cast import Cast
-    from rustload._cuda._place import Place
+    from rustload._common.request import Cast, Core, Wanted
+    from rustload._cuda.place import Place
+    from rustload._frameworks.adapters import Shared
     from rustload._rustload import Buffer, Upload
-    from rustload._tensor import LazyTensor, Wanted
 
 
 def check_device(device: Any) -> Any:
@@ -43,7 +43,7 @@ def check_device(device: Any) -> Any:
     return cupy.cuda.Device(int(index)) if index else cupy.cuda.Device()
 
 
-class _Gpu(_plain.Place):
+class _Gpu(plain.Place):
     """A GPU of CuPy's."""
 
     def __init__(self, device: Any) -> None:
@@ -102,11 +102,11 @@ def place(device: Any) -> Place | None:
     return _Gpu(device) if _rustload.cuda_info()["available"] else None
 
 
-def make(tensor: LazyTensor, wanted: Wanted, device: Any) -> Any:
+def make(core: Core, wanted: Wanted, device: Any, shared: Shared) -> Any:
     """The array on the device."""
     if wanted.copy is False:
         raise _make("Buffer", "Buffer", "an array on a GPU is a copy by nature: copy=False cannot be had")
-    return wrap(tensor._core.materialize(wanted), device)
+    return wrap(core.materialize(wanted), device)
 
 
 def wrap(buffer: Buffer, device: Any) -> Any:
@@ -116,15 +116,15 @@ def wrap(buffer: Buffer, device: Any) -> Any:
         return cupy.asarray(array)
 
 
-def into(tensor: LazyTensor, out: Any, wanted: Wanted, *, cast: Cast, sync: bool) -> bool:
+def into(core: Core, out: Any, wanted: Wanted, *, cast: Cast, sync: bool) -> bool:
     """Writes into an array on a GPU."""
     if not isinstance(out, cupy.ndarray):
         return False
-    wanted = tensor._wanted_for(out.dtype.name, tuple(out.shape), wanted)
+    wanted = wanted_for(core, out.dtype.name, tuple(out.shape), wanted)
     gpu = place(out.device)
     if gpu is not None and out.flags.c_contiguous:
-        _results.filled(tensor, wanted, out, gpu, cast=cast, sync=sync)
+        results.filled(core, wanted, out, gpu, cast=cast, sync=sync)
         return True
     with out.device:
-        out[...] = cupy.asarray(make_numpy(tensor, wanted, None))
+        out[...] = cupy.asarray(wrap_numpy(core.materialize(wanted), None))
     return True

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rustload._cuda import _plain, _results
+from rustload._common.request import wanted_for
+from rustload._cuda import plain, results
 from rustload._rustload import Buffer
 
 if TYPE_CHECKING:
-    from rustload._cast import Cast
-    from rustload._cuda._place import Place
-    from rustload._tensor import LazyTensor, Wanted
+    from rustload._common.request import Cast, Core, Wanted
+    from rustload._cuda.place import Place
+    from rustload._frameworks.adapters import Shared
 
 
 def check_device(device: Any) -> int | None:
@@ -19,17 +20,17 @@ def check_device(device: Any) -> int | None:
     Raises:
         DeviceError: It is neither, or there is no such GPU.
     """
-    return _plain.ordinal(device)
+    return plain.ordinal(device)
 
 
 def place(device: int | None) -> Place | None:
     """The GPU; the driver allocates there."""
-    return None if device is None else _plain.Place(device)
+    return None if device is None else plain.Place(device)
 
 
-def make(tensor: LazyTensor, wanted: Wanted, device: None) -> Buffer:
+def make(core: Core, wanted: Wanted, device: None, shared: Shared) -> Buffer:
     """The buffer itself."""
-    return tensor._core.materialize(wanted)
+    return core.materialize(wanted)
 
 
 def wrap(buffer: Buffer, device: None) -> Buffer:
@@ -37,14 +38,14 @@ def wrap(buffer: Buffer, device: None) -> Buffer:
     return buffer
 
 
-def into(tensor: LazyTensor, out: Any, wanted: Wanted, *, cast: Cast, sync: bool) -> bool:
+def into(core: Core, out: Any, wanted: Wanted, *, cast: Cast, sync: bool) -> bool:
     """Writes into another Buffer."""
     if not isinstance(out, Buffer):
         return False
-    wanted = tensor._wanted_for(out.dtype, out.shape, wanted)
+    wanted = wanted_for(core, out.dtype, out.shape, wanted)
     kind, number = out.__dlpack_device__()
     if kind == 1:
-        tensor._core.materialize_into(wanted, out.as_bytes().__dlpack__(max_version=(1, 0)))
+        core.materialize_into(wanted, out.as_bytes().__dlpack__(max_version=(1, 0)))
     else:
-        _results.filled(tensor, wanted, out, _plain.Place(number), cast="cpu", sync=sync)
+        results.filled(core, wanted, out, plain.Place(number), cast="cpu", sync=sync)
     return True

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from rustload._cuda import _plain
+from rustload import _rustload
+from rustload._cuda import plain
 from rustload._frameworks.numpy import wrap as wrap_numpy
 from rustload.errors import _make
 
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from rustload._cast import Cast
-    from rustload._cuda._place import Place
+    from rustload._common.request import Cast, Core, Wanted
+    from rustload._cuda.place import Place
+    from rustload._frameworks.adapters import Shared
     from rustload._rustload import Buffer, Upload
-    from rustload._tensor import LazyTensor, Wanted
 
 # JAX makes 32 bits of these unless it is told otherwise.
 _WIDE = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
@@ -45,7 +46,7 @@ def check_device(device: Any) -> Any:
         raise _make("Device", "Device", f"JAX has no device {str(device)!r}", f"it has {there}") from error
 
 
-class _Gpu(_plain.Place):
+class _Gpu(plain.Place):
     """A GPU of JAX's."""
 
     def new(self, shape: Sequence[int], dtype: str, upload: Upload) -> tuple[Buffer, Buffer]:
@@ -81,14 +82,14 @@ def place(device: Any) -> Place | None:
     return _Gpu(found.local_hardware_id)
 
 
-def make(tensor: LazyTensor, wanted: Wanted, device: Any) -> Any:
+def make(core: Core, wanted: Wanted, device: Any, shared: Shared) -> Any:
     """The array on the device."""
-    _check_width(wanted.dtype or tensor.dtype, tensor.name)
-    buffer = tensor._core.materialize(wanted)
+    _check_width(wanted.dtype or core.dtype, _name(core))
+    buffer = core.materialize(wanted)
     made = wrap(buffer, device)
     if wanted.copy is False and not _shares(made, wrap_numpy(buffer, None)):
         note = "JAX takes memory of the CPU that is aligned to 64 bytes, contiguous and not empty; copy=None copies the rest"
-        raise _make("Buffer", "Buffer", f"{tensor.name!r} cannot be a JAX array without a copy", note)
+        raise _make("Buffer", "Buffer", f"{_name(core)!r} cannot be a JAX array without a copy", note)
     return made
 
 
@@ -103,11 +104,16 @@ def wrap(buffer: Buffer, device: Any) -> Any:
         ) from error
 
 
-def into(tensor: LazyTensor, out: Any, wanted: Wanted, *, cast: Cast, sync: bool) -> bool:
+def into(core: Core, out: Any, wanted: Wanted, *, cast: Cast, sync: bool) -> bool:
     """Refuses: JAX's arrays cannot be written to."""
     raise _make(
         "Type", "Type", "out= is a JAX array, which cannot be written to", "take the result of materialize()"
     )
+
+
+def _name(core: Core) -> str:
+    """The tensor's name; empty for a joined one."""
+    return core.name if isinstance(core, _rustload.Tensor) else ""
 
 
 def _check_width(name: str, tensor: str = "") -> None:

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rustload._common.request import wanted_for
 from rustload.errors import _make
 
 if TYPE_CHECKING:
-    from rustload._cast import Cast
+    from rustload._common.request import Cast, Core, Wanted
+    from rustload._frameworks.adapters import Shared
     from rustload._rustload import Buffer
-    from rustload._tensor import LazyTensor, Wanted
 
 # What NumPy has from ml_dtypes alone; complex32 came to it late.
 _ML_DTYPES = {
@@ -71,10 +72,10 @@ def place(device: None) -> None:
     """None: NumPy has no GPU."""
 
 
-def make(tensor: LazyTensor, wanted: Wanted, device: Any) -> np.ndarray[Any, Any]:
+def make(core: Core, wanted: Wanted, device: Any, shared: Shared) -> np.ndarray[Any, Any]:
     """An array over the memory of the view or the result, writable, keeping it alive."""
-    numpy_dtype(wanted.dtype or tensor.dtype)  # refuses before anything is read
-    return wrap(tensor._core.materialize(wanted), None)
+    numpy_dtype(wanted.dtype or core.dtype)  # refuses before anything is read
+    return wrap(core.materialize(wanted), None)
 
 
 def wrap(buffer: Buffer, device: Any) -> np.ndarray[Any, Any]:
@@ -82,16 +83,16 @@ def wrap(buffer: Buffer, device: Any) -> np.ndarray[Any, Any]:
     return np.asarray(buffer).view(numpy_dtype(buffer.dtype))
 
 
-def into(tensor: LazyTensor, out: Any, wanted: Wanted, *, cast: Cast, sync: bool) -> bool:
+def into(core: Core, out: Any, wanted: Wanted, *, cast: Cast, sync: bool) -> bool:
     """Writes into an array; straight into its memory where that is contiguous."""
     if not isinstance(out, np.ndarray):
         return False
     if not out.flags.writeable:
         raise _make("Value", "Value", "out= is a read-only array")
-    wanted = tensor._wanted_for(out.dtype.name, out.shape, wanted)
+    wanted = wanted_for(core, out.dtype.name, out.shape, wanted)
     numpy_dtype(out.dtype.name)  # refuses what has no counterpart, such as strings
     if out.flags.c_contiguous and out.dtype.isnative:
-        tensor._core.materialize_into(wanted, out.reshape(-1).view(np.uint8).__dlpack__())
+        core.materialize_into(wanted, out.reshape(-1).view(np.uint8).__dlpack__())
     else:
-        out[...] = make(tensor, wanted, None)
+        out[...] = wrap(core.materialize(wanted), None)
     return True

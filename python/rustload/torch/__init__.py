@@ -3,7 +3,7 @@
 Importing this imports torch, which `import rustload` does not.
 """
 
-from rustload.torch import _needs as _needs
+from rustload.torch import _require_torch as _require_torch
 
 # isort: split
 from rustload.torch._handle import TorchHandle

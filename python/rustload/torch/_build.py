@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rustload._frameworks.torch import torch_dtype
-from rustload._inert import Opaque
+from rustload._tensor.inert import Opaque
 from rustload.errors import _make
-from rustload.torch import _allowed, _words
+from rustload.torch import _allowed, _load_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -187,7 +187,7 @@ class Builder:
             DisallowedError: Not with `unknown="error"`.
         """
         if self._strict:
-            _words.refuse_class(class_name)
+            _load_errors.refuse_class(class_name)
 
     def attributes(self, made: Any, state: Any) -> None:
         """Sets what BUILD sets on a mapping, such as a state dict's `_metadata`, or the attributes of a tensor.

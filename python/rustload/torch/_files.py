@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rustload import _rustload
-from rustload._paths import beneath, paths, repository
+from rustload._common.paths import beneath, paths, repository
 from rustload.errors import FormatError, _make
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from rustload.errors import _make
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rustload._tensor import LazyTensor
+    from rustload._tensor.handle import LazyTensor
 
 __all__ = ["WINDOW", "check_numbers", "fill", "is_on_gpu", "is_straight"]
 

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rustload import _rustload
+from rustload._common.rules import PLAIN
 from rustload._frameworks.torch import torch_dtype
-from rustload._rules import PLAIN
 from rustload.torch._fill import WINDOW, check_numbers, fill
 from rustload.torch._operators import Operators, read_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from rustload._tensor import LazyTensor
+    from rustload._tensor.handle import LazyTensor
 
 __all__ = ["TorchHandle"]
 

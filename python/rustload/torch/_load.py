@@ -7,9 +7,9 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rustload import _safe_open
+from rustload._safe_open.surface import safe_open
 from rustload.errors import UnsupportedError, _make
-from rustload.torch import _allowed, _files, _words
+from rustload.torch import _allowed, _files, _load_errors
 from rustload.torch._build import Builder
 from rustload.torch._locations import storages
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from rustload import _rustload
-    from rustload._limits import Limits
+    from rustload._common.limits import Limits
     from rustload.torch._locations import MapLocation
 
 __all__ = ["load"]
@@ -155,7 +155,7 @@ def _safetensors(f: Any, map_location: MapLocation) -> dict[str, torch.Tensor]:
             "Use a device string or torch.device instead."
         )
     device = "cpu" if map_location is None else str(map_location)
-    with _safe_open.safe_open(os.fspath(f), framework="pt", device=device) as file:
+    with safe_open(os.fspath(f), framework="pt", device=device) as file:
         return file.get_tensors()
 
 
@@ -163,19 +163,19 @@ def _loaded(f: Any, map_location: MapLocation, *, mmap: bool, strict: bool, limi
     if not _files.are_paths(f) and not isinstance(f, (bytes, bytearray, memoryview)):
         _files.check_seekable(f)
     if mmap and not _files.is_archive(f):
-        raise _words.no_archive(f)
+        raise _load_errors.no_archive(f)
     try:
         core = _files.opened(f, {} if limits is None else limits._given())
     except UnsupportedError as error:
         if error.code == "TarUnsupported":
-            raise _words.tar() from error
+            raise _load_errors.tar() from error
         raise
     if core.format == "pickle" and (strict or _STORAGE not in core.globals_of(0)):
-        raise _words.no_magic()
+        raise _load_errors.no_magic()
     if core.is_torchscript:
-        raise _words.is_torchscript()
+        raise _load_errors.is_torchscript()
     if mmap and not _files.are_paths(f):
-        raise _words.no_path()
+        raise _load_errors.no_path()
     trees = [_tree(core, shard, map_location, mmap=mmap, strict=strict) for shard in range(core.shards)]
     if len(trees) == 1:
         return trees[0]
@@ -191,6 +191,6 @@ def _tree(
         allowed = _allowed.NAMES
         for name in core.globals_of(shard):
             if name not in allowed:
-                _words.refuse_global(name)
+                _load_errors.refuse_global(name)
     builder = Builder(storages(core, shard, map_location, mmap=mmap), strict=strict)
     return core.rebuild(shard, builder)

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from rustload._many import parse_bytes
-from rustload._names import Key, Rename, Strip, named
-from rustload._patterns import check_rules
-from rustload._progress import Progress, checked_progress, reporting
-from rustload._rules import Rules
+from rustload._checkpoint.names import Key, Rename, Strip, named
+from rustload._common.patterns import check_rules
+from rustload._common.progress import Progress, checked_progress, reporting
+from rustload._common.rules import Rules
+from rustload._common.sizes import parse_bytes
 from rustload.errors import _make
-from rustload.torch._do import done_steps
-from rustload.torch._meter import Meter
-from rustload.torch._own import after_loading, own_code, run_own_code
+from rustload.torch._execute import done_steps
+from rustload.torch._hooks import after_loading, own_code, run_own_code
+from rustload.torch._peak_memory import Meter
 from rustload.torch._plan import Plan, Wish, is_counter, ordered, plan_of
 from rustload.torch._report import Converted, LoadReport, mismatch_error
 from rustload.torch._slots import check_device_map, device_rule, slots_of
@@ -29,9 +29,9 @@ from rustload.torch._state_dict import checkpoint_of, versions
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rustload._checkpoint import Checkpoint
-    from rustload._limits import Limits
-    from rustload.torch._own import Own
+    from rustload._checkpoint.checkpoint import Checkpoint
+    from rustload._common.limits import Limits
+    from rustload.torch._hooks import Own
 
 __all__ = ["load_into"]
 
@@ -116,7 +116,7 @@ def load_into(
     if not isinstance(model, torch.nn.Module):
         raise _make("Type", "Type", _no_model(model))
     checkpoint = checkpoint_of(path, limits)
-    check_rules(checkpoint, dtype=dtype, transpose=transpose)
+    check_rules(checkpoint._core, dtype=dtype, transpose=transpose)
     tensors = named(checkpoint, key, strip, rename)
     own = None
     if own_code(model):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch.serialization import default_restore_location
 
-from rustload._cuda._results import on_gpu
+from rustload._cuda.results import on_gpu
 from rustload._frameworks import torch as adapter
 from rustload.errors import DeviceError
 

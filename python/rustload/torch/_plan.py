@@ -10,17 +10,17 @@ import torch
 
 from rustload._frameworks.torch import torch_dtype
 from rustload.errors import _make
-from rustload.torch._own import Made
+from rustload.torch._hooks import Made
 from rustload.torch._report import Mismatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from rustload._checkpoint import Checkpoint
-    from rustload._names import Key
-    from rustload._rules import Rules
-    from rustload._tensor import LazyTensor
-    from rustload.torch._own import Own
+    from rustload._checkpoint.checkpoint import Checkpoint
+    from rustload._checkpoint.names import Key
+    from rustload._common.rules import Rules
+    from rustload._tensor.handle import LazyTensor
+    from rustload.torch._hooks import Own
     from rustload.torch._slots import Slot
 
 __all__ = ["Plan", "Step", "Wish", "is_counter", "ordered", "plan_of"]

@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 from typing import TYPE_CHECKING, NamedTuple
 
-from rustload._tensor import _size
+from rustload._common.sizes import format_bytes
 from rustload.errors import ModelMismatchError
 
 if TYPE_CHECKING:
@@ -81,15 +81,15 @@ class LoadReport:
     def __str__(self) -> str:
         """A line for people."""
         rate = f", {self.bytes / self.seconds / 1e9:.2f} GB/s" if self.seconds > 0 else ""
-        parts = [f"{_size(self.bytes)} in {self.seconds:.2f} s{rate}"]
+        parts = [f"{format_bytes(self.bytes)} in {self.seconds:.2f} s{rate}"]
         for word in ("converted", "tied", "missing", "unexpected", "mismatched", "on_meta"):
             found = getattr(self, word)
             if found:
                 parts.append(f"{len(found)} {word.replace('_', ' ')}")
         if self.peak_host is not None:
-            parts.append(f"host peak +{_size(self.peak_host)}")
+            parts.append(f"host peak +{format_bytes(self.peak_host)}")
         if self.peak_device is not None:
-            parts.append(f"device peak +{_size(self.peak_device)}")
+            parts.append(f"device peak +{format_bytes(self.peak_device)}")
         return "; ".join(parts)
 
 

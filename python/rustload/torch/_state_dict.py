@@ -6,19 +6,19 @@ import difflib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rustload._checkpoint import Checkpoint
-from rustload._checkpoint import open as open_checkpoint
+from rustload._checkpoint.checkpoint import Checkpoint
+from rustload._checkpoint.names import Key, Rename, Strip, named, stripped
+from rustload._checkpoint.open import open as open_checkpoint
+from rustload._common.patterns import check_rules
+from rustload._common.rules import Rules
 from rustload._frameworks.torch import check_device
-from rustload._names import Key, Rename, Strip, named, stripped
-from rustload._patterns import check_rules
-from rustload._rules import Rules
 from rustload.errors import _make
 from rustload.torch._handle import TorchHandle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rustload._limits import Limits
+    from rustload._common.limits import Limits
 
 __all__ = ["StateDict", "checkpoint_of", "state_dict", "versions"]
 
@@ -91,7 +91,7 @@ def state_dict(
     """
     checkpoint = checkpoint_of(path, limits)
     rules = Rules(dtype=dtype)
-    check_rules(checkpoint, dtype=dtype)
+    check_rules(checkpoint._core, dtype=dtype)
     found = named(checkpoint, key, strip, rename)
     place = check_device(device)
     made = StateDict((name, TorchHandle(lazy, rules.dtype(lazy), place)) for name, lazy in found.items())

@@ -73,7 +73,7 @@ impl<'a, 'py> Export<'a, 'py> {
         limits: &'a Limits,
         face: Face<'a, 'py>,
     ) -> PyResult<Export<'a, 'py>> {
-        let inert = py.import("rustload._inert")?;
+        let inert = py.import("rustload._tensor.inert")?;
         let class = |name| inert.getattr(name);
         let (opaque, global) = (class("Opaque")?, class("Global")?);
         Ok(Export {

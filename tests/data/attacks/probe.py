@@ -130,7 +130,7 @@ def _cases() -> dict[str, Any]:
 def serve() -> None:
     """Answers until the input ends."""
     import rustload._frameworks.dlpack
-    import rustload._inert  # noqa: F401 - imported when asked for, which is no doing of a file's
+    import rustload._tensor.inert  # noqa: F401 - imported when asked for, which is no doing of a file's
 
     _cases()
     for line in sys.stdin:

@@ -10,7 +10,7 @@ from hostgpu import HostGpu
 from support import DTYPES, assert_same_values, patterns
 
 import rustload
-from rustload._cuda import _split
+from rustload._cuda import split
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,14 +53,14 @@ def test_who_casts(save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -
     f, b = rustload.open(path, framework="torch").values()
 
     def moves(lazy: Any, dtype: str, cast: str = "auto", rate: float = 0.0, **how: Any) -> int:
-        monkeypatch.setattr(_split, "_cast_rate", lambda *_: rate)
+        monkeypatch.setattr(split, "_cast_rate", lambda *_: rate)
         HostGpu.moves = 0
         lazy.materialize("cuda", dtype, cast=cast, **how)
         return HostGpu.moves
 
     assert moves(b, "float32") == 1, "widening is the GPU's"
     assert moves(f, "bfloat16") == 0, "a small cast is not worth finding out"
-    monkeypatch.setattr(_split, "_SMALL", 0)
+    monkeypatch.setattr(split, "_SMALL", 0)
     assert moves(f, "bfloat16", rate=0.0) == 1, "the CPU would hold up the copies"
     assert moves(f, "bfloat16", rate=1e18) == 0, "the CPU is faster than the link"
     assert moves(f, "bfloat16", rate=1e18, cast="gpu") == 1

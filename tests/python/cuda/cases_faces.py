@@ -14,7 +14,7 @@ from support import DTYPES, assert_same_bits, bits, child, patterns
 
 import rustload
 import rustload.torch
-from rustload._cuda import _results
+from rustload._cuda import results
 from rustload._frameworks.numpy import numpy_dtype
 from rustload.torch import _locations
 
@@ -46,12 +46,12 @@ def uploads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Counts what is begun on the GPU."""
     counted: list[int] = []
 
-    class Counted(_results.Uploads):
+    class Counted(results.Uploads):
         def __init__(self, *args: Any, **options: Any) -> None:
             counted.append(1)
             super().__init__(*args, **options)
 
-    monkeypatch.setattr(_results, "Uploads", Counted)
+    monkeypatch.setattr(results, "Uploads", Counted)
     return counted
 
 

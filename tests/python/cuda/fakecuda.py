@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import rustload
 from rustload import _rustload
-from rustload._tensor import Wanted
+from rustload._common.request import Wanted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

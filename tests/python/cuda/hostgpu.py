@@ -1,7 +1,7 @@
 """A torch without a GPU on the fake driver: what it calls CUDA memory is the host's, at addresses with the tag of the fake.
 
-Everything of `rustload._cuda` runs as on a GPU, but for the few functions of `rustload._cuda._torch` that are replaced here. What
-the GPU would do, torch does on the CPU when its turn in the stream has come.
+Everything of `rustload._cuda` runs as on a GPU, but for the few functions of `rustload._frameworks.torch_gpu` that are replaced
+here. What the GPU would do, torch does on the CPU when its turn in the stream has come.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import torch
 
 import rustload
 from rustload import _rustload
-from rustload._cuda import _split, _torch, _uploads
+from rustload._cuda import split, uploads
+from rustload._frameworks import torch_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -83,7 +84,7 @@ def as_host_memory(buffer: Buffer) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
-class Panel(_torch.Panel):
+class Panel(torch_gpu.Panel):
     """Moves when all is done that the stream has before it."""
 
     def move(self, start: int, dtype: str, shape: Sequence[int], target: torch.Tensor) -> None:
@@ -92,7 +93,7 @@ class Panel(_torch.Panel):
         super().move(start, dtype, shape, target)
 
 
-class HostGpu(_torch.Place):
+class HostGpu(torch_gpu.Place):
     """The GPU."""
 
     # The caller's stream; how often the GPU had to move something; bytes of the panels; streams that were left for another; bytes
@@ -159,7 +160,7 @@ def install(patch: pytest.MonkeyPatch) -> None:
     fakecuda.enter()
     HostGpu.current, HostGpu.moves, HostGpu.panels, HostGpu.left = 0, 0, [], []
     numbered = lambda device: torch.device("cuda", device.index or 0)  # noqa: E731
-    patch.setattr(_torch, "checked", numbered)
+    patch.setattr(torch_gpu, "checked", numbered)
     patch.setattr(adapter, "place", lambda device: None if device is None else HostGpu(device.index or 0))
 
 
@@ -177,8 +178,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Panels, batches and slabs so small that everything takes many of them, and every cast is worth the GPU's while."""
-    monkeypatch.setattr(_split, "PANEL", 4 << 10)
-    monkeypatch.setattr(_uploads, "PANEL", 4 << 10)
-    monkeypatch.setattr(_uploads, "_BATCH", 16 << 10)
-    monkeypatch.setattr(_split, "_SMALL", 0)
-    monkeypatch.setattr(_split, "_cast_rate", lambda *_: 0.0)
+    monkeypatch.setattr(split, "PANEL", 4 << 10)
+    monkeypatch.setattr(uploads, "PANEL", 4 << 10)
+    monkeypatch.setattr(uploads, "_BATCH", 16 << 10)
+    monkeypatch.setattr(split, "_SMALL", 0)
+    monkeypatch.setattr(split, "_cast_rate", lambda *_: 0.0)

@@ -1,0 +1,196 @@
+"""Which tensors of a checkpoint are meant, and by which names: `key`, `strip` and `rename`."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from rustload._common.patterns import tell
+from rustload.errors import _make
+
+if TYPE_CHECKING:
+    from rustload._tensor.handle import LazyTensor
+
+__all__ = ["Key", "Rename", "Strip", "named", "stripped", "unflatten"]
+
+Key: TypeAlias = str | tuple[Any, ...] | None
+Strip: TypeAlias = str | Iterable[str] | None
+Rename: TypeAlias = Mapping[Any, str | None] | Iterable[tuple[str, str]] | Callable[[str], str | None] | None
+
+
+def named(
+    checkpoint: Mapping[str, LazyTensor], key: Key = None, strip: Strip = None, rename: Rename = None
+) -> dict[str, LazyTensor]:
+    """The tensors under `key` by their new names, in the checkpoint's order.
+
+    Args:
+        checkpoint: Where they are.
+        key: What the wanted tensors are nested under: a dotted name such as `"state_dict"`, or a tuple of keys. None takes all.
+        strip: A prefix, or several, to take off names that have it: `"module."`, with or without the last dot.
+        rename: A mapping from names or leading parts of names to others, in which compiled patterns are replaced as by `re.sub`;
+            pairs of a regular expression and its replacement; or a callable from name to name. None as a new name leaves the
+            tensor out.
+
+    Raises:
+        ValueError: Nothing is under `key`, or two tensors would get one name.
+        TypeError: `rename` is none of these.
+    """
+    found = _under(checkpoint, key)
+    prefixes = [strip] if isinstance(strip, str) else list(strip or ())
+    short = [stripped(name, prefixes) for name, _ in found]
+    if prefixes and all(old == new for (old, _), new in zip(found, short, strict=True)):
+        tell(
+            f"strip={strip!r} takes nothing off: no name begins with it",
+            None if key else prefixes[0],
+            checkpoint,
+        )
+    change = _renamer(rename)
+    _check_rename(rename, short)
+    result: dict[str, LazyTensor] = {}
+    for before, (_, handle) in zip(short, found, strict=True):
+        new = change(before)
+        if new is None:
+            continue
+        if new in result:
+            both = f"{result[new].name!r} and {handle.name!r}"
+            raise _make("Value", "Value", f"{both} would both be named {new!r}", "change strip= or rename=")
+        result[new] = handle
+    return result
+
+
+def _under(checkpoint: Mapping[str, LazyTensor], key: Key) -> list[tuple[str, LazyTensor]]:
+    if key is None:
+        return list(checkpoint.items())
+    found: list[tuple[str, LazyTensor]] = []
+    if isinstance(key, tuple):
+        for handle in checkpoint.values():
+            path = handle.path
+            if path[: len(key)] == key and len(path) > len(key):
+                found.append((".".join(map(str, path[len(key) :])), handle))
+    else:
+        prefix = key.rstrip(".") + "."
+        found = [
+            (name.removeprefix(prefix), checkpoint[name]) for name in checkpoint if name.startswith(prefix)
+        ]
+    if not found:
+        groups = Counter(str(handle.path[0]) for handle in checkpoint.values() if handle.path)
+        there = ", ".join(f"{name!r} ({count})" for name, count in groups.most_common(8))
+        raise _make(
+            "Value", "Value", f"no tensor is under key {key!r}", f"tensors are under: {there or 'nothing'}"
+        )
+    return found
+
+
+def stripped(name: str, prefixes: list[str]) -> str:
+    """The name without the first of the prefixes that it has."""
+    for prefix in prefixes:
+        whole = prefix.rstrip(".") + "."
+        if name.startswith(whole):
+            return name[len(whole) :]
+    return name
+
+
+def _renamer(rename: Any) -> Callable[[str], str | None]:
+    if rename is None:
+        return lambda name: name
+    if isinstance(rename, Mapping):
+        return _by_mapping(rename)
+    if callable(rename):
+        return rename  # type: ignore[no-any-return]  # the user's word for it
+    if isinstance(rename, (str, bytes)) or not isinstance(rename, Iterable):
+        raise _make("Type", "Type", f"rename= is a mapping, pairs or a callable, not {rename!r}")
+    pairs = [(re.compile(pattern), new) for pattern, new in rename]
+
+    def substitute(name: str) -> str:
+        for pattern, new in pairs:
+            name = pattern.sub(new, name)
+        return name
+
+    return substitute
+
+
+def _check_rename(rename: Any, names: list[str]) -> None:
+    """Tells of what renames nothing; to leave out what is not there is no mistake.
+
+    Raises:
+        TensorNotFoundError: A text of a mapping is neither a name nor the leading part of one.
+    """
+    if callable(rename) or rename is None:
+        return
+    if not isinstance(rename, Mapping):
+        rename = {re.compile(pattern): new for pattern, new in rename}
+    whole = {
+        ".".join(parts[:count])
+        for parts in (name.split(".") for name in names)
+        for count in range(1, len(parts) + 1)
+    }
+    for old, new in rename.items():
+        if isinstance(old, re.Pattern):
+            if not any(old.search(name) for name in names):
+                tell(f"rename= has the pattern {old.pattern!r}, which is found in no name")
+        elif new is not None and old.rstrip(".") not in whole:
+            near = difflib.get_close_matches(old.rstrip("."), whole, n=3)
+            note = f"near: {', '.join(near)}" if near else "names are renamed after strip= and below key="
+            text = f"rename= names {old!r}, and no name is that or begins with it"
+            raise _make("NotFound", "NotFound", text, note)
+
+
+def _by_mapping(rename: Mapping[Any, str | None]) -> Callable[[str], str | None]:
+    """Whole names first, then the longest leading part, then patterns."""
+    exact = {key.rstrip("."): new for key, new in rename.items() if isinstance(key, str)}
+    patterns = [(key, new) for key, new in rename.items() if not isinstance(key, str)]
+    for key, _ in patterns:
+        if not isinstance(key, re.Pattern):
+            raise _make(
+                "Type",
+                "Type",
+                f"rename= has a {type(key).__name__} as a key, not a text or a compiled pattern",
+            )
+
+    def change(name: str) -> str | None:
+        head, tail = name, ""
+        while head:
+            if head in exact:
+                new = exact[head]
+                if new is None or not tail:
+                    return new
+                return f"{new.rstrip('.')}.{tail}" if new else tail
+            head, _, last = head.rpartition(".")
+            tail = f"{last}.{tail}" if tail else last
+        for pattern, new in patterns:
+            if pattern.search(name):
+                if new is None:
+                    return None
+                name = pattern.sub(new, name)
+        return name
+
+    return change
+
+
+def unflatten(values: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:
+    """Nested dicts of what is named with separators: `{"a.b": 1}` becomes `{"a": {"b": 1}}`, a pytree.
+
+    Numbers stay texts: `"layers.0.w"` is at `["layers"]["0"]["w"]`.
+
+    Raises:
+        ValueError: A name is also the leading part of another.
+    """
+    root: dict[str, Any] = {}
+    made = {id(root)}
+    for name, value in values.items():
+        *outer, last = name.split(separator)
+        place = root
+        for part in outer:
+            if part not in place:
+                place[part] = {}
+                made.add(id(place[part]))
+            place = place[part]
+            if id(place) not in made:
+                raise _make("Value", "Value", f"{name!r} is inside of what is a value itself")
+        if last in place:
+            raise _make("Value", "Value", f"{name!r} is a value, and others are inside of it")
+        place[last] = value
+    return root

@@ -1,0 +1,222 @@
+"""The command line's arguments and exit codes: `rustload info`, `rustload scan` and `rustload doctor`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import gc
+import os
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+import rustload
+from rustload._cli.exit_codes import NO_READER, STOPPED, UNREAD, USAGE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["main"]
+
+EPILOG = """\
+exit codes:
+  0    everything was read
+  2    wrong usage
+  3    something could not be read (the rest is shown all the same), or the output could not be written
+"""
+
+SCAN_EPILOG = """\
+exit codes:
+  0    all files are inert: nothing but data, all of it looked at
+  1    a file is unknown or would execute
+  2    wrong usage
+  3    something could not be read, there was nothing to scan, or the output could not be written
+
+1 comes before 3: a file that is not inert counts more than one that could not be read. Output that could not be
+written comes first.
+"""
+
+
+COMMANDS = ("info", "scan", "doctor")
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose complaints look like every other error of the command."""
+
+    # What may have been meant.
+    hint = ""
+
+    def error(self, message: str) -> NoReturn:
+        """Prints the message and where to read more, and ends with exit code 2."""
+        self.exit(USAGE, f"rustload: error: {message}\n{self.hint}  see: {self.prog} --help\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code.
+
+    Args:
+        argv: The arguments; None takes those of the process.
+    """
+    given = sys.argv[1:] if argv is None else list(argv)
+    parser = _parser()
+    parser.hint = _hint(given)
+    if sys.stdout is None:
+        return _unwritten("stdout is closed")
+    collects = gc.isenabled()
+    # A command makes many small objects, hardly one of them in a cycle, and ends.
+    gc.disable()
+    try:
+        try:
+            code = _run(parser.parse_args(given))
+        finally:
+            if collects:
+                gc.enable()
+            # --help and --version leave by an exception.
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _silence()
+        return NO_READER
+    except KeyboardInterrupt:
+        return STOPPED
+    except OSError as error:
+        # Errors of paths never come this far.
+        _silence()
+        return _unwritten((error.strerror or str(error)).lower())
+    return code
+
+
+def _unwritten(why: str) -> int:
+    with contextlib.suppress(OSError):
+        print(f"rustload: error: the output could not be written: {why}", file=sys.stderr)  # noqa: T201 - talk
+    return UNREAD
+
+
+def _silence() -> None:
+    """Python flushes stdout once more at its end; lets it have somewhere to go."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _hint(given: Sequence[str]) -> str:
+    """A line for who gives a path without a command."""
+    words = [word for word in given if not word.startswith("-")]
+    near = difflib.get_close_matches(words[0], COMMANDS, n=1) if words and words[0] not in COMMANDS else []
+    if near:
+        return f"  did you mean: rustload {near[0]}\n"
+    if not words or words[0] in COMMANDS or not (os.path.lexists(words[0]) or "." in words[0]):
+        return ""
+    import shlex
+
+    from rustload._common.terminal import escape
+
+    return f"  did you mean: rustload info {escape(shlex.quote(words[0]))}\n"
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.command == "doctor":
+        from rustload._cli import doctor
+
+        return doctor.run(args.paths, json=args.json, color=args.color, io=args.io, measure=args.measure)
+    if args.command == "scan":
+        from rustload._cli import scan
+
+        return scan.run(args.paths, json=args.json, quiet=args.quiet, color=args.color)
+    from rustload._cli import info
+
+    return info.run(args.paths, json=args.json, color=args.color, tensors=args.tensors)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="rustload",
+        description="Looks into PyTorch and safetensors checkpoints without running anything in them.",
+    )
+    parser.add_argument("--version", action="version", version=f"rustload {rustload.__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, dest="command")
+    info = commands.add_parser(
+        "info",
+        help="show what a checkpoint holds",
+        description="Shows what checkpoints hold: format, sizes, dtypes, and the tree of names with repeated layers folded.\n"
+        "Reads metadata only, never the tensors, and imports neither torch nor NumPy.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    info.add_argument(
+        "paths",
+        nargs="+",
+        metavar="PATH",
+        type=_file,
+        help="a file, a directory of shards, or an index file; each is shown by itself",
+    )
+    info.add_argument(
+        "--tensors", action="store_true", help="list every tensor, one per line, in place of the tree"
+    )
+    info.add_argument(
+        "--json", action="store_true", help="print everything as one JSON document (see docs/cli.md)"
+    )
+    scan = commands.add_parser(
+        "scan",
+        help="say what files would do when they are unpickled",
+        description="Says what files would do in a reader that runs pickles: inert, unknown, or would execute.\n"
+        "Runs nothing, reads no tensors, and imports neither torch nor NumPy.",
+        epilog=SCAN_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    scan.add_argument(
+        "paths",
+        nargs="+",
+        metavar="PATH",
+        help="a file, a directory of which all files are scanned, or - for standard input",
+    )
+    scan.add_argument("-q", "--quiet", action="store_true", help="leave out what is inert")
+    scan.add_argument(
+        "--json", action="store_true", help="print everything as one JSON document (see docs/scan.md)"
+    )
+    for command in (info, scan, _add_doctor(commands)):
+        command.add_argument(
+            "--color",
+            choices=("auto", "always", "never"),
+            default="auto",
+            help="auto (the default) colours terminals, unless NO_COLOR is set",
+        )
+    return parser
+
+
+def _file(path: str) -> str:
+    """A path that can be read by position, as a stream cannot."""
+    if path == "-":
+        raise argparse.ArgumentTypeError(
+            "- is taken by rustload scan alone: give a file (one of that name is ./-)"
+        )
+    return path
+
+
+def _add_doctor(commands: argparse._SubParsersAction[Parser]) -> Parser:
+    doctor = commands.add_parser(
+        "doctor",
+        help="say how a checkpoint would be read here, and why",
+        description="Says how the files of checkpoints would be read on this machine, and why: the file system, what is in the\n"
+        "page cache, how fast a short probe reads, and what the machine has.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    doctor.add_argument(
+        "paths",
+        nargs="+",
+        metavar="PATH",
+        type=_file,
+        help="a file, a directory of shards, or an index file",
+    )
+    doctor.add_argument(
+        "--io", choices=("auto", "buffered", "direct"), default="auto", help="as in rustload.open"
+    )
+    doctor.add_argument(
+        "--no-measure",
+        dest="measure",
+        action="store_false",
+        help="do not read up to 64 MiB of each of the first 4 files, in each way, to see how fast that is",
+    )
+    doctor.add_argument(
+        "--json", action="store_true", help="print everything as one JSON document (see docs/cli.md)"
+    )
+    return doctor

@@ -1,0 +1,24 @@
+"""Errors as the command line tells them: on stderr for people, and as JSON has them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from rustload._common.terminal import Page
+
+__all__ = ["complain"]
+
+
+def complain(error: Exception) -> dict[str, Any]:
+    """Prints an error to stderr and returns it as JSON has it."""
+    message, notes = str(error), list(getattr(error, "__notes__", []))
+    if isinstance(error, OSError) and error.strerror:
+        message = f"{error.filename}: {error.strerror.lower()}" if error.filename else error.strerror.lower()
+    page = Page(sys.stderr, "never")
+    page.line(f"rustload: error: {page.safe(message)}")
+    for note in notes:
+        page.line(f"  note: {page.safe(note)}")
+    page.flush()
+    place = {name: getattr(error, name, None) for name in ("code", "member", "offset")}
+    return {"class": type(error).__name__, **place, "message": message, "notes": notes}

@@ -1,0 +1,42 @@
+"""Numbers of bytes as people write and read them."""
+
+from __future__ import annotations
+
+import re
+
+from rustload.errors import _make
+
+__all__ = ["format_bytes", "parse_bytes"]
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_UNITS |= {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
+
+
+def format_bytes(nbytes: int) -> str:
+    """Bytes in binary units: `31.0 MiB`."""
+    value = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def parse_bytes(value: int | str, name: str) -> int:
+    """A number of bytes, from a number or a text such as `"256MiB"` or `"5 GB"`.
+
+    Raises:
+        ValueError: It is no such text, or not positive.
+        TypeError: It is neither a number nor a text.
+    """
+    if isinstance(value, str):
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", value.lower())
+        if found is None or found[2] not in _UNITS:
+            raise _make("Value", "Value", f"{name}={value!r} is no size; write 268435456, '256MiB' or '1GB'")
+        value = int(float(found[1]) * _UNITS[found[2]])
+    given: object = value
+    if not isinstance(given, int) or isinstance(given, bool):
+        raise _make("Type", "Type", f"{name}= is a number of bytes or a text, not {given!r}")
+    if value < 1:
+        raise _make("Value", "Value", f"{name}= is a positive number of bytes, not {value}")
+    return min(value, 1 << 62)

@@ -1,0 +1,188 @@
+"""Text for terminals and pipes: colours, bars, and names from files made harmless."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import textwrap
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["BAR", "Page", "count", "escape", "print_json"]
+
+BAR = 24
+# Terminals of fewer columns get rows in several lines.
+NARROW = 80
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+class Page:
+    """Lines on their way to a stream; knows whether it has colours, and whether it has more than ASCII."""
+
+    # Columns; None is what the terminal has.
+    width: int | None = None
+
+    def __init__(self, stream: TextIO, color: str) -> None:
+        """Looks at the stream.
+
+        Args:
+            stream: Where the text goes.
+            color: `"always"`, `"never"`, or `"auto"`: colours on a terminal, unless `NO_COLOR` is set (no-color.org).
+        """
+        self._stream = stream
+        self._lines: list[str] = []
+        on_terminal = stream.isatty()
+        wanted = on_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        self._color = color == "always" or (color == "auto" and wanted)
+        self._unicode = (stream.encoding or "").lower().replace("-", "") in ("utf8", "utf16", "utf32")
+        self._width = self.width or (shutil.get_terminal_size((120, 24)).columns if on_terminal else 120)
+        self.times = "×" if self._unicode else "x"  # noqa: RUF001 - the sign for "times"
+
+    def line(self, text: str = "") -> None:
+        """Adds a line."""
+        self._lines.append(text.rstrip() + "\n")
+
+    def flush(self) -> None:
+        """Writes all lines; characters that the stream's encoding lacks come out escaped."""
+        encoding = self._stream.encoding or "utf-8"
+        # Line by line: an unbuffered stream (python -u) loses the end of a long text when its reader goes away.
+        for line in self._lines:
+            self._stream.write(line.encode(encoding, "backslashreplace").decode(encoding))
+        self._lines.clear()
+
+    def safe(self, text: str) -> str:
+        """Text from a file, escaped for terminals and for the stream's encoding: as long as it will be seen."""
+        text = escape(text)
+        encoding = self._stream.encoding or "utf-8"
+        return text if text.isascii() else text.encode(encoding, "backslashreplace").decode(encoding)
+
+    def narrow(self, columns: int) -> bool:
+        """Whether rows of so many columns have to be cut into lines: only on narrow terminals, for other programs read rows."""
+        return self._width < NARROW and columns > self._width
+
+    def packed(self, cells: Sequence[tuple[str, str]], hang: int) -> None:
+        """Adds cells (SGR code, text), on as few lines as fit, each `hang` columns in."""
+        room = max(self._width - hang, 10)
+        line, length = "", 0
+        for code, text in cells:
+            for piece in textwrap.wrap(text, room, break_on_hyphens=False):
+                if line and length + 2 + len(piece) > room:
+                    self.line(" " * hang + line)
+                    line, length = "", 0
+                length += (2 if line else 0) + len(piece)
+                line += ("  " if line else "") + self.paint(code, piece)
+        if line:
+            self.line(" " * hang + line)
+
+    def title(self, text: str) -> None:
+        """Adds a checkpoint's title."""
+        self.line(self.paint("1", text))
+
+    def heading(self, text: str, remark: str = "") -> None:
+        """Adds a section's title."""
+        self.line()
+        if remark and self.narrow(len(text) + len(remark) + 3):
+            self.line(self.paint("1", text))
+            self.packed([("2", f"({remark})")], 2)
+            return
+        self.line(self.paint("1", text) + (self.dim(f" ({remark})") if remark else ""))
+
+    def field(self, name: str, value: str) -> None:
+        """Adds a line of a name and a value."""
+        lines = [value]
+        if self.narrow(14 + len(value)):
+            lines = textwrap.wrap(value, max(self._width - 14, 10), break_on_hyphens=False) or [""]
+        self.line(f"  {self.dim(name.ljust(10))}  {lines[0]}")
+        for line in lines[1:]:
+            self.line(" " * 14 + line)
+
+    def wrapped(self, words: Sequence[str], *, most: int) -> None:
+        """Adds words, comma by comma, on as few lines as fit; at most `most` words."""
+        rest = f"and {len(words) - most:,} more (--json has all)" if len(words) > most else ""
+        line = ""
+        for position, word in enumerate(words[:most]):
+            piece = self.clipped(word, 1) + ("," if position + 1 < len(words) else "")
+            if line and len(line) + len(piece) + 3 > self._width:
+                self.line(f"  {line}")
+                line = ""
+            line += (" " if line else "") + piece
+        self.line(f"  {line}")
+        if rest:
+            self.packed([("2", rest)], 2)
+
+    def clipped(self, text: str, taken: int = 0) -> str:
+        """The text, cut where a line ends of which two columns, and `taken` more, are taken."""
+        if len(text) + 2 + taken <= self._width:
+            return text
+        return text[: max(self._width - 5 - taken, 10)] + "..."
+
+    def hung(self, cells: Sequence[tuple[str, str]], text: str) -> None:
+        """Adds text behind cells (SGR code, text); further lines hang below the text, or below the cells' start."""
+        lead = "  " + "  ".join(self.paint(code, cell) for code, cell in cells)
+        width = 2 * len(cells) + sum(len(cell) for _, cell in cells)
+        hang = width + 2
+        room = self._width - hang
+        if room < 40:
+            if width > self._width:
+                self.packed([(code, cell.rstrip()) for code, cell in cells], 2)
+            else:
+                self.line(lead)
+            hang, room, lead = 6, max(self._width - 6, 20), ""
+        lines = textwrap.wrap(text, room, break_long_words=True, break_on_hyphens=False) or [""]
+        self.line(f"{lead}  {lines[0]}" if lead else " " * hang + lines[0])
+        for line in lines[1:]:
+            self.line(" " * hang + line)
+
+    def bar(self, share: float) -> str:
+        """A bar of a fixed width that is full to `share`."""
+        if not self._unicode:
+            return ("#" * round(share * BAR)).ljust(BAR, ".")
+        # A share that is not nothing is seen.
+        eighths = max(round(share * BAR * 8), 1 if share else 0)
+        full, rest = divmod(eighths, 8)
+        bar = "█" * full + (_EIGHTHS[rest] if rest else "")
+        return self.paint("36", bar) + self.dim("·" * (BAR - len(bar)))
+
+    def branches(self, lasts: tuple[bool, ...]) -> str:
+        """The lines in front of a tree's node."""
+        down, tee, end = ("│  ", "├─ ", "└─ ") if self._unicode else ("|  ", "|- ", "`- ")
+        above = "".join("   " if last else down for last in lasts[1:-1])
+        return self.dim(above + (end if lasts[-1] else tee)) if len(lasts) > 1 else ""
+
+    def dtype(self, text: str) -> str:
+        """A dtype's name."""
+        return self.paint("36", text)
+
+    def strong(self, text: str) -> str:
+        """Text that matters."""
+        return self.paint("1", text)
+
+    def dim(self, text: str) -> str:
+        """Text that matters less."""
+        return self.paint("2", text)
+
+    def paint(self, code: str, text: str) -> str:
+        """Text in a colour, by its SGR code."""
+        return f"\x1b[{code}m{text}\x1b[0m" if self._color and text else text
+
+
+def escape(text: str) -> str:
+    """The text with everything unprintable spelled out, so that a file's names cannot steer a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def print_json(document: object) -> None:
+    """Prints a document to stdout, in the layout that all commands share."""
+    json.dump(document, sys.stdout, indent=1)
+    sys.stdout.write("\n")
+
+
+def count(number: int, noun: str) -> str:
+    """`1 tensor`, `2,000 tensors`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,201 @@
+"""How slices of `safe_open` are indexed: as torch does, and as the reference does for the other frameworks."""
+
+from __future__ import annotations
+
+import operator
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from rustload.errors import _safetensor_error
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from rustload._tensor.handle import LazyTensor
+
+__all__ = ["reference_key", "torch_part"]
+
+Item: TypeAlias = int | slice
+Key: TypeAlias = tuple[Item | None, ...]
+
+
+def torch_part(tensor: LazyTensor, key: Any, place: torch.device | None, *, owned: bool) -> Any:
+    """What `whole[key]` gives in torch, on `place`; reads the part only, unless the key is a mask, a list or a tensor."""
+    import torch
+
+    if place is None:
+        return _host_part(tensor, key, owned=owned)
+    if not _is_basic(key):
+        return _host_part(tensor, key, owned=False).to(place)
+    torch.empty(tensor.shape, device="meta")[key]  # torch's own errors, before anything is read
+    return tensor[_torch_key(key, tensor.shape)].materialize(place, framework="torch")
+
+
+def _host_part(tensor: LazyTensor, key: Any, *, owned: bool) -> Any:
+    import torch
+
+    # To learn whether bools are 0 and 1 all of them are read, so they are not viewed as a whole.
+    if not owned and tensor.dtype != "bool":
+        try:
+            return tensor.materialize(framework="torch", copy=False)[key]
+        except BufferError:
+            pass  # no view of it exists: compressed, big-endian, unaligned
+    if not _is_basic(key):
+        return tensor.materialize(framework="torch", copy=True if owned else None)[key]
+    torch.empty(tensor.shape, device="meta")[key]  # torch's own errors, before anything is read
+    part = tensor[_torch_key(key, tensor.shape)]
+    return part.materialize(framework="torch", copy=True if owned else None)
+
+
+def _is_basic(key: Any) -> bool:
+    """Whether a key has only what a lazy tensor is indexed with."""
+    return all(
+        item is None or isinstance(item, (slice, EllipsisType)) or _is_int(item) for item in _items(key)
+    )
+
+
+def _is_int(item: Any) -> bool:
+    """An int, or a scalar that stands for one; a bool is a mask."""
+    is_bool = isinstance(item, bool) or "bool" in str(getattr(item, "dtype", ""))
+    is_array = type(item).__name__ == "ndarray"
+    return hasattr(item, "__index__") and not (is_bool or is_array) and getattr(item, "ndim", 0) == 0
+
+
+def _items(key: Any) -> tuple[Any, ...]:
+    return key if isinstance(key, tuple) else (key,)
+
+
+def _torch_key(key: Any, shape: tuple[int, ...]) -> Key:
+    """A basic key that torch accepts, with its bounds clipped and the ellipsis spelled out."""
+    items = _items(key)
+    used = sum(item is not None and item is not ... for item in items)
+    out: list[Item | None] = []
+    dim = 0
+    for item in items:
+        if item is None:
+            out.append(None)
+        elif item is ...:
+            # Of several, torch fills up with the first.
+            out += [slice(None)] * (len(shape) - used)
+            dim += len(shape) - used
+            used = len(shape)
+        elif isinstance(item, slice):
+            start, stop, step = item.indices(shape[dim])
+            out.append(slice(start, max(start, stop), step))
+            dim += 1
+        else:
+            out.append(operator.index(item))
+            dim += 1
+    return tuple(out)
+
+
+def reference_key(key: Any, shape: tuple[int, ...]) -> Key:
+    """A key that the reference accepts under NumPy, as ints and slices inside the bounds; or its error.
+
+    Unlike the reference it takes empty ranges of a dimension of size 0, and a range that ends before it begins as empty.
+    """
+    items = _parsed(key, len(shape))
+    resolved = [_from_start(item, dim, shape) for dim, item in enumerate(items)]
+    if len(resolved) > len(shape):
+        raise _wrong(resolved, shape, "more slicing indexes than dimensions in tensor")
+    for dim in reversed(range(len(resolved))):
+        _check_bounds(resolved, dim, shape)
+    return tuple(
+        slice(item.start, max(item.start or 0, item.stop), item.step)
+        if isinstance(item, slice) and item.stop is not None
+        else item
+        for item in resolved
+    )
+
+
+def _parsed(key: Any, ndim: int) -> list[Item]:
+    """The items with the ellipsis spelled out."""
+    if isinstance(key, list):
+        if key:
+            raise _safetensor_error("Non empty lists are not implemented")
+        return [slice(0, 0)]
+    items = _items(key)
+    ellipses = sum(item is ... for item in items)
+    if ellipses > 1:
+        raise _safetensor_error("Only one ellipsis (...) is allowed in slice index")
+    out: list[Item] = []
+    for item in items:
+        if item is ...:
+            out += [slice(None)] * max(0, ndim - len(items) + 1)
+        elif isinstance(item, slice):
+            out.append(slice(_bound(item.start), _bound(item.stop), _step(item.step)))
+        else:
+            out.append(_integer(item, len(out)))
+    return out
+
+
+def _integer(item: Any, position: int) -> int:
+    try:
+        number = operator.index(item)
+    except TypeError:
+        number = 1 << 31
+    if not -(1 << 31) <= number < 1 << 31:
+        text = f"Unsupported slice index at position {position}: expected slice, int, or ellipsis"
+        raise _safetensor_error(text)
+    return number
+
+
+def _bound(bound: Any) -> int | None:
+    if bound is None:
+        return None
+    number = operator.index(bound)
+    if number < 0:
+        raise OverflowError("can't convert negative int to unsigned")
+    if number >= 1 << 64:
+        raise OverflowError("int too big to convert")
+    return number
+
+
+def _step(step: Any) -> int | None:
+    if step is None:
+        return None
+    number = operator.index(step)
+    if not -(1 << 63) <= number < 1 << 63:
+        raise OverflowError("Python int too large to convert to C long")
+    if number < 1:
+        raise _safetensor_error(f"Slice step must be a positive integer, got {number}")
+    return number
+
+
+def _from_start(item: Item, dim: int, shape: tuple[int, ...]) -> Item:
+    if isinstance(item, slice) or item >= 0:
+        return item
+    size = shape[dim] if dim < len(shape) else 0
+    if item + size < 0:
+        raise _safetensor_error(f"Invalid index {item} for dimension {dim} of size {size}")
+    return item + size
+
+
+def _check_bounds(items: Sequence[Item], dim: int, shape: tuple[int, ...]) -> None:
+    item, size = items[dim], shape[dim]
+    if not isinstance(item, slice):
+        beyond = item if item >= size else None
+    elif size == 0:
+        start = item.start or 0
+        beyond = start if start or item.stop else None
+    else:
+        start, stop = item.start or 0, size if item.stop is None else item.stop
+        beyond = start if start >= size else stop - 1 if stop > size else None
+    if beyond is not None:
+        what = f"index {beyond} out of bounds for tensor dimension #{dim} of size {size}"
+        raise _wrong(items, shape, what)
+
+
+def _wrong(items: Sequence[Item], shape: tuple[int, ...], what: str) -> Exception:
+    shown = ", ".join(_shown(item) for item in items)
+    return _safetensor_error(f"Error during slicing [{shown}] with shape {list(shape)}: {what}")
+
+
+def _shown(item: Item) -> str:
+    if not isinstance(item, slice):
+        return str(item)
+    start, stop = ("" if bound is None else str(bound) for bound in (item.start, item.stop))
+    step = "" if item.step in (None, 1) else f":{item.step}"
+    return f"{start}:{stop}{step}"

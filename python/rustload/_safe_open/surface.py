@@ -1,0 +1,469 @@
+"""`safe_open`: the surface of `safetensors.safe_open`, on every format that rustload reads.
+
+Names, results and error texts are those of safetensors 0.8, with `get_tensor_meta` and `prefetch` as in 0.9;
+`docs/safe_open.md` lists what differs and why. How a slice is indexed is in `index`, how the reference words a broken
+header in `header_errors`, and the loader that `prefetch` gives in `prefetch`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, final
+
+from rustload._checkpoint.open import open as open_checkpoint
+from rustload._frameworks import adapters
+from rustload._safe_open import index
+from rustload._safe_open.header_errors import words
+from rustload.errors import FormatError, LimitError, TensorNotFoundError, UnsupportedError, _safetensor_error
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from rustload._checkpoint.checkpoint import Checkpoint
+    from rustload._safe_open.prefetch import PrefetchLoader
+    from rustload._tensor.handle import LazyTensor
+
+__all__ = ["PySafeSlice", "TensorMeta", "safe_open"]
+
+# The framework's name in the reference's messages, and in ours.
+_FRAMEWORKS = {
+    "pt": ("pytorch", "torch"),
+    "torch": ("pytorch", "torch"),
+    "pytorch": ("pytorch", "torch"),
+    "np": ("numpy", "numpy"),
+    "numpy": ("numpy", "numpy"),
+    "jax": ("flax", "jax"),
+    "flax": ("flax", "jax"),
+}
+_NOT_SERVED = ("tf", "tensorflow", "mlx", "paddle")
+_NUMBERED = ("cuda", "npu", "xpu", "xla", "mlu", "musa", "hpu")
+_BACKENDS = ("mmap", "pread")
+
+# The last two have no code in the format; they occur in pickles only.
+_CODES = {
+    "bool": "BOOL",
+    "float4_e2m1fn_x2": "F4",
+    "uint8": "U8",
+    "int8": "I8",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e8m0fnu": "F8_E8M0",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "int16": "I16",
+    "uint16": "U16",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int32": "I32",
+    "uint32": "U32",
+    "float32": "F32",
+    "complex64": "C64",
+    "float64": "F64",
+    "int64": "I64",
+    "uint64": "U64",
+    "complex32": "C32",
+    "complex128": "C128",
+}
+
+
+class TensorMeta(NamedTuple):
+    """What a file says about one tensor.
+
+    Attributes:
+        dtype: The code: `"BF16"`.
+        shape: Elements along each dimension; of F4, elements and not pairs.
+        data_offsets: Where the bytes begin and end in the data section of the tensor's safetensors file; None for tensors of
+            pickles, which have no such section.
+    """
+
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int] | None
+
+
+class _Target(NamedTuple):
+    """What tensors are made as."""
+
+    framework: str
+    device: str | int
+    owned: bool
+
+
+@final
+class PySafeSlice:
+    """A tensor that is read when it is indexed, and only where it is indexed. It works on after its file was closed."""
+
+    __slots__ = ("_target", "_tensor")
+
+    _target: _Target
+    _tensor: LazyTensor
+
+    def __init__(self) -> None:
+        """Not for users: `safe_open.get_slice` makes slices.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError("cannot create 'builtins.PySafeSlice' instances")
+
+    @classmethod
+    def _of(cls, tensor: LazyTensor, target: _Target) -> PySafeSlice:
+        made = cls.__new__(cls)
+        made._tensor = tensor
+        made._target = target
+        return made
+
+    def get_shape(self) -> list[int]:
+        """Elements along each dimension."""
+        return _shape(self._tensor)
+
+    def get_dtype(self) -> str:
+        """The dtype's code in the safetensors format, such as `"BF16"`; `"C128"` and `"C32"` for the two that have none."""
+        return _CODES[self._tensor.dtype]
+
+    def __getitem__(self, key: Any) -> Any:
+        """A part of the tensor; reads the bytes of the part.
+
+        Args:
+            key: Under torch whatever torch indexes with; under NumPy ints, slices with bounds inside the tensor and positive
+                steps, and `...`.
+
+        Raises:
+            IndexError: torch's own, for an index that does not fit.
+            SafetensorError: The reference's, under NumPy.
+        """
+        framework, device, owned = self._target
+        if framework != "torch":
+            part = self._tensor[index.reference_key(key, self._tensor.shape)]
+            return part.materialize(framework=framework, copy=True)
+        place = adapters.adapter("torch").check_device(device)
+        return index.torch_part(self._tensor, key, place, owned=owned)
+
+    def __reduce__(self) -> NoReturn:
+        """Slices do not pickle."""
+        raise TypeError("cannot pickle 'builtins.PySafeSlice' object")
+
+
+@final
+class safe_open:  # noqa: N801 - the reference's name for it
+    """Opens a checkpoint of any format and gives its tensors as asked, with the methods of `safetensors.safe_open`.
+
+    Use it with `with` or not; tensors and slices outlive it. Several threads may use one at a time.
+
+    >>> import rustload
+    >>> with rustload.safe_open("model.bin", framework="pt") as f:
+    ...     for name in f.keys():
+    ...         print(name, f.get_slice(name).get_shape())
+    ...     part = f.get_slice("q.weight")[:, :4]
+    k.weight [8, 8]
+    lm_head.weight [8, 8]
+    q.weight [8, 8]
+    v.weight [8, 8]
+    >>> part.shape
+    torch.Size([8, 4])
+    """
+
+    __slots__ = ("_file", "_offsets", "_target")
+
+    _file: Checkpoint | None
+    _offsets: dict[str, tuple[int, int]] | None
+    _target: _Target
+
+    def __init__(
+        self,
+        filename: str | os.PathLike[str],
+        framework: str,
+        device: str | int | None = "cpu",
+        *,
+        backend: Literal["mmap", "pread"] = "mmap",
+    ) -> None:
+        """Opens the file and reads its metadata.
+
+        Args:
+            filename: A file of any format, a directory of shards, or an index file.
+            framework: `"pt"`, `"torch"` or `"pytorch"`; `"np"` or `"numpy"`; `"flax"` or `"jax"`.
+            device: Where tensors are made: `"cpu"`, `"cuda"` (the current device of the thread that asks for a tensor),
+                `"cuda:1"`, a GPU number, another device of torch's. NumPy has the CPU only, JAX its default device.
+            backend: `"mmap"`: torch tensors on the CPU are views of the file, private and copy-on-write; `"pread"`: they own
+                their memory. Arrays of NumPy and JAX always do.
+
+        Raises:
+            SafetensorError: The file is broken, or an argument is not known.
+            FileNotFoundError: There is no such file.
+            OSError: It cannot be read.
+            TypeError: An argument is of a wrong type.
+        """
+        path = _path(filename)
+        if not isinstance(framework, str):
+            raise _not_a_str("framework", framework)
+        if framework in _NOT_SERVED:
+            raise _safetensor_error(
+                f"framework {framework} is not served by rustload.safe_open, which has pt, numpy and flax; "
+                "take numpy arrays and convert them"
+            )
+        if framework not in _FRAMEWORKS:
+            raise _safetensor_error(f"framework {framework} is invalid")
+        their_name, our_name = _FRAMEWORKS[framework]
+        place, shown = _device(device)
+        if not isinstance(backend, str):
+            raise _not_a_str("backend", backend)
+        if backend not in _BACKENDS:
+            raise _safetensor_error(f'backend "{backend}" is invalid (expected one of: "mmap", "pread")')
+        self._offsets = None
+        self._file = _open(path, our_name)
+        if our_name != "torch" and place != "cpu":
+            raise _safetensor_error(f"Device {shown} is not supported for framework {their_name}")
+        self._target = _Target(our_name, place, backend == "pread")
+
+    def keys(self) -> list[str]:
+        """The names, sorted."""
+        return sorted(self._opened())
+
+    def offset_keys(self) -> list[str]:
+        """The names in the file's order: that of the bytes in safetensors, that of the pickle in others."""
+        return list(self._opened())
+
+    def metadata(self) -> dict[str, str] | None:
+        """The header's `__metadata__` or None; `{"format": "pt"}` and the index file's metadata for pickles."""
+        checkpoint = self._opened()
+        found = dict(checkpoint.metadata)
+        if checkpoint.format != "safetensors":
+            return {"format": "pt"} | found
+        return found or None
+
+    def get_tensor(self, name: str) -> Any:
+        """The whole tensor.
+
+        Raises:
+            SafetensorError: No tensor has that name, or the file is closed.
+        """
+        return self._whole(self._find(name))
+
+    def get_tensors(self) -> dict[str, Any]:
+        """All tensors by name, in the file's order."""
+        checkpoint = self._opened()
+        framework, device, _ = self._target
+        if framework == "torch":
+            adapter = adapters.adapter("torch")
+            if adapter.place(adapter.check_device(device)) is not None:
+                return checkpoint.materialize(device=device, framework=framework)
+        return {name: self._whole(tensor) for name, tensor in checkpoint.items()}
+
+    def get_slice(self, name: str) -> PySafeSlice:
+        """The tensor for indexing; reads nothing.
+
+        Raises:
+            SafetensorError: No tensor has that name, or the file is closed.
+        """
+        return PySafeSlice._of(self._find(name), self._target)
+
+    def get_tensor_meta(self, name: str) -> TensorMeta:
+        """Dtype, shape and place of a tensor; reads nothing.
+
+        Raises:
+            SafetensorError: No tensor has that name, or the file is closed.
+        """
+        tensor = self._find(name)
+        if self._offsets is None:
+            self._offsets = _offsets(self._opened())
+        return TensorMeta(_CODES[tensor.dtype], _shape(tensor), self._offsets.get(name))
+
+    def prefetch(
+        self,
+        plan: Mapping[str, slice | None] | None = None,
+        *,
+        device: str | int | None = None,
+        threads: int = 8,
+    ) -> PrefetchLoader:
+        """Starts to read tensors and to upload them to a GPU, ahead of whoever takes them.
+
+        Args:
+            plan: For each name None, for the whole tensor, or a slice of its first dimension with step 1; None for all tensors.
+            device: A CUDA device; None for that of the handle.
+            threads: How many threads read, at most.
+
+        Returns:
+            The loader: take tensors by name, or iterate over it.
+
+        Raises:
+            SafetensorError: The framework is not torch, the device no GPU, or the plan asks for what is not there.
+            DeviceError: torch sees no such GPU.
+        """
+        file = self._opened()
+        framework, place, _ = self._target
+        if framework != "torch":
+            raise _safetensor_error('prefetch is only compatible with framework="pt"')
+        place, shown = (place, place) if device is None else _device(device)
+        if isinstance(place, str) and place.partition(":")[0] != "cuda":
+            raise _safetensor_error(f"prefetch loads to cuda devices, not {shown}")
+        from rustload._safe_open import prefetch  # few need it
+
+        found = prefetch.planned(file, plan)
+        return prefetch.PrefetchLoader._of(
+            found, adapters.adapter("torch").check_device(place), max(1, int(threads))
+        )
+
+    def __enter__(self) -> safe_open:
+        """The handle itself."""
+        return self
+
+    def __exit__(
+        self,
+        _exc_type: type[BaseException] | None,
+        _exc_value: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        """Closes the file; what was taken from it stays."""
+        self._file = None
+
+    def __reduce__(self) -> NoReturn:
+        """Handles do not pickle."""
+        raise TypeError("cannot pickle 'builtins.safe_open' object")
+
+    def _opened(self) -> Checkpoint:
+        checkpoint = self._file
+        if checkpoint is None:
+            raise _safetensor_error("File is closed")
+        return checkpoint
+
+    def _find(self, name: str) -> LazyTensor:
+        if not isinstance(name, str):
+            raise _not_a_str("name", name)
+        try:
+            return self._opened()[name]
+        except TensorNotFoundError as cause:
+            error = _safetensor_error(f"File does not contain tensor {name}")
+            for note in getattr(cause, "__notes__", ()):
+                error.add_note(note.replace("list(ckpt)", "keys()"))
+            raise error from None
+
+    def _whole(self, tensor: LazyTensor) -> Any:
+        framework, device, owned = self._target
+        copy = True if owned or framework != "torch" else None
+        return tensor.materialize(device, framework=framework, copy=copy)
+
+
+def _open(path: str, framework: str) -> Checkpoint:
+    """The checkpoint, or the reference's error."""
+    try:
+        return open_checkpoint(path, framework=framework, compat=True)  # type: ignore[arg-type]  # one of its names
+    except (FileNotFoundError, NotADirectoryError) as cause:
+        if getattr(cause, "filename", path) not in (None, path):
+            raise  # another file than the one asked for
+        missing = _missing(path)
+        for note in getattr(cause, "__notes__", ()):
+            missing.add_note(note)
+        raise missing from None
+    except (FormatError, UnsupportedError, LimitError) as cause:
+        text = words(path, cause)
+        error = _safetensor_error(text or str(cause), cause)
+        if text:
+            error.__notes__.insert(0, str(cause))
+        raise error from None
+
+
+def _path(filename: Any) -> str:
+    try:
+        path = os.fspath(filename)
+    except TypeError as cause:
+        error = TypeError(f"argument 'filename': {cause}")
+        if isinstance(filename, (list, tuple)):
+            error.add_note(
+                "safe_open takes one file, a folder or an index of shards; rustload.open takes a list, too"
+            )
+        raise error from None
+    if not isinstance(path, str):
+        raise _not_a_str("filename", path)
+    if "\0" in path:
+        raise _missing(path)
+    return path
+
+
+def _missing(path: str) -> FileNotFoundError:
+    """The error for a path that is not there: of the reference's name and text, with the errno and filename that it lacks."""
+    return _FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+
+class _FileNotFoundError(FileNotFoundError):
+    code = "Io"
+
+    def __str__(self) -> str:
+        return f"{self.strerror}: {self.filename}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FileNotFoundError, (self.errno, self.strerror, self.filename)
+
+
+_FileNotFoundError.__name__ = _FileNotFoundError.__qualname__ = "FileNotFoundError"
+_FileNotFoundError.__module__ = "builtins"
+
+
+def _not_a_str(argument: str, value: object) -> TypeError:
+    found = "'None'" if value is None else f"'{type(value).__name__}' object"
+    return TypeError(f"argument '{argument}': {found} is not an instance of 'str'")
+
+
+def _device(device: Any) -> tuple[str | int, str]:
+    """The device as torch has it, and as the reference shows it."""
+    if device is None:
+        return "cpu", "cpu"
+    if isinstance(device, int):
+        if not 0 <= device < 1 << 63:
+            raise _safetensor_error(f"device {device} is invalid")
+        return int(device), str(int(device))
+    kind = type(device)
+    text = str(device) if (kind.__module__, kind.__name__) == ("torch", "device") else device
+    if not isinstance(text, str):
+        raise _safetensor_error(f"device {device!r} is invalid")
+    name, colon, number = text.partition(":")
+    if text == "cpu":
+        return "cpu", "cpu"
+    if name not in (*_NUMBERED, "mps") or ":" in number:
+        raise _safetensor_error(f"device {text} is invalid")
+    index = _index(number) if colon else 0
+    if name == "mps":
+        if index:
+            raise _safetensor_error(f"device {text} is invalid: only mps or mps:0 is supported")
+        return "mps", "mps"
+    return f"{name}:{index}" if colon else name, f"{name}:{index}"
+
+
+def _index(number: str) -> int:
+    """A device's number, or the reference's error."""
+    if not number:
+        raise ValueError("cannot parse integer from empty string")
+    if not re.fullmatch(r"\+?[0-9]+", number, re.ASCII):
+        raise ValueError("invalid digit found in string")
+    # As many digits as 64 bits may have; more would be slow to parse as well as too large.
+    digits = number.lstrip("+").lstrip("0")
+    if len(digits) > 20 or int(digits or "0") >= 1 << 64:
+        raise ValueError("number too large to fit in target type")
+    return int(digits or "0")
+
+
+def _shape(tensor: LazyTensor) -> list[int]:
+    """The shape in elements, as a safetensors header has it."""
+    shape = list(tensor.shape)
+    if tensor.dtype == "float4_e2m1fn_x2" and shape:
+        shape[-1] *= 2
+    return shape
+
+
+def _offsets(checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:
+    """Where each tensor lies in its file's data section; nothing for pickles.
+
+    The tensors of a safetensors file cover its data without holes, and a checkpoint has them in that order: so their sizes
+    add up to their offsets. From where an index hides some of a file's tensors on, there is no telling.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    ends: dict[int, tuple[int, int]] = {}
+    for name, tensor in checkpoint.items() if checkpoint.format == "safetensors" else ():
+        shard, number = tensor._core.storage
+        expected, begin = ends.get(shard, (0, 0))
+        if number == expected:
+            found[name] = begin, begin + tensor.nbytes
+            ends[shard] = number + 1, begin + tensor.nbytes
+    return found

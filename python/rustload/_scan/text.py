@@ -1,0 +1,86 @@
+"""A scan's report as text for people: one line for each file, what was found below it."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rustload._common.terminal import Page, count
+from rustload._scan.verdict import ORDER
+
+__all__ = ["plain", "show"]
+
+# Findings and steps below one file; --json has all of them.
+MOST = 20
+# Characters of a call.
+LONGEST = 150
+# Skipped files that are named.
+SKIPPED = 3
+_COLORS = {"inert": "32", "unknown": "33", "would execute": "1;31"}
+_SEVERITIES = {"note": "2", "warning": "33", "error": "1;31"}
+
+
+def plain(report: dict[str, Any]) -> str:
+    """A report as text without colours."""
+    out = io.StringIO()
+    page = Page(out, "never")
+    show(page, report, quiet=False)
+    page.flush()
+    return out.getvalue().rstrip("\n")
+
+
+def show(page: Page, report: dict[str, Any], *, quiet: bool) -> None:
+    """Prints a report as text: one line for each file, what was found below it."""
+    skipped = []
+    for file in report["files"]:
+        if file["status"] == "skipped" and not file["findings"]:
+            skipped.append(file["path"])
+        elif not (quiet and file["verdict"] == "inert"):
+            _file(page, file, quiet=quiet)
+    if skipped and not quiet:
+        names = ", ".join(page.safe(name) for name in skipped[:SKIPPED])
+        more = f" and {len(skipped) - SKIPPED:,} more" if len(skipped) > SKIPPED else ""
+        page.line(page.dim(page.clipped(f"passed over, as they hold no pickle: {names}{more}")))
+
+
+def _file(page: Page, file: dict[str, Any], *, quiet: bool) -> None:
+    word = file["status"] if file["status"] != "scanned" else file["verdict"]
+    incomplete = "" if file["coverage"]["complete"] or file["status"] != "scanned" else ", not complete"
+    name = page.safe(file["path"]) if file["path"] else "bytes"
+    page.line(f"{page.strong(name)}: {page.paint(_COLORS.get(word, '33'), word)}{page.dim(incomplete)}")
+    findings = [found for found in file["findings"] if not (quiet and found["verdict"] == "inert")]
+    findings.sort(key=lambda found: -ORDER[found["verdict"]])
+    shown = findings[:MOST]
+    codes = [found["code"] for found in shown]
+    places = [_place(page, found) for found in shown]
+    widths = [max(map(len, column), default=0) for column in (codes, places)]
+    for found, code, place in zip(shown, codes, places, strict=True):
+        severity = (_SEVERITIES[found["severity"]], found["severity"].ljust(7))
+        cells = [severity, ("", code.ljust(min(widths[0], 24))), ("", place.ljust(min(widths[1], 40)))]
+        page.hung(cells, _words(page, found))
+    if len(findings) > MOST:
+        page.line(page.dim(f"  and {len(findings) - MOST:,} more (--json has all)"))
+    for gap in file["coverage"]["unscanned"][: 1 if quiet else 5]:
+        where = f"{page.safe(gap['member'])}, " if gap["member"] else ""
+        page.line(page.clipped(f"  not scanned: {where}byte {gap['offset']:,}: {page.safe(gap['why'])}"))
+
+
+def _place(page: Page, found: dict[str, Any]) -> str:
+    member = page.safe(found["member"]) if found["member"] else ""
+    if len(member) > 24:
+        member = "..." + member[-21:]
+    if found["offset"] is None:
+        return member
+    return f"{member} " * bool(member) + f"byte {found['offset']}"
+
+
+def _words(page: Page, found: dict[str, Any]) -> str:
+    times = f" ({count(found['times'], 'time')})" if found["times"] > 1 else ""
+    if found["arguments"] is None:
+        return page.safe(found["message"]) + times
+    name = ".".join(part for part in (found["module"], found["name"]) if part)
+    call = page.safe(name + found["arguments"])
+    if len(call) > LONGEST:
+        call = call[:LONGEST] + "..."
+    message = page.safe(found["message"])
+    return f"{call}: {message.removeprefix(page.safe(name)).lstrip()}{times}"

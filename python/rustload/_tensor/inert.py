@@ -1,0 +1,305 @@
+"""What stands in an object tree for things that a file names and rustload never makes: labels and plain data."""
+
+from __future__ import annotations
+
+import collections
+import copy
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from rustload import _rustload
+
+if TYPE_CHECKING:
+    import torch
+
+    from rustload._tensor.handle import LazyTensor
+
+__all__ = ["DefaultDict", "Global", "Opaque", "Sparse"]
+
+
+def _refuse(what: str, note: str) -> NoReturn:
+    """Raises for a stand-in that is pickled: the file would name a class of rustload's where it named one of the user's.
+
+    Raises:
+        TypeError: Always.
+    """
+    error = TypeError(f"{what} does not pickle: it only stands for what the file names, which was not made")
+    error.add_note(note)
+    raise error
+
+
+class Global:
+    """The name of a class or function that a pickle mentions. It is a label: nothing was looked up or imported.
+
+    It copies, as itself, and does not pickle.
+
+    Attributes:
+        module: The module, as the pickle spells it.
+        name: The name in the module.
+    """
+
+    __slots__ = ("module", "name")
+
+    module: str
+    name: str
+
+    def __init__(self, module: str, name: str) -> None:
+        """Keeps the two parts of the name."""
+        self.module = module
+        self.name = name
+
+    def __eq__(self, other: object) -> bool:
+        """Two labels are equal if they spell the same name."""
+        return isinstance(other, Global) and (self.module, self.name) == (other.module, other.name)
+
+    def __hash__(self) -> int:
+        """Hashes the name."""
+        return hash((self.module, self.name))
+
+    def __copy__(self) -> Global:
+        """The label itself."""
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Global:
+        """The label itself."""
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        """Labels do not pickle.
+
+        Raises:
+            TypeError: Always.
+        """
+        name = f"{self.module}.{self.name}"
+        _refuse(
+            f"the label of {name!r}", "put the class or function itself, or its name, in the label's place"
+        )
+
+    def __repr__(self) -> str:
+        """The name in angle brackets."""
+        return f"<global {self.module}.{self.name}>"
+
+
+class Opaque:
+    """A value of a class that rustload keeps as data: what the file says, and nothing made from it.
+
+    It has no attributes or items of the class, and the errors say where they are. It copies, and does not pickle.
+
+    Attributes:
+        class_name: `module.name` of the class, as the pickle spells it.
+        function: What would have been called, where that is itself the result of a call; None elsewhere.
+        args: The arguments that unpickling would have passed to the class or function.
+        kwargs: The keyword arguments, or None.
+        state: What unpickling would have set on the object, or None.
+        items: The pairs that unpickling would have set as items.
+        appended: The values that unpickling would have appended.
+    """
+
+    __slots__ = ("appended", "args", "class_name", "function", "items", "kwargs", "state")
+
+    class_name: str
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] | None
+    state: Any
+    items: list[tuple[Any, Any]]
+    appended: list[Any]
+
+    def __init__(self, class_name: str) -> None:
+        """Makes an empty value; the extension fills it, so that it may contain itself."""
+        self.class_name = class_name
+        self.function = None
+        self.args = ()
+        self.kwargs = None
+        self.state = None
+        self.items = []
+        self.appended = []
+
+    def __getitem__(self, key: Any) -> NoReturn:
+        """Refuses, and says where items are that the class would have had.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise self._explained(TypeError("'Opaque' object is not subscriptable"), key)
+
+    def __contains__(self, key: object) -> bool:
+        """Refuses, and says where items are that the class would have had.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise self._explained(TypeError("'Opaque' object is no container"), key)
+
+    def keys(self) -> NoReturn:
+        """Refuses, and says where items are that the class would have had; `dict(value)` and `**value` come here.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise self._explained(TypeError("'Opaque' object is not a mapping"))
+
+    if not TYPE_CHECKING:  # type checkers are to go on seeing what is not there
+
+        def __getattr__(self, name: str) -> Any:
+            """Says where attributes are that the class would have had."""
+            error = AttributeError(f"'Opaque' object has no attribute {name!r}", name=name, obj=self)
+            if name == "__dict__":
+                self._explained(error)
+            elif not name.startswith("_"):
+                self._explained(error, name)
+            raise error
+
+    def _explained(self, error: Exception, key: Any = None) -> Exception:
+        """The error with a note on where the value's data are, and `key` among them."""
+        if isinstance(key, str) and isinstance(self.state, dict) and key in self.state:
+            found = f".state[{key!r}] is what the file has"
+        elif isinstance(key, str) and any(isinstance(name, str) and name == key for name, _ in self.items):
+            found = f"dict(value.items)[{key!r}] is what the file has"
+        else:
+            found = self._held()
+        error.add_note(f"{self.class_name!r} is kept as data, and no object was made: {found}")
+        return error
+
+    def _held(self) -> str:
+        """Where the value's data are, in words."""
+        held = [] if self.state is None else [".state"]
+        held += [f".{name}" for name in ("items", "appended", "args", "kwargs") if getattr(self, name)]
+        return f"see {' and '.join(held)}" if held else "the file has nothing of it"
+
+    def __copy__(self) -> Opaque:
+        """A value that holds the same."""
+        made = Opaque(self.class_name)
+        for name in Opaque.__slots__:
+            setattr(made, name, getattr(self, name))
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Opaque:
+        """A value that holds copies; it may contain itself."""
+        made = memo[id(self)] = Opaque(self.class_name)
+        for name in Opaque.__slots__:
+            setattr(made, name, copy.deepcopy(getattr(self, name), memo))
+        return made
+
+    def __reduce__(self) -> NoReturn:
+        """Values that are kept as data do not pickle.
+
+        Raises:
+            TypeError: Always.
+        """
+        _refuse(
+            f"the value kept for {self.class_name!r}",
+            f"put in its place what is to be saved, made from what it holds: {self._held()}",
+        )
+
+    def __repr__(self) -> str:
+        """The class alone: the contents may be large, or contain the value itself."""
+        return f"<opaque {self.class_name}>"
+
+
+class DefaultDict(collections.defaultdict[Any, Any]):
+    """A `collections.defaultdict` whose factory is only named: a missing key is a KeyError. It copies, and does not pickle.
+
+    Attributes:
+        factory: What the file names as the factory; a `Global` such as `<global builtins.list>`, as a rule.
+    """
+
+    __slots__ = ("factory",)
+
+    factory: Any
+
+    def __init__(self) -> None:
+        """Makes an empty mapping; the extension fills it, so that it may contain itself."""
+        super().__init__(None)
+        self.factory = None
+
+    def __copy__(self) -> DefaultDict:
+        """A mapping of the same items."""
+        made = DefaultDict()
+        made.update(self)
+        made.factory = self.factory
+        return made
+
+    copy = __copy__
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DefaultDict:
+        """A mapping of copies of the items; it may contain itself."""
+        made = memo[id(self)] = DefaultDict()
+        for key, value in self.items():
+            made[copy.deepcopy(key, memo)] = copy.deepcopy(value, memo)
+        made.factory = self.factory
+        return made
+
+    def __reduce__(self) -> NoReturn:
+        """Mappings whose factory is only named do not pickle.
+
+        Raises:
+            TypeError: Always.
+        """
+        _refuse(
+            f"a DefaultDict with {self.factory!r}",
+            "put in its place dict(value), or collections.defaultdict(factory, value) with a factory of yours",
+        )
+
+    def __repr__(self) -> str:
+        """As Python shows a default dict, with the factory's name."""
+        return f"DefaultDict({self.factory!r}, {dict.__repr__(self)})"
+
+
+class Sparse:
+    """A sparse tensor: a shape, and the tensors that it is put together from.
+
+    Attributes:
+        layout: `"sparse_coo"`, `"sparse_csr"`, `"sparse_csc"`, `"sparse_bsr"` or `"sparse_bsc"`.
+        shape: Elements along each dimension, zeros included.
+        is_coalesced: Whether the file says that every coordinate stands once and in order; None where it does not say.
+        parts: The tensors by name: `indices` and `values`; `crow_indices`, `col_indices` and `values`; or `ccol_indices`,
+            `row_indices` and `values`.
+    """
+
+    __slots__ = ("is_coalesced", "layout", "parts", "shape")
+
+    layout: str
+    shape: tuple[int, ...]
+    is_coalesced: bool | None
+    parts: dict[str, LazyTensor]
+
+    def __init__(self, layout: str, shape: tuple[int, ...], is_coalesced: bool | None) -> None:  # noqa: FBT001 - as filed
+        """Makes one without parts, which the extension adds."""
+        self.layout = layout
+        self.shape = shape
+        self.is_coalesced = is_coalesced
+        self.parts = {}
+
+    @property
+    def dtype(self) -> str:
+        """The element type of the values, in torch's words."""
+        return self.parts["values"].dtype
+
+    def check(self) -> None:
+        """Reads the indices, a block at a time, and checks that they lie inside the shape and fit each other.
+
+        Raises:
+            FormatError: They do not (code `SparseInvariant`).
+        """
+        parts = [part._core for part in self.parts.values()]
+        _rustload.check_sparse(self.layout, self.shape, self.is_coalesced, parts)
+
+    def torch(self) -> torch.Tensor:
+        """The sparse tensor of torch, after `check`; its values are a view where possible.
+
+        Raises:
+            FormatError: The parts do not fit each other (code `SparseInvariant`).
+        """
+        from rustload._frameworks import torch as adapter
+
+        self.check()
+        # Indices are copies, so that they stay what was checked.
+        parts = [
+            part.materialize(framework="torch", copy=name != "values" or None)
+            for name, part in self.parts.items()
+        ]
+        return adapter.sparse(self.layout, self.shape, parts, is_coalesced=self.is_coalesced)
+
+    def __repr__(self) -> str:
+        """Layout, dtype and shape; reads nothing."""
+        return f"<Sparse {self.layout} {self.dtype} {list(self.shape)}>"

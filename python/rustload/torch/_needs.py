@@ -1,5 +1,0 @@
-"""Imported before all of this room: says what to do where torch is missing, broken or too old."""
-
-from rustload._frameworks import imported
-
-imported("torch")
