@@ -2,7 +2,7 @@
 
 use std::num::NonZero;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread;
 
 use crate::error::{Code, Error, Result};
@@ -33,6 +33,24 @@ impl Cancel {
             Ok(())
         }
     }
+}
+
+/// Locks a mutex in at most `tries` attempts; `None` if another thread holds it all the while.
+///
+/// A child process may be forked while another thread holds a lock, and in the child nobody ever unlocks it. What a child may
+/// reach is locked by this, for no longer than it takes to move a value, and whoever gets `None` does without.
+pub fn lock_within<T>(mutex: &Mutex<T>, tries: u32) -> Option<MutexGuard<'_, T>> {
+    for _ in 0..tries {
+        match mutex.try_lock() {
+            Ok(guard) => return Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => {
+                mutex.clear_poison();
+                return Some(poisoned.into_inner());
+            }
+            Err(TryLockError::WouldBlock) => std::hint::spin_loop(),
+        }
+    }
+    None
 }
 
 /// How many threads to use for `bytes` of work: what was asked for, else one per core, but no more than have enough to do.
@@ -127,6 +145,15 @@ mod tests {
             },
         );
         assert_eq!(result.unwrap_err().message(), "fifty");
+    }
+
+    #[test]
+    fn a_lock_that_is_held_is_not_waited_for() {
+        let mutex = Mutex::new(1);
+        let held = lock_within(&mutex, 1).unwrap();
+        assert!(lock_within(&mutex, 100).is_none());
+        drop(held);
+        assert_eq!(lock_within(&mutex, 1).map(|guard| *guard), Some(1));
     }
 
     #[test]

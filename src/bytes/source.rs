@@ -5,7 +5,9 @@ use std::fmt;
 use std::fs::{self, File, Metadata};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::Arc;
+
+use once_cell::race::OnceBox;
 
 use super::direct::{self, BLOCK, Choice, Io};
 use super::place::{Place, PlaceKind};
@@ -32,13 +34,15 @@ struct OpenFile {
     file: File,
     path: PathBuf,
     stamp: Stamp,
-    mapping: Mutex<Option<Arc<Mapping>>>,
+    /// What is made when it is first needed. Two threads at once may both make it, and one result is kept: a lock that is held
+    /// over such work would be held for ever in a child that is forked meanwhile.
+    mapping: OnceBox<Arc<Mapping>>,
     io: Io,
-    place: OnceLock<Place>,
+    place: OnceBox<Place>,
     /// Made at the first large read.
-    choice: OnceLock<Choice>,
-    /// The file opened once more, around the page cache, where that is chosen and can be had.
-    direct: OnceLock<Option<File>>,
+    choice: OnceBox<Choice>,
+    /// The file opened once more with O_DIRECT, where that is chosen and can be had.
+    direct: OnceBox<Option<File>>,
 }
 
 /// What tells that a file is still the one that was opened.
@@ -83,11 +87,11 @@ impl Source {
             file,
             path: path.to_owned(),
             stamp,
-            mapping: Mutex::new(None),
+            mapping: OnceBox::new(),
             io,
-            place: OnceLock::new(),
-            choice: OnceLock::new(),
-            direct: OnceLock::new(),
+            place: OnceBox::new(),
+            choice: OnceBox::new(),
+            direct: OnceBox::new(),
         };
         Ok(Source { backing: Backing::File(Arc::new(file)), window })
     }
@@ -305,18 +309,19 @@ impl Source {
 
 impl OpenFile {
     fn place(&self) -> &Place {
-        self.place.get_or_init(|| Place::of(&self.file))
+        self.place.get_or_init(|| Box::new(Place::of(&self.file)))
     }
 
     fn choice(&self) -> &Choice {
-        self.choice.get_or_init(|| Choice::of(&self.file, self.stamp.len, self.place(), self.io))
+        let of = || Choice::of(&self.file, self.stamp.len, self.place(), self.io);
+        self.choice.get_or_init(|| Box::new(of()))
     }
 
     fn direct(&self) -> Option<&File> {
         if self.choice().io != Io::Direct {
             return None;
         }
-        self.direct.get_or_init(|| direct::open_direct(&self.file)).as_ref()
+        self.direct.get_or_init(|| Box::new(direct::open_direct(&self.file))).as_ref()
     }
 
     fn changed(&self) -> Error {
@@ -330,12 +335,11 @@ impl OpenFile {
 
     fn map(&self) -> Result<Arc<Mapping>> {
         self.check_unchanged()?;
-        let mut slot = self.mapping.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(mapping) = &*slot {
+        if let Some(mapping) = self.mapping.get() {
             return Ok(mapping.clone());
         }
         let mapping = Mapping::new(&self.file).map_err(|error| Error::io(error, self.path.clone()))?;
-        Ok(slot.insert(Arc::new(mapping)).clone())
+        Ok(self.mapping.get_or_init(|| Box::new(Arc::new(mapping))).clone())
     }
 }
 

@@ -9,7 +9,9 @@ mod upload;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::path::{Path as FilePath, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
+
+use once_cell::race::OnceBox;
 
 use crate::bytes::{Bytes, Io, Source};
 use crate::container::{Format, shards};
@@ -36,9 +38,9 @@ pub(crate) struct Inner {
     notes: Vec<String>,
     pub(crate) options: Options,
     /// Storages that several names share; found out when first asked.
-    shared: OnceLock<HashSet<(u32, u32)>>,
+    shared: OnceBox<HashSet<(u32, u32)>>,
     /// For each tensor that is named the number of its first name; made when it is asked for.
-    first_names: OnceLock<HashMap<(u32, u32), u32>>,
+    first_names: OnceBox<HashMap<(u32, u32), u32>>,
     /// The storage that was inflated last, so that its tensors and their slices do not inflate it once each.
     inflated: Mutex<Option<((u32, u32), Source)>>,
 }
@@ -246,7 +248,7 @@ impl Checkpoint {
             for (entry, named) in (0_u32..).zip(&self.0.entries) {
                 first.entry(self.0.id(named)).or_insert(entry);
             }
-            first
+            Box::new(first)
         });
         Some(first.get(&unnamed.id()).map_or(unnamed, |&entry| self.at(entry)))
     }
@@ -266,8 +268,8 @@ impl Inner {
             metadata: Vec::new(),
             notes: Vec::new(),
             options,
-            shared: OnceLock::new(),
-            first_names: OnceLock::new(),
+            shared: OnceBox::new(),
+            first_names: OnceBox::new(),
             inflated: Mutex::new(None),
         }
     }
@@ -347,7 +349,7 @@ impl Inner {
         let find = || {
             let mut seen = HashSet::new();
             let all = self.entries.iter().map(|entry| self.storage_of(entry));
-            all.filter(|&id| !seen.insert(id)).collect()
+            Box::new(all.filter(|&id| !seen.insert(id)).collect())
         };
         self.shared.get_or_init(find).contains(&storage)
     }

@@ -1,16 +1,19 @@
 //! Where a storage's bytes are: in the file, in a pickle, or inflated in memory.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use super::Inner;
 use crate::bytes::Source;
 use crate::error::{Code, Error, Result};
 use crate::index::{Contents, Place};
-use crate::parallel::Cancel;
+use crate::parallel::{Cancel, lock_within};
 use crate::stream::Payload;
 
 /// Bytes of the largest inflated storage that is kept for the next read. Streams keep none but for their next tensor.
 const KEPT: u64 = 256 << 20;
+
+/// How often a read looks for the storage that is kept while another thread is at it, which takes it about as long as a move.
+const TRIES: u32 = 64;
 
 impl Inner {
     /// A storage's bytes as the file has them, or an error that says why no view of them exists.
@@ -73,16 +76,20 @@ impl Inner {
         let (Contents::Archive(archive), Place::Member(member)) = (&self.index(id.0).contents, place) else {
             return Err(nowhere());
         };
-        let slot = || self.inflated.lock().unwrap_or_else(PoisonError::into_inner);
-        let kept = slot().as_ref().filter(|(kept, _)| *kept == id).map(|(_, source)| source.clone());
+        let slot = || lock_within(&self.inflated, TRIES);
+        let kept = slot()
+            .and_then(|slot| slot.as_ref().filter(|(kept, _)| *kept == id).map(|(_, source)| source.clone()));
         let source = match kept {
             Some(source) => source,
             None => {
                 // First, so that two storages are never held for one read.
-                slot().take();
+                let gone = slot().and_then(|mut slot| slot.take());
+                drop(gone);
                 let source = Source::memory(Arc::new(archive.read_inflated(member, nbytes, cancel)?));
                 if nbytes <= KEPT {
-                    *slot() = Some((id, source.clone()));
+                    // What another thread has put there meanwhile goes once the lock is free again.
+                    let gone = slot().and_then(|mut slot| slot.replace((id, source.clone())));
+                    drop(gone);
                 }
                 source
             }
@@ -94,9 +101,8 @@ impl Inner {
 
     /// Lets go of the storage that was inflated last, unless it is this one.
     pub(crate) fn forget_inflated(&self, except: Option<(u32, u32)>) {
-        let mut kept = self.inflated.lock().unwrap_or_else(PoisonError::into_inner);
-        let gone = kept.take_if(|(id, _)| Some(*id) != except);
-        drop(kept);
+        let gone = lock_within(&self.inflated, TRIES)
+            .and_then(|mut kept| kept.take_if(|(id, _)| Some(*id) != except));
         drop(gone);
     }
 }

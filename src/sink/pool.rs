@@ -12,12 +12,15 @@
 use std::collections::BTreeMap;
 use std::process;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use once_cell::race::OnceBox;
+
 use super::pages::{HUGE, Pages};
 use crate::memory::Memory;
+use crate::parallel;
 
 /// The most that is kept, whatever the machine has.
 const MOST: u64 = 4 << 30;
@@ -130,24 +133,11 @@ fn patiently() -> Option<MutexGuard<'static, Pool>> {
 
 /// The pool, unless somebody else is in it.
 fn lock(tries: u32) -> Option<MutexGuard<'static, Pool>> {
-    static POOL: OnceLock<Mutex<Pool>> = OnceLock::new();
-    let pool = POOL.get_or_init(|| Mutex::new(Pool::new(bound(), process::id())));
-    for _ in 0..tries {
-        let mut found = match pool.try_lock() {
-            Ok(found) => found,
-            Err(TryLockError::Poisoned(poisoned)) => {
-                pool.clear_poison();
-                poisoned.into_inner()
-            }
-            Err(TryLockError::WouldBlock) => {
-                std::hint::spin_loop();
-                continue;
-            }
-        };
-        found.own(process::id());
-        return Some(found);
-    }
-    None
+    static POOL: OnceBox<Mutex<Pool>> = OnceBox::new();
+    let pool = POOL.get_or_init(|| Box::new(Mutex::new(Pool::new(bound(), process::id()))));
+    let mut found = parallel::lock_within(pool, tries)?;
+    found.own(process::id());
+    Some(found)
 }
 
 /// How much may be kept: what `RUSTLOAD_POOL` says in bytes, or a share of what there is.

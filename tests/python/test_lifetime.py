@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import gc
 import hashlib
+import itertools
 import multiprocessing
 import os
 import pickle
+import signal
 import threading
 import time
 import weakref
@@ -336,6 +338,9 @@ def _in_child(work) -> bytes:
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
+        # Ends a child that waits for ever, wherever it waits.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(30)
         try:
             os.write(write, work())
         finally:
@@ -387,6 +392,40 @@ def test_a_fork_while_other_threads_materialize_does_not_hang(many):
         stop.set()
         for thread in threads:
             thread.join()
+
+
+def test_a_fork_while_another_thread_measures_casts_does_not_hang():
+    stop = threading.Event()
+
+    def work():
+        for threads in itertools.count(20):
+            if stop.is_set():
+                return
+            rustload._rustload.cast_rate("float32", "bfloat16", threads)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for _ in range(5):
+            time.sleep(0.01)
+            rate = _in_child(lambda: str(rustload._rustload.cast_rate("float32", "bfloat16", 1)).encode())
+            assert float(rate) > 0
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_fork_while_another_thread_makes_what_a_file_needs_first_does_not_hang(many):
+    """The file system, the way of reading, the O_DIRECT descriptor and the mapping are made at first use, without a lock."""
+    expected = hashlib.sha256(rustload.open(many, framework="numpy")["big"].materialize(copy=True)).digest()
+    for attempt in range(60):
+        ckpt = rustload.open(many, framework="numpy")
+        first = threading.Thread(target=ckpt["big"].materialize, kwargs={"copy": attempt % 2 == 0 or None})
+        first.start()
+        time.sleep(attempt / 60 * 0.0008)
+        found = _in_child(lambda ckpt=ckpt: hashlib.sha256(ckpt["big"].materialize(copy=True)).digest())
+        first.join()
+        assert found == expected
 
 
 def test_an_edit_in_a_forked_child_stays_there(many):

@@ -121,6 +121,16 @@ fn unsafe_stays_in_its_register() {
 }
 
 #[test]
+fn no_lock_is_held_while_a_value_is_made() {
+    check(|source, faults| {
+        for (line, word) in words(&source.code).filter(|(_, word)| ["OnceLock", "LazyLock"].contains(word)) {
+            let why = "a child forked meanwhile would wait for ever; use once_cell::race, where the first result wins";
+            faults.add(source, line, format!("says {word}: {why}"));
+        }
+    });
+}
+
+#[test]
 fn parsers_forbid_unsafe() {
     check(|source, faults| {
         let Some(room) = source.room() else { return };

@@ -1,7 +1,8 @@
 //! Levels: sets of instructions that the machine may have, and the kernels written for them.
 
 use std::fmt;
-use std::sync::OnceLock;
+
+use once_cell::race::OnceBox;
 
 use super::{Overflow, Row};
 #[cfg(target_arch = "x86_64")]
@@ -54,8 +55,8 @@ impl Level {
     /// `generic`, `avx2` (with F16C) and `avx512` (F, BW, DQ and VL) are known. Where the machine lacks a level, the next lower
     /// one that it has is used; any other value counts as unset.
     pub fn used() -> Level {
-        static USED: OnceLock<Level> = OnceLock::new();
-        *USED.get_or_init(|| Level::chosen(std::env::var("RUSTLOAD_ISA").ok().as_deref()))
+        static USED: OnceBox<Level> = OnceBox::new();
+        *USED.get_or_init(|| Box::new(Level::chosen(std::env::var("RUSTLOAD_ISA").ok().as_deref())))
     }
 
     /// The level for a value of `RUSTLOAD_ISA`.

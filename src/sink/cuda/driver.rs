@@ -14,10 +14,10 @@ use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::process;
 use std::ptr;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use libloading::Library;
+use once_cell::race::OnceBox;
 
 use crate::error::{Code, Error, Result};
 use crate::sink::HostBuffer;
@@ -125,7 +125,7 @@ pub(super) struct Driver {
     process: AtomicU32,
 }
 
-static DRIVER: OnceLock<Driver> = OnceLock::new();
+static DRIVER: OnceBox<Driver> = OnceBox::new();
 
 impl Driver {
     /// The driver, started. It is opened at the first call that succeeds; later ones cost nothing.
@@ -160,7 +160,7 @@ impl Driver {
         let driver = Driver { table: Table::of(&library)?, name, process: AtomicU32::new(0) };
         // Its functions are used until the process ends.
         std::mem::forget(library);
-        Ok(DRIVER.get_or_init(|| driver))
+        Ok(DRIVER.get_or_init(|| Box::new(driver)))
     }
 
     /// Whether this process may call it: not a child of the one that started it.

@@ -15,21 +15,28 @@ const SOURCE: usize = 256 << 10;
 /// How long each thread casts.
 const TIME: Duration = Duration::from_millis(2);
 
+/// How often a result looks for the table of rates while another thread is at it.
+const TRIES: u32 = 64;
+
 type Key = (DType, DType, usize);
 
-/// Bytes of source per second that `threads` cast from one dtype to another; measured once per process, in a few milliseconds.
+/// Bytes of source per second that `threads` cast from one dtype to another; measured in a few milliseconds and then
+/// remembered. The table is not locked meanwhile, so threads that ask at once may each measure.
 pub fn cast_rate(from: DType, to: DType, threads: Option<usize>) -> Result<f64> {
     static KNOWN: Mutex<Option<HashMap<Key, f64>>> = Mutex::new(None);
     let threads = threads.unwrap_or_else(parallel::cores).max(1);
     let cast = Cast::new(from, to, Overflow::Nan)?;
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    let known = known.get_or_insert_with(HashMap::new);
-    if let Some(&rate) = known.get(&(from, to, threads)) {
+    let key = (from, to, threads);
+    let known = parallel::lock_within(&KNOWN, TRIES).and_then(|known| known.as_ref()?.get(&key).copied());
+    if let Some(rate) = known {
         return Ok(rate);
     }
     let rate = measure(cast, threads)?;
-    known.insert((from, to, threads), rate);
-    Ok(rate)
+    // The first rate stays, so that all who ask later decide alike.
+    Ok(match parallel::lock_within(&KNOWN, TRIES) {
+        Some(mut known) => *known.get_or_insert_default().entry(key).or_insert(rate),
+        None => rate,
+    })
 }
 
 fn measure(cast: Cast, threads: usize) -> Result<f64> {
