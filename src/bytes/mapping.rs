@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io;
 use std::ptr::NonNull;
 
-use memmap2::{MmapMut, MmapOptions};
+use memmap2::{MmapOptions, MmapRaw};
 
 use super::Region;
 
@@ -18,7 +18,7 @@ use super::Region;
 pub struct Mapping {
     start: NonNull<u8>,
     len: u64,
-    _map: MmapMut,
+    _map: MmapRaw,
 }
 
 // SAFETY: `start` is the address of `_map`, which this struct owns and which is itself Send; no reference to the mapped
@@ -32,7 +32,9 @@ impl Mapping {
     pub(super) fn new(file: &File) -> io::Result<Mapping> {
         // SAFETY: the mapping is private, and no Rust reference into it is made: see the protocol above for what happens
         // when the file is changed by others meanwhile.
-        let mut map = unsafe { MmapOptions::new().no_reserve_swap().map_copy(file) }?;
+        let map = unsafe { MmapOptions::new().no_reserve_swap().map_copy(file) }?;
+        // The raw form gives its address without a reference to the bytes.
+        let map = MmapRaw::from(map);
         let start = NonNull::new(map.as_mut_ptr()).ok_or(io::ErrorKind::InvalidData)?;
         Ok(Mapping { start, len: map.len() as u64, _map: map })
     }

@@ -40,7 +40,7 @@ pub struct Unfilled {
 }
 
 enum Memory {
-    Lines { _lines: Box<[Line]> },
+    Lines { _lines: Vec<Line> },
     Pages { pages: Pooled },
     Slab { _slab: Arc<Pooled> },
 }
@@ -85,7 +85,8 @@ impl HostBuffer {
     }
 
     fn lines(len: usize) -> Option<HostBuffer> {
-        let mut lines = bytemuck::try_zeroed_slice_box::<Line>(len.div_ceil(64)).ok()?;
+        // A Vec and no Box: its address stays usable when the owner moves, which a Box, being unique, does not promise.
+        let mut lines: Vec<Line> = bytemuck::try_zeroed_vec(len.div_ceil(64)).ok()?;
         let start = NonNull::new(lines.as_mut_ptr().cast::<u8>())?;
         Some(HostBuffer { start, len, memory: Memory::Lines { _lines: lines } })
     }
@@ -117,6 +118,16 @@ impl HostBuffer {
         {
             pages.withhold();
         }
+    }
+
+    /// How many bytes it has.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
     }
 
     /// The address of the first byte.

@@ -99,7 +99,20 @@ fn store_line(bytes: &mut [u8; LINE], first: __m256i, second: __m256i) {
     }
 }
 
-/// Stores past the caches, which saves reading the line first. To be followed by a fence.
+/// Orders a panel's non-temporal stores before what other threads are told next. On unwinding too: the destination is visible to
+/// whoever catches the panic.
+pub(super) struct FenceOnDrop(pub(super) bool);
+
+impl Drop for FenceOnDrop {
+    fn drop(&mut self) {
+        if self.0 {
+            // SAFETY: every x86-64 has SSE, which is all that the instruction needs.
+            unsafe { _mm_sfence() };
+        }
+    }
+}
+
+/// Stores past the caches, which saves reading the line first. The caller holds a [`FenceOnDrop`].
 #[inline]
 #[target_feature(enable = "avx")]
 fn stream(line: &mut Line, first: __m256i, second: __m256i) {
@@ -198,6 +211,7 @@ macro_rules! lines {
     ($name:ident, $size:literal, $transpose:ident) => {
         #[target_feature(enable = "avx2,f16c")]
         fn $name(panel: Panel<'_>, dst: &mut Grid<'_>) {
+            let _fence = FenceOnDrop(panel.streams);
             const HALF: usize = LINE / 2;
             const SIDE: usize = HALF / $size;
             let mut halves = [[_mm256_setzero_si256(); COLUMNS]; 2 * LINES];
@@ -224,9 +238,6 @@ macro_rules! lines {
                         }
                     }
                 }
-            }
-            if panel.streams {
-                _mm_sfence();
             }
         }
     };

@@ -80,7 +80,7 @@ fn store(bytes: &mut [u8; 64], vector: __m512i) {
     unsafe { _mm512_storeu_si512(bytes.as_mut_ptr().cast(), vector) }
 }
 
-/// Stores past the caches, which saves reading the line first. To be followed by a fence.
+/// Stores past the caches, which saves reading the line first. The caller holds a [`avx2::FenceOnDrop`].
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn stream(line: &mut Line, vector: __m512i) {
@@ -161,6 +161,7 @@ macro_rules! lines {
     ($name:ident, $size:literal, $transpose:ident) => {
         #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
         fn $name(panel: Panel<'_>, dst: &mut Grid<'_>) {
+            let _fence = avx2::FenceOnDrop(panel.streams);
             const SIDE: usize = LINE / $size;
             let mut lines = [[_mm512_setzero_si512(); COLUMNS]; LINES];
             for left in (0..panel.columns).step_by(COLUMNS) {
@@ -190,9 +191,6 @@ macro_rules! lines {
                         }
                     }
                 }
-            }
-            if panel.streams {
-                _mm_sfence();
             }
         }
     };
