@@ -118,7 +118,7 @@ impl Checkpoint {
             return Err(Error::new(Code::Buffer, "bytes in memory are not viewed but copied"));
         };
         let row = Layout::contiguous(&[window.len()])?;
-        let whole = Array::view(mapping, window.start(), DType::U8, row);
+        let whole = Array::view(mapping, window.start(), DType::U8, row)?;
         let uses = self.0.uses(shard)?;
         let starts = uses.iter().enumerate().map(|(number, uses)| {
             let id = (shard as u32, number as u32);
@@ -187,7 +187,7 @@ impl Checkpoint {
                 (Some(memory), _) => memory,
                 (None, None) => HostBuffer::new(*size)?,
             };
-            arrays.push(Array::owned(memory, DType::U8, [*size][..].into()));
+            arrays.push(Array::owned(memory, DType::U8, [*size][..].into())?);
         }
         Ok(OwnedStorages { arrays, places: plan.places })
     }

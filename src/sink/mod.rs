@@ -45,15 +45,31 @@ pub struct Array {
 }
 
 impl Array {
-    /// An owned, C-contiguous array over all of `memory`.
-    pub fn owned(memory: HostBuffer, dtype: DType, shape: Dims) -> Array {
-        let strides = contiguous_strides(&shape).unwrap_or_default();
-        Array { owner: Owner::Memory(Arc::new(memory)), start: 0, dtype, shape, strides }
+    /// An owned, C-contiguous array over all of `memory`; fails where that has more or fewer bytes than the elements take.
+    pub fn owned(memory: HostBuffer, dtype: DType, shape: Dims) -> Result<Array> {
+        let nbytes = numel(&shape).and_then(|numel| numel.checked_mul(dtype.itemsize()));
+        let strides = contiguous_strides(&shape).filter(|_| nbytes == Some(memory.len() as u64));
+        let strides = strides.ok_or_else(|| {
+            let text = format!("{dtype} of shape {shape:?} is not what {} bytes hold", memory.len());
+            Error::new(Code::InternalError, text)
+        })?;
+        Ok(Array { owner: Owner::Memory(Arc::new(memory)), start: 0, dtype, shape, strides })
     }
 
-    /// A view of mapped bytes, its first element at byte `start` of the mapping; the layout's own offset does not count.
-    pub fn view(mapping: Arc<Mapping>, start: u64, dtype: DType, layout: Layout) -> Array {
-        Array { owner: Owner::Mapping(mapping), start, dtype, shape: layout.shape, strides: layout.strides }
+    /// A view of mapped bytes, its first element at byte `start` of the mapping; the layout's own offset does not count. Fails where
+    /// an element lies outside the mapping.
+    pub fn view(mapping: Arc<Mapping>, start: u64, dtype: DType, layout: Layout) -> Result<Array> {
+        let outside = || Error::new(Code::InternalError, "a view lies outside its file");
+        let Layout { shape, strides, .. } = layout;
+        if shape.len() != strides.len() {
+            return Err(outside());
+        }
+        let layout = Layout { shape, strides, offset: 0 };
+        let nbytes = layout.end().and_then(|end| end.checked_mul(dtype.itemsize()));
+        let part = nbytes.and_then(|nbytes| Region::new(start, nbytes));
+        part.and_then(|part| mapping.address(part)).ok_or_else(outside)?;
+        let Layout { shape, strides, .. } = layout;
+        Ok(Array { owner: Owner::Mapping(mapping), start, dtype, shape, strides })
     }
 
     /// All of `memory` as a row of `uint8`.

@@ -153,7 +153,7 @@ impl Joined {
         let mut memory = HostBuffer::unfilled(nbytes)?;
         let recycled = memory.is_recycled();
         joined.fill(request, recycled, memory.bytes_mut())?;
-        Ok(Array::owned(memory.filled(), request.dtype.unwrap_or(self.dtype()), joined.shape))
+        Array::owned(memory.filled(), request.dtype.unwrap_or(self.dtype()), joined.shape)
     }
 
     /// Writes the elements, C-contiguous in the order asked for, into `out`, which has exactly their size.

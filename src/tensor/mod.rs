@@ -118,7 +118,7 @@ impl Owned {
     }
 
     /// The result, once its memory is filled.
-    pub(crate) fn finish(self, memory: HostBuffer) -> Array {
+    pub(crate) fn finish(self, memory: HostBuffer) -> Result<Array> {
         Array::owned(memory, self.dtype, self.layout.shape)
     }
 }
@@ -278,7 +278,7 @@ impl Tensor {
                 let mut memory = owned.memory()?;
                 let recycled = memory.is_recycled();
                 self.fill(&owned.layout, owned.dtype, request, recycled, memory.bytes_mut())?;
-                Ok(owned.finish(memory.filled()))
+                owned.finish(memory.filled())
             }
         }
     }

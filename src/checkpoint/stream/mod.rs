@@ -431,12 +431,15 @@ impl Plan {
         let made = batch.items.into_iter().zip(memory).filter_map(|(Item { step, weight, what }, memory)| {
             let made = match (what, memory) {
                 (What::Ready(made), _) => made,
-                (What::Fill(owned), Some(memory)) => Made::Array(owned.finish(memory.filled())),
+                (What::Fill(owned), Some(memory)) => match owned.finish(memory.filled()) {
+                    Ok(array) => Made::Array(array),
+                    Err(error) => return Some(Err(self.failed(step.index, error))),
+                },
                 (What::Fill(_), None) => return None,
             };
-            Some((Given { index: step.index, first: step.first, again: step.again, made }, weight))
+            Some(Ok((Given { index: step.index, first: step.first, again: step.again, made }, weight)))
         });
-        Ok(made.collect())
+        made.collect()
     }
 
     fn failed(&self, index: usize, error: Error) -> Failed {
