@@ -4,7 +4,8 @@
 use super::bands::{Band, Workspace, fill_band};
 use super::plan::{GAP, Piece, pieces, pieces_on_blocks};
 use super::read::{
-    Fill, HUGE, Manner, Payload, SCRATCH, disk_threads, fill_piece, gap, piece_count, touch, wants_touch,
+    Fill, HUGE, Manner, Payload, SCRATCH, check_bounds, disk_threads, fill_piece, gap, piece_count, touch,
+    wants_touch,
 };
 use crate::bytes::{Reader, Scratch, Source};
 use crate::error::{Code, Error, Result};
@@ -162,10 +163,7 @@ impl Task<'_> {
     }
 
     fn check(&self) -> Result<()> {
-        let nbytes = self.layout.numel().saturating_mul(self.how.cast.to().itemsize());
-        if nbytes != self.out.len() as u64 {
-            return Err(Error::new(Code::InternalError, "the destination's size is not the result's"));
-        }
+        check_bounds(&self.payload, &self.layout, self.how.cast, self.out.len())?;
         // A dtype without a sign is refused before anything is read, also where there is nothing to read.
         self.how.signs.apply(self.how.cast.from(), &mut [])
     }

@@ -3,7 +3,9 @@
 
 use super::batch::{Task, fill_all};
 use super::plan::Piece;
-use super::read::{Fill, Manner, PIECE, Payload, fill_piece, gap, scratch, to_usize, touch, wants_touch};
+use super::read::{
+    Fill, Manner, PIECE, Payload, check_bounds, fill_piece, gap, scratch, to_usize, touch, wants_touch,
+};
 use crate::error::Error;
 use crate::layout::{Dims, Layout, contiguous_strides};
 use crate::parallel;
@@ -20,10 +22,24 @@ pub fn fill_joined(
     let itemsize = how.cast.to().itemsize();
     let mut shape = first.shape.clone();
     if let Some(size) = shape.get_mut(dim) {
-        *size = parts.iter().map(|(_, layout, _)| layout.shape[dim]).sum();
+        let mut sizes = parts.iter().map(|(_, layout, _)| layout.shape.get(dim));
+        let sum = sizes.try_fold(0_u64, |sum, size| sum.checked_add(*size?));
+        *size = sum.ok_or_else(|| (0, gap()))?;
     }
-    let nbytes = parts.iter().map(|(_, layout, _)| layout.numel().saturating_mul(itemsize)).sum::<u64>();
-    if nbytes != out.len() as u64 {
+    let mut nbytes = 0_usize;
+    for (number, (payload, layout, how)) in parts.iter().enumerate() {
+        let same = |at: usize| at == dim || layout.shape.get(at) == shape.get(at);
+        if layout.shape.len() != shape.len()
+            || how.cast.to().itemsize() != itemsize
+            || !(0..shape.len()).all(same)
+        {
+            return Err((number, gap()));
+        }
+        let len = to_usize(layout.numel().saturating_mul(itemsize));
+        check_bounds(payload, layout, how.cast, len).map_err(|error| (number, error))?;
+        nbytes = nbytes.saturating_add(len);
+    }
+    if nbytes != out.len() {
         return Err((0, gap()));
     }
     // The first dimension that is one; if it is the joined one, every part is a range of the destination.

@@ -6,7 +6,7 @@ use crate::bytes::{Blocks as Memory, Reader, Scratch, Source};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::kernel::{self, Cast};
-use crate::layout::Layout;
+use crate::layout::{self, Layout};
 use crate::parallel::{self, Cancel};
 use crate::sink::HostBuffer;
 
@@ -168,10 +168,29 @@ pub fn phase(payload: &Payload, layout: &Layout, how: &Fill) -> u64 {
     }
 }
 
+/// Fails unless every element of the layout lies inside the payload and all together, cast, take `nbytes` bytes.
+///
+/// All that cuts and reads relies on it: numbers of a layout that passes, and the sums and products of indices and strides that
+/// are made of them, are at most the payload's or the destination's size. So nothing overflows, whether or not the crate that this
+/// one is compiled for checks for it.
+pub(super) fn check_bounds(payload: &Payload, layout: &Layout, cast: Cast, nbytes: usize) -> Result<()> {
+    let size = layout::numel(&layout.shape).and_then(|numel| numel.checked_mul(cast.to().itemsize()));
+    if size != Some(nbytes as u64) {
+        return Err(Error::new(Code::InternalError, "the destination's size is not the result's"));
+    }
+    let end = layout.end().and_then(|end| end.checked_mul(cast.from().itemsize()));
+    let inside = layout.shape.len() == layout.strides.len() && end <= Some(payload.source.len());
+    if nbytes > 0 && (end.is_none() || !inside) {
+        return Err(Error::new(Code::InternalError, "an element lies outside the bytes of its storage"));
+    }
+    Ok(())
+}
+
 /// Reads the elements of `layout` (in units of the cast's source dtype) into `out`, C-contiguous, cast on the way.
 ///
-/// The layout is proved to lie inside the payload; `out` has exactly the result's bytes.
+/// Fails where an element lies outside the payload, or `out` has more or fewer bytes than the result.
 pub fn fill(payload: &Payload, layout: &Layout, how: &Fill, out: &mut [u8]) -> Result<()> {
+    check_bounds(payload, layout, how.cast, out.len())?;
     let src = how.cast.from().itemsize();
     let bytes = layout.numel().saturating_mul(src);
     let plain = bytes == out.len() as u64 && how.is_copy(payload) && layout.is_contiguous();

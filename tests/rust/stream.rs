@@ -3,8 +3,14 @@
 
 mod support;
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use rustload::bytes::Source;
+use rustload::kernel::Cast;
+use rustload::layout::Layout;
+use rustload::parallel::Cancel;
+use rustload::stream::{self, Fill, Payload, Signs};
 use rustload::{Checkpoint, Code, DType, Flow, Index, Joined, Made, Options, Order, Request, Stream, Taken};
 use support::{f32s, st};
 
@@ -121,4 +127,36 @@ fn a_join_is_a_strided_fill() {
     assert_eq!(Joined::stack(parts(), 0).unwrap_err().code(), Code::Value);
     let mut short = vec![0; 4];
     assert_eq!(joined.materialize_into(&Request::default(), &mut short).unwrap_err().code(), Code::Value);
+}
+
+#[test]
+fn a_layout_outside_its_storage_is_an_error_before_anything_is_computed_with_it() {
+    let bytes = [7_u8; 4096];
+    let payload = Payload { source: Source::memory(Arc::new(bytes)), big_endian: false };
+    let cast = Cast::new(DType::F32, DType::F32, rustload::Overflow::Nan).unwrap();
+    let how = Fill { signs: Signs::default(), cast, threads: Some(1), cancel: Cancel::new() };
+    let huge = u64::MAX / 3;
+    let cases: [(&[u64], &[u64], u64); 7] = [
+        (&[4, 4], &[huge, 1], 0),
+        (&[4, 4], &[1, huge], 5),
+        (&[4, 4], &[4, 1], u64::MAX - 3),
+        (&[4, 4], &[4, 1], 1009),
+        (&[16], &[1 << 62], 0),
+        (&[16, 1], &[1], 0),
+        (&[huge, huge], &[1, 1], 0),
+    ];
+    for (shape, strides, offset) in cases {
+        let layout = Layout { shape: shape.into(), strides: strides.into(), offset };
+        let mut out = [0_u8; 64];
+        let found = stream::fill(&payload, &layout, &how, &mut out);
+        assert_eq!(found.unwrap_err().code(), Code::InternalError, "{layout:?}");
+        let parts = vec![(payload.clone(), layout.clone(), how.clone()); 2];
+        let found = stream::fill_joined(parts, 0, Some(1), &mut [0; 128]);
+        assert_eq!(found.unwrap_err().1.code(), Code::InternalError, "{layout:?}");
+        assert_eq!(out, [0; 64]);
+    }
+    let last = Layout { shape: [4, 4][..].into(), strides: [4, 1][..].into(), offset: 1008 };
+    let mut out = [0_u8; 64];
+    stream::fill(&payload, &last, &how, &mut out).unwrap();
+    assert_eq!(out, [7; 64]);
 }

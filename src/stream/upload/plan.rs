@@ -13,7 +13,7 @@ use crate::layout::Layout;
 use crate::parallel::Cancel;
 use crate::sink::Array;
 use crate::stream::plan::{Blocks, pieces};
-use crate::stream::read::SCRATCH;
+use crate::stream::read::{SCRATCH, check_bounds};
 
 /// A result of at most this many bytes shares a slot with its neighbours.
 const PACKED: u64 = 256 << 10;
@@ -129,6 +129,7 @@ impl Planner {
             Make::Elements { payload, layout, how } => {
                 // A dtype without a sign is refused before anything is read, also where there is nothing to read.
                 how.signs.apply(how.cast.from(), &mut [])?;
+                check_bounds(&payload, &layout, how.cast, usize::try_from(nbytes).unwrap_or(usize::MAX))?;
                 let (shape, itemsize) = (layout.shape.clone(), how.cast.to().itemsize());
                 (From::Elements(Box::new(Elements { payload, layout, how })), shape, itemsize)
             }
