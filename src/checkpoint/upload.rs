@@ -8,7 +8,7 @@ use super::stream::Failed;
 use crate::error::{Code, Error, Result};
 use crate::parallel::Cancel;
 use crate::sink::Array;
-use crate::sink::cuda::Device;
+use crate::sink::cuda::{CallerStream, Device};
 use crate::sink::dlpack::CUDA;
 use crate::stream::upload::{Session, Waited};
 use crate::tensor::{Request, Tensor};
@@ -51,13 +51,12 @@ impl Upload {
     }
 
     /// Takes on to make each tensor as requested in the memory beside it, which lies on this GPU, is contiguous, and has exactly the
-    /// result's bytes. Returns at once, with the ticket's number. No copy begins before what is in `stream` now is done: a
-    /// CUDA stream by its address, 0 for the default stream.
+    /// result's bytes. Returns at once, with the ticket's number. No copy begins before what is in `stream` now is done.
     pub fn submit(
         &self,
         mut wishes: Vec<(Tensor, Request)>,
         into: Vec<Array>,
-        stream: Option<u64>,
+        stream: Option<CallerStream>,
     ) -> Result<u64, Failed> {
         if wishes.len() != into.len() {
             let text = format!("{} tensor(s) do not go into {} destination(s)", wishes.len(), into.len());
@@ -104,7 +103,7 @@ impl Upload {
     pub fn wait(
         &self,
         ticket: u64,
-        stream: Option<u64>,
+        stream: Option<CallerStream>,
         sync: bool,
         patience: Duration,
     ) -> Result<Waited, Failed> {

@@ -1,4 +1,7 @@
 //! `Upload`: the shell around tensors on their way to a GPU.
+//!
+//! **Protocol.** A stream comes as its address. Whoever calls promises, as with DLPack's `stream=`, that it is a stream of the
+//! upload's device and stays until the call returns; the Python package gives those of torch and CuPy, which it holds.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +16,7 @@ use super::tensor::{Tensor, Wanted};
 use crate::Upload as Core;
 use crate::dtype::DType;
 use crate::sink::Array;
-use crate::sink::cuda::{self, DeviceMemory};
+use crate::sink::cuda::{self, CallerStream, DeviceMemory};
 use crate::stream::upload::{self as core, Waited};
 
 /// How long to wait before Python looks at its signals.
@@ -62,14 +65,14 @@ impl Upload {
     ) -> PyResult<u64> {
         let wishes = wishes(&tensors, wanted, which)?;
         let into = into.iter().map(|buffer| buffer.0.clone()).collect();
-        let submitted = run::detached(py, || Ok(self.0.submit(wishes, into, stream)))?;
+        let submitted = run::detached(py, || Ok(self.0.submit(wishes, into, caller_stream(stream))))?;
         submitted.map_err(|failed| raise(py, failed))
     }
 
     #[pyo3(signature = (ticket, *, stream, sync))]
     fn wait(&self, py: Python<'_>, ticket: u64, stream: Option<u64>, sync: bool) -> PyResult<()> {
         loop {
-            let waited = run::detached(py, || Ok(self.0.wait(ticket, stream, sync, TICK)))?;
+            let waited = run::detached(py, || Ok(self.0.wait(ticket, caller_stream(stream), sync, TICK)))?;
             match waited.map_err(|failed| raise(py, failed))? {
                 Waited::Done => return Ok(()),
                 Waited::Waiting => py.check_signals()?,
@@ -92,6 +95,11 @@ impl Upload {
             Ok(())
         })
     }
+}
+
+fn caller_stream(address: Option<u64>) -> Option<CallerStream> {
+    // SAFETY: the Python caller's promise, as the protocol says.
+    address.map(|address| unsafe { CallerStream::from_raw(address) })
 }
 
 /// Bytes of source per second that the CPU casts.

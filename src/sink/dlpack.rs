@@ -314,7 +314,8 @@ struct Adopted {
 // SAFETY: nothing can be done with a shared reference but to read three numbers; the structure is touched by the drop alone.
 unsafe impl Sync for Adopted {}
 
-impl GpuMemory for Adopted {
+// SAFETY: the numbers are those of a writable CUDA tensor of the DLPack producer's, kept until the drop; they never change.
+unsafe impl GpuMemory for Adopted {
     fn device(&self) -> u32 {
         self.device
     }

@@ -139,6 +139,13 @@ impl Array {
         matches!(self.owner, Owner::Gpu(_))
     }
 
+    /// Whether these bytes of a GPU lie in the memory that keeps this array: its own or others beside it.
+    pub(crate) fn gpu_memory_has(&self, device: u32, address: u64, len: u64) -> bool {
+        let Owner::Gpu(memory) = &self.owner else { return false };
+        let room = address.checked_sub(memory.address()).and_then(|start| memory.nbytes().checked_sub(start));
+        memory.device() == device && room.is_some_and(|room| len <= room)
+    }
+
     /// Whether both lie in the memory of one owner, so that what lies between them is nobody else's allocation.
     pub fn shares_owner_with(&self, other: &Array) -> bool {
         match (&self.owner, &other.owner) {

@@ -83,7 +83,7 @@ fn places(device: &'static Device, sizes: &[usize]) -> Vec<(Array, Arc<DeviceMem
 
 fn done(upload: &Upload, ticket: u64) -> Result<(), (usize, String, Code)> {
     loop {
-        match upload.wait(ticket, None, true, Duration::from_secs(10)) {
+        match upload.wait(ticket, None, true, Duration::MAX) {
             Ok(Waited::Done) => return Ok(()),
             Ok(Waited::Waiting) => {}
             Err(failed) => return Err((failed.index, failed.name, failed.error.code())),

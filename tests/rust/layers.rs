@@ -55,8 +55,13 @@ const UNSAFE_REGISTER: &[&str] = &[
     "sink/dlpack.rs",
     "sink/cuda/driver.rs",
     "python/buffer.rs",
+    // The promise that `GpuMemory` is, and who makes it.
+    "sink/gpu.rs",
+    "sink/cuda/memory.rs",
     "python/capsule.rs",
 ];
+    // A caller's stream comes as a number.
+    "python/cuda.rs",
 
 /// Rooms whose root file forbids `unsafe` for all of the room.
 const PARSERS: &[&str] = &["container", "pickle", "index", "scan"];

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use super::driver::{Allocation, Context, Driver, EventHandle, Pinned, StreamHandle};
+use super::driver::{Allocation, CallerStream, Context, Driver, EventHandle, Pinned, StreamHandle};
 use super::ring::Ring;
 use crate::error::{Code, Error, Result};
 use crate::sink::HostBuffer;
@@ -89,12 +89,12 @@ impl Device {
     }
 
     /// Whether this process may use it.
-    pub fn is_own(&self) -> bool {
+    pub(crate) fn is_own(&self) -> bool {
         self.driver.is_own()
     }
 
     /// The pinned ring for uploads to it, made at the first call.
-    pub fn ring(&'static self) -> Result<&'static Ring> {
+    pub(crate) fn ring(&'static self) -> Result<&'static Ring> {
         self.check_process()?;
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(ring) = *ring {
@@ -141,7 +141,7 @@ impl Device {
     }
 
     /// Makes the context the calling thread's, for a thread of our own.
-    pub fn enter(&self) -> Result<()> {
+    pub(crate) fn enter(&self) -> Result<()> {
         Driver::started()?.set_current(self.context)
     }
 
@@ -162,19 +162,19 @@ impl Device {
     }
 
     /// A stream that waits for no other.
-    pub fn stream(&'static self) -> Result<Stream> {
+    pub(crate) fn stream(&'static self) -> Result<Stream> {
         let handle = self.within(Driver::create_stream)?;
         Ok(Stream { device: self, handle: Some(handle) })
     }
 
     /// An event.
-    pub fn event(&'static self) -> Result<Event> {
+    pub(crate) fn event(&'static self) -> Result<Event> {
         let handle = self.within(Driver::create_event)?;
         Ok(Event { device: self, handle: Some(handle) })
     }
 
     /// Marks, by `event`, all that a caller's stream has now. A stream that records a graph is refused.
-    pub fn mark(&self, stream: u64, event: &Event) -> Result<()> {
+    pub(crate) fn mark(&self, stream: CallerStream, event: &Event) -> Result<()> {
         let stream = StreamHandle::named(stream);
         self.within(|driver| {
             if driver.is_capturing(&stream)? {
@@ -189,7 +189,7 @@ impl Device {
     }
 
     /// Makes what comes after in a caller's stream wait for what `event` marks.
-    pub fn hold(&self, stream: u64, event: &Event) -> Result<()> {
+    pub(crate) fn hold(&self, stream: CallerStream, event: &Event) -> Result<()> {
         self.within(|driver| driver.wait(&StreamHandle::named(stream), event.handle()?))
     }
 }
@@ -209,7 +209,7 @@ impl Drop for Back {
 
 /// A queue of copies, destroyed when it is dropped.
 #[derive(Debug)]
-pub struct Stream {
+pub(crate) struct Stream {
     device: &'static Device,
     /// Until the drop.
     handle: Option<StreamHandle>,
@@ -217,7 +217,7 @@ pub struct Stream {
 
 /// A mark in a stream, destroyed when it is dropped.
 #[derive(Debug)]
-pub struct Event {
+pub(crate) struct Event {
     device: &'static Device,
     /// Until the drop.
     handle: Option<EventHandle>,
@@ -233,17 +233,17 @@ impl Stream {
     }
 
     /// Makes what is put in it from now on wait for what `event` marks.
-    pub fn wait(&self, event: &Event) -> Result<()> {
+    pub(crate) fn wait(&self, event: &Event) -> Result<()> {
         self.device.within(|driver| driver.wait(self.handle()?, event.handle()?))
     }
 
     /// Marks what is in it now.
-    pub fn record(&self, event: &Event) -> Result<()> {
+    pub(crate) fn record(&self, event: &Event) -> Result<()> {
         self.device.within(|driver| driver.record(event.handle()?, self.handle()?))
     }
 
     /// Waits until all that is in it is done.
-    pub fn synchronize(&self) -> Result<()> {
+    pub(crate) fn synchronize(&self) -> Result<()> {
         self.device.within(|driver| driver.synchronize(self.handle()?))
     }
 
@@ -259,12 +259,12 @@ impl Event {
     }
 
     /// Whether what it marks is done.
-    pub fn is_done(&self) -> Result<bool> {
+    pub(crate) fn is_done(&self) -> Result<bool> {
         self.device.within(|driver| driver.is_done(self.handle()?))
     }
 
     /// Waits until what it marks is done.
-    pub fn finish(&self) -> Result<()> {
+    pub(crate) fn finish(&self) -> Result<()> {
         self.device.within(|driver| driver.finish(self.handle()?))
     }
 }

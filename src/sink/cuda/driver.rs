@@ -4,8 +4,8 @@
 //!
 //! **Protocol.** The library is never closed, so its functions stay callable. Streams, events, allocations and contexts are numbers
 //! that the driver gave: only this file makes them, none can be copied but a context's, and what destroys one takes it away. A
-//! caller's stream, and the address of memory that somebody else allocated, are trusted to be what they are said to be, as with
-//! DLPack. A copy to the device reads memory that is never given back ([`Pinned`]), so that a copy that is late, or of which
+//! caller's stream and memory that somebody else allocated are what an `unsafe` promise says of them ([`CallerStream::from_raw`],
+//! [`GpuMemory`](crate::sink::GpuMemory), DLPack); a copy goes nowhere but into such memory (`Slot::send` checks). A copy to the device reads memory that is never given back ([`Pinned`]), so that a copy that is late, or of which
 //! nobody knows the end, reads wrong bytes at worst.
 //!
 //! After a fork the child has the parent's memory and none of the driver's threads: there every call is refused before it is made.
@@ -41,6 +41,10 @@ pub(super) struct Context(usize);
 /// A queue of work on a device.
 #[derive(Debug)]
 pub(super) struct StreamHandle(usize);
+
+/// A stream that somebody else made and keeps, such as torch's current one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallerStream(usize);
 
 /// A mark in a stream.
 #[derive(Debug)]
@@ -336,10 +340,24 @@ impl Driver {
     }
 }
 
+impl CallerStream {
+    /// The device's default stream, which is always there.
+    pub const DEFAULT: CallerStream = CallerStream(0);
+
+    /// The stream with this address, as `torch.cuda.Stream.cuda_stream` has it; 0, 1 and 2 are the driver's default streams.
+    ///
+    /// # Safety
+    /// `address` is one of those numbers, or a `CUstream` of the primary context of the device that it is used with, and that stream
+    /// is destroyed only after the call that this value is given to has returned.
+    pub unsafe fn from_raw(address: u64) -> CallerStream {
+        CallerStream(usize::try_from(address).unwrap_or(0))
+    }
+}
+
 impl StreamHandle {
-    /// A stream that a caller names by its number; 0 is the default stream. It is trusted to be there.
-    pub(super) fn named(stream: u64) -> StreamHandle {
-        StreamHandle(usize::try_from(stream).unwrap_or(0))
+    /// A stream of the caller's. It is never destroyed from here.
+    pub(super) fn named(stream: CallerStream) -> StreamHandle {
+        StreamHandle(stream.0)
     }
 }
 

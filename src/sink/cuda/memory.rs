@@ -1,5 +1,7 @@
 //! Memory of a device, for callers that have no allocator of their own.
-#![forbid(unsafe_code)]
+//!
+//! **Protocol.** The memory is an allocation of the driver's, made by [`DeviceMemory::new`] and freed by the drop alone. Nothing here
+//! reads or writes it: `unsafe` is the promise of [`GpuMemory`] only.
 
 use super::device::Device;
 use super::driver::Allocation;
@@ -38,7 +40,8 @@ impl DeviceMemory {
     }
 }
 
-impl GpuMemory for DeviceMemory {
+// SAFETY: an allocation of that size on that device, which is freed by the drop and was handed to nobody else.
+unsafe impl GpuMemory for DeviceMemory {
     fn device(&self) -> u32 {
         self.device.ordinal()
     }

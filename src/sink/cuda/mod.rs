@@ -8,6 +8,8 @@ mod driver;
 mod memory;
 mod ring;
 
-pub use device::{Device, Event, Info, Stream, info};
+pub use device::{Device, Info, info};
+pub(crate) use device::{Event, Stream};
+pub use driver::CallerStream;
 pub use memory::DeviceMemory;
-pub use ring::{Ring, Slot};
+pub(crate) use ring::Ring;

@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::device::{Device, Event, Stream};
@@ -14,7 +14,7 @@ use super::driver::Pinned;
 use super::memory::DeviceMemory;
 use crate::error::{Code, Error, Result};
 use crate::parallel::{self, Cancel};
-use crate::sink::{GpuMemory, HostBuffer};
+use crate::sink::{Array, HostBuffer};
 
 /// Bytes of a slot, the larger where the cache has room for it.
 const SLOT: usize = 2 << 20;
@@ -43,7 +43,7 @@ const MEASURED: usize = 64 << 20;
 
 /// Pinned slots, and streams and events for those who use them.
 #[derive(Debug)]
-pub struct Ring {
+pub(crate) struct Ring {
     device: &'static Device,
     slot_bytes: usize,
     state: Mutex<State>,
@@ -70,7 +70,7 @@ struct Part {
 
 /// A slot that is held. It goes back when it is dropped.
 #[derive(Debug)]
-pub struct Slot<'r> {
+pub(crate) struct Slot<'r> {
     ring: &'r Ring,
     /// Until the drop.
     part: Option<Part>,
@@ -147,22 +147,22 @@ impl Ring {
     }
 
     /// The device that it copies to.
-    pub fn device(&self) -> &'static Device {
+    pub(crate) fn device(&self) -> &'static Device {
         self.device
     }
 
     /// Bytes of a slot.
-    pub fn slot_bytes(&self) -> usize {
+    pub(crate) fn slot_bytes(&self) -> usize {
         self.slot_bytes
     }
 
     /// How many threads to fill slots with: as many as are asked for, or that keep the link busy, and no more than there are slots.
-    pub fn workers(&self, wanted: Option<usize>) -> usize {
+    pub(crate) fn workers(&self, wanted: Option<usize>) -> usize {
         wanted.unwrap_or_else(|| workers(parallel::cores())).clamp(1, self.lock().count.max(1))
     }
 
     /// A slot to be filled: the one whose copy was begun first, once that is done.
-    pub fn take(&self, cancel: &Cancel) -> Result<Slot<'_>> {
+    pub(crate) fn take(&self, cancel: &Cancel) -> Result<Slot<'_>> {
         let mut state = self.lock();
         let mut part = loop {
             cancel.check()?;
@@ -184,30 +184,30 @@ impl Ring {
     }
 
     /// A stream, to be given back by [`Ring::return_stream`] once all in it is done or to be followed by others'.
-    pub fn stream(&self) -> Result<Stream> {
+    pub(crate) fn stream(&self) -> Result<Stream> {
         let found = self.lock().streams.pop();
         found.map_or_else(|| self.device.stream(), Ok)
     }
 
     /// Keeps a stream for the next who wants one.
-    pub fn return_stream(&self, stream: Stream) {
+    pub(crate) fn return_stream(&self, stream: Stream) {
         self.lock().streams.push(stream);
     }
 
     /// An event, to be given back by [`Ring::return_event`].
-    pub fn event(&self) -> Result<Event> {
+    pub(crate) fn event(&self) -> Result<Event> {
         let found = self.lock().events.pop();
         found.map_or_else(|| self.device.event(), Ok)
     }
 
     /// Keeps an event for the next who wants one. What waits for it already still does.
-    pub fn return_event(&self, event: Event) {
+    pub(crate) fn return_event(&self, event: Event) {
         self.lock().events.push(event);
     }
 
     /// Bytes per second of copies out of the slots: the best of a few rounds.
     pub(super) fn measure(&self) -> Result<f64> {
-        let target = DeviceMemory::new(self.device, self.slot_bytes as u64)?;
+        let target = Array::on_gpu(Arc::new(DeviceMemory::new(self.device, self.slot_bytes as u64)?));
         let stream = self.stream()?;
         let copies = MEASURED.div_ceil(self.slot_bytes);
         let mut best = Duration::MAX;
@@ -226,9 +226,10 @@ impl Ring {
         measured.map(|()| (copies * self.slot_bytes) as f64 / best.as_secs_f64())
     }
 
-    fn copy_all(&self, copies: usize, target: &DeviceMemory, stream: &Stream) -> Result<()> {
+    fn copy_all(&self, copies: usize, target: &Array, stream: &Stream) -> Result<()> {
         for _ in 0..copies {
-            self.take(&Cancel::new())?.send(target.address(), self.slot_bytes, stream)?;
+            let address = target.address().addr().get() as u64;
+            self.take(&Cancel::new())?.send(target, address, self.slot_bytes, stream)?;
         }
         Ok(())
     }
@@ -255,14 +256,18 @@ fn lost() -> Error {
 
 impl Slot<'_> {
     /// The bytes, to be written to; they hold what was copied last.
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         self.part.as_mut().map(|part| part.memory.bytes_mut()).unwrap_or_default()
     }
 
-    /// Begins the copy of the first `len` bytes to a device's address, and gives the slot back.
-    pub fn send(mut self, to: u64, len: usize, stream: &Stream) -> Result<()> {
+    /// Begins the copy of the first `len` bytes to `address`, which is in the memory that `place` keeps, and gives the slot back.
+    /// Whoever holds `place` keeps it until the copy is done.
+    pub(crate) fn send(mut self, place: &Array, address: u64, len: usize, stream: &Stream) -> Result<()> {
+        if !place.gpu_memory_has(self.ring.device.ordinal(), address, len as u64) {
+            return Err(Error::new(Code::InternalError, "a copy would go past its destination"));
+        }
         let part = self.part.as_mut().ok_or_else(lost)?;
-        stream.copy(to, &part.memory, len)?;
+        stream.copy(address, &part.memory, len)?;
         let marked = stream.record(&part.event);
         part.in_flight = marked.is_ok();
         if marked.is_err() && stream.synchronize().is_err() {

@@ -8,8 +8,8 @@ use crate::bytes::{Reader, Scratch};
 use crate::error::{Code, Error, Result};
 use crate::layout::Layout;
 use crate::parallel::{self, Cancel};
-use crate::sink::HostBuffer;
 use crate::sink::cuda::{Ring, Stream};
+use crate::sink::{Array, HostBuffer};
 use crate::stream::batch::{Task, fill_all};
 use crate::stream::plan::pieces;
 use crate::stream::read::{Fill, Manner, Payload, fill, fill_piece, scratch};
@@ -87,8 +87,8 @@ pub(super) struct Plan {
     pub(super) from: From,
     pub(super) cut: Cut,
     pub(super) itemsize: u64,
-    /// On the device.
-    pub(super) address: u64,
+    /// Where it goes, on the device.
+    pub(super) place: Array,
     pub(super) _held: Option<Held>,
 }
 
@@ -103,7 +103,7 @@ pub(super) struct Small {
 
 pub(super) enum Job {
     /// Whole results that lie next to one another on the device, by one copy.
-    Pack { parts: Vec<Small>, address: u64, len: usize },
+    Pack { parts: Vec<Small>, place: Array, address: u64, len: usize },
     /// Some parts of a result, each filled in a slot.
     Slots { item: usize, plan: Arc<Plan>, first: u64, count: u64 },
     /// A part of a result that is made in memory of its own first.
@@ -143,7 +143,7 @@ impl<'w> Worker<'w> {
     /// Does a job. An error comes with the number of the result that it is about.
     pub(super) fn run(&mut self, job: Job, cancel: &Cancel) -> Result<(), (usize, Error)> {
         match job {
-            Job::Pack { parts, address, len } => self.pack(parts, address, len, cancel),
+            Job::Pack { parts, place, address, len } => self.pack(parts, (&place, address, len), cancel),
             Job::Slots { item, plan, first, count } => {
                 self.slots(&plan, first, count, cancel).map_err(|error| (item, error))
             }
@@ -156,8 +156,7 @@ impl<'w> Worker<'w> {
     fn pack(
         &self,
         parts: Vec<Small>,
-        address: u64,
-        len: usize,
+        (place, address, len): (&Array, u64, usize),
         cancel: &Cancel,
     ) -> Result<(), (usize, Error)> {
         let first = parts.first().map_or(0, |small| small.item);
@@ -177,7 +176,7 @@ impl<'w> Worker<'w> {
         }
         let about = |task: usize| items.get(task).copied().unwrap_or(first);
         fill_all(tasks, Some(1)).map_err(|(task, error)| (about(task), error))?;
-        slot.send(address, len, self.stream).map_err(|error| (first, error))
+        slot.send(place, address, len, self.stream).map_err(|error| (first, error))
     }
 
     fn slots(&mut self, plan: &Plan, first: u64, count: u64, cancel: &Cancel) -> Result<()> {
@@ -196,7 +195,7 @@ impl<'w> Worker<'w> {
                 let mut slot = self.ring.take(cancel)?;
                 let len = plan.len(&part);
                 make(&part, slot.bytes_mut().get_mut(..len).ok_or_else(too_long)?)?;
-                slot.send(plan.address_of(&part), len, self.stream)
+                slot.send(&plan.place, plan.address_of(&part), len, self.stream)
             }),
         }
     }
@@ -223,7 +222,7 @@ impl<'w> Worker<'w> {
             if !out.is_empty() {
                 return Err(Error::new(Code::InternalError, "a slot would not be filled"));
             }
-            slot.send(plan.address_of(&part), len, self.stream)?;
+            slot.send(&plan.place, plan.address_of(&part), len, self.stream)?;
         }
         Ok(())
     }
@@ -250,7 +249,8 @@ impl<'w> Worker<'w> {
             |(), (number, bytes)| {
                 let mut slot = self.ring.take(cancel)?;
                 slot.bytes_mut().get_mut(..bytes.len()).ok_or_else(too_long)?.copy_from_slice(bytes);
-                slot.send(address + (number * size) as u64, bytes.len(), self.stream)
+                let address = address.saturating_add((number as u64).saturating_mul(size as u64));
+                slot.send(&plan.place, address, bytes.len(), self.stream)
             },
         )
     }
@@ -262,7 +262,7 @@ impl Plan {
     }
 
     fn address_of(&self, part: &Part) -> u64 {
-        self.address.saturating_add(part.start.saturating_mul(self.itemsize))
+        (self.place.address().addr().get() as u64).saturating_add(part.start.saturating_mul(self.itemsize))
     }
 }
 

@@ -31,13 +31,16 @@ use crate::error::{Code, Error, Result};
 use crate::layout::{Dims, Layout};
 use crate::parallel::Cancel;
 use crate::sink::Array;
-use crate::sink::cuda::Device;
+use crate::sink::cuda::{CallerStream, Device};
 
 /// Streams of a session: with two, one copy begins where another ends.
 const STREAMS: usize = 2;
 
 /// The most that a session takes of host memory beside the ring.
 const WINDOW: u64 = 128 << 20;
+
+/// The longest single wait for a condition: longer ones may overflow the system's clock, and are begun again.
+const WAIT_MAX: Duration = Duration::from_secs(3600);
 
 /// One result and where it goes.
 pub struct Item {
@@ -118,7 +121,7 @@ impl Session {
 
     /// Takes a batch on; its number. No copy of it begins before what is in `stream` now is done. `cancel` is what the items'
     /// conversions look at.
-    pub fn submit(&self, items: Vec<Item>, stream: Option<u64>, cancel: Cancel) -> Result<u64> {
+    pub fn submit(&self, items: Vec<Item>, stream: Option<CallerStream>, cancel: Cancel) -> Result<u64> {
         let shared = &self.shared;
         shared.ring.device().check_process()?;
         if let Some(stream) = stream {
@@ -161,13 +164,14 @@ impl Session {
     pub fn wait(
         &self,
         number: u64,
-        stream: Option<u64>,
+        stream: Option<CallerStream>,
         sync: bool,
         patience: Duration,
     ) -> Result<Waited, (Option<usize>, Error)> {
         let shared = &self.shared;
         shared.ring.device().check_process().map_err(|error| (None, error))?;
-        let deadline = Instant::now() + patience;
+        // None: a wait too long for the clock has no end.
+        let deadline = Instant::now().checked_add(patience);
         let mut state = shared.lock();
         loop {
             let Some(ticket) = state.tickets.get(&number) else {
@@ -177,10 +181,11 @@ impl Session {
             if ticket.is_ended() {
                 break;
             }
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = deadline.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 return Ok(Waited::Waiting);
             }
+            let left = left.min(WAIT_MAX);
             state = shared.news.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         // While nobody else sees it, so that its events can be waited for without the lock.

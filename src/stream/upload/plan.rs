@@ -168,7 +168,7 @@ impl Planner {
             cut
         };
         let step = if banded { 1 } else { sizes.stretch(nbytes) };
-        let plan = Arc::new(Plan { from, cut, itemsize, address, _held: held });
+        let plan = Arc::new(Plan { from, cut, itemsize, place, _held: held });
         jobs.extend(self.pack.take().map(Pack::job));
         self.large = Some(Large { item, plan, next: 0, step, banded });
         Ok(())
@@ -199,7 +199,7 @@ impl Pack {
 
     fn job(self) -> Job {
         let len = usize::try_from(self.end - self.start).unwrap_or(usize::MAX);
-        Job::Pack { parts: self.parts, address: self.start, len }
+        Job::Pack { parts: self.parts, place: self.last, address: self.start, len }
     }
 }
 

@@ -11,7 +11,7 @@ use super::plan::{Planner, Sizes};
 use crate::error::{Error, Result, guarded};
 use crate::parallel::Cancel;
 use crate::sink::Array;
-use crate::sink::cuda::{Device, Event, Ring, Stream};
+use crate::sink::cuda::{CallerStream, Device, Event, Ring, Stream};
 
 /// How often a worker looks for room in the window.
 const TICK: Duration = Duration::from_millis(5);
@@ -97,9 +97,9 @@ impl Ticket {
     pub(super) fn order(
         &mut self,
         device: &Device,
-        stream: Option<u64>,
+        stream: Option<CallerStream>,
         sync: bool,
-        deadline: Instant,
+        deadline: Option<Instant>,
     ) -> Result<Waited> {
         let marks = self.marks.as_deref().unwrap_or_default();
         if let Some(stream) = stream.filter(|_| !self.held) {
@@ -108,7 +108,7 @@ impl Ticket {
         }
         for mark in marks.iter().filter(|_| sync) {
             while !mark.is_done()? {
-                if Instant::now() >= deadline {
+                if deadline.is_some_and(|end| Instant::now() >= end) {
                     return Ok(Waited::Waiting);
                 }
                 thread::sleep(LOOK);
@@ -124,7 +124,7 @@ impl Shared {
     }
 
     /// Lets no copy begin, from now on, before what is in a caller's stream now.
-    pub(super) fn follow(&self, stream: u64) -> Result<()> {
+    pub(super) fn follow(&self, stream: CallerStream) -> Result<()> {
         let event = self.ring.event()?;
         self.ring.device().mark(stream, &event)?;
         self.streams.iter().try_for_each(|own| own.wait(&event))?;
