@@ -117,6 +117,20 @@ class Buffer:
             BufferError: The consumer wants a stream that cannot be, another device or a copy; or a size does not fit 63 bits.
         """
 
+    def hand_over(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+        **_extra: Any,
+    ) -> CapsuleType:
+        """As `__dlpack__`, for a caller that drops the buffer at once.
+
+        Where it owns its memory and shares it with nobody, the structure says so (`IS_COPIED`): the consumer is the sole owner.
+        """
+
     def __dlpack_device__(self) -> tuple[int, int]:
         """`(1, 0)`, the CPU, or `(2, n)`, CUDA's device n."""
 

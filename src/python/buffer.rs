@@ -4,7 +4,7 @@
 //! the address stays valid; shape and strides of an export live in a box that the release frees. The bytes are writable: they
 //! are the result's own memory, or the private mapping of a view.
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, c_int, c_long, c_void};
 use std::ptr;
 
 use pyo3::exceptions::PyBufferError;
@@ -20,6 +20,9 @@ use crate::sink::dlpack;
 /// A tensor in host memory, owned or a view, or in GPU memory.
 #[pyclass(frozen, module = "rustload")]
 pub(crate) struct Buffer(pub(super) Array);
+
+/// Whether C's long has 64 bits, as on 64-bit Linux and macOS.
+const LONG_HAS_64_BITS: bool = size_of::<c_long>() == 8;
 
 /// What one export of the buffer protocol owns.
 struct Export {
@@ -70,28 +73,20 @@ impl Buffer {
         copy: Option<bool>,
         _extra: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let (on_gpu, dlpack::Device { kind, id }) = (self.0.is_on_gpu(), self.0.device());
-        if !on_gpu && stream.is_some_and(|stream| stream != -1) {
-            return Err(PyBufferError::new_err("a buffer in host memory has no streams"));
-        }
-        // What lies on a GPU is complete before anybody gets the buffer, so any stream may go on with it.
-        if on_gpu && stream.is_some_and(|stream| stream == 0 || stream < -1) {
-            return Err(PyBufferError::new_err("stream= is None, -1, 1, 2 or a CUDA stream's address"));
-        }
-        if dl_device.is_some_and(|device| device != (kind, id)) {
-            let text = if on_gpu {
-                format!("a buffer on GPU {id} is exported to that GPU only")
-            } else {
-                "a buffer in host memory is exported to the CPU only".to_owned()
-            };
-            return Err(PyBufferError::new_err(text));
-        }
-        if copy == Some(true) {
-            return Err(PyBufferError::new_err(
-                "a buffer is exported as it is; materialize again for a copy",
-            ));
-        }
-        capsule::export(py, &self.0, max_version.is_some_and(|(major, _)| major >= 1))
+        self.export(py, stream, max_version, dl_device, copy, false)
+    }
+
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None, **_extra))]
+    fn hand_over<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<i64>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+        _extra: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        self.export(py, stream, max_version, dl_device, copy, true)
     }
 
     fn __dlpack_device__(&self) -> (i32, i32) {
@@ -126,6 +121,11 @@ impl Buffer {
     /// # Safety
     /// Called by Python with a `view` to fill.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        if view.is_null() {
+            return Err(PyBufferError::new_err("there is no Py_buffer to fill"));
+        }
+        // SAFETY: Python hands over a `Py_buffer` to be filled. An error leaves its `obj` null, as the protocol wants.
+        unsafe { (*view).obj = ptr::null_mut() };
         let array = &slf.get().0;
         if array.is_on_gpu() {
             let id = array.device().id;
@@ -194,17 +194,57 @@ impl Buffer {
     }
 }
 
+impl Buffer {
+    fn export<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<i64>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+        hands_over: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (on_gpu, dlpack::Device { kind, id }) = (self.0.is_on_gpu(), self.0.device());
+        if !on_gpu && stream.is_some_and(|stream| stream != -1) {
+            return Err(PyBufferError::new_err("a buffer in host memory has no streams"));
+        }
+        // What lies on a GPU is complete before anybody gets the buffer, so any stream may go on with it.
+        if on_gpu && stream.is_some_and(|stream| stream == 0 || stream < -1) {
+            return Err(PyBufferError::new_err("stream= is None, -1, 1, 2 or a CUDA stream's address"));
+        }
+        if dl_device.is_some_and(|device| device != (kind, id)) {
+            let text = if on_gpu {
+                format!("a buffer on GPU {id} is exported to that GPU only")
+            } else {
+                "a buffer in host memory is exported to the CPU only".to_owned()
+            };
+            return Err(PyBufferError::new_err(text));
+        }
+        if copy == Some(true) {
+            return Err(PyBufferError::new_err(
+                "a buffer is exported as it is; materialize again for a copy",
+            ));
+        }
+        capsule::export(py, &self.0, max_version.is_some_and(|(major, _)| major >= 1), hands_over)
+    }
+}
+
 /// The `struct` format of a dtype; dtypes that the protocol does not know appear as the bits they are.
+///
+/// Sizes are native ones. 64-bit integers are `l` and `L` where C's long has 64 bits, as NumPy has them: torch takes no array of
+/// `Q` there. Elsewhere they are `q` and `Q`.
 fn format(dtype: DType) -> &'static CStr {
     match dtype {
         DType::Bool => c"?",
         DType::I8 => c"b",
         DType::I16 => c"h",
         DType::I32 => c"i",
-        DType::I64 => c"l",
+        DType::I64 if LONG_HAS_64_BITS => c"l",
+        DType::I64 => c"q",
         DType::U16 | DType::BF16 | DType::Bits16 => c"H",
         DType::U32 | DType::C32 => c"I",
-        DType::U64 => c"L",
+        DType::U64 if LONG_HAS_64_BITS => c"L",
+        DType::U64 => c"Q",
         DType::F16 => c"e",
         DType::F32 => c"f",
         DType::F64 => c"d",

@@ -19,10 +19,15 @@ const USED_VERSIONED: &CStr = c"used_dltensor_versioned";
 const LEGACY: &CStr = c"dltensor";
 const USED_LEGACY: &CStr = c"used_dltensor";
 
-/// A capsule for an array; the form from before DLPack 1.0 unless `versioned`.
-pub(super) fn export<'py>(py: Python<'py>, array: &Array, versioned: bool) -> PyResult<Bound<'py, PyAny>> {
+/// A capsule for an array; the form from before DLPack 1.0 unless `versioned`. `hands_over`: whether the caller drops it at once.
+pub(super) fn export<'py>(
+    py: Python<'py>,
+    array: &Array,
+    versioned: bool,
+    hands_over: bool,
+) -> PyResult<Bound<'py, PyAny>> {
     let (pointer, name, destructor): (_, _, unsafe extern "C" fn(*mut ffi::PyObject)) = if versioned {
-        (dlpack::export_versioned(array)?.as_ptr().cast(), VERSIONED, drop_versioned)
+        (dlpack::export_versioned(array, hands_over)?.as_ptr().cast(), VERSIONED, drop_versioned)
     } else {
         (dlpack::export_legacy(array)?.as_ptr().cast(), LEGACY, drop_legacy)
     };

@@ -9,6 +9,7 @@ use std::ffi::c_void;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
+use super::claims::Claim;
 use super::{Array, GpuMemory};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
@@ -149,7 +150,11 @@ fn tensor(array: &Array, context: &mut Context) -> Result<Tensor> {
 }
 
 /// The array as a `DLManagedTensorVersioned` of version 1.1, to be freed by [`delete_versioned`] or its own deleter.
-pub fn export_versioned(array: &Array) -> Result<NonNull<Versioned>> {
+///
+/// `hands_over`: whether the caller drops `array` at once, so that the consumer has memory that nobody else has (`IS_COPIED`), if it is
+/// not a view, a part, or memory of another library.
+pub fn export_versioned(array: &Array, hands_over: bool) -> Result<NonNull<Versioned>> {
+    let is_copied = hands_over && array.is_sole_owner();
     let mut context = Box::new(context(array)?);
     let tensor = tensor(array, &mut context)?;
     let managed = Box::new(Versioned {
@@ -157,7 +162,7 @@ pub fn export_versioned(array: &Array) -> Result<NonNull<Versioned>> {
         minor: 1,
         context: Box::into_raw(context).cast(),
         deleter: Some(delete_versioned),
-        flags: if array.is_view() { 0 } else { IS_COPIED },
+        flags: if is_copied { IS_COPIED } else { 0 },
         tensor,
     });
     Ok(NonNull::from(Box::leak(managed)))
@@ -199,11 +204,21 @@ pub unsafe extern "C" fn delete_legacy(managed: *mut Managed) {
 }
 
 /// A tensor that somebody else exported, to be written to.
-pub struct Foreign(Owned);
+pub struct Foreign {
+    owned: Owned,
+    /// From the first [`Foreign::bytes_mut`] on.
+    claim: Option<Claim>,
+}
 
 enum Owned {
     Versioned(NonNull<Versioned>),
     Legacy(NonNull<Managed>),
+}
+
+impl From<Owned> for Foreign {
+    fn from(owned: Owned) -> Foreign {
+        Foreign { owned, claim: None }
+    }
 }
 
 // SAFETY: the structure is owned by this value alone, and the DLPack specification lets any thread call its deleter.
@@ -215,7 +230,7 @@ impl Foreign {
     /// # Safety
     /// `managed` is a valid `DLManagedTensorVersioned` that nobody else will free.
     pub unsafe fn versioned(managed: NonNull<Versioned>) -> Foreign {
-        Foreign(Owned::Versioned(managed))
+        Owned::Versioned(managed).into()
     }
 
     /// Takes over a structure from before version 1.
@@ -223,10 +238,15 @@ impl Foreign {
     /// # Safety
     /// `managed` is a valid `DLManagedTensor` that nobody else will free.
     pub unsafe fn legacy(managed: NonNull<Managed>) -> Foreign {
-        Foreign(Owned::Legacy(managed))
+        Owned::Legacy(managed).into()
     }
 
     /// The bytes of a one-dimensional, contiguous, writable tensor of `uint8` in host memory.
+    ///
+    /// While this value lives, no other one gives bytes that overlap them: two calls with one `out=`, from two threads or by two
+    /// exports of one buffer, are an error for the second. It is the duty of whoever passed the tensor that nothing else, in this
+    /// process or on a device, reads or writes the bytes meanwhile. They need not have been written before: another allocator made
+    /// them, and they are read only after they were written.
     pub fn bytes_mut(&mut self) -> Result<&mut [u8]> {
         let row = self.row().map_err(|what| unwritable(&what))?;
         if row.device.kind != CPU {
@@ -235,8 +255,13 @@ impl Foreign {
         if row.len == 0 {
             return Ok(&mut []);
         }
+        if self.claim.is_none() {
+            let claim = Claim::new(row.start.addr(), row.len);
+            self.claim = Some(claim.ok_or_else(|| unwritable("another call is writing to the same memory"))?);
+        }
         // SAFETY: `len` bytes from `start` belong to the tensor; the caller of `out=` hands them over for the time of the
-        // call, as with `out=` in NumPy, and `&mut self` keeps rustload's own access unique.
+        // call, as with `out=` in NumPy, and `&mut self` and the claim
+        // keep rustload's own access unique.
         Ok(unsafe { std::slice::from_raw_parts_mut(row.start, row.len) })
     }
 
@@ -253,7 +278,7 @@ impl Foreign {
     /// The place of a one-dimensional, contiguous, writable tensor of `uint8`, or why it is none.
     fn row(&self) -> Result<Row, String> {
         let wrong = |what: &str| Err(what.to_owned());
-        let (tensor, flags) = match &self.0 {
+        let (tensor, flags) = match &self.owned {
             Owned::Versioned(managed) => {
                 let managed = managed.as_ptr();
                 // SAFETY: valid as promised to `versioned`. Only this field is read, which lies before what a version may change.
@@ -274,8 +299,11 @@ impl Foreign {
         if tensor.dtype != data_type(DType::U8) || tensor.ndim != 1 {
             return wrong("it is no row of bytes");
         }
-        // SAFETY: with ndim 1, shape points to one number.
-        let Ok(len) = usize::try_from(unsafe { *tensor.shape }) else {
+        // SAFETY: with ndim 1, shape points to one number; null is no valid structure's, and is told.
+        let Some(&len) = (unsafe { tensor.shape.as_ref() }) else {
+            return wrong("it has no shape");
+        };
+        let Ok(len) = usize::try_from(len) else {
             return wrong("its size is negative");
         };
         // SAFETY: with ndim 1, strides is null (contiguous) or points to one number.
@@ -287,6 +315,9 @@ impl Foreign {
             return wrong("its offset is too large");
         };
         // The first element lies inside the producer's allocation; an empty tensor may have no address at all.
+        if len > 0 && tensor.data.is_null() {
+            return wrong("it has no address");
+        }
         let start = tensor.data.cast::<u8>().wrapping_add(offset);
         Ok(Row { device: tensor.device, start, len })
     }
@@ -337,7 +368,7 @@ impl std::fmt::Debug for Adopted {
 
 impl Drop for Foreign {
     fn drop(&mut self) {
-        match self.0 {
+        match self.owned {
             Owned::Versioned(managed) => {
                 // SAFETY: valid and owned by this value.
                 if let Some(deleter) = unsafe { (*managed.as_ptr()).deleter } {
@@ -357,113 +388,4 @@ impl Drop for Foreign {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
-    use super::*;
-    use crate::sink::HostBuffer;
-
-    fn bytes(n: u64) -> Array {
-        let mut memory = HostBuffer::new(n).unwrap();
-        memory.bytes_mut().fill(7);
-        Array::owned(memory, DType::U8, [n][..].into())
-    }
-
-    #[test]
-    fn an_exported_row_of_bytes_can_be_written_as_a_foreign_one() {
-        let array = bytes(5);
-        // SAFETY: a fresh export, owned by the `Foreign` alone.
-        let mut one = unsafe { Foreign::versioned(export_versioned(&array).unwrap()) };
-        // SAFETY: as above.
-        let mut two = unsafe { Foreign::legacy(export_legacy(&array).unwrap()) };
-        one.bytes_mut().unwrap()[0] = 9;
-        assert_eq!(two.bytes_mut().unwrap(), [9, 7, 7, 7, 7]);
-    }
-
-    #[test]
-    fn only_rows_of_bytes_are_written_to() {
-        let array = Array::owned(HostBuffer::new(8).unwrap(), DType::F32, [2][..].into());
-        // SAFETY: a fresh export, owned by the `Foreign` alone.
-        let mut foreign = unsafe { Foreign::versioned(export_versioned(&array).unwrap()) };
-        assert_eq!(foreign.bytes_mut().unwrap_err().code(), Code::Value);
-    }
-
-    #[test]
-    fn an_empty_tensor_has_no_address() {
-        let exported = export_versioned(&bytes(0)).unwrap();
-        // SAFETY: just made.
-        assert!(unsafe { exported.as_ref() }.tensor.data.is_null());
-        // SAFETY: made above, freed once.
-        unsafe { delete_versioned(exported.as_ptr()) };
-    }
-
-    /// A row of 12 bytes as another library would export it from the memory of GPU 3, and how often it was deleted.
-    fn foreign_row(kind: i32, deleted: &Arc<AtomicUsize>) -> Foreign {
-        unsafe extern "C" fn delete(managed: *mut Versioned) {
-            // SAFETY: the box leaked below.
-            let managed = unsafe { Box::from_raw(managed) };
-            // SAFETY: the counter and the numbers put there below.
-            let context = unsafe { Box::from_raw(managed.context.cast::<(Arc<AtomicUsize>, [i64; 2])>()) };
-            context.0.fetch_add(1, Ordering::SeqCst);
-        }
-        let mut context = Box::new((deleted.clone(), [12_i64, 1]));
-        let numbers = context.1.as_mut_ptr();
-        let tensor = Tensor {
-            data: ptr::without_provenance_mut(1 << 40),
-            device: Device { kind, id: 3 },
-            ndim: 1,
-            dtype: data_type(DType::U8),
-            shape: numbers,
-            strides: numbers.wrapping_add(1),
-            byte_offset: 8,
-        };
-        let context = Box::into_raw(context).cast();
-        let managed = Versioned { major: 1, minor: 3, context, deleter: Some(delete), flags: 0, tensor };
-        // SAFETY: just made, owned by the `Foreign` alone.
-        unsafe { Foreign::versioned(NonNull::from(Box::leak(Box::new(managed)))) }
-    }
-
-    #[test]
-    fn an_adopted_row_lives_as_long_as_its_parts_and_is_deleted_once() {
-        let deleted = Arc::new(AtomicUsize::new(0));
-        let row = foreign_row(CUDA, &deleted).into_gpu().unwrap();
-        assert_eq!((row.is_on_gpu(), row.nbytes(), row.address().addr().get()), (true, 12, (1 << 40) + 8));
-        let part = row.part(4, DType::F16, [2, 2][..].into()).unwrap();
-        drop(row);
-        assert_eq!(part.address().addr().get(), (1 << 40) + 12);
-        assert_eq!(part.device(), Device { kind: CUDA, id: 3 });
-        let exported = export_versioned(&part).unwrap();
-        drop(part);
-        assert_eq!(deleted.load(Ordering::SeqCst), 0);
-        // SAFETY: made above, freed once.
-        unsafe { delete_versioned(exported.as_ptr()) };
-        assert_eq!(deleted.load(Ordering::SeqCst), 1);
-    }
-
-    #[test]
-    fn only_memory_of_a_gpu_is_adopted_and_only_host_memory_written_to() {
-        let deleted = Arc::new(AtomicUsize::new(0));
-        assert_eq!(foreign_row(CPU, &deleted).into_gpu().unwrap_err().code(), Code::Buffer);
-        assert_eq!(foreign_row(CUDA, &deleted).bytes_mut().unwrap_err().code(), Code::Value);
-        assert_eq!(deleted.load(Ordering::SeqCst), 2);
-    }
-
-    #[test]
-    fn a_part_lies_inside_and_is_aligned() {
-        let row = foreign_row(CUDA, &Arc::default()).into_gpu().unwrap();
-        for (start, dtype, shape) in [
-            (9, DType::F32, [1]),
-            (2, DType::F32, [2]),
-            (13, DType::U8, [0]),
-            (0, DType::U8, [13]),
-            (u64::MAX, DType::U8, [1]),
-            (0, DType::F64, [u64::MAX / 2]),
-        ] {
-            assert_eq!(row.part(start, dtype, shape[..].into()).unwrap_err().code(), Code::Value);
-        }
-        assert_eq!(row.part(12, DType::U8, [0][..].into()).unwrap().nbytes(), 0);
-        let host = bytes(5);
-        let part = host.part(1, DType::U8, [4][..].into()).unwrap();
-        assert_eq!(part.address().addr().get(), host.address().addr().get() + 1);
-    }
-}
+mod tests;

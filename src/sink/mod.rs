@@ -1,6 +1,7 @@
 //! Who owns the destination: memory made for a result, of the host or of a GPU, or a mapping that a view points into, and
 //! their export by DLPack.
 
+mod claims;
 pub mod cuda;
 pub mod dlpack;
 mod gpu;
@@ -179,6 +180,11 @@ impl Array {
     /// Whether the elements lie one after the other.
     pub fn is_contiguous(&self) -> bool {
         Layout { shape: self.shape.clone(), strides: self.strides.clone(), offset: 0 }.is_contiguous()
+    }
+
+    /// Whether this is memory of the host's that no other array has a part of.
+    pub fn is_sole_owner(&self) -> bool {
+        matches!(&self.owner, Owner::Memory(memory) if Arc::strong_count(memory) == 1)
     }
 
     /// Whether the bytes are a view of the file's private mapping.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import struct
 import weakref
 
 import numpy as np
@@ -121,10 +122,32 @@ def test_the_structure_says_what_the_tensor_is(save, name):
     assert managed.flags & 1 == 0, "a private mapping is writable"
 
 
-def test_is_copied_is_set_for_owned_results_and_not_for_views(lazy):
-    assert versioned(lazy.materialize(copy=True).__dlpack__(max_version=(1, 0))).flags & 2
-    assert not versioned(lazy.materialize().__dlpack__(max_version=(1, 0))).flags & 2
-    assert versioned(lazy.__dlpack__(max_version=(1, 0), copy=True)).flags & 2
+def is_copied(exported) -> bool:
+    return bool(versioned(exported).flags & 2)
+
+
+def test_is_copied_is_set_where_the_consumer_is_the_sole_owner(lazy):
+    """dlpack.h: a tensor with this flag is "considered solely owned throughout its lifetime by the consumer"."""
+    version = {"max_version": (1, 0)}
+    # Nobody but the consumer has what a handle made for it, unless that is a view.
+    assert is_copied(lazy.__dlpack__(copy=True, **version))
+    assert not is_copied(lazy.__dlpack__(**version))
+    # Whoever has a Buffer can export it again.
+    buffer = lazy.materialize(copy=True)
+    first, second = buffer.__dlpack__(**version), buffer.__dlpack__(**version)
+    assert (is_copied(first), is_copied(second)) == (False, False)
+    assert not is_copied(buffer.hand_over(**version)), "two exports are alive"
+    assert not is_copied(buffer.part(0, "float32", (2,)).hand_over(**version))
+    assert not is_copied(buffer.as_bytes().hand_over(**version))
+    foreign = Foreign(8)
+    assert not is_copied(_rustload.adopt(foreign.capsule()).hand_over(**version))
+
+
+def test_two_consumers_of_one_buffer_share_its_memory(lazy):
+    buffer = lazy.materialize(copy=True)
+    one, two = torch.from_dlpack(buffer), np.from_dlpack(buffer)
+    one[0, 0] = -5
+    assert two[0, 0] == -5
 
 
 @pytest.mark.parametrize("max_version", [(1, 0), (1, 1), (1, 3), (1, 99), (2, 0), (99, 0)])
@@ -271,6 +294,8 @@ def test_an_error_of_the_file_passes_through_the_protocol(simple):
 FORMATS = {
     "bool": "?", "uint8": "B", "int8": "b", "uint16": "H", "int16": "h", "uint32": "I", "int32": "i", "float16": "e",
     "float32": "f", "float64": "d",
+    # As NumPy has them: `l` and `L` where C's long has 64 bits, `q` and `Q` elsewhere.
+    "int64": memoryview(np.zeros(1, np.int64)).format, "uint64": memoryview(np.zeros(1, np.uint64)).format,
 }  # fmt: skip
 
 
@@ -286,12 +311,15 @@ def test_a_memoryview_has_format_shape_and_strides(save, name):
     if name in FORMATS:
         assert view.format == FORMATS[name]
         assert view.tobytes() == bits(value)
+        assert struct.calcsize(view.format) == view.itemsize
 
 
 @pytest.mark.parametrize("name", ["int64", "uint64", "float32", "bool", "complex64", "complex128"])
 def test_numpy_reads_the_dtype_from_the_buffer_protocol(save, name):
     buffer = rustload.open(save({"x": patterns(name, (3,))}), framework="dlpack")["x"].materialize()
-    assert np.asarray(buffer).dtype == np.dtype(name)
+    found = np.asarray(buffer)
+    assert found.dtype == np.dtype(name)
+    assert_same_bits(torch.from_numpy(found.astype(name, copy=False)), torch.from_dlpack(buffer))
 
 
 def test_scalars_and_empties_have_buffers(save):
@@ -308,6 +336,26 @@ def test_a_consumer_that_wants_contiguous_bytes_gets_no_strided_ones(lazy):
     with pytest.raises(BufferError):
         hashlib.sha256(lazy.T.materialize())
     assert np.asarray(lazy.T.materialize()).flags.f_contiguous
+
+
+class PyBuffer(ctypes.Structure):
+    """object.h: Py_buffer."""
+
+    _fields_ = (
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.c_void_p),
+        *((name, ctypes.c_ssize_t) for name in ("len", "itemsize")),
+        *((name, ctypes.c_int) for name in ("readonly", "ndim")),
+        *((name, ctypes.c_void_p) for name in ("format", "shape", "strides", "suboffsets", "internal")),
+    )
+
+
+def test_a_buffer_that_cannot_be_had_leaves_no_object_behind(lazy):
+    """The buffer protocol: on error, set `view->obj` to NULL."""
+    view = PyBuffer(obj=0xDEAD0)
+    with pytest.raises(BufferError):
+        ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(lazy.T.materialize()), ctypes.byref(view), 0)
+    assert view.obj is None
 
 
 def test_writes_through_a_memoryview_reach_the_memory(lazy):

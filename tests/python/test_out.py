@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -271,3 +273,50 @@ def test_an_out_on_the_gpu_is_filled(lazy):
     out = torch.zeros(4, 6, dtype=torch.float16, device="cuda")
     lazy.materialize(out=out)
     assert_same_bits(out.cpu(), W.half())
+
+
+def test_two_calls_do_not_write_to_one_out_at_once(save):
+    lazy = rustload.open(save({"x": torch.zeros(16_000_000)}))["x"]
+    out = torch.empty(16_000_000, dtype=torch.float64)
+    refused, done, barrier = [], [], threading.Barrier(2)
+
+    def work(part):
+        barrier.wait()
+        for _ in range(8):
+            try:
+                lazy.materialize(out=part)
+                done.append(1)
+            except ValueError as error:
+                refused.append(str(error))
+
+    threads = [threading.Thread(target=work, args=(out,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert done
+    assert refused
+    assert all("another call is writing to the same memory" in text for text in refused)
+    assert lazy.materialize(out=out) is out
+
+
+def test_parts_of_one_out_are_written_at_once(save):
+    value = patterns("float32", (4_000_000,))
+    lazy = rustload.open(save({"x": value}))["x"]
+    out = torch.empty(16_000_000, dtype=torch.float64)
+    failures = []
+
+    def work(part):
+        try:
+            for _ in range(5):
+                lazy.materialize(out=part)
+        except ValueError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(part,)) for part in out.split(4_000_000)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert_same_values(out, value.double().repeat(4))

@@ -53,15 +53,16 @@ const UNSAFE_REGISTER: &[&str] = &[
     // Ranges of memory that are cut, joined and given back: no allocator does that.
     "sink/pages.rs",
     "sink/dlpack.rs",
+    "sink/dlpack/tests.rs",
     "sink/cuda/driver.rs",
-    "python/buffer.rs",
     // The promise that `GpuMemory` is, and who makes it.
     "sink/gpu.rs",
     "sink/cuda/memory.rs",
+    "python/buffer.rs",
     "python/capsule.rs",
-];
     // A caller's stream comes as a number.
     "python/cuda.rs",
+];
 
 /// Rooms whose root file forbids `unsafe` for all of the room.
 const PARSERS: &[&str] = &["container", "pickle", "index", "scan"];

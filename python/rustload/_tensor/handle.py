@@ -256,6 +256,7 @@ class LazyTensor:
             copy: None gives a view of the file (private, copy-on-write, no memory of its own) where neither cast nor transpose
                 is asked for, and owned memory otherwise; True always gives owned memory; False gives a view or an error.
             out: An array or tensor of the result's shape to write into, on the CPU or a GPU; its dtype decides the cast.
+                Nothing else may use its memory until the call returns; another call that writes to it is refused.
             framework: `"torch"`, `"numpy"`, `"jax"`, `"cupy"` or `"dlpack"`, in place of the checkpoint's.
             allow_lossy: Whether the cast may turn complex to real, float to int, or anything to bool. Floats that an int cannot
                 hold saturate, NaN gives 0.
@@ -369,7 +370,7 @@ class LazyTensor:
             BufferError: The consumer wants another device, a stream, or a view where none is possible.
         """
         buffer = self._core.materialize(Wanted(copy=copy))
-        return buffer.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device, **extra)
+        return buffer.hand_over(stream=stream, max_version=max_version, dl_device=dl_device, **extra)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """`(kDLCPU, 0)`."""
