@@ -133,10 +133,9 @@ impl Head {
             let len = u64::try_from(data.len()).unwrap_or(u64::MAX);
             match found.find(&data, limits) {
                 Ok(()) => return Ok(Head { data, ends: found.ends }),
-                // Only a cut can be mended by reading on.
-                Err(error) if len < source.len() && is_cut(&error) => {
-                    Limits::check("pickle_bytes", limits.pickle_bytes, len.saturating_add(1))
-                        .map_err(|_| error)?;
+                // Only where the data ended too early can reading on help.
+                Err(_) if len < source.len() && found.is_cut => {
+                    Limits::check("pickle_bytes", limits.pickle_bytes, len.saturating_add(1))?;
                     let more = len.saturating_mul(2).min(source.len()).min(limits.pickle_bytes.max(HEAD));
                     data.append(&mut source.read_vec(len, more.saturating_sub(len))?);
                 }
@@ -191,11 +190,6 @@ pub(super) fn wrong_magic(data: &[u8], limits: &Limits) -> Result<()> {
     Err(error.note("Nothing was called. torch writes a number there: the file was made by hand."))
 }
 
-/// Whether an error may come from looking at the beginning of a file only: a frame, too, may reach past it.
-fn is_cut(error: &Error) -> bool {
-    matches!(error.code(), Code::Truncated | Code::PickleStack | Code::PickleFrame | Code::LegacyKeys)
-}
-
 /// The ends of the pickles that were found so far.
 #[derive(Default)]
 struct Ends {
@@ -204,6 +198,8 @@ struct Ends {
     count: usize,
     /// Where the next pickle was cut.
     pause: Option<Pause>,
+    /// Whether the last error says that the data ends too early.
+    is_cut: bool,
 }
 
 impl Ends {
@@ -213,11 +209,14 @@ impl Ends {
             let mut disasm = match self.pause.take() {
                 Some(pause) => Disasm::resume(data, pause, limits),
                 None if self.count > 0 && *end == data.len() => {
+                    self.is_cut = true;
                     return Err(absent(part).at(u64::try_from(*end).unwrap_or(u64::MAX)).in_member(part));
                 }
                 None => Disasm::strict(data, *end, limits),
             };
-            *end = pickle_end(&mut disasm, &mut self.pause).in_member(part)?;
+            let ended = pickle_end(&mut disasm, &mut self.pause).in_member(part);
+            self.is_cut = disasm.is_cut();
+            *end = ended?;
             let start = *end;
             self.count = self.count.saturating_add(1);
             // The next one begins here.

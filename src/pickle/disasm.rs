@@ -51,6 +51,8 @@ pub struct Disasm<'a> {
     /// What a strict reader would have refused at the last opcode.
     objection: Option<Error>,
     done: bool,
+    /// Whether the data ended before the last opcode did.
+    cut: bool,
     line: usize,
     digits: usize,
 }
@@ -98,6 +100,7 @@ impl<'a> Disasm<'a> {
             strict,
             objection: None,
             done: false,
+            cut: false,
             line: clamp(limits.line),
             digits: clamp(limits.int_digits),
         }
@@ -114,6 +117,11 @@ impl<'a> Disasm<'a> {
         self.position
     }
 
+    /// Whether the last error says that the data ends too early; the same opcode may be whole in longer data.
+    pub fn is_cut(&self) -> bool {
+        self.cut
+    }
+
     #[inline]
     fn take(&mut self, len: usize) -> Result<&'a [u8]> {
         let end = self.position.saturating_add(len);
@@ -127,7 +135,8 @@ impl<'a> Disasm<'a> {
     }
 
     #[cold]
-    fn truncated(&self, want: u64) -> Error {
+    fn truncated(&mut self, want: u64) -> Error {
+        self.cut = true;
         let left = self.data.len().saturating_sub(self.position);
         Error::new(Code::Truncated, format!("{want} byte(s) announced, {left} left"))
     }
@@ -166,7 +175,10 @@ impl<'a> Disasm<'a> {
                 let wide = |len: usize| u64::try_from(len).unwrap_or(u64::MAX);
                 Err(Error::limit(name, wide(limit), wide(limit.saturating_add(1))))
             }
-            None => Err(Error::new(Code::Truncated, "a text line has no end")),
+            None => {
+                self.cut = true;
+                Err(Error::new(Code::Truncated, "a text line has no end"))
+            }
         }
     }
 
@@ -281,7 +293,10 @@ impl<'a> Disasm<'a> {
                 self.frame_end = self.position.saturating_add(len);
                 Ok(())
             }
-            _ => Err(bad_frame(&format!("a frame of {len} byte(s) begins where {left} are left"))),
+            _ => {
+                self.cut = true;
+                Err(bad_frame(&format!("a frame of {len} byte(s) begins where {left} are left")))
+            }
         }
     }
 
@@ -309,7 +324,10 @@ impl<'a> Iterator for Disasm<'a> {
         }
         let error = match self.data.get(self.position) {
             Some(&byte) => no_opcode(byte),
-            None => no_stop(),
+            None => {
+                self.cut = true;
+                no_stop()
+            }
         };
         Some(Err(self.stop_at(self.position, error)))
     }

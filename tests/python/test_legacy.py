@@ -261,3 +261,25 @@ def test_c18_a_call_in_the_system_information_is_never_made(tmp_path: Path) -> N
     with pytest.raises(rustload.DisallowedError):
         rustload.open(bytearray(data), unknown="error")
     assert not canary.exists()
+
+
+def test_a_sound_stream_over_the_limit_is_a_limit_error_and_no_truncation(tmp_path: Path) -> None:
+    path = save(tmp_path / "model.pt", {"w": torch.ones(2), "text": "x" * (3 << 20)})
+    for limit in (1000, 1 << 20, 2 << 20):
+        with pytest.raises(rustload.LimitError) as caught:
+            rustload.open(path, limits=rustload.Limits(pickle_bytes=limit))
+        assert (caught.value.name, caught.value.limit) == ("pickle_bytes", limit)
+        assert caught.value.found > limit
+    assert list(rustload.open(path, limits=rustload.Limits(pickle_bytes=4 << 20))) == ["w"]
+
+
+def test_a_damaged_opcode_of_a_stream_is_no_limit_error(tmp_path: Path) -> None:
+    """What more data would not mend keeps its own error, also where the file goes on past the limit."""
+    path = save(tmp_path / "model.pt", {"w": torch.ones(1 << 20)})
+    data = bytearray(path.read_bytes())
+    nested = b"\x80\x04\x95" + struct.pack("<Q", 40) + b"\x95" + struct.pack("<Q", 8)
+    start = data.index(b"\x80\x02}", data.index(b"little_endian") + 20)
+    data[start : start + len(nested)] = nested
+    with pytest.raises(rustload.FormatError) as caught:
+        rustload.open(data, limits=rustload.Limits(pickle_bytes=1 << 20))
+    assert (caught.value.code, caught.value.member) == ("PickleFrame", "object")
