@@ -154,6 +154,16 @@ impl DType {
     pub fn swap_unit(self) -> u64 {
         self.real_part().unwrap_or(self).itemsize()
     }
+
+    /// The unsigned integer of that many bytes; bytes for any other number.
+    pub(crate) fn unsigned(nbytes: u64) -> DType {
+        match nbytes {
+            2 => DType::U16,
+            4 => DType::U32,
+            8 => DType::U64,
+            _ => DType::U8,
+        }
+    }
 }
 
 impl fmt::Display for DType {

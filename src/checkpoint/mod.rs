@@ -39,6 +39,8 @@ pub(crate) struct Inner {
     pub(crate) options: Options,
     /// Storages that several names share; found out when first asked.
     shared: OnceBox<HashSet<(u32, u32)>>,
+    /// Storages with tensors whose numbers are swapped by different widths.
+    mixed_units: OnceBox<HashSet<(u32, u32)>>,
     /// For each tensor that is named the number of its first name; made when it is asked for.
     first_names: OnceBox<HashMap<(u32, u32), u32>>,
     /// The storage that was inflated last, so that its tensors and their slices do not inflate it once each.
@@ -269,6 +271,7 @@ impl Inner {
             notes: Vec::new(),
             options,
             shared: OnceBox::new(),
+            mixed_units: OnceBox::new(),
             first_names: OnceBox::new(),
             inflated: Mutex::new(None),
         }
@@ -352,6 +355,26 @@ impl Inner {
             Box::new(all.filter(|&id| !seen.insert(id)).collect())
         };
         self.shared.get_or_init(find).contains(&storage)
+    }
+
+    /// The bytes of the numbers that all tensors on a storage consist of; `None` where they differ, so that no one swap of the
+    /// storage's bytes is right for all of them.
+    pub(crate) fn swap_unit(&self, storage: (u32, u32), tensor: &index::Tensor) -> Option<u64> {
+        let find = || {
+            let mut units = HashMap::new();
+            let mut mixed = HashSet::new();
+            for (shard, opened) in (0_u32..).zip(&self.shards) {
+                for tensor in &opened.index.tensors {
+                    let unit = tensor.dtype().swap_unit();
+                    if *units.entry((shard, tensor.storage())).or_insert(unit) != unit {
+                        mixed.insert((shard, tensor.storage()));
+                    }
+                }
+            }
+            Box::new(mixed)
+        };
+        let is_mixed = self.mixed_units.get_or_init(find).contains(&storage);
+        (!is_mixed).then(|| tensor.dtype().swap_unit())
     }
 
     /// What a file says of a tensor beside its place.

@@ -62,12 +62,7 @@ struct How<'a> {
 impl Uses {
     /// The numbers that a storage of that many bytes is read as.
     fn unit(self, nbytes: u64) -> DType {
-        let unit = match self.unit {
-            2 => DType::U16,
-            4 => DType::U32,
-            8 => DType::U64,
-            _ => DType::U8,
-        };
+        let unit = DType::unsigned(self.unit);
         // What is no whole number of elements is none of any tensor on it.
         if nbytes.is_multiple_of(unit.itemsize()) { unit } else { DType::U8 }
     }

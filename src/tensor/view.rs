@@ -25,8 +25,8 @@ impl Tensor {
     /// How this tensor can stand on a storage that it shares with others; reads no more than bools.
     ///
     /// Without a view, a copy of the whole storage is worth it where that says more than the elements: it keeps strides, and
-    /// names tied. `None` where the bytes in the file are not the tensor's (another byte order, a lazy sign, bools that are
-    /// none), or where this is a part of a tensor, for which a whole storage would be too much.
+    /// names tied. `None` where the bytes in the file are not the tensor's (a lazy sign, bools that are none, another byte order
+    /// with numbers of several sizes on the storage), or where this is a part of a tensor, for which a whole storage would be too much.
     pub fn standing(&self, copy: Option<bool>, cancel: &Cancel) -> Result<Option<Standing>> {
         match self.view(copy, cancel) {
             Ok(_) => Ok(Some(Standing::View)),
@@ -64,19 +64,29 @@ impl Tensor {
         let strange = self.dtype == DType::Bool
             || whole.flags.conjugate
             || whole.flags.negative
-            || self.checkpoint.storage(self.storage()).big_endian;
+            || !self.has_one_swap();
         plain && !strange && (!self.layout.is_contiguous() || self.checkpoint.is_shared(self.storage()))
+    }
+
+    /// Whether swapping the bytes of each number of the storage is right for all tensors on it, where they are swapped at all.
+    fn has_one_swap(&self) -> bool {
+        let (id, whole) = (self.storage(), self.checkpoint.tensor(self.id));
+        let storage = self.checkpoint.storage(id);
+        !storage.big_endian
+            || self.checkpoint.swap_unit(id, whole).is_some_and(|unit| storage.nbytes.is_multiple_of(unit))
     }
 
     fn storage_copy(&self, request: &Request) -> Result<Array> {
         let payload = self.checkpoint.payload(self.storage(), &request.cancel)?;
-        let layout = Layout::contiguous(&[payload.source.len()])?;
-        let cast = Cast::new(DType::U8, DType::U8, request.overflow)?;
+        // A row of the numbers that its tensors consist of, which change to this machine's byte order.
+        let unit = if payload.big_endian { DType::unsigned(self.dtype.swap_unit()) } else { DType::U8 };
+        let layout = Layout::contiguous(&[payload.source.len() / unit.itemsize()])?;
+        let cast = Cast::new(unit, unit, request.overflow)?;
         let (threads, cancel) = (request.threads, request.cancel.clone());
         let how = Fill { signs: Signs::default(), cast, threads, cancel };
         let mut memory = HostBuffer::unfilled(payload.source.len())?;
         stream::fill(&payload, &layout, &how, memory.bytes_mut())?;
-        Array::owned(memory.filled(), DType::U8, layout.shape)
+        Array::owned(memory.filled(), DType::U8, [payload.source.len()][..].into())
     }
 
     /// A view, or why there is none; `copy` is what the caller said about copies.

@@ -11,7 +11,7 @@ import pytest
 import torch
 from support import assert_same_bits, bits
 
-import rustload
+import rustload.torch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -108,6 +108,35 @@ def test_t27_big_endian_storages_equal_torchs(name: str) -> None:
     for key in ("w", "t"):
         assert_same_bits(ckpt[key].materialize(), expected[key])
     assert ckpt["w"].materialize(dtype="float32", allow_lossy=True).tolist() == want.real.float().tolist()
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_big_endian_tensors_have_torchs_strides_and_ties(name: str) -> None:
+    dtype = getattr(torch, f"{name}Storage").dtype
+    want = torch.arange(6).to(dtype).reshape(2, 3)
+    unit = dtype.itemsize // (2 if dtype.is_complex else 1)
+    on = make_old.storage(name, "0", 6)
+    alone = make_old.tensor(make_old.storage(name, "1", 6), 3, 2, stride=(1, 3))
+    obj = {"w": make_old.tensor(on, 2, 3), "t": make_old.tensor(on, 3, 2, stride=(1, 3)), "alone": alone}
+    raw = swapped(bits(want), unit)
+    members = {"data.pkl": make_old.pickled(obj), "byteorder": b"big", "version": b"3\n", "data/0": raw}
+    data = make_old.archive({**members, "data/1": raw})
+    expected = load(data)
+    ckpt = rustload.open(data, framework="torch")
+    for found in (
+        {key: t.materialize() for key, t in ckpt.items()},
+        dict(ckpt.stream()),
+        rustload.torch.load(io.BytesIO(data)),
+    ):
+        for key, tensor in expected.items():
+            assert_same_bits(found[key], tensor)
+            if dtype != torch.bool:
+                assert found[key].stride() == tensor.stride()
+        if dtype != torch.bool:
+            assert found["w"].data_ptr() == found["t"].data_ptr() != found["alone"].data_ptr()
+    part = ckpt["w"][1:].materialize()
+    assert_same_bits(part, expected["w"][1:])
+    assert bits(ckpt["t"].materialize(copy=True)) == bits(expected["t"])
 
 
 UNTYPED = {
