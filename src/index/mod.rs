@@ -16,12 +16,14 @@ mod meaning;
 mod names;
 mod pickled;
 mod safetensors;
+mod script;
 mod torch;
 mod torch_legacy;
 mod tree;
 mod understood;
 mod validate;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::bytes::{Io, Source};
@@ -208,7 +210,7 @@ pub fn read_pickle(source: &Source, pickle: Pickle, options: &Options) -> Result
         let text = format!("the pickle names storage {key}, but a bare pickle holds no storages");
         Err(Error::new(Code::PersistentId, text))
     };
-    let mut read = pickled::read_run(pickle, meaning::Ids::Archive, &locate, options)?;
+    let mut read = pickled::read_run(pickle, meaning::Ids::Archive, &locate, HashMap::new(), options)?;
     let notes = std::mem::take(&mut read.notes);
     Ok(read.into_index(Format::Pickle, notes, Contents::Plain(source.clone())))
 }

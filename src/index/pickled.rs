@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::meaning::{Ids, Locate, Meaning, Reader};
+use super::script::ScriptClasses;
 use super::tree::{Tree, View};
 use super::{Contents, Entry, Index, OpaqueClass, Options, Storage, Tensor, Unknown, names};
 use crate::container::Format;
@@ -22,11 +23,17 @@ pub(super) struct Pickled {
 /// Runs the pickle that `data` is, and finds out what its calls mean.
 pub(super) fn read(data: Vec<u8>, ids: Ids, locate: Locate<'_>, options: &Options) -> Result<Pickled> {
     let pickle = pickle::run_until(data, 0, &options.limits, &options.cancel)?;
-    read_run(pickle, ids, locate, options)
+    read_run(pickle, ids, locate, ScriptClasses::new(), options)
 }
 
-/// The same for a pickle that was run already.
-pub(super) fn read_run(pickle: Pickle, ids: Ids, locate: Locate<'_>, options: &Options) -> Result<Pickled> {
+/// The same for a pickle that was run already, whose values may be of these classes of TorchScript.
+pub(super) fn read_run(
+    pickle: Pickle,
+    ids: Ids,
+    locate: Locate<'_>,
+    scripts: ScriptClasses,
+    options: &Options,
+) -> Result<Pickled> {
     let Pickle { values, root, end, protocol, needed } = pickle;
     let total = values.data().len();
     if end != total && !options.ignore_trailing {
@@ -34,6 +41,7 @@ pub(super) fn read_run(pickle: Pickle, ids: Ids, locate: Locate<'_>, options: &O
         return Err(Error::new(Code::TrailingData, text).at(u64::try_from(end).unwrap_or(u64::MAX)));
     }
     let mut reader = Reader::new(&values, &options.limits, ids, locate, &options.cancel)?;
+    reader.set_scripts(scripts);
     if options.unknown == Unknown::Error {
         refuse_unknown(View { values: &values, meanings: reader.meanings() })?;
     }

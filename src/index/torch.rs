@@ -4,11 +4,13 @@
 //! nothing outside the root, no required name in another case, every storage exactly as large as the pickle says.
 
 use super::meaning::Ids;
+use super::script::{self, ScriptClasses};
 use super::{Contents, Index, Options, Place, pickled};
 use crate::container::Format;
 use crate::container::zip::Archive;
 use crate::error::{Code, Error, Result, ResultExt};
 use crate::parallel::Cancel;
+use crate::pickle;
 
 /// Names that must stand once, in this spelling.
 const REQUIRED: [&str; 4] = ["data.pkl", "constants.pkl", "version", "byteorder"];
@@ -19,8 +21,9 @@ pub(super) fn read(archive: Archive, options: &Options) -> Result<Index> {
     let mut notes = Vec::new();
     check_version(&archive, &root)?;
     let big_endian = is_big_endian(&archive, &root)?;
-    if archive.find(&format!("{root}constants.pkl")).is_some() {
-        notes.push("this is a TorchScript archive: its weights are read, its code is not".to_owned());
+    let is_script = archive.find(&format!("{root}constants.pkl")).is_some();
+    if is_script {
+        notes.push("this is a TorchScript archive: its weights are read, its code is not run".to_owned());
     }
     if !archive.has_checksums() {
         notes.push("no checksums were computed when the file was saved".to_owned());
@@ -36,7 +39,12 @@ pub(super) fn read(archive: Archive, options: &Options) -> Result<Index> {
     };
     let data = archive.read(position, limit, most, &options.cancel)?;
     let locate = |key: &str, nbytes: u64| locate(&archive, &root, key, nbytes);
-    let mut read = pickled::read(data, Ids::Archive, &locate, options).in_member(&member)?;
+    let pickle = pickle::run_until(data, 0, limits, &options.cancel).in_member(&member)?;
+    let scripts = match is_script {
+        true => script::read(&archive, &root, &pickle.values, options)?,
+        false => ScriptClasses::new(),
+    };
+    let mut read = pickled::read_run(pickle, Ids::Archive, &locate, scripts, options).in_member(&member)?;
     notes.append(&mut read.notes);
     for storage in &mut read.storages {
         storage.big_endian |= big_endian && matches!(storage.place, Place::Member(_));

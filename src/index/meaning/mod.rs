@@ -19,6 +19,7 @@ pub(super) use self::numpy::NumpyType;
 use self::storage::{Seen, Spot};
 use super::extra::{Extra, SparseLayout};
 use super::known::{Known, Rebuild, lookup};
+use super::script::ScriptClasses;
 use super::torch_legacy::Lone;
 use super::{Place, Storage, Tensor};
 use crate::error::{Code, Error, Result};
@@ -93,6 +94,8 @@ pub(super) struct Meanings {
     pub(super) extras: HashMap<u32, Extra>,
     pub(super) storages: Vec<Storage>,
     pub(super) notes: Vec<String>,
+    /// What is known of classes of TorchScript.
+    pub(super) scripts: ScriptClasses,
 }
 
 impl Meanings {
@@ -170,6 +173,11 @@ impl<'a> Reader<'a> {
             }
         }
         Ok(reader)
+    }
+
+    /// Says what is known of classes of TorchScript.
+    pub(super) fn set_scripts(&mut self, scripts: ScriptClasses) {
+        self.out.scripts = scripts;
     }
 
     /// As `new`, but tensors are not put together: a call that would make one is judged by its form, and only whether calls

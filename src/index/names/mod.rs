@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use self::spelling::{Name, dotted, spelled};
 use super::meaning::Meaning;
-use super::tree::View;
+use super::tree::{Child, Naming, View};
 use super::{Entry, OpaqueClass, Path, Step};
 use crate::error::{Error, Result};
 use crate::limits::Limits;
@@ -58,6 +58,8 @@ struct Walk<'a> {
     budget: u64,
     /// Which values lead to a tensor; `None` while everything is entered.
     holds: Option<Vec<bool>>,
+    /// Which values were reached where tensors have no names; nothing is new at a second way to them.
+    unnamed: Vec<bool>,
     found: Found,
     /// Where each unknown class stands in `found`.
     classes: HashMap<Option<GlobalId>, usize>,
@@ -81,14 +83,16 @@ enum Visit {
 /// A value on the way, and what is still to be visited inside it.
 struct Frame {
     handle: Handle,
-    children: std::vec::IntoIter<(Step, Handle)>,
+    children: std::vec::IntoIter<Child>,
 }
 
 impl<'a> Walk<'a> {
     fn new(view: View<'a>, limits: &'a Limits, budget: u64, holds: Option<Vec<bool>>) -> Walk<'a> {
         let (found, classes) = (Found::default(), HashMap::new());
         let most = most_bytes(limits, view.values.data().len());
-        Walk { view, limits, budget, holds, found, classes, bytes: 0, most, scratch: Name::default() }
+        let unnamed = vec![false; view.values.len()];
+        let scratch = Name::default();
+        Walk { view, limits, budget, holds, unnamed, found, classes, bytes: 0, most, scratch }
     }
 
     /// Walks the tree; false if it was given up.
@@ -101,7 +105,7 @@ impl<'a> Walk<'a> {
             open.get_mut(handle.index()).is_some_and(|mark| std::mem::replace(mark, inside))
         };
         let mut frames: Vec<Frame> = Vec::new();
-        match self.enter(root, &path)? {
+        match self.enter(root, Naming::All, &path)? {
             Visit::Leaf => {}
             Visit::TooMuch => return Ok(false),
             Visit::Inside(frame) => {
@@ -114,7 +118,7 @@ impl<'a> Walk<'a> {
             if steps.is_multiple_of(TICK) {
                 cancel.check()?;
             }
-            let Some((step, child)) = frame.children.next() else {
+            let Some(Child { step, value: child, naming }) = frame.children.next() else {
                 set(frame.handle, false);
                 frames.pop();
                 path.pop();
@@ -123,8 +127,12 @@ impl<'a> Walk<'a> {
             if !self.may_hold(child) || set(child, true) {
                 continue;
             }
+            if naming == Naming::None && self.is_known_unnamed(child) {
+                set(child, false);
+                continue;
+            }
             path.push(step);
-            match self.enter(child, &path)? {
+            match self.enter(child, naming, &path)? {
                 Visit::Leaf => {
                     set(child, false);
                     path.pop();
@@ -149,18 +157,23 @@ impl<'a> Walk<'a> {
         self.holds.as_ref().is_none_or(|holds| holds.get(handle.index()).copied().unwrap_or(false))
     }
 
+    /// Whether a value was reached before where tensors have no names.
+    fn is_known_unnamed(&mut self, handle: Handle) -> bool {
+        self.unnamed.get_mut(handle.index()).is_some_and(|mark| std::mem::replace(mark, true))
+    }
+
     /// Names a tensor, notes an opaque value, and gives the frame of anything that has children.
-    fn enter(&mut self, handle: Handle, path: &[Step]) -> Result<Visit> {
+    fn enter(&mut self, handle: Handle, naming: Naming, path: &[Step]) -> Result<Visit> {
         match self.view.values.get(handle) {
             Value::Call(id) => match self.view.meanings.calls.get(id.index()) {
                 Some(&Meaning::Tensor(tensor)) => {
-                    self.name(tensor, path)?;
+                    self.name(tensor, naming, path)?;
                     if self.view.extra(tensor).is_none() {
                         return Ok(Visit::Leaf);
                     }
                 }
                 Some(&Meaning::Storage(tensor)) => {
-                    self.name(tensor, path)?;
+                    self.name(tensor, naming, path)?;
                     return Ok(Visit::Leaf);
                 }
                 Some(Meaning::Opaque) => {
@@ -170,7 +183,7 @@ impl<'a> Walk<'a> {
             },
             Value::PersistentId(pid) => {
                 match self.view.meanings.bare.get(&pid) {
-                    Some(&tensor) => self.name(tensor, path)?,
+                    Some(&tensor) => self.name(tensor, naming, path)?,
                     None if self.view.module(pid).is_some() => {}
                     None => self.found.bare.push(pid),
                 }
@@ -179,7 +192,8 @@ impl<'a> Walk<'a> {
             Value::List(_) | Value::Tuple(_) | Value::Dict(_) | Value::Set(_) | Value::FrozenSet(_) => {}
             _ => return Ok(Visit::Leaf),
         }
-        let children = self.view.children(handle)?;
+        let mut children = self.view.children(handle)?;
+        self.pass_on(handle, naming, &mut children);
         if children.is_empty() {
             return Ok(Visit::Leaf);
         }
@@ -190,7 +204,29 @@ impl<'a> Walk<'a> {
         Ok(Visit::Inside(Frame { handle, children: children.into_iter() }))
     }
 
-    fn name(&mut self, tensor: u32, path: &[Step]) -> Result<()> {
+    /// What a value's place says of the names of what is inside it.
+    fn pass_on(&self, handle: Handle, naming: Naming, children: &mut [Child]) {
+        let is_named = |child: &Child| match naming {
+            Naming::All => true,
+            Naming::Entry => match self.view.values.get(handle) {
+                Value::Call(id) => match self.view.meaning(id) {
+                    Meaning::Tensor(_) => false,
+                    Meaning::Sparse(_) => matches!(child.step, Step::Part(_)),
+                    _ => true,
+                },
+                _ => true,
+            },
+            Naming::None => false,
+        };
+        for child in children.iter_mut().filter(|child| !is_named(child)) {
+            child.naming = Naming::None;
+        }
+    }
+
+    fn name(&mut self, tensor: u32, naming: Naming, path: &[Step]) -> Result<()> {
+        if naming == Naming::None {
+            return Ok(());
+        }
         let count = u64::try_from(self.found.entries.len()).unwrap_or(u64::MAX).saturating_add(1);
         Limits::check("tensors", self.limits.tensors, count)?;
         let name = if path.is_empty() { "tensor".into() } else { self.text(path, dotted)? };
@@ -344,7 +380,7 @@ fn holds_tensor(view: View<'_>) -> Vec<bool> {
     // Two passes over all values: count each one's parents, then list them.
     for pass in 0..2 {
         for handle in view.values.handles() {
-            if is_tensor(view, handle) {
+            if view.is_tensor(handle) {
                 if pass == 0 {
                     if let Some(mark) = holds.get_mut(handle.index()) {
                         *mark = true;
@@ -389,14 +425,4 @@ fn holds_tensor(view: View<'_>) -> Vec<bool> {
         }
     }
     holds
-}
-
-fn is_tensor(view: View<'_>, handle: Handle) -> bool {
-    match view.values.get(handle) {
-        Value::Call(id) => {
-            matches!(view.meanings.calls.get(id.index()), Some(Meaning::Tensor(_) | Meaning::Storage(_)))
-        }
-        Value::PersistentId(_) => true,
-        _ => false,
-    }
 }

@@ -7,10 +7,38 @@ use crate::error::Result;
 use crate::index::Step;
 use crate::index::extra::{Part, Scale};
 use crate::index::meaning::{Meaning, SHORT};
-use crate::pickle::{Handle, Text, Value};
+use crate::index::script::{self, ScriptClass};
+use crate::pickle::{Call, Handle, Text, Value};
 
 /// What a `torch.nn.Module` keeps its state dict in, and which of its buffers are left out of it.
 const MODULE: [&str; 4] = ["_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"];
+
+/// Which tensors that a value leads to have names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::index) enum Naming {
+    /// All of them.
+    All,
+    /// The value itself, or its parts where it is sparse: it is an entry of a module's state dict, which leaves out a tensor's
+    /// attributes and scales.
+    Entry,
+    /// None: they belong to a module, and its state dict leaves them out.
+    None,
+}
+
+/// A value inside another.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::index) struct Child {
+    /// The step that leads to it.
+    pub(in crate::index) step: Step,
+    pub(in crate::index) value: Handle,
+    pub(in crate::index) naming: Naming,
+}
+
+impl From<(Step, Handle)> for Child {
+    fn from((step, value): (Step, Handle)) -> Child {
+        Child { step, value, naming: Naming::All }
+    }
+}
 
 impl<'a> View<'a> {
     /// What it costs to list a value's children: the items and pairs that are looked at, also where equal keys leave few.
@@ -105,7 +133,7 @@ impl<'a> View<'a> {
     }
 
     /// The values inside a value, each with the step that leads to it; tensors have none.
-    pub(in crate::index) fn children(self, handle: Handle) -> Result<Vec<(Step, Handle)>> {
+    pub(in crate::index) fn children(self, handle: Handle) -> Result<Vec<Child>> {
         let mut out = Vec::new();
         match self.values.get(handle) {
             Value::Dict(pairs) => self.keyed(pairs, &mut out)?,
@@ -115,9 +143,8 @@ impl<'a> View<'a> {
                     Meaning::Tensor(tensor) => self.extra_children(tensor, &mut out)?,
                     Meaning::Sparse(_) => {
                         if let Object::Sparse(sparse) = self.get(handle)? {
-                            out.extend(
-                                sparse.parts.into_iter().map(|(part, tensor)| (Step::Part(part), tensor)),
-                            );
+                            let part = |(part, tensor)| Child::from((Step::Part(part), tensor));
+                            out.extend(sparse.parts.into_iter().map(part));
                         }
                         for &state in call.states {
                             self.state_children(state, &mut out)?;
@@ -129,7 +156,8 @@ impl<'a> View<'a> {
                             indexed(&items, &mut out);
                         }
                         Object::Dict { entries, states, .. } => {
-                            out.extend(entries.into_iter().map(|(key, value)| (Step::Key(key), value)));
+                            let entry = |(key, value)| Child::from((Step::Key(key), value));
+                            out.extend(entries.into_iter().map(entry));
                             for &state in states {
                                 self.state_children(state, &mut out)?;
                             }
@@ -137,22 +165,7 @@ impl<'a> View<'a> {
                         _ => {}
                     },
                     Meaning::Record | Meaning::Opaque | Meaning::NumpyDtype(_) => {
-                        if self.is_call(call.callable) {
-                            out.push((Step::Part(Part::Function), call.callable));
-                        }
-                        let mut args = self.args(&call);
-                        if self.is_from_type(&call)
-                            && let Some((&state, others)) = args.split_last()
-                        {
-                            self.state_children(state, &mut out)?;
-                            args = others;
-                        }
-                        out.extend((0..).map(Step::Argument).zip(args.iter().copied()));
-                        for &state in call.kwargs.iter().chain(call.states) {
-                            self.state_children(state, &mut out)?;
-                        }
-                        self.keyed(call.items, &mut out)?;
-                        indexed(call.appended, &mut out);
+                        self.made_children(&call, &mut out)?;
                     }
                     _ => {}
                 }
@@ -162,19 +175,110 @@ impl<'a> View<'a> {
         Ok(out)
     }
 
+    /// The values inside one of a class that is kept as data: arguments, attributes, items.
+    fn made_children(self, call: &Call<'a>, out: &mut Vec<Child>) -> Result<()> {
+        if self.is_call(call.callable) {
+            out.push((Step::Part(Part::Function), call.callable).into());
+        }
+        let mut args = self.args(call);
+        if self.is_from_type(call)
+            && let Some((&state, others)) = args.split_last()
+        {
+            self.state_children(state, out)?;
+            args = others;
+        }
+        if self.is_graph_module(call)
+            && let Some((&state, others)) = args.split_first()
+        {
+            self.state_children(state, out)?;
+            args = others;
+        }
+        let class = self.class_id(call).and_then(|id| self.meanings.scripts.get(&id));
+        out.extend((0..).map(Step::Argument).zip(args.iter().copied()).map(Child::from));
+        for &state in call.kwargs.iter().chain(call.states) {
+            match (class, self.values.get(state)) {
+                (Some(class), Value::Dict(pairs)) if class.is_module => {
+                    self.script_attributes(class, pairs, out)?;
+                }
+                // What a class of its own writes for itself is in no state dict.
+                (Some(class), _) if class.is_module => {
+                    out.push(Child { step: Step::Argument(0), value: state, naming: Naming::None });
+                }
+                _ => self.state_children(state, out)?,
+            }
+        }
+        self.keyed(call.items, out)?;
+        indexed(call.appended, out);
+        Ok(())
+    }
+
+    /// Whether a call is `reduce_graph_module(attributes, ...)` (torch/fx/graph_module.py).
+    fn is_graph_module(self, call: &Call<'a>) -> bool {
+        let Value::Global(id) = self.values.get(call.callable) else { return false };
+        let global = self.values.global(id);
+        (global.module, global.name) == ("torch.fx.graph_module", "reduce_graph_module")
+    }
+
+    /// The attributes of a module of TorchScript, as `torch.jit.load(...).state_dict()` names them: parameters, buffers, modules;
+    /// then whatever else there is.
+    fn script_attributes(
+        self,
+        class: &ScriptClass,
+        pairs: &[(Handle, Handle)],
+        out: &mut Vec<Child>,
+    ) -> Result<()> {
+        let [mut parameters, mut buffers, mut modules, mut others] = [const { Vec::new() }; 4];
+        for (key, value) in self.values.unique(pairs)? {
+            let name = self.text(key).filter(|name| name.as_bytes().len() <= SHORT).and_then(Text::as_str);
+            let is_parameter = name.is_some_and(|name| class.parameters.contains(name));
+            let is_buffer = match &class.buffers {
+                Some(buffers) => name.is_some_and(|name| buffers.contains(name)),
+                None => self.is_tensor(value),
+            };
+            let (list, naming) = match (is_parameter, is_buffer) {
+                (true, _) => (&mut parameters, Naming::Entry),
+                (_, true) => (&mut buffers, Naming::Entry),
+                _ if self.is_script_module(value) => (&mut modules, Naming::All),
+                _ => (&mut others, Naming::None),
+            };
+            list.push(Child { step: Step::Key(key), value, naming });
+        }
+        [parameters, buffers, modules, others].iter().for_each(|list| out.extend_from_slice(list));
+        Ok(())
+    }
+
+    /// Whether a value is a module of TorchScript, or of a class of TorchScript's that nothing is known of.
+    fn is_script_module(self, handle: Handle) -> bool {
+        let Value::Call(id) = self.values.get(handle) else { return false };
+        let Some(class) = self.class_id(&self.values.call(id)) else { return false };
+        match self.meanings.scripts.get(&class) {
+            Some(class) => class.is_module,
+            None => script::is_class(self.values.global(class).module),
+        }
+    }
+
     /// What the file says of a tensor beside its place: scales, and attributes.
-    fn extra_children(self, tensor: u32, out: &mut Vec<(Step, Handle)>) -> Result<()> {
+    fn extra_children(self, tensor: u32, out: &mut Vec<Child>) -> Result<()> {
         let Some(extra) = self.extra(tensor) else { return Ok(()) };
         if let Some(Scale::Channel { scales, zero_points, .. }) =
             extra.quantization.as_ref().map(|quantization| &quantization.scale)
         {
-            out.push((Step::Part(Part::Scale), *scales));
-            out.push((Step::Part(Part::ZeroPoint), *zero_points));
+            out.push((Step::Part(Part::Scale), *scales).into());
+            out.push((Step::Part(Part::ZeroPoint), *zero_points).into());
         }
         for &state in &extra.states {
             self.state_children(state, out)?;
         }
         Ok(())
+    }
+
+    /// Whether a value is a tensor or a storage of the index, or may become one.
+    pub(in crate::index) fn is_tensor(self, handle: Handle) -> bool {
+        match self.values.get(handle) {
+            Value::Call(id) => matches!(self.meaning(id), Meaning::Tensor(_) | Meaning::Storage(_)),
+            Value::PersistentId(_) => true,
+            _ => false,
+        }
     }
 
     /// Whether a value is the result of a call.
@@ -183,7 +287,7 @@ impl<'a> View<'a> {
     }
 
     /// A state's attributes: a dict, or a pair of the dict and the slots (copyreg.py: `__reduce_ex__`).
-    fn state_children(self, state: Handle, out: &mut Vec<(Step, Handle)>) -> Result<()> {
+    fn state_children(self, state: Handle, out: &mut Vec<Child>) -> Result<()> {
         match self.values.get(state) {
             Value::Dict(_) => self.attributes(state, out),
             Value::Tuple(&[attributes, slots])
@@ -196,15 +300,16 @@ impl<'a> View<'a> {
             }
             Value::None => Ok(()),
             _ => {
-                out.push((Step::Argument(0), state));
+                out.push((Step::Argument(0), state).into());
                 Ok(())
             }
         }
     }
 
     /// The attributes of a dict of them. Those of a `torch.nn.Module` come as `state_dict()` names them: parameters, then
-    /// persistent buffers, then modules (torch/nn/modules/module.py: `_save_to_state_dict`), then whatever else there is.
-    fn attributes(self, attributes: Handle, out: &mut Vec<(Step, Handle)>) -> Result<()> {
+    /// persistent buffers, then modules (torch/nn/modules/module.py: `_save_to_state_dict`), then whatever else there is, which
+    /// has no names.
+    fn attributes(self, attributes: Handle, out: &mut Vec<Child>) -> Result<()> {
         let Value::Dict(pairs) = self.values.get(attributes) else { return Ok(()) };
         let [parameters, buffers, modules, hidden] = MODULE.map(|name| self.attribute(pairs, name));
         let (Some(parameters), Some(buffers), Some(modules)) = (parameters, buffers, modules) else {
@@ -221,12 +326,14 @@ impl<'a> View<'a> {
         for dict in own {
             if let Object::Dict { entries, .. } = self.get(dict)? {
                 let is_hidden = |key| dict == buffers && short(key).is_some_and(|key| hidden.contains(&key));
+                let naming = if dict == modules { Naming::All } else { Naming::Entry };
                 let shown = entries.into_iter().filter(|&(key, _)| !is_hidden(key));
-                out.extend(shown.map(|(key, value)| (Step::Key(key), value)));
+                out.extend(shown.map(|(key, value)| Child { step: Step::Key(key), value, naming }));
             }
         }
         let others = self.values.unique(pairs)?.into_iter().filter(|(_, value)| !own.contains(value));
-        out.extend(others.map(|(key, value)| (Step::Key(key), value)));
+        let unnamed = |(key, value)| Child { step: Step::Key(key), value, naming: Naming::None };
+        out.extend(others.map(unnamed));
         Ok(())
     }
 
@@ -244,12 +351,13 @@ impl<'a> View<'a> {
     }
 
     /// The values of a dict, the last of equal keys winning.
-    fn keyed(self, pairs: &[(Handle, Handle)], out: &mut Vec<(Step, Handle)>) -> Result<()> {
-        out.extend(self.values.unique(pairs)?.into_iter().map(|(key, value)| (Step::Key(key), value)));
+    fn keyed(self, pairs: &[(Handle, Handle)], out: &mut Vec<Child>) -> Result<()> {
+        let child = |(key, value)| Child::from((Step::Key(key), value));
+        out.extend(self.values.unique(pairs)?.into_iter().map(child));
         Ok(())
     }
 }
 
-fn indexed(items: &[Handle], out: &mut Vec<(Step, Handle)>) {
-    out.extend((0..).map(Step::Index).zip(items.iter().copied()));
+fn indexed(items: &[Handle], out: &mut Vec<Child>) {
+    out.extend((0..).map(Step::Index).zip(items.iter().copied()).map(Child::from));
 }

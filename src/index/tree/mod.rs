@@ -3,6 +3,8 @@
 mod children;
 mod number;
 
+pub(super) use children::{Child, Naming};
+
 use std::borrow::Cow;
 use std::sync::Arc;
 

@@ -1,0 +1,167 @@
+//! What the classes of a TorchScript archive call their parameters and buffers.
+//!
+//! `torch.jit.save` writes every attribute of a module into `data.pkl`, and into `code/` the source of its class, which opens with
+//! two lists (torch/csrc/jit/serialization/python_print.cpp: `printClass`). These are all that is read of the source:
+//!
+//! ```text
+//! class LSTM(Module):
+//!   __parameters__ = ["weight_ih_l0", "weight_hh_l0", ]
+//!   __buffers__ = []
+//! ```
+//!
+//! A class whose lists are missing or not written so is left out, and all its tensors are named then.
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
+
+use super::Options;
+use crate::container::zip::Archive;
+use crate::error::Result;
+use crate::limits::Limits;
+use crate::pickle::{GlobalId, Values};
+
+/// What module names of TorchScript's classes begin with.
+const ROOT: &str = "__torch__";
+
+/// What the source of a class says of its attributes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct ScriptClass {
+    /// Whether it is a module.
+    pub(super) is_module: bool,
+    pub(super) parameters: HashSet<String>,
+    /// `None` in sources of before torch 1.7, whose modules had all other tensors for buffers.
+    pub(super) buffers: Option<HashSet<String>>,
+}
+
+/// The classes of an archive whose values its pickle has.
+pub(super) type ScriptClasses = HashMap<GlobalId, ScriptClass>;
+
+/// Reads those classes from the archive's `code/`; `root` is its folder.
+pub(super) fn read(
+    archive: &Archive,
+    root: &str,
+    values: &Values,
+    options: &Options,
+) -> Result<ScriptClasses> {
+    let mut sources: HashMap<String, HashMap<String, ScriptClass>> = HashMap::new();
+    let mut classes = ScriptClasses::new();
+    let mut total = 0_u64;
+    for (id, _) in values.globals() {
+        let global = values.global(id);
+        if !is_class(global.module) {
+            continue;
+        }
+        let member = format!("{root}code/{}.py", global.module.replace('.', "/"));
+        let source = match sources.entry(member) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => {
+                let found = match archive.find(entry.key()) {
+                    None => HashMap::new(),
+                    Some(position) => {
+                        total = total.saturating_add(
+                            archive.members().get(position).map_or(0, |member| member.size()),
+                        );
+                        let limits = &options.limits;
+                        Limits::check("inflate_bytes", limits.inflate_bytes, total)?;
+                        parse(&archive.read(
+                            position,
+                            "inflate_bytes",
+                            limits.inflate_bytes,
+                            &options.cancel,
+                        )?)
+                    }
+                };
+                entry.insert(found)
+            }
+        };
+        if let Some(class) = source.get(global.name) {
+            classes.insert(id, class.clone());
+        }
+    }
+    Ok(classes)
+}
+
+/// Whether classes of this module name are TorchScript's.
+pub(super) fn is_class(module: &str) -> bool {
+    module.strip_prefix(ROOT).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
+/// The classes of one source by their names.
+fn parse(source: &[u8]) -> HashMap<String, ScriptClass> {
+    let source = String::from_utf8_lossy(source);
+    let mut classes = HashMap::new();
+    let mut lines = source.lines().peekable();
+    while let Some(line) = lines.next() {
+        let Some((name, base)) = header(line) else { continue };
+        let mut class = ScriptClass { is_module: base == "Module", ..ScriptClass::default() };
+        let parameters =
+            lines.next_if(|line| line.starts_with(PARAMETERS)).and_then(|line| list(line, PARAMETERS));
+        let buffers = lines.next_if(|line| line.starts_with(BUFFERS)).map(|line| list(line, BUFFERS));
+        match (class.is_module, parameters, buffers) {
+            (false, ..) => {}
+            (true, Some(parameters), None) => class.parameters = parameters,
+            (true, Some(parameters), Some(Some(buffers))) => {
+                (class.parameters, class.buffers) = (parameters, Some(buffers));
+            }
+            _ => continue,
+        }
+        classes.insert(name.to_owned(), class);
+    }
+    classes
+}
+
+const PARAMETERS: &str = "  __parameters__ = ";
+const BUFFERS: &str = "  __buffers__ = ";
+
+/// The name and the base of `class Name(Base):`; the base is empty in `class Name:`.
+fn header(line: &str) -> Option<(&str, &str)> {
+    let rest = line.strip_prefix("class ")?.strip_suffix(':')?;
+    match rest.strip_suffix(')') {
+        Some(rest) => rest.split_once('('),
+        None => Some((rest, "")),
+    }
+}
+
+/// The texts of `["one", "two", ]`. torch escapes nothing in them, so one with a quote is not told from two.
+fn list(line: &str, start: &str) -> Option<HashSet<String>> {
+    let mut rest = line.strip_prefix(start)?.strip_prefix('[')?.strip_suffix(']')?;
+    let mut out = HashSet::new();
+    while !rest.is_empty() {
+        let (text, after) = rest.strip_prefix('"')?.split_once("\", ")?;
+        if text.contains('"') {
+            return None;
+        }
+        out.insert(text.to_owned());
+        rest = after;
+    }
+    Some(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(names: &[&str]) -> HashSet<String> {
+        names.iter().map(|&name| name.to_owned()).collect()
+    }
+
+    #[test]
+    fn the_lists_of_a_class_are_read_and_nothing_else_is() {
+        let source = b"class M(Module):\n  __parameters__ = [\"w\", \"0\", ]\n  __buffers__ = []\n  w : Tensor\n  \
+            def f(self):\n    __parameters__ = [\"x\", ]\nclass Old(Module):\n  __parameters__ = []\n  b : Tensor\n\
+            class Pair(NamedTuple):\n  a : Tensor\nclass Odd(Module):\n  __parameters__ = [\"a\"b\", ]\n\
+            class Bare:\n  c : int\nclass None(Module):\n  a : Tensor\n";
+        let classes = parse(source);
+        let module = |parameters: &[&str], buffers: Option<&[&str]>| ScriptClass {
+            is_module: true,
+            parameters: set(parameters),
+            buffers: buffers.map(set),
+        };
+        assert_eq!(classes["M"], module(&["w", "0"], Some(&[])));
+        assert_eq!(classes["Old"], module(&[], None));
+        assert_eq!(classes["Pair"], ScriptClass::default());
+        assert_eq!(classes["Bare"], ScriptClass::default());
+        assert!(!classes.contains_key("Odd") && !classes.contains_key("None"));
+        assert!(parse(b"class \xff(:\nclass (\nclass ").is_empty());
+    }
+}
