@@ -8,6 +8,8 @@ import os
 import pickle
 import re
 import struct
+import subprocess
+import sys
 import tarfile
 import tempfile
 import zipfile
@@ -417,12 +419,48 @@ def test_bytes_are_a_file_too() -> None:
         assert torch.equal(rustload.torch.load(given)["w"], STATE["w"])
 
 
-def test_what_cannot_seek_is_refused() -> None:
-    reading, writing = os.pipe()
-    os.close(writing)
-    with os.fdopen(reading, "rb", buffering=0) as pipe:
-        assert_same_error(pipe)
+def test_what_is_no_file_is_refused_as_torch_refuses_it() -> None:
+    theirs, ours = errors(7)
+    assert type(ours) is type(theirs) is AttributeError
+    assert str(ours).partition(".")[0] == str(theirs).partition(".")[0]
 
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+def test_a_pipe_is_read_to_its_end(legacy: bool) -> None:
+    data = saved({**STATE, "large": torch.arange(100_000)}, _use_new_zipfile_serialization=not legacy)
+    command = [sys.executable, "-c", "import sys; sys.stdout.buffer.write(sys.stdin.buffer.read())"]
+    for buffering in (-1, 0):
+        with (
+            tempfile.TemporaryFile() as source,
+            subprocess.Popen(command, bufsize=buffering, stdin=source, stdout=subprocess.PIPE) as process,
+        ):
+            os.pwrite(source.fileno(), data, 0)
+            source.seek(0)
+            assert process.stdout is not None
+            found = rustload.torch.load(process.stdout)
+        assert_same_graph(found, torch.load(io.BytesIO(data)))
+
+
+def test_a_pipe_has_errors_as_bytes_have(simple: Path) -> None:
+    def pipe(data: bytes) -> Any:
+        reading, writing = os.pipe()
+        with os.fdopen(writing, "wb") as file:
+            file.write(data)
+        return os.fdopen(reading, "rb", buffering=0)
+
+    with pipe(b"") as file, pytest.raises(rustload.FormatError, match="empty"):
+        rustload.torch.load(file)
+    with pipe(saved(STATE)[:-1]) as file, pytest.raises(rustload.FormatError):
+        rustload.torch.load(file)
+    with pipe(saved(STATE)) as file, pytest.raises(ValueError, match="f must be a file path"):
+        rustload.torch.load(file, mmap=True)
+    os.mkfifo(simple.parent / "fifo")
+    with pytest.raises(rustload.FormatError) as caught:
+        rustload.torch.load(simple.parent / "fifo")
+    assert caught.value.code == "NotRegularFile"
+
+
+def test_a_file_that_refuses_to_seek_is_read_to_its_end() -> None:
     class Refusing(io.BytesIO):
         def seekable(self) -> bool:
             return False
@@ -430,13 +468,8 @@ def test_what_cannot_seek_is_refused() -> None:
         def seek(self, _offset: int, _whence: int = 0, /) -> int:
             raise io.UnsupportedOperation("seek")
 
-    theirs, ours = errors(Refusing(saved(STATE)))
-    assert type(ours) is type(theirs) is io.UnsupportedOperation
-    for text in (str(theirs), str(ours)):
-        assert text.startswith("seek. You can only torch.load from a file that is seekable")
-    theirs, ours = errors(7)
-    assert type(ours) is type(theirs) is AttributeError
-    assert str(ours).partition(".")[0] == str(theirs).partition(".")[0]
+    data = saved(STATE)
+    assert_same_graph(rustload.torch.load(Refusing(data)), torch.load(io.BytesIO(data)))
 
 
 def test_a_text_file_is_a_type_error(simple: Path) -> None:

@@ -17,7 +17,7 @@ from rustload.errors import FormatError, _make
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["are_paths", "check_seekable", "is_archive", "is_path", "opened"]
+__all__ = ["are_paths", "is_archive", "is_path", "opened", "seekable"]
 
 _ZIP = b"PK\x03\x04"
 
@@ -98,18 +98,25 @@ def _from_memory(data: bytes, trailing: str, limits: Mapping[str, int]) -> _rust
         raise
 
 
-def check_seekable(f: Any) -> None:
-    """Fails on what is neither a path nor a seekable file, with the kind of error that torch gives.
+def seekable(f: Any) -> Any:
+    """An open file as it is, or the rest of one that cannot seek, such as a pipe, as a file in memory.
 
     Raises:
-        AttributeError: It has no `seek` or `tell`.
-        io.UnsupportedOperation: It refuses them.
+        AttributeError: It is no file: it has no `read`.
+        TypeError: It is open as text.
     """
     try:
         f.seek(f.tell())
-    except (io.UnsupportedOperation, AttributeError) as error:
-        advice = "You can only torch.load from a file that is seekable; read it into an io.BytesIO first."
-        raise type(error)(f"{error}. {advice}") from None
+    except (OSError, AttributeError) as error:
+        if not hasattr(f, "read"):
+            advice = "You can only torch.load from a file that is seekable; read it into an io.BytesIO first."
+            raise type(error)(f"{error}. {advice}") from None
+    else:
+        return f
+    data = f.read()
+    if isinstance(data, str):
+        raise _make("Type", "Type", "the file is open as text; open it with mode 'rb'")
+    return builtins.bytes(data)
 
 
 def _path_of(f: Any) -> str | None:

@@ -161,7 +161,7 @@ def _safetensors(f: Any, map_location: MapLocation) -> dict[str, torch.Tensor]:
 
 def _loaded(f: Any, map_location: MapLocation, *, mmap: bool, strict: bool, limits: Limits | None) -> Any:
     if not _files.are_paths(f) and not isinstance(f, (bytes, bytearray, memoryview)):
-        _files.check_seekable(f)
+        f = _files.seekable(f)
     if mmap and not _files.is_archive(f):
         raise _load_errors.no_archive(f)
     try:
