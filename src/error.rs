@@ -301,7 +301,7 @@ impl Error {
         error.0.subject = Subject::Name(name.to_owned());
         match near {
             [] => error,
-            near => error.note(format!("near names: {}", near.join(", "))),
+            near => error.note(format!("did you mean: {}", near.join(", "))),
         }
     }
 

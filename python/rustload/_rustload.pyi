@@ -5,7 +5,7 @@ each with a stable `code`. Nothing here reads tensor data, except what says so.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol, final
 
 from typing_extensions import CapsuleType
@@ -855,6 +855,15 @@ def check_sparse(
     Raises:
         FormatError: They do not fit the shape, or each other (code `SparseInvariant`).
         ValueError: There is no such layout.
+    """
+
+def similar(name: str, names: Iterable[object], count: int) -> list[str]:
+    """The names that may have been meant by one that is not there, the likest first; looks at a bounded number of them.
+
+    Args:
+        name: The one that is not there.
+        names: Those that are; what is no text is passed over.
+        count: How many are wanted at most.
     """
 
 def parse_dtype(name: str) -> str:

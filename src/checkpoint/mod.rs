@@ -20,9 +20,13 @@ use crate::index::{self, Contents, Index, OpaqueClass, Options, Path, Place, Sto
 use crate::limits::Limits;
 use crate::tensor::Tensor;
 
+pub(crate) use self::near::similar;
 pub use self::storages::{OwnedStorages, StorageInfo};
 pub use self::stream::{Failed, Flow, Given, Made, Step, Stop, Stream};
 pub use self::upload::Upload;
+
+/// Names that an error gives in place of one that is not there.
+const NEAR: usize = 3;
 
 /// An opened checkpoint. Cloning shares it; tensors keep it alive.
 #[derive(Clone, Debug)]
@@ -151,7 +155,7 @@ impl Checkpoint {
     pub fn tensor(&self, name: &str) -> Result<Tensor> {
         match self.0.by_name.get(name) {
             Some(&entry) => Ok(self.at(entry)),
-            None => Err(Error::not_found(name, &near::near(name, self.names().map(|other| &**other)))),
+            None => Err(Error::not_found(name, &similar(name, self.names(), NEAR))),
         }
     }
 

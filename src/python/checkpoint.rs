@@ -258,3 +258,11 @@ impl Checkpoint {
         Ok((found.arrays.into_iter().map(Buffer).collect(), found.places))
     }
 }
+
+/// The names that are most like one that is not there.
+#[pyfunction]
+pub(crate) fn similar(name: &str, names: &Bound<'_, PyAny>, count: usize) -> PyResult<Vec<String>> {
+    // What is no text, or cannot be written as UTF-8, is no name that anybody meant.
+    let texts = names.try_iter()?.filter_map(|name| name.and_then(|name| name.extract::<String>()).ok());
+    Ok(crate::checkpoint::similar(name, texts, count))
+}

@@ -29,7 +29,7 @@ mod _rustload {
     #[pymodule_export]
     use super::buffer::{Buffer, adopt};
     #[pymodule_export]
-    use super::checkpoint::{Checkpoint, open_at, open_bytes, open_paths};
+    use super::checkpoint::{Checkpoint, open_at, open_bytes, open_paths, similar};
     #[pymodule_export]
     use super::cuda::{Upload, cast_rate, cuda_info, upload};
     #[pymodule_export]

@@ -563,7 +563,7 @@ def test_a_path_that_is_not_there_names_its_neighbour(tmp_path):
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(FileNotFoundError) as caught:
         rustload.open(tmp_path / "model.safetensor")
-    assert caught.value.__notes__ == ["near names there: model.safetensors"]
+    assert caught.value.__notes__ == ["did you mean: model.safetensors"]
     with pytest.raises(FileNotFoundError) as caught:
         rustload.open("bert-base-uncased")
     assert "downloaded" in caught.value.__notes__[0]

@@ -285,7 +285,7 @@ def test_all_that_does_not_fit_is_in_one_error_and_nothing_is_changed(save):
     assert error.unexpected == ["layers.0.0.wieght"]
     assert error.mismatched == [("layers.1.0.bias", "complex64", "float32"), ("norm.bias", (17,), (16,))]
     assert str(error).splitlines()[1:] == [
-        "  missing: layers.0.0.weight [24, 16] (near: layers.0.0.wieght)",
+        "  missing: layers.0.0.weight [24, 16] (did you mean: layers.0.0.wieght)",
         "  unexpected: layers.0.0.wieght [24, 16]",
         "  mismatched: layers.1.0.bias is complex64 in the file and float32 in the model",
         "  mismatched: norm.bias is [17] in the file and [16] in the model",

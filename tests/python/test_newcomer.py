@@ -271,7 +271,7 @@ def test_a_lazy_state_dict_has_near_names_too(simple):
     assert isinstance(caught.value, rustload.TensorNotFoundError)
     with pytest.raises(rustload.TensorNotFoundError) as caught:
         rustload.torch.state_dict(simple, rename={"w": "layer.weight"})["layer.wieght"]
-    assert notes(caught.value) == "near names: layer.weight"
+    assert notes(caught.value) == "did you mean: layer.weight"
     assert state.get("nothing") is None
     assert "nothing" not in state
 

@@ -54,7 +54,7 @@ def test_a_name_that_is_not_there_is_an_error_with_near_names(path, way, argumen
     with pytest.raises(rustload.TensorNotFoundError, match=f"{argument}= names 'lm_haed.weight'") as caught:
         WAYS[way](path, **{argument: {"*.bias": VALUE[argument], "lm_haed.weight": VALUE[argument]}})
     assert caught.value.code == "NotFound"
-    assert "near names: lm_head.weight" in caught.value.__notes__[0]
+    assert "did you mean: lm_head.weight" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize(("way", "argument"), ARGUMENTS)
@@ -63,7 +63,7 @@ def test_a_pattern_that_matches_nothing_is_a_warning_at_the_users_line(path, way
         WAYS[way](path, **{argument: {"*.wieght": VALUE[argument]}})
     assert (
         str(told[0].message)
-        == f"{argument}= has the pattern '*.wieght', which matches no name (near: weight)"
+        == f"{argument}= has the pattern '*.wieght', which matches no name (did you mean: weight)"
     )
     assert told[0].filename == __file__
     assert len(told) == 1
@@ -111,7 +111,7 @@ def test_a_pattern_that_is_no_text_is_a_type_error(path):
 
 def test_select_follows_the_rule(path):
     ckpt = rustload.open(path)
-    with pytest.warns(RustloadWarning, match=r"no name matches '\*.wieght' \(near: weight\)"):
+    with pytest.warns(RustloadWarning, match=r"no name matches '\*.wieght' \(did you mean: weight\)"):
         assert ckpt.select("*.wieght") == {}
     with pytest.raises(rustload.TensorNotFoundError, match=r"'enc\.wieght'"):
         ckpt.select("enc.wieght")
@@ -123,7 +123,7 @@ def test_strip_and_rename_follow_it_too(path):
         state_dict(path, strip="modul.")
     with pytest.raises(rustload.TensorNotFoundError, match="rename= names 'encoder'") as caught:
         state_dict(path, rename={"encoder": "layers"})
-    assert "near: enc" in caught.value.__notes__[0]
+    assert "did you mean: enc" in caught.value.__notes__[0]
     for rename in ([("^module\\.", "")], {re.compile("^module"): ""}):
         with pytest.warns(RustloadWarning, match=r"rename= has the pattern '\^module.*found in no name"):
             state_dict(path, rename=rename)
@@ -138,7 +138,7 @@ def test_a_device_map_follows_it_too(path):
         ValueError, match="device_map names 'lm_haed', which the model does not have"
     ) as caught:
         into(path, device_map={"": "cpu", "lm_haed": "cpu"})
-    assert "near: lm_head" in caught.value.__notes__[0]
+    assert "did you mean: lm_head" in caught.value.__notes__[0]
     into(path, device_map={"": "cpu", "lm_head": "cpu", "enc.bias": "cpu"})
 
 

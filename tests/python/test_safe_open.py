@@ -276,7 +276,7 @@ def test_an_unknown_name_is_no_key_error_and_notes_near_names(model: Path) -> No
     with pytest.raises(rustload.SafetensorError, match="File does not contain tensor e9") as caught:
         rustload.safe_open(model, "pt").get_tensor("e9")
     assert not isinstance(caught.value, KeyError)
-    assert "near names: e8" in caught.value.__notes__[0]
+    assert "did you mean: e8" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rustload._common.patterns import tell
+from rustload._common.similar import did_you_mean, similar
 from rustload.errors import _make
 
 if TYPE_CHECKING:
@@ -132,8 +132,8 @@ def _check_rename(rename: Any, names: list[str]) -> None:
             if not any(old.search(name) for name in names):
                 tell(f"rename= has the pattern {old.pattern!r}, which is found in no name")
         elif new is not None and old.rstrip(".") not in whole:
-            near = difflib.get_close_matches(old.rstrip("."), whole, n=3)
-            note = f"near: {', '.join(near)}" if near else "names are renamed after strip= and below key="
+            near = did_you_mean(similar(old.rstrip("."), whole))
+            note = near or "names are renamed after strip= and below key="
             text = f"rename= names {old!r}, and no name is that or begins with it"
             raise _make("NotFound", "NotFound", text, note)
 

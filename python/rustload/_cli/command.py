@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import gc
 import os
 import sys
@@ -99,9 +98,10 @@ def _silence() -> None:
 
 def _hint(given: Sequence[str]) -> str:
     """A line for who gives a path without a command."""
+    from rustload._common.similar import similar
+
     words = [word for word in given if not word.startswith("-")]
-    near = difflib.get_close_matches(words[0], COMMANDS, n=1) if words and words[0] not in COMMANDS else []
-    if near:
+    if words and words[0] not in COMMANDS and (near := similar(words[0], COMMANDS, 1)):
         return f"  did you mean: rustload {near[0]}\n"
     if not words or words[0] in COMMANDS or not (os.path.lexists(words[0]) or "." in words[0]):
         return ""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from rustload import _rustload
 from rustload._common.patterns import matches
+from rustload._common.similar import did_you_mean, similar
 from rustload.errors import _make
 
 __all__ = ["Described", "choose", "dtype_name", "order_of"]
@@ -59,11 +59,11 @@ def _parsed(name: str) -> str:
             else name.lower()
         )
         known = [one for one, _, _ in _rustload.DTYPES]
-        near = [one for one in known if one.startswith(wanted)] or difflib.get_close_matches(wanted, known)
+        near = [one for one in known if one.startswith(wanted)] or similar(wanted, known)
         if name == "auto":
             error.add_note("leave dtype= away to keep what there is")
         elif near and wanted:
-            error.add_note(f"near names: {', '.join(near)}")
+            error.add_note(did_you_mean(near) or "")
         raise
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import difflib
 import errno
 import itertools
 import os
@@ -13,6 +12,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from rustload._common.similar import did_you_mean, similar
 from rustload.errors import FormatError, _make
 
 __all__ = ["StrPath", "beneath", "contents", "paths", "repository"]
@@ -63,18 +63,16 @@ def _missing(given: str) -> BaseException:
     error = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), given)
     error.code = "Io"  # type: ignore[attr-defined]  # every error of ours has one
     try:
-        near = difflib.get_close_matches(
-            path.name, [one.name for one in path.parent.iterdir()], n=3, cutoff=0.8
-        )
+        near = did_you_mean(similar(path.name, (one.name for one in path.parent.iterdir())))
     except OSError:
-        near = []
+        near = None
     cached = _cached(given)
     if "://" in given:
         error.add_note("nothing is downloaded: fetch the file, then open it")
     elif path.is_symlink():
         error.add_note(f"it is a symbolic link to {os.fsdecode(path.readlink())}, which is not there")
     elif near:
-        error.add_note(f"near names there: {', '.join(near)}")
+        error.add_note(near)
     elif cached is not None:
         error.add_note(f"the cache of Hugging Face has it: rustload.open({str(cached)!r})")
     elif any(char in given for char in "*?["):

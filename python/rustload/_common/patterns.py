@@ -6,7 +6,6 @@ Both say what comes near. A name is a text without `*`, `?` and `[`, or one that
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import re
 import sys
@@ -15,6 +14,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from rustload._common.similar import did_you_mean, similar
 from rustload.errors import RustloadWarning, TensorNotFoundError, _make
 
 if TYPE_CHECKING:
@@ -93,8 +93,8 @@ def tell(message: str, pattern: str | None = None, names: Iterable[str] = ()) ->
 
 
 def near_parts(pattern: str, names: Iterable[str]) -> str:
-    """What the names have that may have been meant: `"near: weight"` for `"*.wieght"`; empty where nothing is."""
+    """What the names have that may have been meant: `"did you mean: weight"` for `"*.wieght"`; empty where nothing is."""
     there = {part for name in itertools.islice(names, _LOOKED_AT) for part in name.split(".")}
     wanted = [part for part in re.split(r"[.*?]+", pattern) if part and part not in there]
-    found = [near for part in wanted for near in difflib.get_close_matches(part, sorted(there), n=2)]
-    return f"near: {', '.join(dict.fromkeys(found))}" if found else ""
+    found = [near for part in wanted for near in similar(part, there, 2)]
+    return did_you_mean(found) or ""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from typing import TYPE_CHECKING, NamedTuple
 
+from rustload._common.similar import did_you_mean, similar
 from rustload._common.sizes import format_bytes
 from rustload.errors import ModelMismatchError
 
@@ -121,10 +121,8 @@ def mismatch_error(
     )
     lines = [f"{source} does not fit {model}: {', '.join(counts)}; {what}"]
     for name in list(missing)[:SHOWN]:
-        near = _near(name, missing[name], unexpected)
-        lines.append(
-            f"  missing: {name} {list(missing[name])}" + (f" (near: {', '.join(near)})" if near else "")
-        )
+        near = did_you_mean(_near(name, missing[name], unexpected))
+        lines.append(f"  missing: {name} {list(missing[name])}" + (f" ({near})" if near else ""))
     lines += _more(missing)
     lines += [f"  unexpected: {name} {list(unexpected[name])}" for name in list(unexpected)[:SHOWN]]
     lines += _more(unexpected)
@@ -163,8 +161,7 @@ def _near(name: str, shape: Sequence[int], unexpected: Mapping[str, Sequence[int
     if longer:
         return longer[:2]
     same = [other for other in unexpected if tuple(unexpected[other]) == tuple(shape)]
-    candidates = (same or list(unexpected))[:2000]
-    return difflib.get_close_matches(name, candidates, n=2, cutoff=0.6)
+    return similar(name, same or unexpected, 2)
 
 
 def _prefix(missing: Mapping[str, object], unexpected: Mapping[str, object]) -> str | None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rustload._common.similar import did_you_mean, similar
 from rustload._frameworks.torch import check_device
 from rustload.errors import _make
 
@@ -148,10 +148,10 @@ def check_device_map(model: torch.nn.Module, device_map: Any) -> None:
     there |= {name for slot in slots_of(model) for name in slot.names}
     for name in device_map:
         if name not in there:
-            near = difflib.get_close_matches(str(name), there, n=3)
+            near = did_you_mean(similar(str(name), there))
             raise _make(
                 "Value",
                 "Value",
                 f"device_map names {name!r}, which the model does not have",
-                f"near: {', '.join(near)}" if near else "its names are those of model.named_modules()",
+                near or "its names are those of model.named_modules()",
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ from rustload._checkpoint.names import Key, Rename, Strip, named, stripped
 from rustload._checkpoint.open import open as open_checkpoint
 from rustload._common.patterns import check_rules
 from rustload._common.rules import Rules
+from rustload._common.similar import did_you_mean, similar
 from rustload._frameworks.torch import check_device
 from rustload.errors import _make
 from rustload.torch._handle import TorchHandle
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from rustload._common.limits import Limits
 
 __all__ = ["StateDict", "checkpoint_of", "state_dict", "versions"]
-
-_SEARCHED = 2_000
-"""Names that are looked through for near ones."""
 
 
 class StateDict(dict[str, TorchHandle]):
@@ -42,8 +39,7 @@ class StateDict(dict[str, TorchHandle]):
         Raises:
             TensorNotFoundError: Always; it is a KeyError.
         """
-        near = difflib.get_close_matches(str(name), list(self)[:_SEARCHED], n=3)
-        note = f"near names: {', '.join(near)}" if near else None
+        note = did_you_mean(similar(str(name), self))
         raise _make("NotFound", "NotFound", f"no tensor is named {str(name)!r}", note)
 
     def __repr__(self) -> str:
