@@ -141,6 +141,14 @@ _CLASSES: dict[str, type[Exception]] = {
 }
 
 
+_MESSAGE_MAX = 1000
+
+
+def _clipped(text: str, most: int = 200) -> str:
+    """The text without its middle where it is longer than `most`: files, too, say how long names are."""
+    return text if len(text) <= most else f"{text[: most * 2 // 3]}...{text[len(text) - most // 3 + 3 :]}"
+
+
 def _from_core(
     *,
     kind: str,
@@ -153,6 +161,7 @@ def _from_core(
 ) -> BaseException:
     """Makes the exception for an error of the core; called by the extension."""
     error: BaseException
+    message = _clipped(message, _MESSAGE_MAX)
     if kind == "Io":
         error = OSError(errno, os.strerror(errno), path) if errno else OSError(message)
     else:
@@ -160,7 +169,7 @@ def _from_core(
     for name, value in {"code": code, "path": path, **details}.items():
         setattr(error, name, value)
     if note:
-        error.add_note(note)
+        error.add_note(_clipped(note, _MESSAGE_MAX))
     return error
 
 

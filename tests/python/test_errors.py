@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 from support import assert_same_bits, pickled, safetensors_bytes, saved, torch_zip
 
-import rustload
+import rustload.torch
 
 
 def refused(source, kind, code, **options) -> Exception:
@@ -567,3 +567,33 @@ def test_a_path_that_is_not_there_names_its_neighbour(tmp_path):
     with pytest.raises(FileNotFoundError) as caught:
         rustload.open("bert-base-uncased")
     assert "downloaded" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("length", [199, 200, 201, 100_000])
+def test_texts_about_a_name_are_bounded(length):
+    name = "a" * (length - 1) + "z"
+    data = saved({name: torch.ones(2), "argparse": argparse.Namespace(w=1)})
+    ckpt = rustload.open(data, framework="torch")
+    assert name in ckpt
+    for text in (
+        repr(ckpt[name]),
+        repr(ckpt[name][:1]),
+        repr(rustload.torch.state_dict(data)[name]),
+        repr(rustload.Global("m" * length, "z")),
+        repr(rustload.concat([ckpt[name]])),
+    ):
+        assert len(text) <= 280, text[:300]
+        assert ("..." in text) == (length > 200 and "JoinedTensor" not in text) or "<global" in text
+    assert repr(ckpt[name]).startswith("<LazyTensor 'aaa")
+    assert "z' float32 [2] 8 B>" in repr(ckpt[name])
+    with pytest.raises(rustload.TensorNotFoundError) as caught:
+        ckpt[name + "y"]
+    assert caught.value.name == name + "y"
+    assert len(str(caught.value)) <= 1010
+    assert all(len(note) <= 1010 for note in caught.value.__notes__)
+    with pytest.raises(rustload.ModelMismatchError) as caught:
+        rustload.torch.load_into(torch.nn.Linear(2, 2), data)
+    assert len(str(caught.value)) <= 2000
+    with pytest.warns(rustload.RustloadWarning) as told:
+        assert ckpt.select("q" * length + "*") == {}
+    assert len(str(told[0].message)) <= 1010

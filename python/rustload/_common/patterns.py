@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from rustload._common.similar import did_you_mean, similar
-from rustload.errors import RustloadWarning, TensorNotFoundError, _make
+from rustload.errors import RustloadWarning, TensorNotFoundError, _clipped, _make
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -89,6 +89,7 @@ def tell(message: str, pattern: str | None = None, names: Iterable[str] = ()) ->
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "rustload":
         level, frame = level + 1, frame.f_back
+    message = _clipped(message, 1000)
     warnings.warn(RustloadWarning(message + (f" ({near})" if near else "")), stacklevel=level)
 
 

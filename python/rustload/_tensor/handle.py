@@ -17,7 +17,7 @@ from rustload._common.request import (
 )
 from rustload._common.sizes import format_bytes
 from rustload._frameworks import adapters
-from rustload.errors import _make
+from rustload.errors import _clipped, _make
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -379,7 +379,7 @@ class LazyTensor:
     def __repr__(self) -> str:
         """Name, dtype, shape and size; reads nothing."""
         kind = " parameter" if self.is_parameter else ""
-        return f"<LazyTensor {self.name!r} {self.dtype} {list(self.shape)} {format_bytes(self.nbytes)}{kind}>"
+        return f"<LazyTensor {_clipped(self.name)!r} {self.dtype} {list(self.shape)} {format_bytes(self.nbytes)}{kind}>"
 
     def __copy__(self) -> Self:
         """The handle itself: it cannot be changed."""

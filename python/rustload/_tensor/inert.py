@@ -7,6 +7,7 @@ import copy
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rustload import _rustload
+from rustload.errors import _clipped
 
 if TYPE_CHECKING:
     import torch
@@ -76,7 +77,7 @@ class Global:
 
     def __repr__(self) -> str:
         """The name in angle brackets."""
-        return f"<global {self.module}.{self.name}>"
+        return f"<global {_clipped(f'{self.module}.{self.name}')}>"
 
 
 class Opaque:
@@ -157,7 +158,7 @@ class Opaque:
             found = f"dict(value.items)[{key!r}] is what the file has"
         else:
             found = self._held()
-        error.add_note(f"{self.class_name!r} is kept as data, and no object was made: {found}")
+        error.add_note(f"{_clipped(self.class_name)!r} is kept as data, and no object was made: {found}")
         return error
 
     def _held(self) -> str:
@@ -193,7 +194,7 @@ class Opaque:
 
     def __repr__(self) -> str:
         """The class alone: the contents may be large, or contain the value itself."""
-        return f"<opaque {self.class_name}>"
+        return f"<opaque {_clipped(self.class_name)}>"
 
 
 class DefaultDict(collections.defaultdict[Any, Any]):

@@ -13,6 +13,7 @@ import torch
 from rustload import _rustload
 from rustload._common.rules import PLAIN
 from rustload._frameworks.torch import torch_dtype
+from rustload.errors import _clipped
 from rustload.torch._fill import WINDOW, check_numbers, fill
 from rustload.torch._operators import Operators, read_all
 
@@ -323,7 +324,7 @@ class TorchHandle(Operators):
 
     def __repr__(self) -> str:
         """Name, dtype and shape; reads nothing."""
-        return f"<TorchHandle {self._lazy.name!r} {self._dtype} {list(self._lazy.shape)}>"
+        return f"<TorchHandle {_clipped(self._lazy.name)!r} {self._dtype} {list(self._lazy.shape)}>"
 
     def __reduce__(self) -> Any:
         """Handles do not pickle."""
