@@ -11,6 +11,7 @@ from .many import GrowthCase, JoinCase, NarrowCase, SmallCase
 from .opening import LegacyOpenCase, OpenCase, ScanCase
 from .sets import SetCase, dense, experts
 from .starting import StartCase, ViewCase
+from .streaming import KeptStreamCase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,4 +73,12 @@ def _converting(*, quick: bool) -> Iterator[Case]:
         ("float32", "float8_e4m3fn"),
     ):
         yield NarrowCase(numel, source, target)
+    each = (1 if quick else 16) << 20
+    for source, target in (
+        ("bfloat16", "float32"),
+        ("float8_e4m3fn", "float32"),
+        ("float32", "float16"),
+        ("float32", "float32"),
+    ):
+        yield KeptStreamCase(each, source, target)
     yield from (JoinCase(*((512, 512) if quick else (8192, 4096)), suffix) for suffix in FORMATS)

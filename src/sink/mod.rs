@@ -1,6 +1,7 @@
 //! Who owns the destination: memory made for a result, of the host or of a GPU, or a mapping that a view points into, and
 //! their export by DLPack.
 
+mod budgets;
 mod claims;
 pub mod cuda;
 pub mod dlpack;
@@ -16,7 +17,7 @@ use std::sync::Arc;
 
 pub use gpu::GpuMemory;
 pub use host::{HostBuffer, Unfilled, kept, trim};
-pub use pool::{bound_by, footprint, keep_bounds};
+pub use pool::{Carried, bound_by, footprint, keep_bounds};
 
 use crate::bytes::{Mapping, Region};
 use crate::dtype::DType;

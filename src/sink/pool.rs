@@ -6,7 +6,7 @@
 //! after a fork starts without. Nobody waits: whoever finds the pool in use does without it.
 //!
 //! Somebody who has promised to hold no more than a window ([`bound_by`]) tells what is left of it in a number that changes as
-//! the work goes on. While that number lives, no more is kept than it says.
+//! the work goes on. While that number lives, no more is kept than it says, but for what was kept before and his results can use.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use once_cell::race::OnceBox;
 
+use super::budgets::{Budgets, to_usize};
 use super::pages::{HUGE, Pages};
 use crate::memory::Memory;
 use crate::parallel;
@@ -100,13 +101,39 @@ pub(super) fn kept() -> (u64, u64) {
     lock(TRIES).map_or((0, 0), |pool| (pool.bytes as u64, pool.most as u64))
 }
 
-/// Keeps no more than the bytes that `room` says, at any time until it is dropped.
-pub fn bound_by(room: &Arc<AtomicU64>) {
+/// Keeps no more than the bytes that `room` says, at any time until it is dropped; of what is kept already, also as much as
+/// results of `wanted` bytes can be made of, until the first result is dropped or the [`Carried`] is.
+#[must_use = "what was kept before goes when this is dropped"]
+pub fn bound_by(room: &Arc<AtomicU64>, wanted: impl FnOnce() -> u64) -> Carried {
+    let most = room.load(Ordering::Relaxed);
+    // To find out how much is wanted takes a while, and matters only where more is kept than the room.
+    let wanted = if kept().0 > most { wanted() } else { 0 };
+    let mut carried = 0;
     let surplus = patiently().map(|mut pool| {
-        pool.rooms.push(Arc::downgrade(room));
+        carried = pool.bytes.min(to_usize(wanted));
+        pool.budgets.add(room, carried);
         pool.bounded()
     });
     drop(surplus);
+    let most = if carried > 0 { to_usize(most) } else { usize::MAX };
+    Carried { room: Arc::downgrade(room), most }
+}
+
+/// Memory that was kept before somebody promised a window, and is carried over for the results.
+#[derive(Debug)]
+pub struct Carried {
+    room: Weak<AtomicU64>,
+    /// What the window lets be kept; no bound where nothing was carried over.
+    most: usize,
+}
+
+impl Drop for Carried {
+    /// Unmaps what was carried over and served no result. What was in flight comes back before this, maybe without a bound, as
+    /// whoever worked is gone.
+    fn drop(&mut self) {
+        let surplus = patiently().map(|mut pool| pool.settle(&self.room, self.most));
+        drop(surplus);
+    }
 }
 
 /// Unmaps what is kept beyond what the rooms say now. Whoever gives does so too.
@@ -158,8 +185,8 @@ struct Pool {
     /// The sum of their sizes.
     bytes: usize,
     most: usize,
-    /// What those leave that have promised to hold no more than a window.
-    rooms: Vec<Weak<AtomicU64>>,
+    /// Of those that have promised to hold no more than a window.
+    budgets: Budgets,
     owner: u32,
 }
 
@@ -171,34 +198,28 @@ struct Idle {
 
 impl Pool {
     fn new(most: usize, owner: u32) -> Pool {
-        Pool { free: BTreeMap::new(), bytes: 0, most, rooms: Vec::new(), owner }
+        Pool { free: BTreeMap::new(), bytes: 0, most, budgets: Budgets::default(), owner }
     }
 
     /// After a fork the pages are the parent's: to write to them would copy each.
     fn own(&mut self, process: u32) {
         if self.owner != process {
             self.owner = process;
-            self.rooms.clear();
+            self.budgets = Budgets::default();
             self.emptied().clear();
         }
     }
 
-    /// The most that may be kept now.
-    fn bound(&mut self) -> usize {
-        let mut most = self.most;
-        self.rooms.retain(|room| {
-            let room = room.upgrade();
-            if let Some(room) = &room {
-                most = most.min(usize::try_from(room.load(Ordering::Relaxed)).unwrap_or(usize::MAX));
-            }
-            room.is_some()
-        });
-        most
+    /// What is kept beyond what may be now.
+    fn bounded(&mut self) -> Vec<Pages> {
+        let most = self.budgets.bound(self.most);
+        self.cut(self.bytes.saturating_sub(most))
     }
 
-    /// What is kept beyond that.
-    fn bounded(&mut self) -> Vec<Pages> {
-        let most = self.bound();
+    /// Carries nothing over any more for whoever promised this room; what is kept beyond `most` goes.
+    fn settle(&mut self, room: &Weak<AtomicU64>, most: usize) -> Vec<Pages> {
+        self.budgets.settle(room);
+        let most = self.budgets.bound(self.most).min(most);
         self.cut(self.bytes.saturating_sub(most))
     }
 
@@ -221,6 +242,7 @@ impl Pool {
         if let Some(rest) = pages.split_off(size) {
             self.insert(rest, since);
         }
+        self.budgets.has_used(pages.len());
         (Some(pages), surplus)
     }
 
@@ -241,7 +263,8 @@ impl Pool {
     /// Keeps pages; what has to go for them.
     fn give(&mut self, pages: Pages, now: Instant) -> Vec<Pages> {
         let mut surplus = self.expired(now);
-        if pages.len() > self.bound() {
+        self.budgets.end_carrying();
+        if pages.len() > self.budgets.bound(self.most) {
             surplus.push(pages);
         } else {
             pages.lend();
@@ -379,7 +402,7 @@ mod tests {
         let (mut pool, now) = (Pool::new(100 * HUGE, 1), Instant::now());
         let room = Arc::new(AtomicU64::new(5 * HUGE as u64));
         pool.give(pages(9), now);
-        pool.rooms.push(Arc::downgrade(&room));
+        pool.budgets.add(&room, 0);
         assert_eq!((sum(&pool.bounded()), pool.bytes), (4, 5 * HUGE));
         assert_eq!((sum(&pool.give(pages(2), now)), pool.bytes), (2, 5 * HUGE));
         room.store(3 * HUGE as u64 - 1, Ordering::Relaxed);
@@ -387,7 +410,35 @@ mod tests {
         assert_eq!((sum(&pool.give(pages(4), now)), pool.bytes), (4 + 3, 2 * HUGE));
         drop(room);
         assert_eq!((sum(&pool.give(pages(30), now)), pool.bytes), (0, 32 * HUGE));
-        assert!(pool.rooms.is_empty());
+    }
+
+    #[test]
+    fn what_was_kept_before_a_window_serves_results_until_one_is_dropped() {
+        let (mut pool, now) = (Pool::new(100 * HUGE, 1), Instant::now());
+        let room = Arc::new(AtomicU64::new(HUGE as u64));
+        pool.give(pages(30), now);
+        pool.budgets.add(&room, 20 * HUGE);
+        assert_eq!((sum(&pool.bounded()), pool.bytes), (10, 20 * HUGE));
+        let mut held = [4, 4].map(|count| pool.take(count * HUGE, now).0.unwrap()).into_iter();
+        assert_eq!((sum(&pool.bounded()), pool.bytes), (0, 12 * HUGE));
+        // As soon as one is dropped, no more is kept than the window leaves.
+        assert_eq!(sum(&pool.give(held.next().unwrap(), now)), 4 + 11);
+        pool.give(held.next().unwrap(), now);
+        assert_eq!(pool.bytes, HUGE);
+    }
+
+    #[test]
+    fn what_was_kept_before_a_window_goes_at_its_end() {
+        let (mut pool, now) = (Pool::new(100 * HUGE, 1), Instant::now());
+        let room = Arc::new(AtomicU64::new(5 * HUGE as u64));
+        pool.give(pages(20), now);
+        pool.budgets.add(&room, 20 * HUGE);
+        let held = pool.take(8 * HUGE, now).0.unwrap();
+        // Whoever worked is gone, and promises nothing any more.
+        room.store(u64::MAX, Ordering::Relaxed);
+        pool.give(held, now);
+        let surplus = pool.settle(&Arc::downgrade(&room), 5 * HUGE);
+        assert_eq!((sum(&surplus), pool.bytes), (15, 5 * HUGE));
     }
 
     #[test]

@@ -299,6 +299,12 @@ impl Tensor {
         if self.is_view(request) { 0 } else { self.work().max(result) }
     }
 
+    /// Bytes of memory that the result of a request takes at most; none where it is a view.
+    pub(crate) fn footprint(&self, request: &Request) -> u64 {
+        let result = stream::result_bytes(&self.layout, self.result_dtype(request));
+        if self.is_view(request) { 0 } else { sink::footprint(result.unwrap_or(u64::MAX)) }
+    }
+
     /// Whether a view answers a request, for which nothing is read.
     pub fn is_view(&self, request: &Request) -> bool {
         let may_be = request.copy != Some(true) && self.dtype != DType::Bool && !self.is_converted(request);

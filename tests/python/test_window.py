@@ -121,6 +121,93 @@ next(ckpt.stream(memory=window, **how))"""
     assert kept <= 64 + 16, "the last tensor went when the stream was over"
 
 
+KEPT = """
+import sys, threading, numpy, rustload
+path, how = sys.argv[1], eval(sys.argv[2])
+def anon():
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
+peak, done = 0, False
+def watch():
+    global peak
+    while not done:
+        peak = max(peak, anon())
+def places(arrays):
+    return {array.__array_interface__["data"][0] for array in arrays}
+ckpt = rustload.open(path, framework="numpy")
+held = ckpt.materialize(dtype="float16")
+before = places(held.values())
+held = None
+kept = rustload.memory().kept
+assert kept == 256 << 20
+watcher = threading.Thread(target=watch)
+watcher.start()
+base = anon() - kept
+"""
+
+
+def test_what_was_kept_before_a_stream_serves_results_that_are_kept(model):
+    """It is resident already: on fresh pages they would take longer, and as much of it would be unmapped for them."""
+    code = (
+        KEPT
+        + """
+held = dict(ckpt.stream(dtype="float16", **how))
+done = True
+watcher.join()
+print((peak - base) >> 20, rustload.memory().kept >> 20, places(held.values()) == before)
+"""
+    )
+    peak, kept, recycled = child(code, model, {"memory": "64MiB"}).stdout.split()
+    assert int(peak) <= 256 + 8, "no more than was there before, and scratch"
+    assert (int(kept), recycled) == (0, "True")
+
+
+@pytest.mark.parametrize("after", [0, 1, 5])
+def test_the_first_result_that_is_dropped_ends_that(model, after):
+    code = (
+        KEPT
+        + f"""
+held = []
+for number, (name, tensor) in enumerate(ckpt.stream(dtype="float16", memory=64 << 20)):
+    if number < {after}:
+        held.append(tensor)
+    if number > {after}:
+        assert rustload.memory().kept <= 64 << 20, (number, rustload.memory().kept)
+done = True
+watcher.join()
+print((peak - base) >> 20)
+"""
+    )
+    assert int(child(code, model, {}).stdout) <= 256 + 8
+
+
+def test_what_was_kept_before_a_stream_goes_with_one_that_is_closed_early(model):
+    code = (
+        KEPT
+        + """
+stream = ckpt.stream(dtype="float16", memory=64 << 20)
+first = next(stream)
+stream.close()
+print(rustload.memory().kept >> 20)
+done = True
+"""
+    )
+    assert int(child(code, model, {}).stdout) <= 64
+
+
+def test_no_more_is_kept_for_a_stream_than_it_can_use(model):
+    code = (
+        KEPT
+        + """
+few = ckpt.stream(list(ckpt)[:6], dtype="float16", memory=64 << 20)
+first = next(few)
+print(rustload.memory().kept >> 20)
+done = True
+"""
+    )
+    assert int(child(code, model, {}).stdout) <= 5 * 16
+
+
 def test_a_whole_load_uses_up_what_was_kept(model):
     """The second load is made of the memory of the first, and peaks no higher than a load at all."""
     code = LOAD.replace("kept = ckpt", "kept = ckpt.materialize(dtype='bfloat16'); kept = None; kept = ckpt")

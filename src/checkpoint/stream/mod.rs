@@ -298,9 +298,8 @@ enum What {
 
 impl Plan {
     fn run(&self, queue: &Queue<Result<Given, Failed>>) {
-        if !self.flow.whole {
-            sink::bound_by(queue.left());
-        }
+        // Dropped when all is made: what was kept before and served nothing goes then.
+        let _carried = (!self.flow.whole).then(|| sink::bound_by(queue.left(), || self.result_bytes()));
         let batch_bytes = BATCH.min(self.flow.window / 4).max(1);
         self.forget(self.steps.iter(), self.steps.first());
         let mut batch = Batch::default();
@@ -327,6 +326,16 @@ impl Plan {
             batch.items.push(item);
         }
         let _ = self.hand_over(batch, queue, None);
+    }
+
+    /// Bytes of all results that take memory.
+    fn result_bytes(&self) -> u64 {
+        let made = self.steps.iter().filter(|step| step.first == step.index);
+        made.map(|step| {
+            let (tensor, request) = &self.wishes[step.index];
+            tensor.footprint(request)
+        })
+        .fold(0, u64::saturating_add)
     }
 
     /// Lets go of what was inflated for these steps, or before them, except for the storage that `next` reads. As long as that
