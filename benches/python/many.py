@@ -39,7 +39,12 @@ class SmallCase(SmallTensors, DataCase):
             with rustload.open(path, framework="torch") as checkpoint:
                 return checkpoint.materialize()
 
+        def items() -> object:
+            with rustload.open(path, framework="torch") as checkpoint:
+                return {name: tensor.materialize() for name, tensor in checkpoint.items()}
+
         ways: dict[str, Callable[[], Any]] = {"rustload": ours, "rustload, views": views}
+        ways["rustload, views, one by one"] = items
         if self.suffix == ".bin":
             ways["torch.load"] = lambda: torch_load(path, mmap=False)
             ways["torch.load(mmap=True), views"] = lambda: torch_load(path, mmap=True)

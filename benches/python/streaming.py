@@ -46,11 +46,11 @@ class KeptStreamCase(DataCase):
         # A pattern, as a plain dtype leaves fp8 as it is.
         many: dict[str, Any] = {"dtype": {"*": self.target}, "copy": True}
 
-        def streamed(framework: str = "torch") -> dict[str, Any]:
+        def streamed(framework: Any = "torch") -> dict[str, Any]:
             with rustload.open(path, framework=framework) as checkpoint:
                 return dict(checkpoint.stream(**many))
 
-        def one_by_one(framework: str = "torch") -> dict[str, Any]:
+        def one_by_one(framework: Any = "torch") -> dict[str, Any]:
             with rustload.open(path, framework=framework) as checkpoint:
                 return {name: t.materialize(dtype=self.target, copy=True) for name, t in checkpoint.items()}
 

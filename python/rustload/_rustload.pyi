@@ -833,6 +833,15 @@ class Tensor:
             BufferError: `copy` is False and no view is possible.
         """
 
+    def lone_view(self) -> tuple[tuple[int, int], Any] | None:
+        """The storage and a DLPack capsule of a view, for a tensor that is all of a storage which no other name lies in.
+
+        None where it takes more to find out, or there is no view.
+
+        Raises:
+            FormatError: The file was cut or changed.
+        """
+
     def storage_bytes(self, standing: str, wanted: _Wanted) -> Buffer:
         """All bytes of the storage as `uint8`, as a view or a copy.
 

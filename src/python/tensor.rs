@@ -193,6 +193,12 @@ impl Tensor {
         }))
     }
 
+    /// The storage, and a DLPack capsule of the view.
+    fn lone_view<'py>(&self, py: Python<'py>) -> PyResult<Option<((u32, u32), Bound<'py, PyAny>)>> {
+        let Some(view) = run::detached(py, || self.0.lone_view())? else { return Ok(None) };
+        Ok(Some((self.0.storage(), capsule::export(py, &view, false, false)?)))
+    }
+
     fn storage_bytes(&self, py: Python<'_>, standing: &str, wanted: Wanted) -> PyResult<Buffer> {
         let request = wanted.request()?;
         let standing = if standing == "view" { Standing::View } else { Standing::Copy };

@@ -36,6 +36,20 @@ impl Tensor {
         }
     }
 
+    /// A view of a tensor that is all of a storage which no other name lies in, so that nothing has to be shared; `None` where
+    /// it takes more to find out, or there is no view. Reads nothing.
+    pub fn lone_view(&self) -> Result<Option<Array>> {
+        let is_simple = !self.is_meta() && self.dtype != DType::Bool && self.layout.numel() > 0;
+        if !is_simple || !self.is_alone() {
+            return Ok(None);
+        }
+        match self.view(None, &Cancel::new()) {
+            Ok(view) => Ok(Some(view)),
+            Err(error) if is_no_view(&error) => Ok(None),
+            Err(error) => self.place(Err(error)),
+        }
+    }
+
     /// Bytes that [`Tensor::storage_bytes`] goes through: none for a view.
     pub fn storage_work(&self, standing: Standing) -> u64 {
         match standing {

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import sys
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -55,6 +57,53 @@ def test_an_owned_result_reads_the_file_anew(simple, framework, how):
     first[:] = 5
     assert writable(ckpt["w"].materialize(**how)).sum() == sum(range(24))
     assert (writable(ckpt["w"].materialize()) == -1).all()
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
+def test_views_of_a_tensor_with_a_storage_of_its_own_stand_on_one_storage(save, name):
+    """The first comes by a shorter way than the others, whatever is asked for first; none is kept alive by the checkpoint."""
+    ckpt = rustload.open(
+        save({"w": patterns("float32", (6, 4)), "v": torch.zeros(3)}, name), framework="torch"
+    )
+    for first in (..., 2):
+        views = [ckpt["w"][key].materialize() for key in (first, ..., (slice(1, 3), slice(None, None, 2)), 5)]
+        views.append(ckpt["w"].T.materialize())
+        assert len({view.untyped_storage()._cdata for view in views}) == 1
+        assert [view.untyped_storage().nbytes() for view in views] == [96] * 5
+        assert_same_bits(views[1], patterns("float32", (6, 4)))
+        assert (views[3].storage_offset(), views[2].stride(), views[4].stride()) == (20, (4, 2), (1, 4))
+        del views
+        assert not ckpt._shared.storages
+
+
+def test_threads_that_ask_for_one_view_at_once_get_one_storage(save):
+    ckpt = rustload.open(save({f"t{at}": torch.zeros(5) for at in range(50)}), framework="torch")
+    with ThreadPoolExecutor(8) as pool:
+        for name in ckpt:
+            views = list(pool.map(lambda lazy: lazy.materialize(), [ckpt[name]] * 16))
+            assert len({view.untyped_storage()._cdata for view in views}) == 1
+
+
+def test_handing_out_many_small_views_takes_few_calls_each(save):
+    """Time is measured by the benches; calls of Python's are the same on every machine."""
+    count = 500
+    path = save({f"layer.{at}.weight": torch.zeros(64) for at in range(count)}, "many.safetensors")
+    calls = 0
+
+    def told(_frame, event, _argument):
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    with rustload.open(path, framework="torch") as ckpt:
+        ckpt["layer.0.weight"].materialize()
+        before = sys.getprofile()
+        sys.setprofile(told)
+        try:
+            made = {name: lazy.materialize() for name, lazy in ckpt.items()}
+        finally:
+            sys.setprofile(before)
+    assert len(made) == count
+    assert calls <= 24 * count
 
 
 def test_views_of_two_frameworks_share_one_mapping(simple):

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rustload.errors import _make
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rustload._common.request import Cast, Core, Wanted
     from rustload._cuda.place import Place
     from rustload._rustload import Buffer
@@ -27,11 +29,13 @@ _OLDEST = {"torch": "2.4", "numpy": "1.26", "jax": "0.5"}  # as the extras have 
 class Shared:
     """What all handles of one checkpoint share."""
 
-    __slots__ = ("framework", "storages")
+    __slots__ = ("framework", "storages", "view")
 
     def __init__(self, framework: str | None) -> None:
         """Starts with the framework that was asked for, if any."""
         self.framework = framework
+        # The adapter's short way to views, once the framework is imported.
+        self.view: Callable[[Core, Shared], Any | None] | None = None
         # By storage and standing; a storage lives as long as a tensor on it.
         self.storages: weakref.WeakValueDictionary[tuple[int, int, str], Any] = weakref.WeakValueDictionary()
 
@@ -40,6 +44,12 @@ class Shared:
         if self.framework is None:
             self.framework = default()
         return self.framework
+
+    def view_of(self, core: Core) -> Any | None:
+        """What the framework's adapter gives by its short way to views; None where there is none for this tensor."""
+        if self.view is None:
+            self.view = adapter(self.settle()).view
+        return self.view(core, self)
 
 
 class Adapter(Protocol):
@@ -53,6 +63,9 @@ class Adapter(Protocol):
 
     def make(self, core: Core, wanted: Wanted, device: Any, shared: Shared) -> Any:
         """The framework's object for what is wanted of the tensor, on a device that has no `place`."""
+
+    def view(self, core: Core, shared: Shared) -> Any | None:
+        """What `make` gives for a request without arguments, where there is a short way to it; None where `make` has to."""
 
     def wrap(self, buffer: Buffer, device: Any) -> Any:
         """The framework's object over a finished, owned or viewed buffer, on a device that has no `place`."""

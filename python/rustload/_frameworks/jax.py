@@ -93,6 +93,10 @@ def make(core: Core, wanted: Wanted, device: Any, shared: Shared) -> Any:
     return made
 
 
+def view(core: Core, shared: Shared) -> None:
+    """Has no shorter way than `make`."""
+
+
 def wrap(buffer: Buffer, device: Any) -> Any:
     """An array over the buffer's memory where the device is the CPU and can take it, else with a copy of it."""
     _check_width(buffer.dtype)

@@ -282,6 +282,13 @@ class LazyTensor:
             UnsupportedError: There is no such cast; or the tensor is on the meta device (code `MetaTensor`).
             LimitError: A tensor of repeated elements would grow beyond `Limits.materialize_bytes`.
         """
+        # Most calls ask for nothing but the tensor: nothing is to be chosen or checked.
+        is_plain = device is None and dtype is None and transpose is None and copy is None and out is None
+        is_plain = is_plain and framework is None and threads is None and not dequantize
+        if is_plain and overflow == "nan" and cast == "auto":
+            made = self._shared.view_of(self._core)
+            if made is not None:
+                return made
         found = choose(dtype, self)
         if dequantize and found is None and out is None and self.quantization is not None:
             found = "float32"
