@@ -75,6 +75,7 @@ class ViewCase(Case):
 # What a fresh process does, by way; `path` is a safetensors file with a tensor "weight".
 SCRIPTS = {
     "rustload": "import rustload",
+    "rustload info": "import rustload._cli; rustload._cli.main(['info', path])",
     "rustload: open and list": "import rustload; list(rustload.open(path).items())",
     "rustload: one as a Buffer": "import rustload; rustload.open(path, framework='dlpack')['weight'].materialize()",
     "rustload: one as NumPy": "import rustload; rustload.open(path, framework='numpy')['weight'].materialize()",
@@ -131,8 +132,10 @@ class StartCase(Case):
 
     def check(self) -> None:
         """What each way imports: rustload nothing but the framework that is asked for."""
-        imports = {name: json.loads(self.run(script + TELL)) for name, script in SCRIPTS.items()}
-        for name in ("rustload", "rustload: open and list", "rustload: one as a Buffer"):
+        imports = {
+            name: json.loads(self.run(script + TELL).splitlines()[-1]) for name, script in SCRIPTS.items()
+        }
+        for name in ("rustload", "rustload info", "rustload: open and list", "rustload: one as a Buffer"):
             assert imports[name] == [], f"{name} imports {imports[name]}"
         assert "torch" not in imports["rustload: one as NumPy"]
         assert "torch" not in imports["rustload: one as JAX"]

@@ -12,13 +12,7 @@ from rustload._checkpoint.open import open
 from rustload._checkpoint.stream import Stream
 from rustload._common.limits import Limits
 from rustload._common.memory import Memory, memory, trim
-from rustload._cuda.info import cuda_info
-from rustload._safe_open.surface import PySafeSlice, TensorMeta, safe_open
-from rustload._scan.report import FileReport, Finding, ScanReport
-from rustload._scan.scan import scan
 from rustload._tensor.handle import LazyTensor, Quantization
-from rustload._tensor.inert import DefaultDict, Global, Opaque, Sparse
-from rustload._tensor.joined import JoinedTensor, concat, stack
 from rustload.errors import (
     DeviceError,
     DisallowedError,
@@ -32,6 +26,14 @@ from rustload.errors import (
     TensorNotFoundError,
     UnsupportedError,
 )
+
+if _TYPE_CHECKING:
+    from rustload._cuda.info import cuda_info
+    from rustload._safe_open.surface import PySafeSlice, TensorMeta, safe_open
+    from rustload._scan.report import FileReport, Finding, ScanReport
+    from rustload._scan.scan import scan
+    from rustload._tensor.inert import DefaultDict, Global, Opaque, Sparse
+    from rustload._tensor.joined import JoinedTensor, concat, stack
 
 __all__ = [
     "Buffer",
@@ -86,14 +88,34 @@ if not _TYPE_CHECKING:  # type checkers are to go on seeing what is not there
         "rustload writes no files yet; safetensors.torch.save_file(rustload.open(path).materialize(), to) does",
     )
 
+    # What few programs use is imported when it is asked for.
+    _MODULES = {
+        "_cuda.info": ("cuda_info",),
+        "_safe_open.surface": ("PySafeSlice", "TensorMeta", "safe_open"),
+        "_scan.report": ("FileReport", "Finding", "ScanReport"),
+        "_scan.scan": ("scan",),
+        "_tensor.inert": ("DefaultDict", "Global", "Opaque", "Sparse"),
+        "_tensor.joined": ("JoinedTensor", "concat", "stack"),
+    }
+    _LATER = {name: f"rustload.{module}" for module, names in _MODULES.items() for name in names}
+
     def __getattr__(name: str) -> object:
-        """Says what to import, or what to use, where somebody asks for what is not here."""
+        """Imports what is imported late; for what is not here, says what to import, or what to use."""
+        if name in _LATER:
+            import importlib
+
+            found = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
+            return found
         if name in ("jax", "torch", "transformers"):
             raise AttributeError(f"rustload.{name} has to be imported: import rustload.{name}")
         error = AttributeError(f"module 'rustload' has no attribute {name!r}", name=name)
         if name in _ELSEWHERE:
             error.add_note(_ELSEWHERE[name])
         raise error
+
+    def __dir__() -> list[str]:
+        """What is imported late is there too."""
+        return sorted({*globals(), *_LATER})
 
 
 if _DEBUG:

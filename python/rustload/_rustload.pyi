@@ -188,7 +188,7 @@ class Checkpoint:
         """The files' format: `"torch-zip"`, `"torch-legacy"` or `"safetensors"`."""
 
     @property
-    def files(self) -> list[os.PathLike[str]]:
+    def files(self) -> list[str]:
         """The files, in shard order; none for bytes in memory."""
 
     @property

@@ -9,8 +9,8 @@ these carry `code` too.
 from __future__ import annotations
 
 import os
-import pickle
 import sys
+from _pickle import UnpicklingError  # pickle has it from there, and takes longer to import
 from typing import Any
 
 __all__ = [
@@ -56,7 +56,7 @@ class UnsupportedError(RustloadError, NotImplementedError):
     """The file or request is legitimate, and rustload cannot serve it yet."""
 
 
-class DisallowedError(RustloadError, pickle.UnpicklingError):
+class DisallowedError(RustloadError, UnpicklingError):
     """The pickle names or calls what rustload does not know, and `unknown="error"` was asked for.
 
     Attributes:

@@ -1,6 +1,7 @@
 //! `Checkpoint`: the shell around an opened checkpoint.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -152,8 +153,9 @@ impl Checkpoint {
     }
 
     #[getter]
-    fn files(&self) -> Vec<PathBuf> {
-        self.0.files().map(PathBuf::from).collect()
+    /// As text: a `PathBuf` would be a `pathlib.Path`, whose module takes long to import.
+    fn files(&self) -> Vec<OsString> {
+        self.0.files().map(OsString::from).collect()
     }
 
     #[getter]

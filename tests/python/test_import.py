@@ -25,6 +25,58 @@ def test_import_brings_in_nothing_of_a_third_party():
     assert child(code).stdout == "['rustload']\n"
 
 
+IMPORTED = """
+import sys
+before = set(sys.modules)
+{what}
+print(*(name for name in {unwanted!r} if name in sys.modules and name not in before))
+"""
+# What takes long to import, and only some verbs need.
+SLOW = [
+    *("argparse", "asyncio", "ast", "copy", "ctypes", "dataclasses", "difflib", "inspect", "json"),
+    *(
+        "logging",
+        "pathlib",
+        "pickle",
+        "shutil",
+        "subprocess",
+        "tempfile",
+        "textwrap",
+        "traceback",
+        "urllib",
+        "zipfile",
+    ),
+    *("rustload._safe_open", "rustload._scan", "rustload._cuda", "rustload._cli", "rustload._tensor.joined"),
+]
+
+
+def test_import_brings_in_nothing_that_only_some_verbs_need(save):
+    assert child(IMPORTED.format(what="import rustload", unwanted=SLOW)).stdout.strip() == ""
+    what = "import rustload; rustload.open(sys.argv[1])['w'].shape"
+    assert child(IMPORTED.format(what=what, unwanted=SLOW), save({"w": torch.ones(2)})).stdout.strip() == ""
+
+
+def test_the_command_line_brings_in_nothing_that_info_does_not_need(save):
+    what = "import rustload._cli; rustload._cli.main(['info', sys.argv[1]])"
+    unwanted = [
+        name for name in SLOW if name not in ("argparse", "copy", "shutil", "textwrap", "rustload._cli")
+    ]
+    found = child(IMPORTED.format(what=what, unwanted=unwanted), save({"w": torch.ones(2)})).stdout
+    assert found.splitlines()[-1] == ""
+
+
+def test_what_is_imported_late_is_there_all_the_same():
+    code = """
+    import rustload
+    assert set(rustload.__all__) <= set(dir(rustload))
+    names = {}
+    exec("from rustload import *", names)
+    missing = [name for name in rustload.__all__ if names.get(name) is not getattr(rustload, name)]
+    print(missing, rustload.scan.__module__, "scan" in vars(rustload))
+    """
+    assert child(code).stdout == "[] rustload._scan.scan True\n"
+
+
 def test_import_takes_less_than_100_ms():
     code = "import time; s = time.perf_counter(); import rustload; print(time.perf_counter() - s)"
     assert min(float(child(code).stdout) for _ in range(5)) < 0.1  # the best: the machine may be busy

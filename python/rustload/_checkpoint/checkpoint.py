@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rustload._checkpoint.requests import listed
@@ -143,7 +142,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
     @property
     def files(self) -> list[str]:
         """The files, in shard order; empty for bytes in memory."""
-        return [os.fspath(path) for path in self._core.files]
+        return self._core.files
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -180,7 +179,8 @@ class Checkpoint(Mapping[str, LazyTensor]):
             elif all(isinstance(tree, dict) for tree in trees):
                 self._objects = {key: value for tree in trees for key, value in tree.items()}
             else:
-                self._objects = {Path(path).name: tree for path, tree in zip(self.files, trees, strict=True)}
+                names = [path.rpartition(os.sep)[2] for path in self.files]
+                self._objects = dict(zip(names, trees, strict=True))
         return self._objects
 
     @property

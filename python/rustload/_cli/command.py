@@ -101,9 +101,12 @@ def _hint(given: Sequence[str]) -> str:
     from rustload._common.similar import similar
 
     words = [word for word in given if not word.startswith("-")]
-    if words and words[0] not in COMMANDS and (near := similar(words[0], COMMANDS, 1)):
+    if not words or words[0] in COMMANDS:
+        return ""
+    near = similar(words[0], COMMANDS, 1)
+    if near:
         return f"  did you mean: rustload {near[0]}\n"
-    if not words or words[0] in COMMANDS or not (os.path.lexists(words[0]) or "." in words[0]):
+    if not (os.path.lexists(words[0]) or "." in words[0]):
         return ""
     import shlex
 

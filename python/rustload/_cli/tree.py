@@ -5,7 +5,6 @@ No recursion; of a name with more parts than anybody wants to see, the end stays
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -40,7 +39,6 @@ class Leaf(NamedTuple):
     tied: bool
 
 
-@dataclasses.dataclass(slots=True, eq=False)
 class Node:
     """A part of a name and what lies below it.
 
@@ -54,13 +52,16 @@ class Node:
         own: Their bytes, each counted by itself; equal subtrees have equal ones.
     """
 
-    label: str
-    times: int = 1
-    leaf: Leaf | None = None
-    children: list[Node] = dataclasses.field(default_factory=list)
-    tensors: int = 0
-    nbytes: int = 0
-    own: int = 0
+    __slots__ = ("children", "label", "leaf", "nbytes", "own", "tensors", "times")
+
+    leaf: Leaf | None
+    children: list[Node]
+
+    def __init__(self, label: str) -> None:
+        """A node with nothing below."""
+        self.label, self.leaf, self.children = label, None, []
+        self.times = 1
+        self.tensors = self.nbytes = self.own = 0
 
 
 def build(tensors: Iterable[tuple[str, Leaf, int]]) -> Node:

@@ -9,11 +9,13 @@ import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from io import BytesIO
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rustload._common.similar import did_you_mean, similar
 from rustload.errors import FormatError, _make
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["StrPath", "beneath", "contents", "paths", "repository"]
 
@@ -59,6 +61,9 @@ def paths(given: Any) -> list[str]:
 
 def _missing(given: str) -> BaseException:
     """The error for a path that is not there, with a near name beside it, or what the path may have been meant to be."""
+    import difflib  # only for errors
+    from pathlib import Path
+
     path = Path(given)
     error = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), given)
     error.code = "Io"  # type: ignore[attr-defined]  # every error of ours has one
@@ -97,6 +102,8 @@ def repository(path: str) -> str:
     """
     if "models--" not in path:
         return path
+    from pathlib import Path  # few need it
+
     snapshots = Path(path) / "snapshots"
     if not Path(path).name.startswith("models--") or not snapshots.is_dir():
         return path
@@ -112,6 +119,8 @@ def _cached(name: str) -> Path | None:
     """The folder that the cache of Hugging Face has for a repository's name."""
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         return None
+    from pathlib import Path  # only for errors
+
     home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
     cache = os.environ.get("HF_HUB_CACHE") or Path(home) / "hub"
     folder = Path(cache) / ("models--" + name.replace("/", "--"))
@@ -125,6 +134,8 @@ def beneath(given: list[str]) -> Iterator[None]:
         yield
     except FormatError as error:
         # An error about a file in the folder is about what was found there.
+        from pathlib import Path
+
         if len(given) == 1 and error.path == given[0] and error.code == "UnknownFormat":
             found = sorted(_weights(Path(given[0]))) if Path(given[0]).is_dir() else []
             if found:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import operator
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -34,17 +33,30 @@ Core: TypeAlias = "_rustload.Tensor | _rustload.Joined"
 """What the extension reads from: one tensor, or several that are joined."""
 
 
-@dataclasses.dataclass
 class Wanted:
-    """How the core is to make a result."""
+    """How the core is to make a result; no dataclass, as that module takes longer to import than all of this package."""
 
-    dtype: str | None = None
-    transpose: bool | list[int] | None = None
-    copy: bool | None = None
-    allow_lossy: bool = False
-    dequantize: bool = False
-    overflow: Overflow = "nan"
-    threads: int | None = None
+    __slots__ = ("allow_lossy", "copy", "dequantize", "dtype", "overflow", "threads", "transpose")
+
+    def __init__(
+        self,
+        *,
+        dtype: str | None = None,
+        transpose: bool | list[int] | None = None,
+        copy: bool | None = None,
+        allow_lossy: bool = False,
+        dequantize: bool = False,
+        overflow: Overflow = "nan",
+        threads: int | None = None,
+    ) -> None:
+        """As the file has it, but for what is given."""
+        self.dtype, self.transpose, self.copy = dtype, transpose, copy
+        self.allow_lossy, self.dequantize = allow_lossy, dequantize
+        self.overflow, self.threads = overflow, threads
+
+    def but(self, **changes: Any) -> Wanted:
+        """The same with some of it changed."""
+        return Wanted(**{name: getattr(self, name) for name in self.__slots__} | changes)
 
 
 def wanted_for(core: Core, dtype: str, shape: tuple[int, ...], wanted: Wanted) -> Wanted:
@@ -59,7 +71,7 @@ def wanted_for(core: Core, dtype: str, shape: tuple[int, ...], wanted: Wanted) -
     expected = core.result_shape(wanted)
     if tuple(shape) != expected:
         raise _make("Value", "Value", f"out= has shape {tuple(shape)}, the result has {expected}")
-    return dataclasses.replace(wanted, dtype=name, copy=True)
+    return wanted.but(dtype=name, copy=True)
 
 
 def checked_cast(cast: Any) -> Cast:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import sys
 import textwrap
 from typing import TYPE_CHECKING, TextIO
@@ -39,7 +37,11 @@ class Page:
         wanted = on_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         self._color = color == "always" or (color == "auto" and wanted)
         self._unicode = (stream.encoding or "").lower().replace("-", "") in ("utf8", "utf16", "utf32")
-        self._width = self.width or (shutil.get_terminal_size((120, 24)).columns if on_terminal else 120)
+        self._width = self.width or 120
+        if on_terminal and not self.width:
+            import shutil  # with its archives it takes longer to import than most commands run
+
+            self._width = shutil.get_terminal_size((120, 24)).columns
         self.times = "×" if self._unicode else "x"  # noqa: RUF001 - the sign for "times"
 
     def line(self, text: str = "") -> None:
@@ -179,6 +181,8 @@ def escape(text: str) -> str:
 
 def print_json(document: object) -> None:
     """Prints a document to stdout, in the layout that all commands share."""
+    import json  # few need it
+
     json.dump(document, sys.stdout, indent=1)
     sys.stdout.write("\n")
 

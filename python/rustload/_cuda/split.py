@@ -7,7 +7,6 @@ fast at it.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rustload import _rustload
@@ -135,7 +134,7 @@ def _plain(wanted: Wanted, dtype: str | None) -> Wanted:
     key = (dtype, wanted.allow_lossy, wanted.dequantize, wanted.overflow, wanted.threads)
     found = _PLAIN.get(key)
     if found is None:
-        found = dataclasses.replace(wanted, dtype=dtype, transpose=None, copy=True)
+        found = wanted.but(dtype=dtype, transpose=None, copy=True)
         found = _PLAIN.setdefault(key, found)
     return found
 

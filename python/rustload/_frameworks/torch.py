@@ -6,7 +6,6 @@ are the file's. An owned result is a storage of its own.
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +76,7 @@ def make(core: Core, wanted: Wanted, device: torch.device | None, shared: Shared
     if made is None:
         # copy=False comes here only with a conversion, which the core refuses.
         copy = wanted.copy is not False
-        made = _owned(core.materialize(dataclasses.replace(wanted, copy=copy)))
+        made = _owned(core.materialize(wanted.but(copy=copy)))
     return made if device is None else made.to(device)
 
 
