@@ -182,4 +182,27 @@ mod tests {
         assert_eq!(code(&[1; 65], &[1; 65], 0), Some(Code::Limit));
         assert_eq!(code(&[1 << 62], &[0], 5), None);
     }
+
+    #[test]
+    fn the_bound_holds_to_the_byte_for_every_item_size() {
+        for dtype in [DType::U8, DType::BF16, DType::F32, DType::F64, DType::C128] {
+            let item = dtype.itemsize();
+            let numel = i64::try_from(24 / item).unwrap();
+            let code = |shape: i64, stride: i64, offset: i64, nbytes: u64| {
+                let tensor = RawTensor { dtype, ..raw(&[shape], &[stride], offset) };
+                tensor.prove(nbytes, &Limits::default()).err().map(|error| error.code())
+            };
+            let whole = numel.unsigned_abs() * item;
+            assert_eq!(code(numel, 1, 0, whole), None, "{dtype}");
+            assert_eq!(code(2, numel - 1, 0, whole), None, "{dtype}");
+            assert_eq!(code(1, 1, numel - 1, whole), None, "{dtype}");
+            // One element past the end, by its size, its stride and its offset; then one byte short of the last element.
+            assert_eq!(code(numel + 1, 1, 0, whole), Some(Code::TensorBounds), "{dtype}");
+            assert_eq!(code(2, numel, 0, whole), Some(Code::TensorBounds), "{dtype}");
+            assert_eq!(code(1, 1, numel, whole), Some(Code::TensorBounds), "{dtype}");
+            assert_eq!(code(numel, 1, 0, whole - 1), Some(Code::TensorBounds), "{dtype}");
+            let tensor = Tensor::whole(dtype, &[numel.unsigned_abs()], 0, whole - 1);
+            assert_eq!(tensor.unwrap_err().code(), Code::TensorBounds, "{dtype}");
+        }
+    }
 }

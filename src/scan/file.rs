@@ -314,3 +314,25 @@ pub(super) fn inside(label: Option<&str>, name: &str) -> String {
         None => name.to_owned(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, SystemTime};
+
+    #[test]
+    fn a_file_that_changed_while_it_was_scanned_has_no_verdict() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("values.pkl");
+        std::fs::write(&path, b"\x80\x02}q\x00.").unwrap();
+        let scan = |source: &Source| scan_source(source, None, true, &Options::default()).unwrap();
+        let source = Source::open(&path).unwrap();
+        assert_eq!(scan(&source).status, Status::Scanned);
+        // All bytes are there and the same; only the time tells.
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        file.set_modified(SystemTime::now() - Duration::from_secs(3600)).unwrap();
+        let report = scan(&source);
+        assert_eq!(report.status, Status::Unreadable);
+        assert!(report.has(Code::FileChanged.as_str()));
+    }
+}

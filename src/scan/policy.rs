@@ -372,6 +372,64 @@ mod tests {
         assert_eq!(judge("torch", "FloatStorage", true).verdict, Verdict::Inert);
     }
 
+    /// Rows of `tests/data/scan_names.txt`: module, names, effect.
+    fn known_names() -> impl Iterator<Item = (&'static str, Vec<&'static str>, &'static str)> {
+        let lines = include_str!("../../tests/data/scan_names.txt").lines();
+        lines.filter(|line| !line.is_empty() && !line.starts_with('#')).map(|line| {
+            let columns: Vec<&str> =
+                line.split("  ").map(str::trim).filter(|column| !column.is_empty()).collect();
+            let [module, names, effect, _] = columns[..] else { panic!("four columns in {line:?}") };
+            (module, names.split(',').collect(), effect)
+        })
+    }
+
+    #[test]
+    fn every_known_name_has_its_effect() {
+        let check = |module: &str, name: &str, effect: &str| {
+            let found = judge(module, name, false);
+            assert_eq!((found.verdict, found.reason), (Verdict::WouldExecute, effect), "{module}.{name}");
+        };
+        let listed: Vec<&str> = MODULES.iter().map(|(entry, _)| *entry).collect();
+        let (mut modules, mut single, mut anywhere) = (Vec::new(), Vec::new(), Vec::new());
+        for (module, names, effect) in known_names() {
+            if module == "*" {
+                for name in names {
+                    check("some.library", name, effect);
+                    let dotted = judge("some.library", &format!("Class.{name}"), false);
+                    assert_eq!(dotted.verdict, Verdict::WouldExecute, "{name}");
+                    anywhere.push(name);
+                }
+            } else if listed.contains(&module) || module.ends_with('.') {
+                let bare = module.trim_end_matches('.');
+                for name in names {
+                    check(bare, name, effect);
+                }
+                // A package is listed with all that is below it, a module is not.
+                let below = judge(&format!("{bare}.below"), "Name", false);
+                assert_eq!(below.reason, if module == bare { "" } else { effect }, "{module}");
+                assert_eq!(judge(&format!("{bare}_other"), "Name", false).reason, "", "{module}");
+                modules.push(module);
+            } else {
+                for name in names {
+                    check(module, name, effect);
+                    let dotted = judge("some.library", &format!("{module}.{name}"), false);
+                    assert_eq!(dotted.verdict, Verdict::WouldExecute, "{module}.{name}");
+                    single.push((module, name));
+                }
+            }
+        }
+        // All entries are in the list, so that one cannot be added here, or go, with no word there.
+        assert_eq!(sorted(modules), sorted(listed));
+        let entries = NAMES.iter().flat_map(|(home, names, _)| names.iter().map(|name| (*home, *name)));
+        assert_eq!(sorted(single), sorted(entries.collect()));
+        assert_eq!(sorted(anywhere), sorted(ANYWHERE.iter().map(|(name, _)| *name).collect()));
+    }
+
+    fn sorted<T: Ord>(mut names: Vec<T>) -> Vec<T> {
+        names.sort_unstable();
+        names
+    }
+
     #[test]
     fn loaders_of_bytes_are_told_from_other_names() {
         assert!(loads_bytes("torch.storage", "_load_from_bytes") && loads_bytes("pickle", "loads"));

@@ -1323,6 +1323,43 @@ fn a_legacy_pickle_of_large_frames_is_read_whole() {
     assert_eq!(opened(bytes).len(), 0);
 }
 
+#[test]
+fn the_head_of_a_legacy_stream_is_bounded_as_a_whole() {
+    // The first read is 1 MiB. Each pickle is far below the limit; together they are over it, and the last one is needed.
+    let text = |len: usize| {
+        let text = "x".repeat(len);
+        pickle(|p| {
+            p.text(&text);
+        })
+    };
+    let pickles = legacy(
+        text(1 << 20),
+        |p| {
+            p.text(&"y".repeat(1 << 20)).pop().list();
+        },
+        b"",
+    );
+    let size = pickles.len() as u64;
+    let open = |pickle_bytes: u64, after: usize| {
+        let bytes = [&pickles[..], &vec![0; after]].concat();
+        let limits = Limits { pickle_bytes, ..Limits::default() };
+        let options = Options { limits, ignore_trailing: true, ..Options::default() };
+        // A reader that asks for no bytes again and again is a failed test, and not one that never ends.
+        let (done, found) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            done.send(Checkpoint::from_bytes(Arc::new(bytes), options).map_err(|error| error.code()))
+        });
+        found.recv_timeout(Duration::from_secs(60)).expect("an answer")
+    };
+    for after in [0, 8 << 20] {
+        assert_eq!(open(size, after).unwrap().len(), 0);
+        for limit in [size - 1, size / 2 + (256 << 10)] {
+            let code = open(limit, after).map(|_| ()).unwrap_err();
+            assert!(matches!(code, Code::Limit | Code::Truncated), "{code:?}");
+        }
+    }
+}
+
 // Files.
 
 #[test]
