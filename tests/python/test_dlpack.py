@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import struct
+import sys
 import weakref
 
 import numpy as np
 import pytest
 import torch
-from support import DTYPES, assert_same_bits, bits, child, patterns
+from support import DTYPES, assert_same_bits, bits, child, held_anon, patterns
 
 import rustload
 from rustload import _rustload
@@ -362,6 +363,30 @@ def test_writes_through_a_memoryview_reach_the_memory(lazy):
     buffer = lazy.materialize(copy=True)
     memoryview(buffer)[1, 2] = 55.0
     assert torch.from_dlpack(buffer)[1, 2] == 55
+
+
+def test_a_released_export_leaves_nothing_behind(lazy):
+    buffer, strided = lazy.materialize(), lazy.T.materialize()
+
+    def rounds(count: int) -> None:
+        for _ in range(count):
+            memoryview(buffer).release()
+            memoryview(strided).release()
+
+    rounds(1000)
+    base, counts = held_anon(), (sys.getrefcount(buffer), sys.getrefcount(strided))
+    rounds(150_000)  # shape and strides of one export are 100 bytes and more
+    assert held_anon() - base < 4 << 20
+    assert (sys.getrefcount(buffer), sys.getrefcount(strided)) == counts
+
+
+def test_a_refused_export_leaves_nothing_behind(lazy):
+    strided = lazy.T.materialize()
+    count = sys.getrefcount(strided)
+    for _ in range(100):
+        with pytest.raises(BufferError):
+            hashlib.sha256(strided)
+    assert sys.getrefcount(strided) == count
 
 
 def test_file_writers_take_a_buffer(lazy, tmp_path):

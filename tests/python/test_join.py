@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 
 import numpy as np
 import pytest
@@ -229,8 +230,6 @@ def test_it_has_no_name_and_says_what_it_is(ckpt):
 
 
 def test_an_error_while_reading_names_the_part(save):
-    import os
-
     path = save({"a": torch.randn(100, 1000), "b": torch.randn(100, 1000)})
     ckpt = rustload.open(path)
     joined = rustload.concat(ckpt.values(), 1)
@@ -238,6 +237,19 @@ def test_an_error_while_reading_names_the_part(save):
     with pytest.raises(rustload.FormatError, match="changed") as caught:
         joined.materialize()
     assert (caught.value.code, caught.value.member) == ("FileChanged", "b")
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("changed", ["one.bin", "two.bin"])
+def test_a_file_that_changed_is_told_though_all_its_bytes_are_there(save, dim, changed):
+    paths = [save({"w": torch.ones(4, 3)}, name) for name in ("one.bin", "two.bin")]
+    joined = rustload.concat([rustload.open(path)["w"] for path in paths], dim=dim)
+    path = paths[0].with_name(changed)
+    os.utime(path, (1, 1))
+    for how in ({}, {"dtype": "bfloat16"}, {"transpose": True}):
+        with pytest.raises(rustload.FormatError, match="changed") as caught:
+            joined.materialize(**how)
+        assert (caught.value.code, caught.value.path) == ("FileChanged", str(path))
 
 
 @pytest.mark.parametrize("how", ["dict(copy=True)", "dict(dtype='bfloat16')", "dict(transpose=True)"])

@@ -12,6 +12,7 @@ from support import assert_same_bits, child
 
 import rustload
 from rustload.torch import load_into
+from rustload.torch._slots import device_rule, slots_of
 
 MIB = 1 << 20
 
@@ -81,6 +82,31 @@ def test_a_module_with_memory_is_filled_in_place(file):
     assert report.bytes == sum(p.nbytes for p in model.parameters()) + sum(
         b.nbytes for name, b in model.named_buffers() if name != "scratch"
     )
+
+
+def test_a_fill_in_place_counts_as_a_change(save):
+    """Autograd keeps values by their version: of those that were overwritten it must know."""
+    state = {
+        "straight": torch.ones(3, 4),
+        "cast": torch.ones(5),
+        "strided": torch.ones(4, 3),
+        "buffer": torch.ones(2),
+    }
+    path = save(state)
+    model = torch.nn.Module()
+    model.straight = torch.nn.Parameter(torch.zeros(3, 4))
+    model.cast = torch.nn.Parameter(torch.zeros(5, dtype=torch.float64))
+    model.strided = torch.nn.Parameter(torch.zeros(3, 4).t())
+    model.register_buffer("buffer", torch.zeros(2))
+    before = {name: tensor._version for name, tensor in model.state_dict(keep_vars=True).items()}
+    squares = {name: parameter.square().sum() for name, parameter in model.named_parameters()}
+    load_into(model, path)
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        assert bool((tensor == 1).all())
+        assert tensor._version > before[name], name
+    for value in squares.values():
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            value.backward()
 
 
 def test_a_module_on_meta_gets_storage_and_keeps_ties_and_requires_grad(file):
@@ -404,6 +430,20 @@ def test_a_device_map_is_read_as_accelerate_writes_it(file):
     model = on_meta()
     load_into(model, file, device_map={"": "cpu", "layers.1": torch.device("cpu")})
     assert_equal(model, made().state_dict())
+
+
+@pytest.mark.parametrize("first", ["", "layers.1"])
+def test_the_longest_name_in_a_device_map_wins(first):
+    """In any order; the tensors of the shorter name stay on meta, and so show where they were put."""
+    where = {"": "meta", "layers": "cpu", "layers.1": "meta", "layers.1.0.bias": "cpu"}
+    model = made(seed=1)
+    chosen = device_rule(None, {first: where[first], **where})
+    found = {name: chosen(slot).type for slot in slots_of(model) for name in slot.names}
+    for name, device in found.items():
+        short = [known for known in where if known in ("", name) or name.startswith(known + ".")]
+        assert device == where[max(short, key=len)], name
+    assert (found["layers.1.0.bias"], found["layers.1.0.weight"]) == ("cpu", "meta")
+    assert (found["layers.0.1.weight"], found["norm.weight"]) == ("cpu", "meta")
 
 
 def test_a_device_map_that_cannot_be_is_refused(file):

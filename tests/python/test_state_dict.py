@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -155,6 +156,20 @@ def test_a_dtype_is_what_reading_gives(simple):
 def test_names_are_chosen_and_changed(save):
     path = save({"sd": {"module.a": W, "module.b": W + 1}, "other": W})
     assert list(state_dict(path, key="sd", strip="module", rename={"a": "c"})) == ["c", "b"]
+
+
+PATTERNS = [(r"^encoder\.", "body."), (r"^body\.layer(\d)", r"blocks.\1"), (r"nothing", "never")]
+
+
+@pytest.mark.parametrize("how", [lambda: PATTERNS, lambda: {re.compile(old): new for old, new in PATTERNS}])
+@pytest.mark.filterwarnings("ignore:rename= has the pattern")  # it is looked for in the names as they were
+def test_every_pattern_is_applied_to_what_the_ones_before_it_made(save, how):
+    path = save({"encoder.layer1.w": W, "encoder.layer2.w": W + 1, "encoder.norm": W + 2, "head": W + 3})
+    assert list(state_dict(path, rename=how())) == ["blocks.1.w", "blocks.2.w", "body.norm", "head"]
+    # In the other order, the second one finds nothing.
+    turned = how()
+    turned = dict(reversed(turned.items())) if isinstance(turned, dict) else turned[::-1]
+    assert list(state_dict(path, rename=turned)) == ["body.layer1.w", "body.layer2.w", "body.norm", "head"]
 
 
 def test_handles_do_not_pickle_and_copy_as_themselves(handle):
