@@ -5,6 +5,7 @@
 #   make bench   the benchmarks against torch and safetensors (BENCH="--quick --json out.json" passes options on)
 #   make counts  instructions of parsers and kernels, beside the last that were kept (COUNTS="--update" keeps new ones)
 #   make fuzz    every fuzz target for a minute, guided by coverage (FUZZ="pickle zip" SECONDS_EACH=600 for other ones)
+#   make mutants plants faults in a copy of the sources, and counts those that the tests catch (MUTANTS="--list", "zip-", "--named")
 #   make memory  memory over time while a model is loaded, in today's ways and by rustload (MEMORY="--rounds 1", "--limit")
 #   make build   only the extension, in .venv
 #   make fmt     format Rust and Python
@@ -23,6 +24,7 @@ BENCH ?=
 COUNTS ?=
 MEMORY ?=
 FUZZ ?=
+MUTANTS ?=
 PYTEST ?=
 
 # A folder of wheels beside the checkout, where there is one, is searched as well as the index.
@@ -38,7 +40,7 @@ BUILT := $(VENV)/.built
 EXTENSION := python/rustload/_rustload.abi3.so
 RUST := $(shell find src -name '*.rs')
 
-.PHONY: help demo test bench counts fuzz build fmt clean cargo lint-rust test-rust lint-python test-python
+.PHONY: help demo test bench counts fuzz mutants build fmt clean cargo lint-rust test-rust lint-python test-python
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -54,6 +56,9 @@ counts: $(INSTALLED) cargo
 
 fuzz: build
 	fuzz/run $(FUZZ)
+
+mutants: $(INSTALLED) cargo
+	@$(PY) tests/mutants/run.py $(MUTANTS)
 
 memory: build $(VENV)/.plots
 	@$(PY) -m benches.memory $(MEMORY)

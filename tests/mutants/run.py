@@ -1,0 +1,305 @@
+"""Plants faults in a copy of the sources and counts those that the tests catch: `make mutants`.
+
+A line that no test misses when it is wrong is a line that no test holds. The faults are data, in `faults.toml`. Those in Rust are
+all built in at once, each behind a switch that reads one number from the environment at its first use, so there is one build for
+all; those in Python are written into the copy one after another. For each fault the tests named with it run first, and all tests
+if these pass. Nothing outside of target/mutants is written to.
+
+    make mutants                       all faults
+    make mutants MUTANTS="zip-gap"     some, by id or by the start of one
+    make mutants MUTANTS="--list"      what there is
+    make mutants MUTANTS="--named"     only the tests named with each fault, not all tests where these pass
+
+Exits with 1 if more than one fault in twenty gets through, and with 2 if a fault's text is no longer where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+WORK = ROOT / "target" / "mutants"
+TREE = WORK / "tree"
+FAULTS = Path(__file__).with_name("faults.toml")
+VARIABLE = "RUSTLOAD_MUTANT"
+
+NAMED_SECONDS, ALL_SECONDS = 300, 3600
+"""How long the tests named with a fault may take, and all of them. What takes longer has hung, and was caught."""
+
+SWITCH = f"""//! The planted fault that is switched on.
+
+/// Whether it is this one.
+pub(crate) fn on(fault: u32) -> bool {{
+    static ON: std::sync::LazyLock<Option<u32>> =
+        std::sync::LazyLock::new(|| std::env::var("{VARIABLE}").ok()?.parse().ok());
+    *ON == Some(fault)
+}}
+"""
+
+
+class BrokenError(Exception):
+    """What keeps the faults from being planted or tested at all."""
+
+
+@dataclasses.dataclass
+class Fault:
+    """One fault: the exact text in a file, found there once, and what is planted instead."""
+
+    number: int
+    id: str
+    file: str
+    what: str
+    original: str
+    faulty: str
+    tests: list[str]
+
+    @property
+    def is_rust(self) -> bool:
+        return self.file.endswith(".rs")
+
+    def planted(self, text: str) -> str:
+        """The file's text with the fault in it; in Rust, behind its switch."""
+        count = text.count(self.original)
+        if count != 1:
+            raise BrokenError(
+                f"{self.id}: {self.file} has its text {count} times, not once: {self.original!r}"
+            )
+        if not self.is_rust:
+            return text.replace(self.original, self.faulty)
+        switched = f"if crate::mutant::on({self.number}) {{ {self.faulty} }} else {{ {self.original} }}"
+        # A statement stands as it is; an expression may be a part of a larger one.
+        return text.replace(self.original, switched if self.original.endswith(";") else f"({switched})")
+
+
+@dataclasses.dataclass
+class Result:
+    """What became of a fault."""
+
+    fault: Fault
+    by: str
+    """The tests that caught it; empty if none did."""
+    seconds: float
+
+
+def faults() -> list[Fault]:
+    """All faults, numbered from 1."""
+    rows = tomllib.loads(FAULTS.read_text())["fault"]
+    found = [Fault(number=number, **row) for number, row in enumerate(rows, 1)]
+    ids = [fault.id for fault in found]
+    twice = {one for one in ids if ids.count(one) > 1}
+    if twice:
+        raise BrokenError(f"two faults have one id: {', '.join(sorted(twice))}")
+    return found
+
+
+def copy_tree(every: list[Fault]) -> None:
+    """Brings the copy up to date with the checkout, with all Rust faults behind their switches.
+
+    What is unchanged keeps its time, so that little is built anew.
+    """
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    wanted = {
+        name: (ROOT / name).read_bytes() for name in listed.split("\0") if name and (ROOT / name).is_file()
+    }
+    for fault in every:
+        planted = fault.planted(wanted[fault.file].decode())
+        if fault.is_rust:
+            wanted[fault.file] = planted.encode()
+    wanted["src/lib.rs"] = b"#![allow(warnings)]\n" + wanted["src/lib.rs"] + b"\nmod mutant;\n"
+    wanted["src/mutant.rs"] = SWITCH.encode()
+    for path in [path for path in TREE.rglob("*") if not path.is_dir()]:
+        if str(path.relative_to(TREE)) not in wanted:
+            path.unlink()
+    for name, data in wanted.items():
+        write(TREE / name, data)
+        if (ROOT / name).is_file():
+            shutil.copymode(ROOT / name, TREE / name)
+
+
+def write(path: Path, data: bytes) -> None:
+    """Writes a file unless it is that already."""
+    if not path.is_file() or path.read_bytes() != data:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+def environment(fault: Fault | None) -> dict[str, str]:
+    """For the tests; with a Rust fault, its number."""
+    env = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    env["CARGO_TARGET_DIR"] = str(WORK / "target")
+    env["PYTHONPATH"] = str(TREE / "python")
+    # A file that is changed twice in a second would be taken from the cache.
+    env["PYTHONDONTWRITEBYTECODE"] = "1"
+    if fault is not None and fault.is_rust:
+        env[VARIABLE] = str(fault.number)
+    return env
+
+
+class Build:
+    """The test programs, built once with all Rust faults in them."""
+
+    def __init__(self) -> None:
+        tests = self._cargo("test", "--workspace", "--no-run", "--lib", "--tests")
+        self.unit = [Path(one["executable"]) for one in tests if "lib" in one["target"]["kind"][0]]
+        # The plan of the rooms is of the sources as they are, and knows no switch.
+        self.rust = [
+            Path(one["executable"])
+            for one in tests
+            if one["target"]["kind"] == ["test"] and one["target"]["name"] != "layers"
+        ]
+        self._cargo("build", "--release", "--features", "python", "--lib")
+        built = WORK / "target" / "release" / "librustload.so"
+        write(TREE / "python" / "rustload" / "_rustload.abi3.so", built.read_bytes())
+
+    @staticmethod
+    def _cargo(*arguments: str) -> list[dict]:
+        command = ["cargo", *arguments, "--locked", "--message-format", "json-render-diagnostics"]
+        done = subprocess.run(
+            command, cwd=TREE, env=environment(None), stdout=subprocess.PIPE, text=True, check=False
+        )
+        if done.returncode:
+            raise BrokenError(f"the sources with the faults do not build: {shlex.join(command)}")
+        messages = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
+        return [one for one in messages if one.get("executable")]
+
+    def commands(self, named: str | None) -> list[list[str]]:
+        """The commands for `"unit FILTER"`, `"rust FILTER"` or `"python ARGUMENTS"`; for None, those for all tests."""
+        pytest = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header"]
+        if named is None:
+            # The names of the rooms are looked at in the sources, where the switches are.
+            skip = ["--skip", "layers::"]
+            return [*([str(one), *skip] for one in [*self.unit, *self.rust]), pytest]
+        kind, _, rest = named.partition(" ")
+        match kind:
+            case "unit":
+                return [[str(one), rest] for one in self.unit]
+            case "rust":
+                return [[str(one), rest] for one in self.rust]
+            case "python":
+                return [[*pytest, *shlex.split(rest)]]
+        raise BrokenError(f"tests are named by unit, rust or python: {named!r}")
+
+
+def passes(commands: list[list[str]], fault: Fault | None, seconds: float) -> str:
+    """Runs tests one after another; empty if all pass, else why not."""
+    end = time.monotonic() + seconds
+    ran = 0
+    for command in commands:
+        with subprocess.Popen(
+            command, cwd=TREE, env=environment(fault), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, errors="replace", start_new_session=True,
+        ) as process:  # fmt: skip
+            try:
+                output, _ = process.communicate(timeout=max(1, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+                return "no answer in time"
+        if "pytest" in command:
+            ran += process.returncode != 5
+        else:
+            ran += any(line.startswith("running ") and line.split()[1] != "0" for line in output.splitlines())
+        if process.returncode not in (0, 5):
+            (WORK / "last-failure.txt").write_text(output)
+            return failure(output, process.returncode)
+    if not ran:
+        raise BrokenError(f"no test is named so: {shlex.join(commands[0])}")
+    return ""
+
+
+def failure(output: str, status: int) -> str:
+    """The first test that failed, from what the tests said."""
+    for line in output.splitlines():
+        if line.startswith(("FAILED ", "ERROR ")):
+            return line.split(" - ")[0].removeprefix("FAILED ").removeprefix("ERROR ")
+        if line.startswith("test ") and line.endswith("FAILED"):
+            return line.split()[1]
+    return f"status {status}"
+
+
+def test(fault: Fault, build: Build, *, only_named: bool) -> Result:
+    """Runs the tests with one fault planted."""
+    start = time.monotonic()
+    path = TREE / fault.file
+    kept = path.read_bytes()
+    if not fault.is_rust:
+        path.write_text(fault.planted(kept.decode()))
+    try:
+        by = ""
+        for named in fault.tests:
+            by = by or passes(build.commands(named), fault, NAMED_SECONDS)
+        if not by and not only_named:
+            by = passes(build.commands(None), fault, ALL_SECONDS)
+            by = by and f"(unnamed) {by}"
+    finally:
+        if not fault.is_rust:
+            path.write_bytes(kept)
+    return Result(fault, by, time.monotonic() - start)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make mutants", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("ids", nargs="*", help="which faults, by id or the start of one; all by default")
+    parser.add_argument("--list", action="store_true", help="print the faults and stop")
+    parser.add_argument("--named", action="store_true", help="run only the tests named with each fault")
+    parser.add_argument("--json", type=Path, help="write the results there, too")
+    arguments = parser.parse_args()
+    every = faults()
+    chosen = [one for one in every if not arguments.ids or one.id.startswith(tuple(arguments.ids))]
+    if arguments.list:
+        for fault in chosen:
+            print(f"{fault.id:26} {fault.file:40} {fault.what}")
+        return 0
+    if not chosen:
+        raise BrokenError("no fault has such an id")
+    copy_tree(every)
+    print(f"building the tests with {sum(one.is_rust for one in every)} faults in them", flush=True)
+    build = Build()
+    for named in dict.fromkeys(named for fault in chosen for named in fault.tests):
+        why = passes(build.commands(named), None, NAMED_SECONDS)
+        if why:
+            raise BrokenError(
+                f"with no fault planted, {named!r} fails: {why} (see {WORK / 'last-failure.txt'})"
+            )
+    print(f"{len(chosen)} faults; the tests named with them pass without\n", flush=True)
+    results = []
+    for fault in chosen:
+        result = test(fault, build, only_named=arguments.named)
+        results.append(result)
+        by = f"caught by {result.by}" if result.by else "NOT CAUGHT"
+        print(f"{fault.id:26} {result.seconds:6.1f} s  {by}", flush=True)
+    through = [one.fault for one in results if not one.by]
+    if through and not arguments.named:
+        # What fails anyhow has caught nothing.
+        why = passes(build.commands(None), None, ALL_SECONDS)
+        if why:
+            raise BrokenError(f"with no fault planted, the tests fail: {why}")
+    print(f"\n{len(results) - len(through)} of {len(results)} faults were caught")
+    for fault in through:
+        print(f"not caught: {fault.id} ({fault.file}): {fault.what}")
+    if arguments.json:
+        rows = [{"id": one.fault.id, "by": one.by, "seconds": round(one.seconds, 1)} for one in results]
+        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+    return int(20 * len(through) > len(results))
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except BrokenError as error:
+        print(f"make mutants: {error}", file=sys.stderr)
+        sys.exit(2)
