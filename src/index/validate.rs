@@ -184,6 +184,15 @@ mod tests {
     }
 
     #[test]
+    fn a_part_of_a_storage_begins_at_an_element() {
+        let shifted = |bytes| Tensor::whole(DType::F32, &[2], 0, 8).unwrap().shifted(bytes);
+        assert_eq!(shifted(8).unwrap().layout().offset, 2);
+        for bytes in [1, 2, 3, 7, 9, u64::MAX] {
+            assert_eq!(shifted(bytes).unwrap_err().code(), Code::StorageBounds, "{bytes}");
+        }
+    }
+
+    #[test]
     fn the_bound_holds_to_the_byte_for_every_item_size() {
         for dtype in [DType::U8, DType::BF16, DType::F32, DType::F64, DType::C128] {
             let item = dtype.itemsize();

@@ -84,6 +84,18 @@ def test_a_module_with_memory_is_filled_in_place(file):
     )
 
 
+def test_a_matrix_and_its_transpose_on_one_storage_are_two(save):
+    """They have dtype, shape and place in common."""
+    square = torch.arange(9.0).reshape(3, 3)
+    model = torch.nn.Module()
+    model.a = torch.nn.Parameter(torch.empty(3, 3, device="meta"))
+    model.b = torch.nn.Parameter(torch.empty(3, 3, device="meta"))
+    load_into(model, save({"a": square, "b": square.t()}))
+    assert model.a is not model.b
+    assert_same_bits(model.a.detach(), square)
+    assert_same_bits(model.b.detach(), square.t())
+
+
 def test_a_fill_in_place_counts_as_a_change(save):
     """Autograd keeps values by their version: of those that were overwritten it must know."""
     state = {

@@ -10,6 +10,7 @@ import warnings
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 from support import DTYPES, assert_same_bits, patterns, saved
@@ -23,6 +24,18 @@ if TYPE_CHECKING:
 PROTOCOLS = range(6)
 # torch 2.13 writes these on an UntypedStorage, which its own `_load_from_bytes` does not take.
 UNTYPED = frozenset(name for name in DTYPES if name.startswith(("uint16", "uint32", "uint64", "float8")))
+
+
+def test_a_numpy_dtype_of_several_parts_is_no_plain_one() -> None:
+    """Base and shape of a subarray, names and fields: such an array has other elements than its dtype's name says."""
+    array = np.arange(4, dtype="f4")
+    data = pickle.dumps({"w": array}, 2)
+    assert rustload.open(data, framework="numpy")["w"].materialize().tolist() == array.tolist()
+    state = b"NNNJ\xff\xff\xff\xff"
+    assert data.count(state) == 1
+    for parts in (b"K\x02NN", b"NK\x02N", b"NNK\x02"):
+        changed = data.replace(state, parts + state[3:])
+        assert list(rustload.open(changed)) == []
 
 
 class Reduce:

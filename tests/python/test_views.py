@@ -254,6 +254,21 @@ def test_bools_that_are_neither_0_nor_1_are_copied_and_become_true(save):
         lazy.materialize(copy=False)
 
 
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_parameter_keeps_the_lazy_signs_of_its_tensor(save, legacy):
+    value = torch.tensor([1 + 2j, 3 - 4j])
+    state = {
+        "conjugate": torch.nn.Parameter(value.conj()),
+        "negative": torch.nn.Parameter(torch._neg_view(torch.tensor([1.0, -2.0]))),
+    }
+    assert state["conjugate"].is_conj()
+    assert state["negative"].is_neg()
+    ckpt = rustload.open(save(state, _use_new_zipfile_serialization=not legacy), framework="torch")
+    for name, expected in state.items():
+        assert ckpt[name].is_parameter
+        assert torch.equal(ckpt[name].materialize(), expected.detach())
+
+
 def test_a_misaligned_tensor_is_copied(tmp_path):
     """safetensors headers need no padding: data may start anywhere."""
     value = patterns("float32", (3, 5))

@@ -78,17 +78,21 @@ fn an_index_says_whose_tensor_a_name_is() {
     ] {
         let stem = if extension == "bin" { "pytorch_model" } else { "model" };
         let (one, two) = (format!("{stem}-1.{extension}"), format!("{stem}-2.{extension}"));
-        // `b` is in both files; the index takes the second. `extra` is in no index and stays.
+        // `b` and `d` are in both files; the index takes the second of one and the first of the other. `extra` is in no index
+        // and stays.
         let folder = Folder::new()
-            .with(&one, write(&[("a", 1.0), ("b", 2.0)]))
-            .with(&two, write(&[("b", 3.0), ("c", 4.0), ("extra", 5.0)]))
-            .with(&format!("{stem}.{extension}.index.json"), index(&[("a", &one), ("b", &two), ("c", &two)]));
+            .with(&one, write(&[("a", 1.0), ("b", 2.0), ("d", 6.0)]))
+            .with(&two, write(&[("b", 3.0), ("c", 4.0), ("d", 7.0), ("extra", 5.0)]))
+            .with(
+                &format!("{stem}.{extension}.index.json"),
+                index(&[("a", &one), ("b", &two), ("c", &two), ("d", &one)]),
+            );
         let checkpoint = folder.open().unwrap();
-        assert_eq!(names(&checkpoint), ["a", "b", "c", "extra"]);
-        assert_eq!(value(&checkpoint, "b"), 3.0);
+        assert_eq!(names(&checkpoint), ["a", "d", "b", "c", "extra"]);
+        assert_eq!((value(&checkpoint, "b"), value(&checkpoint, "d")), (3.0, 6.0));
         assert_eq!(checkpoint.tensor("a").unwrap().shard(), 0);
         assert_eq!(checkpoint.tensor("c").unwrap().shard(), 1);
-        assert_eq!((checkpoint.files().count(), checkpoint.nbytes()), (2, 16));
+        assert_eq!((checkpoint.files().count(), checkpoint.nbytes()), (2, 20));
     }
 }
 

@@ -5,15 +5,15 @@ mod support;
 
 use std::io::Write;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use rustload::kernel::{Cast, convert};
 use rustload::limits::Limits;
 use rustload::parallel::Cancel;
 use rustload::{
-    Array, Checkpoint, Code, DType, Index, Options, Order, Overflow, Request, Standing, Tensor as Handle,
-    kernel,
+    Array, Checkpoint, Code, DType, Flow, Index, Made, Options, Order, Overflow, Request, Standing, Stream,
+    Taken, Tensor as Handle, kernel,
 };
 use support::pickle::{Tensor, pickle, torch_dict};
 use support::zip::Archive;
@@ -439,9 +439,43 @@ fn t25_bools_that_are_neither_0_nor_1_are_never_shown() {
     assert_eq!(elements(&tensor.materialize(&Request::default()).unwrap()), [0, 1, 1, 1]);
     let view = Request { copy: Some(false), ..Request::default() };
     assert_eq!(tensor.materialize(&view).unwrap_err().code(), Code::Buffer);
+    // The last of more than are looked at together.
+    let long = [&[1; 200_000][..], &[2]].concat();
+    let long = open_from(file(&long), true, Options::default());
+    let found = long.checkpoint.tensor("b").unwrap().materialize(&Request::default()).unwrap();
+    assert!(!found.is_view() && elements(&found) == [1; 200_001]);
     // What lies outside the slice does not matter.
     let part = tensor.index(&[Index::Range { start: None, stop: Some(2), step: None }]).unwrap();
     assert!(part.materialize(&view).unwrap().is_view());
+}
+
+#[test]
+fn tensors_that_share_big_endian_bytes_are_swapped_once_each() {
+    let storage: Vec<u8> = (1_u8..=6).flat_map(|value| f32::from(value).to_be_bytes()).collect();
+    let part = |offset| Tensor::whole(DType::F32, &[6], "0").part(&[4], &[1], offset);
+    let offsets = [0, 2, 1];
+    let pickle = torch_dict(&[("a", part(0)), ("b", part(2)), ("c", part(1))]);
+    let opened =
+        open_from(Archive::new(pickle).storage("0", &storage).big_endian().bytes(), true, Options::default());
+    let request = Request { copy: Some(true), ..Request::default() };
+    let wishes = ["a", "b", "c"].map(|name| (opened.checkpoint.tensor(name).unwrap(), request.clone()));
+    let flow = Flow { window: 64 << 20, threads: Some(1), by_file: true, standing: false, whole: false };
+    let mut stream = Stream::new(wishes.to_vec(), flow);
+    let mut given = 0;
+    loop {
+        match stream.next(Duration::from_secs(10)).unwrap() {
+            Taken::Item(found) => {
+                let Made::Array(array) = found.made else { panic!("an owned array") };
+                let first = offsets[found.index] as u8 + 1;
+                let expected: Vec<f32> = (first..first + 4).map(f32::from).collect();
+                assert_eq!(elements(&array), f32s(&expected), "tensor {}", found.index);
+                given += 1;
+            }
+            Taken::Waiting => {}
+            Taken::Finished => break,
+        }
+    }
+    assert_eq!(given, 3);
 }
 
 #[test]

@@ -86,3 +86,25 @@ pub(super) fn stream(
         rest => Err(structure(format!("{rest} byte(s) after the end of the deflate stream"))),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    #[test]
+    fn no_byte_beyond_the_stated_size_is_handed_on() {
+        let deflated = miniz_oxide::deflate::compress_to_vec(&vec![0; 8 << 20], 6);
+        let payload = Region::new(0, len64(deflated.len())).unwrap();
+        let source = Source::memory(Arc::new(deflated));
+        for size in [0, 1, 100_000, (8 << 20) - 1] {
+            let mut handed = 0;
+            let done = stream(&source, payload, size, |bytes| {
+                handed = len64(bytes.len()).saturating_add(handed);
+                Ok(())
+            });
+            assert_eq!(done.unwrap_err().code(), Code::ZipStructure);
+            assert!(handed <= size, "{handed} of {size}");
+        }
+    }
+}
