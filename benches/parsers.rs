@@ -4,6 +4,7 @@
 //! instructions they take, which other work on the machine does not change, is `make counts`.
 
 #[path = "../tests/rust/support/mod.rs"]
+#[expect(dead_code, reason = "the builders of the tests, of which a benchmark uses a part")]
 mod support;
 
 use std::hint::black_box;

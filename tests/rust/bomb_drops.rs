@@ -1,13 +1,11 @@
 //! R14: what becomes of every resource bomb is looked at, shown, compared by its parts and dropped on a stack of 256 KiB.
 
-mod support;
-
+use crate::support::pickle::{Pickle, pickle};
+use crate::support::zip::Archive;
+use crate::support::{on_small_stack, open};
 use rustload::index::Object;
 use rustload::limits::Limits;
 use rustload::pickle::run;
-use support::pickle::{Pickle, pickle};
-use support::zip::Archive;
-use support::{on_small_stack, open};
 
 const DEEP: usize = 1_000_000;
 

@@ -1,17 +1,15 @@
 //! Checkpoints of several files: whose tensor a name is, what is missing, what is shared, what is near.
 #![expect(clippy::unwrap_used, reason = "helpers of tests may panic, and say so by failing")]
 
-mod support;
-
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use crate::support::pickle::{Tensor, pickle, torch_dict};
+use crate::support::zip::Archive;
+use crate::support::{bytes_of, f32s, names, opened, st};
 use rustload::container::Format;
 use rustload::error::Subject;
 use rustload::{Checkpoint, Code, DType, Error, Options};
-use support::pickle::{Tensor, pickle, torch_dict};
-use support::zip::Archive;
-use support::{bytes_of, f32s, names, opened, st};
 
 struct Folder(tempfile::TempDir);
 

@@ -3,6 +3,7 @@
 //! Without arguments it lists the jobs, each with how many units it is and what a unit is. `JOB TIMES` prepares one and does it so
 //! often; the difference between two and one is the job alone.
 
+#[expect(dead_code, reason = "the builders of the tests, of which a benchmark uses a part")]
 mod support;
 
 use std::hint::black_box;

@@ -2,18 +2,16 @@
 //! `tests/data/fakecuda`. Without a C compiler nothing is tested, and that is said.
 #![expect(clippy::unwrap_used, reason = "helpers of tests may panic, and say so by failing")]
 
-mod support;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use crate::support::{f32s, st};
 use rustload::sink::GpuMemory;
 use rustload::sink::cuda::{self, Device, DeviceMemory};
 use rustload::stream::upload::Waited;
 use rustload::{Array, Checkpoint, Code, DType, Options, Order, Request, Tensor, Upload};
-use support::{f32s, st};
 
 /// Set in the process that has the fake driver.
 const INSIDE: &str = "RUSTLOAD_TEST_INSIDE";
@@ -39,6 +37,13 @@ fn library() -> Option<&'static Path> {
     BUILT.get_or_init(build).as_deref()
 }
 
+/// The name that the test runner knows one of these tests by.
+fn full_name(test: &str) -> String {
+    // Of `integration::cuda`, the crate's name is no part.
+    let (_, module) = module_path!().split_once("::").unwrap();
+    format!("{module}::{test}")
+}
+
 /// Runs `test`, which is the test of that name, in a process with the fake driver and this environment.
 fn on_fake(name: &str, environment: &[(&str, &str)], test: impl FnOnce()) {
     if std::env::var_os(INSIDE).is_some() {
@@ -46,7 +51,10 @@ fn on_fake(name: &str, environment: &[(&str, &str)], test: impl FnOnce()) {
     }
     let Some(library) = library() else { return };
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", name, "--nocapture"]).env(INSIDE, "1").env("RUSTLOAD_LIBCUDA", library);
+    command
+        .args(["--exact", &full_name(name), "--nocapture"])
+        .env(INSIDE, "1")
+        .env("RUSTLOAD_LIBCUDA", library);
     let done = command.envs(environment.iter().copied()).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(done.status.success(), "{}{}", text(&done.stdout), text(&done.stderr));
@@ -163,9 +171,10 @@ fn memory_of_a_device_knows_its_size_and_place() {
 fn without_a_driver_there_is_a_reason() {
     if std::env::var_os(INSIDE).is_none() {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "without_a_driver_there_is_a_reason"]).env(INSIDE, "1");
+        command.args(["--exact", &full_name("without_a_driver_there_is_a_reason")]).env(INSIDE, "1");
         let done = command.env("RUSTLOAD_LIBCUDA", "/nonexistent/libcuda.so.1").output().unwrap();
-        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stdout));
+        let text = String::from_utf8_lossy(&done.stdout);
+        assert!(done.status.success() && text.contains("1 passed"), "{text}");
         return;
     }
     let info = cuda::info();

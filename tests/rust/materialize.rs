@@ -1,12 +1,13 @@
 //! Materialized tensors against a plain loop over their elements, and the rules of copies, views, limits and destinations.
 #![expect(clippy::unwrap_used, reason = "helpers of tests may panic, and say so by failing")]
 
-mod support;
-
 use std::io::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::support::pickle::{Tensor, pickle, torch_dict};
+use crate::support::zip::Archive;
+use crate::support::{f32s, open, opened, st};
 use proptest::prelude::*;
 use rustload::kernel::{Cast, convert};
 use rustload::limits::Limits;
@@ -15,9 +16,6 @@ use rustload::{
     Array, Checkpoint, Code, DType, Flow, Index, Made, Options, Order, Overflow, Request, Standing, Stream,
     Taken, Tensor as Handle, kernel,
 };
-use support::pickle::{Tensor, pickle, torch_dict};
-use support::zip::Archive;
-use support::{f32s, open, opened, st};
 
 /// Bytes that look like anything, the same each time.
 fn noise(len: usize) -> Vec<u8> {

@@ -1,8 +1,6 @@
 //! Streams and joins of the core: order, ties, errors, the batches' reads, and how they end.
 #![expect(clippy::unwrap_used, reason = "helpers of tests may panic, and say so by failing")]
 
-mod support;
-
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,9 +8,9 @@ use rustload::bytes::Source;
 use rustload::kernel::Cast;
 use rustload::layout::Layout;
 use rustload::parallel::Cancel;
+use crate::support::{f32s, st};
 use rustload::stream::{self, Fill, Payload, Signs};
 use rustload::{Checkpoint, Code, DType, Flow, Index, Joined, Made, Options, Order, Request, Stream, Taken};
-use support::{f32s, st};
 
 const FLOW: Flow = Flow { window: 64 << 20, threads: Some(2), by_file: true, standing: false, whole: false };
 

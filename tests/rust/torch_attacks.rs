@@ -3,17 +3,15 @@
 //! Nothing is executed by construction: the crate has no code that could call what a file names. What is tested is that a
 //! file is refused with its own code, or kept as inert data with the tensors elsewhere still there.
 
-mod support;
-
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::pickle::{Pickle, Tensor, pickle, torch_dict};
+use crate::support::zip::Archive;
+use crate::support::{bytes_of, code, f32s, names, on_small_stack, open, open_strict, opened};
 use rustload::error::{Kind, Subject};
 use rustload::limits::Limits;
 use rustload::{Checkpoint, Code, DType, Options, Request};
-use support::pickle::{Pickle, Tensor, pickle, torch_dict};
-use support::zip::Archive;
-use support::{bytes_of, code, f32s, names, on_small_stack, open, open_strict, opened};
 
 const SIX: [f32; 6] = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0];
 
@@ -1368,7 +1366,8 @@ fn a14_a15_the_content_decides_not_the_name() {
     let as_safetensors = folder.path().join("model.safetensors");
     std::fs::write(&as_safetensors, good().bytes()).unwrap();
     let as_torch = folder.path().join("model.pt");
-    std::fs::write(&as_torch, support::st::File::new().tensor("v", "F32", &[1], &[0; 4]).bytes()).unwrap();
+    std::fs::write(&as_torch, crate::support::st::File::new().tensor("v", "F32", &[1], &[0; 4]).bytes())
+        .unwrap();
     let names_in = |path| names(&Checkpoint::open(&[path], Options::default()).unwrap());
     assert_eq!(names_in(as_safetensors), ["w"]);
     assert_eq!(names_in(as_torch), ["v"]);

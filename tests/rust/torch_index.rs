@@ -1,16 +1,14 @@
 //! What the torch index takes: every way to put a tensor together, every container around it, and the names that follow.
 
-mod support;
-
+use crate::support::pickle::{Pickle, Tensor, pickle, torch_dict, torch_state_dict};
+use crate::support::zip::Archive;
+use crate::support::{bytes_of, f32s, names, opened};
 use rustload::DType;
 use rustload::bytes::Source;
 use rustload::container::zip::{Archive as Zip, Trailing};
 use rustload::index::{DictKind, Object, Path, Step};
 use rustload::limits::Limits;
 use rustload::parallel::Cancel;
-use support::pickle::{Pickle, Tensor, pickle, torch_dict, torch_state_dict};
-use support::zip::Archive;
-use support::{bytes_of, f32s, names, opened};
 
 fn floats(shape: &[i64], key: &str) -> Tensor {
     Tensor::whole(DType::F32, shape, key)
@@ -468,7 +466,7 @@ fn t29_a_property_that_is_unknown_is_refused() {
             });
         });
     });
-    assert_eq!(support::code(built.bytes()), rustload::Code::TensorMetadata);
+    assert_eq!(crate::support::code(built.bytes()), rustload::Code::TensorMetadata);
 }
 
 #[test]

@@ -1,5 +1,4 @@
 //! Builders for the files that tests open: pickles, torch archives and safetensors, each planted defect one call.
-#![allow(dead_code, reason = "every test file uses its own part")]
 
 pub(crate) mod pickle;
 pub(crate) mod st;

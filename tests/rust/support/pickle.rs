@@ -50,10 +50,6 @@ impl Tensor {
         Tensor { numel, ..self }
     }
 
-    pub(crate) fn offset(self, offset: i64) -> Tensor {
-        Tensor { offset, ..self }
-    }
-
     pub(crate) fn key(self, key: &str) -> Tensor {
         Tensor { key: key.to_owned(), ..self }
     }
@@ -124,15 +120,6 @@ impl Pickle {
     pub(crate) fn stop(mut self) -> Vec<u8> {
         self.bytes.push(b'.');
         self.bytes
-    }
-
-    /// The bytes without STOP.
-    pub(crate) fn cut(self) -> Vec<u8> {
-        self.bytes
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.bytes.len()
     }
 
     pub(crate) fn raw(&mut self, bytes: &[u8]) -> &mut Pickle {
