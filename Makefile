@@ -1,14 +1,15 @@
 # Each target does all of its own set-up: a fresh clone, Python 3.11 or newer and cargo are enough.
 #
-#   make demo    build, then load one model from each format and compare with torch
-#   make test    every check CI runs, in CI's order
-#   make bench   the benchmarks against torch and safetensors (BENCH="--quick --json out.json" passes options on)
-#   make counts  instructions of parsers and kernels, beside the last that were kept (COUNTS="--update" keeps new ones)
-#   make fuzz    every fuzz target for a minute, guided by coverage (FUZZ="pickle zip" SECONDS_EACH=600 for other ones)
-#   make mutants plants faults in a copy of the sources, and counts those that the tests catch (MUTANTS="--list", "zip-", "--named")
-#   make memory  memory over time while a model is loaded, in today's ways and by rustload (MEMORY="--rounds 1", "--limit")
-#   make build   only the extension, in .venv
-#   make fmt     format Rust and Python
+#   make demo     build, then load one model from each format and compare with torch
+#   make test     every check CI runs, in CI's order
+#   make bench    the benchmarks against torch and safetensors (BENCH="--quick --json out.json" passes options on)
+#   make counts   instructions of parsers and kernels, beside the last that were kept (COUNTS="--update" keeps new ones)
+#   make deny     licenses and sources of dependencies, where cargo-deny is installed
+#   make fuzz     every fuzz target for a minute, guided by coverage (FUZZ="pickle zip" SECONDS_EACH=600 for other ones)
+#   make mutants  plant faults in a copy of the sources, and count those that the tests catch (MUTANTS="--list", "zip-", "--named")
+#   make memory   memory over time while a model is loaded, in today's ways and by rustload (MEMORY="--rounds 1", "--limit")
+#   make build    only the extension, in .venv
+#   make fmt      format Rust and Python
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -40,7 +41,7 @@ BUILT := $(VENV)/.built
 EXTENSION := python/rustload/_rustload.abi3.so
 RUST := $(shell find src -name '*.rs')
 
-.PHONY: help demo test bench counts fuzz mutants build fmt clean cargo lint-rust test-rust lint-python test-python
+.PHONY: help demo test bench counts fuzz mutants memory build fmt clean cargo lint-rust deny test-rust lint-python test-python
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -63,7 +64,7 @@ mutants: $(INSTALLED) cargo
 memory: build $(VENV)/.plots
 	@$(PY) -m benches.memory $(MEMORY)
 
-test: lint-rust test-rust build lint-python test-python
+test: lint-rust deny test-rust build lint-python test-python
 
 build: $(BUILT)
 
@@ -81,6 +82,14 @@ lint-rust: $(INSTALLED) cargo
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	$(CARGO) clippy --locked --all-targets --features python -- -D warnings
+
+# Without advisories, which have to be downloaded.
+deny: cargo
+	@if command -v cargo-deny >/dev/null; then \
+		$(CARGO) deny --workspace check bans licenses sources; \
+	else \
+		echo "skipped: make deny: cargo-deny is not installed (cargo install cargo-deny --locked)" >&2; \
+	fi
 
 test-rust: cargo
 	$(CARGO) test --locked --workspace
