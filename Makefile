@@ -28,8 +28,6 @@ FUZZ ?=
 MUTANTS ?=
 PYTEST ?=
 
-# A folder of wheels beside the checkout, where there is one, is searched as well as the index.
-export PIP_FIND_LINKS := $(strip $(PIP_FIND_LINKS) $(abspath $(wildcard ../shared/wheels)))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export VIRTUAL_ENV := $(VENV)
 export PYO3_PYTHON := $(PY)

@@ -4,11 +4,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::{f32s, st};
 use rustload::bytes::Source;
 use rustload::kernel::Cast;
 use rustload::layout::Layout;
 use rustload::parallel::Cancel;
-use crate::support::{f32s, st};
 use rustload::stream::{self, Fill, Payload, Signs};
 use rustload::{Checkpoint, Code, DType, Flow, Index, Joined, Made, Options, Order, Request, Stream, Taken};
 
