@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,7 +124,7 @@ def from_pretrained(
     if dtype != "auto" and not isinstance(dtype, dict):
         dtype = torch_dtype(dtype_name(dtype))
     tensors = state_dict(file or folder, key=key, strip=strip, rename=rename, limits=limits)
-    with _shown(progress, tensors) as watched_tensors:
+    with _shown(progress, tensors) as watched_tensors, _load_report_from(path):
         made = cls.from_pretrained(
             None,
             config=config,
@@ -145,16 +146,34 @@ def _shown(progress: Progress, tensors: StateDict) -> Iterator[StateDict]:
     if progress is None or progress is False:
         yield tensors
         return
-    logging = transformers.utils.logging
-    theirs = progress is True and logging.is_progress_bar_enabled()
+    log = transformers.utils.logging
+    theirs = progress is True and log.is_progress_bar_enabled()
     if theirs:
-        logging.disable_progress_bar()
+        log.disable_progress_bar()
     try:
         with reporting(progress, sum(one.lazy.nbytes for one in tensors.values()), "loading") as report:
             yield watched(tensors, report)
     finally:
         if theirs:
-            logging.enable_progress_bar()
+            log.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def _load_report_from(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Puts the path into the load report that transformers logs, which says `from: None` where `state_dict=` is given."""
+
+    def put_path(record: logging.LogRecord) -> bool:
+        head, found, rest = str(record.msg).partition(" from: None\n")
+        if found and "LOAD REPORT" in head:
+            record.msg = f"{head} from: {os.fspath(path)}\n{rest}"
+        return True
+
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addFilter(put_path)
+    try:
+        yield
+    finally:
+        logger.removeFilter(put_path)
 
 
 def _found(path: str | os.PathLike[str], revision: str, cache_dir: Any) -> tuple[Path, Path | None]:

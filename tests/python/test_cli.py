@@ -150,6 +150,14 @@ def test_help_and_version_go_to_stdout(folder):
     assert "exit codes" in done.stdout
 
 
+@pytest.mark.parametrize("args", [(), ("info",), ("scan",), ("doctor",)])
+def test_help_fits_80_columns(folder, monkeypatch, args):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = run(folder, *args, "--help").stdout.splitlines()
+    assert len(lines) > 5
+    assert [line for line in lines if len(line) > 79] == []
+
+
 VALUES = """\
 values (at the top, beside tensors)
   epoch       3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import re
 from collections import OrderedDict
@@ -356,9 +357,35 @@ def test_missing_and_unexpected_are_those_of_torch(save, drop, add):
     state |= {name: torch.zeros(1) for name in add} or {"a.bias": state.get("a.bias", torch.zeros(2))}
     path = save(state)
     expected = model.load_state_dict(state, strict=False)
-    report = load_into(model, path, strict=False)
+    nothing_fits = state.keys().isdisjoint(model.state_dict())
+    told = pytest.warns(rustload.RustloadWarning) if nothing_fits else contextlib.nullcontext()
+    with told:
+        report = load_into(model, path, strict=False)
     assert sorted(report.missing) == sorted(expected.missing_keys)
     assert sorted(report.unexpected) == sorted(expected.unexpected_keys)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_the_advice_names_every_prefix_that_fits(save, strict):
+    state = made().state_dict()
+    few = dict(list(state.items())[:2])
+    path = save(
+        {"state_dict": state, "state_dict_ema": state, "few": few, "optimizer": {"step": torch.ones(1)}}
+    )
+    model = made()
+    with (
+        pytest.raises(rustload.ModelMismatchError)
+        if strict
+        else pytest.warns(rustload.RustloadWarning) as told
+    ):
+        load_into(model, path, strict=strict)
+    text = "\n".join(told.value.__notes__) if strict else str(told[0].message)
+    assert re.search(r"under 'state_dict' \((\d+) of \1\), 'state_dict_ema' \((\d+) of \2\): pass", text)
+    assert "'few'" not in text
+    assert "key='state_dict'" in text
+    if not strict:
+        assert told[0].filename == __file__
+        assert "nothing was loaded" in text
 
 
 def test_a_hundred_missing_names_are_not_all_spelled(save):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 
 import pytest
@@ -242,3 +243,23 @@ def test_what_the_callable_of_progress_raises_comes_out(repositories):
 
     with pytest.raises(ZeroDivisionError, match="mine"):
         from_pretrained(transformers.LlamaForCausalLM, repositories / "single", progress=stop)
+
+
+def test_the_load_report_names_the_path(repositories, tmp_path):
+    folder = shutil.copytree(repositories / "single", tmp_path / "extra")
+    state = transformers.LlamaForCausalLM(config()).state_dict()
+    torch.save(state | {"stray.weight": torch.ones(2)}, folder / "pytorch_model.bin")
+    told = logging.getLogger("transformers.modeling_utils")
+    records: list[logging.LogRecord] = []
+    keep = logging.Handler()
+    keep.emit = records.append
+    told.addHandler(keep)
+    try:
+        from_pretrained(transformers.LlamaForCausalLM, folder)
+    finally:
+        told.removeHandler(keep)
+    reports = [record.getMessage() for record in records if "LOAD REPORT" in record.getMessage()]
+    assert len(reports) == 1
+    assert "stray.weight" in reports[0]
+    assert f"from: {folder}\n" in reports[0]
+    assert not told.filters

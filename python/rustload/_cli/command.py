@@ -21,7 +21,8 @@ EPILOG = """\
 exit codes:
   0    everything was read
   2    wrong usage
-  3    something could not be read (the rest is shown all the same), or the output could not be written
+  3    something could not be read (the rest is shown all the same), or the
+       output could not be written
 """
 
 SCAN_EPILOG = """\
@@ -29,10 +30,11 @@ exit codes:
   0    all files are inert: nothing but data, all of it looked at
   1    a file is unknown or would execute
   2    wrong usage
-  3    something could not be read, there was nothing to scan, or the output could not be written
+  3    something could not be read, there was nothing to scan, or the output
+       could not be written
 
-1 comes before 3: a file that is not inert counts more than one that could not be read. Output that could not be
-written comes first.
+1 comes before 3: a file that is not inert counts more than one that could not
+be read. Output that could not be written comes first.
 """
 
 
@@ -139,8 +141,9 @@ def _parser() -> Parser:
     info = commands.add_parser(
         "info",
         help="show what a checkpoint holds",
-        description="Shows what checkpoints hold: format, sizes, dtypes, and the tree of names with repeated layers folded.\n"
-        "Reads metadata only, never the tensors, and imports neither torch nor NumPy.",
+        description="Shows what checkpoints hold: format, sizes, dtypes, and the tree of names with\n"
+        "repeated layers folded. Reads metadata only, never the tensors, and imports\n"
+        "neither torch nor NumPy.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -160,8 +163,9 @@ def _parser() -> Parser:
     scan = commands.add_parser(
         "scan",
         help="say what files would do when they are unpickled",
-        description="Says what files would do in a reader that runs pickles: inert, unknown, or would execute.\n"
-        "Runs nothing, reads no tensors, and imports neither torch nor NumPy.",
+        description="Says what files would do in a reader that runs pickles: inert, unknown, or\n"
+        "would execute. Runs nothing, reads no tensors, and imports neither torch nor\n"
+        "NumPy.",
         epilog=SCAN_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -198,8 +202,9 @@ def _add_doctor(commands: argparse._SubParsersAction[Parser]) -> Parser:
     doctor = commands.add_parser(
         "doctor",
         help="say how a checkpoint would be read here, and why",
-        description="Says how the files of checkpoints would be read on this machine, and why: the file system, what is in the\n"
-        "page cache, how fast a short probe reads, and what the machine has.",
+        description="Says how the files of checkpoints would be read on this machine, and why: the\n"
+        "file system, what is in the page cache, how fast a short probe reads, and what\n"
+        "the machine has.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

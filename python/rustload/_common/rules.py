@@ -2,7 +2,7 @@
 
 A rule is a value, a callable that is given the handle, or a mapping from glob patterns of names to values, of which the first
 that matches counts. A plain dtype changes floats of 16 bits and more only: to change ints or fp8, a rule must name
-them. A plain transpose is refused, since not every tensor of a model has the dimensions for it.
+them. A plain transpose is refused: it would turn every matrix of a checkpoint, embeddings too, so a rule must name which.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Rules:
             raise _make(
                 "Value",
                 "Value",
-                f"transpose={transpose!r} for all tensors at once: some have not the dimensions for it",
-                "name those that are meant, such as transpose={'*.weight': True}, or pass a callable",
+                f"transpose={transpose!r} for all tensors at once is not taken: a rule has to say which are transposed",
+                "name them by pattern, such as transpose={'*.weight': True} ({'*': True} is every one), or pass a callable",
             )
         self._transpose = _rule(transpose, order_of)
 

@@ -8,6 +8,7 @@ on the meta device gets its storage where it belongs. The module's own loading c
 from __future__ import annotations
 
 import time
+import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -17,12 +18,12 @@ from rustload._common.patterns import check_rules
 from rustload._common.progress import Progress, checked_progress, reporting
 from rustload._common.rules import Rules
 from rustload._common.sizes import parse_bytes
-from rustload.errors import _make
+from rustload.errors import RustloadWarning, _make
 from rustload.torch._execute import done_steps
 from rustload.torch._hooks import after_loading, own_code, run_own_code
 from rustload.torch._peak_memory import Meter
 from rustload.torch._plan import Plan, Wish, is_counter, ordered, plan_of
-from rustload.torch._report import Converted, LoadReport, mismatch_error
+from rustload.torch._report import Converted, LoadReport, mismatch_error, prefix_hint
 from rustload.torch._slots import check_device_map, device_rule, slots_of
 from rustload.torch._state_dict import checkpoint_of, versions
 
@@ -130,6 +131,8 @@ def load_into(
     later = names_only and any(module._load_state_dict_post_hooks for module in model.modules())
     if plan.messages or (strict and plan.faults() and not later):
         raise _mismatch(checkpoint, model, plan)
+    if not plan.steps and tensors and not strict:
+        _warn_of_no_match(checkpoint, model, plan)
     meter = Meter()
     done = 0
     try:
@@ -216,6 +219,13 @@ def _mismatch(
         plan.messages,
         loaded=loaded,
     )
+
+
+def _warn_of_no_match(checkpoint: Checkpoint, model: torch.nn.Module, plan: Plan) -> None:
+    """Warns that `strict=False` loaded nothing, with the advice that the error of `strict=True` has."""
+    message = f"no tensor of {_source(checkpoint)} fits {type(model).__name__}: nothing was loaded"
+    hint = prefix_hint(plan.missing, plan.unexpected)
+    warnings.warn(RustloadWarning(f"{message}; {hint}" if hint else message), stacklevel=3)
 
 
 def _source(checkpoint: Checkpoint) -> str:

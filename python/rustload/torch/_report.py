@@ -12,7 +12,7 @@ from rustload.errors import ModelMismatchError, _clipped
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Converted", "LoadReport", "Mismatch", "mismatch_error"]
+__all__ = ["Converted", "LoadReport", "Mismatch", "mismatch_error", "prefix_hint"]
 
 SHOWN = 8
 
@@ -135,7 +135,7 @@ def mismatch_error(
     lines += [f"  {message}" for message in messages]
     error = ModelMismatchError("\n".join(lines))
     error.missing, error.unexpected, error.mismatched = list(missing), list(unexpected), list(mismatched)
-    hint = _prefix(missing, unexpected)
+    hint = prefix_hint(missing, unexpected)
     if hint:
         error.add_note(hint)
     kinds = [one for one in mismatched if isinstance(one.found, str)]
@@ -164,22 +164,29 @@ def _near(name: str, shape: Sequence[int], unexpected: Mapping[str, Sequence[int
     return similar(name, same or unexpected, 2)
 
 
-def _prefix(missing: Mapping[str, object], unexpected: Mapping[str, object]) -> str | None:
-    """The advice where most names differ by what stands before them."""
-    for shorter, longer, in_file in ((missing, unexpected, True), (unexpected, missing, False)):
-        for name in list(shorter)[:SHOWN]:
-            for other in longer:
-                prefix = other.removesuffix("." + name)
-                if prefix == other:
-                    continue
-                fits = sum(f"{prefix}.{one}" in longer for one in shorter)
-                if 2 * fits < len(shorter):
-                    continue
-                many = f"{fits} of {len(shorter)}"
-                if in_file:
-                    return f"{many} missing names are in the file under {prefix!r}: pass strip={prefix + '.'!r} or key={prefix!r}"
-                return (
-                    f"{many} names of the file are in the model under {prefix!r}: load into that module, "
-                    f"or pass rename=lambda name: {prefix + '.'!r} + name"
-                )
+def prefix_hint(missing: Mapping[str, object], unexpected: Mapping[str, object]) -> str | None:
+    """What to pass where most names differ by a prefix alone; names every prefix that fits."""
+    in_file = _prefixes(missing, unexpected)
+    if in_file:
+        first = in_file[0][0]
+        under = ", ".join(f"{prefix!r} ({fits} of {len(missing)})" for prefix, fits in in_file)
+        others = ", or another of these" if len(in_file) > 1 else ""
+        return f"missing names are in the file under {under}: pass strip={first + '.'!r} or key={first!r}{others}"
+    in_model = _prefixes(unexpected, missing)
+    if in_model:
+        prefix, fits = in_model[0]
+        many = f"{fits} of {len(unexpected)} names of the file are in the model under {prefix!r}"
+        return f"{many}: load into that module, or pass rename=lambda name: {prefix + '.'!r} + name"
     return None
+
+
+def _prefixes(shorter: Mapping[str, object], longer: Mapping[str, object]) -> list[tuple[str, int]]:
+    """The prefixes under which `longer` has at least half of the names of `shorter`, with how many; the fullest first."""
+    found: dict[str, int] = {}
+    for name in list(shorter)[:SHOWN]:
+        for other in longer:
+            prefix = other.removesuffix("." + name)
+            if prefix != other and prefix not in found:
+                found[prefix] = sum(f"{prefix}.{one}" in longer for one in shorter)
+    fitting = [(prefix, fits) for prefix, fits in found.items() if 2 * fits >= len(shorter)]
+    return sorted(fitting, key=lambda one: -one[1])[:SHOWN]
