@@ -678,6 +678,7 @@ class _Wanted(Protocol):
     allow_lossy: bool
     dequantize: bool
     threads: int | None
+    mappings: Mappings | None
 
     @property
     def overflow(self) -> str: ...
@@ -833,10 +834,13 @@ class Tensor:
             BufferError: `copy` is False and no view is possible.
         """
 
-    def lone_view(self) -> tuple[tuple[int, int], Any] | None:
+    def lone_view(self, mappings: Mappings | None = None) -> tuple[tuple[int, int], Any] | None:
         """The storage and a DLPack capsule of a view, for a tensor that is all of a storage which no other name lies in.
 
         None where it takes more to find out, or there is no view.
+
+        Args:
+            mappings: Whose mapping of the file it is; None for the checkpoint's, which all its other views share.
 
         Raises:
             FormatError: The file was cut or changed.
@@ -845,10 +849,25 @@ class Tensor:
     def storage_bytes(self, standing: str, wanted: _Wanted) -> Buffer:
         """All bytes of the storage as `uint8`, as a view or a copy.
 
+        Args:
+            standing: What `standing` gave.
+            wanted: As for `materialize`.
+
         Raises:
             BufferError: No view of them exists.
             FormatError: The file was cut or changed.
         """
+
+@final
+class Mappings:
+    """Private copy-on-write mappings of files, one for each file, that one owner of views has to itself.
+
+    An in-place edit of a view in them is seen in no view of another owner. A file is mapped when its first view is made. May be
+    used from any thread.
+    """
+
+    def __new__(cls) -> Mappings:
+        """Maps nothing yet."""
 
 def check_sparse(
     layout: str, shape: Sequence[int], is_coalesced: bool | None, parts: Sequence[Tensor]

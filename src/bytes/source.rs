@@ -298,6 +298,19 @@ impl Source {
         }
     }
 
+    /// A private mapping of the whole file that nothing else shares; `None` for memory. The file is checked as by [`Source::map`].
+    pub(super) fn map_anew(&self) -> Result<Option<Mapping>> {
+        match &self.backing {
+            Backing::File(file) => file.map_anew().map(Some),
+            Backing::Memory(_) => Ok(None),
+        }
+    }
+
+    /// The window, in the file or in memory.
+    pub(super) fn region(&self) -> Region {
+        self.window
+    }
+
     /// Adds the file's path to an error.
     pub fn place(&self, error: Error) -> Error {
         match self.path() {
@@ -334,12 +347,17 @@ impl OpenFile {
     }
 
     fn map(&self) -> Result<Arc<Mapping>> {
-        self.check_unchanged()?;
         if let Some(mapping) = self.mapping.get() {
+            self.check_unchanged()?;
             return Ok(mapping.clone());
         }
-        let mapping = Mapping::new(&self.file).map_err(|error| Error::io(error, self.path.clone()))?;
+        let mapping = self.map_anew()?;
         Ok(self.mapping.get_or_init(|| Box::new(Arc::new(mapping))).clone())
+    }
+
+    fn map_anew(&self) -> Result<Mapping> {
+        self.check_unchanged()?;
+        Mapping::new(&self.file).map_err(|error| Error::io(error, self.path.clone()))
     }
 }
 

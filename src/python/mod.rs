@@ -45,7 +45,7 @@ mod _rustload {
     #[pymodule_export]
     use super::stream::{Stream, steps, stream};
     #[pymodule_export]
-    use super::tensor::{Tensor, parse_dtype};
+    use super::tensor::{Mappings, Tensor, parse_dtype};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

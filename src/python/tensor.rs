@@ -1,11 +1,14 @@
 //! `Tensor`: the shell around a lazy tensor.
 
+use std::sync::Arc;
+
 use pyo3::exceptions::{PyIndexError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyEllipsis, PySlice, PyTuple};
 
 use super::buffer::Buffer;
 use super::{capsule, extra, objects, run};
+use crate::bytes;
 use crate::dtype::DType;
 use crate::error::guarded;
 use crate::kernel::Overflow;
@@ -34,6 +37,7 @@ pub(crate) struct Wanted {
     dequantize: bool,
     overflow: String,
     threads: Option<usize>,
+    mappings: Option<Py<Mappings>>,
 }
 
 #[derive(FromPyObject)]
@@ -56,6 +60,7 @@ impl Wanted {
             dequantize: self.dequantize,
             overflow: if self.overflow == "saturate" { Overflow::Saturate } else { Overflow::Nan },
             threads: self.threads,
+            mappings: self.mappings.map(|mappings| mappings.get().0.clone()),
             cancel: Cancel::new(),
         })
     }
@@ -194,8 +199,14 @@ impl Tensor {
     }
 
     /// The storage, and a DLPack capsule of the view.
-    fn lone_view<'py>(&self, py: Python<'py>) -> PyResult<Option<((u32, u32), Bound<'py, PyAny>)>> {
-        let Some(view) = run::detached(py, || self.0.lone_view())? else { return Ok(None) };
+    #[pyo3(signature = (mappings=None))]
+    fn lone_view<'py>(
+        &self,
+        py: Python<'py>,
+        mappings: Option<&Mappings>,
+    ) -> PyResult<Option<((u32, u32), Bound<'py, PyAny>)>> {
+        let owner = mappings.map(|mappings| &*mappings.0);
+        let Some(view) = run::detached(py, || self.0.lone_view(owner))? else { return Ok(None) };
         Ok(Some((self.0.storage(), capsule::export(py, &view, false, false)?)))
     }
 
@@ -213,6 +224,18 @@ impl Tensor {
     /// Bytes to go through, where that is long: none for a view, unless they are bools.
     fn work(&self, py: Python<'_>, request: &Request) -> PyResult<u64> {
         if run::is_long(self.0.work()) { run::detached(py, || Ok(self.0.work_for(request))) } else { Ok(0) }
+    }
+}
+
+/// Private mappings of files that one owner of views has to itself.
+#[pyclass(frozen, module = "rustload._rustload")]
+pub(crate) struct Mappings(Arc<bytes::Mappings>);
+
+#[pymethods]
+impl Mappings {
+    #[new]
+    fn new() -> Mappings {
+        Mappings(Arc::default())
     }
 }
 

@@ -8,6 +8,7 @@ mod view;
 
 use std::sync::Arc;
 
+use crate::bytes::Mappings;
 use crate::checkpoint::{Checkpoint, Inner};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
@@ -67,6 +68,8 @@ pub struct Request {
     pub dequantize: bool,
     /// Threads to use; `None` for one per core where the work is worth it.
     pub threads: Option<usize>,
+    /// The mappings that a view is of; `None` for those that all views of the checkpoint share.
+    pub mappings: Option<Arc<Mappings>>,
     /// The request to stop.
     pub cancel: Cancel,
 }
@@ -308,7 +311,7 @@ impl Tensor {
     /// Whether a view answers a request, for which nothing is read.
     pub fn is_view(&self, request: &Request) -> bool {
         let may_be = request.copy != Some(true) && self.dtype != DType::Bool && !self.is_converted(request);
-        may_be && self.view(request.copy, &request.cancel).is_ok()
+        may_be && self.view(request.copy, &request.cancel, request.mappings.as_deref()).is_ok()
     }
 
     /// Whether a request changes dtype, order or numbers.
@@ -326,7 +329,7 @@ impl Tensor {
             return Err(Error::new(Code::Buffer, "a cast or transpose needs a copy"));
         }
         if request.copy != Some(true) && !converted {
-            match self.view(request.copy, &request.cancel) {
+            match self.view(request.copy, &request.cancel, request.mappings.as_deref()) {
                 Ok(view) => return Ok(Prospect::View(view)),
                 Err(error) if request.copy == Some(false) || !is_no_view(&error) => return Err(error),
                 Err(_) => {}

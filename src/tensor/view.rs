@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 
 use super::{Request, Tensor};
-use crate::bytes::Source;
+use crate::bytes::{Mappings, Source};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::kernel::Cast;
@@ -28,7 +28,7 @@ impl Tensor {
     /// names tied. `None` where the bytes in the file are not the tensor's (a lazy sign, bools that are none, another byte order
     /// with numbers of several sizes on the storage), or where this is a part of a tensor, for which a whole storage would be too much.
     pub fn standing(&self, copy: Option<bool>, cancel: &Cancel) -> Result<Option<Standing>> {
-        match self.view(copy, cancel) {
+        match self.view(copy, cancel, None) {
             Ok(_) => Ok(Some(Standing::View)),
             Err(error) if copy == Some(false) || !is_no_view(&error) => self.place(Err(error)),
             Err(_) if self.wants_whole_storage() => Ok(Some(Standing::Copy)),
@@ -37,13 +37,13 @@ impl Tensor {
     }
 
     /// A view of a tensor that is all of a storage which no other name lies in, so that nothing has to be shared; `None` where
-    /// it takes more to find out, or there is no view. Reads nothing.
-    pub fn lone_view(&self) -> Result<Option<Array>> {
+    /// it takes more to find out, or there is no view. Reads nothing. The mapping is that of `owner`, or else the checkpoint's.
+    pub fn lone_view(&self, owner: Option<&Mappings>) -> Result<Option<Array>> {
         let is_simple = !self.is_meta() && self.dtype != DType::Bool && self.layout.numel() > 0;
         if !is_simple || !self.is_alone() {
             return Ok(None);
         }
-        match self.view(None, &Cancel::new()) {
+        match self.view(None, &Cancel::new(), owner) {
             Ok(view) => Ok(Some(view)),
             Err(error) if is_no_view(&error) => Ok(None),
             Err(error) => self.place(Err(error)),
@@ -61,14 +61,14 @@ impl Tensor {
     /// All bytes of the storage, as a view or a copy.
     pub fn storage_bytes(&self, standing: Standing, request: &Request) -> Result<Array> {
         self.place(match standing {
-            Standing::View => self.storage_view(),
+            Standing::View => self.storage_view(request.mappings.as_deref()),
             Standing::Copy => self.storage_copy(request),
         })
     }
 
-    fn storage_view(&self) -> Result<Array> {
+    fn storage_view(&self, owner: Option<&Mappings>) -> Result<Array> {
         let source = self.checkpoint.plain_payload(self.storage())?;
-        view_of(&source, DType::U8, Layout::contiguous(&[source.len()])?)
+        view_of(&source, DType::U8, Layout::contiguous(&[source.len()])?, owner)
     }
 
     /// Whether a copy of the whole storage says more than one of the elements: it keeps strides, and names tied.
@@ -103,8 +103,13 @@ impl Tensor {
         Array::owned(memory.filled(), DType::U8, [payload.source.len()][..].into())
     }
 
-    /// A view, or why there is none; `copy` is what the caller said about copies.
-    pub(super) fn view(&self, copy: Option<bool>, cancel: &Cancel) -> Result<Array> {
+    /// A view in the mapping of `owner` or else in the checkpoint's, or why there is none; `copy` is what the caller said about copies.
+    pub(super) fn view(
+        &self,
+        copy: Option<bool>,
+        cancel: &Cancel,
+        owner: Option<&Mappings>,
+    ) -> Result<Array> {
         let flags = self.checkpoint.tensor(self.id).flags;
         if flags.conjugate || flags.negative {
             return Err(Error::new(
@@ -119,7 +124,7 @@ impl Tensor {
         if self.dtype == DType::Bool {
             check_bools(&source, &self.layout, cancel)?;
         }
-        view_of(&source, self.dtype, self.layout.clone())
+        view_of(&source, self.dtype, self.layout.clone(), owner)
     }
 }
 
@@ -129,8 +134,9 @@ pub(crate) fn is_no_view(error: &Error) -> bool {
 }
 
 /// A view of `layout` in the mapping of `source`, whose window is the storage.
-fn view_of(source: &Source, dtype: DType, layout: Layout) -> Result<Array> {
-    let Some((mapping, window)) = source.map()? else {
+fn view_of(source: &Source, dtype: DType, layout: Layout, owner: Option<&Mappings>) -> Result<Array> {
+    let mapped = owner.map_or_else(|| source.map(), |owner| owner.map(source))?;
+    let Some((mapping, window)) = mapped else {
         return Err(Error::new(Code::Buffer, "bytes in memory are not viewed but copied"));
     };
     let itemsize = dtype.itemsize();

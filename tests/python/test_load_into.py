@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import re
 from collections import OrderedDict
 
@@ -206,6 +207,92 @@ def test_a_transpose_by_pattern(save, start):
 def test_a_plain_transpose_is_refused(file):
     with pytest.raises(ValueError, match="for all tensors at once"):
         load_into(made(), file, transpose=True)
+
+
+class Recurrent(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = torch.nn.LSTM(3, 4)
+        self.norm = torch.nn.BatchNorm1d(4)
+        self.out = torch.nn.Linear(4, 2)
+        self.register_buffer("scale", torch.rand(2), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found, _ = self.rnn(x)
+        return self.out(self.norm(found[-1])) * self.scale
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch.jit, about itself
+@pytest.mark.parametrize(
+    "options", [{}, {"assign": True}, {"copy": True, "assign": True}, {"dtype": "float64"}]
+)
+@pytest.mark.parametrize("start", ["scripted", "loaded", "meta", "traced"])
+def test_a_torchscript_file_loads_into_the_matching_script_module(tmp_path, start, options):
+    source = Recurrent().eval()
+    x = torch.randn(5, 2, 3)
+    torch.jit.save(torch.jit.script(source), tmp_path / "script.pt")
+    if start == "scripted":
+        model = torch.jit.script(Recurrent().eval())
+    elif start == "traced":
+        model = torch.jit.trace(Recurrent().eval(), x, check_trace=False)
+    else:
+        model = torch.jit.load(tmp_path / "script.pt", map_location="cpu" if start == "loaded" else "meta")
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+    report = load_into(model, tmp_path / "script.pt", **options)
+    assert (report.missing, report.unexpected, report.on_meta) == ([], [], [])
+    dtype = getattr(torch, options.get("dtype", "float32"))
+    if start == "traced" and dtype == torch.float64:
+        return  # the traced code makes the first state in float32
+    found = model(x.to(dtype))
+    assert found.dtype == dtype
+    torch.testing.assert_close(found, source.to(dtype)(x.to(dtype)), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("load", ["load_into", "state_dict", "own_code"])
+def test_models_that_are_loaded_from_one_handle_share_no_memory(save, load, legacy):
+    state = made().state_dict()
+    path = save(state, _use_new_zipfile_serialization=not legacy)
+    ckpt = rustload.open(path, framework="torch")
+    lazy = rustload.torch.state_dict(ckpt)
+    view = ckpt["embed.weight"].materialize()
+    models = [on_meta(), on_meta()]
+    for model in models:
+        if load == "state_dict":  # as transformers loads: what each handle gives is assigned
+            tensors = {name: handle.tensor() for name, handle in lazy.items()}
+            model.load_state_dict(tensors, assign=True)
+            model.tie = tensors["embed.weight"].data_ptr() == tensors["head.weight"].data_ptr()
+        else:
+            if load == "own_code":
+                model.register_load_state_dict_pre_hook(lambda *_: None)
+            load_into(model, ckpt)
+            model.tie = model.embed.weight is model.head.weight
+    teacher, student = models
+    assert teacher.tie
+    assert student.tie
+    assert_equal(student, state)
+    with torch.no_grad():
+        for parameter in student.parameters():
+            parameter.zero_()
+        student.norm.running_mean.fill_(7)
+    assert_equal(teacher, state)
+    assert_same_bits(view, state["embed.weight"])
+    assert_same_bits(ckpt["embed.weight"].materialize(), state["embed.weight"])
+    view.zero_()
+    assert_equal(teacher, state)
+
+
+def test_a_model_with_views_outlives_its_checkpoint_and_keeps_its_edits(save):
+    state = made().state_dict()
+    model = on_meta()
+    load_into(model, save(state))
+    gc.collect()
+    model.norm.weight.data.fill_(3)
+    state["norm.weight"].fill_(3)
+    gc.collect()
+    assert_equal(model, state)
 
 
 def test_copy_true_gives_new_storage_memory_of_its_own(save):

@@ -368,3 +368,48 @@ def test_a_view_can_grow_its_autograd_graph(simple):
     w = rustload.open(simple, framework="torch")["w"].materialize().requires_grad_()
     (w * 2).sum().backward()
     assert (w.grad == 2).all()
+
+
+SEES_EDITS = {
+    "materialize": lambda ckpt: ckpt["w"].materialize(),
+    "copy=False": lambda ckpt: ckpt["w"].materialize(copy=False),
+    "numpy": lambda ckpt: ckpt["w"].numpy(),
+    "torch": lambda ckpt: ckpt["w"].torch(),
+    "slice": lambda ckpt: ckpt["w"][:].materialize(),
+    "permuted view": lambda ckpt: ckpt["w"].T.materialize().T,
+    "stream": lambda ckpt: dict(ckpt.stream())["w"],
+    "whole load": lambda ckpt: ckpt.materialize()["w"],
+    "from_dlpack": lambda ckpt: torch.from_dlpack(ckpt["w"]),
+    "asarray": lambda ckpt: np.asarray(ckpt["w"]),
+}
+IS_THE_FILE = {
+    "copy=True": lambda ckpt: ckpt["w"].materialize(copy=True),
+    "cast": lambda ckpt: ckpt["w"].materialize(dtype="float64"),
+    "transpose": lambda ckpt: ckpt["w"].materialize(transpose=True).T,
+    "bytes": lambda ckpt: np.frombuffer(ckpt["w"].bytes(), np.float32).reshape(ckpt["w"].shape),
+    "concat": lambda ckpt: rustload.concat([ckpt["w"], ckpt["w"]]).materialize()[: len(ckpt["w"])],
+    "stream, copied": lambda ckpt: dict(ckpt.stream(copy=True))["w"],
+    "stream, cast": lambda ckpt: dict(ckpt.stream(dtype="float64"))["w"],
+    "whole load, cast": lambda ckpt: ckpt.materialize(dtype="float64")["w"],
+    "out=": lambda ckpt: _into(ckpt["w"], torch.zeros(tuple(ckpt["w"].shape))),
+    "state dict": lambda ckpt: rustload.torch.state_dict(ckpt)["w"].tensor(),
+    "opened again": lambda ckpt: rustload.open(ckpt.files[0])["w"].materialize(),
+}
+
+
+def _into(lazy, out):
+    lazy.materialize(out=out)
+    return out
+
+
+@pytest.mark.parametrize("verb", [*SEES_EDITS, *IS_THE_FILE])
+def test_views_of_a_checkpoint_share_edits_and_what_is_owned_is_the_files(tmp_path, verb):
+    original = torch.arange(16.0).reshape(4, 4)
+    torch.save({"w": original}, tmp_path / "w.pt")
+    ckpt = rustload.open(tmp_path / "w.pt", framework="torch")
+    ckpt["w"].materialize()[1, 2] = 99
+    edited = original.clone()
+    edited[1, 2] = 99
+    made = (SEES_EDITS | IS_THE_FILE)[verb](ckpt)
+    np.testing.assert_array_equal(np.asarray(made), np.asarray(edited if verb in SEES_EDITS else original))
+    assert torch.equal(torch.load(tmp_path / "w.pt")["w"], original)

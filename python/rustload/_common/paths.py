@@ -61,7 +61,6 @@ def paths(given: Any) -> list[str]:
 
 def _missing(given: str) -> BaseException:
     """The error for a path that is not there, with a near name beside it, or what the path may have been meant to be."""
-    import difflib  # only for errors
     from pathlib import Path
 
     path = Path(given)

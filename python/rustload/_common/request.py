@@ -36,7 +36,7 @@ Core: TypeAlias = "_rustload.Tensor | _rustload.Joined"
 class Wanted:
     """How the core is to make a result; no dataclass, as that module takes longer to import than all of this package."""
 
-    __slots__ = ("allow_lossy", "copy", "dequantize", "dtype", "overflow", "threads", "transpose")
+    __slots__ = ("allow_lossy", "copy", "dequantize", "dtype", "mappings", "overflow", "threads", "transpose")
 
     def __init__(
         self,
@@ -48,11 +48,13 @@ class Wanted:
         dequantize: bool = False,
         overflow: Overflow = "nan",
         threads: int | None = None,
+        mappings: _rustload.Mappings | None = None,
     ) -> None:
-        """As the file has it, but for what is given."""
+        """As the file has it, but for what is given. Views are of `mappings`, or else of the checkpoint's mapping."""
         self.dtype, self.transpose, self.copy = dtype, transpose, copy
         self.allow_lossy, self.dequantize = allow_lossy, dequantize
         self.overflow, self.threads = overflow, threads
+        self.mappings = mappings
 
     def but(self, **changes: Any) -> Wanted:
         """The same with some of it changed."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rustload._common.request import Cast, Core, Wanted
     from rustload._cuda.place import Place
-    from rustload._rustload import Buffer
+    from rustload._rustload import Buffer, Mappings
 
 __all__ = ["NAMES", "Adapter", "Shared", "adapter", "default", "imported", "named"]
 
@@ -27,13 +27,14 @@ _OLDEST = {"torch": "2.4", "numpy": "1.26", "jax": "0.5"}  # as the extras have 
 
 
 class Shared:
-    """What all handles of one checkpoint share."""
+    """What all handles of one checkpoint share, or those that are read for one model."""
 
-    __slots__ = ("framework", "storages", "view")
+    __slots__ = ("framework", "mappings", "storages", "view")
 
-    def __init__(self, framework: str | None) -> None:
-        """Starts with the framework that was asked for, if any."""
+    def __init__(self, framework: str | None, mappings: Mappings | None = None) -> None:
+        """Starts with the framework that was asked for, if any. Views are of `mappings`, or else of the checkpoint's mapping."""
         self.framework = framework
+        self.mappings = mappings
         # The adapter's short way to views, once the framework is imported.
         self.view: Callable[[Core, Shared], Any | None] | None = None
         # By storage and standing; a storage lives as long as a tensor on it.

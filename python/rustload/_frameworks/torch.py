@@ -84,7 +84,7 @@ def view(core: Core, shared: Shared) -> torch.Tensor | None:
     """A tensor that is all of its storage comes by DLPack, in half the time; others come to stand on the storage that it has."""
     if not isinstance(core, _rustload.Tensor) or core.dtype not in IN_DLPACK:
         return None
-    found = core.lone_view()
+    found = core.lone_view(shared.mappings)
     if found is None:
         return None
     key = (*found[0], "view")

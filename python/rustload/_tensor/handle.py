@@ -88,6 +88,10 @@ class LazyTensor:
         made._shared = shared
         return made
 
+    def _with_views_in(self, shared: Shared) -> Self:
+        """The same tensor, whose views under torch are of the mapping and the storages of `shared`."""
+        return self._wrap(self._core, shared)
+
     @property
     def name(self) -> str:
         """The tensor's name in its checkpoint; empty for one that only `Checkpoint.objects` leads to."""
@@ -300,6 +304,7 @@ class LazyTensor:
             dequantize=bool(dequantize),
             overflow=checked_overflow(overflow),
             threads=checked_threads(threads),
+            mappings=self._shared.mappings,
         )
         cast = checked_cast(cast)
         if out is not None:
@@ -376,7 +381,7 @@ class LazyTensor:
         Raises:
             BufferError: The consumer wants another device, a stream, or a view where none is possible.
         """
-        buffer = self._core.materialize(Wanted(copy=copy))
+        buffer = self._core.materialize(Wanted(copy=copy, mappings=self._shared.mappings))
         return buffer.hand_over(stream=stream, max_version=max_version, dl_device=dl_device, **extra)
 
     def __dlpack_device__(self) -> tuple[int, int]:

@@ -68,7 +68,12 @@ def _read_ahead(
     The steps are all new, or none is; then they are in the memory of a GPU.
     """
     wanted = [
-        Wanted(dtype=step.dtype, copy=step.copy if gpu is None else True, allow_lossy=wish.allow_lossy)
+        Wanted(
+            dtype=step.dtype,
+            copy=step.copy if gpu is None else True,
+            allow_lossy=wish.allow_lossy,
+            mappings=step.lazy._shared.mappings,
+        )
         for step in steps
     ]
     maker = maker_for(

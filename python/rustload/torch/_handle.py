@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from rustload._tensor.handle import LazyTensor
+    from rustload.torch._own_views import OwnViews
 
 __all__ = ["TorchHandle"]
 
@@ -42,22 +43,34 @@ class TorchHandle(Operators):
     True
     """
 
-    __slots__ = ("_device", "_dtype", "_lazy")
+    __slots__ = ("_device", "_dtype", "_lazy", "_views")
 
     _lazy: LazyTensor
     _dtype: str
     _device: torch.device
+    _views: OwnViews | None
 
     def __init__(
-        self, lazy: LazyTensor, dtype: str | None = None, device: torch.device | None = None
+        self,
+        lazy: LazyTensor,
+        dtype: str | None = None,
+        device: torch.device | None = None,
+        views: OwnViews | None = None,
     ) -> None:
-        """Wraps a lazy tensor; `dtype` and `device` are what reading it gives, by default the file's and the CPU."""
+        """Wraps a lazy tensor; `dtype` and `device` are what reading it gives, by default the file's and the CPU.
+
+        `views` says which mapping views are of; None takes that of the lazy tensor.
+        """
         self._lazy = lazy
+        self._views = views
         self._dtype = dtype or lazy.dtype
         self._device = device or torch.device("cpu")
 
     def tensor(self) -> torch.Tensor:
         """The tensor itself: a view of the file where that is possible, as `LazyTensor.materialize` gives it.
+
+        Views of tensors that are read one after another share one private mapping. Reading a tensor again begins a new one, so
+        two models that are loaded from one state dict share no memory.
 
         Raises:
             FormatError: The file was cut or changed meanwhile, or its member is damaged.
@@ -70,10 +83,11 @@ class TorchHandle(Operators):
     ) -> torch.Tensor:
         dtype = dtype or self._dtype
         check_numbers(self._lazy)
-        if not _cast_alike(self._lazy.dtype, dtype):
-            made = self._lazy.materialize(device or self._device, copy=copy, framework="torch")
+        lazy = self._lazy if self._views is None else self._views.of(self._lazy)
+        if not _cast_alike(lazy.dtype, dtype):
+            made = lazy.materialize(device or self._device, copy=copy, framework="torch")
             return made.to(torch_dtype(dtype))  # type: ignore[no-any-return]
-        return self._lazy.materialize(  # type: ignore[no-any-return]
+        return lazy.materialize(  # type: ignore[no-any-return]
             device or self._device, dtype, copy=copy, framework="torch"
         )
 
@@ -208,7 +222,7 @@ class TorchHandle(Operators):
 
     def _like(self, lazy: LazyTensor) -> TorchHandle:
         """A handle of another part or order of the same tensor."""
-        return TorchHandle(lazy, self._dtype, self._device)
+        return TorchHandle(lazy, self._dtype, self._device, self._views)
 
     def __getitem__(self, key: Any) -> Any:
         """A part: another handle for ints, slices, `...` and None, and a tensor for what cannot be lazy, such as a mask."""

@@ -21,6 +21,7 @@ from rustload._common.sizes import parse_bytes
 from rustload.errors import RustloadWarning, _make
 from rustload.torch._execute import done_steps
 from rustload.torch._hooks import after_loading, own_code, run_own_code
+from rustload.torch._own_views import own_views
 from rustload.torch._peak_memory import Meter
 from rustload.torch._plan import Plan, Wish, is_counter, ordered, plan_of
 from rustload.torch._report import Converted, LoadReport, mismatch_error, prefix_hint
@@ -118,7 +119,10 @@ def load_into(
         raise _make("Type", "Type", _no_model(model))
     checkpoint = checkpoint_of(path, limits)
     check_rules(checkpoint._core, dtype=dtype, transpose=transpose)
-    tensors = named(checkpoint, key, strip, rename)
+    shared = own_views()  # the model owns its parameters: no other view is of this mapping
+    tensors = {
+        name: lazy._with_views_in(shared) for name, lazy in named(checkpoint, key, strip, rename).items()
+    }
     own = None
     if own_code(model):
         sorted_out = {name: ordered(lazy, wish.rules) for name, lazy in tensors.items()}

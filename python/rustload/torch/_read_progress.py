@@ -34,13 +34,11 @@ class WatchedHandle(TorchHandle):
         return made
 
     def _like(self, lazy: LazyTensor) -> WatchedHandle:
-        return _handle(lazy, self._dtype, self._device, self._tell)
+        return _handle(self, lazy, self._tell)
 
 
-def _handle(
-    lazy: LazyTensor, dtype: str, device: torch.device, tell: Callable[[LazyTensor], None]
-) -> WatchedHandle:
-    made = WatchedHandle(lazy, dtype, device)
+def _handle(like: TorchHandle, lazy: LazyTensor, tell: Callable[[LazyTensor], None]) -> WatchedHandle:
+    made = WatchedHandle(lazy, like._dtype, like._device, like._views)
     made._tell = tell
     return made
 
@@ -62,6 +60,6 @@ def watched(state: StateDict, report: Report) -> StateDict:
             if counted:
                 report(counted, part.name)
 
-    made = StateDict((name, _handle(one.lazy, one._dtype, one._device, tell)) for name, one in state.items())
+    made = StateDict((name, _handle(one, one.lazy, tell)) for name, one in state.items())
     made._versions = state._versions
     return made

@@ -45,6 +45,9 @@ class Slot:
         """Puts another tensor in all its places; a Parameter for a parameter."""
         for module, attribute in self.places:
             (module._parameters if self.is_parameter else module._buffers)[attribute] = tensor  # type: ignore[assignment]
+            if isinstance(module, torch.jit.ScriptModule) and hasattr(module, "_flat_weights"):
+                # A scripted RNN has its parameters a second time in a list; torch.nn.RNNBase refreshes it in __setattr__.
+                module._flat_weights = [tensor if one is self.tensor else one for one in module._flat_weights]
         self.tensor = tensor
 
     def parameter(self, data: torch.Tensor) -> torch.Tensor:

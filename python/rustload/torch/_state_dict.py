@@ -14,6 +14,7 @@ from rustload._common.similar import did_you_mean, similar
 from rustload._frameworks.torch import check_device
 from rustload.errors import _make
 from rustload.torch._handle import TorchHandle
+from rustload.torch._own_views import OwnViews
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,7 +91,10 @@ def state_dict(
     check_rules(checkpoint._core, dtype=dtype)
     found = named(checkpoint, key, strip, rename)
     place = check_device(device)
-    made = StateDict((name, TorchHandle(lazy, rules.dtype(lazy), place)) for name, lazy in found.items())
+    views = OwnViews()
+    made = StateDict(
+        (name, TorchHandle(lazy, rules.dtype(lazy), place, views)) for name, lazy in found.items()
+    )
     made._versions = lambda: versions(checkpoint, key, strip)
     return made
 

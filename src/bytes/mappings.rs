@@ -1,0 +1,78 @@
+//! Private mappings that one owner of views has to itself, such as a model: no other owner sees its in-place edits.
+#![forbid(unsafe_code)]
+
+use std::sync::{Arc, Mutex};
+
+use super::{Mapping, Region, Source};
+use crate::error::Result;
+use crate::parallel;
+
+/// How often a lock that another thread holds is tried. It is held to look up or add an entry, never while a file is mapped.
+const LOCK_TRIES: u32 = 10_000;
+
+/// One copy-on-write mapping per file, apart from the mapping that [`Source::map`] shares.
+#[derive(Debug, Default)]
+pub struct Mappings(Mutex<Vec<(Source, Arc<Mapping>)>>);
+
+impl Mappings {
+    /// As [`Source::map`], in this owner's mapping of the file, which is made at the first call.
+    ///
+    /// Of two threads that map a file at once, both get the same mapping.
+    pub fn map(&self, source: &Source) -> Result<Option<(Arc<Mapping>, Region)>> {
+        if let Some(found) = self.find(source) {
+            source.check_unchanged()?;
+            return Ok(Some((found, source.region())));
+        }
+        let Some(made) = source.map_anew()? else { return Ok(None) };
+        let made = Arc::new(made);
+        let Some(mut all) = parallel::lock_within(&self.0, LOCK_TRIES) else {
+            return Ok(Some((made, source.region())));
+        };
+        let found = all.iter().find(|(of, _)| of.same_backing(source)).map(|(_, mapping)| mapping.clone());
+        let mapping = found.unwrap_or_else(|| {
+            all.push((source.clone(), made.clone()));
+            made
+        });
+        Ok(Some((mapping, source.region())))
+    }
+
+    fn find(&self, source: &Source) -> Option<Arc<Mapping>> {
+        let all = parallel::lock_within(&self.0, LOCK_TRIES)?;
+        all.iter().find(|(of, _)| of.same_backing(source)).map(|(_, mapping)| mapping.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn each_owner_has_one_mapping_per_file() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(b"0123456789").unwrap();
+        let source = Source::open(file.path()).unwrap();
+        let (one, two) = (Mappings::default(), Mappings::default());
+        let (first, region) = one.map(&source).unwrap().unwrap();
+        let (part, window) = one.map(&source.window(2, 3).unwrap()).unwrap().unwrap();
+        assert!(Arc::ptr_eq(&first, &part));
+        assert_eq!((region.start(), region.len(), window.start(), window.len()), (0, 10, 2, 3));
+        let (other, _) = two.map(&source).unwrap().unwrap();
+        let (shared, _) = source.map().unwrap().unwrap();
+        assert!(!Arc::ptr_eq(&first, &other) && !Arc::ptr_eq(&first, &shared));
+        assert_ne!(first.address(region), other.address(region));
+        assert!(one.map(&Source::memory(Arc::new(*b"0123"))).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_cut_file_is_not_mapped() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(b"0123456789").unwrap();
+        let source = Source::open(file.path()).unwrap();
+        let owner = Mappings::default();
+        owner.map(&source).unwrap();
+        file.as_file().set_len(4).unwrap();
+        assert!(owner.map(&source).is_err());
+        assert!(Mappings::default().map(&source).is_err());
+    }
+}
