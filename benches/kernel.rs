@@ -1,8 +1,9 @@
-//! The kernels alone, on warm memory, at each level of the machine. Limit chased: a memcpy of the same bytes, the first row.
+//! Throughput of the kernels on resident memory, at each SIMD level of the CPU. The limit is a memcpy of the same bytes, which is
+//! the first row.
 //!
-//! Each row's levels take turns, so that what else the machine does falls on all of them, and the fastest turn counts: on
-//! a shared machine the mean measures the neighbours. Throughput is bytes read plus bytes written.
-//! `GLIBC_TUNABLES=glibc.malloc.hugetlb=1 cargo bench --bench kernel [PART OF A NAME]` (with huge pages, as rustload's own
+//! The rounds of a row's levels are interleaved, so that other load on the machine affects all of them, and the fastest round
+//! counts: on a shared machine the mean measures the other load. Throughput is bytes read plus bytes written.
+//! `GLIBC_TUNABLES=glibc.malloc.hugetlb=1 cargo bench --bench kernel [SUBSTRING OF A NAME]` (with huge pages, as rustload's own
 //! destinations have).
 
 #![expect(clippy::unwrap_used, reason = "a bench that cannot run should stop")]
@@ -11,16 +12,17 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use rustload::dtype::DType::{self, BF16, Bool, F8E4M3Fn, F8E5M2, F16, F32, F64, I32, I64, U8};
-use rustload::kernel::{Axis, Cast, Level, Overflow, convert, gather, swap_bytes_at};
+use rustload::kernel::{Axis, Cast, Level, Overflow, convert, gather, swap_bytes_with_level};
 
-/// Elements of a contiguous cast: far more than the second-level cache holds, and so few that it holds both sides.
+/// Elements of a contiguous cast: far more than the L2 cache holds, and few enough that it holds source and destination.
 const COUNTS: [(usize, &str); 2] = [(16 << 20, "in memory"), (32 << 10, "in cache")];
-/// Casts per measured turn in the cache.
+/// Casts per measured round in the cache.
 const REPEATS: usize = 32;
 
-/// How long a row is measured: until this has passed, and at least so many turns.
+/// How long a row is measured at least.
 const ROW_TIME: Duration = Duration::from_millis(1000);
-const TURNS: usize = 5;
+/// How many rounds a row is measured at least.
+const MIN_ROUNDS: usize = 5;
 
 const CASTS: [(DType, DType); 22] = [
     (F32, F32),
@@ -60,7 +62,7 @@ const TRANSPOSES: [(DType, DType, usize, usize); 14] = [
     (BF16, BF16, 8224, 4128),
     (F32, BF16, 8224, 4128),
     (F32, F32, 8224, 4128),
-    // What a file's rows are read into: see `stream`.
+    // The panels that `stream` reads a file's rows into.
     (F32, BF16, 32, 8192),
     (F32, F32, 32, 8192),
 ];
@@ -84,29 +86,29 @@ fn elements(dtype: DType, count: usize) -> Vec<u8> {
 }
 
 /// Bytes of a cache line.
-const LINE: usize = 64;
+const CACHE_LINE_BYTES: usize = 64;
 
-/// All but a line of the bytes, from where a line starts, as rustload's own destinations do.
+/// The bytes from the first cache line boundary on, one cache line fewer: aligned as rustload's own destinations are.
 fn aligned(bytes: &mut [u8]) -> &mut [u8] {
-    let start = bytes.as_ptr().align_offset(LINE);
-    let len = bytes.len() - LINE;
+    let start = bytes.as_ptr().align_offset(CACHE_LINE_BYTES);
+    let len = bytes.len() - CACHE_LINE_BYTES;
     &mut bytes[start..][..len]
 }
 
-/// Prints GB/s of each level; `job` runs once at a level.
+/// Prints the GB/s of each level; `job` runs the kernel once at a level.
 fn row(name: &str, bytes: usize, mut job: impl FnMut(Level)) {
     let levels = Level::available();
     let mut best = vec![Duration::MAX; levels.len()];
     let start = Instant::now();
-    let mut turn = 0;
-    while turn <= TURNS || start.elapsed() < ROW_TIME {
+    let mut round = 0;
+    while round <= MIN_ROUNDS || start.elapsed() < ROW_TIME {
         for (level, best) in levels.iter().zip(&mut best) {
             let start = Instant::now();
             job(*level);
-            // The first turn touches the memory.
-            *best = if turn == 0 { *best } else { start.elapsed().min(*best) };
+            // The first round touches the memory.
+            *best = if round == 0 { *best } else { start.elapsed().min(*best) };
         }
-        turn += 1;
+        round += 1;
     }
     let columns: Vec<String> = (levels.iter().zip(best))
         .map(|(level, best)| format!("{level} {:5.1}", bytes as f64 / best.as_secs_f64() / 1e9))
@@ -117,14 +119,14 @@ fn row(name: &str, bytes: usize, mut job: impl FnMut(Level)) {
 fn main() {
     let filter: String =
         std::env::args().skip(1).find(|argument| !argument.starts_with('-')).unwrap_or_default();
-    let cast = |level, from, to| Cast::at(level, from, to, Overflow::Nan).unwrap();
-    for (count, place) in COUNTS {
+    let cast = |level, from, to| Cast::with_level(level, from, to, Overflow::Nan).unwrap();
+    for (count, memory) in COUNTS {
         for (from, to) in CASTS {
-            let name = format!("cast {from} {to} {place}");
+            let name = format!("cast {from} {to} {memory}");
             if name.contains(&filter) {
                 let repeats = if count < REPEATS * COUNTS[1].0 { REPEATS } else { 1 };
                 let src = elements(from, count);
-                let mut dst = vec![1; count * size(to) + LINE];
+                let mut dst = vec![1; count * size(to) + CACHE_LINE_BYTES];
                 let dst = aligned(&mut dst);
                 row(&name, repeats * (src.len() + dst.len()), |level| {
                     for _ in 0..repeats {
@@ -138,15 +140,15 @@ fn main() {
         let name = format!("swap in place {unit}");
         if name.contains(&filter) {
             let mut data = elements(F32, COUNTS[0].0);
-            row(&name, 2 * data.len(), |level| swap_bytes_at(level, unit, black_box(&mut data)));
+            row(&name, 2 * data.len(), |level| swap_bytes_with_level(level, unit, black_box(&mut data)));
         }
     }
     for (from, to, rows, columns) in TRANSPOSES {
-        for (way, is_past_caches) in [("", false), (" past caches", true)] {
-            let name = format!("transpose {from} {to} {rows}x{columns}{way}");
+        for (suffix, non_temporal) in [("", false), (" non-temporal", true)] {
+            let name = format!("transpose {from} {to} {rows}x{columns}{suffix}");
             if name.contains(&filter) {
                 let src = elements(from, rows * columns);
-                let mut dst = vec![1; rows * columns * size(to) + LINE];
+                let mut dst = vec![1; rows * columns * size(to) + CACHE_LINE_BYTES];
                 let dst = aligned(&mut dst);
                 let axes = [
                     Axis { size: columns, src_stride: 1, dst_stride: rows },
@@ -154,7 +156,7 @@ fn main() {
                 ];
                 row(&name, src.len() + dst.len(), |level| {
                     let cast = cast(level, from, to);
-                    let cast = if is_past_caches { cast.past_caches() } else { cast };
+                    let cast = if non_temporal { cast.with_non_temporal_stores() } else { cast };
                     gather(cast, black_box(&src), black_box(dst), &axes).unwrap();
                 });
             }

@@ -1,7 +1,7 @@
-//! Opening files of 20,000 tensors from memory, and the parts of that.
+//! Time to open files of 20,000 tensors from memory, and time of each parser.
 //!
-//! The limit to chase: 250 MB/s of pickle for running it. Run with `cargo bench --bench parsers [PART OF A NAME]`; how many
-//! instructions they take, which other work on the machine does not change, is `make counts`.
+//! The target is 250 MB/s for executing a pickle. Run `cargo bench --bench parsers [SUBSTRING OF A NAME]`. `make counts` counts the
+//! instructions, which do not depend on the load of the machine.
 
 #[path = "../tests/rust/support/mod.rs"]
 #[expect(dead_code, reason = "the builders of the tests, of which a benchmark uses a part")]
@@ -32,7 +32,7 @@ fn main() {
         .map(|(at, name)| (name.as_str(), Tensor::whole(F32, &[4, 4], &at.to_string())))
         .collect();
     let pickle = torch_state_dict(&entries);
-    parts(&mut criterion, &pickle);
+    bench_parsers(&mut criterion, &pickle);
     let safetensors =
         names.iter().fold(st::File::new(), |file, name| file.tensor(name, "F32", &[4, 4], &[0; 64]));
     let files = [
@@ -40,11 +40,11 @@ fn main() {
         (".bin of an optimizer", archive(optimizer())),
         (".safetensors", Arc::new(safetensors.bytes())),
     ];
-    whole(&mut criterion, &files);
+    bench_files(&mut criterion, &files);
     criterion.final_summary();
 }
 
-/// Adam's state: a dict by parameter number, with a step and two tensors each.
+/// The pickle of Adam's state: a dict from parameter number to a step and two tensors.
 fn optimizer() -> Vec<u8> {
     let mut pickle = Pickle::memoizing();
     pickle.dict_of(|pickle| {
@@ -69,7 +69,7 @@ fn archive(pickle: Vec<u8>) -> Arc<Vec<u8>> {
     Arc::new(full.bytes())
 }
 
-fn parts(criterion: &mut Criterion, data: &[u8]) {
+fn bench_parsers(criterion: &mut Criterion, data: &[u8]) {
     let limits = Limits::default();
     let mut group = criterion.benchmark_group("pickle");
     group.throughput(Throughput::Bytes(data.len() as u64));
@@ -87,7 +87,7 @@ fn parts(criterion: &mut Criterion, data: &[u8]) {
     group.finish();
 }
 
-fn whole(criterion: &mut Criterion, files: &[(&str, Arc<Vec<u8>>)]) {
+fn bench_files(criterion: &mut Criterion, files: &[(&str, Arc<Vec<u8>>)]) {
     let limits = Limits::default();
     let mut group = criterion.benchmark_group("files");
     group.throughput(Throughput::Elements(TENSORS as u64));

@@ -282,7 +282,7 @@ impl Inner {
         let unit = uses.unit(out.len() as u64);
         let layout = Layout::contiguous(&[out.len() as u64 / unit.itemsize()])?;
         let cast = Cast::new(unit, unit, Overflow::Nan)?;
-        let cast = if wanted.recycled { cast.past_caches() } else { cast };
+        let cast = if wanted.recycled { cast.with_non_temporal_stores() } else { cast };
         let (threads, cancel) = (wanted.threads, wanted.cancel.clone());
         let how = Fill { signs: Signs::default(), cast, threads, cancel };
         stream::fill(&payload, &layout, &how, out)?;

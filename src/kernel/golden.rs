@@ -1,11 +1,11 @@
-//! Every pair of dtypes against torch 2.13: `tests/data/cast_golden.bin`, made by `make_cast_golden.py` beside it.
+//! Casts between every pair of dtypes, compared with torch 2.13: `tests/data/cast_golden.bin`, written by `make_cast_golden.py` beside it.
 
 use super::{Cast, Level, Overflow, convert};
 use crate::dtype::{DType, Kind};
 
 const GOLDEN: &[u8] = include_bytes!("../../tests/data/cast_golden.bin");
 
-/// The dtypes by their number in the golden file.
+/// The dtypes, indexed by their number in the golden file.
 const DTYPES: [DType; 21] = [
     DType::Bool,
     DType::U8,
@@ -34,7 +34,7 @@ fn size(dtype: DType) -> usize {
     usize::try_from(dtype.itemsize()).unwrap()
 }
 
-/// Whether a real element is NaN, told from its bits alone.
+/// Whether the bits of a real element are a NaN.
 fn is_nan(dtype: DType, bytes: &[u8]) -> bool {
     let mut wide = [0; 8];
     wide[..bytes.len()].copy_from_slice(bytes);
@@ -52,14 +52,14 @@ fn is_nan(dtype: DType, bytes: &[u8]) -> bool {
     }
 }
 
-/// Whether two elements are equal but for NaN payloads.
-fn same(dtype: DType, a: &[u8], b: &[u8]) -> bool {
+/// Whether two elements are equal except for NaN payloads.
+fn is_same_value(dtype: DType, a: &[u8], b: &[u8]) -> bool {
     let part = dtype.real_part().unwrap_or(dtype);
     a.chunks(size(part)).zip(b.chunks(size(part))).all(|(a, b)| a == b || is_nan(part, a) && is_nan(part, b))
 }
 
 #[test]
-fn every_pair_equals_torch_at_every_level() {
+fn every_cast_equals_torch_at_every_level() {
     for level in Level::available() {
         check(level);
     }
@@ -74,13 +74,13 @@ fn check(level: Level) {
         let (src, tail) = tail.split_at(count * size(from));
         let (expected, tail) = tail.split_at(count * size(to));
         let mut dst = vec![0xaa; expected.len()];
-        let cast = Cast::at(level, from, to, Overflow::Nan).unwrap();
+        let cast = Cast::with_level(level, from, to, Overflow::Nan).unwrap();
         assert_eq!((cast.from(), cast.to()), (from, to));
         convert(cast, src, &mut dst).unwrap();
         let elements = src.chunks(size(from)).zip(dst.chunks(size(to))).zip(expected.chunks(size(to)));
         for ((src, got), expected) in elements {
             assert!(
-                same(to, got, expected),
+                is_same_value(to, got, expected),
                 "{level} {cast:?} of {src:02x?}: {got:02x?}, torch {expected:02x?}"
             );
         }

@@ -1,20 +1,20 @@
-//! Every level of this machine against the generic one, bit for bit, NaN payloads included.
+//! Every SIMD level of this CPU compared with the generic one, bit for bit, NaN payloads included.
 
 use std::process::Command;
 
-use super::{Axis, Cast, Level, Overflow, convert, gather, swap_bytes_at};
+use super::{Axis, Cast, Level, Overflow, convert, gather, swap_bytes_with_level};
 use crate::dtype::DType;
-use crate::kernel::arch::LINE;
+use crate::kernel::arch::CACHE_LINE_BYTES;
 use crate::kernel::cast::size;
 
 const GENERIC: usize = 0;
 
-/// The levels above the generic one; says which of all the machine lacks.
+/// The levels above the generic one; prints those that this CPU lacks.
 fn fast_levels() -> Vec<Level> {
     let levels = Level::available();
     for name in ["avx2", "avx512"] {
         if !levels.iter().any(|level| level.name() == name) {
-            eprintln!("skipped: this machine has no {name}");
+            eprintln!("skipped: this CPU has no {name}");
         }
     }
     levels[GENERIC + 1..].to_vec()
@@ -34,8 +34,8 @@ fn noise(len: usize) -> Vec<u8> {
     (0..len).map(|_| next()).collect()
 }
 
-/// The bits of f32 where conversions change their mind: every exponent with the mantissas about ties of 1 to 10 bits, so
-/// subnormal numbers, overflow edges, infinities and NaN of both signs, too.
+/// The f32 values where rounding changes: every exponent with the mantissas around the ties of 1 to 16 bits. They include
+/// subnormal numbers, the edges of overflow, infinities and NaN of both signs.
 fn special_floats() -> Vec<f32> {
     let mut mantissas = vec![0, 1, 0x7f_ffff, 0x40_0000, 0x40_0001];
     for bits in 1..=16 {
@@ -50,8 +50,8 @@ fn special_floats() -> Vec<f32> {
         .collect()
 }
 
-/// The special values and noise of a dtype.
-fn interesting(dtype: DType) -> Vec<u8> {
+/// The special values of a dtype, followed by noise.
+fn special_values(dtype: DType) -> Vec<u8> {
     let floats = special_floats();
     let mut bytes: Vec<u8> = match dtype {
         DType::F16 | DType::BF16 => (0..=u16::MAX).flat_map(u16::to_le_bytes).collect(),
@@ -73,15 +73,15 @@ fn overflows() -> [Overflow; 2] {
 }
 
 #[test]
-fn every_level_converts_like_the_generic_one() {
+fn every_level_converts_as_the_generic_one() {
     for level in fast_levels() {
         for &from in DType::ALL {
-            let src = interesting(from);
+            let src = special_values(from);
             let src = &src[..src.len() / size(from) * size(from)];
             for &to in DType::ALL {
                 for overflow in overflows() {
-                    let Ok(oracle) = Cast::at(generic(), from, to, overflow) else { continue };
-                    let cast = Cast::at(level, from, to, overflow).unwrap();
+                    let Ok(oracle) = Cast::with_level(generic(), from, to, overflow) else { continue };
+                    let cast = Cast::with_level(level, from, to, overflow).unwrap();
                     let mut expected = vec![0xaa; src.len() / size(from) * size(to)];
                     let mut got = expected.clone();
                     convert(oracle, src, &mut expected).unwrap();
@@ -109,8 +109,8 @@ fn every_level_converts_every_length_at_every_alignment() {
     for level in fast_levels() {
         for &from in DType::ALL {
             for &to in DType::ALL {
-                let Ok(oracle) = Cast::at(generic(), from, to, Overflow::Nan) else { continue };
-                let cast = Cast::at(level, from, to, Overflow::Nan).unwrap();
+                let Ok(oracle) = Cast::with_level(generic(), from, to, Overflow::Nan) else { continue };
+                let cast = Cast::with_level(level, from, to, Overflow::Nan).unwrap();
                 let src = noise(131 * size(from));
                 for len in 0..=130 {
                     let skew = len % 7;
@@ -127,14 +127,14 @@ fn every_level_converts_every_length_at_every_alignment() {
 }
 
 #[test]
-fn every_level_swaps_bytes_like_the_generic_one() {
+fn every_level_swaps_bytes_as_the_generic_one() {
     for level in fast_levels() {
         for unit in 0..=16 {
             for len in (0..=130).chain([1000, 1001]) {
                 let mut expected = noise(len + 1);
                 let mut got = expected.clone();
-                swap_bytes_at(generic(), unit, &mut expected[1..]);
-                swap_bytes_at(level, unit, &mut got[1..]);
+                swap_bytes_with_level(generic(), unit, &mut expected[1..]);
+                swap_bytes_with_level(level, unit, &mut got[1..]);
                 assert_eq!(got, expected, "{level}, unit {unit}, {len} bytes");
             }
         }
@@ -142,7 +142,7 @@ fn every_level_swaps_bytes_like_the_generic_one() {
 }
 
 #[test]
-fn every_level_transposes_like_the_generic_one() {
+fn every_level_transposes_as_the_generic_one() {
     let pairs = [
         (DType::U8, DType::U8),
         (DType::Bool, DType::Bool),
@@ -159,11 +159,11 @@ fn every_level_transposes_like_the_generic_one() {
     let sizes = [8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129, 257, 300];
     for level in fast_levels() {
         for (from, to) in pairs {
-            let oracle = Cast::at(generic(), from, to, Overflow::Nan).unwrap();
-            let cast = Cast::at(level, from, to, Overflow::Nan).unwrap();
+            let oracle = Cast::with_level(generic(), from, to, Overflow::Nan).unwrap();
+            let cast = Cast::with_level(level, from, to, Overflow::Nan).unwrap();
             for rows in sizes {
                 for columns in sizes.into_iter().chain([2049]) {
-                    // With gaps on both sides, and a destination that is not aligned.
+                    // Gaps on both sides, and a misaligned destination.
                     let (src_pitch, dst_pitch) = (columns + rows % 3, rows + columns % 4);
                     let axes = [
                         Axis { size: rows, src_stride: src_pitch, dst_stride: 1 },
@@ -181,13 +181,13 @@ fn every_level_transposes_like_the_generic_one() {
     }
 }
 
-/// Large enough that it happens; aligned to lines and not.
+/// Large enough for non-temporal stores; the destination is aligned to cache lines, and misaligned.
 #[test]
-fn a_transpose_past_the_caches_is_the_same() {
+fn non_temporal_stores_do_not_change_a_transpose() {
     for level in fast_levels() {
         for (from, to) in [(DType::F32, DType::BF16), (DType::U8, DType::U8), (DType::F32, DType::F64)] {
-            let oracle = Cast::at(generic(), from, to, Overflow::Nan).unwrap();
-            let cast = Cast::at(level, from, to, Overflow::Nan).unwrap().past_caches();
+            let oracle = Cast::with_level(generic(), from, to, Overflow::Nan).unwrap();
+            let cast = Cast::with_level(level, from, to, Overflow::Nan).unwrap().with_non_temporal_stores();
             for (rows, columns, pitch) in [(300, 70, 256 << 10), (257, 70, (256 << 10) + 5)] {
                 let axes = [
                     Axis { size: rows, src_stride: columns, dst_stride: 1 },
@@ -198,8 +198,8 @@ fn a_transpose_past_the_caches_is_the_same() {
                 let mut expected = vec![0xaa; len];
                 gather(oracle, &src, &mut expected, &axes).unwrap();
                 for skew in [0, 1] {
-                    let mut got = vec![0xaa; len + LINE + 1];
-                    let start = got.as_ptr().align_offset(LINE) + skew;
+                    let mut got = vec![0xaa; len + CACHE_LINE_BYTES + 1];
+                    let start = got.as_ptr().align_offset(CACHE_LINE_BYTES) + skew;
                     let got = &mut got[start..start + len];
                     gather(cast, &src, got, &axes).unwrap();
                     assert!(*got == *expected, "{level} {cast:?} {axes:?} {skew}");
@@ -210,13 +210,13 @@ fn a_transpose_past_the_caches_is_the_same() {
 }
 
 #[test]
-fn levels_are_named_as_they_are_asked_for() {
+fn the_generic_level_is_first_and_levels_are_sorted() {
     let levels = Level::available();
     assert_eq!((levels[0].name(), levels[0]), ("generic", generic()));
     assert!(levels.is_sorted());
 }
 
-/// The environment is read once per process, so each value has one.
+/// The environment variable is read once per process, so each value is tested in a process of its own.
 #[test]
 fn rustload_isa_forces_a_level() {
     const CHILD: &str = "kernel::levels::the_level_used_is_printed";
@@ -236,7 +236,7 @@ fn rustload_isa_forces_a_level() {
         assert_eq!(used(Some(level.name())), level.name());
     }
     assert_eq!(used(None), highest);
-    assert_eq!(used(Some("avx512")), highest); // or the best below it
+    assert_eq!(used(Some("avx512")), highest); // or the highest one below it
     for unknown in ["", "AVX2", "neon"] {
         assert_eq!(used(Some(unknown)), highest);
     }

@@ -1,11 +1,12 @@
-//! Bytes in, bytes out: casts, strided copies, byte swaps and sign flips over elements that are only bytes and a dtype.
+//! SIMD kernels over byte slices: dtype casts, strided copies, transposes, byte swaps and sign flips.
 //!
-//! A [`Cast`] is made once per tensor and says everything about a pair of dtypes; [`convert`] applies it to contiguous
-//! elements, [`gather`] to elements that lie anywhere, [`transpose`] to a matrix whose result lies in a [`Grid`]. Neither knows files or threads: the caller splits the work. Lengths and
-//! bounds are checked once at the door; no slice needs an alignment. What a cast means is written at [`Cast::new`].
+//! A [`Cast`] is constructed once per tensor and holds the conversion between two dtypes. [`convert`] applies it to contiguous
+//! elements, [`gather`] to elements with any strides, [`transpose`] to a matrix whose result is a [`Grid`]. None of them knows
+//! files or threads: the caller splits the work. Public functions check lengths and bounds once; slices need no alignment.
+//! [`Cast::new`] documents the conversion rules.
 //!
-//! `arch` picks the row kernel of a pair of dtypes and the transpose of tiles, at the [`Level`] of the machine. The generic level
-//! is plain loops that LLVM vectorises and the oracle of the others. `unsafe` is left to the levels above it, and to [`Grid`].
+//! `arch` selects the row kernel of a pair of dtypes and the transpose of panels, at the [`Level`] of the CPU. The generic level
+//! is portable loops that LLVM vectorizes, and the oracle of the other levels. `unsafe` is limited to those, and to [`Grid`].
 
 #![deny(unsafe_code)]
 
@@ -25,12 +26,12 @@ mod transpose;
 pub use arch::{Grid, Level};
 pub use cast::{Cast, Overflow, convert, is_lossy};
 pub use gather::{Axis, gather};
-pub use signs::{conjugate, negate, swap_bytes, swap_bytes_at};
+pub use signs::{conjugate, negate, swap_bytes, swap_bytes_with_level};
 pub use transpose::transpose;
 
 use crate::error::{Code, Error};
 
-/// The error of a caller that gave slices and sizes that do not belong together.
-fn misuse(message: impl Into<String>) -> Error {
+/// The `InternalError` for a caller whose slices and sizes do not match.
+fn internal_error(message: impl Into<String>) -> Error {
     Error::new(Code::InternalError, message)
 }

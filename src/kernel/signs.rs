@@ -1,57 +1,68 @@
-//! Changes in place that a file may ask for before any cast: byte order, torch's negative bit and conjugate bit.
+//! In-place changes before a cast: byte swaps, and the negation and conjugation that torch's negative and conjugate bits defer.
 
 use super::arch::Level;
 use super::cast::size;
-use super::misuse;
+use super::internal_error;
 use crate::dtype::{DType, Kind};
 use crate::error::{Code, Error, Result};
 
-/// Reverses the bytes of every unit (see [`DType::swap_unit`]); a rest shorter than a unit stays as it is.
+/// Reverses the bytes of every unit (see [`DType::swap_unit`]). A remainder shorter than a unit stays as it is.
 pub fn swap_bytes(unit: usize, data: &mut [u8]) {
-    swap_bytes_at(Level::used(), unit, data);
+    swap_bytes_with_level(Level::used(), unit, data);
 }
 
-/// As [`swap_bytes`], with the instructions of a level.
-pub fn swap_bytes_at(level: Level, unit: usize, data: &mut [u8]) {
+/// As [`swap_bytes`], at a given SIMD level, for tests and benches.
+pub fn swap_bytes_with_level(level: Level, unit: usize, data: &mut [u8]) {
     match unit {
         0 | 1 => {}
-        2 => level.each(data, |bytes| u16::from_le_bytes(bytes).to_be_bytes()),
-        4 => level.each(data, |bytes| u32::from_le_bytes(bytes).to_be_bytes()),
-        8 => level.each(data, |bytes| u64::from_le_bytes(bytes).to_be_bytes()),
+        2 => level.map_in_place(data, |bytes| u16::from_le_bytes(bytes).to_be_bytes()),
+        4 => level.map_in_place(data, |bytes| u32::from_le_bytes(bytes).to_be_bytes()),
+        8 => level.map_in_place(data, |bytes| u64::from_le_bytes(bytes).to_be_bytes()),
         _ => data.chunks_exact_mut(unit).for_each(<[u8]>::reverse),
     }
 }
 
-/// Negates every element: floats and both halves of complex numbers change their sign bit, ints wrap.
+/// Negates every element: the sign bit of floats and of both parts of complex numbers is flipped, ints wrap.
 ///
-/// `DtypeUnsupported` for dtypes without a sign: bool, e8m0 and packed ones.
+/// Fails with `DtypeUnsupported` for dtypes without a sign (bool, e8m0, packed ones), and with `InternalError` where `data` is
+/// not a whole number of elements.
 pub fn negate(dtype: DType, data: &mut [u8]) -> Result<()> {
     check_whole(dtype, data)?;
     match dtype.real_part().unwrap_or(dtype) {
-        DType::U8 | DType::I8 => each(data, |[byte]| [byte.wrapping_neg()]),
-        DType::U16 | DType::I16 => each(data, |bytes| u16::from_le_bytes(bytes).wrapping_neg().to_le_bytes()),
-        DType::U32 | DType::I32 => each(data, |bytes| u32::from_le_bytes(bytes).wrapping_neg().to_le_bytes()),
-        DType::U64 | DType::I64 => each(data, |bytes| u64::from_le_bytes(bytes).wrapping_neg().to_le_bytes()),
-        DType::F8E4M3Fn | DType::F8E5M2 => each(data, |[code]| [code ^ 0x80]),
-        // Zero and NaN have no counterpart of the other sign.
-        DType::F8E4M3Fnuz | DType::F8E5M2Fnuz => {
-            each(data, |[code]| [if code & 0x7f == 0 { code } else { code ^ 0x80 }]);
+        DType::U8 | DType::I8 => map_in_place(data, |[byte]| [byte.wrapping_neg()]),
+        DType::U16 | DType::I16 => {
+            map_in_place(data, |bytes| u16::from_le_bytes(bytes).wrapping_neg().to_le_bytes())
         }
-        DType::F16 | DType::BF16 => each(data, |bytes| (u16::from_le_bytes(bytes) ^ (1 << 15)).to_le_bytes()),
-        DType::F32 => each(data, |bytes| (u32::from_le_bytes(bytes) ^ (1 << 31)).to_le_bytes()),
-        DType::F64 => each(data, |bytes| (u64::from_le_bytes(bytes) ^ (1 << 63)).to_le_bytes()),
+        DType::U32 | DType::I32 => {
+            map_in_place(data, |bytes| u32::from_le_bytes(bytes).wrapping_neg().to_le_bytes())
+        }
+        DType::U64 | DType::I64 => {
+            map_in_place(data, |bytes| u64::from_le_bytes(bytes).wrapping_neg().to_le_bytes())
+        }
+        DType::F8E4M3Fn | DType::F8E5M2 => map_in_place(data, |[code]| [code ^ 0x80]),
+        // Zero and NaN have no negative code.
+        DType::F8E4M3Fnuz | DType::F8E5M2Fnuz => {
+            map_in_place(data, |[code]| [if code & 0x7f == 0 { code } else { code ^ 0x80 }]);
+        }
+        DType::F16 | DType::BF16 => {
+            map_in_place(data, |bytes| (u16::from_le_bytes(bytes) ^ (1 << 15)).to_le_bytes())
+        }
+        DType::F32 => map_in_place(data, |bytes| (u32::from_le_bytes(bytes) ^ (1 << 31)).to_le_bytes()),
+        DType::F64 => map_in_place(data, |bytes| (u64::from_le_bytes(bytes) ^ (1 << 63)).to_le_bytes()),
         _ => return Err(Error::new(Code::DtypeUnsupported, format!("{dtype} has no negative values"))),
     }
     Ok(())
 }
 
-/// Flips the sign of every imaginary half; a real number is its own conjugate. `DtypeUnsupported` for packed dtypes.
+/// Flips the sign of every imaginary part; a real number is its own conjugate.
+///
+/// Fails with `DtypeUnsupported` for packed dtypes, and with `InternalError` where `data` is not a whole number of elements.
 pub fn conjugate(dtype: DType, data: &mut [u8]) -> Result<()> {
     check_whole(dtype, data)?;
     match dtype {
-        DType::C32 => each(data, |bytes| (u32::from_le_bytes(bytes) ^ (1 << 31)).to_le_bytes()),
-        DType::C64 => each(data, |bytes| (u64::from_le_bytes(bytes) ^ (1 << 63)).to_le_bytes()),
-        DType::C128 => each(data, |bytes| (u128::from_le_bytes(bytes) ^ (1 << 127)).to_le_bytes()),
+        DType::C32 => map_in_place(data, |bytes| (u32::from_le_bytes(bytes) ^ (1 << 31)).to_le_bytes()),
+        DType::C64 => map_in_place(data, |bytes| (u64::from_le_bytes(bytes) ^ (1 << 63)).to_le_bytes()),
+        DType::C128 => map_in_place(data, |bytes| (u128::from_le_bytes(bytes) ^ (1 << 127)).to_le_bytes()),
         _ if dtype.kind() == Kind::Packed => {
             return Err(Error::new(Code::DtypeUnsupported, format!("{dtype} has no conjugate")));
         }
@@ -64,12 +75,12 @@ fn check_whole(dtype: DType, data: &[u8]) -> Result<()> {
     if data.len().is_multiple_of(size(dtype)) {
         Ok(())
     } else {
-        Err(misuse(format!("{} bytes are no whole number of {dtype} elements", data.len())))
+        Err(internal_error(format!("{} bytes are not a whole number of {dtype} elements", data.len())))
     }
 }
 
-fn each<const N: usize>(data: &mut [u8], one: impl Fn([u8; N]) -> [u8; N]) {
-    Level::used().each(data, one);
+fn map_in_place<const N: usize>(data: &mut [u8], one: impl Fn([u8; N]) -> [u8; N]) {
+    Level::used().map_in_place(data, one);
 }
 
 #[cfg(test)]
@@ -77,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_byte_swap_reverses_every_unit_and_leaves_the_rest() {
+    fn a_byte_swap_reverses_every_unit_and_keeps_the_remainder() {
         for unit in 0..=9 {
             for len in 0..70 {
                 let before: Vec<u8> = (0..len).collect();
@@ -93,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn negation_flips_signs_of_both_halves_and_wraps_ints() {
+    fn negation_flips_the_signs_of_both_parts_and_wraps_ints() {
         let mut data: Vec<u8> = [1.5_f32, -0.0].iter().flat_map(|x| x.to_le_bytes()).collect();
         negate(DType::C64, &mut data).unwrap();
         let expected: Vec<u8> = [-1.5_f32, 0.0].iter().flat_map(|x| x.to_le_bytes()).collect();
@@ -107,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn conjugation_flips_imaginary_halves_only() {
+    fn conjugation_flips_imaginary_parts_only() {
         for (dtype, half) in [(DType::C32, 2), (DType::C64, 4), (DType::C128, 8)] {
             let mut data = vec![0_u8; half * 4];
             conjugate(dtype, &mut data).unwrap();
@@ -120,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_sign_is_refused() {
+    fn dtypes_without_a_sign_are_refused() {
         for dtype in [DType::Bool, DType::F8E8M0Fnu, DType::F4E2M1FnX2] {
             assert_eq!(negate(dtype, &mut [1]).unwrap_err().code(), Code::DtypeUnsupported);
         }

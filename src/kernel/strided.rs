@@ -1,30 +1,33 @@
-//! Rows whose elements do not lie side by side: packed before the cast, scattered after it, in blocks.
+//! Rows with strided elements: gathered into a contiguous block before the cast, scattered after it.
 
 use super::cast::Cast;
 
 /// Elements per block.
-const BLOCK: usize = 256;
-/// The widest element, a complex128.
-const WIDEST: usize = 16;
+const BLOCK_ELEMENTS: usize = 256;
+/// The widest element, a complex128, in bytes.
+const ELEMENT_MAX_BYTES: usize = 16;
 
-/// The two buffers of [`row`], made once per copy.
+/// The two buffers of [`row`], allocated once per copy.
 pub(super) struct Scratch {
-    packed: [u8; BLOCK * WIDEST],
-    converted: [u8; BLOCK * WIDEST],
+    packed: [u8; BLOCK_ELEMENTS * ELEMENT_MAX_BYTES],
+    converted: [u8; BLOCK_ELEMENTS * ELEMENT_MAX_BYTES],
 }
 
 impl Scratch {
-    /// Buffers whose content does not matter.
+    /// Zeroed buffers.
     pub(super) fn new() -> Scratch {
-        Scratch { packed: [0; BLOCK * WIDEST], converted: [0; BLOCK * WIDEST] }
+        Scratch {
+            packed: [0; BLOCK_ELEMENTS * ELEMENT_MAX_BYTES],
+            converted: [0; BLOCK_ELEMENTS * ELEMENT_MAX_BYTES],
+        }
     }
 }
 
-/// Elements from the start of `bytes` on, `stride` elements apart.
+/// Elements that are `stride` elements apart, the first at the start of `bytes`.
 pub(super) struct Strided<B> {
-    /// The bytes, of which the last element may be the end.
+    /// The bytes, at least to the end of the last element.
     pub(super) bytes: B,
-    /// From one element to the next, in elements.
+    /// The distance from one element to the next, in elements.
     pub(super) stride: usize,
 }
 
@@ -45,14 +48,20 @@ pub(super) fn row(
         (1, _) if cast.is_identity() => {
             scatter(dst_size, &src.bytes[..count * src_size], dst.bytes, dst.stride);
         }
-        _ => blocks(cast, src, dst, count, scratch),
+        _ => row_by_blocks(cast, src, dst, count, scratch),
     }
 }
 
-fn blocks(cast: Cast, src: Strided<&[u8]>, dst: Strided<&mut [u8]>, count: usize, scratch: &mut Scratch) {
+fn row_by_blocks(
+    cast: Cast,
+    src: Strided<&[u8]>,
+    dst: Strided<&mut [u8]>,
+    count: usize,
+    scratch: &mut Scratch,
+) {
     let (src_size, dst_size) = (cast.src_size(), cast.dst_size());
-    for start in (0..count).step_by(BLOCK) {
-        let count = BLOCK.min(count - start);
+    for start in (0..count).step_by(BLOCK_ELEMENTS) {
+        let count = BLOCK_ELEMENTS.min(count - start);
         let src_bytes = &src.bytes[start * src.stride * src_size..];
         let dst_bytes = &mut dst.bytes[start * dst.stride * dst_size..];
         let packed = if src.stride == 1 {
@@ -72,7 +81,7 @@ fn blocks(cast: Cast, src: Strided<&[u8]>, dst: Strided<&mut [u8]>, count: usize
     }
 }
 
-/// Fills `dst` with elements of `size` bytes that lie `stride` elements apart in `src`.
+/// Gathers elements of `size` bytes that are `stride` elements apart in `src` into contiguous `dst`.
 pub(super) fn pack(size: usize, src: &[u8], stride: usize, dst: &mut [u8]) {
     match size {
         1 => pack_elements::<1>(src, stride, dst),
@@ -83,7 +92,7 @@ pub(super) fn pack(size: usize, src: &[u8], stride: usize, dst: &mut [u8]) {
     }
 }
 
-/// Spreads the elements of `src`, of `size` bytes each, over `dst`, `stride` elements apart.
+/// Scatters the contiguous elements of `src`, of `size` bytes each, over `dst`, `stride` elements apart.
 fn scatter(size: usize, src: &[u8], dst: &mut [u8], stride: usize) {
     match size {
         1 => scatter_elements::<1>(src, dst, stride),

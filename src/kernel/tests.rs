@@ -1,4 +1,4 @@
-//! The rules of casts and strided copies, each against a plain reference: exact arithmetic in f64, or one element at a time.
+//! The rules of casts and strided copies, each compared with a simple reference: exact arithmetic in f64, or one element at a time.
 
 use proptest::prelude::*;
 
@@ -47,7 +47,7 @@ const NARROW: [DType; 7] = [
 ];
 
 #[test]
-fn every_narrow_code_survives_the_way_over_f32_and_f64() {
+fn every_narrow_code_round_trips_through_f32_and_f64() {
     for dtype in NARROW {
         let codes = every_code(dtype);
         for wide in [DType::F32, DType::F64] {
@@ -66,9 +66,9 @@ fn every_narrow_code_survives_the_way_over_f32_and_f64() {
     }
 }
 
-/// Mantissa bits and bias of each format; the values by its definition.
+/// The expected values are computed from the mantissa bits and the exponent bias of each format.
 #[test]
-fn narrow_codes_mean_what_their_format_says() {
+fn narrow_codes_decode_to_the_values_of_their_format() {
     let formats = [
         (DType::F8E4M3Fn, 3, 7),
         (DType::F8E5M2, 2, 15),
@@ -99,7 +99,7 @@ fn narrow_codes_mean_what_their_format_says() {
     }
 }
 
-/// The neighbours of every tie: the nearest code wins, and the even one on the tie itself.
+/// The values next to every tie encode to the nearest code, and the tie itself to the even one.
 #[test]
 fn encoding_rounds_to_nearest_even_at_every_tie() {
     for dtype in NARROW {
@@ -111,7 +111,7 @@ fn encoding_rounds_to_nearest_even_at_every_tie() {
             let ((low, below), (high, above)) = (pair[0], pair[1]);
             let tie = ((f64::from(below) + f64::from(above)) / 2.0) as f32;
             if tie == below || tie == above || (dtype == DType::F8E8M0Fnu && low == 0) {
-                continue; // f32 has no number between the two, or the next test is about them
+                continue; // f32 has no number between the two, or the next test covers them
             }
             let near = [tie.next_down(), tie, tie.next_up()];
             let codes = converted(cast(DType::F32, dtype), &float_bytes(&near));
@@ -119,14 +119,14 @@ fn encoding_rounds_to_nearest_even_at_every_tie() {
                 .chunks(size(dtype))
                 .map(|code| code.iter().rev().fold(0, |sum, byte| sum << 8 | usize::from(*byte)))
                 .collect();
-            // The last place of e8m0 is the implied 1 of the mantissa, so every one of its ties goes up.
+            // The last place of e8m0 is the implied 1 of the mantissa, so each of its ties rounds up.
             let even = if dtype == DType::F8E8M0Fnu { high } else { low + low % 2 };
             assert_eq!(codes, [low, even, high], "{dtype} between {below} and {above}");
         }
     }
 }
 
-/// torch rounds f32's subnormal numbers at 2^-127 itself, although the middle to the next code is half as much again.
+/// torch rounds f32's subnormal numbers up from 2^-127 itself, although the tie with the next code is at 1.5 times that.
 #[test]
 fn above_the_smallest_e8m0_value_everything_rounds_up() {
     let smallest = f32::from_bits(0x0040_0000);
@@ -135,7 +135,7 @@ fn above_the_smallest_e8m0_value_everything_rounds_up() {
 }
 
 #[test]
-fn fp8_overflow_is_nan_or_the_largest_value_as_asked() {
+fn fp8_overflow_is_nan_or_saturates() {
     let rows = [
         (DType::F8E4M3Fn, [0x7f, 0xff, 0x7f, 0xff], [0x7e, 0xfe, 0x7e, 0xfe]),
         (DType::F8E5M2, [0x7c, 0xfc, 0x7c, 0xfc], [0x7b, 0xfb, 0x7b, 0xfb]),
@@ -156,7 +156,7 @@ fn fp8_overflow_is_nan_or_the_largest_value_as_asked() {
 }
 
 #[test]
-fn floats_saturate_to_ints_and_nan_is_zero() {
+fn float_to_int_saturates_and_converts_nan_to_zero() {
     let values = float_bytes(&[f32::NAN, f32::INFINITY, -1e30, -1.9, 300.0]);
     assert_eq!(converted(cast(DType::F32, DType::U8), &values), [0, 255, 0, 0, 255]);
     assert_eq!(converted(cast(DType::F32, DType::I8), &values), [0, 127, 0x80, 0xff, 127]);
@@ -165,7 +165,7 @@ fn floats_saturate_to_ints_and_nan_is_zero() {
 }
 
 #[test]
-fn any_bool_byte_but_zero_is_true() {
+fn every_nonzero_bool_byte_is_true() {
     let bytes = [0, 1, 2, 0x80, 0xff];
     assert_eq!(converted(cast(DType::Bool, DType::Bool), &bytes), [0, 1, 1, 1, 1]);
     assert_eq!(converted(cast(DType::Bool, DType::I8), &bytes), [0, 1, 1, 1, 1]);
@@ -200,7 +200,7 @@ fn packed_dtypes_are_only_copied() {
 }
 
 #[test]
-fn a_cast_is_lossy_where_the_kind_goes_down() {
+fn a_cast_to_a_lower_kind_is_lossy() {
     assert!(is_lossy(DType::C64, DType::F64) && is_lossy(DType::F8E5M2, DType::I64));
     assert!(is_lossy(DType::U8, DType::Bool));
     assert!(!is_lossy(DType::Bool, DType::Bool) && !is_lossy(DType::F64, DType::F8E5M2));
@@ -217,7 +217,7 @@ fn noise(len: usize) -> Vec<u8> {
     (0..len).map(|_| next()).collect()
 }
 
-/// Vector bodies and scalar tails agree, at any alignment: NaN payloads, too, since one element has one encoding.
+/// Vector bodies and scalar tails give the same bits at any alignment, NaN payloads included.
 #[test]
 fn every_length_equals_one_element_at_a_time() {
     for &from in DType::ALL {
@@ -248,8 +248,8 @@ fn wrong_lengths_are_refused() {
     }
 }
 
-/// The reference for [`gather`]: one element after the other.
-fn gather_slowly(cast: Cast, src: &[u8], dst: &mut [u8], axes: &[Axis]) {
+/// The reference for [`gather`]: copies one element after the other.
+fn gather_reference(cast: Cast, src: &[u8], dst: &mut [u8], axes: &[Axis]) {
     let count: usize = axes.iter().map(|axis| axis.size).product();
     for mut index in 0..count {
         let (mut from, mut to) = (0, 0);
@@ -270,13 +270,13 @@ fn check_gather(cast: Cast, axes: &[Axis]) {
     let src = noise(span(|axis| axis.src_stride) * size(cast.from()));
     let mut fast = vec![0xaa; span(|axis| axis.dst_stride) * size(cast.to())];
     let mut slow = fast.clone();
-    gather_slowly(cast, &src, &mut slow, axes);
+    gather_reference(cast, &src, &mut slow, axes);
     gather(cast, &src, &mut fast, axes).unwrap();
     assert!(fast == slow, "{cast:?} {axes:?}");
 }
 
 #[test]
-fn a_transpose_that_does_not_fit_is_refused() {
+fn a_transpose_past_its_source_is_refused() {
     let cast = Cast::new(DType::F32, DType::BF16, Overflow::Nan).unwrap();
     let mut dst = [0xaa; 5 * 6];
     let mut run = |src: &[u8], pitch: usize, width: usize| {
@@ -300,7 +300,7 @@ fn a_transpose_that_does_not_fit_is_refused() {
     }
 }
 
-/// Axes with the source in one order of the dimensions and the destination in another, both with gaps; some repeat.
+/// Axes whose dimensions have one order in the source and another in the destination, both with gaps; some have stride 0.
 fn axes() -> impl Strategy<Value = Vec<Axis>> {
     let size = prop_oneof![4 => 1_usize..5, 2 => 5_usize..20, 1 => 60_usize..75];
     let dimension = (size, 0_usize..3, 0_usize..3, prop::bool::weighted(0.1));
@@ -344,7 +344,7 @@ proptest! {
 }
 
 #[test]
-fn transposes_of_every_element_size_are_right_at_tile_edges() {
+fn transposes_of_every_element_size_are_correct_at_tile_edges() {
     let pairs = [
         (DType::F8E4M3Fn, DType::F8E4M3Fn),
         (DType::F32, DType::BF16),
@@ -367,7 +367,7 @@ fn transposes_of_every_element_size_are_right_at_tile_edges() {
 }
 
 #[test]
-fn an_axis_of_no_elements_or_none_at_all_is_no_trouble() {
+fn an_empty_axis_copies_nothing_and_no_axes_copy_one_element() {
     let empty = [Axis { size: 0, src_stride: 9, dst_stride: 9 }];
     gather(cast(DType::F32, DType::BF16), &[], &mut [], &empty).unwrap();
     let mut dst = [0; 4];
@@ -376,7 +376,7 @@ fn an_axis_of_no_elements_or_none_at_all_is_no_trouble() {
 }
 
 #[test]
-fn what_does_not_fit_or_overlaps_is_refused_and_nothing_is_written() {
+fn axes_out_of_bounds_or_overlapping_are_refused_before_any_write() {
     let axis = |size, src_stride, dst_stride| Axis { size, src_stride, dst_stride };
     let wrong: [&[Axis]; 6] = [
         &[axis(9, 1, 1)],

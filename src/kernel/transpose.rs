@@ -1,38 +1,38 @@
-//! The blocked transpose: source rows become destination columns, converted on the way.
+//! The blocked (tiled) transpose: source rows become destination columns, converted by a cast.
 //!
-//! A tile is a panel of source rows, some hundred columns wide. Its rows are read in order, side by side, so that the
-//! hardware prefetcher follows them; converted into scratch that stays in the cache, with a pitch that no power of two
-//! divides; and turned into whole 64-byte lines, a few of which are written to each destination row at one go. Rows that need
-//! no conversion are turned where they lie.
+//! A tile is some source rows, a few hundred columns wide. Its rows are read sequentially, so that the hardware prefetcher
+//! follows them, and converted into scratch that stays in the cache; the pitch of the scratch is not a power of two, which
+//! avoids cache set conflicts. The tile is then transposed into whole 64-byte cache lines, a few of which are stored to each
+//! destination row in succession. Rows that need no conversion are transposed straight from the source.
 
 use std::ops::Range;
 
-use super::arch::{Grid, LINE, LINES, Lines, Panel};
+use super::arch::{CACHE_LINE_BYTES, Grid, LINES_PER_PASS, Panel, PanelTranspose};
 use super::cast::Cast;
-use super::misuse;
+use super::internal_error;
 use super::strided::{self, Scratch, Strided};
 use crate::error::Result;
 
-/// Bytes of a converted row of a tile.
-const ROW_BYTES: usize = 2048;
-/// Bytes of a result above which a cast that may write past the caches does so: the lines do not stay there until somebody reads
-/// them, and each would be read before it is overwritten.
-const STREAMED: usize = 8 << 20;
-/// Columns of a line that is not whole, written at a time.
-const COLUMNS: usize = 256;
+/// Maximum bytes of a converted row of a tile.
+const TILE_ROW_BYTES: usize = 2048;
+/// The result size, in bytes, above which a cast with non-temporal stores uses them: the lines of such a result would be evicted
+/// before they are read again, and an ordinary store reads each line before it overwrites it.
+const NON_TEMPORAL_MIN_BYTES: usize = 8 << 20;
+/// The number of columns whose partial cache line is stored at a time.
+const PARTIAL_LINE_COLUMNS: usize = 256;
 
 /// The source of a transpose.
 #[derive(Clone, Copy)]
 pub(super) struct Matrix<'a> {
-    /// The elements.
+    /// The elements, the first at the start.
     pub(super) bytes: &'a [u8],
-    /// From one row to the next, in elements.
+    /// The distance from one row to the next, in elements.
     pub(super) row: usize,
-    /// From one column to the next, in elements.
+    /// The distance from one column to the next, in elements.
     pub(super) column: usize,
 }
 
-/// Scratch for one tile, made once per copy.
+/// Scratch for one tile, allocated once per copy.
 pub(super) struct Tile {
     bytes: Vec<u8>,
     /// Bytes from one row of the tile to the next.
@@ -40,17 +40,18 @@ pub(super) struct Tile {
     /// Rows and columns of a full tile.
     rows: usize,
     columns: usize,
-    /// Rows that fill a line.
+    /// The number of rows that fill a cache line of a column.
     line_rows: usize,
-    lines: Lines,
-    /// Lines that are not whole, on their way.
-    rest: Vec<u8>,
+    panel_transpose: PanelTranspose,
+    /// Scratch for partial cache lines.
+    partial_lines: Vec<u8>,
     strided: Scratch,
 }
 
-/// Copies a matrix whose rows are contiguous, `pitch` elements apart, to a destination whose rows are its columns.
+/// Transposes and converts a matrix whose rows are contiguous and `pitch` elements apart: its columns become the rows of `dst`.
 ///
-/// `scratch` is memory to be handed in again for the next one, whatever it holds; its size has a fixed bound.
+/// `scratch` may hold anything; the caller passes it to the next call again, so that it is allocated once. Its size has a fixed
+/// bound. Fails with `InternalError` where the source is too short for the sizes that `dst` has.
 pub fn transpose(
     cast: Cast,
     src: &[u8],
@@ -62,53 +63,54 @@ pub fn transpose(
     if rows == 0 || columns == 0 {
         return Ok(());
     }
-    let reach = (rows - 1)
+    let span_bytes = (rows - 1)
         .checked_mul(pitch)
         .and_then(|last| last.checked_add(columns)?.checked_mul(cast.src_size()));
-    if reach.is_none_or(|reach| reach > src.len()) || !dst.width().is_multiple_of(cast.dst_size()) {
+    if span_bytes.is_none_or(|span_bytes| span_bytes > src.len())
+        || !dst.width().is_multiple_of(cast.dst_size())
+    {
         let len = src.len();
-        return Err(misuse(format!(
+        return Err(internal_error(format!(
             "{cast:?} of {rows} rows of {columns}, {pitch} apart, does not fit {len} bytes"
         )));
     }
     let src = Matrix { bytes: src, row: pitch, column: 1 };
     let mut tile = Tile::new(cast, rows, columns, std::mem::take(scratch));
-    turn(cast, src, &mut dst, &mut tile);
+    transpose_matrix(cast, src, &mut dst, &mut tile);
     *scratch = tile.bytes;
     Ok(())
 }
 
-/// As [`transpose`], for columns at any distance; the source holds all elements.
-pub(super) fn turn(cast: Cast, src: Matrix<'_>, dst: &mut Grid<'_>, tile: &mut Tile) {
+/// As [`transpose`], for columns at any distance. The source must hold all elements.
+pub(super) fn transpose_matrix(cast: Cast, src: Matrix<'_>, dst: &mut Grid<'_>, tile: &mut Tile) {
     let (src_size, dst_size) = (cast.src_size(), cast.dst_size());
     let (rows, columns) = (dst.width() / dst_size, dst.rows());
-    let streams = cast.streams() && dst.whole() > STREAMED;
-    let as_it_lies = cast.is_identity() && src.column == 1 && src.row * src_size >= LINE;
-    // Rows that fill lines.
-    let full = if as_it_lies { rows - rows % tile.line_rows } else { 0 };
-    for top in (0..full).step_by(tile.rows) {
-        let bottom = full.min(top + tile.rows);
+    let non_temporal = cast.uses_non_temporal_stores() && dst.slice_len() > NON_TEMPORAL_MIN_BYTES;
+    let is_direct = cast.is_identity() && src.column == 1 && src.row * src_size >= CACHE_LINE_BYTES;
+    // The number of rows that are transposed straight from the source: those that fill cache lines.
+    let direct_rows = if is_direct { rows - rows % tile.line_rows } else { 0 };
+    for top in (0..direct_rows).step_by(tile.rows) {
+        let bottom = direct_rows.min(top + tile.rows);
         let bytes = &src.bytes[top * src.row * src_size..];
-        // Lines are made of whole squares; those of the last columns may reach past the source's end.
-        let reach = (bottom - top - 1) * src.row + columns.next_multiple_of(tile.line_rows);
-        let width =
-            if reach * src_size <= bytes.len() { columns } else { columns - columns % tile.line_rows };
+        // A panel is transposed in square blocks; those of the last columns may reach past the end of the source.
+        let span = (bottom - top - 1) * src.row + columns.next_multiple_of(tile.line_rows);
+        let width = if span * src_size <= bytes.len() { columns } else { columns - columns % tile.line_rows };
         let lines = (bottom - top) / tile.line_rows;
-        let panel = Panel { bytes, pitch: src.row * src_size, columns: width, lines, streams };
-        (tile.lines)(panel, &mut dst.part(0..width, top * dst_size..bottom * dst_size));
-        tile.turn(cast, src, dst, top..bottom, width..columns, streams);
+        let panel = Panel { bytes, pitch: src.row * src_size, columns: width, lines, non_temporal };
+        (tile.panel_transpose)(panel, &mut dst.sub_grid(0..width, top * dst_size..bottom * dst_size));
+        tile.transpose(cast, src, dst, top..bottom, width..columns, non_temporal);
     }
-    tile.turn(cast, src, dst, full..rows, 0..columns, streams);
+    tile.transpose(cast, src, dst, direct_rows..rows, 0..columns, non_temporal);
 }
 
 impl Tile {
-    /// Scratch for a source of `rows` by `columns`, in memory that was one before or is empty; its size has a fixed bound.
+    /// Scratch for a source of `rows` by `columns`. `bytes` is empty, or the memory of an earlier tile; its size has a fixed bound.
     pub(super) fn new(cast: Cast, rows: usize, columns: usize, mut bytes: Vec<u8>) -> Tile {
         let size = cast.dst_size();
-        let line_rows = LINE / size;
-        let width = (ROW_BYTES / size).min(columns);
-        let height = (LINES * line_rows).min(rows.next_multiple_of(line_rows));
-        let pitch = width * size + LINE;
+        let line_rows = CACHE_LINE_BYTES / size;
+        let width = (TILE_ROW_BYTES / size).min(columns);
+        let height = (LINES_PER_PASS * line_rows).min(rows.next_multiple_of(line_rows));
+        let pitch = width * size + CACHE_LINE_BYTES;
         bytes.resize(bytes.len().max(height * pitch), 0);
         Tile {
             bytes,
@@ -116,21 +118,21 @@ impl Tile {
             rows: height,
             columns: width,
             line_rows,
-            lines: cast.level().lines(size),
-            rest: Vec::new(),
+            panel_transpose: cast.level().panel_transpose(size),
+            partial_lines: Vec::new(),
             strided: Scratch::new(),
         }
     }
 
-    /// Turns some rows and columns of the source by way of the tile.
-    fn turn(
+    /// Transposes some rows and columns of the source through the tile.
+    fn transpose(
         &mut self,
         cast: Cast,
         src: Matrix<'_>,
         dst: &mut Grid<'_>,
         rows: Range<usize>,
         columns: Range<usize>,
-        streams: bool,
+        non_temporal: bool,
     ) {
         let (src_size, dst_size) = (cast.src_size(), cast.dst_size());
         for left in columns.clone().step_by(self.columns) {
@@ -139,13 +141,13 @@ impl Tile {
                 let height = self.rows.min(rows.end - top);
                 let bytes = &src.bytes[(top * src.row + left * src.column) * src_size..];
                 self.read(cast, Matrix { bytes, ..src }, height, width);
-                let mut dst = dst.part(left..left + width, top * dst_size..(top + height) * dst_size);
-                self.write(width, height, streams, &mut dst, dst_size);
+                let mut dst = dst.sub_grid(left..left + width, top * dst_size..(top + height) * dst_size);
+                self.write(width, height, non_temporal, &mut dst, dst_size);
             }
         }
     }
 
-    /// Converts a panel of the source into the tile.
+    /// Converts rows of the source into the tile.
     fn read(&mut self, cast: Cast, src: Matrix<'_>, height: usize, width: usize) {
         for (row, out) in self.bytes.chunks_mut(self.pitch).take(height).enumerate() {
             let src = Strided { bytes: &src.bytes[row * src.row * cast.src_size()..], stride: src.column };
@@ -153,29 +155,34 @@ impl Tile {
         }
     }
 
-    /// Writes the tile's columns, each to a row of the destination, elements of `size` bytes.
-    fn write(&mut self, columns: usize, height: usize, streams: bool, dst: &mut Grid<'_>, size: usize) {
+    /// Stores each column of the tile, with elements of `size` bytes, to a row of the destination.
+    fn write(&mut self, columns: usize, height: usize, non_temporal: bool, dst: &mut Grid<'_>, size: usize) {
         let lines = height / self.line_rows;
-        let panel = Panel { bytes: &self.bytes, pitch: self.pitch, columns, lines, streams };
+        let panel = Panel { bytes: &self.bytes, pitch: self.pitch, columns, lines, non_temporal };
         if lines > 0 {
-            (self.lines)(panel, dst);
+            (self.panel_transpose)(panel, dst);
         }
-        let at = lines * LINE;
+        let at = lines * CACHE_LINE_BYTES;
         if at == dst.width() {
             return;
         }
-        // What is less than a line goes to the end of each row by way of whole lines elsewhere.
-        self.rest.resize(COLUMNS * LINE, 0);
+        // The rows left over fill only part of a cache line: transpose them to whole lines in scratch, then copy the partial lines.
+        self.partial_lines.resize(PARTIAL_LINE_COLUMNS * CACHE_LINE_BYTES, 0);
         let bytes = &self.bytes[lines * self.line_rows * self.pitch..];
-        for left in (0..columns).step_by(COLUMNS) {
-            let columns = COLUMNS.min(columns - left);
+        for left in (0..columns).step_by(PARTIAL_LINE_COLUMNS) {
+            let columns = PARTIAL_LINE_COLUMNS.min(columns - left);
             let bytes = &bytes[left * size..];
-            if let Some(mut rest) = Grid::new(&mut self.rest, columns, LINE, LINE) {
-                (self.lines)(Panel { bytes, columns, lines: 1, streams: false, ..panel }, &mut rest);
+            if let Some(mut partial_lines) =
+                Grid::new(&mut self.partial_lines, columns, CACHE_LINE_BYTES, CACHE_LINE_BYTES)
+            {
+                let panel = Panel { bytes, columns, lines: 1, non_temporal: false, ..panel };
+                (self.panel_transpose)(panel, &mut partial_lines);
             }
-            for (column, line) in self.rest.as_chunks::<LINE>().0.iter().take(columns).enumerate() {
-                let rest = &mut dst.row(left + column)[at..];
-                rest.copy_from_slice(&line[..rest.len()]);
+            for (column, line) in
+                self.partial_lines.as_chunks::<CACHE_LINE_BYTES>().0.iter().take(columns).enumerate()
+            {
+                let row_end = &mut dst.row(left + column)[at..];
+                row_end.copy_from_slice(&line[..row_end.len()]);
             }
         }
     }

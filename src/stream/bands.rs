@@ -177,7 +177,7 @@ pub(super) fn fill_band(
             // Gaps that were read along change as well; nobody looks at them.
             how.prepare(payload, bytes)?;
             let across = to_usize(top * to)..to_usize((top + rows) * to);
-            let part = out.part(to_usize(left)..to_usize(left + columns), across);
+            let part = out.sub_grid(to_usize(left)..to_usize(left + columns), across);
             kernel::transpose(how.cast, bytes, to_usize(panel.step(from)), part, &mut space.tile)?;
         }
     }

@@ -126,13 +126,13 @@ pub fn fill_all(mut tasks: Vec<Task<'_>>, threads: Option<usize>) -> Result<(), 
 }
 
 /// Has the system make the fresh memory of transposes now, by all threads: the first lines of a band of rows go to every page. Once
-/// it is there, it is better written past the caches.
+/// it is there, it is better written with non-temporal stores.
 fn touch_bands(tasks: &mut [Task<'_>], threads: usize) -> Result<(), (usize, Error)> {
     let mut pages = Vec::new();
     for (number, task) in tasks.iter_mut().enumerate() {
         let nbytes = task.layout.numel().saturating_mul(task.how.cast.from().itemsize());
-        if matrix(&task.layout, nbytes).is_some() && !task.how.cast.is_past_caches() {
-            task.how.cast = task.how.cast.past_caches();
+        if matrix(&task.layout, nbytes).is_some() && !task.how.cast.uses_non_temporal_stores() {
+            task.how.cast = task.how.cast.with_non_temporal_stores();
             let cancel = &task.how.cancel;
             pages.extend(task.out.chunks_mut(HUGE).map(|page| (number, cancel, page)));
         }

@@ -278,7 +278,7 @@ fn is_transposing(piece: &Piece) -> bool {
 /// Whether memory for a piece is to be touched first: the first block of a transpose writes to every page, and a request to stop
 /// would wait for all of them to be made.
 pub(super) fn wants_touch(piece: &Piece, how: &Fill) -> bool {
-    is_transposing(piece) && !how.cast.is_past_caches()
+    is_transposing(piece) && !how.cast.uses_non_temporal_stores()
 }
 
 /// Has the system make fresh memory now, a huge page at a time. What was in it is lost.

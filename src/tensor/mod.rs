@@ -437,7 +437,7 @@ impl Tensor {
             ));
         }
         let cast = Cast::new(self.dtype, dtype, request.overflow)?;
-        let cast = if recycled { cast.past_caches() } else { cast };
+        let cast = if recycled { cast.with_non_temporal_stores() } else { cast };
         let flags = self.checkpoint.tensor(self.id).flags;
         Ok(Fill {
             // As in torch: negate(x).to(dtype).

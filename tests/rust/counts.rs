@@ -13,7 +13,7 @@ use rustload::bytes::Source;
 use rustload::container::safetensors::Header;
 use rustload::container::zip::{Archive as Zip, Trailing};
 use rustload::dtype::DType::{self, BF16, Bool, F8E4M3Fn, F16, F32, F64, I32};
-use rustload::kernel::{Axis, Cast, Level, Overflow, convert, gather, swap_bytes_at};
+use rustload::kernel::{Axis, Cast, Level, Overflow, convert, gather, swap_bytes_with_level};
 use rustload::limits::Limits;
 use rustload::pickle::{Disasm, run};
 use rustload::scan;
@@ -75,7 +75,7 @@ fn jobs() -> Vec<Job> {
         jobs.extend(TRANSPOSES.map(|(from, to)| transpose(level, from, to)));
         jobs.push(element(format!("swap 4 bytes, {level}"), ELEMENTS, move || {
             let mut data = elements(F32, ELEMENTS);
-            Box::new(move || swap_bytes_at(level, 4, black_box(&mut data)))
+            Box::new(move || swap_bytes_with_level(level, 4, black_box(&mut data)))
         }));
     }
     jobs
@@ -143,7 +143,7 @@ fn cast(level: Level, from: DType, to: DType) -> Job {
     element(format!("cast {from} to {to}, {level}"), ELEMENTS, move || {
         let src = elements(from, ELEMENTS);
         let mut dst = vec![1; ELEMENTS * size(to)];
-        let cast = Cast::at(level, from, to, Overflow::Nan).expect("a cast");
+        let cast = Cast::with_level(level, from, to, Overflow::Nan).expect("a cast");
         Box::new(move || convert(cast, black_box(&src), black_box(&mut dst)).expect("a row"))
     })
 }
@@ -152,7 +152,7 @@ fn transpose(level: Level, from: DType, to: DType) -> Job {
     element(format!("transpose {from} to {to}, {level}"), SIDE * SIDE, move || {
         let src = elements(from, SIDE * SIDE);
         let mut dst = vec![1; SIDE * SIDE * size(to)];
-        let cast = Cast::at(level, from, to, Overflow::Nan).expect("a cast");
+        let cast = Cast::with_level(level, from, to, Overflow::Nan).expect("a cast");
         let axes = [
             Axis { size: SIDE, src_stride: 1, dst_stride: SIDE },
             Axis { size: SIDE, src_stride: SIDE, dst_stride: 1 },

@@ -1,16 +1,16 @@
-//! Rows that take complex numbers apart and put them together. They move halves and never look at their values.
+//! Row kernels between complex numbers and their real parts. They move bytes and do not look at values.
 
-use super::{Instructions, Row, map};
+use super::{Instructions, RowKernel, map};
 use crate::dtype::DType;
 
-/// Two bool bytes in, one out: whether either is set.
-pub(super) fn either<I: Instructions>() -> Row {
+/// The row kernel that ORs each pair of bool bytes into one.
+pub(super) fn or_pairs<I: Instructions>() -> RowKernel {
     |src, dst| map::<I, _, _>(src, dst, |[real, imaginary]| [real | imaginary])
 }
 
-/// The row that keeps the real halves, each a `half`, of complex numbers.
-pub(super) fn real_halves<I: Instructions>(half: DType) -> Option<Row> {
-    Some(match half {
+/// The row kernel that keeps the real part, a `part`, of each complex number; `None` where there is no such complex dtype.
+pub(super) fn real_parts<I: Instructions>(part: DType) -> Option<RowKernel> {
+    Some(match part {
         DType::F16 => {
             |src, dst| map::<I, _, _>(src, dst, |bytes| (u32::from_le_bytes(bytes) as u16).to_le_bytes())
         }
@@ -24,9 +24,10 @@ pub(super) fn real_halves<I: Instructions>(half: DType) -> Option<Row> {
     })
 }
 
-/// The row that makes complex numbers of reals, each a `half`, with imaginary halves of +0.
-pub(super) fn with_zero_halves<I: Instructions>(half: DType) -> Option<Row> {
-    Some(match half {
+/// The row kernel that makes a complex number of each real, a `part`, with the imaginary part +0; `None` where there is no such
+/// complex dtype.
+pub(super) fn with_zero_imaginary<I: Instructions>(part: DType) -> Option<RowKernel> {
+    Some(match part {
         DType::F16 => {
             |src, dst| map::<I, _, _>(src, dst, |bytes| u32::from(u16::from_le_bytes(bytes)).to_le_bytes())
         }

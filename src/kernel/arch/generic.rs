@@ -1,8 +1,8 @@
-//! The level of every machine: the loops as they are, for the instructions that the build assumes (SSE2, NEON).
+//! The generic level, which every CPU has: the portable loops, compiled for the baseline of the build target (SSE2, NEON).
 
 use super::Instructions;
 
-/// Nothing to detect.
+/// The baseline instructions, which need no detection.
 pub(super) struct Generic;
 
 impl Instructions for Generic {

@@ -1,51 +1,51 @@
-//! A rectangle of a destination: rows of bytes at equal distances, which may be cut between rows and between columns, so that threads
-//! can write to the same rows side by side.
+//! A mutable 2-D view of a destination: rows of bytes with a constant pitch (row stride). It can be split between rows and between
+//! columns, so that threads write to disjoint columns of the same rows.
 //!
-//! **Protocol.** A grid holds the right to write to the bytes of its rows, and to no byte between them. It is made from a slice that is
-//! borrowed as long as the grid lives; cutting it gives each side its own bytes of every row; a part borrows the grid that it is
-//! a part of. So the bytes of two grids that can be used at one time never overlap.
+//! **Safety argument.** A grid has exclusive access to the bytes of its rows, and none to the bytes between them. It is constructed from
+//! a slice that stays mutably borrowed as long as the grid lives. Splitting consumes the grid and gives each side its own bytes of
+//! every row; a sub-grid mutably borrows its parent. So two grids that are usable at the same time never overlap.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
 
-/// Rows of equal length in a destination, equally far apart.
+/// Rows of equal length in a mutable slice, at a constant pitch.
 #[derive(Debug)]
 pub struct Grid<'a> {
-    /// The first byte of the first row; of nothing, where there are no bytes.
+    /// The first byte of the first row; dangling where there are no bytes.
     start: NonNull<u8>,
     rows: usize,
     /// Bytes of a row.
     width: usize,
     /// Bytes from one row to the next.
     pitch: usize,
-    /// Bytes of the slice that it was made of.
-    whole: usize,
+    /// Bytes of the slice that it was constructed from.
+    slice_len: usize,
     bytes: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: a grid is what `&mut` to each of its rows would be, and those may go to other threads.
+// SAFETY: a grid gives what a `&mut [u8]` to each of its rows gives, and that is Send.
 unsafe impl Send for Grid<'_> {}
 
 impl<'a> Grid<'a> {
-    /// `rows` rows of `width` bytes, `pitch` bytes apart; `None` where they overlap or reach past the slice.
+    /// A view of `rows` rows of `width` bytes, `pitch` bytes apart; `None` where rows overlap or reach past the slice.
     pub fn new(bytes: &'a mut [u8], rows: usize, width: usize, pitch: usize) -> Option<Grid<'a>> {
         let reach = match rows.checked_sub(1) {
             Some(steps) => steps.checked_mul(pitch)?.checked_add(width)?,
             None => 0,
         };
-        let (start, whole) = (NonNull::from(&mut *bytes).cast(), bytes.len());
-        (reach <= whole && width <= pitch).then_some(Grid {
+        let (start, slice_len) = (NonNull::from(&mut *bytes).cast(), bytes.len());
+        (reach <= slice_len && width <= pitch).then_some(Grid {
             start,
             rows,
             width,
             pitch,
-            whole,
+            slice_len,
             bytes: PhantomData,
         })
     }
 
-    /// How many rows there are.
+    /// The number of rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
@@ -55,27 +55,27 @@ impl<'a> Grid<'a> {
         self.width
     }
 
-    /// Bytes of the slice that it is some of.
-    pub fn whole(&self) -> usize {
-        self.whole
+    /// Bytes of the slice that this grid, or the grid it was split from, was constructed from.
+    pub fn slice_len(&self) -> usize {
+        self.slice_len
     }
 
-    /// The first `width` bytes of every row, and the rest of them. Panics where a row has fewer.
+    /// Splits every row after its first `width` bytes. Panics where rows are shorter.
     pub fn split_columns(self, width: usize) -> (Grid<'a>, Grid<'a>) {
-        let right = Grid { start: self.at(0, width), width: self.width - width, ..self };
+        let right = Grid { start: self.address(0, width), width: self.width - width, ..self };
         (Grid { width, ..self }, right)
     }
 
-    /// The first `rows` rows, and the rest of them. Panics where there are fewer.
+    /// Splits after the first `rows` rows. Panics where there are fewer.
     pub fn split_rows(self, rows: usize) -> (Grid<'a>, Grid<'a>) {
         assert!(rows <= self.rows, "rows 0..{rows} of {}", self.rows);
-        let start = self.at(rows.min(self.rows.saturating_sub(1)), 0);
+        let start = self.address(rows.min(self.rows.saturating_sub(1)), 0);
         let below = Grid { start, rows: self.rows - rows, ..self };
         (Grid { rows, ..self }, below)
     }
 
-    /// Some bytes of some rows. Panics where there are none such.
-    pub fn part(&mut self, rows: Range<usize>, columns: Range<usize>) -> Grid<'_> {
+    /// The sub-grid of some rows and some bytes of each. Panics where a range is out of bounds.
+    pub fn sub_grid(&mut self, rows: Range<usize>, columns: Range<usize>) -> Grid<'_> {
         assert!(rows.start <= rows.end && rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
         assert!(
             columns.start <= columns.end && columns.end <= self.width,
@@ -83,32 +83,32 @@ impl<'a> Grid<'a> {
             self.width
         );
         Grid {
-            start: self.at(rows.start.min(self.rows.saturating_sub(1)), columns.start),
+            start: self.address(rows.start.min(self.rows.saturating_sub(1)), columns.start),
             rows: rows.len(),
             width: columns.len(),
             pitch: self.pitch,
-            whole: self.whole,
+            slice_len: self.slice_len,
             bytes: PhantomData,
         }
     }
 
-    /// A row's bytes. Panics where there is no such row.
+    /// The bytes of a row. Panics where `row` is out of bounds.
     #[inline]
     pub fn row(&mut self, row: usize) -> &mut [u8] {
         assert!(row < self.rows, "row {row} of {}", self.rows);
-        // SAFETY: the slice that the grid was made of holds the bytes of its rows, is borrowed for as long as the grid lives, and
-        // no other grid that can be used now has bytes of this row in common with it.
-        unsafe { std::slice::from_raw_parts_mut(self.at(row, 0).as_ptr(), self.width) }
+        // SAFETY: the slice that the grid was constructed from contains the row and is mutably borrowed as long as the grid lives; no
+        // other grid that is usable now overlaps it.
+        unsafe { std::slice::from_raw_parts_mut(self.address(row, 0).as_ptr(), self.width) }
     }
 
-    /// Where a byte of a row is; one past the row's end at most. Panics beyond.
+    /// The address of a byte of a row, or of one past the row's end. Panics beyond.
     #[inline]
-    fn at(&self, row: usize, byte: usize) -> NonNull<u8> {
+    fn address(&self, row: usize, byte: usize) -> NonNull<u8> {
         assert!(byte <= self.width, "byte {byte} of {}", self.width);
         if self.rows == 0 {
             return self.start;
         }
-        // SAFETY: the slice holds every row, so the offset, which `new` has checked for the last one, stays inside it or one past.
+        // SAFETY: the offset stays inside the slice or one past its end: `new` has checked that for the end of the last row.
         unsafe { self.start.add(row * self.pitch + byte) }
     }
 }
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_parts_of_a_grid_are_the_bytes_of_their_place() {
+    fn splits_and_sub_grids_write_only_their_own_bytes() {
         let mut bytes = [0; 3 * 10 + 6];
         let grid = Grid::new(&mut bytes, 4, 6, 10).unwrap();
         let (mut left, mut right) = grid.split_columns(2);
@@ -126,7 +126,7 @@ mod tests {
             scope.spawn(|| (0..4).for_each(|row| left.row(row).fill(1)));
             scope.spawn(|| (0..4).for_each(|row| right.row(row).fill(2)));
         });
-        right.part(1..3, 1..3).row(1).fill(3);
+        right.sub_grid(1..3, 1..3).row(1).fill(3);
         for (at, row) in bytes.chunks(10).enumerate() {
             let middle = if at == 2 { [2, 3, 3, 2] } else { [2; 4] };
             assert_eq!((&row[..2], &row[2..6]), (&[1, 1][..], &middle[..]));
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grid_is_cut_below_a_row() {
+    fn a_grid_is_split_between_rows() {
         let mut bytes = [0; 3 * 10 + 6];
         let (mut above, mut below) = Grid::new(&mut bytes, 4, 6, 10).unwrap().split_rows(3);
         assert_eq!((above.rows(), below.rows(), below.width()), (3, 1, 6));
@@ -157,8 +157,8 @@ mod tests {
         for (rows, width, pitch) in [(0, 50, 100), (4, 6, 10), (1, 36, 1000), (3, 0, 18)] {
             let mut grid = Grid::new(&mut bytes, rows, width, pitch).unwrap();
             assert_eq!((grid.rows(), grid.width()), (rows, width));
-            grid.part(0..rows, 0..width);
-            grid.part(rows..rows, width..width);
+            grid.sub_grid(0..rows, 0..width);
+            grid.sub_grid(rows..rows, width..width);
             let (left, right) = grid.split_columns(width);
             assert_eq!((left.width(), right.width()), (width, 0));
             let (all, none) = left.split_rows(rows);
@@ -168,25 +168,25 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "row 4 of 4")]
-    fn a_row_too_far_is_refused() {
+    fn a_row_out_of_bounds_panics() {
         Grid::new(&mut [0; 36], 4, 6, 10).unwrap().row(4);
     }
 
     #[test]
     #[should_panic(expected = "bytes 3..7 of 6")]
-    fn a_part_too_wide_is_refused() {
-        Grid::new(&mut [0; 36], 4, 6, 10).unwrap().part(0..1, 3..7);
+    fn a_sub_grid_wider_than_the_rows_panics() {
+        Grid::new(&mut [0; 36], 4, 6, 10).unwrap().sub_grid(0..1, 3..7);
     }
 
     #[test]
     #[should_panic(expected = "rows 0..5 of 4")]
-    fn a_cut_too_low_is_refused() {
+    fn a_split_past_the_last_row_panics() {
         Grid::new(&mut [0; 36], 4, 6, 10).unwrap().split_rows(5);
     }
 
     #[test]
     #[should_panic(expected = "byte 7 of 6")]
-    fn a_cut_too_far_is_refused() {
+    fn a_split_past_the_row_end_panics() {
         Grid::new(&mut [0; 36], 4, 6, 10).unwrap().split_columns(7);
     }
 }

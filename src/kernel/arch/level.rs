@@ -1,20 +1,20 @@
-//! Levels: sets of instructions that the machine may have, and the kernels written for them.
+//! SIMD levels: sets of CPU features, and dispatch to the kernels compiled for them.
 
 use std::fmt;
 
 use once_cell::race::OnceBox;
 
-use super::{Overflow, Row};
+use super::{Overflow, RowKernel};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2::Avx2, avx512::Avx512};
-use super::{complex, each, generic::Generic, lines::Lines, row};
+use super::{complex, generic::Generic, map_in_place, portable_transpose::PanelTranspose, row_kernel};
 use crate::dtype::DType;
 
-/// A set of instructions that this machine has. The results are the same, to the bit, at every level.
+/// A SIMD level that this CPU has. All levels give the same results, bit for bit.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Level(Isa);
 
-/// Only [`Level::available`] makes the variants above the first, after it has detected them.
+/// Only [`Level::available`] constructs the variants above `Generic`, after it has detected their CPU features.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Isa {
     Generic,
@@ -24,11 +24,11 @@ enum Isa {
     Avx512,
 }
 
-/// Every name that `RUSTLOAD_ISA` may have, in order.
+/// The values of `RUSTLOAD_ISA`, lowest level first.
 const NAMES: [&str; 3] = ["generic", "avx2", "avx512"];
 
-/// Evaluates an expression with `$isa` as the type of a level's instructions.
-macro_rules! at {
+/// Evaluates an expression with `$isa` as the [`Instructions`](super::Instructions) type of a level.
+macro_rules! dispatch {
     ($level:expr, $isa:ident => $what:expr) => {
         match $level.0 {
             Isa::Generic => {
@@ -50,24 +50,25 @@ macro_rules! at {
 }
 
 impl Level {
-    /// The level that is used: the highest one, or what the environment variable `RUSTLOAD_ISA` says, read once.
+    /// The level in use: the highest one of this CPU, or the one that the environment variable `RUSTLOAD_ISA` names. The variable
+    /// is read once per process.
     ///
-    /// `generic`, `avx2` (with F16C) and `avx512` (F, BW, DQ and VL) are known. Where the machine lacks a level, the next lower
+    /// Its values are `generic`, `avx2` (with F16C) and `avx512` (F, BW, DQ and VL). Where the CPU lacks a level, the next lower
     /// one that it has is used; any other value counts as unset.
     pub fn used() -> Level {
         static USED: OnceBox<Level> = OnceBox::new();
-        *USED.get_or_init(|| Box::new(Level::chosen(std::env::var("RUSTLOAD_ISA").ok().as_deref())))
+        *USED.get_or_init(|| Box::new(Level::from_env_value(std::env::var("RUSTLOAD_ISA").ok().as_deref())))
     }
 
     /// The level for a value of `RUSTLOAD_ISA`.
-    fn chosen(name: Option<&str>) -> Level {
+    fn from_env_value(name: Option<&str>) -> Level {
         let rank = |name: &str| NAMES.iter().position(|known| *known == name);
-        let most = name.and_then(rank).unwrap_or(NAMES.len());
-        let allowed = |level: &Level| rank(level.name()).is_some_and(|rank| rank <= most);
+        let highest = name.and_then(rank).unwrap_or(NAMES.len());
+        let allowed = |level: &Level| rank(level.name()).is_some_and(|rank| rank <= highest);
         Level::available().into_iter().rfind(allowed).unwrap_or(Level(Isa::Generic))
     }
 
-    /// Every level of this machine, lowest first.
+    /// All levels of this CPU, lowest first.
     pub fn available() -> Vec<Level> {
         #[cfg(target_arch = "x86_64")]
         if super::avx512::is_detected() {
@@ -78,7 +79,7 @@ impl Level {
         vec![Level(Isa::Generic)]
     }
 
-    /// As `RUSTLOAD_ISA` has it.
+    /// The name, as in `RUSTLOAD_ISA`.
     pub fn name(self) -> &'static str {
         match self.0 {
             Isa::Generic => "generic",
@@ -89,36 +90,46 @@ impl Level {
         }
     }
 
-    /// The row kernel between two real dtypes, where one does it in one go.
+    /// The row kernel that converts between two real dtypes directly; `None` where the conversion needs f32 in between.
     ///
-    /// There is always one between bool, ints, f32 and f64, and between f32 and a narrow float; the rest goes through f32.
-    pub(in crate::kernel) fn row(self, from: DType, to: DType, overflow: Overflow) -> Option<Row> {
-        at!(self, I => row::<I>(from, to, overflow))
+    /// There is one between any two of bool, ints, f32 and f64, and between f32 and each narrow float.
+    pub(in crate::kernel) fn row_kernel(
+        self,
+        from: DType,
+        to: DType,
+        overflow: Overflow,
+    ) -> Option<RowKernel> {
+        dispatch!(self, I => row_kernel::<I>(from, to, overflow))
     }
 
-    /// Two bool bytes in, one out: whether either is set.
-    pub(in crate::kernel) fn either(self) -> Row {
-        at!(self, I => complex::either::<I>())
+    /// The row kernel that ORs each pair of bool bytes into one.
+    pub(in crate::kernel) fn or_pairs(self) -> RowKernel {
+        dispatch!(self, I => complex::or_pairs::<I>())
     }
 
-    /// The row that keeps the real halves, each a `half`, of complex numbers.
-    pub(in crate::kernel) fn real_halves(self, half: DType) -> Option<Row> {
-        at!(self, I => complex::real_halves::<I>(half))
+    /// The row kernel that keeps the real part, a `part`, of each complex number; `None` where there is no such complex dtype.
+    pub(in crate::kernel) fn real_parts(self, part: DType) -> Option<RowKernel> {
+        dispatch!(self, I => complex::real_parts::<I>(part))
     }
 
-    /// The row that makes complex numbers of reals, each a `half`, with imaginary halves of +0.
-    pub(in crate::kernel) fn with_zero_halves(self, half: DType) -> Option<Row> {
-        at!(self, I => complex::with_zero_halves::<I>(half))
+    /// The row kernel that makes a complex number of each real, a `part`, with the imaginary part +0; `None` where there is no
+    /// such complex dtype.
+    pub(in crate::kernel) fn with_zero_imaginary(self, part: DType) -> Option<RowKernel> {
+        dispatch!(self, I => complex::with_zero_imaginary::<I>(part))
     }
 
-    /// The transpose of panels of elements of a size.
-    pub(in crate::kernel) fn lines(self, size: usize) -> Lines {
-        at!(self, I => <I as super::Instructions>::lines(size))
+    /// The transpose of panels whose elements have `element_size` bytes.
+    pub(in crate::kernel) fn panel_transpose(self, element_size: usize) -> PanelTranspose {
+        dispatch!(self, I => <I as super::Instructions>::panel_transpose(element_size))
     }
 
-    /// Replaces each element by `one` of it; a rest shorter than one stays as it is.
-    pub(in crate::kernel) fn each<const N: usize>(self, data: &mut [u8], one: impl Fn([u8; N]) -> [u8; N]) {
-        at!(self, I => each::<I, N>(data, one));
+    /// Replaces each element by `one` of it. A remainder shorter than an element stays as it is.
+    pub(in crate::kernel) fn map_in_place<const N: usize>(
+        self,
+        data: &mut [u8],
+        one: impl Fn([u8; N]) -> [u8; N],
+    ) {
+        dispatch!(self, I => map_in_place::<I, N>(data, one));
     }
 }
 

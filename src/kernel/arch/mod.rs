@@ -1,76 +1,80 @@
-//! The choice of kernels: which code converts a row of one dtype into another, and which makes lines of columns.
+//! Runtime dispatch to the SIMD level: selects the row kernel of a pair of dtypes, and the transpose of a panel.
 //!
-//! This is the only place that knows levels. The kernels are safe loops over arrays of bytes, without bounds checks, written
-//! once; a level compiles them for its instructions ([`Instructions::run`]) and may replace single ones by intrinsics, for
-//! which the loops are the oracle.
+//! Only this module knows levels. Each kernel is written once, as a safe loop over arrays of bytes without bounds checks. A
+//! level compiles it for its instructions ([`Instructions::run`]) and may replace it by intrinsics; the portable loop is the
+//! oracle of the intrinsics in the tests.
 //!
-//! `unsafe` is left to `avx2` and `avx512`, for two things. Functions with a `target_feature` are called from functions without:
-//! [`Level`] promises that the machine has the features, since one is made only of what was detected and nothing else leads
-//! to a level's code. Vectors are loaded from and stored to references to arrays of their size, which the compiler has
-//! checked, or loaded from rows at equal distances, of which the last is checked; what bypasses the caches wants aligned lines, which
-//! is a type, and fences before it returns. The only other pointers are those of a [`Grid`], which says itself why they hold.
+//! `unsafe` is limited to `avx2`, `avx512` and `vector_transpose`, for two purposes:
+//!
+//! - A function with `target_feature` is called from one without. [`Level`] promises that the CPU has the features: a level is
+//!   constructed only after they were detected, and a level's code is reached only through it.
+//! - Vectors are loaded from and stored to references to arrays of their size, which the compiler checks, or loaded from rows at
+//!   equal distances, where the end of the last row is checked. Non-temporal stores need aligned cache lines, which are a type
+//!   of their own, and a store fence, which a drop guard issues.
+//!
+//! The only other pointers are those of a [`Grid`], which documents its own safety argument.
 
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "vector loads and stores, and functions that need the level's instructions")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "vector loads and stores, and functions that need the level's instructions")]
-// The intrinsics are stable since then; superfluous once the manifest's rust-version says so, too.
+// The intrinsics are stable since 1.89; remove this once the manifest's rust-version is at least that.
 #[clippy::msrv = "1.89"]
 mod avx512;
 mod complex;
 mod fp8;
 mod generic;
-#[expect(unsafe_code, reason = "rows that are cut between columns are no slices")]
+#[expect(unsafe_code, reason = "rows that are split between columns are not slices")]
 mod grid;
-mod halves;
+mod half_precision;
 mod level;
-mod lines;
 mod numbers;
+mod portable_transpose;
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "vector loads from rows at equal distances")]
+mod vector_transpose;
 
 pub use grid::Grid;
 pub use level::Level;
-pub(super) use lines::{LINE, LINES, Lines, Panel};
-
-#[cfg(target_arch = "x86_64")]
-use lines::{COLUMNS, Line};
+pub(super) use portable_transpose::{CACHE_LINE_BYTES, LINES_PER_PASS, Panel, PanelTranspose};
 
 use super::Overflow;
 use crate::dtype::DType;
 
-/// Converts a whole row of elements; source and destination hold equally many, at any alignment.
-pub(super) type Row = fn(&[u8], &mut [u8]);
+/// A row kernel: converts contiguous elements. Source and destination hold equally many, at any alignment.
+pub(super) type RowKernel = fn(&[u8], &mut [u8]);
 
-/// The row that changes nothing.
-pub(super) const COPY: Row = |src, dst| dst.copy_from_slice(src);
+/// The row kernel that copies bytes.
+pub(super) const COPY: RowKernel = |src, dst| dst.copy_from_slice(src);
 
-/// What a level can do that the next lower one cannot, or not as well.
+/// The kernels of a level. The defaults are the portable loops, compiled for the level.
 trait Instructions: 'static {
-    /// Runs `job`, which is compiled for the level's instructions as far as it is inlined.
+    /// Runs `job`. What is inlined into `job` is compiled for the level's instructions.
     fn run(job: impl FnOnce());
 
-    /// The rows that intrinsics do better than the compiler.
-    fn row(_from: DType, _to: DType, _overflow: Overflow) -> Option<Row> {
+    /// The row kernel that is written with intrinsics, where they are faster than the compiled loop.
+    fn row_kernel(_from: DType, _to: DType, _overflow: Overflow) -> Option<RowKernel> {
         None
     }
 
-    /// The transpose of panels of elements of a size.
-    fn lines(size: usize) -> Lines {
-        lines::lines(size)
+    /// The transpose of panels whose elements have `element_size` bytes.
+    fn panel_transpose(element_size: usize) -> PanelTranspose {
+        portable_transpose::panel_transpose(element_size)
     }
 }
 
-/// The row kernel between two real dtypes, where one does it in one go.
+/// The row kernel that converts between two real dtypes directly; `None` where the conversion needs f32 in between.
 ///
-/// There is always one between bool, ints, f32 and f64, and between f32 and a narrow float; the rest goes through f32.
-fn row<I: Instructions>(from: DType, to: DType, overflow: Overflow) -> Option<Row> {
-    (I::row(from, to, overflow))
-        .or_else(|| numbers::row::<I>(from, to))
-        .or_else(|| halves::row::<I>(from, to))
-        .or_else(|| fp8::row::<I>(from, to, overflow))
+/// There is one between any two of bool, ints, f32 and f64, and between f32 and each narrow float.
+fn row_kernel<I: Instructions>(from: DType, to: DType, overflow: Overflow) -> Option<RowKernel> {
+    (I::row_kernel(from, to, overflow))
+        .or_else(|| numbers::row_kernel::<I>(from, to))
+        .or_else(|| half_precision::row_kernel::<I>(from, to))
+        .or_else(|| fp8::row_kernel::<I>(from, to, overflow))
 }
 
-/// Applies `one` to each element of a row. Compiles to a vector loop where `one` has no branches.
+/// Writes `one` of each source element to the destination. The loop is vectorized where `one` has no branches.
 #[inline(always)]
 fn map<I: Instructions, const SRC: usize, const DST: usize>(
     src: &[u8],
@@ -86,9 +90,9 @@ fn map<I: Instructions, const SRC: usize, const DST: usize>(
     });
 }
 
-/// Replaces each element by `one` of it.
+/// Replaces each element by `one` of it. A remainder shorter than an element stays as it is.
 #[inline(always)]
-fn each<I: Instructions, const N: usize>(data: &mut [u8], one: impl Fn([u8; N]) -> [u8; N]) {
+fn map_in_place<I: Instructions, const N: usize>(data: &mut [u8], one: impl Fn([u8; N]) -> [u8; N]) {
     I::run(|| {
         let (units, _) = data.as_chunks_mut();
         for unit in units {
@@ -97,10 +101,10 @@ fn each<I: Instructions, const N: usize>(data: &mut [u8], one: impl Fn([u8; N]) 
     });
 }
 
-/// Applies a vector operation to each full vector of a row, and to the rest filled up with zeros.
+/// Applies a SIMD operation to each full vector of a row, and to the remainder padded with zeros.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-fn vectors<const SRC: usize, const DST: usize>(
+fn map_vectors<const SRC: usize, const DST: usize>(
     src: &[u8],
     dst: &mut [u8],
     one: impl Fn(&[u8; SRC], &mut [u8; DST]),

@@ -1,11 +1,12 @@
-//! Rows among bool, the ints, f32 and f64: what `as` does, and `!= 0` for bool.
+//! Row kernels among bool, ints, f32 and f64. They convert as Rust's `as` does (ints wrap, floats saturate to ints), and to bool by
+//! `!= 0`.
 
-use super::{Instructions, Row, map};
+use super::{Instructions, RowKernel, map};
 use crate::dtype::DType;
 
-/// The row between two of these dtypes; `None` if either is another.
-pub(super) fn row<I: Instructions>(from: DType, to: DType) -> Option<Row> {
-    /// The row from one Rust number to whatever `to` is.
+/// The row kernel between two of these dtypes; `None` if either is another one.
+pub(super) fn row_kernel<I: Instructions>(from: DType, to: DType) -> Option<RowKernel> {
+    /// The row kernel from one Rust number type to the dtype `to`.
     macro_rules! from_number {
         ($src:ident) => {
             from_number!($src, 0 as $src, U8 u8, I8 i8, U16 u16, I16 i16, U32 u32, I32 i32, U64 u64, I64 i64,
@@ -39,8 +40,8 @@ pub(super) fn row<I: Instructions>(from: DType, to: DType) -> Option<Row> {
     })
 }
 
-/// The row from bool bytes, any of which but 0 counts as 1.
-fn from_bool<I: Instructions>(to: DType) -> Option<Row> {
+/// The row kernel from bool bytes. Every byte other than 0 counts as 1.
+fn from_bool<I: Instructions>(to: DType) -> Option<RowKernel> {
     macro_rules! to_number {
         ($($variant:ident $dst:ident),*) => {
             match to {
