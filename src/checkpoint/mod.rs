@@ -16,7 +16,7 @@ use once_cell::race::OnceBox;
 use crate::bytes::{Bytes, Io, Source};
 use crate::container::{Format, shards};
 use crate::error::{Code, Error, Kind, Result};
-use crate::index::{self, Contents, Index, OpaqueClass, Options, Path, Place, Storage, Tree};
+use crate::index::{self, Contents, Index, OpaqueClass, Options, Path, Storage, StorageLocation, Tree};
 use crate::limits::Limits;
 use crate::tensor::Tensor;
 
@@ -397,9 +397,11 @@ impl Inner {
 
     /// Where a storage starts in its file, near enough to sort by; 0 for one inside a pickle.
     pub(crate) fn position(&self, id: (u32, u32)) -> u64 {
-        match (&self.index(id.0).contents, self.storage(id).place) {
-            (_, Place::Region(region)) => region.start(),
-            (Contents::Archive(archive), Place::Member(member)) => archive.members()[member].position(),
+        match (&self.index(id.0).contents, self.storage(id).location) {
+            (_, StorageLocation::Region(region)) => region.start(),
+            (Contents::Archive(archive), StorageLocation::Member(member)) => {
+                archive.members()[member].position()
+            }
             _ => 0,
         }
     }
@@ -407,8 +409,8 @@ impl Inner {
     /// Makes ready to read these storages of one file, with few reads where many of them are small.
     pub(crate) fn prepare(&self, shard: u32, storages: impl Iterator<Item = (u32, u32)>) {
         if let Contents::Archive(archive) = &self.index(shard).contents {
-            archive.verify_near(storages.filter_map(|id| match self.storage(id).place {
-                Place::Member(member) => Some(member),
+            archive.verify_near(storages.filter_map(|id| match self.storage(id).location {
+                StorageLocation::Member(member) => Some(member),
                 _ => None,
             }));
         }
@@ -416,8 +418,10 @@ impl Inner {
 
     /// Whether a storage's bytes have to be inflated.
     pub(crate) fn is_compressed(&self, id: (u32, u32)) -> bool {
-        match (&self.index(id.0).contents, self.storage(id).place) {
-            (Contents::Archive(archive), Place::Member(member)) => archive.members()[member].is_compressed(),
+        match (&self.index(id.0).contents, self.storage(id).location) {
+            (Contents::Archive(archive), StorageLocation::Member(member)) => {
+                archive.members()[member].is_compressed()
+            }
             _ => false,
         }
     }

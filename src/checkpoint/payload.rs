@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::Inner;
 use crate::bytes::Source;
 use crate::error::{Code, Error, Result};
-use crate::index::{Contents, Place};
+use crate::index::{Contents, StorageLocation};
 use crate::parallel::{Cancel, lock_within};
 use crate::stream::Payload;
 
@@ -23,7 +23,7 @@ impl Inner {
             let text = "the numbers are big-endian, so a view would show wrong ones";
             return Err(Error::new(Code::Buffer, text));
         }
-        if let Place::Value(..) = storage.place {
+        if let StorageLocation::Value(..) = storage.location {
             return Err(Error::new(Code::Buffer, "the bytes are part of a pickle"));
         }
         let compressed = || Error::new(Code::RecordCompressed, "the storage is compressed in the file");
@@ -44,24 +44,24 @@ impl Inner {
     pub(crate) fn stored(&self, id: (u32, u32)) -> Result<Option<Payload>> {
         let storage = self.storage(id);
         let index = self.index(id.0);
-        let source = match (&index.contents, storage.place) {
-            (_, Place::Empty) => Source::memory(Arc::new([])),
-            (_, Place::Meta) => {
+        let source = match (&index.contents, storage.location) {
+            (_, StorageLocation::Empty) => Source::memory(Arc::new([])),
+            (_, StorageLocation::Meta) => {
                 let text = "the tensor is on the meta device: it has a shape and no elements";
                 return Err(Error::new(Code::MetaTensor, text));
             }
-            (_, Place::Value(handle, start)) => {
+            (_, StorageLocation::Value(handle, start)) => {
                 let bytes = index.tree.as_ref().and_then(|tree| tree.bytes(handle));
                 let found = bytes.and_then(|bytes| Source::memory(bytes).window(start, storage.nbytes).ok());
                 found.ok_or_else(|| {
                     Error::new(Code::InternalError, "a storage's bytes are not in its pickle")
                 })?
             }
-            (Contents::Plain(source), Place::Region(region)) => {
+            (Contents::Plain(source), StorageLocation::Region(region)) => {
                 source.window(region.start(), region.len())?
             }
-            (Contents::Archive(_), Place::Member(_)) if self.is_compressed(id) => return Ok(None),
-            (Contents::Archive(archive), Place::Member(member)) => {
+            (Contents::Archive(_), StorageLocation::Member(_)) if self.is_compressed(id) => return Ok(None),
+            (Contents::Archive(archive), StorageLocation::Member(member)) => {
                 let region = archive.payload(member)?;
                 archive.source().window(region.start(), region.len())?
             }
@@ -72,8 +72,10 @@ impl Inner {
 
     /// A deflated storage's bytes in memory. Nobody waits for another's inflating; two at once may do it twice.
     fn inflated(&self, id: (u32, u32), cancel: &Cancel) -> Result<Source> {
-        let (nbytes, place) = (self.storage(id).nbytes, self.storage(id).place);
-        let (Contents::Archive(archive), Place::Member(member)) = (&self.index(id.0).contents, place) else {
+        let (nbytes, location) = (self.storage(id).nbytes, self.storage(id).location);
+        let (Contents::Archive(archive), StorageLocation::Member(member)) =
+            (&self.index(id.0).contents, location)
+        else {
             return Err(nowhere());
         };
         let slot = || lock_within(&self.inflated, TRIES);

@@ -4,7 +4,7 @@ use super::{Checkpoint, Inner};
 use crate::bytes::Source;
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
-use crate::index::{Contents, Index, Place};
+use crate::index::{Contents, Index, StorageLocation};
 use crate::kernel::{Cast, Overflow};
 use crate::layout::Layout;
 use crate::parallel::{self, Cancel};
@@ -85,7 +85,7 @@ impl Checkpoint {
         let index = self.0.file(shard)?;
         let base = source_of(index).start();
         let info = |(number, storage): (usize, &crate::index::Storage)| {
-            let nowhere = matches!(storage.place, Place::Empty | Place::Meta);
+            let nowhere = matches!(storage.location, StorageLocation::Empty | StorageLocation::Meta);
             let plain = if places && !nowhere {
                 self.0.plain_payload((shard as u32, number as u32))
             } else {
@@ -98,7 +98,7 @@ impl Checkpoint {
             };
             Ok(StorageInfo {
                 nbytes: storage.nbytes,
-                location: storage.location.as_deref().map(str::to_owned),
+                location: storage.device.as_deref().map(str::to_owned),
                 at,
             })
         };

@@ -1,80 +1,80 @@
-//! What a file says of a tensor beside its place: a subclass and attributes, how its integers stand for numbers, and the parts
-//! of a tensor that has no storage of its own.
+//! Tensor properties beyond dtype and layout: subclass and attributes, quantization parameters, and the components of sparse
+//! tensors.
 //!
-//! All of it is data. The scales of a quantized tensor and the indices of a sparse one are tensors of the file, so what they hold
-//! is checked when they are used.
+//! All of it is data. The scales of a quantized tensor and the indices of a sparse one are tensors of the file, so their values
+//! are checked when they are used.
 
 use crate::layout::Dims;
 use crate::pickle::{GlobalId, Handle};
 
-/// What a file says of one tensor beside its place.
+/// The properties of one tensor beyond dtype and layout.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Extra {
-    /// The subclass of `torch.Tensor` that it is.
+    /// Its class, where that is a subclass of `torch.Tensor`.
     pub class: Option<GlobalId>,
-    /// What is set on it, in program order: each a dict of attributes, or a pair of such a dict and one of slots.
+    /// The states that are set on it, in program order: each is a dict of attributes, or a pair of such a dict and a dict of slots.
     pub states: Vec<Handle>,
-    /// How its integers stand for numbers.
+    /// Its quantization parameters.
     pub quantization: Option<Quantization>,
 }
 
-/// How integers stand for numbers (torch/_utils.py: `_rebuild_qtensor`).
+/// The parameters of a quantized tensor (torch/_utils.py: `_rebuild_qtensor`).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quantization {
-    /// The dtype as torch calls it: `"qint8"`.
+    /// The name of the dtype in torch: `"qint8"`.
     pub dtype: &'static str,
-    /// `"per_tensor_affine"` and the like.
+    /// The name of the quantization scheme in torch: `"per_tensor_affine"`.
     pub scheme: &'static str,
-    /// What to multiply with, and which integer is zero.
+    /// The scales and zero points.
     pub scale: Scale,
-    /// The layout in numbers, where several share a byte; the tensor is then all bytes of its storage.
+    /// The layout in elements, where several are packed into a byte; the tensor in the index is then all bytes of its storage.
     pub packed: Option<Packed>,
 }
 
 /// Scales and zero points.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Scale {
-    /// One for all.
+    /// One scale and zero point for the whole tensor.
     Tensor {
-        /// What to multiply with.
+        /// The scale.
         scale: f64,
-        /// The integer that is zero.
+        /// The zero point.
         zero_point: i64,
     },
-    /// One for each step along a dimension: tensors with one dimension, or lists of numbers.
+    /// One scale and zero point for each index of a dimension: 1-D tensors, or lists of numbers.
     Channel {
-        /// What to multiply with.
+        /// The scales.
         scales: Handle,
-        /// The integers that are zero; floats in `per_channel_affine_float_qparams`.
+        /// The zero points; floats in `per_channel_affine_float_qparams`.
         zero_points: Handle,
-        /// Which dimension.
+        /// The dimension.
         axis: u64,
     },
 }
 
-/// The layout of numbers of which several share a byte, as the file states it.
+/// The layout of elements of which several are packed into a byte, as the file states it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packed {
-    /// Numbers along each dimension.
+    /// The number of elements along each dimension.
     pub shape: Dims,
-    /// Numbers between neighbours along each dimension.
+    /// The stride of each dimension, in elements.
     pub strides: Dims,
-    /// The first number.
+    /// The offset of the first element, in elements.
     pub offset: u64,
 }
 
-/// How a sparse tensor is laid out.
+/// The layout of a sparse tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SparseLayout {
     /// Coordinates and values.
     Coo,
-    /// Rows of values.
+    /// Compressed sparse rows.
     Csr,
-    /// Columns of values.
+    /// Compressed sparse columns.
     Csc,
-    /// Rows of blocks.
+    /// Block compressed sparse rows.
     Bsr,
-    /// Columns of blocks.
+    /// Block compressed sparse columns.
     Bsc,
 }
 
@@ -83,7 +83,7 @@ impl SparseLayout {
     pub const ALL: [SparseLayout; 5] =
         [SparseLayout::Coo, SparseLayout::Csr, SparseLayout::Csc, SparseLayout::Bsr, SparseLayout::Bsc];
 
-    /// The name, as torch spells it.
+    /// The name in torch.
     pub fn name(self) -> &'static str {
         match self {
             SparseLayout::Coo => "sparse_coo",
@@ -94,65 +94,69 @@ impl SparseLayout {
         }
     }
 
-    /// Its parts, in the order of the file.
-    pub fn parts(self) -> &'static [Part] {
+    /// The components of a tensor of this layout, in the order of the file.
+    pub fn components(self) -> &'static [Component] {
         match self {
-            SparseLayout::Coo => &[Part::Indices, Part::Values],
-            SparseLayout::Csr | SparseLayout::Bsr => &[Part::CrowIndices, Part::ColIndices, Part::Values],
-            SparseLayout::Csc | SparseLayout::Bsc => &[Part::CcolIndices, Part::RowIndices, Part::Values],
+            SparseLayout::Coo => &[Component::Indices, Component::Values],
+            SparseLayout::Csr | SparseLayout::Bsr => {
+                &[Component::CrowIndices, Component::ColIndices, Component::Values]
+            }
+            SparseLayout::Csc | SparseLayout::Bsc => {
+                &[Component::CcolIndices, Component::RowIndices, Component::Values]
+            }
         }
     }
 }
 
-/// A part of a value that is put together from several.
+/// A component of a value that consists of several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// Coordinates: a row for each dimension.
+pub enum Component {
+    /// The coordinates: a row for each dimension.
     Indices,
-    /// The elements that are stored.
+    /// The stored elements.
     Values,
-    /// Where each row's columns begin.
+    /// For each row, the index of its first stored element.
     CrowIndices,
-    /// The column of each element.
+    /// The column of each stored element.
     ColIndices,
-    /// Where each column's rows begin.
+    /// For each column, the index of its first stored element.
     CcolIndices,
-    /// The row of each element.
+    /// The row of each stored element.
     RowIndices,
-    /// What to multiply a quantized tensor's integers with, along a dimension.
+    /// The per-channel scales of a quantized tensor.
     Scale,
-    /// Which integers are zero, along a dimension.
+    /// The per-channel zero points of a quantized tensor.
     ZeroPoint,
-    /// What an opaque value is the result of calling, where that is itself the result of a call.
+    /// The callable of an opaque value, where that is itself the result of a call.
     Function,
 }
 
-impl Part {
-    /// The name, as torch's methods have it where there is one.
+impl Component {
+    /// The name: that of the method in torch, where there is one.
     pub fn name(self) -> &'static str {
         match self {
-            Part::Indices => "indices",
-            Part::Values => "values",
-            Part::CrowIndices => "crow_indices",
-            Part::ColIndices => "col_indices",
-            Part::CcolIndices => "ccol_indices",
-            Part::RowIndices => "row_indices",
-            Part::Scale => "scale",
-            Part::ZeroPoint => "zero_point",
-            Part::Function => "function",
+            Component::Indices => "indices",
+            Component::Values => "values",
+            Component::CrowIndices => "crow_indices",
+            Component::ColIndices => "col_indices",
+            Component::CcolIndices => "ccol_indices",
+            Component::RowIndices => "row_indices",
+            Component::Scale => "scale",
+            Component::ZeroPoint => "zero_point",
+            Component::Function => "function",
         }
     }
 }
 
-/// A sparse tensor: its parts are tensors, and what they say of each other is unchecked.
+/// A sparse tensor. Its components are tensors; whether they are consistent with each other is not checked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sparse {
-    /// How it is laid out.
+    /// The layout.
     pub layout: SparseLayout,
-    /// Elements along each dimension, those that are zero included.
+    /// The dense shape.
     pub shape: Dims,
-    /// Whether the file says that every coordinate stands once and in order.
+    /// Whether the file states that the coordinates are unique and sorted; `None` where it does not say.
     pub is_coalesced: Option<bool>,
-    /// The parts, in the order of [`SparseLayout::parts`].
-    pub parts: Vec<(Part, Handle)>,
+    /// The components, in the order of [`SparseLayout::components`].
+    pub components: Vec<(Component, Handle)>,
 }

@@ -1,15 +1,15 @@
-//! The globals whose meaning rustload knows. Knowing one never leads to calling it: it only tells how to read a call.
+//! The table of known globals. A known global is never called: the entry says how to interpret a call of it.
 
 use crate::dtype::DType;
 
-/// What a global means.
+/// A known global.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Known {
-    /// A function of `torch._utils` that puts a tensor together.
+    /// A function that rebuilds a tensor.
     Rebuild(Rebuild),
     /// A storage class; `None` for `UntypedStorage`, whose elements are bytes.
     Storage(Option<DType>),
-    /// `torch.storage._load_from_bytes`: how torch writes a storage into a pickle that is not its own.
+    /// `torch.storage._load_from_bytes`: how torch writes a storage into a pickle other than that of `torch.save`.
     LoadFromBytes,
     /// A `torch.dtype`.
     Dtype(DType),
@@ -33,15 +33,15 @@ pub(super) enum Known {
     ByteArray,
     /// `builtins.complex`.
     Complex,
-    /// `_codecs.encode`: how Python 3 writes bytes in protocol 2.
+    /// `_codecs.encode`: how Python 3 pickles bytes in protocol 2.
     Encode,
-    /// `builtins.bytes`: how protocol 2 writes no bytes.
+    /// `builtins.bytes`: how protocol 2 pickles empty bytes.
     Bytes,
     /// `torch.Size`.
     Size,
     /// `torch.device`.
     Device,
-    /// A function of a few numbers or texts whose value is kept as it was written: `slice(0, 3)`.
+    /// A function of a few numbers or strings, whose call is kept as data: `slice(0, 3)`.
     Record,
     /// `numpy.dtype`.
     NumpyDtype,
@@ -51,13 +51,13 @@ pub(super) enum Known {
     NumpyFromBuffer,
     /// `numpy._core.multiarray.scalar`.
     NumpyScalar,
-    /// A class of tensors, of which torch before 0.4 made empty objects.
+    /// A tensor class, of which torch before 0.4 pickled an empty object and a state.
     TensorClass(TensorClass),
-    /// A name that checkpoints use as a label and never call.
+    /// A global that checkpoints use as a value and never call.
     Label,
 }
 
-/// The classes that tensors had in torch before 0.4.
+/// The tensor classes of torch before 0.4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TensorClass {
     /// `torch.nn.parameter.Parameter`.
@@ -68,7 +68,7 @@ pub(super) enum TensorClass {
     Plain,
 }
 
-/// The ways to put a tensor together.
+/// The functions that rebuild a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rebuild {
     /// `_rebuild_tensor(storage, offset, size, stride)`.
@@ -89,11 +89,11 @@ pub(super) enum Rebuild {
     Sparse,
     /// `_rebuild_meta_tensor_no_storage(dtype, size, stride, requires_grad)`.
     Meta,
-    /// `_rebuild_device_tensor_from_numpy(array, dtype, device, requires_grad)` and its kin.
+    /// `_rebuild_device_tensor_from_numpy(array, dtype, device, requires_grad)` and similar ones.
     FromDevice,
 }
 
-/// What `module.name` means, if anything.
+/// The known global `module.name`; `None` where it is unknown.
 pub(super) fn lookup(module: &str, name: &str) -> Option<Known> {
     Some(match (module, name) {
         ("torch._utils", _) => Known::Rebuild(match name {
@@ -160,7 +160,7 @@ fn torch_name(module: &str, name: &str) -> Option<Known> {
             "Bool" => DType::Bool,
             "ComplexFloat" => DType::C64,
             "ComplexDouble" => DType::C128,
-            // The numbers without their scales, packed ones as bytes.
+            // The integers without their scales; packed ones as bytes.
             "QInt8" => DType::I8,
             "QInt32" => DType::I32,
             "QUInt8" | "QUInt4x2" | "QUInt2x4" => DType::U8,
@@ -228,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn c24_a_storage_class_must_be_torchs() {
+    fn c24_a_storage_class_must_be_in_torch() {
         assert_eq!(lookup("torch", "FloatStorage"), Some(Known::Storage(Some(DType::F32))));
         assert_eq!(lookup("torch.cuda", "HalfStorage"), Some(Known::Storage(Some(DType::F16))));
         assert_eq!(lookup("torch.storage", "UntypedStorage"), Some(Known::Storage(None)));
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn dtypes_are_known_by_torchs_own_names_only() {
+    fn dtypes_are_known_by_their_torch_names_only() {
         assert_eq!(lookup("torch", "bfloat16"), Some(Known::Dtype(DType::BF16)));
         assert_eq!(lookup("torch", "BF16"), None);
     }

@@ -1,7 +1,8 @@
-//! Which tensors does a checkpoint hold, where, with which dtype, shape and strides?
+//! The index of a checkpoint: its tensors, with name, dtype, shape, strides and storage.
 //!
-//! An index holds numbers and no borrow: an [`Entry`] names a [`Tensor`], a tensor lies in a [`Storage`], a storage is a range
-//! of bytes of the file. A [`Tensor`] can only be made by the proof in `validate`, so whoever has one may read its range.
+//! An index owns its data and borrows nothing: an [`Entry`] names a [`Tensor`], a tensor refers to a [`Storage`], and a storage to
+//! a byte range of the file. Only the bounds check in `validate` constructs a [`Tensor`], so its range may be read without
+//! another check.
 #![forbid(unsafe_code)]
 #![deny(
     clippy::indexing_slicing,
@@ -12,6 +13,7 @@
 
 mod extra;
 mod known;
+mod known_calls;
 mod meaning;
 mod names;
 mod pickled;
@@ -20,7 +22,6 @@ mod script;
 mod torch;
 mod torch_legacy;
 mod tree;
-mod understood;
 mod validate;
 
 use std::collections::HashMap;
@@ -34,130 +35,130 @@ use crate::limits::Limits;
 use crate::parallel::Cancel;
 use crate::pickle::{self, Handle, Pickle};
 
-pub use extra::{Extra, Packed, Part, Quantization, Scale, Sparse, SparseLayout};
-pub(crate) use torch_legacy::PARTS as LEGACY_PARTS;
+pub use extra::{Component, Extra, Packed, Quantization, Scale, Sparse, SparseLayout};
+pub use known_calls::{KnownCalls, known_calls};
+pub(crate) use torch_legacy::PICKLES as LEGACY_PICKLES;
 pub use tree::{DictKind, Object, Tree};
-pub use understood::{Understood, understand};
 pub use validate::{RawTensor, Sizes, Tensor};
 
-/// What to do with a value that no known class describes.
+/// How to treat a value of an unknown class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Unknown {
     /// Keep it as inert data.
     #[default]
     Keep,
-    /// Refuse the file.
+    /// Fail with an error.
     Error,
 }
 
 /// How to open a checkpoint.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Bounds on what the file may make the reader do.
+    /// Bounds on memory and work that the file can cause.
     pub limits: Limits,
-    /// What to do with values of unknown classes.
+    /// How to treat values of unknown classes.
     pub unknown: Unknown,
-    /// Whether bytes after the end of an archive or a pickle are passed over.
+    /// Whether to ignore bytes after the end of an archive or a pickle.
     pub ignore_trailing: bool,
-    /// Whether a duplicate key of a safetensors header is taken as the reference reader takes it: the last one wins.
+    /// Whether the last of duplicate keys in a safetensors header is used, as in the reference reader, instead of an error.
     pub compat: bool,
-    /// Whether every storage's checksum is checked at once.
+    /// Whether to verify the checksum of every storage at opening.
     pub verify: bool,
-    /// How payload is read.
+    /// How tensor data is read.
     pub io: Io,
-    /// The request to stop.
+    /// Cancels the opening.
     pub cancel: Cancel,
 }
 
-/// All that one file says about tensors.
+/// The index of one file.
 #[derive(Debug)]
 pub struct Index {
     /// The file's format.
     pub format: Format,
     /// The names, in the file's order.
     pub entries: Vec<Entry>,
-    /// The tensors that names point to.
+    /// The tensors, by number.
     pub tensors: Vec<Tensor>,
-    /// The storages that tensors lie in.
+    /// The storages, by number.
     pub storages: Vec<Storage>,
-    /// The file's own metadata, text to text.
+    /// The file's metadata, string to string.
     pub metadata: Vec<(String, String)>,
     /// The object tree of a pickle.
     pub tree: Option<Arc<Tree>>,
-    /// Values of unknown classes, by class.
+    /// The unknown classes.
     pub opaque: Vec<OpaqueClass>,
-    /// Things worth knowing that are no error.
+    /// Remarks that are not errors.
     pub notes: Vec<String>,
-    /// Where the storages' bytes come from.
+    /// The source of the storages' bytes.
     pub contents: Contents,
     /// One past the last byte that belongs to the checkpoint; `None` where that is all of the source.
     pub end: Option<u64>,
 }
 
-/// A name and what it names.
+/// A named tensor.
 #[derive(Clone, Debug)]
 pub struct Entry {
     /// The dotted name.
     pub name: Arc<str>,
-    /// The keys and indices from the root.
+    /// The path from the root of the object tree.
     pub path: Path,
-    /// Which tensor.
+    /// The number of the tensor.
     pub tensor: u32,
 }
 
-/// The way from the root to a tensor.
+/// The path from the root to a tensor.
 #[derive(Clone, Debug)]
 pub enum Path {
-    /// One key: the name itself.
+    /// A single key, which is the name.
     Name,
-    /// The steps through an object tree.
-    Steps(Box<[Step]>),
+    /// Steps through an object tree.
+    Steps(Box<[PathStep]>),
 }
 
-/// One step down an object tree.
+/// One step of a path through an object tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum PathStep {
     /// The value of a dict key, or an attribute.
     Key(Handle),
     /// The item of a list or tuple.
     Index(u32),
     /// An argument of an unknown class's constructor.
     Argument(u32),
-    /// A part of a value that is put together from several: `indices`.
-    Part(Part),
+    /// A component of a value that consists of several: `indices`.
+    Component(Component),
 }
 
-/// A storage: what tensors share.
+/// A storage: bytes that one or more tensors refer to.
 #[derive(Clone, Debug)]
 pub struct Storage {
-    /// Where the bytes are.
-    pub place: Place,
-    /// How many there are.
+    /// The location of its bytes.
+    pub location: StorageLocation,
+    /// Its size in bytes.
     pub nbytes: u64,
-    /// How many elements of its class's dtype; bytes for an untyped one.
+    /// The number of elements of its class's dtype; bytes for an untyped one.
     pub numel: u64,
-    /// Whether its numbers lie big-endian.
+    /// Whether its elements are big-endian.
     pub big_endian: bool,
-    /// The device that it was saved from; `None` where the file names none.
-    pub location: Option<Arc<str>>,
+    /// The device that it was saved from (`location` in torch); `None` where the file names none.
+    pub device: Option<Arc<str>>,
 }
 
-/// Where a storage's bytes are.
+/// The location of a storage's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum StorageLocation {
     /// A range of the file.
     Region(crate::bytes::Region),
-    /// A member of the archive.
+    /// A member of the archive, by number.
     Member(usize),
-    /// Bytes of the pickle itself: of this value, from this byte of it on.
+    /// In the pickle itself: the bytes of this value, from this offset on.
     Value(Handle, u64),
-    /// Nowhere: a storage without bytes.
+    /// No bytes: the storage is empty.
     Empty,
-    /// Nowhere: a tensor on the meta device has a shape, and no bytes were ever saved.
+    /// No bytes: the tensor is on the meta device, and its elements were not saved.
     Meta,
 }
 
-/// Where storages' bytes come from.
+/// The source of the storages' bytes.
 #[derive(Debug)]
 pub enum Contents {
     /// Ranges of the file itself.
@@ -166,20 +167,20 @@ pub enum Contents {
     Archive(Archive),
 }
 
-/// An unknown class and where its values sit.
+/// An unknown class, and where the file has values of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpaqueClass {
     /// `module.name`.
     pub class: String,
-    /// How many values there are.
+    /// The number of its values.
     pub count: u64,
-    /// The names of the first few.
+    /// The paths of the first few.
     pub at: Vec<String>,
 }
 
-/// Reads the index of one file, whatever its format.
+/// Reads the index of one file. Its format is detected by its first bytes.
 pub fn read(source: &Source, options: &Options) -> Result<Index> {
-    let refused = |code, text: &str| Err(Error::new(code, text));
+    let unsupported = |code, text: &str| Err(Error::new(code, text));
     match sniff(source)? {
         Format::Safetensors => safetensors::read(source, options),
         Format::Zip => {
@@ -188,14 +189,14 @@ pub fn read(source: &Source, options: &Options) -> Result<Index> {
         }
         Format::LegacyTorch => torch_legacy::read(source, options),
         Format::Pickle => plain_pickle(source, options),
-        Format::Tar => refused(
+        Format::Tar => unsupported(
             Code::TarUnsupported,
-            "this is a tar archive, which is not read: that of torch 0.1 is a format of its own",
+            "this is a tar archive, as torch 0.1 wrote, which rustload does not read",
         ),
     }
 }
 
-/// A bare pickle: its tensors have their bytes in it.
+/// Reads a bare pickle, which holds the bytes of its tensors.
 fn plain_pickle(source: &Source, options: &Options) -> Result<Index> {
     Limits::check("pickle_bytes", options.limits.pickle_bytes, source.len())?;
     let data = source.chunk(0, source.len())?;
@@ -203,14 +204,15 @@ fn plain_pickle(source: &Source, options: &Options) -> Result<Index> {
     read_pickle(source, pickle, options)
 }
 
-/// Reads the index of a bare pickle that was run already, of all that `source` holds.
+/// Reads the index of a bare pickle that was executed already and is all of `source`.
 pub fn read_pickle(source: &Source, pickle: Pickle, options: &Options) -> Result<Index> {
-    torch_legacy::wrong_magic(pickle.values.data(), &options.limits)?;
+    torch_legacy::check_not_legacy(pickle.values.data(), &options.limits)?;
     let locate = |key: &str, _: u64| {
-        let text = format!("the pickle names storage {key}, but a bare pickle holds no storages");
+        let text = format!("the pickle refers to storage {key}, but a bare pickle has no storages");
         Err(Error::new(Code::PersistentId, text))
     };
-    let mut read = pickled::read_run(pickle, meaning::Ids::Archive, &locate, HashMap::new(), options)?;
+    let mut read =
+        pickled::read_executed(pickle, meaning::PersistentIdForm::Archive, &locate, HashMap::new(), options)?;
     let notes = std::mem::take(&mut read.notes);
     Ok(read.into_index(Format::Pickle, notes, Contents::Plain(source.clone())))
 }

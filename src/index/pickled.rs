@@ -1,8 +1,8 @@
-//! From a pickle to tensors, names and a tree: what the archive and the legacy stream have in common.
+//! Interprets a pickle as tensors, names and an object tree, for all formats that have a pickle.
 
 use std::sync::Arc;
 
-use super::meaning::{Ids, Locate, Meaning, Reader};
+use super::meaning::{CallInterpreter, Locate, Meaning, PersistentIdForm};
 use super::script::ScriptClasses;
 use super::tree::{Tree, View};
 use super::{Contents, Entry, Index, OpaqueClass, Options, Storage, Tensor, Unknown, names};
@@ -10,7 +10,7 @@ use crate::container::Format;
 use crate::error::{Code, Error, Result};
 use crate::pickle::{self, Pickle, Value};
 
-/// All that one pickle says.
+/// The interpretation of one pickle.
 pub(super) struct Pickled {
     pub(super) entries: Vec<Entry>,
     pub(super) tensors: Vec<Tensor>,
@@ -20,16 +20,21 @@ pub(super) struct Pickled {
     tree: Tree,
 }
 
-/// Runs the pickle that `data` is, and finds out what its calls mean.
-pub(super) fn read(data: Vec<u8>, ids: Ids, locate: Locate<'_>, options: &Options) -> Result<Pickled> {
+/// Executes the pickle `data` and interprets its calls.
+pub(super) fn read(
+    data: Vec<u8>,
+    form: PersistentIdForm,
+    locate: Locate<'_>,
+    options: &Options,
+) -> Result<Pickled> {
     let pickle = pickle::run_until(data, 0, &options.limits, &options.cancel)?;
-    read_run(pickle, ids, locate, ScriptClasses::new(), options)
+    read_executed(pickle, form, locate, ScriptClasses::new(), options)
 }
 
-/// The same for a pickle that was run already, whose values may be of these classes of TorchScript.
-pub(super) fn read_run(
+/// As [`read`], for a pickle that was executed already. `scripts` are the TorchScript classes of its values.
+pub(super) fn read_executed(
     pickle: Pickle,
-    ids: Ids,
+    form: PersistentIdForm,
     locate: Locate<'_>,
     scripts: ScriptClasses,
     options: &Options,
@@ -40,31 +45,31 @@ pub(super) fn read_run(
         let text = format!("{} byte(s) after the pickle's end", total.saturating_sub(end));
         return Err(Error::new(Code::TrailingData, text).at(u64::try_from(end).unwrap_or(u64::MAX)));
     }
-    let mut reader = Reader::new(&values, &options.limits, ids, locate, &options.cancel)?;
-    reader.set_scripts(scripts);
+    let mut interpreter = CallInterpreter::new(&values, &options.limits, form, locate, &options.cancel)?;
+    interpreter.set_scripts(scripts);
     if options.unknown == Unknown::Error {
-        refuse_unknown(View { values: &values, meanings: reader.meanings() })?;
+        refuse_unknown(View { values: &values, meanings: interpreter.meanings() })?;
     }
     let mut found = names::find(
-        View { values: &values, meanings: reader.meanings() },
+        View { values: &values, meanings: interpreter.meanings() },
         root,
         &options.limits,
         &options.cancel,
     )?;
     if !found.bare.is_empty() {
-        reader.add_bare(&found.bare)?;
+        interpreter.add_bare(&found.bare)?;
         found = names::find(
-            View { values: &values, meanings: reader.meanings() },
+            View { values: &values, meanings: interpreter.meanings() },
             root,
             &options.limits,
             &options.cancel,
         )?;
     }
-    let mut meanings = reader.finish();
+    let mut meanings = interpreter.finish();
     if needed > protocol {
         meanings
             .notes
-            .push(format!("the pickle states protocol {protocol} and has opcodes of protocol {needed}"));
+            .push(format!("the pickle declares protocol {protocol} and has opcodes of protocol {needed}"));
     }
     Ok(Pickled {
         entries: found.entries,
@@ -77,7 +82,7 @@ pub(super) fn read_run(
 }
 
 impl Pickled {
-    /// The index of a file whose one pickle this is.
+    /// The index of a file that has only this pickle.
     pub(super) fn into_index(self, format: Format, notes: Vec<String>, contents: Contents) -> Index {
         Index {
             format,
@@ -94,13 +99,13 @@ impl Pickled {
     }
 }
 
-/// Fails on the first global or call that rustload does not know.
+/// Fails on the first unknown global or call.
 fn refuse_unknown(view: View<'_>) -> Result<()> {
     for ((id, _), known) in view.values.globals().zip(&view.meanings.globals) {
         if known.is_none() {
             let global = view.values.global(id);
             let text =
-                format!("the pickle names {}.{}, which rustload does not know", global.module, global.name);
+                format!("the pickle imports {}.{}, which rustload does not know", global.module, global.name);
             return Err(
                 Error::global(Code::DisallowedGlobal, global.module, global.name, text).at(global.offset)
             );

@@ -1,15 +1,15 @@
-//! safetensors: every tensor is its whole storage, a range of the data section (the spec is the format's own README).
+//! Index of a safetensors file. Each tensor has a storage of its own, a range of the data section (the format's README is the spec).
 
 use std::sync::Arc;
 
-use super::{Contents, Entry, Index, Options, Path, Place, Storage, Tensor};
+use super::{Contents, Entry, Index, Options, Path, Storage, StorageLocation, Tensor};
 use crate::bytes::Source;
 use crate::container::Format;
 use crate::container::safetensors::Header;
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
 
-/// Turns a checked header into an index.
+/// Reads and validates the header, and returns the index.
 pub(super) fn read(source: &Source, options: &Options) -> Result<Index> {
     let header = Header::read(source, &options.limits, options.compat)?;
     let count = header.tensors.len();
@@ -32,8 +32,8 @@ pub(super) fn read(source: &Source, options: &Options) -> Result<Index> {
             u32::try_from(index.tensors.len()).map_err(|_| Error::new(Code::Limit, "too many tensors"))?;
         let tensor = Tensor::whole(raw.dtype, &raw.shape, id, nbytes)?;
         let numel = tensor.layout().numel();
-        let place = Place::Region(raw.region);
-        index.storages.push(Storage { place, nbytes, numel, big_endian: false, location: None });
+        let location = StorageLocation::Region(raw.region);
+        index.storages.push(Storage { location, nbytes, numel, big_endian: false, device: None });
         index.tensors.push(tensor);
         index.entries.push(Entry { name: Arc::from(raw.name), path: Path::Name, tensor: id });
     }

@@ -1,7 +1,7 @@
-//! What the classes of a TorchScript archive call their parameters and buffers.
+//! Reads the parameter and buffer names of the classes in a TorchScript archive.
 //!
-//! `torch.jit.save` writes every attribute of a module into `data.pkl`, and into `code/` the source of its class, which opens with
-//! two lists (torch/csrc/jit/serialization/python_print.cpp: `printClass`). These are all that is read of the source:
+//! `torch.jit.save` writes every attribute of a module into `data.pkl`, and the source of its class into `code/`. The source starts
+//! with two lists (torch/csrc/jit/serialization/python_print.cpp: `printClass`), and only these are read:
 //!
 //! ```text
 //! class LSTM(Module):
@@ -9,7 +9,7 @@
 //!   __buffers__ = []
 //! ```
 //!
-//! A class whose lists are missing or not written so is left out, and all its tensors are named then.
+//! A class whose lists are missing or have another form is left out; then all its tensors are named.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -20,23 +20,24 @@ use crate::error::Result;
 use crate::limits::Limits;
 use crate::pickle::{GlobalId, Values};
 
-/// What module names of TorchScript's classes begin with.
-const ROOT: &str = "__torch__";
+/// The root of the module names of TorchScript classes.
+const ROOT_MODULE: &str = "__torch__";
 
-/// What the source of a class says of its attributes.
+/// The attributes of a class, as its source declares them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ScriptClass {
     /// Whether it is a module.
     pub(super) is_module: bool,
+    /// The names of its parameters.
     pub(super) parameters: HashSet<String>,
-    /// `None` in sources of before torch 1.7, whose modules had all other tensors for buffers.
+    /// The names of its buffers; `None` in sources from before torch 1.7, where every other tensor of a module is a buffer.
     pub(super) buffers: Option<HashSet<String>>,
 }
 
-/// The classes of an archive whose values its pickle has.
+/// The classes of the values in the pickle of an archive, by global id.
 pub(super) type ScriptClasses = HashMap<GlobalId, ScriptClass>;
 
-/// Reads those classes from the archive's `code/`; `root` is its folder.
+/// Reads these classes from the archive's `code/`; `root` is its root folder. Fails with `Limit` where the sources are too long.
 pub(super) fn read(
     archive: &Archive,
     root: &str,
@@ -81,12 +82,12 @@ pub(super) fn read(
     Ok(classes)
 }
 
-/// Whether classes of this module name are TorchScript's.
+/// Whether a module name is that of TorchScript classes.
 pub(super) fn is_class(module: &str) -> bool {
-    module.strip_prefix(ROOT).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    module.strip_prefix(ROOT_MODULE).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
-/// The classes of one source by their names.
+/// Parses the classes of one source, by name.
 fn parse(source: &[u8]) -> HashMap<String, ScriptClass> {
     let source = String::from_utf8_lossy(source);
     let mut classes = HashMap::new();
@@ -110,10 +111,12 @@ fn parse(source: &[u8]) -> HashMap<String, ScriptClass> {
     classes
 }
 
+/// The start of the line that lists parameters.
 const PARAMETERS: &str = "  __parameters__ = ";
+/// The start of the line that lists buffers.
 const BUFFERS: &str = "  __buffers__ = ";
 
-/// The name and the base of `class Name(Base):`; the base is empty in `class Name:`.
+/// Parses `class Name(Base):` into name and base; the base is empty in `class Name:`.
 fn header(line: &str) -> Option<(&str, &str)> {
     let rest = line.strip_prefix("class ")?.strip_suffix(':')?;
     match rest.strip_suffix(')') {
@@ -122,7 +125,8 @@ fn header(line: &str) -> Option<(&str, &str)> {
     }
 }
 
-/// The texts of `["one", "two", ]`. torch escapes nothing in them, so one with a quote is not told from two.
+/// Parses the strings of `["one", "two", ]`; `None` where the form is another. torch escapes nothing, so a string with a quote is
+/// ambiguous.
 fn list(line: &str, start: &str) -> Option<HashSet<String>> {
     let mut rest = line.strip_prefix(start)?.strip_prefix('[')?.strip_suffix(']')?;
     let mut out = HashSet::new();

@@ -1,19 +1,20 @@
-//! The torch zip format (torch 1.6 and later): one root folder, `data.pkl`, `version`, `byteorder`, and a member per storage.
+//! The torch zip format (torch 1.6 and later): a root folder with `data.pkl`, `version`, `byteorder`, and one member per storage.
 //!
 //! Follows `torch/serialization.py: _load` and `caffe2/serialize/inline_container.cc`, and is stricter where readers differ:
-//! nothing outside the root, no required name in another case, every storage exactly as large as the pickle says.
+//! no member is outside the root folder, required names have this exact case, and each storage has exactly the size that the pickle
+//! states.
 
-use super::meaning::Ids;
+use super::meaning::PersistentIdForm;
 use super::script::{self, ScriptClasses};
-use super::{Contents, Index, Options, Place, pickled};
+use super::{Contents, Index, Options, StorageLocation, pickled};
 use crate::container::Format;
 use crate::container::zip::Archive;
 use crate::error::{Code, Error, Result, ResultExt};
 use crate::parallel::Cancel;
 use crate::pickle;
 
-/// Names that must stand once, in this spelling.
-const REQUIRED: [&str; 4] = ["data.pkl", "constants.pkl", "version", "byteorder"];
+/// Names that an archive may have only in this case.
+const CASE_SENSITIVE_NAMES: [&str; 4] = ["data.pkl", "constants.pkl", "version", "byteorder"];
 
 /// Reads the index of an opened archive.
 pub(super) fn read(archive: Archive, options: &Options) -> Result<Index> {
@@ -32,26 +33,27 @@ pub(super) fn read(archive: Archive, options: &Options) -> Result<Index> {
     let Some(position) = archive.find(&member) else { return Err(no_pickle(&archive)) };
     let limits = &options.limits;
     let deflated = archive.members().get(position).is_some_and(|member| member.is_compressed());
-    // The other members that are read here have a few bytes.
-    let (limit, most) = match deflated && limits.inflate_bytes < limits.pickle_bytes {
+    // The other members that are read here have only a few bytes.
+    let (limit, max_bytes) = match deflated && limits.inflate_bytes < limits.pickle_bytes {
         true => ("inflate_bytes", limits.inflate_bytes),
         false => ("pickle_bytes", limits.pickle_bytes),
     };
-    let data = archive.read(position, limit, most, &options.cancel)?;
+    let data = archive.read(position, limit, max_bytes, &options.cancel)?;
     let locate = |key: &str, nbytes: u64| locate(&archive, &root, key, nbytes);
     let pickle = pickle::run_until(data, 0, limits, &options.cancel).in_member(&member)?;
     let scripts = match is_script {
         true => script::read(&archive, &root, &pickle.values, options)?,
         false => ScriptClasses::new(),
     };
-    let mut read = pickled::read_run(pickle, Ids::Archive, &locate, scripts, options).in_member(&member)?;
+    let mut read = pickled::read_executed(pickle, PersistentIdForm::Archive, &locate, scripts, options)
+        .in_member(&member)?;
     notes.append(&mut read.notes);
     for storage in &mut read.storages {
-        storage.big_endian |= big_endian && matches!(storage.place, Place::Member(_));
+        storage.big_endian |= big_endian && matches!(storage.location, StorageLocation::Member(_));
     }
     if options.verify {
         for storage in &read.storages {
-            if let Place::Member(member) = storage.place {
+            if let StorageLocation::Member(member) = storage.location {
                 archive.verify(member, &options.cancel)?;
             }
         }
@@ -59,12 +61,13 @@ pub(super) fn read(archive: Archive, options: &Options) -> Result<Index> {
     Ok(read.into_index(Format::Zip, notes, Contents::Archive(archive)))
 }
 
-/// The root folder with its slash: the first member's (inline_container.cc: `init`), and every other member's.
+/// The root folder with its slash: that of the first member (inline_container.cc: `init`). Fails with `ZipName` where another
+/// member is outside it.
 fn root(archive: &Archive) -> Result<String> {
     let first = archive.members().first().map_or("", |member| member.name());
     let Some((folder, _)) = first.split_once('/') else {
         if archive.find("data.pkl").is_some() {
-            let text = format!("member {first:?} lies in no root folder");
+            let text = format!("member {first:?} is not in a root folder");
             return Err(Error::new(Code::ZipName, text));
         }
         return Err(no_pickle(archive));
@@ -75,20 +78,21 @@ fn root(archive: &Archive) -> Result<String> {
             if !archive.members().iter().any(|member| member.name().ends_with("/data.pkl")) {
                 return Err(no_pickle(archive));
             }
-            let text = format!("member {:?} lies outside the root folder {root:?}", member.name());
+            let text = format!("member {:?} is outside the root folder {root:?}", member.name());
             return Err(Error::new(Code::ZipName, text));
         };
-        if let Some(required) = REQUIRED.iter().find(|required| rest.eq_ignore_ascii_case(required))
+        if let Some(required) =
+            CASE_SENSITIVE_NAMES.iter().find(|required| rest.eq_ignore_ascii_case(required))
             && rest != *required
         {
-            let text = format!("member {:?} is spelled unlike {required:?}", member.name());
+            let text = format!("member {:?} differs from {required:?} in case", member.name());
             return Err(Error::new(Code::ZipCase, text));
         }
     }
     Ok(root)
 }
 
-/// An archive without `data.pkl`: what it probably is instead.
+/// The error for an archive without `data.pkl`; it names the format that the archive probably has.
 fn no_pickle(archive: &Archive) -> Error {
     let has = |test: &dyn Fn(&str) -> bool| archive.members().iter().any(|member| test(member.name()));
     let (text, note) = if has(&|name| name.ends_with(".npy")) {
@@ -100,19 +104,19 @@ fn no_pickle(archive: &Archive) -> Error {
     } else if has(&|name| name == "[Content_Types].xml" || name == "META-INF/MANIFEST.MF") {
         ("this is an office document or a Java archive", "check that the path names a checkpoint")
     } else {
-        let text = "the archive holds no data.pkl in a root folder, as torch.save writes";
+        let text = "the archive has no data.pkl in a root folder, as torch.save writes";
         return Error::new(Code::RecordMissing, text);
     };
     Error::new(Code::UnknownFormat, text).note(note)
 }
 
-/// `version`, or `.data/version` as versions from 6 on may have it: 1 to 10 (inline_container.h). Readers prefer one or the
-/// other, so both are checked where both are there.
+/// Checks `version`, and `.data/version`, which versions from 6 on may have: 1 to 10 (inline_container.h). Some readers prefer one
+/// and some the other, so both are checked where both exist.
 fn check_version(archive: &Archive, root: &str) -> Result<()> {
     let names = [format!("{root}version"), format!("{root}.data/version")];
     let mut found = false;
     for name in &names {
-        let Some(bytes) = small(archive, name)? else { continue };
+        let Some(bytes) = small_member(archive, name)? else { continue };
         let text = String::from_utf8_lossy(&bytes);
         let digits = text.strip_suffix('\n').unwrap_or(&text);
         let is_plain = digits.bytes().all(|byte| byte.is_ascii_digit());
@@ -129,12 +133,12 @@ fn check_version(archive: &Archive, root: &str) -> Result<()> {
         return Err(no_pickle(archive));
     }
     let [name, _] = names;
-    Err(Error::new(Code::RecordMissing, format!("the archive holds no {name:?}")))
+    Err(Error::new(Code::RecordMissing, format!("the archive has no member {name:?}")))
 }
 
 fn is_big_endian(archive: &Archive, root: &str) -> Result<bool> {
     let name = format!("{root}byteorder");
-    match small(archive, &name)?.as_deref() {
+    match small_member(archive, &name)?.as_deref() {
         None | Some(b"little") => Ok(false),
         Some(b"big") => Ok(true),
         Some(other) => {
@@ -144,30 +148,31 @@ fn is_big_endian(archive: &Archive, root: &str) -> Result<bool> {
     }
 }
 
-/// A member of a few bytes, if it is there. Of a long one only its length is told, which is no valid value.
-fn small(archive: &Archive, name: &str) -> Result<Option<Vec<u8>>> {
-    const MOST: u64 = 64;
+/// Reads a member of at most 64 bytes; `None` where it does not exist. For a longer one, returns its length as text, which is not a
+/// valid value.
+fn small_member(archive: &Archive, name: &str) -> Result<Option<Vec<u8>>> {
+    const MAX_BYTES: u64 = 64;
     let Some(position) = archive.find(name) else { return Ok(None) };
     let size = archive.members().get(position).map_or(0, |member| member.size());
-    if size > MOST {
+    if size > MAX_BYTES {
         return Ok(Some(format!("({size} bytes)").into_bytes()));
     }
-    archive.read(position, "line", MOST, &Cancel::new()).map(Some)
+    archive.read(position, "line", MAX_BYTES, &Cancel::new()).map(Some)
 }
 
-/// The member of a storage, which must be exactly as large as the pickle says.
-fn locate(archive: &Archive, root: &str, key: &str, nbytes: u64) -> Result<Place> {
+/// The member of a storage. Fails where it does not exist, or its size is not what the pickle states.
+fn locate(archive: &Archive, root: &str, key: &str, nbytes: u64) -> Result<StorageLocation> {
     let name = format!("{root}data/{key}");
     let found = archive.find(&name).and_then(|position| Some((position, archive.members().get(position)?)));
     match found {
-        None if nbytes == 0 => Ok(Place::Empty),
+        None if nbytes == 0 => Ok(StorageLocation::Empty),
         None => Err(Error::new(
             Code::RecordMissing,
-            format!("the archive holds no {name:?}, {nbytes} byte(s) long"),
+            format!("the archive has no member {name:?} of {nbytes} byte(s)"),
         )),
-        Some((position, member)) if member.size() == nbytes => Ok(Place::Member(position)),
+        Some((position, member)) if member.size() == nbytes => Ok(StorageLocation::Member(position)),
         Some((_, member)) => {
-            let text = format!("{name:?} has {} byte(s), the pickle says {nbytes}", member.size());
+            let text = format!("{name:?} has {} byte(s), the pickle states {nbytes}", member.size());
             Err(Error::new(Code::StorageBounds, text))
         }
     }

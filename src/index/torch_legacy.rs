@@ -1,11 +1,11 @@
-//! The legacy stream (torch 0.1.10 to 1.5): five pickles in a row, then the storages in the order of the last one's keys.
+//! The legacy stream (torch 0.1.10 to 1.5): five concatenated pickles, then the storages in the order of the keys in the last pickle.
 //!
 //! Follows `torch/serialization.py: _legacy_load`: magic number, protocol 1001, system information, the object, the list of
 //! storage keys; then for each key an int64 count of elements and the bytes. Stricter than torch: every storage that a tensor
 //! names is in the list, the list names nothing else, and the last storage ends with the file.
 
-use super::meaning::{Ids, Reader, SHORT};
-use super::{Contents, Index, Options, Place, Storage, Unknown, pickled};
+use super::meaning::{CallInterpreter, PersistentIdForm, SHORT_STRING_MAX_BYTES};
+use super::{Contents, Index, Options, Storage, StorageLocation, Unknown, pickled};
 use crate::bytes::{Region, Source};
 use crate::container::Format;
 use crate::dtype::DType;
@@ -17,16 +17,16 @@ use std::collections::{HashMap, HashSet};
 /// `torch/serialization.py: PROTOCOL_VERSION`.
 const PROTOCOL: i64 = 1001;
 
-/// `pickle.dumps(1001, 2)`: what follows the magic number.
+/// `pickle.dumps(1001, 2)`, which follows the magic number.
 const PROTOCOL_PICKLE: &[u8] = b"\x80\x02M\xe9\x03.";
 
-/// Bytes read first; more are read where the pickles go on.
-const HEAD: u64 = 1 << 20;
+/// Bytes that are read first; doubled until all pickles are read.
+const INITIAL_READ_BYTES: u64 = 1 << 20;
 
 /// The pickles of a stream, in order.
-pub(crate) const PARTS: [&str; 5] =
+pub(crate) const PICKLES: [&str; 5] =
     ["magic number", "protocol version", "system information", "object", "storage keys"];
-/// The places of those that are asked for, in `PARTS`.
+/// Indices in `PICKLES`.
 const MAGIC: usize = 0;
 const VERSION: usize = 1;
 const SYSTEM: usize = 2;
@@ -38,59 +38,61 @@ pub(super) fn read(source: &Source, options: &Options) -> Result<Index> {
     let (head, keys, mut notes) = open(source, options)?;
     let positions = positions(&keys);
     let locate = |key: &str, _: u64| locate(&positions, key);
-    let object = head.part(OBJECT).to_vec();
-    let mut read = pickled::read(object, Ids::Legacy, &locate, options).in_member(PARTS[OBJECT])?;
-    let end = place_storages(source, &mut read.storages, &keys, head.end())?;
+    let object = head.pickle(OBJECT).to_vec();
+    let mut read =
+        pickled::read(object, PersistentIdForm::Legacy, &locate, options).in_member(PICKLES[OBJECT])?;
+    let end = locate_storages(source, &mut read.storages, &keys, head.end())?;
     check_end(source, end, options)?;
     notes.append(&mut read.notes);
     let index = read.into_index(Format::LegacyTorch, notes, Contents::Plain(source.clone()));
     Ok(Index { end: Some(end), ..index })
 }
 
-/// The storage that a stream is.
-pub(super) struct Lone {
-    /// Its place is a region of the stream.
+/// A legacy stream that consists of one storage.
+pub(super) struct SingleStorage {
+    /// The storage; its location is a region of the stream.
     pub(super) storage: Storage,
     pub(super) dtype: DType,
     /// The name of its class.
     pub(super) class: Box<str>,
 }
 
-/// Reads a stream that is one storage and nothing else, as torch writes it into other pickles (torch/storage.py: `__reduce__`).
-pub(super) fn read_lone(source: &Source, options: &Options) -> Result<Lone> {
-    let other = || Error::new(Code::PickleType, "the stream holds something else than one storage");
+/// Reads a stream that consists of one storage, as torch writes it into other pickles (torch/storage.py: `__reduce__`).
+pub(super) fn read_single_storage(source: &Source, options: &Options) -> Result<SingleStorage> {
+    let not_single = || Error::new(Code::PickleType, "the stream is not a single storage");
     let (head, keys, _) = open(source, options)?;
-    let Pickle { values, root, .. } = head.run(OBJECT, &options.limits).in_member(PARTS[OBJECT])?;
-    let is_lone = values.globals().len() == 1 && values.calls().len() == 0;
+    let Pickle { values, root, .. } = head.run(OBJECT, &options.limits).in_member(PICKLES[OBJECT])?;
+    let is_single = values.globals().len() == 1 && values.calls().len() == 0;
     let (Value::PersistentId(pid), Some((class, _)), true) =
-        (values.get(root), values.globals().next(), is_lone)
+        (values.get(root), values.globals().next(), is_single)
     else {
-        return Err(other());
+        return Err(not_single());
     };
     let positions = positions(&keys);
     let locate = |key: &str, _: u64| locate(&positions, key);
-    let mut reader = Reader::new(&values, &options.limits, Ids::Legacy, &locate, &options.cancel)?;
-    reader.add_bare(&[pid]).in_member(PARTS[OBJECT])?;
-    let mut found = reader.finish();
-    let end = place_storages(source, &mut found.storages, &keys, head.end())?;
+    let mut interpreter =
+        CallInterpreter::new(&values, &options.limits, PersistentIdForm::Legacy, &locate, &options.cancel)?;
+    interpreter.add_bare(&[pid]).in_member(PICKLES[OBJECT])?;
+    let mut found = interpreter.finish();
+    let end = locate_storages(source, &mut found.storages, &keys, head.end())?;
     check_end(source, end, options)?;
     match (&found.tensors[..], found.storages.pop()) {
-        // A view has a part of the storage.
+        // The tensor of a view is only a slice of the storage.
         ([tensor], Some(storage)) if tensor.layout().numel() == storage.numel => {
             let class = values.global(class).name.into();
-            Ok(Lone { storage, dtype: tensor.dtype(), class })
+            Ok(SingleStorage { storage, dtype: tensor.dtype(), class })
         }
-        _ => Err(other()),
+        _ => Err(not_single()),
     }
 }
 
-/// The pickles, the storage keys, and what is odd about the writer's system.
+/// Reads the pickles, the storage keys, and notes about the writer's system.
 fn open(source: &Source, options: &Options) -> Result<(Head, Vec<String>, Vec<String>)> {
     let limits = &options.limits;
     let head = Head::read(source, limits)?;
-    check_protocol(&head, limits).in_member(PARTS[VERSION])?;
-    let notes = check_system(&head, options).in_member(PARTS[SYSTEM])?;
-    let keys = keys(&head, limits).in_member(PARTS[KEYS])?;
+    check_protocol(&head, limits).in_member(PICKLES[VERSION])?;
+    let notes = check_system(&head, options).in_member(PICKLES[SYSTEM])?;
+    let keys = keys(&head, limits).in_member(PICKLES[KEYS])?;
     Ok((head, keys, notes))
 }
 
@@ -98,18 +100,19 @@ fn positions(keys: &[String]) -> HashMap<&str, usize> {
     keys.iter().enumerate().map(|(at, key)| (key.as_str(), at)).collect()
 }
 
-/// Where a storage lies depends on the sizes of those before it, so its place is its number until all are known.
-fn locate(positions: &HashMap<&str, usize>, key: &str) -> Result<Place> {
+/// Returns the position of a storage in the key list as its location: the offset depends on the sizes of the storages before it,
+/// so `locate_storages` computes it once all are known.
+fn locate(positions: &HashMap<&str, usize>, key: &str) -> Result<StorageLocation> {
     match positions.get(key) {
-        Some(&at) => Ok(Place::Member(at)),
+        Some(&at) => Ok(StorageLocation::Member(at)),
         None => Err(Error::new(
             Code::LegacyKeys,
-            format!("storage {key} is not in the list of keys, so it has no bytes"),
+            format!("storage {key} is not in the list of storage keys, so it has no bytes"),
         )),
     }
 }
 
-/// The last storage ends with the file.
+/// Fails with `TrailingData` where bytes follow the last storage.
 fn check_end(source: &Source, end: u64, options: &Options) -> Result<()> {
     if end != source.len() && !options.ignore_trailing {
         let text = format!("{} byte(s) after the last storage", source.len().saturating_sub(end));
@@ -125,18 +128,21 @@ struct Head {
 }
 
 impl Head {
-    /// Reads as much of the file as the pickles need, doubling; where each ends is found by its opcodes.
+    /// Reads the file until it has the end of the fifth pickle. A pickle ends at its STOP opcode.
     fn read(source: &Source, limits: &Limits) -> Result<Head> {
-        let mut data = source.read_vec(0, source.len().min(HEAD))?;
+        let mut data = source.read_vec(0, source.len().min(INITIAL_READ_BYTES))?;
         let mut found = Ends::default();
         loop {
             let len = u64::try_from(data.len()).unwrap_or(u64::MAX);
             match found.find(&data, limits) {
                 Ok(()) => return Ok(Head { data, ends: found.ends }),
-                // Only where the data ended too early can reading on help.
-                Err(_) if len < source.len() && found.is_cut => {
+                // Read more only where the data ended too early.
+                Err(_) if len < source.len() && found.is_truncated => {
                     Limits::check("pickle_bytes", limits.pickle_bytes, len.saturating_add(1))?;
-                    let more = len.saturating_mul(2).min(source.len()).min(limits.pickle_bytes.max(HEAD));
+                    let more = len
+                        .saturating_mul(2)
+                        .min(source.len())
+                        .min(limits.pickle_bytes.max(INITIAL_READ_BYTES));
                     data.append(&mut source.read_vec(len, more.saturating_sub(len))?);
                 }
                 Err(error) => return Err(error),
@@ -144,14 +150,14 @@ impl Head {
         }
     }
 
-    fn part(&self, number: usize) -> &[u8] {
+    fn pickle(&self, number: usize) -> &[u8] {
         let start = number.checked_sub(1).and_then(|before| self.ends.get(before)).copied().unwrap_or(0);
         let end = self.ends.get(number).copied().unwrap_or(0);
         self.data.get(start..end).unwrap_or_default()
     }
 
     fn run(&self, number: usize, limits: &Limits) -> Result<Pickle> {
-        pickle::run(self.part(number).to_vec(), 0, limits)
+        pickle::run(self.pickle(number).to_vec(), 0, limits)
     }
 
     fn end(&self) -> u64 {
@@ -159,24 +165,24 @@ impl Head {
     }
 }
 
-/// The stream ends where this pickle would begin.
-fn absent(part: &str) -> Error {
-    let code = if part == PARTS[KEYS] { Code::LegacyKeys } else { Code::Truncated };
-    Error::new(code, format!("the stream ends before its {part}"))
+/// The error for a stream that ends where this pickle would start.
+fn missing_pickle(name: &str) -> Error {
+    let code = if name == PICKLES[KEYS] { Code::LegacyKeys } else { Code::Truncated };
+    Error::new(code, format!("the stream ends before its {name}"))
         .note("The download or copy is probably incomplete: fetch the file again.")
 }
 
-/// Why a bare pickle is refused that starts a legacy stream with another magic number, or with one that is a call's result.
-pub(super) fn wrong_magic(data: &[u8], limits: &Limits) -> Result<()> {
-    const SOON: usize = 4096;
-    let start = data.get(..SOON).unwrap_or(data);
+/// Fails where a bare pickle is the start of a legacy stream with a wrong magic number, or with one that is the result of a call.
+pub(super) fn check_not_legacy(data: &[u8], limits: &Limits) -> Result<()> {
+    const MAGIC_MAX_BYTES: usize = 4096;
+    let start = data.get(..MAGIC_MAX_BYTES).unwrap_or(data);
     let Ok(end) = pickle_end(&mut Disasm::strict(start, 0, limits), &mut None) else { return Ok(()) };
     if !data.get(end..).is_some_and(|rest| rest.starts_with(PROTOCOL_PICKLE)) {
         return Ok(());
     }
     let Pickle { values, root, .. } = pickle::run(start.get(..end).unwrap_or_default().to_vec(), 0, limits)?;
     let Value::Call(id) = values.get(root) else {
-        let text = "this starts as a legacy stream of torch, but with another magic number";
+        let text = "the file starts as a legacy stream of torch, but has a wrong magic number";
         return Err(Error::new(Code::UnknownFormat, text).at(0));
     };
     let call = values.call(id);
@@ -186,40 +192,42 @@ pub(super) fn wrong_magic(data: &[u8], limits: &Limits) -> Result<()> {
     };
     let text = format!("the magic number is the result of a call of {module}.{name}");
     let error =
-        Error::global(Code::DisallowedCall, module, name, text).at(call.offset).in_member(PARTS[MAGIC]);
+        Error::global(Code::DisallowedCall, module, name, text).at(call.offset).in_member(PICKLES[MAGIC]);
     Err(error.note("Nothing was called. torch writes a number there: the file was made by hand."))
 }
 
-/// The ends of the pickles that were found so far.
+/// The ends of the pickles, as far as they were found.
 #[derive(Default)]
 struct Ends {
     ends: [usize; 5],
-    /// How many.
+    /// The number of ends that were found.
     count: usize,
-    /// Where the next pickle was cut.
+    /// The state of the disassembler before the opcode that failed.
     pause: Option<Pause>,
-    /// Whether the last error says that the data ends too early.
-    is_cut: bool,
+    /// Whether the last error is that the data ends too early.
+    is_truncated: bool,
 }
 
 impl Ends {
-    /// Finds the ends that are missing; after an error, in the same data and more.
+    /// Finds the missing ends. After an error, call it again with the same data and more.
     fn find(&mut self, data: &[u8], limits: &Limits) -> Result<()> {
-        while let (Some(end), Some(part)) = (self.ends.get_mut(self.count), PARTS.get(self.count)) {
+        while let (Some(end), Some(name)) = (self.ends.get_mut(self.count), PICKLES.get(self.count)) {
             let mut disasm = match self.pause.take() {
                 Some(pause) => Disasm::resume(data, pause, limits),
                 None if self.count > 0 && *end == data.len() => {
-                    self.is_cut = true;
-                    return Err(absent(part).at(u64::try_from(*end).unwrap_or(u64::MAX)).in_member(part));
+                    self.is_truncated = true;
+                    return Err(missing_pickle(name)
+                        .at(u64::try_from(*end).unwrap_or(u64::MAX))
+                        .in_member(name));
                 }
                 None => Disasm::strict(data, *end, limits),
             };
-            let ended = pickle_end(&mut disasm, &mut self.pause).in_member(part);
-            self.is_cut = disasm.is_cut();
+            let ended = pickle_end(&mut disasm, &mut self.pause).in_member(name);
+            self.is_truncated = disasm.is_cut();
             *end = ended?;
             let start = *end;
             self.count = self.count.saturating_add(1);
-            // The next one begins here.
+            // The next pickle starts here.
             if let Some(next) = self.ends.get_mut(self.count) {
                 *next = start;
             }
@@ -228,7 +236,7 @@ impl Ends {
     }
 }
 
-/// One past the STOP of a pickle; where an opcode fails, `pause` is before it.
+/// The offset after the STOP of a pickle. Where an opcode fails, sets `pause` to the state before it.
 fn pickle_end(disasm: &mut Disasm<'_>, pause: &mut Option<Pause>) -> Result<usize> {
     loop {
         let before = disasm.pause();
@@ -241,7 +249,7 @@ fn pickle_end(disasm: &mut Disasm<'_>, pause: &mut Option<Pause>) -> Result<usiz
             }
             None => {
                 let end = u64::try_from(Disasm::position(disasm)).unwrap_or(u64::MAX);
-                return Err(Error::new(Code::Truncated, "the pickle has no end").at(end));
+                return Err(Error::new(Code::Truncated, "the pickle has no STOP opcode").at(end));
             }
         }
     }
@@ -254,18 +262,18 @@ fn check_protocol(head: &Head, limits: &Limits) -> Result<()> {
         Value::Int(other) => {
             Err(Error::new(Code::LegacyVersion, format!("protocol {other} is not {PROTOCOL}")))
         }
-        _ => Err(Error::new(Code::LegacyVersion, "the protocol version is no number")),
+        _ => Err(Error::new(Code::LegacyVersion, "the protocol version is not a number")),
     }
 }
 
-/// The writer's system information says nothing that the reader needs (torch ignores it too); what is odd is noted.
+/// Checks the writer's system information. The reader does not need it, and torch ignores it too; unusual content is a note.
 fn check_system(head: &Head, options: &Options) -> Result<Vec<String>> {
     let pickle = head.run(SYSTEM, &options.limits)?;
     let values = &pickle.values;
     let mut notes = Vec::new();
     if let Some((id, _)) = values.globals().next() {
         let global = values.global(id);
-        let text = format!("the system information names {}.{}", global.module, global.name);
+        let text = format!("the system information imports {}.{}", global.module, global.name);
         if options.unknown == Unknown::Error {
             return Err(
                 Error::global(Code::DisallowedGlobal, global.module, global.name, text).at(global.offset)
@@ -279,7 +287,7 @@ fn check_system(head: &Head, options: &Options) -> Result<Vec<String>> {
                 && values.get(value) == Value::Bool(false)
         };
         if pairs.iter().any(big) {
-            notes.push("the writer was big-endian; its storages are little-endian all the same".to_owned());
+            notes.push("the writer was big-endian; its storages are little-endian nevertheless".to_owned());
         }
     }
     Ok(notes)
@@ -287,12 +295,12 @@ fn check_system(head: &Head, options: &Options) -> Result<Vec<String>> {
 
 fn keys(head: &Head, limits: &Limits) -> Result<Vec<String>> {
     let pickle = head.run(KEYS, limits)?;
-    let wrong = || Error::new(Code::LegacyKeys, "the storage keys are no list of texts");
+    let wrong = || Error::new(Code::LegacyKeys, "the storage keys are not a list of strings");
     let Value::List(items) = pickle.values.get(pickle.root) else { return Err(wrong()) };
-    // One text may be listed any number of times, so neither long nor repeated ones are copied.
+    // One string may be listed any number of times, so long and repeated ones are refused before they are copied.
     let mut seen = HashSet::new();
     let text = |&item| match pickle.values.get(item) {
-        Value::Str(key) if key.as_bytes().len() <= SHORT => {
+        Value::Str(key) if key.as_bytes().len() <= SHORT_STRING_MAX_BYTES => {
             if !seen.insert(key) {
                 return Err(Error::new(Code::LegacyKeys, "a storage key is listed twice"));
             }
@@ -303,72 +311,72 @@ fn keys(head: &Head, limits: &Limits) -> Result<Vec<String>> {
     items.iter().map(text).collect()
 }
 
-/// Gives every storage its range of the file; returns where the last one ends.
-fn place_storages(source: &Source, storages: &mut [Storage], keys: &[String], start: u64) -> Result<u64> {
+/// Sets the range of every storage in the file; returns the end of the last one.
+fn locate_storages(source: &Source, storages: &mut [Storage], keys: &[String], start: u64) -> Result<u64> {
     let mut by_key: Vec<Option<&mut Storage>> = keys.iter().map(|_| None).collect();
     for storage in storages {
-        if let Place::Member(at) = storage.place
+        if let StorageLocation::Member(at) = storage.location
             && let Some(slot) = by_key.get_mut(at)
         {
             *slot = Some(storage);
         }
     }
     let mut at = start;
-    let mut counts = Counts { source, seen: Vec::new(), start: 0 };
+    let mut counts = Counts { source, buffer: Vec::new(), start: 0 };
     for (key, storage) in keys.iter().zip(by_key) {
         let Some(storage) = storage else {
-            let text = format!("storage {key} is in the list of keys, but no tensor says how large it is");
+            let text = format!("storage {key} is in the list of storage keys, but no tensor states its size");
             return Err(Error::new(Code::LegacyKeys, text));
         };
         let (count, numel) = (counts.read(at, storage.nbytes)?, storage.numel);
         if u64::try_from(count) != Ok(numel) {
-            let text = format!("storage {key} has {count} element(s), the pickle says {numel}");
+            let text = format!("storage {key} has {count} element(s), the pickle states {numel}");
             return Err(Error::new(Code::StorageBounds, text).at(at));
         }
         let region = at.checked_add(8).and_then(|start| Region::new(start, storage.nbytes));
         let region = region.filter(|region| region.end() <= source.len()).ok_or_else(|| {
             let end = at.saturating_add(8).saturating_add(storage.nbytes);
             let have = source.len();
-            let text = format!(
-                "the file is cut short: it has {have} byte(s), storage {key} alone ends at byte {end}"
-            );
+            let text =
+                format!("the file is cut short: it has {have} byte(s), storage {key} ends at byte {end}");
             Error::new(Code::Truncated, text).at(at)
         })?;
-        storage.place = Place::Region(region);
+        storage.location = StorageLocation::Region(region);
         at = region.end();
     }
     Ok(at)
 }
 
-/// Reads the counts in front of storages. Where storages are short, many counts are read at once, with what lies between them:
-/// no more than reading each by itself would make the system read.
+/// Reads the element counts before storages. Where storages are short, one read covers many counts and the storages between them:
+/// the operating system would read the same pages for the counts alone.
 struct Counts<'a> {
     source: &'a Source,
-    seen: Vec<u8>,
-    /// Where `seen` lies in the file.
+    buffer: Vec<u8>,
+    /// The offset of `buffer` in the file.
     start: u64,
 }
 
 impl Counts<'_> {
-    /// Bytes between two counts up to which they are read together: a page of the system's cache.
-    const NEAR: u64 = 4096;
-    /// Bytes that are read at once.
-    const PIECE: u64 = 64 << 10;
+    /// The size of a storage below which the next counts are read with it: a page of the page cache.
+    const SHORT_STORAGE_BYTES: u64 = 4096;
+    /// Bytes of one read of many counts.
+    const READ_BYTES: u64 = 64 << 10;
 
     /// The count at `at`, in front of a storage of `nbytes`.
     fn read(&mut self, at: u64, nbytes: u64) -> Result<i64> {
-        if let Some(count) = self.known(at) {
+        if let Some(count) = self.buffered(at) {
             return Ok(count);
         }
         let left = self.source.len().saturating_sub(at);
-        let piece = if nbytes < Counts::NEAR { Counts::PIECE.min(left).max(8) } else { 8 };
-        (self.seen, self.start) = (self.source.read_vec(at, piece)?, at);
-        self.known(at).ok_or_else(|| Error::new(Code::InternalError, "a count was read in part"))
+        let len = if nbytes < Counts::SHORT_STORAGE_BYTES { Counts::READ_BYTES.min(left).max(8) } else { 8 };
+        (self.buffer, self.start) = (self.source.read_vec(at, len)?, at);
+        self.buffered(at).ok_or_else(|| Error::new(Code::InternalError, "a count was read in part"))
     }
 
-    fn known(&self, at: u64) -> Option<i64> {
+    /// The count at `at`, where the buffer has it.
+    fn buffered(&self, at: u64) -> Option<i64> {
         let from = usize::try_from(at.checked_sub(self.start)?).ok()?;
-        let (count, _) = self.seen.get(from..)?.split_first_chunk()?;
+        let (count, _) = self.buffer.get(from..)?.split_first_chunk()?;
         Some(i64::from_le_bytes(*count))
     }
 }

@@ -1,7 +1,7 @@
-//! The one proof of bounds that every tensor passes, whatever its format.
+//! The bounds check that every tensor of every format passes.
 //!
-//! Sizes, strides and the offset are not negative; `last = offset + sum((size - 1) * stride)` does not overflow; and, where
-//! there is an element at all, `(last + 1) * itemsize` is at most the storage's bytes.
+//! Sizes, strides and the offset are not negative; `last = offset + sum((size - 1) * stride)` does not overflow; and, unless the
+//! tensor is empty, `(last + 1) * itemsize` is at most the size of the storage in bytes.
 
 use smallvec::SmallVec;
 
@@ -10,48 +10,48 @@ use crate::error::{Code, Error, Result};
 use crate::layout::{Dims, Layout, numel};
 use crate::limits::Limits;
 
-/// One number of a file per dimension; up to four without an allocation.
+/// One number per dimension, as the file states it; up to four are stored inline.
 pub type Sizes = SmallVec<[i64; 4]>;
 
-/// A tensor as a file describes it: nothing is checked yet.
+/// A tensor as a file describes it, unchecked.
 #[derive(Clone, Debug)]
 pub struct RawTensor {
     /// The element type.
     pub dtype: DType,
-    /// Elements along each dimension.
+    /// The number of elements along each dimension.
     pub shape: Sizes,
-    /// Elements between neighbours along each dimension.
+    /// The stride of each dimension, in elements.
     pub strides: Sizes,
-    /// The first element, from the storage's start.
+    /// The offset of the first element from the storage's start, in elements.
     pub offset: i64,
-    /// Which storage.
+    /// The number of the storage in the index.
     pub storage: u32,
-    /// What else the file says.
+    /// The flags that the file sets.
     pub flags: Flags,
 }
 
-/// What a file says of a tensor beside its place.
+/// Boolean properties of a tensor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flags {
     /// Whether it is a `torch.nn.Parameter`.
     pub parameter: bool,
-    /// Whether it wants gradients.
+    /// Its `requires_grad`.
     pub requires_grad: bool,
-    /// Whether its imaginary parts are to be negated.
+    /// torch's conjugate bit: a reader has to negate the imaginary parts.
     pub conjugate: bool,
-    /// Whether its values are to be negated.
+    /// torch's negative bit: a reader has to negate the values.
     pub negative: bool,
-    /// Whether it is on the meta device: a shape without bytes, in a storage that cannot be read.
+    /// Whether it is on the meta device: it has a shape and no bytes, and its storage cannot be read.
     pub meta: bool,
 }
 
-/// A tensor whose every element is proved to lie inside its storage.
+/// A tensor whose elements all lie inside its storage: only a bounds check constructs one.
 #[derive(Clone, Debug)]
 pub struct Tensor {
     dtype: DType,
     layout: Layout,
     storage: u32,
-    /// What else the file says.
+    /// The flags that the file sets.
     pub flags: Flags,
 }
 
@@ -61,17 +61,18 @@ impl Tensor {
         self.dtype
     }
 
-    /// Where the elements lie in the storage.
+    /// The shape, strides and offset in the storage.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// Which storage.
+    /// The number of the storage in the index.
     pub fn storage(&self) -> u32 {
         self.storage
     }
 
-    /// The same elements counted from `bytes` earlier: of a tensor proved against a part of its storage that starts there.
+    /// Adds `bytes` to the offset, for a tensor that was checked against a slice of its storage that starts there. Fails with
+    /// `StorageBounds` where that is inside an element.
     pub(super) fn shifted(mut self, bytes: u64) -> Result<Tensor> {
         let item = self.dtype.itemsize();
         let shift = bytes.checked_div(item).filter(|shift| shift.checked_mul(item) == Some(bytes));
@@ -85,30 +86,30 @@ impl Tensor {
         Ok(self)
     }
 
-    /// A C-contiguous tensor that is its whole storage of `nbytes`.
+    /// A C-contiguous tensor at the start of a storage of `nbytes`. Fails where it does not fit.
     pub(super) fn whole(dtype: DType, shape: &[u64], storage: u32, nbytes: u64) -> Result<Tensor> {
         let layout = Layout::contiguous(shape)?;
-        prove(&layout, dtype, nbytes)?;
+        check_bounds(&layout, dtype, nbytes)?;
         Ok(Tensor { dtype, layout, storage, flags: Flags::default() })
     }
 }
 
 impl RawTensor {
-    /// The proof, against a storage of `nbytes`.
+    /// Checks the tensor against a storage of `nbytes`. Fails with `TensorShape`, `TensorBounds` or `Limit`.
     pub fn prove(self, nbytes: u64, limits: &Limits) -> Result<Tensor> {
-        let tensor = self.described(limits)?;
-        prove(&tensor.layout, tensor.dtype, nbytes)?;
+        let tensor = self.checked_layout(limits)?;
+        check_bounds(&tensor.layout, tensor.dtype, nbytes)?;
         Ok(tensor)
     }
 
-    /// A tensor on the meta device, whose elements are nowhere, so that nothing is to be proved.
-    pub(super) fn imagine(self, limits: &Limits) -> Result<Tensor> {
-        let mut tensor = self.described(limits)?;
+    /// A tensor on the meta device. It has no elements in memory, so only its shape, strides and offset are checked.
+    pub(super) fn into_meta(self, limits: &Limits) -> Result<Tensor> {
+        let mut tensor = self.checked_layout(limits)?;
         tensor.flags.meta = true;
         Ok(tensor)
     }
 
-    fn described(self, limits: &Limits) -> Result<Tensor> {
+    fn checked_layout(self, limits: &Limits) -> Result<Tensor> {
         let (shape, strides) = (&self.shape, &self.strides);
         let rank = u64::try_from(shape.len()).unwrap_or(u64::MAX);
         Limits::check("rank", limits.rank, rank)?;
@@ -138,16 +139,18 @@ fn counts(numbers: &[i64], code: Code, what: &str) -> Result<Dims> {
         .collect()
 }
 
-fn prove(layout: &Layout, dtype: DType, nbytes: u64) -> Result<()> {
+fn check_bounds(layout: &Layout, dtype: DType, nbytes: u64) -> Result<()> {
     if layout.numel() == 0 {
         return Ok(());
     }
     match layout.end().and_then(|end| end.checked_mul(dtype.itemsize())) {
         Some(end) if end <= nbytes => Ok(()),
         end => {
-            let reach = end.map_or_else(|| "beyond 64 bits".to_owned(), |end| format!("to byte {end}"));
-            let text =
-                format!("a tensor of shape {:?} reaches {reach} of a storage of {nbytes}", &layout.shape[..]);
+            let extent = end.map_or_else(|| "beyond 64 bits".to_owned(), |end| format!("to byte {end}"));
+            let text = format!(
+                "a tensor of shape {:?} reaches {extent} of a storage of {nbytes}",
+                &layout.shape[..]
+            );
             Err(Error::new(Code::TensorBounds, text))
         }
     }
@@ -167,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn t07_to_t15_only_what_lies_inside_passes() {
+    fn t07_to_t15_only_tensors_inside_their_storage_pass() {
         assert_eq!(code(&[2, 3], &[3, 1], 0), None);
         assert_eq!(code(&[2, 3], &[1, 2], 0), None);
         assert_eq!(code(&[2, 3], &[3, 1], 1), Some(Code::TensorBounds));

@@ -6,7 +6,7 @@ use pyo3::types::PyTuple;
 use super::tensor::Tensor;
 use super::{objects, run};
 use crate::error::{Code, Error};
-use crate::index::{Object, Part, Path, Scale, SparseLayout};
+use crate::index::{Component, Object, Path, Scale, SparseLayout};
 use crate::parallel::Cancel;
 use crate::pickle::Handle;
 use crate::tensor::Tensor as Core;
@@ -23,8 +23,8 @@ pub(super) fn quantization<'py>(
             (scale.into_pyobject(py)?.into_any(), zero_point.into_pyobject(py)?.into_any(), None)
         }
         Scale::Channel { scales, zero_points, axis } => (
-            channels(py, tensor, *scales, Part::Scale, wrap)?,
-            channels(py, tensor, *zero_points, Part::ZeroPoint, wrap)?,
+            channels(py, tensor, *scales, Component::Scale, wrap)?,
+            channels(py, tensor, *zero_points, Component::ZeroPoint, wrap)?,
             Some(*axis),
         ),
     };
@@ -42,7 +42,7 @@ fn channels<'py>(
     py: Python<'py>,
     tensor: &Core,
     part: Handle,
-    name: Part,
+    name: Component,
     wrap: &Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let (checkpoint, shard) = (tensor.checkpoint(), tensor.shard() as usize);

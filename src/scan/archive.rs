@@ -1,43 +1,45 @@
-//! Zip archives: every member that some reader sees, storages of tensors aside.
+//! Scans zip archives: every member that any reader sees, except tensor storages.
 //!
-//! An archive that the strict door takes is scanned by its directory, with every local header compared; ranges that no member
-//! accounts for are searched. Any other is scanned by all of its readings (`zip::salvage`).
+//! An archive that the strict parser accepts is scanned by its central directory, and every local header is compared with it;
+//! byte ranges that belong to no member are searched for members. Any other archive is scanned under every interpretation that
+//! a reader may have (`zip::salvage`).
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::budget::take;
 use super::file::{Scanner, inside};
-use super::plain::{goes_on, len64, may_be_pickle};
+use super::non_zip::{is_truncated_pickle, len64, may_be_pickle};
 use super::report::{Finding, Verdict};
 use crate::bytes::{Region, Source};
 use crate::container::zip::{self, Archive, Salvage, Trailing};
 use crate::container::{is_container, packed};
 use crate::error::{Code, Error, Result};
 
-/// Bytes looked at to tell what a member is.
-const HEAD: u64 = 1024;
-/// Contradictions of local headers that are listed one by one.
-const CONTRADICTIONS: u64 = 1000;
+/// The first bytes of a member that tell its format.
+const SNIFF_BYTES: u64 = 1024;
+/// The maximum number of mismatches between local headers and the directory that are findings of their own.
+const MAX_LISTED_MISMATCHES: u64 = 1000;
 
-/// A member as one reader sees it.
-struct Seen {
+/// A member, as at least one reader sees it.
+struct VisibleMember {
     name: String,
     region: Region,
     method: u16,
     encrypted: bool,
+    /// Whether the central directory lists it.
     listed: bool,
-    /// Whether it begins in bytes that a member before it has, too. In no sound archive one does.
-    again: bool,
+    /// Whether it starts inside an earlier member. No sound archive has such a member.
+    overlaps_earlier: bool,
 }
 
 impl Scanner<'_> {
     /// Scans a zip archive.
     pub(super) fn archive(&mut self, source: &Source, label: Option<&str>, depth: u64) -> Result<()> {
         let members = match Archive::open(source, &self.options.limits, Trailing::Error) {
-            Ok(archive) => self.listed(&archive, label)?,
+            Ok(archive) => self.sound_members(&archive, label)?,
             Err(error) => {
-                keep_going(&error)?;
+                propagate_if_not_file_fault(&error)?;
                 self.report.add_error(&error, label);
                 None
             }
@@ -49,51 +51,55 @@ impl Scanner<'_> {
                 if !found.complete {
                     self.report.unscanned(label, "parts of a damaged archive", 0, source.len());
                 }
-                seen(found)
+                visible_members(found)
             }
         };
         self.names(&members, label);
         self.members(source, &members, label, depth)
     }
 
-    /// The members of a sound archive; `None` where a local header contradicts the directory.
-    fn listed(&mut self, archive: &Archive, label: Option<&str>) -> Result<Option<Vec<Seen>>> {
-        let (mut out, mut wrong) = (Vec::new(), 0_u64);
+    /// The members of a sound archive; `None` where a local header does not match the central directory.
+    fn sound_members(
+        &mut self,
+        archive: &Archive,
+        label: Option<&str>,
+    ) -> Result<Option<Vec<VisibleMember>>> {
+        let (mut out, mut mismatches) = (Vec::new(), 0_u64);
         for (index, member) in archive.members().iter().enumerate() {
             if index.is_multiple_of(1024) {
                 self.options.cancel.check()?;
             }
             match archive.payload(index) {
-                Ok(region) => out.push(Seen {
+                Ok(region) => out.push(VisibleMember {
                     name: member.name().to_owned(),
                     region,
                     method: member.method(),
                     encrypted: false,
                     listed: true,
-                    again: false,
+                    overlaps_earlier: false,
                 }),
                 Err(error) => {
-                    keep_going(&error)?;
-                    wrong = wrong.saturating_add(1);
-                    if wrong < CONTRADICTIONS {
+                    propagate_if_not_file_fault(&error)?;
+                    mismatches = mismatches.saturating_add(1);
+                    if mismatches < MAX_LISTED_MISMATCHES {
                         self.report.add_error(&error, label);
                     }
                 }
             }
         }
-        if wrong > 0 {
+        if mismatches > 0 {
             return Ok(None);
         }
         for gap in archive.gaps()? {
             let found =
                 zip::salvage_range(archive.source(), gap, &self.options.limits, &self.options.cancel)?;
-            out.extend(seen(found));
+            out.extend(visible_members(found));
         }
         Ok(Some(out))
     }
 
-    /// Names that only some readers tell apart, and code.
-    fn names(&mut self, members: &[Seen], label: Option<&str>) {
+    /// Adds findings for names that differ in case only, and for TorchScript code.
+    fn names(&mut self, members: &[VisibleMember], label: Option<&str>) {
         let mut lower = HashSet::new();
         let (mut cased, mut code) = (None, (0_u64, None));
         for member in members {
@@ -128,9 +134,15 @@ impl Scanner<'_> {
         }
     }
 
-    /// The checkpoint's own pickle first, since it says which members are storages.
-    fn members(&mut self, source: &Source, members: &[Seen], label: Option<&str>, depth: u64) -> Result<()> {
-        let is_main = |member: &Seen| {
+    /// Scans the members: first `data.pkl`, which names the storages.
+    fn members(
+        &mut self,
+        source: &Source,
+        members: &[VisibleMember],
+        label: Option<&str>,
+        depth: u64,
+    ) -> Result<()> {
+        let is_main = |member: &VisibleMember| {
             let name = member.name.rsplit(['/', '\\']).next().unwrap_or_default();
             name.trim_matches('\0').eq_ignore_ascii_case("data.pkl")
         };
@@ -143,7 +155,7 @@ impl Scanner<'_> {
                 .name
                 .rsplit_once("/data/")
                 .or_else(|| member.name.strip_prefix("data/").map(|key| ("", key)));
-            // Read when a tensor is asked for, and never as anything but numbers.
+            // A storage is read only as the elements of tensors.
             if member.listed && storage.is_some_and(|(_, key)| keys.contains(key)) {
                 continue;
             }
@@ -153,11 +165,11 @@ impl Scanner<'_> {
         Ok(())
     }
 
-    /// One member: a pickle, another container, or nothing that runs. Gives the keys of storages that it names.
+    /// Scans one member: a pickle, a nested container, or data. Returns the storage keys that its pickle names.
     fn member(
         &mut self,
         source: &Source,
-        member: &Seen,
+        member: &VisibleMember,
         label: Option<&str>,
         depth: u64,
         main: bool,
@@ -171,12 +183,12 @@ impl Scanner<'_> {
             self.report.unscanned(Some(&inner), &why, 0, member.region.len());
             return Ok(HashSet::new());
         }
-        let (head, _) = zip::peek(source, member.region, member.method, HEAD)?;
+        let (head, _) = zip::peek(source, member.region, member.method, SNIFF_BYTES)?;
         let name = member.name.to_ascii_lowercase();
         if name.ends_with(".storage_alignment") {
             self.alignment(&head, &inner);
         }
-        // TorchScript's source text and its companions: nobody unpickles them.
+        // TorchScript source text is never unpickled.
         if name.contains("/code/") && name.ends_with(".py") {
             return Ok(HashSet::new());
         }
@@ -190,14 +202,14 @@ impl Scanner<'_> {
             return Ok(HashSet::new());
         }
         let len = member.region.len();
-        if member.again && !take(&mut self.budget.again, len) {
-            self.report.unscanned(Some(&inner), "too many members lie in the same bytes", 0, len);
+        if member.overlaps_earlier && !take(&mut self.budget.overlapping_bytes, len) {
+            self.report.unscanned(Some(&inner), "too many members overlap", 0, len);
             return Ok(HashSet::new());
         }
         let Some(window) = self.open(source, member, &inner, main)? else { return Ok(HashSet::new()) };
         if container {
             self.report.add(Finding {
-                message: "an archive or array inside the archive, which a reader may go into".to_owned(),
+                message: "a nested archive or array, which a reader may open".to_owned(),
                 member: Some(inner.clone()),
                 offset: Some(0),
                 ..Finding::new("NestedArchive")
@@ -205,11 +217,11 @@ impl Scanner<'_> {
             self.source(&window, Some(&inner), depth.saturating_add(1))?;
             return Ok(HashSet::new());
         }
-        let (found, keys) = self.keyed(&window, &inner, says_pickle, depth)?;
+        let (found, keys) = self.stream_with_keys(&window, &inner, says_pickle, depth)?;
         let usual = main || name.ends_with("constants.pkl") || name.ends_with(".debug_pkl");
         if found && !usual {
             self.report.add(Finding {
-                message: "a pickle that the checkpoint does not refer to; it was scanned".to_owned(),
+                message: "the checkpoint does not refer to this pickle; it was scanned".to_owned(),
                 member: Some(inner),
                 offset: Some(0),
                 ..Finding::new("UnreferencedRecord")
@@ -218,42 +230,49 @@ impl Scanner<'_> {
         Ok(keys)
     }
 
-    /// The member's bytes as a source: its range of the file, or inflated. `None` where so few may be
-    /// inflated that they say nothing.
-    fn open(&mut self, source: &Source, member: &Seen, inner: &str, main: bool) -> Result<Option<Source>> {
+    /// The member's bytes as a source: its range of the file, or inflated. `None` where the budget is too small to inflate even
+    /// the first [`SNIFF_BYTES`].
+    fn open(
+        &mut self,
+        source: &Source,
+        member: &VisibleMember,
+        inner: &str,
+        main: bool,
+    ) -> Result<Option<Source>> {
         if member.method == 0 {
             return source.window(member.region.start(), member.region.len()).map(Some);
         }
-        // The checkpoints' own pickles share the limit that loading has, all others share a budget.
+        // `data.pkl` members share the limit of loading, all other members share a budget of the scan.
         let (name, left) = match main {
-            true => ("pickle_bytes", &mut self.budget.main),
-            false => ("scan_bytes", &mut self.budget.made),
+            true => ("pickle_bytes", &mut self.budget.main_pickle_bytes),
+            false => ("scan_bytes", &mut self.budget.decoded_bytes),
         };
-        let most = *left;
-        let mut len = most.min(1 << 20);
+        let allowed = *left;
+        let mut len = allowed.min(1 << 20);
         let (bytes, cut) = loop {
-            let (bytes, whole) = zip::peek(source, member.region, 8, len)?;
-            let begins = holds_others(&bytes) || goes_on(&bytes, &self.options.limits);
-            let more = !whole && (len64(bytes.len()) < HEAD || begins);
-            if !more || len == most {
+            let (bytes, is_complete) = zip::peek(source, member.region, 8, len)?;
+            let continues =
+                is_archive_of_members(&bytes) || is_truncated_pickle(&bytes, &self.options.limits);
+            let more = !is_complete && (len64(bytes.len()) < SNIFF_BYTES || continues);
+            if !more || len == allowed {
                 break (bytes, more);
             }
-            len = len.saturating_mul(4).min(most);
+            len = len.saturating_mul(4).min(allowed);
         };
-        let made = len64(bytes.len());
-        take(left, made);
+        let inflated = len64(bytes.len());
+        take(left, inflated);
         if cut {
-            let error = Error::limit(name, most, made.saturating_add(1));
+            let error = Error::limit(name, allowed, inflated.saturating_add(1));
             self.report.add_error(&error, Some(inner));
-            self.report.unscanned(Some(inner), "too large once inflated", made, 0);
-            if made < HEAD {
+            self.report.unscanned(Some(inner), "too large once inflated", inflated, 0);
+            if inflated < SNIFF_BYTES {
                 return Ok(None);
             }
         }
         Ok(Some(Source::memory(Arc::new(bytes))))
     }
 
-    /// torch computes offsets with this number (torch/serialization.py: `_load`).
+    /// Checks the storage alignment, with which torch computes offsets (torch/serialization.py: `_load`).
     fn alignment(&mut self, head: &[u8], inner: &str) {
         let text = std::str::from_utf8(head).unwrap_or_default();
         let plain = text.parse::<u32>().is_ok_and(|number| number > 0 && !text.starts_with('+'));
@@ -269,32 +288,32 @@ impl Scanner<'_> {
     }
 }
 
-/// Whether bytes begin a container whose members are scanned: what is missing of it may be any of them.
-fn holds_others(bytes: &[u8]) -> bool {
+/// Whether bytes are the start of a container whose members are scanned, so that the bytes that follow matter.
+fn is_archive_of_members(bytes: &[u8]) -> bool {
     is_container(bytes) && packed(bytes).is_none() && !bytes.starts_with(b"\x93NUMPY")
 }
 
-/// The members in the order of their places, as `zip::salvage` gives them.
-fn seen(found: Salvage) -> Vec<Seen> {
+/// The salvaged members, in the order of their offsets, as `zip::salvage` returns them.
+fn visible_members(found: Salvage) -> Vec<VisibleMember> {
     let mut end = 0;
     let one = |member: zip::Salvaged| {
         let region = Region::new(member.start, member.len).unwrap_or_default();
-        let again = region.start() < end;
+        let overlaps_earlier = region.start() < end;
         end = end.max(region.end());
-        Seen {
+        VisibleMember {
             region,
             name: member.name,
             method: member.method,
             encrypted: member.encrypted,
             listed: member.listed,
-            again,
+            overlaps_earlier,
         }
     };
     found.members.into_iter().map(one).collect()
 }
 
-/// Passes on what is no fault of the file's.
-fn keep_going(error: &Error) -> Result<()> {
+/// Returns the errors that are not faults of the file: I/O, a changed file, cancellation and memory.
+fn propagate_if_not_file_fault(error: &Error) -> Result<()> {
     match error.code() {
         Code::Io | Code::FileChanged | Code::Cancelled | Code::Memory => {
             Err(Error::new(error.code(), error.message()))

@@ -1,42 +1,42 @@
-//! What the scan of one file may cost.
+//! Bounds the work of scanning one file.
 //!
-//! A byte of the file is looked at once at each level of nesting, as whatever formats it may have there, and
-//! the limit `scan_depth` bounds the levels. What an author could have repeated beyond that is taken from a
-//! budget here, and what is not looked at for lack of it is in the coverage: so a scan costs no more than a
-//! small multiple of the file and of the bytes that may be made of it.
+//! A byte of the file is scanned once at each nesting level, as every format that it may have there, and the limit `scan_depth`
+//! bounds the levels. Work that a crafted file could repeat beyond that takes from a budget, and ranges that are skipped because
+//! the budget is spent are in the coverage. So the cost of a scan is a small multiple of the file size and of the bytes that may
+//! be inflated or decoded from it.
 
 use crate::limits::Limits;
 
-/// How many times a file's bytes may be looked at once more, where members lie in one another.
-const AGAIN: u64 = 4;
-/// Pickles of one file that may follow others. Each costs a beginning and an end, though it may have two
-/// bytes.
-const PICKLES: u64 = 10_000;
+/// The bytes of overlapping members that are scanned, as a multiple of the file size.
+const OVERLAP_FACTOR: u64 = 4;
+/// The maximum number of pickles in one file that follow another pickle. Each has a fixed cost, although it may be only two bytes
+/// long.
+const MAX_FOLLOWING_PICKLES: u64 = 10_000;
 
-/// What is left.
+/// The work that is left.
 pub(super) struct Budget {
-    /// Bytes that checkpoints' own pickles may still inflate to: as many as in loading.
-    pub(super) main: u64,
-    /// Bytes that all else may still be inflated or decoded to.
-    pub(super) made: u64,
-    /// Bytes of members that members before them have as well.
-    pub(super) again: u64,
-    /// Pickles that follow others.
-    pub(super) pickles: u64,
+    /// Bytes that `data.pkl` members may still inflate to; the same limit as for loading.
+    pub(super) main_pickle_bytes: u64,
+    /// Bytes that everything else may still be inflated or decoded to.
+    pub(super) decoded_bytes: u64,
+    /// Bytes of members that overlap earlier members.
+    pub(super) overlapping_bytes: u64,
+    /// Pickles that follow another pickle.
+    pub(super) following_pickles: u64,
 }
 
 impl Budget {
-    pub(super) fn new(limits: &Limits, file: u64) -> Budget {
+    pub(super) fn new(limits: &Limits, file_len: u64) -> Budget {
         Budget {
-            main: limits.pickle_bytes,
-            made: limits.scan_bytes,
-            again: file.saturating_mul(AGAIN),
-            pickles: PICKLES,
+            main_pickle_bytes: limits.pickle_bytes,
+            decoded_bytes: limits.scan_bytes,
+            overlapping_bytes: file_len.saturating_mul(OVERLAP_FACTOR),
+            following_pickles: MAX_FOLLOWING_PICKLES,
         }
     }
 }
 
-/// Takes from one of the budgets; whether that much was left.
+/// Takes `wanted` from one of the budgets; returns false, and takes nothing, where less is left.
 pub(super) fn take(left: &mut u64, wanted: u64) -> bool {
     let rest = left.checked_sub(wanted);
     *left = rest.unwrap_or(*left);

@@ -1,15 +1,15 @@
-//! Texts that hide something: base64 or hexadecimal of a pickle or of code. Nothing loads such a text by itself, so this is a
-//! note for whoever reads the report.
+//! Detects base64 and hexadecimal encodings of a pickle or of code in strings. Nothing loads such a string by itself, so the
+//! finding is informational.
 
-/// Characters of a text that are decoded.
-const DECODED: usize = 4096;
+/// The maximum number of characters of a string that are decoded.
+const DECODE_MAX_CHARS: usize = 4096;
 
-/// What a text in base64 or hexadecimal hides, if it is a pickle or code.
-pub(super) fn hidden(text: &[u8]) -> Option<&'static str> {
+/// The message of the finding where a base64 or hexadecimal string decodes to a pickle or to code.
+pub(super) fn encoded_payload(text: &[u8]) -> Option<&'static str> {
     if text.len() < 16 {
         return None;
     }
-    let head = text.get(..DECODED).unwrap_or(text);
+    let head = text.get(..DECODE_MAX_CHARS).unwrap_or(text);
     let first = head.get(..16).unwrap_or(head);
     let decoded = if first.iter().all(u8::is_ascii_hexdigit) {
         hex(head)
@@ -62,17 +62,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pickles_and_code_are_told_from_other_texts() {
-        assert!(hidden(b"gASVIAAAAAAAAACMBXBvc2l4lIwGc3lzdGVtlJOU").is_some());
-        assert!(hidden(b"80049520000000000000008c05706f736978948c06").is_some());
-        assert!(hidden(b"aW1wb3J0IG9zOyBvcy5zeXN0ZW0oJ2lkJyk=").is_some());
+    fn encoded_pickles_and_code_are_detected() {
+        assert!(encoded_payload(b"gASVIAAAAAAAAACMBXBvc2l4lIwGc3lzdGVtlJOU").is_some());
+        assert!(encoded_payload(b"80049520000000000000008c05706f736978948c06").is_some());
+        assert!(encoded_payload(b"aW1wb3J0IG9zOyBvcy5zeXN0ZW0oJ2lkJyk=").is_some());
         for plain in [
             "layers.0.attention.weight",
             "a1b2c3d4e5f60718293a4b5c6d7e8f90",
             "transformer_block_encoder",
             "AAAAAAAAAAAAAAAAAAAAAAAA",
         ] {
-            assert!(hidden(plain.as_bytes()).is_none(), "{plain}");
+            assert!(encoded_payload(plain.as_bytes()).is_none(), "{plain}");
         }
     }
 }

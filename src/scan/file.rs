@@ -1,7 +1,7 @@
-//! One file: which formats its bytes have, what the strict reader says, and what is inside.
+//! Scans one file: its formats, the result of the strict reader, and its contents.
 //!
-//! Readers choose a format by the first bytes, by the last ones or by the name, so a file may be two things. It is scanned as
-//! all of them.
+//! Readers detect a format by the first bytes, by the last bytes or by the file name, so a file may have two formats at once (a
+//! polyglot). It is scanned as each of them.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -15,10 +15,10 @@ use crate::error::{Code, Error, Result};
 use crate::index::{self, Index};
 use crate::pickle::Pickle;
 
-/// Bytes looked at to tell a format.
-const HEAD: u64 = 1024;
+/// The first bytes of a source that tell its format.
+const SNIFF_BYTES: u64 = 1024;
 
-/// Scans the file at a path; `named` tells that it was asked for itself, and not found in a directory.
+/// Scans the file at a path; `named` is false where it was found in a directory.
 pub(super) fn scan_path(path: &Path, named: bool, options: &Options) -> Result<FileReport> {
     let text = path.to_string_lossy().into_owned();
     match Source::open(path) {
@@ -41,7 +41,7 @@ pub(super) fn scan_source(
         budget: Budget::new(&options.limits, source.len()),
         keys: HashSet::new(),
         wants_keys: false,
-        ran: None,
+        executed: None,
     };
     match scanner.top(source) {
         Ok(()) => {}
@@ -55,9 +55,9 @@ pub(super) fn scan_source(
         }
     }
     let mut report = scanner.report;
-    // What lies beside checkpoints in a directory is no finding.
+    // A file in a directory that is not a checkpoint is not a finding.
     if report.status == Status::Skipped && !named {
-        report.pass_over();
+        report.clear_findings();
     }
     Ok(report)
 }
@@ -68,17 +68,18 @@ fn unreadable(mut report: FileReport, error: &Error) -> FileReport {
     report
 }
 
-/// The work on one file.
+/// The state of the scan of one file.
 pub(super) struct Scanner<'a> {
     pub(super) options: &'a Options,
     pub(super) report: FileReport,
-    /// What may still be looked at.
+    /// The work that is left.
     pub(super) budget: Budget,
-    /// The keys of storages that the pickles of the stream at hand name.
+    /// The storage keys that the pickles of the current stream name.
     pub(super) keys: HashSet<String>,
+    /// Whether to collect storage keys.
     pub(super) wants_keys: bool,
-    /// The first pickle of the stream at hand, if it is sound and all there is.
-    pub(super) ran: Option<Pickle>,
+    /// The first pickle of the current stream, where it is sound and the whole source.
+    pub(super) executed: Option<Pickle>,
 }
 
 impl Scanner<'_> {
@@ -92,7 +93,8 @@ impl Scanner<'_> {
         source.check_unchanged()
     }
 
-    /// Scans all that a source is; `label` names it in findings, `None` for the file itself.
+    /// Scans a source as every format that it has. `label` names it in findings; `None` is the file itself. Returns the format
+    /// that the strict reader detects, or a pickle.
     pub(super) fn source(
         &mut self,
         source: &Source,
@@ -104,15 +106,15 @@ impl Scanner<'_> {
             self.report.unscanned(label, "nested too deep", 0, source.len());
             return Ok(None);
         }
-        let head = source.read_vec(0, source.len().min(HEAD))?;
+        let head = source.read_vec(0, source.len().min(SNIFF_BYTES))?;
         let sniffed = sniff(source);
-        let by_end = source.len() > 22 && zip::leads_to_directory(source)?;
+        let ends_as_zip = source.len() > 22 && zip::leads_to_directory(source)?;
         match &sniffed {
             Ok(Format::LegacyTorch) => {
                 self.legacy(source, label, depth)?;
                 let index = self.strict(source, label)?;
-                self.overlapping(index.as_ref(), label);
-                if !by_end {
+                self.add_oversized_views(index.as_ref(), label);
+                if !ends_as_zip {
                     self.after_legacy(source, label, depth)?;
                 }
             }
@@ -123,13 +125,13 @@ impl Scanner<'_> {
             }
             Ok(Format::Pickle) => {
                 self.stream(source, label, true, depth)?;
-                let ran = self.ran.take();
-                self.strict_with(source, label, ran)?;
+                let executed = self.executed.take();
+                self.strict_with(source, label, executed)?;
             }
             Ok(Format::Zip) => {
                 self.archive(source, label, depth)?;
                 let index = self.strict(source, label)?;
-                self.overlapping(index.as_ref(), label);
+                self.add_oversized_views(index.as_ref(), label);
                 return Ok(Some(Format::Zip));
             }
             Err(error) => {
@@ -138,37 +140,37 @@ impl Scanner<'_> {
                         .err()
                         .unwrap_or_else(|| Error::new(Code::FileChanged, "the file changed")));
                 }
-                return self.unnamed(source, &head, error, by_end, label, depth);
+                return self.unrecognized(source, &head, error, ends_as_zip, label, depth);
             }
         }
-        if by_end {
-            let text = "readers that go by the last bytes see a zip archive in it";
+        if ends_as_zip {
+            let text = "readers that detect a format by the last bytes open it as a zip archive";
             self.polyglot(label, text);
             self.archive(source, label, depth)?;
         }
         Ok(sniffed.ok())
     }
 
-    /// What the strict reader does not take for a checkpoint.
-    fn unnamed(
+    /// Scans a source whose format the strict reader does not detect as a checkpoint.
+    fn unrecognized(
         &mut self,
         source: &Source,
         head: &[u8],
         error: &Error,
-        by_end: bool,
+        ends_as_zip: bool,
         label: Option<&str>,
         depth: u64,
     ) -> Result<Option<Format>> {
-        let is_zip = head.starts_with(b"PK") || by_end;
+        let is_zip = head.starts_with(b"PK") || ends_as_zip;
         if is_zip {
             let empty = source.len() == 22 && head.starts_with(b"PK\x05\x06");
-            // A .npz is scanned like any archive; that it is no checkpoint is no finding.
+            // A .npz is scanned as any archive; that it is not a checkpoint does not raise the verdict.
             let verdict = if error.code() == Code::UnknownFormat { Verdict::Inert } else { Verdict::Unknown };
             if !empty {
                 self.archive(source, label, depth)?;
             }
             if !self.report.has(error.code().as_str()) {
-                self.refused(error, label, verdict);
+                self.add_refusal(error, label, verdict);
             }
             if !head.starts_with(b"PK") {
                 self.stream(source, label, false, depth)?;
@@ -178,37 +180,37 @@ impl Scanner<'_> {
         }
         if head.starts_with(b"\x93NUMPY") {
             self.npy(source, label, depth)?;
-            self.refused(error, label, Verdict::Inert);
+            self.add_refusal(error, label, Verdict::Inert);
             self.report.format.get_or_insert("npy");
             return Ok(None);
         }
-        // Any bytes may be a pickle without PROTO.
+        // A pickle of protocol 0 or 1 has no PROTO opcode, so any bytes may be one.
         if self.stream(source, label, false, depth)? {
-            self.refused(error, label, Verdict::Unknown);
+            self.add_refusal(error, label, Verdict::Unknown);
             return Ok(Some(Format::Pickle));
         }
         if let Some(name) = packed(head) {
             let finding = Finding {
                 verdict: Verdict::Unknown,
-                message: format!("a {name} archive, which is not unpacked: what it holds is not known"),
+                message: format!("a {name} archive, which is not unpacked: its contents are unknown"),
                 member: label.map(str::to_owned),
                 offset: Some(0),
                 ..Finding::new("OpaqueContainer")
             };
             self.report.add(finding);
             self.report.unscanned(label, "a packed archive", 0, source.len());
-            self.refused(error, label, Verdict::Unknown);
+            self.add_refusal(error, label, Verdict::Unknown);
             self.report.format.get_or_insert("archive");
             return Ok(None);
         }
         if label.is_none() {
-            self.refused(error, None, Verdict::Unknown);
+            self.add_refusal(error, None, Verdict::Unknown);
         }
         Ok(None)
     }
 
-    /// The strict reader's refusal, as a finding.
-    fn refused(&mut self, error: &Error, label: Option<&str>, verdict: Verdict) {
+    /// Adds an error of the strict reader as a finding.
+    fn add_refusal(&mut self, error: &Error, label: Option<&str>, verdict: Verdict) {
         self.report.add(Finding {
             verdict,
             message: error.message().to_owned(),
@@ -219,26 +221,26 @@ impl Scanner<'_> {
         });
     }
 
-    /// Opens the checkpoint as `rustload.open` does; what that refuses and the scan has not seen yet is a finding.
+    /// Opens the checkpoint as `rustload.open` does. Its error is a finding, unless the report has one with the same code.
     pub(super) fn strict(&mut self, source: &Source, label: Option<&str>) -> Result<Option<Index>> {
         self.strict_with(source, label, None)
     }
 
-    /// The same, where the pickle was run already.
+    /// As [`strict`](Scanner::strict), with the pickle where it was executed already.
     fn strict_with(
         &mut self,
         source: &Source,
         label: Option<&str>,
-        ran: Option<Pickle>,
+        executed: Option<Pickle>,
     ) -> Result<Option<Index>> {
-        // A limit ends the strict reader too; whatever else it would refuse is no worse.
+        // The same limit ends the strict reader too; no other error of it gives a worse verdict.
         if self.report.has(Code::Limit.as_str()) {
             return Ok(None);
         }
         let (limits, cancel) = (self.options.limits.clone(), self.options.cancel.clone());
         cancel.check()?;
         let options = index::Options { limits, cancel, ..index::Options::default() };
-        let read = match ran {
+        let read = match executed {
             Some(pickle) => index::read_pickle(source, pickle, &options),
             None => index::read(source, &options),
         };
@@ -250,7 +252,7 @@ impl Scanner<'_> {
             Err(error) => {
                 if !self.report.has(error.code().as_str()) {
                     match error.code() {
-                        Code::UnknownFormat => self.refused(&error, label, Verdict::Inert),
+                        Code::UnknownFormat => self.add_refusal(&error, label, Verdict::Inert),
                         _ => self.report.add_error(&error, label),
                     }
                 }
@@ -259,20 +261,21 @@ impl Scanner<'_> {
         }
     }
 
-    /// Tensors that are far larger than their storages, by repeating elements.
-    fn overlapping(&mut self, index: Option<&Index>, label: Option<&str>) {
+    /// Adds a finding for tensors whose strides make them far larger than their storages (stride 0, overlap).
+    fn add_oversized_views(&mut self, index: Option<&Index>, label: Option<&str>) {
         let Some(index) = index else { return };
         let limits = &self.options.limits;
         let repeats = |tensor: &&index::Tensor| {
             let nbytes = tensor.layout().numel().saturating_mul(tensor.dtype().itemsize());
             let storage = usize::try_from(tensor.storage()).ok().and_then(|at| index.storages.get(at));
-            let room = storage.map_or(0, |storage| storage.nbytes).saturating_mul(limits.materialize_ratio);
-            nbytes > room.max(limits.materialize_bytes)
+            let allowed =
+                storage.map_or(0, |storage| storage.nbytes).saturating_mul(limits.materialize_ratio);
+            nbytes > allowed.max(limits.materialize_bytes)
         };
         let times = u64::try_from(index.tensors.iter().filter(repeats).count()).unwrap_or(u64::MAX);
         if times > 0 {
             self.report.add(Finding {
-                message: "a tensor repeats its storage's elements many times over".to_owned(),
+                message: "a tensor's strides repeat its storage's elements many times".to_owned(),
                 member: label.map(str::to_owned),
                 times,
                 ..Finding::new("OverlappingView")
@@ -290,7 +293,7 @@ impl Scanner<'_> {
         });
     }
 
-    /// A name that promises another format than the content has; readers that go by the name refuse or misread it.
+    /// Adds a finding where the file extension is that of another format; readers that go by the extension fail or misread it.
     fn extension(&mut self, source: &Source, found: Option<Format>) {
         let Some(path) = source.path() else { return };
         let extension = path.extension().map(|extension| extension.to_string_lossy().to_ascii_lowercase());
@@ -307,7 +310,7 @@ impl Scanner<'_> {
     }
 }
 
-/// The label of something inside something.
+/// The label of something inside `label`.
 pub(super) fn inside(label: Option<&str>, name: &str) -> String {
     match label {
         Some(label) => format!("{label}!{name}"),

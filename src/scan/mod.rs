@@ -1,8 +1,9 @@
-//! What would this file have done? Looks at files as any reader might, and runs nothing.
+//! Static analysis of untrusted checkpoints: reports what a file would do in a reader that executes pickles. Executes nothing.
 //!
-//! A scan uses the loader's own containers, disassembler and machine. It first asks the strict reader, whose refusal is a finding,
-//! and goes on where other readers would: through damaged archives, past a pickle's end, into members that nothing refers to
-//! and into archives inside archives. What was not looked at is listed, and then no file is called inert. Tensors are not read.
+//! A scan uses the loader's own container parsers, disassembler and pickle machine. An error of the strict reader is a finding,
+//! and the scan continues where other readers would: through damaged archives, past a pickle's end, into unreferenced members
+//! and into nested archives. Ranges that were not scanned are listed, and a file with such ranges is never inert. Tensor data is
+//! not read.
 #![forbid(unsafe_code)]
 #![deny(
     clippy::indexing_slicing,
@@ -15,8 +16,8 @@ mod archive;
 mod budget;
 mod encoded;
 mod file;
+mod non_zip;
 mod pickles;
-mod plain;
 mod policy;
 mod preview;
 mod report;
@@ -29,19 +30,19 @@ use crate::error::Result;
 use crate::limits::Limits;
 use crate::parallel::Cancel;
 
-pub use report::{FileReport, Finding, Named, Range, Report, Status, Step, Verdict};
+pub use report::{ByteRange, FileReport, Finding, GlobalUse, Report, Status, TraceStep, Verdict};
 
 /// How to scan.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Bounds on what a file may make the scan do.
+    /// Bounds on memory and work that a file can cause.
     pub limits: Limits,
-    /// The request to stop.
+    /// Cancels the scan.
     pub cancel: Cancel,
 }
 
-/// Scans files, and all files in directories. What is wrong with a file is in the report; an error is a path that is not there,
-/// or a request to stop.
+/// Scans files, and all files in directories. Faults of a file are in the report. Fails where a path does not exist, or when
+/// the scan is cancelled.
 pub fn scan(paths: &[PathBuf], options: &Options) -> Result<Report> {
     let mut report = Report::default();
     for path in paths {
@@ -66,17 +67,17 @@ mod tests {
     use super::*;
     use crate::error::Code;
 
-    /// Bytes that ask the scan to stop when they are read for the last of so many times.
-    struct Pulling {
+    /// Bytes that cancel the scan on read number `cancel_at`, counted from 0.
+    struct CancellingBytes {
         bytes: Vec<u8>,
         reads: AtomicUsize,
-        last: usize,
+        cancel_at: usize,
         cancel: Cancel,
     }
 
-    impl AsRef<[u8]> for Pulling {
+    impl AsRef<[u8]> for CancellingBytes {
         fn as_ref(&self) -> &[u8] {
-            if self.reads.fetch_add(1, Ordering::Relaxed) == self.last {
+            if self.reads.fetch_add(1, Ordering::Relaxed) == self.cancel_at {
                 self.cancel.cancel();
             }
             &self.bytes
@@ -90,18 +91,22 @@ mod tests {
     }
 
     #[test]
-    fn a_scan_stops_on_request_in_its_strict_reading_too() {
-        let scan = |last| {
+    fn the_strict_reader_inside_a_scan_can_be_cancelled() {
+        let scan = |cancel_at| {
             let options = Options::default();
             let reads = AtomicUsize::new(0);
-            let bytes =
-                Arc::new(Pulling { bytes: legacy_stream(), reads, last, cancel: options.cancel.clone() });
+            let bytes = Arc::new(CancellingBytes {
+                bytes: legacy_stream(),
+                reads,
+                cancel_at,
+                cancel: options.cancel.clone(),
+            });
             let done = scan_bytes(bytes.clone(), &options);
             (done, bytes.reads.load(Ordering::Relaxed))
         };
         let (done, reads) = scan(usize::MAX);
         assert_eq!(done.unwrap().verdict(), Verdict::Inert);
-        // The strict reader comes last, and reads the stream before it runs the pickles.
+        // The strict reader runs last, and reads the stream before it executes the pickles.
         let (stopped, _) = scan(reads.saturating_sub(1));
         assert_eq!(stopped.unwrap_err().code(), Code::Cancelled);
     }

@@ -1,137 +1,137 @@
-//! What a name means to a scanner: three words, and for names that run code or touch the system, the reason.
+//! The knowledge base of deserialization gadgets: a verdict for every global, and a reason for those that execute.
 //!
-//! A name that rustload has a meaning for is inert, as long as it is called in a known form. A name in the table below would
-//! execute when it is called. All others are unknown: classes of somebody's library, of which a scanner can say nothing. Names
-//! are compared as readers look them up, without blanks around them.
+//! A global that the loader knows is inert, as long as it is called in a known form. A global in the tables below executes code or
+//! accesses the system when it is called. Every other global is unknown, for example a class of a third-party library. Names are
+//! compared without surrounding white space.
 
 use super::report::Verdict;
 
-/// What to think of a global.
+/// The classification of a global.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Judgement {
+pub(super) struct Classification {
     pub(super) verdict: Verdict,
-    /// Why; empty for what is merely unknown.
+    /// What it does, as the end of a sentence; empty unless it would execute.
     pub(super) reason: &'static str,
 }
 
-const RUNS: &str = "runs programs";
-const EVALUATES: &str = "runs code from text or bytes";
-const IMPORTS: &str = "imports modules by name";
-const REACHES: &str = "gives access to any attribute of an object";
-const LOADS: &str = "loads another pickle or program";
-const FILES: &str = "reads, writes or deletes files";
-const NETWORK: &str = "uses the network";
-const NATIVE: &str = "runs native code or reads any memory";
+const RUNS_PROGRAMS: &str = "runs programs";
+const EVALUATES_CODE: &str = "runs code from text or bytes";
+const IMPORTS_MODULES: &str = "imports modules by name";
+const REACHES_ATTRIBUTES: &str = "gives access to any attribute of an object";
+const LOADS_PICKLES: &str = "loads another pickle or program";
+const ACCESSES_FILES: &str = "reads, writes or deletes files";
+const USES_NETWORK: &str = "uses the network";
+const RUNS_NATIVE_CODE: &str = "runs native code or reads any memory";
 const MAKES_CODE: &str = "makes functions from bytecode";
-const CALLS: &str = "calls what it is given";
-const OUTPUT: &str = "writes to the terminal";
-const INTERPRETER: &str = "changes the running interpreter";
+const CALLS_ARGUMENTS: &str = "calls its arguments";
+const WRITES_OUTPUT: &str = "writes to the terminal";
+const CHANGES_INTERPRETER: &str = "changes the running interpreter";
 
-/// Modules of which every name is in the table; one that ends with a dot is a package, with all that is below it.
+/// Modules of which every name would execute. An entry that ends with a dot is a package with all its submodules.
 const MODULES: &[(&str, &str)] = &[
-    ("os.", RUNS),
-    ("posix", RUNS),
-    ("nt", RUNS),
-    ("subprocess.", RUNS),
-    ("_posixsubprocess", RUNS),
-    ("_winapi", RUNS),
-    ("pty", RUNS),
-    ("commands", RUNS),
-    ("popen2", RUNS),
-    ("multiprocessing.popen_fork", RUNS),
-    ("multiprocessing.popen_spawn_posix", RUNS),
-    ("multiprocessing.util", RUNS),
-    ("asyncio.", RUNS),
-    ("webbrowser", RUNS),
-    ("antigravity", RUNS),
-    ("distutils.", RUNS),
-    ("setuptools.", RUNS),
-    ("pip.", RUNS),
-    ("ensurepip.", RUNS),
-    ("venv.", RUNS),
-    ("test.support.", RUNS),
-    ("numpy.distutils.", RUNS),
-    ("numpy.f2py.", RUNS),
-    ("torch.utils.cpp_extension.", RUNS),
-    ("torch.utils.collect_env.", RUNS),
-    ("runpy", EVALUATES),
-    ("code", EVALUATES),
-    ("codeop", EVALUATES),
-    ("pdb", EVALUATES),
-    ("bdb", EVALUATES),
-    ("timeit", EVALUATES),
-    ("profile", EVALUATES),
-    ("cProfile", EVALUATES),
-    ("trace", EVALUATES),
-    ("doctest", EVALUATES),
-    ("idlelib.", EVALUATES),
-    ("_pyrepl.", EVALUATES),
-    ("numpy.testing.", EVALUATES),
-    ("torch._dynamo.guards", EVALUATES),
-    ("torch._inductor.", EVALUATES),
-    ("torch.utils._config_module", EVALUATES),
-    ("importlib.", IMPORTS),
-    ("_frozen_importlib", IMPORTS),
-    ("_frozen_importlib_external", IMPORTS),
-    ("imp", IMPORTS),
-    ("_imp", IMPORTS),
-    ("zipimport", IMPORTS),
-    ("pkgutil", IMPORTS),
-    ("pydoc", IMPORTS),
-    ("pkg_resources.", IMPORTS),
-    ("pickle", LOADS),
-    ("_pickle", LOADS),
-    ("pickletools", LOADS),
-    ("dill.", LOADS),
-    ("cloudpickle.", LOADS),
-    ("marshal", LOADS),
-    ("shelve", LOADS),
-    ("torch.hub", LOADS),
-    ("torch.package.", LOADS),
-    ("shutil", FILES),
-    ("tempfile", FILES),
-    ("fileinput", FILES),
-    ("zipfile", FILES),
-    ("tarfile", FILES),
-    ("glob", FILES),
-    ("sqlite3.", FILES),
-    ("_sqlite3", FILES),
-    ("dbm.", FILES),
-    ("site", IMPORTS),
-    ("socket", NETWORK),
-    ("_socket", NETWORK),
-    ("socketserver", NETWORK),
-    ("ssl", NETWORK),
-    ("http.", NETWORK),
-    ("urllib.", NETWORK),
-    ("requests.", NETWORK),
-    ("urllib3.", NETWORK),
-    ("aiohttp.", NETWORK),
-    ("httpx.", NETWORK),
-    ("ftplib", NETWORK),
-    ("smtplib", NETWORK),
-    ("telnetlib", NETWORK),
-    ("poplib", NETWORK),
-    ("imaplib", NETWORK),
-    ("xmlrpc.", NETWORK),
-    ("paramiko.", NETWORK),
-    ("torch.distributed.rpc.", NETWORK),
-    ("ctypes.", NATIVE),
-    ("_ctypes", NATIVE),
-    ("cffi.", NATIVE),
-    ("mmap", NATIVE),
-    ("sys", INTERPRETER),
-    ("gc", INTERPRETER),
-    ("inspect", INTERPRETER),
-    ("signal", INTERPRETER),
-    ("faulthandler", INTERPRETER),
-    ("threading", INTERPRETER),
-    ("_thread", INTERPRETER),
-    ("atexit", INTERPRETER),
-    ("logging.config", IMPORTS),
+    ("os.", RUNS_PROGRAMS),
+    ("posix", RUNS_PROGRAMS),
+    ("nt", RUNS_PROGRAMS),
+    ("subprocess.", RUNS_PROGRAMS),
+    ("_posixsubprocess", RUNS_PROGRAMS),
+    ("_winapi", RUNS_PROGRAMS),
+    ("pty", RUNS_PROGRAMS),
+    ("commands", RUNS_PROGRAMS),
+    ("popen2", RUNS_PROGRAMS),
+    ("multiprocessing.popen_fork", RUNS_PROGRAMS),
+    ("multiprocessing.popen_spawn_posix", RUNS_PROGRAMS),
+    ("multiprocessing.util", RUNS_PROGRAMS),
+    ("asyncio.", RUNS_PROGRAMS),
+    ("webbrowser", RUNS_PROGRAMS),
+    ("antigravity", RUNS_PROGRAMS),
+    ("distutils.", RUNS_PROGRAMS),
+    ("setuptools.", RUNS_PROGRAMS),
+    ("pip.", RUNS_PROGRAMS),
+    ("ensurepip.", RUNS_PROGRAMS),
+    ("venv.", RUNS_PROGRAMS),
+    ("test.support.", RUNS_PROGRAMS),
+    ("numpy.distutils.", RUNS_PROGRAMS),
+    ("numpy.f2py.", RUNS_PROGRAMS),
+    ("torch.utils.cpp_extension.", RUNS_PROGRAMS),
+    ("torch.utils.collect_env.", RUNS_PROGRAMS),
+    ("runpy", EVALUATES_CODE),
+    ("code", EVALUATES_CODE),
+    ("codeop", EVALUATES_CODE),
+    ("pdb", EVALUATES_CODE),
+    ("bdb", EVALUATES_CODE),
+    ("timeit", EVALUATES_CODE),
+    ("profile", EVALUATES_CODE),
+    ("cProfile", EVALUATES_CODE),
+    ("trace", EVALUATES_CODE),
+    ("doctest", EVALUATES_CODE),
+    ("idlelib.", EVALUATES_CODE),
+    ("_pyrepl.", EVALUATES_CODE),
+    ("numpy.testing.", EVALUATES_CODE),
+    ("torch._dynamo.guards", EVALUATES_CODE),
+    ("torch._inductor.", EVALUATES_CODE),
+    ("torch.utils._config_module", EVALUATES_CODE),
+    ("importlib.", IMPORTS_MODULES),
+    ("_frozen_importlib", IMPORTS_MODULES),
+    ("_frozen_importlib_external", IMPORTS_MODULES),
+    ("imp", IMPORTS_MODULES),
+    ("_imp", IMPORTS_MODULES),
+    ("zipimport", IMPORTS_MODULES),
+    ("pkgutil", IMPORTS_MODULES),
+    ("pydoc", IMPORTS_MODULES),
+    ("pkg_resources.", IMPORTS_MODULES),
+    ("pickle", LOADS_PICKLES),
+    ("_pickle", LOADS_PICKLES),
+    ("pickletools", LOADS_PICKLES),
+    ("dill.", LOADS_PICKLES),
+    ("cloudpickle.", LOADS_PICKLES),
+    ("marshal", LOADS_PICKLES),
+    ("shelve", LOADS_PICKLES),
+    ("torch.hub", LOADS_PICKLES),
+    ("torch.package.", LOADS_PICKLES),
+    ("shutil", ACCESSES_FILES),
+    ("tempfile", ACCESSES_FILES),
+    ("fileinput", ACCESSES_FILES),
+    ("zipfile", ACCESSES_FILES),
+    ("tarfile", ACCESSES_FILES),
+    ("glob", ACCESSES_FILES),
+    ("sqlite3.", ACCESSES_FILES),
+    ("_sqlite3", ACCESSES_FILES),
+    ("dbm.", ACCESSES_FILES),
+    ("site", IMPORTS_MODULES),
+    ("socket", USES_NETWORK),
+    ("_socket", USES_NETWORK),
+    ("socketserver", USES_NETWORK),
+    ("ssl", USES_NETWORK),
+    ("http.", USES_NETWORK),
+    ("urllib.", USES_NETWORK),
+    ("requests.", USES_NETWORK),
+    ("urllib3.", USES_NETWORK),
+    ("aiohttp.", USES_NETWORK),
+    ("httpx.", USES_NETWORK),
+    ("ftplib", USES_NETWORK),
+    ("smtplib", USES_NETWORK),
+    ("telnetlib", USES_NETWORK),
+    ("poplib", USES_NETWORK),
+    ("imaplib", USES_NETWORK),
+    ("xmlrpc.", USES_NETWORK),
+    ("paramiko.", USES_NETWORK),
+    ("torch.distributed.rpc.", USES_NETWORK),
+    ("ctypes.", RUNS_NATIVE_CODE),
+    ("_ctypes", RUNS_NATIVE_CODE),
+    ("cffi.", RUNS_NATIVE_CODE),
+    ("mmap", RUNS_NATIVE_CODE),
+    ("sys", CHANGES_INTERPRETER),
+    ("gc", CHANGES_INTERPRETER),
+    ("inspect", CHANGES_INTERPRETER),
+    ("signal", CHANGES_INTERPRETER),
+    ("faulthandler", CHANGES_INTERPRETER),
+    ("threading", CHANGES_INTERPRETER),
+    ("_thread", CHANGES_INTERPRETER),
+    ("atexit", CHANGES_INTERPRETER),
+    ("logging.config", IMPORTS_MODULES),
 ];
 
-/// What a path does to the file that it names.
+/// Methods of `pathlib` paths that access files.
 const PATH_METHODS: &[&str] = &[
     "chmod",
     "hardlink_to",
@@ -151,125 +151,135 @@ const PATH_METHODS: &[&str] = &[
     "write_text",
 ];
 
-/// Longer walks are nobody's, and are not looked at step by step.
-const MOST_PARTS: usize = 64;
+/// The maximum number of parts of a dotted name that are looked up. A longer name counts as attribute access.
+const MAX_ATTRIBUTE_PARTS: usize = 64;
 
-/// Single names.
-const NAMES: &[(&str, &[&str], &str)] = &[
-    ("builtins", &["eval", "exec", "compile", "execfile", "breakpoint", "input", "help"], EVALUATES),
-    ("builtins", &["__import__", "reload"], IMPORTS),
+/// Single globals: module, names, reason.
+const GLOBALS: &[(&str, &[&str], &str)] = &[
+    ("builtins", &["eval", "exec", "compile", "execfile", "breakpoint", "input", "help"], EVALUATES_CODE),
+    ("builtins", &["__import__", "reload"], IMPORTS_MODULES),
     (
         "builtins",
         &["getattr", "setattr", "delattr", "vars", "globals", "locals", "dir", "type", "super"],
-        REACHES,
+        REACHES_ATTRIBUTES,
     ),
-    ("builtins", &["apply", "map", "filter", "reduce", "sorted", "min", "max", "iter"], CALLS),
-    ("builtins", &["open", "file"], FILES),
-    ("builtins", &["memoryview", "exit", "quit", "__build_class__"], INTERPRETER),
-    ("builtins", &["print"], OUTPUT),
-    ("io", &["open", "open_code", "FileIO", "OpenWrapper"], FILES),
-    ("_io", &["open", "open_code", "FileIO"], FILES),
-    ("codecs", &["open"], FILES),
+    ("builtins", &["apply", "map", "filter", "reduce", "sorted", "min", "max", "iter"], CALLS_ARGUMENTS),
+    ("builtins", &["open", "file"], ACCESSES_FILES),
+    ("builtins", &["memoryview", "exit", "quit", "__build_class__"], CHANGES_INTERPRETER),
+    ("builtins", &["print"], WRITES_OUTPUT),
+    ("io", &["open", "open_code", "FileIO", "OpenWrapper"], ACCESSES_FILES),
+    ("_io", &["open", "open_code", "FileIO"], ACCESSES_FILES),
+    ("codecs", &["open"], ACCESSES_FILES),
     // Methods, reached by dotted names such as `Path.unlink`.
-    ("pathlib", PATH_METHODS, FILES),
-    ("pathlib._local", PATH_METHODS, FILES),
+    ("pathlib", PATH_METHODS, ACCESSES_FILES),
+    ("pathlib._local", PATH_METHODS, ACCESSES_FILES),
     (
         "torch.fx.graph_module",
         &["reduce_graph_module", "reduce_package_graph_module", "reduce_deploy_graph_module"],
-        EVALUATES,
+        EVALUATES_CODE,
     ),
-    ("numpy", &["fromfile", "memmap", "save", "savez", "savetxt", "genfromtxt", "loadtxt"], FILES),
-    ("torch", &["save", "from_file"], FILES),
-    ("torch.serialization", &["save"], FILES),
-    ("operator", &["attrgetter", "itemgetter", "methodcaller", "call"], REACHES),
-    ("_operator", &["attrgetter", "itemgetter", "methodcaller", "call"], REACHES),
-    ("functools", &["partial", "partialmethod", "reduce", "singledispatch", "cached_property"], CALLS),
-    ("_functools", &["partial", "reduce"], CALLS),
-    ("itertools", &["starmap", "accumulate", "takewhile", "dropwhile", "filterfalse", "groupby"], CALLS),
+    ("numpy", &["fromfile", "memmap", "save", "savez", "savetxt", "genfromtxt", "loadtxt"], ACCESSES_FILES),
+    ("torch", &["save", "from_file"], ACCESSES_FILES),
+    ("torch.serialization", &["save"], ACCESSES_FILES),
+    ("operator", &["attrgetter", "itemgetter", "methodcaller", "call"], REACHES_ATTRIBUTES),
+    ("_operator", &["attrgetter", "itemgetter", "methodcaller", "call"], REACHES_ATTRIBUTES),
+    (
+        "functools",
+        &["partial", "partialmethod", "reduce", "singledispatch", "cached_property"],
+        CALLS_ARGUMENTS,
+    ),
+    ("_functools", &["partial", "reduce"], CALLS_ARGUMENTS),
+    (
+        "itertools",
+        &["starmap", "accumulate", "takewhile", "dropwhile", "filterfalse", "groupby"],
+        CALLS_ARGUMENTS,
+    ),
     ("types", &["CodeType", "FunctionType", "LambdaType", "MethodType"], MAKES_CODE),
     ("_types", &["CodeType", "FunctionType"], MAKES_CODE),
     ("new", &["code", "function", "instancemethod"], MAKES_CODE),
-    ("copyreg", &["add_extension", "pickle"], INTERPRETER),
-    ("torch", &["load"], LOADS),
-    ("torch.jit", &["load", "jit_module_from_flatbuffer"], LOADS),
-    ("torch.jit._serialization", &["load"], LOADS),
-    ("torch.serialization", &["load", "_load", "_legacy_load"], LOADS),
-    ("torch.storage", &["_load_from_bytes"], LOADS),
-    ("numpy", &["load"], LOADS),
-    ("numpy.lib.npyio", &["load", "NpzFile"], LOADS),
-    ("numpy.lib._npyio_impl", &["load", "NpzFile"], LOADS),
-    ("numpy.lib.format", &["read_array", "open_memmap"], LOADS),
-    ("joblib", &["load"], LOADS),
-    ("joblib.numpy_pickle", &["load"], LOADS),
-    ("pandas", &["read_pickle", "eval"], LOADS),
-    ("pandas.io.pickle", &["read_pickle"], LOADS),
-    ("yaml", &["load", "unsafe_load", "full_load", "load_all", "unsafe_load_all"], LOADS),
-    ("platform", &["popen", "_syscmd_ver", "_syscmd_file"], RUNS),
-    ("uuid", &["_get_command_stdout", "_popen"], RUNS),
-    ("torch.fx.experimental.symbolic_shapes.ShapeEnv", &["evaluate_guards_expression"], EVALUATES),
-    ("concurrent.futures", &["ProcessPoolExecutor", "ThreadPoolExecutor"], CALLS),
+    ("copyreg", &["add_extension", "pickle"], CHANGES_INTERPRETER),
+    ("torch", &["load"], LOADS_PICKLES),
+    ("torch.jit", &["load", "jit_module_from_flatbuffer"], LOADS_PICKLES),
+    ("torch.jit._serialization", &["load"], LOADS_PICKLES),
+    ("torch.serialization", &["load", "_load", "_legacy_load"], LOADS_PICKLES),
+    ("torch.storage", &["_load_from_bytes"], LOADS_PICKLES),
+    ("numpy", &["load"], LOADS_PICKLES),
+    ("numpy.lib.npyio", &["load", "NpzFile"], LOADS_PICKLES),
+    ("numpy.lib._npyio_impl", &["load", "NpzFile"], LOADS_PICKLES),
+    ("numpy.lib.format", &["read_array", "open_memmap"], LOADS_PICKLES),
+    ("joblib", &["load"], LOADS_PICKLES),
+    ("joblib.numpy_pickle", &["load"], LOADS_PICKLES),
+    ("pandas", &["read_pickle", "eval"], LOADS_PICKLES),
+    ("pandas.io.pickle", &["read_pickle"], LOADS_PICKLES),
+    ("yaml", &["load", "unsafe_load", "full_load", "load_all", "unsafe_load_all"], LOADS_PICKLES),
+    ("platform", &["popen", "_syscmd_ver", "_syscmd_file"], RUNS_PROGRAMS),
+    ("uuid", &["_get_command_stdout", "_popen"], RUNS_PROGRAMS),
+    ("torch.fx.experimental.symbolic_shapes.ShapeEnv", &["evaluate_guards_expression"], EVALUATES_CODE),
+    ("concurrent.futures", &["ProcessPoolExecutor", "ThreadPoolExecutor"], CALLS_ARGUMENTS),
 ];
 
-/// Function names that mean the same thing wherever they are imported from.
-const ANYWHERE: &[(&str, &str)] = &[
-    ("system", RUNS),
-    ("popen", RUNS),
-    ("Popen", RUNS),
-    ("check_output", RUNS),
-    ("check_call", RUNS),
-    ("getoutput", RUNS),
-    ("getstatusoutput", RUNS),
-    ("exec_command", RUNS),
-    ("execv", RUNS),
-    ("execve", RUNS),
-    ("posix_spawn", RUNS),
-    ("eval", EVALUATES),
-    ("exec", EVALUATES),
-    ("execfile", EVALUATES),
-    ("runcode", EVALUATES),
-    ("runsource", EVALUATES),
-    ("runstring", EVALUATES),
-    ("run_module", EVALUATES),
-    ("run_path", EVALUATES),
-    ("__import__", IMPORTS),
-    ("import_module", IMPORTS),
-    ("resolve_name", IMPORTS),
-    ("_load_from_bytes", LOADS),
+/// Function names that would execute whatever module they are imported from.
+const ANY_MODULE: &[(&str, &str)] = &[
+    ("system", RUNS_PROGRAMS),
+    ("popen", RUNS_PROGRAMS),
+    ("Popen", RUNS_PROGRAMS),
+    ("check_output", RUNS_PROGRAMS),
+    ("check_call", RUNS_PROGRAMS),
+    ("getoutput", RUNS_PROGRAMS),
+    ("getstatusoutput", RUNS_PROGRAMS),
+    ("exec_command", RUNS_PROGRAMS),
+    ("execv", RUNS_PROGRAMS),
+    ("execve", RUNS_PROGRAMS),
+    ("posix_spawn", RUNS_PROGRAMS),
+    ("eval", EVALUATES_CODE),
+    ("exec", EVALUATES_CODE),
+    ("execfile", EVALUATES_CODE),
+    ("runcode", EVALUATES_CODE),
+    ("runsource", EVALUATES_CODE),
+    ("runstring", EVALUATES_CODE),
+    ("run_module", EVALUATES_CODE),
+    ("run_path", EVALUATES_CODE),
+    ("__import__", IMPORTS_MODULES),
+    ("import_module", IMPORTS_MODULES),
+    ("resolve_name", IMPORTS_MODULES),
+    ("_load_from_bytes", LOADS_PICKLES),
 ];
 
-/// Judges a global by its name alone; `known` tells whether rustload has a meaning for it.
-pub(super) fn judge(module: &str, name: &str, known: bool) -> Judgement {
+/// Classifies a global by its name; `known` is whether the loader knows it.
+pub(super) fn classify(module: &str, name: &str, known: bool) -> Classification {
     if known {
-        return Judgement { verdict: Verdict::Inert, reason: "" };
+        return Classification { verdict: Verdict::Inert, reason: "" };
     }
     let (module, name) = (module.trim(), name.trim());
     match reason(module, name) {
-        Some(reason) => Judgement { verdict: Verdict::WouldExecute, reason },
-        None => Judgement { verdict: Verdict::Unknown, reason: "" },
+        Some(reason) => Classification { verdict: Verdict::WouldExecute, reason },
+        None => Classification { verdict: Verdict::Unknown, reason: "" },
     }
 }
 
+/// Why a global would execute; `None` where that is unknown.
 fn reason(module: &str, name: &str) -> Option<&'static str> {
     if let Some(reason) = of_module(module) {
         return Some(reason);
     }
     let single = |name: &str| {
-        let listed = NAMES.iter().find(|(home, names, _)| *home == module && names.contains(&name));
+        let listed = GLOBALS.iter().find(|(home, names, _)| *home == module && names.contains(&name));
         listed.map(|(_, _, reason)| *reason)
     };
-    let anywhere = |name: &str| ANYWHERE.iter().find(|(known, _)| *known == name).map(|(_, reason)| *reason);
+    let anywhere =
+        |name: &str| ANY_MODULE.iter().find(|(known, _)| *known == name).map(|(_, reason)| *reason);
     if let Some(reason) = single(name).or_else(|| anywhere(name)) {
         return Some(reason);
     }
     if !name.contains('.') {
         return None;
     }
-    // A dotted name walks over attributes: into a class, or through a module into another one, by that one's own name.
+    // A dotted name is an attribute path: into a class, or through a module that imported another one under its own name.
     let parts: Vec<&str> = name.split('.').collect();
-    if parts.len() > MOST_PARTS {
-        return Some(REACHES);
+    if parts.len() > MAX_ATTRIBUTE_PARTS {
+        return Some(REACHES_ATTRIBUTES);
     }
-    let elsewhere = NAMES.iter().find(|(home, names, _)| {
+    let elsewhere = GLOBALS.iter().find(|(home, names, _)| {
         let len = home.split('.').count();
         let windows = parts.windows(len.saturating_add(1));
         windows
@@ -282,7 +292,7 @@ fn reason(module: &str, name: &str) -> Option<&'static str> {
     name.split('.').find_map(|part| {
         let dunder = part.starts_with("__") && part.ends_with("__");
         if dunder {
-            Some(REACHES)
+            Some(REACHES_ATTRIBUTES)
         } else {
             of_module(part).or_else(|| single(part)).or_else(|| anywhere(part))
         }
@@ -299,30 +309,30 @@ fn of_module(module: &str) -> Option<&'static str> {
     MODULES.iter().find(|(entry, _)| is(entry)).map(|(_, reason)| *reason)
 }
 
-/// Whether a global reads a pickle or an archive from bytes that it is given.
+/// Whether a global loads a pickle or an archive from its argument.
 pub(super) fn loads_bytes(module: &str, name: &str) -> bool {
     let loader = matches!(name, "load" | "loads" | "_load_from_bytes" | "_loads" | "read_pickle");
-    loader && reason(module, name) == Some(LOADS)
+    loader && reason(module, name) == Some(LOADS_PICKLES)
 }
 
-/// `_load_from_bytes`: how torch writes a tensor in a plain pickle; as inert as the bytes it is given.
+/// Whether a global is `_load_from_bytes`, with which torch writes a storage into a plain pickle. It is as inert as its bytes.
 pub(super) fn is_storage_loader(module: &str, name: &str) -> bool {
     (module, name) == ("torch.storage", "_load_from_bytes")
 }
 
-/// Makers of callables: they run nothing themselves, and what they make matters once it is called.
-pub(super) fn is_maker(module: &str, name: &str) -> Maker {
+/// The kind of callable factory that a global is. A factory executes nothing itself; the callable that it makes may, once it is
+/// called.
+pub(super) fn callable_factory(module: &str, name: &str) -> Option<CallableFactory> {
     match (module, name) {
-        ("functools" | "_functools", "partial") => Maker::Partial,
-        ("builtins", "getattr") => Maker::Attribute,
-        _ => Maker::No,
+        ("functools" | "_functools", "partial") => Some(CallableFactory::Partial),
+        ("builtins", "getattr") => Some(CallableFactory::Attribute),
+        _ => None,
     }
 }
 
-/// See [`is_maker`].
+/// See [`callable_factory`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Maker {
-    No,
+pub(super) enum CallableFactory {
     /// `functools.partial(f, ...)`.
     Partial,
     /// `getattr(Enum, "NAME")`, as Python 3.11 pickles members of enumerations.
@@ -334,7 +344,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn three_words() {
+    fn globals_are_inert_unknown_or_executing() {
         for (module, name) in [
             ("posix", "system"),
             ("os", "path.join"),
@@ -352,7 +362,7 @@ mod tests {
             ("torch.nn", "modules.torch.jit.load"),
             ("sqlite3", "connect"),
         ] {
-            assert_eq!(judge(module, name, false).verdict, Verdict::WouldExecute, "{module}.{name}");
+            assert_eq!(classify(module, name, false).verdict, Verdict::WouldExecute, "{module}.{name}");
         }
         for (module, name) in [
             ("argparse", "Namespace"),
@@ -366,10 +376,10 @@ mod tests {
             ("pathlib", "Path.joinpath"),
             ("mylib", "Model.load"),
         ] {
-            let found = judge(module, name, false);
+            let found = classify(module, name, false);
             assert_eq!((found.verdict, found.reason), (Verdict::Unknown, ""), "{module}.{name}");
         }
-        assert_eq!(judge("torch", "FloatStorage", true).verdict, Verdict::Inert);
+        assert_eq!(classify("torch", "FloatStorage", true).verdict, Verdict::Inert);
     }
 
     /// Rows of `tests/data/scan_names.txt`: module, names, effect.
@@ -431,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn loaders_of_bytes_are_told_from_other_names() {
+    fn loaders_of_bytes_are_recognized() {
         assert!(loads_bytes("torch.storage", "_load_from_bytes") && loads_bytes("pickle", "loads"));
         assert!(loads_bytes("numpy", "load") && loads_bytes("joblib.numpy_pickle", "load"));
         assert!(!loads_bytes("json", "loads") && !loads_bytes("pickle", "Unpickler"));

@@ -1,19 +1,19 @@
-//! Arguments as one short line: what a call is given, as Python would spell it, cut where it gets long.
+//! Formats the arguments of a call as one short line in Python syntax, truncated.
 //!
-//! Values may be deep, shared and cyclic, so depth, items and bytes are bounded; nothing is looked at beyond that.
+//! Values may be deep, shared and cyclic, so depth, items and bytes are bounded; nothing is read beyond these bounds.
 
 use crate::pickle::{CallId, Handle, Value, Values};
 
-/// Bytes of a preview.
-const MOST: usize = 256;
-/// Containers inside one another.
-const DEPTH: usize = 4;
-/// Items of one container.
-const ITEMS: usize = 8;
-/// Characters of one text.
-const TEXT: usize = 120;
+/// The maximum length of a preview, in bytes.
+const PREVIEW_MAX_BYTES: usize = 256;
+/// The maximum nesting of containers.
+const MAX_DEPTH: usize = 4;
+/// The maximum number of items of a container.
+const MAX_ITEMS: usize = 8;
+/// The maximum number of bytes of a string.
+const STRING_MAX_BYTES: usize = 120;
 
-/// The arguments of a call, in parentheses.
+/// Formats the arguments of a call, in parentheses.
 pub(super) fn arguments(values: &Values, id: CallId) -> String {
     let call = values.call(id);
     let mut out = String::new();
@@ -21,47 +21,48 @@ pub(super) fn arguments(values: &Values, id: CallId) -> String {
         Value::Tuple(args) => args,
         _ => &[],
     };
-    let mut line = Line { values, out: &mut out };
-    line.items("(", args, "", DEPTH);
+    let mut line = PreviewWriter { values, out: &mut out };
+    line.items("(", args, "", MAX_DEPTH);
     if let Some(Value::Dict(pairs)) = call.kwargs.map(|kwargs| values.get(kwargs)) {
         line.add(", **");
-        line.pairs(pairs, DEPTH);
+        line.pairs(pairs, MAX_DEPTH);
     }
     line.add(")");
-    cut(out)
+    truncate(out)
 }
 
-/// One value.
+/// Formats one value.
 pub(super) fn value(values: &Values, handle: Handle) -> String {
     let mut out = String::new();
-    Line { values, out: &mut out }.value(handle, DEPTH);
-    cut(out)
+    PreviewWriter { values, out: &mut out }.value(handle, MAX_DEPTH);
+    truncate(out)
 }
 
-fn cut(mut text: String) -> String {
-    if text.len() > MOST {
-        let end = (0..=MOST.saturating_sub(3)).rev().find(|&at| text.is_char_boundary(at));
+fn truncate(mut text: String) -> String {
+    if text.len() > PREVIEW_MAX_BYTES {
+        let end = (0..=PREVIEW_MAX_BYTES.saturating_sub(3)).rev().find(|&at| text.is_char_boundary(at));
         text.truncate(end.unwrap_or(0));
         text.push_str("...");
     }
     text
 }
 
-struct Line<'a> {
+/// A preview under construction.
+struct PreviewWriter<'a> {
     values: &'a Values,
     out: &'a mut String,
 }
 
-impl Line<'_> {
+impl PreviewWriter<'_> {
     fn add(&mut self, text: &str) {
-        if self.out.len() <= MOST {
+        if self.out.len() <= PREVIEW_MAX_BYTES {
             self.out.push_str(text);
         }
     }
 
-    /// Recursion ends at `depth`, which starts at [`DEPTH`].
+    /// Writes a value; `depth` is the number of levels that are left, at first [`MAX_DEPTH`].
     fn value(&mut self, handle: Handle, depth: usize) {
-        if self.out.len() > MOST {
+        if self.out.len() > PREVIEW_MAX_BYTES {
             return;
         }
         let Some(depth) = depth.checked_sub(1) else { return self.add("...") };
@@ -77,8 +78,8 @@ impl Line<'_> {
             Value::Float(number) => self.add(&number.to_string()),
             Value::Str(text) => {
                 let bytes = text.as_bytes();
-                let shown = String::from_utf8_lossy(bytes.get(..TEXT).unwrap_or(bytes));
-                let dots = if bytes.len() > TEXT { "..." } else { "" };
+                let shown = String::from_utf8_lossy(bytes.get(..STRING_MAX_BYTES).unwrap_or(bytes));
+                let dots = if bytes.len() > STRING_MAX_BYTES { "..." } else { "" };
                 self.add(&format!("'{}'{dots}", shown.escape_debug()));
             }
             Value::Bytes(bytes) => self.bytes("b", bytes),
@@ -112,7 +113,7 @@ impl Line<'_> {
     }
 
     fn bytes(&mut self, prefix: &str, bytes: &[u8]) {
-        let shown = bytes.get(..TEXT / 2).unwrap_or(bytes);
+        let shown = bytes.get(..STRING_MAX_BYTES / 2).unwrap_or(bytes);
         let dots =
             if shown.len() < bytes.len() { format!("... ({} bytes)", bytes.len()) } else { String::new() };
         self.add(&format!("{prefix}'{}'{dots}", shown.escape_ascii()));
@@ -120,13 +121,13 @@ impl Line<'_> {
 
     fn items(&mut self, open: &str, items: &[Handle], close: &str, depth: usize) {
         self.add(open);
-        for (at, &item) in items.iter().take(ITEMS).enumerate() {
+        for (at, &item) in items.iter().take(MAX_ITEMS).enumerate() {
             if at > 0 {
                 self.add(", ");
             }
             self.value(item, depth);
         }
-        if items.len() > ITEMS {
+        if items.len() > MAX_ITEMS {
             self.add(", ...");
         }
         self.add(close);
@@ -134,7 +135,7 @@ impl Line<'_> {
 
     fn pairs(&mut self, pairs: &[(Handle, Handle)], depth: usize) {
         self.add("{");
-        for (at, &(key, value)) in pairs.iter().take(ITEMS).enumerate() {
+        for (at, &(key, value)) in pairs.iter().take(MAX_ITEMS).enumerate() {
             if at > 0 {
                 self.add(", ");
             }
@@ -142,7 +143,7 @@ impl Line<'_> {
             self.add(": ");
             self.value(value, depth);
         }
-        if pairs.len() > ITEMS {
+        if pairs.len() > MAX_ITEMS {
             self.add(", ...");
         }
         self.add("}");

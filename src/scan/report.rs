@@ -1,6 +1,7 @@
-//! What a scan found: findings, a trace of calls, names, and what was looked at; and the same as JSON.
+//! The report of a scan: findings, the trace of effects, the globals and the coverage; and its JSON form.
 //!
-//! Equal findings are one, with a count. A report is bounded by the limit `findings`, which says so where it bites.
+//! Equal findings are merged, with a count. The limit `findings` bounds every list; a report that reached it is marked as
+//! truncated.
 
 use std::collections::HashMap;
 
@@ -8,19 +9,19 @@ use serde_json::{Value as Json, json};
 
 use crate::error::{Code, Error, Kind};
 
-/// What a file would do in a reader that runs pickles. Ordered: the worst of several is the largest.
+/// What a file would do in a reader that executes pickles. Ordered: the worst verdict is the largest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Verdict {
-    /// Nothing but making data: all of it was looked at and understood.
+    /// It only creates data: all of it was scanned, and every call is known.
     Inert,
-    /// It names classes or functions of which nothing is known, or readers disagree about it, or it was not all understood.
+    /// It imports unknown classes or functions, or readers interpret it differently, or not all of it could be scanned.
     Unknown,
-    /// It calls something that runs code or touches the system.
+    /// It calls something that runs code or accesses the system.
     WouldExecute,
 }
 
 impl Verdict {
-    /// The words that reports show.
+    /// The name in reports.
     pub fn as_str(self) -> &'static str {
         match self {
             Verdict::Inert => "inert",
@@ -29,7 +30,7 @@ impl Verdict {
         }
     }
 
-    /// SARIF's words for how much a finding matters.
+    /// The level in SARIF.
     fn severity(self) -> &'static str {
         match self {
             Verdict::Inert => "note",
@@ -39,20 +40,20 @@ impl Verdict {
     }
 }
 
-/// Whether a file was looked at.
+/// Whether a file was scanned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Status {
-    /// It was.
+    /// It was scanned.
     #[default]
     Scanned,
-    /// It is of no format that holds a pickle, as far as anybody knows.
+    /// It has no known format that can contain a pickle.
     Skipped,
     /// It could not be read.
     Unreadable,
 }
 
 impl Status {
-    /// The word that reports show.
+    /// The name in reports.
     pub fn as_str(self) -> &'static str {
         match self {
             Status::Scanned => "scanned",
@@ -62,35 +63,35 @@ impl Status {
     }
 }
 
-/// One thing that was found.
+/// One fact about a file.
 #[derive(Clone, Debug)]
 pub struct Finding {
-    /// Its stable code: an error's, or one that only scans have.
+    /// Its stable code: that of an error, or one that only scans use.
     pub code: &'static str,
-    /// What it alone makes of the file.
+    /// The verdict that it alone gives the file.
     pub verdict: Verdict,
-    /// What is the matter.
+    /// The description.
     pub message: String,
-    /// The member, where there is one; in nested archives behind `!`.
+    /// The member, where there is one; a member of a nested archive follows a `!`.
     pub member: Option<String>,
     /// The offset in the member, or in the file.
     pub offset: Option<u64>,
-    /// The global that it is about, or two empty texts.
+    /// The module and name of the global that it is about, or two empty strings.
     pub global: (String, String),
     /// The arguments, abbreviated.
     pub arguments: Option<String>,
-    /// How often it was found; offset and arguments are the first's.
+    /// How many equal findings were merged; offset and arguments are those of the first.
     pub times: u64,
-    /// The readers that see it or go on past it.
+    /// The readers that see it or accept it.
     pub readers: &'static [&'static str],
 }
 
-/// One thing that unpickling would do.
+/// One effect that unpickling would have.
 #[derive(Clone, Debug)]
-pub struct Step {
+pub struct TraceStep {
     /// The member, as in a finding.
     pub member: Option<String>,
-    /// Where the opcode lies.
+    /// The offset of the opcode.
     pub offset: u64,
     /// `import`, `call`, `setstate` or `ext`.
     pub effect: &'static str,
@@ -100,92 +101,92 @@ pub struct Step {
     pub global: (String, String),
     /// The arguments, abbreviated.
     pub arguments: String,
-    /// What is thought of it.
+    /// The verdict about it.
     pub verdict: Verdict,
 }
 
-/// A name, and how often it is called.
+/// A global that the file imports.
 #[derive(Clone, Debug)]
-pub struct Named {
-    /// The member that names it first.
+pub struct GlobalUse {
+    /// The member that imports it first.
     pub member: Option<String>,
-    /// Where.
+    /// The offset of the first import in it.
     pub offset: u64,
     /// Module and name, in Python 3's spelling.
     pub global: (String, String),
-    /// What is thought of the name.
+    /// The verdict about it.
     pub verdict: Verdict,
-    /// Why it would execute; else empty.
+    /// Why it would execute; empty otherwise.
     pub reason: &'static str,
-    /// Calls of it.
+    /// How often it is called.
     pub calls: u64,
 }
 
-/// A range that was looked at, or was not.
+/// A byte range that was scanned, or was not.
 #[derive(Clone, Debug)]
-pub struct Range {
+pub struct ByteRange {
     /// The member, as in a finding.
     pub member: Option<String>,
-    /// What it is, or why it was not looked at.
+    /// What it contains, or why it was not scanned.
     pub what: String,
-    /// Where it starts in the member.
+    /// Its offset in the member.
     pub offset: u64,
-    /// Bytes.
+    /// Its length in bytes.
     pub nbytes: u64,
 }
 
-/// All that was found in one file.
+/// The report of one file.
 #[derive(Debug, Default)]
 pub struct FileReport {
     /// The path, as text; `None` for bytes in memory.
     pub path: Option<String>,
     /// The name of the format, where it has one.
     pub format: Option<&'static str>,
-    /// Whether it was looked at.
+    /// Whether it was scanned.
     pub status: Status,
-    /// In the order in which they were found.
+    /// The findings, in the order in which they were added.
     pub findings: Vec<Finding>,
-    /// In program order.
-    pub trace: Vec<Step>,
-    /// Each name once.
-    pub globals: Vec<Named>,
-    /// What was looked at.
-    pub scanned: Vec<Range>,
-    /// What was not and might matter.
-    pub unscanned: Vec<Range>,
-    /// Whether a list above is not whole.
+    /// The effects, in program order.
+    pub trace: Vec<TraceStep>,
+    /// Each imported global once.
+    pub globals: Vec<GlobalUse>,
+    /// The ranges that were scanned.
+    pub scanned: Vec<ByteRange>,
+    /// The ranges that were not scanned and may contain a pickle.
+    pub unscanned: Vec<ByteRange>,
+    /// Whether a list above is incomplete because of the limit.
     pub truncated: bool,
-    /// The worst finding, kept also where the list is full.
+    /// The worst verdict of all findings, including those that the limit dropped.
     worst: Option<Verdict>,
-    by_key: HashMap<Key, usize>,
+    by_key: HashMap<FindingKey, usize>,
     by_name: HashMap<(String, String), usize>,
     limit: usize,
 }
 
-/// What equal findings have in common.
-type Key = (&'static str, Verdict, Option<String>, (String, String));
+/// The fields that equal findings share.
+type FindingKey = (&'static str, Verdict, Option<String>, (String, String));
 
 impl FileReport {
-    /// A report without findings; its lists end at `limit`.
+    /// A report without findings; each list has at most `limit` items.
     pub(super) fn new(path: Option<String>, limit: u64) -> FileReport {
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
         FileReport { path, limit, ..FileReport::default() }
     }
 
-    /// Whether all was looked at.
+    /// Whether everything was scanned.
     pub fn is_complete(&self) -> bool {
         self.status == Status::Scanned && self.unscanned.is_empty()
     }
 
-    /// What to think of the file.
+    /// The verdict about the file.
     pub fn verdict(&self) -> Verdict {
-        let passed_over = self.status == Status::Skipped && self.findings.is_empty();
-        let floor = if self.is_complete() || passed_over { Verdict::Inert } else { Verdict::Unknown };
+        let is_skipped = self.status == Status::Skipped && self.findings.is_empty();
+        let floor = if self.is_complete() || is_skipped { Verdict::Inert } else { Verdict::Unknown };
         self.worst.unwrap_or(Verdict::Inert).max(floor)
     }
 
-    /// Forgets that a file beside checkpoints is none.
-    pub(super) fn pass_over(&mut self) {
+    /// Removes all findings, for a file in a directory that is not a checkpoint.
+    pub(super) fn clear_findings(&mut self) {
         self.findings.clear();
         self.by_key.clear();
         self.worst = None;
@@ -208,7 +209,7 @@ impl FileReport {
         }
     }
 
-    /// The finding that an error of the strict reader is.
+    /// Adds an error of the strict reader as a finding.
     pub(super) fn add_error(&mut self, error: &Error, member: Option<&str>) {
         let member = match (member, error.member()) {
             (Some(outer), Some(inner)) if outer != inner => Some(format!("{outer}!{inner}")),
@@ -216,7 +217,7 @@ impl FileReport {
         };
         self.add(Finding {
             verdict: if error.kind() == Kind::Unsupported {
-                unsupported(error.code())
+                unsupported_verdict(error.code())
             } else {
                 Verdict::Unknown
             },
@@ -228,7 +229,7 @@ impl FileReport {
         });
     }
 
-    pub(super) fn step(&mut self, step: Step) {
+    pub(super) fn add_step(&mut self, step: TraceStep) {
         if self.trace.len() < self.limit {
             self.trace.push(step);
         } else {
@@ -236,12 +237,12 @@ impl FileReport {
         }
     }
 
-    pub(super) fn name(&mut self, named: Named) {
-        if let Some(known) = self.by_name.get(&named.global).and_then(|&at| self.globals.get_mut(at)) {
-            known.calls = known.calls.saturating_add(named.calls);
+    pub(super) fn add_global(&mut self, global: GlobalUse) {
+        if let Some(known) = self.by_name.get(&global.global).and_then(|&at| self.globals.get_mut(at)) {
+            known.calls = known.calls.saturating_add(global.calls);
         } else if self.globals.len() < self.limit {
-            self.by_name.insert(named.global.clone(), self.globals.len());
-            self.globals.push(named);
+            self.by_name.insert(global.global.clone(), self.globals.len());
+            self.globals.push(global);
         } else {
             self.truncated = true;
         }
@@ -250,25 +251,25 @@ impl FileReport {
     pub(super) fn scanned(&mut self, member: Option<&str>, what: &str, offset: u64, nbytes: u64) {
         if self.scanned.len() < self.limit {
             let what = what.to_owned();
-            self.scanned.push(Range { member: member.map(str::to_owned), what, offset, nbytes });
+            self.scanned.push(ByteRange { member: member.map(str::to_owned), what, offset, nbytes });
         } else {
             self.truncated = true;
         }
     }
 
     pub(super) fn unscanned(&mut self, member: Option<&str>, why: &str, offset: u64, nbytes: u64) {
-        // The first one decides the verdict, so it is always kept.
+        // The first one is always kept, since it raises the verdict.
         if self.unscanned.len() < self.limit.max(1) {
             let what = why.to_owned();
-            self.unscanned.push(Range { member: member.map(str::to_owned), what, offset, nbytes });
+            self.unscanned.push(ByteRange { member: member.map(str::to_owned), what, offset, nbytes });
         } else {
             self.truncated = true;
         }
     }
 }
 
-/// A format that rustload does not read says nothing about what the file does; what is encrypted or packed is not known.
-fn unsupported(code: Code) -> Verdict {
+/// The verdict for an unsupported feature: inert, except where content is encrypted or compressed and so unknown.
+fn unsupported_verdict(code: Code) -> Verdict {
     match code {
         Code::TarUnsupported | Code::TensorMetadata | Code::StDtype | Code::ZipVersion => Verdict::Inert,
         _ => Verdict::Unknown,
@@ -277,7 +278,7 @@ fn unsupported(code: Code) -> Verdict {
 
 const ALL_UNPICKLERS: &[&str] = &["c", "python", "weights_only"];
 
-/// Who goes on past what the strict reader refuses with this code.
+/// The readers that accept what the strict reader refuses with this code.
 pub(super) fn readers(code: Code) -> &'static [&'static str] {
     match code {
         Code::PickleProto => &["weights_only"],
@@ -299,7 +300,7 @@ pub(super) fn readers(code: Code) -> &'static [&'static str] {
 }
 
 impl Finding {
-    /// An inert finding without a place.
+    /// An inert finding without a location.
     pub(super) fn new(code: &'static str) -> Finding {
         Finding {
             code,
@@ -326,29 +327,29 @@ impl Finding {
     }
 }
 
-/// All that was found in all files.
+/// The reports of all files.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// One for each file, in the order of their paths.
+    /// One report per file, in the order of the paths.
     pub files: Vec<FileReport>,
 }
 
 impl Report {
-    /// The worst of all files; unknown where nothing was scanned.
+    /// The worst verdict of all files; unknown where nothing was scanned.
     pub fn verdict(&self) -> Verdict {
         let scanned = self.files.iter().any(|file| file.status == Status::Scanned);
         let floor = if scanned { Verdict::Inert } else { Verdict::Unknown };
         self.files.iter().map(FileReport::verdict).max().unwrap_or(floor).max(floor)
     }
 
-    /// Whether everything was looked at.
+    /// Whether at least one file was not skipped, and all of those were scanned completely.
     pub fn is_complete(&self) -> bool {
-        let looked_at = |file: &&FileReport| file.status != Status::Skipped;
-        self.files.iter().any(|file| looked_at(&file))
-            && self.files.iter().filter(looked_at).all(FileReport::is_complete)
+        let not_skipped = |file: &&FileReport| file.status != Status::Skipped;
+        self.files.iter().any(|file| not_skipped(&file))
+            && self.files.iter().filter(not_skipped).all(FileReport::is_complete)
     }
 
-    /// The report as JSON (docs/scan.md has the keys).
+    /// The report as JSON; docs/scan.md describes the keys.
     pub fn to_json(&self) -> String {
         let files: Vec<Json> = self.files.iter().map(FileReport::json).collect();
         json!({
@@ -361,25 +362,25 @@ impl Report {
 
 impl FileReport {
     fn json(&self) -> Json {
-        let range = |range: &Range, key: &str| json!({"member": range.member, key: range.what, "offset": range.offset, "nbytes": range.nbytes});
-        let step = |step: &Step| {
+        let range = |range: &ByteRange, key: &str| json!({"member": range.member, key: range.what, "offset": range.offset, "nbytes": range.nbytes});
+        let step = |step: &TraceStep| {
             json!({
                 "member": step.member, "offset": step.offset, "effect": step.effect, "opcode": step.opcode,
                 "module": step.global.0, "name": step.global.1, "arguments": step.arguments,
                 "verdict": step.verdict.as_str(),
             })
         };
-        let named = |named: &Named| {
+        let global = |global: &GlobalUse| {
             json!({
-                "module": named.global.0, "name": named.global.1, "verdict": named.verdict.as_str(),
-                "reason": named.reason, "calls": named.calls, "member": named.member, "offset": named.offset,
+                "module": global.global.0, "name": global.global.1, "verdict": global.verdict.as_str(),
+                "reason": global.reason, "calls": global.calls, "member": global.member, "offset": global.offset,
             })
         };
         json!({
             "path": self.path, "format": self.format, "status": self.status.as_str(), "verdict": self.verdict().as_str(),
             "findings": self.findings.iter().map(Finding::json).collect::<Vec<_>>(),
             "trace": self.trace.iter().map(step).collect::<Vec<_>>(),
-            "globals": self.globals.iter().map(named).collect::<Vec<_>>(),
+            "globals": self.globals.iter().map(global).collect::<Vec<_>>(),
             "coverage": {
                 "complete": self.is_complete(), "truncated": self.truncated,
                 "scanned": self.scanned.iter().map(|one| range(one, "kind")).collect::<Vec<_>>(),

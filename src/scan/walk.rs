@@ -1,13 +1,13 @@
-//! The files below a path, in the order of their names; links to directories are not followed.
+//! Lists the files below a path, sorted by name. Symbolic links to directories are not followed.
 
 use std::path::{Path, PathBuf};
 
 use crate::error::{Code, Error, Result};
 
-/// Files that one path may stand for.
-const MOST: usize = 1_000_000;
+/// The maximum number of files below one path.
+const MAX_FILES: usize = 1_000_000;
 
-/// Each file, and whether it was named itself. Fails where the path itself cannot be looked at.
+/// Each file below `path`, and whether it is `path` itself. Fails where `path` cannot be read.
 pub(super) fn files(path: &Path) -> Result<Vec<(PathBuf, bool)>> {
     let io = |error, path: &Path| Error::io(error, path.to_owned());
     let metadata = std::fs::metadata(path).map_err(|error| io(error, path))?;
@@ -19,7 +19,7 @@ pub(super) fn files(path: &Path) -> Result<Vec<(PathBuf, bool)>> {
         let entries = match std::fs::read_dir(&directory) {
             Ok(entries) => entries,
             Err(error) if directory == path => return Err(io(error, path)),
-            // It is reported as a file that cannot be read.
+            // A directory that cannot be listed is reported as an unreadable file.
             Err(_) => {
                 found.push((directory, false));
                 continue;
@@ -33,8 +33,8 @@ pub(super) fn files(path: &Path) -> Result<Vec<(PathBuf, bool)>> {
             } else if !(kind.is_symlink() && entry.path().is_dir()) {
                 found.push((entry.path(), false));
             }
-            if found.len() > MOST {
-                let text = format!("more than {MOST} files in one directory");
+            if found.len() > MAX_FILES {
+                let text = format!("more than {MAX_FILES} files in one directory");
                 return Err(Error::new(Code::Value, text).in_file(path));
             }
         }

@@ -257,7 +257,7 @@ def test_every_cut_of_a_small_stream_is_an_error() -> None:
 def test_c18_a_call_in_the_system_information_is_never_made(tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     data = stream(GOOD, ["7"], [(4, FLOATS)], system=_Reduce(Path.touch, (canary,)))
-    assert "system information names" in rustload.open(bytearray(data)).notes[0]
+    assert "system information imports" in rustload.open(bytearray(data)).notes[0]
     with pytest.raises(rustload.DisallowedError):
         rustload.open(bytearray(data), unknown="error")
     assert not canary.exists()

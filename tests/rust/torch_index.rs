@@ -6,7 +6,7 @@ use crate::support::{bytes_of, f32s, names, opened};
 use rustload::DType;
 use rustload::bytes::Source;
 use rustload::container::zip::{Archive as Zip, Trailing};
-use rustload::index::{DictKind, Object, Path, Step};
+use rustload::index::{DictKind, Object, Path, PathStep};
 use rustload::limits::Limits;
 use rustload::parallel::Cancel;
 
@@ -201,7 +201,7 @@ fn nested_containers_give_dotted_names_and_exact_paths() {
     let Some(Path::Steps(steps)) = checkpoint.tensor("optimizer.list.1").unwrap().path().cloned() else {
         panic!("a pickle's tensors have steps")
     };
-    assert!(matches!(&steps[..], [Step::Key(_), Step::Key(_), Step::Index(1)]), "{steps:?}");
+    assert!(matches!(&steps[..], [PathStep::Key(_), PathStep::Key(_), PathStep::Index(1)]), "{steps:?}");
 }
 
 #[test]

@@ -1,12 +1,12 @@
-//! What the calls of a pickle mean: which put a tensor together, which are containers, and which stay inert data.
+//! Interprets the calls of a pickle: which rebuild a tensor, which construct a container, and which remain opaque data.
 //!
-//! A call's callable and arguments were made before it, so one pass in program order decides all of them, without recursion.
-//! Argument forms follow `torch/_utils.py` and `torch/_tensor.py`; a known function with a wrong form is an error, an unknown
-//! one is [`Meaning::Opaque`].
+//! The callable and the arguments of a call precede it, so one pass in program order interprets all calls, without recursion.
+//! Argument forms follow `torch/_utils.py` and `torch/_tensor.py`. A known function with arguments in a wrong form is an error;
+//! an unknown function is [`Meaning::Opaque`].
 
-mod nested;
+mod embedded;
 mod numpy;
-mod old;
+mod pre_0_4;
 mod quantized;
 mod rebuild;
 mod sparse;
@@ -16,36 +16,36 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 pub(super) use self::numpy::NumpyType;
-use self::storage::{Seen, Spot};
+use self::storage::{DescribedStorage, StorageSlice};
 use super::extra::{Extra, SparseLayout};
 use super::known::{Known, Rebuild, lookup};
 use super::script::ScriptClasses;
-use super::torch_legacy::Lone;
-use super::{Place, Storage, Tensor};
+use super::torch_legacy::SingleStorage;
+use super::{Storage, StorageLocation, Tensor};
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
 use crate::parallel::Cancel;
 use crate::pickle::{Call, GlobalId, Handle, Text, Value, Values};
 
-/// Bytes of the longest text that a device, a location or the like has. Any number of calls may share one text, so it is
-/// bounded before it is looked at.
-pub(super) const SHORT: usize = 256;
+/// The maximum length, in bytes, of a string that is a key, a device or the like. Any number of calls may share one string, so
+/// its length is checked before it is read.
+pub(super) const SHORT_STRING_MAX_BYTES: usize = 256;
 
-/// Calls between two looks at whether the work was asked to stop.
-const TICK: usize = 1 << 12;
+/// The number of calls between two checks for cancellation.
+const CANCEL_CHECK_INTERVAL_CALLS: usize = 1 << 12;
 
-/// What one call means.
+/// The interpretation of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Meaning {
-    /// This tensor.
+    /// The tensor with this number.
     Tensor(u32),
-    /// A storage whose bytes lie in the pickle, as the one-dimensional tensor that it is where it stands by itself.
+    /// A storage whose bytes lie in the pickle, as a 1-D tensor.
     Storage(u32),
     /// A sparse tensor of this layout.
     Sparse(SparseLayout),
-    /// A mapping of this kind.
+    /// A mapping of this class.
     Dict(Known),
-    /// A list, a deque or a set.
+    /// A list, a deque or a set of this class.
     Sequence(Known),
     /// `torch.Size`.
     Size,
@@ -59,15 +59,15 @@ pub(super) enum Meaning {
     NumpyDtype(NumpyType),
     /// A NumPy scalar and its bytes.
     Scalar(NumpyType, Handle),
-    /// A small inert value, no surprise in a checkpoint.
+    /// A small inert value, usual in a checkpoint.
     Record,
-    /// Data of an unknown class.
+    /// A call of an unknown function, or in an unknown form; kept as data.
     Opaque,
 }
 
-/// The form of persistent ids: five items in an archive, six in a legacy stream (torch/serialization.py: `persistent_load`).
+/// The form of persistent ids: five items in a zip archive, six in a legacy stream (torch/serialization.py: `persistent_load`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Ids {
+pub(super) enum PersistentIdForm {
     /// `('storage', class, key, location, numel)`.
     #[default]
     Archive,
@@ -75,22 +75,22 @@ pub(super) enum Ids {
     Legacy,
 }
 
-/// Where the bytes of a storage with this key are; the number of bytes is what the pickle states.
-pub(super) type Locate<'a> = &'a dyn Fn(&str, u64) -> Result<Place>;
+/// Returns the location of the storage with this key and this size in bytes, as the pickle states it.
+pub(super) type Locate<'a> = &'a dyn Fn(&str, u64) -> Result<StorageLocation>;
 
-/// All that the calls of one pickle mean.
+/// The interpretation of all calls of one pickle.
 #[derive(Debug, Default)]
 pub(super) struct Meanings {
     /// The form of persistent ids.
-    pub(super) ids: Ids,
-    /// By call id.
+    pub(super) form: PersistentIdForm,
+    /// The interpretation of each call, by call id.
     pub(super) calls: Vec<Meaning>,
-    /// By global id.
+    /// The known globals, by global id.
     pub(super) globals: Vec<Option<Known>>,
-    /// By persistent id: a storage that stands in the tree by itself, as a one-dimensional tensor.
+    /// By persistent id, a storage that is a value of the tree itself and not part of a tensor, as a 1-D tensor.
     pub(super) bare: HashMap<Handle, u32>,
     pub(super) tensors: Vec<Tensor>,
-    /// By tensor, where there is anything to say beside its place.
+    /// The further properties of tensors that have any, by tensor number.
     pub(super) extras: HashMap<u32, Extra>,
     pub(super) storages: Vec<Storage>,
     pub(super) notes: Vec<String>,
@@ -99,9 +99,9 @@ pub(super) struct Meanings {
 }
 
 impl Meanings {
-    /// The class of `('module', class, file, source)`, a persistent id that stands for the class itself; always a global.
+    /// The class of `('module', class, file, source)`, a persistent id that refers to the class itself. It is always a global.
     pub(super) fn module(&self, values: &Values, pid: Handle) -> Option<Handle> {
-        if self.ids != Ids::Legacy {
+        if self.form != PersistentIdForm::Legacy {
             return None;
         }
         let Value::Tuple(&[tag, class, _, _]) = values.get(pid) else { return None };
@@ -110,69 +110,70 @@ impl Meanings {
     }
 }
 
-/// Reads calls one by one, and storages as calls name them.
-pub(super) struct Reader<'a> {
+/// Interprets calls in program order, and adds storages as calls name them.
+pub(super) struct CallInterpreter<'a> {
     values: &'a Values,
     limits: &'a Limits,
     cancel: Cancel,
     locate: Locate<'a>,
-    keys: HashMap<&'a str, Seen>,
-    /// Views of storages by their own keys, as torch before 0.4 wrote them.
-    views: HashMap<&'a str, Spot>,
-    /// Whether a list holds pairs only, whether a text is latin-1: asked once, however many calls share it.
+    storages_by_key: HashMap<&'a str, DescribedStorage>,
+    /// Storage views with keys of their own, as torch before 0.4 wrote them.
+    views: HashMap<&'a str, StorageSlice>,
+    /// Whether a list holds only pairs, and whether a string is latin-1. Cached, since any number of calls may share them.
     pairs: HashMap<Handle, bool>,
     latin1: HashMap<Handle, bool>,
-    /// Whether a list holds numbers only.
+    /// Whether a list holds only numbers.
     numbers: HashMap<Handle, bool>,
-    /// The lengths of texts that stand for bytes.
+    /// The latin-1 lengths of strings that encode bytes.
     lengths: HashMap<Handle, u64>,
-    /// The locations of storages.
+    /// The devices of storages.
     devices: HashMap<Handle, Arc<str>>,
-    /// What was found in bytes or in a text that stands for bytes: read once, however many calls share it.
-    nested: HashMap<Handle, Option<Lone>>,
+    /// The storage in bytes, or in a string that encodes bytes. Cached, since any number of calls may share them.
+    embedded: HashMap<Handle, Option<SingleStorage>>,
     out: Meanings,
 }
 
-/// What is known of each global.
+/// The known global of each global id.
 fn globals(values: &Values) -> Vec<Option<Known>> {
     let named = values.globals().map(|(id, _)| values.global(id));
     named.map(|global| lookup(global.module, global.name)).collect()
 }
 
-impl<'a> Reader<'a> {
-    /// Interprets every call of `values`.
+impl<'a> CallInterpreter<'a> {
+    /// Interprets every call of `values`. Fails on the first call of a known function with arguments in a wrong form.
     pub(super) fn new(
         values: &'a Values,
         limits: &'a Limits,
-        ids: Ids,
+        form: PersistentIdForm,
         locate: Locate<'a>,
         cancel: &Cancel,
-    ) -> Result<Reader<'a>> {
-        let mut reader = Reader::before(values, limits, ids, locate, cancel.clone());
-        // Of these, BUILD sets the data, which may come after the call. Inner ones come later than those around them.
-        let mut late = Vec::new();
+    ) -> Result<CallInterpreter<'a>> {
+        let mut interpreter = CallInterpreter::empty(values, limits, form, locate, cancel.clone());
+        // For these, a later BUILD sets the data. A tensor inside another one comes later, so they are interpreted last to first.
+        let mut deferred = Vec::new();
         for (id, _) in values.calls() {
-            if id.index().is_multiple_of(TICK) {
+            if id.index().is_multiple_of(CANCEL_CHECK_INTERVAL_CALLS) {
                 cancel.check()?;
             }
             let call = values.call(id);
-            if let Some(Known::TensorClass(class)) = reader.known(call.callable) {
-                late.push((id, class));
+            if let Some(Known::TensorClass(class)) = interpreter.known(call.callable) {
+                deferred.push((id, class));
             }
-            let meaning = reader.call(&call).and_then(|meaning| fits(meaning, &call));
+            let meaning = interpreter.call(&call).and_then(|meaning| check_item_opcodes(meaning, &call));
             let meaning = meaning.map_err(|error| error.at(call.offset))?;
-            reader.out.calls.push(meaning);
-            let tensors = u64::try_from(reader.out.tensors.len()).unwrap_or(u64::MAX);
+            interpreter.out.calls.push(meaning);
+            let tensors = u64::try_from(interpreter.out.tensors.len()).unwrap_or(u64::MAX);
             Limits::check("tensors", limits.tensors, tensors)?;
         }
-        for (id, class) in late.into_iter().rev() {
+        for (id, class) in deferred.into_iter().rev() {
             let call = values.call(id);
-            let tensor = reader.old_tensor(class, &call).map_err(|error| error.at(call.offset))?;
-            if let (Some(tensor), Some(meaning)) = (tensor, reader.out.calls.get_mut(id.index())) {
-                *meaning = fits(Meaning::Tensor(tensor), &call).map_err(|error| error.at(call.offset))?;
+            let tensor = interpreter.pre_0_4_tensor(class, &call).map_err(|error| error.at(call.offset))?;
+            if let (Some(tensor), Some(meaning)) = (tensor, interpreter.out.calls.get_mut(id.index())) {
+                *meaning = check_item_opcodes(Meaning::Tensor(tensor), &call)
+                    .map_err(|error| error.at(call.offset))?;
             }
         }
-        Ok(reader)
+        Ok(interpreter)
     }
 
     /// Says what is known of classes of TorchScript.
@@ -180,64 +181,72 @@ impl<'a> Reader<'a> {
         self.out.scripts = scripts;
     }
 
-    /// As `new`, but tensors are not put together: a call that would make one is judged by its form, and only whether calls
-    /// have a meaning is known then.
-    pub(super) fn forms(values: &'a Values, limits: &'a Limits, ids: Ids, locate: Locate<'a>) -> Reader<'a> {
-        let mut reader = Reader::before(values, limits, ids, locate, Cancel::default());
-        reader.out.calls.reserve(values.calls().len());
-        for (id, _) in values.calls() {
-            let call = values.call(id);
-            let meaning = match (reader.known(call.callable), values.get(call.args)) {
-                (Some(Known::Rebuild(rebuild)), Value::Tuple(args)) if reader.has_form(rebuild, args) => {
-                    Ok(Meaning::Record)
-                }
-                // `_load_from_bytes` does what its bytes say, and a scan reads those by itself.
-                (Some(Known::Rebuild(_) | Known::LoadFromBytes), _) => Ok(Meaning::Opaque),
-                (Some(Known::TensorClass(class)), _) if reader.is_old_tensor(class, &call) => {
-                    Ok(Meaning::Record)
-                }
-                _ => reader.call(&call),
-            };
-            reader.out.calls.push(meaning.unwrap_or(Meaning::Opaque));
-        }
-        reader
-    }
-
-    /// A reader that has read no call yet.
-    fn before(
+    /// As [`new`](CallInterpreter::new), without rebuilding tensors: a call that rebuilds one is a [`Meaning::Record`] where its
+    /// arguments have the right form. It never fails; only whether a call is opaque is valid.
+    pub(super) fn by_form(
         values: &'a Values,
         limits: &'a Limits,
-        ids: Ids,
+        form: PersistentIdForm,
+        locate: Locate<'a>,
+    ) -> CallInterpreter<'a> {
+        let mut interpreter = CallInterpreter::empty(values, limits, form, locate, Cancel::default());
+        interpreter.out.calls.reserve(values.calls().len());
+        for (id, _) in values.calls() {
+            let call = values.call(id);
+            let meaning = match (interpreter.known(call.callable), values.get(call.args)) {
+                (Some(Known::Rebuild(rebuild)), Value::Tuple(args))
+                    if interpreter.has_form(rebuild, args) =>
+                {
+                    Ok(Meaning::Record)
+                }
+                // The effect of `_load_from_bytes` is that of its bytes, which a scan reads by itself.
+                (Some(Known::Rebuild(_) | Known::LoadFromBytes), _) => Ok(Meaning::Opaque),
+                (Some(Known::TensorClass(class)), _) if interpreter.is_pre_0_4_tensor(class, &call) => {
+                    Ok(Meaning::Record)
+                }
+                _ => interpreter.call(&call),
+            };
+            interpreter.out.calls.push(meaning.unwrap_or(Meaning::Opaque));
+        }
+        interpreter
+    }
+
+    /// An interpreter that has read no call yet.
+    fn empty(
+        values: &'a Values,
+        limits: &'a Limits,
+        form: PersistentIdForm,
         locate: Locate<'a>,
         cancel: Cancel,
-    ) -> Reader<'a> {
-        Reader {
+    ) -> CallInterpreter<'a> {
+        CallInterpreter {
             values,
             limits,
             cancel,
             locate,
-            keys: HashMap::new(),
+            storages_by_key: HashMap::new(),
             views: HashMap::new(),
             pairs: HashMap::new(),
             latin1: HashMap::new(),
             numbers: HashMap::new(),
             lengths: HashMap::new(),
             devices: HashMap::new(),
-            nested: HashMap::new(),
-            out: Meanings { ids, globals: globals(values), ..Meanings::default() },
+            embedded: HashMap::new(),
+            out: Meanings { form, globals: globals(values), ..Meanings::default() },
         }
     }
 
-    /// What is known so far.
+    /// The interpretation of the calls so far.
     pub(super) fn meanings(&self) -> &Meanings {
         &self.out
     }
 
-    /// All that was found out.
+    /// The interpretation of all calls.
     pub(super) fn finish(self) -> Meanings {
         self.out
     }
 
+    /// The known global that a value is; `None` for any other value.
     pub(super) fn known(&self, handle: Handle) -> Option<Known> {
         match self.values.get(handle) {
             Value::Global(id) => self.global(id),
@@ -249,11 +258,12 @@ impl<'a> Reader<'a> {
         self.out.globals.get(id.index()).copied().flatten()
     }
 
+    /// Interprets one call.
     fn call(&mut self, call: &Call<'a>) -> Result<Meaning> {
         if let Value::PersistentId(pid) = self.values.get(call.callable)
             && self.out.module(self.values, pid).is_none()
         {
-            return Err(Error::new(Code::PersistentId, "what a persistent id stands for is called"));
+            return Err(Error::new(Code::PersistentId, "the callable is a persistent id"));
         }
         let Value::Tuple(args) = self.values.get(call.args) else { return Ok(Meaning::Opaque) };
         let args: &'a [Handle] = args;
@@ -268,7 +278,7 @@ impl<'a> Reader<'a> {
                 }
                 None => Meaning::Opaque,
             },
-            Some(Known::LoadFromBytes) => return self.nested(call, args),
+            Some(Known::LoadFromBytes) => return self.embedded_storage(call, args),
             Some(kind @ (Known::OrderedDict | Known::Dict | Known::Counter)) => match args {
                 [] => Meaning::Dict(kind),
                 [from] if self.is_pairs(*from) => Meaning::Dict(kind),
@@ -316,14 +326,14 @@ impl<'a> Reader<'a> {
                 | Known::NumpyScalar),
             ) => return self.numpy(known, call, args),
             Some(Known::Device) if self.is_device(args) => Meaning::Record,
-            Some(Known::Record) if args.len() <= 3 && args.iter().all(|&arg| self.is_plain(arg)) => {
+            Some(Known::Record) if args.len() <= 3 && args.iter().all(|&arg| self.is_small_scalar(arg)) => {
                 Meaning::Record
             }
             _ => Meaning::Opaque,
         })
     }
 
-    /// A dict, or a list of pairs: what `dict(...)` takes.
+    /// Whether a value is a dict or a list of pairs, which `dict(...)` accepts.
     fn is_pairs(&mut self, handle: Handle) -> bool {
         let values = self.values;
         match values.get(handle) {
@@ -346,7 +356,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Bytes, as they are or as `_codecs.encode` writes them.
+    /// Whether a value is bytes, or a call of `_codecs.encode` that returns bytes.
     fn is_bytes(&self, handle: Handle) -> bool {
         match self.values.get(handle) {
             Value::Bytes(_) => true,
@@ -363,7 +373,7 @@ impl<'a> Reader<'a> {
         matches!(self.values.get(handle), Value::Float(_) | Value::Int(_))
     }
 
-    /// `('cpu')`, `('cuda:1')` or `('cuda', 1)`: letters, and a number.
+    /// Whether arguments name a device, as letters and a number: `('cpu')`, `('cuda:1')` or `('cuda', 1)`.
     fn is_device(&self, args: &[Handle]) -> bool {
         let (name, index) = match *args {
             [name] => (name, None),
@@ -371,7 +381,8 @@ impl<'a> Reader<'a> {
             _ => return false,
         };
         let Value::Str(name) = self.values.get(name) else { return false };
-        let Some(name) = Some(name).filter(|name| name.as_bytes().len() <= SHORT).and_then(Text::as_str)
+        let Some(name) =
+            Some(name).filter(|name| name.as_bytes().len() <= SHORT_STRING_MAX_BYTES).and_then(Text::as_str)
         else {
             return false;
         };
@@ -385,42 +396,43 @@ impl<'a> Reader<'a> {
             && letters.bytes().all(|byte| byte.is_ascii_lowercase())
     }
 
-    fn is_plain(&self, handle: Handle) -> bool {
+    /// Whether a value is None, a bool, an int or a short string.
+    fn is_small_scalar(&self, handle: Handle) -> bool {
         match self.values.get(handle) {
             Value::None | Value::Bool(_) | Value::Int(_) => true,
-            Value::Str(text) => text.as_bytes().len() <= SHORT,
+            Value::Str(text) => text.as_bytes().len() <= SHORT_STRING_MAX_BYTES,
             _ => false,
         }
     }
 
-    /// `(text, 'latin1')` with characters that latin-1 has; any other codec would be a call into the codec registry.
+    /// Whether arguments are `(text, 'latin1')` with latin-1 characters only. Any other codec would call into the codec registry.
     fn is_latin1(&mut self, args: &[Handle]) -> bool {
         let &[handle, codec] = args else { return false };
         let (Value::Str(text), Value::Str(codec)) = (self.values.get(handle), self.values.get(codec)) else {
             return false;
         };
-        let fits = || text.as_str().is_some_and(|text| text.chars().all(|c| u32::from(c) <= 0xff));
-        // pickle.py writes the one, _pickle.c the other.
+        let is_encodable = || text.as_str().is_some_and(|text| text.chars().all(|c| u32::from(c) <= 0xff));
+        // pickle.py writes "latin1", _pickle.c "latin-1".
         matches!(codec.as_bytes(), b"latin1" | b"latin-1")
-            && if text.as_bytes().len() <= SHORT {
-                fits()
+            && if text.as_bytes().len() <= SHORT_STRING_MAX_BYTES {
+                is_encodable()
             } else {
-                *self.latin1.entry(handle).or_insert_with(fits)
+                *self.latin1.entry(handle).or_insert_with(is_encodable)
             }
     }
 }
 
-/// Refuses SETITEM on what has no items to set and APPEND on what cannot grow: to a reader that knows the class by its name
-/// only, a tensor with items would be a dict (CVE-2026-24747).
-fn fits(meaning: Meaning, call: &Call<'_>) -> Result<Meaning> {
+/// Fails with `PickleType` on SETITEM of a value without items and on APPEND to a value that cannot grow: a reader that knows only
+/// the class name would take a tensor with items for a dict (CVE-2026-24747).
+fn check_item_opcodes(meaning: Meaning, call: &Call<'_>) -> Result<Meaning> {
     let (items, appended) = (!call.items.is_empty(), !call.appended.is_empty());
-    let misfit = match meaning {
+    let is_wrong_type = match meaning {
         Meaning::Opaque => false,
         Meaning::Dict(_) => appended,
         Meaning::Sequence(_) => items,
         _ => items || appended,
     };
-    if misfit {
+    if is_wrong_type {
         let text = "an opcode sets items of, or appends to, a value of another type";
         return Err(Error::new(Code::PickleType, text));
     }

@@ -1,27 +1,27 @@
-//! NumPy's own pickles: arrays and scalars whose bytes lie in the pickle itself (`numpy/_core/multiarray`, `numeric`).
+//! NumPy arrays and scalars, whose bytes lie in the pickle itself (`numpy/_core/multiarray`, `numeric`).
 //!
 //! An array is `_reconstruct(ndarray, (0,), b'b')` with BUILD `(1, shape, dtype, is_fortran, bytes)`, or in protocol 5
-//! `_frombuffer(bytes, dtype, shape, order)`. A dtype is `dtype('f4', False, True)` with BUILD `(3, byte order, ...)`. Dtypes of
-//! objects, records, texts and times stay opaque.
+//! `_frombuffer(bytes, dtype, shape, order)`. A dtype is `dtype('f4', False, True)` with BUILD `(3, byte order, ...)`. Arrays of
+//! objects, records, strings and times remain opaque.
 
-use super::{Meaning, Reader};
+use super::{CallInterpreter, Meaning};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::index::known::Known;
 use crate::index::validate::{Flags, RawTensor, Sizes};
-use crate::index::{Place, Storage};
+use crate::index::{Storage, StorageLocation};
 use crate::layout::contiguous_strides;
 use crate::pickle::{Call, Handle, Value};
 
-/// A NumPy dtype that has a counterpart here.
+/// A NumPy dtype that rustload supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::index) struct NumpyType {
     pub(in crate::index) dtype: DType,
     pub(in crate::index) big_endian: bool,
 }
 
-impl<'a> Reader<'a> {
-    /// What a call of one of NumPy's functions means.
+impl<'a> CallInterpreter<'a> {
+    /// Interprets a call of a NumPy function.
     pub(super) fn numpy(&mut self, known: Known, call: &Call<'a>, args: &'a [Handle]) -> Result<Meaning> {
         let states: &'a [Handle] = call.states;
         let found = match (known, args, states) {
@@ -44,7 +44,7 @@ impl<'a> Reader<'a> {
                 _ => None,
             },
             (Known::NumpyFromBuffer, &[bytes, dtype, shape, order], []) => {
-                Some((shape, dtype, bytes, self.is_text(order, "F")))
+                Some((shape, dtype, bytes, self.is_string(order, "F")))
             }
             _ => None,
         };
@@ -54,6 +54,7 @@ impl<'a> Reader<'a> {
         self.array(shape, found, bytes, nbytes, fortran).map(Meaning::Tensor)
     }
 
+    /// Adds an array and its storage. Fails with `NdarrayBounds` where shape and dtype do not give `nbytes`.
     fn array(
         &mut self,
         shape: Handle,
@@ -72,11 +73,11 @@ impl<'a> Reader<'a> {
         if fortran {
             shape.reverse();
         }
-        let plain = |shape: &[i64]| -> Option<Sizes> {
+        let c_strides = |shape: &[i64]| -> Option<Sizes> {
             let sizes: Vec<u64> = shape.iter().map(|&size| u64::try_from(size).unwrap_or(0)).collect();
             contiguous_strides(&sizes)?.iter().map(|&stride| i64::try_from(stride).ok()).collect()
         };
-        let strides = plain(&shape);
+        let strides = c_strides(&shape);
         let mut strides =
             strides.ok_or_else(|| Error::new(Code::TensorShape, "an array's strides do not fit 63 bits"))?;
         if fortran {
@@ -85,18 +86,18 @@ impl<'a> Reader<'a> {
         }
         let storage = u32::try_from(self.out.storages.len()).unwrap_or(u32::MAX);
         self.out.storages.push(Storage {
-            place: Place::Value(bytes, 0),
+            location: StorageLocation::Value(bytes, 0),
             nbytes,
             numel: numel.unwrap_or(0),
             big_endian: found.big_endian,
-            location: None,
+            device: None,
         });
         let flags = Flags::default();
         let raw = RawTensor { dtype: found.dtype, shape, strides, offset: 0, storage, flags };
         self.push(raw.prove(nbytes, self.limits)?)
     }
 
-    /// `dtype('f4', False, True)` and `(3, '<', None, None, None, -1, -1, 0)` (numpy: `arraydescr_reduce`).
+    /// Interprets `dtype('f4', False, True)` with the state `(3, '<', None, None, None, -1, -1, 0)` (numpy: `arraydescr_reduce`).
     fn numpy_dtype(&self, args: &[Handle], states: &[Handle]) -> Meaning {
         let (&[name] | &[name, _, _]) = args else { return Meaning::Opaque };
         let Value::Str(name) = self.values.get(name) else { return Meaning::Opaque };
@@ -122,7 +123,7 @@ impl<'a> Reader<'a> {
             [] => Some("|"),
             [state] => match self.values.get(*state) {
                 Value::Tuple([_, order, rest @ ..]) if rest.iter().take(3).all(|&one| self.is_none(one)) => {
-                    ["<", ">", "|", "="].into_iter().find(|known| self.is_text(*order, known))
+                    ["<", ">", "|", "="].into_iter().find(|known| self.is_string(*order, known))
                 }
                 _ => None,
             },
@@ -134,7 +135,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The dtype that a value is. It stands in a BUILD, so its call may come after the array's and is read here again.
+    /// The dtype that a value is. An array's dtype is in its BUILD state, so the dtype's call may follow the array's; it is interpreted
+    /// again here.
     fn numpy_type(&self, handle: Handle) -> Option<NumpyType> {
         let Value::Call(id) = self.values.get(handle) else { return None };
         let call = self.values.call(id);
@@ -148,11 +150,11 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// How many bytes a value stands for: bytes, a byte array, or `_codecs.encode(text, 'latin1')`.
+    /// The length in bytes of bytes, a byte array, a string of Python 2, or `_codecs.encode(text, 'latin1')`; `None` for other values.
     fn byte_len(&mut self, handle: Handle) -> Option<u64> {
         let len = match self.values.get(handle) {
             Value::Bytes(bytes) | Value::ByteArray(bytes) => bytes.len(),
-            // Python 2's byte strings that happen to be UTF-8.
+            // A byte string of Python 2 that is valid UTF-8.
             Value::Str(text) => text.as_bytes().len(),
             Value::Call(id) => {
                 let call = self.values.call(id);
@@ -168,7 +170,7 @@ impl<'a> Reader<'a> {
         u64::try_from(len).ok()
     }
 
-    /// Bytes of a text in latin-1; counted once, however many arrays share it.
+    /// The length of a string in latin-1. Cached, since any number of arrays may share it.
     fn latin1_len(&mut self, handle: Handle) -> u64 {
         let values = self.values;
         *self.lengths.entry(handle).or_insert_with(|| match values.get(handle) {
@@ -187,7 +189,7 @@ impl<'a> Reader<'a> {
         matches!(self.values.get(handle), Value::None)
     }
 
-    fn is_text(&self, handle: Handle, wanted: &str) -> bool {
+    fn is_string(&self, handle: Handle, wanted: &str) -> bool {
         matches!(self.values.get(handle), Value::Str(text) if text.as_bytes() == wanted.as_bytes())
     }
 }

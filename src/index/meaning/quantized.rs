@@ -1,6 +1,6 @@
-//! Quantized tensors: integers, and how they stand for numbers (torch/_utils.py: `_rebuild_qtensor`).
+//! Quantized tensors: integers, with scales and zero points (torch/_utils.py: `_rebuild_qtensor`).
 
-use super::{Meaning, Reader};
+use super::{CallInterpreter, Meaning};
 use crate::dtype::{DType, Kind};
 use crate::error::{Code, Error, Result};
 use crate::index::extra::{Extra, Packed, Quantization, Scale};
@@ -8,8 +8,8 @@ use crate::index::validate::{Flags, Tensor};
 use crate::layout::Dims;
 use crate::pickle::{Handle, Value};
 
-/// The storage classes, with the dtype and how many numbers share a byte.
-const CLASSES: [(&str, &str, u64); 5] = [
+/// The quantized storage classes: name, dtype, elements per byte.
+const STORAGE_CLASSES: [(&str, &str, u64); 5] = [
     ("QInt8Storage", "qint8", 1),
     ("QUInt8Storage", "quint8", 1),
     ("QInt32Storage", "qint32", 1),
@@ -17,6 +17,7 @@ const CLASSES: [(&str, &str, u64); 5] = [
     ("QUInt2x4Storage", "quint2x4", 4),
 ];
 
+/// The quantization schemes of torch.
 const SCHEMES: [&str; 5] = [
     "per_tensor_affine",
     "per_tensor_symmetric",
@@ -25,34 +26,34 @@ const SCHEMES: [&str; 5] = [
     "per_channel_affine_float_qparams",
 ];
 
-impl<'a> Reader<'a> {
-    /// The integers of a quantized tensor; `None` where a part of it is of an unknown class.
+impl<'a> CallInterpreter<'a> {
+    /// Adds the integers of a quantized tensor; `None` where a part of it is of an unknown class.
     pub(super) fn quantized(
         &mut self,
         storage: Handle,
-        place: [Handle; 3],
+        geometry: [Handle; 3],
         params: Handle,
         flags: Flags,
     ) -> Result<Option<u32>> {
-        let Some((dtype, to_byte)) = self.quantized_class(storage) else {
-            let text = "a quantized tensor lies in a storage that is not of a quantized class";
+        let Some((dtype, per_byte)) = self.quantized_class(storage) else {
+            let text = "the storage of a quantized tensor is not of a quantized class";
             return Err(Error::new(Code::PickleType, text));
         };
-        let spot = self.storage_of(storage)?;
-        let [offset, size, stride] = place;
+        let slice = self.storage_of(storage)?;
+        let [offset, size, stride] = geometry;
         let shape = self.counts(size, "size")?;
         let Some((scheme, scale)) = self.scale(params, &shape)? else { return Ok(None) };
         let mut quantization = Quantization { dtype, scheme, scale, packed: None };
-        let tensor = if to_byte == 1 {
-            self.tensor(spot, spot.dtype, place, flags)?
+        let tensor = if per_byte == 1 {
+            self.tensor(slice, slice.dtype, geometry, flags)?
         } else {
             let strides = self.counts(stride, "stride")?;
             let offset = u64::try_from(self.int(offset, "offset")?).unwrap_or(u64::MAX);
             let packed = Packed { shape, strides, offset };
-            packed.check(spot.nbytes, to_byte)?;
+            packed.check(slice.nbytes, per_byte)?;
             quantization.packed = Some(packed);
-            let whole = Tensor::whole(DType::U8, &[spot.nbytes], spot.storage, spot.nbytes)?;
-            let mut whole = whole.shifted(spot.start)?;
+            let whole = Tensor::whole(DType::U8, &[slice.nbytes], slice.storage, slice.nbytes)?;
+            let mut whole = whole.shifted(slice.start)?;
             whole.flags = flags;
             self.push(whole)?
         };
@@ -60,12 +61,12 @@ impl<'a> Reader<'a> {
         Ok(Some(tensor))
     }
 
-    /// What is said beside the place of a tensor.
+    /// The further properties of a tensor, to be set.
     pub(super) fn extra(&mut self, tensor: u32) -> &mut Extra {
         self.out.extras.entry(tensor).or_default()
     }
 
-    /// The dtype of a storage's class as torch calls it, and how many of its numbers share a byte.
+    /// The quantized dtype of a storage's class, and its elements per byte; `None` where the class is not a quantized one.
     fn quantized_class(&self, storage: Handle) -> Option<(&'static str, u64)> {
         let name = match self.values.get(storage) {
             Value::PersistentId(pid) => {
@@ -73,12 +74,16 @@ impl<'a> Reader<'a> {
                 let Value::Global(class) = self.values.get(class) else { return None };
                 self.values.global(class).name
             }
-            _ => self.nested_class(storage)?,
+            _ => self.embedded_class(storage)?,
         };
-        CLASSES.iter().find(|(class, _, _)| *class == name).map(|&(_, dtype, to_byte)| (dtype, to_byte))
+        STORAGE_CLASSES
+            .iter()
+            .find(|(class, _, _)| *class == name)
+            .map(|&(_, dtype, per_byte)| (dtype, per_byte))
     }
 
-    /// `(scheme, scale, zero_point)`, or `(scheme, scales, zero_points, axis)` with tensors or lists.
+    /// Reads `(scheme, scale, zero_point)`, or `(scheme, scales, zero_points, axis)` with tensors or lists; `None` where the scheme is
+    /// unknown, or the scales are of an unknown class.
     fn scale(&mut self, params: Handle, shape: &[u64]) -> Result<Option<(&'static str, Scale)>> {
         let wrong = |text: String| Error::new(Code::TensorBounds, text);
         let scheme = |handle| match self.values.get(handle) {
@@ -94,8 +99,8 @@ impl<'a> Reader<'a> {
                     return Ok(None);
                 };
                 let scale = self.number(scale).filter(|scale| scale.is_finite());
-                let scale =
-                    scale.ok_or_else(|| wrong("a quantized tensor's scale is no number".to_owned()))?;
+                let scale = scale
+                    .ok_or_else(|| wrong("a quantized tensor's scale is not a finite number".to_owned()))?;
                 let zero_point = self.int(zero_point, "zero point")?;
                 Ok(Some((name, Scale::Tensor { scale, zero_point })))
             }
@@ -116,7 +121,7 @@ impl<'a> Reader<'a> {
                         return Err(wrong(text));
                     }
                 }
-                // torch goes by the zero points: what it calls affine may have floats.
+                // torch decides by the dtype of the zero points: they may be floats in a scheme that the file calls affine.
                 let name = match self.tensor_at(zero_points).map(|zeros| zeros.dtype().kind()) {
                     Some(Kind::Float) => "per_channel_affine_float_qparams",
                     Some(_) if name.ends_with("float_qparams") => "per_channel_affine",
@@ -126,17 +131,17 @@ impl<'a> Reader<'a> {
             }
             _ => Err(Error::new(
                 Code::PickleType,
-                "a quantized tensor's parameters are no tuple of three or four",
+                "a quantized tensor's parameters are not a tuple of three or four",
             )),
         }
     }
 
-    /// How many numbers a tensor with one dimension or a list has; `None` for anything else.
+    /// The length of a 1-D tensor or a list of numbers; `None` for anything else.
     fn channels(&mut self, handle: Handle) -> Result<Option<u64>> {
         if let Some(tensor) = self.tensor_at(handle) {
-            let plain = matches!(tensor.dtype().kind(), Kind::Float | Kind::Int);
+            let is_number = matches!(tensor.dtype().kind(), Kind::Float | Kind::Int);
             return match &tensor.layout().shape[..] {
-                &[count] if plain => Ok(Some(count)),
+                &[count] if is_number => Ok(Some(count)),
                 shape => {
                     let text =
                         format!("the scales of a quantized tensor are {} of {shape:?}", tensor.dtype());
@@ -154,7 +159,7 @@ impl<'a> Reader<'a> {
             })
         });
         if !numbers {
-            let text = "the scales of a quantized tensor hold what is no number";
+            let text = "the scales of a quantized tensor are not all finite numbers";
             return Err(Error::new(Code::TensorBounds, text));
         }
         Ok(u64::try_from(items.len()).ok())
@@ -172,7 +177,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Sizes or strides, none of them negative; a `torch.Size` is as good as a tuple.
+    /// Reads sizes or strides from a tuple or a `torch.Size`. Fails where one is negative.
     pub(super) fn counts(&self, handle: Handle, what: &str) -> Result<Dims> {
         let tuple = match self.values.get(handle) {
             Value::Call(id) if self.out.calls.get(id.index()) == Some(&Meaning::Size) => {
@@ -191,8 +196,8 @@ impl<'a> Reader<'a> {
 }
 
 impl Packed {
-    /// That the last number lies inside `nbytes`. How torch pads rows is not said in the file, so the bytes may be more.
-    fn check(&self, nbytes: u64, to_byte: u64) -> Result<()> {
+    /// Checks that the last element lies inside `nbytes`. The file does not state how torch pads rows, so there may be more bytes.
+    fn check(&self, nbytes: u64, per_byte: u64) -> Result<()> {
         let wrong = |text: String| Err(Error::new(Code::TensorBounds, text));
         if self.shape.len() != self.strides.len() {
             return wrong(format!("{} sizes but {} strides", self.shape.len(), self.strides.len()));
@@ -205,9 +210,9 @@ impl Packed {
         });
         let count = crate::layout::numel(&self.shape);
         match last.filter(|_| count.is_some()) {
-            Some(last) if last.checked_div(to_byte).is_some_and(|byte| byte < nbytes) => Ok(()),
+            Some(last) if last.checked_div(per_byte).is_some_and(|byte| byte < nbytes) => Ok(()),
             _ => wrong(format!(
-                "a tensor of shape {:?} with {to_byte} numbers to the byte reaches outside a storage of {nbytes} byte(s)",
+                "a tensor of shape {:?} with {per_byte} elements per byte reaches outside a storage of {nbytes} byte(s)",
                 &self.shape[..]
             )),
         }

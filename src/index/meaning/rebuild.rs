@@ -1,51 +1,146 @@
-//! Calls that put a tensor together, by the argument forms of `torch/_utils.py` and `torch/_tensor.py`.
+//! Calls that rebuild a tensor. The argument forms are those of `torch/_utils.py` and `torch/_tensor.py`.
 
-use super::storage::Spot;
-use super::{Meaning, Reader};
+use super::storage::StorageSlice;
+use super::{CallInterpreter, Meaning};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::index::known::{Known, Rebuild};
 use crate::index::validate::{Flags, RawTensor, Sizes, Tensor};
-use crate::index::{Place, Storage};
+use crate::index::{Storage, StorageLocation};
 use crate::limits::Limits;
 use crate::pickle::{Handle, Value};
 
-/// Pairs in a tensor's metadata dict; torch writes `conj` and `neg`.
-const PROPERTIES: usize = 16;
+/// The maximum number of items in a tensor's metadata dict; torch writes `conj` and `neg`.
+const METADATA_MAX_ITEMS: usize = 16;
 
-impl<'a> Reader<'a> {
-    /// The tensor that a known function puts together; `None` where a part of it is of an unknown class.
-    pub(super) fn rebuild(&mut self, rebuild: Rebuild, args: &'a [Handle]) -> Result<Option<u32>> {
+/// The arguments of a function that rebuilds a tensor, by name. `geometry` is the offset, the size and the stride.
+enum Arguments {
+    /// `_rebuild_tensor` and its versions 2 and 3.
+    Strided {
+        storage: Handle,
+        geometry: [Handle; 3],
+        requires_grad: Option<Handle>,
+        dtype: Option<Handle>,
+        metadata: Option<Handle>,
+    },
+    Parameter {
+        tensor: Handle,
+        requires_grad: Handle,
+        state: Option<Handle>,
+    },
+    FromType {
+        function: Handle,
+        class: Handle,
+        inner: Handle,
+        state: Handle,
+    },
+    Quantized {
+        storage: Handle,
+        geometry: [Handle; 3],
+        params: Handle,
+        requires_grad: Handle,
+    },
+    Sparse {
+        data: Handle,
+    },
+    Meta {
+        dtype: Handle,
+        size: Handle,
+        stride: Handle,
+        requires_grad: Handle,
+    },
+    FromDevice {
+        data: Handle,
+        dtype: Handle,
+        device: Handle,
+        requires_grad: Handle,
+    },
+}
+
+/// Names the arguments of a function; `None` where their number is wrong.
+fn arguments(rebuild: Rebuild, args: &[Handle]) -> Option<Arguments> {
+    Some(match (rebuild, args) {
+        (Rebuild::Tensor, &[storage, offset, size, stride]) => Arguments::Strided {
+            storage,
+            geometry: [offset, size, stride],
+            requires_grad: None,
+            dtype: None,
+            metadata: None,
+        },
+        (Rebuild::TensorV2, &[storage, offset, size, stride, requires_grad, _, ref rest @ ..])
+            if rest.len() <= 1 =>
+        {
+            Arguments::Strided {
+                storage,
+                geometry: [offset, size, stride],
+                requires_grad: Some(requires_grad),
+                dtype: None,
+                metadata: rest.first().copied(),
+            }
+        }
+        (Rebuild::TensorV3, &[storage, offset, size, stride, requires_grad, _, dtype, ref rest @ ..])
+            if rest.len() <= 1 =>
+        {
+            Arguments::Strided {
+                storage,
+                geometry: [offset, size, stride],
+                requires_grad: Some(requires_grad),
+                dtype: Some(dtype),
+                metadata: rest.first().copied(),
+            }
+        }
+        (Rebuild::Parameter, &[tensor, requires_grad, _]) => {
+            Arguments::Parameter { tensor, requires_grad, state: None }
+        }
+        (Rebuild::ParameterWithState, &[tensor, requires_grad, _, state]) => {
+            Arguments::Parameter { tensor, requires_grad, state: Some(state) }
+        }
+        (Rebuild::FromType, &[function, class, inner, state]) => {
+            Arguments::FromType { function, class, inner, state }
+        }
+        (Rebuild::Quantized, &[storage, offset, size, stride, params, requires_grad, _]) => {
+            Arguments::Quantized { storage, geometry: [offset, size, stride], params, requires_grad }
+        }
+        (Rebuild::Sparse, &[_, data]) => Arguments::Sparse { data },
+        (Rebuild::Meta, &[dtype, size, stride, requires_grad]) => {
+            Arguments::Meta { dtype, size, stride, requires_grad }
+        }
+        (Rebuild::FromDevice, &[data, dtype, device, requires_grad]) => {
+            Arguments::FromDevice { data, dtype, device, requires_grad }
+        }
+        _ => return None,
+    })
+}
+
+impl<'a> CallInterpreter<'a> {
+    /// Adds the tensor that a known function rebuilds; `None` where a part of it is of an unknown class. Fails where the arguments
+    /// have a wrong form.
+    pub(super) fn rebuild(&mut self, rebuild: Rebuild, args: &[Handle]) -> Result<Option<u32>> {
         let wrong =
             || Error::new(Code::PickleType, format!("{rebuild:?} is called with {} argument(s)", args.len()));
-        match (rebuild, args) {
-            (Rebuild::Tensor, &[storage, offset, size, stride]) => {
-                let spot = self.storage_of(storage)?;
-                self.tensor(spot, spot.dtype, [offset, size, stride], Flags::default())
-            }
-            (Rebuild::TensorV2, &[storage, offset, size, stride, grad, _, ref rest @ ..])
-                if rest.len() <= 1 =>
-            {
-                let spot = self.storage_of(storage)?;
-                let flags = self.flags(grad, rest.first())?;
-                self.tensor(spot, spot.dtype, [offset, size, stride], flags)
-            }
-            (Rebuild::TensorV3, &[storage, offset, size, stride, grad, _, dtype, ref rest @ ..])
-                if rest.len() <= 1 =>
-            {
-                let Some(Known::Dtype(dtype)) = self.known(dtype) else { return Ok(None) };
-                let spot = self.storage_of(storage)?;
-                if spot.nbytes.checked_rem(dtype.itemsize()) != Some(0) {
-                    let text =
-                        format!("a storage of {} byte(s) holds no whole number of {dtype}", spot.nbytes);
+        match arguments(rebuild, args).ok_or_else(wrong)? {
+            Arguments::Strided { storage, geometry, requires_grad, dtype, metadata } => {
+                let dtype = match dtype.map(|dtype| self.known(dtype)) {
+                    None => None,
+                    Some(Some(Known::Dtype(dtype))) => Some(dtype),
+                    Some(_) => return Ok(None),
+                };
+                let slice = self.storage_of(storage)?;
+                if let Some(dtype) = dtype
+                    && slice.nbytes.checked_rem(dtype.itemsize()) != Some(0)
+                {
+                    let nbytes = slice.nbytes;
+                    let text = format!("a storage of {nbytes} byte(s) is not a whole number of {dtype}");
                     return Err(Error::new(Code::StorageBounds, text));
                 }
-                let flags = self.flags(grad, rest.first())?;
-                self.tensor(spot, dtype, [offset, size, stride], flags)
+                let flags = match requires_grad {
+                    Some(requires_grad) => self.flags(requires_grad, metadata)?,
+                    None => Flags::default(),
+                };
+                self.tensor(slice, dtype.unwrap_or(slice.dtype), geometry, flags).map(Some)
             }
-            (Rebuild::Parameter, &[tensor, grad, _])
-            | (Rebuild::ParameterWithState, &[tensor, grad, _, _]) => {
-                let requires_grad = self.bool(grad)?;
+            Arguments::Parameter { tensor, requires_grad, state } => {
+                let requires_grad = self.bool(requires_grad)?;
                 let Some((id, found)) = self.tensor_id(tensor) else { return Ok(None) };
                 let mut tensor = found.clone();
                 tensor.flags = Flags { parameter: true, requires_grad, ..tensor.flags };
@@ -54,12 +149,12 @@ impl<'a> Reader<'a> {
                 if quantization.is_some() {
                     self.extra(id).quantization = quantization;
                 }
-                if let Some(&state) = args.get(3) {
+                if let Some(state) = state {
                     self.set_state(id, state);
                 }
-                return Ok(Some(id));
+                Ok(Some(id))
             }
-            (Rebuild::FromType, &[function, class, inner, state]) => {
+            Arguments::FromType { function, class, inner, state } => {
                 let Some(Known::Rebuild(rebuild)) = self.known(function) else { return Ok(None) };
                 let Value::Tuple(inner) = self.values.get(inner) else { return Err(wrong()) };
                 if matches!(rebuild, Rebuild::FromType | Rebuild::Sparse) {
@@ -73,67 +168,66 @@ impl<'a> Reader<'a> {
                     }
                 }
                 self.set_state(tensor, state);
-                return Ok(Some(tensor));
+                Ok(Some(tensor))
             }
-            (Rebuild::Quantized, &[storage, offset, size, stride, params, grad, _]) => {
-                let flags = self.flags(grad, None)?;
-                return self.quantized(storage, [offset, size, stride], params, flags);
+            Arguments::Quantized { storage, geometry, params, requires_grad } => {
+                let flags = self.flags(requires_grad, None)?;
+                self.quantized(storage, geometry, params, flags)
             }
-            (Rebuild::Meta, &[dtype, size, stride, grad]) => {
-                let requires_grad = self.bool(grad)?;
+            Arguments::Sparse { .. } => Err(wrong()),
+            Arguments::Meta { dtype, size, stride, requires_grad } => {
+                let requires_grad = self.bool(requires_grad)?;
                 let Some(Known::Dtype(dtype)) = self.known(dtype) else { return Ok(None) };
-                return self.meta(dtype, size, stride, requires_grad).map(Some);
+                self.meta(dtype, size, stride, requires_grad).map(Some)
             }
-            (Rebuild::FromDevice, _) => return self.device_tensor(args),
-            _ => return Err(wrong()),
+            Arguments::FromDevice { data, dtype, device, requires_grad } => {
+                self.device_tensor(data, dtype, device, requires_grad)
+            }
         }
-        .map(Some)
     }
 
-    /// Whether the arguments are of the kinds that `rebuild` takes; whether the tensor lies in its storage is not asked.
+    /// Whether the arguments have the types that `rebuild` takes. Does not check that the tensor lies inside its storage.
     pub(super) fn has_form(&self, rebuild: Rebuild, args: &[Handle]) -> bool {
         let is = |handle, test: fn(Value<'_>) -> bool| test(self.values.get(handle));
-        let placed = |[storage, offset, size, stride]: [Handle; 4]| {
-            (is(storage, |value| matches!(value, Value::PersistentId(_))) || self.is_nested(storage))
-                && is(offset, |value| matches!(value, Value::Int(_)))
-                && [size, stride].into_iter().all(|dims| is(dims, |value| matches!(value, Value::Tuple(_))))
-        };
         let is_bool = |handle| is(handle, |value| matches!(value, Value::Bool(_)));
         let is_call = |handle| is(handle, |value| matches!(value, Value::Call(_)));
-        match (rebuild, args) {
-            (Rebuild::Tensor, &[storage, offset, size, stride]) => placed([storage, offset, size, stride]),
-            (Rebuild::TensorV2, &[storage, offset, size, stride, grad, _, ref rest @ ..]) => {
-                rest.len() <= 1 && is_bool(grad) && placed([storage, offset, size, stride])
+        let is_tuple = |handle| is(handle, |value| matches!(value, Value::Tuple(_)));
+        let is_dtype = |handle| matches!(self.known(handle), Some(Known::Dtype(_)));
+        let is_strided = |storage, [offset, size, stride]: [Handle; 3]| {
+            (is(storage, |value| matches!(value, Value::PersistentId(_))) || self.is_embedded(storage))
+                && is(offset, |value| matches!(value, Value::Int(_)))
+                && is_tuple(size)
+                && is_tuple(stride)
+        };
+        match arguments(rebuild, args) {
+            Some(Arguments::Strided { storage, geometry, requires_grad, dtype, .. }) => {
+                is_strided(storage, geometry)
+                    && requires_grad.is_none_or(is_bool)
+                    && dtype.is_none_or(is_dtype)
             }
-            (Rebuild::TensorV3, &[storage, offset, size, stride, grad, _, dtype, ref rest @ ..]) => {
-                rest.len() <= 1
-                    && is_bool(grad)
-                    && matches!(self.known(dtype), Some(Known::Dtype(_)))
-                    && placed([storage, offset, size, stride])
+            Some(Arguments::Parameter { tensor, requires_grad, .. }) => {
+                is_call(tensor) && is_bool(requires_grad)
             }
-            (Rebuild::Parameter, &[tensor, grad, _])
-            | (Rebuild::ParameterWithState, &[tensor, grad, _, _]) => is_call(tensor) && is_bool(grad),
-            (Rebuild::FromType, &[function, _, inner, _]) => {
+            Some(Arguments::FromType { function, inner, .. }) => {
                 match (self.known(function), self.values.get(inner)) {
                     (Some(Known::Rebuild(Rebuild::FromType | Rebuild::Sparse)), _) => false,
                     (Some(Known::Rebuild(rebuild)), Value::Tuple(inner)) => self.has_form(rebuild, inner),
                     _ => false,
                 }
             }
-            (Rebuild::Quantized, &[storage, offset, size, stride, params, grad, _]) => {
-                let is_tuple = matches!(self.values.get(params), Value::Tuple(_));
-                is_tuple && is_bool(grad) && placed([storage, offset, size, stride])
+            Some(Arguments::Quantized { storage, geometry, params, requires_grad }) => {
+                is_tuple(params) && is_bool(requires_grad) && is_strided(storage, geometry)
             }
-            (Rebuild::Sparse, &[_, parts]) => matches!(self.values.get(parts), Value::Tuple(_)),
-            (Rebuild::Meta, &[dtype, _, _, grad]) => {
-                matches!(self.known(dtype), Some(Known::Dtype(_))) && is_bool(grad)
+            Some(Arguments::Sparse { data }) => is_tuple(data),
+            Some(Arguments::Meta { dtype, requires_grad, .. }) => is_dtype(dtype) && is_bool(requires_grad),
+            Some(Arguments::FromDevice { data, requires_grad, .. }) => {
+                is_call(data) && is_bool(requires_grad)
             }
-            (Rebuild::FromDevice, &[data, _, _, grad]) => is_call(data) && is_bool(grad),
-            _ => false,
+            None => false,
         }
     }
 
-    /// The tensor that a value is, if it is one.
+    /// The tensor that a value is; `None` where it is not one.
     pub(super) fn tensor_at(&self, handle: Handle) -> Option<&Tensor> {
         self.tensor_id(handle).map(|(_, tensor)| tensor)
     }
@@ -148,43 +242,45 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// Adds a tensor; see [`checked_tensor`](CallInterpreter::checked_tensor).
     pub(super) fn tensor(
         &mut self,
-        spot: Spot,
+        slice: StorageSlice,
         dtype: DType,
-        place: [Handle; 3],
+        geometry: [Handle; 3],
         flags: Flags,
     ) -> Result<u32> {
-        let tensor = self.proved(spot, dtype, place, flags)?;
+        let tensor = self.checked_tensor(slice, dtype, geometry, flags)?;
         self.push(tensor)
     }
 
-    pub(super) fn proved(
+    /// A tensor of some offset, size and stride. Fails where it does not lie inside `slice`.
+    pub(super) fn checked_tensor(
         &self,
-        spot: Spot,
+        slice: StorageSlice,
         dtype: DType,
-        place: [Handle; 3],
+        geometry: [Handle; 3],
         flags: Flags,
     ) -> Result<Tensor> {
-        let [offset, size, stride] = place;
+        let [offset, size, stride] = geometry;
         let (shape, strides) = (self.ints(size, "size")?, self.ints(stride, "stride")?);
         let offset = self.int(offset, "offset")?;
-        let raw = RawTensor { dtype, shape, strides, offset, storage: spot.storage, flags };
-        raw.prove(spot.nbytes, self.limits)?.shifted(spot.start)
+        let raw = RawTensor { dtype, shape, strides, offset, storage: slice.storage, flags };
+        raw.prove(slice.nbytes, self.limits)?.shifted(slice.start)
     }
 
-    /// A tensor without bytes, on a storage of its own that nothing can be read from.
+    /// Adds a tensor on the meta device, with an empty storage of its own.
     fn meta(&mut self, dtype: DType, size: Handle, stride: Handle, requires_grad: bool) -> Result<u32> {
         let (shape, strides) = (self.ints(size, "size")?, self.ints(stride, "stride")?);
         let storage = u32::try_from(self.out.storages.len()).unwrap_or(u32::MAX);
         let flags = Flags { requires_grad, meta: true, ..Flags::default() };
-        let tensor = RawTensor { dtype, shape, strides, offset: 0, storage, flags }.imagine(self.limits)?;
-        let nowhere = Storage { place: Place::Meta, nbytes: 0, numel: 0, big_endian: false, location: None };
-        self.out.storages.push(nowhere);
+        let tensor = RawTensor { dtype, shape, strides, offset: 0, storage, flags }.into_meta(self.limits)?;
+        let location = StorageLocation::Meta;
+        self.out.storages.push(Storage { location, nbytes: 0, numel: 0, big_endian: false, device: None });
         self.push(tensor)
     }
 
-    /// Keeps what is set on a tensor: attributes as a dict, or a pair of them and slots; nothing where there are none.
+    /// Keeps a state of a tensor, unless it is empty: a dict of attributes, or a pair of it and a dict of slots.
     fn set_state(&mut self, tensor: u32, state: Handle) {
         let is_empty = match self.values.get(state) {
             Value::None => true,
@@ -196,6 +292,7 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// Adds a tensor; returns its number. Fails with `Limit` where there are too many.
     pub(super) fn push(&mut self, tensor: Tensor) -> Result<u32> {
         let id = u32::try_from(self.out.tensors.len()).unwrap_or(u32::MAX);
         Limits::check("tensors", self.limits.tensors, u64::from(id).saturating_add(1))?;
@@ -203,33 +300,37 @@ impl<'a> Reader<'a> {
         Ok(id)
     }
 
+    /// The size of a storage in bytes.
     pub(super) fn nbytes(&self, storage: u32) -> u64 {
         let found = usize::try_from(storage).ok().and_then(|id| self.out.storages.get(id));
         found.map_or(0, |storage| storage.nbytes)
     }
 
-    fn flags(&self, grad: Handle, metadata: Option<&Handle>) -> Result<Flags> {
+    fn flags(&self, grad: Handle, metadata: Option<Handle>) -> Result<Flags> {
         let mut flags = Flags { requires_grad: self.bool(grad)?, ..Flags::default() };
-        let Some(&metadata) = metadata else { return Ok(flags) };
+        let Some(metadata) = metadata else { return Ok(flags) };
         let pairs = match self.values.get(metadata) {
             Value::Dict(pairs) => pairs,
             Value::None => &[],
-            _ => return Err(Error::new(Code::PickleType, "a tensor's metadata is no dict")),
+            _ => return Err(Error::new(Code::PickleType, "a tensor's metadata is not a dict")),
         };
-        if pairs.len() > PROPERTIES {
-            let text = format!("a tensor carries {} properties, more than there are", pairs.len());
+        if pairs.len() > METADATA_MAX_ITEMS {
+            let text = format!("a tensor has {} metadata items, more than torch knows", pairs.len());
             return Err(Error::new(Code::TensorMetadata, text));
         }
         for &(key, value) in pairs {
             let Value::Str(key) = self.values.get(key) else {
-                return Err(Error::new(Code::PickleType, "a tensor's metadata has a key that is no text"));
+                return Err(Error::new(
+                    Code::PickleType,
+                    "a tensor's metadata has a key that is not a string",
+                ));
             };
             match key.as_str() {
-                // torch writes True, and goes by the key alone when it reads.
+                // torch writes True, and looks only at the key when it reads.
                 Some("conj") if self.bool(value)? => flags.conjugate = true,
                 Some("neg") if self.bool(value)? => flags.negative = true,
                 _ => {
-                    let text = format!("a tensor carries the unknown property {:?}", key.to_string_lossy());
+                    let text = format!("a tensor has the unknown metadata item {:?}", key.to_string_lossy());
                     return Err(Error::new(Code::TensorMetadata, text));
                 }
             }
@@ -240,14 +341,14 @@ impl<'a> Reader<'a> {
     pub(super) fn bool(&self, handle: Handle) -> Result<bool> {
         match self.values.get(handle) {
             Value::Bool(value) => Ok(value),
-            _ => Err(Error::new(Code::PickleType, "a tensor's flag is no bool")),
+            _ => Err(Error::new(Code::PickleType, "a tensor's flag is not a bool")),
         }
     }
 
     pub(super) fn int(&self, handle: Handle, what: &str) -> Result<i64> {
         match self.values.get(handle) {
             Value::Int(value) => Ok(value),
-            _ => Err(Error::new(Code::PickleType, format!("a tensor's {what} is no integer of 64 bits"))),
+            _ => Err(Error::new(Code::PickleType, format!("a tensor's {what} is not a 64-bit integer"))),
         }
     }
 
@@ -257,7 +358,7 @@ impl<'a> Reader<'a> {
                 Limits::check("rank", self.limits.rank, u64::try_from(items.len()).unwrap_or(u64::MAX))?;
                 items.iter().map(|&item| self.int(item, what)).collect()
             }
-            _ => Err(Error::new(Code::PickleType, format!("a tensor's {what} is no tuple"))),
+            _ => Err(Error::new(Code::PickleType, format!("a tensor's {what} is not a tuple"))),
         }
     }
 }

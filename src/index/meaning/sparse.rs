@@ -1,24 +1,27 @@
-//! Sparse tensors: a layout and the tensors that it is put together from (torch/_utils.py: `_rebuild_sparse_tensor`).
+//! Sparse tensors: a layout and its component tensors (torch/_utils.py: `_rebuild_sparse_tensor`).
 
-use super::{Meaning, Reader, SHORT};
+use super::{CallInterpreter, Meaning, SHORT_STRING_MAX_BYTES};
 use crate::error::{Code, Error, Result};
 use crate::index::extra::SparseLayout;
 use crate::pickle::{Handle, Value, Values};
 
-impl<'a> Reader<'a> {
-    /// A sparse tensor, if its parts are tensors and its other arguments what torch writes.
+impl<'a> CallInterpreter<'a> {
+    /// Interprets a call as a sparse tensor; opaque where a component is not a tensor. Fails where the other arguments do not have
+    /// the form that torch writes.
     pub(super) fn sparse(&self, args: &[Handle]) -> Result<Meaning> {
         let wrong = |text: &str| Error::new(Code::PickleType, text);
-        let &[layout, data] = args else { return Err(wrong("a sparse tensor is a layout and its parts")) };
+        let &[layout, data] = args else {
+            return Err(wrong("the arguments of a sparse tensor are not a layout and its components"));
+        };
         let Some(layout) = layout_of(self.values, layout) else { return Ok(Meaning::Opaque) };
         let Value::Tuple(data) = self.values.get(data) else {
-            return Err(wrong("the parts of a sparse tensor are no tuple"));
+            return Err(wrong("the components of a sparse tensor are not a tuple"));
         };
-        let names = layout.parts().len();
+        let count = layout.components().len();
         let (Some(parts), Some((&size, rest))) =
-            (data.get(..names), data.get(names..).and_then(<[Handle]>::split_first))
+            (data.get(..count), data.get(count..).and_then(<[Handle]>::split_first))
         else {
-            return Err(wrong("a sparse tensor has fewer parts than its layout"));
+            return Err(wrong("a sparse tensor has fewer components than its layout"));
         };
         match (layout, rest) {
             (_, []) => {}
@@ -27,7 +30,7 @@ impl<'a> Reader<'a> {
                     self.bool(coalesced)?;
                 }
             }
-            _ => return Err(wrong("a sparse tensor has more parts than its layout")),
+            _ => return Err(wrong("a sparse tensor has more components than its layout")),
         }
         if parts.iter().any(|&part| self.tensor_at(part).is_none()) {
             return Ok(Meaning::Opaque);
@@ -41,7 +44,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// `_get_layout('torch.sparse_coo')` (torch/serialization.py); the name is looked up in a table and nowhere else.
+/// The layout of a call `_get_layout('torch.sparse_coo')` (torch/serialization.py). The name is looked up in a table.
 fn layout_of(values: &Values, handle: Handle) -> Option<SparseLayout> {
     let Value::Call(id) = values.get(handle) else { return None };
     let call = values.call(id);
@@ -52,6 +55,9 @@ fn layout_of(values: &Values, handle: Handle) -> Option<SparseLayout> {
     }
     let Value::Tuple(&[name]) = values.get(call.args) else { return None };
     let Value::Str(name) = values.get(name) else { return None };
-    let name = Some(name).filter(|name| name.as_bytes().len() <= SHORT)?.as_str()?.strip_prefix("torch.")?;
+    let name = Some(name)
+        .filter(|name| name.as_bytes().len() <= SHORT_STRING_MAX_BYTES)?
+        .as_str()?
+        .strip_prefix("torch.")?;
     SparseLayout::ALL.into_iter().find(|layout| layout.name() == name)
 }

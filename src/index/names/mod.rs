@@ -1,8 +1,8 @@
-//! Names for tensors: the way from the root, joined with dots; spelled with brackets where two would collide.
+//! Names tensors by their path from the root: keys joined with dots, or in brackets where two names would collide.
 //!
-//! The walk is a loop with a stack of its own and a bounded depth. A file may share one subtree so often that its paths are
-//! without number; when a walk meets more children than the file has values, it starts again and enters only what holds a
-//! tensor, so that every step leads to a name and names are bounded.
+//! The traversal is iterative, with an explicit stack of bounded depth. A file may share one subtree so often that the number of
+//! paths is exponential. Where a traversal meets more children than its budget, it starts again and enters only values that
+//! contain a tensor, so that every step leads to a name, and names are bounded.
 
 mod spelling;
 
@@ -10,40 +10,40 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
-use self::spelling::{Name, dotted, spelled};
+use self::spelling::{NameBuffer, bracketed, dotted};
 use super::meaning::Meaning;
 use super::tree::{Child, Naming, View};
-use super::{Entry, OpaqueClass, Path, Step};
+use super::{Entry, OpaqueClass, Path, PathStep};
 use crate::error::{Error, Result};
 use crate::limits::Limits;
 use crate::parallel::Cancel;
 use crate::pickle::{GlobalId, Handle, Value};
 
-/// How many places of one opaque class are named.
-const PLACES: usize = 16;
+/// The maximum number of paths that are listed for one opaque class.
+const MAX_PATHS_PER_OPAQUE_CLASS: usize = 16;
 
-/// Steps between two looks at whether the work was asked to stop.
-const TICK: u32 = 1 << 12;
+/// The number of steps between two checks for cancellation.
+const CANCEL_CHECK_INTERVAL_STEPS: u32 = 1 << 12;
 
-/// What a walk over the tree finds.
+/// The result of a traversal of the tree.
 #[derive(Default)]
 pub(super) struct Found {
     pub(super) entries: Vec<Entry>,
     pub(super) opaque: Vec<OpaqueClass>,
-    /// Storages that stand in the tree by themselves and have no tensor yet.
+    /// Storages that are values of the tree themselves and have no tensor yet.
     pub(super) bare: Vec<Handle>,
 }
 
-/// Names every tensor that can be reached from `root`.
+/// Names every tensor that is reachable from `root`. Fails with `Limit` where there are too many values or names.
 pub(super) fn find(view: View<'_>, root: Handle, limits: &Limits, cancel: &Cancel) -> Result<Found> {
     let budget = view.values.len().saturating_mul(4).saturating_add(1024);
     let mut walk = Walk::new(view, limits, u64::try_from(budget).unwrap_or(u64::MAX), None);
     if !walk.run(root, cancel)? {
-        let holds = holds_tensor(view);
-        walk = Walk::new(view, limits, limits.export_nodes, Some(holds));
+        let contains_tensor = values_with_tensor(view);
+        walk = Walk::new(view, limits, limits.export_nodes, Some(contains_tensor));
         if !walk.run(root, cancel)? {
-            let most = limits.export_nodes;
-            return Err(Error::limit("export_nodes", most, most.saturating_add(1)));
+            let limit = limits.export_nodes;
+            return Err(Error::limit("export_nodes", limit, limit.saturating_add(1)));
         }
     }
     walk.resolve_collisions()?;
@@ -54,60 +54,61 @@ pub(super) fn find(view: View<'_>, root: Handle, limits: &Limits, cancel: &Cance
 struct Walk<'a> {
     view: View<'a>,
     limits: &'a Limits,
-    /// Steps left before the walk is given up.
+    /// The number of children that the traversal may still list.
     budget: u64,
-    /// Which values lead to a tensor; `None` while everything is entered.
-    holds: Option<Vec<bool>>,
-    /// Which values were reached where tensors have no names; nothing is new at a second way to them.
+    /// Which values contain a tensor; `None` where every value is entered.
+    contains_tensor: Option<Vec<bool>>,
+    /// Which values were reached where tensors have no names. A second path to such a value adds nothing.
     unnamed: Vec<bool>,
     found: Found,
-    /// Where each unknown class stands in `found`.
+    /// The index of each unknown class in `found.opaque`.
     classes: HashMap<Option<GlobalId>, usize>,
     /// Bytes of names, paths and class names so far.
     bytes: u64,
-    /// How many there may be.
-    most: u64,
-    /// Where names are written before their length is known.
-    scratch: Name,
+    /// The maximum of `bytes`.
+    max_bytes: u64,
+    /// The buffer of the name under construction.
+    scratch: NameBuffer,
 }
 
-/// What a value is to the walk.
+/// How the traversal continues at a value.
 enum Visit {
-    /// Nothing is inside.
+    /// It has no children.
     Leaf,
+    /// It has children.
     Inside(Frame),
-    /// Its children are more than the budget allows.
-    TooMuch,
+    /// It has more children than the budget allows.
+    OverBudget,
 }
 
-/// A value on the way, and what is still to be visited inside it.
+/// A value on the stack, and its children that are still to be visited.
 struct Frame {
     handle: Handle,
     children: std::vec::IntoIter<Child>,
 }
 
 impl<'a> Walk<'a> {
-    fn new(view: View<'a>, limits: &'a Limits, budget: u64, holds: Option<Vec<bool>>) -> Walk<'a> {
+    fn new(view: View<'a>, limits: &'a Limits, budget: u64, contains_tensor: Option<Vec<bool>>) -> Walk<'a> {
         let (found, classes) = (Found::default(), HashMap::new());
-        let most = most_bytes(limits, view.values.data().len());
+        let max_bytes = max_name_bytes(limits, view.values.data().len());
         let unnamed = vec![false; view.values.len()];
-        let scratch = Name::default();
-        Walk { view, limits, budget, holds, unnamed, found, classes, bytes: 0, most, scratch }
+        let scratch = NameBuffer::default();
+        Walk { view, limits, budget, contains_tensor, unnamed, found, classes, bytes: 0, max_bytes, scratch }
     }
 
-    /// Walks the tree; false if it was given up.
+    /// Traverses the tree; returns false where it is over budget.
     fn run(&mut self, root: Handle, cancel: &Cancel) -> Result<bool> {
         let mut steps = 0_u32;
-        let mut path: Vec<Step> = Vec::new();
-        // By value, whether the walk is inside it.
-        let mut open = vec![false; self.view.values.len()];
+        let mut path: Vec<PathStep> = Vec::new();
+        // By value, whether it is on the stack.
+        let mut on_stack = vec![false; self.view.values.len()];
         let mut set = |handle: Handle, inside| {
-            open.get_mut(handle.index()).is_some_and(|mark| std::mem::replace(mark, inside))
+            on_stack.get_mut(handle.index()).is_some_and(|mark| std::mem::replace(mark, inside))
         };
         let mut frames: Vec<Frame> = Vec::new();
         match self.enter(root, Naming::All, &path)? {
             Visit::Leaf => {}
-            Visit::TooMuch => return Ok(false),
+            Visit::OverBudget => return Ok(false),
             Visit::Inside(frame) => {
                 set(root, true);
                 frames.push(frame);
@@ -115,7 +116,7 @@ impl<'a> Walk<'a> {
         }
         while let Some(frame) = frames.last_mut() {
             steps = steps.wrapping_add(1);
-            if steps.is_multiple_of(TICK) {
+            if steps.is_multiple_of(CANCEL_CHECK_INTERVAL_STEPS) {
                 cancel.check()?;
             }
             let Some(Child { step, value: child, naming }) = frame.children.next() else {
@@ -124,7 +125,7 @@ impl<'a> Walk<'a> {
                 path.pop();
                 continue;
             };
-            if !self.may_hold(child) || set(child, true) {
+            if !self.may_contain_tensor(child) || set(child, true) {
                 continue;
             }
             if naming == Naming::None && self.is_known_unnamed(child) {
@@ -137,14 +138,14 @@ impl<'a> Walk<'a> {
                     set(child, false);
                     path.pop();
                 }
-                Visit::TooMuch => return Ok(false),
+                Visit::OverBudget => return Ok(false),
                 Visit::Inside(frame) => {
                     if u64::try_from(path.len()).unwrap_or(u64::MAX) > self.limits.depth {
-                        if self.holds.is_none() {
+                        if self.contains_tensor.is_none() {
                             return Ok(false);
                         }
-                        let most = self.limits.depth;
-                        return Err(Error::limit("depth", most, most.saturating_add(1)));
+                        let limit = self.limits.depth;
+                        return Err(Error::limit("depth", limit, limit.saturating_add(1)));
                     }
                     frames.push(frame);
                 }
@@ -153,17 +154,19 @@ impl<'a> Walk<'a> {
         Ok(true)
     }
 
-    fn may_hold(&self, handle: Handle) -> bool {
-        self.holds.as_ref().is_none_or(|holds| holds.get(handle.index()).copied().unwrap_or(false))
+    fn may_contain_tensor(&self, handle: Handle) -> bool {
+        self.contains_tensor
+            .as_ref()
+            .is_none_or(|contains| contains.get(handle.index()).copied().unwrap_or(false))
     }
 
-    /// Whether a value was reached before where tensors have no names.
+    /// Marks a value as reached where tensors have no names; returns whether it was before.
     fn is_known_unnamed(&mut self, handle: Handle) -> bool {
         self.unnamed.get_mut(handle.index()).is_some_and(|mark| std::mem::replace(mark, true))
     }
 
-    /// Names a tensor, notes an opaque value, and gives the frame of anything that has children.
-    fn enter(&mut self, handle: Handle, naming: Naming, path: &[Step]) -> Result<Visit> {
+    /// Names a tensor, records an opaque value, and returns the frame of a value with children.
+    fn enter(&mut self, handle: Handle, naming: Naming, path: &[PathStep]) -> Result<Visit> {
         match self.view.values.get(handle) {
             Value::Call(id) => match self.view.meanings.calls.get(id.index()) {
                 Some(&Meaning::Tensor(tensor)) => {
@@ -177,7 +180,7 @@ impl<'a> Walk<'a> {
                     return Ok(Visit::Leaf);
                 }
                 Some(Meaning::Opaque) => {
-                    self.note_opaque(self.view.class_id(&self.view.values.call(id)), path)?
+                    self.record_opaque(self.view.class_id(&self.view.values.call(id)), path)?
                 }
                 _ => {}
             },
@@ -193,25 +196,25 @@ impl<'a> Walk<'a> {
             _ => return Ok(Visit::Leaf),
         }
         let mut children = self.view.children(handle)?;
-        self.pass_on(handle, naming, &mut children);
+        self.propagate_naming(handle, naming, &mut children);
         if children.is_empty() {
             return Ok(Visit::Leaf);
         }
         match self.budget.checked_sub(self.view.weight(handle)) {
             Some(left) => self.budget = left,
-            None => return Ok(Visit::TooMuch),
+            None => return Ok(Visit::OverBudget),
         }
         Ok(Visit::Inside(Frame { handle, children: children.into_iter() }))
     }
 
-    /// What a value's place says of the names of what is inside it.
-    fn pass_on(&self, handle: Handle, naming: Naming, children: &mut [Child]) {
+    /// Which tensors inside a value have names, by its position in the tree.
+    fn propagate_naming(&self, handle: Handle, naming: Naming, children: &mut [Child]) {
         let is_named = |child: &Child| match naming {
             Naming::All => true,
             Naming::Entry => match self.view.values.get(handle) {
                 Value::Call(id) => match self.view.meaning(id) {
                     Meaning::Tensor(_) => false,
-                    Meaning::Sparse(_) => matches!(child.step, Step::Part(_)),
+                    Meaning::Sparse(_) => matches!(child.step, PathStep::Component(_)),
                     _ => true,
                 },
                 _ => true,
@@ -223,7 +226,8 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn name(&mut self, tensor: u32, naming: Naming, path: &[Step]) -> Result<()> {
+    /// Adds an entry for a tensor.
+    fn name(&mut self, tensor: u32, naming: Naming, path: &[PathStep]) -> Result<()> {
         if naming == Naming::None {
             return Ok(());
         }
@@ -235,7 +239,8 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    fn note_opaque(&mut self, class: Option<GlobalId>, path: &[Step]) -> Result<()> {
+    /// Adds an opaque value to those of its class.
+    fn record_opaque(&mut self, class: Option<GlobalId>, path: &[PathStep]) -> Result<()> {
         let known = match self.classes.get(&class) {
             Some(&known) => known,
             None => {
@@ -247,35 +252,36 @@ impl<'a> Walk<'a> {
                 known
             }
         };
-        if self.found.opaque.get(known).is_some_and(|known| known.at.len() < PLACES) {
-            let place = self.text(path, dotted)?;
-            self.found.opaque.get_mut(known).into_iter().for_each(|known| known.at.push(place.to_string()));
+        if self.found.opaque.get(known).is_some_and(|known| known.at.len() < MAX_PATHS_PER_OPAQUE_CLASS) {
+            let path = self.text(path, dotted)?;
+            self.found.opaque.get_mut(known).into_iter().for_each(|known| known.at.push(path.to_string()));
         }
         Ok(())
     }
 
-    /// A path as text, which counts among the names.
+    /// Formats a path. Its length counts towards the limit on names.
     fn text(
         &mut self,
-        path: &[Step],
-        write: fn(View<'_>, &[Step], &mut Name) -> fmt::Result,
+        path: &[PathStep],
+        write: fn(View<'_>, &[PathStep], &mut NameBuffer) -> fmt::Result,
     ) -> Result<Arc<str>> {
-        let left = self.most.saturating_sub(self.bytes);
-        self.scratch.room = usize::try_from(left).unwrap_or(usize::MAX);
+        let left = self.max_bytes.saturating_sub(self.bytes);
+        self.scratch.max_len = usize::try_from(left).unwrap_or(usize::MAX);
         self.scratch.text.clear();
         match write(self.view, path, &mut self.scratch) {
             Ok(()) => self.charge(self.scratch.text.len())?,
-            Err(fmt::Error) => self.charge(self.scratch.room.saturating_add(1))?,
+            Err(fmt::Error) => self.charge(self.scratch.max_len.saturating_add(1))?,
         }
         Ok(self.scratch.text.as_str().into())
     }
 
+    /// Adds to the bytes of names. Fails with `Limit` where they exceed the maximum.
     fn charge(&mut self, bytes: usize) -> Result<()> {
         self.bytes = self.bytes.saturating_add(u64::try_from(bytes).unwrap_or(u64::MAX));
-        Limits::check("name_bytes_total", self.most, self.bytes)
+        Limits::check("name_bytes_total", self.max_bytes, self.bytes)
     }
 
-    /// Counts the values of each opaque class over the whole file.
+    /// Counts the values of each opaque class in the whole file, reachable or not.
     fn count_opaque(&mut self) -> Result<()> {
         let mut unseen: Vec<OpaqueClass> = Vec::new();
         for (id, _) in self.view.values.calls() {
@@ -308,28 +314,28 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Spells out the names that are there twice; whatever still collides gets a number.
+    /// Writes duplicate names with brackets; names that still collide get a number.
     fn resolve_collisions(&mut self) -> Result<()> {
-        let mut twice = repeated(&self.found.entries);
-        if twice.is_empty() {
+        let mut duplicates = duplicate_names(&self.found.entries);
+        if duplicates.is_empty() {
             return Ok(());
         }
-        for &at in &twice {
+        for &at in &duplicates {
             let Some(entry) = self.found.entries.get(at) else { continue };
             let Path::Steps(steps) = entry.path.clone() else { continue };
-            let name = self.text(&steps, spelled)?;
+            let name = self.text(&steps, bracketed)?;
             self.found.entries.get_mut(at).into_iter().for_each(|entry| entry.name = name.clone());
         }
-        twice = repeated(&self.found.entries);
-        if twice.is_empty() {
+        duplicates = duplicate_names(&self.found.entries);
+        if duplicates.is_empty() {
             return Ok(());
         }
         let mut taken: HashSet<Arc<str>> =
             self.found.entries.iter().map(|entry| entry.name.clone()).collect();
         let mut numbers: HashMap<Arc<str>, u32> = HashMap::new();
-        for at in twice {
+        for at in duplicates {
             let Some(entry) = self.found.entries.get_mut(at) else { continue };
-            // The first keeps the name; a number is never tried twice for one name.
+            // The first entry keeps the name. Each number is tried once per name.
             let Some(number) = numbers.get_mut(&entry.name) else {
                 numbers.insert(entry.name.clone(), 1);
                 continue;
@@ -349,15 +355,15 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Names are joined from keys of the pickle. A short pickle can share keys and tensors so that names without number come of
-/// it, so it may have an eighth of the limit only, and 16 bytes for each of its own.
-fn most_bytes(limits: &Limits, pickle: usize) -> u64 {
+/// The maximum bytes of names. A short pickle can share keys and subtrees so that it has exponentially many names; so the maximum
+/// is an eighth of the limit, plus 16 bytes for each byte of the pickle, and at most the limit.
+fn max_name_bytes(limits: &Limits, pickle: usize) -> u64 {
     let own = u64::try_from(pickle).unwrap_or(u64::MAX).saturating_mul(16);
     own.saturating_add(limits.name_bytes_total >> 3).min(limits.name_bytes_total)
 }
 
-/// The positions of names that are there more than once.
-fn repeated(entries: &[Entry]) -> Vec<usize> {
+/// The indices of entries whose names are not unique.
+fn duplicate_names(entries: &[Entry]) -> Vec<usize> {
     let mut counts: HashMap<&str, u32> = HashMap::with_capacity(entries.len());
     for entry in entries {
         let count = counts.entry(&entry.name).or_default();
@@ -366,23 +372,23 @@ fn repeated(entries: &[Entry]) -> Vec<usize> {
     if counts.len() == entries.len() {
         return Vec::new();
     }
-    let is_repeated = |entry: &Entry| counts.get(&*entry.name).is_some_and(|&count| count > 1);
-    entries.iter().enumerate().filter(|(_, entry)| is_repeated(entry)).map(|(at, _)| at).collect()
+    let is_duplicate = |entry: &Entry| counts.get(&*entry.name).is_some_and(|&count| count > 1);
+    entries.iter().enumerate().filter(|(_, entry)| is_duplicate(entry)).map(|(at, _)| at).collect()
 }
 
-/// For every value, whether a tensor can be reached from it: tensors first, then whatever contains what is known to.
-fn holds_tensor(view: View<'_>) -> Vec<bool> {
+/// For every value, whether a tensor is reachable from it: a search from the tensors along reversed edges.
+fn values_with_tensor(view: View<'_>) -> Vec<bool> {
     let count = view.values.len();
-    let mut holds = vec![false; count];
+    let mut contains_tensor = vec![false; count];
     let mut ready: Vec<Handle> = Vec::new();
     let mut first = vec![0_u32; count.saturating_add(1)];
     let mut edges: Vec<u32> = Vec::new();
-    // Two passes over all values: count each one's parents, then list them.
+    // Two passes over all values: count the parents of each value, then list them.
     for pass in 0..2 {
         for handle in view.values.handles() {
             if view.is_tensor(handle) {
                 if pass == 0 {
-                    if let Some(mark) = holds.get_mut(handle.index()) {
+                    if let Some(mark) = contains_tensor.get_mut(handle.index()) {
                         *mark = true;
                     }
                     ready.push(handle);
@@ -394,7 +400,7 @@ fn holds_tensor(view: View<'_>) -> Vec<bool> {
                 if pass == 0 {
                     *slot = slot.saturating_add(1);
                 } else {
-                    // `first` holds the end of each list; filling runs backwards to its start.
+                    // `first` is the end of each list; it is filled backwards to its start.
                     *slot = slot.saturating_sub(1);
                     let at = usize::try_from(*slot).unwrap_or(usize::MAX);
                     if let Some(edge) = edges.get_mut(at) {
@@ -418,11 +424,11 @@ fn holds_tensor(view: View<'_>) -> Vec<bool> {
         let range = usize::try_from(start).unwrap_or(0)..usize::try_from(end).unwrap_or(0);
         for &parent in edges.get(range).unwrap_or_default() {
             let index = usize::try_from(parent).unwrap_or(usize::MAX);
-            if let Some(mark @ false) = holds.get_mut(index) {
+            if let Some(mark @ false) = contains_tensor.get_mut(index) {
                 *mark = true;
                 ready.extend(view.values.handle(index));
             }
         }
     }
-    holds
+    contains_tensor
 }

@@ -1,20 +1,20 @@
-//! Spells a path: joined with dots, or with brackets and quotes where dots would not do.
+//! Formats a path: keys joined with dots, or in brackets and quotes where dots are ambiguous.
 
 use std::fmt::{self, Write};
 
-use crate::index::Step;
+use crate::index::PathStep;
 use crate::index::meaning::Meaning;
 use crate::index::tree::{Object, View};
 use crate::pickle::{Handle, Text, Value};
 
-/// A name under construction, which fails to grow beyond its room.
+/// A name under construction. Writing fails where it would be longer than `max_len` bytes.
 #[derive(Default)]
-pub(super) struct Name {
+pub(super) struct NameBuffer {
     pub(super) text: String,
-    pub(super) room: usize,
+    pub(super) max_len: usize,
 }
 
-impl Name {
+impl NameBuffer {
     fn write_plain(&mut self, text: Text<'_>) -> fmt::Result {
         match text.as_str() {
             Some(text) => self.write_str(text),
@@ -23,9 +23,9 @@ impl Name {
     }
 }
 
-impl Write for Name {
+impl Write for NameBuffer {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        if self.text.len().saturating_add(text.len()) > self.room {
+        if self.text.len().saturating_add(text.len()) > self.max_len {
             return Err(fmt::Error);
         }
         self.text.push_str(text);
@@ -33,27 +33,27 @@ impl Write for Name {
     }
 }
 
-/// The path joined with dots: `optimizer.state.0.exp_avg`.
-pub(super) fn dotted(view: View<'_>, path: &[Step], out: &mut Name) -> fmt::Result {
+/// Writes the path joined with dots: `optimizer.state.0.exp_avg`.
+pub(super) fn dotted(view: View<'_>, path: &[PathStep], out: &mut NameBuffer) -> fmt::Result {
     for (position, step) in path.iter().enumerate() {
         if position > 0 {
             out.write_char('.')?;
         }
         match step {
-            Step::Key(key) => key_text(view, *key, false, out)?,
-            Step::Index(index) => write!(out, "{index}")?,
-            Step::Argument(index) => write!(out, "args.{index}")?,
-            Step::Part(part) => out.write_str(part.name())?,
+            PathStep::Key(key) => key_text(view, *key, false, out)?,
+            PathStep::Index(index) => write!(out, "{index}")?,
+            PathStep::Argument(index) => write!(out, "args.{index}")?,
+            PathStep::Component(component) => out.write_str(component.name())?,
         }
     }
     Ok(())
 }
 
-/// The path with every key that is no identifier in brackets: `a["x.y"][0]`.
-pub(super) fn spelled(view: View<'_>, path: &[Step], out: &mut Name) -> fmt::Result {
+/// Writes the path with every key that is not an identifier in brackets: `a["x.y"][0]`.
+pub(super) fn bracketed(view: View<'_>, path: &[PathStep], out: &mut NameBuffer) -> fmt::Result {
     for step in path {
         match step {
-            Step::Key(key) => match view.values.get(*key) {
+            PathStep::Key(key) => match view.values.get(*key) {
                 Value::Str(text) if text.as_str().is_some_and(is_identifier) => {
                     if !out.text.is_empty() {
                         out.write_char('.')?;
@@ -66,9 +66,9 @@ pub(super) fn spelled(view: View<'_>, path: &[Step], out: &mut Name) -> fmt::Res
                     out.write_char(']')?;
                 }
             },
-            Step::Index(index) => write!(out, "[{index}]")?,
-            Step::Argument(index) => write!(out, "(args)[{index}]")?,
-            Step::Part(part) => write!(out, "({})", part.name())?,
+            PathStep::Index(index) => write!(out, "[{index}]")?,
+            PathStep::Argument(index) => write!(out, "(args)[{index}]")?,
+            PathStep::Component(component) => write!(out, "({})", component.name())?,
         }
     }
     Ok(())
@@ -79,23 +79,23 @@ fn is_identifier(text: &str) -> bool {
         && text.chars().all(|c| c.is_alphanumeric() || c == '_')
 }
 
-/// A dict key as text; `quoted` tells texts from numbers.
-fn key_text(view: View<'_>, key: Handle, quoted: bool, out: &mut Name) -> fmt::Result {
+/// Writes a dict key; `quoted` distinguishes strings from numbers.
+fn key_text(view: View<'_>, key: Handle, quoted: bool, out: &mut NameBuffer) -> fmt::Result {
     if let Value::Str(text) = view.values.get(key)
         && !quoted
     {
         return out.write_plain(text);
     }
-    // A key is a small tree (limits key_depth, key_nodes): what is still to be written, last first.
-    enum Part {
+    // A key is a small tree (limits key_depth, key_nodes). The stack has what is still to be written.
+    enum Pending {
         Value(Handle, bool),
         Text(&'static str),
     }
-    let mut parts = vec![Part::Value(key, quoted)];
-    while let Some(part) = parts.pop() {
-        let (handle, quoted) = match part {
-            Part::Value(handle, quoted) => (handle, quoted),
-            Part::Text(text) => {
+    let mut stack = vec![Pending::Value(key, quoted)];
+    while let Some(pending) = stack.pop() {
+        let (handle, quoted) = match pending {
+            Pending::Value(handle, quoted) => (handle, quoted),
+            Pending::Text(text) => {
                 out.write_str(text)?;
                 continue;
             }
@@ -105,11 +105,11 @@ fn key_text(view: View<'_>, key: Handle, quoted: bool, out: &mut Name) -> fmt::R
             Value::Str(text) => out.write_plain(text)?,
             Value::Tuple(items) => {
                 out.write_char('(')?;
-                parts.push(Part::Text(if items.len() == 1 { ",)" } else { ")" }));
+                stack.push(Pending::Text(if items.len() == 1 { ",)" } else { ")" }));
                 for (position, &item) in items.iter().enumerate().rev() {
-                    parts.push(Part::Value(item, true));
+                    stack.push(Pending::Value(item, true));
                     if position > 0 {
-                        parts.push(Part::Text(", "));
+                        stack.push(Pending::Text(", "));
                     }
                 }
             }
@@ -120,7 +120,7 @@ fn key_text(view: View<'_>, key: Handle, quoted: bool, out: &mut Name) -> fmt::R
             Value::Bytes(bytes) => write!(out, "b\"{}\"", bytes.escape_ascii())?,
             Value::Global(id) => out.write_str(&view.class_name(Some(id)))?,
             Value::Call(id) => match view.meaning(id) {
-                // Only what costs no more than its text is looked into: a key may stand in any number of names.
+                // Only values whose cost is that of their text: a key may be in any number of names.
                 Meaning::Bytes => match view.get(handle) {
                     Ok(Object::Bytes(bytes)) => write!(out, "b\"{}\"", bytes.escape_ascii())?,
                     _ => out.write_str("<key>")?,

@@ -1,47 +1,47 @@
-//! What lies inside a value, and by which step: for walks that name tensors, and for what such a walk costs.
+//! The children of a value, with the path step to each, and the cost of listing them; for traversals of the tree.
 
 use std::collections::HashSet;
 
 use super::{Object, View};
 use crate::error::Result;
-use crate::index::Step;
-use crate::index::extra::{Part, Scale};
-use crate::index::meaning::{Meaning, SHORT};
+use crate::index::PathStep;
+use crate::index::extra::{Component, Scale};
+use crate::index::meaning::{Meaning, SHORT_STRING_MAX_BYTES};
 use crate::index::script::{self, ScriptClass};
 use crate::pickle::{Call, Handle, Text, Value};
 
-/// What a `torch.nn.Module` keeps its state dict in, and which of its buffers are left out of it.
-const MODULE: [&str; 4] = ["_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"];
+/// The attributes of a `torch.nn.Module` that hold its state dict, and the names of buffers that are excluded from it.
+const MODULE_ATTRIBUTES: [&str; 4] = ["_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"];
 
-/// Which tensors that a value leads to have names.
+/// Which tensors that are reachable from a value have names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::index) enum Naming {
-    /// All of them.
+    /// All tensors.
     All,
-    /// The value itself, or its parts where it is sparse: it is an entry of a module's state dict, which leaves out a tensor's
+    /// The value itself, or its components where it is sparse: it is an entry of a module's state dict, which excludes a tensor's
     /// attributes and scales.
     Entry,
-    /// None: they belong to a module, and its state dict leaves them out.
+    /// No tensor: they belong to a module, and its state dict excludes them.
     None,
 }
 
-/// A value inside another.
+/// A child of a value.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::index) struct Child {
-    /// The step that leads to it.
-    pub(in crate::index) step: Step,
+    /// The path step to it.
+    pub(in crate::index) step: PathStep,
     pub(in crate::index) value: Handle,
     pub(in crate::index) naming: Naming,
 }
 
-impl From<(Step, Handle)> for Child {
-    fn from((step, value): (Step, Handle)) -> Child {
+impl From<(PathStep, Handle)> for Child {
+    fn from((step, value): (PathStep, Handle)) -> Child {
         Child { step, value, naming: Naming::All }
     }
 }
 
 impl<'a> View<'a> {
-    /// What it costs to list a value's children: the items and pairs that are looked at, also where equal keys leave few.
+    /// The cost of listing a value's children: the number of items and pairs that are read, before duplicate keys are merged.
     pub(in crate::index) fn weight(self, handle: Handle) -> u64 {
         let count = match self.values.get(handle) {
             Value::Dict(pairs) => pairs.len(),
@@ -57,7 +57,7 @@ impl<'a> View<'a> {
                         return u64::try_from(own).unwrap_or(u64::MAX);
                     }
                     Meaning::Sparse(layout) => {
-                        let own = layout.parts().len();
+                        let own = layout.components().len();
                         let own = (call.states.iter())
                             .fold(own, |count, &state| count.saturating_add(self.state_width(state)));
                         return u64::try_from(own).unwrap_or(u64::MAX);
@@ -75,7 +75,7 @@ impl<'a> View<'a> {
         u64::try_from(count).unwrap_or(u64::MAX)
     }
 
-    /// The items or pairs of an argument or a state.
+    /// The number of items or pairs of an argument or a state.
     fn width(self, handle: Handle) -> usize {
         let own = |handle| match self.values.get(handle) {
             Value::Dict(pairs) => pairs.len(),
@@ -87,7 +87,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// A state and the dicts of a module that are listed with it.
+    /// The number of items of a state, and of the module dicts that are listed with it.
     fn state_width(self, state: Handle) -> usize {
         let of = |dict| match self.values.get(dict) {
             Value::Call(id) => {
@@ -99,7 +99,7 @@ impl<'a> View<'a> {
         };
         let module = |state| match self.values.get(state) {
             Value::Dict(pairs) => {
-                let named = MODULE.map(|name| self.attribute(pairs, name));
+                let named = MODULE_ATTRIBUTES.map(|name| self.attribute(pairs, name));
                 named.into_iter().flatten().fold(0, |count: usize, dict| count.saturating_add(of(dict)))
             }
             _ => 0,
@@ -111,8 +111,8 @@ impl<'a> View<'a> {
         halves.iter().fold(self.width(state), |count, &half| count.saturating_add(module(half)))
     }
 
-    /// Every value that a value is made of: a superset of its children, each as often as the file has it. Of a tensor, what the
-    /// file says beside its place.
+    /// Calls `each` for every value that a value refers to: a superset of its children, with repetitions. For a tensor these are its
+    /// further properties.
     pub(in crate::index) fn parts(self, handle: Handle, mut each: impl FnMut(Handle)) {
         match self.values.get(handle) {
             Value::Dict(pairs) => pairs.iter().for_each(|&(_, value)| each(value)),
@@ -132,7 +132,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// The values inside a value, each with the step that leads to it; tensors have none.
+    /// The children of a value, each with the path step to it. A tensor has only those of its further properties.
     pub(in crate::index) fn children(self, handle: Handle) -> Result<Vec<Child>> {
         let mut out = Vec::new();
         match self.values.get(handle) {
@@ -143,8 +143,9 @@ impl<'a> View<'a> {
                     Meaning::Tensor(tensor) => self.extra_children(tensor, &mut out)?,
                     Meaning::Sparse(_) => {
                         if let Object::Sparse(sparse) = self.get(handle)? {
-                            let part = |(part, tensor)| Child::from((Step::Part(part), tensor));
-                            out.extend(sparse.parts.into_iter().map(part));
+                            let child =
+                                |(component, tensor)| Child::from((PathStep::Component(component), tensor));
+                            out.extend(sparse.components.into_iter().map(child));
                         }
                         for &state in call.states {
                             self.state_children(state, &mut out)?;
@@ -156,7 +157,7 @@ impl<'a> View<'a> {
                             indexed(&items, &mut out);
                         }
                         Object::Dict { entries, states, .. } => {
-                            let entry = |(key, value)| Child::from((Step::Key(key), value));
+                            let entry = |(key, value)| Child::from((PathStep::Key(key), value));
                             out.extend(entries.into_iter().map(entry));
                             for &state in states {
                                 self.state_children(state, &mut out)?;
@@ -165,7 +166,7 @@ impl<'a> View<'a> {
                         _ => {}
                     },
                     Meaning::Record | Meaning::Opaque | Meaning::NumpyDtype(_) => {
-                        self.made_children(&call, &mut out)?;
+                        self.opaque_children(&call, &mut out)?;
                     }
                     _ => {}
                 }
@@ -175,10 +176,10 @@ impl<'a> View<'a> {
         Ok(out)
     }
 
-    /// The values inside one of a class that is kept as data: arguments, attributes, items.
-    fn made_children(self, call: &Call<'a>, out: &mut Vec<Child>) -> Result<()> {
+    /// Adds the children of a value of an unknown class: arguments, attributes, items.
+    fn opaque_children(self, call: &Call<'a>, out: &mut Vec<Child>) -> Result<()> {
         if self.is_call(call.callable) {
-            out.push((Step::Part(Part::Function), call.callable).into());
+            out.push((PathStep::Component(Component::Function), call.callable).into());
         }
         let mut args = self.args(call);
         if self.is_from_type(call)
@@ -194,15 +195,15 @@ impl<'a> View<'a> {
             args = others;
         }
         let class = self.class_id(call).and_then(|id| self.meanings.scripts.get(&id));
-        out.extend((0..).map(Step::Argument).zip(args.iter().copied()).map(Child::from));
+        out.extend((0..).map(PathStep::Argument).zip(args.iter().copied()).map(Child::from));
         for &state in call.kwargs.iter().chain(call.states) {
             match (class, self.values.get(state)) {
                 (Some(class), Value::Dict(pairs)) if class.is_module => {
                     self.script_attributes(class, pairs, out)?;
                 }
-                // What a class of its own writes for itself is in no state dict.
+                // A state dict excludes the state that a class with its own `__getstate__` pickles.
                 (Some(class), _) if class.is_module => {
-                    out.push(Child { step: Step::Argument(0), value: state, naming: Naming::None });
+                    out.push(Child { step: PathStep::Argument(0), value: state, naming: Naming::None });
                 }
                 _ => self.state_children(state, out)?,
             }
@@ -219,8 +220,8 @@ impl<'a> View<'a> {
         (global.module, global.name) == ("torch.fx.graph_module", "reduce_graph_module")
     }
 
-    /// The attributes of a module of TorchScript, as `torch.jit.load(...).state_dict()` names them: parameters, buffers, modules;
-    /// then whatever else there is.
+    /// Adds the attributes of a TorchScript module in the order of `torch.jit.load(...).state_dict()`: parameters, buffers, submodules;
+    /// then all other attributes.
     fn script_attributes(
         self,
         class: &ScriptClass,
@@ -229,7 +230,10 @@ impl<'a> View<'a> {
     ) -> Result<()> {
         let [mut parameters, mut buffers, mut modules, mut others] = [const { Vec::new() }; 4];
         for (key, value) in self.values.unique(pairs)? {
-            let name = self.text(key).filter(|name| name.as_bytes().len() <= SHORT).and_then(Text::as_str);
+            let name = self
+                .text(key)
+                .filter(|name| name.as_bytes().len() <= SHORT_STRING_MAX_BYTES)
+                .and_then(Text::as_str);
             let is_parameter = name.is_some_and(|name| class.parameters.contains(name));
             let is_buffer = match &class.buffers {
                 Some(buffers) => name.is_some_and(|name| buffers.contains(name)),
@@ -241,13 +245,13 @@ impl<'a> View<'a> {
                 _ if self.is_script_module(value) => (&mut modules, Naming::All),
                 _ => (&mut others, Naming::None),
             };
-            list.push(Child { step: Step::Key(key), value, naming });
+            list.push(Child { step: PathStep::Key(key), value, naming });
         }
         [parameters, buffers, modules, others].iter().for_each(|list| out.extend_from_slice(list));
         Ok(())
     }
 
-    /// Whether a value is a module of TorchScript, or of a class of TorchScript's that nothing is known of.
+    /// Whether a value is a TorchScript module, or of an unknown TorchScript class.
     fn is_script_module(self, handle: Handle) -> bool {
         let Value::Call(id) = self.values.get(handle) else { return false };
         let Some(class) = self.class_id(&self.values.call(id)) else { return false };
@@ -257,14 +261,14 @@ impl<'a> View<'a> {
         }
     }
 
-    /// What the file says of a tensor beside its place: scales, and attributes.
+    /// Adds the further properties of a tensor: scales, zero points and attributes.
     fn extra_children(self, tensor: u32, out: &mut Vec<Child>) -> Result<()> {
         let Some(extra) = self.extra(tensor) else { return Ok(()) };
         if let Some(Scale::Channel { scales, zero_points, .. }) =
             extra.quantization.as_ref().map(|quantization| &quantization.scale)
         {
-            out.push((Step::Part(Part::Scale), *scales).into());
-            out.push((Step::Part(Part::ZeroPoint), *zero_points).into());
+            out.push((PathStep::Component(Component::Scale), *scales).into());
+            out.push((PathStep::Component(Component::ZeroPoint), *zero_points).into());
         }
         for &state in &extra.states {
             self.state_children(state, out)?;
@@ -286,7 +290,7 @@ impl<'a> View<'a> {
         matches!(self.values.get(handle), Value::Call(_))
     }
 
-    /// A state's attributes: a dict, or a pair of the dict and the slots (copyreg.py: `__reduce_ex__`).
+    /// Adds the attributes of a state: a dict, or a pair of a dict and slots (copyreg.py: `__reduce_ex__`).
     fn state_children(self, state: Handle, out: &mut Vec<Child>) -> Result<()> {
         match self.values.get(state) {
             Value::Dict(_) => self.attributes(state, out),
@@ -300,23 +304,23 @@ impl<'a> View<'a> {
             }
             Value::None => Ok(()),
             _ => {
-                out.push((Step::Argument(0), state).into());
+                out.push((PathStep::Argument(0), state).into());
                 Ok(())
             }
         }
     }
 
-    /// The attributes of a dict of them. Those of a `torch.nn.Module` come as `state_dict()` names them: parameters, then
-    /// persistent buffers, then modules (torch/nn/modules/module.py: `_save_to_state_dict`), then whatever else there is, which
-    /// has no names.
+    /// Adds the attributes in a dict. Those of a `torch.nn.Module` are in the order of `state_dict()`: parameters, persistent buffers,
+    /// submodules (torch/nn/modules/module.py: `_save_to_state_dict`); then all other attributes, whose tensors have no names.
     fn attributes(self, attributes: Handle, out: &mut Vec<Child>) -> Result<()> {
         let Value::Dict(pairs) = self.values.get(attributes) else { return Ok(()) };
-        let [parameters, buffers, modules, hidden] = MODULE.map(|name| self.attribute(pairs, name));
+        let [parameters, buffers, modules, hidden] =
+            MODULE_ATTRIBUTES.map(|name| self.attribute(pairs, name));
         let (Some(parameters), Some(buffers), Some(modules)) = (parameters, buffers, modules) else {
             return self.keyed(pairs, out);
         };
         let own = [parameters, buffers, modules];
-        let short = |name| self.text(name).filter(|name| name.as_bytes().len() <= SHORT);
+        let short = |name| self.text(name).filter(|name| name.as_bytes().len() <= SHORT_STRING_MAX_BYTES);
         let hidden: HashSet<Text<'_>> = match hidden.map(|set| self.get(set)) {
             Some(Ok(Object::Set(names) | Object::FrozenSet(names))) => {
                 names.into_iter().filter_map(short).collect()
@@ -328,16 +332,16 @@ impl<'a> View<'a> {
                 let is_hidden = |key| dict == buffers && short(key).is_some_and(|key| hidden.contains(&key));
                 let naming = if dict == modules { Naming::All } else { Naming::Entry };
                 let shown = entries.into_iter().filter(|&(key, _)| !is_hidden(key));
-                out.extend(shown.map(|(key, value)| Child { step: Step::Key(key), value, naming }));
+                out.extend(shown.map(|(key, value)| Child { step: PathStep::Key(key), value, naming }));
             }
         }
         let others = self.values.unique(pairs)?.into_iter().filter(|(_, value)| !own.contains(value));
-        let unnamed = |(key, value)| Child { step: Step::Key(key), value, naming: Naming::None };
+        let unnamed = |(key, value)| Child { step: PathStep::Key(key), value, naming: Naming::None };
         out.extend(others.map(unnamed));
         Ok(())
     }
 
-    /// The value of a dict's last key that is this text.
+    /// The value of a dict's last key that is `name`.
     fn attribute(self, pairs: &[(Handle, Handle)], name: &str) -> Option<Handle> {
         let is_name = |key| self.text(key).is_some_and(|key| key.as_bytes() == name.as_bytes());
         pairs.iter().rev().find(|&&(key, _)| is_name(key)).map(|&(_, value)| value)
@@ -350,14 +354,14 @@ impl<'a> View<'a> {
         }
     }
 
-    /// The values of a dict, the last of equal keys winning.
+    /// Adds the values of a dict; of duplicate keys, the last one.
     fn keyed(self, pairs: &[(Handle, Handle)], out: &mut Vec<Child>) -> Result<()> {
-        let child = |(key, value)| Child::from((Step::Key(key), value));
+        let child = |(key, value)| Child::from((PathStep::Key(key), value));
         out.extend(self.values.unique(pairs)?.into_iter().map(child));
         Ok(())
     }
 }
 
 fn indexed(items: &[Handle], out: &mut Vec<Child>) {
-    out.extend((0..).map(Step::Index).zip(items.iter().copied()).map(Child::from));
+    out.extend((0..).map(PathStep::Index).zip(items.iter().copied()).map(Child::from));
 }

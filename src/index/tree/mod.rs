@@ -1,4 +1,4 @@
-//! The object tree of a pickle: abstract values seen as the Python objects they stand for, none of them built.
+//! The object tree of a pickle: its values as descriptions of Python objects. No Python object is constructed.
 
 mod children;
 mod number;
@@ -17,7 +17,7 @@ use crate::error::Result;
 use crate::layout::Dims;
 use crate::pickle::{BigInt, Call, CallId, GlobalId, Handle, Text, Value, Values};
 
-/// The values of one pickle and what they mean.
+/// The values of one pickle and the interpretation of its calls.
 #[derive(Debug)]
 pub struct Tree {
     values: Values,
@@ -25,14 +25,14 @@ pub struct Tree {
     root: Handle,
 }
 
-/// A borrowed tree, also before it is complete.
+/// A borrowed tree, which may still be incomplete.
 #[derive(Clone, Copy)]
 pub(super) struct View<'a> {
     pub(super) values: &'a Values,
     pub(super) meanings: &'a Meanings,
 }
 
-/// Which mapping a dict is.
+/// The class of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DictKind {
     /// `dict`.
@@ -45,7 +45,7 @@ pub enum DictKind {
     Counter,
 }
 
-/// One value, with handles to those inside it.
+/// One value, with handles to its children.
 #[derive(Clone, Debug)]
 pub enum Object<'a> {
     /// `None`.
@@ -72,24 +72,24 @@ pub enum Object<'a> {
     List(Cow<'a, [Handle]>),
     /// A tuple, or a `torch.Size`.
     Tuple(&'a [Handle]),
-    /// A deque and its greatest length.
+    /// A deque and its maximum length.
     Deque(Vec<Handle>, Option<i64>),
     /// A set.
     Set(Vec<Handle>),
     /// A frozen set.
     FrozenSet(Vec<Handle>),
-    /// A mapping: entries as Python would have them, the last of equal keys winning.
+    /// A mapping; of duplicate keys, the last one is kept, as in Python.
     Dict {
-        /// Which mapping.
+        /// Its class.
         kind: DictKind,
         /// Keys and values.
         entries: Vec<(Handle, Handle)>,
-        /// What BUILD set on it (`_metadata` on an OrderedDict).
+        /// The states that BUILD set on it (`_metadata` on an OrderedDict).
         states: &'a [Handle],
-        /// What would make a default dict's missing values: a global, as a rule.
+        /// The default factory of a defaultdict, usually a global.
         factory: Option<Handle>,
     },
-    /// The name of a class or function, never looked up.
+    /// A class or function by name; it is never imported.
     Global {
         /// The module.
         module: &'a str,
@@ -98,15 +98,15 @@ pub enum Object<'a> {
     },
     /// A tensor of the index.
     Tensor(u32),
-    /// A tensor that is put together from others.
+    /// A sparse tensor, which consists of other tensors.
     Sparse(Sparse),
-    /// A value of a class that is kept as data.
+    /// A value of an unknown class, kept as data.
     Opaque {
         /// `module.name`.
         class: String,
-        /// The call as it was written.
+        /// The call.
         call: Call<'a>,
-        /// What is called, where that is the result of a call.
+        /// The callable, where it is the result of another call.
         function: Option<Handle>,
     },
 }
@@ -116,7 +116,7 @@ impl Tree {
         Tree { values, meanings, root }
     }
 
-    /// The outermost value.
+    /// The root value.
     pub fn root(&self) -> Handle {
         self.root
     }
@@ -126,23 +126,23 @@ impl Tree {
         self.values.len()
     }
 
-    /// Whether there is no value; a pickle always has one.
+    /// Whether there is no value. A pickle always has one.
     pub fn is_empty(&self) -> bool {
         self.values.len() == 0
     }
 
-    /// The value that a handle means.
+    /// The value of a handle.
     pub fn get(&self, handle: Handle) -> Result<Object<'_>> {
         View { values: &self.values, meanings: &self.meanings }.get(handle)
     }
 
-    /// What it costs to list what is inside a value: its items and pairs as the file has them, before equal keys become one,
-    /// and those of arguments that it shares with other values.
+    /// The cost of listing a value's children: the number of its items and pairs before duplicate keys are merged, including those of
+    /// arguments that it shares with other values.
     pub fn weight(&self, handle: Handle) -> u64 {
         View { values: &self.values, meanings: &self.meanings }.weight(handle)
     }
 
-    /// Whether a value is a `torch.Size`, which looks like any tuple otherwise.
+    /// Whether a value is a `torch.Size`, which [`get`](Tree::get) returns as a tuple.
     pub fn is_size(&self, handle: Handle) -> bool {
         match self.values.get(handle) {
             Value::Call(id) => self.meanings.calls.get(id.index()) == Some(&Meaning::Size),
@@ -150,7 +150,7 @@ impl Tree {
         }
     }
 
-    /// Whether a call that puts a tensor together has a place for hooks; the oldest forms have none.
+    /// Whether a call that rebuilds a tensor has an argument for hooks; the oldest forms have none.
     pub fn has_hooks(&self, handle: Handle) -> bool {
         let Value::Call(id) = self.values.get(handle) else { return false };
         let Value::Global(id) = self.values.get(self.values.call(id).callable) else { return false };
@@ -163,7 +163,7 @@ impl Tree {
         }
     }
 
-    /// Whether a value is a storage that stands in the tree by itself, which looks like a tensor otherwise.
+    /// Whether a value is a storage itself, which [`get`](Tree::get) returns as a 1-D tensor.
     pub fn is_storage(&self, handle: Handle) -> bool {
         match self.values.get(handle) {
             Value::PersistentId(pid) => self.meanings.bare.contains_key(&pid),
@@ -172,11 +172,11 @@ impl Tree {
         }
     }
 
-    /// The bytes that a value stands for: bytes, a byte array, a byte string of Python 2, or text encoded as latin-1. They are
-    /// where they lie, unless they have to be made.
+    /// The bytes of a value: bytes, a byte array, a byte string of Python 2, or a string encoded as latin-1; `None` for other values.
+    /// They are borrowed from the pickle, except where they have to be encoded.
     pub fn bytes(self: &Arc<Tree>, handle: Handle) -> Option<Bytes> {
         if let Value::Bytes(_) | Value::ByteArray(_) | Value::Str(_) = self.values.get(handle) {
-            return Some(Arc::new(Lying { tree: self.clone(), value: handle }));
+            return Some(Arc::new(TreeBytes { tree: self.clone(), value: handle }));
         }
         match self.get(handle).ok()? {
             Object::Bytes(bytes) | Object::ByteArray(bytes) => Some(Arc::new(bytes)),
@@ -184,7 +184,7 @@ impl Tree {
         }
     }
 
-    /// What the file says of a tensor beside its place.
+    /// The further properties of a tensor; `None` where it has none.
     pub fn extra(&self, tensor: u32) -> Option<&Extra> {
         self.meanings.extras.get(&tensor)
     }
@@ -203,13 +203,13 @@ impl Tree {
     }
 }
 
-/// The bytes of a value of a tree.
-struct Lying {
+/// The bytes of a value, borrowed from the tree.
+struct TreeBytes {
     tree: Arc<Tree>,
     value: Handle,
 }
 
-impl AsRef<[u8]> for Lying {
+impl AsRef<[u8]> for TreeBytes {
     fn as_ref(&self) -> &[u8] {
         match self.tree.values.get(self.value) {
             Value::Bytes(bytes) | Value::ByteArray(bytes) => bytes,
@@ -220,7 +220,7 @@ impl AsRef<[u8]> for Lying {
 }
 
 impl<'a> View<'a> {
-    /// The value that a handle means.
+    /// The value of a handle.
     pub(super) fn get(self, handle: Handle) -> Result<Object<'a>> {
         Ok(match self.values.get(handle) {
             Value::None => Object::None,
@@ -296,10 +296,10 @@ impl<'a> View<'a> {
         })
     }
 
-    /// A sparse tensor's arguments, whose form is known to be right.
+    /// The sparse tensor of a call whose arguments are known to have the right form.
     fn sparse(self, layout: SparseLayout, args: &[Handle]) -> Sparse {
         let data = args.get(1).map_or(&[][..], |&data| self.items(data));
-        let after = layout.parts().len();
+        let after = layout.components().len();
         let size = |handle| match self.get(handle) {
             Ok(Object::Tuple(sizes)) => sizes,
             _ => &[],
@@ -314,21 +314,21 @@ impl<'a> View<'a> {
             Value::Bool(flag) => Some(flag),
             _ => None,
         });
-        let parts = layout.parts().iter().copied().zip(data.iter().copied()).collect();
-        Sparse { layout, shape, is_coalesced, parts }
+        let components = layout.components().iter().copied().zip(data.iter().copied()).collect();
+        Sparse { layout, shape, is_coalesced, components }
     }
 
-    /// What is said of a tensor beside its place.
+    /// The further properties of a tensor; `None` where it has none.
     pub(super) fn extra(self, tensor: u32) -> Option<&'a Extra> {
         self.meanings.extras.get(&tensor)
     }
 
-    /// The class that a persistent id of a legacy stream may stand for.
+    /// The class that a persistent id of a legacy stream refers to; `None` for other ids.
     pub(super) fn module(self, pid: Handle) -> Option<Handle> {
         self.meanings.module(self.values, pid)
     }
 
-    /// A NumPy scalar as the number it is.
+    /// A NumPy scalar as a number.
     fn scalar(self, found: NumpyType, bytes: Handle) -> Result<Object<'a>> {
         let mut bytes = match self.get(bytes)? {
             Object::Bytes(bytes) | Object::ByteArray(bytes) => bytes,
@@ -382,7 +382,7 @@ impl<'a> View<'a> {
                 text.chars().filter_map(|c| u8::try_from(u32::from(c)).ok()).collect()
             }
             Some(Value::Bytes(bytes)) => bytes.to_vec(),
-            // The one level of nesting that a byte array has: `bytearray(_codecs.encode(text, 'latin1'))`.
+            // A byte array nests one level: `bytearray(_codecs.encode(text, 'latin1'))`.
             Some(Value::Call(id)) if self.meaning(id) == Meaning::Bytes => {
                 self.latin1(self.args(&self.values.call(id)))
             }
@@ -402,23 +402,23 @@ impl<'a> View<'a> {
         }
     }
 
-    /// The class behind a persistent id that stands for one; anything else is itself.
-    fn named(self, handle: Handle) -> Handle {
+    /// The class where a value is a persistent id of a class; otherwise the value itself.
+    fn resolve_class(self, handle: Handle) -> Handle {
         match self.values.get(handle) {
             Value::PersistentId(pid) => self.module(pid).unwrap_or(handle),
             _ => handle,
         }
     }
 
-    /// The class that a call makes a value of; `None` where that is the result of another call.
+    /// The class of the value that a call creates; `None` where the callable is the result of another call.
     pub(super) fn class_id(self, call: &Call<'a>) -> Option<GlobalId> {
-        let id = |handle| match self.values.get(self.named(handle)) {
+        let id = |handle| match self.values.get(self.resolve_class(handle)) {
             Value::Global(id) => Some(id),
             _ => None,
         };
         let callable = id(call.callable)?;
         let global = self.values.global(callable);
-        // Which argument of a function is the class of what it makes (copyreg.py, torch/_utils.py, torch/_tensor.py).
+        // The argument of a function that is the class of its result (copyreg.py, torch/_utils.py, torch/_tensor.py).
         let position = match (global.module, global.name) {
             ("copyreg", "_reconstructor") | ("torch._utils", "_rebuild_wrapper_subclass") => Some(0),
             _ if self.is_from_type(call) => Some(1),

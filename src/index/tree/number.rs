@@ -1,15 +1,15 @@
-//! NumPy scalars as the numbers they are.
+//! Reads NumPy scalars as numbers.
 
 use super::Object;
 use crate::dtype::DType;
 
-/// The number that little-endian bytes are; `None` where there are not as many as the dtype has.
+/// The number in little-endian bytes; `None` where their count is not that of the dtype, or the dtype has no scalar.
 pub(super) fn number(dtype: DType, bytes: &[u8]) -> Option<Object<'static>> {
-    let float = |half: &[u8]| -> Option<f64> {
-        Some(match half.len() {
-            2 => half::f16::from_le_bytes(half.try_into().ok()?).to_f64(),
-            4 => f64::from(f32::from_le_bytes(half.try_into().ok()?)),
-            _ => f64::from_le_bytes(half.try_into().ok()?),
+    let float = |bytes: &[u8]| -> Option<f64> {
+        Some(match bytes.len() {
+            2 => half::f16::from_le_bytes(bytes.try_into().ok()?).to_f64(),
+            4 => f64::from(f32::from_le_bytes(bytes.try_into().ok()?)),
+            _ => f64::from_le_bytes(bytes.try_into().ok()?),
         })
     };
     Some(match dtype {

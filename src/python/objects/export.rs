@@ -187,7 +187,7 @@ impl<'a, 'py> Export<'a, 'py> {
                 })
             }
             Object::Sparse(sparse) => {
-                children.extend(sparse.parts.iter().map(|&(_, part)| part));
+                children.extend(sparse.components.iter().map(|&(_, part)| part));
                 let shape = PyTuple::new(py, &sparse.shape)?;
                 match self.face {
                     Face::Torch(_) => None,
@@ -276,7 +276,7 @@ impl<'a, 'py> Export<'a, 'py> {
             }
             (Object::Sparse(sparse), Some(made)) => {
                 let parts = made.getattr("parts")?;
-                for &(part, tensor) in &sparse.parts {
+                for &(part, tensor) in &sparse.components {
                     parts.set_item(part.name(), self.get(tensor)?)?;
                 }
             }
@@ -339,7 +339,7 @@ impl<'a, 'py> Export<'a, 'py> {
             }
             (Object::Sparse(sparse), None) => {
                 if let Face::Torch(torch) = &self.face {
-                    let parts = sparse.parts.iter().map(|&(_, part)| self.get(part));
+                    let parts = sparse.components.iter().map(|&(_, part)| self.get(part));
                     let made = torch.sparse(py, sparse, parts.collect::<PyResult<_>>()?)?;
                     self.done.insert(frame.handle, Some(made));
                 }

@@ -11,7 +11,7 @@ use self::export::{Export, text};
 use self::face::{Face, Lazy, Torch};
 use super::tensor::Tensor;
 use crate::checkpoint::Checkpoint;
-use crate::index::{Object, Path, Step};
+use crate::index::{Object, Path, PathStep};
 use crate::pickle::Handle;
 use crate::tensor::Tensor as CoreTensor;
 
@@ -93,7 +93,7 @@ pub(super) fn path<'py>(py: Python<'py>, tensor: &CoreTensor) -> PyResult<Bound<
     let mut out: Vec<Bound<'_, PyAny>> = Vec::with_capacity(steps.len());
     for step in steps {
         match *step {
-            Step::Key(key) => out.push(match tree.get(key)? {
+            PathStep::Key(key) => out.push(match tree.get(key)? {
                 Object::Str(key) => text(py, &key)?,
                 Object::Int(key) => key.into_pyobject(py)?.into_any(),
                 _ => match &mut export {
@@ -103,9 +103,9 @@ pub(super) fn path<'py>(py: Python<'py>, tensor: &CoreTensor) -> PyResult<Bound<
                     }
                 },
             }),
-            Step::Index(index) => out.push(index.into_pyobject(py)?.into_any()),
-            Step::Part(part) => out.push(part.name().into_pyobject(py)?.into_any()),
-            Step::Argument(index) => {
+            PathStep::Index(index) => out.push(index.into_pyobject(py)?.into_any()),
+            PathStep::Component(component) => out.push(component.name().into_pyobject(py)?.into_any()),
+            PathStep::Argument(index) => {
                 out.push("args".into_pyobject(py)?.into_any());
                 out.push(index.into_pyobject(py)?.into_any());
             }

@@ -1,13 +1,14 @@
-//! Calls that rustload does not understand: what they would do, and which bytes they would load.
+//! Classifies calls that are not of a known function in a known form, and collects the bytes that they would load.
 
-use super::{Judge, Nested, SEARCHED, dotted, wide};
+use super::{Classifier, MAX_SEARCHED_VALUES, Nested, dotted, wide};
 use crate::bytes::Region;
 use crate::pickle::{self, Call, CallId, CallKind, Global, GlobalId, Handle, Value, Values};
-use crate::scan::policy::{self, Maker};
+use crate::scan::policy::{self, CallableFactory};
 use crate::scan::preview;
-use crate::scan::report::{Finding, Step, Verdict};
+use crate::scan::report::{Finding, TraceStep, Verdict};
 
-impl Judge<'_> {
+impl Classifier<'_> {
+    /// Adds a call to the trace and to the findings.
     pub(super) fn call(&mut self, id: CallId) {
         let values = self.values_of();
         let call = values.call(id);
@@ -15,7 +16,7 @@ impl Judge<'_> {
         let callee = self.callee(&call);
         let (global, verdict, code, message) = match callee {
             None => {
-                let text = "what is called is the result of another call".to_owned();
+                let text = "the callable is the result of another call".to_owned();
                 (
                     (String::new(), preview::value(values, call.callable)),
                     Verdict::WouldExecute,
@@ -26,14 +27,14 @@ impl Judge<'_> {
             Some(callee) => {
                 let global = values.global(callee);
                 let pair = (global.module.to_owned(), global.name.to_owned());
-                let (verdict, code, text) = self.judged(&call, callee, &global);
+                let (verdict, code, text) = self.classify_call(&call, callee, &global);
                 (pair, verdict, code, text)
             }
         };
         let effect = if code == "ExtRegistry" { "ext" } else { "call" };
-        self.report.step(Step {
-            member: self.place.member.map(str::to_owned),
-            offset: call.offset.saturating_add(self.place.shift),
+        self.report.add_step(TraceStep {
+            member: self.context.member.map(str::to_owned),
+            offset: call.offset.saturating_add(self.context.base_offset),
             effect,
             opcode: opcode(call.kind),
             global: global.clone(),
@@ -45,16 +46,16 @@ impl Judge<'_> {
         self.report.add(Finding { global, arguments: Some(arguments), readers, ..finding });
     }
 
-    /// What a call of a global is: verdict, code and words.
-    fn judged(
+    /// The verdict, code and message for a call of a global.
+    fn classify_call(
         &mut self,
         call: &Call<'_>,
         callee: GlobalId,
         global: &Global<'_>,
     ) -> (Verdict, &'static str, String) {
         let name = dotted(global);
-        if self.understood.global(callee) {
-            let text = format!("{name} is called in a form that rustload does not know");
+        if self.known.is_known_global(callee) {
+            let text = format!("{name} is called with unknown arguments");
             return (Verdict::Unknown, "DisallowedCall", text);
         }
         match (global.module, global.name) {
@@ -66,47 +67,43 @@ impl Judge<'_> {
                 );
             }
             (pickle::RUN_TIME, _) => {
-                let text = "a class is named by its number in the extension registry of the reading process"
+                let text = "a class is named by its code in the extension registry of the process that reads the file"
                     .to_owned();
                 return (Verdict::Unknown, "ExtRegistry", text);
             }
             _ => {}
         }
-        let found = policy::judge(global.module, global.name, false);
+        let found = policy::classify(global.module, global.name, false);
         let loader = policy::loads_bytes(global.module, global.name);
         if loader {
-            let whole = self.collect(call);
-            if whole && policy::is_storage_loader(global.module, global.name) {
+            let has_bytes = self.collect_loaded(call);
+            if has_bytes && policy::is_storage_loader(global.module, global.name) {
                 let text = format!("{name} loads bytes of the pickle, which were scanned as well");
                 return (Verdict::Inert, "NestedLoad", text);
             }
-            if whole {
+            if has_bytes {
                 let text = format!("{name} loads bytes of the pickle, which were scanned as well");
                 let finding = self.finding("NestedLoad", Verdict::Unknown, call.offset, text);
                 self.report.add(finding);
             }
         }
         if found.verdict != Verdict::WouldExecute {
-            return (
-                found.verdict,
-                "DisallowedGlobal",
-                format!("{name} is called, of which nothing is known"),
-            );
+            return (found.verdict, "DisallowedGlobal", format!("{name} is called; what it does is unknown"));
         }
-        let spared = match policy::is_maker(global.module, global.name) {
-            Maker::No => false,
-            Maker::Partial => !self.names_what_runs(call.args),
-            Maker::Attribute => self.is_member(call),
+        let is_harmless = match policy::callable_factory(global.module, global.name) {
+            None => false,
+            Some(CallableFactory::Partial) => !self.contains_executable(call.args),
+            Some(CallableFactory::Attribute) => self.is_enum_member(call),
         };
-        if spared {
-            let text = format!("{name} makes something of which nothing is known, and it is not called");
+        if is_harmless {
+            let text = format!("{name} makes a callable of unknown effect, which is not called");
             return (Verdict::Unknown, "DisallowedGlobal", text);
         }
         (Verdict::WouldExecute, "DisallowedGlobal", format!("{name} would be called: it {}", found.reason))
     }
 
-    /// `getattr(Class, "NAME")`: a member of a class of which nothing is known.
-    fn is_member(&self, call: &Call<'_>) -> bool {
+    /// Whether a call is `getattr(Class, "NAME")` for a public member of a class of unknown effect.
+    fn is_enum_member(&self, call: &Call<'_>) -> bool {
         let values = self.values_of();
         let Value::Tuple(&[class, name]) = values.get(call.args) else { return false };
         let (Value::Global(class), Value::Str(name)) = (values.get(class), values.get(name)) else {
@@ -117,46 +114,50 @@ impl Judge<'_> {
         let plain = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
         plain
             && !name.starts_with('_')
-            && policy::judge(class.module, class.name, false).verdict == Verdict::Unknown
-            && policy::judge(class.module, name, false).verdict == Verdict::Unknown
-            && policy::judge(class.name, name, false).verdict == Verdict::Unknown
+            && policy::classify(class.module, class.name, false).verdict == Verdict::Unknown
+            && policy::classify(class.module, name, false).verdict == Verdict::Unknown
+            && policy::classify(class.name, name, false).verdict == Verdict::Unknown
     }
 
-    /// Whether a name that would execute is among the first values of some arguments.
-    pub(super) fn names_what_runs(&self, args: Handle) -> bool {
+    /// Whether the arguments contain a global that would execute. True also where they have more than [`MAX_SEARCHED_VALUES`]
+    /// values.
+    pub(super) fn contains_executable(&self, args: Handle) -> bool {
         let values = self.values_of();
         let mut open = vec![args];
-        for _ in 0..SEARCHED {
+        for _ in 0..MAX_SEARCHED_VALUES {
             let Some(handle) = open.pop() else { return false };
             match values.get(handle) {
-                Value::Global(id) if !self.understood.global(id) => {
+                Value::Global(id) if !self.known.is_known_global(id) => {
                     let global = values.global(id);
-                    if policy::judge(global.module, global.name, false).verdict == Verdict::WouldExecute {
+                    if policy::classify(global.module, global.name, false).verdict == Verdict::WouldExecute {
                         return true;
                     }
                 }
-                Value::Tuple(items) | Value::List(items) => open.extend(items.iter().take(SEARCHED)),
+                Value::Tuple(items) | Value::List(items) => {
+                    open.extend(items.iter().take(MAX_SEARCHED_VALUES))
+                }
                 _ => {}
             }
         }
-        // Too much to look at is no proof.
+        // Not all values were searched.
         true
     }
 
-    /// Collects the bytes in a loader's arguments: as they are, in a `BytesIO`, or as text that is encoded.
-    /// Whether there are any.
-    fn collect(&mut self, call: &Call<'_>) -> bool {
+    /// Collects the bytes in a loader's arguments: plain, in a `BytesIO`, or encoded as text. Returns whether there are any.
+    fn collect_loaded(&mut self, call: &Call<'_>) -> bool {
         let values = self.values_of();
         let mut found = false;
         let mut open = vec![call.args];
-        for _ in 0..SEARCHED {
+        for _ in 0..MAX_SEARCHED_VALUES {
             let Some(handle) = open.pop() else { break };
             match values.get(handle) {
                 Value::Bytes(bytes) | Value::ByteArray(bytes) => {
-                    found |= self.load(handle, || nested(values, bytes));
+                    found |= self.add_loaded(handle, || nested(values, bytes));
                 }
-                Value::Str(text) => found |= self.load(handle, || decoded(&text.to_string_lossy())),
-                Value::Tuple(items) => open.extend(items.iter().take(SEARCHED)),
+                Value::Str(text) => {
+                    found |= self.add_loaded(handle, || latin1_payload(&text.to_string_lossy()))
+                }
+                Value::Tuple(items) => open.extend(items.iter().take(MAX_SEARCHED_VALUES)),
                 Value::Call(id) => open.push(values.call(id).args),
                 _ => {}
             }
@@ -164,8 +165,8 @@ impl Judge<'_> {
         found
     }
 
-    /// Hands a value's bytes on unless another call did; whether it has any.
-    fn load(&mut self, value: Handle, bytes: impl FnOnce() -> Option<Nested>) -> bool {
+    /// Adds a value's bytes to `nested`, once for all calls that share it. Returns whether it has any.
+    fn add_loaded(&mut self, value: Handle, bytes: impl FnOnce() -> Option<Nested>) -> bool {
         *self.loaded.entry(value).or_insert_with(|| {
             let bytes = bytes();
             let found = bytes.is_some();
@@ -175,15 +176,15 @@ impl Judge<'_> {
     }
 }
 
-/// A text whose characters stand for the bytes of a pickle or an archive.
-fn decoded(text: &str) -> Option<Nested> {
+/// The latin-1 bytes of a text, where they start like a pickle or an archive.
+fn latin1_payload(text: &str) -> Option<Nested> {
     let bytes: Option<Vec<u8>> = text.chars().map(|c| u8::try_from(u32::from(c)).ok()).collect();
     let begins =
         |bytes: &Vec<u8>| bytes.len() > 3 && bytes.first().is_some_and(|&byte| byte >= 0x80 || byte == b'P');
     bytes.filter(begins).map(Nested::Decoded)
 }
 
-/// Bytes of a value, as a range of the pickle where they are one.
+/// The bytes of a value, as a range of the pickle where they lie in it.
 fn nested(values: &Values, bytes: &[u8]) -> Option<Nested> {
     if bytes.len() < 4 {
         return None;

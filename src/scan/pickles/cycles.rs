@@ -1,21 +1,21 @@
-//! Whether a value holds itself, however far inside, without recursion and in time that follows the values.
+//! Detects reference cycles among the values of a pickle, in linear time and without recursion.
 //!
-//! A value that nothing holds is not part of a cycle; once it is set aside, neither is what nothing else holds (Kahn's
-//! topological order). What is never set aside holds itself, or is held by what does. Most pickles need no order: see
-//! `holds_older`.
+//! Kahn's topological sort: a value without referrers is not part of a cycle; it is removed, and then the values that only it
+//! referred to have no referrers either. The values that are never removed are on a cycle or reachable from one. Most pickles
+//! need no sort: see `refers_back`.
 
 use crate::pickle::{Handle, Value, Values};
 
-/// Whether any value that a reader could reach from `root` may hold itself; of values that nothing leads to, whichever.
-pub(super) fn holds_itself(values: &Values, root: Option<Handle>) -> bool {
-    if !values.handles().any(|handle| holds_older(values, handle)) {
+/// Whether a reference cycle may be reachable from `root`. Cycles that are not reachable may be reported or not.
+pub(super) fn has_cycle(values: &Values, root: Option<Handle>) -> bool {
+    if !values.handles().any(|handle| refers_back(values, handle)) {
         return false;
     }
-    let mut held = vec![0_u32; values.len()];
+    let mut referrers = vec![0_u32; values.len()];
     let mut shared = false;
     for handle in values.handles() {
         children(values, handle, |child| {
-            if let Some(count) = held.get_mut(child.index())
+            if let Some(count) = referrers.get_mut(child.index())
                 && is_container(values, child)
             {
                 shared |= *count > 0 || Some(child) == root;
@@ -23,17 +23,17 @@ pub(super) fn holds_itself(values: &Values, root: Option<Handle>) -> bool {
             }
         });
     }
-    // Where every value is held once and the root by nothing, they are a tree.
+    // Where every value has one referrer and the root has none, the values are a tree.
     if !shared && root.is_some() {
         return false;
     }
-    let free = |handle: &Handle| held.get(handle.index()) == Some(&0);
+    let free = |handle: &Handle| referrers.get(handle.index()) == Some(&0);
     let mut open: Vec<Handle> = values.handles().filter(free).collect();
-    let mut set_aside = 0_usize;
+    let mut removed = 0_usize;
     while let Some(handle) = open.pop() {
-        set_aside = set_aside.saturating_add(1);
+        removed = removed.saturating_add(1);
         children(values, handle, |child| {
-            if let Some(count) = held.get_mut(child.index()).filter(|count| **count > 0) {
+            if let Some(count) = referrers.get_mut(child.index()).filter(|count| **count > 0) {
                 *count = count.saturating_sub(1);
                 if *count == 0 {
                     open.push(child);
@@ -41,13 +41,13 @@ pub(super) fn holds_itself(values: &Values, root: Option<Handle>) -> bool {
             }
         });
     }
-    set_aside < values.len()
+    removed < values.len()
 }
 
-/// Whether a value holds itself or an older one that was filled after it was made. Of the values in a cycle, the oldest was
-/// filled later, and a younger one holds it.
+/// Whether a value refers to itself, or to an older value that was filled after its creation. Every cycle has such a reference:
+/// from a younger value to its oldest one, which was filled later.
 #[inline]
-fn holds_older(values: &Values, handle: Handle) -> bool {
+fn refers_back(values: &Values, handle: Handle) -> bool {
     let mut found = false;
     children(values, handle, |child| found |= child <= handle && was_filled(values, child));
     found
@@ -113,7 +113,7 @@ mod tests {
     use crate::pickle;
 
     #[test]
-    fn values_that_hold_themselves_are_told_from_values_that_are_shared() {
+    fn reference_cycles_are_told_from_shared_values() {
         for (data, expected) in [
             (&b"]q\0h\0a."[..], true),
             (b"}q\0K\x01h\0s.", true),
@@ -126,17 +126,17 @@ mod tests {
             (b"N.", false),
         ] {
             let survey = pickle::survey(data.to_vec(), 0, &Limits::default(), &Cancel::new()).unwrap();
-            assert_eq!(holds_itself(&survey.values, survey.root), expected, "{data:?}");
+            assert_eq!(has_cycle(&survey.values, survey.root), expected, "{data:?}");
             assert!(survey.fetched || !expected, "{data:?}");
         }
     }
 
     #[test]
-    fn nothing_holds_itself_unless_something_that_can_be_filled_was_fetched() {
-        // Every program of five of these, on a list and on a call, and one more value to begin with.
+    fn a_cycle_needs_a_memo_fetch_of_a_mutable_value() {
+        // Every program of five of these opcodes, after a list or a call and one more value.
         let opcodes: [&[u8]; 11] =
             [b"N", b"]", b"}", b"\x85", b"\x86", b"2", b"q\0", b"h\0", b"a", b"s", b"b"];
-        let (mut cycles, mut straight) = (0, 0);
+        let (mut cycles, mut without_fetch) = (0, 0);
         for start in [&b"]N"[..], b"cm\nA\n)\x81N"] {
             for mut number in 0..opcodes.len().pow(5) {
                 let mut program = start.to_vec();
@@ -146,13 +146,13 @@ mod tests {
                 }
                 program.push(b'.');
                 let survey = pickle::survey(program.clone(), 0, &Limits::default(), &Cancel::new()).unwrap();
-                if holds_itself(&survey.values, survey.root) {
+                if has_cycle(&survey.values, survey.root) {
                     assert!(survey.fetched, "{program:?}");
                     cycles += u32::from(survey.defects.is_empty());
                 }
-                straight += u32::from(!survey.fetched);
+                without_fetch += u32::from(!survey.fetched);
             }
         }
-        assert!(cycles > 100 && straight > 100, "{cycles} {straight}");
+        assert!(cycles > 100 && without_fetch > 100, "{cycles} {without_fetch}");
     }
 }

@@ -1,7 +1,8 @@
-//! What one pickle would do: its calls, imports and states in program order, judged one by one.
+//! Classifies what one pickle would do: its imports, calls and BUILD states, in program order.
 //!
-//! A call that rustload understands is counted and not listed. Every other one is a step of the trace, and a finding under the code
-//! that `unknown="error"` would refuse it with. Bytes that a call would load as a pickle or archive are handed on, to be scanned.
+//! A call of a known function in a known form is counted and not listed. Every other call is a step of the trace, and a finding
+//! with the code of the error that `unknown="error"` raises for it. Bytes that a call would load as a pickle or archive are
+//! returned to be scanned.
 
 mod calls;
 mod cycles;
@@ -14,37 +15,37 @@ use std::collections::{HashMap, HashSet};
 use super::report::{FileReport, Finding, Verdict, readers};
 use crate::bytes::{Chunk, Region};
 use crate::error::{Code, Error, Result};
-use crate::index::{Understood, understand};
+use crate::index::{KnownCalls, known_calls};
 use crate::limits::Limits;
 use crate::parallel::Cancel;
 use crate::pickle::{self, Call, Global, GlobalId, Handle, Pickle, Survey, Value, Values};
 
-/// Values that are searched in the arguments or the state of one call.
-const SEARCHED: usize = 64;
+/// The maximum number of values that are searched in the arguments or the state of one call.
+const MAX_SEARCHED_VALUES: usize = 64;
 
-/// How to read a pickle, and what to call it.
-pub(super) struct Place<'a> {
+/// How to read a pickle, and where it is in the file.
+pub(super) struct PickleContext<'a> {
     /// The member, as findings show it.
     pub(super) member: Option<&'a str>,
-    /// Where the data starts in the member.
-    pub(super) shift: u64,
-    /// The form of persistent ids.
+    /// The offset of the data in the member.
+    pub(super) base_offset: u64,
+    /// Whether persistent ids have the form of the legacy stream.
     pub(super) legacy: bool,
-    /// Whether the keys of storages are wanted.
-    pub(super) keys: bool,
+    /// Whether to collect storage keys.
+    pub(super) wants_keys: bool,
 }
 
-/// What is known of a pickle once it was scanned.
-pub(super) struct Scanned {
-    /// One past STOP, or where reading ended.
+/// The result of scanning a pickle.
+pub(super) struct ScannedPickle {
+    /// One past STOP, or where the scan ended.
     pub(super) end: usize,
-    /// Whether it ended in STOP.
+    /// Whether it ended with STOP.
     pub(super) stopped: bool,
-    /// The keys of storages that it refers to.
+    /// The storage keys that it names.
     pub(super) keys: HashSet<String>,
-    /// Bytes that a call would load: ranges of the data, or copies.
+    /// Bytes that calls would load.
     pub(super) nested: Vec<Nested>,
-    /// The pickle as a strict reader has it, if it refuses nothing.
+    /// The executed pickle, where the strict reader accepts it.
     pub(super) pickle: Option<Pickle>,
 }
 
@@ -52,45 +53,45 @@ pub(super) struct Scanned {
 pub(super) enum Nested {
     /// A range of the pickle itself.
     Inside(Region),
-    /// Bytes that the pickle spells as text.
+    /// Bytes that the pickle encodes as text.
     Decoded(Vec<u8>),
 }
 
-/// Surveys a pickle and says what it would do. `sure` tells that this is a pickle; else one that names nothing and does not
-/// end well leaves no trace in the report.
+/// Surveys a pickle and adds to the report what it would do. Where `sure` is false the bytes may not be a pickle: then `None` is
+/// returned, and nothing added, for one that names no global and does not reach STOP.
 pub(super) fn scan(
     report: &mut FileReport,
     data: Chunk,
     start: usize,
-    place: &Place<'_>,
+    context: &PickleContext<'_>,
     sure: bool,
     limits: &Limits,
     cancel: &Cancel,
-) -> Result<Option<Scanned>> {
+) -> Result<Option<ScannedPickle>> {
     let survey = pickle::survey(data, start, limits, cancel)?;
     if !sure && survey.root.is_none() && !names_something(&survey.values) {
         return Ok(None);
     }
-    let understood = understand(&survey.values, place.legacy, limits);
+    let known = known_calls(&survey.values, context.legacy, limits);
     cancel.check()?;
-    let mut judge = Judge {
+    let mut classifier = Classifier {
         report,
         survey: &survey,
-        understood: &understood,
-        place,
+        known: &known,
+        context,
         nested: Vec::new(),
         loaded: HashMap::new(),
     };
-    judge.defects();
-    judge.steps();
-    let keys = judge.values();
-    let nested = judge.nested;
+    classifier.defects();
+    classifier.steps();
+    let keys = classifier.values();
+    let nested = classifier.nested;
     let (end, stopped) = (survey.end, survey.root.is_some());
     let pickle = survey.into_pickle();
-    Ok(Some(Scanned { end, stopped, keys, nested, pickle }))
+    Ok(Some(ScannedPickle { end, stopped, keys, nested, pickle }))
 }
 
-/// Whether a global has a name that a module could have; texts that only begin like a pickle name nothing of the kind.
+/// Whether any global has a valid module and attribute name. Text that only starts like a pickle has none.
 fn names_something(values: &Values) -> bool {
     let plain = |text: &str| {
         let text = text.trim();
@@ -100,18 +101,19 @@ fn names_something(values: &Values) -> bool {
     named.any(|global| global.module == pickle::RUN_TIME || (plain(global.module) && plain(global.name)))
 }
 
-struct Judge<'a> {
+/// The classification of one pickle.
+struct Classifier<'a> {
     report: &'a mut FileReport,
     survey: &'a Survey,
-    understood: &'a Understood,
-    place: &'a Place<'a>,
+    known: &'a KnownCalls,
+    context: &'a PickleContext<'a>,
     nested: Vec<Nested>,
-    /// The values that loaders were given, and whether there are bytes to load in them. Each is in `nested`
-    /// once, however many calls share it.
+    /// The arguments of loaders, and whether they hold bytes to load. The bytes of each are in `nested` once, also where several
+    /// calls share it.
     loaded: HashMap<Handle, bool>,
 }
 
-impl<'a> Judge<'a> {
+impl<'a> Classifier<'a> {
     fn values_of(&self) -> &'a Values {
         &self.survey.values
     }
@@ -126,13 +128,13 @@ impl<'a> Judge<'a> {
         Finding {
             verdict,
             message: message.into(),
-            member: self.place.member.map(str::to_owned),
-            offset: Some(offset.saturating_add(self.place.shift)),
+            member: self.context.member.map(str::to_owned),
+            offset: Some(offset.saturating_add(self.context.base_offset)),
             ..Finding::new(code)
         }
     }
 
-    /// What the strict reader refuses in the stream itself.
+    /// Adds findings for the defects of the opcode stream, which are errors of the strict reader.
     fn defects(&mut self) {
         let survey = self.survey;
         for error in &survey.defects {
@@ -140,16 +142,17 @@ impl<'a> Judge<'a> {
         }
         if let Some((offset, opcode)) = survey.newer {
             let (name, wants, states) = (opcode.name(), opcode.protocol(), survey.protocol);
-            let text = format!("{name} is of protocol {wants}, the pickle states {states}");
+            let text =
+                format!("{name} is an opcode of protocol {wants}, the pickle declares protocol {states}");
             self.report.add(self.finding("ProtocolMix", Verdict::Inert, wide(offset), text));
         }
         if survey.root.is_none() {
             let (end, len) = (wide(survey.end), wide(survey.values.data().len()));
-            let why = "no reader goes on past this, or a limit was reached";
+            let why = "every reader stops here, or a limit was reached";
             self.report.unscanned(
-                self.place.member,
+                self.context.member,
                 why,
-                end.saturating_add(self.place.shift),
+                end.saturating_add(self.context.base_offset),
                 len.saturating_sub(end),
             );
         }
@@ -173,13 +176,14 @@ impl<'a> Judge<'a> {
                 names => names.join(", "),
             };
             let text = format!(
-                "the C unpickler passes over frames and goes on to {rest}; pickle.py stops or reads other bytes"
+                "the C unpickler ignores frames and continues to {rest}; pickle.py stops or reads other bytes"
             );
             self.report.add(self.finding("FrameDivergence", Verdict::Unknown, offset, text));
         }
     }
 
-    /// The global that a call calls; the class of a legacy stream's `('module', class, file, source)` too.
+    /// The global that a call calls, also through the `('module', class, file, source)` of a legacy stream; `None` where the
+    /// callable is no global.
     fn callee(&self, call: &Call<'_>) -> Option<GlobalId> {
         let values = self.values_of();
         match values.get(call.callable) {

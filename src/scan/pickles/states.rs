@@ -1,16 +1,17 @@
-//! States that BUILD sets: of unknown classes, of names themselves, and such as hide a dict's methods.
+//! Classifies BUILD states: of unknown classes, of globals themselves, and attributes that shadow a dict's methods.
 
-use super::{Judge, SEARCHED, dotted, is_text};
+use super::{Classifier, MAX_SEARCHED_VALUES, dotted, is_text};
 use crate::pickle::{Call, CallId, Handle, Value};
-use crate::scan::policy::{self, Maker};
+use crate::scan::policy::{self, CallableFactory};
 use crate::scan::preview;
-use crate::scan::report::{Finding, Step, Verdict};
+use crate::scan::report::{Finding, TraceStep, Verdict};
 
-/// Methods of a dict that an attribute of an OrderedDict would hide.
-const METHODS: &[&str] =
+/// The methods of a dict that an attribute of an OrderedDict can shadow.
+const DICT_METHODS: &[&str] =
     &["items", "keys", "values", "get", "pop", "update", "copy", "setdefault", "__class__", "__reduce__"];
 
-impl Judge<'_> {
+impl Classifier<'_> {
+    /// Adds a BUILD to the trace, and to the findings unless the finding of its call covers it.
     pub(super) fn state(&mut self, offset: u64, target: Handle) {
         let values = self.values_of();
         let (global, verdict, code, message) = match values.get(target) {
@@ -33,11 +34,11 @@ impl Judge<'_> {
                     }
                     None => (String::new(), "(result of a call)".to_owned()),
                 };
-                let hides = self.understood.call(id);
-                let text = if hides { "its state hides methods of the dict" } else { "its state is set" };
-                let code = if hides { "DisallowedCall" } else { "DisallowedGlobal" };
-                let found = policy::judge(&pair.0, &pair.1, hides).verdict.max(Verdict::Unknown);
-                let found = if self.is_spared(&call) { Verdict::Unknown } else { found };
+                let shadows = self.known.is_known_call(id);
+                let text = if shadows { "its state shadows methods of the dict" } else { "its state is set" };
+                let code = if shadows { "DisallowedCall" } else { "DisallowedGlobal" };
+                let found = policy::classify(&pair.0, &pair.1, shadows).verdict.max(Verdict::Unknown);
+                let found = if self.is_harmless_partial(&call) { Verdict::Unknown } else { found };
                 (pair, found, code, text.to_owned())
             }
             _ => (
@@ -47,34 +48,34 @@ impl Judge<'_> {
                 "the state of a value of another type is set".to_owned(),
             ),
         };
-        self.report.step(Step {
-            member: self.place.member.map(str::to_owned),
-            offset: offset.saturating_add(self.place.shift),
+        self.report.add_step(TraceStep {
+            member: self.context.member.map(str::to_owned),
+            offset: offset.saturating_add(self.context.base_offset),
             effect: "setstate",
             opcode: "BUILD",
             global: global.clone(),
             arguments: String::new(),
             verdict,
         });
-        // A call's own finding says the same of an unknown class.
-        if matches!(values.get(target), Value::Call(id) if !self.understood.call(id)) {
+        // For an unknown class, the finding of the call covers its state.
+        if matches!(values.get(target), Value::Call(id) if !self.known.is_known_call(id)) {
             return;
         }
         let finding = self.finding(code, verdict, offset, message);
         self.report.add(Finding { global, readers: &["c", "python"], ..finding });
     }
 
-    fn is_spared(&self, call: &Call<'_>) -> bool {
+    fn is_harmless_partial(&self, call: &Call<'_>) -> bool {
         let Some(callee) = self.callee(call) else { return false };
         let global = self.values_of().global(callee);
-        let partial = policy::is_maker(global.module, global.name) == Maker::Partial;
+        let partial = policy::callable_factory(global.module, global.name) == Some(CallableFactory::Partial);
         partial
-            && !self.names_what_runs(call.args)
-            && call.states.iter().all(|&state| !self.names_what_runs(state))
+            && !self.contains_executable(call.args)
+            && call.states.iter().all(|&state| !self.contains_executable(state))
     }
 
-    /// Whether the state of an OrderedDict would hide one of its methods.
-    pub(super) fn hides_methods(&self, id: CallId) -> bool {
+    /// Whether the state of an OrderedDict would shadow one of its methods.
+    pub(super) fn shadows_methods(&self, id: CallId) -> bool {
         let values = self.values_of();
         let call = values.call(id);
         let Some(callee) = self.callee(&call) else { return false };
@@ -82,11 +83,11 @@ impl Judge<'_> {
         if (global.module, global.name) != ("collections", "OrderedDict") {
             return false;
         }
-        call.states.iter().take(SEARCHED).any(|&state| match values.get(state) {
+        call.states.iter().take(MAX_SEARCHED_VALUES).any(|&state| match values.get(state) {
             Value::Dict(pairs) => pairs
                 .iter()
-                .take(SEARCHED)
-                .any(|&(key, _)| METHODS.iter().any(|method| is_text(values, key, method))),
+                .take(MAX_SEARCHED_VALUES)
+                .any(|&(key, _)| DICT_METHODS.iter().any(|method| is_text(values, key, method))),
             _ => false,
         })
     }

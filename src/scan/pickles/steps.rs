@@ -1,11 +1,11 @@
-//! What a pickle does, in program order: every name, every call that is no surprise counted, every other step judged.
+//! Lists what a pickle does, in program order: records every global, counts calls in a known form, classifies every other step.
 
-use super::{Judge, dotted};
+use super::{Classifier, dotted};
 use crate::pickle::{self, CallId, GlobalId, Handle, Value};
 use crate::scan::policy;
-use crate::scan::report::{Finding, Named, Step, Verdict};
+use crate::scan::report::{Finding, GlobalUse, TraceStep, Verdict};
 
-/// Something that happens at one opcode.
+/// The effect of one opcode.
 #[derive(Clone, Copy)]
 enum Event {
     Import(GlobalId),
@@ -13,8 +13,8 @@ enum Event {
     State(Handle),
 }
 
-impl Judge<'_> {
-    /// All names, and all that is no call of a known function in a known form.
+impl Classifier<'_> {
+    /// Records all globals, and classifies every step that is not a call of a known function in a known form.
     pub(super) fn steps(&mut self) {
         let values = self.values_of();
         let mut calls = vec![0_u64; values.globals().len()];
@@ -25,7 +25,7 @@ impl Judge<'_> {
             if let Some(count) = self.callee(&call).and_then(|id| calls.get_mut(id.index())) {
                 *count = count.saturating_add(1);
             }
-            if !self.understood.call(id) {
+            if !self.known.is_known_call(id) {
                 opaque = true;
                 events.push((call.offset, Event::Call(id)));
             }
@@ -33,10 +33,10 @@ impl Judge<'_> {
         let mut last = None;
         for &(offset, target) in &self.survey.builds {
             let plain = match values.get(target) {
-                Value::Call(id) => self.understood.call(id) && !self.hides_methods(id),
+                Value::Call(id) => self.known.is_known_call(id) && !self.shadows_methods(id),
                 _ => false,
             };
-            // A step of the same target again is told by its count alone.
+            // Consecutive BUILDs of one target are listed once.
             if !plain && last != Some(target) {
                 opaque = true;
                 events.push((u64::from(offset), Event::State(target)));
@@ -44,21 +44,21 @@ impl Judge<'_> {
             last = Some(target);
         }
         for (id, _) in values.globals() {
-            if !self.understood.global(id) && values.global(id).module != pickle::RUN_TIME {
+            if !self.known.is_known_global(id) && values.global(id).module != pickle::RUN_TIME {
                 events.push((values.global(id).offset, Event::Import(id)));
             }
         }
         events.sort_by_key(|&(offset, _)| offset);
         for (id, _) in values.globals() {
-            let (global, known) = (values.global(id), self.understood.global(id));
+            let (global, known) = (values.global(id), self.known.is_known_global(id));
             if global.module == pickle::RUN_TIME {
                 continue;
             }
-            let found = policy::judge(global.module, global.name, known);
+            let found = policy::classify(global.module, global.name, known);
             let called = calls.get(id.index()).copied().unwrap_or(0);
-            self.report.name(Named {
-                member: self.place.member.map(str::to_owned),
-                offset: global.offset.saturating_add(self.place.shift),
+            self.report.add_global(GlobalUse {
+                member: self.context.member.map(str::to_owned),
+                offset: global.offset.saturating_add(self.context.base_offset),
                 global: (global.module.to_owned(), global.name.to_owned()),
                 verdict: found.verdict,
                 reason: found.reason,
@@ -76,11 +76,11 @@ impl Judge<'_> {
 
     fn import(&mut self, id: GlobalId, calls: u64, opaque: bool) {
         let global = self.values_of().global(id);
-        let found = policy::judge(global.module, global.name, false);
+        let found = policy::classify(global.module, global.name, false);
         let pair = (global.module.to_owned(), global.name.to_owned());
-        self.report.step(Step {
-            member: self.place.member.map(str::to_owned),
-            offset: global.offset.saturating_add(self.place.shift),
+        self.report.add_step(TraceStep {
+            member: self.context.member.map(str::to_owned),
+            offset: global.offset.saturating_add(self.context.base_offset),
             effect: "import",
             opcode: "GLOBAL",
             global: pair.clone(),
@@ -89,7 +89,7 @@ impl Judge<'_> {
         });
         let name = dotted(&global);
         if global.name.contains('.') {
-            let text = format!("{name} walks over attributes");
+            let text = format!("{name} is an attribute path");
             let finding = self.finding("AttributeWalk", found.verdict, global.offset, text);
             self.report.add(Finding { global: pair.clone(), ..finding });
         }
@@ -97,17 +97,20 @@ impl Judge<'_> {
             return;
         }
         let (verdict, text) = match found.verdict {
-            // Whoever is given it may call it.
+            // A call that receives it as an argument may call it.
             Verdict::WouldExecute if opaque => (
                 Verdict::WouldExecute,
-                format!("{name} is named and may be called by what is given it: it {}", found.reason),
+                format!(
+                    "{name} is imported and may be called by a function that receives it: it {}",
+                    found.reason
+                ),
             ),
             Verdict::WouldExecute => {
-                (Verdict::Unknown, format!("{name} is named and not called: it {}", found.reason))
+                (Verdict::Unknown, format!("{name} is imported and not called: it {}", found.reason))
             }
             _ => (
                 Verdict::Unknown,
-                format!("{name} is named and not called; importing its module runs the module's code"),
+                format!("{name} is imported and not called; importing its module runs the module's code"),
             ),
         };
         let finding = self.finding("Import", verdict, global.offset, text);

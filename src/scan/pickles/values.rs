@@ -1,23 +1,23 @@
-//! One look at every value: persistent ids, equal keys, texts that hide something, values that hold themselves.
+//! One pass over all values: persistent ids, duplicate keys, encoded payloads, reference cycles.
 
 use std::collections::HashSet;
 
-use super::{Judge, cycles, is_text};
+use super::{Classifier, cycles, is_text};
 use crate::pickle::Value;
-use crate::scan::encoded::hidden;
+use crate::scan::encoded::encoded_payload;
 use crate::scan::report::{Finding, Verdict};
 
-impl Judge<'_> {
-    /// Looks once at every value; gives the keys of storages.
+impl Classifier<'_> {
+    /// Adds the findings of the values; returns the storage keys, where they are wanted.
     pub(super) fn values(&mut self) -> HashSet<String> {
         let values = self.values_of();
         let mut keys = HashSet::new();
-        let (mut repeated, mut encoded, mut odd) = (0_u64, None, 0_u64);
+        let (mut duplicated, mut encoded, mut odd) = (0_u64, None, 0_u64);
         for value in values.iter() {
             match value {
                 Value::PersistentId(pid) => match values.get(pid) {
                     Value::Tuple(&[tag, _, key, ..]) if is_text(values, tag, "storage") => {
-                        if self.place.keys
+                        if self.context.wants_keys
                             && let Value::Str(key) = values.get(key)
                             && let Some(key) =
                                 key.as_str().filter(|key| key.len() <= 64 && !keys.contains(*key))
@@ -35,12 +35,14 @@ impl Judge<'_> {
                     }
                     _ => odd = odd.saturating_add(1),
                 },
-                Value::Dict(pairs) if values.has_equal_keys(pairs) => repeated = repeated.saturating_add(1),
-                Value::Str(text) if encoded.is_none() => encoded = hidden(text.as_bytes()),
+                Value::Dict(pairs) if values.has_equal_keys(pairs) => {
+                    duplicated = duplicated.saturating_add(1)
+                }
+                Value::Str(text) if encoded.is_none() => encoded = encoded_payload(text.as_bytes()),
                 _ => {}
             }
         }
-        let holds_itself = u64::from(self.survey.fetched && cycles::holds_itself(values, self.survey.root));
+        let has_cycle = u64::from(self.survey.fetched && cycles::has_cycle(values, self.survey.root));
         let mut add = |code, verdict, times: u64, text: String| {
             if times > 0 {
                 let finding = Finding { offset: None, times, ..self.finding(code, verdict, 0, text) };
@@ -50,11 +52,16 @@ impl Judge<'_> {
         add(
             "DuplicateKey",
             Verdict::Inert,
-            repeated,
-            "a dict has equal keys; the last value counts".to_owned(),
+            duplicated,
+            "a dict has duplicate keys; the last value is kept".to_owned(),
         );
-        add("SelfReference", Verdict::Inert, holds_itself, "a value holds itself".to_owned());
-        add("PersistentId", Verdict::Unknown, odd, "a persistent id is not one that torch writes".to_owned());
+        add("SelfReference", Verdict::Inert, has_cycle, "a value contains itself".to_owned());
+        add(
+            "PersistentId",
+            Verdict::Unknown,
+            odd,
+            "a persistent id has a form that torch does not write".to_owned(),
+        );
         add(
             "EncodedText",
             Verdict::Inert,

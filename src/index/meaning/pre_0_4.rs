@@ -1,15 +1,15 @@
-//! Tensors as torch before 0.4 pickled them: an empty object of a class, and a state that BUILD sets on it (torch/_tensor.py:
-//! `Tensor.__setstate__`).
+//! Tensors of torch before 0.4: an empty object of a tensor class, and a state that BUILD sets on it (torch/_tensor.py:
+//! `Tensor.__setstate__`). And tensors that were rebuilt from an array or tensor on a device.
 
-use super::Reader;
-use crate::error::{Code, Error, Result};
+use super::CallInterpreter;
+use crate::error::Result;
 use crate::index::known::TensorClass;
 use crate::index::validate::{Flags, Tensor};
 use crate::pickle::{Call, Handle, Value};
 
-impl<'a> Reader<'a> {
-    /// The tensor that such an object is; `None` for any other form, above all for a size, which would be an order to allocate.
-    pub(super) fn old_tensor(&mut self, class: TensorClass, call: &Call<'a>) -> Result<Option<u32>> {
+impl<'a> CallInterpreter<'a> {
+    /// Adds the tensor of such an object; `None` for any other form. One of them is a size, which would be a request to allocate.
+    pub(super) fn pre_0_4_tensor(&mut self, class: TensorClass, call: &Call<'a>) -> Result<Option<u32>> {
         let Value::Tuple(args) = self.values.get(call.args) else { return Ok(None) };
         let (data, mut grad) = match (class, args) {
             (_, []) => (None, class == TensorClass::Parameter),
@@ -26,20 +26,25 @@ impl<'a> Reader<'a> {
         let states: &'a [Handle] = call.states;
         for &state in states {
             match self.values.get(state) {
-                // A tensor: storage, offset, size, strides.
+                // The state of a tensor: storage, offset, size, strides.
                 Value::Tuple(&[storage, offset, size, stride])
                     if matches!(self.values.get(storage), Value::PersistentId(_)) =>
                 {
-                    let spot = self.storage_of(storage)?;
-                    tensor = Some(self.proved(spot, spot.dtype, [offset, size, stride], Flags::default())?);
+                    let slice = self.storage_of(storage)?;
+                    tensor = Some(self.checked_tensor(
+                        slice,
+                        slice.dtype,
+                        [offset, size, stride],
+                        Flags::default(),
+                    )?);
                 }
-                // A variable: data, gradient, hooks, requires_grad, volatile.
-                Value::Tuple(&[data, _, _, wants, _]) => {
+                // The state of a variable: data, gradient, hooks, requires_grad, volatile.
+                Value::Tuple(&[data, _, _, requires_grad, _]) => {
                     let Some(found) = self.tensor_at(data).cloned() else { return Ok(None) };
-                    (tensor, grad) = (Some(found), self.bool(wants)?);
+                    (tensor, grad) = (Some(found), self.bool(requires_grad)?);
                 }
-                // A variable that has its data already: requires_grad, volatile, hooks.
-                Value::Tuple(&[wants, _, _]) => grad = self.bool(wants)?,
+                // The state of a variable whose data was an argument: requires_grad, volatile, hooks.
+                Value::Tuple(&[requires_grad, _, _]) => grad = self.bool(requires_grad)?,
                 _ => return Ok(None),
             }
         }
@@ -49,26 +54,29 @@ impl<'a> Reader<'a> {
         self.push(tensor).map(Some)
     }
 
-    /// Whether a call has the form of such an object; whether its parts are tensors is not asked.
-    pub(super) fn is_old_tensor(&self, class: TensorClass, call: &Call<'_>) -> bool {
+    /// Whether a call has the form of such an object. Does not check that its parts are tensors.
+    pub(super) fn is_pre_0_4_tensor(&self, class: TensorClass, call: &Call<'_>) -> bool {
         let Value::Tuple(args) = self.values.get(call.args) else { return false };
-        let made = match (class, args) {
+        let has_form = match (class, args) {
             (_, []) => true,
             (TensorClass::Parameter | TensorClass::Variable, [data] | [data, _]) => {
                 matches!(self.values.get(*data), Value::Call(_))
             }
             _ => false,
         };
-        made && call.states.iter().all(|&state| matches!(self.values.get(state), Value::Tuple(_)))
+        has_form && call.states.iter().all(|&state| matches!(self.values.get(state), Value::Tuple(_)))
     }
 
-    /// The tensor that a numpy array or another tensor was made of, on a device (torch/_utils.py:
-    /// `_rebuild_device_tensor_from_numpy`, `_rebuild_device_tensor_from_cpu_tensor`); `None` where a cast would come first.
-    pub(super) fn device_tensor(&mut self, args: &[Handle]) -> Result<Option<u32>> {
-        let &[data, dtype, device, grad] = args else {
-            return Err(Error::new(Code::PickleType, "a device tensor is data, dtype, device and a flag"));
-        };
-        let requires_grad = self.bool(grad)?;
+    /// Adds a tensor that torch rebuilds on a device from a NumPy array or a CPU tensor (torch/_utils.py:
+    /// `_rebuild_device_tensor_from_numpy`, `_rebuild_device_tensor_from_cpu_tensor`); `None` where torch would cast it first.
+    pub(super) fn device_tensor(
+        &mut self,
+        data: Handle,
+        dtype: Handle,
+        device: Handle,
+        requires_grad: Handle,
+    ) -> Result<Option<u32>> {
+        let requires_grad = self.bool(requires_grad)?;
         let is_device = matches!(self.values.get(device), Value::Str(_));
         let Some(super::Known::Dtype(dtype)) = self.known(dtype) else { return Ok(None) };
         let Some(found) = self.tensor_at(data).filter(|found| is_device && found.dtype() == dtype) else {

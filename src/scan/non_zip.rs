@@ -1,36 +1,37 @@
-//! Formats that are no zip: pickles one after another, the legacy stream, safetensors, NumPy arrays, tar archives.
+//! Scans formats other than zip: concatenated pickles, the legacy torch stream, safetensors, NumPy arrays, tar archives.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::budget::take;
 use super::file::{Scanner, inside};
-use super::pickles::{self, Nested, Place, Scanned};
+use super::pickles::{self, Nested, PickleContext, ScannedPickle};
 use super::report::{Finding, Verdict};
 use crate::bytes::Source;
 use crate::container::is_container;
 use crate::error::{Code, Error, Result};
-use crate::index::LEGACY_PARTS;
+use crate::index::LEGACY_PICKLES;
 use crate::limits::Limits;
 use crate::pickle::{Disasm, Pickle};
 
-/// Bytes read first where a pickle's end is not known; four times as many as long as it goes on.
-const FIRST: u64 = 64 << 10;
-const BLOCK: u64 = 512;
+/// Bytes that are read first where a pickle's end is unknown; quadrupled until it is found.
+const INITIAL_READ_BYTES: u64 = 64 << 10;
+/// Bytes of a tar block.
+const TAR_BLOCK_BYTES: u64 = 512;
 
-/// How the first opcodes of some bytes read.
-enum Reads {
-    /// To a STOP, or to a place where every reader stops.
+/// The result of disassembling the start of some bytes.
+enum Probe {
+    /// A pickle with a STOP, or with an error at which every reader stops.
     Ends,
-    /// To the end of the bytes: there may be more.
-    Cut,
-    /// They are no pickle at all.
-    Not,
+    /// A pickle that continues past the end of the bytes.
+    Truncated,
+    /// Not a pickle.
+    NotPickle,
 }
 
 impl Scanner<'_> {
-    /// The pickles that stand one after another from the start of a source. `sure` tells that the first is a pickle; returns
-    /// whether one was found.
+    /// Scans the concatenated pickles at the start of a source. `sure` is true where the first is known to be a pickle. Returns
+    /// whether there is one.
     pub(super) fn stream(
         &mut self,
         source: &Source,
@@ -40,12 +41,12 @@ impl Scanner<'_> {
     ) -> Result<bool> {
         let mut at = 0;
         for number in 0_u64.. {
-            if number > 0 && !take(&mut self.budget.pickles, 1) {
+            if number > 0 && !take(&mut self.budget.following_pickles, 1) {
                 let rest = source.len().saturating_sub(at);
-                self.report.unscanned(label, "too many pickles behind one another", at, rest);
+                self.report.unscanned(label, "too many concatenated pickles", at, rest);
                 break;
             }
-            let Some(mut found) = self.one(source, at, label, sure && number == 0, false, label)? else {
+            let Some(mut found) = self.pickle(source, at, label, sure && number == 0, false, label)? else {
                 break;
             };
             let end = at.saturating_add(len64(found.end));
@@ -53,7 +54,7 @@ impl Scanner<'_> {
             self.nested(found.nested, source, at, label, depth)?;
             self.keys.extend(found.keys);
             let whole = |pickle: &Pickle| number == 0 && len64(pickle.values.data().len()) == source.len();
-            self.ran = found.pickle.take().filter(whole);
+            self.executed = found.pickle.take().filter(whole);
             let start = at;
             at = end;
             if number > 0 {
@@ -65,13 +66,13 @@ impl Scanner<'_> {
         }
         if at > 0 && at < source.len() {
             self.trailing(label, at, "bytes follow the pickle's end");
-            self.rest(source, at, label, depth)?;
+            self.scan_remainder(source, at, label, depth)?;
         }
         Ok(at > 0)
     }
 
-    /// As `stream`, and the keys of storages that the pickles name.
-    pub(super) fn keyed(
+    /// As [`stream`](Scanner::stream); also returns the storage keys that the pickles name.
+    pub(super) fn stream_with_keys(
         &mut self,
         source: &Source,
         label: &str,
@@ -97,11 +98,11 @@ impl Scanner<'_> {
         });
     }
 
-    /// What follows the last pickle: another archive, or bytes of no known kind.
-    fn rest(&mut self, source: &Source, at: u64, label: Option<&str>, depth: u64) -> Result<()> {
+    /// Scans what follows the last pickle, where it is a container.
+    fn scan_remainder(&mut self, source: &Source, at: u64, label: Option<&str>, depth: u64) -> Result<()> {
         let len = source.len().saturating_sub(at);
         let window = source.window(at, len)?;
-        let head = window.read_vec(0, len.min(BLOCK))?;
+        let head = window.read_vec(0, len.min(TAR_BLOCK_BYTES))?;
         if is_container(&head) {
             let inner = inside(label, &format!("byte {at}"));
             self.source(&window, Some(&inner), depth.saturating_add(1))?;
@@ -109,8 +110,8 @@ impl Scanner<'_> {
         Ok(())
     }
 
-    /// One pickle at an offset of a source.
-    fn one(
+    /// Scans one pickle at an offset of a source; `None` where `sure` is false and the bytes are not a pickle.
+    fn pickle(
         &mut self,
         source: &Source,
         at: u64,
@@ -118,33 +119,33 @@ impl Scanner<'_> {
         sure: bool,
         legacy: bool,
         member: Option<&str>,
-    ) -> Result<Option<Scanned>> {
+    ) -> Result<Option<ScannedPickle>> {
         let limits = &self.options.limits;
-        let most = source.len().saturating_sub(at);
-        let ceiling = most.min(limits.pickle_bytes);
-        // A pickle that is known to fill the rest is read at once.
-        let mut len = if sure && !legacy { ceiling } else { ceiling.min(FIRST) };
+        let available = source.len().saturating_sub(at);
+        let ceiling = available.min(limits.pickle_bytes);
+        // A pickle that is known to extend to the end of the source is read at once.
+        let mut len = if sure && !legacy { ceiling } else { ceiling.min(INITIAL_READ_BYTES) };
         let data = loop {
             let data = source.chunk(at, len)?;
-            if sure && len == most {
+            if sure && len == available {
                 break data;
             }
-            match reads(&data, limits) {
-                Reads::Not if !sure => return Ok(None),
-                Reads::Cut if len < ceiling => len = len.saturating_mul(4).min(ceiling),
+            match probe(&data, limits) {
+                Probe::NotPickle if !sure => return Ok(None),
+                Probe::Truncated if len < ceiling => len = len.saturating_mul(4).min(ceiling),
                 _ => break data,
             }
         };
-        if len == ceiling && ceiling < most && matches!(reads(&data, limits), Reads::Cut) {
-            let error = Error::limit("pickle_bytes", limits.pickle_bytes, most);
+        if len == ceiling && ceiling < available && matches!(probe(&data, limits), Probe::Truncated) {
+            let error = Error::limit("pickle_bytes", limits.pickle_bytes, available);
             self.report.add_error(&error, label);
         }
-        let place = Place { member, shift: at, legacy, keys: self.wants_keys };
+        let context = PickleContext { member, base_offset: at, legacy, wants_keys: self.wants_keys };
         let cancel = &self.options.cancel;
-        pickles::scan(&mut self.report, data, 0, &place, sure, limits, cancel)
+        pickles::scan(&mut self.report, data, 0, &context, sure, limits, cancel)
     }
 
-    /// Bytes that a pickle hands to a loader.
+    /// Scans the bytes that a pickle passes to a loader.
     pub(super) fn nested(
         &mut self,
         found: Vec<Nested>,
@@ -160,7 +161,7 @@ impl Scanner<'_> {
                     (source.window(at, region.len())?, at)
                 }
                 Nested::Decoded(bytes) => {
-                    if !take(&mut self.budget.made, len64(bytes.len())) {
+                    if !take(&mut self.budget.decoded_bytes, len64(bytes.len())) {
                         let why = "the budget scan_bytes is spent";
                         self.report.unscanned(label, why, base, len64(bytes.len()));
                         continue;
@@ -174,7 +175,7 @@ impl Scanner<'_> {
             if format.is_none() && self.report.scanned.len() == before && !self.report.truncated {
                 self.report.unscanned(
                     Some(&inner),
-                    "bytes for a loader, of no known format",
+                    "bytes passed to a loader, in an unknown format",
                     0,
                     window.len(),
                 );
@@ -183,12 +184,12 @@ impl Scanner<'_> {
         Ok(())
     }
 
-    /// The five pickles of a legacy stream.
+    /// Scans the five pickles of a legacy stream.
     pub(super) fn legacy(&mut self, source: &Source, label: Option<&str>, depth: u64) -> Result<()> {
         let mut at = 0;
-        for part in LEGACY_PARTS {
-            let member = inside(label, part);
-            let Some(found) = self.one(source, at, label, true, true, Some(&member))? else { break };
+        for name in LEGACY_PICKLES {
+            let member = inside(label, name);
+            let Some(found) = self.pickle(source, at, label, true, true, Some(&member))? else { break };
             let end = at.saturating_add(len64(found.end));
             self.report.scanned(Some(&member), "pickle", at, end.saturating_sub(at));
             self.nested(found.nested, source, at, Some(&member), depth)?;
@@ -200,7 +201,7 @@ impl Scanner<'_> {
         Ok(())
     }
 
-    /// Bytes after the last storage of a legacy stream.
+    /// Scans the bytes after the last storage of a legacy stream.
     pub(super) fn after_legacy(&mut self, source: &Source, label: Option<&str>, depth: u64) -> Result<()> {
         let wanted = |finding: &&Finding| {
             finding.code == Code::TrailingData.as_str() && finding.member.as_deref() == label
@@ -210,12 +211,12 @@ impl Scanner<'_> {
         let window = source.window(at, source.len().saturating_sub(at))?;
         let inner = inside(label, &format!("byte {at}"));
         if !self.stream(&window, Some(&inner), false, depth)? {
-            self.rest(source, at, label, depth)?;
+            self.scan_remainder(source, at, label, depth)?;
         }
         Ok(())
     }
 
-    /// A safetensors file: data only, unless something is hidden behind it.
+    /// Scans a safetensors file: its tensor names, and a pickle after the tensors (a polyglot).
     pub(super) fn safetensors(&mut self, source: &Source, label: Option<&str>, depth: u64) -> Result<()> {
         let index = self.strict(source, label)?;
         let mut length = [0; 8];
@@ -241,7 +242,7 @@ impl Scanner<'_> {
             }
             return Ok(());
         }
-        // The strict reader says where the bytes begin that no tensor covers.
+        // The error of the strict reader has the offset of the first byte that no tensor covers.
         let wanted = |finding: &&Finding| {
             finding.code == Code::StOffsets.as_str() && finding.member.as_deref() == label
         };
@@ -251,93 +252,83 @@ impl Scanner<'_> {
             let window = source.window(start, source.len().saturating_sub(start))?;
             let inner = inside(label, &format!("byte {start}"));
             if self.stream(&window, Some(&inner), false, depth)? {
-                self.polyglot(label, "a pickle stands behind the tensors");
+                self.polyglot(label, "a pickle follows the tensors");
             }
         }
         Ok(())
     }
 
-    /// A NumPy array: one of objects has a pickle in place of its elements (numpy/lib/format.py).
+    /// Scans a NumPy array: an array of dtype object has a pickle in place of its elements (numpy/lib/format.py).
     pub(super) fn npy(&mut self, source: &Source, label: Option<&str>, depth: u64) -> Result<()> {
         let head = source.read_vec(0, source.len().min(16))?;
         let (start, len) = match head.as_slice() {
             [_, _, _, _, _, _, 1, _, a, b, ..] => (10, u64::from(u16::from_le_bytes([*a, *b]))),
             [_, _, _, _, _, _, _, _, a, b, c, d, ..] => (12, u64::from(u32::from_le_bytes([*a, *b, *c, *d]))),
             _ => {
-                self.report.unscanned(label, "a NumPy array that is cut short", 0, source.len());
+                self.report.unscanned(label, "a truncated NumPy array", 0, source.len());
                 return Ok(());
             }
         };
-        let room = source.len().saturating_sub(start);
-        let text = source.read_vec(start, len.min(room).min(FIRST))?;
+        let available = source.len().saturating_sub(start);
+        let text = source.read_vec(start, len.min(available).min(INITIAL_READ_BYTES))?;
         self.report.scanned(label, "npy header", 0, start.saturating_add(len64(text.len())));
         let descr: Vec<u8> = text.iter().copied().filter(|byte| !byte.is_ascii_whitespace()).collect();
         let objects = [&b"'|O'"[..], b"'O'", b"\"|O\"", b"\"O\"", b"'|O8'", b"'O8'", b"|O"];
-        let holds = |wanted: &[u8]| descr.windows(wanted.len()).any(|window| window == wanted);
-        if !objects.iter().any(|wanted| holds(wanted)) && len <= room {
+        let contains = |wanted: &[u8]| descr.windows(wanted.len()).any(|window| window == wanted);
+        if !objects.iter().any(|wanted| contains(wanted)) && len <= available {
             return Ok(());
         }
         let start = start.saturating_add(len).min(source.len());
         let window = source.window(start, source.len().saturating_sub(start))?;
         let inner = inside(label, "objects");
         if !self.stream(&window, Some(&inner), true, depth)? {
-            self.report.unscanned(label, "an array of objects without its pickle", start, window.len());
+            self.report.unscanned(label, "an object array without a pickle", start, window.len());
         }
         Ok(())
     }
 
-    /// The members of a tar archive, by their headers (POSIX ustar).
+    /// Scans the members of a tar archive, by their headers (POSIX ustar).
     pub(super) fn tar(&mut self, source: &Source, label: Option<&str>, depth: u64) -> Result<()> {
         let mut at = 0_u64;
         let mut members = 0_u64;
-        while at.saturating_add(BLOCK) <= source.len() {
+        while at.saturating_add(TAR_BLOCK_BYTES) <= source.len() {
             self.options.cancel.check()?;
             members = members.saturating_add(1);
             if members > self.options.limits.entries {
                 self.report.unscanned(label, "too many members", at, source.len().saturating_sub(at));
                 break;
             }
-            let block = source.read_vec(at, BLOCK)?;
-            at = at.saturating_add(BLOCK);
+            let block = source.read_vec(at, TAR_BLOCK_BYTES)?;
+            at = at.saturating_add(TAR_BLOCK_BYTES);
             if block.iter().all(|&byte| byte == 0) {
                 continue;
             }
             let name = block.get(..100).unwrap_or_default();
             let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
             let name = String::from_utf8_lossy(name).into_owned();
-            let Some(size) = octal(block.get(124..136).unwrap_or_default()) else {
-                self.report.unscanned(
-                    label,
-                    "a tar header that cannot be read",
-                    at,
-                    source.len().saturating_sub(at),
-                );
+            let Some(size) = tar_number(block.get(124..136).unwrap_or_default()) else {
+                self.report.unscanned(label, "an invalid tar header", at, source.len().saturating_sub(at));
                 break;
             };
-            let room = source.len().saturating_sub(at);
+            let available = source.len().saturating_sub(at);
             let inner = inside(label, &name);
-            if size > room {
-                self.report.unscanned(
-                    Some(&inner),
-                    "a member that is cut short",
-                    0,
-                    size.saturating_sub(room),
-                );
+            if size > available {
+                self.report.unscanned(Some(&inner), "a truncated member", 0, size.saturating_sub(available));
             }
-            let window = source.window(at, size.min(room))?;
+            let window = source.window(at, size.min(available))?;
             if matches!(block.get(156), Some(b'0' | 0 | b'7')) {
                 self.tar_member(&window, &name, &inner, depth)?;
             }
-            at = at.saturating_add(size.div_ceil(BLOCK).saturating_mul(BLOCK));
+            at = at.saturating_add(size.div_ceil(TAR_BLOCK_BYTES).saturating_mul(TAR_BLOCK_BYTES));
         }
         Ok(())
     }
 
     fn tar_member(&mut self, window: &Source, name: &str, inner: &str, depth: u64) -> Result<()> {
         let known = matches!(name.trim_start_matches("./"), "pickle" | "sys_info" | "tensors" | "storages");
-        if known || !is_container(&window.read_vec(0, window.len().min(BLOCK))?) {
+        if known || !is_container(&window.read_vec(0, window.len().min(TAR_BLOCK_BYTES))?) {
             let found = self.stream(window, Some(inner), known, depth)?;
-            // Numbers and elements stand between the pickles of these two.
+            // In these two members of a torch 0.1 archive, raw numbers and elements lie between the pickles.
             if found && matches!(name, "tensors" | "storages") {
                 self.report.unscanned(Some(inner), "pickles between raw numbers", 0, window.len());
             }
@@ -347,39 +338,39 @@ impl Scanner<'_> {
     }
 }
 
-/// Whether bytes could begin a pickle.
+/// Whether bytes may be the start of a pickle.
 pub(super) fn may_be_pickle(head: &[u8], limits: &Limits) -> bool {
-    !matches!(reads(head, limits), Reads::Not)
+    !matches!(probe(head, limits), Probe::NotPickle)
 }
 
-/// Whether bytes are the beginning of a pickle that has no end in them.
-pub(super) fn goes_on(bytes: &[u8], limits: &Limits) -> bool {
-    matches!(reads(bytes, limits), Reads::Cut)
+/// Whether bytes are the start of a pickle that continues past their end.
+pub(super) fn is_truncated_pickle(bytes: &[u8], limits: &Limits) -> bool {
+    matches!(probe(bytes, limits), Probe::Truncated)
 }
 
-/// Disassembles some bytes, to see where they lead.
-fn reads(data: &[u8], limits: &Limits) -> Reads {
+/// Disassembles the start of some bytes.
+fn probe(data: &[u8], limits: &Limits) -> Probe {
     let mut disasm = Disasm::lenient(data, 0, limits);
     let mut opcodes = 0_u64;
     loop {
         match disasm.next() {
-            None => return Reads::Ends,
+            None => return Probe::Ends,
             Some(Ok(_)) => opcodes = opcodes.saturating_add(1),
-            // A length beyond all data is no pickle's beginning.
+            // Where the first opcode already fails, the bytes are not a pickle.
             Some(Err(error)) => {
-                let cut = error.code() == Code::Truncated || disasm.position() >= data.len();
-                return match (cut, opcodes) {
-                    (_, 0) => Reads::Not,
-                    (true, _) => Reads::Cut,
-                    (false, _) => Reads::Ends,
+                let truncated = error.code() == Code::Truncated || disasm.position() >= data.len();
+                return match (truncated, opcodes) {
+                    (_, 0) => Probe::NotPickle,
+                    (true, _) => Probe::Truncated,
+                    (false, _) => Probe::Ends,
                 };
             }
         }
     }
 }
 
-/// A tar header's number: octal text, or base 256 where its first bit is set (GNU).
-fn octal(field: &[u8]) -> Option<u64> {
+/// Parses a number of a tar header: octal text, or base 256 where the first bit is set (GNU); `None` where it is neither.
+fn tar_number(field: &[u8]) -> Option<u64> {
     if let Some((&first, rest)) = field.split_first()
         && first & 0x80 != 0
     {
