@@ -24,6 +24,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 import tomllib
 from pathlib import Path
@@ -141,12 +142,21 @@ def environment(fault: Fault | None) -> dict[str, str]:
     """For the tests; with a Rust fault, its number."""
     env = {name: value for name, value in os.environ.items() if name != VARIABLE}
     env["CARGO_TARGET_DIR"] = str(WORK / "target")
-    env["PYTHONPATH"] = str(TREE / "python")
     # A file that is changed twice in a second would be taken from the cache.
     env["PYTHONDONTWRITEBYTECODE"] = "1"
     if fault is not None and fault.is_rust:
         env[VARIABLE] = str(fault.number)
     return env
+
+
+def interpreter() -> str:
+    """A Python of the copy's own: the copy's package, then all that is installed here, whatever PYTHONPATH a test sets."""
+    home = WORK / "venv"
+    if not (home / "bin" / "python").exists():
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
+    [packages] = (home / "lib").glob("python3*/site-packages")
+    write(packages / "mutants.pth", f"{TREE / 'python'}\n{sysconfig.get_path('purelib')}\n".encode())
+    return str(home / "bin" / "python")
 
 
 class Build:
@@ -164,6 +174,7 @@ class Build:
         self._cargo("build", "--release", "--features", "python", "--lib")
         built = WORK / "target" / "release" / "librustload.so"
         write(TREE / "python" / "rustload" / "_rustload.abi3.so", built.read_bytes())
+        self.python = interpreter()
 
     @staticmethod
     def _cargo(*arguments: str) -> list[dict]:
@@ -178,7 +189,7 @@ class Build:
 
     def commands(self, named: str | None) -> list[list[str]]:
         """The commands for `"unit FILTER"`, `"rust FILTER"` or `"python ARGUMENTS"`; for None, those for all tests."""
-        pytest = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header"]
+        pytest = [self.python, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header"]
         if named is None:
             # The names of the rooms are looked at in the sources, where the switches are.
             skip = ["--skip", "layers::"]
