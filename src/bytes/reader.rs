@@ -232,6 +232,10 @@ mod tests {
         }
         let past = reader.read(bytes.len() as u64 - 5, LEAST, &mut scratch);
         assert_eq!(past.unwrap_err().code(), Code::Truncated);
+        // Nor past a window behind which the file goes on.
+        let inner = whole.window(77, 4 << 20).unwrap();
+        let past = Reader::around(&inner).read((4 << 20) - 5, LEAST, &mut scratch).map(|bytes| bytes.len());
+        assert_eq!(past.unwrap_err().code(), Code::Truncated);
         // Runs of both kinds, the last first, with a byte between them.
         let runs = [(7, LEAST + 1..2 * LEAST + 1), (4096, 0..LEAST)];
         let found = reader.read_runs(2 * LEAST + 1, runs, &mut scratch).unwrap();

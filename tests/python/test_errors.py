@@ -137,8 +137,9 @@ def test_a_pipe_or_device_is_no_regular_file_and_does_not_block(tmp_path):
 
 
 def test_an_empty_file_of_proc_is_an_error():
-    with pytest.raises((rustload.RustloadError, OSError)):
+    with pytest.raises(rustload.FormatError) as caught:
         rustload.open("/proc/self/status")
+    assert caught.value.code == "NotRegularFile"
 
 
 def test_a_directory_without_a_checkpoint_lists_what_was_looked_for(tmp_path):

@@ -180,6 +180,10 @@ fn opcodes_do_not_reach_below_a_mark() {
     {
         assert_eq!(code(data), Code::PickleStack, "{}", data.escape_ascii());
     }
+    // Between two marks there is nothing, whatever lies below the first: the value that is to be filled is not there.
+    for data in [&b"]((e1."[..], b"]((Ne1.", b"}((u1.", b"}((NNu1."] {
+        assert_eq!(code(data), Code::PickleStack, "{}", data.escape_ascii());
+    }
 }
 
 #[test]

@@ -985,6 +985,31 @@ fn r12_tensors_are_counted() {
 }
 
 #[test]
+fn r12_calls_of_one_class_are_counted_though_none_is_a_tensor() {
+    let calls = |first: usize, second: usize| {
+        let bytes = archive(|p| {
+            p.global("mine", "A").put_at(0).pop();
+            p.global("mine", "B").put_at(1).pop();
+            p.list().mark();
+            p.times(first, |p| {
+                p.raw(b"h\0)R");
+            });
+            p.times(second, |p| {
+                p.raw(b"h\x01)R");
+            });
+            p.op(b'e');
+        });
+        let limits = Limits { tensors: 10, ..Limits::default() };
+        Checkpoint::from_bytes(Arc::new(bytes.bytes()), Options { limits, ..Options::default() })
+    };
+    assert_eq!(calls(10, 10).unwrap().len(), 0);
+    for (first, second) in [(11, 0), (0, 11)] {
+        let error = calls(first, second).unwrap_err();
+        assert!(matches!(error.subject(), Subject::Limit { name: "tensors", .. }), "{error:?}");
+    }
+}
+
+#[test]
 fn r13_many_views_of_one_storage_are_lazy() {
     let bytes = archive(|p| {
         p.tensor(&floats(&[6])).put_at(0).pop().list().mark();
