@@ -38,7 +38,7 @@ KINDS = {
     "Unsupported": "A legitimate file or request that rustload cannot serve yet.",
     "Disallowed": 'You decide about trust: raised with `unknown="error"`, and for a legacy magic number that is a call.',
     "Limit": "You raise the limit or reject the file. The error has `name`, `limit` and `found`.",
-    "NotFound": "The caller. The note has near names.",
+    "NotFound": "The caller. The note suggests similar names.",
     "Value": "The caller.",
     "Type": "The caller.",
     "Index": "The caller.",

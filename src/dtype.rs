@@ -1,10 +1,10 @@
-//! Element types: their names in torch, safetensors and NumPy words, their sizes and kinds.
+//! Element types: their names in torch, safetensors and NumPy, their sizes and kinds.
 
 use std::fmt;
 
 use crate::error::{Code, Error, Result};
 
-/// What kind of number an element is; a cast that changes the kind downwards is lossy.
+/// The kind of number of an element. The kinds are ordered; a cast to a lower kind is lossy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// True or false.
@@ -15,7 +15,7 @@ pub enum Kind {
     Float,
     /// Pairs of floats.
     Complex,
-    /// Several elements to the byte, or bits without a meaning; handed on, never converted.
+    /// Several elements per byte, or opaque bits; copied, never converted.
     Packed,
 }
 
@@ -30,7 +30,7 @@ macro_rules! dtypes {
             /// Every dtype.
             pub const ALL: &'static [DType] = &[$(DType::$variant,)*];
 
-            /// The name, as torch spells it: `"bfloat16"`.
+            /// The name in torch: `"bfloat16"`.
             pub fn name(self) -> &'static str {
                 match self { $(DType::$variant => $name,)* }
             }
@@ -45,7 +45,7 @@ macro_rules! dtypes {
                 match self { $(DType::$variant => Kind::$kind,)* }
             }
 
-            /// The dtype called `name` in torch's, safetensors' or NumPy's words, with or without `torch.`.
+            /// The dtype with this name in torch, safetensors or NumPy, with or without the prefix `torch.`.
             pub fn from_name(name: &str) -> Option<DType> {
                 match name.strip_prefix("torch.").unwrap_or(name) {
                     $($name $(| $alias)* => Some(DType::$variant),)*
@@ -87,7 +87,7 @@ dtypes! {
 }
 
 impl DType {
-    /// The dtype called `name`, or an error that lists what there is.
+    /// The dtype named `name`; fails with a note that lists the known names.
     pub fn parse(name: &str) -> Result<DType> {
         DType::from_name(name).ok_or_else(|| {
             let known: Vec<_> = DType::ALL.iter().map(|dtype| dtype.name()).collect();
@@ -96,7 +96,7 @@ impl DType {
         })
     }
 
-    /// The code in a safetensors header, where the format has one.
+    /// The dtype's code in a safetensors header; `None` where the format has none.
     pub fn safetensors(self) -> Option<&'static str> {
         Some(match self {
             DType::Bool => "BOOL",
@@ -129,12 +129,12 @@ impl DType {
         })
     }
 
-    /// The dtype of a safetensors header's code; only the exact spelling counts.
+    /// The dtype with this code in a safetensors header; the code is case-sensitive.
     pub fn from_safetensors(code: &str) -> Option<DType> {
         DType::ALL.iter().copied().find(|dtype| dtype.safetensors() == Some(code))
     }
 
-    /// The dtype of one half of a complex number.
+    /// The dtype of the real and of the imaginary part of a complex dtype; `None` for other dtypes.
     pub fn real_part(self) -> Option<DType> {
         match self {
             DType::C32 => Some(DType::F16),
@@ -144,13 +144,13 @@ impl DType {
         }
     }
 
-    /// What an element's address must be a multiple of. torch's kernels take complex numbers as wholes (c10/util/complex.h:
-    /// `alignas(sizeof(T) * 2)`), although their two numbers could lie at multiples of their own size.
+    /// The alignment of an element in bytes. torch's kernels load a complex number as a whole (c10/util/complex.h:
+    /// `alignas(sizeof(T) * 2)`), although its two parts need only their own alignment.
     pub fn align(self) -> u64 {
         self.itemsize()
     }
 
-    /// Bytes that a byte-order swap reverses as one: the element, or each half of a complex number.
+    /// The number of bytes that a byte swap reverses at a time: an element, or one part of a complex number.
     pub fn swap_unit(self) -> u64 {
         self.real_part().unwrap_or(self).itemsize()
     }

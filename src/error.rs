@@ -1,7 +1,7 @@
-//! The one error type: what went wrong, where, who must act, and what to try next.
+//! The crate's error type: what went wrong, where, who must act, and what to try next.
 //!
-//! A [`Code`] is stable and belongs to exactly one [`Kind`]; the kind decides which Python class is raised. The text is
-//! composed at the edge from the fact, the member and the byte offset; advice travels apart, as a note.
+//! A [`Code`] is stable and belongs to exactly one [`Kind`]; the kind decides which Python class is raised. `Display` composes the
+//! text from the path, the message, the member and the byte offset; advice is separate, as a note.
 
 use std::fmt;
 use std::io;
@@ -11,17 +11,17 @@ use std::path::{Path, PathBuf};
 /// A result with rustload's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Who must act on an error.
+/// The category of an error: who must act on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Kind {
     /// The environment: a missing file, a permission, a failing disk.
     Io,
-    /// Whoever made the file.
+    /// The author of the file: it is malformed.
     Format,
     /// rustload, in a later version.
     Unsupported,
-    /// The user, who decides about trust.
+    /// The user: decide whether to trust the file.
     Disallowed,
     /// The user: raise the limit or reject the file.
     Limit,
@@ -33,13 +33,13 @@ pub enum Kind {
     Index,
     /// The caller: a wrong type.
     Type,
-    /// The caller: a view was demanded and none is possible.
+    /// The caller: a view was requested and none is possible.
     Buffer,
     /// The driver or the GPU.
     Device,
     /// The machine ran out of memory.
     Memory,
-    /// The caller asked for the work to stop.
+    /// The caller: the operation was cancelled.
     Cancelled,
     /// A bug in rustload.
     Internal,
@@ -47,7 +47,7 @@ pub enum Kind {
 
 macro_rules! codes {
     ($($name:ident: $kind:ident, $what:literal, $next:literal;)*) => {
-        /// The stable code of an error, spelled the same in Rust, Python, the CLI and the documentation.
+        /// The stable code of an error, with the same name in Rust, Python, the CLI and the documentation.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum Code { $(#[doc = $what] $name,)* }
@@ -56,7 +56,7 @@ macro_rules! codes {
             /// Every code, in the order of the catalogue.
             pub const ALL: &'static [Code] = &[$(Code::$name,)*];
 
-            /// The code as it is spelled in `.code`.
+            /// The code's name, as in Python's `.code`.
             pub fn as_str(self) -> &'static str {
                 match self { $(Code::$name => stringify!($name),)* }
             }
@@ -66,12 +66,12 @@ macro_rules! codes {
                 match self { $(Code::$name => Kind::$kind,)* }
             }
 
-            /// What the code means, in one sentence.
+            /// The meaning of the code, in one sentence.
             pub fn meaning(self) -> &'static str {
                 match self { $(Code::$name => $what,)* }
             }
 
-            /// The likely cause where it is not plain, and what to try next; empty for wrong arguments.
+            /// The likely cause where it is not obvious, and what to try next; empty for wrong arguments.
             pub fn next_step(self) -> &'static str {
                 match self { $(Code::$name => $next,)* }
             }
@@ -86,104 +86,104 @@ codes! {
         "Copy the data into a regular file first.";
     FileChanged: Format, "The file was cut or changed after it was opened.",
         "Open the checkpoint again once the writer is done.";
-    Truncated: Format, "The data ends before what it announces.",
+    Truncated: Format, "The data is shorter than it states.",
         "The download or copy is probably incomplete: fetch the file again.";
-    UnknownFormat: Format, "The content is no checkpoint format that rustload knows.",
+    UnknownFormat: Format, "The content is not in a checkpoint format that rustload knows.",
         "Check that the file is a checkpoint and was downloaded whole.";
-    UnsupportedContainer: Unsupported, "The content is an archive of a kind that holds no checkpoint directly.",
-        "Unpack it, then open what it holds.";
+    UnsupportedContainer: Unsupported, "The content is an archive in a format that does not contain a checkpoint directly.",
+        "Unpack it, then open what it contains.";
     TarUnsupported: Unsupported, "The file is a tar archive: an ordinary one, or a checkpoint of torch 0.1.",
-        "Unpack it and open what it holds. One of torch 0.1 that you trust: read it with torch.load(..., weights_only=False), and write it with a current torch.save.";
+        "Unpack it and open what it contains. One of torch 0.1 that you trust: read it with torch.load(..., weights_only=False), and write it with a current torch.save.";
 
-    ShardMissing: Format, "Files that the index or the shard numbers name are absent.",
+    ShardMissing: Format, "Files that the index or the shard numbers imply are missing.",
         "Download the missing files into the same directory.";
-    ShardDuplicate: Format, "One name is in two shards and no index decides.",
+    ShardDuplicate: Format, "A tensor name is in two shards and no index says which to use.",
         "Open the shards one by one, or give the index file; rustload.concat joins the parts that tensor-parallel training saves.";
     IndexFormat: Format, "The index file is not JSON of the expected form.",
         "Download the index file again.";
-    IndexKey: Format, "The index names a tensor that its shard does not hold.",
+    IndexKey: Format, "The index names a tensor that its shard does not contain.",
         "The index and the shards are from different versions: download both again.";
 
-    ZipPrefix: Format, "There are bytes before the archive's first member.",
+    ZipPrefix: Format, "There are bytes before the archive's first member (a prefix).",
         "Other readers may see another archive in this file.";
-    ZipStructure: Format, "The archive's directory contradicts itself.", "The file is damaged or was made by hand: fetch it again, or ask whoever made it.";
-    ZipAmbiguous: Format, "The archive's end record is absent or not the only one.",
+    ZipStructure: Format, "The archive's central directory contradicts itself.", "The file is damaged or was made by hand: fetch it again, or ask its author.";
+    ZipAmbiguous: Format, "The archive's end-of-central-directory record is missing or not the only one.",
         "The download is probably incomplete: fetch the file again.";
     ZipTrailing: Format, "There are bytes after the archive's end.",
         "Open it with trailing=\"ignore\" if you know why they are there.";
-    ZipMismatch: Format, "A member's local header contradicts the directory.",
-        "The file is damaged or was made by hand: fetch it again, or ask whoever made it.";
+    ZipMismatch: Format, "A member's local file header contradicts the central directory.",
+        "The file is damaged or was made by hand: fetch it again, or ask its author.";
     ZipDuplicate: Format, "Two members have one name.", "Other readers may take the other one.";
     ZipCase: Format, "A member's name differs from a required one only in upper and lower case.",
         "Other readers may take it for the required one.";
-    ZipName: Format, "A member's name is not one that torch writes.", "The file is damaged or was made by hand: fetch it again, or ask whoever made it.";
+    ZipName: Format, "A member's name is not one that torch writes.", "The file is damaged or was made by hand: fetch it again, or ask its author.";
     ZipCrc: Format, "A member's checksum does not match its bytes.", "The file is damaged: fetch it again.";
     ZipUnsupported: Unsupported, "A member is encrypted or compressed in a way other than deflate.",
         "Pack the archive again without it.";
     ZipVersion: Unsupported, "The archive's version record is outside what torch has written so far.",
         "It is from a newer torch, or damaged: look for a newer rustload, or fetch it again.";
-    RecordOverlap: Format, "Two members share bytes of the file.", "The file is damaged or was made by hand: fetch it again, or ask whoever made it.";
+    RecordOverlap: Format, "Two members overlap in the file.", "The file is damaged or was made by hand: fetch it again, or ask its author.";
     RecordCompressed: Buffer, "The bytes are compressed in the file, so no view of them exists.",
         "Ask with copy=None or copy=True.";
-    RecordMissing: Format, "A member that the checkpoint needs is absent.",
+    RecordMissing: Format, "A member that the checkpoint needs is missing.",
         "The file is incomplete or was packed by hand.";
     ByteOrder: Format, "The byteorder record is neither little nor big.",
-        "The file is damaged or was made by hand: fetch it again, or ask whoever made it.";
+        "The file is damaged or was made by hand: fetch it again, or ask its author.";
 
-    PickleOpcode: Format, "A byte of the pickle is no opcode.", "The pickle is damaged, or a later protocol's: fetch the file again, or ask whoever made it.";
+    PickleOpcode: Format, "A byte of the pickle is not an opcode.", "The pickle is damaged, or a later protocol's: fetch the file again, or ask its author.";
     PickleProto: Format, "The pickle's protocol is above 5, or stated anywhere but at its start.",
         "The pickle is damaged or a later Python's: write it again with protocol 5 or below.";
-    PickleStack: Format, "An opcode needs more values than the stack holds, or STOP leaves some.",
-        "The pickle is damaged or was made by hand: fetch the file again, or ask whoever made it.";
-    PickleMemo: Format, "A memo index is unset, negative or oddly spelled.",
-        "The pickle is damaged or was made by hand: fetch the file again, or ask whoever made it.";
-    PickleType: Format, "An opcode's operand has the wrong type.", "The pickle is damaged or was made by hand: fetch the file again, or ask whoever made it.";
+    PickleStack: Format, "An opcode needs more values than are on the stack, or STOP leaves some.",
+        "The pickle is damaged or was made by hand: fetch the file again, or ask its author.";
+    PickleMemo: Format, "A memo index is unset, negative or not in canonical decimal.",
+        "The pickle is damaged or was made by hand: fetch the file again, or ask its author.";
+    PickleType: Format, "An opcode's operand has the wrong type.", "The pickle is damaged or was made by hand: fetch the file again, or ask its author.";
     PickleFrame: Format, "A frame is too long, nested or straddled by an opcode.",
-        "Pickle readers disagree about such a file, which no writer makes: do not use it before you know why.";
+        "Unpicklers disagree about such a file, and no writer makes one: do not use it before you know why.";
     PickleText: Format, "A string of the pickle is not valid in its encoding.",
-        "The pickle is damaged or was made by hand: fetch the file again, or ask whoever made it.";
-    AmbiguousNumber: Format, "A number is spelled in a way that pickle readers disagree about.",
-        "No writer spells numbers so: do not use the file before you know why.";
+        "The pickle is damaged or was made by hand: fetch the file again, or ask its author.";
+    AmbiguousNumber: Format, "A number has a form that unpicklers disagree about.",
+        "No writer uses this form: do not use the file before you know why.";
     TrailingData: Format, "There are bytes after the pickle's end.",
         "Open it with trailing=\"ignore\" if you know why they are there.";
-    ExtRegistry: Format, "The pickle names a class by a number of the process's extension registry.",
-        "Nobody but the writer knows what it means: save it again without copyreg.add_extension.";
-    OutOfBand: Format, "The pickle wants buffers from outside the file.",
-        "It was pickled with a buffer_callback: write it again without one.";
+    ExtRegistry: Format, "The pickle refers to a class by its code in the process's extension registry.",
+        "Only the writer's process knows the class: save it again without copyreg.add_extension.";
+    OutOfBand: Format, "The pickle needs out-of-band buffers, from outside the file.",
+        "It was pickled with a buffer_callback: save it again without one.";
     PersistentId: Format, "A persistent id is not one that torch writes.",
         "Another program wrote the pickle: open the file with that program.";
     DisallowedGlobal: Disallowed, "The pickle names a class or function that rustload does not know.",
-        "Open it with unknown=\"keep\" to have such values as inert data.";
+        "Open it with unknown=\"keep\" to get such values as inert data.";
     DisallowedCall: Disallowed, "The pickle calls something in a way that rustload does not know.",
-        "Open it with unknown=\"keep\" to have such values as inert data.";
+        "Open it with unknown=\"keep\" to get such values as inert data.";
     CyclicValue: Format, "A value contains itself in a way that no Python object can.",
-        "The pickle was made by hand; its tensors can be read all the same.";
+        "The pickle was made by hand; its tensors can still be read.";
 
     LegacyVersion: Unsupported, "The legacy stream states a protocol other than 1001.",
         "It is from a torch that was never released, or damaged: fetch it again.";
-    LegacyKeys: Format, "The legacy stream's list of storage keys does not fit its tensors.",
-        "The file is damaged or was made by hand: fetch it again, or ask whoever made it.";
+    LegacyKeys: Format, "The legacy stream's list of storage keys does not match its tensors.",
+        "The file is damaged or was made by hand: fetch it again, or ask its author.";
 
     StorageKey: Format, "A storage key is not a plain decimal number or name.",
-        "The file was made by hand: ask whoever made it.";
+        "The file was made by hand: ask its author.";
     StorageBounds: Format, "A storage's stated size differs from the bytes in the file.",
-        "The file is damaged or was made by hand: fetch it again, or ask whoever made it.";
-    NdarrayBounds: Format, "A NumPy array or scalar has another number of bytes than its dtype and shape say.",
-        "The pickle is damaged or was made by hand: fetch the file again, or ask whoever made it.";
+        "The file is damaged or was made by hand: fetch it again, or ask its author.";
+    NdarrayBounds: Format, "The number of bytes of a NumPy array or scalar does not match its dtype and shape.",
+        "The pickle is damaged or was made by hand: fetch the file again, or ask its author.";
     StorageConflict: Format, "One storage is described in two contradicting ways.",
-        "The file was made by hand: ask whoever made it.";
-    TensorBounds: Format, "A tensor reaches outside its storage.", "The file is damaged or was made by hand: fetch it again, or ask whoever made it.";
-    TensorMetadata: Unsupported, "A tensor carries a property that rustload does not know.",
+        "The file was made by hand: ask its author.";
+    TensorBounds: Format, "A tensor reaches outside its storage.", "The file is damaged or was made by hand: fetch it again, or ask its author.";
+    TensorMetadata: Unsupported, "A tensor has a property that rustload does not know.",
         "It is from a newer torch: look for a newer rustload.";
-    SparseInvariant: Format, "A sparse tensor's indices do not fit its shape, or each other.",
-        "The file is damaged or was made by hand; the parts can be read one by one.";
+    SparseInvariant: Format, "A sparse tensor's indices do not match its shape, or each other.",
+        "The file is damaged or was made by hand; the component tensors can be read one by one.";
     MetaTensor: Unsupported, "The tensor was saved on the meta device, so the file has none of its elements.",
         "Under framework=\"torch\" it comes out as a meta tensor.";
-    TensorShape: Format, "A tensor's shape is impossible.", "The file is damaged or was made by hand: fetch it again, or ask whoever made it.";
+    TensorShape: Format, "A tensor's shape is impossible.", "The file is damaged or was made by hand: fetch it again, or ask its author.";
 
     StHeader: Format, "The safetensors header is not what the format allows.",
         "The file is damaged or not safetensors.";
-    StDuplicateKey: Format, "A name stands twice in the safetensors header.",
+    StDuplicateKey: Format, "The safetensors header has a duplicate key.",
         "Open it with compat=True to take the last, as the reference reader does.";
     StOffsets: Format, "The safetensors data offsets do not cover the data exactly once.",
         "The file is damaged or its download is incomplete.";
@@ -192,52 +192,52 @@ codes! {
 
     DtypeUnsupported: Unsupported, "A conversion between these dtypes does not exist.",
         "Ask for another dtype, or for none and convert the result yourself.";
-    LossyCast: Value, "The cast would change the kind of number.", "Pass allow_lossy=True to do it all the same.";
-    Limit: Limit, "A limit was reached.", "Raise the limit if you trust the file.";
-    NotFound: NotFound, "No tensor has that name.", "List the names there are: list(ckpt).";
-    Closed: Value, "The checkpoint is closed.", "Handles taken before go on working; open it again for new ones.";
+    LossyCast: Value, "The cast would change the kind of number.", "Pass allow_lossy=True to do it anyway.";
+    Limit: Limit, "A limit was exceeded.", "Raise the limit if you trust the file.";
+    NotFound: NotFound, "No tensor has that name.", "List the names: list(ckpt).";
+    Closed: Value, "The checkpoint is closed.", "Existing handles still work; open it again for new ones.";
     ModelMismatch: Value, "The checkpoint and the model have different names or shapes.",
-        "The error lists them with near names; try key=, strip=, rename= or strict=False.";
-    Forked: Value, "The stream was begun before the process forked, and its threads are the parent's.",
-        "Begin the stream in the process that uses it.";
+        "The error lists them with similar names; try key=, strip=, rename= or strict=False.";
+    Forked: Value, "The stream was started before the process forked, and its threads exist only in the parent.",
+        "Start the stream in the process that uses it.";
     Value: Value, "An argument has a wrong value.", "";
     Index: Index, "An index is out of bounds, or there are too many.", "";
     Type: Type, "An argument has a wrong type.", "";
     Buffer: Buffer, "No view without a copy is possible.", "Ask with copy=None or copy=True.";
-    Device: Device, "The device is not there or refused.", "Ask for device=\"cpu\", or see that the driver finds the GPU.";
-    Memory: Memory, "The memory could not be had.", "Ask for a part of the tensor, for views, or close what else needs memory.";
-    Cancelled: Cancelled, "The work was stopped on request.", "Start it again; no file was changed.";
+    Device: Device, "The device is missing or reported an error.", "Ask for device=\"cpu\", or check that the driver finds the GPU.";
+    Memory: Memory, "The memory could not be allocated.", "Ask for a slice of the tensor or for views, or free other memory.";
+    Cancelled: Cancelled, "The operation was cancelled.", "Start it again; no file was changed.";
     InternalError: Internal, "rustload has a bug.", "Please report it with the file, if you can share it.";
 }
 
-/// What an error is about, beyond its text.
+/// The subject of an error as data, besides its text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Subject {
-    /// Nothing more to say.
+    /// No further data.
     #[default]
     Nothing,
     /// A global that a pickle names.
     Global {
-        /// The module as the pickle spells it.
+        /// The module as written in the pickle.
         module: String,
-        /// The name as the pickle spells it.
+        /// The name as written in the pickle.
         name: String,
     },
-    /// A limit and what was found.
+    /// A limit that was exceeded.
     Limit {
         /// The limit's name, as in [`Limits`](crate::limits::Limits).
         name: &'static str,
         /// The limit in force.
         limit: u64,
-        /// What the file wants.
+        /// What the file needs.
         found: u64,
     },
-    /// A name that is absent.
+    /// A name that does not exist.
     Name(String),
 }
 
-/// rustload's error: a [`Code`], a fact, and the place where it was met.
+/// rustload's error: a [`Code`], a message, and the path, member and byte offset where it occurred.
 pub struct Error(Box<Inner>);
 
 struct Inner {
@@ -252,7 +252,7 @@ struct Inner {
 }
 
 impl Error {
-    /// An error with a code and a fact (lower case, no final period).
+    /// An error with a code and a message (lower case, no final period).
     pub fn new(code: Code, message: impl Into<String>) -> Error {
         Error(Box::new(Inner {
             code,
@@ -278,24 +278,24 @@ impl Error {
         error
     }
 
-    /// A limit that was reached: its name, its value, and what the file wants.
+    /// An exceeded limit: its name, its value, and what the file needs.
     pub fn limit(name: &'static str, limit: u64, found: u64) -> Error {
         let mut error = Error::new(
             Code::Limit,
-            format!("limit {name} reached: the file wants {found}, the limit is {limit}"),
+            format!("limit {name} exceeded: the file needs {found}, the limit is {limit}"),
         );
         error.0.subject = Subject::Limit { name, limit, found };
         error.note(format!("raise it with limits=rustload.Limits({name}=...) if you trust the file"))
     }
 
-    /// A global that may not be used as the pickle uses it.
+    /// An error about a global that is not allowed as the pickle uses it.
     pub fn global(code: Code, module: &str, name: &str, message: impl Into<String>) -> Error {
         let mut error = Error::new(code, message);
         error.0.subject = Subject::Global { module: module.to_owned(), name: name.to_owned() };
         error
     }
 
-    /// No tensor is called `name`; `near` are the closest names there are.
+    /// The error for an unknown tensor name; the note suggests the names in `near`.
     pub fn not_found(name: &str, near: &[String]) -> Error {
         let mut error = Error::new(Code::NotFound, format!("no tensor is named {name:?}"));
         error.0.subject = Subject::Name(name.to_owned());
@@ -305,7 +305,7 @@ impl Error {
         }
     }
 
-    /// Sets the byte offset, unless one is set already (the innermost place wins).
+    /// Sets the byte offset, unless one is set already (the innermost caller's is kept).
     #[must_use]
     pub fn at(mut self, offset: u64) -> Error {
         self.0.offset.get_or_insert(offset);
@@ -319,7 +319,8 @@ impl Error {
         self
     }
 
-    /// The error as one of something at byte `offset` that holds bytes of its own: the place inside those goes into the message.
+    /// Wraps the error of a nested byte stream that is at `offset`: the member and offset inside the stream move into the message,
+    /// after `what`.
     #[must_use]
     pub fn inside(mut self, what: &str, offset: u64) -> Error {
         self.0.message = format!("{what}: {self}");
@@ -334,7 +335,7 @@ impl Error {
         self
     }
 
-    /// Sets the advice, in place of the code's own next step.
+    /// Sets the note, which replaces the code's own next step.
     #[must_use]
     pub fn note(mut self, note: impl Into<String>) -> Error {
         self.0.note = Some(note.into());
@@ -346,12 +347,12 @@ impl Error {
         self.0.code
     }
 
-    /// Who must act.
+    /// The category: who must act.
     pub fn kind(&self) -> Kind {
         self.0.code.kind()
     }
 
-    /// The fact alone, without the place.
+    /// The message without path, member and offset.
     pub fn message(&self) -> &str {
         &self.0.message
     }
@@ -371,12 +372,12 @@ impl Error {
         self.0.offset
     }
 
-    /// What to try next.
+    /// The note, or the code's own next step: what to try next.
     pub fn next_step(&self) -> Option<&str> {
         self.0.note.as_deref().or_else(|| Some(self.0.code.next_step()).filter(|step| !step.is_empty()))
     }
 
-    /// What the error is about.
+    /// The subject of the error as data.
     pub fn subject(&self) -> &Subject {
         &self.0.subject
     }
@@ -414,7 +415,7 @@ impl std::error::Error for Error {
     }
 }
 
-/// Runs `work`; a panic in it, which is a bug, becomes an [`Code::InternalError`] in place of unwinding further.
+/// Runs `work` and catches a panic in it, which is a bug: it becomes a [`Code::InternalError`] instead of unwinding further.
 pub fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let text = panic
@@ -426,11 +427,11 @@ pub fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     })
 }
 
-/// Places added to the error of a result on its way up.
+/// Adds the member or the file to the error of a result.
 pub trait ResultExt<T> {
-    /// Names the member of the container.
+    /// Adds the member of the container.
     fn in_member(self, member: &str) -> Result<T>;
-    /// Names the file.
+    /// Adds the file.
     fn in_file(self, path: &Path) -> Result<T>;
 }
 
@@ -449,21 +450,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_says_what_and_where() {
-        let error = Error::new(Code::PickleOpcode, "0xff is no opcode").at(7).in_member("data.pkl");
+    fn display_includes_path_message_member_and_offset() {
+        let error = Error::new(Code::PickleOpcode, "0xff is not an opcode").at(7).in_member("data.pkl");
         let error = error.in_file(Path::new("m.bin"));
-        assert_eq!(error.to_string(), "m.bin: 0xff is no opcode (data.pkl, byte 7)");
+        assert_eq!(error.to_string(), "m.bin: 0xff is not an opcode (data.pkl, byte 7)");
         assert_eq!(error.kind(), Kind::Format);
     }
 
     #[test]
-    fn the_innermost_place_wins() {
+    fn the_innermost_offset_and_member_are_kept() {
         let error = Error::new(Code::Truncated, "x").at(1).at(2).in_member("a").in_member("b");
         assert_eq!((error.offset(), error.member()), (Some(1), Some("a")));
     }
 
     #[test]
-    fn codes_are_spelled_once() {
+    fn codes_have_distinct_names() {
         let mut names: Vec<_> = Code::ALL.iter().map(|code| code.as_str()).collect();
         names.sort_unstable();
         names.dedup();
@@ -474,9 +475,9 @@ mod tests {
     fn every_code_has_a_cause_and_a_next_step() {
         for code in Code::ALL {
             assert!(code.meaning().ends_with('.'), "{code:?}");
-            // Of a wrong argument, the message says all there is to say.
-            let said = matches!(code, Code::Value | Code::Index | Code::Type);
-            assert_eq!(code.next_step().ends_with('.'), !said, "{code:?}");
+            // For a wrong argument, the message suffices.
+            let needs_no_advice = matches!(code, Code::Value | Code::Index | Code::Type);
+            assert_eq!(code.next_step().ends_with('.'), !needs_no_advice, "{code:?}");
         }
     }
 }

@@ -1,47 +1,47 @@
-//! Shapes and strides: how a tensor's elements lie in its storage, and what indexing and permuting make of that.
+//! Shapes and strides: the position of a tensor's elements in its storage, and how indexing and permuting change them.
 //!
-//! Sizes, strides and offsets count elements. A [`Layout`] is plain numbers; whether it stays inside its storage is
-//! proved once, in `index::validate`, and every operation here only narrows it.
+//! Sizes, strides and offsets count elements. A [`Layout`] is plain numbers. `index::validate` proves once that it is inside its
+//! storage; every operation here only selects a subset of its elements.
 
 use smallvec::SmallVec;
 
 use crate::error::{Code, Error, Result};
 
-/// One number per dimension; up to four without an allocation.
+/// One number per dimension; up to four are stored inline, without an allocation.
 pub type Dims = SmallVec<[u64; 4]>;
 
-/// Where the elements of a tensor lie, relative to the start of its storage.
+/// Shape, strides and offset of a tensor, relative to the start of its storage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Elements along each dimension.
     pub shape: Dims,
-    /// Elements between neighbours along each dimension.
+    /// The distance between neighbours along each dimension, in elements.
     pub strides: Dims,
-    /// The first element.
+    /// The index of the first element in the storage.
     pub offset: u64,
 }
 
-/// One step of basic indexing.
+/// One item of a basic index, as in NumPy and in torch's `TensorIndex`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Index {
-    /// Takes one element along a dimension and drops the dimension; counts from the end if negative.
+pub enum TensorIndex {
+    /// Selects one element along a dimension and removes the dimension; counts from the end if negative.
     At(i64),
-    /// Takes a range with a positive step.
+    /// A slice with a positive step.
     Range {
-        /// First element; counts from the end if negative.
+        /// The first element; counts from the end if negative.
         start: Option<i64>,
-        /// End of the range, exclusive; counts from the end if negative.
+        /// The end of the slice, exclusive; counts from the end if negative.
         stop: Option<i64>,
-        /// Distance between the elements taken.
+        /// The distance between selected elements.
         step: Option<i64>,
     },
-    /// As many whole dimensions as are left.
+    /// As many full slices as there are dimensions without an item.
     Ellipsis,
     /// A new dimension of size one.
     NewAxis,
 }
 
-/// The number of elements, or `None` where it does not fit 64 bits.
+/// The number of elements; `None` where it does not fit 64 bits.
 pub fn numel(shape: &[u64]) -> Option<u64> {
     if shape.contains(&0) {
         return Some(0);
@@ -49,7 +49,8 @@ pub fn numel(shape: &[u64]) -> Option<u64> {
     shape.iter().try_fold(1_u64, |n, &size| n.checked_mul(size))
 }
 
-/// The strides of a C-contiguous tensor of this shape, as torch gives them (a dimension of size 0 counts as 1).
+/// The strides of a C-contiguous tensor of this shape, as torch computes them (a dimension of size 0 counts as 1); `None` where they do
+/// not fit 64 bits.
 pub fn contiguous_strides(shape: &[u64]) -> Option<Dims> {
     let mut strides: Dims = shape.iter().map(|_| 1).collect();
     let mut step = 1_u64;
@@ -61,7 +62,7 @@ pub fn contiguous_strides(shape: &[u64]) -> Option<Dims> {
 }
 
 impl Layout {
-    /// A C-contiguous layout at offset 0.
+    /// A C-contiguous layout at offset 0; fails with `TensorShape` where its size does not fit 64 bits.
     pub fn contiguous(shape: &[u64]) -> Result<Layout> {
         let strides = contiguous_strides(shape).filter(|_| numel(shape).is_some()).ok_or_else(|| {
             Error::new(Code::TensorShape, format!("the size of shape {shape:?} does not fit 64 bits"))
@@ -74,12 +75,12 @@ impl Layout {
         self.shape.len()
     }
 
-    /// The number of elements; layouts are only made where it fits.
+    /// The number of elements; a layout is only constructed where it fits 64 bits.
     pub fn numel(&self) -> u64 {
         numel(&self.shape).unwrap_or(u64::MAX)
     }
 
-    /// Elements from the storage's start to one past the last element; `None` where that does not fit 64 bits.
+    /// The index one past the last element, in the storage; `None` where it does not fit 64 bits.
     pub fn end(&self) -> Option<u64> {
         if self.shape.contains(&0) {
             return Some(self.offset);
@@ -91,7 +92,7 @@ impl Layout {
         last.checked_add(1)
     }
 
-    /// Whether the elements lie one after the other in C order; strides of dimensions of size 1 do not matter.
+    /// Whether the elements are C-contiguous; strides of dimensions of size 1 do not matter.
     pub fn is_contiguous(&self) -> bool {
         if self.shape.contains(&0) {
             return true;
@@ -108,7 +109,7 @@ impl Layout {
         true
     }
 
-    /// Whether two different indices can mean the same element.
+    /// Whether two different indices may refer to the same element (internal overlap).
     pub fn repeats_elements(&self) -> bool {
         let mut dims: SmallVec<[(u64, u64); 4]> = self
             .shape
@@ -128,43 +129,46 @@ impl Layout {
         false
     }
 
-    /// The layout that basic indexing gives, in NumPy's and torch's words.
+    /// The layout after basic indexing, as in NumPy and torch.
     ///
-    /// Where there are no elements, or none in the file, any strides are right, and the offset means nothing: it may be too large
-    /// for a number, and is the largest then.
-    pub fn index(&self, items: &[Index]) -> Result<Layout> {
-        let used = items.iter().filter(|item| matches!(item, Index::At(_) | Index::Range { .. })).count();
+    /// A tensor without elements, or without elements in the file (meta device), may have any strides and offset; both saturate
+    /// where they do not fit 64 bits. Fails where there are too many indices, an index is out of bounds, or a step is not positive.
+    pub fn index(&self, items: &[TensorIndex]) -> Result<Layout> {
+        let used = items
+            .iter()
+            .filter(|item| matches!(item, TensorIndex::At(_) | TensorIndex::Range { .. }))
+            .count();
         if used > self.ndim() {
             let text = format!("too many indices: {used} for a tensor of {} dimension(s)", self.ndim());
             return Err(Error::new(Code::Index, text));
         }
-        if items.iter().filter(|item| matches!(item, Index::Ellipsis)).count() > 1 {
-            return Err(Error::new(Code::Value, "an index holds at most one ellipsis"));
+        if items.iter().filter(|item| matches!(item, TensorIndex::Ellipsis)).count() > 1 {
+            return Err(Error::new(Code::Value, "an index may contain at most one ellipsis"));
         }
         let mut out = Layout { shape: Dims::new(), strides: Dims::new(), offset: self.offset };
         let mut dim = 0;
         for item in items {
             match *item {
-                Index::NewAxis => {
+                TensorIndex::NewAxis => {
                     out.shape.push(1);
                     out.strides.push(0);
                 }
-                Index::Ellipsis => {
+                TensorIndex::Ellipsis => {
                     for _ in 0..self.ndim() - used {
                         out.keep(self.shape[dim], self.strides[dim]);
                         dim += 1;
                     }
                 }
-                Index::At(at) => {
+                TensorIndex::At(at) => {
                     out.skip(at_index(at, self.shape[dim], dim)?, self.strides[dim]);
                     dim += 1;
                 }
-                Index::Range { start, stop, step } => {
+                TensorIndex::Range { start, stop, step } => {
                     let (start, count, step) = range_index(start, stop, step, self.shape[dim])?;
                     if count > 0 {
                         out.skip(start, self.strides[dim]);
                     }
-                    // A step that leads nowhere does not count: multiplied, it may not fit 63 bits.
+                    // The step is not used with fewer than two elements: multiplied, it may not fit 63 bits.
                     out.keep(count, self.strides[dim].saturating_mul(if count > 1 { step } else { 1 }));
                     dim += 1;
                 }
@@ -177,16 +181,19 @@ impl Layout {
         Ok(out)
     }
 
+    /// Moves the offset by `count` elements along a dimension.
     fn skip(&mut self, count: u64, stride: u64) {
         self.offset = self.offset.saturating_add(count.saturating_mul(stride));
     }
 
+    /// Adds a dimension.
     fn keep(&mut self, size: u64, stride: u64) {
         self.shape.push(size);
         self.strides.push(stride);
     }
 
-    /// The layout with its dimensions in the order `dims`; negative numbers count from the end.
+    /// The layout with its dimensions in the order `dims`, where negative numbers count from the end; fails where `dims` is not a
+    /// permutation.
     pub fn permute(&self, dims: &[i64]) -> Result<Layout> {
         let order = normalize_dims(dims, self.ndim())?;
         Ok(Layout {
@@ -196,7 +203,7 @@ impl Layout {
         })
     }
 
-    /// The layout with its last two dimensions swapped.
+    /// The layout with its last two dimensions swapped; fails below two dimensions.
     pub fn transpose(&self) -> Result<Layout> {
         let n = self.ndim();
         if n < 2 {
@@ -222,19 +229,19 @@ impl Layout {
 
 /// `dims` as a permutation of `0..ndim`.
 fn normalize_dims(dims: &[i64], ndim: usize) -> Result<SmallVec<[usize; 4]>> {
-    let wrong = || Error::new(Code::Value, format!("{dims:?} is no permutation of {ndim} dimension(s)"));
+    let invalid = || Error::new(Code::Value, format!("{dims:?} is not a permutation of {ndim} dimension(s)"));
     let mut seen: SmallVec<[bool; 8]> = SmallVec::from_elem(false, ndim);
     let mut order = SmallVec::new();
     for &dim in dims {
         let dim = if dim < 0 { dim + ndim as i64 } else { dim };
-        let dim = usize::try_from(dim).map_err(|_| wrong())?;
+        let dim = usize::try_from(dim).map_err(|_| invalid())?;
         match seen.get_mut(dim) {
             Some(taken @ false) => *taken = true,
-            _ => return Err(wrong()),
+            _ => return Err(invalid()),
         }
         order.push(dim);
     }
-    if order.len() == ndim { Ok(order) } else { Err(wrong()) }
+    if order.len() == ndim { Ok(order) } else { Err(invalid()) }
 }
 
 fn at_index(at: i64, size: u64, dim: usize) -> Result<u64> {
@@ -244,7 +251,7 @@ fn at_index(at: i64, size: u64, dim: usize) -> Result<u64> {
     })
 }
 
-/// `(start, count, step)` of a range over `size` elements, clipped as Python clips slices.
+/// `(start, count, step)` of a slice over `size` elements, clipped as in Python.
 fn range_index(
     start: Option<i64>,
     stop: Option<i64>,
@@ -276,22 +283,22 @@ mod tests {
     #[test]
     fn basic_indexing_moves_the_offset_and_keeps_strides() {
         let whole = layout(&[4, 6, 8]);
-        let range = Index::Range { start: Some(1), stop: Some(-1), step: Some(2) };
-        let part = whole.index(&[Index::At(-1), Index::Ellipsis, range]).unwrap();
+        let range = TensorIndex::Range { start: Some(1), stop: Some(-1), step: Some(2) };
+        let part = whole.index(&[TensorIndex::At(-1), TensorIndex::Ellipsis, range]).unwrap();
         assert_eq!((&part.shape[..], &part.strides[..], part.offset), (&[6, 3][..], &[8, 2][..], 3 * 48 + 1));
-        assert_eq!(whole.index(&[Index::NewAxis]).unwrap().shape[..], [1, 4, 6, 8]);
-        assert!(whole.index(&[Index::At(4)]).is_err());
-        assert!(whole.index(&[Index::At(0); 4]).is_err());
+        assert_eq!(whole.index(&[TensorIndex::NewAxis]).unwrap().shape[..], [1, 4, 6, 8]);
+        assert!(whole.index(&[TensorIndex::At(4)]).is_err());
+        assert!(whole.index(&[TensorIndex::At(0); 4]).is_err());
     }
 
     #[test]
-    fn where_nothing_is_any_strides_are_taken() {
-        // A tensor of the meta device, and one without elements: nobody has proved these.
+    fn layouts_without_stored_elements_saturate() {
+        // A meta tensor, and one without elements: their strides and offset are not validated.
         for shape in [[1_u64 << 40, 1 << 20], [1 << 40, 0]] {
             let dims = |numbers: [u64; 2]| Dims::from_slice(&numbers);
             let whole = Layout { shape: dims(shape), strides: dims([1 << 62; 2]), offset: u64::MAX };
-            let from = Index::Range { start: Some(3), stop: None, step: Some(1 << 40) };
-            for items in [&[Index::At(5)][..], &[Index::At(-1), from], &[from, from]] {
+            let from = TensorIndex::Range { start: Some(3), stop: None, step: Some(1 << 40) };
+            for items in [&[TensorIndex::At(5)][..], &[TensorIndex::At(-1), from], &[from, from]] {
                 let part = whole.index(items).unwrap();
                 assert_eq!(part.shape.contains(&0), shape.contains(&0));
                 assert_eq!(part.offset, u64::MAX);
@@ -300,13 +307,14 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_range_stays_inside() {
-        let part = layout(&[4]).index(&[Index::Range { start: Some(9), stop: None, step: None }]).unwrap();
+    fn an_empty_slice_stays_inside_the_storage() {
+        let part =
+            layout(&[4]).index(&[TensorIndex::Range { start: Some(9), stop: None, step: None }]).unwrap();
         assert_eq!((part.shape[0], part.offset, part.end()), (0, 0, Some(0)));
     }
 
     #[test]
-    fn contiguity_ignores_dimensions_of_one() {
+    fn contiguity_ignores_dimensions_of_size_one() {
         let part = Layout { shape: [3, 1, 2][..].into(), strides: [2, 77, 1][..].into(), offset: 5 };
         assert!(part.is_contiguous());
         assert!(!layout(&[2, 3]).transpose().unwrap().is_contiguous());

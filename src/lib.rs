@@ -1,7 +1,7 @@
 //! rustload opens PyTorch and safetensors checkpoints safely, lazily and fast.
 //!
-//! A restricted unpickler recovers where each tensor's bytes lie and never calls anything that a file names. Opening reads
-//! metadata only; a tensor's bytes are read when it is materialized, with the cast and the transpose done on the way.
+//! A restricted unpickler finds the storage, layout and dtype of each tensor and never calls anything that a file names. Opening
+//! reads metadata only; a tensor's bytes are read when it is materialized, with the cast and the transpose fused into the read.
 //!
 //! ```no_run
 //! use rustload::{Checkpoint, DType, Order, Request};
@@ -16,7 +16,7 @@
 //! # Ok::<(), rustload::Error>(())
 //! ```
 //!
-//! `ARCHITECTURE.md` describes the layers; imports go down only, and a test holds them to it.
+//! `ARCHITECTURE.md` describes the layers. A module imports only from layers below it, which a test enforces.
 
 pub mod bytes;
 mod checkpoint;
@@ -28,6 +28,7 @@ pub mod kernel;
 pub mod layout;
 pub mod limits;
 pub mod memory;
+pub mod num;
 pub mod parallel;
 pub mod pickle;
 #[cfg(feature = "python")]
@@ -44,7 +45,7 @@ pub use dtype::DType;
 pub use error::{Code, Error, Kind, Result};
 pub use index::{Options, Unknown};
 pub use kernel::Overflow;
-pub use layout::{Index, Layout};
+pub use layout::{Layout, TensorIndex};
 pub use limits::Limits;
 pub use memory::Memory;
 pub use sink::Array;

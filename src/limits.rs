@@ -1,10 +1,10 @@
-//! The bounds that every parser asks before it allocates or goes on. Each has a name, a default and an override.
+//! Resource limits, which every parser checks before it allocates or continues. Each has a name, a default and an override.
 
 use crate::error::{Error, Result};
 
 macro_rules! limits {
     ($($name:ident = $default:expr, $what:literal;)*) => {
-        /// Bounds on what a file may make the reader do. All are upper bounds; the defaults fit honest checkpoints.
+        /// Upper bounds on the resources that a file may make the reader use. The defaults suffice for real checkpoints.
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub struct Limits { $(#[doc = $what] pub $name: u64,)* }
 
@@ -18,7 +18,7 @@ macro_rules! limits {
             /// The names of all limits, each with what it bounds.
             pub const NAMES: &'static [(&'static str, &'static str)] = &[$((stringify!($name), $what),)*];
 
-            /// The limit called `name`, to be read or set.
+            /// The limit named `name`, to read or set; `None` for an unknown name.
             pub fn by_name(&mut self, name: &str) -> Option<&mut u64> {
                 match name { $(stringify!($name) => Some(&mut self.$name),)* _ => None }
             }
@@ -28,16 +28,16 @@ macro_rules! limits {
 
 limits! {
     pickle_bytes = 256 << 20, "Bytes of one pickle, after inflation.";
-    nodes = 32 << 20, "Values that one pickle may make.";
-    stack = 16 << 20, "Values on the pickle machine's stack.";
+    nodes = 32 << 20, "Values that one pickle may create.";
+    stack = 16 << 20, "Values on the pickle machine's operand stack.";
     marks = 65_536, "Marks on the pickle machine's stack.";
-    memo = 32 << 20, "Entries in the pickle machine's memo.";
+    memo = 32 << 20, "Entries in the pickle machine's memo table.";
     line = 4096, "Bytes in a text line of a pickle (a module or class name, a number).";
     dotted = 16, "Parts of a dotted name in a pickle.";
     int_bytes = 1024, "Bytes of one binary integer.";
     int_digits = 4300, "Digits of one integer in text.";
-    depth = 512, "Containers nested inside one another in what is shown or named.";
-    key_depth = 4, "Tuples nested inside one another in a dict key.";
+    depth = 512, "Nesting depth of containers that is displayed or searched for tensor names.";
+    key_depth = 4, "Nesting depth of tuples in a dict key.";
     key_nodes = 64, "Values inside one dict key.";
     export_nodes = 32 << 20, "Python objects that an object tree may become; items and every 64 bytes of text count too.";
     export_bytes = 256 << 20, "Bytes of the Python objects that an object tree may become, tensors' handles excepted; an estimate.";
@@ -45,20 +45,20 @@ limits! {
     tensors = 4_000_000, "Tensors in one checkpoint, and calls of any one class or function in a pickle.";
     rank = 64, "Dimensions of one tensor.";
     entries = 1 << 20, "Members of one zip archive, and legacy streams inside one pickle.";
-    directory_bytes = 256 << 20, "Bytes of one zip archive's directory.";
+    directory_bytes = 256 << 20, "Bytes of one zip archive's central directory.";
     name_bytes = 511, "Bytes of one zip member's name.";
     inflate_bytes = 256 << 20, "Bytes that compressed metadata may inflate to.";
     header_bytes = 100_000_000, "Bytes of a safetensors header.";
     index_bytes = 256 << 20, "Bytes of an index file (`*.index.json`).";
-    scan_depth = 3, "Archives and pickles inside one another that a scan follows.";
-    scan_bytes = 64 << 20, "Bytes of one file that a scan inflates, or copies, to look inside what is nested.";
+    scan_depth = 3, "Nesting depth of archives and pickles that a scan follows.";
+    scan_bytes = 64 << 20, "Bytes of one file that a scan inflates or copies to scan nested containers.";
     findings = 10_000, "Findings, and lines of each other list, in the report on one file.";
     materialize_ratio = 16, "How many times its storage a tensor with repeated elements may grow to.";
     materialize_bytes = 1 << 30, "Bytes that a tensor with repeated elements may grow to, whatever its storage.";
 }
 
 impl Limits {
-    /// Fails with the limit's name when `found` is above `limit`.
+    /// Fails with the limit's name where `found` exceeds `limit`.
     pub fn check(name: &'static str, limit: u64, found: u64) -> Result<()> {
         if found > limit { Err(Error::limit(name, limit, found)) } else { Ok(()) }
     }
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_limit_can_be_named() {
+    fn every_limit_is_found_by_name() {
         let mut limits = Limits::default();
         for (name, _) in Limits::NAMES {
             *limits.by_name(name).expect("a name from the list") = 1;

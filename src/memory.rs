@@ -1,63 +1,63 @@
-//! How much memory there is: what this process uses, what its cgroup allows, and how large a window may be inside that.
+//! Memory accounting: the process's usage, its cgroup's limit, and the memory window that fits the limit.
 //!
-//! Everything is read from `/proc` and the cgroup file systems, version 2 and version 1, by position in text that the kernel
-//! writes. What cannot be read counts as absent: without a limit nothing is special.
+//! Everything is parsed from text files of the kernel, in `/proc` and the cgroup file systems (v2 and v1). A file that cannot be
+//! read counts as absent, and an absent limit as no limit.
 #![forbid(unsafe_code)]
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A window is never made smaller than this: below it, system calls cost more than memory would.
-const LEAST: u64 = 8 << 20;
+/// The smallest window, unless a smaller one is requested: below it, system calls cost more than the memory saved.
+const WINDOW_MIN_BYTES: u64 = 8 << 20;
 
-/// Limits from here on mean "none": version 1 writes the largest multiple of a page that 63 bits hold.
-const NONE: u64 = 1 << 60;
+/// A limit from here on means "no limit": cgroup v1 writes the largest multiple of the page size below 2^63.
+const UNLIMITED_MIN_BYTES: u64 = 1 << 60;
 
-/// Memory of this process and of the group it is in, in bytes.
+/// Memory of this process and of its cgroup, in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// Anonymous memory that is resident: results, Python's objects, edited pages of views.
+    /// Resident anonymous memory (RssAnon): results, Python's objects, copied-on-write pages of views.
     pub anon: u64,
-    /// Resident pages of mapped files, such as views that were looked at. The system takes them back when it needs to.
+    /// Resident pages of mapped files (RssFile), such as views that were read. The kernel reclaims them under memory pressure.
     pub file: u64,
-    /// Resident shared memory.
+    /// Resident shared memory (RssShmem).
     pub shared: u64,
-    /// The most that was ever resident at once, of all three kinds.
+    /// The peak resident set size (VmHWM), of all three kinds.
     pub peak: u64,
-    /// All memory of the machine.
+    /// The machine's memory (MemTotal).
     pub total: u64,
-    /// What the system says could be used without swapping.
+    /// The kernel's estimate of the memory that is available without swapping (MemAvailable).
     pub available: u64,
-    /// The tightest limit on the process's group, if there is one.
-    pub group: Option<Group>,
+    /// The tightest memory limit of the process's cgroup and its ancestors, if there is one.
+    pub group: Option<Cgroup>,
 }
 
-/// A memory limit on a group of processes.
+/// A cgroup with a memory limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Group {
-    /// Bytes that the group may use.
+pub struct Cgroup {
+    /// The limit in bytes.
     pub limit: u64,
-    /// Bytes that it uses and that cannot simply be dropped: without the page cache.
+    /// Bytes in use that the kernel cannot reclaim by dropping page cache.
     pub used: u64,
-    /// The folder that says so.
+    /// The cgroup's directory.
     pub path: PathBuf,
 }
 
-impl Group {
+impl Cgroup {
     /// Bytes that may still be used.
-    pub fn room(&self) -> u64 {
+    pub fn headroom(&self) -> u64 {
         self.limit.saturating_sub(self.used)
     }
 }
 
 impl Memory {
-    /// Reads what holds now.
+    /// Reads the current values.
     pub fn now() -> Memory {
-        Memory::below(Path::new("/"))
+        Memory::read_under(Path::new("/"))
     }
 
-    /// As [`Memory::now`], from a tree that has `proc` and what it names below `root`.
-    fn below(root: &Path) -> Memory {
+    /// As [`Memory::now`], from a file tree at `root`, for tests.
+    fn read_under(root: &Path) -> Memory {
         let status = text(&root.join("proc/self/status"));
         let machine = text(&root.join("proc/meminfo"));
         let kib = |text: &str, key: &str| field(text, key).unwrap_or(0).saturating_mul(1024);
@@ -68,24 +68,23 @@ impl Memory {
             peak: kib(&status, "VmHWM:"),
             total: kib(&machine, "MemTotal:"),
             available: kib(&machine, "MemAvailable:"),
-            group: group(root),
+            group: tightest_cgroup(root),
         }
     }
 
-    /// Bytes that may still be used: what the group leaves, and the machine.
-    pub fn room(&self) -> u64 {
-        self.group.as_ref().map_or(u64::MAX, Group::room).min(self.available)
+    /// Bytes that may still be used, by the cgroup's limit and by the machine's available memory.
+    pub fn headroom(&self) -> u64 {
+        self.group.as_ref().map_or(u64::MAX, Cgroup::headroom).min(self.available)
     }
 }
 
-/// The window to work in where `asked` bytes were asked for: at most half of what the process's group may still use, so that
-/// the other half is left to what the window is read into; 8 MiB at least, unless less was asked for. Without a limit, what
-/// was asked for.
-pub fn window(asked: u64) -> u64 {
-    window_in(asked, group(Path::new("/")).as_ref())
+/// The memory window to use where `requested` bytes were requested: at most half of the headroom of the process's cgroup, so that the
+/// other half is left for the results; at least 8 MiB, unless less was requested. Without a limit, `requested`.
+pub fn window(requested: u64) -> u64 {
+    window_in(requested, tightest_cgroup(Path::new("/")).as_ref())
 }
 
-/// When the system gives huge pages: `always`, `madvise` or `never`; `None` where it does not say.
+/// The mode of transparent huge pages: `always`, `madvise` or `never`; `None` where it is unknown.
 pub fn huge_pages() -> Option<String> {
     bracketed(&text(Path::new("/sys/kernel/mm/transparent_hugepage/enabled")))
 }
@@ -95,109 +94,111 @@ fn bracketed(text: &str) -> Option<String> {
     Some(text.split_once('[')?.1.split_once(']')?.0.to_owned())
 }
 
-fn window_in(asked: u64, group: Option<&Group>) -> u64 {
-    group.map_or(asked, |group| asked.min((group.room() / 2).max(LEAST)))
+fn window_in(requested: u64, group: Option<&Cgroup>) -> u64 {
+    group.map_or(requested, |group| requested.min((group.headroom() / 2).max(WINDOW_MIN_BYTES)))
 }
 
-/// The tightest limit among the process's group and the groups around it, in either version.
-fn group(root: &Path) -> Option<Group> {
+/// The cgroup with the least headroom among the process's cgroup and its ancestors, in v1 and v2.
+fn tightest_cgroup(root: &Path) -> Option<Cgroup> {
     let membership = text(&root.join("proc/self/cgroup"));
     let mounts = text(&root.join("proc/self/mountinfo"));
-    let mut found: Vec<Group> = Vec::new();
+    let mut found: Vec<Cgroup> = Vec::new();
     for line in membership.lines() {
-        // cgroups(7): hierarchy-ID:controller-list:cgroup-path; version 2 is 0 with an empty list.
+        // cgroups(7): hierarchy-ID:controller-list:cgroup-path; v2 has ID 0 and an empty list.
         let mut parts = line.splitn(3, ':');
         let (Some(_), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next()) else {
             continue;
         };
         let version = match controllers {
-            "" => Version::Two,
-            list if list.split(',').any(|name| name == "memory") => Version::One,
+            "" => CgroupVersion::V2,
+            list if list.split(',').any(|name| name == "memory") => CgroupVersion::V1,
             _ => continue,
         };
-        for mount in mounts.lines().filter_map(|line| Mount::parse(line, version)) {
-            found.extend(mount.groups(root, path, version));
+        for mount in mounts.lines().filter_map(|line| CgroupMount::parse(line, version)) {
+            found.extend(mount.limited_groups(root, path, version));
         }
     }
-    found.into_iter().min_by_key(Group::room)
+    found.into_iter().min_by_key(Cgroup::headroom)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Version {
-    One,
-    Two,
+enum CgroupVersion {
+    V1,
+    V2,
 }
 
-impl Version {
-    /// Files with limits; the second of version 2 throttles before the first kills.
+impl CgroupVersion {
+    /// The files with limits. In v2, `memory.high` throttles before `memory.max` invokes the OOM killer.
     fn limits(self) -> &'static [&'static str] {
         match self {
-            Version::One => &["memory.limit_in_bytes"],
-            Version::Two => &["memory.max", "memory.high"],
+            CgroupVersion::V1 => &["memory.limit_in_bytes"],
+            CgroupVersion::V2 => &["memory.max", "memory.high"],
         }
     }
 
-    fn used(self) -> &'static str {
+    /// The file with the usage, page cache included.
+    fn usage(self) -> &'static str {
         match self {
-            Version::One => "memory.usage_in_bytes",
-            Version::Two => "memory.current",
+            CgroupVersion::V1 => "memory.usage_in_bytes",
+            CgroupVersion::V2 => "memory.current",
         }
     }
 
-    /// Lines of `memory.stat` that count page cache, of the group and all below it.
-    fn cache(self) -> [&'static str; 2] {
+    /// The keys of `memory.stat` that count page cache, of the cgroup and all its descendants.
+    fn page_cache(self) -> [&'static str; 2] {
         match self {
-            Version::One => ["total_inactive_file", "total_active_file"],
-            Version::Two => ["inactive_file", "active_file"],
+            CgroupVersion::V1 => ["total_inactive_file", "total_active_file"],
+            CgroupVersion::V2 => ["inactive_file", "active_file"],
         }
     }
 }
 
-/// Where a hierarchy of groups is mounted.
-struct Mount<'a> {
-    /// The group that the mount shows as its root.
-    shows: &'a str,
-    /// The folder.
-    at: &'a str,
+/// A mount of a cgroup hierarchy.
+struct CgroupMount<'a> {
+    /// The path of the cgroup at the mount's root.
+    root: &'a str,
+    /// The mount point.
+    mount_point: &'a str,
 }
 
-impl<'a> Mount<'a> {
+impl<'a> CgroupMount<'a> {
     /// proc_pid_mountinfo(5): id parent major:minor root mount-point options [fields...] - type source super-options.
-    fn parse(line: &'a str, version: Version) -> Option<Mount<'a>> {
+    fn parse(line: &'a str, version: CgroupVersion) -> Option<CgroupMount<'a>> {
         let (front, back) = line.split_once(" - ")?;
         let mut back = back.split(' ');
         let (kind, options) = (back.next()?, back.nth(1)?);
         let fits = match version {
-            Version::One => kind == "cgroup" && options.split(',').any(|option| option == "memory"),
-            Version::Two => kind == "cgroup2",
+            CgroupVersion::V1 => kind == "cgroup" && options.split(',').any(|option| option == "memory"),
+            CgroupVersion::V2 => kind == "cgroup2",
         };
         let mut front = front.split(' ').skip(3);
-        fits.then_some(Mount { shows: front.next()?, at: front.next()? })
+        fits.then_some(CgroupMount { root: front.next()?, mount_point: front.next()? })
     }
 
-    /// The limits of the group at `path` and of each around it, as far as the mount shows them.
-    fn groups(&self, root: &Path, path: &str, version: Version) -> Vec<Group> {
-        let top = root.join(self.at.trim_start_matches('/'));
-        // A container may see its own group as the root, while the path is that of the host.
-        let inside = Path::new(path).strip_prefix(self.shows).unwrap_or(Path::new(""));
+    /// The cgroup at `path` and its ancestors, those with a limit, as far as they are visible in the mount.
+    fn limited_groups(&self, root: &Path, path: &str, version: CgroupVersion) -> Vec<Cgroup> {
+        let top = root.join(self.mount_point.trim_start_matches('/'));
+        // In a container, the mount's root may be its own cgroup, while `path` is the path on the host.
+        let inside = Path::new(path).strip_prefix(self.root).unwrap_or(Path::new(""));
         let inside = inside.strip_prefix("/").unwrap_or(inside);
-        inside.ancestors().filter_map(|part| limit_of(&top.join(part), version)).collect()
+        inside.ancestors().filter_map(|ancestor| read_cgroup(&top.join(ancestor), version)).collect()
     }
 }
 
-fn limit_of(folder: &Path, version: Version) -> Option<Group> {
+/// The limit and usage in a cgroup's directory; `None` without a limit.
+fn read_cgroup(folder: &Path, version: CgroupVersion) -> Option<Cgroup> {
     let number = |name: &str| text(&folder.join(name)).trim().parse::<u64>().ok();
     let limit = version.limits().iter().filter_map(|name| number(name)).min()?;
-    if limit >= NONE {
+    if limit >= UNLIMITED_MIN_BYTES {
         return None;
     }
     let stat = text(&folder.join("memory.stat"));
-    let cache = version.cache().iter().filter_map(|key| field(&stat, key)).fold(0, u64::saturating_add);
-    let used = number(version.used())?.saturating_sub(cache);
-    Some(Group { limit, used, path: folder.to_owned() })
+    let cache = version.page_cache().iter().filter_map(|key| field(&stat, key)).fold(0, u64::saturating_add);
+    let used = number(version.usage())?.saturating_sub(cache);
+    Some(Cgroup { limit, used, path: folder.to_owned() })
 }
 
-/// The number after a key at the start of a line.
+/// The number after a key at the start of a line (`/proc/self/status`, `memory.stat`).
 fn field(text: &str, key: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| {
         let (first, rest) = line.split_once([' ', '\t'])?;
@@ -206,6 +207,7 @@ fn field(text: &str, key: &str) -> Option<u64> {
     line.split_whitespace().next()?.parse().ok()
 }
 
+/// The text of a file; empty where it cannot be read.
 fn text(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
@@ -214,7 +216,7 @@ fn text(path: &Path) -> String {
 mod tests {
     use super::*;
 
-    /// A tree with the given files below a folder.
+    /// A temporary directory with the given files.
     fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         for (name, text) in files {
@@ -231,7 +233,7 @@ mod tests {
                        36 31 0:33 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n";
 
     #[test]
-    fn version_two_takes_the_tightest_group_around_and_leaves_out_the_cache() {
+    fn cgroup_v2_uses_the_tightest_ancestor_and_excludes_page_cache() {
         let root = tree(&[
             ("proc/self/cgroup", "0::/a.slice/b\n"),
             ("proc/self/mountinfo", TWO),
@@ -243,7 +245,7 @@ mod tests {
             ("sys/fs/cgroup/a.slice/b/memory.high", "max\n"),
             ("sys/fs/cgroup/a.slice/b/memory.current", "5\n"),
         ]);
-        let found = group(root.path()).unwrap();
+        let found = tightest_cgroup(root.path()).unwrap();
         assert_eq!((found.limit, found.used), (1024 * MIB, 700 * MIB));
         assert!(found.path.ends_with("a.slice"));
         assert_eq!(window_in(256 * MIB, Some(&found)), 162 * MIB);
@@ -251,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn version_one_reads_its_own_names_and_its_huge_number_means_none() {
+    fn cgroup_v1_reads_its_own_files_and_its_huge_limit_means_none() {
         let files = |limit: &'static str| {
             tree(&[
                 ("proc/self/cgroup", "4:cpu,memory:/box/inner\n0::/\n"),
@@ -262,32 +264,32 @@ mod tests {
                 ("sys/fs/cgroup/memory/box/inner/memory.usage_in_bytes", "1048576\n"),
             ])
         };
-        let found = group(files("2097152\n").path()).unwrap();
+        let found = tightest_cgroup(files("2097152\n").path()).unwrap();
         assert_eq!((found.limit, found.used), (2 * MIB, MIB));
-        assert_eq!(window_in(256 * MIB, Some(&found)), LEAST);
-        assert_eq!(group(files("9223372036854771712\n").path()), None);
+        assert_eq!(window_in(256 * MIB, Some(&found)), WINDOW_MIN_BYTES);
+        assert_eq!(tightest_cgroup(files("9223372036854771712\n").path()), None);
     }
 
     #[test]
-    fn a_container_that_sees_its_group_as_the_root_finds_its_limit() {
+    fn a_container_whose_cgroup_is_the_mount_root_finds_its_limit() {
         let root = tree(&[
             ("proc/self/cgroup", "4:memory:/docker/abc\n"),
             ("proc/self/mountinfo", "35 31 0:32 /docker/abc /cg rw - cgroup cgroup rw,memory\n"),
             ("cg/memory.limit_in_bytes", "1000000\n"),
             ("cg/memory.usage_in_bytes", "1\n"),
         ]);
-        assert_eq!(group(root.path()).map(|group| group.limit), Some(1_000_000));
+        assert_eq!(tightest_cgroup(root.path()).map(|group| group.limit), Some(1_000_000));
     }
 
     #[test]
-    fn without_files_there_is_no_limit_and_nothing_special() {
+    fn without_readable_files_there_is_no_limit() {
         let root = tree(&[("proc/self/cgroup", "nonsense\n0::/x\n"), ("proc/self/mountinfo", "a b - c\n")]);
-        assert_eq!(Memory::below(root.path()), Memory::default());
+        assert_eq!(Memory::read_under(root.path()), Memory::default());
         assert_eq!(window_in(256 * MIB, None), 256 * MIB);
     }
 
     #[test]
-    fn the_word_in_brackets_is_the_choice() {
+    fn the_word_in_brackets_is_the_active_mode() {
         assert_eq!(bracketed("always [madvise] never\n").as_deref(), Some("madvise"));
         assert_eq!(bracketed("always"), None);
     }

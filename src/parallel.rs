@@ -1,4 +1,4 @@
-//! Scoped threads over a list of jobs: no global pool, so nothing to deadlock in a forked process.
+//! Scoped threads over a list of jobs. There is no global thread pool, which would deadlock in a forked process.
 
 use std::num::NonZero;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,26 +6,27 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread;
 
 use crate::error::{Code, Error, Result};
+use crate::num::to_usize;
 
-/// Below this many bytes of work one thread is faster than several.
-const WORTH_A_THREAD: u64 = 4 << 20;
+/// Bytes of work per thread: with less, starting the thread costs more than it saves.
+const BYTES_PER_THREAD_MIN: u64 = 4 << 20;
 
-/// A request to stop, seen by all threads of one piece of work.
+/// A cancellation token, shared by all threads of one operation.
 #[derive(Clone, Debug, Default)]
 pub struct Cancel(Arc<AtomicBool>);
 
 impl Cancel {
-    /// A token that nobody has pulled.
+    /// A token that has not been cancelled.
     pub fn new() -> Cancel {
         Cancel::default()
     }
 
-    /// Asks the work to stop at its next check.
+    /// Cancels: the operation fails at its next [`Cancel::check`].
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Fails once the work was asked to stop.
+    /// Fails with `Cancelled` once the token is cancelled.
     pub fn check(&self) -> Result<()> {
         if self.0.load(Ordering::Relaxed) {
             Err(Error::new(Code::Cancelled, "stopped on request"))
@@ -35,10 +36,10 @@ impl Cancel {
     }
 }
 
-/// Locks a mutex in at most `tries` attempts; `None` if another thread holds it all the while.
+/// Locks a mutex in at most `tries` attempts; `None` if another thread holds it during all of them.
 ///
-/// A child process may be forked while another thread holds a lock, and in the child nobody ever unlocks it. What a child may
-/// reach is locked by this, for no longer than it takes to move a value, and whoever gets `None` does without.
+/// A process may fork while another thread holds a lock, which is then never unlocked in the child. Locks that a child can reach
+/// are taken by this function and held only to move a value; a caller that gets `None` continues without the value.
 pub fn lock_within<T>(mutex: &Mutex<T>, tries: u32) -> Option<MutexGuard<'_, T>> {
     for _ in 0..tries {
         match mutex.try_lock() {
@@ -53,23 +54,23 @@ pub fn lock_within<T>(mutex: &Mutex<T>, tries: u32) -> Option<MutexGuard<'_, T>>
     None
 }
 
-/// How many threads to use for `bytes` of work: what was asked for, else one per core, but no more than have enough to do.
-pub fn threads(bytes: u64, wanted: Option<usize>) -> usize {
-    if bytes < WORTH_A_THREAD {
+/// The number of threads for `bytes` of work: `requested`, else one per core, but at most one per [`BYTES_PER_THREAD_MIN`].
+pub fn threads(bytes: u64, requested: Option<usize>) -> usize {
+    if bytes < BYTES_PER_THREAD_MIN {
         return 1;
     }
-    let most = usize::try_from(bytes / WORTH_A_THREAD).unwrap_or(usize::MAX);
-    wanted.unwrap_or_else(cores).clamp(1, most.max(1))
+    let max = to_usize(bytes / BYTES_PER_THREAD_MIN);
+    requested.unwrap_or_else(cores).clamp(1, max.max(1))
 }
 
-/// The cores that this process may use.
+/// The number of cores that this process may use.
 pub fn cores() -> usize {
     thread::available_parallelism().map_or(1, NonZero::get)
 }
 
-/// Runs `job` on every item, on up to `threads` threads (the caller's among them), each with its own `state`.
+/// Runs `job` on every item, on up to `threads` threads including the caller's, each with its own `state`.
 ///
-/// The first error stops the others at their next item and is returned.
+/// Returns the first error; the other threads stop at their next item.
 pub fn for_each<T, S, I, E>(
     threads: usize,
     items: I,
@@ -101,7 +102,7 @@ where
     };
     thread::scope(|scope| {
         for _ in 1..threads {
-            // Where the system refuses another thread, those that there are do the work.
+            // Where the system refuses another thread, the existing ones do the work.
             if thread::Builder::new().spawn_scoped(scope, worker).is_err() {
                 break;
             }
@@ -119,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_item_is_done_once() {
+    fn every_item_is_processed_once() {
         let mut cells = vec![0_u8; 1000];
         for_each(
             4,

@@ -9,7 +9,7 @@ use rustload::container::zip::{Archive, Trailing};
 use rustload::parallel::Cancel;
 use rustload::pickle::{self, Disasm, Handle, Value, Values};
 use rustload::scan::{self, Verdict};
-use rustload::{Checkpoint, DType, Index, Limits, Options, Order, Request, Tensor, Unknown};
+use rustload::{Checkpoint, DType, Limits, Options, Order, Request, Tensor, TensorIndex, Unknown};
 
 use crate::mutate::{self, Random};
 
@@ -215,7 +215,7 @@ fn elements(tensor: &Tensor) {
     let Some(&rows) = shape.first() else { return };
     let half = (rows / 2).cast_signed();
     let part =
-        |start, stop| tensor.index(&[Index::Range { start, stop, step: None }]).expect("a valid slice");
+        |start, stop| tensor.index(&[TensorIndex::Range { start, stop, step: None }]).expect("a valid slice");
     let parts = [part(None, Some(half)), part(Some(half), None)].map(|part| read(&part).expect("a part"));
     assert_eq!(parts.concat(), whole, "the parts are not the whole");
     let twice = read(&tensor.reversed().reversed()).expect("the same tensor");

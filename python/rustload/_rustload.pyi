@@ -303,7 +303,7 @@ class Checkpoint:
 
         Raises:
             FormatError: The file was cut or changed, or a member is damaged.
-            MemoryError: The memory could not be had.
+            MemoryError: The memory could not be allocated.
         """
 
 class _Builder(Protocol):
@@ -790,7 +790,7 @@ class Tensor:
         """The same elements with the dimensions in another order.
 
         Raises:
-            ValueError: `dims` is no permutation of all dimensions.
+            ValueError: `dims` is not a permutation of all dimensions.
         """
 
     def reversed(self) -> Tensor:
@@ -805,7 +805,7 @@ class Tensor:
             UnsupportedError: There is no such cast.
             FormatError: The file was cut or changed, or the member is damaged.
             LimitError: Repeated elements would grow beyond `materialize_bytes`.
-            MemoryError: The memory could not be had.
+            MemoryError: The memory could not be allocated.
         """
 
     def materialize_into(self, wanted: _Wanted, out: CapsuleType) -> None:

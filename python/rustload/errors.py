@@ -69,7 +69,7 @@ class DisallowedError(RustloadError, UnpicklingError):
 
 
 class LimitError(RustloadError):
-    """A limit was reached. Raise it with `limits=rustload.Limits(...)`, or reject the file.
+    """A limit was exceeded. Raise it with `limits=rustload.Limits(...)`, or reject the file.
 
     Attributes:
         name: The limit's name.
@@ -117,7 +117,7 @@ class ModelMismatchError(RustloadError, ValueError, RuntimeError):
 
 
 class DeviceError(RustloadError, RuntimeError):
-    """The device is not there or refused."""
+    """The device is missing or reported an error."""
 
 
 class InternalError(RustloadError, RuntimeError):

@@ -56,7 +56,7 @@ impl Choice {
     /// What to do with a file of `len` bytes for which `asked` was asked.
     pub(super) fn of(file: &File, len: u64, place: &Place, asked: Io) -> Choice {
         let cached = || cached(file, len);
-        Choice::from(asked, len, place, Memory::now().room(), cached)
+        Choice::from(asked, len, place, Memory::now().headroom(), cached)
     }
 
     /// Whether a file of `len` bytes may come to be read directly.
@@ -64,7 +64,7 @@ impl Choice {
         match asked {
             Io::Buffered => false,
             Io::Direct => true,
-            Io::Auto => len >= WORTH_IT && len > Memory::now().room() / 2,
+            Io::Auto => len >= WORTH_IT && len > Memory::now().headroom() / 2,
         }
     }
 

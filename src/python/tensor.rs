@@ -12,7 +12,7 @@ use crate::bytes;
 use crate::dtype::DType;
 use crate::error::guarded;
 use crate::kernel::Overflow;
-use crate::layout::Index;
+use crate::layout::TensorIndex;
 use crate::parallel::Cancel;
 use crate::tensor::{Order, Request, Standing, Tensor as Core};
 
@@ -240,19 +240,19 @@ impl Mappings {
 }
 
 /// What stands between the brackets.
-pub(super) fn index_items(key: &Bound<'_, PyAny>) -> PyResult<Vec<Index>> {
+pub(super) fn index_items(key: &Bound<'_, PyAny>) -> PyResult<Vec<TensorIndex>> {
     match key.cast::<PyTuple>() {
         Ok(items) => items.iter().map(|item| index_item(&item)).collect(),
         Err(_) => Ok(vec![index_item(key)?]),
     }
 }
 
-fn index_item(item: &Bound<'_, PyAny>) -> PyResult<Index> {
+fn index_item(item: &Bound<'_, PyAny>) -> PyResult<TensorIndex> {
     if item.is_none() {
-        return Ok(Index::NewAxis);
+        return Ok(TensorIndex::NewAxis);
     }
     if item.is_instance_of::<PyEllipsis>() {
-        return Ok(Index::Ellipsis);
+        return Ok(TensorIndex::Ellipsis);
     }
     if let Ok(slice) = item.cast::<PySlice>() {
         // Bounds that do not fit are clipped, as Python clips slices of lists.
@@ -260,10 +260,12 @@ fn index_item(item: &Bound<'_, PyAny>) -> PyResult<Index> {
             let bound = slice.getattr(name)?;
             if bound.is_none() { Ok(None) } else { Ok(Some(clipped(&integer(&bound)?)?)) }
         };
-        return Ok(Index::Range { start: bound("start")?, stop: bound("stop")?, step: bound("step")? });
+        return Ok(TensorIndex::Range { start: bound("start")?, stop: bound("stop")?, step: bound("step")? });
     }
     let at = integer(item)?;
-    Ok(Index::At(at.extract().map_err(|_| PyIndexError::new_err(format!("index {at} is out of bounds")))?))
+    Ok(TensorIndex::At(
+        at.extract().map_err(|_| PyIndexError::new_err(format!("index {at} is out of bounds")))?,
+    ))
 }
 
 /// An integer or what has `__index__`; a bool of any framework would mean a mask, so it is refused.

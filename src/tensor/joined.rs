@@ -3,7 +3,7 @@
 use super::{Order, Request, Tensor};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
-use crate::layout::{Dims, Index, Layout, numel};
+use crate::layout::{Dims, Layout, TensorIndex, numel};
 use crate::sink::{Array, HostBuffer};
 use crate::stream::{self, Fill, Payload};
 
@@ -45,7 +45,7 @@ impl Joined {
         let ndim = parts.first().map_or(0, |part| part.layout.ndim());
         let at = dimension(dim, ndim + 1)?;
         let mut items = vec![full(); at];
-        items.push(Index::NewAxis);
+        items.push(TensorIndex::NewAxis);
         for part in &parts {
             // No dimension is excepted.
             check_alike(&parts[0], part, ndim)?;
@@ -85,17 +85,17 @@ impl Joined {
     }
 
     /// A part, by basic indexing; parts of the tensors that lie outside it are let go of.
-    pub fn index(&self, items: &[Index]) -> Result<Joined> {
+    pub fn index(&self, items: &[TensorIndex]) -> Result<Joined> {
         // As if it were one tensor: that is what bounds and counts are checked against.
         let shape = Layout::contiguous(&self.shape)?.index(items)?.shape;
         if let [part] = &self.parts[..] {
             return Ok(Joined { parts: vec![part.index(items)?], dim: self.dim, shape });
         }
         let mut items = explicit(items, self.shape.len());
-        let consuming = |item: &Index| !matches!(item, Index::NewAxis);
+        let consuming = |item: &TensorIndex| !matches!(item, TensorIndex::NewAxis);
         let at = (0..items.len()).filter(|&at| consuming(&items[at])).nth(self.dim);
         let at = at.ok_or_else(|| Error::new(Code::InternalError, "an index lost a dimension"))?;
-        let dim = items[..at].iter().filter(|item| !matches!(item, Index::At(_))).count();
+        let dim = items[..at].iter().filter(|item| !matches!(item, TensorIndex::At(_))).count();
         let along = Layout::contiguous(&[self.shape[self.dim]])?.index(&items[at..=at])?;
         let mut parts = Vec::new();
         let mut base = 0_u64;
@@ -108,7 +108,7 @@ impl Joined {
             base += size;
         }
         if parts.is_empty() {
-            items[at] = Index::Range { start: Some(0), stop: Some(0), step: None };
+            items[at] = TensorIndex::Range { start: Some(0), stop: Some(0), step: None };
             parts.push(self.first().index(&items)?);
         }
         Ok(Joined { parts, dim, shape })
@@ -202,8 +202,8 @@ fn too_large() -> Error {
     Error::new(Code::Value, "the joined tensor's size does not fit 64 bits")
 }
 
-fn full() -> Index {
-    Index::Range { start: None, stop: None, step: None }
+fn full() -> TensorIndex {
+    TensorIndex::Range { start: None, stop: None, step: None }
 }
 
 fn dimension(dim: i64, ndim: usize) -> Result<usize> {
@@ -233,14 +233,15 @@ fn check_alike(first: &Tensor, part: &Tensor, dim: usize) -> Result<()> {
 }
 
 /// The items with an item for every dimension.
-fn explicit(items: &[Index], ndim: usize) -> Vec<Index> {
-    let used = items.iter().filter(|item| matches!(item, Index::At(_) | Index::Range { .. })).count();
+fn explicit(items: &[TensorIndex], ndim: usize) -> Vec<TensorIndex> {
+    let used =
+        items.iter().filter(|item| matches!(item, TensorIndex::At(_) | TensorIndex::Range { .. })).count();
     let missing = ndim.saturating_sub(used);
     let mut out = Vec::with_capacity(ndim);
     let mut expanded = false;
     for &item in items {
         match item {
-            Index::Ellipsis => {
+            TensorIndex::Ellipsis => {
                 out.extend(std::iter::repeat_n(full(), missing));
                 expanded = true;
             }
@@ -255,11 +256,11 @@ fn explicit(items: &[Index], ndim: usize) -> Vec<Index> {
 
 /// What an index along the joined dimension means for `size` elements of it from `base` on; `None` where none of them is in it.
 /// `along` is the index applied to the numbers of all elements.
-fn share(along: &Layout, base: u64, size: u64) -> Option<Index> {
+fn share(along: &Layout, base: u64, size: u64) -> Option<TensorIndex> {
     let end = base + size;
     let inside = |at: u64| at >= base && at < end;
     let (&[count], &[step]) = (&along.shape[..], &along.strides[..]) else {
-        return inside(along.offset).then(|| Index::At((along.offset - base) as i64));
+        return inside(along.offset).then(|| TensorIndex::At((along.offset - base) as i64));
     };
     let before = base.saturating_sub(along.offset).div_ceil(step);
     let first = along.offset.checked_add(before.checked_mul(step)?)?;
@@ -268,5 +269,5 @@ fn share(along: &Layout, base: u64, size: u64) -> Option<Index> {
     }
     let count = (count - before).min((end - first).div_ceil(step));
     let (start, stop) = (first - base, first - base + (count - 1) * step + 1);
-    Some(Index::Range { start: Some(start as i64), stop: Some(stop as i64), step: Some(step as i64) })
+    Some(TensorIndex::Range { start: Some(start as i64), stop: Some(stop as i64), step: Some(step as i64) })
 }

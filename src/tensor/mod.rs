@@ -14,7 +14,7 @@ use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::index::Path;
 use crate::kernel::{self, Cast, Overflow};
-use crate::layout::{Index, Layout};
+use crate::layout::{Layout, TensorIndex};
 use crate::limits::Limits;
 use crate::parallel::Cancel;
 use crate::pickle::Handle;
@@ -249,7 +249,7 @@ impl Tensor {
     }
 
     /// A part, by basic indexing.
-    pub fn index(&self, items: &[Index]) -> Result<Tensor> {
+    pub fn index(&self, items: &[TensorIndex]) -> Result<Tensor> {
         self.with(|layout| layout.index(items))
     }
 

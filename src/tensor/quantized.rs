@@ -8,7 +8,7 @@ use crate::dtype::{DType, Kind};
 use crate::error::{Code, Error, Result};
 use crate::index::{Object, Quantization, Scale};
 use crate::kernel::{Cast, convert};
-use crate::layout::{Index, Layout};
+use crate::layout::{Layout, TensorIndex};
 use crate::parallel;
 use crate::pickle::Handle;
 use crate::stream::{self, Fill, Payload, Signs};
@@ -182,10 +182,10 @@ impl<'a> Blocks<'a> {
         let mut count = 1;
         if let Some(dim) = dim {
             let at = |dim: usize| self.done / inside(dim) % shape[dim];
-            items.extend((0..dim).map(|outer| Index::At(at(outer) as i64)));
+            items.extend((0..dim).map(|outer| TensorIndex::At(at(outer) as i64)));
             let start = at(dim);
             let stop = shape[dim].min(start + (BLOCK / inside(dim)).max(1));
-            items.push(Index::Range { start: Some(start as i64), stop: Some(stop as i64), step: None });
+            items.push(TensorIndex::Range { start: Some(start as i64), stop: Some(stop as i64), step: None });
             count = (stop - start) * inside(dim);
         }
         // The numbers come from the shape itself, so no index is out of bounds.

@@ -5,7 +5,7 @@ use super::{Request, Tensor};
 use crate::dtype::{DType, Kind};
 use crate::error::{Code, Error, Result};
 use crate::index::SparseLayout;
-use crate::layout::Index;
+use crate::layout::TensorIndex;
 use crate::parallel::Cancel;
 
 /// Indices that are read at once.
@@ -67,7 +67,7 @@ fn check_coo(
     let step = (BLOCK / sparse).max(1);
     for start in (0..count).step_by(step as usize) {
         let stop = count.min(start + step);
-        let block = read(&indices.index(&[Index::Ellipsis, range(start, stop)])?, cancel)?;
+        let block = read(&indices.index(&[TensorIndex::Ellipsis, range(start, stop)])?, cancel)?;
         let width = (stop - start) as usize;
         for (row, &size) in block.chunks_exact(width).zip(shape) {
             if let Some(&bad) = row.iter().find(|&&index| !is_below(index, size)) {
@@ -154,9 +154,9 @@ impl<'a> Compressed<'a> {
         for number in 0..matrices {
             cancel.check()?;
             let mut rest = number;
-            let mut place: Vec<Index> = Vec::with_capacity(self.batch);
+            let mut place: Vec<TensorIndex> = Vec::with_capacity(self.batch);
             for &size in sizes.iter().rev() {
-                place.push(Index::At((rest % size) as i64));
+                place.push(TensorIndex::At((rest % size) as i64));
                 rest /= size;
             }
             place.reverse();
@@ -221,9 +221,9 @@ impl<'a> Compressed<'a> {
     }
 }
 
-fn range(start: u64, stop: u64) -> Index {
+fn range(start: u64, stop: u64) -> TensorIndex {
     let bound = |at| i64::try_from(at).ok();
-    Index::Range { start: bound(start), stop: bound(stop), step: None }
+    TensorIndex::Range { start: bound(start), stop: bound(stop), step: None }
 }
 
 fn is_below(index: i64, size: u64) -> bool {

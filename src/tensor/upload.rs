@@ -2,7 +2,7 @@
 
 use super::{Order, Request, Tensor};
 use crate::error::{Code, Error, Result};
-use crate::layout::Index;
+use crate::layout::TensorIndex;
 use crate::sink::Array;
 use crate::stream::upload::{Item, Make, Part};
 
@@ -41,13 +41,14 @@ impl Tensor {
 }
 
 /// What takes a part out of a tensor of `ndim` dimensions.
-fn indices(part: &Part, ndim: usize) -> Result<Vec<Index>> {
+fn indices(part: &Part, ndim: usize) -> Result<Vec<TensorIndex>> {
     let number =
         |n: u64| i64::try_from(n).map_err(|_| Error::new(Code::InternalError, "a size does not fit 63 bits"));
-    let mut found = part.index.iter().map(|&at| number(at).map(Index::At)).collect::<Result<Vec<_>>>()?;
+    let mut found =
+        part.index.iter().map(|&at| number(at).map(TensorIndex::At)).collect::<Result<Vec<_>>>()?;
     if found.len() < ndim {
         let (start, stop) = (number(part.first)?, number(part.first + part.count)?);
-        found.push(Index::Range { start: Some(start), stop: Some(stop), step: None });
+        found.push(TensorIndex::Range { start: Some(start), stop: Some(stop), step: None });
     }
     Ok(found)
 }

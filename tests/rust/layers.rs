@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Rooms that everything stands on.
-const BASE: &[&str] = &["error", "limits", "dtype", "layout", "memory", "parallel"];
+const BASE: &[&str] = &["error", "limits", "dtype", "layout", "memory", "num", "parallel"];
 
 /// The façade: what a caller of the crate uses.
 const FACADE: &[&str] = &["checkpoint", "tensor", "convert", "scan"];

@@ -13,8 +13,8 @@ use rustload::kernel::{Cast, convert};
 use rustload::limits::Limits;
 use rustload::parallel::Cancel;
 use rustload::{
-    Array, Checkpoint, Code, DType, Flow, Index, Made, Options, Order, Overflow, Request, Standing, Stream,
-    Taken, Tensor as Handle, kernel,
+    Array, Checkpoint, Code, DType, Flow, Made, Options, Order, Overflow, Request, Standing, Stream, Taken,
+    Tensor as Handle, TensorIndex, kernel,
 };
 
 /// Bytes that look like anything, the same each time.
@@ -209,8 +209,8 @@ proptest! {
             noise(plan.positions().len() * usize::try_from(dtype.itemsize()).unwrap()).iter().map(|b| b & 1).collect();
         let bytes = Archive::new(torch_dict(&[("w", whole)])).storage("0", &storage).bytes();
         let opened = open_from(bytes, in_file, Options::default());
-        let items: Vec<Index> = (ranges.iter())
-            .map(|&(_, start, stop, step)| Index::Range { start: Some(start), stop: Some(stop), step: Some(step) })
+        let items: Vec<TensorIndex> = (ranges.iter())
+            .map(|&(_, start, stop, step)| TensorIndex::Range { start: Some(start), stop: Some(stop), step: Some(step) })
             .collect();
         let part = opened.checkpoint.tensor("w").unwrap().index(&items).unwrap();
         // Python's rule for bounds, spelled out: negative ones count from the end, and all are clipped.
@@ -332,7 +332,7 @@ fn conjugates_and_negatives_change_sign_before_the_cast_and_in_slices() {
         opened(with_flags(&plan, dtype, &[flag], bytes).bytes()).tensor("tensor").unwrap()
     };
     let complex = flagged(DType::C64, "conj", &f32s(&values));
-    let row = complex.index(&[Index::At(1)]).unwrap();
+    let row = complex.index(&[TensorIndex::At(1)]).unwrap();
     assert_eq!(into_vec(&row, &Request::default()), f32s(&[2.0, -3.0, 8.0, -9.0]));
     let wide = Request { dtype: Some(DType::C128), order: Order::Transpose, ..Request::default() };
     let first: Vec<u8> = [0.0_f64, -1.0, 2.0, -3.0].iter().flat_map(|x| x.to_le_bytes()).collect();
@@ -373,8 +373,9 @@ fn views_keep_the_files_strides_and_show_what_owned_results_hold() {
     assert!(view.is_view());
     assert_eq!((view.shape(), view.strides()), (&[22, 4][..], &[1, 22][..]));
     assert_eq!(elements(&view), bytes.permuted(&[1, 0]).reference(&storage, DType::U8, DType::U8, false));
-    let part =
-        tensor.index(&[Index::At(-1), Index::Range { start: Some(3), stop: None, step: Some(5) }]).unwrap();
+    let part = tensor
+        .index(&[TensorIndex::At(-1), TensorIndex::Range { start: Some(3), stop: None, step: Some(5) }])
+        .unwrap();
     let part = part.materialize(&Request { copy: Some(false), ..Request::default() }).unwrap();
     assert_eq!(elements(&part), [69, 74, 79, 84].map(|at| storage[at]));
     assert_eq!(tensor.standing(None, &Cancel::new()).unwrap(), Some(Standing::View));
@@ -443,7 +444,7 @@ fn t25_bools_that_are_neither_0_nor_1_are_never_shown() {
     let found = long.checkpoint.tensor("b").unwrap().materialize(&Request::default()).unwrap();
     assert!(!found.is_view() && elements(&found) == [1; 200_001]);
     // What lies outside the slice does not matter.
-    let part = tensor.index(&[Index::Range { start: None, stop: Some(2), step: None }]).unwrap();
+    let part = tensor.index(&[TensorIndex::Range { start: None, stop: Some(2), step: None }]).unwrap();
     assert!(part.materialize(&view).unwrap().is_view());
 }
 
@@ -533,7 +534,7 @@ fn t16_expanded_tensors_grow_up_to_a_limit() {
     assert_eq!(result(&with(0, 2400), &wide).unwrap_err().code(), Code::Limit);
     // A row of it repeats nothing.
     let opened = with(0, 0);
-    let row = opened.checkpoint.tensor("w").unwrap().index(&[Index::At(7)]).unwrap();
+    let row = opened.checkpoint.tensor("w").unwrap().index(&[TensorIndex::At(7)]).unwrap();
     assert_eq!(elements(&row.materialize(&copy).unwrap()), storage);
 }
 
@@ -614,7 +615,7 @@ fn a_deflated_storage_is_inflated_once_for_all_its_slices() {
     let archive = archive.storage("1", &bytes).deflated("data/1").wrong_crc("data/1");
     let opened = open_from(archive.bytes(), true, Options::default());
     let tensor = opened.checkpoint.tensor("one").unwrap();
-    let row = |at: i64| into_vec(&tensor.index(&[Index::At(at)]).unwrap(), &Request::default());
+    let row = |at: i64| into_vec(&tensor.index(&[TensorIndex::At(at)]).unwrap(), &Request::default());
     let start = Instant::now();
     assert_eq!(row(7), [7; 8192]);
     let first = start.elapsed();
@@ -662,6 +663,6 @@ fn a_copy_of_the_whole_storage_is_offered_where_it_says_more() {
         opened(tied().bytes()).tensor("one").unwrap().standing(Some(false), &Cancel::new()).unwrap_err();
     assert_eq!(error.code(), Code::RecordCompressed);
     // A part of a handle is no reason to copy the rest.
-    let part = opened(tied().bytes()).tensor("one").unwrap().index(&[Index::At(0)]).unwrap();
+    let part = opened(tied().bytes()).tensor("one").unwrap().index(&[TensorIndex::At(0)]).unwrap();
     assert_eq!(part.standing(None, &Cancel::new()).unwrap(), None);
 }

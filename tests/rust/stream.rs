@@ -10,7 +10,9 @@ use rustload::kernel::Cast;
 use rustload::layout::Layout;
 use rustload::parallel::Cancel;
 use rustload::stream::{self, Fill, Payload, Signs};
-use rustload::{Checkpoint, Code, DType, Flow, Index, Joined, Made, Options, Order, Request, Stream, Taken};
+use rustload::{
+    Checkpoint, Code, DType, Flow, Joined, Made, Options, Order, Request, Stream, Taken, TensorIndex,
+};
 
 const FLOW: Flow = Flow { window: 64 << 20, threads: Some(2), by_file: true, standing: false, whole: false };
 
@@ -119,7 +121,7 @@ fn a_join_is_a_strided_fill() {
     let turned = f32s(&[0.0, 2.0, 4.0, 1.0, 3.0, 5.0, 90.0, 91.0, 92.0]);
     assert_eq!(read(&joined, Order::Transpose), turned);
     assert_eq!(read(&joined.reversed(), Order::Same), turned);
-    let one = joined.index(&[Index::Ellipsis, Index::At(2)]).unwrap();
+    let one = joined.index(&[TensorIndex::Ellipsis, TensorIndex::At(2)]).unwrap();
     assert_eq!((one.shape(), one.parts()[0].name()), (&[3][..], "b"));
     assert_eq!(Joined::concat(parts(), 0).unwrap_err().code(), Code::Value);
     assert_eq!(Joined::stack(parts(), 0).unwrap_err().code(), Code::Value);

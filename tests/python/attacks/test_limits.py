@@ -139,7 +139,7 @@ def test_a_limit_is_named_with_its_override_and_lets_honest_files_pass(limit, tm
     error = caught.value
     assert (error.code, error.name) == ("Limit", limit)
     assert error.found > error.limit
-    assert f"limit {limit} reached" in str(error)
+    assert f"limit {limit} exceeded" in str(error)
     assert f"limits=rustload.Limits({limit}=...)" in error.__notes__[0]
     ask(rustload.Limits(), path)
     assert next(what for name, _, what in _rustload.LIMITS if name == limit)
