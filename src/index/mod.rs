@@ -200,7 +200,7 @@ pub fn read(source: &Source, options: &Options) -> Result<Index> {
 fn plain_pickle(source: &Source, options: &Options) -> Result<Index> {
     Limits::check("pickle_bytes", options.limits.pickle_bytes, source.len())?;
     let data = source.chunk(0, source.len())?;
-    let pickle = pickle::run_until(data, 0, &options.limits, &options.cancel)?;
+    let pickle = pickle::run_cancellable(data, 0, &options.limits, &options.cancel)?;
     read_pickle(source, pickle, options)
 }
 

@@ -27,7 +27,7 @@ pub(super) fn read(
     locate: Locate<'_>,
     options: &Options,
 ) -> Result<Pickled> {
-    let pickle = pickle::run_until(data, 0, &options.limits, &options.cancel)?;
+    let pickle = pickle::run_cancellable(data, 0, &options.limits, &options.cancel)?;
     read_executed(pickle, form, locate, ScriptClasses::new(), options)
 }
 
@@ -39,7 +39,7 @@ pub(super) fn read_executed(
     scripts: ScriptClasses,
     options: &Options,
 ) -> Result<Pickled> {
-    let Pickle { values, root, end, protocol, needed } = pickle;
+    let Pickle { values, root, end, protocol, newest_protocol } = pickle;
     let total = values.data().len();
     if end != total && !options.ignore_trailing {
         let text = format!("{} byte(s) after the pickle's end", total.saturating_sub(end));
@@ -66,10 +66,10 @@ pub(super) fn read_executed(
         )?;
     }
     let mut meanings = interpreter.finish();
-    if needed > protocol {
-        meanings
-            .notes
-            .push(format!("the pickle declares protocol {protocol} and has opcodes of protocol {needed}"));
+    if newest_protocol > protocol {
+        meanings.notes.push(format!(
+            "the pickle declares protocol {protocol} and has opcodes of protocol {newest_protocol}"
+        ));
     }
     Ok(Pickled {
         entries: found.entries,

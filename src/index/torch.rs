@@ -40,7 +40,7 @@ pub(super) fn read(archive: Archive, options: &Options) -> Result<Index> {
     };
     let data = archive.read(position, limit, max_bytes, &options.cancel)?;
     let locate = |key: &str, nbytes: u64| locate(&archive, &root, key, nbytes);
-    let pickle = pickle::run_until(data, 0, limits, &options.cancel).in_member(&member)?;
+    let pickle = pickle::run_cancellable(data, 0, limits, &options.cancel).in_member(&member)?;
     let scripts = match is_script {
         true => script::read(&archive, &root, &pickle.values, options)?,
         false => ScriptClasses::new(),

@@ -11,7 +11,7 @@ use crate::container::Format;
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result, ResultExt};
 use crate::limits::Limits;
-use crate::pickle::{self, Disasm, Opcode, Pause, Pickle, Value};
+use crate::pickle::{self, Disasm, Opcode, Pickle, ResumePoint, Value};
 use std::collections::{HashMap, HashSet};
 
 /// `torch/serialization.py: PROTOCOL_VERSION`.
@@ -203,7 +203,7 @@ struct Ends {
     /// The number of ends that were found.
     count: usize,
     /// The state of the disassembler before the opcode that failed.
-    pause: Option<Pause>,
+    pause: Option<ResumePoint>,
     /// Whether the last error is that the data ends too early.
     is_truncated: bool,
 }
@@ -223,7 +223,7 @@ impl Ends {
                 None => Disasm::strict(data, *end, limits),
             };
             let ended = pickle_end(&mut disasm, &mut self.pause).in_member(name);
-            self.is_truncated = disasm.is_cut();
+            self.is_truncated = disasm.is_truncated();
             *end = ended?;
             let start = *end;
             self.count = self.count.saturating_add(1);
@@ -237,9 +237,9 @@ impl Ends {
 }
 
 /// The offset after the STOP of a pickle. Where an opcode fails, sets `pause` to the state before it.
-fn pickle_end(disasm: &mut Disasm<'_>, pause: &mut Option<Pause>) -> Result<usize> {
+fn pickle_end(disasm: &mut Disasm<'_>, pause: &mut Option<ResumePoint>) -> Result<usize> {
     loop {
-        let before = disasm.pause();
+        let before = disasm.resume_point();
         match disasm.next() {
             Some(Ok(op)) if op.opcode == Opcode::Stop => return Ok(Disasm::position(disasm)),
             Some(Ok(_)) => {}

@@ -1,33 +1,35 @@
-//! Where values live: nodes of a fixed size, and what they hold in shared pools beside them.
+//! The arena that owns all values of a pickle: nodes of a fixed size, and shared pools for what the nodes contain.
 //!
-//! Strings and bytes are ranges of the pickle itself, or of a side buffer when they had to be decoded. Lists, tuples, dicts
-//! and sets are runs of shared pools, so an empty container owns no memory and dropping is flat. A run that grows moves to
-//! the pool's end with twice its room, unless it lies there already.
+//! Strings and bytes are ranges of the pickle itself, or of a decode buffer where escapes or numbers had to be decoded. Lists,
+//! tuples, dicts and sets are spans of shared pools, so an empty container owns no memory and dropping does not recurse. A span
+//! that grows beyond its capacity moves to the pool's end with twice its length as capacity, unless it is the last one already.
+//! An offset or a count is 32 bits: pickles of 4 GiB or more are refused, and pools are shorter.
 
+use super::bounded_vec::BoundedVec;
+use super::buffer_cache::{self, RecycledBuffers};
 use super::globals::NameId;
 use super::nodes::Nodes;
-use super::pool::Pool;
-use super::spare::{self, Spare};
 use super::value::{CallId, CallKind, GlobalId, Handle};
-use super::{index, narrow};
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
+use crate::num::{to_u32, u32_to_usize};
 use std::num::NonZeroU32;
 
-/// Bytes of the pickle, or of the side buffer.
+/// A range of bytes in the pickle, or in the decode buffer.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Piece {
+pub(super) struct ByteRange {
     pub(super) start: u32,
     pub(super) len: u32,
-    pub(super) side: bool,
+    /// Whether the range is in the decode buffer.
+    pub(super) decoded: bool,
 }
 
-/// A run of a pool that can grow.
+/// A growable range of a pool.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Span {
     start: u32,
     len: u32,
-    room: u32,
+    capacity: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -36,12 +38,13 @@ pub(super) enum Node {
     Bool(bool),
     Int(i64),
     Float(f64),
-    BigInt(Piece),
-    Str(Piece),
-    Bytes(Piece),
-    ByteArray(Piece),
+    BigInt(ByteRange),
+    Str(ByteRange),
+    Bytes(ByteRange),
+    ByteArray(ByteRange),
     List(Span),
-    /// `canon` is the first equal tuple once this one is known as a key; `depth` and `nodes` are its measure.
+    /// `canon` is the first equal tuple (its canonical object) once this one was a dict key; `depth` and `nodes` are then its
+    /// nesting depth and its size with every shared tuple counted each time.
     Tuple {
         depth: u8,
         nodes: u16,
@@ -69,13 +72,13 @@ pub(super) struct CallRecord {
     pub(super) handle: Handle,
 }
 
-/// The number of an [`Extra`], counted from 1.
+/// The number of a [`CallExtra`], counted from 1.
 #[derive(Clone, Copy)]
 struct ExtraId(NonZeroU32);
 
-/// What few calls have: keyword arguments, BUILD states and contents.
+/// The parts of a call that most calls lack: keyword arguments, BUILD states, items and appended values.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Extra {
+pub(super) struct CallExtra {
     pub(super) kwargs: Option<Handle>,
     pub(super) states: Span,
     pub(super) items: Span,
@@ -86,51 +89,52 @@ pub(super) struct Extra {
 pub(super) struct GlobalRecord {
     pub(super) module: NameId,
     pub(super) name: NameId,
-    /// As the pickle spells them.
+    /// Module and name as written in the pickle, before Python 2's names are mapped.
     pub(super) spelled: (NameId, NameId),
     pub(super) offset: u32,
     pub(super) handle: Handle,
 }
 
-/// A distinct module or class name, and how many dotted parts it has.
+/// An interned module or class name, and how many dotted parts it has.
 #[derive(Clone, Copy)]
 pub(super) struct NameRecord {
-    pub(super) piece: Piece,
+    pub(super) range: ByteRange,
     pub(super) parts: u32,
 }
 
 /// All values of one pickle, without its bytes.
 pub(super) struct Arena {
-    pub(super) side: Vec<u8>,
+    /// The decode buffer: strings with escapes, integers in text and names of the compatibility table, decoded.
+    pub(super) decoded: Vec<u8>,
     pub(super) nodes: Nodes,
-    pub(super) items: Pool<Handle>,
-    pub(super) pairs: Pool<(Handle, Handle)>,
-    pub(super) calls: Pool<CallRecord>,
-    pub(super) extras: Pool<Extra>,
-    pub(super) globals: Pool<GlobalRecord>,
-    pub(super) names: Pool<NameRecord>,
-    /// Long strings and integers that serve as keys, each with the first equal one.
+    pub(super) items: BoundedVec<Handle>,
+    pub(super) pairs: BoundedVec<(Handle, Handle)>,
+    pub(super) calls: BoundedVec<CallRecord>,
+    pub(super) extras: BoundedVec<CallExtra>,
+    pub(super) globals: BoundedVec<GlobalRecord>,
+    pub(super) names: BoundedVec<NameRecord>,
+    /// Long strings and integers that were dict keys or set items, each with the first equal one.
     pub(super) long_keys: std::collections::HashMap<Handle, Handle>,
-    /// Whether the buffers are handed on to the next survey.
+    /// Whether the buffers go back to the buffer cache on drop.
     recycled: bool,
 }
 
 impl Arena {
-    /// An arena with None, the booleans, the empty tuple and the smallest integers in it, and room for what a pickle of `bytes`
-    /// mostly holds. With `spare`, in those buffers, which are handed on in the end.
-    pub(super) fn new(limits: &Limits, bytes: usize, spare: Option<Spare>) -> Result<Arena> {
-        let all = u64::from(u32::MAX);
-        let recycled = spare.is_some();
-        let Spare { nodes, items, calls, .. } = spare.unwrap_or_default();
+    /// An arena that contains None, the booleans, the empty tuple and the integers 0 to 255, with capacity for what a pickle of
+    /// `bytes` typically needs. With `buffers`, the arena uses them, and its drop returns them to the buffer cache.
+    pub(super) fn new(limits: &Limits, bytes: usize, buffers: Option<RecycledBuffers>) -> Result<Arena> {
+        let unlimited = u64::from(u32::MAX);
+        let recycled = buffers.is_some();
+        let RecycledBuffers { nodes, items, calls, .. } = buffers.unwrap_or_default();
         let mut arena = Arena {
-            side: Vec::new(),
-            nodes: Nodes::with_room(limits.nodes.saturating_add(260), nodes, bytes >> 3),
-            items: Pool::with_room("nodes", all, items, bytes / 7),
-            pairs: Pool::new("nodes", all),
-            calls: Pool::with_room("nodes", all, calls, bytes / 50),
-            extras: Pool::new("nodes", all),
-            globals: Pool::new("nodes", all),
-            names: Pool::new("nodes", all),
+            decoded: Vec::new(),
+            nodes: Nodes::with_capacity_hint(limits.nodes.saturating_add(260), nodes, bytes >> 3),
+            items: BoundedVec::with_capacity_hint("nodes", unlimited, items, bytes / 7),
+            pairs: BoundedVec::new("nodes", unlimited),
+            calls: BoundedVec::with_capacity_hint("nodes", unlimited, calls, bytes / 50),
+            extras: BoundedVec::new("nodes", unlimited),
+            globals: BoundedVec::new("nodes", unlimited),
+            names: BoundedVec::new("nodes", unlimited),
             long_keys: std::collections::HashMap::new(),
             recycled,
         };
@@ -144,6 +148,7 @@ impl Arena {
         Ok(arena)
     }
 
+    /// Adds a node; fails at the limit `nodes`.
     #[inline(always)]
     pub(super) fn add(&mut self, node: Node) -> Result<Handle> {
         let handle = Handle::at(self.nodes.len());
@@ -162,12 +167,12 @@ impl Arena {
         if values.is_empty() {
             return Ok(Handle::EMPTY_TUPLE);
         }
-        let (start, len) = (narrow(self.items.len()), narrow(values.len()));
+        let (start, len) = (to_u32(self.items.len()), to_u32(values.len()));
         self.items.extend(values.len(), values.iter().copied())?;
         self.add(Node::Tuple { depth: 0, nodes: 0, start, len, canon: None })
     }
 
-    /// The handle and number of a new call.
+    /// Records a call and returns the handle of its result.
     pub(super) fn add_call(
         &mut self,
         kind: CallKind,
@@ -178,10 +183,10 @@ impl Arena {
     ) -> Result<Handle> {
         let id = CallId::at(self.calls.len());
         let handle = self.add(Node::Call { kind, id })?;
-        let offset = narrow(offset);
+        let offset = to_u32(offset);
         self.calls.push(CallRecord { callable, args, extra: None, offset, handle })?;
         if kwargs.is_some() {
-            self.with_extra(id, |extra, _, _| {
+            self.update_extra(id, |extra, _, _| {
                 extra.kwargs = kwargs;
                 Ok(())
             })?;
@@ -189,7 +194,7 @@ impl Arena {
         Ok(handle)
     }
 
-    /// APPEND and APPENDS: on a list, or kept with a call.
+    /// APPEND and APPENDS: extends a list; on the result of a call, records the values with the call.
     pub(super) fn append(&mut self, target: Handle, values: &[Handle]) -> Result<()> {
         let add = values.iter().copied();
         match self.node(target) {
@@ -197,14 +202,14 @@ impl Arena {
                 span.append(&mut self.items, values.len(), Handle::NONE, add)?;
                 self.nodes.set(target, Node::List(span))
             }
-            Node::Call { id, .. } => self.with_extra(id, |extra, items, _| {
+            Node::Call { id, .. } => self.update_extra(id, |extra, items, _| {
                 extra.appended.append(items, values.len(), Handle::NONE, add)
             }),
             _ => Err(wrong_target("append to")),
         }
     }
 
-    /// ADDITEMS: on a set, or kept with a call.
+    /// ADDITEMS: extends a set; on the result of a call, records the items with the call.
     pub(super) fn add_items(&mut self, target: Handle, values: &[Handle]) -> Result<()> {
         match self.node(target) {
             Node::Set(mut span) => {
@@ -216,14 +221,15 @@ impl Arena {
         }
     }
 
-    /// SETITEM and SETITEMS: on a dict, or kept with a call. `flat` alternates keys and values.
+    /// SETITEM and SETITEMS: extends a dict; on the result of a call, records the pairs with the call. `flat` alternates keys and
+    /// values.
     #[inline]
     pub(super) fn set_items(&mut self, target: Handle, flat: &[Handle]) -> Result<()> {
         let (chunks, odd) = flat.as_chunks::<2>();
         if !odd.is_empty() {
             return Err(Error::new(
                 Code::PickleType,
-                format!("{} keys and values do not pair up", flat.len()),
+                format!("an odd number of keys and values: {}", flat.len()),
             ));
         }
         let add = chunks.iter().map(|&[key, value]| (key, value));
@@ -234,42 +240,46 @@ impl Arena {
                 self.nodes.set(target, Node::Dict(span))
             }
             Node::Call { id, .. } => {
-                self.with_extra(id, |extra, _, pairs| extra.items.append(pairs, chunks.len(), none, add))
+                self.update_extra(id, |extra, _, pairs| extra.items.append(pairs, chunks.len(), none, add))
             }
             _ => Err(wrong_target("set items of")),
         }
     }
 
-    /// BUILD: kept with a call.
+    /// BUILD: records the state with the call that made `target`.
     pub(super) fn build(&mut self, target: Handle, state: Handle) -> Result<()> {
         let Node::Call { id, .. } = self.node(target) else { return Err(wrong_target("set the state of")) };
-        self.with_extra(id, |extra, items, _| {
+        self.update_extra(id, |extra, items, _| {
             extra.states.append(items, 1, Handle::NONE, [state].into_iter())
         })
     }
 
-    /// What a call has beside its record.
+    /// The extra parts of a call; empty for most.
     #[inline]
-    pub(super) fn extra(&self, call: &CallRecord) -> Extra {
+    pub(super) fn extra(&self, call: &CallRecord) -> CallExtra {
         call.extra.and_then(|id| self.extras.get(id.index())).unwrap_or_default()
     }
 
-    /// Changes what a call has beside its record, with the pools of items and of pairs at hand.
-    fn with_extra(
+    /// Changes the extra parts of a call. `change` also gets the pools of items and of pairs.
+    fn update_extra(
         &mut self,
         id: CallId,
-        change: impl FnOnce(&mut Extra, &mut Pool<Handle>, &mut Pool<(Handle, Handle)>) -> Result<()>,
+        change: impl FnOnce(
+            &mut CallExtra,
+            &mut BoundedVec<Handle>,
+            &mut BoundedVec<(Handle, Handle)>,
+        ) -> Result<()>,
     ) -> Result<()> {
-        let Some(call) = self.calls.slot(id.index()) else { return Ok(()) };
+        let Some(call) = self.calls.get_mut(id.index()) else { return Ok(()) };
         let at = match call.extra {
             Some(at) => at,
             None => {
                 let at = ExtraId::at(self.extras.len());
-                self.extras.push(Extra::default())?;
+                self.extras.push(CallExtra::default())?;
                 *call.extra.insert(at)
             }
         };
-        match self.extras.slot(at.index()) {
+        match self.extras.get_mut(at.index()) {
             Some(extra) => change(extra, &mut self.items, &mut self.pairs),
             None => Ok(()),
         }
@@ -277,89 +287,90 @@ impl Arena {
 
     /// The values of a list, tuple or set.
     #[inline]
-    pub(super) fn run(&self, span: Span) -> &[Handle] {
-        self.items.slice(index(span.start), index(span.len))
+    pub(super) fn handles_in(&self, span: Span) -> &[Handle] {
+        self.items.slice(u32_to_usize(span.start), u32_to_usize(span.len))
     }
 
     #[inline]
-    pub(super) fn run_pairs(&self, span: Span) -> &[(Handle, Handle)] {
-        self.pairs.slice(index(span.start), index(span.len))
+    pub(super) fn pairs_in(&self, span: Span) -> &[(Handle, Handle)] {
+        self.pairs.slice(u32_to_usize(span.start), u32_to_usize(span.len))
     }
 
     pub(super) fn name<'a>(&'a self, data: &'a [u8], id: NameId) -> &'a [u8] {
-        self.names.get(index(id)).map_or(&[], |record| self.bytes(data, record.piece))
+        self.names.get(u32_to_usize(id)).map_or(&[], |record| self.bytes(data, record.range))
     }
 
     #[inline]
-    pub(super) fn bytes<'a>(&'a self, data: &'a [u8], piece: Piece) -> &'a [u8] {
-        let home = if piece.side { &self.side } else { data };
-        let start = index(piece.start);
-        home.get(start..start.saturating_add(index(piece.len))).unwrap_or_default()
+    pub(super) fn bytes<'a>(&'a self, data: &'a [u8], range: ByteRange) -> &'a [u8] {
+        let home = if range.decoded { &self.decoded } else { data };
+        let start = u32_to_usize(range.start);
+        home.get(start..start.saturating_add(u32_to_usize(range.len))).unwrap_or_default()
     }
 }
 
 impl Drop for Arena {
     fn drop(&mut self) {
         if self.recycled {
-            let (nodes, items, calls) = (self.nodes.take(), self.items.take(), self.calls.take());
-            spare::keep(Spare { nodes, items, calls, ..Spare::default() });
+            let (nodes, items, calls) =
+                (self.nodes.take_buffer(), self.items.take_buffer(), self.calls.take_buffer());
+            buffer_cache::put(RecycledBuffers { nodes, items, calls, ..RecycledBuffers::default() });
         }
     }
 }
 
 impl ExtraId {
     fn at(position: usize) -> ExtraId {
-        ExtraId(NonZeroU32::MIN.saturating_add(narrow(position)))
+        ExtraId(NonZeroU32::MIN.saturating_add(to_u32(position)))
     }
 
     fn index(self) -> usize {
-        index(self.0.get().wrapping_sub(1))
+        u32_to_usize(self.0.get().wrapping_sub(1))
     }
 }
 
 impl Span {
-    /// The run that already lies at `start`.
+    /// The span of `len` items that are already in the pool at `start`.
     pub(super) fn of(start: u32, len: u32) -> Span {
-        Span { start, len, room: len }
+        Span { start, len, capacity: len }
     }
 
-    /// Whether it never held anything.
-    pub(super) fn is_fresh(self) -> bool {
-        self.start == 0 && self.room == 0
+    /// Whether nothing was ever added to it.
+    pub(super) fn is_unused(self) -> bool {
+        self.start == 0 && self.capacity == 0
     }
 
     fn append<T: Copy>(
         &mut self,
-        pool: &mut Pool<T>,
+        pool: &mut BoundedVec<T>,
         count: usize,
         filler: T,
         add: impl Iterator<Item = T>,
     ) -> Result<()> {
-        let (start, len) = (index(self.start), index(self.len));
+        let (start, len) = (u32_to_usize(self.start), u32_to_usize(self.len));
         let used = len.saturating_add(count);
-        if used <= index(self.room) {
+        if used <= u32_to_usize(self.capacity) {
             let free = pool.slice_mut(start.saturating_add(len), count);
             free.iter_mut().zip(add).for_each(|(slot, item)| *slot = item);
-        } else if start.saturating_add(index(self.room)) == pool.len() {
+        } else if start.saturating_add(u32_to_usize(self.capacity)) == pool.len() {
             pool.truncate(start.saturating_add(len));
             pool.extend(count, add)?;
-            self.room = narrow(used);
+            self.capacity = to_u32(used);
         } else {
-            let room = used.max(len.saturating_mul(2));
-            self.start = narrow(pool.len());
-            pool.repeat(start, len)?;
+            let capacity = used.max(len.saturating_mul(2));
+            self.start = to_u32(pool.len());
+            pool.extend_from_within(start, len)?;
             pool.extend(count, add)?;
-            pool.extend(room.saturating_sub(used), std::iter::repeat(filler))?;
-            self.room = narrow(room);
+            pool.extend(capacity.saturating_sub(used), std::iter::repeat(filler))?;
+            self.capacity = to_u32(capacity);
         }
-        self.len = narrow(used);
+        self.len = to_u32(used);
         Ok(())
     }
 }
 
 #[cold]
 fn wrong_target(what: &str) -> Error {
-    Error::new(Code::PickleType, format!("an opcode wants to {what} a value of another type"))
+    Error::new(Code::PickleType, format!("an opcode cannot {what} a value of this type"))
 }
 
 #[cfg(test)]
@@ -373,8 +384,8 @@ mod tests {
     }
 
     #[test]
-    fn runs_that_grow_in_turns_keep_their_items() {
-        let mut pool = Pool::new("nodes", 1 << 20);
+    fn spans_that_grow_in_turns_keep_their_items() {
+        let mut pool = BoundedVec::new("nodes", 1 << 20);
         let mut spans = [Span::default(); 3];
         for round in 0..200u32 {
             for (at, span) in (0u32..).zip(&mut spans) {
@@ -383,7 +394,7 @@ mod tests {
         }
         for (at, span) in (0u32..).zip(&spans) {
             let expected: Vec<u32> = (0..200).map(|round| round * 3 + at).collect();
-            assert_eq!(pool.slice(index(span.start), index(span.len)), expected);
+            assert_eq!(pool.slice(u32_to_usize(span.start), u32_to_usize(span.len)), expected);
         }
         assert!(pool.len() <= 200 * 3 * 4);
     }

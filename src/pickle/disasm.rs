@@ -1,15 +1,16 @@
-//! The one disassembler, for loading and for scanning: opcodes with raw arguments, lazily, from a start offset.
+//! The pickle disassembler, for loading and for scanning: a lazy iterator over opcodes with raw arguments, from a start offset.
 //!
-//! A strict reader refuses PROTO above 5 or anywhere but first, and frames that are nested, straddled, too long or cut by
-//! STOP (PEP 3154). A lenient reader yields those opcodes as they stand and keeps the objection for whoever asks. Errors are
-//! values: after a refused PROTO or FRAME the iterator goes on; a byte that is no opcode or an argument that is cut ends it.
-//! Lengths are checked against the data, nothing is allocated.
+//! In strict mode it refuses PROTO above 5 or anywhere but first, and frames that are nested, straddled by an opcode, longer than
+//! the data or open at STOP (PEP 3154). In lenient mode it yields those opcodes and keeps the strict error for
+//! [`Disasm::take_strict_error`]. Errors are items: after a refused PROTO or FRAME the iterator continues; an unknown opcode or a
+//! truncated argument ends it. Lengths are checked against the data; nothing is allocated.
 
 use super::opcode::{ArgKind, Opcode};
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
+use crate::num::{to_u64, to_usize};
 
-/// An opcode's argument as it stands in the stream.
+/// An opcode's argument, decoded from the stream but not interpreted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Arg<'a> {
     /// No argument.
@@ -20,7 +21,7 @@ pub enum Arg<'a> {
     Signed(i32),
     /// A double.
     Double(f64),
-    /// Bytes that end where the opcode ends: counted ones, or a text line without its line feed.
+    /// Bytes after a length, or a text line without its line feed. They end where the opcode ends, or at the line feed.
     Bytes(&'a [u8]),
     /// Two text lines without their line feeds.
     Pair(&'a [u8], &'a [u8]),
@@ -29,13 +30,13 @@ pub enum Arg<'a> {
 /// One opcode of a stream.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Op<'a> {
-    /// Where the opcode's byte lies.
+    /// The offset of the opcode's byte.
     pub offset: usize,
     /// The opcode.
     pub opcode: Opcode,
     /// Its argument.
     pub arg: Arg<'a>,
-    /// Where its argument's bytes begin; for counted bytes this is past the length.
+    /// The offset of its argument; for bytes with a length, the offset past the length.
     pub payload: usize,
 }
 
@@ -45,21 +46,21 @@ pub struct Disasm<'a> {
     data: &'a [u8],
     position: usize,
     start: usize,
-    /// Where the open frame ends; past all data when none is open.
+    /// The end of the open frame; `NO_FRAME` when none is open.
     frame_end: usize,
     strict: bool,
-    /// What a strict reader would have refused at the last opcode.
-    objection: Option<Error>,
+    /// The strict mode's error at the last opcode, in lenient mode.
+    strict_error: Option<Error>,
     done: bool,
-    /// Whether the data ended before the last opcode did.
-    cut: bool,
+    /// Whether the data ends inside the last opcode.
+    is_truncated: bool,
     line: usize,
     digits: usize,
 }
 
-/// Where a reader stood between two opcodes, to go on from there when there is more data.
+/// The state of a disassembler between two opcodes, to continue from there when there is more data.
 #[derive(Clone, Copy, Debug)]
-pub struct Pause {
+pub struct ResumePoint {
     start: usize,
     position: usize,
     frame_end: usize,
@@ -68,58 +69,57 @@ pub struct Pause {
 const NO_FRAME: usize = usize::MAX;
 
 impl<'a> Disasm<'a> {
-    /// Where the reader stands, between two opcodes.
+    /// The current state, between two opcodes.
     #[inline]
-    pub fn pause(&self) -> Pause {
-        Pause { start: self.start, position: self.position, frame_end: self.frame_end }
+    pub fn resume_point(&self) -> ResumePoint {
+        ResumePoint { start: self.start, position: self.position, frame_end: self.frame_end }
     }
 
-    /// A strict reader that goes on where another stood, in the same data or in data that is longer.
-    pub fn resume(data: &'a [u8], pause: Pause, limits: &Limits) -> Disasm<'a> {
-        let Pause { start, position, frame_end } = pause;
+    /// A strict disassembler that continues from another's state, over the same data or a longer prefix of the same stream.
+    pub fn resume(data: &'a [u8], point: ResumePoint, limits: &Limits) -> Disasm<'a> {
+        let ResumePoint { start, position, frame_end } = point;
         Disasm { start, position, frame_end, ..Disasm::strict(data, start, limits) }
     }
 
-    /// A reader that refuses what pickle readers disagree about.
+    /// A disassembler that refuses what unpicklers treat differently.
     pub fn strict(data: &'a [u8], start: usize, limits: &Limits) -> Disasm<'a> {
         Disasm::new(data, start, limits, true)
     }
 
-    /// A reader that enforces neither PROTO nor FRAME; see [`Disasm::take_objection`].
+    /// A disassembler that enforces neither PROTO nor FRAME; see [`Disasm::take_strict_error`].
     pub fn lenient(data: &'a [u8], start: usize, limits: &Limits) -> Disasm<'a> {
         Disasm::new(data, start, limits, false)
     }
 
     fn new(data: &'a [u8], start: usize, limits: &Limits, strict: bool) -> Disasm<'a> {
-        let clamp = |limit: u64| usize::try_from(limit).unwrap_or(usize::MAX);
         Disasm {
             data,
             position: start,
             start,
             frame_end: NO_FRAME,
             strict,
-            objection: None,
+            strict_error: None,
             done: false,
-            cut: false,
-            line: clamp(limits.line),
-            digits: clamp(limits.int_digits),
+            is_truncated: false,
+            line: to_usize(limits.line),
+            digits: to_usize(limits.int_digits),
         }
     }
 
-    /// Why a strict reader would have refused the opcode that a lenient one yielded last, once.
+    /// In lenient mode, the strict mode's error at the opcode that was yielded last; returned once.
     #[inline]
-    pub fn take_objection(&mut self) -> Option<Error> {
-        self.objection.take()
+    pub fn take_strict_error(&mut self) -> Option<Error> {
+        self.strict_error.take()
     }
 
-    /// Where the next opcode lies; after STOP, one past it.
+    /// The offset of the next opcode; after STOP, one past it.
     pub fn position(&self) -> usize {
         self.position
     }
 
-    /// Whether the last error says that the data ends too early; the same opcode may be whole in longer data.
-    pub fn is_cut(&self) -> bool {
-        self.cut
+    /// Whether the data ends inside the opcode that failed last, or before STOP: with more data, it may be valid.
+    pub fn is_truncated(&self) -> bool {
+        self.is_truncated
     }
 
     #[inline]
@@ -130,15 +130,15 @@ impl<'a> Disasm<'a> {
                 self.position = end;
                 Ok(taken)
             }
-            None => Err(self.truncated(u64::try_from(len).unwrap_or(u64::MAX))),
+            None => Err(self.truncated(to_u64(len))),
         }
     }
 
     #[cold]
-    fn truncated(&mut self, want: u64) -> Error {
-        self.cut = true;
+    fn truncated(&mut self, len: u64) -> Error {
+        self.is_truncated = true;
         let left = self.data.len().saturating_sub(self.position);
-        Error::new(Code::Truncated, format!("{want} byte(s) announced, {left} left"))
+        Error::new(Code::Truncated, format!("the argument has {len} byte(s), the data has {left} left"))
     }
 
     #[inline]
@@ -148,7 +148,7 @@ impl<'a> Disasm<'a> {
                 self.position = self.position.saturating_add(N);
                 Ok(*taken)
             }
-            None => Err(self.truncated(u64::try_from(N).unwrap_or(u64::MAX))),
+            None => Err(self.truncated(to_u64(N))),
         }
     }
 
@@ -160,35 +160,34 @@ impl<'a> Disasm<'a> {
         }
     }
 
-    /// A line of at most `limit` bytes and `beside` others; it ends at a line feed and nowhere else (`pickletools: read_stringnl`).
-    fn line(&mut self, name: &'static str, limit: usize, beside: usize) -> Result<&'a [u8]> {
+    /// A line of at most `limit` + `extra` bytes; only a line feed ends it (`pickletools: read_stringnl`). `name` is the limit's.
+    fn line(&mut self, name: &'static str, limit: usize, extra: usize) -> Result<&'a [u8]> {
         let rest = self.data.get(self.position..).unwrap_or_default();
-        let most = limit.saturating_add(beside);
-        let window = rest.get(..most.saturating_add(1)).unwrap_or(rest);
+        let max_len = limit.saturating_add(extra);
+        let window = rest.get(..max_len.saturating_add(1)).unwrap_or(rest);
         match window.iter().position(|&byte| byte == b'\n') {
             Some(end) => {
                 let line = self.take(end)?;
                 self.position = self.position.saturating_add(1);
                 Ok(line)
             }
-            None if window.len() > most => {
-                let wide = |len: usize| u64::try_from(len).unwrap_or(u64::MAX);
-                Err(Error::limit(name, wide(limit), wide(limit.saturating_add(1))))
+            None if window.len() > max_len => {
+                Err(Error::limit(name, to_u64(limit), to_u64(limit.saturating_add(1))))
             }
             None => {
-                self.cut = true;
-                Err(Error::new(Code::Truncated, "a text line has no end"))
+                self.is_truncated = true;
+                Err(Error::new(Code::Truncated, "a text line has no line feed"))
             }
         }
     }
 
-    /// The opcode that comes next, where there is one.
+    /// The next opcode; `None` at the end, and at a byte that is not an opcode.
     #[inline(always)]
     pub(super) fn peek(&self) -> Option<Opcode> {
         if self.done { None } else { self.data.get(self.position).copied().and_then(Opcode::from_byte) }
     }
 
-    /// Yields the opcode that `peek` told. To a caller that knows which it is, the compiler gives that opcode's path alone.
+    /// Decodes the opcode that `peek` returned. Where a caller passes a constant, the compiler keeps that opcode's path only.
     #[inline(always)]
     pub(super) fn take_op(&mut self, opcode: Opcode) -> Result<Op<'a>> {
         let offset = self.position;
@@ -197,22 +196,22 @@ impl<'a> Disasm<'a> {
             Err(error) => return Err(self.stop_at(offset, error)),
         };
         self.done = op.opcode == Opcode::Stop;
-        if let Err(error) = self.framing(&op) {
-            let error = place(error, offset);
+        if let Err(error) = self.check_framing(&op) {
+            let error = at_offset(error, offset);
             if self.strict {
                 return Err(error);
             }
-            self.objection = Some(error);
+            self.strict_error = Some(error);
         }
         Ok(op)
     }
 
-    /// Ends the reading at an opcode that cannot be read.
+    /// Ends the iteration at an opcode that cannot be decoded.
     #[cold]
     fn stop_at(&mut self, offset: usize, error: Error) -> Error {
         self.done = true;
         self.position = offset;
-        place(error, offset)
+        at_offset(error, offset)
     }
 
     #[inline(always)]
@@ -246,24 +245,25 @@ impl<'a> Disasm<'a> {
                 self.counted(len)?
             }
             ArgKind::Line => Arg::Bytes(self.line("line", self.line, 0)?),
-            // A sign, the digits, and LONG's "L".
+            // Besides the digits: a sign and LONG's "L".
             ArgKind::Digits => Arg::Bytes(self.line("int_digits", self.digits, 2)?),
             ArgKind::Text => Arg::Bytes(self.line("pickle_bytes", self.data.len(), 0)?),
             ArgKind::Pair => Arg::Pair(self.line("line", self.line, 0)?, self.line("line", self.line, 0)?),
         };
         let payload = match arg {
             Arg::Bytes(bytes) => {
-                let feed = matches!(opcode.arg(), ArgKind::Line | ArgKind::Digits | ArgKind::Text);
-                self.position.saturating_sub(bytes.len()).saturating_sub(usize::from(feed))
+                let has_line_feed = matches!(opcode.arg(), ArgKind::Line | ArgKind::Digits | ArgKind::Text);
+                self.position.saturating_sub(bytes.len()).saturating_sub(usize::from(has_line_feed))
             }
             _ => offset.saturating_add(1),
         };
         Ok(Op { offset, opcode, arg, payload })
     }
 
-    /// PEP 3154: no frame inside a frame, no opcode across a frame's end, no frame past the data or past STOP.
+    /// PEP 3154: fails at a frame inside a frame, an opcode across a frame's end, a frame past the data or past STOP; and at a
+    /// misplaced or unknown PROTO.
     #[inline(always)]
-    fn framing(&mut self, op: &Op<'a>) -> Result<()> {
+    fn check_framing(&mut self, op: &Op<'a>) -> Result<()> {
         if self.frame_end != NO_FRAME {
             if op.opcode == Opcode::Frame {
                 return Err(bad_frame("a frame begins inside another"));
@@ -294,15 +294,15 @@ impl<'a> Disasm<'a> {
                 Ok(())
             }
             _ => {
-                self.cut = true;
-                Err(bad_frame(&format!("a frame of {len} byte(s) begins where {left} are left")))
+                self.is_truncated = true;
+                Err(bad_frame(&format!("a frame has {len} byte(s), the data has {left} left")))
             }
         }
     }
 
     fn protocol(&self, offset: usize, version: u64) -> Result<()> {
         if offset != self.start {
-            return Err(Error::new(Code::PickleProto, "PROTO stands after the pickle's start"));
+            return Err(Error::new(Code::PickleProto, "PROTO is not at the pickle's start"));
         }
         if version > 5 {
             return Err(Error::new(Code::PickleProto, format!("the pickle states protocol {version}")));
@@ -325,7 +325,7 @@ impl<'a> Iterator for Disasm<'a> {
         let error = match self.data.get(self.position) {
             Some(&byte) => no_opcode(byte),
             None => {
-                self.cut = true;
+                self.is_truncated = true;
                 no_stop()
             }
         };
@@ -334,8 +334,8 @@ impl<'a> Iterator for Disasm<'a> {
 }
 
 #[cold]
-fn place(error: Error, offset: usize) -> Error {
-    error.at(u64::try_from(offset).unwrap_or(u64::MAX))
+fn at_offset(error: Error, offset: usize) -> Error {
+    error.at(to_u64(offset))
 }
 
 #[cold]
@@ -346,7 +346,7 @@ fn no_stop() -> Error {
 
 #[cold]
 fn no_opcode(byte: u8) -> Error {
-    Error::new(Code::PickleOpcode, format!("0x{byte:02x} is no opcode"))
+    Error::new(Code::PickleOpcode, format!("0x{byte:02x} is not an opcode"))
 }
 
 #[cold]
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_strict_reader_goes_on_after_a_refused_proto_and_a_lenient_one_yields_it() {
+    fn strict_mode_continues_after_a_refused_proto_and_lenient_mode_yields_it() {
         let data = b"\x80\x63N.rest";
         let limits = Limits::default();
         let strict = codes(Disasm::strict(data, 0, &limits));
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn reading_ends_after_stop_or_at_a_byte_that_is_no_opcode() {
+    fn iteration_ends_after_stop_or_at_an_unknown_opcode() {
         let limits = Limits::default();
         let mut disasm = Disasm::strict(b"xxN.N.", 2, &limits);
         assert_eq!(disasm.by_ref().count(), 2);
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn payload_points_at_the_bytes_of_the_argument() {
+    fn payload_is_the_offset_of_the_argument() {
         let limits = Limits::default();
         let data = b"X\x02\0\0\0abVxy\ncmm\nn\n";
         let ops: Vec<_> = Disasm::strict(data, 0, &limits).take(3).map(Result::unwrap).collect();

@@ -1,19 +1,20 @@
-//! Globals are interned: equal module and name are one value, however often and in whatever form the pickle names them.
+//! Interns globals: each distinct pair of module and name is one value, whichever opcodes name it and how often.
 //!
 //! Each string is hashed once, when it is first used as a name, so that STACK_GLOBAL on memoized strings costs no more than
-//! its opcodes. Refused: names that are no UTF-8, too long, or with too many dotted parts.
+//! its opcodes. Refuses names that are not UTF-8, longer than the limit `line`, or of more dotted parts than `dotted`.
 
 use std::collections::HashMap;
 use std::collections::hash_map::{Entry, RandomState};
 use std::hash::BuildHasher;
 
-use super::arena::{Arena, GlobalRecord, NameRecord, Node, Piece};
+use super::arena::{Arena, ByteRange, GlobalRecord, NameRecord, Node};
+use super::compat;
 use super::value::{GlobalId, Handle};
-use super::{index, names, narrow, wide};
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
+use crate::num::{to_u32, to_u64, u32_to_usize};
 
-/// A module or class name, by its number among the distinct ones.
+/// The index of an interned module or class name in `Arena::names`.
 pub(super) type NameId = u32;
 
 pub(super) struct Globals {
@@ -37,40 +38,40 @@ impl Globals {
         }
     }
 
-    /// The name that a value of the stack spells.
+    /// Interns the name that a string on the stack contains.
     pub(super) fn name_of(&mut self, arena: &mut Arena, data: &[u8], handle: Handle) -> Result<NameId> {
-        let Node::Str(piece) = arena.node(handle) else {
-            return Err(Error::new(Code::PickleType, "STACK_GLOBAL takes two strings"));
+        let Node::Str(range) = arena.node(handle) else {
+            return Err(Error::new(Code::PickleType, "STACK_GLOBAL needs two strings"));
         };
         if let Some(&id) = self.by_handle.get(&handle) {
             return Ok(id);
         }
-        let id = self.name(arena, data, piece)?;
+        let id = self.name(arena, data, range)?;
         self.by_handle.try_reserve(1).map_err(|_| no_memory())?;
         self.by_handle.insert(handle, id);
         Ok(id)
     }
 
-    /// The name that some bytes spell.
-    pub(super) fn name(&mut self, arena: &mut Arena, data: &[u8], piece: Piece) -> Result<NameId> {
-        let bytes = arena.bytes(data, piece);
-        Limits::check("line", self.line, wide(bytes.len()))?;
+    /// Interns the name that a range of bytes contains.
+    pub(super) fn name(&mut self, arena: &mut Arena, data: &[u8], range: ByteRange) -> Result<NameId> {
+        let bytes = arena.bytes(data, range);
+        Limits::check("line", self.line, to_u64(bytes.len()))?;
         if std::str::from_utf8(bytes).is_err() {
             return Err(Error::new(Code::PickleText, "a global's name is not UTF-8"));
         }
         let parts = bytes.iter().filter(|&&byte| byte == b'.').count().saturating_add(1);
-        match self.place(arena, data, bytes)? {
+        match self.find(arena, data, bytes)? {
             Ok(id) => Ok(id),
-            Err(probe) => self.add(arena, probe, NameRecord { piece, parts: narrow(parts) }),
+            Err(probe) => self.add(arena, probe, NameRecord { range, parts: to_u32(parts) }),
         }
     }
 
-    /// The id of a known name, or where a new one belongs.
-    fn place(&mut self, arena: &Arena, data: &[u8], bytes: &[u8]) -> Result<Result<NameId, u32>> {
+    /// The id of a known name, or as the inner error the hash slot for a new one (linear probing).
+    fn find(&mut self, arena: &Arena, data: &[u8], bytes: &[u8]) -> Result<Result<NameId, u32>> {
         self.by_hash.try_reserve(1).map_err(|_| no_memory())?;
         let mut probe = u32::try_from(self.state.hash_one(bytes) & 0xffff_ffff).unwrap_or_default();
         while let Some(&id) = self.by_hash.get(&probe) {
-            let known = arena.names.get(index(id)).map(|record| arena.bytes(data, record.piece));
+            let known = arena.names.get(u32_to_usize(id)).map(|record| arena.bytes(data, record.range));
             if known == Some(bytes) {
                 return Ok(Ok(id));
             }
@@ -80,45 +81,45 @@ impl Globals {
     }
 
     fn add(&mut self, arena: &mut Arena, probe: u32, record: NameRecord) -> Result<NameId> {
-        let id = narrow(arena.names.len());
+        let id = to_u32(arena.names.len());
         arena.names.push(record)?;
         self.by_hash.insert(probe, id);
         Ok(id)
     }
 
-    /// A name of rustload's own: of the compatibility table, or for what a survey puts in a value's place.
-    pub(super) fn constant(&mut self, arena: &mut Arena, data: &[u8], text: &str) -> Result<NameId> {
-        match self.place(arena, data, text.as_bytes())? {
+    /// Interns a name that the pickle does not contain: one of the compatibility table, or of a placeholder global.
+    pub(super) fn intern_constant(&mut self, arena: &mut Arena, data: &[u8], text: &str) -> Result<NameId> {
+        match self.find(arena, data, text.as_bytes())? {
             Ok(id) => Ok(id),
             Err(probe) => {
-                let start = arena.side.len();
-                arena.side.extend_from_slice(text.as_bytes());
-                let piece = Piece { start: narrow(start), len: narrow(text.len()), side: true };
-                self.add(arena, probe, NameRecord { piece, parts: 1 })
+                let start = arena.decoded.len();
+                arena.decoded.extend_from_slice(text.as_bytes());
+                let range = ByteRange { start: to_u32(start), len: to_u32(text.len()), decoded: true };
+                self.add(arena, probe, NameRecord { range, parts: 1 })
             }
         }
     }
 
-    /// The value of a global. `old` says that the protocol is below 3, so that Python 2's names are mapped
-    /// (`pickle.py: find_class`).
+    /// Interns a global and returns its value. Where `python2` is set (the protocol is below 3), Python 2's names are mapped to
+    /// Python 3's (`pickle.py: find_class`).
     pub(super) fn global(
         &mut self,
         arena: &mut Arena,
         data: &[u8],
         spelled: (NameId, NameId),
-        old: bool,
+        python2: bool,
         offset: usize,
     ) -> Result<Handle> {
-        let record = |arena: &Arena, id| arena.names.get(index(id));
+        let record = |arena: &Arena, id| arena.names.get(u32_to_usize(id));
         let parts = record(arena, spelled.1).map_or(1, |name| name.parts);
         Limits::check("dotted", self.dotted, u64::from(parts))?;
         let text = |id| std::str::from_utf8(arena.name(data, id)).unwrap_or_default();
-        let renamed = if old { names::rename(text(spelled.0), text(spelled.1)) } else { None };
+        let renamed = if python2 { compat::python3_name(text(spelled.0), text(spelled.1)) } else { None };
         let (module, name) = match renamed {
             None => spelled,
-            Some((module, None)) => (self.constant(arena, data, module)?, spelled.1),
+            Some((module, None)) => (self.intern_constant(arena, data, module)?, spelled.1),
             Some((module, Some(name))) => {
-                (self.constant(arena, data, module)?, self.constant(arena, data, name)?)
+                (self.intern_constant(arena, data, module)?, self.intern_constant(arena, data, name)?)
             }
         };
         self.ids.try_reserve(1).map_err(|_| no_memory())?;
@@ -126,10 +127,10 @@ impl Globals {
             Entry::Occupied(known) => {
                 Ok(arena.globals.get(known.get().index()).map_or(Handle::NONE, |record| record.handle))
             }
-            Entry::Vacant(place) => {
-                let id = *place.insert(GlobalId::at(arena.globals.len()));
+            Entry::Vacant(slot) => {
+                let id = *slot.insert(GlobalId::at(arena.globals.len()));
                 let handle = arena.add(Node::Global(id))?;
-                let offset = narrow(offset);
+                let offset = to_u32(offset);
                 arena.globals.push(GlobalRecord { module, name, spelled, offset, handle })?;
                 Ok(handle)
             }

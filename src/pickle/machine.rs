@@ -1,56 +1,61 @@
-//! The machine: executes opcodes on a stack of handles, and records what CPython would call.
+//! The pickle machine: executes opcodes on an operand stack of handles, and records what CPython would call.
 //!
-//! Follows the stack, mark and memo semantics of CPython's C unpickler (`Modules/_pickle.c` as of 3.13), with every grey case
-//! refused by a typed error at the opcode's offset.
+//! Follows the stack, mark and memo semantics of CPython's C unpickler (`Modules/_pickle.c` as of 3.13). Every case that
+//! unpicklers treat differently is a typed error at the opcode's offset.
 
 mod literals;
+pub(super) mod recover;
 mod stack;
-pub(super) mod survey;
 
-use self::literals::{in_data, native_string};
+use self::literals::{python2_string, range_in_pickle};
 use self::stack::underflow;
+use super::Pickle;
 use super::arena::{Arena, Node, Span};
+use super::bounded_vec::BoundedVec;
+use super::buffer_cache::RecycledBuffers;
 use super::disasm::{Arg, Disasm, Op};
 use super::globals::Globals;
 use super::keys::Interner;
 use super::memo::Memo;
 use super::opcode::Opcode;
-use super::pool::Pool;
-use super::spare::Spare;
 use super::text;
 use super::value::{CallKind, GlobalId, Handle, Values};
-use super::{Pickle, narrow, wide};
 use crate::bytes::Chunk;
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
+use crate::num::{to_u32, to_u64};
 use crate::parallel::Cancel;
 
-/// Opcodes between two looks at whether the work was asked to stop.
-const TICK: u32 = 1 << 14;
+/// Opcodes between two checks for cancellation.
+const CANCEL_CHECK_INTERVAL: u32 = 1 << 14;
 
 pub(super) fn run(data: Chunk, start: usize, limits: &Limits, cancel: &Cancel) -> Result<Pickle> {
-    // Offsets are kept in 32 bits.
-    let ceiling = u64::from(u32::MAX).saturating_sub(1).min(limits.pickle_bytes);
-    Limits::check("pickle_bytes", ceiling, wide(data.len()))?;
+    check_len(&data, limits)?;
     let mut disasm = Disasm::strict(&data, start, limits);
     let mut machine = Machine::new(&data, limits, None)?;
-    let root = drive(&mut disasm, &mut machine, cancel)?;
-    let (end, protocol, needed) = (disasm.position(), machine.protocol, machine.needed());
+    let root = execute(&mut disasm, &mut machine, cancel)?;
+    let (end, protocol, newest_protocol) = (disasm.position(), machine.protocol, machine.newest_protocol());
     let arena = machine.arena;
-    Ok(Pickle { values: Values { data, arena }, root, end, protocol, needed })
+    Ok(Pickle { values: Values { data, arena }, root, end, protocol, newest_protocol })
 }
 
-/// Executes opcodes up to STOP, for loading and for scanning alike; gives the root.
+/// Fails where the pickle is longer than the limit `pickle_bytes`, or than the 32 bits that the arena keeps of an offset.
+fn check_len(data: &[u8], limits: &Limits) -> Result<()> {
+    let limit = u64::from(u32::MAX).saturating_sub(1).min(limits.pickle_bytes);
+    Limits::check("pickle_bytes", limit, to_u64(data.len()))
+}
+
+/// Executes opcodes up to STOP, for loading and for scanning; returns the root.
 #[inline(never)]
-fn drive(disasm: &mut Disasm<'_>, machine: &mut Machine<'_>, cancel: &Cancel) -> Result<Handle> {
-    // Most of a checkpoint consists of these. Each has a path of its own, decoded and executed without asking twice which it is;
-    // what makes a value is mostly followed by what puts it into the memo.
-    macro_rules! paths {
-        ($opcode:ident: $($frequent:ident)*; $($makes:ident)*) => {
+fn execute(disasm: &mut Disasm<'_>, machine: &mut Machine<'_>, cancel: &Cancel) -> Result<Handle> {
+    // Most of a checkpoint consists of these opcodes. Each gets its own copy of decoding and execution, specialized by the compiler
+    // and dispatched once. An opcode that makes a value is mostly followed by one that puts the value into the memo.
+    macro_rules! dispatch {
+        ($opcode:ident: $($frequent:ident)*; $($memoized:ident)*) => {
             match $opcode {
                 $(Opcode::$frequent => machine.next(disasm, Opcode::$frequent),)*
-                $(Opcode::$makes => {
-                    machine.next(disasm, Opcode::$makes)?;
+                $(Opcode::$memoized => {
+                    machine.next(disasm, Opcode::$memoized)?;
                     match disasm.peek() {
                         Some(Opcode::BinPut) => machine.next(disasm, Opcode::BinPut),
                         Some(Opcode::LongBinPut) => machine.next(disasm, Opcode::LongBinPut),
@@ -65,10 +70,10 @@ fn drive(disasm: &mut Disasm<'_>, machine: &mut Machine<'_>, cancel: &Cancel) ->
     let mut ops = 0_u32;
     while let Some(opcode) = disasm.peek() {
         ops = ops.wrapping_add(1);
-        if ops.is_multiple_of(TICK) {
+        if ops.is_multiple_of(CANCEL_CHECK_INTERVAL) {
             cancel.check()?;
         }
-        let root = paths!(opcode: Mark BinGet LongBinGet BinInt1 BinInt NewFalse EmptyTuple BinPersId;
+        let root = dispatch!(opcode: Mark BinGet LongBinGet BinInt1 BinInt NewFalse EmptyTuple BinPersId;
             BinUnicode ShortBinUnicode Tuple Tuple1 Tuple2 Reduce)?;
         if let Some(root) = root {
             return Ok(root);
@@ -83,61 +88,61 @@ fn drive(disasm: &mut Disasm<'_>, machine: &mut Machine<'_>, cancel: &Cancel) ->
 struct Machine<'d> {
     data: &'d [u8],
     arena: Arena,
-    stack: Pool<Handle>,
-    marks: Pool<u32>,
-    /// The stack's length at the topmost mark: opcodes do not reach below it.
+    stack: BoundedVec<Handle>,
+    marks: BoundedVec<u32>,
+    /// The stack's length at the topmost mark, `fence` in `_pickle.c` too: opcodes do not reach below it.
     fence: usize,
     memo: Memo,
     interner: Interner,
     globals: Globals,
-    /// How often each global was called.
-    called: Vec<u64>,
+    /// The number of calls of each global.
+    call_counts: Vec<u64>,
     protocol: u8,
-    /// The newest opcode so far: from 0x80 on, later protocols have greater bytes.
+    /// The byte of the newest opcode so far: from 0x80 on, opcodes of later protocols have greater bytes.
     newest: u8,
-    /// Whether a BINBYTES or SHORT_BINBYTES stood there, protocol 3's only opcodes and of smaller bytes.
-    binbytes: bool,
-    /// The BUILDs in program order, where they are wanted: where, and on what.
+    /// Whether BINBYTES or SHORT_BINBYTES occurred: the only opcodes of protocol 3, whose bytes are below 0x80.
+    has_binbytes: bool,
+    /// The BUILDs in program order, if they are recorded: offset and target.
     builds: Option<Vec<(u32, Handle)>>,
-    /// Whether a value that may be filled later was fetched from the memo or duplicated.
-    fetched: bool,
-    /// Whether persistent ids may be texts (PERSID), as the tar files of torch 0.1 have them.
-    text_ids: bool,
+    /// Whether a mutable value was fetched from the memo or duplicated.
+    aliased: bool,
+    /// Whether PERSID, a persistent id as text, is accepted: the tar files of torch 0.1 contain it.
+    accepts_persid: bool,
     limits: &'d Limits,
 }
 
 impl<'d> Machine<'d> {
-    /// A machine in memory of its own, or in what a survey before has left.
-    fn new(data: &'d [u8], limits: &'d Limits, mut spare: Option<Spare>) -> Result<Machine<'d>> {
-        let memo = spare.as_mut().map(|spare| std::mem::take(&mut spare.memo));
+    /// A machine in newly allocated memory, or in `buffers`.
+    fn new(data: &'d [u8], limits: &'d Limits, mut buffers: Option<RecycledBuffers>) -> Result<Machine<'d>> {
+        let memo = buffers.as_mut().map(|buffers| std::mem::take(&mut buffers.memo));
         Ok(Machine {
             data,
-            arena: Arena::new(limits, data.len(), spare)?,
-            stack: Pool::new("stack", limits.stack),
-            marks: Pool::new("marks", limits.marks),
+            arena: Arena::new(limits, data.len(), buffers)?,
+            stack: BoundedVec::new("stack", limits.stack),
+            marks: BoundedVec::new("marks", limits.marks),
             fence: 0,
-            memo: Memo::with_room(limits.memo, memo, data.len() / 12),
+            memo: Memo::with_capacity_hint(limits.memo, memo, data.len() / 12),
             interner: Interner::new(limits),
             globals: Globals::new(limits),
-            called: Vec::new(),
+            call_counts: Vec::new(),
             protocol: 0,
             newest: 0,
-            binbytes: false,
+            has_binbytes: false,
             builds: None,
-            fetched: false,
-            text_ids: false,
+            aliased: false,
+            accepts_persid: false,
             limits,
         })
     }
 
-    /// Reads and executes the opcode that comes next.
+    /// Decodes and executes the next opcode, which `Disasm::peek` returned as `opcode`.
     #[inline(always)]
     fn next(&mut self, disasm: &mut Disasm<'_>, opcode: Opcode) -> Result<Option<Handle>> {
         let op = disasm.take_op(opcode)?;
-        self.step(&op).map_err(|error| error.at(wide(op.offset)))
+        self.step(&op).map_err(|error| error.at(to_u64(op.offset)))
     }
 
-    /// Executes one opcode; gives the root at STOP.
+    /// Executes one opcode; returns the root at STOP.
     #[inline(always)]
     fn step(&mut self, op: &Op<'_>) -> Result<Option<Handle>> {
         self.newest = self.newest.max(op.opcode.byte());
@@ -152,14 +157,16 @@ impl<'d> Machine<'d> {
             (Opcode::NewTrue, _) => self.stack.push(Handle::TRUE)?,
             (Opcode::NewFalse, _) => self.stack.push(Handle::FALSE)?,
             (Opcode::BinInt1, Arg::Unsigned(value)) => {
-                self.stack.push(Handle::small(u8::try_from(value).unwrap_or_default()))?;
+                self.stack.push(Handle::small_int(u8::try_from(value).unwrap_or_default()))?;
             }
             (Opcode::BinInt2, Arg::Unsigned(value)) => {
                 self.push(Node::Int(i64::try_from(value).unwrap_or_default()))?;
             }
             (Opcode::BinInt, Arg::Signed(value)) => self.push(Node::Int(i64::from(value)))?,
-            (Opcode::Int | Opcode::Long, Arg::Bytes(line)) => self.text_integer(op.opcode, line)?,
-            (Opcode::Long1 | Opcode::Long4, Arg::Bytes(bytes)) => self.binary_integer(op.payload, bytes)?,
+            (Opcode::Int | Opcode::Long, Arg::Bytes(line)) => self.integer_from_text(op.opcode, line)?,
+            (Opcode::Long1 | Opcode::Long4, Arg::Bytes(bytes)) => {
+                self.integer_from_bytes(op.payload, bytes)?
+            }
             (Opcode::BinFloat, Arg::Double(value)) => self.push(Node::Float(value))?,
             (Opcode::Float, Arg::Bytes(line)) => self.push(Node::Float(text::float(line)?))?,
 
@@ -167,33 +174,33 @@ impl<'d> Machine<'d> {
                 if !bytes.is_ascii() && !text::is_wtf8(bytes) {
                     return Err(fail(Code::PickleText, "a string is not UTF-8"));
                 }
-                self.push(Node::Str(in_data(op.payload, bytes)))?;
+                self.push(Node::Str(range_in_pickle(op.payload, bytes)))?;
             }
             (Opcode::Unicode, Arg::Bytes(line)) => self.unicode(op.payload, line)?,
             (Opcode::String, Arg::Bytes(line)) => self.string(line)?,
             (Opcode::BinString | Opcode::ShortBinString, Arg::Bytes(bytes)) => {
-                self.push(native_string(bytes, in_data(op.payload, bytes)))?;
+                self.push(python2_string(bytes, range_in_pickle(op.payload, bytes)))?;
             }
             (Opcode::BinBytes | Opcode::ShortBinBytes | Opcode::BinBytes8, Arg::Bytes(bytes)) => {
-                self.binbytes = true;
-                self.push(Node::Bytes(in_data(op.payload, bytes)))?;
+                self.has_binbytes = true;
+                self.push(Node::Bytes(range_in_pickle(op.payload, bytes)))?;
             }
             (Opcode::ByteArray8, Arg::Bytes(bytes)) => {
-                self.push(Node::ByteArray(in_data(op.payload, bytes)))?;
+                self.push(Node::ByteArray(range_in_pickle(op.payload, bytes)))?;
             }
 
             (Opcode::Mark, _) => {
-                self.marks.push(narrow(self.stack.len()))?;
+                self.marks.push(to_u32(self.stack.len()))?;
                 self.fence = self.stack.len();
             }
-            (Opcode::Pop, _) => self.pop_or_unmark()?,
+            (Opcode::Pop, _) => self.pop_value_or_mark()?,
             (Opcode::PopMark, _) => {
-                let mark = self.unmark()?;
+                let mark = self.pop_mark()?;
                 self.stack.truncate(mark);
             }
             (Opcode::Dup, _) => {
                 let top = self.top()?;
-                self.push_again(top)?;
+                self.push_existing(top)?;
             }
 
             (Opcode::EmptyTuple, _) => self.stack.push(Handle::EMPTY_TUPLE)?,
@@ -201,8 +208,8 @@ impl<'d> Machine<'d> {
             (Opcode::Tuple2, _) => self.tuple(2)?,
             (Opcode::Tuple3, _) => self.tuple(3)?,
             (Opcode::Tuple, _) => {
-                let mark = self.unmark()?;
-                let tuple = self.arena.add_tuple(self.stack.from(mark))?;
+                let mark = self.pop_mark()?;
+                let tuple = self.arena.add_tuple(self.stack.slice_from(mark))?;
                 self.stack.truncate(mark);
                 self.stack.push(tuple)?;
             }
@@ -223,38 +230,38 @@ impl<'d> Machine<'d> {
                 self.arena.set_items(target, &[key, value])?;
             }
             (Opcode::SetItems, _) => {
-                let mark = self.unmark()?;
+                let mark = self.pop_mark()?;
                 let target = self.below(mark)?;
-                for &key in self.stack.from(mark).iter().step_by(2) {
+                for &key in self.stack.slice_from(mark).iter().step_by(2) {
                     self.interner.check(&mut self.arena, self.data, key)?;
                 }
-                self.arena.set_items(target, self.stack.from(mark))?;
+                self.arena.set_items(target, self.stack.slice_from(mark))?;
                 self.stack.truncate(mark);
             }
 
             (Opcode::BinPut | Opcode::LongBinPut, Arg::Unsigned(number)) => {
                 let top = self.top()?;
-                self.memo.put(memo_number(number)?, top)?;
+                self.memo.put(binary_memo_index(number)?, top)?;
             }
             (Opcode::BinGet | Opcode::LongBinGet, Arg::Unsigned(number)) => {
-                let value = self.memo.fetch(memo_number(number)?)?;
-                self.push_again(value)?;
+                let value = self.memo.get(binary_memo_index(number)?)?;
+                self.push_existing(value)?;
             }
             (Opcode::Put, Arg::Bytes(line)) => {
                 let (number, top) = (text::memo_index(line)?, self.top()?);
                 self.memo.put(number, top)?;
             }
             (Opcode::Get, Arg::Bytes(line)) => {
-                let value = self.memo.fetch(text::memo_index(line)?)?;
-                self.push_again(value)?;
+                let value = self.memo.get(text::memo_index(line)?)?;
+                self.push_existing(value)?;
             }
             (Opcode::Memoize, _) => {
                 let top = self.top()?;
-                self.memo.put(self.memo.count(), top)?;
+                self.memo.put(self.memo.next_index(), top)?;
             }
 
             (Opcode::Global, Arg::Pair(module, name)) => {
-                let handle = self.global_line(op, module, name)?;
+                let handle = self.global_from_lines(op, module, name)?;
                 self.stack.push(handle)?;
             }
             (Opcode::StackGlobal, _) => self.stack_global(op.offset)?,
@@ -262,19 +269,19 @@ impl<'d> Machine<'d> {
             (Opcode::NewObj, _) => self.call(CallKind::NewObj, op.offset)?,
             (Opcode::NewObjEx, _) => self.call(CallKind::NewObjEx, op.offset)?,
             (Opcode::Inst, Arg::Pair(module, name)) => {
-                let mark = self.unmark()?;
-                let class = self.global_line(op, module, name)?;
+                let mark = self.pop_mark()?;
+                let class = self.global_from_lines(op, module, name)?;
                 self.call_from_mark(CallKind::Inst, class, mark, mark, op.offset)?;
             }
             (Opcode::Obj, _) => {
-                let mark = self.unmark()?;
+                let mark = self.pop_mark()?;
                 let class = self.stack.get(mark).ok_or_else(underflow)?;
                 self.call_from_mark(CallKind::Obj, class, mark.saturating_add(1), mark, op.offset)?;
             }
             (Opcode::Build, _) => {
                 let state = self.pop()?;
                 let target = self.top()?;
-                self.note_build(op.offset, target)?;
+                self.record_build(op.offset, target)?;
                 self.arena.build(target, state)?;
             }
 
@@ -282,64 +289,64 @@ impl<'d> Machine<'d> {
                 let id = self.pop()?;
                 self.push(Node::PersistentId(id))?;
             }
-            (Opcode::PersId, Arg::Bytes(line)) => self.text_id(op.payload, line)?,
+            (Opcode::PersId, Arg::Bytes(line)) => self.text_persistent_id(op.payload, line)?,
             (Opcode::Ext1 | Opcode::Ext2 | Opcode::Ext4, _) => {
                 return Err(fail(
                     Code::ExtRegistry,
-                    "a class is named by its number in the extension registry",
+                    "an EXT opcode refers to a class by its code in the extension registry",
                 ));
             }
             (Opcode::NextBuffer | Opcode::ReadonlyBuffer, _) => {
-                return Err(fail(Code::OutOfBand, "a buffer from outside the pickle is wanted"));
+                return Err(fail(Code::OutOfBand, "the pickle needs an out-of-band buffer"));
             }
-            _ => return Err(fail(Code::InternalError, "an opcode has an argument of another kind")),
+            _ => return Err(fail(Code::InternalError, "the argument does not match its opcode")),
         }
         Ok(None)
     }
 
-    fn note_build(&mut self, offset: usize, target: Handle) -> Result<()> {
+    fn record_build(&mut self, offset: usize, target: Handle) -> Result<()> {
         if let Some(builds) = &mut self.builds {
             builds.try_reserve(1).map_err(|_| fail(Code::Memory, "no memory for the builds"))?;
-            builds.push((narrow(offset), target));
+            builds.push((to_u32(offset), target));
         }
         Ok(())
     }
 
     /// The protocol of the newest opcode that was executed.
-    fn needed(&self) -> u8 {
+    fn newest_protocol(&self) -> u8 {
         let newest = Opcode::from_byte(self.newest).filter(|opcode| opcode.byte() >= Opcode::Proto.byte());
-        newest.map_or(0, Opcode::protocol).max(if self.binbytes { 3 } else { 0 })
+        newest.map_or(0, Opcode::protocol).max(if self.has_binbytes { 3 } else { 0 })
     }
 
     #[inline]
     fn tuple(&mut self, len: usize) -> Result<()> {
         let start = self.stack.len().checked_sub(len).filter(|&start| start >= self.fence);
         let start = start.ok_or_else(underflow)?;
-        let tuple = self.arena.add_tuple(self.stack.from(start))?;
+        let tuple = self.arena.add_tuple(self.stack.slice_from(start))?;
         self.stack.truncate(start);
         self.stack.push(tuple)
     }
 
-    /// LIST, FROZENSET and DICT: a container of what stands on the mark.
+    /// LIST, FROZENSET and DICT: a container of the values above the mark.
     fn container(&mut self, opcode: Opcode) -> Result<()> {
-        let mark = self.unmark()?;
+        let mark = self.pop_mark()?;
         let step = match opcode {
             Opcode::Dict => 2,
             Opcode::FrozenSet => 1,
             _ => usize::MAX,
         };
         if step < usize::MAX {
-            for &key in self.stack.from(mark).iter().step_by(step) {
+            for &key in self.stack.slice_from(mark).iter().step_by(step) {
                 self.interner.check(&mut self.arena, self.data, key)?;
             }
         }
-        let values = self.stack.from(mark);
+        let values = self.stack.slice_from(mark);
         let handle = if opcode == Opcode::Dict {
             let handle = self.arena.add(Node::Dict(Span::default()))?;
             self.arena.set_items(handle, values)?;
             handle
         } else {
-            let span = Span::of(narrow(self.arena.items.len()), narrow(values.len()));
+            let span = Span::of(to_u32(self.arena.items.len()), to_u32(values.len()));
             self.arena.items.extend(values.len(), values.iter().copied())?;
             self.arena.add(if opcode == Opcode::List { Node::List(span) } else { Node::FrozenSet(span) })?
         };
@@ -349,14 +356,14 @@ impl<'d> Machine<'d> {
 
     /// APPENDS and ADDITEMS.
     fn extend(&mut self, opcode: Opcode) -> Result<()> {
-        let mark = self.unmark()?;
+        let mark = self.pop_mark()?;
         let target = self.below(mark)?;
         if opcode == Opcode::AddItems && matches!(self.arena.node(target), Node::Set(_)) {
-            for &item in self.stack.from(mark) {
+            for &item in self.stack.slice_from(mark) {
                 self.interner.check(&mut self.arena, self.data, item)?;
             }
         }
-        let values = self.stack.from(mark);
+        let values = self.stack.slice_from(mark);
         match opcode {
             Opcode::AddItems => self.arena.add_items(target, values)?,
             _ => self.arena.append(target, values)?,
@@ -369,15 +376,16 @@ impl<'d> Machine<'d> {
         let kwargs = if kind == CallKind::NewObjEx { Some(self.pop()?) } else { None };
         let (args, callable) = (self.pop()?, self.pop()?);
         if !matches!(self.arena.node(args), Node::Tuple { .. }) {
-            return Err(fail(Code::PickleType, "the arguments of a call are no tuple"));
+            return Err(fail(Code::PickleType, "the arguments of a call are not a tuple"));
         }
         if kwargs.is_some_and(|kwargs| !matches!(self.arena.node(kwargs), Node::Dict(_))) {
-            return Err(fail(Code::PickleType, "the keyword arguments of a call are no dict"));
+            return Err(fail(Code::PickleType, "the keyword arguments of a call are not a dict"));
         }
         self.push_call(kind, callable, args, kwargs, offset)
     }
 
-    /// Only a name, what a call would have made, or what the host knows under an id can be called at all.
+    /// Records a call and pushes its result. Fails where `callable` is not a global, the result of a call or a persistent object:
+    /// nothing else can be callable.
     fn push_call(
         &mut self,
         kind: CallKind,
@@ -389,18 +397,19 @@ impl<'d> Machine<'d> {
         match self.arena.node(callable) {
             Node::Global(id) => self.count_call(id)?,
             Node::Call { .. } | Node::PersistentId(_) => {}
-            _ => return Err(fail(Code::PickleType, "what is called is no class or function")),
+            _ => return Err(fail(Code::PickleType, "the called value is not a class or function")),
         }
         let handle = self.arena.add_call(kind, callable, args, kwargs, offset)?;
         self.stack.push(handle)
     }
 
-    /// Whatever makes tensors is called once for each, so a flood of them is seen before all of it is there.
+    /// Counts the calls of a global against the limit `tensors`. A function that makes tensors is called once per tensor, so this
+    /// stops a flood of them early.
     fn count_call(&mut self, id: GlobalId) -> Result<()> {
-        if self.called.len() <= id.index() {
-            self.called.resize(id.index().saturating_add(1), 0);
+        if self.call_counts.len() <= id.index() {
+            self.call_counts.resize(id.index().saturating_add(1), 0);
         }
-        let Some(count) = self.called.get_mut(id.index()) else { return Ok(()) };
+        let Some(count) = self.call_counts.get_mut(id.index()) else { return Ok(()) };
         *count = count.saturating_add(1);
         Limits::check("tensors", self.limits.tensors, *count)
     }
@@ -413,14 +422,14 @@ impl<'d> Machine<'d> {
         mark: usize,
         offset: usize,
     ) -> Result<()> {
-        let args = self.arena.add_tuple(self.stack.from(first))?;
+        let args = self.arena.add_tuple(self.stack.slice_from(first))?;
         self.stack.truncate(mark);
         self.push_call(kind, callable, args, None, offset)
     }
 }
 
 #[inline]
-fn memo_number(number: u64) -> Result<u32> {
+fn binary_memo_index(number: u64) -> Result<u32> {
     u32::try_from(number).map_err(|_| fail(Code::PickleMemo, "a memo index exceeds 32 bits"))
 }
 

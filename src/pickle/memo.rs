@@ -1,49 +1,50 @@
-//! The memo: handles by number. Dense while numbers are as contiguous as writers make them, a hash map otherwise.
+//! The memo table: handles by memo index. A dense vector while indices are contiguous, as writers make them; a hash map for the
+//! others.
 //!
-//! A number is any 32 bits; memory follows the count of entries, never the number.
+//! An index is any 32-bit number; memory grows with the number of entries, never with the index.
 
 use std::collections::HashMap;
 
-use super::spare::{self, Spare};
+use super::buffer_cache::{self, RecycledBuffers};
 use super::value::Handle;
-use super::{index, wide};
 use crate::error::{Code, Error, Result};
+use crate::num::{to_u32, to_u64, to_usize, u32_to_usize};
 
 pub(super) struct Memo {
     dense: Vec<Option<Handle>>,
     sparse: HashMap<u32, Handle>,
     count: usize,
     limit: u64,
-    /// Whether the buffer is handed on to the next survey.
+    /// Whether the dense buffer goes back to the buffer cache on drop.
     recycled: bool,
 }
 
 impl Memo {
-    /// At most `limit` entries, with room for about `guess`, or less where memory is short. With `buffer`, in that one, which is
-    /// handed on in the end.
-    pub(super) fn with_room(limit: u64, buffer: Option<Vec<Option<Handle>>>, guess: usize) -> Memo {
+    /// A memo of at most `limit` entries, with capacity for about `guess`, or less where memory is short. With `buffer`, the memo
+    /// uses it, and its drop returns it to the buffer cache.
+    pub(super) fn with_capacity_hint(limit: u64, buffer: Option<Vec<Option<Handle>>>, guess: usize) -> Memo {
         let recycled = buffer.is_some();
         let mut dense = buffer.unwrap_or_default();
-        let guess = guess.min(usize::try_from(limit).unwrap_or(usize::MAX));
+        let guess = guess.min(to_usize(limit));
         if guess > dense.capacity() {
             dense = Vec::new();
-            // Where this fails, entries find out.
+            // Where this fails, `put_new` reserves entry by entry and reports the error.
             let _ = dense.try_reserve_exact(guess);
         }
         Memo { dense, sparse: HashMap::new(), count: 0, limit, recycled }
     }
 
-    /// The number that MEMOIZE gives: how many entries there are.
-    pub(super) fn count(&self) -> u32 {
-        super::narrow(self.count)
+    /// The index that MEMOIZE assigns: the number of entries.
+    pub(super) fn next_index(&self) -> u32 {
+        to_u32(self.count)
     }
 
     #[inline(always)]
     pub(super) fn put(&mut self, number: u32, handle: Handle) -> Result<()> {
-        let at = index(number);
-        // What writers do: number the entries from 0 on, each once.
+        let at = u32_to_usize(number);
+        // The common case: writers number the entries from 0 on, each once.
         let next = at == self.dense.len() && at == self.count;
-        if next && at < self.dense.capacity() && wide(at) < self.limit {
+        if next && at < self.dense.capacity() && to_u64(at) < self.limit {
             self.dense.push(Some(handle));
             self.count = self.dense.len();
             return Ok(());
@@ -62,10 +63,10 @@ impl Memo {
         let known = !self.sparse.is_empty() && self.sparse.contains_key(&number);
         if !known {
             let count = self.count.saturating_add(1);
-            crate::limits::Limits::check("memo", self.limit, wide(count))?;
+            crate::limits::Limits::check("memo", self.limit, to_u64(count))?;
             self.count = count;
         }
-        let at = index(number);
+        let at = u32_to_usize(number);
         if at < self.count.saturating_mul(2).saturating_add(1024) {
             let len = at.saturating_add(1);
             if len > self.dense.len() {
@@ -83,10 +84,10 @@ impl Memo {
         Ok(())
     }
 
-    /// The newest entry; one in the dense part is newer than a sparse one of the same number.
+    /// The newest entry with this index: one in the dense part is newer than one in the hash map. Fails where there is none.
     #[inline(always)]
-    pub(super) fn fetch(&self, number: u32) -> Result<Handle> {
-        match self.dense.get(index(number)) {
+    pub(super) fn get(&self, number: u32) -> Result<Handle> {
+        match self.dense.get(u32_to_usize(number)) {
             Some(Some(handle)) => Ok(*handle),
             _ => self.sparse.get(&number).copied().ok_or_else(|| unset(number)),
         }
@@ -96,7 +97,10 @@ impl Memo {
 impl Drop for Memo {
     fn drop(&mut self) {
         if self.recycled {
-            spare::keep(Spare { memo: std::mem::take(&mut self.dense), ..Spare::default() });
+            buffer_cache::put(RecycledBuffers {
+                memo: std::mem::take(&mut self.dense),
+                ..RecycledBuffers::default()
+            });
         }
     }
 }
@@ -118,24 +122,24 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_memo_is_a_map(puts in proptest::collection::vec((0u32..6000, 0usize..100), 0..600)) {
-            let (mut memo, mut model) = (Memo::with_room(1 << 20, None, 100), HashMap::new());
+        fn a_memo_behaves_as_a_map(puts in proptest::collection::vec((0u32..6000, 0usize..100), 0..600)) {
+            let (mut memo, mut model) = (Memo::with_capacity_hint(1 << 20, None, 100), HashMap::new());
             for (number, value) in puts {
                 memo.put(number, Handle::at(value)).unwrap();
                 model.insert(number, Handle::at(value));
-                prop_assert_eq!(index(memo.count()), model.len());
+                prop_assert_eq!(u32_to_usize(memo.next_index()), model.len());
             }
             for number in 0..6000 {
-                prop_assert_eq!(memo.fetch(number).ok(), model.get(&number).copied());
+                prop_assert_eq!(memo.get(number).ok(), model.get(&number).copied());
             }
         }
     }
 
     #[test]
-    fn the_highest_number_costs_one_entry() {
-        let mut memo = Memo::with_room(10, None, 0);
+    fn the_highest_index_costs_one_entry() {
+        let mut memo = Memo::with_capacity_hint(10, None, 0);
         memo.put(u32::MAX, Handle::NONE).unwrap();
-        assert_eq!((memo.count(), memo.dense.capacity()), (1, 0));
-        assert_eq!(memo.fetch(u32::MAX).unwrap(), Handle::NONE);
+        assert_eq!((memo.next_index(), memo.dense.capacity()), (1, 0));
+        assert_eq!(memo.get(u32::MAX).unwrap(), Handle::NONE);
     }
 }

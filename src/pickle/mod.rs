@@ -1,7 +1,7 @@
-//! The restricted unpickler: a pickle becomes a tree of values, and nothing is ever called.
+//! The restricted unpickler: turns a pickle into a tree of values and never calls anything.
 //!
-//! Every REDUCE, NEWOBJ, BUILD and the like is recorded as data ([`Call`]); what it means is for a later layer to say. The
-//! room knows no torch and no zip. It refuses what CPython's two unpicklers read differently, out-of-band buffers and the
+//! Every REDUCE, NEWOBJ, BUILD and the like is recorded as data ([`Call`]); the `index` module decides what it means. This
+//! module knows neither torch nor zip. It refuses what CPython's two unpicklers read differently, out-of-band buffers, the
 //! extension registry, and whatever exceeds [`Limits`]. Follows PEP 307, 3154, 574 and CPython's `pickletools`.
 #![forbid(unsafe_code)]
 #![deny(
@@ -12,16 +12,16 @@
 )]
 
 mod arena;
+mod bounded_vec;
+mod buffer_cache;
+mod compat;
 mod disasm;
 mod globals;
 mod keys;
 mod machine;
 mod memo;
-mod names;
 mod nodes;
 mod opcode;
-mod pool;
-mod spare;
 mod text;
 mod value;
 
@@ -30,8 +30,8 @@ use crate::error::Result;
 use crate::limits::Limits;
 use crate::parallel::Cancel;
 
-pub use disasm::{Arg, Disasm, Op, Pause};
-pub use machine::survey::{RUN_TIME, Survey};
+pub use disasm::{Arg, Disasm, Op, ResumePoint};
+pub use machine::recover::{RUN_TIME_MODULE, RecoveredPickle};
 pub use opcode::{ArgKind, Opcode};
 pub use value::{BigInt, Call, CallId, CallKind, Global, GlobalId, Handle, Text, Value, Values};
 
@@ -40,47 +40,41 @@ pub use value::{BigInt, Call, CallId, CallKind, Global, GlobalId, Handle, Text, 
 pub struct Pickle {
     /// The values, by handle.
     pub values: Values,
-    /// The value that STOP left.
+    /// The value that STOP returns.
     pub root: Handle,
     /// The offset one past STOP.
     pub end: usize,
     /// The protocol that PROTO states; 0 without PROTO.
     pub protocol: u8,
-    /// The protocol of the newest opcode in it, where that is 2 or later.
-    pub needed: u8,
+    /// The protocol of its newest opcode, where that is 2 or later; else 0.
+    pub newest_protocol: u8,
 }
 
-/// Runs the pickle that begins at `start` of `data`, up to STOP; what follows is left alone.
+/// Runs the pickle that begins at `start` of `data`, up to STOP. Bytes after STOP are not read.
 pub fn run(data: impl Into<Chunk>, start: usize, limits: &Limits) -> Result<Pickle> {
-    run_until(data, start, limits, &Cancel::new())
+    run_cancellable(data, start, limits, &Cancel::new())
 }
 
-/// As [`run`], until it is asked to stop.
-pub fn run_until(data: impl Into<Chunk>, start: usize, limits: &Limits, cancel: &Cancel) -> Result<Pickle> {
+/// As [`run`]; fails with `Cancelled` once `cancel` is cancelled.
+pub fn run_cancellable(
+    data: impl Into<Chunk>,
+    start: usize,
+    limits: &Limits,
+    cancel: &Cancel,
+) -> Result<Pickle> {
     machine::run(data.into(), start, limits, cancel)
 }
 
-/// Runs the pickle that begins at `start` of `data` as far as any reader would go, and lists what a strict one refuses.
+/// Runs the pickle that begins at `start` of `data` in error-recovering mode: where the strict machine errors, records a defect
+/// and continues as the most permissive unpickler would.
 ///
-/// For looking at hostile files: its values are not to be loaded. Fails where `data` is larger than `pickle_bytes`, where
-/// memory is short, and on a request to stop.
-pub fn survey(data: impl Into<Chunk>, start: usize, limits: &Limits, cancel: &Cancel) -> Result<Survey> {
-    machine::survey::run(data.into(), start, limits, cancel)
-}
-
-/// A 32-bit index as a position in memory.
-#[inline]
-fn index(number: u32) -> usize {
-    usize::try_from(number).unwrap_or(usize::MAX)
-}
-
-/// A position that is known to fit 32 bits: pickles of 4 GiB or more are refused, and pools are shorter.
-#[inline]
-fn narrow(position: usize) -> u32 {
-    u32::try_from(position).unwrap_or(u32::MAX)
-}
-
-#[inline]
-fn wide(count: usize) -> u64 {
-    u64::try_from(count).unwrap_or(u64::MAX)
+/// For scanning hostile files: the values must not be loaded. Fails where `data` is larger than `pickle_bytes`, where memory
+/// runs out, and with `Cancelled` once `cancel` is cancelled.
+pub fn run_recovering(
+    data: impl Into<Chunk>,
+    start: usize,
+    limits: &Limits,
+    cancel: &Cancel,
+) -> Result<RecoveredPickle> {
+    machine::recover::run(data.into(), start, limits, cancel)
 }

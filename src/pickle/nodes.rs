@@ -1,28 +1,29 @@
-//! The values' nodes, by handle: 8 bytes each, and a wide pool beside them for what does not fit.
+//! The node table: one compact node of 8 bytes per handle, and an overflow pool for nodes that do not fit.
 //!
 //! Most values of a checkpoint are short strings of the pickle itself, small integers, tuples and calls. They take two words of
-//! 32 bits: memory that is not touched costs neither page faults nor cache. Anything else lies whole in the wide pool.
+//! 32 bits: less memory touched means fewer page faults and cache misses. Every other node is whole in the overflow pool, and its
+//! compact node is an index into it.
 
-use super::arena::{Node, Piece, Span};
-use super::pool::Pool;
+use super::arena::{ByteRange, Node, Span};
+use super::bounded_vec::BoundedVec;
 use super::value::{CallId, CallKind, GlobalId, Handle};
-use super::{index, narrow};
 use crate::error::Result;
+use crate::num::{to_u32, u32_to_usize};
 
 pub(super) struct Nodes {
-    small: Pool<Small>,
-    wide: Pool<Node>,
+    compact: BoundedVec<CompactNode>,
+    overflow: BoundedVec<Node>,
 }
 
-/// The low four bits of `head` are a tag; above them stand a length, a truth or a kind.
+/// The low four bits of `head` are the tag; the upper 28 bits are a length, a boolean or a call kind.
 #[derive(Clone, Copy)]
-pub(super) struct Small {
+pub(super) struct CompactNode {
     head: u32,
     body: u32,
 }
 
 const TAG: u32 = 0xf;
-const WIDE: u32 = 0;
+const OVERFLOW: u32 = 0;
 const NONE: u32 = 1;
 const BOOL: u32 = 2;
 const INT: u32 = 3;
@@ -41,122 +42,124 @@ const KINDS: [CallKind; 5] =
     [CallKind::Reduce, CallKind::NewObj, CallKind::NewObjEx, CallKind::Inst, CallKind::Obj];
 
 impl Nodes {
-    /// At most `limit` nodes, in a buffer that is there, with room for about `guess`.
-    pub(super) fn with_room(limit: u64, buffer: Vec<Small>, guess: usize) -> Nodes {
-        let wide = Pool::new("nodes", u64::from(u32::MAX));
-        Nodes { small: Pool::with_room("nodes", limit, buffer, guess), wide }
+    /// At most `limit` nodes, in the given buffer, with capacity for about `guess`.
+    pub(super) fn with_capacity_hint(limit: u64, buffer: Vec<CompactNode>, guess: usize) -> Nodes {
+        let overflow = BoundedVec::new("nodes", u64::from(u32::MAX));
+        Nodes { compact: BoundedVec::with_capacity_hint("nodes", limit, buffer, guess), overflow }
     }
 
-    /// Takes the buffer away, and with it the nodes.
-    pub(super) fn take(&mut self) -> Vec<Small> {
-        self.small.take()
+    /// Moves the buffer out, and with it the nodes.
+    pub(super) fn take_buffer(&mut self) -> Vec<CompactNode> {
+        self.compact.take_buffer()
     }
 
-    /// How many there are; handles count from 0 to this.
+    /// The number of nodes; handles count from 0 to this.
     #[inline]
     pub(super) fn len(&self) -> usize {
-        self.small.len()
+        self.compact.len()
     }
 
     #[inline(always)]
     pub(super) fn push(&mut self, node: Node) -> Result<()> {
-        let small = match Small::of(node) {
-            Some(small) => small,
-            None => self.widen(node)?,
+        let compact = match CompactNode::pack(node) {
+            Some(compact) => compact,
+            None => self.push_overflow(node)?,
         };
-        self.small.push(small)
+        self.compact.push(compact)
     }
 
-    /// The node of a handle; None for one of another pickle.
+    /// The node of a handle; `Node::None` for a handle of another pickle that is out of range here.
     #[inline(always)]
     pub(super) fn get(&self, handle: Handle) -> Node {
-        self.small.get(handle.index()).map_or(Node::None, |small| self.whole(small))
+        self.compact.get(handle.index()).map_or(Node::None, |compact| self.unpack(compact))
     }
 
     pub(super) fn set(&mut self, handle: Handle, node: Node) -> Result<()> {
-        let Some(&mut old) = self.small.slot(handle.index()) else { return Ok(()) };
-        if old.head == WIDE
-            && let Some(slot) = self.wide.slot(index(old.body))
+        let Some(&mut old) = self.compact.get_mut(handle.index()) else { return Ok(()) };
+        if old.head == OVERFLOW
+            && let Some(slot) = self.overflow.get_mut(u32_to_usize(old.body))
         {
             *slot = node;
             return Ok(());
         }
-        let small = match Small::of(node) {
-            Some(small) => small,
-            None => self.widen(node)?,
+        let compact = match CompactNode::pack(node) {
+            Some(compact) => compact,
+            None => self.push_overflow(node)?,
         };
-        if let Some(slot) = self.small.slot(handle.index()) {
-            *slot = small;
+        if let Some(slot) = self.compact.get_mut(handle.index()) {
+            *slot = compact;
         }
         Ok(())
     }
 
-    /// Whether a value may have been filled after it was made: a list, a dict, a set, a call, or a wide one of whatever kind.
+    /// Whether a value may be changed after it is made: a list, a dict, a set, a call, or any value in the overflow pool.
     #[inline(always)]
-    pub(super) fn may_be_filled(&self, handle: Handle) -> bool {
-        let tag = self.small.get(handle.index()).map(|small| small.head & TAG);
-        matches!(tag, Some(WIDE | LIST | DICT | SET | CALL))
+    pub(super) fn may_be_mutable(&self, handle: Handle) -> bool {
+        let tag = self.compact.get(handle.index()).map(|compact| compact.head & TAG);
+        matches!(tag, Some(OVERFLOW | LIST | DICT | SET | CALL))
     }
 
-    /// All of them, by handle.
+    /// All nodes, in the order of their handles.
     pub(super) fn iter(&self) -> impl ExactSizeIterator<Item = Node> + '_ {
-        self.small.from(0).iter().map(|&small| self.whole(small))
+        self.compact.slice_from(0).iter().map(|&compact| self.unpack(compact))
     }
 
     #[cold]
     #[inline(never)]
-    fn widen(&mut self, node: Node) -> Result<Small> {
-        let body = narrow(self.wide.len());
-        self.wide.push(node)?;
-        Ok(Small { head: WIDE, body })
+    fn push_overflow(&mut self, node: Node) -> Result<CompactNode> {
+        let body = to_u32(self.overflow.len());
+        self.overflow.push(node)?;
+        Ok(CompactNode { head: OVERFLOW, body })
     }
 
     #[inline(always)]
-    fn whole(&self, small: Small) -> Node {
-        let Small { head, body } = small;
+    fn unpack(&self, compact: CompactNode) -> Node {
+        let CompactNode { head, body } = compact;
         let len = head >> 4;
-        let piece = Piece { start: body, len, side: false };
+        let range = ByteRange { start: body, len, decoded: false };
         match head & TAG {
             NONE => Node::None,
             BOOL => Node::Bool(len > 0),
             INT => Node::Int(i64::from(body.cast_signed())),
-            STR => Node::Str(piece),
-            BYTES => Node::Bytes(piece),
-            BYTE_ARRAY => Node::ByteArray(piece),
+            STR => Node::Str(range),
+            BYTES => Node::Bytes(range),
+            BYTE_ARRAY => Node::ByteArray(range),
             LIST => Node::List(Span::default()),
             DICT => Node::Dict(Span::default()),
             SET => Node::Set(Span::default()),
             TUPLE => Node::Tuple { depth: 0, nodes: 0, start: body, len, canon: None },
-            GLOBAL => Node::Global(GlobalId::at(index(body))),
+            GLOBAL => Node::Global(GlobalId::at(u32_to_usize(body))),
             CALL => {
-                let kind = KINDS.get(index(len)).copied().unwrap_or(CallKind::Reduce);
-                Node::Call { kind, id: CallId::at(index(body)) }
+                let kind = KINDS.get(u32_to_usize(len)).copied().unwrap_or(CallKind::Reduce);
+                Node::Call { kind, id: CallId::at(u32_to_usize(body)) }
             }
-            PERSISTENT_ID => Node::PersistentId(Handle::at(index(body))),
-            _ => self.wide.get(index(body)).unwrap_or(Node::None),
+            PERSISTENT_ID => Node::PersistentId(Handle::at(u32_to_usize(body))),
+            _ => self.overflow.get(u32_to_usize(body)).unwrap_or(Node::None),
         }
     }
 }
 
-impl Small {
-    /// The small form of a node that has one.
+impl CompactNode {
+    /// The compact form of a node; `None` where it does not fit.
     #[inline(always)]
-    fn of(node: Node) -> Option<Small> {
+    fn pack(node: Node) -> Option<CompactNode> {
         match node {
-            Node::None => Some(Small { head: NONE, body: 0 }),
-            Node::Bool(value) => Small::new(BOOL, u32::from(value), 0),
+            Node::None => Some(CompactNode { head: NONE, body: 0 }),
+            Node::Bool(value) => CompactNode::new(BOOL, u32::from(value), 0),
             Node::Int(value) => {
                 let body = i32::try_from(value).ok()?.cast_unsigned();
-                Some(Small { head: INT, body })
+                Some(CompactNode { head: INT, body })
             }
-            Node::Str(piece) => Small::piece(STR, piece),
-            Node::Bytes(piece) => Small::piece(BYTES, piece),
-            Node::ByteArray(piece) => Small::piece(BYTE_ARRAY, piece),
-            Node::List(span) if span.is_fresh() => Some(Small { head: LIST, body: 0 }),
-            Node::Dict(span) if span.is_fresh() => Some(Small { head: DICT, body: 0 }),
-            Node::Set(span) if span.is_fresh() => Some(Small { head: SET, body: 0 }),
-            Node::Tuple { depth: 0, nodes: 0, start, len, canon: None } => Small::new(TUPLE, len, start),
-            Node::Global(id) => Some(Small { head: GLOBAL, body: narrow(id.index()) }),
+            Node::Str(range) => CompactNode::pack_range(STR, range),
+            Node::Bytes(range) => CompactNode::pack_range(BYTES, range),
+            Node::ByteArray(range) => CompactNode::pack_range(BYTE_ARRAY, range),
+            Node::List(span) if span.is_unused() => Some(CompactNode { head: LIST, body: 0 }),
+            Node::Dict(span) if span.is_unused() => Some(CompactNode { head: DICT, body: 0 }),
+            Node::Set(span) if span.is_unused() => Some(CompactNode { head: SET, body: 0 }),
+            Node::Tuple { depth: 0, nodes: 0, start, len, canon: None } => {
+                CompactNode::new(TUPLE, len, start)
+            }
+            Node::Global(id) => Some(CompactNode { head: GLOBAL, body: to_u32(id.index()) }),
             Node::Call { kind, id } => {
                 let kind = match kind {
                     CallKind::Reduce => 0,
@@ -165,21 +168,21 @@ impl Small {
                     CallKind::Inst => 3,
                     CallKind::Obj => 4,
                 };
-                Small::new(CALL, kind, narrow(id.index()))
+                CompactNode::new(CALL, kind, to_u32(id.index()))
             }
-            Node::PersistentId(id) => Some(Small { head: PERSISTENT_ID, body: narrow(id.index()) }),
+            Node::PersistentId(id) => Some(CompactNode { head: PERSISTENT_ID, body: to_u32(id.index()) }),
             _ => None,
         }
     }
 
     #[inline(always)]
-    fn piece(tag: u32, piece: Piece) -> Option<Small> {
-        if piece.side { None } else { Small::new(tag, piece.len, piece.start) }
+    fn pack_range(tag: u32, range: ByteRange) -> Option<CompactNode> {
+        if range.decoded { None } else { CompactNode::new(tag, range.len, range.start) }
     }
 
     #[inline(always)]
-    fn new(tag: u32, len: u32, body: u32) -> Option<Small> {
-        (len < 1 << 28).then_some(Small { head: len << 4 | tag, body })
+    fn new(tag: u32, len: u32, body: u32) -> Option<CompactNode> {
+        (len < 1 << 28).then_some(CompactNode { head: len << 4 | tag, body })
     }
 }
 
@@ -188,9 +191,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn piece() -> impl Strategy<Value = Piece> {
+    fn range() -> impl Strategy<Value = ByteRange> {
         let len = prop_oneof![0..100_u32, (1_u32 << 28) - 2..(1 << 28) + 2, Just(u32::MAX)];
-        (any::<u32>(), len, any::<bool>()).prop_map(|(start, len, side)| Piece { start, len, side })
+        (any::<u32>(), len, any::<bool>()).prop_map(|(start, len, decoded)| ByteRange { start, len, decoded })
     }
 
     fn handle() -> impl Strategy<Value = Handle> {
@@ -211,15 +214,15 @@ mod tests {
             any::<bool>().prop_map(Node::Bool),
             prop_oneof![any::<i64>(), -5..5i64, (1_i64 << 31) - 2..(1 << 31) + 2].prop_map(Node::Int),
             any::<f64>().prop_map(Node::Float),
-            piece().prop_map(Node::BigInt),
-            piece().prop_map(Node::Str),
-            piece().prop_map(Node::Bytes),
-            piece().prop_map(Node::ByteArray),
+            range().prop_map(Node::BigInt),
+            range().prop_map(Node::Str),
+            range().prop_map(Node::Bytes),
+            range().prop_map(Node::ByteArray),
             span().prop_map(Node::List),
             span().prop_map(Node::Dict),
             span().prop_map(Node::Set),
             span().prop_map(Node::FrozenSet),
-            (0..3u8, 0..3u16, piece(), proptest::option::of(handle())).prop_map(
+            (0..3u8, 0..3u16, range(), proptest::option::of(handle())).prop_map(
                 |(depth, nodes, at, canon)| {
                     Node::Tuple { depth, nodes, start: at.start, len: at.len, canon }
                 }
@@ -232,11 +235,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nodes_come_back_as_they_went_in(
+        fn nodes_round_trip(
             pushed in proptest::collection::vec(node(), 1..40),
             set in proptest::collection::vec((any::<proptest::sample::Index>(), node()), 0..40),
         ) {
-            let (mut nodes, mut model) = (Nodes::with_room(1 << 20, Vec::new(), 10), pushed.clone());
+            let (mut nodes, mut model) = (Nodes::with_capacity_hint(1 << 20, Vec::new(), 10), pushed.clone());
             for node in pushed {
                 nodes.push(node).unwrap();
             }
@@ -253,13 +256,13 @@ mod tests {
     }
 
     #[test]
-    fn what_checkpoints_are_made_of_is_small() {
-        assert_eq!((size_of::<Small>(), size_of::<Node>()), (8, 16));
-        let name = Piece { start: 1 << 31, len: 80, side: false };
+    fn common_nodes_are_compact() {
+        assert_eq!((size_of::<CompactNode>(), size_of::<Node>()), (8, 16));
+        let name = ByteRange { start: 1 << 31, len: 80, decoded: false };
         let tuple = Node::Tuple { depth: 0, nodes: 0, start: 1 << 31, len: 7, canon: None };
         let call = Node::Call { kind: CallKind::Obj, id: CallId::at(1 << 31) };
         for node in [Node::Int(-1), Node::Str(name), tuple, call, Node::Dict(Span::default())] {
-            assert!(Small::of(node).is_some(), "{node:?}");
+            assert!(CompactNode::pack(node).is_some(), "{node:?}");
         }
     }
 }

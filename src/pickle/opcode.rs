@@ -1,9 +1,9 @@
 //! The 68 opcodes of the pickle protocols 0 to 5, in one table: byte, name, kind of argument, protocol.
 //!
-//! Follows the opcode table of CPython's `pickletools`. A byte outside the table is no opcode; nothing here decides what an
-//! opcode does.
+//! Follows the opcode table of CPython's `pickletools`. A byte outside the table is not an opcode; what an opcode does is in
+//! `machine`.
 
-/// How an opcode's argument is laid out in the stream (`pickletools: ArgumentDescriptor`).
+/// The encoding of an opcode's argument in the stream (`pickletools: ArgumentDescriptor`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ArgKind {
     /// No argument.
@@ -20,21 +20,21 @@ pub enum ArgKind {
     U64,
     /// Eight bytes, a big-endian double.
     F64,
-    /// Bytes after a length of one byte.
+    /// A length of one byte, then so many bytes.
     Counted1,
-    /// Bytes after a length of four bytes, unsigned.
+    /// An unsigned length of four bytes, then so many bytes.
     Counted4,
-    /// Bytes after a length of four bytes, signed: the reader refuses negative ones.
+    /// A signed length of four bytes, then so many bytes; a negative length is an error.
     Counted4Signed,
-    /// Bytes after a length of eight bytes, unsigned.
+    /// An unsigned length of eight bytes, then so many bytes.
     Counted8,
-    /// A short text line, without its line feed.
+    /// A text line up to the limit `line`, without its line feed.
     Line,
-    /// A text line that holds an integer.
+    /// A text line with an integer.
     Digits,
-    /// A text line that holds a string, of any length.
+    /// A text line with a string of any length.
     Text,
-    /// Two short text lines.
+    /// Two text lines up to the limit `line`.
     Pair,
 }
 
@@ -49,7 +49,7 @@ macro_rules! opcodes {
             /// Every opcode, in the order of the table.
             pub const ALL: &'static [Opcode] = &[$(Opcode::$name,)*];
 
-            /// The opcode that a byte stands for.
+            /// The opcode with this byte; `None` where there is none.
             #[inline(always)]
             pub const fn from_byte(byte: u8) -> Option<Opcode> {
                 match byte { $($byte => Some(Opcode::$name),)* _ => None }
@@ -66,7 +66,7 @@ macro_rules! opcodes {
                 match self { $(Opcode::$name => $text,)* }
             }
 
-            /// How its argument is laid out.
+            /// The encoding of its argument.
             #[inline(always)]
             pub const fn arg(self) -> ArgKind {
                 match self { $(Opcode::$name => ArgKind::$kind,)* }

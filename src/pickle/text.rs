@@ -1,19 +1,20 @@
-//! Strict spellings: the text forms of numbers, string escapes, and UTF-8 with lone surrogates.
+//! Parses text arguments of opcodes: decimal numbers, string escapes, and UTF-8 with lone surrogates.
 //!
-//! A number is taken only in the one spelling that both of CPython's unpicklers read alike (`INT 0x10`, `FLOAT 1_0.0` and
-//! `GET 01` are refused). Strings follow `pickletools`: STRING has Python's byte escapes, UNICODE is raw-unicode-escape,
-//! the binary forms are UTF-8 with `surrogatepass`.
+//! A number is accepted only in a form that both of CPython's unpicklers read alike (`INT 0x10`, `FLOAT 1_0.0` and `GET 01` are
+//! refused). Strings follow `pickletools`: STRING has Python's byte escapes, UNICODE is raw-unicode-escape, the binary forms are
+//! UTF-8 with `surrogatepass`.
 
 use crate::error::{Code, Error, Result};
+use crate::num::to_u64;
 
-/// An integer read from text: small, or as little-endian two's complement bytes.
+/// An integer parsed from text: of 64 bits, or larger as little-endian two's complement bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Integer {
     Small(i64),
     Big(Vec<u8>),
 }
 
-/// `pickletools: INT`: canonical decimal, or `00` and `01` for the booleans.
+/// `pickletools: INT`: canonical decimal, or `00` and `01` for the booleans, which are the inner error.
 pub(super) fn int(line: &[u8], digits: u64) -> Result<Result<Integer, bool>> {
     match line {
         b"00" => Ok(Err(false)),
@@ -22,7 +23,7 @@ pub(super) fn int(line: &[u8], digits: u64) -> Result<Result<Integer, bool>> {
     }
 }
 
-/// `pickletools: LONG`: canonical decimal and an `L`, as every writer puts it.
+/// `pickletools: LONG`: canonical decimal with the suffix `L`, which every writer adds.
 pub(super) fn long(line: &[u8], digits: u64) -> Result<Integer> {
     match line.split_last() {
         Some((b'L', line)) => decimal(line, digits),
@@ -30,7 +31,7 @@ pub(super) fn long(line: &[u8], digits: u64) -> Result<Integer> {
     }
 }
 
-/// `pickletools: FLOAT`: what Python's `repr` writes, and other plain decimals.
+/// `pickletools: FLOAT`: what Python's `repr` writes, and any other decimal of digits, point and exponent.
 pub(super) fn float(line: &[u8]) -> Result<f64> {
     match line {
         b"nan" => return Ok(f64::NAN),
@@ -38,7 +39,7 @@ pub(super) fn float(line: &[u8]) -> Result<f64> {
         b"-inf" => return Ok(f64::NEG_INFINITY),
         _ => {}
     }
-    let refused = || ambiguous("a float is not spelled plainly", line);
+    let refused = || ambiguous("not a plain decimal float", line);
     let unsigned = line.strip_prefix(b"-").unwrap_or(line);
     let exponent = unsigned.iter().position(|byte| matches!(byte, b'e' | b'E'));
     let (mantissa, power) = unsigned.split_at(exponent.unwrap_or(unsigned.len()));
@@ -63,13 +64,13 @@ pub(super) fn float(line: &[u8]) -> Result<f64> {
     if value.is_finite() { Ok(value) } else { Err(ambiguous("a float is out of range", line)) }
 }
 
-/// The text of PUT and GET: canonical decimal that fits 32 bits.
+/// The argument of PUT and GET: canonical decimal that fits 32 bits.
 pub(super) fn memo_index(line: &[u8]) -> Result<u32> {
     let number = canonical(line).filter(|_| !line.starts_with(b"-")).and_then(|text| text.parse().ok());
-    number.ok_or_else(|| Error::new(Code::PickleMemo, format!("{} is no memo index", preview(line))))
+    number.ok_or_else(|| Error::new(Code::PickleMemo, format!("{} is not a memo index", preview(line))))
 }
 
-/// `-?(0|[1-9][0-9]*)`, and nothing else.
+/// The line as text if it is canonical decimal: `0|-?[1-9][0-9]*`.
 fn canonical(line: &[u8]) -> Option<&str> {
     let unsigned = line.strip_prefix(b"-").unwrap_or(line);
     let plain = match unsigned {
@@ -82,18 +83,17 @@ fn canonical(line: &[u8]) -> Option<&str> {
 }
 
 fn decimal(line: &[u8], limit: u64) -> Result<Integer> {
-    let text = canonical(line).ok_or_else(|| ambiguous("an integer is not spelled plainly", line))?;
+    let text = canonical(line).ok_or_else(|| ambiguous("not a canonical decimal integer", line))?;
     if let Ok(small) = text.parse() {
         return Ok(Integer::Small(small));
     }
     let negative = text.starts_with('-');
     let digits = text.trim_start_matches('-').as_bytes();
-    let found = u64::try_from(digits.len()).unwrap_or(u64::MAX);
-    crate::limits::Limits::check("int_digits", limit, found)?;
+    crate::limits::Limits::check("int_digits", limit, to_u64(digits.len()))?;
     Ok(Integer::Big(twos_complement(digits, negative)))
 }
 
-/// Decimal digits to little-endian two's complement, shortest form. Quadratic, on at most `int_digits` digits.
+/// Converts decimal digits to little-endian two's complement of minimal length. Quadratic in the digits, at most `int_digits`.
 fn twos_complement(digits: &[u8], negative: bool) -> Vec<u8> {
     let mut limbs: Vec<u32> = Vec::new();
     for chunk in digits.chunks(9) {
@@ -120,12 +120,12 @@ fn twos_complement(digits: &[u8], negative: bool) -> Vec<u8> {
             (*byte, carry) = (sum, over);
         }
     }
-    bytes.truncate(shortest(&bytes));
+    bytes.truncate(minimal_len(&bytes));
     bytes
 }
 
-/// How many bytes of a little-endian two's complement number carry it; the others only repeat the sign.
-pub(super) fn shortest(bytes: &[u8]) -> usize {
+/// The minimal length of a little-endian two's complement number; the bytes beyond it only repeat the sign.
+pub(super) fn minimal_len(bytes: &[u8]) -> usize {
     let mut rest = bytes;
     while let [.., below, top] = rest {
         let redundant = (*top == 0 && *below < 0x80) || (*top == 0xff && *below >= 0x80);
@@ -137,15 +137,15 @@ pub(super) fn shortest(bytes: &[u8]) -> usize {
     rest.len()
 }
 
-/// A short little-endian two's complement number, sign-extended (`pickletools: decode_long`).
-pub(super) fn small(bytes: &[u8]) -> Option<i64> {
+/// A little-endian two's complement number of at most eight bytes, sign-extended (`pickletools: decode_long`); `None` if longer.
+pub(super) fn i64_from_twos_complement(bytes: &[u8]) -> Option<i64> {
     let fill = if bytes.last().is_some_and(|&top| top >= 0x80) { 0xff } else { 0 };
     let mut wide = [fill; 8];
     wide.get_mut(..bytes.len())?.copy_from_slice(bytes);
     Some(i64::from_le_bytes(wide))
 }
 
-/// The bytes between the quotes of a STRING line, with escapes decoded into `out`.
+/// Decodes the bytes between the quotes of a STRING line into `out`, with Python's byte escapes.
 pub(super) fn string(line: &[u8], out: &mut Vec<u8>) -> Result<()> {
     let bad = |what: &str| Error::new(Code::PickleText, format!("{what} in {}", preview(line)));
     let body = match line {
@@ -159,7 +159,7 @@ pub(super) fn string(line: &[u8], out: &mut Vec<u8>) -> Result<()> {
             out.push(byte);
             continue;
         }
-        let (&escape, tail) = rest.split_first().ok_or_else(|| bad("an escape without end"))?;
+        let (&escape, tail) = rest.split_first().ok_or_else(|| bad("an incomplete escape"))?;
         rest = tail;
         match escape {
             b'\\' | b'\'' | b'"' => out.push(escape),
@@ -171,7 +171,7 @@ pub(super) fn string(line: &[u8], out: &mut Vec<u8>) -> Result<()> {
             b'f' => out.push(12),
             b'r' => out.push(b'\r'),
             b'x' => {
-                let (value, tail) = hex(rest, 2).ok_or_else(|| bad("a cut \\x escape"))?;
+                let (value, tail) = hex(rest, 2).ok_or_else(|| bad("an incomplete \\x escape"))?;
                 out.push(u8::try_from(value).unwrap_or_default());
                 rest = tail;
             }
@@ -184,37 +184,37 @@ pub(super) fn string(line: &[u8], out: &mut Vec<u8>) -> Result<()> {
                 }
                 out.push(value);
             }
-            // CPython keeps an escape that it does not know.
+            // CPython keeps an unknown escape as it is.
             _ => out.extend([b'\\', escape]),
         }
     }
     Ok(())
 }
 
-/// `raw-unicode-escape`: Latin-1 with `\uXXXX` and `\UXXXXXXXX`, written to `out` as UTF-8 with surrogates.
+/// Decodes `raw-unicode-escape` (Latin-1 with `\uXXXX` and `\UXXXXXXXX`) into `out`, as UTF-8 with surrogates.
 pub(super) fn raw_unicode(line: &[u8], out: &mut Vec<u8>) -> Result<()> {
-    let bad = || Error::new(Code::PickleText, format!("a bad \\u escape in {}", preview(line)));
+    let bad = || Error::new(Code::PickleText, format!("an invalid \\u escape in {}", preview(line)));
     let mut rest = line;
     while let Some((&byte, tail)) = rest.split_first() {
         rest = tail;
         match (byte, rest.split_first()) {
             (b'\\', Some((kind @ (b'u' | b'U'), tail))) => {
                 let (point, tail) = hex(tail, if *kind == b'u' { 4 } else { 8 }).ok_or_else(bad)?;
-                push_point(point, out).ok_or_else(bad)?;
+                push_code_point(point, out).ok_or_else(bad)?;
                 rest = tail;
             }
             (b'\\', Some((&other, tail))) => {
                 out.push(b'\\');
-                push_point(u32::from(other), out).ok_or_else(bad)?;
+                push_code_point(u32::from(other), out).ok_or_else(bad)?;
                 rest = tail;
             }
-            _ => push_point(u32::from(byte), out).ok_or_else(bad)?,
+            _ => push_code_point(u32::from(byte), out).ok_or_else(bad)?,
         }
     }
     Ok(())
 }
 
-/// Whether the bytes are UTF-8 in which surrogates may stand as three bytes each (Python's `surrogatepass`).
+/// Whether the bytes are UTF-8 in which surrogates may occur, encoded as three bytes each (Python's `surrogatepass`).
 pub(super) fn is_wtf8(bytes: &[u8]) -> bool {
     let mut rest = bytes;
     loop {
@@ -227,7 +227,7 @@ pub(super) fn is_wtf8(bytes: &[u8]) -> bool {
     }
 }
 
-fn push_point(point: u32, out: &mut Vec<u8>) -> Option<()> {
+fn push_code_point(point: u32, out: &mut Vec<u8>) -> Option<()> {
     match char::from_u32(point) {
         Some(char) => out.extend(char.encode_utf8(&mut [0; 4]).as_bytes()),
         None if (0xd800..0xe000).contains(&point) => {
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn only_plain_floats_are_read() {
+    fn only_plain_decimal_floats_are_accepted() {
         for good in ["1.5", "-0.0", "1e-05", "1e+16", ".5", "5.", "123456789012345678"] {
             assert_eq!(float(good.as_bytes()).unwrap(), good.parse::<f64>().unwrap());
         }
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn raw_unicode_escapes_pair_their_backslashes() {
+    fn an_escaped_backslash_does_not_begin_a_unicode_escape() {
         let decode = |line: &[u8]| {
             let mut out = Vec::new();
             raw_unicode(line, &mut out).map(|()| out)
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn string_escapes_are_pythons() {
+    fn string_escapes_follow_python() {
         let decode = |line: &[u8]| {
             let mut out = Vec::new();
             string(line, &mut out).map(|()| out)
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn surrogates_pass_and_other_bad_utf8_does_not() {
+    fn surrogates_are_accepted_and_other_invalid_utf8_is_not() {
         assert!(is_wtf8(b"a\xed\xa0\x80b"));
         assert!(!is_wtf8(b"\xff"));
         assert!(!is_wtf8(b"\xed\xa0"));

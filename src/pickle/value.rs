@@ -1,17 +1,17 @@
-//! The values of a pickle, as a later layer sees them: handles, values by handle, globals and calls in program order.
+//! The values of a pickle, as the modules above see them: handles, values by handle, globals and calls in program order.
 //!
-//! Reading never recurses: a container shows the handles of what it holds. Sharing and cycles are exact, since memo and DUP
-//! copy handles.
+//! Access does not recurse: a container gives the handles of its items. Sharing and cycles are exact, since memo and DUP copy
+//! handles.
 
 use std::borrow::Cow;
 use std::fmt;
 use std::num::NonZeroU32;
 
-use super::arena::{Arena, Node, Piece, Span};
-use super::index;
+use super::arena::{Arena, ByteRange, Node, Span};
 use crate::bytes::Chunk;
+use crate::num::{to_u32, u32_to_usize};
 
-/// A value of one pickle; cheap to copy, and equal only for the very same object.
+/// A reference to a value of one pickle. Two handles are equal only if they refer to the same object.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Handle(NonZeroU32);
 
@@ -21,21 +21,21 @@ impl Handle {
     pub(super) const TRUE: Handle = Handle(NonZeroU32::MIN.saturating_add(2));
     pub(super) const EMPTY_TUPLE: Handle = Handle(NonZeroU32::MIN.saturating_add(3));
 
-    /// A small integer; as in CPython, equal ones are one object.
+    /// An integer from 0 to 255; as in CPython, equal small integers are one object.
     #[inline]
-    pub(super) fn small(value: u8) -> Handle {
+    pub(super) fn small_int(value: u8) -> Handle {
         Handle(Handle::EMPTY_TUPLE.0.saturating_add(1).saturating_add(u32::from(value)))
     }
 
     #[inline]
     pub(super) fn at(position: usize) -> Handle {
-        Handle(NonZeroU32::MIN.saturating_add(super::narrow(position)))
+        Handle(NonZeroU32::MIN.saturating_add(to_u32(position)))
     }
 
     /// The handle's number among the values of its pickle: 0 up to [`Values::len`].
     #[inline]
     pub fn index(self) -> usize {
-        index(self.0.get().wrapping_sub(1))
+        u32_to_usize(self.0.get().wrapping_sub(1))
     }
 }
 
@@ -53,13 +53,13 @@ macro_rules! id {
 
         impl $name {
             pub(super) fn at(position: usize) -> $name {
-                $name(super::narrow(position))
+                $name(to_u32(position))
             }
 
             /// The number, counted from 0 in program order.
             #[inline]
             pub fn index(self) -> usize {
-                index(self.0)
+                u32_to_usize(self.0)
             }
         }
     };
@@ -68,7 +68,7 @@ macro_rules! id {
 id!(GlobalId, "A global of one pickle: equal module and name have one id.");
 id!(CallId, "A call of one pickle.");
 
-/// A value, with what it holds as handles.
+/// A value; containers give their items as handles.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Value<'a> {
     /// None.
@@ -91,26 +91,26 @@ pub enum Value<'a> {
     List(&'a [Handle]),
     /// A tuple.
     Tuple(&'a [Handle]),
-    /// A dict: its pairs in program order, equal keys included; [`Values::entries`] settles those.
+    /// A dict: its pairs in program order, duplicate keys included; [`Values::entries`] resolves those.
     Dict(&'a [(Handle, Handle)]),
-    /// A set: its items in program order, equal ones included.
+    /// A set: its items in program order, duplicates included.
     Set(&'a [Handle]),
-    /// A frozen set: its items in program order, equal ones included.
+    /// A frozen set: its items in program order, duplicates included.
     FrozenSet(&'a [Handle]),
     /// A class or function that the pickle names.
     Global(GlobalId),
-    /// The result that a call would have had.
+    /// The result of a recorded call.
     Call(CallId),
-    /// An object that the file keeps elsewhere, under this id.
+    /// An object stored outside the pickle, under this id.
     PersistentId(Handle),
 }
 
-/// A string: UTF-8 in which lone surrogates may stand (WTF-8, each surrogate by itself).
+/// A string as UTF-8 in which lone surrogates may occur (WTF-8; surrogates are never paired).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Text<'a>(&'a [u8]);
 
 impl<'a> Text<'a> {
-    /// The string, unless it holds surrogates.
+    /// The string; `None` if it contains surrogates.
     pub fn as_str(self) -> Option<&'a str> {
         std::str::from_utf8(self.0).ok()
     }
@@ -120,7 +120,7 @@ impl<'a> Text<'a> {
         self.0
     }
 
-    /// The string, with surrogates replaced.
+    /// The string, with surrogates replaced by U+FFFD.
     pub fn to_string_lossy(self) -> Cow<'a, str> {
         String::from_utf8_lossy(self.0)
     }
@@ -132,7 +132,7 @@ impl fmt::Debug for Text<'_> {
     }
 }
 
-/// A large integer as little-endian two's complement bytes, as few as carry it.
+/// A large integer as little-endian two's complement, in the minimal number of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BigInt<'a>(&'a [u8]);
 
@@ -151,13 +151,13 @@ impl<'a> BigInt<'a> {
 /// A class or function that the pickle names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Global<'a> {
-    /// The module, in Python 3's spelling where the protocol is below 3.
+    /// The module; Python 2's name is mapped to Python 3's where the protocol is below 3.
     pub module: &'a str,
-    /// The name, in Python 3's spelling where the protocol is below 3; it may be dotted.
+    /// The name; Python 2's name is mapped to Python 3's where the protocol is below 3; it may be dotted.
     pub name: &'a str,
-    /// Module and name as the pickle spells them.
+    /// Module and name as written in the pickle.
     pub spelled: (&'a str, &'a str),
-    /// Where the pickle first names it.
+    /// The offset of the opcode that first names it.
     pub offset: u64,
 }
 
@@ -176,24 +176,24 @@ pub enum CallKind {
     Obj,
 }
 
-/// A call that was recorded, never made.
+/// A recorded call; it is never executed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Call<'a> {
-    /// Which opcode made it.
+    /// The kind of opcode that makes it.
     pub kind: CallKind,
-    /// What would be called.
+    /// The class or function that would be called.
     pub callable: Handle,
     /// The arguments, always a tuple.
     pub args: Handle,
     /// The keyword arguments of NEWOBJ_EX, always a dict.
     pub kwargs: Option<Handle>,
-    /// What BUILD sets on the result, in program order.
+    /// The states that BUILD sets on the result, in program order.
     pub states: &'a [Handle],
-    /// What SETITEM and SETITEMS set on the result, in program order.
+    /// The pairs that SETITEM and SETITEMS set on the result, in program order.
     pub items: &'a [(Handle, Handle)],
-    /// What APPEND, APPENDS and ADDITEMS give to the result, in program order.
+    /// The values that APPEND, APPENDS and ADDITEMS add to the result, in program order.
     pub appended: &'a [Handle],
-    /// Where the opcode lies.
+    /// The offset of the opcode.
     pub offset: u64,
 }
 
@@ -204,13 +204,13 @@ pub struct Values {
 }
 
 impl Values {
-    /// The value behind a handle of this pickle.
+    /// The value of a handle of this pickle.
     #[inline(always)]
     pub fn get(&self, handle: Handle) -> Value<'_> {
         self.value(self.arena.node(handle))
     }
 
-    /// All values, in the order in which they were made.
+    /// All values, in the order of their creation.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Value<'_>> + '_ {
         self.arena.nodes.iter().map(|node| self.value(node))
     }
@@ -223,15 +223,15 @@ impl Values {
             Node::Bool(value) => Value::Bool(value),
             Node::Int(value) => Value::Int(value),
             Node::Float(value) => Value::Float(value),
-            Node::BigInt(piece) => Value::BigInt(BigInt(self.bytes(piece))),
-            Node::Str(piece) => Value::Str(Text(self.bytes(piece))),
-            Node::Bytes(piece) => Value::Bytes(self.bytes(piece)),
-            Node::ByteArray(piece) => Value::ByteArray(self.bytes(piece)),
-            Node::List(span) => Value::List(arena.run(span)),
-            Node::Tuple { start, len, .. } => Value::Tuple(arena.run(Span::of(start, len))),
-            Node::Dict(span) => Value::Dict(arena.run_pairs(span)),
-            Node::Set(span) => Value::Set(arena.run(span)),
-            Node::FrozenSet(span) => Value::FrozenSet(arena.run(span)),
+            Node::BigInt(range) => Value::BigInt(BigInt(self.bytes(range))),
+            Node::Str(range) => Value::Str(Text(self.bytes(range))),
+            Node::Bytes(range) => Value::Bytes(self.bytes(range)),
+            Node::ByteArray(range) => Value::ByteArray(self.bytes(range)),
+            Node::List(span) => Value::List(arena.handles_in(span)),
+            Node::Tuple { start, len, .. } => Value::Tuple(arena.handles_in(Span::of(start, len))),
+            Node::Dict(span) => Value::Dict(arena.pairs_in(span)),
+            Node::Set(span) => Value::Set(arena.handles_in(span)),
+            Node::FrozenSet(span) => Value::FrozenSet(arena.handles_in(span)),
             Node::Global(id) => Value::Global(id),
             Node::Call { id, .. } => Value::Call(id),
             Node::PersistentId(id) => Value::PersistentId(id),
@@ -248,12 +248,12 @@ impl Values {
         (index < self.len()).then(|| Handle::at(index))
     }
 
-    /// How many values there are; handles count from 0 to this.
+    /// The number of values; handles count from 0 to this.
     pub fn len(&self) -> usize {
         self.arena.nodes.len()
     }
 
-    /// Whether there is no value; never so.
+    /// Whether there are no values: never, since an arena contains the constants.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -279,7 +279,12 @@ impl Values {
 
     /// The globals that the pickle names, each once, in program order.
     pub fn globals(&self) -> impl ExactSizeIterator<Item = (GlobalId, Handle)> + '_ {
-        self.arena.globals.from(0).iter().enumerate().map(|(at, record)| (GlobalId::at(at), record.handle))
+        self.arena
+            .globals
+            .slice_from(0)
+            .iter()
+            .enumerate()
+            .map(|(at, record)| (GlobalId::at(at), record.handle))
     }
 
     /// A call by its id.
@@ -300,20 +305,21 @@ impl Values {
             callable: record.callable,
             args: record.args,
             kwargs: extra.kwargs,
-            states: arena.run(extra.states),
-            items: arena.run_pairs(extra.items),
-            appended: arena.run(extra.appended),
+            states: arena.handles_in(extra.states),
+            items: arena.pairs_in(extra.items),
+            appended: arena.handles_in(extra.appended),
             offset: u64::from(record.offset),
         }
     }
 
-    /// The calls in program order. A call's callable and arguments come before it, except through mutable containers.
+    /// The calls in program order. A call comes after its callable and its arguments, except for what was added to a mutable
+    /// container later.
     pub fn calls(&self) -> impl ExactSizeIterator<Item = (CallId, Handle)> + '_ {
-        self.arena.calls.from(0).iter().enumerate().map(|(at, record)| (CallId::at(at), record.handle))
+        self.arena.calls.slice_from(0).iter().enumerate().map(|(at, record)| (CallId::at(at), record.handle))
     }
 
-    fn bytes(&self, piece: Piece) -> &[u8] {
-        self.arena.bytes(&self.data, piece)
+    fn bytes(&self, range: ByteRange) -> &[u8] {
+        self.arena.bytes(&self.data, range)
     }
 }
 

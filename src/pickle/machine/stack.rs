@@ -1,9 +1,9 @@
-//! The stack and its marks: no opcode reaches below the topmost mark.
+//! The operand stack and its marks: no opcode reaches below the topmost mark.
 
 use super::{Machine, fail};
 use crate::error::{Code, Error, Result};
+use crate::num::u32_to_usize;
 use crate::pickle::arena::Node;
-use crate::pickle::index;
 use crate::pickle::value::Handle;
 
 impl Machine<'_> {
@@ -13,10 +13,10 @@ impl Machine<'_> {
         self.stack.push(handle)
     }
 
-    /// Pushes a value that is there already.
+    /// Pushes a value again (memo get, DUP), which aliases it.
     #[inline(always)]
-    pub(super) fn push_again(&mut self, value: Handle) -> Result<()> {
-        self.fetched |= self.arena.nodes.may_be_filled(value);
+    pub(super) fn push_existing(&mut self, value: Handle) -> Result<()> {
+        self.aliased |= self.arena.nodes.may_be_mutable(value);
         self.stack.push(value)
     }
 
@@ -36,15 +36,15 @@ impl Machine<'_> {
         self.stack.last().ok_or_else(underflow)
     }
 
-    /// Takes the topmost mark away; gives where its values begin.
+    /// Pops the topmost mark; returns the stack index of the first value above it.
     #[inline]
-    pub(super) fn unmark(&mut self) -> Result<usize> {
+    pub(super) fn pop_mark(&mut self) -> Result<usize> {
         let mark = self.marks.pop().ok_or_else(|| fail(Code::PickleStack, "no MARK is on the stack"))?;
-        self.fence = self.marks.last().map_or(0, index);
-        Ok(index(mark))
+        self.fence = self.marks.last().map_or(0, u32_to_usize);
+        Ok(u32_to_usize(mark))
     }
 
-    /// The value below a mark that was just taken away.
+    /// The value below a mark that was just popped.
     #[inline]
     pub(super) fn below(&self, mark: usize) -> Result<Handle> {
         if mark <= self.fence {
@@ -53,15 +53,16 @@ impl Machine<'_> {
         self.stack.get(mark.saturating_sub(1)).ok_or_else(underflow)
     }
 
-    /// POP takes the mark when nothing stands on it (`_pickle.c: load_pop`).
-    pub(super) fn pop_or_unmark(&mut self) -> Result<()> {
-        if self.marks.last().map(index) == Some(self.stack.len()) {
-            self.unmark().map(|_| ())
+    /// POP: pops the mark where there is no value above it, else a value (`_pickle.c: load_pop`).
+    pub(super) fn pop_value_or_mark(&mut self) -> Result<()> {
+        if self.marks.last().map(u32_to_usize) == Some(self.stack.len()) {
+            self.pop_mark().map(|_| ())
         } else {
             self.pop().map(|_| ())
         }
     }
 
+    /// STOP: returns the root; fails where other values or marks are left on the stack.
     pub(super) fn stop(&mut self) -> Result<Handle> {
         let root = self.pop()?;
         if self.stack.len() > 0 || self.marks.len() > 0 {

@@ -59,14 +59,14 @@ impl Classifier<'_> {
             return (Verdict::Unknown, "DisallowedCall", text);
         }
         match (global.module, global.name) {
-            (pickle::RUN_TIME, "find_class") => {
+            (pickle::RUN_TIME_MODULE, "find_class") => {
                 return (
                     Verdict::WouldExecute,
                     "DisallowedGlobal",
                     "a global's name is computed by a call".to_owned(),
                 );
             }
-            (pickle::RUN_TIME, _) => {
+            (pickle::RUN_TIME_MODULE, _) => {
                 let text = "a class is named by its code in the extension registry of the process that reads the file"
                     .to_owned();
                 return (Verdict::Unknown, "ExtRegistry", text);

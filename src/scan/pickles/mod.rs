@@ -18,7 +18,7 @@ use crate::error::{Code, Error, Result};
 use crate::index::{KnownCalls, known_calls};
 use crate::limits::Limits;
 use crate::parallel::Cancel;
-use crate::pickle::{self, Call, Global, GlobalId, Handle, Pickle, Survey, Value, Values};
+use crate::pickle::{self, Call, Global, GlobalId, Handle, Pickle, RecoveredPickle, Value, Values};
 
 /// The maximum number of values that are searched in the arguments or the state of one call.
 const MAX_SEARCHED_VALUES: usize = 64;
@@ -57,7 +57,7 @@ pub(super) enum Nested {
     Decoded(Vec<u8>),
 }
 
-/// Surveys a pickle and adds to the report what it would do. Where `sure` is false the bytes may not be a pickle: then `None` is
+/// Runs a pickle in error-recovering mode and adds to the report what it would do. Where `sure` is false the bytes may not be a pickle: then `None` is
 /// returned, and nothing added, for one that names no global and does not reach STOP.
 pub(super) fn scan(
     report: &mut FileReport,
@@ -68,15 +68,15 @@ pub(super) fn scan(
     limits: &Limits,
     cancel: &Cancel,
 ) -> Result<Option<ScannedPickle>> {
-    let survey = pickle::survey(data, start, limits, cancel)?;
-    if !sure && survey.root.is_none() && !names_something(&survey.values) {
+    let recovered = pickle::run_recovering(data, start, limits, cancel)?;
+    if !sure && recovered.root.is_none() && !names_something(&recovered.values) {
         return Ok(None);
     }
-    let known = known_calls(&survey.values, context.legacy, limits);
+    let known = known_calls(&recovered.values, context.legacy, limits);
     cancel.check()?;
     let mut classifier = Classifier {
         report,
-        survey: &survey,
+        recovered: &recovered,
         known: &known,
         context,
         nested: Vec::new(),
@@ -86,8 +86,8 @@ pub(super) fn scan(
     classifier.steps();
     let keys = classifier.values();
     let nested = classifier.nested;
-    let (end, stopped) = (survey.end, survey.root.is_some());
-    let pickle = survey.into_pickle();
+    let (end, stopped) = (recovered.end, recovered.root.is_some());
+    let pickle = recovered.into_pickle();
     Ok(Some(ScannedPickle { end, stopped, keys, nested, pickle }))
 }
 
@@ -98,13 +98,15 @@ fn names_something(values: &Values) -> bool {
         !text.is_empty() && text.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '.' | '-'))
     };
     let mut named = values.globals().map(|(id, _)| values.global(id));
-    named.any(|global| global.module == pickle::RUN_TIME || (plain(global.module) && plain(global.name)))
+    named.any(|global| {
+        global.module == pickle::RUN_TIME_MODULE || (plain(global.module) && plain(global.name))
+    })
 }
 
 /// The classification of one pickle.
 struct Classifier<'a> {
     report: &'a mut FileReport,
-    survey: &'a Survey,
+    recovered: &'a RecoveredPickle,
     known: &'a KnownCalls,
     context: &'a PickleContext<'a>,
     nested: Vec<Nested>,
@@ -115,7 +117,7 @@ struct Classifier<'a> {
 
 impl<'a> Classifier<'a> {
     fn values_of(&self) -> &'a Values {
-        &self.survey.values
+        &self.recovered.values
     }
 
     fn finding(
@@ -136,18 +138,18 @@ impl<'a> Classifier<'a> {
 
     /// Adds findings for the defects of the opcode stream, which are errors of the strict reader.
     fn defects(&mut self) {
-        let survey = self.survey;
-        for error in &survey.defects {
+        let recovered = self.recovered;
+        for error in &recovered.defects {
             self.defect(error);
         }
-        if let Some((offset, opcode)) = survey.newer {
-            let (name, wants, states) = (opcode.name(), opcode.protocol(), survey.protocol);
+        if let Some((offset, opcode)) = recovered.newer {
+            let (name, wants, states) = (opcode.name(), opcode.protocol(), recovered.protocol);
             let text =
                 format!("{name} is an opcode of protocol {wants}, the pickle declares protocol {states}");
             self.report.add(self.finding("ProtocolMix", Verdict::Inert, wide(offset), text));
         }
-        if survey.root.is_none() {
-            let (end, len) = (wide(survey.end), wide(survey.values.data().len()));
+        if recovered.root.is_none() {
+            let (end, len) = (wide(recovered.end), wide(recovered.values.data().len()));
             let why = "every reader stops here, or a limit was reached";
             self.report.unscanned(
                 self.context.member,

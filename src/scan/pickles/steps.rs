@@ -31,7 +31,7 @@ impl Classifier<'_> {
             }
         }
         let mut last = None;
-        for &(offset, target) in &self.survey.builds {
+        for &(offset, target) in &self.recovered.builds {
             let plain = match values.get(target) {
                 Value::Call(id) => self.known.is_known_call(id) && !self.shadows_methods(id),
                 _ => false,
@@ -44,14 +44,14 @@ impl Classifier<'_> {
             last = Some(target);
         }
         for (id, _) in values.globals() {
-            if !self.known.is_known_global(id) && values.global(id).module != pickle::RUN_TIME {
+            if !self.known.is_known_global(id) && values.global(id).module != pickle::RUN_TIME_MODULE {
                 events.push((values.global(id).offset, Event::Import(id)));
             }
         }
         events.sort_by_key(|&(offset, _)| offset);
         for (id, _) in values.globals() {
             let (global, known) = (values.global(id), self.known.is_known_global(id));
-            if global.module == pickle::RUN_TIME {
+            if global.module == pickle::RUN_TIME_MODULE {
                 continue;
             }
             let found = policy::classify(global.module, global.name, known);

@@ -42,7 +42,7 @@ impl Classifier<'_> {
                 _ => {}
             }
         }
-        let has_cycle = u64::from(self.survey.fetched && cycles::has_cycle(values, self.survey.root));
+        let has_cycle = u64::from(self.recovered.aliased && cycles::has_cycle(values, self.recovered.root));
         let mut add = |code, verdict, times: u64, text: String| {
             if times > 0 {
                 let finding = Finding { offset: None, times, ..self.finding(code, verdict, 0, text) };

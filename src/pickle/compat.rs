@@ -1,10 +1,10 @@
-//! Python 2's module names in Python 3's spelling, as pickles of protocols 0 to 2 need them.
+//! Maps Python 2's module and class names to Python 3's, for pickles of protocols 0 to 2.
 //!
-//! A selection of CPython's `_compat_pickle`: what checkpoints hold, and the names under which a dangerous call may hide.
+//! A selection of CPython's `_compat_pickle`: the names that occur in checkpoints, and those under which a dangerous call may hide.
 
-/// The Python 3 spelling of a global of a pickle below protocol 3, where it differs: the module, and the name if
-/// that differs too (`_compat_pickle`).
-pub(super) fn rename(module: &str, name: &str) -> Option<(&'static str, Option<&'static str>)> {
+/// The Python 3 name of a global in a pickle below protocol 3, where it differs: the module, and the name if that
+/// differs too (`_compat_pickle`).
+pub(super) fn python3_name(module: &str, name: &str) -> Option<(&'static str, Option<&'static str>)> {
     let both = |module, name| Some((module, Some(name)));
     let only = |module| Some((module, None));
     match (module, name) {
