@@ -400,7 +400,7 @@ impl Inner {
         match (&self.index(id.0).contents, self.storage(id).location) {
             (_, StorageLocation::Region(region)) => region.start(),
             (Contents::Archive(archive), StorageLocation::Member(member)) => {
-                archive.members()[member].position()
+                archive.members()[member].header_offset()
             }
             _ => 0,
         }
@@ -409,7 +409,7 @@ impl Inner {
     /// Makes ready to read these storages of one file, with few reads where many of them are small.
     pub(crate) fn prepare(&self, shard: u32, storages: impl Iterator<Item = (u32, u32)>) {
         if let Contents::Archive(archive) = &self.index(shard).contents {
-            archive.verify_near(storages.filter_map(|id| match self.storage(id).location {
+            archive.verify_headers(storages.filter_map(|id| match self.storage(id).location {
                 StorageLocation::Member(member) => Some(member),
                 _ => None,
             }));

@@ -1,29 +1,30 @@
-//! JSON with typed refusals: visitors say which rule a value broke, and skipped values may nest only so deep.
+//! JSON parsing with typed errors: serde visitors report which rule a value violates, and skipped values have a depth limit.
 
 use std::cell::Cell;
 use std::fmt;
 
 use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
-use super::len64;
 use crate::error::{Code, Error, Result};
+use crate::num::to_u64;
 
-/// Containers nested inside one another in a header or an index.
+/// The nesting depth of objects and arrays that a header or an index file may have.
 pub(super) const MAX_DEPTH: u8 = 8;
 
-/// Carries rustload's own error past serde, whose errors are only text.
+/// Carries rustload's own error through serde, whose errors are text only.
 #[derive(Default)]
 pub(super) struct Refusal(Cell<Option<Error>>);
 
 impl Refusal {
-    /// Keeps the error and gives serde a stand-in for it.
+    /// Stores the error and returns a placeholder error for serde.
     pub(super) fn raise<E: de::Error>(&self, error: Error) -> E {
         self.0.set(Some(error));
         E::custom("refused")
     }
 }
 
-/// Parses all of `text`, which starts at byte `base` of the file; plain syntax errors get `code`.
+/// Parses all of `text`, which starts at byte `base` of the file. A syntax error gets `code`; an error of a visitor is the one stored
+/// in `refusal`.
 pub(super) fn parse<'de, S: DeserializeSeed<'de>>(
     text: &'de str,
     base: u64,
@@ -34,31 +35,31 @@ pub(super) fn parse<'de, S: DeserializeSeed<'de>>(
     let mut json = serde_json::Deserializer::from_str(text);
     let value = seed.deserialize(&mut json).and_then(|value| json.end().map(|()| value));
     value.map_err(|error| {
-        let place = base.saturating_add(offset(text, error.line(), error.column()));
+        let offset = base.saturating_add(offset(text, error.line(), error.column()));
         let typed = refusal.0.take().unwrap_or_else(|| {
             let message = error.to_string();
             Error::new(code, message.split(" at line ").next().unwrap_or_default())
         });
-        typed.at(place)
+        typed.at(offset)
     })
 }
 
 /// The byte offset of serde_json's line and column, both counted from 1.
 fn offset(text: &str, line: usize, column: usize) -> u64 {
     let before: usize = text.split_inclusive('\n').take(line.saturating_sub(1)).map(str::len).sum();
-    len64(before.saturating_add(column.saturating_sub(1)))
+    to_u64(before.saturating_add(column.saturating_sub(1)))
 }
 
-/// Passes over any value, `depth` containers deep at most.
+/// Skips any value of at most `depth` nested objects and arrays.
 #[derive(Clone, Copy)]
 pub(super) struct Skip {
-    /// Containers that the value may still open.
+    /// Nested objects and arrays that the value may still open.
     pub(super) depth: u8,
 }
 
 impl Skip {
     fn inner<E: de::Error>(self) -> Result<Skip, E> {
-        let depth = self.depth.checked_sub(1).ok_or_else(|| E::custom("values are nested too deep"))?;
+        let depth = self.depth.checked_sub(1).ok_or_else(|| E::custom("values are nested too deeply"))?;
         Ok(Skip { depth })
     }
 }
@@ -117,7 +118,7 @@ impl<'de> Visitor<'de> for Skip {
     }
 }
 
-/// A value as text: a string as it is, all else as JSON.
+/// A value as text: a string as it is, any other value as JSON.
 pub(super) struct Text(pub(super) String);
 
 impl<'de> Deserialize<'de> for Text {

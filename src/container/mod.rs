@@ -1,7 +1,7 @@
-//! Which named byte ranges does this file hold? Zip archives, safetensors files, and directories of shards.
+//! Container formats: zip archives, safetensors files and directories of shards, as named byte ranges.
 //!
-//! This room turns a [`Source`](crate::bytes::Source) into names and regions. It knows no pickle and no torch: what a
-//! member means is the index's business. Every reader here takes only what all readers of the format agree on.
+//! This module turns a [`Source`](crate::bytes::Source) into names and regions. It knows neither pickle nor torch: the `index`
+//! module interprets the members. Every reader here accepts only what all readers of the format interpret alike.
 #![forbid(unsafe_code)]
 #![deny(
     clippy::indexing_slicing,
@@ -16,9 +16,4 @@ pub mod shards;
 mod sniff;
 pub mod zip;
 
-pub use sniff::{Format, is_container, metadata_bytes, packed, sniff};
-
-/// A length in memory, as the 64 bits that files count in.
-fn len64(len: usize) -> u64 {
-    u64::try_from(len).unwrap_or(u64::MAX)
-}
+pub use sniff::{Format, compressed_format, is_container, metadata_bytes, sniff};

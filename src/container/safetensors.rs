@@ -1,8 +1,8 @@
-//! Reads a safetensors header: which tensor has which dtype, shape and bytes.
+//! Reads a safetensors header: the dtype, shape and byte range of each tensor.
 //!
-//! Refused: a header that does not start with `{` or is padded with anything but spaces, names that stand twice (unless
-//! `compat` asks for the reference reader's "last one wins"), offsets that do not cover the data exactly once, shapes that
-//! do not fit their bytes, dtypes that cannot be addressed by bytes. Follows the format's README and the reference reader.
+//! Refused: a header that does not start with `{` or is padded with anything but spaces, duplicate names (unless `compat` asks for
+//! the reference reader's "last one wins"), offsets that do not cover the data exactly once, shapes that do not match their byte
+//! ranges, dtypes that bytes cannot address. Follows the format's README and the reference reader.
 
 mod parse;
 
@@ -14,53 +14,56 @@ use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::layout::{Dims, numel};
 use crate::limits::Limits;
+use crate::num::to_u64;
 
-use parse::{Element, Info, Parsed};
+use parse::{Element, Parsed, RawInfo};
 
-/// The header's own upper bound, part of the format.
-const MAX_HEADER: u64 = 100_000_000;
+/// The format's own upper bound on the header's length.
+const HEADER_MAX_BYTES: u64 = 100_000_000;
 const LENGTH_LEN: u64 = 8;
 
-/// What a safetensors file says about itself.
+/// A validated safetensors header.
 #[derive(Clone, Debug)]
 pub struct Header {
     /// The `__metadata__` strings, in the file's order; `None` where the header has none.
     pub metadata: Option<Vec<(String, String)>>,
     /// The tensors, in the order of their bytes, then of their names.
-    pub tensors: Vec<RawTensor>,
+    pub tensors: Vec<TensorInfo>,
     /// The data section within the source.
     pub data: Region,
-    /// Oddities that change nothing.
+    /// Deviations that are harmless: unknown fields, a null `__metadata__`.
     pub notes: Vec<String>,
 }
 
-/// One tensor of the header; its bytes lie inside the source and belong to no other tensor.
+/// One tensor of the header; its byte range is inside the source and overlaps no other tensor's.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RawTensor {
-    /// The name, which may be any text.
+pub struct TensorInfo {
+    /// The name: any string.
     pub name: String,
     /// The element type.
     pub dtype: DType,
     /// The shape in elements of `dtype` (F4 counts pairs in its last dimension).
     pub shape: Dims,
-    /// The bytes, within the source.
+    /// The byte range, within the source.
     pub region: Region,
 }
 
 impl Header {
-    /// Reads and checks the header; `compat` takes the last of tensors or metadata keys with one name.
+    /// Reads and checks the header. With `compat`, the last of duplicate tensors or metadata keys is used, as in the reference reader;
+    /// without, a duplicate is an error.
     pub fn read(source: &Source, limits: &Limits, compat: bool) -> Result<Header> {
-        Header::read_unplaced(source, limits, compat).map_err(|error| source.place(error))
+        Header::read_inner(source, limits, compat).map_err(|error| source.place(error))
     }
 
-    fn read_unplaced(source: &Source, limits: &Limits, compat: bool) -> Result<Header> {
+    fn read_inner(source: &Source, limits: &Limits, compat: bool) -> Result<Header> {
         let (bytes, data) = read_bytes(source, limits)?;
         let text = check_text(&bytes)?;
         let parsed = parse::parse(text, LENGTH_LEN, limits, compat)?;
         let Parsed { metadata, mut infos, notes } = parsed;
-        unique_names(&mut infos, compat)?;
-        let key = |info: &Info| (info.begin, info.end);
-        let less = |one: &Info, two: &Info| key(one).cmp(&key(two)).then_with(|| one.name.cmp(&two.name));
+        deduplicate(&mut infos, compat)?;
+        let key = |info: &RawInfo| (info.begin, info.end);
+        let less =
+            |one: &RawInfo, two: &RawInfo| key(one).cmp(&key(two)).then_with(|| one.name.cmp(&two.name));
         if !infos.is_sorted_by(|one, two| less(one, two).is_lt()) {
             infos.sort_unstable_by(less);
         }
@@ -70,18 +73,18 @@ impl Header {
     }
 }
 
-/// The header's bytes and where the data lies.
+/// The header's bytes and the region of the data.
 fn read_bytes(source: &Source, limits: &Limits) -> Result<(Vec<u8>, Region)> {
     let refuse = |text: String| Err(Error::new(Code::StHeader, text).at(0));
     let have = source.len();
     if have < LENGTH_LEN {
-        return refuse(format!("the file has {have} byte(s), fewer than the header's length takes"));
+        return refuse(format!("the file has {have} byte(s), too few for the header's length"));
     }
     let mut length = [0; 8];
     source.read_at(0, &mut length)?;
     let length = u64::from_le_bytes(length);
-    if length == 0 || length > MAX_HEADER {
-        return refuse(format!("a header of {length} byte(s), the format allows 1 to {MAX_HEADER}"));
+    if length == 0 || length > HEADER_MAX_BYTES {
+        return refuse(format!("a header of {length} byte(s), the format allows 1 to {HEADER_MAX_BYTES}"));
     }
     Limits::check("header_bytes", limits.header_bytes, length)?;
     let start = LENGTH_LEN.saturating_add(length);
@@ -94,11 +97,11 @@ fn read_bytes(source: &Source, limits: &Limits) -> Result<(Vec<u8>, Region)> {
     Ok((source.read_vec(LENGTH_LEN, length)?, data))
 }
 
-/// UTF-8 that starts with `{` and is padded with nothing but spaces.
+/// Checks that the header is UTF-8, starts with `{` and is padded with nothing but spaces.
 fn check_text(bytes: &[u8]) -> Result<&str> {
     let text = std::str::from_utf8(bytes).map_err(|error| {
-        let place = LENGTH_LEN.saturating_add(super::len64(error.valid_up_to()));
-        Error::new(Code::StHeader, "the header is not UTF-8").at(place)
+        let offset = LENGTH_LEN.saturating_add(to_u64(error.valid_up_to()));
+        Error::new(Code::StHeader, "the header is not UTF-8").at(offset)
     })?;
     if !text.starts_with('{') {
         let first = text.chars().next().map_or_else(|| "nothing".to_owned(), |first| format!("{first:?}"));
@@ -111,8 +114,8 @@ fn check_text(bytes: &[u8]) -> Result<&str> {
     Ok(text)
 }
 
-/// Refuses a name that stands twice, or keeps its last tensor.
-fn unique_names(infos: &mut Vec<Info>, compat: bool) -> Result<()> {
+/// Refuses duplicate names; with `compat`, keeps the last tensor of each name.
+fn deduplicate(infos: &mut Vec<RawInfo>, compat: bool) -> Result<()> {
     let mut last: HashMap<&str, usize> = HashMap::with_capacity(infos.len());
     let mut dropped = Vec::new();
     for (index, info) in infos.iter().enumerate() {
@@ -122,7 +125,7 @@ fn unique_names(infos: &mut Vec<Info>, compat: bool) -> Result<()> {
             }
             Entry::Occupied(mut slot) if compat => dropped.push(slot.insert(index)),
             Entry::Occupied(_) => {
-                let text = format!("tensor {:?} stands twice in the header", info.name);
+                let text = format!("duplicate key in the header: tensor {:?}", info.name);
                 return Err(Error::new(Code::StDuplicateKey, text));
             }
         }
@@ -138,46 +141,49 @@ fn unique_names(infos: &mut Vec<Info>, compat: bool) -> Result<()> {
     Ok(())
 }
 
-/// Sorted by offset, the tensors start at 0, leave no hole, share no byte and end where the file ends.
-fn check_cover(infos: &[Info], data: Region) -> Result<()> {
+/// Checks that the tensors, sorted by offset, start at 0, leave no gap, do not overlap and end where the file ends.
+fn check_cover(infos: &[RawInfo], data: Region) -> Result<()> {
     let refuse = |text: String| Err(Error::new(Code::StOffsets, text));
     let mut next = 0;
-    for Info { name, begin, end, .. } in infos {
+    for RawInfo { name, begin, end, .. } in infos {
         if end < begin {
             return refuse(format!("tensor {name:?} ends at {end}, before it begins at {begin}"));
         }
         if *begin != next {
-            let what =
-                if *begin < next { "shares bytes with the one before" } else { "leaves a hole before it" };
+            let what = if *begin < next {
+                "overlaps the tensor before it"
+            } else {
+                "has a gap before it, after the tensor"
+            };
             return refuse(format!("tensor {name:?} at {begin} {what}, which ends at {next}"));
         }
         next = *end;
     }
-    let (have, want) = (data.end(), data.start().saturating_add(next));
-    if have < want {
+    let (have, expected) = (data.end(), data.start().saturating_add(next));
+    if have < expected {
         let error = Error::new(
             Code::StOffsets,
-            format!("the file is truncated: it has {have} byte(s), its header announces {want}"),
+            format!("the file is truncated: it has {have} byte(s), by its header it should have {expected}"),
         );
         return Err(error
             .note("The download or copy is probably incomplete: fetch the file again.")
             .at(have));
     }
-    if have > want {
-        let text = format!("{} byte(s) after the last tensor", have.saturating_sub(want));
-        let error = Error::new(Code::StOffsets, text).at(want);
+    if have > expected {
+        let text = format!("{} byte(s) after the last tensor", have.saturating_sub(expected));
+        let error = Error::new(Code::StOffsets, text).at(expected);
         return Err(error.note("Something was appended to the file, or its header was changed."));
     }
     Ok(())
 }
 
-/// A tensor whose shape and dtype account for exactly its bytes.
-fn tensor(info: Info, data: Region) -> Result<RawTensor> {
-    let Info { name, element, mut shape, begin, end } = info;
+/// Checks that a tensor's shape and dtype take exactly the bytes of its offsets.
+fn tensor(info: RawInfo, data: Region) -> Result<TensorInfo> {
+    let RawInfo { name, element, mut shape, begin, end } = info;
     let dtype = match element {
         Element::Whole(dtype) => dtype,
-        Element::HalfByte => {
-            halve(&mut shape).ok_or_else(|| {
+        Element::PackedF4 => {
+            halve_last_dim(&mut shape).ok_or_else(|| {
                 let text = format!("tensor {name:?} of shape {shape:?} splits a byte between F4 elements");
                 Error::new(Code::StDtype, text)
             })?;
@@ -196,11 +202,11 @@ fn tensor(info: Info, data: Region) -> Result<RawTensor> {
         return Err(Error::new(Code::StOffsets, text));
     }
     let region = data.part(begin, len).ok_or_else(|| Error::new(Code::StOffsets, "outside the data"))?;
-    Ok(RawTensor { name, dtype, shape, region })
+    Ok(TensorInfo { name, dtype, shape, region })
 }
 
-/// Counts pairs instead of elements along the last dimension.
-fn halve(shape: &mut Dims) -> Option<()> {
+/// Halves the last dimension, which then counts pairs of elements; `None` where it is odd.
+fn halve_last_dim(shape: &mut Dims) -> Option<()> {
     let last = shape.last_mut().filter(|last| last.is_multiple_of(2))?;
     *last /= 2;
     Some(())

@@ -1,6 +1,6 @@
-//! Tells the format by content, never by the file's name, and says what a file is that is no checkpoint.
+//! Detects the format by content, never by the file's name, and identifies files that are not checkpoints.
 
-mod others;
+mod other_formats;
 
 use std::fs::{File, Metadata};
 use std::os::unix::fs::FileExt;
@@ -9,9 +9,10 @@ use std::path::Path;
 use miniz_oxide::inflate::stream::{InflateState, inflate};
 use miniz_oxide::{DataFormat, MZError, MZFlush, MZStatus};
 
-use super::{len64, zip};
+use super::zip;
 use crate::bytes::Source;
 use crate::error::{Code, Error, Result};
+use crate::num::to_u64;
 
 /// The outer byte format of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -42,17 +43,17 @@ impl Format {
     }
 }
 
-/// `pickle.dumps(0x1950a86a20f9469cfc6c, 2)` behind its protocol; torch/serialization.py: MAGIC_NUMBER.
+/// `pickle.dumps(0x1950a86a20f9469cfc6c, 2)` without its PROTO opcode; torch/serialization.py: MAGIC_NUMBER.
 const LEGACY_MAGIC: &[u8] = b"\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\x2e";
-/// The same as protocols 0 and 1 write it.
+/// The magic number in protocols 0 and 1.
 const LEGACY_TEXT: &[u8] = b"L119547037146038801333356L\n.";
 /// The FRAME around the magic number in protocols 4 and 5.
 const LEGACY_FRAME: &[u8] = b"\x95\x0d\0\0\0\0\0\0\0";
-/// Bytes looked at: a tar header's magic lies at 257.
+/// Bytes read for detection: a tar header's magic is at offset 257.
 const HEAD_LEN: usize = 512;
 
-/// Archives that nothing here unpacks, by their first bytes. zlib's are too few to go by: see `is_zlib`.
-const PACKED: &[(&[u8], &str)] = &[
+/// Compressed formats that rustload does not unpack, by magic bytes. zlib's are too short to be conclusive: see `is_zlib`.
+const COMPRESSED_FORMATS: &[(&[u8], &str)] = &[
     (b"\x1f\x8b", "gzip"),
     (b"\xfd7zXZ\0", "xz"),
     (b"\x28\xb5\x2f\xfd", "zstd"),
@@ -62,6 +63,7 @@ const PACKED: &[(&[u8], &str)] = &[
     (b"\x04\x22\x4d\x18", "lz4"),
 ];
 
+/// Formats that are not checkpoints: magic bytes, what the file is, and what to read it with.
 const OTHER_FORMATS: &[(&[u8], &str, &str)] = &[
     (b"GGUF", "a GGUF file", "Read it with llama.cpp or the gguf package."),
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file, as Keras writes", "Read it with h5py or keras.models.load_model."),
@@ -70,12 +72,13 @@ const OTHER_FORMATS: &[(&[u8], &str, &str)] = &[
 
 /// The source's format.
 pub fn sniff(source: &Source) -> Result<Format> {
-    sniff_unplaced(source).map_err(|error| source.place(error))
+    sniff_inner(source).map_err(|error| source.place(error))
 }
 
-fn sniff_unplaced(source: &Source) -> Result<Format> {
-    let head = source.read_vec(0, source.len().min(len64(HEAD_LEN)))?;
-    // The first bytes decide before the last ones: a legacy stream with a zip appended is a legacy stream, as in torch.
+fn sniff_inner(source: &Source) -> Result<Format> {
+    let head = source.read_vec(0, source.len().min(to_u64(HEAD_LEN)))?;
+    // The first bytes take precedence over the last: a legacy stream with a zip archive appended (a polyglot) is a legacy stream, as in
+    // torch.
     if is_legacy(&head) {
         return Ok(Format::LegacyTorch);
     }
@@ -94,26 +97,26 @@ fn sniff_unplaced(source: &Source) -> Result<Format> {
     if is_pickle(source, &head)? {
         return Ok(Format::Pickle);
     }
-    Err(explain(source, &head)?)
+    Err(explain_unknown(source, &head)?)
 }
 
-/// The kind of packed archive that starts with these bytes, of which the first 512 decide.
-pub fn packed(head: &[u8]) -> Option<&'static str> {
-    let known = PACKED.iter().find(|(magic, _)| head.starts_with(magic)).map(|&(_, name)| name);
+/// The compressed format of a file that starts with these bytes; at most the first 512 are considered.
+pub fn compressed_format(head: &[u8]) -> Option<&'static str> {
+    let known = COMPRESSED_FORMATS.iter().find(|(magic, _)| head.starts_with(magic)).map(|&(_, name)| name);
     known.or_else(|| is_zlib(head).then_some("zlib")).or_else(|| is_zfile(head).then_some("joblib zlib"))
 }
 
-/// Whether some bytes are a container that a reader may go into: an archive, a legacy stream, an array.
+/// Whether bytes are a container format that a reader may open: an archive, a legacy stream, an array.
 pub fn is_container(head: &[u8]) -> bool {
     head.starts_with(b"PK\x03\x04")
         || head.starts_with(b"PK\x05\x06")
         || is_legacy(head)
         || head.starts_with(b"\x93NUMPY")
         || head.get(257..262) == Some(b"ustar")
-        || packed(head).is_some()
+        || compressed_format(head).is_some()
 }
 
-/// A zlib stream (RFC 1950). Its two magic bytes start many a tensor, whose bytes do not inflate.
+/// Whether bytes are a zlib stream (RFC 1950). A tensor may start with the two magic bytes too, but its bytes do not inflate.
 fn is_zlib(head: &[u8]) -> bool {
     let mut input = head.get(..HEAD_LEN).unwrap_or(head);
     if !matches!(input, [0x78, 0x01 | 0x5e | 0x9c | 0xda, ..]) {
@@ -127,15 +130,15 @@ fn is_zlib(head: &[u8]) -> bool {
         made |= step.bytes_written > 0;
         match step.status {
             Ok(MZStatus::Ok) if step.bytes_consumed > 0 || step.bytes_written > 0 => {}
-            // The end of the stream, or of the bytes at hand.
+            // The end of the stream, or of the available bytes.
             Ok(_) | Err(MZError::Buf) => return made,
             Err(_) => return false,
         }
     }
 }
 
-/// joblib's old form (joblib/numpy_pickle_compat.py: `_read_zfile`): a prefix and a length in 19 characters
-/// before zlib's bytes.
+/// Whether bytes are joblib's old format (joblib/numpy_pickle_compat.py: `_read_zfile`): a prefix and a length in 19 characters
+/// before a zlib stream.
 fn is_zfile(head: &[u8]) -> bool {
     let is_digit =
         |byte: &u8| byte.is_ascii_hexdigit() || byte.is_ascii_whitespace() || b"xX_+".contains(byte);
@@ -143,8 +146,8 @@ fn is_zfile(head: &[u8]) -> bool {
     length.is_some_and(|length| length.iter().all(is_digit))
 }
 
-/// How many bytes of a file may be its metadata: what a safetensors file says of its header, else all of it, and without an end
-/// where an archive begins with a member that is deflated. 0 where there is no file.
+/// An upper bound on the metadata bytes of a file: the stated header length of a safetensors file, else the file's size, and
+/// `u64::MAX` for an archive whose first member is deflated. 0 where there is no regular file.
 pub fn metadata_bytes(path: &Path) -> u64 {
     let Some(found) = path.metadata().ok().filter(Metadata::is_file) else { return 0 };
     let mut head = [0; 10];
@@ -157,7 +160,7 @@ pub fn metadata_bytes(path: &Path) -> u64 {
     }
 }
 
-/// The magic number as a pickle, of whose protocols torch's writer lets people choose.
+/// Whether bytes start with the magic number as a pickle of any protocol: torch's writer has a `pickle_protocol` argument.
 fn is_legacy(head: &[u8]) -> bool {
     let [0x80, 2..=5, rest @ ..] = head else { return head.starts_with(LEGACY_TEXT) };
     rest.strip_prefix(LEGACY_FRAME).unwrap_or(rest).starts_with(LEGACY_MAGIC)
@@ -167,7 +170,8 @@ fn zip_start(text: &str) -> Error {
     Error::new(Code::ZipStructure, text).at(0)
 }
 
-/// numpy.savez writes its arrays without a directory, torch always writes one.
+/// A zip archive, or the error for a NumPy archive: numpy.savez writes its arrays without a folder in their names, torch always with
+/// one.
 fn zip_or_npz(head: &[u8]) -> Result<Format> {
     let name_len = match head.get(26..28) {
         Some(&[low, high]) => usize::from(u16::from_le_bytes([low, high])),
@@ -181,7 +185,7 @@ fn zip_or_npz(head: &[u8]) -> Result<Format> {
     Ok(Format::Zip)
 }
 
-/// A length and a header that starts as one does; a bad header is then the safetensors reader's to refuse.
+/// Whether the file starts with a length and a plausible start of a header; the safetensors reader then reports an invalid header.
 fn looks_like_safetensors(source: &Source, head: &[u8]) -> bool {
     let Some((length, rest)) = head.split_first_chunk::<8>() else { return false };
     let length_is_text = length.iter().all(|byte| matches!(byte, b'\t' | b'\n' | b'\r' | b' '..=b'~'));
@@ -198,7 +202,7 @@ fn looks_like_safetensors(source: &Source, head: &[u8]) -> bool {
     }
 }
 
-/// A protocol opcode, or a text pickle's first opcode with STOP as the last byte.
+/// Whether the file starts with PROTO, or with a common first opcode of a text pickle and ends with STOP.
 fn is_pickle(source: &Source, head: &[u8]) -> Result<bool> {
     match head {
         [0x80, 0..=5, _, ..] => Ok(true),
@@ -211,21 +215,23 @@ fn is_pickle(source: &Source, head: &[u8]) -> Result<bool> {
     }
 }
 
-/// Why the content is no checkpoint, and what to do about it.
-fn explain(source: &Source, head: &[u8]) -> Result<Error> {
+/// The error for content that is not a checkpoint: what it is instead, and what to do with it.
+fn explain_unknown(source: &Source, head: &[u8]) -> Result<Error> {
     if source.is_empty() {
         let error = Error::new(Code::UnknownFormat, "the file is empty");
-        return Ok(error.note("The download or copy did not start or was cut: fetch the file again."));
+        return Ok(error.note("The download or copy did not start or was interrupted: fetch the file again."));
     }
-    if let Some(name) = packed(head) {
+    if let Some(name) = compressed_format(head) {
         let error = Error::new(Code::UnsupportedContainer, format!("this is a {name} archive"));
         return Ok(error.note("Unpack it, then open what it holds."));
     }
     let unknown = |what: &str, next: &str| {
         Ok(Error::new(Code::UnknownFormat, format!("this is {what}, not a checkpoint")).note(next))
     };
-    let told = OTHER_FORMATS.iter().find(|(magic, ..)| head.starts_with(magic));
-    if let Some((what, next)) = told.map(|&(_, what, next)| (what, next)).or_else(|| others::kind(head)) {
+    let known = OTHER_FORMATS.iter().find(|(magic, ..)| head.starts_with(magic));
+    if let Some((what, next)) =
+        known.map(|&(_, what, next)| (what, next)).or_else(|| other_formats::identify(head))
+    {
         return unknown(what, next);
     }
     if head.starts_with(b"version https://git-lfs") {
@@ -237,23 +243,23 @@ fn explain(source: &Source, head: &[u8]) -> Result<Error> {
     }
     let text = head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(head).trim_ascii_start();
     let starts =
-        |wanted: &[u8]| text.get(..wanted.len()).is_some_and(|start| start.eq_ignore_ascii_case(wanted));
+        |prefix: &[u8]| text.get(..prefix.len()).is_some_and(|start| start.eq_ignore_ascii_case(prefix));
     if starts(b"<!doctype") || starts(b"<html") {
         return unknown(
             "a saved web page",
             "The download gave an error or login page: fetch the file itself, logged in if need be.",
         );
     }
-    if let Some(answer) = others::answer(head, len64(head.len()) == source.len()) {
+    if let Some(answer) = other_formats::error_response(head, to_u64(head.len()) == source.len()) {
         let next = "If it was downloaded, that failed: fetch the file again, logged in if need be.";
         return unknown(&format!("the text {answer}"), next);
     }
     if is_json(text) {
         return unknown("JSON text", "It is an index or a configuration: open its directory or the shards.");
     }
-    if len64(head.len()) < 8 {
+    if to_u64(head.len()) < 8 {
         let what = format!("{} byte(s), too few for any format", head.len());
-        return unknown(&what, "The download or copy was probably cut: fetch the file again.");
+        return unknown(&what, "The download or copy was probably interrupted: fetch the file again.");
     }
     let first: Vec<String> = head.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
     Ok(Error::new(Code::UnknownFormat, format!("no format starts with the bytes {}", first.join(" "))).at(0))

@@ -12,8 +12,8 @@ use super::file::{Scanner, inside};
 use super::non_zip::{is_truncated_pickle, len64, may_be_pickle};
 use super::report::{Finding, Verdict};
 use crate::bytes::{Region, Source};
-use crate::container::zip::{self, Archive, Salvage, Trailing};
-use crate::container::{is_container, packed};
+use crate::container::zip::{self, Archive, SalvagedArchive, Trailing};
+use crate::container::{compressed_format, is_container};
 use crate::error::{Code, Error, Result};
 
 /// The first bytes of a member that tell its format.
@@ -290,13 +290,13 @@ impl Scanner<'_> {
 
 /// Whether bytes are the start of a container whose members are scanned, so that the bytes that follow matter.
 fn is_archive_of_members(bytes: &[u8]) -> bool {
-    is_container(bytes) && packed(bytes).is_none() && !bytes.starts_with(b"\x93NUMPY")
+    is_container(bytes) && compressed_format(bytes).is_none() && !bytes.starts_with(b"\x93NUMPY")
 }
 
 /// The salvaged members, in the order of their offsets, as `zip::salvage` returns them.
-fn visible_members(found: Salvage) -> Vec<VisibleMember> {
+fn visible_members(found: SalvagedArchive) -> Vec<VisibleMember> {
     let mut end = 0;
-    let one = |member: zip::Salvaged| {
+    let one = |member: zip::SalvagedMember| {
         let region = Region::new(member.start, member.len).unwrap_or_default();
         let overlaps_earlier = region.start() < end;
         end = end.max(region.end());

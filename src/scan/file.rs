@@ -10,7 +10,7 @@ use super::Options;
 use super::budget::Budget;
 use super::report::{FileReport, Finding, Status, Verdict};
 use crate::bytes::Source;
-use crate::container::{Format, packed, sniff, zip};
+use crate::container::{Format, compressed_format, sniff, zip};
 use crate::error::{Code, Error, Result};
 use crate::index::{self, Index};
 use crate::pickle::Pickle;
@@ -108,7 +108,7 @@ impl Scanner<'_> {
         }
         let head = source.read_vec(0, source.len().min(SNIFF_BYTES))?;
         let sniffed = sniff(source);
-        let ends_as_zip = source.len() > 22 && zip::leads_to_directory(source)?;
+        let ends_as_zip = source.len() > 22 && zip::has_central_directory(source)?;
         match &sniffed {
             Ok(Format::LegacyTorch) => {
                 self.legacy(source, label, depth)?;
@@ -189,7 +189,7 @@ impl Scanner<'_> {
             self.add_refusal(error, label, Verdict::Unknown);
             return Ok(Some(Format::Pickle));
         }
-        if let Some(name) = packed(head) {
+        if let Some(name) = compressed_format(head) {
             let finding = Finding {
                 verdict: Verdict::Unknown,
                 message: format!("a {name} archive, which is not unpacked: its contents are unknown"),

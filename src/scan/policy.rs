@@ -399,7 +399,7 @@ mod tests {
     #[test]
     fn every_known_name_has_its_effect() {
         let check = |module: &str, name: &str, effect: &str| {
-            let found = judge(module, name, false);
+            let found = classify(module, name, false);
             assert_eq!((found.verdict, found.reason), (Verdict::WouldExecute, effect), "{module}.{name}");
         };
         let listed: Vec<&str> = MODULES.iter().map(|(entry, _)| *entry).collect();
@@ -408,7 +408,7 @@ mod tests {
             if module == "*" {
                 for name in names {
                     check("some.library", name, effect);
-                    let dotted = judge("some.library", &format!("Class.{name}"), false);
+                    let dotted = classify("some.library", &format!("Class.{name}"), false);
                     assert_eq!(dotted.verdict, Verdict::WouldExecute, "{name}");
                     anywhere.push(name);
                 }
@@ -418,14 +418,14 @@ mod tests {
                     check(bare, name, effect);
                 }
                 // A package is listed with all that is below it, a module is not.
-                let below = judge(&format!("{bare}.below"), "Name", false);
+                let below = classify(&format!("{bare}.below"), "Name", false);
                 assert_eq!(below.reason, if module == bare { "" } else { effect }, "{module}");
-                assert_eq!(judge(&format!("{bare}_other"), "Name", false).reason, "", "{module}");
+                assert_eq!(classify(&format!("{bare}_other"), "Name", false).reason, "", "{module}");
                 modules.push(module);
             } else {
                 for name in names {
                     check(module, name, effect);
-                    let dotted = judge("some.library", &format!("{module}.{name}"), false);
+                    let dotted = classify("some.library", &format!("{module}.{name}"), false);
                     assert_eq!(dotted.verdict, Verdict::WouldExecute, "{module}.{name}");
                     single.push((module, name));
                 }
@@ -433,9 +433,9 @@ mod tests {
         }
         // All entries are in the list, so that one cannot be added here, or go, with no word there.
         assert_eq!(sorted(modules), sorted(listed));
-        let entries = NAMES.iter().flat_map(|(home, names, _)| names.iter().map(|name| (*home, *name)));
+        let entries = GLOBALS.iter().flat_map(|(home, names, _)| names.iter().map(|name| (*home, *name)));
         assert_eq!(sorted(single), sorted(entries.collect()));
-        assert_eq!(sorted(anywhere), sorted(ANYWHERE.iter().map(|(name, _)| *name).collect()));
+        assert_eq!(sorted(anywhere), sorted(ANY_MODULE.iter().map(|(name, _)| *name).collect()));
     }
 
     fn sorted<T: Ord>(mut names: Vec<T>) -> Vec<T> {

@@ -1,4 +1,4 @@
-//! The header's JSON, by visitors that allocate nothing per field and know which rule a value broke.
+//! Parses the header's JSON with serde visitors that allocate nothing per field and report which rule a value violates.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -6,24 +6,24 @@ use std::fmt;
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
 use crate::container::json::{self, MAX_DEPTH, Refusal, Skip};
-use crate::container::len64;
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::layout::Dims;
 use crate::limits::Limits;
+use crate::num::to_u64;
 
 const METADATA: &str = "__metadata__";
 
-/// The header as it is written, in the file's order.
+/// The parsed header, in the file's order; offsets and shapes are not checked yet.
 #[derive(Default)]
 pub(super) struct Parsed {
     pub(super) metadata: Option<Vec<(String, String)>>,
-    pub(super) infos: Vec<Info>,
+    pub(super) infos: Vec<RawInfo>,
     pub(super) notes: Vec<String>,
 }
 
-/// One tensor as it is written; nothing is checked but the form.
-pub(super) struct Info {
+/// One parsed tensor; only its syntax is checked.
+pub(super) struct RawInfo {
     pub(super) name: String,
     pub(super) element: Element,
     pub(super) shape: Dims,
@@ -31,13 +31,13 @@ pub(super) struct Info {
     pub(super) end: u64,
 }
 
-/// What the shape counts.
+/// The unit that the shape counts.
 #[derive(Clone, Copy)]
 pub(super) enum Element {
     /// Elements of whole bytes.
     Whole(DType),
     /// F4: two elements to a byte.
-    HalfByte,
+    PackedF4,
 }
 
 pub(super) fn parse(text: &str, base: u64, limits: &Limits, compat: bool) -> Result<Parsed> {
@@ -80,13 +80,13 @@ impl<'de> Visitor<'de> for Top<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Parsed, A::Error> {
         let Top(context) = self;
         let mut parsed = Parsed::default();
-        let (mut has_metadata, mut odd) = (false, Odd::default());
+        let (mut has_metadata, mut unknown) = (false, UnknownFields::default());
         while let Some(name) = map.next_key::<String>()? {
             if name == METADATA {
                 // The reference reader refuses this one too.
                 if std::mem::replace(&mut has_metadata, true) {
                     return Err(context
-                        .refuse(Code::StDuplicateKey, format!("{METADATA} stands twice in the header")));
+                        .refuse(Code::StDuplicateKey, format!("duplicate key in the header: {METADATA}")));
                 }
                 parsed.metadata = map.next_value_seed(Metadata(context))?;
                 if parsed.metadata.is_none() {
@@ -95,30 +95,30 @@ impl<'de> Visitor<'de> for Top<'_> {
                 continue;
             }
             if let Err(error) =
-                Limits::check("tensors", context.limits.tensors, len64(parsed.infos.len()).saturating_add(1))
+                Limits::check("tensors", context.limits.tensors, to_u64(parsed.infos.len()).saturating_add(1))
             {
                 return Err(context.refusal.raise(error));
             }
             let hint = parsed.infos.last().map(|info| info.element);
-            let info = map.next_value_seed(TensorSeed { context, name, hint, odd: &mut odd })?;
+            let info = map.next_value_seed(TensorSeed { context, name, hint, unknown: &mut unknown })?;
             parsed.infos.push(info);
         }
-        parsed.notes.extend(odd.note());
+        parsed.notes.extend(unknown.note());
         Ok(parsed)
     }
 }
 
-/// Unknown fields that were passed over.
+/// The unknown fields that were skipped.
 #[derive(Default)]
-struct Odd {
+struct UnknownFields {
     first: Option<String>,
     count: u64,
 }
 
-impl Odd {
+impl UnknownFields {
     fn note(self) -> Option<String> {
         let first = self.first?;
-        Some(format!("{} unknown field(s) passed over, the first is {first}", self.count))
+        Some(format!("{} unknown field(s) ignored, the first is {first}", self.count))
     }
 }
 
@@ -145,16 +145,16 @@ impl<'de> Visitor<'de> for Metadata<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut pairs: Vec<(String, String)> = Vec::new();
-        let mut places: HashMap<String, usize> = HashMap::new();
+        let mut positions: HashMap<String, usize> = HashMap::new();
         while let Some((key, value)) = map.next_entry::<String, String>()? {
-            match places.get(&key).and_then(|&place| pairs.get_mut(place)) {
+            match positions.get(&key).and_then(|&position| pairs.get_mut(position)) {
                 Some(pair) if self.0.compat => pair.1 = value,
                 Some(_) => {
-                    let text = format!("{key:?} stands twice in {METADATA}");
+                    let text = format!("duplicate key in {METADATA}: {key:?}");
                     return Err(self.0.refuse(Code::StDuplicateKey, text));
                 }
                 None => {
-                    places.insert(key.clone(), pairs.len());
+                    positions.insert(key.clone(), pairs.len());
                     pairs.push((key, value));
                 }
             }
@@ -167,44 +167,44 @@ impl<'de> Visitor<'de> for Metadata<'_> {
 struct TensorSeed<'c, 'o> {
     context: Context<'c>,
     name: String,
-    /// The dtype of the tensor before, which is most often this one's too.
+    /// The dtype of the tensor before, which is mostly also this one's.
     hint: Option<Element>,
-    odd: &'o mut Odd,
+    unknown: &'o mut UnknownFields,
 }
 
 impl<'de> DeserializeSeed<'de> for TensorSeed<'_, '_> {
-    type Value = Info;
+    type Value = RawInfo;
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Info, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<RawInfo, D::Error> {
         deserializer.deserialize_map(self)
     }
 }
 
 impl<'de> Visitor<'de> for TensorSeed<'_, '_> {
-    type Value = Info;
+    type Value = RawInfo;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object with dtype, shape and data_offsets")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Info, A::Error> {
-        let TensorSeed { context, name, hint, odd } = self;
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawInfo, A::Error> {
+        let TensorSeed { context, name, hint, unknown } = self;
         let (mut element, mut shape, mut offsets) = (None, None, None);
         while let Some(field) = map.next_key_seed(FieldSeed)? {
-            let twice = match field {
+            let is_duplicate = match field {
                 Field::Dtype => element.replace(map.next_value_seed(DtypeSeed { context, hint })?).is_some(),
                 Field::Shape => shape.replace(map.next_value_seed(SHAPE.seed(context))?).is_some(),
                 Field::Offsets => offsets.replace(map.next_value_seed(OFFSETS.seed(context))?).is_some(),
                 Field::Other(field) => {
-                    odd.first.get_or_insert_with(|| format!("{field:?} of tensor {name:?}"));
-                    odd.count = odd.count.saturating_add(1);
-                    // The header and the tensor's own object are open.
+                    unknown.first.get_or_insert_with(|| format!("{field:?} of tensor {name:?}"));
+                    unknown.count = unknown.count.saturating_add(1);
+                    // Two objects are open already: the header and the tensor's.
                     map.next_value_seed(Skip { depth: MAX_DEPTH - 2 })?;
                     false
                 }
             };
-            if twice {
-                let text = format!("a field stands twice in tensor {name:?}");
+            if is_duplicate {
+                let text = format!("duplicate field in tensor {name:?}");
                 return Err(context.refuse(Code::StDuplicateKey, text));
             }
         }
@@ -213,7 +213,7 @@ impl<'de> Visitor<'de> for TensorSeed<'_, '_> {
         let element = element.ok_or_else(|| missing("dtype"))?;
         let shape = shape.ok_or_else(|| missing("shape"))?;
         match offsets.ok_or_else(|| missing("data_offsets"))?.as_slice() {
-            &[begin, end] => Ok(Info { name, element, shape, begin, end }),
+            &[begin, end] => Ok(RawInfo { name, element, shape, begin, end }),
             other => {
                 let text = format!("tensor {name:?} has {} data_offsets, not 2", other.len());
                 Err(context.refuse(Code::StOffsets, text))
@@ -283,18 +283,18 @@ impl Visitor<'_> for DtypeSeed<'_> {
             return Ok(Element::Whole(dtype));
         }
         let text = match code {
-            "F4" => return Ok(Element::HalfByte),
+            "F4" => return Ok(Element::PackedF4),
             "F6_E2M3" | "F6_E3M2" => format!("dtype {code:?} has 6-bit elements, which bytes cannot address"),
             _ => match DType::from_safetensors(code) {
                 Some(dtype) => return Ok(Element::Whole(dtype)),
-                None => format!("{code:?} is no safetensors dtype"),
+                None => format!("{code:?} is not a safetensors dtype"),
             },
         };
         Err(self.context.refuse(Code::StDtype, text))
     }
 }
 
-/// A list of unsigned numbers and what is wrong when it holds anything else.
+/// A kind of list of unsigned numbers, with the error code for an invalid one.
 #[derive(Clone, Copy)]
 struct Numbers {
     code: Code,
@@ -334,7 +334,7 @@ impl<'de> Visitor<'de> for NumbersSeed<'_> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Dims, A::Error> {
         let mut values = Dims::new();
         while let Some(value) = seq.next_element_seed(NumberSeed(self))? {
-            if len64(values.len()) >= self.context.limits.rank {
+            if to_u64(values.len()) >= self.context.limits.rank {
                 let text = format!("more than {} values in {}", values.len(), self.numbers.what);
                 return Err(self.context.refuse(self.numbers.code, text));
             }
@@ -344,13 +344,13 @@ impl<'de> Visitor<'de> for NumbersSeed<'_> {
     }
 }
 
-/// A number that is written as digits only: no sign, fraction or exponent.
+/// A number of digits only: no sign, fraction or exponent.
 struct NumberSeed<'c>(NumbersSeed<'c>);
 
 impl NumberSeed<'_> {
     fn refuse<E: de::Error>(&self, found: impl fmt::Display) -> E {
         let Numbers { code, what } = self.0.numbers;
-        self.0.context.refuse(code, format!("{found} in {what} is no unsigned 64-bit integer"))
+        self.0.context.refuse(code, format!("{found} in {what} is not an unsigned 64-bit integer"))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Each rule of the safetensors header, by the smallest file that breaks it (ids from the attack matrix).
+//! Tests of each rule of the safetensors header, with the smallest file that violates it (ids from the attack matrix).
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ fn one(dtype: &str, shape: &str, offsets: &str) -> String {
 }
 
 #[test]
-fn tensors_come_in_the_order_of_their_bytes() {
+fn tensors_are_sorted_by_offset() {
     let header = format!(
         r#"{{"b":{},"__metadata__":{{"format":"pt","a":"b"}},"z":{},"a":{},"e":{}}}   "#,
         info("F32", "[2]", "[4,12]"),
@@ -54,7 +54,7 @@ fn tensors_come_in_the_order_of_their_bytes() {
 
 #[test]
 fn the_length_is_bounded_and_inside_the_file() {
-    // S01 to S05, without allocating what is announced
+    // S01 to S05, without allocating the stated length
     for bytes in [&b""[..], b"{}", b"\x02\0\0\0\0\0\0"] {
         assert_eq!(read_with(bytes.to_vec(), false).unwrap_err().code(), Code::StHeader);
     }
@@ -68,7 +68,7 @@ fn the_length_is_bounded_and_inside_the_file() {
 }
 
 #[test]
-fn the_header_is_json_text_from_brace_to_spaces() {
+fn the_header_is_utf8_json_padded_with_spaces() {
     // S06, S11, S18, S16
     let error = read_with(file(b"{\"\xff\":1}", 0), false).unwrap_err();
     assert_eq!((error.code(), error.offset()), (Code::StHeader, Some(10)));
@@ -84,7 +84,7 @@ fn the_header_is_json_text_from_brace_to_spaces() {
 }
 
 #[test]
-fn a_name_stands_once_unless_compat_takes_the_last() {
+fn duplicate_names_are_refused_unless_compat_takes_the_last() {
     // S07, S08, S09
     let (short, long) = (info("U8", "[4]", "[0,4]"), info("F32", "[1]", "[0,4]"));
     let empty = info("U8", "[0]", "[4,4]");
@@ -122,7 +122,7 @@ fn offsets_cover_the_data_exactly_once() {
         format!(r#"{{"a":{},"b":{}}}"#, info("U8", "[4]", one), info("U8", "[4]", two))
     };
     assert_eq!(code(&two("[4,8]", "[0,4]"), 8), None);
-    // S12a overlap, S12b holes, S12c and S21 trailing bytes, S12e reversed
+    // S12a overlap, S12b gaps, S12c and S21 trailing bytes, S12e reversed
     assert_eq!(code(&two("[0,4]", "[2,6]"), 6), Some(Code::StOffsets));
     assert_eq!(code(&two("[0,4]", "[0,4]"), 4), Some(Code::StOffsets));
     assert_eq!(code(&two("[0,4]", "[5,9]"), 9), Some(Code::StOffsets));
@@ -194,7 +194,7 @@ fn the_number_of_tensors_is_limited() {
 }
 
 #[test]
-fn odd_names_are_names() {
+fn any_string_is_a_name() {
     // S19
     let empty = info("U8", "[0]", "[0,0]");
     let header = read(&format!(r#"{{"":{empty},"a\u0000b":{empty},"../../x":{empty}}}"#), 0).unwrap();
@@ -222,7 +222,7 @@ fn small() -> Vec<u8> {
 }
 
 #[test]
-fn a_cut_file_is_an_error() {
+fn a_truncated_file_is_an_error() {
     // A17
     for len in 0..small().len() {
         assert!(read_with(small()[..len].to_vec(), false).is_err(), "cut to {len}");
@@ -230,7 +230,7 @@ fn a_cut_file_is_an_error() {
 }
 
 #[test]
-fn a_flipped_bit_never_reaches_outside_the_data() {
+fn a_flipped_bit_never_gives_a_region_outside_the_data() {
     for bit in 0..small().len() * 8 {
         let mut bytes = small();
         bytes[bit / 8] ^= 1 << (bit % 8);

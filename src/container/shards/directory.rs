@@ -1,26 +1,26 @@
-//! Picks the checkpoint in a directory by the names that Hugging Face, diffusers, PEFT and Mistral give their files.
+//! Selects the checkpoint files of a directory by the naming schemes of Hugging Face, diffusers, PEFT and Mistral.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use super::{DISTRIBUTED, Shards, distributed, index, missing};
+use super::{DISTRIBUTED, Shards, distributed, index_file, missing};
 use crate::error::{Code, Error, Result, ResultExt};
 use crate::limits::Limits;
 
-/// The names of one byte format, in the order in which they are looked for.
-struct Family {
+/// The file names of one byte format, in the order in which they are looked for.
+struct NamingScheme {
     title: &'static str,
     main: &'static str,
     extension: &'static str,
-    /// Names of single files that are known, after `main`.
+    /// Stems of other known single files, after `main`.
     known: &'static [&'static str],
     /// The extension of `consolidated*` files.
     consolidated: &'static str,
-    /// The extensions that a file of any other name may have.
+    /// The extensions of files with any other name.
     any: &'static [&'static str],
 }
 
-const SAFETENSORS: Family = Family {
+const SAFETENSORS: NamingScheme = NamingScheme {
     title: "safetensors",
     main: "model",
     extension: ".safetensors",
@@ -29,7 +29,7 @@ const SAFETENSORS: Family = Family {
     any: &[".safetensors", ".sft"],
 };
 
-const PICKLES: Family = Family {
+const PICKLES: NamingScheme = NamingScheme {
     title: "PyTorch",
     main: "pytorch_model",
     extension: ".bin",
@@ -38,26 +38,25 @@ const PICKLES: Family = Family {
     any: &[".bin", ".pt", ".pth", ".ckpt"],
 };
 
-/// What trainers leave beside the weights.
-const BESIDES: &[&str] = &["training_args", "optimizer", "scheduler", "scaler", "rng_state"];
+/// Stems of the files that trainers write beside the weights.
+const TRAINER_FILES: &[&str] = &["training_args", "optimizer", "scheduler", "scaler", "rng_state"];
 
 enum Choice {
     Index(String),
     Files(Vec<String>),
 }
 
-/// The checkpoint in `directory`; safetensors before pickles.
+/// The checkpoint in `directory`; safetensors files are preferred to pickles. Fails where there is none, or several that are unrelated.
 pub(super) fn resolve(directory: &Path, limits: &Limits) -> Result<Shards> {
     let names = list(directory)?;
-    let is_beside = |name: &&String| BESIDES.iter().any(|stem| name.starts_with(stem));
-    let weights: BTreeSet<String> = names.iter().filter(|name| !is_beside(name)).cloned().collect();
+    let is_trainer_file = |name: &&String| TRAINER_FILES.iter().any(|stem| name.starts_with(stem));
+    let weights: BTreeSet<String> = names.iter().filter(|name| !is_trainer_file(name)).cloned().collect();
     let mut notes = Vec::new();
     let choice = match SAFETENSORS.pick(&weights, directory)? {
         Some(choice) => {
             if !matches!(PICKLES.pick(&weights, directory), Ok(None)) {
-                notes.push(
-                    "the directory holds PyTorch files too; the safetensors files were taken".to_owned(),
-                );
+                notes
+                    .push("the directory also has PyTorch files; the safetensors files were used".to_owned());
             }
             Some(choice)
         }
@@ -70,8 +69,8 @@ pub(super) fn resolve(directory: &Path, limits: &Limits) -> Result<Shards> {
         None if names.iter().any(|name| name.ends_with(&format!(".{DISTRIBUTED}"))) => {
             return Err(distributed(directory).in_file(directory));
         }
-        None => return Err(nothing(directory)),
-        Some(Choice::Index(name)) => index::read(&directory.join(name), limits)?,
+        None => return Err(no_checkpoint(directory)),
+        Some(Choice::Index(name)) => index_file::read(&directory.join(name), limits)?,
         Some(Choice::Files(names)) => {
             Shards { files: names.iter().map(|name| directory.join(name)).collect(), ..Shards::default() }
         }
@@ -80,6 +79,7 @@ pub(super) fn resolve(directory: &Path, limits: &Limits) -> Result<Shards> {
     Ok(shards)
 }
 
+/// The names of the regular files in a directory, hidden ones excepted.
 fn list(directory: &Path) -> Result<BTreeSet<String>> {
     let io = |error| Error::io(error, directory.to_owned());
     let mut names = BTreeSet::new();
@@ -95,7 +95,8 @@ fn list(directory: &Path) -> Result<BTreeSet<String>> {
     Ok(names)
 }
 
-fn nothing(directory: &Path) -> Error {
+/// The error for a directory without a checkpoint; its note lists the names that were looked for.
+fn no_checkpoint(directory: &Path) -> Error {
     let families = [&SAFETENSORS, &PICKLES].map(|family| {
         let known = family.known.iter().map(|stem| format!("{stem}{}", family.extension));
         format!(
@@ -111,25 +112,25 @@ fn nothing(directory: &Path) -> Error {
     error.note(format!("Looked for: {}.", families.join(", ")))
 }
 
-impl Family {
-    /// The first of the known forms that is there.
+impl NamingScheme {
+    /// The first of the known files or sets that exists.
     fn pick(&self, names: &BTreeSet<String>, directory: &Path) -> Result<Option<Choice>> {
-        let there = |name: String| names.contains(&name).then_some(name);
+        let existing = |name: String| names.contains(&name).then_some(name);
         let file = |name: String| Choice::Files(vec![name]);
         let extension = self.extension;
-        if let Some(name) = there(format!("{}{extension}.index.json", self.main)) {
+        if let Some(name) = existing(format!("{}{extension}.index.json", self.main)) {
             return Ok(Some(Choice::Index(name)));
         }
-        if let Some(name) = there(format!("{}{extension}", self.main)) {
+        if let Some(name) = existing(format!("{}{extension}", self.main)) {
             return Ok(Some(file(name)));
         }
         if let Some(name) = only(names, |name| name.ends_with(&format!("{extension}.index.json"))) {
             return Ok(Some(Choice::Index(name)));
         }
-        if let Some(name) = self.known.iter().find_map(|stem| there(format!("{stem}{extension}"))) {
+        if let Some(name) = self.known.iter().find_map(|stem| existing(format!("{stem}{extension}"))) {
             return Ok(Some(file(name)));
         }
-        if let Some(files) = self.sets(names, directory)? {
+        if let Some(files) = self.sharded(names, directory)? {
             return Ok(Some(Choice::Files(files)));
         }
         if let Some(choice) = self.variant(names) {
@@ -148,15 +149,15 @@ impl Family {
         }
     }
 
-    /// Files that belong together: consolidated and numbered ones.
-    fn sets(&self, names: &BTreeSet<String>, directory: &Path) -> Result<Option<Vec<String>>> {
-        let numbered = Numbered::groups(names, self.extension);
-        // A variant's set counts only where its index does not.
+    /// The files of a sharded checkpoint: consolidated or numbered ones.
+    fn sharded(&self, names: &BTreeSet<String>, directory: &Path) -> Result<Option<Vec<String>>> {
+        let numbered = NumberedShards::groups(names, self.extension);
+        // The shards of a variant are used only where it has no index.
         let indexed = only(names, |name| self.is_variant_index(name)).is_some();
         let consolidated = consolidated(names, self.consolidated, directory)?;
-        let plain = |group: &&Numbered| group.variant.is_empty();
-        let main = |group: &&Numbered| group.stem == self.main;
-        let mut candidates: Vec<&Numbered> = numbered.iter().filter(plain).collect();
+        let plain = |group: &&NumberedShards| group.variant.is_empty();
+        let main = |group: &&NumberedShards| group.stem == self.main;
+        let mut candidates: Vec<&NumberedShards> = numbered.iter().filter(plain).collect();
         if candidates.is_empty() && !indexed {
             candidates = numbered.iter().collect();
         }
@@ -181,7 +182,7 @@ impl Family {
         }
     }
 
-    /// `model.safetensors.index.fp16.json`, or `model.fp16.safetensors`; asked for only where nothing plain is there.
+    /// A variant: `model.safetensors.index.fp16.json` or `model.fp16.safetensors`; used only where no plain file exists.
     fn variant(&self, names: &BTreeSet<String>) -> Option<Choice> {
         if let Some(name) = only(names, |name| self.is_variant_index(name)) {
             return Some(Choice::Index(name));
@@ -207,9 +208,9 @@ fn is_variant(text: &str) -> bool {
     text.strip_prefix('.').is_some_and(|word| !word.is_empty() && !word.contains(['.', '-']))
 }
 
-/// The one name for which `wanted` holds; `None` for none and for several.
-fn only(names: &BTreeSet<String>, wanted: impl Fn(&str) -> bool) -> Option<String> {
-    let mut found = names.iter().filter(|name| wanted(name));
+/// The only name that matches; `None` where none or several do.
+fn only(names: &BTreeSet<String>, matches: impl Fn(&str) -> bool) -> Option<String> {
+    let mut found = names.iter().filter(|name| matches(name));
     found.next().filter(|_| found.next().is_none()).cloned()
 }
 
@@ -226,7 +227,7 @@ fn consolidated(names: &BTreeSet<String>, extension: &str, directory: &Path) -> 
     let found: BTreeMap<usize, (usize, &String)> =
         names.iter().filter_map(|name| number(name).map(|(number, width)| (number, (width, name)))).collect();
     let Some((&last, &(width, _))) = found.last_key_value() else { return Ok(None) };
-    let gaps = absent(0, last, |number| found.contains_key(&number));
+    let gaps = missing_numbers(0, last, |number| found.contains_key(&number));
     if gaps.is_empty() {
         return Ok(Some(found.into_values().map(|(_, name)| name.clone()).collect()));
     }
@@ -235,11 +236,11 @@ fn consolidated(names: &BTreeSet<String>, extension: &str, directory: &Path) -> 
     Err(missing(directory, &gaps, "belong to the numbered set")).in_file(directory)
 }
 
-/// At most so many missing names are told.
-const MISSING_SHOWN: usize = 10_000;
+/// The number of missing names that an error lists at most.
+const MISSING_NAMES_MAX: usize = 10_000;
 
-fn absent(first: usize, last: usize, has: impl Fn(usize) -> bool) -> Vec<usize> {
-    (first..=last).filter(|&number| !has(number)).take(MISSING_SHOWN).collect()
+fn missing_numbers(first: usize, last: usize, has: impl Fn(usize) -> bool) -> Vec<usize> {
+    (first..=last).filter(|&number| !has(number)).take(MISSING_NAMES_MAX).collect()
 }
 
 fn decimal(digits: &str) -> Option<usize> {
@@ -247,8 +248,8 @@ fn decimal(digits: &str) -> Option<usize> {
     plain.then(|| digits.parse().ok()).flatten()
 }
 
-/// A set `X-00001-of-0000N.ext`; a variant stands before the number or before the extension.
-struct Numbered {
+/// A set of shards `X-00001-of-0000N.ext`; a variant (`.fp16`) is before the number or before the extension.
+struct NumberedShards {
     stem: String,
     variant: String,
     total: usize,
@@ -258,18 +259,18 @@ struct Numbered {
     files: BTreeMap<usize, String>,
 }
 
-impl Numbered {
-    fn groups(names: &BTreeSet<String>, extension: &str) -> Vec<Numbered> {
-        let mut groups: BTreeMap<(String, String), Numbered> = BTreeMap::new();
+impl NumberedShards {
+    fn groups(names: &BTreeSet<String>, extension: &str) -> Vec<NumberedShards> {
+        let mut groups: BTreeMap<(String, String), NumberedShards> = BTreeMap::new();
         for name in names {
-            let Some((one, number)) = Numbered::parse(name, extension) else { continue };
+            let Some((one, number)) = NumberedShards::parse(name, extension) else { continue };
             let key = (format!("{}{}", one.stem, one.variant), one.tail.clone());
             groups.entry(key).or_insert(one).files.insert(number, name.clone());
         }
         groups.into_values().collect()
     }
 
-    fn parse(name: &str, extension: &str) -> Option<(Numbered, usize)> {
+    fn parse(name: &str, extension: &str) -> Option<(NumberedShards, usize)> {
         let body = name.strip_suffix(extension)?;
         let (head, of) = body.rsplit_once("-of-")?;
         let (stem, digits) = head.rsplit_once('-')?;
@@ -279,7 +280,7 @@ impl Numbered {
         if number == 0 || number > total_number {
             return None;
         }
-        let numbered = Numbered {
+        let numbered = NumberedShards {
             stem: stem.to_owned(),
             variant: format!("{early}{late}"),
             total: total_number,
@@ -290,9 +291,9 @@ impl Numbered {
         Some((numbered, number))
     }
 
-    /// All the files, or an error that names those that are not there.
+    /// All the files; fails with the names of those that are missing.
     fn complete(&self, directory: &Path) -> Result<Vec<String>> {
-        let gaps = absent(1, self.total, |number| self.files.contains_key(&number));
+        let gaps = missing_numbers(1, self.total, |number| self.files.contains_key(&number));
         if gaps.is_empty() {
             return Ok(self.files.values().cloned().collect());
         }
@@ -301,6 +302,6 @@ impl Numbered {
         let head = sample.get(..cut).unwrap_or_default();
         let (width, tail) = (self.width, &self.tail);
         let names: Vec<String> = gaps.iter().map(|number| format!("{head}{number:0width$}{tail}")).collect();
-        Err(missing(directory, &names, "the shards' numbers announce")).in_file(directory)
+        Err(missing(directory, &names, "the shard numbers imply")).in_file(directory)
     }
 }

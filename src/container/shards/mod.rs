@@ -1,11 +1,11 @@
-//! Which files make up a checkpoint: one file, a list, a Hugging Face index, or a directory of any of these.
+//! Resolves paths to the files of a checkpoint: one file, a list of files, a Hugging Face index, or a directory of any of these.
 //!
-//! Refused: an index of another form or one that names files outside its directory, an incomplete set of shards (all
-//! missing names are listed), a directory that holds several unrelated checkpoints or none, and the parts of a distributed
-//! checkpoint of torch, which are archives one after another that mean something through their `.metadata` only.
+//! Refused: a malformed index or one that names files outside its directory, an incomplete set of shards (all missing names are
+//! listed), a directory with several unrelated checkpoints or none, and the files of torch's distributed checkpoints, which are
+//! concatenated archives that cannot be interpreted without their `.metadata`.
 
 mod directory;
-mod index;
+mod index_file;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
 
-/// Tensor names, each with the place of its file in [`Shards::files`].
+/// For each tensor name, the position of its file in [`Shards::files`].
 pub type WeightMap = BTreeMap<String, usize>;
 
 /// The files of one checkpoint.
@@ -25,16 +25,16 @@ pub struct Shards {
     pub weight_map: Option<WeightMap>,
     /// The index's own metadata, each value as text.
     pub metadata: Vec<(String, String)>,
-    /// Choices that were made.
+    /// Notes on choices between several candidates.
     pub notes: Vec<String>,
 }
 
-/// Finds the files behind what a caller gave: one path of a file, an index or a directory, or several files.
+/// Resolves what a caller gave (the path of a file, an index or a directory, or several files) to the files of one checkpoint.
 pub fn resolve(paths: &[PathBuf], limits: &Limits) -> Result<Shards> {
     match paths {
         [] => Err(Error::new(Code::Value, "no path was given")),
         [path] if is_directory(path)? => directory::resolve(path, limits),
-        [path] if is_index(path) => index::read(path, limits),
+        [path] if is_index(path) => index_file::read(path, limits),
         files => {
             for path in files {
                 if files.len() > 1 && (is_directory(path)? || is_index(path)) {
@@ -61,7 +61,7 @@ fn is_index(path: &Path) -> bool {
     name.ends_with(".json") && name.contains(".index.")
 }
 
-/// The extension of what `torch.distributed.checkpoint` writes (torch/distributed/checkpoint/filesystem.py: `DEFAULT_SUFFIX`).
+/// The extension of the files that `torch.distributed.checkpoint` writes (torch/distributed/checkpoint/filesystem.py: `DEFAULT_SUFFIX`).
 const DISTRIBUTED: &str = "distcp";
 
 /// The error for a distributed checkpoint in `directory`.
@@ -75,7 +75,7 @@ fn distributed(directory: &Path) -> Error {
     ))
 }
 
-/// The error for shards that are not there; all of them are named.
+/// The error for missing shards; it lists all of them.
 fn missing(directory: &Path, names: &[String], because: &str) -> Error {
     let here = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
     let are = if names.len() == 1 { "is" } else { "are" };

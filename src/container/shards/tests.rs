@@ -1,4 +1,4 @@
-//! Which files a path stands for.
+//! Tests of the files that a path resolves to.
 
 use std::fs;
 
@@ -26,7 +26,7 @@ fn picked(files: &[&str]) -> Result<Vec<String>> {
 }
 
 #[test]
-fn a_file_is_itself_and_a_list_keeps_its_order() {
+fn a_file_resolves_to_itself_and_a_list_keeps_its_order() {
     let directory = directory(&["a.bin", "b.bin"]);
     let [a, b] = ["a.bin", "b.bin"].map(|name| directory.path().join(name));
     assert_eq!(resolve_one(&a).unwrap().files, std::slice::from_ref(&a));
@@ -38,7 +38,7 @@ fn a_file_is_itself_and_a_list_keeps_its_order() {
 }
 
 #[test]
-fn a_distributed_checkpoint_is_named_and_its_converter_too() {
+fn a_distributed_checkpoint_is_an_error_that_names_the_converter() {
     let files = [".metadata", "__0_0.distcp", "__1_0.distcp"];
     let directory = directory(&files);
     let part = |name: &str| directory.path().join(name);
@@ -50,7 +50,7 @@ fn a_distributed_checkpoint_is_named_and_its_converter_too() {
         let command = format!("format_utils dcp_to_torch {} out.pt", directory.path().display());
         assert!(error.next_step().unwrap().contains(&command));
     }
-    // Weights beside the parts are what is meant.
+    // Weights beside the distributed files take precedence.
     assert_eq!(picked(&[".metadata", "__0_0.distcp", "model.safetensors"]).unwrap(), ["model.safetensors"]);
 }
 
@@ -58,7 +58,7 @@ const INDEX: &str =
     r#"={"metadata":{"total_size":12,"by":"me","x":[1]},"weight_map":{"v":"2.st","w":"1.st"}}"#;
 
 #[test]
-fn an_index_says_which_file_holds_what() {
+fn an_index_maps_tensors_to_files() {
     let directory = directory(&[&format!("model.safetensors.index.json{INDEX}"), "1.st", "2.st", "3.st"]);
     for path in [directory.path().to_owned(), directory.path().join("model.safetensors.index.json")] {
         let shards = resolve_one(&path).unwrap();
@@ -73,7 +73,7 @@ fn an_index_says_which_file_holds_what() {
 }
 
 #[test]
-fn an_index_of_another_form_is_refused() {
+fn a_malformed_index_is_refused() {
     for index in [
         "",
         "[]",
@@ -99,7 +99,7 @@ fn an_index_of_another_form_is_refused() {
 }
 
 #[test]
-fn all_missing_shards_are_named() {
+fn all_missing_shards_are_listed() {
     let error = picked(&[&format!("model.safetensors.index.json{INDEX}")]).unwrap_err();
     assert_eq!(error.code(), Code::ShardMissing);
     assert!(error.message().contains("1.st, 2.st"), "{error}");
@@ -124,7 +124,7 @@ fn a_dangling_link_is_a_missing_shard() {
 }
 
 #[test]
-fn a_directory_is_searched_in_order() {
+fn naming_schemes_have_a_fixed_order() {
     let index = "=".to_owned() + r#"{"weight_map":{"w":"s.bin"}}"#;
     let other = format!("x.safetensors.index.json{index}");
     for (files, want) in [
@@ -143,7 +143,7 @@ fn a_directory_is_searched_in_order() {
         (&["x.ckpt", "training_args.bin", ".hidden.pt"], &["x.ckpt"]),
         (&["training_args.bin"], &["training_args.bin"]),
         (&["model.safetensors", "pytorch_model.bin"], &["model.safetensors"]),
-        // Variants only where there is nothing plain.
+        // Variants only where no plain file exists.
         (&["model.fp16.safetensors", "model.safetensors"], &["model.safetensors"]),
         (&["model.fp16.safetensors", "vae.safetensors"], &["model.fp16.safetensors"]),
         (
@@ -159,7 +159,7 @@ fn a_directory_is_searched_in_order() {
 }
 
 #[test]
-fn unrelated_files_and_none_are_told_apart() {
+fn unrelated_files_and_no_files_are_different_errors() {
     let error = picked(&["a.safetensors", "b.safetensors"]).unwrap_err();
     assert_eq!(error.code(), Code::UnknownFormat);
     assert!(error.next_step().unwrap().contains("a.safetensors, b.safetensors"));

@@ -1,4 +1,4 @@
-//! What each kind of content is taken for (ids from the attack matrix).
+//! Tests of the detected format of each kind of content (ids from the attack matrix).
 
 use std::sync::Arc;
 
@@ -15,8 +15,8 @@ fn code(bytes: &[u8]) -> Option<Code> {
 const EMPTY_ZIP: &[u8] = b"PK\x05\x06\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
 
 #[test]
-fn checkpoints_are_told_by_content() {
-    // A13, A14, A15: no name is asked
+fn the_format_is_detected_by_content() {
+    // A13, A14, A15: without a file name
     assert_eq!(sniffed(b"PK\x03\x04........").unwrap(), Format::Zip);
     assert_eq!(sniffed(b"\x02\0\0\0\0\0\0\0{}").unwrap(), Format::Safetensors);
     assert_eq!(sniffed(b"\x80\x02}.").unwrap(), Format::Pickle);
@@ -33,7 +33,7 @@ fn a_legacy_stream_with_a_zip_appended_is_legacy() {
 }
 
 #[test]
-fn a_legacy_stream_may_be_of_any_protocol() {
+fn a_legacy_stream_may_have_any_protocol() {
     let framed = [LEGACY_FRAME, LEGACY_MAGIC].concat();
     for (protocol, magic) in
         [(2, LEGACY_MAGIC), (3, LEGACY_MAGIC), (4, &framed), (5, &framed), (4, LEGACY_MAGIC)]
@@ -45,7 +45,7 @@ fn a_legacy_stream_may_be_of_any_protocol() {
 }
 
 #[test]
-fn a_bad_safetensors_header_is_left_to_its_reader() {
+fn an_invalid_safetensors_header_is_still_detected_as_safetensors() {
     // S03, S05, S06, S11
     let with = |length: u64, header: &[u8]| [&length.to_le_bytes()[..], header].concat();
     for bytes in [
@@ -62,7 +62,7 @@ fn a_bad_safetensors_header_is_left_to_its_reader() {
 }
 
 #[test]
-fn short_files_are_unknown() {
+fn short_files_have_an_unknown_format() {
     // A01, A02, S01
     for bytes in [&b""[..], b"P", b"\x80\x02", b"abc", b"abcdefg", b"\0\0\0\0\0\0\0\0"] {
         assert_eq!(code(bytes), Some(Code::UnknownFormat), "{bytes:?}");
@@ -71,7 +71,7 @@ fn short_files_are_unknown() {
 }
 
 #[test]
-fn zips_that_start_otherwise_are_refused() {
+fn empty_split_and_prefixed_zips_are_refused() {
     // A10, A11, A09
     assert_eq!(code(EMPTY_ZIP), Some(Code::ZipStructure));
     assert_eq!(code(b"PK\x07\x08PK\x03\x04"), Some(Code::ZipStructure));
@@ -81,9 +81,9 @@ fn zips_that_start_otherwise_are_refused() {
 }
 
 #[test]
-fn archives_of_other_kinds_are_to_be_unpacked_first() {
+fn compressed_files_are_unsupported_containers() {
     // A12
-    for (magic, name) in PACKED {
+    for (magic, name) in COMPRESSED_FORMATS {
         let error = sniffed(&[magic, &[0; 9][..]].concat()).unwrap_err();
         assert_eq!(error.code(), Code::UnsupportedContainer);
         assert!(error.message().contains(name));
@@ -91,25 +91,25 @@ fn archives_of_other_kinds_are_to_be_unpacked_first() {
 }
 
 #[test]
-fn a_container_is_told_where_it_lies_in_another_too() {
+fn nested_containers_are_detected() {
     let zlib = |level| miniz_oxide::deflate::compress_to_vec_zlib(&[7; 100_000], level);
     let joblib = [&b"ZF0x186a0            "[..], &zlib(3)].concat();
-    let packed_kinds = PACKED.iter().map(|(magic, name)| ([magic, &[0; 9][..]].concat(), *name));
+    let packed_kinds = COMPRESSED_FORMATS.iter().map(|(magic, name)| ([magic, &[0; 9][..]].concat(), *name));
     let zlib_kinds = (0..=9).map(|level| (zlib(level), "zlib")).chain([(joblib, "joblib zlib")]);
     for (bytes, name) in packed_kinds.chain(zlib_kinds) {
-        assert_eq!(packed(&bytes), Some(name));
+        assert_eq!(compressed_format(&bytes), Some(name));
         assert!(is_container(&bytes));
         assert_eq!(code(&bytes), Some(Code::UnsupportedContainer));
     }
     let tar = [vec![b'x'; 257], b"ustar\x0000".to_vec(), vec![0; 300]].concat();
     let legacy = [b"\x80\x04", LEGACY_FRAME, LEGACY_MAGIC].concat();
     for bytes in [b"PK\x03\x04....", EMPTY_ZIP, b"\x93NUMPY\x01\0", &tar, &legacy, LEGACY_TEXT] {
-        assert!(is_container(bytes) && packed(bytes).is_none(), "{bytes:?}");
+        assert!(is_container(bytes) && compressed_format(bytes).is_none(), "{bytes:?}");
     }
 }
 
 #[test]
-fn numbers_and_texts_that_begin_like_zlib_are_no_archive() {
+fn data_with_the_magic_bytes_of_zlib_is_not_a_container() {
     for magic in [b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda"] {
         let numbers: Vec<u8> = (0..200_u8).flat_map(|number| f32::from(number).sin().to_le_bytes()).collect();
         for rest in [&b""[..], &[0; 600], &[0xff; 600], &numbers, b" + y = 3, which has no solution"] {
@@ -121,8 +121,8 @@ fn numbers_and_texts_that_begin_like_zlib_are_no_archive() {
 }
 
 #[test]
-fn what_is_no_checkpoint_is_named() {
-    // A16 and its kin
+fn files_that_are_not_checkpoints_are_identified() {
+    // A16 and similar
     let npz = [b"PK\x03\x04", &[0; 22][..], &[9, 0, 0, 0], b"arr_0.npy"].concat();
     for (bytes, word) in [
         (&b"version https://git-lfs.github.com/spec/v1\n"[..], "LFS"),
@@ -148,7 +148,7 @@ fn what_is_no_checkpoint_is_named() {
 }
 
 #[test]
-fn a_likeness_is_not_named() {
+fn inconclusive_bytes_are_not_identified() {
     for bytes in [
         &b"\x08\x01\x12\x07\x0a\x05\x12\x03abc\x1a\x01a"[..], // a saved model of TensorFlow
         b"\x08\x07\x12\x07pytorch\x0a\x052.6.0",
@@ -162,7 +162,7 @@ fn a_likeness_is_not_named() {
 }
 
 #[test]
-fn what_a_failed_download_left_is_quoted() {
+fn the_text_of_a_failed_download_is_quoted() {
     let message = |text: &str| sniffed(text.as_bytes()).unwrap_err().message().to_owned();
     assert_eq!(message("Entry not found\n"), "this is the text 'Entry not found', not a checkpoint");
     assert!(message("{\"error\": \"not there\"}").contains("the text '{\"error\": \"not there\"}',"));
@@ -177,7 +177,7 @@ fn what_a_failed_download_left_is_quoted() {
 }
 
 #[test]
-fn a_file_says_how_much_of_it_may_be_metadata() {
+fn metadata_bytes_is_an_upper_bound() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");
     let of = |bytes: &[u8]| {

@@ -1,20 +1,20 @@
-//! Inflates a member piece by piece, never past the size that the directory states (APPNOTE 4.4.5, method 8; RFC 1951).
+//! Inflates a member in chunks, never past the size that the central directory states (APPNOTE 4.4.5, method 8; RFC 1951).
 //!
-//! Refused: a stream that makes more or fewer bytes than stated, that ends before its payload does, or not at all.
+//! Refused: a stream that inflates to more or fewer bytes than stated, that ends before its payload does, or that does not end.
 
 use miniz_oxide::inflate::stream::{InflateState, inflate};
 use miniz_oxide::{DataFormat, MZError, MZFlush, MZStatus};
 
 use super::structure;
 use crate::bytes::{Region, Source};
-use crate::container::len64;
 use crate::error::{Code, Error, Result};
+use crate::num::{to_u64, to_usize};
 use crate::parallel::Cancel;
 
-/// Bytes handled at a time, on both sides.
-const CHUNK: u64 = 64 << 10;
+/// The size of the input and of the output buffer.
+const CHUNK_BYTES: u64 = 64 << 10;
 
-/// The inflated bytes, which must be `size` many. Memory grows with what the stream really holds, not with `size`.
+/// Inflates to a vector of exactly `size` bytes. Memory grows with what the stream really contains, not with `size`.
 pub(super) fn to_vec(source: &Source, payload: Region, size: u64, cancel: &Cancel) -> Result<Vec<u8>> {
     let mut out = Vec::new();
     stream(source, payload, size, |bytes| {
@@ -28,26 +28,26 @@ pub(super) fn to_vec(source: &Source, payload: Region, size: u64, cancel: &Cance
     Ok(out)
 }
 
-/// As much as the stream gives, up to `most` bytes, and whether it ended well before that.
-pub(super) fn lenient(source: &Source, payload: Region, most: u64) -> Result<(Vec<u8>, bool)> {
+/// Inflates up to `max_len` bytes; also returns whether that is all of the stream, even where the stream is damaged.
+pub(super) fn prefix(source: &Source, payload: Region, max_len: u64) -> Result<(Vec<u8>, bool)> {
     let (mut out, mut full) = (Vec::new(), false);
     let done = stream(source, payload, u64::MAX, |bytes| {
-        let room = usize::try_from(most).unwrap_or(usize::MAX).saturating_sub(out.len());
-        let taken = bytes.get(..room.min(bytes.len())).unwrap_or_default();
+        let left = to_usize(max_len).saturating_sub(out.len());
+        let taken = bytes.get(..left.min(bytes.len())).unwrap_or_default();
         out.try_reserve(taken.len()).map_err(|_| Error::new(Code::Memory, "no memory to inflate"))?;
         out.extend_from_slice(taken);
         full = taken.len() < bytes.len();
-        // Enough: what is left is not looked at.
+        // An error ends the inflation early; the match below drops it.
         if full { Err(Error::new(Code::Limit, "enough")) } else { Ok(()) }
     });
     match done {
         Err(error) if matches!(error.code(), Code::Memory | Code::Io | Code::FileChanged) => Err(error),
-        // The stated size is of no matter here, so a good stream ends in that complaint.
+        // `u64::MAX` is no real size, so a sound stream ends with the error that it inflates to fewer bytes.
         _ => Ok((out, !full)),
     }
 }
 
-/// Hands the inflated bytes, which must be `size` many, to `sink` in pieces.
+/// Inflates exactly `size` bytes and passes them to `sink` in chunks.
 pub(super) fn stream(
     source: &Source,
     payload: Region,
@@ -55,34 +55,38 @@ pub(super) fn stream(
     mut sink: impl FnMut(&[u8]) -> Result<()>,
 ) -> Result<()> {
     let mut state = InflateState::new_boxed(DataFormat::Raw);
-    let mut output = vec![0; usize::try_from(CHUNK).unwrap_or_default()];
+    let mut output = vec![0; to_usize(CHUNK_BYTES)];
     let (mut input, mut used, mut made) = (Vec::new(), 0_usize, 0_u64);
     let mut at = payload.start();
     loop {
         if used == input.len() {
-            let len = payload.end().saturating_sub(at).min(CHUNK);
-            input.resize(usize::try_from(len).unwrap_or_default(), 0);
+            let len = payload.end().saturating_sub(at).min(CHUNK_BYTES);
+            input.resize(to_usize(len), 0);
             source.read_at(at, &mut input)?;
             used = 0;
         }
         let step = inflate(&mut state, input.get(used..).unwrap_or_default(), &mut output, MZFlush::None);
         used = used.saturating_add(step.bytes_consumed);
-        at = at.saturating_add(len64(step.bytes_consumed));
-        made = made.saturating_add(len64(step.bytes_written));
+        at = at.saturating_add(to_u64(step.bytes_consumed));
+        made = made.saturating_add(to_u64(step.bytes_written));
         if made > size {
-            return Err(structure(format!("the deflated bytes inflate to more than the {size} stated")));
+            return Err(structure(format!(
+                "the deflate stream inflates to more than the {size} byte(s) stated"
+            )));
         }
         sink(output.get(..step.bytes_written).unwrap_or_default())?;
         match step.status {
             Ok(MZStatus::StreamEnd) => break,
             Ok(_) if step.bytes_consumed > 0 || step.bytes_written > 0 => {}
             Ok(_) | Err(MZError::Buf) => return Err(structure("the deflate stream has no end")),
-            Err(_) => return Err(structure("the bytes are no deflate stream")),
+            Err(_) => return Err(structure("the bytes are not a deflate stream")),
         }
     }
     match payload.end().saturating_sub(at) {
         0 if made == size => Ok(()),
-        0 => Err(structure(format!("the deflated bytes inflate to {made}, not to the {size} stated"))),
+        0 => {
+            Err(structure(format!("the deflate stream inflates to {made} byte(s), not to the {size} stated")))
+        }
         rest => Err(structure(format!("{rest} byte(s) after the end of the deflate stream"))),
     }
 }
@@ -95,12 +99,12 @@ mod tests {
     #[test]
     fn no_byte_beyond_the_stated_size_is_handed_on() {
         let deflated = miniz_oxide::deflate::compress_to_vec(&vec![0; 8 << 20], 6);
-        let payload = Region::new(0, len64(deflated.len())).unwrap();
+        let payload = Region::new(0, to_u64(deflated.len())).unwrap();
         let source = Source::memory(Arc::new(deflated));
         for size in [0, 1, 100_000, (8 << 20) - 1] {
             let mut handed = 0;
             let done = stream(&source, payload, size, |bytes| {
-                handed = len64(bytes.len()).saturating_add(handed);
+                handed = to_u64(bytes.len()).saturating_add(handed);
                 Ok(())
             });
             assert_eq!(done.unwrap_err().code(), Code::ZipStructure);

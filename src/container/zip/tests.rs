@@ -1,4 +1,4 @@
-//! Each rule of the strict zip door, by the smallest archive that breaks it (ids from the attack matrix).
+//! Tests of each rule of the strict zip reader, with the smallest archive that violates it (ids from the attack matrix).
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ fn open(bytes: Vec<u8>) -> Result<Archive> {
     open_with(bytes, Trailing::Error)
 }
 
-/// The code that opening, or else touching and reading all members, gives.
+/// The error code of opening the archive and then accessing and reading all members.
 fn code_of(bytes: Vec<u8>) -> Option<Code> {
     let read_all = |archive: Archive| {
         for index in 0..archive.members().len() {
@@ -54,7 +54,7 @@ fn entry_planted(index: usize, defect: impl FnOnce(&mut Entry)) -> Option<Code> 
 }
 
 #[test]
-fn members_are_read_as_they_were_written() {
+fn members_round_trip() {
     let archive = open(small().bytes()).unwrap();
     let names: Vec<_> = archive.members().iter().map(Member::name).collect();
     assert_eq!(names, ["a/data.pkl", "a/data/0", "a/x"]);
@@ -71,7 +71,7 @@ fn members_are_read_as_they_were_written() {
 }
 
 #[test]
-fn the_end_record_is_one_and_at_the_end() {
+fn there_is_exactly_one_end_record_at_the_end() {
     // Z01
     let bytes = small().bytes();
     let error = open(bytes[..bytes.len() - 22].to_vec()).unwrap_err();
@@ -87,7 +87,7 @@ fn the_end_record_is_one_and_at_the_end() {
 }
 
 #[test]
-fn trailing_bytes_are_refused_unless_asked_for() {
+fn trailing_bytes_are_refused_unless_ignored() {
     // Z04
     for builder in [small(), ZipBuilder { zip64: false, ..small() }] {
         let mut bytes = builder.bytes();
@@ -98,7 +98,7 @@ fn trailing_bytes_are_refused_unless_asked_for() {
 }
 
 #[test]
-fn the_directory_does_not_contradict_itself() {
+fn a_contradictory_central_directory_is_refused() {
     // Z05
     for zip64 in [true, false] {
         let broken = Some(Code::ZipStructure);
@@ -129,7 +129,7 @@ fn the_directory_does_not_contradict_itself() {
 }
 
 #[test]
-fn zip64_fields_are_there_exactly_for_sentinels() {
+fn zip64_fields_exist_exactly_for_sentinels() {
     // Z10: superfluous, repeated, short; Z11: absent
     let broken = Some(Code::ZipStructure);
     let field = |len: u16| [&[1, 0][..], &len.to_le_bytes(), &vec![8; len.into()]].concat();
@@ -149,7 +149,7 @@ fn zip64_fields_are_there_exactly_for_sentinels() {
 }
 
 #[test]
-fn the_local_header_agrees_with_the_directory() {
+fn a_local_header_that_contradicts_the_central_directory_is_a_mismatch() {
     let mismatch = Some(Code::ZipMismatch);
     // Z12, Z13, Z14, Z16
     assert_eq!(entry_planted(0, |entry| entry.signature = *b"PK\x03\x05"), Some(Code::ZipPrefix));
@@ -175,7 +175,7 @@ fn the_local_header_agrees_with_the_directory() {
 }
 
 #[test]
-fn a_name_stands_once() {
+fn duplicate_names_are_refused() {
     // Z17: the good one first, the bad one first
     for payloads in [[b"good", b"evil"], [b"evil", b"good"]] {
         let zip = ZipBuilder::new(payloads.map(|payload| entry("a/data.pkl", payload)));
@@ -184,7 +184,7 @@ fn a_name_stands_once() {
 }
 
 #[test]
-fn names_are_read_alike_by_everybody() {
+fn names_that_readers_decode_differently_are_refused() {
     // Z24 to Z29
     let long = "a/".to_owned() + &"x".repeat(510);
     for name in ["a\\b", "a/../b", "..", "/a", "C:a", "c:/a", "a\0b", "", "/", "a//b", "a/./b", &long] {
@@ -204,7 +204,7 @@ fn names_are_read_alike_by_everybody() {
 }
 
 #[test]
-fn a_unicode_name_field_holds_the_same_name() {
+fn a_unicode_path_field_must_contain_the_same_name() {
     let extra = |name: &[u8]| {
         let len = (name.len() as u16 + 5).to_le_bytes();
         [&b"up"[..], &len, &[1, 0, 0, 0, 0], name].concat()
@@ -215,17 +215,17 @@ fn a_unicode_name_field_holds_the_same_name() {
 }
 
 #[test]
-fn members_share_no_bytes() {
+fn overlapping_members_are_refused() {
     // Z30, R15
     assert_eq!(entry_planted(2, |entry| entry.header = Some(0)), Some(Code::RecordOverlap));
-    // Z31: the sizes lie beyond the next header
-    let lie = |entry: &mut Entry| {
+    // Z31: the sizes reach past the next header
+    let too_long = |entry: &mut Entry| {
         for fields in [&mut entry.local, &mut entry.central] {
             (fields.size, fields.compressed_size) = (60, 60);
         }
     };
-    assert_eq!(entry_planted(1, lie), Some(Code::RecordOverlap));
-    // ... by less than the directory alone can tell: the extra field pushes the payload
+    assert_eq!(entry_planted(1, too_long), Some(Code::RecordOverlap));
+    // ... by so little that the central directory alone does not show it: the extra field moves the payload
     let slight = |entry: &mut Entry| {
         entry.local.extra = vec![0; 4];
         for fields in [&mut entry.local, &mut entry.central] {
@@ -240,7 +240,7 @@ fn members_share_no_bytes() {
 }
 
 #[test]
-fn bytes_before_the_first_member_are_refused() {
+fn a_prefix_is_refused() {
     // A09 with the offsets moved along, and with the offsets as they were
     assert_eq!(code_of([b"junk".to_vec(), small().bytes()].concat()), Some(Code::ZipPrefix));
     let mut moved = ZipBuilder::new([entry("a/b", b"x"), entry("a/c", b"y")]);
@@ -251,7 +251,7 @@ fn bytes_before_the_first_member_are_refused() {
 }
 
 #[test]
-fn checksums_are_checked_unless_none_was_computed() {
+fn checksums_are_checked_unless_all_are_zero() {
     // Z34
     assert_eq!(entry_planted(1, |entry| entry.payload[0] ^= 1), Some(Code::ZipCrc));
     let wrong = |entry: &mut Entry| (entry.local.crc, entry.central.crc) = (1, 1);
@@ -307,7 +307,7 @@ fn inflation_is_bounded_and_exact() {
 }
 
 #[test]
-fn long_members_inflate_in_pieces() {
+fn long_members_inflate_in_chunks() {
     let payload: Vec<u8> = (0..300_000_u32).flat_map(|n| (n.wrapping_mul(n) >> 3).to_le_bytes()).collect();
     let archive = open(ZipBuilder::new([deflated("a/data/0", &payload)]).bytes()).unwrap();
     assert!(archive.read_inflated(0, payload.len() as u64, &Cancel::new()).unwrap() == payload);
@@ -330,7 +330,7 @@ fn other_methods_and_encryption_are_unsupported() {
 
 #[test]
 fn the_number_of_members_is_limited() {
-    // Z41, without writing a million members: the count alone is asked first
+    // Z41, without writing a million members: the stated count is checked first
     let limits = Limits { entries: 2, ..Limits::default() };
     let error = Archive::open(&Source::memory(Arc::new(small().bytes())), &limits, Trailing::Error);
     assert!(error.unwrap_err().message().contains("entries"));
@@ -340,7 +340,7 @@ fn the_number_of_members_is_limited() {
 }
 
 #[test]
-fn nested_archives_and_odd_alignment_records_are_only_bytes() {
+fn nested_archives_and_unusual_records_are_opaque_bytes() {
     // Z45, Z48, Z49
     let inner = small().bytes();
     let outer = ZipBuilder::new([
@@ -353,23 +353,23 @@ fn nested_archives_and_odd_alignment_records_are_only_bytes() {
 }
 
 #[test]
-fn equal_entries_are_counted_when_an_archive_is_salvaged() {
+fn duplicate_entries_count_towards_the_salvage_limit() {
     let whole = small().bytes();
     let at = |signature: &[u8]| whole.windows(4).position(|window| window == signature).unwrap();
     let (start, end) = (at(b"PK\x01\x02"), at(b"PK\x06\x06"));
-    let entries = whole[start..end].repeat(4);
-    let record = [&b"PK\x05\x06\0\0\0\0\x0c\0\x0c\0"[..], &(entries.len() as u32).to_le_bytes()].concat();
-    let bytes = [&whole[..start], &entries, &record, &(start as u32).to_le_bytes(), b"\0\0"].concat();
+    let directory = whole[start..end].repeat(4);
+    let record = [&b"PK\x05\x06\0\0\0\0\x0c\0\x0c\0"[..], &(directory.len() as u32).to_le_bytes()].concat();
+    let bytes = [&whole[..start], &directory, &record, &(start as u32).to_le_bytes(), b"\0\0"].concat();
     let source = Source::memory(Arc::new(bytes));
-    for (most, complete) in [(12, true), (11, false)] {
-        let limits = Limits { entries: most, ..Limits::default() };
+    for (entries, complete) in [(12, true), (11, false)] {
+        let limits = Limits { entries, ..Limits::default() };
         let found = salvage(&source, &limits, &Cancel::new()).unwrap();
-        assert_eq!((found.members.len(), found.complete), (3, complete), "{most}");
+        assert_eq!((found.members.len(), found.complete), (3, complete), "{entries}");
     }
 }
 
 #[test]
-fn a_directory_holds_no_bytes() {
+fn a_directory_entry_has_no_bytes() {
     // Z50
     assert_eq!(code_of(ZipBuilder::new([entry("a/data/", b"x")]).bytes()), Some(Code::ZipStructure));
     let archive = open(ZipBuilder::new([entry("a/data/", b"")]).bytes()).unwrap();
@@ -377,7 +377,7 @@ fn a_directory_holds_no_bytes() {
 }
 
 #[test]
-fn a_cut_archive_is_an_error() {
+fn a_truncated_archive_is_an_error() {
     // A17
     let bytes = small().bytes();
     for len in 0..bytes.len() {
@@ -405,7 +405,7 @@ fn a_flipped_bit_gives_an_error_or_the_same_bytes() {
 
 proptest! {
     #[test]
-    fn any_bytes_between_true_ends_never_panic(
+    fn any_bytes_between_a_valid_start_and_end_never_panic(
         body in prop::collection::vec(any::<u8>(), 0..400),
         count in 0_u16..4,
         start in 0_u32..500,

@@ -1,6 +1,6 @@
-//! Archives written field by field, so that one of them can be wrong.
+//! Builds archives field by field, so that a test can make a single field wrong.
 
-/// One header's fields, as they will be written: change one to plant a defect.
+/// The fields of one header; a test changes one to plant a defect.
 #[derive(Clone, Debug)]
 pub(super) struct Fields {
     pub(super) name: Vec<u8>,
@@ -13,7 +13,7 @@ pub(super) struct Fields {
 }
 
 impl Fields {
-    /// Version needed to the extra field's length: the middle of both headers (APPNOTE 4.3.7, 4.3.12).
+    /// The bytes from "version needed" to the extra field's length, which both headers share (APPNOTE 4.3.7, 4.3.12).
     pub(super) fn bytes(&self) -> Vec<u8> {
         let mut out = vec![20, 0];
         out.extend(self.flags.to_le_bytes());
@@ -36,7 +36,7 @@ pub(super) struct Entry {
     pub(super) descriptor: Vec<u8>,
     pub(super) signature: [u8; 4],
     pub(super) disk: u16,
-    /// The header's offset, where the directory lies about it.
+    /// A false offset of the local file header, for the central directory.
     pub(super) header: Option<u32>,
 }
 
@@ -61,7 +61,7 @@ pub(super) fn entry(name: &str, payload: &[u8]) -> Entry {
     }
 }
 
-/// As torch writes: zeros and padding in the local header, a descriptor after the payload.
+/// A member as torch writes it: zeros and padding in the local file header, a data descriptor after the payload.
 pub(super) fn torch_entry(name: &str, payload: &[u8]) -> Entry {
     let mut entry = entry(name, payload);
     entry.descriptor.extend(b"PK\x07\x08");
@@ -84,7 +84,7 @@ pub(super) fn deflated(name: &str, payload: &[u8]) -> Entry {
     entry
 }
 
-/// Writes an archive field by field; `None` means the true value.
+/// Builds an archive field by field; `None` means the correct value.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ZipBuilder {
     pub(super) entries: Vec<Entry>,

@@ -1,4 +1,4 @@
-//! Archives past 4 GiB, as torch's writer makes them (seen in a real file), as holes in a temporary file.
+//! Tests of archives past 4 GiB as torch's writer makes them (modelled on a real file), in a sparse temporary file.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -7,7 +7,7 @@ use super::*;
 
 const GIB: u64 = 1 << 30;
 
-/// What torch writes in front of the payload of a member with a zip64 field of these values.
+/// The local file header that torch writes for a member with a zip64 extra field of these values.
 fn local(name: &str, zip64: &[u64]) -> Vec<u8> {
     let mut out = b"PK\x03\x04\0\0\x08\x08\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0".to_vec();
     out.extend((name.len() as u16).to_le_bytes());
@@ -52,7 +52,8 @@ fn descriptor(crc: u32, size: u64, wide: bool) -> Vec<u8> {
     out
 }
 
-/// A storage of `size` zero bytes (a hole), then `a/version` and `a/data/1`, then the directory.
+/// An archive of a storage with `size` zero bytes (a hole in the file) and `a/version`. `offset_in_version` is added to the offset in
+/// the zip64 extra field of `a/version`.
 fn sparse(size: u64, offset_in_version: u64) -> File {
     let file = tempfile::tempfile().unwrap();
     let mut at = 0;
@@ -94,7 +95,7 @@ fn open_file(file: &File) -> Archive {
 }
 
 #[test]
-fn a_storage_past_4_gib_has_a_wide_header_and_descriptor() {
+fn a_storage_past_4_gib_has_a_zip64_header_and_descriptor() {
     for size in [5 * GIB, u64::from(u32::MAX), u64::from(u32::MAX) - 200, u64::from(u32::MAX) - 10] {
         let archive = open_file(&sparse(size, 0));
         assert_eq!(archive.members()[0].size(), size);
@@ -104,7 +105,7 @@ fn a_storage_past_4_gib_has_a_wide_header_and_descriptor() {
 }
 
 #[test]
-fn a_wrong_offset_in_a_local_zip64_field_is_a_mismatch() {
+fn a_wrong_offset_in_a_local_zip64_extra_field_is_a_mismatch() {
     let error = open_file(&sparse(5 * GIB, 1)).payload(1).unwrap_err();
     assert_eq!(error.code(), Code::ZipMismatch);
 }

@@ -1,37 +1,37 @@
-//! Finds the end of central directory record and its zip64 companion: APPNOTE 4.3.14, 4.3.15, 4.3.16.
+//! Finds the end-of-central-directory record (EOCD), the zip64 EOCD record and its locator: APPNOTE 4.3.16, 4.3.14, 4.3.15.
 //!
-//! Refused: no record, two that both reach the end of the file, one inside the other's comment, bytes after it (unless
-//! asked to pass over them), several disks, 32-bit and 64-bit records that disagree, a directory that does not end where
-//! the end records begin.
+//! Refused: no EOCD, two that both reach the end of the file, one inside the other's comment, trailing bytes (unless
+//! [`Trailing::Ignore`]), several disks, an EOCD and a zip64 EOCD that disagree, a central directory that does not end where these
+//! records begin.
 
 use crate::bytes::{Cursor, Region, Source};
-use crate::container::len64;
 use crate::error::{Code, Error, Result};
+use crate::num::to_u64;
 
-use super::salvage::Candidate;
+use super::salvage::DirectoryCandidate;
 use super::{Trailing, recode, structure};
 
 const SIGNATURE: &[u8; 4] = b"PK\x05\x06";
-const SIGNATURE_LOCATOR: &[u8; 4] = b"PK\x06\x07";
-const SIGNATURE_64: &[u8; 4] = b"PK\x06\x06";
-const RECORD_LEN: u64 = 22;
-const LOCATOR_LEN: u64 = 20;
-const RECORD_64_LEN: u64 = 56;
-/// End records that are believed at once.
-const RECORDS: usize = 16;
-const TAIL_LEN: u64 = RECORD_64_LEN + LOCATOR_LEN + RECORD_LEN + 0xffff;
+const ZIP64_LOCATOR_SIGNATURE: &[u8; 4] = b"PK\x06\x07";
+const ZIP64_EOCD_SIGNATURE: &[u8; 4] = b"PK\x06\x06";
+const EOCD_LEN: u64 = 22;
+const ZIP64_ZIP64_LOCATOR_LEN: u64 = 20;
+const ZIP64_EOCD_LEN: u64 = 56;
+/// The number of EOCD records that [`directory_candidates`] follows, the last ones first.
+const EOCD_RECORDS_MAX: usize = 16;
+const TAIL_LEN: u64 = ZIP64_EOCD_LEN + ZIP64_ZIP64_LOCATOR_LEN + EOCD_LEN + 0xffff;
 
-/// What the end records say.
+/// The number of entries and the location of the central directory, from the EOCD or the zip64 EOCD.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct End {
-    /// Members in the directory.
+pub(super) struct Eocd {
+    /// Entries of the central directory.
     pub(super) entries: u64,
-    /// Where the directory lies in the source.
+    /// The central directory, in the source.
     pub(super) directory: Region,
 }
 
-/// Finds and checks the end records.
-pub(super) fn find(source: &Source, trailing: Trailing) -> Result<End> {
+/// Finds and checks the EOCD records.
+pub(super) fn find(source: &Source, trailing: Trailing) -> Result<Eocd> {
     let tail = Tail::read(source)?;
     let record = tail.select(trailing)?;
     let mut first = [0; 4];
@@ -40,7 +40,7 @@ pub(super) fn find(source: &Source, trailing: Trailing) -> Result<End> {
         b"PK\x03\x04" => {}
         b"PK\x05\x06" | b"PK\x06\x06" => return Err(structure("the archive has no members").at(0)),
         _ => {
-            let text = "the archive does not start with a member, though it ends as a zip";
+            let text = "the file ends as a zip archive but does not start with a member (prefix)";
             return Err(Error::new(Code::ZipPrefix, text).at(0));
         }
     }
@@ -48,42 +48,42 @@ pub(super) fn find(source: &Source, trailing: Trailing) -> Result<End> {
     if end.entries == 0 {
         return Err(structure("the archive has no members").at(record));
     }
-    tail.meets(&end, record)?;
+    tail.check_directory_end(&end, record)?;
     Ok(end)
 }
 
-/// Whether the source ends with exactly one plausible end record, whatever it starts with.
+/// Whether the source ends with exactly one plausible EOCD record, whatever its first bytes are.
 pub(in crate::container) fn ends_in_zip(source: &Source) -> Result<bool> {
     let tail = Tail::read(source)?;
     Ok(tail.select(Trailing::Error).is_ok())
 }
 
-/// Whether an end record near the source's end leads to a directory, whatever stands before and behind.
-pub(crate) fn leads_to_directory(source: &Source) -> Result<bool> {
-    Ok(!all_directories(source)?.is_empty())
+/// Whether an EOCD record near the source's end points to a central directory, with any prefix and any trailing bytes.
+pub(crate) fn has_central_directory(source: &Source) -> Result<bool> {
+    Ok(!directory_candidates(source)?.is_empty())
 }
 
-/// Every place where some end record says that a directory lies, for a reader that believes all of them.
-pub(super) fn all_directories(source: &Source) -> Result<Vec<Candidate>> {
+/// The central directories that any EOCD record near the source's end points to, for a reader that accepts all of them.
+pub(super) fn directory_candidates(source: &Source) -> Result<Vec<DirectoryCandidate>> {
     let tail = Tail::read(source)?;
     let mut out = Vec::new();
-    for record in tail.records().iter().rev().take(RECORDS) {
+    for record in tail.records().iter().rev().take(EOCD_RECORDS_MAX) {
         let mut cursor = tail.cursor(record.offset);
         let stated = cursor.take(12).and_then(|_| Ok((u64::from(cursor.u32()?), u64::from(cursor.u32()?))));
         let mut ends = vec![(record.offset, stated.ok())];
         if let Some(mut locator) = tail.locator(record.offset) {
-            let before = record.offset.saturating_sub(LOCATOR_LEN);
+            let before = record.offset.saturating_sub(ZIP64_ZIP64_LOCATOR_LEN);
             let stated = locator.take(4).and_then(|_| locator.u64()).unwrap_or_default();
-            for place in [stated, before.saturating_sub(RECORD_64_LEN)] {
-                ends.push((place, record_64(source, place)));
+            for offset in [stated, before.saturating_sub(ZIP64_EOCD_LEN)] {
+                ends.push((offset, zip64_eocd(source, offset)));
             }
         }
         for (end, stated) in ends {
             let Some((len, start)) = stated else { continue };
-            // Some readers go to the offset, others go back from the end record: bytes may stand before the archive.
+            // Some readers use the stated offset; others subtract the size from the EOCD's offset, to allow for a prefix.
             let real = end.saturating_sub(len);
             for (at, shift) in [(start, 0), (real, real.saturating_sub(start))] {
-                let candidate = Candidate { start: at, len, shift };
+                let candidate = DirectoryCandidate { start: at, len, shift };
                 let mut signature = [0; 4];
                 if at.saturating_add(4) <= source.len() && !out.contains(&candidate) {
                     source.read_at(at, &mut signature)?;
@@ -97,27 +97,27 @@ pub(super) fn all_directories(source: &Source) -> Result<Vec<Candidate>> {
     Ok(out)
 }
 
-/// Size and offset of the directory that a zip64 end record states, if one is there.
-fn record_64(source: &Source, place: u64) -> Option<(u64, u64)> {
-    let bytes = source.read_vec(place, RECORD_64_LEN).ok()?;
-    let mut cursor = Cursor::new(&bytes, place);
+/// Size and offset of the central directory, from the zip64 EOCD record at `offset`; `None` where there is no such record.
+fn zip64_eocd(source: &Source, offset: u64) -> Option<(u64, u64)> {
+    let bytes = source.read_vec(offset, ZIP64_EOCD_LEN).ok()?;
+    let mut cursor = Cursor::new(&bytes, offset);
     let signature: [u8; 4] = cursor.array().ok()?;
     cursor.take(36).ok()?;
     let (len, start) = (cursor.u64().ok()?, cursor.u64().ok()?);
-    (&signature == SIGNATURE_64).then_some((len, start))
+    (&signature == ZIP64_EOCD_SIGNATURE).then_some((len, start))
 }
 
-/// The last bytes of the source, long enough for the longest comment.
+/// The last bytes of the source: as many as the EOCD records and the longest comment take.
 struct Tail {
     bytes: Vec<u8>,
     start: u64,
 }
 
-/// A place where the end record's signature stands.
+/// An occurrence of the EOCD signature.
 #[derive(Clone, Copy)]
-struct Record {
+struct EocdRecord {
     offset: u64,
-    /// Where its comment ends; `None` where the file ends inside the fixed fields.
+    /// The end of its comment; `None` where the file ends inside the fixed fields.
     end: Option<u64>,
 }
 
@@ -129,19 +129,19 @@ impl Tail {
     }
 
     fn file_end(&self) -> u64 {
-        self.start.saturating_add(len64(self.bytes.len()))
+        self.start.saturating_add(to_u64(self.bytes.len()))
     }
 
-    /// A cursor at an offset of the source; empty where the tail does not hold it.
+    /// A cursor at an offset of the source; empty where the offset is outside the tail.
     fn cursor(&self, offset: u64) -> Cursor<'_> {
         let at = offset.checked_sub(self.start).and_then(|at| usize::try_from(at).ok());
         Cursor::new(at.and_then(|at| self.bytes.get(at..)).unwrap_or_default(), offset)
     }
 
-    fn records(&self) -> Vec<Record> {
+    fn records(&self) -> Vec<EocdRecord> {
         let signatures = self.bytes.windows(4).enumerate().filter(|(_, window)| window == SIGNATURE);
-        let offsets = signatures.map(|(at, _)| self.start.saturating_add(len64(at)));
-        offsets.map(|offset| Record { offset, end: self.comment_end(offset).ok() }).collect()
+        let offsets = signatures.map(|(at, _)| self.start.saturating_add(to_u64(at)));
+        offsets.map(|offset| EocdRecord { offset, end: self.comment_end(offset).ok() }).collect()
     }
 
     fn comment_end(&self, record: u64) -> Result<u64> {
@@ -151,25 +151,33 @@ impl Tail {
         Ok(cursor.offset().saturating_add(comment.into()))
     }
 
-    /// The one end record: the last signature in the file, with its comment ending where the file ends.
+    /// The offset of the only valid EOCD record: its signature is the last in the file, and its comment ends where the file ends.
     fn select(&self, trailing: Trailing) -> Result<u64> {
         let records = self.records();
         let exact: Vec<_> = records.iter().filter(|record| record.end == Some(self.file_end())).collect();
         match (exact.as_slice(), records.last()) {
             ([one], Some(last)) if one.offset == last.offset => Ok(one.offset),
             ([one, ..], Some(last)) => {
-                let text =
-                    format!("a second end record at byte {} lies in the comment of the first", last.offset);
+                let text = format!(
+                    "a second end-of-central-directory record at byte {} is in the comment of the first",
+                    last.offset
+                );
                 Err(Error::new(Code::ZipAmbiguous, text)
                     .at(one.offset)
-                    .note("Zip readers disagree about which of the two counts."))
+                    .note("Zip readers disagree about which of the two is valid."))
             }
-            (_, last) => self.select_inexact(&records, last, trailing),
+            (_, last) => self.select_with_trailing(&records, last, trailing),
         }
     }
 
-    fn select_inexact(&self, records: &[Record], last: Option<&Record>, trailing: Trailing) -> Result<u64> {
-        let whole = records.iter().rev().find(|record| self.closes_a_directory(record));
+    /// The EOCD record where none ends with the file: with trailing bytes, or an error that says what is missing.
+    fn select_with_trailing(
+        &self,
+        records: &[EocdRecord],
+        last: Option<&EocdRecord>,
+        trailing: Trailing,
+    ) -> Result<u64> {
+        let whole = records.iter().rev().find(|record| self.follows_a_directory(record));
         if let Some((record, end)) = whole.and_then(|record| Some((record, record.end?))) {
             if trailing == Trailing::Ignore {
                 return Ok(record.offset);
@@ -180,19 +188,20 @@ impl Tail {
         }
         let have = self.file_end();
         let text = match last {
-            Some(Record { end: Some(end), .. }) if *end > have => {
-                format!("the end record's comment would end at byte {end}, the file has {have} byte(s)")
+            Some(EocdRecord { end: Some(end), .. }) if *end > have => {
+                format!("the archive comment would end at byte {end}, the file has {have} byte(s)")
             }
             _ => format!(
-                "the file is cut short: it has {have} byte(s), and the record that ends every archive is missing"
+                "the file is truncated: it has {have} byte(s), and the end-of-central-directory record is missing"
             ),
         };
         let error = Error::new(Code::ZipAmbiguous, text);
         Err(error.note("The file is probably truncated: fetch it again and compare its size."))
     }
 
-    /// Whether an end record with bytes after it is the archive's own: a directory ends where it begins.
-    fn closes_a_directory(&self, record: &Record) -> bool {
+    /// Whether an EOCD record with trailing bytes belongs to an archive: a central directory ends where the record begins, or a zip64
+    /// locator precedes it.
+    fn follows_a_directory(&self, record: &EocdRecord) -> bool {
         let fits = record.end.is_some_and(|end| end < self.file_end());
         let mut cursor = self.cursor(record.offset);
         let directory_end = cursor.take(12).and_then(|_| {
@@ -202,14 +211,14 @@ impl Tail {
         fits && (directory_end.ok() == Some(record.offset) || self.locator(record.offset).is_some())
     }
 
-    /// A cursor behind the signature of the zip64 locator that stands directly before the end record.
+    /// A cursor past the signature of the zip64 EOCD locator, if one is directly before the EOCD record.
     fn locator(&self, record: u64) -> Option<Cursor<'_>> {
-        let mut cursor = self.cursor(record.checked_sub(LOCATOR_LEN)?);
-        (cursor.array().ok()? == *SIGNATURE_LOCATOR).then_some(cursor)
+        let mut cursor = self.cursor(record.checked_sub(ZIP64_ZIP64_LOCATOR_LEN)?);
+        (cursor.array().ok()? == *ZIP64_LOCATOR_SIGNATURE).then_some(cursor)
     }
 
-    /// APPNOTE 4.3.16, and 4.3.14 where a locator says so.
-    fn parse(&self, record: u64) -> Result<End> {
+    /// Parses the EOCD record (APPNOTE 4.3.16), and the zip64 EOCD record (4.3.14) where there is a locator.
+    fn parse(&self, record: u64) -> Result<Eocd> {
         let mut cursor = self.cursor(record);
         cursor.take(4)?;
         let disks = [cursor.u16()?, cursor.u16()?];
@@ -222,9 +231,9 @@ impl Tail {
                 );
             }
             let directory = region(start.into(), size.into(), record)?;
-            return Ok(End { entries: entries.map(u64::from).into_iter().max().unwrap_or(0), directory });
+            return Ok(Eocd { entries: entries.map(u64::from).into_iter().max().unwrap_or(0), directory });
         };
-        let end = self.parse_64(locator, record)?;
+        let end = self.parse_zip64(locator, record)?;
         let agrees = disks.iter().all(|&disk| disk == 0 || disk == u16::MAX)
             && entries.iter().all(|&found| found == u16::MAX || u64::from(found) == end.entries)
             && (size == u32::MAX || u64::from(size) == end.directory.len())
@@ -232,27 +241,31 @@ impl Tail {
         if agrees {
             Ok(end)
         } else {
-            Err(structure("the zip64 and the plain end record disagree").at(record))
+            Err(structure("the end-of-central-directory record and its zip64 record disagree").at(record))
         }
     }
 
-    /// APPNOTE 4.3.15 (locator) and 4.3.14 (zip64 end record).
-    fn parse_64(&self, mut locator: Cursor<'_>, record: u64) -> Result<End> {
+    /// Parses the zip64 EOCD locator (APPNOTE 4.3.15) and the zip64 EOCD record (4.3.14).
+    fn parse_zip64(&self, mut locator: Cursor<'_>, record: u64) -> Result<Eocd> {
         let disk = locator.u32()?;
         let offset = locator.u64()?;
         let disks = locator.u32()?;
         if disk != 0 || disks > 1 {
             return Err(structure(format!("the archive spans {disks} disks")).at(record));
         }
-        if record.checked_sub(LOCATOR_LEN + RECORD_64_LEN) != Some(offset) {
-            let text = format!("the zip64 locator points to byte {offset}, not to the record before it");
+        if record.checked_sub(ZIP64_ZIP64_LOCATOR_LEN + ZIP64_EOCD_LEN) != Some(offset) {
+            let text =
+                format!("the zip64 locator points to byte {offset}, not to the record directly before it");
             return Err(structure(text).at(record));
         }
         let mut cursor = self.cursor(offset);
         let signature: [u8; 4] = cursor.array()?;
         let len = cursor.u64()?;
-        if signature != *SIGNATURE_64 || len != RECORD_64_LEN - 12 {
-            return Err(structure("the zip64 end record is not where its locator points").at(offset));
+        if signature != *ZIP64_EOCD_SIGNATURE || len != ZIP64_EOCD_LEN - 12 {
+            return Err(structure(
+                "there is no zip64 end-of-central-directory record where its locator points",
+            )
+            .at(offset));
         }
         cursor.take(4)?; // versions: APPNOTE 4.4.2, 4.4.3
         let disks = [cursor.u32()?, cursor.u32()?];
@@ -260,7 +273,7 @@ impl Tail {
         let (size, start) = (cursor.u64()?, cursor.u64()?);
         match entries {
             [here, entries] if here == entries && disks == [0, 0] => {
-                Ok(End { entries, directory: region(start, size, offset)? })
+                Ok(Eocd { entries, directory: region(start, size, offset)? })
             }
             _ => {
                 Err(structure(format!("the archive spans several disks: {disks:?}, {entries:?}")).at(offset))
@@ -268,15 +281,16 @@ impl Tail {
         }
     }
 
-    /// The directory ends exactly where the end records begin.
-    fn meets(&self, end: &End, record: u64) -> Result<()> {
-        let before = if self.locator(record).is_some() { LOCATOR_LEN + RECORD_64_LEN } else { 0 };
+    /// Fails unless the central directory ends where the EOCD records begin.
+    fn check_directory_end(&self, end: &Eocd, record: u64) -> Result<()> {
+        let before =
+            if self.locator(record).is_some() { ZIP64_ZIP64_LOCATOR_LEN + ZIP64_EOCD_LEN } else { 0 };
         let begin = record.saturating_sub(before);
         if end.directory.end() == begin {
             return Ok(());
         }
         let text = format!(
-            "the directory is said to lie at {}..{}, the end record is at {begin}",
+            "the central directory's stated range is {}..{}, the record after it is at {begin}",
             end.directory.start(),
             end.directory.end()
         );
@@ -284,7 +298,8 @@ impl Tail {
     }
 }
 
-fn region(start: u64, len: u64, place: u64) -> Result<Region> {
-    Region::new(start, len)
-        .ok_or_else(|| structure(format!("{len} bytes of directory at {start}: too large")).at(place))
+fn region(start: u64, len: u64, record: u64) -> Result<Region> {
+    Region::new(start, len).ok_or_else(|| {
+        structure(format!("a central directory of {len} bytes at {start} is too large")).at(record)
+    })
 }

@@ -1,6 +1,6 @@
-//! Reads a Hugging Face index: `{"metadata": {...}, "weight_map": {name: file}}`.
+//! Reads a Hugging Face index file: `{"metadata": {...}, "weight_map": {name: file}}`.
 //!
-//! Refused: names that stand twice, files that are not plain names in the index's own directory, files that are absent.
+//! Refused: duplicate keys, file names that are not plain names in the index's own directory, files that do not exist.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -14,12 +14,12 @@ use crate::container::json::{self, MAX_DEPTH, Refusal, Skip, Text};
 use crate::error::{Code, Error, Result, ResultExt};
 use crate::limits::Limits;
 
-/// Reads the index at `path` and finds its shards beside it.
+/// Reads the index file at `path` and finds its shards in the same directory.
 pub(super) fn read(path: &Path, limits: &Limits) -> Result<Shards> {
-    read_unplaced(path, limits).in_file(path)
+    read_inner(path, limits).in_file(path)
 }
 
-fn read_unplaced(path: &Path, limits: &Limits) -> Result<Shards> {
+fn read_inner(path: &Path, limits: &Limits) -> Result<Shards> {
     let source = Source::open(path)?;
     Limits::check("index_bytes", limits.index_bytes, source.len())?;
     let bytes = source.read_vec(0, source.len())?;
@@ -39,53 +39,53 @@ fn read_unplaced(path: &Path, limits: &Limits) -> Result<Shards> {
     if !absent.is_empty() {
         return Err(missing(directory, &absent, "the index names"));
     }
-    let places: BTreeMap<&str, usize> =
-        names.iter().enumerate().map(|(place, name)| (*name, place)).collect();
+    let positions: BTreeMap<&str, usize> =
+        names.iter().enumerate().map(|(position, name)| (*name, position)).collect();
     let files = names.iter().map(|name| directory.join(name)).collect();
     let weight_map: WeightMap = pairs
         .iter()
-        .filter_map(|(tensor, file)| Some((tensor.clone(), *places.get(file.as_str())?)))
+        .filter_map(|(tensor, file)| Some((tensor.clone(), *positions.get(file.as_str())?)))
         .collect();
     Ok(Shards { files, weight_map: Some(weight_map), metadata: index.metadata, notes: Vec::new() })
 }
 
-/// One part of a path that stays where it is.
+/// Whether a name is a single path component that cannot leave its directory.
 fn is_plain(name: &str) -> bool {
     let drive = matches!(name.as_bytes(), [letter, b':', ..] if letter.is_ascii_alphabetic());
     !drive && !matches!(name, "" | "." | "..") && !name.contains(['/', '\\', '\0'])
 }
 
 #[derive(Default)]
-struct Index {
+struct IndexFile {
     weight_map: Option<BTreeMap<String, String>>,
     metadata: Vec<(String, String)>,
 }
 
-fn refuse_twice<E: serde::de::Error>(refusal: &Refusal, key: &str) -> E {
-    refusal.raise(Error::new(Code::IndexFormat, format!("{key:?} stands twice in the index")))
+fn refuse_duplicate<E: serde::de::Error>(refusal: &Refusal, key: &str) -> E {
+    refusal.raise(Error::new(Code::IndexFormat, format!("duplicate key in the index: {key:?}")))
 }
 
 struct TopSeed<'r>(&'r Refusal);
 
 impl<'de> DeserializeSeed<'de> for TopSeed<'_> {
-    type Value = Index;
+    type Value = IndexFile;
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Index, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<IndexFile, D::Error> {
         deserializer.deserialize_map(self)
     }
 }
 
 impl<'de> Visitor<'de> for TopSeed<'_> {
-    type Value = Index;
+    type Value = IndexFile;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an index with \"weight_map\"")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Index, A::Error> {
-        let (mut index, mut has_metadata) = (Index::default(), false);
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<IndexFile, A::Error> {
+        let (mut index, mut has_metadata) = (IndexFile::default(), false);
         while let Some(key) = map.next_key::<String>()? {
-            let twice = match key.as_str() {
+            let is_duplicate = match key.as_str() {
                 "weight_map" => {
                     let pairs = map.next_value_seed(PairsSeed(self.0))?;
                     index.weight_map.replace(pairs).is_some()
@@ -104,8 +104,8 @@ impl<'de> Visitor<'de> for TopSeed<'_> {
                     false
                 }
             };
-            if twice {
-                return Err(refuse_twice(self.0, &key));
+            if is_duplicate {
+                return Err(refuse_duplicate(self.0, &key));
             }
         }
         Ok(index)
@@ -133,7 +133,7 @@ impl<'de> Visitor<'de> for PairsSeed<'_> {
         let mut pairs = BTreeMap::new();
         while let Some((name, file)) = map.next_entry::<String, String>()? {
             if pairs.contains_key(&name) {
-                return Err(refuse_twice(self.0, &name));
+                return Err(refuse_duplicate(self.0, &name));
             }
             pairs.insert(name, file);
         }

@@ -1,12 +1,12 @@
-//! Names what is no checkpoint and is not told by a fixed beginning, and quotes the text that a failed download leaves.
+//! Identifies files that are not checkpoints and have no magic bytes at the start, and quotes the text of a failed download.
 
-/// Characters of a text that are quoted.
-const QUOTED: usize = 80;
-/// A JSON object that begins with one of these is an answer, not an index or a configuration.
-const ANSWERS: [&str; 3] = ["\"error", "\"message\"", "\"detail\""];
+/// The number of characters that are quoted.
+const QUOTE_MAX_CHARS: usize = 80;
+/// The first keys of a JSON object that is a server's error response, not an index or a configuration.
+const ERROR_KEYS: [&str; 3] = ["\"error", "\"message\"", "\"detail\""];
 
-/// What the bytes are beyond doubt, and what reads them.
-pub(super) fn kind(head: &[u8]) -> Option<(&'static str, &'static str)> {
+/// The format of a file and the program that reads it, where the bytes are conclusive.
+pub(super) fn identify(head: &[u8]) -> Option<(&'static str, &'static str)> {
     // tensorflow/compiler/mlir/lite/schema/schema.fbs: file_identifier
     if head.get(4..8) == Some(b"TFL3") {
         return Some(("a TensorFlow Lite model", "Read it with LiteRT or tf.lite.Interpreter."));
@@ -34,8 +34,8 @@ fn is_flax(head: &[u8]) -> bool {
         && matches!(value, 0x81..=0x8f | 0xde | 0xc7..=0xc9)
 }
 
-/// The beginning of a text, quoted in one line, where it is what servers answer: XML, JSON about an error, or a short text.
-pub(super) fn answer(head: &[u8], is_whole: bool) -> Option<String> {
+/// The beginning of a text, quoted on one line, where it looks like a server's response: XML, a JSON error, or a short text.
+pub(super) fn error_response(head: &[u8], is_whole: bool) -> Option<String> {
     let text = head.utf8_chunks().next()?.valid();
     let is_whole = is_whole && text.len() == head.len();
     let text = text.trim_start_matches('\u{feff}').trim();
@@ -45,14 +45,14 @@ pub(super) fn answer(head: &[u8], is_whole: bool) -> Option<String> {
         return None;
     }
     if let Some(inside) = text.strip_prefix(['{', '['])
-        && !ANSWERS.iter().any(|key| inside.trim_start().starts_with(key))
+        && !ERROR_KEYS.iter().any(|key| inside.trim_start().starts_with(key))
     {
         return None;
     }
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    let rest = if line.chars().nth(QUOTED).is_some() { "..." } else { "" };
+    let rest = if line.chars().nth(QUOTE_MAX_CHARS).is_some() { "..." } else { "" };
     let quote = |char| matches!(char, '"' | '\'');
     let escaped = |char: char| if quote(char) { char.to_string() } else { char.escape_debug().to_string() };
-    let shown: String = line.chars().take(QUOTED).map(escaped).collect();
+    let shown: String = line.chars().take(QUOTE_MAX_CHARS).map(escaped).collect();
     Some(format!("'{shown}{rest}'"))
 }
