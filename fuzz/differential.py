@@ -1,11 +1,11 @@
-"""Compares rustload with two readers that are not in Rust: CPython's unpicklers, and torch's restricted one.
+"""Differential fuzzing against readers that are not in Rust: CPython's unpicklers, and torch's restricted one.
 
-What rustload accepts, CPython's C and Python unpicklers accept too and read alike, every class and function being a label that
-records how it is used. What both rustload and `torch.load(weights_only=True)` accept has the same tensors.
+CPython's C and Python unpicklers must accept whatever rustload accepts, with the same values; every class and function is
+replaced by a stub that records its use. What both rustload and `torch.load(weights_only=True)` accept must have the same tensors.
 
     python fuzz/differential.py [cpython|weights_only] [--seconds 60] [--seed 1] [FOLDER...]
 
-goes over the seeds (or the files of the folders, such as the corpus of `make fuzz`), then over changes to them.
+runs the seeds (or the files of the folders, such as the corpus of `make fuzz`), then mutations of them.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ import rustload
 SEEDS = pathlib.Path(__file__).parent / "seeds"
 
 
-class Label:
-    """A class or function that a pickle names; using it records a call."""
+class StubGlobal:
+    """A stub for a class or function that a pickle names; calling it records a call."""
 
     def __init__(self, module: str, name: str) -> None:
         self.spellings = {(module, name), _python3(module, name)}
@@ -44,13 +44,13 @@ class Label:
 
 
 def _python3(module: str, name: str) -> tuple[str, str]:
-    """The name that Python 3 has for one of Python 2's; protocols below 3 are read so."""
+    """Maps a global's name in Python 2 to that in Python 3, as unpicklers do for protocols below 3."""
     mapped = pickle._compat_pickle.NAME_MAPPING.get((module, name))
     return mapped or (pickle._compat_pickle.IMPORT_MAPPING.get(module, module), name)
 
 
 class Call:
-    """What a call would have made, and what was done to it."""
+    """The result of a recorded call, with what was done to it."""
 
     def __init__(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         self.function, self.args, self.kwargs = function, args, kwargs or None
@@ -76,68 +76,68 @@ class Call:
 
 
 class _Recording:
-    """Labels in place of what a pickle names."""
+    """Replaces the globals of a pickle by stubs, and persistent objects by the result of a call."""
 
-    def find_class(self, module: str, name: str) -> Label:
-        return Label(module, name)
+    def find_class(self, module: str, name: str) -> StubGlobal:
+        return StubGlobal(module, name)
 
     def persistent_load(self, _: Any) -> Call:
         return Call(None, (), None)
 
 
 class PythonReader(_Recording, pickle._Unpickler):
-    """CPython's reader that is written in Python."""
+    """CPython's unpickler written in Python."""
 
     dispatch: ClassVar[Any] = dict(pickle._Unpickler.dispatch)
 
 
 class CReader(_Recording, pickle.Unpickler):
-    """CPython's reader that is written in C."""
+    """CPython's unpickler written in C."""
 
 
 def cpython(data: bytes) -> bool:
-    """Compares with both of CPython's unpicklers; whether there was anything to compare."""
+    """Compares with both of CPython's unpicklers; returns whether rustload accepts the input."""
     try:
         ours = rustload.open(bytearray(data)).objects
     except rustload.RustloadError:
         return False
     for reader in (PythonReader, CReader):
         try:
-            # torch's choice for the texts of Python 2; those that are not UTF-8 are bytes here.
+            # torch's encoding for Python 2's `str`; those that are not UTF-8 are bytes in rustload.
             theirs = reader(io.BytesIO(data), encoding="utf-8").load()
         except UnicodeDecodeError:
             continue
         except pickle.UnpicklingError as error:
             if "must be a type" in str(error):
-                continue  # the C one looks at what a class is before it calls __new__, and a label is none
+                continue  # the C unpickler checks that a class is a type before it calls __new__, and a stub is not one
             raise
         except MemoryError:
-            continue  # the C one of CPython before 3.14 makes room for every memo index below the largest
+            continue  # the C unpickler before CPython 3.14 allocates every memo index below the largest
         _same(ours, theirs)
     return True
 
 
 def _same(one: Any, two: Any) -> None:
-    """Fails where two object graphs differ, the sharing of mutable objects included.
+    """Fails where two object graphs differ, in values or in the sharing of mutable objects.
 
-    A call that rustload turned into something of its own (a tensor, a container, a number) is passed over.
+    A call that rustload interprets (as a tensor, a container, a number) is skipped.
     """
-    twins: dict[int, tuple[Any, Any]] = {}
+    pairs: dict[int, tuple[Any, Any]] = {}
     todo = [(one, two)]
     while todo:
         ours, theirs = todo.pop()
         if isinstance(theirs, Call) and not isinstance(ours, rustload.Opaque):
             continue
         if isinstance(theirs, (Call, list, dict, set)):
-            if id(ours) in twins:
-                assert twins[id(ours)][1] is theirs, "one object here is two to the reference"
+            if id(ours) in pairs:
+                assert pairs[id(ours)][1] is theirs, "one object in rustload is two in the reference"
                 continue
-            twins[id(ours)] = (ours, theirs)
-        todo.extend(_parts(ours, theirs))
+            pairs[id(ours)] = (ours, theirs)
+        todo.extend(_children(ours, theirs))
 
 
-def _parts(ours: Any, theirs: Any) -> list[tuple[Any, Any]]:
-    """The pairs that must be alike inside two values that are."""
+def _children(ours: Any, theirs: Any) -> list[tuple[Any, Any]]:
+    """The pairs of child values that must be equal; fails where the two values themselves differ."""
     if isinstance(theirs, Call):
         pairs = [(ours.args, theirs.args)]
         if theirs.states:
@@ -145,8 +145,8 @@ def _parts(ours: Any, theirs: Any) -> list[tuple[Any, Any]]:
         pairs.extend(zip(ours.items, theirs.items, strict=True))
         pairs.extend(zip(ours.appended, theirs.appended, strict=True))
         return pairs
-    if isinstance(theirs, Label):
-        # A dtype or a size is named, too, and comes out as what it is.
+    if isinstance(theirs, StubGlobal):
+        # rustload interprets some globals, such as a dtype.
         assert not isinstance(ours, rustload.Global) or (ours.module, ours.name) in theirs.spellings
         return []
     assert type(ours) is type(theirs), (ours, theirs)
@@ -165,7 +165,7 @@ def _parts(ours: Any, theirs: Any) -> list[tuple[Any, Any]]:
 
 
 def weights_only(data: bytes) -> bool:
-    """Compares with `torch.load(weights_only=True)`; whether both read the file and it has tensors."""
+    """Compares with `torch.load(weights_only=True)`; returns whether both read the file and it has tensors."""
     try:
         ckpt = rustload.open(bytearray(data), framework="torch")
         ours = {name: ckpt[name].materialize(copy=True) for name in ckpt}
@@ -173,13 +173,13 @@ def weights_only(data: bytes) -> bool:
         return False
     try:
         theirs = dict(_tensors(torch.load(io.BytesIO(data), weights_only=True)))
-    except Exception:  # noqa: BLE001 - torch lets every error of its parts through
+    except Exception:  # noqa: BLE001 - torch raises errors of any type
         return False
     compared = False
     for path, want in theirs.items():
         found = ours.get(".".join(map(str, path)) or "tensor")
         if found is None:
-            continue  # a name that collides with another is spelled otherwise
+            continue  # colliding names are renamed
         assert found.dtype == want.dtype, (path, found.dtype, want.dtype)
         assert found.shape == want.shape, (path, found.shape, want.shape)
         left, right = (_bytes(one) for one in (found, want.resolve_conj().resolve_neg()))
@@ -204,8 +204,8 @@ def _tensors(root: Any) -> Iterable[tuple[tuple[Any, ...], torch.Tensor]]:
             todo.extend(((*path, key), item) for key, item in value.items())
 
 
-def change_pickle(data: bytes, rng: random.Random) -> bytes:
-    """One to four opcodes dropped, doubled, moved, or with a byte changed."""
+def mutate_pickle(data: bytes, rng: random.Random) -> bytes:
+    """Removes, duplicates, moves or changes one to four opcodes."""
     cuts: list[int] = []
     with contextlib.suppress(ValueError):
         for _, _, at in pickletools.genops(data):
@@ -234,27 +234,27 @@ def change_pickle(data: bytes, rng: random.Random) -> bytes:
     return b"".join(ops)
 
 
-def change_archive(data: bytes, rng: random.Random) -> bytes:
-    """An archive whose pickle is changed, with right checksums; what Python cannot read as an archive stays as it is."""
+def mutate_archive(data: bytes, rng: random.Random) -> bytes:
+    """Mutates the pickle of an archive and writes it with correct checksums; returns `data` if Python cannot read it."""
     out = io.BytesIO()
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(out, "w") as new:
             for info in old.infolist():
                 content = old.read(info)
                 if info.filename.endswith("/data.pkl"):
-                    content = change_pickle(content, rng)
+                    content = mutate_pickle(content, rng)
                 new.writestr(zipfile.ZipInfo(info.filename), content)
-    except Exception:  # noqa: BLE001 - a fuzzed archive fails in zipfile in any way
+    except Exception:  # noqa: BLE001 - zipfile raises errors of any type on a fuzzed archive
         return data
     return out.getvalue()
 
 
-Body = Callable[[bytes], bool]
-Change = Callable[[bytes, random.Random], bytes]
+Compare = Callable[[bytes], bool]
+Mutate = Callable[[bytes, random.Random], bytes]
 
-TARGETS: dict[str, tuple[Body, Change, str]] = {
-    "cpython": (cpython, change_pickle, "pickle"),
-    "weights_only": (weights_only, change_archive, "open"),
+TARGETS: dict[str, tuple[Compare, Mutate, str]] = {
+    "cpython": (cpython, mutate_pickle, "pickle"),
+    "weights_only": (weights_only, mutate_archive, "open"),
 }
 
 
@@ -269,20 +269,20 @@ def inputs(target: str, folders: list[pathlib.Path]) -> list[bytes]:
 def loop(
     target: str, *, seed: int, seconds: float, folders: list[pathlib.Path] | None = None
 ) -> tuple[int, int]:
-    """Runs a target over its inputs, then over changes to them; how many were run, and how many both sides read.
+    """Runs a target over its inputs, then over mutations; returns the number of runs, and of inputs that both readers accept.
 
     Raises:
-        AssertionError: The two sides differ; a note gives the input in hex.
+        AssertionError: The two readers differ; a note gives the input in hex.
     """
-    body, change, _ = TARGETS[target]
+    compare, mutate, _ = TARGETS[target]
     rng = random.Random(seed)
     pool = inputs(target, folders or [])
     runs = compared = 0
     end = time.monotonic() + seconds
     while runs < len(pool) or time.monotonic() < end:
-        data = pool[runs] if runs < len(pool) else change(rng.choice(pool), rng)
+        data = pool[runs] if runs < len(pool) else mutate(rng.choice(pool), rng)
         try:
-            compared += body(data)
+            compared += compare(data)
         except Exception as error:
             error.add_note(f"{target} on {data.hex()}")
             raise

@@ -1,6 +1,6 @@
 """Writes the seeds of the fuzz targets, `fuzz/seeds/TARGET/*`: small files of every format, from the real writers.
 
-Run it again after a new kind of file is read:
+Run it again when support for a new kind of file is added:
 
     python fuzz/make_seeds.py
 """
@@ -27,7 +27,7 @@ SEEDS = pathlib.Path(__file__).parent / "seeds"
 
 
 def objects() -> dict[str, Any]:
-    """Small objects that together use every way torch writes a tensor."""
+    """Small objects that together cover all the ways in which torch serializes a tensor."""
     torch.manual_seed(0)
     base = torch.arange(6.0)
     linear = torch.nn.Linear(2, 2)
@@ -82,7 +82,7 @@ def objects() -> dict[str, Any]:
 
 
 def saved(obj: Any, *, legacy: bool = False, protocol: int = 2) -> bytes:
-    """What torch.save writes."""
+    """The bytes that torch.save writes."""
     out = io.BytesIO()
     torch.save(obj, out, _use_new_zipfile_serialization=not legacy, pickle_protocol=protocol)
     return out.getvalue()
@@ -95,7 +95,7 @@ def data_pkl(archive: bytes) -> bytes:
 
 
 def rezipped(archive: bytes, compression: int) -> bytes:
-    """The same members as another zip writer lays them out."""
+    """The same members, written by Python's zipfile."""
     out = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(archive)) as old, zipfile.ZipFile(out, "w", compression) as new:
         for info in old.infolist():
@@ -106,7 +106,7 @@ def rezipped(archive: bytes, compression: int) -> bytes:
 def safetensors(
     tensors: dict[str, tuple[str, list[int], bytes]], metadata: dict[str, str] | None = None
 ) -> bytes:
-    """A safetensors file, byte by byte."""
+    """A safetensors file, assembled by hand."""
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
     data = b""
     for name, (dtype, shape, content) in tensors.items():
@@ -118,7 +118,7 @@ def safetensors(
 
 
 def seeds() -> dict[str, dict[str, bytes]]:
-    """For each target its seeds, by file name."""
+    """The seeds of each target, by file name."""
     made: dict[str, dict[str, bytes]] = {
         name: {} for name in ("pickle", "zip", "legacy", "safetensors", "open")
     }
@@ -166,7 +166,7 @@ def seeds() -> dict[str, dict[str, bytes]]:
 
 
 def scanned(state: bytes) -> dict[str, bytes]:
-    """What a scan tells apart: calls by every opcode, bytes for a loader, files that are two things. Nothing of it is run."""
+    """Inputs that a scan must distinguish: calls by every opcode, nested pickles, polyglots. Nothing in them is ever executed."""
     call = b"cposix\nsystem\n(S'x'\ntR"
     array, tarred = io.BytesIO(), io.BytesIO()
     np.save(array, np.array([1, "x"], object), allow_pickle=True)
@@ -196,7 +196,7 @@ def scanned(state: bytes) -> dict[str, bytes]:
 
 
 def main() -> None:
-    """Writes them all."""
+    """Writes all seeds."""
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     for target, files in seeds().items():
         folder = SEEDS / target

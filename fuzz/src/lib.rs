@@ -1,6 +1,6 @@
-//! What the fuzzers run: plain functions over bytes, with the seeds and mutators that suit each of them.
+//! Fuzz targets: plain functions over bytes, each with its own seeds and structure-aware mutator.
 //!
-//! A [`Target`] panics where the library breaks a promise: it panicked itself, read outside its file, or contradicted a
+//! A [`Target`] panics where the library violates an invariant: it panics itself, reads outside its file, or contradicts a
 //! second reader. `make test` runs every target over its seeds and a mutation loop with a fixed seed; `make fuzz` runs
 //! them under libFuzzer, guided by coverage.
 #![forbid(unsafe_code)]
@@ -10,7 +10,7 @@ mod pickles;
 mod targets;
 
 #[path = "../../tests/rust/support/zip.rs"]
-#[allow(dead_code, missing_docs, reason = "the tests' own writer of archives; every user takes its part")]
+#[allow(dead_code, missing_docs, reason = "the tests' own zip writer; each user needs a part of it")]
 mod zip;
 
 pub use mutate::Random;
@@ -22,7 +22,7 @@ pub fn seeds(target: &str) -> Vec<(String, Vec<u8>)> {
     let files = std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     let mut seeds: Vec<(String, Vec<u8>)> = files
         .map(|file| {
-            let path = file.expect("a file of the folder").path();
+            let path = file.expect("a file in the folder").path();
             let name = path.file_name().expect("a file's name").to_string_lossy().into_owned();
             (name, std::fs::read(&path).expect("a seed that can be read"))
         })

@@ -1,4 +1,4 @@
-//! `fuzz`: one target under libFuzzer. `RUSTLOAD_FUZZ` names it; the arguments are libFuzzer's.
+//! `fuzz`: runs one target under libFuzzer. `RUSTLOAD_FUZZ` names the target; the arguments are libFuzzer's.
 #![no_main]
 #![allow(unsafe_code, reason = "the entry points that libFuzzer calls are extern functions")]
 

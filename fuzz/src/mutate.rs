@@ -1,4 +1,4 @@
-//! Mutators that keep an input near its format: what a checksum or a length guards is made right again after the change.
+//! Structure-aware mutators: they change an input within its format and recompute checksums and lengths after the change.
 
 use std::sync::Arc;
 
@@ -11,16 +11,16 @@ use rustload::parallel::Cancel;
 
 use crate::{pickles, zip as writer};
 
-/// Where the mutators take their chances from; equal seeds give equal changes.
+/// The mutators' random number generator; equal seeds give equal changes.
 pub struct Random(SmallRng);
 
 impl Random {
-    /// From a seed.
+    /// A generator with a seed.
     pub fn new(seed: u64) -> Random {
         Random(SmallRng::seed_from_u64(seed))
     }
 
-    /// A number below `count`, which is not 0.
+    /// A number below `count`, which must not be 0.
     pub fn below(&mut self, count: usize) -> usize {
         self.0.random_range(0..count)
     }
@@ -30,14 +30,14 @@ impl Random {
     }
 }
 
-/// Numbers at which readers go wrong, and small ones.
+/// A boundary value, where readers tend to fail, or a small number.
 pub(crate) fn number(random: &mut Random) -> u64 {
     const EDGES: &[u64] =
         &[0, 1, 0x7f, 0x80, 0xff, 0x7fff, 0xffff, 0x7fff_ffff, 0xffff_ffff, 1 << 62, 1 << 63, u64::MAX];
     if random.one_in(2) { EDGES[random.below(EDGES.len())] } else { random.below(300) as u64 }
 }
 
-/// One to four changes to bytes that know no format.
+/// Applies one to four changes to bytes, without regard to their format.
 pub(crate) fn bytes(data: &[u8], random: &mut Random) -> Vec<u8> {
     let mut out = data.to_vec();
     for _ in 0..=random.below(4) {
@@ -52,9 +52,9 @@ pub(crate) fn bytes(data: &[u8], random: &mut Random) -> Vec<u8> {
                 out.splice(to..to, copy);
             }
             3 => {
-                let wide = 1 << random.below(4);
+                let width = 1 << random.below(4);
                 let number = number(random).to_le_bytes();
-                let end = (at + wide).min(out.len());
+                let end = (at + width).min(out.len());
                 out[at..end].copy_from_slice(&number[..end - at]);
             }
             4 => out.insert(at, u8::try_from(random.below(256)).expect("a byte")),
@@ -68,12 +68,12 @@ pub(crate) fn bytes(data: &[u8], random: &mut Random) -> Vec<u8> {
     out
 }
 
-/// A pickle, by its opcodes; now and then by its bytes.
+/// Mutates a pickle: mostly its opcodes, sometimes its bytes.
 pub(crate) fn pickle(data: &[u8], random: &mut Random) -> Vec<u8> {
     if random.one_in(4) { bytes(data, random) } else { pickles::mutate(data, 0, random) }
 }
 
-/// One of a legacy stream's five pickles by its opcodes, or the bytes of all.
+/// Mutates a legacy stream: mostly the opcodes of one of its five pickles, sometimes its bytes.
 pub(crate) fn legacy(data: &[u8], random: &mut Random) -> Vec<u8> {
     if random.one_in(4) {
         return bytes(data, random);
@@ -85,35 +85,36 @@ pub(crate) fn legacy(data: &[u8], random: &mut Random) -> Vec<u8> {
     pickles::mutate(data, start, random)
 }
 
-/// An archive, by its members, with right checksums and offsets; now and then by its bytes.
+/// Mutates a zip archive: mostly its members, with correct checksums and offsets; sometimes its headers or its bytes.
 pub(crate) fn zip(data: &[u8], random: &mut Random) -> Vec<u8> {
     match random.below(4) {
         0 => bytes(data, random),
-        1 => structure(data, random),
+        1 => headers(data, random),
         _ => members(data, random).unwrap_or_else(|| bytes(data, random)),
     }
 }
 
-/// Changes near the places that say what an archive is: its headers' signatures.
-fn structure(data: &[u8], random: &mut Random) -> Vec<u8> {
-    let places: Vec<usize> =
+/// Changes bytes near one of the archive's header signatures.
+fn headers(data: &[u8], random: &mut Random) -> Vec<u8> {
+    let signatures: Vec<usize> =
         (0..data.len().saturating_sub(4)).filter(|&at| data[at..].starts_with(b"PK")).collect();
-    if places.is_empty() {
+    if signatures.is_empty() {
         return bytes(data, random);
     }
-    let start = places[random.below(places.len())];
+    let start = signatures[random.below(signatures.len())];
     let end = data.len().min(start + 64);
     [&data[..start], &bytes(&data[start..end], random), &data[end..]].concat()
 }
 
-/// The archive written anew with a member changed, dropped, doubled or renamed.
+/// Rewrites the archive with a member changed, removed, duplicated or renamed; `None` where it cannot be opened.
 fn members(data: &[u8], random: &mut Random) -> Option<Vec<u8>> {
-    const MOST: u64 = 1 << 20;
+    const MEMBER_MAX_BYTES: u64 = 1 << 20;
     let source = Source::memory(Arc::new(data.to_vec()));
     let archive = Archive::open(&source, &Limits::default(), Trailing::Ignore).ok()?;
     let mut members: Vec<(String, Vec<u8>)> = (archive.members().iter().enumerate())
         .map(|(index, member)| {
-            let bytes = archive.read(index, "inflate_bytes", MOST, &Cancel::new()).unwrap_or_default();
+            let bytes =
+                archive.read(index, "inflate_bytes", MEMBER_MAX_BYTES, &Cancel::new()).unwrap_or_default();
             (member.name().to_owned(), bytes)
         })
         .collect();
@@ -142,7 +143,7 @@ fn members(data: &[u8], random: &mut Random) -> Option<Vec<u8>> {
     Some(out.bytes())
 }
 
-/// A safetensors file with its header's text changed and its length right again; now and then by its bytes.
+/// Mutates a safetensors file: mostly its header's JSON, with a correct length; sometimes its bytes.
 pub(crate) fn safetensors(data: &[u8], random: &mut Random) -> Vec<u8> {
     let header = data.first_chunk::<8>().and_then(|length| {
         let length = usize::try_from(u64::from_le_bytes(*length)).ok()?;
@@ -158,9 +159,9 @@ pub(crate) fn safetensors(data: &[u8], random: &mut Random) -> Vec<u8> {
     }
 }
 
-/// JSON with a number, a piece between two marks, or some bytes changed.
+/// Mutates JSON: replaces the text between two punctuation characters, or changes some bytes.
 fn json(text: &[u8], random: &mut Random) -> Vec<u8> {
-    const PIECES: &[&str] = &[
+    const TOKENS: &[&str] = &[
         "\"F32\"",
         "\"F4\"",
         "\"F8_E4M3\"",
@@ -182,27 +183,27 @@ fn json(text: &[u8], random: &mut Random) -> Vec<u8> {
         "\"shape\"",
         "\"data_offsets\"",
     ];
-    let marks: Vec<usize> =
+    let punctuation: Vec<usize> =
         (0..text.len()).filter(|&at| matches!(text[at], b'{' | b'}' | b'[' | b']' | b',' | b':')).collect();
-    if marks.len() < 2 || random.one_in(4) {
+    if punctuation.len() < 2 || random.one_in(4) {
         return bytes(text, random);
     }
-    let first = random.below(marks.len() - 1);
-    let last = (first + 1 + random.below(3)).min(marks.len() - 1);
-    let (start, end) = (marks[first] + 1, marks[last]);
-    let piece = match random.below(4) {
+    let first = random.below(punctuation.len() - 1);
+    let last = (first + 1 + random.below(3)).min(punctuation.len() - 1);
+    let (start, end) = (punctuation[first] + 1, punctuation[last]);
+    let replacement = match random.below(4) {
         0 => Vec::new(),
         1 => number(random).to_string().into_bytes(),
         2 => {
-            let from = random.below(marks.len() - 1);
-            text[marks[from] + 1..marks[from + 1]].to_vec()
+            let from = random.below(punctuation.len() - 1);
+            text[punctuation[from] + 1..punctuation[from + 1]].to_vec()
         }
-        _ => PIECES[random.below(PIECES.len())].as_bytes().to_vec(),
+        _ => TOKENS[random.below(TOKENS.len())].as_bytes().to_vec(),
     };
-    [&text[..start], &piece, &text[end..]].concat()
+    [&text[..start], &replacement, &text[end..]].concat()
 }
 
-/// An input of any format, by what it looks like.
+/// Mutates an input of any format, which is detected by its first bytes.
 pub(crate) fn any(data: &[u8], random: &mut Random) -> Vec<u8> {
     match data {
         [b'P', b'K', ..] => zip(data, random),

@@ -1,11 +1,11 @@
-//! Changes to pickles that leave most of their opcodes whole.
+//! Mutates pickles opcode by opcode.
 
 use rustload::Limits;
 use rustload::pickle::{Disasm, Opcode};
 
 use crate::mutate::{self, Random};
 
-/// Names that mean something to the index, and one that does not.
+/// Globals that the index interprets, a dangerous one and an unknown one.
 const NAMES: &[(&str, &str)] = &[
     ("collections", "OrderedDict"),
     ("torch._utils", "_rebuild_tensor_v2"),
@@ -28,7 +28,7 @@ const NAMES: &[(&str, &str)] = &[
     ("somewhere", "Else"),
 ];
 
-/// Changes one to four opcodes of the pickle that starts at `start`; what follows it stays as it is.
+/// Changes one to four opcodes of the pickle that starts at `start`; the bytes after it stay unchanged.
 pub(crate) fn mutate(data: &[u8], start: usize, random: &mut Random) -> Vec<u8> {
     let (mut ops, end) = split(data, start);
     if ops.is_empty() {
@@ -56,7 +56,7 @@ pub(crate) fn mutate(data: &[u8], start: usize, random: &mut Random) -> Vec<u8> 
     [before, &ops.concat(), after].concat()
 }
 
-/// Each opcode's bytes, up to STOP or the first that is cut, and where they end.
+/// The bytes of each opcode, up to STOP or the first truncated one, and the offset of their end.
 pub(crate) fn split(data: &[u8], start: usize) -> (Vec<Vec<u8>>, usize) {
     let limits = Limits::default();
     let mut disasm = Disasm::lenient(data, start, &limits);

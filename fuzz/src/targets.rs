@@ -1,4 +1,4 @@
-//! The targets: one reader each, and what must hold whatever the bytes are.
+//! The targets: each runs one reader and asserts its invariants for any input.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use crate::mutate::{self, Random};
 
 /// A fuzz target.
 pub struct Target {
-    /// Its name, and that of its folder of seeds.
+    /// Its name, which is also the name of its seeds' folder.
     pub name: &'static str,
-    /// What it does with an input; it panics where a promise is broken.
+    /// Runs an input; panics where an invariant is violated.
     pub run: fn(&[u8]),
-    /// Changes an input so that it still looks like one of this format.
+    /// Mutates an input within its format.
     pub mutate: fn(&[u8], &mut Random) -> Vec<u8>,
 }
 
@@ -33,7 +33,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "scan", run: scan, mutate: mutate::any },
 ];
 
-/// Small enough that what a limit lets through cannot make one execution slow.
+/// Limits so low that no input within them is slow.
 fn limits() -> Limits {
     Limits {
         pickle_bytes: 1 << 20,
@@ -49,13 +49,13 @@ fn memory(data: &[u8]) -> Source {
     Source::memory(Arc::new(data.to_vec()))
 }
 
-/// The pickle machine: whatever it accepts, the disassembler accepts, and every handle leads somewhere.
+/// The pickle machine: the disassembler accepts whatever it accepts, and every handle is valid.
 fn pickle_machine(data: &[u8]) {
     let limits = limits();
     let Ok(found) = pickle::run(data.to_vec(), 0, &limits) else { return };
     let mut disasm = Disasm::strict(data, 0, &limits);
-    assert!(disasm.by_ref().all(|op| op.is_ok()), "the machine ran what the disassembler refuses");
-    assert_eq!(disasm.position(), found.end, "machine and disassembler end at different places");
+    assert!(disasm.by_ref().all(|op| op.is_ok()), "the machine runs what the disassembler refuses");
+    assert_eq!(disasm.position(), found.end, "machine and disassembler end at different offsets");
     let values = &found.values;
     assert!(values.len() <= 300 + 4 * data.len(), "{} values from {} bytes", values.len(), data.len());
     for handle in values.handles() {
@@ -66,7 +66,7 @@ fn pickle_machine(data: &[u8]) {
     let _ = format!("{found:?}");
     let lenient = Disasm::lenient(data, 0, &limits).filter(Result::is_ok).count();
     let strict = Disasm::strict(data, 0, &limits).filter(Result::is_ok).count();
-    assert!(lenient >= strict, "the lenient reader sees less than the strict one");
+    assert!(lenient >= strict, "lenient mode yields fewer opcodes than strict mode");
 }
 
 fn children(values: &Values, handle: Handle) -> Vec<Handle> {
@@ -90,16 +90,17 @@ fn children(values: &Values, handle: Handle) -> Vec<Handle> {
     }
 }
 
-/// The zip door: members lie inside the file and apart from one another, and a tolerant reader sees the same ones.
+/// The zip reader: members are inside the file and do not overlap, and a reader that ignores trailing bytes sees the same ones.
 fn zip(data: &[u8]) {
     let limits = limits();
     let source = memory(data);
     let Ok(archive) = Archive::open(&source, &limits, Trailing::Error) else { return };
-    let tolerant = Archive::open(&source, &limits, Trailing::Ignore).expect("what is strict is tolerable");
+    let tolerant =
+        Archive::open(&source, &limits, Trailing::Ignore).expect("opens without trailing bytes too");
     assert_eq!(archive.members().len(), tolerant.members().len());
     let mut regions = Vec::new();
     for (index, member) in archive.members().iter().enumerate() {
-        assert_eq!(archive.find(member.name()), Some(index), "a name leads to another member");
+        assert_eq!(archive.find(member.name()), Some(index), "a name resolves to another member");
         if let Ok(region) = archive.payload(index) {
             assert!(region.end() <= source.len());
             regions.push((region.start(), region.end()));
@@ -111,10 +112,10 @@ fn zip(data: &[u8]) {
     }
     regions.retain(|(start, end)| start < end);
     regions.sort_unstable();
-    assert!(regions.is_sorted_by(|one, two| one.1 <= two.0), "two members share bytes");
+    assert!(regions.is_sorted_by(|one, two| one.1 <= two.0), "two members overlap");
 }
 
-/// The legacy stream, whatever the first pickle is.
+/// The legacy stream: adds the magic number where the input does not start with it.
 fn legacy(data: &[u8]) {
     const MAGIC: &[u8] = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\x2e";
     match data.strip_prefix(MAGIC) {
@@ -123,7 +124,7 @@ fn legacy(data: &[u8]) {
     }
 }
 
-/// The header's reader against the `safetensors` crate: what ours accepts, the reference accepts and reads alike.
+/// The safetensors header against the `safetensors` crate: the reference accepts whatever ours accepts, with the same result.
 fn safetensors(data: &[u8]) {
     let source = memory(data);
     let Ok(header) = Header::read(&source, &limits(), false) else { return };
@@ -139,7 +140,7 @@ fn safetensors(data: &[u8]) {
         assert_eq!(region, (info.data_offsets.0 as u64, info.data_offsets.1 as u64));
         let mut shape: Vec<u64> = info.shape.iter().map(|&size| size as u64).collect();
         if info.dtype == ::safetensors::Dtype::F4 {
-            // The reference counts elements, we pairs of them.
+            // The reference counts elements, rustload pairs of elements.
             *shape.last_mut().expect("a dimension to halve") /= 2;
         }
         assert_eq!(ours.shape[..], shape[..]);
@@ -151,11 +152,11 @@ fn safetensors(data: &[u8]) {
 }
 
 fn bits(dtype: ::safetensors::Dtype) -> u64 {
-    // Two F4 elements are one of ours.
+    // rustload's element is two F4 elements.
     if dtype == ::safetensors::Dtype::F4 { 8 } else { dtype.bitsize() as u64 }
 }
 
-/// Opening, naming, slicing and materializing, end to end.
+/// Opens a checkpoint and lists, slices and materializes its tensors.
 fn open(data: &[u8]) {
     let options = |unknown| Options { limits: limits(), unknown, ..Options::default() };
     let bytes = Arc::new(data.to_vec());
@@ -181,7 +182,7 @@ fn open(data: &[u8]) {
     }
 }
 
-/// The scanner: it agrees with itself, and with the loader about what a file names and whether anything unknown is called.
+/// The scanner: its report is consistent, and agrees with the loader about the globals of a file and about unknown calls.
 fn scan(data: &[u8]) {
     let options = scan::Options { limits: Limits { scan_bytes: 1 << 20, ..limits() }, ..Default::default() };
     let bytes = Arc::new(data.to_vec());
@@ -192,9 +193,9 @@ fn scan(data: &[u8]) {
     for found in
         file.findings.iter().map(|found| found.verdict).chain(file.trace.iter().map(|step| step.verdict))
     {
-        assert!(found <= verdict, "a part is worse than the whole");
+        assert!(found <= verdict, "a finding is worse than the verdict");
     }
-    assert!(report.is_complete() || verdict != Verdict::Inert, "inert, and not all was looked at");
+    assert!(report.is_complete() || verdict != Verdict::Inert, "inert, but the scan is incomplete");
     let open = |unknown| Options { limits: limits(), unknown, ..Options::default() };
     if Checkpoint::from_bytes(bytes.clone(), open(Unknown::Error)).is_ok() {
         assert_ne!(verdict, Verdict::WouldExecute, "unknown=error accepts what would execute");
@@ -208,7 +209,7 @@ fn scan(data: &[u8]) {
     }
 }
 
-/// A tensor read whole, in parts and the other way round: the same elements.
+/// A tensor has the same elements read whole, in slices, reversed twice and permuted.
 fn elements(tensor: &Tensor) {
     let Ok(whole) = read(tensor) else { return };
     let shape = tensor.layout().shape.to_vec();
@@ -217,17 +218,17 @@ fn elements(tensor: &Tensor) {
     let part =
         |start, stop| tensor.index(&[TensorIndex::Range { start, stop, step: None }]).expect("a valid slice");
     let parts = [part(None, Some(half)), part(Some(half), None)].map(|part| read(&part).expect("a part"));
-    assert_eq!(parts.concat(), whole, "the parts are not the whole");
+    assert_eq!(parts.concat(), whole, "the slices differ from the whole");
     let twice = read(&tensor.reversed().reversed()).expect("the same tensor");
-    assert_eq!(twice, whole, "turning it round twice changes it");
+    assert_eq!(twice, whole, "reversing twice changes it");
     let reversed = read(&tensor.reversed()).expect("a transposed tensor");
     let all: Vec<i64> = (0..shape.len()).rev().map(|dim| i64::try_from(dim).expect("few")).collect();
     let request = Request { order: Order::Permute(all), ..Request::default() };
     let mut permuted = vec![0; whole.len()];
     tensor.materialize_into(&request, &mut permuted).expect("a permuted tensor");
-    assert_eq!(permuted, reversed, "a permuted result is not the permuted tensor's");
-    let wide = Request { dtype: Some(DType::F64), allow_lossy: true, ..Request::default() };
-    let _ = tensor.materialize(&wide);
+    assert_eq!(permuted, reversed, "a permuted request differs from a reversed tensor");
+    let cast = Request { dtype: Some(DType::F64), allow_lossy: true, ..Request::default() };
+    let _ = tensor.materialize(&cast);
 }
 
 fn read(tensor: &Tensor) -> Result<Vec<u8>, rustload::Error> {

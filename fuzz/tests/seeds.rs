@@ -1,17 +1,17 @@
-//! Every target over its seeds, and over changes to them from a fixed seed, for a bounded time.
+//! Runs every target over its seeds, then over mutations of them from a fixed random seed, for a bounded time.
 
 use std::time::{Duration, Instant};
 
 use rustload_fuzz::{Random, TARGETS, Target, seeds};
 
-/// How long each target's loop runs; a slow machine makes fewer changes, and the first ones are always the same.
-const TIME: Duration = Duration::from_secs(4);
+/// The duration of each target's mutation loop; a slow machine runs fewer mutations, and the first ones are always the same.
+const LOOP_DURATION: Duration = Duration::from_secs(4);
 
-/// Changes made at least, however slow the machine.
-const LEAST: u32 = 500;
+/// The number of mutations that run on any machine, however slow.
+const MUTATIONS_MIN: u32 = 500;
 
-/// Law of the reader: no input takes longer, in a release build; tests are built with less optimization.
-const SLOW: Duration = Duration::from_secs(10);
+/// The maximal time of one input. A release build must stay within it; tests are built with less optimization.
+const INPUT_DURATION_MAX: Duration = Duration::from_secs(10);
 
 fn target(name: &str) -> &'static Target {
     TARGETS.iter().find(|target| target.name == name).expect("a target of this name")
@@ -24,10 +24,10 @@ fn run(target: &Target, data: &[u8], what: &str) {
         let hex: String = data.iter().map(|byte| format!("{byte:02x}")).collect();
         panic!("{} failed on {what}: {hex}", target.name);
     }
-    assert!(start.elapsed() < SLOW, "{what} took {:?}", start.elapsed());
+    assert!(start.elapsed() < INPUT_DURATION_MAX, "{what} took {:?}", start.elapsed());
 }
 
-fn holds(name: &str) {
+fn check_invariants(name: &str) {
     let target = target(name);
     let seeds = seeds(name);
     assert!(!seeds.is_empty());
@@ -37,50 +37,50 @@ fn holds(name: &str) {
     let (start, mut random, mut done) = (Instant::now(), Random::new(1), 0);
     let mut pool: Vec<Vec<u8>> = seeds.into_iter().map(|(_, data)| data).collect();
     let committed = pool.len();
-    while done < LEAST || start.elapsed() < TIME {
+    while done < MUTATIONS_MIN || start.elapsed() < LOOP_DURATION {
         let from = random.below(pool.len());
-        let changed = (target.mutate)(&pool[from], &mut random);
-        run(target, &changed, &format!("change {done}"));
-        // Some changes are changed again.
-        if changed.len() < 1 << 16 && random.below(4) == 0 {
+        let mutated = (target.mutate)(&pool[from], &mut random);
+        run(target, &mutated, &format!("mutation {done}"));
+        // Some mutations are mutated again.
+        if mutated.len() < 1 << 16 && random.below(4) == 0 {
             if pool.len() < committed + 64 {
-                pool.push(changed);
+                pool.push(mutated);
             } else {
                 let at = committed + random.below(64);
-                pool[at] = changed;
+                pool[at] = mutated;
             }
         }
         done += 1;
     }
-    println!("{name}: {done} changes in {:?}", start.elapsed());
+    println!("{name}: {done} mutations in {:?}", start.elapsed());
 }
 
 #[test]
 fn pickle_holds() {
-    holds("pickle");
+    check_invariants("pickle");
 }
 
 #[test]
 fn zip_holds() {
-    holds("zip");
+    check_invariants("zip");
 }
 
 #[test]
 fn legacy_holds() {
-    holds("legacy");
+    check_invariants("legacy");
 }
 
 #[test]
 fn safetensors_holds() {
-    holds("safetensors");
+    check_invariants("safetensors");
 }
 
 #[test]
 fn open_holds() {
-    holds("open");
+    check_invariants("open");
 }
 
 #[test]
 fn scan_holds() {
-    holds("scan");
+    check_invariants("scan");
 }
