@@ -121,7 +121,7 @@ fn header(line: &str) -> Option<(&str, &str)> {
     let rest = line.strip_prefix("class ")?.strip_suffix(':')?;
     match rest.strip_suffix(')') {
         Some(rest) => rest.split_once('('),
-        None => Some((rest, "")),
+        None => (!rest.contains('(')).then_some((rest, "")),
     }
 }
 

@@ -9,12 +9,13 @@ use std::sync::Arc;
 
 use super::budget::take;
 use super::file::{Scanner, inside};
-use super::non_zip::{is_truncated_pickle, len64, may_be_pickle};
+use super::non_zip::{is_truncated_pickle, may_be_pickle};
 use super::report::{Finding, Verdict};
 use crate::bytes::{Region, Source};
 use crate::container::zip::{self, Archive, SalvagedArchive, Trailing};
 use crate::container::{compressed_format, is_container};
 use crate::error::{Code, Error, Result};
+use crate::num::to_u64;
 
 /// The first bytes of a member that tell its format.
 const SNIFF_BYTES: u64 = 1024;
@@ -253,13 +254,13 @@ impl Scanner<'_> {
             let (bytes, is_complete) = zip::peek(source, member.region, 8, len)?;
             let continues =
                 is_archive_of_members(&bytes) || is_truncated_pickle(&bytes, &self.options.limits);
-            let more = !is_complete && (len64(bytes.len()) < SNIFF_BYTES || continues);
+            let more = !is_complete && (to_u64(bytes.len()) < SNIFF_BYTES || continues);
             if !more || len == allowed {
                 break (bytes, more);
             }
             len = len.saturating_mul(4).min(allowed);
         };
-        let inflated = len64(bytes.len());
+        let inflated = to_u64(bytes.len());
         take(left, inflated);
         if cut {
             let error = Error::limit(name, allowed, inflated.saturating_add(1));

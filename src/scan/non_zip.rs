@@ -12,6 +12,7 @@ use crate::container::is_container;
 use crate::error::{Code, Error, Result};
 use crate::index::LEGACY_PICKLES;
 use crate::limits::Limits;
+use crate::num::to_u64;
 use crate::pickle::{Disasm, Pickle};
 
 /// Bytes that are read first where a pickle's end is unknown; quadrupled until it is found.
@@ -49,11 +50,11 @@ impl Scanner<'_> {
             let Some(mut found) = self.pickle(source, at, label, sure && number == 0, false, label)? else {
                 break;
             };
-            let end = at.saturating_add(len64(found.end));
+            let end = at.saturating_add(to_u64(found.end));
             self.report.scanned(label, "pickle", at, end.saturating_sub(at));
             self.nested(found.nested, source, at, label, depth)?;
             self.keys.extend(found.keys);
-            let whole = |pickle: &Pickle| number == 0 && len64(pickle.values.data().len()) == source.len();
+            let whole = |pickle: &Pickle| number == 0 && to_u64(pickle.values.data().len()) == source.len();
             self.executed = found.pickle.take().filter(whole);
             let start = at;
             at = end;
@@ -161,9 +162,9 @@ impl Scanner<'_> {
                     (source.window(at, region.len())?, at)
                 }
                 Nested::Decoded(bytes) => {
-                    if !take(&mut self.budget.decoded_bytes, len64(bytes.len())) {
+                    if !take(&mut self.budget.decoded_bytes, to_u64(bytes.len())) {
                         let why = "the budget scan_bytes is spent";
-                        self.report.unscanned(label, why, base, len64(bytes.len()));
+                        self.report.unscanned(label, why, base, to_u64(bytes.len()));
                         continue;
                     }
                     (Source::memory(Arc::new(bytes)), base)
@@ -190,7 +191,7 @@ impl Scanner<'_> {
         for name in LEGACY_PICKLES {
             let member = inside(label, name);
             let Some(found) = self.pickle(source, at, label, true, true, Some(&member))? else { break };
-            let end = at.saturating_add(len64(found.end));
+            let end = at.saturating_add(to_u64(found.end));
             self.report.scanned(Some(&member), "pickle", at, end.saturating_sub(at));
             self.nested(found.nested, source, at, Some(&member), depth)?;
             at = end;
@@ -236,7 +237,7 @@ impl Scanner<'_> {
                 self.report.add(Finding {
                     message: format!("a tensor is named {:?}", first.name),
                     member: label.map(str::to_owned),
-                    times: len64(found.len()),
+                    times: to_u64(found.len()),
                     ..Finding::new("OddName")
                 });
             }
@@ -271,7 +272,7 @@ impl Scanner<'_> {
         };
         let available = source.len().saturating_sub(start);
         let text = source.read_vec(start, len.min(available).min(INITIAL_READ_BYTES))?;
-        self.report.scanned(label, "npy header", 0, start.saturating_add(len64(text.len())));
+        self.report.scanned(label, "npy header", 0, start.saturating_add(to_u64(text.len())));
         let descr: Vec<u8> = text.iter().copied().filter(|byte| !byte.is_ascii_whitespace()).collect();
         let objects = [&b"'|O'"[..], b"'O'", b"\"|O\"", b"\"O\"", b"'|O8'", b"'O8'", b"|O"];
         let contains = |wanted: &[u8]| descr.windows(wanted.len()).any(|window| window == wanted);
@@ -379,8 +380,4 @@ fn tar_number(field: &[u8]) -> Option<u64> {
     }
     let text = std::str::from_utf8(field).ok()?.trim_matches([' ', '\0']);
     if text.is_empty() { Some(0) } else { u64::from_str_radix(text, 8).ok() }
-}
-
-pub(super) fn len64(len: usize) -> u64 {
-    u64::try_from(len).unwrap_or(u64::MAX)
 }

@@ -1,7 +1,8 @@
 //! Classifies calls that are not of a known function in a known form, and collects the bytes that they would load.
 
-use super::{Classifier, MAX_SEARCHED_VALUES, Nested, dotted, wide};
+use super::{Classifier, MAX_SEARCHED_VALUES, Nested, dotted};
 use crate::bytes::Region;
+use crate::num::to_u64;
 use crate::pickle::{self, Call, CallId, CallKind, Global, GlobalId, Handle, Value, Values};
 use crate::scan::policy::{self, CallableFactory};
 use crate::scan::preview;
@@ -192,7 +193,7 @@ fn nested(values: &Values, bytes: &[u8]) -> Option<Nested> {
     let start = bytes.as_ptr().addr().checked_sub(values.data().as_ptr().addr());
     let start =
         start.filter(|start| start.checked_add(bytes.len()).is_some_and(|end| end <= values.data().len()));
-    match start.and_then(|start| Region::new(wide(start), wide(bytes.len()))) {
+    match start.and_then(|start| Region::new(to_u64(start), to_u64(bytes.len()))) {
         Some(region) => Some(Nested::Inside(region)),
         None => Some(Nested::Decoded(bytes.to_vec())),
     }

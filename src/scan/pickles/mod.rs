@@ -17,6 +17,7 @@ use crate::bytes::{Chunk, Region};
 use crate::error::{Code, Error, Result};
 use crate::index::{KnownCalls, known_calls};
 use crate::limits::Limits;
+use crate::num::to_u64;
 use crate::parallel::Cancel;
 use crate::pickle::{self, Call, Global, GlobalId, Handle, Pickle, RecoveredPickle, Value, Values};
 
@@ -146,10 +147,10 @@ impl<'a> Classifier<'a> {
             let (name, wants, states) = (opcode.name(), opcode.protocol(), recovered.protocol);
             let text =
                 format!("{name} is an opcode of protocol {wants}, the pickle declares protocol {states}");
-            self.report.add(self.finding("ProtocolMix", Verdict::Inert, wide(offset), text));
+            self.report.add(self.finding("ProtocolMix", Verdict::Inert, to_u64(offset), text));
         }
         if recovered.root.is_none() {
-            let (end, len) = (wide(recovered.end), wide(recovered.values.data().len()));
+            let (end, len) = (to_u64(recovered.end), to_u64(recovered.values.data().len()));
             let why = "every reader stops here, or a limit was reached";
             self.report.unscanned(
                 self.context.member,
@@ -211,8 +212,4 @@ fn is_text(values: &Values, handle: Handle, wanted: &str) -> bool {
 
 fn dotted(global: &Global<'_>) -> String {
     format!("{}.{}", global.module, global.name)
-}
-
-fn wide(len: usize) -> u64 {
-    u64::try_from(len).unwrap_or(u64::MAX)
 }
