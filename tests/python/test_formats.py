@@ -58,7 +58,7 @@ def codes(cell: str) -> list[str]:
     return re.findall(r"`([^`]*)`", cell)
 
 
-# What is read
+# Supported formats
 
 
 class Buffers(torch.nn.Module):
@@ -111,7 +111,7 @@ WRITERS: dict[str, Callable[[dict[str, torch.Tensor]], bytes]] = {
     "safetensors": safetensors.torch.save,
 }
 
-formats = each("What is read")
+formats = each("Supported formats")
 given = pytest.mark.parametrize("given", ["one file", "list", "folder"])
 Written = tuple[Any, list[Path]]
 
@@ -150,7 +150,7 @@ def bytes_read() -> int:
 
 
 def test_every_row_has_its_writer_and_every_writer_its_row() -> None:
-    assert [row["file"] for row in table("What is read")] == list(WRITERS)
+    assert [row["file"] for row in table("Supported formats")] == list(WRITERS)
 
 
 @given
@@ -311,7 +311,7 @@ def test_a_pickle_beyond_the_limit_is_a_limit_error() -> None:
     assert caught.value.name == "pickle_bytes"
 
 
-# What is recognized and refused
+# Recognized formats that are not supported
 
 
 def tar() -> bytes:
@@ -383,7 +383,7 @@ REFUSED: dict[str, Callable[[Path], Sequence[bytes | Path]]] = {
 }
 
 
-@each("What is recognized and refused")
+@each("Recognized formats that are not supported")
 def test_refused(row: dict[str, str], tmp_path: Path) -> None:
     for given in REFUSED[row["file"]](tmp_path):
         with pytest.raises((rustload.FormatError, rustload.UnsupportedError)) as caught:
@@ -412,7 +412,7 @@ def value_of(cell: str) -> Any:
 
 
 @pytest.mark.parametrize("zip_format", [True, False], ids=["zip", "legacy"])
-@each("Names", "saved")
+@each("Tensor names", "saved")
 def test_names(row: dict[str, str], zip_format: bool) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.save cannot find the source of some modules
@@ -428,7 +428,7 @@ def test_a_module_is_named_as_its_state_dict_and_the_rest_stands_in_objects() ->
     assert ckpt.objects.state["_buffers"]["hidden"].name == ""
 
 
-@each("What stands in `ckpt.objects`", "saved")
+@each("Values in `ckpt.objects`", "saved")
 def test_objects(row: dict[str, str]) -> None:
     found = rustload.open(saved(value_of(row["saved"]))).objects
     if isinstance(found, rustload.DefaultDict):
@@ -553,7 +553,7 @@ REBUILT: dict[str, Callable[[], Any]] = {
 }
 
 
-@each("How tensors are put together", "saved")
+@each("Functions that rebuild tensors", "saved")
 def test_rebuilds(row: dict[str, str]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # sparse CSR, nested and quantized tensors warn when they are made
