@@ -13,9 +13,9 @@ PAGE = Path(__file__).with_name("errors.md")
 HEAD = """\
 # Errors
 
-Every error of rustload has a stable `code`; the message may change between versions, the code does not. Where they are known,
-`path`, `member` and `offset` say where: `offset` counts bytes in the member of the archive, or in the file. The next step
-is a note of the exception, and a message may come with a more exact one than stands here.
+Every error of rustload has a stable `code`; the message may change between versions, the code does not. `path`, `member` and `offset`
+give the location if it is known: `offset` counts bytes in the archive member, or in the file. The next step
+is a note of the exception; it may be more specific than the one on this page.
 
 ```python
 import rustload
@@ -28,24 +28,24 @@ except OSError as error:
     print(error.errno)
 ```
 
-This page is made by `docs/make_errors.py`.
+`docs/make_errors.py` generates this page.
 """
 
 # What a kind means and which class is raised; the order of the sections.
 KINDS = {
     "Io": "The environment: a missing file, a permission, a failing disk.",
-    "Format": "Whoever made the file, or whatever damaged it on the way.",
+    "Format": "The file is damaged, or its writer is at fault.",
     "Unsupported": "A legitimate file or request that rustload cannot serve yet.",
-    "Disallowed": 'You decide about trust: raised with `unknown="error"`, and for a legacy magic number that is a call.',
+    "Disallowed": 'The file names something that rustload does not allow: raised with `unknown="error"`, and for a legacy magic number that is a call.',
     "Limit": "You raise the limit or reject the file. The error has `name`, `limit` and `found`.",
     "NotFound": "The caller. The note suggests similar names.",
     "Value": "The caller.",
     "Type": "The caller.",
     "Index": "The caller.",
-    "Buffer": "The caller, who demanded a view.",
+    "Buffer": "The caller, who required a view.",
     "Device": "The driver or the GPU.",
     "Memory": "The machine.",
-    "Cancelled": "Nobody: the work was stopped, as by Ctrl-C.",
+    "Cancelled": "Nobody: the work was cancelled, for example by Ctrl-C.",
     "Internal": "A bug in rustload: please report it.",
 }
 

@@ -11,9 +11,9 @@ PAGE = Path(__file__).with_name("limits.md")
 HEAD = """\
 # Limits
 
-A file cannot make the reader do more than these. They are asked before memory is allocated and while a pickle runs, and a file
-beyond one is a `rustload.LimitError` that names it. Files from honest writers fit the defaults. Raise a limit for a file you
-trust, or lower some where files come from strangers and memory is short:
+Limits bound the memory and work that a file can cause. They are checked before memory is allocated and while a pickle is read. A file
+that exceeds one is a `rustload.LimitError` that names it. Files from real writers stay within the defaults. Raise a limit for a file that you
+trust, or lower limits if files come from strangers and memory is short:
 
 ```python
 import rustload
@@ -21,7 +21,7 @@ import rustload
 rustload.open("model.pt", limits=rustload.Limits(tensors=10_000_000))
 ```
 
-This page is made by `docs/make_limits.py`.
+`docs/make_limits.py` generates this page.
 
 | limit | default | what it bounds |
 |---|---:|---|

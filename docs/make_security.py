@@ -14,28 +14,28 @@ from attacks.registry import Shown  # noqa: E402 - as well
 PAGE = Path(__file__).with_name("security.md")
 
 HEAD = """\
-# Attacks and answers
+# Attack table
 
-What rustload does with files that are made to do harm. Each id is one kind of bad input; each of its inputs is a file that
-[the generators](../tests/data/attacks/README.md) write, and `tests/python/attacks` opens every one of them. What is promised
-beyond this table, and what is not, is in [SECURITY.md](../SECURITY.md).
+What rustload does with malicious and damaged files. Each id is one kind of bad input. Each input is a file that
+[the generators](../tests/data/attacks/README.md) write, and `tests/python/attacks` opens every one of them.
+[SECURITY.md](../SECURITY.md) lists what is promised beyond this table, and what is not.
 
-{ids} ids, {inputs} inputs. For each of them the tests hold that
+{ids} ids, {inputs} inputs. For each of them the tests check that
 
-- the outcome is the one of the table: the class of the error, its code, and the limit if it is one;
-- nothing runs: what a payload would do is to leave a file in a canary folder, which stays empty, and no module that a file names
-  is in `sys.modules` afterwards, though one of that name can be imported;
-- memory stays below 64 MiB + 40 bytes per byte of metadata + 512 bytes per tensor over what the process had;
-- opening takes less than two seconds of CPU time, and so does looking at `ckpt.objects`, beside five microseconds per tensor;
-- there is no panic, crash or hang. What comes of the resource bombs is dropped on a stack of 256 KiB.
+- the outcome is as in the table: the class of the error, its code, and the limit if it is one;
+- nothing runs: a payload would create a file in a canary folder, which stays empty, and no module that a file names
+  is in `sys.modules` afterwards, although modules with these names can be imported;
+- memory stays below 64 MiB + 40 bytes per byte of metadata + 512 bytes per tensor above the process's size before;
+- opening takes less than two seconds of CPU time, and so does reading `ckpt.objects`, plus five microseconds per tensor;
+- there is no panic, crash or hang. The results of resource bombs are dropped on a stack of 256 KiB.
 
-The same holds for 200 honest checkpoints (`tests/data/attacks/benign.py`): all open, and nothing they name is imported.
+The same checks run on 200 benign checkpoints (`tests/data/attacks/benign.py`): all open, and nothing they name is imported.
 
-[Fuzzing](fuzzing.md) goes on where the table ends. Executions so far: of one night (2026-11-21, two shared cores of an
-Intel Xeon, 0.2 hours of libFuzzer in all), and of the reader as it is now (2026-11-22, a minute each beside the whole
-test suite, two cores of an AMD EPYC); edges and inputs kept that night; inputs that broke a promise at the end of either:
+[Fuzzing](fuzzing.md) covers inputs beyond the table. The table below shows the executions of one night (2026-11-21, two shared cores of an
+Intel Xeon, 0.2 hours of libFuzzer in all), and of the current reader (2026-11-22, a minute each while the whole
+test suite ran, two cores of an AMD EPYC); the edges and inputs kept that night; and inputs that still broke a promise at the end of either run:
 
-| target | executions | of the reader now | edges | seeds | kept inputs | open |
+| target | executions | current reader | edges | seeds | kept inputs | open |
 |---|--:|--:|--:|--:|--:|--:|
 | `pickle` | 2,878,677 | 2,387,242 | 1,910 | 21 | 1,646 | 0 |
 | `zip` | 4,471,141 | 2,658,237 | 899 | 4 | 463 | 0 |
@@ -46,18 +46,18 @@ test suite, two cores of an AMD EPYC); edges and inputs kept that night; inputs 
 | `cpython`, over what `pickle` kept | 1,054,925 | 36,194 | | | | 0 |
 | `weights_only`, over what `open` kept | 361,513 | 276,222 | | | | 0 |
 
-What they found, and what was mended: calls of values that cannot be called, and of persistent ids, were kept as data; a lazy sign
-that is False was read as none, where torch goes by the key alone; sets of what cannot be hashed raised a bare `TypeError`.
+They found these bugs, which are fixed: calls of values that are not callable, and of persistent ids, were kept as data; a lazy conjugate or
+negative flag with the value False was ignored, where torch only checks that the key exists; sets of unhashable values raised a bare `TypeError`.
 
-*Outcome* is what `rustload.open` does: a code means an error ([all of them](errors.md)); *opens; reading: `code`* means that the
-error comes when that is asked for; *kept as data* means that the value is an `Opaque` or a `Global` and the tensors beside it
-come out, and names the error under `unknown="error"`. *Finding* is the code under which `rustload scan` reports it.
+*Outcome* is what `rustload.open` does. A code means an error ([all codes](errors.md)). *opens; reading: `code`* means that the
+error is raised when the tensor is read. *kept as data* means that the value is an `Opaque` or a `Global` and the other tensors
+can be read; it also names the error under `unknown="error"`. *Finding* is the code under which `rustload scan` reports the input.
 
-This page is made by `docs/make_security.py`.
+`docs/make_security.py` generates this page.
 """
 
 LETTERS = {
-    "A": "Files, and which reader gets them",
+    "A": "Files and format detection",
     "Z": "Zip archives",
     "P": "Pickle syntax",
     "C": "Calls",
@@ -65,7 +65,7 @@ LETTERS = {
     "T": "Tensors and storages",
     "L": "Legacy streams and tar",
     "S": "safetensors",
-    "Y": "The edge to Python",
+    "Y": "The boundary to Python",
 }
 
 
