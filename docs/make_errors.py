@@ -13,8 +13,8 @@ PAGE = Path(__file__).with_name("errors.md")
 HEAD = """\
 # Errors
 
-Every error of rustload has a stable `code`; the message may change between versions, the code does not. `path`, `member` and `offset`
-give the location if it is known: `offset` counts bytes in the archive member, or in the file. The next step
+Every error of rustload has a stable `code`; the message may change between versions, the code does not. `path`, `member` and
+`offset` give the location if it is known: `offset` counts bytes in the archive member, or in the file. The next step
 is a note of the exception; it may be more specific than the one on this page.
 
 ```python
@@ -36,7 +36,7 @@ KINDS = {
     "Io": "The environment: a missing file, a permission, a failing disk.",
     "Format": "The file is damaged, or its writer is at fault.",
     "Unsupported": "A legitimate file or request that rustload cannot serve yet.",
-    "Disallowed": 'The file names something that rustload does not allow: raised with `unknown="error"`, and for a legacy magic number that is a call.',
+    "Disallowed": 'You decide whether to trust the file. Raised with `unknown="error"`, and for a call as legacy magic number.',
     "Limit": "You raise the limit or reject the file. The error has `name`, `limit` and `found`.",
     "NotFound": "The caller. The note suggests similar names.",
     "Value": "The caller.",

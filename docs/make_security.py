@@ -31,9 +31,10 @@ What rustload does with malicious and damaged files. Each id is one kind of bad 
 
 The same checks run on 200 benign checkpoints (`tests/data/attacks/benign.py`): all open, and nothing they name is imported.
 
-[Fuzzing](fuzzing.md) covers inputs beyond the table. The table below shows the executions of one night (2026-11-21, two shared cores of an
-Intel Xeon, 0.2 hours of libFuzzer in all), and of the current reader (2026-11-22, a minute each while the whole
-test suite ran, two cores of an AMD EPYC); the edges and inputs kept that night; and inputs that still broke a promise at the end of either run:
+[Fuzzing](fuzzing.md) covers inputs beyond the table. The table below shows the executions of one night (2026-11-21, two shared
+cores of an Intel Xeon, 0.2 hours of libFuzzer in all), and of the current reader (2026-11-22, a minute each while the whole
+test suite ran, two cores of an AMD EPYC); the edges and inputs kept that night; and inputs that still broke a promise at the
+end of either run:
 
 | target | executions | current reader | edges | seeds | kept inputs | open |
 |---|--:|--:|--:|--:|--:|--:|
@@ -46,8 +47,9 @@ test suite ran, two cores of an AMD EPYC); the edges and inputs kept that night;
 | `cpython`, over what `pickle` kept | 1,054,925 | 36,194 | | | | 0 |
 | `weights_only`, over what `open` kept | 361,513 | 276,222 | | | | 0 |
 
-They found these bugs, which are fixed: calls of values that are not callable, and of persistent ids, were kept as data; a lazy conjugate or
-negative flag with the value False was ignored, where torch only checks that the key exists; sets of unhashable values raised a bare `TypeError`.
+They found these bugs, which are fixed: calls of values that are not callable, and of persistent ids, were kept as data; a lazy
+conjugate or negative flag with the value False was ignored, where torch only checks that the key exists; sets of unhashable
+values raised a bare `TypeError`.
 
 *Outcome* is what `rustload.open` does. A code means an error ([all codes](errors.md)). *opens; reading: `code`* means that the
 error is raised when the tensor is read. *kept as data* means that the value is an `Opaque` or a `Global` and the other tensors
