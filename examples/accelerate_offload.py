@@ -1,7 +1,7 @@
 """A model larger than memory, run straight from its `.bin`: `python -m examples.accelerate_offload`.
 
-accelerate's hooks read each layer's weights when it runs and drop them after. They usually come from copies that accelerate
-writes to disk first; here they come from the checkpoint itself.
+accelerate's hooks read each layer's weights when it runs and drop them afterwards. They usually read copies that accelerate
+first writes to disk; here they read the checkpoint itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import rustload.torch
 
 
 def build() -> torch.nn.Module:
-    """Any model."""
+    """A small example model."""
     return torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
 
 

@@ -1,8 +1,8 @@
-"""Loads one model from three kinds of checkpoint as transposed bfloat16, with rustload and its peers.
+"""Loads one model from three kinds of checkpoint as transposed bfloat16, with rustload, torch and safetensors.
 
 `make demo` runs it. A Llama-shaped model with random float32 weights is written once to `.cache/demo`, as
-one `.bin`, as three `.bin` shards with an index, and as safetensors. Each way of loading runs in a process
-of its own, on files that are in the page cache, and the result of rustload is compared with that of torch
+one `.bin`, as three `.bin` shards with an index, and as safetensors. Each loader runs in a process
+of its own, on files that are in the page cache, and rustload's result is compared with torch's
 bit by bit.
 """
 
@@ -33,7 +33,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def main() -> None:
-    """Writes the model where it is not there yet, measures and prints."""
+    """Writes the model if it does not exist yet, measures and prints."""
     model = CACHE / "llama-1"
     if not model.exists():
         say("writing a Llama-shaped model with random weights to .cache/demo ...")
@@ -57,18 +57,18 @@ def main() -> None:
             sys.exit(f"{count - equal} of {count} tensors of {title} differ from torch's")
 
 
-# The ways of loading: `open`, after which every name and shape is known, and `load` of everything.
+# The loaders: `open`, after which every name and shape is known, and `load`, which loads everything.
 
 
 def as_asked(tensor: torch.Tensor) -> torch.Tensor:
-    """Does with torch what is asked of every way: matrices transposed, all of it bfloat16, contiguous."""
+    """Converts with torch as every loader has to: matrices transposed, everything bfloat16 and contiguous."""
     if tensor.ndim == 2:
         return tensor.t().to(torch.bfloat16).contiguous()
     return tensor.to(torch.bfloat16)
 
 
 def rustload_open(path: Path) -> Shapes:
-    """Opens and lists; no tensor is read."""
+    """Opens and lists; reads no tensor data."""
     with rustload.open(path) as checkpoint:
         return {name: tuple(tensor.shape) for name, tensor in checkpoint.items()}
 
@@ -83,7 +83,7 @@ def rustload_load(path: Path) -> Tensors:
 
 
 def torch_open(path: Path, *, mmap: bool) -> Shapes:
-    """Has no way to list without loading."""
+    """Cannot list without loading."""
     return {
         name: tuple(tensor.shape)
         for file in files_of(path)
@@ -92,7 +92,7 @@ def torch_open(path: Path, *, mmap: bool) -> Shapes:
 
 
 def torch_load(path: Path, *, mmap: bool) -> Tensors:
-    """Goes shard by shard and lets go of each tensor once it is converted, as a careful user would."""
+    """Loads shard by shard and frees each tensor once it is converted, as a careful user would."""
     loaded = {}
     for file in files_of(path):
         state = torch.load(file, weights_only=True, mmap=mmap)
@@ -106,7 +106,7 @@ def safetensors_open(path: Path) -> Shapes:
     import safetensors
 
     with safetensors.safe_open(path, framework="pt") as file:
-        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - not a mapping
 
 
 def safetensors_load(path: Path) -> Tensors:
@@ -114,11 +114,11 @@ def safetensors_load(path: Path) -> Tensors:
     import safetensors
 
     with safetensors.safe_open(path, framework="pt") as file:
-        return {name: as_asked(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118 - no mapping
+        return {name: as_asked(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118 - not a mapping
 
 
 def ways_for(path: Path) -> dict[str, tuple[Callable[[Path], Shapes], Callable[[Path], Tensors]]]:
-    """Returns what can load this checkpoint."""
+    """Returns the loaders that can load this checkpoint."""
     ways: dict[str, tuple[Callable[[Path], Shapes], Callable[[Path], Tensors]]] = {
         "rustload": (rustload_open, rustload_load)
     }
@@ -137,7 +137,7 @@ def ways_for(path: Path) -> dict[str, tuple[Callable[[Path], Shapes], Callable[[
 
 
 class Row:
-    """What one way took."""
+    """Time and memory of one loader."""
 
     def __init__(self, opened: float) -> None:
         self.opened = opened
@@ -174,7 +174,7 @@ def time_load(begin: Callable[[], None], path: Path, name: str) -> float:
     start = time.perf_counter()
     tensors = way(path)
     taken = time.perf_counter() - start
-    # The tensors are held until the time is on its way, so the peak includes all of them.
+    # The tensors are held until the time has been sent, so the peak includes all of them.
     return taken if tensors else 0.0
 
 
@@ -200,7 +200,7 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def make_model(folder: Path) -> None:
-    """Writes the same random weights in each format; a folder that is there is complete."""
+    """Writes the same random weights in each format; an existing folder is complete."""
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     for name in ("bin", "sharded", "safetensors"):
@@ -250,13 +250,13 @@ def files_of(path: Path) -> list[Path]:
     return sorted(path.glob("*.bin")) if path.is_dir() else [path]
 
 
-# Printing: the table on stdout, the talk on stderr.
+# Printing: the table on stdout, messages on stderr.
 
 WIDTHS = (16, 23, 10, 10, 10)
 
 
 def print_heading(path: Path) -> None:
-    """Says what is measured and prints the head of the table."""
+    """Prints what is measured and the head of the table."""
     size = path.stat().st_size
     print(f"Loading a {size / 1e6:.0f} MB float32 model as bfloat16, every matrix transposed.")
     print(f"Warm files, {torch.get_num_threads()} threads, one process per run, medians of {ROUNDS} runs.")
@@ -287,7 +287,7 @@ def print_line(*cells: Any) -> None:
 
 
 def say(text: str) -> None:
-    """Shows progress where somebody watches."""
+    """Shows progress if stderr is a terminal."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 

@@ -1,7 +1,7 @@
-"""A Llama from PyTorch's files, run in JAX with no torch anywhere: `python -m examples.jax_params FOLDER [TOKEN ...]`.
+"""A Llama from PyTorch's files, run in JAX without torch: `python -m examples.jax_params FOLDER [TOKEN ...]`.
 
-The folder is as Hugging Face has it: `config.json` beside a `.bin`, shards or safetensors, of any size that fits. Names become a
-nested pytree, torch's matrices (outputs by inputs) are turned and cast while they are read, and the model goes through `jit`.
+The folder has Hugging Face's layout: `config.json` next to a `.bin`, shards or safetensors, of any size that fits. Names become a
+nested pytree, torch's matrices (outputs by inputs) are transposed and cast while they are read, and the model goes through `jit`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def attended(p: dict[str, Any], x: jax.Array, heads: int, groups: int, theta: fl
 def logits(
     params: dict[str, Any], tokens: jax.Array, *, heads: int, groups: int, theta: float, eps: float
 ) -> jax.Array:
-    """What the model says after each token: (tokens, vocabulary)."""
+    """The model's logits for each token: (tokens, vocabulary)."""
     embed = params["embed_tokens"]["weight"]
     x = embed[tokens]
     for p in params["layers"]:
@@ -68,12 +68,12 @@ def logits(
         y, mlp = normed(x, p["post_attention_layernorm"]["weight"], eps), p["mlp"]
         gated = jax.nn.silu(y @ mlp["gate_proj"]["weight"]) * (y @ mlp["up_proj"]["weight"])
         x += gated @ mlp["down_proj"]["weight"]
-    head = params.get("lm_head", {"weight": embed})["weight"]  # tied where the file has none
+    head = params.get("lm_head", {"weight": embed})["weight"]  # tied if the file has none
     return normed(x, params["norm"]["weight"], eps) @ head.T
 
 
 def settings(folder: str | Path) -> dict[str, Any]:
-    """What `logits` needs to know of `config.json`."""
+    """The values of `config.json` that `logits` needs."""
     config = json.loads((Path(folder) / "config.json").read_text())
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if config["model_type"] != "llama" or rope.get("rope_type", "default") != "default":
@@ -88,7 +88,7 @@ def settings(folder: str | Path) -> dict[str, Any]:
 
 
 def main(folder: str, *tokens: str) -> jax.Array:
-    """Reads the folder, shows the tree, and says which token comes next."""
+    """Reads the folder, prints the tree, and prints the next token."""
     params = load(folder)
     print(jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", params["layers"][0]))
     given = jnp.array([int(token) for token in tokens] or [1, 2, 3])

@@ -1,4 +1,4 @@
-"""A float32 checkpoint into a bfloat16 model at the cost of the bfloat16 model: `python -m examples.low_memory [CHECKPOINT]`.
+"""Loads float32 weights into a bfloat16 model, with the memory of the latter: `python -m examples.low_memory [CHECKPOINT]`.
 
 Without an argument it writes a small checkpoint of its own. With one, the file must fit the model below.
 """
@@ -28,7 +28,7 @@ def build(width: int = 256, layers: int = 4) -> torch.nn.Module:
 
 
 def main(arguments: list[str]) -> torch.nn.Module:
-    """Builds the model without memory, then gives it its weights."""
+    """Builds the model on the meta device, then loads its weights."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(arguments[0]) if arguments else Path(folder) / "model.bin"
         if not arguments:

@@ -1,7 +1,7 @@
-"""Looks into a training checkpoint layer by layer, reading one tensor at a time: `python -m examples.training_checkpoint [FILE]`.
+"""Inspects a training checkpoint layer by layer, reading one tensor at a time: `python -m examples.training_checkpoint [FILE]`.
 
-Such files hold whole dictionaries: weights, the optimizer's moments, arguments of classes that are not installed here. All of it
-is seen, none of it is built, and only the tensors that are looked at are read.
+Such files contain dictionaries: weights, optimizer moments, arguments of classes that are not installed here. rustload shows
+all of it, constructs none of it, and reads only the tensors that you use.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import rustload
 
 
 def write(path: Path) -> None:
-    """A checkpoint as a trainer leaves it."""
+    """A checkpoint in the form that trainers write."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
     optimizer = torch.optim.AdamW(model.parameters())
@@ -31,7 +31,7 @@ def write(path: Path) -> None:
 
 
 def main(arguments: list[str]) -> dict[str, int]:
-    """Prints what the file holds, and a line for each layer."""
+    """Prints the contents of the file, and one line per layer."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(arguments[0]) if arguments else Path(folder) / "last.ckpt"
         if not arguments:
@@ -49,7 +49,9 @@ def main(arguments: list[str]) -> dict[str, int]:
                 print(f"{layer:30} {nbytes:8,} bytes")
                 for name, lazy in ckpt.select(f"{layer}.*").items():
                     if lazy.ndim and name.rpartition(".")[0] == layer:
-                        tensor = lazy.materialize(dtype="float32")  # this one alone, and gone with the next
+                        tensor = lazy.materialize(
+                            dtype="float32"
+                        )  # reads this tensor only; freed in the next iteration
                         print(
                             f"  {name:40} {lazy.dtype:9} {list(lazy.shape)!s:10} norm {float(tensor.norm()):.4f}"
                         )

@@ -1,4 +1,4 @@
-"""A repository whose weights are an old `.bin` file, as a model of transformers: `python -m examples.transformers_bin [FOLDER]`.
+"""Loads a repository with an old `.bin` file as a transformers model: `python -m examples.transformers_bin [FOLDER]`.
 
 Without an argument it writes a tiny Llama of its own, in the format from before torch 1.6, which torch itself cannot map.
 """
@@ -27,7 +27,7 @@ def write(folder: Path) -> None:
 
 
 def main(arguments: list[str]) -> Any:
-    """Loads the model as bfloat16 and has it say something."""
+    """Loads the model as bfloat16 and generates some tokens."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(arguments[0]) if arguments else Path(temporary)
         if not arguments:
