@@ -1,1 +1,1 @@
-"""Instructions of parsers and kernels, which do not move with the load of a machine; `make counts` counts them."""
+"""Instruction counts of parsers and kernels, which do not depend on the machine's load; `make counts` runs them."""

@@ -1,8 +1,8 @@
-"""`make counts`: how many instructions each parser and kernel takes, beside the last counts that were kept.
+"""`make counts`: counts the instructions of each parser and kernel, and compares them with the kept counts.
 
     python -m benches.counts [--filter TEXT] [--update] [--check]
 
-The processor's own counter counts where it can be had (`perf stat`), valgrind otherwise, which knows no AVX-512. The jobs are in
+It uses the processor's counter if available (`perf stat`), else valgrind, which does not support AVX-512. The jobs are in
 `tests/rust/counts.rs`; each is prepared and run once, then prepared and run several times, and the difference is the job.
 """
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = Path(__file__).with_name("kept.json")
-# Hashes are seeded anew in each process, which moves counts of parsers by a little.
+# Hashes are seeded anew in each process, which changes the counts of parsers slightly.
 TOLERANCE = 0.02
-# So many, that what the preparation takes more or less does not count.
+# Enough repetitions that variations of the preparation do not matter.
 TIMES = 6
 
 
 @dataclass(frozen=True)
 class Job:
-    """A piece of work, and how many units it is."""
+    """A job, and its number of units."""
 
     name: str
     units: int
@@ -39,7 +39,7 @@ class Job:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Counts, compares and prints; 1 with `--check` where a job takes more than it did."""
+    """Counts, compares and prints; returns 1 with `--check` if a job takes more instructions than before."""
     args = parse(arguments)
     tool = next((name for name, count in TOOLS.items() if works(count)), None)
     if tool is None:
@@ -77,7 +77,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def built() -> str:
-    """Builds the jobs as a release is built; the program."""
+    """Builds the jobs in release mode and returns the program."""
     command = ["cargo", "bench", "--quiet", "--locked", "--bench", "counts", "--no-run"]
     told = subprocess.run(
         [*command, "--message-format=json"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
@@ -94,7 +94,7 @@ def compiler() -> str:
 
 
 def jobs(program: str, tool: str) -> list[Job]:
-    """The jobs, at the levels that the tool knows."""
+    """The jobs, at the levels that the tool supports."""
     prefix = ["valgrind", "--quiet", "--tool=none"] if tool == "valgrind" else []
     told = subprocess.run([*prefix, program], check=True, capture_output=True, text=True).stdout
     rows = [line.split("\t") for line in told.splitlines()]
@@ -102,10 +102,10 @@ def jobs(program: str, tool: str) -> list[Job]:
 
 
 def by_perf(command: list[str]) -> int:
-    """Counts by the processor.
+    """Counts with the processor's counter.
 
     Raises:
-        ValueError: It has no counter that may be used.
+        ValueError: No counter is available.
     """
     told = subprocess.run(
         ["perf", "stat", "-x", ",", "-e", "instructions:u", *command],
@@ -118,10 +118,10 @@ def by_perf(command: list[str]) -> int:
 
 
 def by_valgrind(command: list[str]) -> int:
-    """Counts by simulation.
+    """Counts with valgrind.
 
     Raises:
-        ValueError: It says no number.
+        ValueError: Its output has no count.
     """
     told = subprocess.run(
         ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", *command],
@@ -140,7 +140,7 @@ TOOLS: dict[str, Callable[[list[str]], int]] = {"perf": by_perf, "valgrind": by_
 
 
 def works(count: Callable[[list[str]], int]) -> bool:
-    """Whether a tool is there and counts."""
+    """Whether a tool is installed and can count."""
     try:
         return count([shutil.which("true") or "true"]) > 0
     except (OSError, ValueError, subprocess.CalledProcessError):
@@ -148,7 +148,7 @@ def works(count: Callable[[list[str]], int]) -> bool:
 
 
 def changed(count: int, known: int | None) -> float | None:
-    """By which part of what is known a count is more; None where nothing is."""
+    """The relative increase over the kept count; None without one."""
     return None if known is None else count / known - 1
 
 

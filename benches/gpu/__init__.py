@@ -1,1 +1,1 @@
-"""What a GPU machine has to show: correctness on the device, probes of the link, times beside other loaders. `run.py` does it."""
+"""The suite for a GPU machine: correctness on the device, link bandwidth, times beside other loaders. `run.py` runs it."""

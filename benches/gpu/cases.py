@@ -1,4 +1,4 @@
-"""What is timed on a GPU: which file, what is wanted of it, which limit it chases, and how near to that it shall come."""
+"""The timed cases on a GPU: the file, the requested conversion, the limit, and the goal relative to the limit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class File:
         return self.count * torch.Size(self.shape).numel() * _dtype(self.dtype).itemsize
 
     def path(self, folder: Path, suffix: str) -> Path:
-        """Where it is, written if it is not."""
+        """Its path; writes the file if it does not exist."""
         path = folder / (self.name + suffix)
         if not path.exists():
             generator = torch.Generator().manual_seed(1)
@@ -52,14 +52,14 @@ class File:
 
 @dataclass(frozen=True)
 class Case:
-    """One file and what is wanted of it.
+    """One file and the requested conversion.
 
     Attributes:
-        title: What it is.
-        file: Which file.
-        wanted: What is made of each tensor.
-        goal: The part of the limit that rustload shall reach; None where that is not laid down.
-        times_stock: How many times faster than the stock readers it shall be; None likewise.
+        title: A description.
+        file: The file.
+        wanted: The conversion of each tensor.
+        goal: The fraction of the limit that rustload has to reach; None without a goal.
+        times_stock: The required speed-up over the stock loaders; None without a goal.
     """
 
     title: str
@@ -76,17 +76,17 @@ class Case:
 
     @property
     def crossing(self) -> int:
-        """Bytes that have to cross the link: those of the file or of the results, whichever are fewer."""
+        """Bytes that must be copied over the link: those of the file or of the results, whichever are fewer."""
         return min(self.file.nbytes, self.result_bytes)
 
     @property
     def narrows(self) -> bool:
-        """Whether fewer bytes cross than the file has, after a cast on the CPU."""
+        """Whether a cast on the CPU reduces the bytes that are copied."""
         return self.crossing < self.file.nbytes
 
 
 def cases(*, quick: bool) -> list[Case]:
-    """All cases; with `quick` of sizes that show nothing."""
+    """All cases; with `quick` in small sizes whose times mean nothing."""
     side, layers, experts, tiny = (1024, 6, 40, 200) if quick else (16384, 300, 18_000, 20_000)
     large = File("large", 1, (side, side), "float32")
     half = File("half", 1, (2 * side, side), "bfloat16")
@@ -106,7 +106,7 @@ def cases(*, quick: bool) -> list[Case]:
 
 
 def run(case: Case, suffix: str, folder: Path, device: str, rounds: int) -> dict[str, Any]:
-    """Checks, times and measures one case in one format; a way that fails is a row that says why."""
+    """Checks, times and measures one case in one format; a loader that fails gets a row with the reason."""
     path = case.file.path(folder, suffix)
     measure.read_through(path)
     expected = safe_reference(path, case.wanted)
@@ -154,7 +154,7 @@ def safe_reference(path: Path, wanted: peers.Wanted) -> dict[str, torch.Tensor]:
 
 
 def peaks(name: str, suffix: str, path: Path, case: Case, device: str) -> dict[str, Any]:
-    """Peaks of host and device memory beyond the results, of a first load in a process of its own."""
+    """Peaks of host and device memory above the results, for a first load in a process of its own."""
     try:
         (torch_peak, held), host = measure.in_child(hold, name, suffix, str(path), case.wanted, device)
     except RuntimeError as error:
@@ -169,7 +169,7 @@ def peaks(name: str, suffix: str, path: Path, case: Case, device: str) -> dict[s
 def hold(
     begin: Callable[[], None], name: str, suffix: str, path: str, wanted: peers.Wanted, device: str
 ) -> tuple[int, int]:
-    """Runs one way once in a process that is watched; what torch's allocator peaked at, and what the device lacks afterwards."""
+    """Runs one loader once in a watched process; returns the peak of torch's allocator and the device memory still in use."""
     from pathlib import Path
 
     way = peers.ways(suffix, wanted)[name]
@@ -189,7 +189,7 @@ def hold(
 
 
 def goals(results: list[dict[str, Any]], *, quick: bool) -> Iterator[tuple[str, float, float, bool]]:
-    """What was asked of rustload, what came, what is the bound, and whether it holds; rows that are missing say nothing."""
+    """The goal, the result, the bound, and whether it is met; missing rows are skipped."""
     by_title = {case.title: case for case in cases(quick=quick)}
     ours: dict[tuple[str, str], float] = {}
     for result in results:

@@ -1,4 +1,4 @@
-"""A comparison, the place of its results, and what came of many of them."""
+"""A comparison, the device of its results, and a summary of many comparisons."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 SYNC: dict[str, Any] = {"sync": True}
 ASYNC: dict[str, Any] = {"sync": False}
-# What is checked, what was found, what is expected, and whether NaNs may differ.
+# The name of the check, the actual value, the expected value, and whether NaN payloads may differ.
 Check: TypeAlias = tuple[str, torch.Tensor, torch.Tensor, bool]
 
 
 @dataclass
 class Outcome:
-    """What came of one way of asking.
+    """The result of one API call under test.
 
     Attributes:
-        way: How rustload was asked.
+        way: The API call.
         checks: Tensors compared.
-        wrong: What differs, or what was raised.
+        wrong: The differences, or the exception.
     """
 
     way: str
@@ -35,23 +35,23 @@ class Outcome:
 
 @dataclass
 class Place:
-    """Where results shall be."""
+    """The device where results must be."""
 
     device: str
 
     @property
     def is_cuda(self) -> bool:
-        """Whether that is a GPU."""
+        """Whether it is a GPU."""
         return self.device != "cpu"
 
     @property
     def casts(self) -> tuple[dict[str, Any], ...]:
-        """The places of a cast that can be asked for."""
+        """The values of `cast=` that can be requested."""
         return tuple({"cast": place} for place in ("auto", "cpu", "gpu")) if self.is_cuda else ({},)
 
 
 def outcome(way: str, checks: Iterator[Check]) -> Outcome:
-    """Counts checks and keeps what is wrong; an exception ends the way and is wrong."""
+    """Counts checks and keeps the failures; an exception ends the checks and is a failure."""
     found = Outcome(way)
     try:
         for what, got, expected, is_cast in checks:
@@ -65,6 +65,6 @@ def outcome(way: str, checks: Iterator[Check]) -> Outcome:
 
 
 def placed(tensor: torch.Tensor, place: Place) -> torch.Tensor:
-    """The tensor, which must be where it was asked for."""
+    """The tensor, after checking that it is on the requested device."""
     assert tensor.device.type == torch.device(place.device).type, f"a result on {tensor.device}"
     return tensor

@@ -1,6 +1,6 @@
-"""Compares what rustload brings to a device with what torch wrote, bit by bit: dtypes, layouts, formats, and every way of asking.
+"""Compares rustload's tensors on a device with what torch wrote, bit by bit: dtypes, layouts, formats, and every API call.
 
-On device "cpu" the same code runs without a GPU, except for what only a GPU has: streams, `sync=`, and the places of casts.
+On device "cpu" the same code runs without a GPU, except for streams, `sync=` and `cast=`, which need one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def outcomes(folder: Path, device: str, *, quick: bool) -> Iterator[Outcome]:
 
 
 def one_by_one(ckpt: rustload.Checkpoint, holds: dict[str, torch.Tensor], place: Place) -> Iterator[Check]:
-    """`handle.materialize`, of whole tensors and of parts."""
+    """`handle.materialize`, of whole tensors and of slices."""
     for name, expected in holds.items():
         handle = ckpt[name]
         yield name, placed(handle.materialize(place.device), place), expected, False
@@ -76,9 +76,9 @@ def orders(ckpt: rustload.Checkpoint, holds: dict[str, torch.Tensor], place: Pla
 
 
 def casts(ckpt: rustload.Checkpoint, holds: dict[str, torch.Tensor], place: Place) -> Iterator[Check]:
-    """`dtype=`, with and without a transpose, at each place where the cast can happen.
+    """`dtype=`, with and without a transpose, with the cast on the CPU and on the GPU.
 
-    The reference is rustload's own result on the CPU; where that is what is checked, torch's, as far as their rules agree.
+    The reference is rustload's result on the CPU; if that is the one under test, torch's, where their rules agree.
     """
     for name, given in holds.items():
         source, _, layout = name.partition(".")
@@ -118,7 +118,7 @@ def all_at_once(ckpt: rustload.Checkpoint, holds: dict[str, torch.Tensor], place
 
 
 def streamed(ckpt: rustload.Checkpoint, holds: dict[str, torch.Tensor], place: Place) -> Iterator[Check]:
-    """`Checkpoint.stream` in each order, through a wide and a narrow window, and left in the middle."""
+    """`Checkpoint.stream` in each order, with a large and a small window, and closed halfway."""
     for order in ("file", "name", "given"):
         for memory in ("256MiB", "8MiB"):
             seen = []
@@ -161,7 +161,7 @@ def threads(ckpt: rustload.Checkpoint, holds: dict[str, torch.Tensor], place: Pl
         if not place.is_cuda:
             return [(name, ckpt[name].materialize(copy=True), holds[name], False) for name in names]
         with torch.cuda.stream(torch.cuda.Stream(place.device)):  # type: ignore[no-untyped-call]
-            # Every second one is still under way when it is copied, on the thread's stream.
+            # Every second upload is still in flight when it is copied, on the thread's stream.
             return [
                 (
                     name,

@@ -1,4 +1,4 @@
-"""Whether results are where the caller's CUDA stream is: nothing is written too early, nothing is read too late."""
+"""Whether uploads are ordered with the caller's CUDA stream: no copy starts too early, no result is used too early."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLAIN_AND_TURNED: tuple[dict[str, Any], ...] = ({}, {"transpose": True})
 
 
 def streams(folder: Path, place: Place) -> Iterator[Check]:
-    """Results on the default stream, one of the caller's and an urgent one.
+    """Results on the default stream, a stream of the caller and a high-priority stream.
 
     Memory that a long kernel of the caller's stream still writes to is freed and used again at once, and results of
     `sync=False` are used by the next operation of that stream.
@@ -61,7 +61,7 @@ def streams(folder: Path, place: Place) -> Iterator[Check]:
 
 
 def _busy(like: torch.Tensor, place: Place) -> torch.Tensor:
-    """Memory on the device that the current stream goes on writing to for some milliseconds."""
+    """Device memory that the current stream keeps writing to for some milliseconds."""
     made = torch.empty(like.shape, dtype=like.dtype, device=place.device)
     for _ in range(200):
         made.fill_(7)
@@ -69,7 +69,7 @@ def _busy(like: torch.Tensor, place: Place) -> torch.Tensor:
 
 
 def _used(found: torch.Tensor, stream: Any) -> torch.Tensor:
-    """What the next operation of the stream sees, before the memory is written to again."""
+    """The value that the stream's next operation sees, before the memory is overwritten."""
     used = found.clone()
     found.fill_(3)
     stream.synchronize()

@@ -1,7 +1,7 @@
-"""Ways of getting a file onto a GPU: rustload's, torch's, safetensors', and those of other loaders where they are installed.
+"""Loaders that load a file onto a GPU: rustload, torch, safetensors, and others if they are installed.
 
-Every way takes a path, what is wanted and a device, and returns tensors on the device. What is timed is a loader's own idiom, as
-its documentation has it.
+Every loader takes a path, the conversion and a device, and returns tensors on the device. Each is used as its own documentation
+recommends.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ INSTANT = "InstantTensor"
 
 @dataclass(frozen=True)
 class Wanted:
-    """What shall be made of every tensor.
+    """The conversion of every tensor.
 
     Attributes:
         dtype: Another dtype, or None.
@@ -42,18 +42,18 @@ class Wanted:
 
     @property
     def converts(self) -> bool:
-        """Whether anything changes on the way."""
+        """Whether anything is converted."""
         return self.dtype is not None or self.transpose
 
     def finish(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Does it where the tensor is, by torch."""
+        """Converts with torch on the tensor's device."""
         if self.dtype is not None:
             tensor = tensor.to(getattr(torch, self.dtype))
         return tensor.mT.contiguous() if self.transpose else tensor
 
 
 class Result(dict[str, torch.Tensor]):
-    """Tensors by name, and what a loader needs closed when they are dropped."""
+    """Tensors by name, and the object that has to be closed after them."""
 
     def __init__(self, tensors: dict[str, torch.Tensor], close: Callable[[], object] | None = None) -> None:
         """Takes both."""
@@ -71,7 +71,7 @@ Way: TypeAlias = "Callable[[Path, Wanted, str], Result]"
 
 
 def ways(suffix: str, wanted: Wanted) -> dict[str, Way]:
-    """All that can be had here for a file of this kind, rustload first."""
+    """All loaders that are available for this kind of file, rustload first."""
     found: dict[str, Way] = {OURS: ours, "rustload, stream": ours_streamed}
     if wanted.converts:
         found |= {"rustload, cast='cpu'": _ours_at("cpu"), "rustload, cast='gpu'": _ours_at("gpu")}
@@ -126,7 +126,7 @@ def torch_load_mapped(path: Path, wanted: Wanted, device: str) -> Result:
 
 
 def torch_load_pinned(path: Path, wanted: Wanted, device: str) -> Result:
-    """Copied to pinned memory, and from there without waiting."""
+    """Copied to pinned memory, and from there asynchronously."""
     state = torch.load(path, weights_only=True, mmap=True)
     return Result(
         {
@@ -176,7 +176,7 @@ def fastsafetensors(path: Path, wanted: Wanted, device: str) -> Result:
 
 
 def instanttensor(path: Path, wanted: Wanted, device: str) -> Result:
-    """Its `safe_open`; older versions hand out a buffer that is used again, so that a copy is due."""
+    """Its `safe_open`; older versions return a buffer that they reuse, so it must be copied."""
     from instanttensor import safe_open
 
     owned = "copy" in inspect.signature(safe_open).parameters
@@ -187,7 +187,7 @@ def instanttensor(path: Path, wanted: Wanted, device: str) -> Result:
 
 
 def runai(path: Path, wanted: Wanted, device: str) -> Result:
-    """Streamed through host memory that is used again, hence copied at once."""
+    """Streamed through host memory that is reused, hence copied at once."""
     from runai_model_streamer import SafetensorsStreamer
 
     with SafetensorsStreamer() as streamer:
@@ -196,5 +196,5 @@ def runai(path: Path, wanted: Wanted, device: str) -> Result:
 
 
 def _finished(state: dict[str, torch.Tensor], wanted: Wanted) -> Result:
-    # Lets go of each source as soon as its result is there: the peers' peaks are those of careful use.
+    # Frees each source as soon as its result exists, so that the other loaders' peaks are those of careful use.
     return Result({name: wanted.finish(state.pop(name)) for name in list(state)})

@@ -1,4 +1,4 @@
-"""What the link, the memories and the page cache of this machine carry: the limits that the cases are held against."""
+"""Measures the bandwidth of the link, the memories and the page cache: the limits that cases are compared with."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROUNDS = 5
 
 
 def probes(file: Path, device: str, *, quick: bool) -> Iterator[tuple[str, float, str]]:
-    """Yields what was measured, a figure, and its unit; `file` is read through before."""
+    """Yields the name of a measurement, its value and unit; reads all of `file` first."""
     total = (64 if quick else 1024) * MIB
     for size in (64 * KIB, 256 * KIB, MIB, 2 * MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB):
         if size <= total:
@@ -40,7 +40,7 @@ def probes(file: Path, device: str, *, quick: bool) -> Iterator[tuple[str, float
 
 
 def median(work: Callable[[], object], rounds: int = ROUNDS) -> float:
-    """The middle of some rounds, in seconds, after one that does not count."""
+    """The median of some rounds, in seconds, after one warm-up round."""
     work()
     taken = []
     for _ in range(rounds):
@@ -71,7 +71,7 @@ def pinned_copies(device: str, size: int, total: int) -> Callable[[], None]:
 
 
 def pageable_copy(device: str, total: int) -> Callable[[], object]:
-    """Copies `total` bytes from memory that is touched and not pinned."""
+    """Copies `total` bytes from touched pageable memory."""
     source = torch.ones(total, dtype=torch.uint8)
     target = torch.empty(total, dtype=torch.uint8, device=device)
 
@@ -102,7 +102,7 @@ def cpu_cast(total: int) -> Callable[[], object]:
 
 
 def ring_fill(file: Path, ring: int, threads: int, total: int) -> float:
-    """Bytes per second of positional reads from the page cache into pinned memory that is used again and again."""
+    """Bytes per second of positional reads from the page cache into reused pinned memory."""
     memory = torch.empty(ring, dtype=torch.uint8, pin_memory=True).numpy()
     each = ring // threads
     slot = min(2 * MIB, each)
@@ -127,7 +127,7 @@ def ring_fill(file: Path, ring: int, threads: int, total: int) -> float:
 
 
 def pin(size: int) -> float:
-    """Seconds that the driver takes to pin fresh, touched memory; the middle of some rounds."""
+    """Seconds that the driver takes to pin fresh, touched memory; the median of some rounds."""
     cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     taken = []
     for _ in range(ROUNDS):

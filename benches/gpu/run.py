@@ -3,8 +3,8 @@
     python -m benches.gpu.run [--quick] [--check] [--only PART ...] [--json OUT]
 
 It needs an installed rustload, torch for CUDA and safetensors, no network, and the folder `benches` of the repository. All files
-are made in a temporary folder (25 GB at full size, and as much memory to hold them in the page cache). Loaders that are
-installed beside are timed too. Without a GPU it says so and ends well. `--check` makes figures below the goals an error.
+are made in a temporary folder (25 GB at full size, and as much memory to hold them in the page cache). Other installed loaders
+are timed too. Without a GPU it says so and exits with 0. `--check` makes figures below the goals an error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PARTS = ("correctness", "probes", "sweep", "cases")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs what the command line asks for; 1 where a result is wrong, or with `--check` below a goal."""
+    """Runs the selected parts; returns 1 if a result is wrong, or with `--check` if a goal is missed."""
     args = parse(arguments)
     reason = reason_to_skip(args.device)
     if reason is not None:
@@ -79,7 +79,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def reason_to_skip(device: str) -> str | None:
-    """Why nothing can run here, or None."""
+    """Why the suite cannot run here, or None."""
     if device == "cpu":
         return None
     if torch.version.cuda is None:
@@ -92,7 +92,7 @@ def reason_to_skip(device: str) -> str | None:
 
 
 def machine(device: str) -> dict[str, str]:
-    """What the figures belong to."""
+    """The machine and versions that the figures belong to."""
     found = {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "rustload": rustload.__version__,
@@ -108,7 +108,7 @@ def machine(device: str) -> dict[str, str]:
 
 
 def correctness(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every way of asking for every tensor, bit by bit."""
+    """Compares every API call for every tensor, bit by bit."""
     print(f"\n=== correctness on {args.device}: tensors equal to the bit ===")
     found: list[dict[str, Any]] = []
     for one in matrix.outcomes(folder, args.device, quick=args.quick):
@@ -120,7 +120,7 @@ def correctness(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def print_outcome(one: checks.Outcome) -> None:
-    """Prints a line, and what is wrong below it."""
+    """Prints a line, and the failures below it."""
     print(f"  {one.way:<40}{one.checks:>8,}{'' if one.wrong else '  all equal'}", flush=True)
     for what in one.wrong[:5]:
         print(f"      wrong: {what}")
@@ -129,7 +129,7 @@ def print_outcome(one: checks.Outcome) -> None:
 
 
 def probed(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """The limits of the machine."""
+    """Measures the limits of the machine."""
     print(f"\n=== probes of {args.device}, medians ===")
     file = _sample(folder, args)
     found = []
@@ -140,7 +140,7 @@ def probed(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def swept(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Sizes of slots and numbers of workers."""
+    """Tries slot sizes and numbers of workers."""
     print("\n=== slot size and workers: GB/s of one tensor, file in the page cache ===")
     file = _sample(folder, args)
     found = []
@@ -152,7 +152,7 @@ def swept(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def timed(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """The cases beside the peers, then the goals."""
+    """Times the cases beside other loaders, then checks the goals."""
     print(f"\n=== warm file to {args.device}: medians of {args.rounds} interleaved rounds ===")
     print(
         "GB/s of the file's bytes; of limit = the limit's time over the row's; MiB beyond the results, first load in a process."
@@ -199,7 +199,7 @@ def print_case(result: dict[str, Any]) -> None:
 
 
 def print_goals(found: list[dict[str, Any]]) -> None:
-    """Prints what was asked and what came."""
+    """Prints the goals and the results."""
     print("\n=== goals ===")
     for goal in found:
         word = "holds" if goal["holds"] else "MISSED"

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 FORMATS = ("zip", "legacy", "sharded", "safetensors")
 SHARDS = 3
 
-# What can be cast to floats, and to what.
+# The dtypes that can be cast to floats, and the targets.
 REAL = (
     *("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"),
     *("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32", "float64"),
 )
 TARGETS = ("float32", "bfloat16", "float16", "float64", "float8_e4m3fn", "float8_e5m2")
 
-# Views of every dtype as one that all operations know, by bytes of an element.
+# The integer dtype to view a dtype as, by bytes per element; all operations support these.
 SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
@@ -48,7 +48,7 @@ def patterns(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
 
 
 def tensors(*, quick: bool) -> dict[str, torch.Tensor]:
-    """Every dtype in every layout, by `dtype.layout`; the large ones cross the slots and panels of any pipeline."""
+    """Every dtype in every layout, by `dtype.layout`; the large ones exceed the slots and staging buffers of any pipeline."""
     made: dict[str, torch.Tensor] = {}
     for seed, name in enumerate(dtypes()):
         made |= {f"{name}.{layout}": tensor for layout, tensor in _layouts(name, 10 * seed, quick=quick)}
@@ -61,7 +61,7 @@ def tensors(*, quick: bool) -> dict[str, torch.Tensor]:
 
 def _layouts(name: str, seed: int, *, quick: bool) -> list[tuple[str, torch.Tensor]]:
     base = patterns(name, (4, 5, 6), seed)
-    # More than one slot of a ring, and no multiple of anything; bytes first, as elements have many sizes.
+    # Larger than one ring slot, and not a multiple of it; made as bytes, since elements have many sizes.
     rows = (50_000 if quick else 3_200_000) // (257 * base.element_size())
     large = patterns(name, (rows, 257), seed + 1)
     found = [
@@ -87,22 +87,22 @@ def _layouts(name: str, seed: int, *, quick: bool) -> list[tuple[str, torch.Tens
 
 
 def moderate(name: str) -> torch.Tensor:
-    """Numbers that every float dtype holds, on whose casts all rules of overflow agree."""
+    """Numbers that every float dtype can represent, so that casts never overflow."""
     generator = torch.Generator().manual_seed(11)
     made = torch.randn(33, 65, generator=generator) * 20
     return (made.abs() if name.startswith("u") else made).to(getattr(torch, name))
 
 
 class Files:
-    """The matrix in every format, and what each holds.
+    """The matrix in every format, and the tensors in each.
 
     Attributes:
-        paths: What to open, by format.
+        paths: The path to open, by format.
         holds: The tensors, by format and name.
     """
 
     def __init__(self, folder: Path, given: dict[str, torch.Tensor]) -> None:
-        """Writes the files; a dtype that a format's own writer refuses is left out of it."""
+        """Writes the files; omits a dtype from a format whose own writer refuses it."""
         zipped = {name: tensor for name, tensor in given.items() if _is_saved(tensor.dtype, legacy=False)}
         old = {name: tensor for name, tensor in zipped.items() if _is_saved(tensor.dtype, legacy=True)}
         header = {dtype for dtype, _, code in _rustload.DTYPES if code is not None}
@@ -110,7 +110,7 @@ class Files:
             name: _copy(tensor)
             for name, tensor in zipped.items()
             if name.partition(".")[0] in header and _is_in_safetensors(tensor.dtype)
-            # A conjugate is a flag, and half a byte is no tensor, in that format.
+            # That format has no conjugate flag and no packed half-byte dtypes.
             if not tensor.is_conj() and (tensor.ndim or not name.startswith("float4"))
         }
         self.holds = {"zip": zipped, "legacy": old, "sharded": zipped, "safetensors": plain}
@@ -170,7 +170,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     """The elements' bytes in C order, on the CPU."""
     tensor = tensor.detach().resolve_conj().resolve_neg()
     row = tensor.view(SAME_SIZE[tensor.element_size()]).contiguous().reshape(-1).cpu()
-    # Strides of dimensions of size 1 may be odd, which views of another size refuse.
+    # Dimensions of size 1 may have arbitrary strides, which views of another element size refuse.
     return torch.empty(0, dtype=torch.uint8).set_(
         row.untyped_storage(),
         row.storage_offset() * row.element_size(),
@@ -189,7 +189,7 @@ def is_same(found: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def is_same_number(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """The same of results of casts, where one NaN is as good as another."""
+    """The same for results of casts, where NaN payloads may differ."""
     if found.dtype != expected.dtype or found.shape != expected.shape:
         return False
     left, right = found.cpu().to(torch.float64), expected.cpu().to(torch.float64)

@@ -1,6 +1,6 @@
-"""How fast a file comes to the device with slots of several sizes and several workers, each in a process of its own.
+"""Measures upload rates with several slot sizes and numbers of workers, each in a process of its own.
 
-The ring is made once per process; `RUSTLOAD_RING` says how many slots of how many bytes it has.
+The ring is allocated once per process; `RUSTLOAD_RING` sets the size and number of slots.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def settings(*, quick: bool) -> list[tuple[int, int]]:
 
 
 def sweep(file: Path, device: str, *, quick: bool) -> Iterator[tuple[int, int, float | str]]:
-    """Yields slot, workers, and GB/s or why there is no figure."""
+    """Yields slot size, workers, and GB/s or the reason for a missing figure."""
     for slot, workers in settings(quick=quick):
         env = {**os.environ, "RUSTLOAD_RING": f"{slot}x{workers * SLOTS_PER_WORKER}"}
         command = [sys.executable, "-m", "benches.gpu.sweep", str(file), device, str(workers)]

@@ -1,1 +1,1 @@
-"""Memory over time while one model is loaded in today's ways and by rustload; `make memory` runs it."""
+"""Measures memory over time while stock loaders and rustload load one model; `make memory` runs it."""

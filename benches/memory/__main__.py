@@ -1,4 +1,4 @@
-"""Loads one model in every way, samples memory, and writes a table, JSON and a plot: `make memory`."""
+"""Loads one model with every loader, samples memory, and writes a table, JSON and a plot: `make memory`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def limit(folder: Path, kinds: list[str], dtype: str) -> None:
-    """Prints which ways finish in a control group of the final size and 512 MiB, and what those that do used."""
+    """Prints which loaders finish in a cgroup limited to the final size plus 512 MiB, and the memory that they used."""
     for kind in kinds:
         files = model.files_of(folder / kind)
         size = sum(file.stat().st_size for file in files) // (2 if dtype == "bfloat16" else 1)
@@ -75,12 +75,12 @@ def limit(folder: Path, kinds: list[str], dtype: str) -> None:
 
 
 def middle(curves: list[sample.Curve]) -> sample.Curve:
-    """The run of middle duration."""
+    """The run of median duration."""
     return sorted(curves, key=lambda curve: curve.seconds)[(len(curves) - 1) // 2]
 
 
 def report(kind: str, dtype: str, curves: dict[str, sample.Curve]) -> None:
-    """Prints a table; a way whose parameters differ in a bit from the first one's says so."""
+    """Prints a table; marks loaders whose parameters differ in a bit from the first one's."""
     if len({curve.digest for curve in curves.values()}) > 1:
         raise SystemExit(f"{kind}: the ways disagree on the parameters' bits")
     print(f"\n{kind}, as {dtype} (all parameters bitwise equal)")

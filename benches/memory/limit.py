@@ -1,4 +1,4 @@
-"""A memory limit on one process, by a control group of its own."""
+"""A memory limit on one process, by a cgroup of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Version 2 and version 1 of control groups: where groups are, the file of the limit, and that of the limit with swap.
+# cgroup versions 2 and 1: the root folder, the file of the memory limit, and the file of the limit including swap.
 _VERSIONS = (
     (Path("/sys/fs/cgroup"), "memory.max", "memory.swap.max"),
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.memsw.limit_in_bytes"),
@@ -19,17 +19,18 @@ _VERSIONS = (
 
 @contextlib.contextmanager
 def limited(process: int, nbytes: int) -> Iterator[None]:
-    """Charges what the process allocates from now on to a group that may have this many bytes.
+    """Charges later allocations of the process to a new cgroup with a limit of this many bytes.
 
-    What it holds already stays charged where it is. The group goes when the process has ended, at the end of the block.
+    Existing memory stays charged to its old cgroup. The new cgroup is removed after the process has ended, at the end
+    of the block.
 
     Raises:
-        OSError: No group can be made here, or none with a limit.
+        OSError: No cgroup can be created here, or none with a limit.
     """
     group, limit, swap = _made()
     try:
         if swap.exists():
-            # Version 1 limits memory and swap together, so it wants the other limit first.
+            # Version 1 requires the memory limit to be set before the limit of memory and swap.
             together = swap.name.startswith("memory.memsw")
             for file, most in ((limit, nbytes), (swap, nbytes if together else 0)):
                 file.write_text(str(most))

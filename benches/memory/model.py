@@ -28,7 +28,7 @@ SHAPE = {
 
 
 def made() -> Path:
-    """The folder with one folder per kind, written if it is not there; a folder that is there is complete."""
+    """The folder with one folder per kind; writes missing ones; an existing folder is complete."""
     folder = CACHE / "llama-892"
     if not folder.exists():
         partial = folder.with_name(folder.name + ".partial")
@@ -71,5 +71,5 @@ def write(begin: Callable[[], None], folder: Path, shape: dict[str, int]) -> Non
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The files with tensors in them."""
+    """The files that contain tensors."""
     return sorted(path for path in folder.iterdir() if path.suffix in (".bin", ".safetensors"))

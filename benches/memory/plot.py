@@ -1,4 +1,4 @@
-"""All curves in one picture, as SVG and PNG."""
+"""Plots all curves, as SVG and PNG."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 COLOURS = ("#7f7f7f", "#bcbd22", "#9467bd", "#1f77b4", "#d62728", "#ff7f0e")
 MIB = 1 << 20
-POINTS = 300  # of a curve: more makes a large file and no better picture
+POINTS = 300  # points per curve: more make a large file and no better picture
 
 
 def draw(curves: dict[str, dict[str, Curve]], title: str, files: list[Path]) -> None:
-    """Draws one panel for each kind of file: anonymous memory as a line, mapped file pages on top of it as a shade."""
+    """Draws one panel per kind of file: anonymous memory as a line, mapped file pages on top of it as a shaded area."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -31,7 +31,7 @@ def draw(curves: dict[str, dict[str, Curve]], title: str, files: list[Path]) -> 
             colour = COLOURS[names.index(way) % len(COLOURS)]
             step = -(-len(curve.times) // POINTS)
             times = curve.times[::step]
-            # Of the samples that share a point, the highest: a peak must not fall between two.
+            # The maximum of the samples that share a point, so that no peak is lost.
             anonymous = [
                 max(curve.anonymous[at : at + step]) / MIB for at in range(0, len(curve.times), step)
             ]

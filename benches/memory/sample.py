@@ -1,4 +1,4 @@
-"""Runs one way in a process of its own and samples that process's memory from outside."""
+"""Runs one loader in a process of its own and samples that process's memory from outside."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INTERVAL = 0.002
 
 @dataclasses.dataclass
 class Curve:
-    """What one run showed, above what the process had after its imports; sizes in bytes.
+    """The measurements of one run, above the process's size after its imports; sizes in bytes.
 
     Attributes:
         times: Seconds since the load began.
@@ -38,12 +38,12 @@ class Curve:
 
     @property
     def peak(self) -> int:
-        """The most of both together."""
+        """The peak of both together."""
         return max(a + f for a, f in zip(self.anonymous, self.file, strict=True))
 
     @property
     def peak_anonymous(self) -> int:
-        """The most anonymous memory."""
+        """The peak of anonymous memory."""
         return max(self.anonymous)
 
     @property
@@ -53,14 +53,14 @@ class Curve:
 
 
 def run(way: str, folder: Path, dtype: str, limit: int | None = None) -> Curve | None:
-    """One run in a fresh process, which may have `limit` bytes beyond what it had after its imports.
+    """Runs once in a fresh process, with at most `limit` bytes above its size after its imports.
 
     Returns:
-        What was seen; None where the process was killed at the limit.
+        The measurements; None if the process was killed at the limit.
 
     Raises:
         RuntimeError: The process failed.
-        OSError: There can be no limit here.
+        OSError: No limit can be set here.
     """
     command = [sys.executable, "-m", "benches.memory.sample", way, str(folder), dtype]
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
@@ -121,7 +121,7 @@ def _child(way: str, folder: Path, dtype: str) -> None:
     import torch
     import transformers
 
-    import rustload.transformers  # noqa: F401 - imports are not what is measured
+    import rustload.transformers  # noqa: F401 - imports are not measured
     from benches.memory.ways import WAYS
 
     transformers.utils.logging.disable_progress_bar()

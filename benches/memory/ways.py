@@ -1,4 +1,4 @@
-"""Today's ways of getting a checkpoint into a bfloat16 model, and rustload's; each returns the model.
+"""Stock loaders of a checkpoint into a bfloat16 model, and rustload's; each returns the model.
 
 All of them end with every parameter in bfloat16 and owned by the model, except those of the float32 set, which convert nothing.
 """
@@ -98,5 +98,5 @@ WAYS: dict[str, Callable[[Path, torch.dtype], Any]] = {
 
 
 def can(way: str, kind: str) -> bool:
-    """Whether the way exists: torch maps no legacy files."""
+    """Whether the loader supports the file: torch cannot map legacy files."""
     return not (kind == "legacy" and way in ("torch.load(mmap=True)", "meta + assign, mmap"))

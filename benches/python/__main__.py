@@ -1,9 +1,9 @@
-"""`make bench`: times every case against its peers and prints all rows, the losing ones too.
+"""`make bench`: times every case against other loaders and prints all rows, including those that rustload loses.
 
     python -m benches.python [--quick] [--filter TEXT] [--rounds N] [--minutes N] [--json OUT] [--plot OUT]
 
-The cases in which torch allocates run again in a second process with torch's own huge-page switch on, since
-a user may have it on.
+The cases in which torch allocates run again in a second process with torch's own huge-page switch on, because
+users may have it on.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LIMIT = "(limit)"
 
 
 def main() -> None:
-    """Runs what the command line asks for."""
+    """Runs the selected cases."""
     args = parse()
     huge_pages = os.environ.get(HUGE_PAGES) == "1"
     cases = [case for case in all_cases(quick=args.quick) if args.filter in case.title]
@@ -48,7 +48,7 @@ def main() -> None:
     elif args.quick or not again:
         results = run_all(cases, args, args.minutes, huge_pages=False)
     else:
-        # The second process checks nothing, and is done sooner.
+        # The second process does not check results, so it is faster.
         minutes = args.minutes * len(cases) / (len(cases) + len(again) / 2)
         results = run_all(cases, args, minutes, huge_pages=False)
         results += again_with_huge_pages(args, args.minutes - minutes)
@@ -83,7 +83,7 @@ def parse() -> argparse.Namespace:
 
 
 def machine() -> dict[str, str]:
-    """What the figures belong to."""
+    """The machine and versions that the figures belong to."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
@@ -100,14 +100,14 @@ def machine() -> dict[str, str]:
 def run_all(
     cases: list[Case], args: argparse.Namespace, minutes: float, *, huge_pages: bool
 ) -> list[dict[str, Any]]:
-    """Runs cases, those that can run here, until so many minutes are over."""
+    """Runs the cases that can run here, for at most this many minutes."""
     end = time.monotonic() + 60 * minutes
     results = []
     for at, case in enumerate(cases):
         left = end - time.monotonic()
         reason = case.reason_to_skip() or (None if left > 0 else "the time is over; --filter runs it alone")
         if reason is None:
-            # About half of the time goes into files, checks and peaks.
+            # About half of the time is spent on files, checks and peaks.
             results.append(run(case, args.rounds, left / (len(cases) - at) / 2, huge_pages=huge_pages))
         else:
             print(f"\n{case.title}\n  skipped: {reason}", flush=True)
@@ -120,7 +120,7 @@ def run(case: Case, rounds: int, budget: float, *, huge_pages: bool) -> dict[str
     measure.read_through(case.path)
     ways = case.ways()
     peaks = {}
-    if not huge_pages:  # the second process takes times alone
+    if not huge_pages:  # the second process only measures times
         case.check()
         if case.has_peaks:
             peaks = {name: measure.in_child(hold, case, name)[1] for name in ways}
@@ -154,7 +154,7 @@ def run(case: Case, rounds: int, budget: float, *, huge_pages: bool) -> dict[str
 
 
 def again_with_huge_pages(args: argparse.Namespace, minutes: float) -> list[dict[str, Any]]:
-    """Runs the cases in which torch allocates where torch asks for huge pages, as rustload does."""
+    """Runs the cases in which torch allocates again, with torch requesting huge pages as rustload does."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "results.json"
         command = [sys.executable, "-m", "benches.python", "--json", str(out), "--filter", args.filter]
@@ -165,7 +165,7 @@ def again_with_huge_pages(args: argparse.Namespace, minutes: float) -> list[dict
 
 
 def print_heading(rounds: int, *, huge_pages: bool) -> None:
-    """Says how the figures below came about."""
+    """Prints how the figures below were measured."""
     switch = f", torch with {HUGE_PAGES}=1" if huge_pages else ""
     print(f"\n=== {', '.join(f'{key} {value}' for key, value in machine().items())}{switch} ===")
     print(

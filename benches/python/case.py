@@ -1,9 +1,9 @@
-"""A case: what is timed, how many bytes it moves, which limit it chases, and who else can do it.
+"""A case: the timed operation, the bytes that it moves, its limit, and the loaders that can do it.
 
-A case writes its files once to `.cache/bench`. Its ways all give the same result, and `check` says so
-before anything is timed. The limit is the same movement of bytes with everything in place: source read,
-destination touched. It cannot be reached from a file into fresh memory, and it moves with the machine, so
-it is timed beside the ways.
+A case writes its files once to `.cache/bench`. All loaders give the same result; `check` verifies this
+before anything is timed. The limit is the same copy or cast between touched buffers in memory.
+A load from a file into fresh memory cannot reach it. It depends on the machine's load, so
+it is timed beside the loaders.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 
 CACHE = Path(__file__).resolve().parent.parent.parent / ".cache" / "bench"
 MIB = 1 << 20
-# Ways of this name start with no memory of an earlier result; rustload's others find what the round before has dropped.
+# Loaders of this name start without recycled memory; rustload's other rows reuse what the previous round dropped.
 FRESH = "fresh memory"
 DTYPES = {None: torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BITS = {2: torch.int16, 4: torch.int32}
 
 
 class Case(ABC):
-    """One thing to do, and the ways of doing it."""
+    """One operation, and the loaders that can do it."""
 
     title: str
     limit: str
     suffix: str
-    # Whether any way must read all tensor data, so that bytes per second mean something.
+    # Whether every loader must read all tensor data, so that bytes per second are meaningful.
     reads = True
-    # Whether huge pages for torch's own allocations would change its rows.
+    # Whether huge pages for torch's own allocations would change torch's rows.
     allocates = False
-    # Whether the peaks of its ways are those of this program.
+    # Whether the loaders run in this program, so that their peaks can be measured.
     has_peaks = True
-    # What is told below the table.
+    # The notes printed below the table.
     notes: Sequence[str] = ()
 
     @property
@@ -56,27 +56,27 @@ class Case(ABC):
 
     @abstractmethod
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Makes what the file holds."""
+        """Makes the contents of the file."""
 
     @abstractmethod
     def ways(self) -> dict[str, Callable[[], Any]]:
-        """Returns what to time, rustload first."""
+        """Returns the loaders to time, rustload first."""
 
     @abstractmethod
     def limit_probe(self) -> Callable[[], object]:
-        """Returns what to time as the limit."""
+        """Returns the function to time as the limit."""
 
     @abstractmethod
     def check(self) -> None:
-        """Raises AssertionError where rustload's result is not the peer's."""
+        """Raises AssertionError if rustload's result differs from the other loader's."""
 
     @property
     def arena(self) -> int:
-        """Bytes of memory to have ready before each timed run: room for what is read and for what is made of it."""
+        """Bytes of memory to touch and free before each timed run: enough for the data that is read and for the results."""
         return 2 * self.nbytes if self.reads else 0
 
     def before(self, name: str) -> None:
-        """Gets ready to time a way, untimed."""
+        """Prepares a run of one loader, untimed."""
         if name.endswith(FRESH):
             rustload.trim()
 
@@ -85,7 +85,7 @@ class Case(ABC):
         return None
 
     def prepare(self) -> None:
-        """Writes the file where it is not there yet."""
+        """Writes the file if it does not exist yet."""
         if self.path.exists():
             return
         CACHE.mkdir(parents=True, exist_ok=True)
@@ -118,7 +118,7 @@ class SmallTensors:
 
 
 class DataCase(Case):
-    """What reads tensors and leaves them as torch tensors."""
+    """A loader that returns torch tensors."""
 
     dtype: str | None = None
 
@@ -133,7 +133,7 @@ class DataCase(Case):
 
 
 def hold(begin: Callable[[], None], case: Case, name: str) -> int:
-    """Runs one way once in a process whose memory somebody watches, and keeps the result to the end."""
+    """Runs one loader once in a process whose memory is sampled, and keeps the result to the end."""
     way = case.ways()[name]
     torch.ones(1024, 1024).t().contiguous().to(torch.bfloat16)  # starts torch's threads
     begin()
@@ -150,33 +150,33 @@ def torch_load(path: Path, *, mmap: bool) -> dict[str, torch.Tensor]:
 def safe_open(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """Each tensor of a safetensors file, by `safe_open`."""
     with safetensors.safe_open(path, framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118 - no mapping
+        for name in file.keys():  # noqa: SIM118 - not a mapping
             yield name, file.get_tensor(name)
 
 
 def each(
     state: dict[str, torch.Tensor], finish: Callable[[torch.Tensor], torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Finishes each tensor, and lets go of its source at once: the peers' peaks are those of careful use."""
+    """Converts each tensor and frees its source at once, so that the other loaders' peaks are those of careful use."""
     return {name: finish(state.pop(name)) for name in list(state)}
 
 
 def read_metadata(path: Path, nbytes: int) -> Callable[[], object]:
-    """Reads what is not tensor data with one system call."""
+    """Reads the metadata with one system call."""
     size = path.stat().st_size
     metadata = max(4096, size - nbytes)
 
     def read() -> object:
         with path.open("rb", buffering=0) as file:
             if path.suffix == ".bin":
-                file.seek(size - metadata)  # a zip keeps its directory at the end
+                file.seek(size - metadata)  # a zip has its central directory at the end
             return file.read(metadata)
 
     return read
 
 
 def movement(numel: int, dtype: torch.dtype) -> Callable[[], object]:
-    """Copies so many float32 elements, or casts them, between buffers that are touched."""
+    """Copies or casts this many float32 elements between touched buffers."""
     source, target = torch.ones(numel), torch.ones(numel, dtype=dtype)
     return lambda: target.copy_(source)
 

@@ -1,4 +1,4 @@
-"""All cases, at full or at small size, in the order in which they are run."""
+"""All cases, in full or small size, in the order in which they run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FORMATS = (".bin", ".safetensors")
 
 
 def all_cases(*, quick: bool) -> Iterator[Case]:
-    """Yields every case; with `quick` at sizes that show nothing."""
+    """Yields every case; with `quick` in small sizes whose times mean nothing."""
     yield from _opening(quick=quick)
     yield from _loading(quick=quick)
     yield from _converting(quick=quick)

@@ -1,4 +1,4 @@
-"""Cases in which nothing of the file is in memory: before each run it is put out of the page cache."""
+"""Cases with a cold file: it is evicted from the page cache before each run."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ColdCase(LoadCase):
-    """Load a whole float32 model that is on the disk only."""
+    """Load a whole float32 model from a cold file."""
 
-    # Its rows are bounded by the disk, not by pages of torch's memory.
+    # The disk limits its rows, not the page size of torch's memory.
     allocates = False
     limit = "reading the file around the page cache, 8 MiB at a time"
 
@@ -60,7 +60,7 @@ class ColdCase(LoadCase):
         return ways
 
     def before(self, name: str) -> None:
-        """Puts the file out of the page cache, and makes sure that it is."""
+        """Evicts the file from the page cache, and checks that it is evicted."""
         super().before(name)
         evict(self.path)
 
@@ -82,14 +82,14 @@ class ColdCase(LoadCase):
 
 
 def evict(path: Path) -> None:
-    """Puts a file out of the page cache.
+    """Evicts a file from the page cache.
 
     Raises:
-        OSError: Some of it stays.
+        OSError: Some pages stay cached.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)  # pages that are not written yet stay
+        os.fsync(descriptor)  # dirty pages cannot be evicted
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)
@@ -98,7 +98,7 @@ def evict(path: Path) -> None:
 
 
 def cached_share(path: Path) -> float:
-    """Which share of a file's pages is in the page cache."""
+    """The share of a file's pages that is in the page cache."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
         pages = -(-len(mapped) // mmap.PAGESIZE)
         held = (ctypes.c_ubyte * pages)()
@@ -113,13 +113,13 @@ def cached_share(path: Path) -> float:
 
 
 def read_directly(path: Path) -> int:
-    """Reads a file around the page cache into one buffer; how many bytes came."""
+    """Reads a file with O_DIRECT into one buffer; returns the number of bytes."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
     try:
         with mmap.mmap(-1, READ) as buffer:
             size, done = os.fstat(descriptor).st_size, 0
             while done < size:
-                # The last read is shorter than asked for, by what is missing to a block.
+                # The last read is short, because the file does not end at a block boundary.
                 got = os.preadv(descriptor, [buffer], done)
                 if got == 0:
                     break

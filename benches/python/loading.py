@@ -1,4 +1,4 @@
-"""Cases that load a model or a matrix: as views, as copies, cast, transposed, or as torch.load gives it."""
+"""Cases that load a model or a matrix: as views, as copies, cast, transposed, or with torch.load."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class LoadCase(DataCase):
         if self.suffix == ".bin":
             ways["torch.load(mmap=True)"] = lambda: each(torch_load(path, mmap=True), finish)
             if self.to != "view":
-                # What it read is owned already, and needs no copy.
+                # Its result is owned already, and needs no copy.
                 plain = (lambda tensor: tensor) if copies else finish
                 ways["torch.load"] = lambda: each(torch_load(path, mmap=False), plain)
         else:
@@ -107,7 +107,7 @@ class LoadCase(DataCase):
 
 
 class TransposeCase(DataCase):
-    """Load one float32 matrix transposed, cast on the way or not."""
+    """Load one float32 matrix transposed, with or without a cast."""
 
     allocates = True
 
@@ -168,7 +168,7 @@ class TransposeCase(DataCase):
 
 
 class PermuteCase(DataCase):
-    """Load one float32 tensor of three dimensions in another order, cast on the way or not."""
+    """Load one three-dimensional float32 tensor permuted, with or without a cast."""
 
     allocates = True
     suffix = ".safetensors"
@@ -229,7 +229,7 @@ class PermuteCase(DataCase):
 
 
 class GraphCase(DataCase):
-    """Load the object graph of a `.bin` under torch: owned, or mapped and not touched."""
+    """Load the object graph of a `.bin` under torch: owned, or mapped and untouched."""
 
     suffix = ".bin"
 

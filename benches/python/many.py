@@ -1,4 +1,4 @@
-"""Cases about whole checkpoints: many small tensors, narrow floats, joins, and how time grows with size."""
+"""Cases with whole checkpoints: many small tensors, narrow floats, joins, and how time grows with size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class SmallCase(SmallTensors, DataCase):
-    """All tensors of a checkpoint of many small ones, as torch tensors with memory of their own."""
+    """Load all tensors of a checkpoint of many small ones, as owned torch tensors."""
 
     allocates = True
     limit = "copying the same bytes between touched buffers"
@@ -58,7 +58,7 @@ class SmallCase(SmallTensors, DataCase):
 
 
 class NarrowCase(DataCase):
-    """One large tensor from or to fp8."""
+    """Load one large tensor from or to fp8."""
 
     allocates = True
     suffix = ".safetensors"
@@ -98,12 +98,12 @@ class NarrowCase(DataCase):
     def check(self) -> None:
         ours, peer = (way()["weight"] for way in self.ways().values())
         assert ours.dtype == peer.dtype
-        # The generator stays within e4m3's range, where both have one rule.
+        # The values are within e4m3's range, where rustload and torch agree.
         assert torch.equal(ours.view(torch.uint8), peer.view(torch.uint8))
 
 
 class JoinCase(DataCase):
-    """Three matrices joined side by side and cast."""
+    """Join three matrices side by side and cast them."""
 
     allocates = True
     limit = "the cast between touched buffers, not joined"
@@ -155,7 +155,7 @@ class GrowthCase(DataCase):
     """Stream a sparse checkpoint as bfloat16 and drop every tensor: time should be linear in its size, memory constant."""
 
     suffix = ".safetensors"
-    arena = 0  # what is made is dropped again
+    arena = 0  # results are dropped again
     limit = "reading the file through, 16 MiB at a time"
 
     def __init__(self, mebibytes: int) -> None:
@@ -174,7 +174,7 @@ class GrowthCase(DataCase):
         return {}
 
     def prepare(self) -> None:
-        """Writes a header and a hole."""
+        """Writes a header and a sparse hole."""
         if self.path.exists():
             return
         CACHE.mkdir(parents=True, exist_ok=True)

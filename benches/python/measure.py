@@ -1,13 +1,13 @@
-"""Measures time and memory in ways that survive a shared machine.
+"""Measures time and memory so that the figures are usable on a shared machine.
 
-- Ways of doing one thing run interleaved, in turn about order, so that a slow minute hits all of them;
+- Loaders of one case run interleaved, in rotating order, so that a slow minute affects all of them;
   figures are medians.
-- Memory that was free for a while may have gone back to the host of a virtual machine, and touching it
-  again is then slow for whoever comes first. So an arena is touched and freed right before each timed run,
+- On a virtual machine, memory that was free for a while may have been reclaimed by the host, and the next first
+  touch is slow. So an arena is touched and freed right before each timed run,
   and nothing ever sleeps.
 - A result is dropped outside the timed part and before the next arena.
-- Peaks are those of anonymous memory, above what the process held before, each in a process of its own that
-  is watched from outside: a watcher inside would wait for the interpreter lock and miss what happens while
+- Peaks are of anonymous memory, above the process's size before, each in a process of its own that
+  is sampled from outside: a sampling thread inside would wait for the GIL and miss what happens while
   it is held.
 """
 
@@ -39,11 +39,11 @@ def anonymous_bytes(pid: int | str = "self") -> int:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
-    return 0  # a process that has just ended
+    return 0  # the process has just ended
 
 
 def touch_arena(nbytes: int) -> None:
-    """Gets `nbytes` of memory from the system, writes to all of it and gives it back."""
+    """Allocates `nbytes` of memory from the system, writes to all of it and frees it."""
     if nbytes <= 0:
         return
     with mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as arena:
@@ -54,14 +54,14 @@ def touch_arena(nbytes: int) -> None:
 
 
 def settle(nbytes: int) -> None:
-    """Puts the process into the state every timed run starts from: `nbytes` are ready to be had."""
+    """Puts the process into the state before every timed run: `nbytes` of free memory are backed by the host."""
     gc.collect()
     _libc.malloc_trim(0)
     touch_arena(nbytes)
 
 
 def read_through(*files: Path) -> None:
-    """Brings files into the page cache: all loads here are warm ones."""
+    """Reads files into the page cache, so that loads are warm."""
     for path in files:
         with path.open("rb", buffering=0) as file:
             while file.read(1 << 24):
@@ -70,18 +70,18 @@ def read_through(*files: Path) -> None:
 
 @dataclass
 class Times:
-    """The seconds that one way took, round by round."""
+    """The seconds that one loader took, round by round."""
 
     seconds: list[float] = field(default_factory=list)
 
     @property
     def median(self) -> float:
-        """The middle round."""
+        """The median round."""
         return statistics.median(self.seconds)
 
     @property
     def spread(self) -> float:
-        """How far the slowest round lies above the fastest, as a part of the median."""
+        """The difference between the slowest and the fastest round, relative to the median."""
         return (max(self.seconds) - min(self.seconds)) / self.median
 
 
@@ -93,17 +93,17 @@ def interleave(
     budget: float = float("inf"),
     before: Callable[[str], None] = lambda _name: None,
 ) -> dict[str, Times]:
-    """Times every way once per round, starting each round with the next way.
+    """Times every loader once per round, starting each round with the next loader.
 
     Args:
-        ways: What to time, by name. Each way has run once before, so that nothing is timed cold.
-        rounds: How often to time each.
+        ways: The loaders to time, by name. Each has run once before, so that nothing is timed cold.
+        rounds: The number of rounds.
         arena: Bytes of memory to touch and free before each timed run.
-        budget: Seconds after which no further round begins, once there are three.
-        before: Called with a way's name before that, untimed.
+        budget: Seconds after which no further round begins, after at least three.
+        before: Called with a loader's name before each run, untimed.
 
     Returns:
-        The times by name. A way that takes less than a few milliseconds is run as often as fills them.
+        The times by name. A loader that takes less than a few milliseconds is repeated within a round.
     """
     times = {name: Times() for name in ways}
     repeats = {name: _repeats(way) for name, way in ways.items()}
@@ -146,12 +146,12 @@ def in_child(work: Callable[..., Any], *args: object) -> tuple[Any, int]:
     """Runs `work(begin, *args)` in a fresh process that has torch imported but has not used it.
 
     Args:
-        work: A function of a module. It prepares, calls `begin()`, does what is to be measured and returns a
-            value while it still holds what it made.
-        args: What it takes after `begin`.
+        work: A module-level function. It prepares, calls `begin()`, does the measured work and returns a
+            value while it still holds its results.
+        args: Its arguments after `begin`.
 
     Returns:
-        What it returned, and the peak of its anonymous memory since `begin()`, above what it held then.
+        Its return value, and the peak of its anonymous memory since `begin()`, above its size then.
     """
     ours, theirs = _processes.Pipe()
     child = _processes.Process(target=_child, args=(theirs, work, args), daemon=True)

@@ -1,4 +1,4 @@
-"""Cases that read metadata alone: opening, listing, scanning."""
+"""Cases that only read metadata: opening, listing, scanning."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class OpenCase(SmallTensors, Case):
 
         def sliced() -> object:
             with safetensors.safe_open(path, framework="pt") as file:
-                slices = [(name, file.get_slice(name)) for name in file.keys()]  # noqa: SIM118 - no mapping
+                slices = [(name, file.get_slice(name)) for name in file.keys()]  # noqa: SIM118 - not a mapping
                 return [(name, part.get_dtype(), part.get_shape()) for name, part in slices]
 
         if self.suffix == ".safetensors":
@@ -62,7 +62,7 @@ class OpenCase(SmallTensors, Case):
 
 
 class ScanCase(OpenCase):
-    """Scan the pickle of many tensors, against the list of its opcodes, which is what other scanners begin with."""
+    """Scan the pickle of many tensors, against listing its opcodes, which is the first step of other scanners."""
 
     limit = "reading the pickle with one system call"
 
@@ -98,7 +98,7 @@ class ScanCase(OpenCase):
 
 
 class LegacyOpenCase(OpenCase):
-    """The same of a stream from before torch's zip format, of which torch has no lazy reader."""
+    """The same for a legacy stream from before torch's zip format, for which torch has no lazy reader."""
 
     def __init__(self, count: int, each: int) -> None:
         super().__init__(count, each, ".legacy")

@@ -1,4 +1,4 @@
-"""Draws results as SVG: a bar for each way of each case, as long as its time; the ways that beat rustload are marked."""
+"""Draws results as SVG: a bar for each loader of each case, as long as its time; loaders that beat rustload are marked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ OURS, THEIRS, LIMIT, FASTER = "#2b6cb0", "#a0aec0", "#d69e2e", "#c53030"
 
 
 def svg(results: list[dict[str, Any]]) -> str:
-    """The picture; each case has a scale of its own, from 0 to its slowest way."""
+    """The picture; each case has its own scale, from 0 to its slowest loader."""
     parts: list[str] = []
     top = 12
     for case in results:

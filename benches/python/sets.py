@@ -1,4 +1,4 @@
-"""Cases of whole checkpoints as models have them: 300 tensors of a dense one, 18,000 of a mixture of experts."""
+"""Cases with whole checkpoints of realistic models: 300 tensors of a dense one, 18,000 of a mixture of experts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Shapes = list[tuple[str, tuple[int, ...]]]
 
 
 class SetCase(SmallCase):
-    """All tensors of a bfloat16 checkpoint, as torch tensors with memory of their own."""
+    """Load all tensors of a bfloat16 checkpoint, as owned torch tensors."""
 
     def __init__(self, kind: str, shapes: Shapes, suffix: str) -> None:
         self.kind, self.shapes, self.suffix = kind, shapes, suffix

@@ -1,4 +1,4 @@
-"""Cases about what comes before any data: a view of a tensor from an open file, and a fresh process that takes one."""
+"""Cases about fixed costs: a view of a tensor from an open file, and a fresh process that loads one tensor."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ViewCase(Case):
-    """Take a view of a tensor of 64 MiB from a file that is open, as each framework has it."""
+    """Take a view of a tensor of 64 MiB from an open file, under each framework."""
 
     limit = "a torch tensor over a mapping that is there"
     reads = False
@@ -72,7 +72,7 @@ class ViewCase(Case):
         assert all(np.array_equal(ours, other) for other in others)
 
 
-# What a fresh process does, by way; `path` is a safetensors file with a tensor "weight".
+# The code of a fresh process, by loader; `path` is a safetensors file with a tensor "weight".
 SCRIPTS = {
     "rustload": "import rustload",
     "rustload info": "import rustload._cli; rustload._cli.main(['info', path])",
@@ -92,7 +92,7 @@ TELL = f"; import sys, json; print(json.dumps([name for name in {HEAVY!r} if nam
 
 
 class StartCase(Case):
-    """Start a process, import, and take one tensor as each framework has it."""
+    """Start a process, import, and take one tensor under each framework."""
 
     title = "a fresh process: import, and take one tensor of 4 MiB"
     limit = "a process that does nothing"
@@ -122,7 +122,7 @@ class StartCase(Case):
         return {name: lambda script=script: self.run(script) for name, script in SCRIPTS.items()}  # type: ignore[misc]  # bound early
 
     def run(self, script: str) -> str:
-        """Runs a line in a process of its own; what it printed."""
+        """Runs a line in a process of its own; returns its output."""
         line = f"path = {str(self.path)!r}; {script}"
         done = subprocess.run([sys.executable, "-c", line], check=True, capture_output=True, text=True)
         return done.stdout
@@ -131,7 +131,7 @@ class StartCase(Case):
         return lambda: self.run("pass")
 
     def check(self) -> None:
-        """What each way imports: rustload nothing but the framework that is asked for."""
+        """Reports what each loader imports: rustload only the requested framework."""
         imports = {
             name: json.loads(self.run(script + TELL).splitlines()[-1]) for name, script in SCRIPTS.items()
         }

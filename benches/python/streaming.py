@@ -1,4 +1,4 @@
-"""Cases about streams whose results are all kept: they are to be no slower than one tensor after the other."""
+"""Cases with streams whose results are all kept: they must not be slower than one tensor after the other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TENSORS = 16
 
 
 class KeptStreamCase(DataCase):
-    """Stream 16 tensors and keep them all, beside `materialize` one by one and the whole load."""
+    """Stream 16 tensors and keep them all, compared with `materialize` one by one and with a whole load."""
 
     allocates = True
     suffix = ".safetensors"
@@ -43,7 +43,7 @@ class KeptStreamCase(DataCase):
 
     def ways(self) -> dict[str, Callable[[], Any]]:
         path, target = self.path, _dtype(self.target)
-        # A pattern, as a plain dtype leaves fp8 as it is.
+        # A pattern, because a plain dtype does not convert fp8.
         many: dict[str, Any] = {"dtype": {"*": self.target}, "copy": True}
 
         def streamed(framework: Any = "torch") -> dict[str, Any]:
