@@ -1,13 +1,13 @@
-# Each target does all of its own set-up: a fresh clone, Python 3.11 or newer and cargo are enough.
+# Each target does its own set-up: a fresh clone, Python 3.11 or newer and cargo are enough.
 #
 #   make demo     build, then load one model from each format and compare with torch
 #   make test     every check CI runs, in CI's order
 #   make bench    the benchmarks against torch and safetensors (BENCH="--quick --json out.json" passes options on)
-#   make counts   instructions of parsers and kernels, beside the last that were kept (COUNTS="--update" keeps new ones)
-#   make deny     licenses and sources of dependencies, where cargo-deny is installed
-#   make fuzz     every fuzz target for a minute, guided by coverage (FUZZ="pickle zip" SECONDS_EACH=600 for other ones)
+#   make counts   count instructions of parsers and kernels, and compare with the kept counts (COUNTS="--update" keeps new ones)
+#   make deny     check licenses and sources of dependencies, if cargo-deny is installed
+#   make fuzz     run every fuzz target for a minute with coverage guidance (FUZZ="pickle zip" SECONDS_EACH=600 to choose)
 #   make mutants  plant faults in a copy of the sources, and count those that the tests catch (MUTANTS="--list", "zip-", "--named")
-#   make memory   memory over time while a model is loaded, in today's ways and by rustload (MEMORY="--rounds 1", "--limit")
+#   make memory   measure memory over time while stock loaders and rustload load a model (MEMORY="--rounds 1", "--limit")
 #   make build    only the extension, in .venv
 #   make fmt      format Rust and Python
 
@@ -75,13 +75,13 @@ clean:
 	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis dist target
 	rm -f python/rustload/*.so
 
-# The core with no Python at all, then with the binding.
+# The core without Python, then with the binding.
 lint-rust: $(INSTALLED) cargo
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	$(CARGO) clippy --locked --all-targets --features python -- -D warnings
 
-# Without advisories, which have to be downloaded.
+# Without advisories, which would have to be downloaded.
 deny: cargo
 	@if command -v cargo-deny >/dev/null; then \
 		$(CARGO) deny --workspace check bans licenses sources; \
