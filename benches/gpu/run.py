@@ -69,7 +69,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds per case (7, with --quick 3)")
     parser.add_argument("--device", default="cuda:0", help="which GPU; cpu runs the correctness part only")
-    parser.add_argument("--folder", type=Path, help="where the temporary folder is made")
+    parser.add_argument("--folder", type=Path, help="where to create the temporary folder")
     parser.add_argument("--json", type=Path, metavar="OUT", help="also write the results to this file")
     args = parser.parse_args(arguments)
     args.rounds = args.rounds or (3 if args.quick else 7)

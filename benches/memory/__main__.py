@@ -21,7 +21,7 @@ def main() -> None:
         "--rounds", type=int, default=3, help="runs of each way; the one of middle duration is shown"
     )
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
-    parser.add_argument("--kinds", default=",".join(model.KINDS), help="kinds of files, by commas")
+    parser.add_argument("--kinds", default=",".join(model.KINDS), help="kinds of files, separated by commas")
     parser.add_argument(
         "--out", type=Path, default=Path("bench-results"), help="folder for memory.{svg,png,json}"
     )
@@ -84,7 +84,7 @@ def report(kind: str, dtype: str, curves: dict[str, sample.Curve]) -> None:
     if len({curve.digest for curve in curves.values()}) > 1:
         raise SystemExit(f"{kind}: the ways disagree on the parameters' bits")
     print(f"\n{kind}, as {dtype} (all parameters bitwise equal)")
-    print(f"{'way':28}{'seconds':>9}{'peak MiB':>10}{'anonymous':>11}{'at the end':>12}")
+    print(f"{'loader':28}{'seconds':>9}{'peak MiB':>10}{'anonymous':>11}{'at the end':>12}")
     for way, curve in curves.items():
         numbers = [curve.peak, curve.peak_anonymous, curve.end]
         peak, anonymous, end = (round(value / MIB) for value in numbers)

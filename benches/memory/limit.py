@@ -50,4 +50,4 @@ def _made() -> tuple[Path, Path, Path]:
             if (group / limit).exists():
                 return group, group / limit, group / swap
             group.rmdir()
-    raise OSError("no control group with a memory limit can be made here")
+    raise OSError("no cgroup with a memory limit can be created here")

@@ -45,7 +45,7 @@ def draw(curves: dict[str, dict[str, Curve]], title: str, files: list[Path]) -> 
         panel.set_title(kind)
         panel.set_xlabel("seconds")
         panel.grid(alpha=0.25)
-    panels[0][0].set_ylabel("MiB above the imports: line anonymous,\nshade mapped file pages on top of it")
+    panels[0][0].set_ylabel("MiB above the imports: line anonymous,\nshaded area mapped file pages")
     handles, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
     figure.suptitle(title)

@@ -27,7 +27,7 @@ class ColdCase(LoadCase):
 
     # The disk limits its rows, not the page size of torch's memory.
     allocates = False
-    limit = "reading the file around the page cache, 8 MiB at a time"
+    limit = "reading the file with O_DIRECT, 8 MiB at a time"
 
     def __init__(self, to: str, layers: int, suffix: str) -> None:
         super().__init__(to, layers, suffix)
@@ -75,7 +75,7 @@ class ColdCase(LoadCase):
             read_directly(probe)
             evict(probe)
         except OSError as error:
-            return f"no reads around the page cache in {CACHE}: {error.strerror}"
+            return f"no O_DIRECT reads in {CACHE}: {error.strerror}"
         finally:
             probe.unlink()
         return None

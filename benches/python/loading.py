@@ -240,7 +240,7 @@ class GraphCase(DataCase):
         self.title = (
             f"torch.load of {count:,} tensors, {self.nbytes / 1e6:.0f} MB, {'mapped' if mmap else 'owned'}"
         )
-        self.limit = "the metadata alone" if mmap else "copying the same bytes between touched buffers"
+        self.limit = "reading the metadata" if mmap else "copying the same bytes between touched buffers"
 
     @property
     def nbytes(self) -> int:

@@ -62,7 +62,7 @@ class NarrowCase(DataCase):
 
     allocates = True
     suffix = ".safetensors"
-    limit = "copying as many bytes as are read between touched buffers"
+    limit = "copying the bytes that are read between touched buffers"
 
     def __init__(self, numel: int, source: str, target: str) -> None:
         self.numel, self.source, self.target = numel, source, target

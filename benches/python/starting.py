@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class ViewCase(Case):
     """Take a view of a tensor of 64 MiB from an open file, under each framework."""
 
-    limit = "a torch tensor over a mapping that is there"
+    limit = "a torch tensor on an existing mapping"
     reads = False
 
     def __init__(self, numel: int, suffix: str) -> None:
