@@ -1,4 +1,4 @@
-//! A run of bytes to be parsed: owned, or a part of bytes in memory that are there anyway, which then are not copied.
+//! Bytes for a parser: owned, or a range of shared bytes in memory, which are not copied.
 #![forbid(unsafe_code)]
 
 use std::fmt;
@@ -6,26 +6,26 @@ use std::ops::Deref;
 
 use super::Bytes;
 
-/// Bytes that stay as they are for as long as this lives.
-pub struct Chunk(Held);
+/// Bytes that do not change while this lives.
+pub struct Chunk(ChunkBytes);
 
-enum Held {
+enum ChunkBytes {
     Owned(Vec<u8>),
     Shared { bytes: Bytes, start: usize, len: usize },
 }
 
 impl Chunk {
-    /// `len` bytes from `start` on; `None` where there are not that many.
+    /// `len` bytes from `start`; `None` if `bytes` ends before.
     pub(super) fn shared(bytes: Bytes, start: usize, len: usize) -> Option<Chunk> {
         let end = start.checked_add(len)?;
         (*bytes).as_ref().get(start..end)?;
-        Some(Chunk(Held::Shared { bytes, start, len }))
+        Some(Chunk(ChunkBytes::Shared { bytes, start, len }))
     }
 }
 
 impl From<Vec<u8>> for Chunk {
     fn from(bytes: Vec<u8>) -> Chunk {
-        Chunk(Held::Owned(bytes))
+        Chunk(ChunkBytes::Owned(bytes))
     }
 }
 
@@ -35,8 +35,8 @@ impl Deref for Chunk {
     #[inline]
     fn deref(&self) -> &[u8] {
         match &self.0 {
-            Held::Owned(bytes) => bytes,
-            Held::Shared { bytes, start, len } => {
+            ChunkBytes::Owned(bytes) => bytes,
+            ChunkBytes::Shared { bytes, start, len } => {
                 (**bytes).as_ref().get(*start..start.saturating_add(*len)).unwrap_or_default()
             }
         }
@@ -55,7 +55,7 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
-    fn a_shared_chunk_is_the_part_that_was_asked_for() {
+    fn a_shared_chunk_is_the_requested_range() {
         let bytes: Bytes = Arc::new(*b"0123456789");
         let chunk = Chunk::shared(bytes.clone(), 2, 3).unwrap();
         assert_eq!(&*chunk, b"234");

@@ -3,7 +3,7 @@
 
 use crate::error::{Code, Error, Result};
 
-/// A position in a slice; every read checks the bounds and an error carries the offset.
+/// A position in a slice. Every read checks the bounds; an error carries the offset.
 #[derive(Clone, Debug)]
 pub struct Cursor<'a> {
     data: &'a [u8],
@@ -12,7 +12,7 @@ pub struct Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
-    /// A cursor at the start of `data`, whose first byte lies at offset `base` of the thing that errors speak of.
+    /// A cursor at the start of `data`. Errors count offsets from `base`, the offset of the first byte in its file or member.
     pub fn new(data: &'a [u8], base: u64) -> Cursor<'a> {
         Cursor { data, position: 0, base }
     }
@@ -22,17 +22,17 @@ impl<'a> Cursor<'a> {
         self.position
     }
 
-    /// The position, as errors show it.
+    /// The offset that errors report.
     pub fn offset(&self) -> u64 {
         self.base.saturating_add(self.position as u64)
     }
 
-    /// The bytes that are left.
+    /// The remaining bytes.
     pub fn rest(&self) -> &'a [u8] {
         self.data.get(self.position..).unwrap_or_default()
     }
 
-    /// Whether nothing is left.
+    /// Whether no byte remains.
     pub fn is_empty(&self) -> bool {
         self.rest().is_empty()
     }
@@ -83,7 +83,7 @@ impl<'a> Cursor<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// The bytes up to the next line feed, which is taken too but not returned.
+    /// The bytes up to the next line feed, which is consumed and not returned.
     pub fn line(&mut self) -> Result<&'a [u8]> {
         let rest = self.rest();
         match rest.iter().position(|&byte| byte == b'\n') {
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_huge_length_is_only_an_error() {
+    fn a_huge_length_is_a_truncation_error() {
         assert_eq!(Cursor::new(b"ab", 0).take(u64::MAX).unwrap_err().code(), Code::Truncated);
     }
 }

@@ -1,9 +1,9 @@
-//! A private, copy-on-write mapping of a whole file: where zero-copy views point.
+//! A private, copy-on-write mapping of a whole file, which zero-copy views point into.
 //!
 //! **Protocol.** The mapping is private and writable, so an edit through a view stays in this process and never reaches
-//! the file. rustload itself never reads or writes through it: it hands out addresses, and whoever gets one keeps the
+//! the file. rustload itself never reads or writes through it: it hands out addresses, and the holder of an address keeps the
 //! `Arc<Mapping>` alive. If another process truncates the file, touching a page past the new end raises SIGBUS; that is
-//! the documented price of a view, and owned results never pay it because they are read by position.
+//! the documented price of a view. Owned results are read by position and cannot meet it.
 
 use std::fs::File;
 use std::io;
@@ -30,16 +30,16 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Maps all of `file`, private and writable, without reserving swap for it (a file may be larger than memory).
     pub(super) fn new(file: &File) -> io::Result<Mapping> {
-        // SAFETY: the mapping is private, and no Rust reference into it is made: see the protocol above for what happens
-        // when the file is changed by others meanwhile.
+        // SAFETY: the mapping is private, and no Rust reference into it is made. The protocol above says what happens when another
+        // process changes the file.
         let map = unsafe { MmapOptions::new().no_reserve_swap().map_copy(file) }?;
-        // The raw form gives its address without a reference to the bytes.
+        // `MmapRaw` gives its address without a reference to the bytes.
         let map = MmapRaw::from(map);
         let start = NonNull::new(map.as_mut_ptr()).ok_or(io::ErrorKind::InvalidData)?;
         Ok(Mapping { start, len: map.len() as u64, _map: map })
     }
 
-    /// The address of a part, or `None` where it reaches outside the mapping.
+    /// The address of a range, or `None` if it reaches outside the mapping.
     pub fn address(&self, part: Region) -> Option<NonNull<u8>> {
         if part.end() > self.len {
             return None;

@@ -1,11 +1,11 @@
-//! What is at which offset: files and memory, positional reads, mappings, and a checked little-endian cursor.
+//! Byte sources: files and memory, positional reads (buffered or `O_DIRECT`), mappings, and a checked little-endian cursor.
 
 mod chunk;
 mod cursor;
 mod direct;
+mod file_system;
 mod mapping;
 mod mappings;
-mod place;
 mod probe;
 mod reader;
 mod region;
@@ -14,12 +14,12 @@ mod source;
 
 pub use chunk::Chunk;
 pub use cursor::Cursor;
-pub use direct::{BLOCK, Choice, Io};
+pub use direct::{DIRECT_ALIGNMENT, Io, IoChoice};
+pub use file_system::{FileSystem, FileSystemKind};
 pub use mapping::Mapping;
 pub use mappings::Mappings;
-pub use place::{Place, PlaceKind};
 pub use probe::Probe;
 pub use reader::Reader;
 pub use region::Region;
-pub use scratch::{Blocks, MakeBlocks, Scratch};
+pub use scratch::{AlignedMemory, AllocateAligned, Scratch};
 pub use source::{Bytes, Source};

@@ -1,82 +1,83 @@
-//! How fast a file is read here, in either way: short reads for whoever wonders which way is better.
+//! Measures how fast a file is read, direct and buffered, with a few reads each. `rustload doctor` shows the result.
 #![forbid(unsafe_code)]
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::direct::cached;
-use super::{Choice, Io, MakeBlocks, Place, Reader, Scratch, Source};
+use super::direct::cached_share;
+use super::{AllocateAligned, FileSystem, Io, IoChoice, Reader, Scratch, Source};
 use crate::error::{Code, Error, Result};
 use crate::parallel;
 
-/// Bytes that are read in each way at most.
-const MOST: u64 = 64 << 20;
+/// The most bytes that are read in each mode.
+const PROBE_MAX_BYTES: u64 = 64 << 20;
 
 /// Bytes of one read.
-const CHUNK: u64 = 4 << 20;
+const READ_BYTES: u64 = 4 << 20;
 
-/// Threads that read, as when tensors are read.
+/// The number of reading threads, as for tensors.
 const THREADS: usize = 4;
 
-/// How long each way is tried at most; a read that was begun is ended.
-const LONG: Duration = Duration::from_millis(500);
+/// No read of a mode begins after this time.
+const PROBE_TIME: Duration = Duration::from_millis(500);
 
-/// What is known of a file before it is read.
+/// What is known about reading a file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Probe {
     /// Bytes of the file.
     pub size: u64,
-    /// Where it lies.
-    pub place: Place,
+    /// The file system that it is on.
+    pub file_system: FileSystem,
     /// How it would be read, and why.
-    pub choice: Choice,
-    /// The share of it that is in the page cache, from samples; `None` where the system does not tell.
+    pub io_choice: IoChoice,
+    /// The share of the file that is in the page cache, from samples; `None` if the system does not tell.
     pub cached: Option<f64>,
-    /// Whether reads around the page cache can be had.
+    /// Whether the file system supports direct reads.
     pub direct: bool,
-    /// Bytes per second through the page cache; `None` where not measured.
+    /// Bytes per second of buffered reads; `None` if not measured.
     pub buffered_rate: Option<f64>,
-    /// Bytes per second around it.
+    /// Bytes per second of direct reads; `None` if not measured.
     pub direct_rate: Option<f64>,
 }
 
 impl Probe {
-    /// Looks at a file that is to be read in the given way; reads a part of it in both ways if asked to `measure`,
-    /// by way of what `make` makes.
-    pub fn run(path: &Path, io: Io, measure: bool, make: MakeBlocks) -> Result<Probe> {
+    /// Examines a file that is to be read as `io` says. With `measure`, reads a part of it in both modes; `allocate` makes the
+    /// bounce buffers.
+    pub fn run(path: &Path, io: Io, measure: bool, allocate: AllocateAligned) -> Result<Probe> {
         let source = Source::open_with(path, io)?;
-        let around = Source::open_with(path, Io::Direct)?;
-        let (Some(place), Some(choice)) = (source.file_system(), source.choice()) else {
-            return Err(Error::new(Code::InternalError, "a file has no place"));
+        let direct_source = Source::open_with(path, Io::Direct)?;
+        let (Some(file_system), Some(io_choice)) = (source.file_system(), source.io_choice()) else {
+            return Err(Error::new(Code::InternalError, "a file has no file system"));
         };
-        let shared = source.descriptor().and_then(|file| cached(file, source.len()));
-        let direct = around.direct().is_some();
-        // The direct way first: it leaves the cache as it is.
-        let direct_rate = if measure && direct { rate(&around, 0, make)? } else { None };
-        let through = Source::open_with(path, Io::Buffered)?;
-        let buffered_rate = if measure { rate(&through, through.len() / 2, make)? } else { None };
-        let (place, choice) = (place.clone(), choice.clone());
-        Ok(Probe { size: source.len(), place, choice, cached: shared, direct, buffered_rate, direct_rate })
+        let cached = source.descriptor().and_then(|file| cached_share(file, source.len()));
+        let direct = direct_source.direct().is_some();
+        // Direct reads first: they leave the page cache as it is.
+        let direct_rate = if measure && direct { read_rate(&direct_source, 0, allocate)? } else { None };
+        let buffered_source = Source::open_with(path, Io::Buffered)?;
+        let buffered_rate =
+            if measure { read_rate(&buffered_source, buffered_source.len() / 2, allocate)? } else { None };
+        let (file_system, io_choice) = (file_system.clone(), io_choice.clone());
+        Ok(Probe { size: source.len(), file_system, io_choice, cached, direct, buffered_rate, direct_rate })
     }
 }
 
-/// Bytes per second of reads from `start` on; `None` for files without a whole chunk there.
-fn rate(source: &Source, start: u64, make: MakeBlocks) -> Result<Option<f64>> {
-    let len = source.len().saturating_sub(start).min(MOST) / CHUNK * CHUNK;
+/// Bytes per second of reads from `start`; `None` if the file has less than one whole read there.
+fn read_rate(source: &Source, start: u64, allocate: AllocateAligned) -> Result<Option<f64>> {
+    let len = source.len().saturating_sub(start).min(PROBE_MAX_BYTES) / READ_BYTES * READ_BYTES;
     if len == 0 {
         return Ok(None);
     }
     let begun = Instant::now();
     let done = std::sync::atomic::AtomicU64::new(0);
-    let chunks = (0..len / CHUNK).map(|chunk| start.saturating_add(chunk.saturating_mul(CHUNK)));
+    let chunks = (0..len / READ_BYTES).map(|chunk| start.saturating_add(chunk.saturating_mul(READ_BYTES)));
     parallel::for_each(
         THREADS,
         chunks,
-        || (Reader::around(source), Scratch::new(make)),
+        || (Reader::direct(source), Scratch::new(allocate)),
         |(reader, scratch), at| {
-            if begun.elapsed() < LONG {
-                reader.read(at, usize::try_from(CHUNK).unwrap_or(usize::MAX), scratch)?;
-                done.fetch_add(CHUNK, std::sync::atomic::Ordering::Relaxed);
+            if begun.elapsed() < PROBE_TIME {
+                reader.read(at, usize::try_from(READ_BYTES).unwrap_or(usize::MAX), scratch)?;
+                done.fetch_add(READ_BYTES, std::sync::atomic::Ordering::Relaxed);
             }
             Ok(())
         },
@@ -90,11 +91,11 @@ mod tests {
     use std::io::Write;
 
     #[test]
-    fn a_probe_tells_rates_of_files_that_have_a_chunk() {
+    fn a_probe_measures_files_of_at_least_one_read() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(b"small").unwrap();
         let found = Probe::run(file.path(), Io::Auto, true, |_| None).unwrap();
-        assert_eq!((found.size, found.buffered_rate, found.choice.io), (5, None, Io::Buffered));
+        assert_eq!((found.size, found.buffered_rate, found.io_choice.io), (5, None, Io::Buffered));
         file.write_all(&vec![1; 9 << 20]).unwrap();
         let found = Probe::run(file.path(), Io::Direct, true, |_| None).unwrap();
         assert!(found.buffered_rate.is_some_and(|rate| rate > 0.0));

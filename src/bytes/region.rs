@@ -1,4 +1,4 @@
-//! A range of bytes whose end is known to fit 64 bits.
+//! A range of bytes whose end fits 64 bits.
 #![forbid(unsafe_code)]
 
 /// `len` bytes from `start`; the end does not overflow.
@@ -9,12 +9,12 @@ pub struct Region {
 }
 
 impl Region {
-    /// The range, or `None` where its end does not fit 64 bits.
+    /// The range, or `None` if its end does not fit 64 bits.
     pub fn new(start: u64, len: u64) -> Option<Region> {
         start.checked_add(len).map(|_| Region { start, len })
     }
 
-    /// The first byte.
+    /// The offset of the first byte.
     pub fn start(self) -> u64 {
         self.start
     }
@@ -24,7 +24,7 @@ impl Region {
         self.len
     }
 
-    /// Whether there is no byte in it.
+    /// Whether the range is empty.
     pub fn is_empty(self) -> bool {
         self.len == 0
     }
@@ -34,15 +34,15 @@ impl Region {
         self.start.saturating_add(self.len)
     }
 
-    /// Whether all of `other` lies inside.
+    /// Whether all of `other` lies inside this range.
     pub fn contains(self, other: Region) -> bool {
         self.start <= other.start && other.end() <= self.end()
     }
 
-    /// The part of this range that starts at `start` and has `len` bytes, counted from this range's start.
-    pub fn part(self, start: u64, len: u64) -> Option<Region> {
-        let part = Region::new(self.start.checked_add(start)?, len)?;
-        self.contains(part).then_some(part)
+    /// `len` bytes from `start`, which counts from this range's start. `None` if they do not lie inside.
+    pub fn subregion(self, start: u64, len: u64) -> Option<Region> {
+        let subregion = Region::new(self.start.checked_add(start)?, len)?;
+        self.contains(subregion).then_some(subregion)
     }
 }
 
@@ -51,11 +51,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_stays_inside() {
+    fn a_subregion_lies_inside_its_region() {
         let region = Region::new(10, 5).unwrap();
-        assert_eq!(region.part(1, 4), Region::new(11, 4));
-        assert_eq!(region.part(1, 5), None);
-        assert_eq!(region.part(u64::MAX, 1), None);
+        assert_eq!(region.subregion(1, 4), Region::new(11, 4));
+        assert_eq!(region.subregion(1, 5), None);
+        assert_eq!(region.subregion(u64::MAX, 1), None);
         assert_eq!(Region::new(u64::MAX, 1), None);
     }
 }

@@ -1,84 +1,87 @@
-//! Memory that bytes pass through on their way to a result, kept from read to read whatever it holds.
+//! A thread's scratch memory, which bytes pass through on the way to a result. It is reused from read to read and not cleared.
 #![forbid(unsafe_code)]
 
-use super::direct::BLOCK;
+use super::direct::DIRECT_ALIGNMENT;
 use crate::error::{Code, Error, Result};
 
-/// Memory that starts on a block, as reads around the page cache want it.
-pub type Blocks = Box<dyn AsMut<[u8]> + Send>;
+/// Memory that starts on a block boundary, as direct reads need it.
+pub type AlignedMemory = Box<dyn AsMut<[u8]> + Send>;
 
-/// What makes it, of at least so many bytes. On huge pages the disk is asked for more at a time.
-pub type MakeBlocks = fn(u64) -> Option<Blocks>;
+/// Allocates at least so many bytes. On huge pages a request to the disk can be larger.
+pub type AllocateAligned = fn(u64) -> Option<AlignedMemory>;
 
-/// Bytes that direct reads take of scratch at most.
-const MOST_BLOCKS: u64 = super::Reader::MOST + ENDS;
+/// The size of the bounce buffer: one direct read and the blocks at its ends.
+const BOUNCE_MAX_BYTES: u64 = super::Reader::DIRECT_READ_MAX_BYTES + EDGE_BYTES;
 
 /// Bytes of the blocks at the two ends of a read.
-const ENDS: u64 = 2 * BLOCK;
+const EDGE_BYTES: u64 = 2 * DIRECT_ALIGNMENT;
 
-/// Scratch of one thread.
+/// The scratch memory of one thread.
 pub struct Scratch {
     bytes: Vec<u8>,
-    aligned: Aligned,
+    bounce: BounceBuffer,
 }
 
-/// The part of it that direct reads take.
-pub(super) struct Aligned {
-    make: MakeBlocks,
-    /// Made at the first direct read that takes more than a few blocks.
-    blocks: Option<Blocks>,
-    /// A few blocks, for the ends of what is read straight to its place.
-    ends: Box<[Page]>,
+/// Block-aligned memory for direct reads whose destination is not aligned.
+pub(super) struct BounceBuffer {
+    allocate: AllocateAligned,
+    /// Allocated at the first direct read that needs more than the edge blocks.
+    memory: Option<AlignedMemory>,
+    /// A few blocks, for the two ends of a read that goes straight into its destination.
+    edges: Box<[AlignedBlock]>,
 }
 
 /// One block.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(4096))]
-struct Page([u8; BLOCK as usize]);
+struct AlignedBlock([u8; DIRECT_ALIGNMENT as usize]);
 
 impl Scratch {
-    /// Nothing yet; what direct reads want will be made by `make`.
-    pub fn new(make: MakeBlocks) -> Scratch {
-        Scratch { bytes: Vec::new(), aligned: Aligned::new(make) }
+    /// Empty scratch. `allocate` makes the bounce buffer when a direct read needs it.
+    pub fn new(allocate: AllocateAligned) -> Scratch {
+        Scratch { bytes: Vec::new(), bounce: BounceBuffer::new(allocate) }
     }
 
-    /// `len` bytes, anywhere.
+    /// `len` bytes at any alignment; what they hold is not defined. Fails with [`Code::Memory`].
     pub fn bytes(&mut self, len: usize) -> Result<&mut [u8]> {
-        Ok(self.parts(len)?.0)
+        Ok(self.bytes_and_bounce_buffer(len)?.0)
     }
 
-    /// As [`Scratch::bytes`], and what direct reads to there may take.
-    pub(super) fn parts(&mut self, len: usize) -> Result<(&mut [u8], &mut Aligned)> {
+    /// As [`Scratch::bytes`], with the bounce buffer for direct reads into these bytes.
+    pub(super) fn bytes_and_bounce_buffer(&mut self, len: usize) -> Result<(&mut [u8], &mut BounceBuffer)> {
         let more = len.saturating_sub(self.bytes.len());
         if self.bytes.try_reserve_exact(more).is_err() {
             return Err(Error::new(Code::Memory, format!("{len} byte(s) of scratch could not be allocated")));
         }
         self.bytes.resize(self.bytes.len().max(len), 0);
-        Ok((&mut self.bytes[..len], &mut self.aligned))
+        Ok((&mut self.bytes[..len], &mut self.bounce))
     }
 
-    pub(super) fn aligned(&mut self) -> &mut Aligned {
-        &mut self.aligned
+    pub(super) fn bounce_buffer(&mut self) -> &mut BounceBuffer {
+        &mut self.bounce
     }
 }
 
-impl Aligned {
-    pub(super) fn new(make: MakeBlocks) -> Aligned {
-        Aligned { make, blocks: None, ends: Box::default() }
+impl BounceBuffer {
+    pub(super) fn new(allocate: AllocateAligned) -> BounceBuffer {
+        BounceBuffer { allocate, memory: None, edges: Box::default() }
     }
 
-    /// `len` bytes that start on a block, the same for as many; `None` where they cannot be had.
-    pub(super) fn blocks(&mut self, len: usize) -> Option<&mut [u8]> {
-        if len as u64 <= ENDS {
-            if self.ends.is_empty() {
-                self.ends = bytemuck::try_zeroed_slice_box(usize::try_from(ENDS / BLOCK).ok()?).ok()?;
+    /// `len` bytes that start on a block boundary; the same memory for the same `len`. `None` if they cannot be allocated, or `len`
+    /// is larger than the buffer.
+    pub(super) fn bytes(&mut self, len: usize) -> Option<&mut [u8]> {
+        if len as u64 <= EDGE_BYTES {
+            if self.edges.is_empty() {
+                self.edges =
+                    bytemuck::try_zeroed_slice_box(usize::try_from(EDGE_BYTES / DIRECT_ALIGNMENT).ok()?)
+                        .ok()?;
             }
-            return bytemuck::cast_slice_mut(&mut self.ends).get_mut(..len);
+            return bytemuck::cast_slice_mut(&mut self.edges).get_mut(..len);
         }
-        if self.blocks.is_none() {
-            self.blocks = (self.make)(MOST_BLOCKS);
+        if self.memory.is_none() {
+            self.memory = (self.allocate)(BOUNCE_MAX_BYTES);
         }
-        (**self.blocks.as_mut()?).as_mut().get_mut(..len)
+        (**self.memory.as_mut()?).as_mut().get_mut(..len)
     }
 }
 
@@ -87,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_grow_and_stay() {
+    fn scratch_grows_and_keeps_its_bytes() {
         let mut scratch = Scratch::new(|_| None);
         scratch.bytes(5).unwrap().fill(7);
         assert_eq!(scratch.bytes(7).unwrap(), [7, 7, 7, 7, 7, 0, 0]);
@@ -96,12 +99,12 @@ mod tests {
     }
 
     #[test]
-    fn a_few_blocks_are_there_without_being_made() {
-        let mut aligned = Aligned::new(|_| None);
+    fn the_edge_blocks_need_no_allocation() {
+        let mut bounce = BounceBuffer::new(|_| None);
         for len in [0, 1, 4096, 8192] {
-            let blocks = aligned.blocks(len).unwrap();
+            let blocks = bounce.bytes(len).unwrap();
             assert_eq!((blocks.len(), blocks.as_ptr().align_offset(4096)), (len, 0));
         }
-        assert!(aligned.blocks(8193).is_none());
+        assert!(bounce.bytes(8193).is_none());
     }
 }

@@ -9,15 +9,15 @@ use std::sync::Arc;
 
 use once_cell::race::OnceBox;
 
-use super::direct::{self, BLOCK, Choice, Io};
-use super::place::{Place, PlaceKind};
+use super::direct::{self, DIRECT_ALIGNMENT, Io, IoChoice};
+use super::file_system::{FileSystem, FileSystemKind};
 use super::{Chunk, Mapping, Region};
 use crate::error::{Code, Error, Result, ResultExt};
 
-/// Bytes in memory that somebody else owns.
+/// Shared bytes in memory.
 pub type Bytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
-/// Where bytes come from: all or a part of a file, or of memory.
+/// A window of a file or of bytes in memory.
 #[derive(Clone)]
 pub struct Source {
     backing: Backing,
@@ -34,18 +34,18 @@ struct OpenFile {
     file: File,
     path: PathBuf,
     stamp: Stamp,
-    /// What is made when it is first needed. Two threads at once may both make it, and one result is kept: a lock that is held
-    /// over such work would be held for ever in a child that is forked meanwhile.
+    /// Made at first use, like the fields below. Two threads may both make it, and the first result is kept: a lock held during
+    /// such work would stay locked for ever in a child that is forked meanwhile.
     mapping: OnceBox<Arc<Mapping>>,
     io: Io,
-    place: OnceBox<Place>,
-    /// Made at the first large read.
-    choice: OnceBox<Choice>,
-    /// The file opened once more with O_DIRECT, where that is chosen and can be had.
+    file_system: OnceBox<FileSystem>,
+    /// Decided at the first large read.
+    io_choice: OnceBox<IoChoice>,
+    /// The file opened again with `O_DIRECT`, if that is chosen and the file system supports it.
     direct: OnceBox<Option<File>>,
 }
 
-/// What tells that a file is still the one that was opened.
+/// Size, modification time and inode: whether a file is still the one that was opened.
 #[derive(PartialEq, Eq)]
 struct Stamp {
     len: u64,
@@ -69,17 +69,17 @@ impl Source {
         Source::open_with(path, Io::Auto)
     }
 
-    /// Opens a regular file whose payload is to be read in the given way.
+    /// Opens a regular file. `io` says how tensor data is read.
     pub fn open_with(path: &Path, io: Io) -> Result<Source> {
         let failed = |error| Error::io(error, path.to_owned());
-        // Asked before opening: opening a pipe would wait for its writer.
-        regular(&fs::metadata(path).map_err(failed)?, path)?;
+        // Checked before opening: opening a pipe would wait for its writer.
+        check_regular(&fs::metadata(path).map_err(failed)?, path)?;
         let file = File::open(path).map_err(failed)?;
         let metadata = file.metadata().map_err(failed)?;
-        regular(&metadata, path)?;
+        check_regular(&metadata, path)?;
         let stamp = Stamp::of(&metadata);
         if stamp.len == 0 && file.read_at(&mut [0], 0).is_ok_and(|read| read > 0) {
-            let text = "this is no regular file: its size is said to be 0, yet there are bytes to read";
+            let text = "this is no regular file: its size is 0, but it has bytes to read";
             return Err(Error::new(Code::NotRegularFile, text)).in_file(path);
         }
         let window = Region::new(0, stamp.len).unwrap_or_default();
@@ -89,14 +89,14 @@ impl Source {
             stamp,
             mapping: OnceBox::new(),
             io,
-            place: OnceBox::new(),
-            choice: OnceBox::new(),
+            file_system: OnceBox::new(),
+            io_choice: OnceBox::new(),
             direct: OnceBox::new(),
         };
         Ok(Source { backing: Backing::File(Arc::new(file)), window })
     }
 
-    /// Reads from bytes in memory.
+    /// A source of bytes in memory.
     pub fn memory(bytes: Bytes) -> Source {
         let len = (*bytes).as_ref().len() as u64;
         Source { backing: Backing::Memory(bytes), window: Region::new(0, len).unwrap_or_default() }
@@ -107,12 +107,12 @@ impl Source {
         self.window.len()
     }
 
-    /// Where the window starts in the file, or in the memory.
+    /// The offset of the window in the file, or in memory.
     pub fn start(&self) -> u64 {
         self.window.start()
     }
 
-    /// Whether the window holds nothing.
+    /// Whether the window is empty.
     pub fn is_empty(&self) -> bool {
         self.window.is_empty()
     }
@@ -125,7 +125,7 @@ impl Source {
         }
     }
 
-    /// Whether two sources read from the same opened file or the same bytes.
+    /// Whether both sources are windows of one opened file, or of the same bytes in memory.
     pub fn same_backing(&self, other: &Source) -> bool {
         match (&self.backing, &other.backing) {
             (Backing::File(one), Backing::File(two)) => Arc::ptr_eq(one, two),
@@ -134,18 +134,18 @@ impl Source {
         }
     }
 
-    /// The kind of file system; `None` for memory.
-    pub fn file_system(&self) -> Option<&Place> {
+    /// The file system; `None` for memory.
+    pub fn file_system(&self) -> Option<&FileSystem> {
         match &self.backing {
-            Backing::File(file) => Some(file.place()),
+            Backing::File(file) => Some(file.file_system()),
             Backing::Memory(_) => None,
         }
     }
 
-    /// How the payload is read and why, found out when first asked; `None` for memory.
-    pub fn choice(&self) -> Option<&Choice> {
+    /// How tensor data is read, and why. Decided at the first call; `None` for memory.
+    pub fn io_choice(&self) -> Option<&IoChoice> {
         match &self.backing {
-            Backing::File(file) => Some(file.choice()),
+            Backing::File(file) => Some(file.io_choice()),
             Backing::Memory(_) => None,
         }
     }
@@ -157,7 +157,7 @@ impl Source {
         }
     }
 
-    /// The file opened around the page cache, where payload is to be read so and the system can.
+    /// The file opened with `O_DIRECT`; `None` if tensor data is read through the page cache, or the file system has no direct I/O.
     pub fn direct(&self) -> Option<&File> {
         match &self.backing {
             Backing::File(file) => file.direct(),
@@ -165,46 +165,47 @@ impl Source {
         }
     }
 
-    /// Whether [`Source::direct`] may come to give one; looks at no more than sizes.
+    /// Whether [`Source::direct`] may return a file. Compares sizes only.
     pub fn may_be_direct(&self) -> bool {
         match &self.backing {
-            Backing::File(file) => Choice::may_be_direct(file.io, file.stamp.len),
+            Backing::File(file) => IoChoice::may_be_direct(file.io, file.stamp.len),
             Backing::Memory(_) => false,
         }
     }
 
-    /// The name of the file system, where a view's page faults would go over a network, one by one, and nobody asked for that.
+    /// The name of the file system if it is a network one, where a view's page faults go over the network one by one. `None`
+    /// otherwise, and if the caller chose `io` explicitly.
     pub fn avoids_views(&self) -> Option<&str> {
         match &self.backing {
             Backing::File(file) if file.io == Io::Auto => {
-                let place = file.place();
-                (place.kind == PlaceKind::Network).then_some(place.name.as_str())
+                let file_system = file.file_system();
+                (file_system.kind == FileSystemKind::Network).then_some(file_system.name.as_str())
             }
             _ => None,
         }
     }
 
-    /// Where in a block of the disk a position in the window lies.
-    pub fn phase(&self, offset: u64) -> u64 {
-        self.position(offset) % BLOCK
+    /// The offset of a window position from the start of its disk block (of [`DIRECT_ALIGNMENT`] bytes).
+    pub fn block_offset(&self, offset: u64) -> u64 {
+        self.file_offset(offset) % DIRECT_ALIGNMENT
     }
 
-    /// The position in the file, or in memory, of a position in the window.
-    pub(super) fn position(&self, offset: u64) -> u64 {
+    /// The offset in the file, or in memory, of an offset in the window.
+    pub(super) fn file_offset(&self, offset: u64) -> u64 {
         self.window.start().saturating_add(offset)
     }
 
-    /// Whether the window has these bytes.
-    pub(super) fn holds(&self, offset: u64, len: u64) -> bool {
-        self.window.part(offset, len).is_some()
+    /// Whether these bytes lie inside the window.
+    pub(super) fn has_range(&self, offset: u64, len: u64) -> bool {
+        self.window.subregion(offset, len).is_some()
     }
 
-    /// A part of this window, as a source of its own.
+    /// A smaller window. Fails with [`Code::Truncated`] if it does not lie inside this one.
     pub fn window(&self, start: u64, len: u64) -> Result<Source> {
-        Ok(Source { backing: self.backing.clone(), window: self.part(start, len)? })
+        Ok(Source { backing: self.backing.clone(), window: self.range(start, len)? })
     }
 
-    /// The smallest window that covers this one and `other`, if both are of the same backing and at most `gap` bytes lie
+    /// The smallest window that covers this one and `other`. `None` if they have different backings, or more than `gap` bytes lie
     /// between them.
     pub fn span(&self, other: &Source, gap: u64) -> Option<Source> {
         let (start, end) =
@@ -214,32 +215,32 @@ impl Source {
         (between <= gap && self.same_backing(other)).then(|| Source { backing: self.backing.clone(), window })
     }
 
-    /// Where this window starts inside `outer`, a window of the same backing that covers it.
+    /// The offset of this window in `outer`. `None` unless `outer` has the same backing and covers it.
     pub fn start_in(&self, outer: &Source) -> Option<u64> {
         let covers = self.same_backing(outer) && outer.window.contains(self.window);
         covers.then(|| self.window.start().saturating_sub(outer.window.start()))
     }
 
-    fn part(&self, start: u64, len: u64) -> Result<Region> {
-        self.window.part(start, len).ok_or_else(|| {
+    fn range(&self, start: u64, len: u64) -> Result<Region> {
+        self.window.subregion(start, len).ok_or_else(|| {
             let text = format!("{len} byte(s) wanted at {start}, the file has {}", self.len());
-            self.place(Error::new(Code::Truncated, text).at(start))
+            self.locate_error(Error::new(Code::Truncated, text).at(start))
         })
     }
 
-    /// Fills `out` with the bytes at `offset` of the window.
+    /// Fills `out` with the bytes at `offset` of the window. Fails if the window ends before, or the file was truncated.
     pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
-        self.read_by(None, offset, out)
+        self.read_from(None, offset, out)
     }
 
-    /// As [`Source::read_at`], by another description of the same file if there is one.
-    pub(super) fn read_by(&self, other: Option<&File>, offset: u64, out: &mut [u8]) -> Result<()> {
-        let part = self.part(offset, out.len() as u64)?;
+    /// As [`Source::read_at`], through another file descriptor of the same file if one is given.
+    pub(super) fn read_from(&self, descriptor: Option<&File>, offset: u64, out: &mut [u8]) -> Result<()> {
+        let range = self.range(offset, out.len() as u64)?;
         match &self.backing {
             Backing::File(file) => {
-                other.unwrap_or(&file.file).read_exact_at(out, part.start()).map_err(|error| {
+                descriptor.unwrap_or(&file.file).read_exact_at(out, range.start()).map_err(|error| {
                     if error.kind() == std::io::ErrorKind::UnexpectedEof {
-                        file.changed()
+                        file.changed_error()
                     } else {
                         Error::io(error, file.path.clone())
                     }
@@ -247,7 +248,7 @@ impl Source {
             }
             Backing::Memory(bytes) => {
                 let found =
-                    usize::try_from(part.start()).ok().and_then(|start| (**bytes).as_ref().get(start..));
+                    usize::try_from(range.start()).ok().and_then(|start| (**bytes).as_ref().get(start..));
                 match found.and_then(|found| found.get(..out.len())) {
                     Some(found) => out.copy_from_slice(found),
                     None => return Err(Error::new(Code::FileChanged, "the bytes in memory became shorter")),
@@ -257,9 +258,9 @@ impl Source {
         }
     }
 
-    /// The bytes at `offset` of the window, owned. The caller has checked `len` against a limit.
+    /// Copies `len` bytes at `offset` of the window. The caller has checked `len` against a limit.
     pub fn read_vec(&self, offset: u64, len: u64) -> Result<Vec<u8>> {
-        self.part(offset, len)?;
+        self.range(offset, len)?;
         let mut out = Vec::new();
         let wanted = usize::try_from(len).map_err(|_| out_of_memory(len))?;
         out.try_reserve_exact(wanted).map_err(|_| out_of_memory(len))?;
@@ -268,19 +269,19 @@ impl Source {
         Ok(out)
     }
 
-    /// The same bytes to be parsed: those in memory where they lie, those of a file read. The caller has checked `len`.
+    /// `len` bytes at `offset` for a parser: borrowed from bytes in memory, read from a file. The caller has checked `len`.
     pub fn chunk(&self, offset: u64, len: u64) -> Result<Chunk> {
         let Backing::Memory(bytes) = &self.backing else {
             return self.read_vec(offset, len).map(Chunk::from);
         };
-        let part = self.part(offset, len)?;
-        let (start, len) = (usize::try_from(part.start()), usize::try_from(part.len()));
+        let range = self.range(offset, len)?;
+        let (start, len) = (usize::try_from(range.start()), usize::try_from(range.len()));
         let chunk =
             start.ok().zip(len.ok()).and_then(|(start, len)| Chunk::shared(bytes.clone(), start, len));
         chunk.ok_or_else(|| Error::new(Code::FileChanged, "the bytes in memory became shorter"))
     }
 
-    /// Fails if the file's size, time of change or identity differ from when it was opened.
+    /// Fails if the file's size, modification time or inode differ from when it was opened.
     pub fn check_unchanged(&self) -> Result<()> {
         match &self.backing {
             Backing::File(file) => file.check_unchanged(),
@@ -288,9 +289,9 @@ impl Source {
         }
     }
 
-    /// The private mapping of the whole file and where this window lies in it; `None` for memory.
+    /// The private mapping of the whole file, and this window's range in it; `None` for memory.
     ///
-    /// Made at the first call and shared by all clones; the file is checked to be the one that was opened.
+    /// The mapping is made at the first call and shared by all clones. Fails if the file is not the one that was opened.
     pub fn map(&self) -> Result<Option<(Arc<Mapping>, Region)>> {
         match &self.backing {
             Backing::File(file) => file.map().map(|mapping| Some((mapping, self.window))),
@@ -312,7 +313,7 @@ impl Source {
     }
 
     /// Adds the file's path to an error.
-    pub fn place(&self, error: Error) -> Error {
+    pub fn locate_error(&self, error: Error) -> Error {
         match self.path() {
             Some(path) => error.in_file(path),
             None => error,
@@ -321,29 +322,29 @@ impl Source {
 }
 
 impl OpenFile {
-    fn place(&self) -> &Place {
-        self.place.get_or_init(|| Box::new(Place::of(&self.file)))
+    fn file_system(&self) -> &FileSystem {
+        self.file_system.get_or_init(|| Box::new(FileSystem::of(&self.file)))
     }
 
-    fn choice(&self) -> &Choice {
-        let of = || Choice::of(&self.file, self.stamp.len, self.place(), self.io);
-        self.choice.get_or_init(|| Box::new(of()))
+    fn io_choice(&self) -> &IoChoice {
+        let of = || IoChoice::of(&self.file, self.stamp.len, self.file_system(), self.io);
+        self.io_choice.get_or_init(|| Box::new(of()))
     }
 
     fn direct(&self) -> Option<&File> {
-        if self.choice().io != Io::Direct {
+        if self.io_choice().io != Io::Direct {
             return None;
         }
         self.direct.get_or_init(|| Box::new(direct::open_direct(&self.file))).as_ref()
     }
 
-    fn changed(&self) -> Error {
+    fn changed_error(&self) -> Error {
         Error::new(Code::FileChanged, "the file was cut or changed after it was opened").in_file(&self.path)
     }
 
     fn check_unchanged(&self) -> Result<()> {
         let metadata = self.file.metadata().map_err(|error| Error::io(error, self.path.clone()))?;
-        if Stamp::of(&metadata) == self.stamp { Ok(()) } else { Err(self.changed()) }
+        if Stamp::of(&metadata) == self.stamp { Ok(()) } else { Err(self.changed_error()) }
     }
 
     fn map(&self) -> Result<Arc<Mapping>> {
@@ -361,7 +362,7 @@ impl OpenFile {
     }
 }
 
-fn regular(metadata: &Metadata, path: &Path) -> Result<()> {
+fn check_regular(metadata: &Metadata, path: &Path) -> Result<()> {
     if metadata.is_file() {
         return Ok(());
     }
@@ -404,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn a_span_covers_near_windows_of_one_backing() {
+    fn a_span_covers_nearby_windows_of_one_backing() {
         let whole = Source::memory(Arc::new(*b"0123456789"));
         let (one, two) = (whole.window(1, 2).unwrap(), whole.window(5, 3).unwrap());
         for span in [one.span(&two, 2).unwrap(), two.span(&one, 2).unwrap()] {
@@ -417,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_file_is_an_error() {
+    fn a_truncated_file_is_an_error() {
         let file = file(b"0123456789");
         let source = Source::open(file.path()).unwrap();
         file.as_file().set_len(4).unwrap();

@@ -446,8 +446,8 @@ impl Inner {
 /// What to say where direct reads were asked for and cannot be had.
 fn refused(source: &Source, io: Io) -> Option<String> {
     let refused = io == Io::Direct && source.direct().is_none();
-    let place = source.file_system().filter(|_| refused)?;
-    Some(format!("no reads around the page cache on {}: files there are read through it", place.name))
+    let file_system = source.file_system().filter(|_| refused)?;
+    Some(format!("no reads around the page cache on {}: files there are read through it", file_system.name))
 }
 
 /// Bytes of the texts that an index holds, each of which a small file can make large: names, opaque classes, their places.
@@ -459,5 +459,5 @@ fn text_bytes(index: &Index) -> u64 {
 }
 
 fn read(source: &Source, options: &Options) -> Result<Index> {
-    index::read(source, options).map_err(|error| source.place(error))
+    index::read(source, options).map_err(|error| source.locate_error(error))
 }

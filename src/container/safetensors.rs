@@ -52,7 +52,7 @@ impl Header {
     /// Reads and checks the header. With `compat`, the last of duplicate tensors or metadata keys is used, as in the reference reader;
     /// without, a duplicate is an error.
     pub fn read(source: &Source, limits: &Limits, compat: bool) -> Result<Header> {
-        Header::read_inner(source, limits, compat).map_err(|error| source.place(error))
+        Header::read_inner(source, limits, compat).map_err(|error| source.locate_error(error))
     }
 
     fn read_inner(source: &Source, limits: &Limits, compat: bool) -> Result<Header> {
@@ -201,7 +201,7 @@ fn tensor(info: RawInfo, data: Region) -> Result<TensorInfo> {
         );
         return Err(Error::new(Code::StOffsets, text));
     }
-    let region = data.part(begin, len).ok_or_else(|| Error::new(Code::StOffsets, "outside the data"))?;
+    let region = data.subregion(begin, len).ok_or_else(|| Error::new(Code::StOffsets, "outside the data"))?;
     Ok(TensorInfo { name, dtype, shape, region })
 }
 

@@ -72,7 +72,7 @@ const OTHER_FORMATS: &[(&[u8], &str, &str)] = &[
 
 /// The source's format.
 pub fn sniff(source: &Source) -> Result<Format> {
-    sniff_inner(source).map_err(|error| source.place(error))
+    sniff_inner(source).map_err(|error| source.locate_error(error))
 }
 
 fn sniff_inner(source: &Source) -> Result<Format> {

@@ -25,11 +25,11 @@ pub(crate) fn probe<'py>(
     let found = run::detached(py, || Probe::run(&path, io, measure, blocks))?;
     let out = PyDict::new(py);
     out.set_item("size", found.size)?;
-    out.set_item("file_system", found.place.name)?;
-    out.set_item("kind", found.place.kind.name())?;
+    out.set_item("file_system", found.file_system.name)?;
+    out.set_item("kind", found.file_system.kind.name())?;
     out.set_item("cached", found.cached)?;
-    out.set_item("io", if found.choice.io == Io::Direct { "direct" } else { "buffered" })?;
-    out.set_item("reason", found.choice.reason)?;
+    out.set_item("io", if found.io_choice.io == Io::Direct { "direct" } else { "buffered" })?;
+    out.set_item("reason", found.io_choice.reason)?;
     out.set_item("direct", found.direct)?;
     out.set_item("buffered_rate", found.buffered_rate)?;
     out.set_item("direct_rate", found.direct_rate)?;

@@ -216,7 +216,12 @@ impl Cut {
         let count = if alone { 1 } else { piece_count(layout, self.weight, self.threads as u64) };
         let mut rest = out;
         let pieces = if self.is_around {
-            pieces_on_blocks(layout, src, payload.source.phase(layout.offset.saturating_mul(src)), count)
+            pieces_on_blocks(
+                layout,
+                src,
+                payload.source.block_offset(layout.offset.saturating_mul(src)),
+                count,
+            )
         } else {
             pieces(layout, count)
         };

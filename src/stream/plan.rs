@@ -7,7 +7,7 @@
 use smallvec::SmallVec;
 
 use super::read::to_usize;
-use crate::bytes::BLOCK;
+use crate::bytes::DIRECT_ALIGNMENT;
 use crate::kernel::Axis;
 use crate::layout::Layout;
 
@@ -127,12 +127,13 @@ pub(super) fn pieces(layout: &Layout, count: u64) -> Vec<Piece> {
 /// block, as far as elements do, so that no block is read twice.
 pub(super) fn pieces_on_blocks(layout: &Layout, itemsize: u64, phase: u64, count: u64) -> Vec<Piece> {
     let numel = layout.numel();
-    let step = (numel.saturating_mul(itemsize) / count.max(1)).max(BLOCK);
+    let step = (numel.saturating_mul(itemsize) / count.max(1)).max(DIRECT_ALIGNMENT);
     let mut out = Vec::new();
     let mut first = 0;
     while first < numel {
         let from = phase.saturating_add(first.saturating_mul(itemsize));
-        let end = (from.saturating_add(step) / BLOCK * BLOCK).saturating_sub(phase) / itemsize;
+        let end = (from.saturating_add(step) / DIRECT_ALIGNMENT * DIRECT_ALIGNMENT).saturating_sub(phase)
+            / itemsize;
         let size = end.saturating_sub(first).clamp(1, numel - first);
         out.push(Piece::strided(&[size], &[1], &[1], layout.offset.saturating_add(first)));
         first += size;
@@ -336,7 +337,8 @@ mod tests {
             let mut next = 3;
             for piece in &found {
                 assert!(
-                    piece.src == next && (next == 3 || (phase + (next - 3) * itemsize).is_multiple_of(BLOCK))
+                    piece.src == next
+                        && (next == 3 || (phase + (next - 3) * itemsize).is_multiple_of(DIRECT_ALIGNMENT))
                 );
                 next += piece.numel;
             }
@@ -344,7 +346,11 @@ mod tests {
         }
         // Where a block starts inside an element, a piece starts with it.
         let found = pieces_on_blocks(&layout(&[10_000], &[1]), 8, 3, 4);
-        assert!(found[1..].iter().all(|piece| (3 + (piece.src - 3) * 8) % BLOCK >= BLOCK - 8));
+        assert!(
+            found[1..]
+                .iter()
+                .all(|piece| (3 + (piece.src - 3) * 8) % DIRECT_ALIGNMENT >= DIRECT_ALIGNMENT - 8)
+        );
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::batch::{Task, fill_all};
 use super::plan::{Block, Blocks, Piece};
-use crate::bytes::{Blocks as Memory, Reader, Scratch, Source};
+use crate::bytes::{AlignedMemory, Reader, Scratch, Source};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::kernel::{self, Cast};
@@ -23,7 +23,7 @@ pub(super) const HUGE: usize = 2 << 20;
 const DIRECT: u64 = 8 << 20;
 
 /// Bytes of one block that is read around the page cache: the disk is slower than the second-level cache is missed.
-const AROUND: u64 = Reader::MOST;
+const AROUND: u64 = Reader::DIRECT_READ_MAX_BYTES;
 
 /// Bytes from which on each thread reads by a description of its own.
 const FORWARD: u64 = 16 << 20;
@@ -130,8 +130,8 @@ impl Manner {
     pub(super) fn reader(self, source: &Source) -> Reader<'_> {
         match self {
             Manner::Cached => Reader::new(source),
-            Manner::Forward => Reader::forward(source),
-            Manner::Around => Reader::around(source),
+            Manner::Forward => Reader::sequential(source),
+            Manner::Around => Reader::direct(source),
         }
     }
 }
@@ -147,8 +147,8 @@ pub(super) fn scratch() -> Scratch {
 }
 
 /// Memory for reads around the page cache, as for results: on huge pages, and recycled.
-pub fn blocks(len: u64) -> Option<Memory> {
-    HostBuffer::unfilled(len).ok().map(|memory| Box::new(memory) as Memory)
+pub fn blocks(len: u64) -> Option<AlignedMemory> {
+    HostBuffer::unfilled(len).ok().map(|memory| Box::new(memory) as AlignedMemory)
 }
 
 /// Whether a result of this size may be put where its bytes can be read straight into place: a part of a page is lost to that.
@@ -162,7 +162,7 @@ pub fn phase(payload: &Payload, layout: &Layout, how: &Fill) -> u64 {
     let src = how.cast.from().itemsize();
     let is_around = || Manner::of(payload, layout, layout.numel().saturating_mul(src)).is_around();
     if how.is_copy(payload) && layout.is_contiguous() && is_around() {
-        payload.source.phase(layout.offset.saturating_mul(src))
+        payload.source.block_offset(layout.offset.saturating_mul(src))
     } else {
         0
     }

@@ -141,7 +141,7 @@ fn view_of(source: &Source, dtype: DType, layout: Layout, owner: Option<&Mapping
     };
     let itemsize = dtype.itemsize();
     let start = if layout.numel() == 0 { 0 } else { layout.offset.saturating_mul(itemsize) };
-    let part = window.part(start, 0);
+    let part = window.subregion(start, 0);
     let part = part.ok_or_else(|| Error::new(Code::InternalError, "a view lies outside its file"))?;
     let array = Array::view(mapping, part.start(), dtype, layout)?;
     if !is_aligned(array.address(), dtype) {

@@ -25,7 +25,7 @@ use crate::stream::{Queue, SCRATCH, Taken, Task, disk_threads, fill_all};
 use crate::tensor::{Owned, Prospect, Request, Standing, Tensor};
 
 /// Bytes of one thread's scratch where files may be read around the page cache; it counts in the window, as others do.
-const SCRATCH_AROUND: u64 = SCRATCH + Reader::MOST;
+const SCRATCH_AROUND: u64 = SCRATCH + Reader::DIRECT_READ_MAX_BYTES;
 
 /// Bytes of results that are made in one go: enough to make starting threads cheap.
 const BATCH: u64 = 32 << 20;

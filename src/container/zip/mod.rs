@@ -55,7 +55,7 @@ const BATCHED_MEMBER_MAX_BYTES: u64 = 128 << 10;
 impl Archive {
     /// Reads the end-of-central-directory record and the central directory; no member is read yet.
     pub fn open(source: &Source, limits: &Limits, trailing: Trailing) -> Result<Archive> {
-        Archive::open_inner(source, limits, trailing).map_err(|error| source.place(error))
+        Archive::open_inner(source, limits, trailing).map_err(|error| source.locate_error(error))
     }
 
     fn open_inner(source: &Source, limits: &Limits, trailing: Trailing) -> Result<Archive> {
@@ -242,7 +242,7 @@ impl Archive {
 
     /// Adds the member and the file to an error.
     fn locate(&self, member: &Member, error: Error) -> Error {
-        self.source.place(error.in_member(member.name()))
+        self.source.locate_error(error.in_member(member.name()))
     }
 }
 
