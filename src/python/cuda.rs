@@ -86,7 +86,7 @@ impl Upload {
     }
 
     fn rate(&self, py: Python<'_>) -> PyResult<f64> {
-        run::detached(py, || self.0.device().rate())
+        run::detached(py, || self.0.device().h2d_rate())
     }
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {

@@ -17,7 +17,7 @@ pub(crate) fn memory(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     out.set_item("peak", found.peak)?;
     out.set_item("total", found.total)?;
     out.set_item("available", found.available)?;
-    let (kept, most) = sink::kept();
+    let (kept, most) = sink::pool_usage();
     out.set_item("kept", kept)?;
     out.set_item("keeps", most)?;
     out.set_item("limit", found.group.as_ref().map(|group| group.limit))?;

@@ -1,65 +1,66 @@
-//! What bounds the pool while somebody works within a window of memory.
+//! Limits of the pool while streams work within a memory window.
 //!
-//! A budget is a number that says what is left of a window, and may be kept. Memory that was kept before the window is resident
-//! already: results that stay with their owner take nothing from anybody by being made of it, and would cost as much again on fresh
-//! pages. So a budget carries over as much of it as the coming results can use. Each result takes from that; the first that is
-//! dropped ends it, as the next ones can be made of what is dropped, and the window is enough.
+//! A budget is a shared number: the bytes left of a stream's window, which the pool may keep. Memory that the pool kept before the
+//! stream began is resident already. Results made of it add nothing to the resident memory; on fresh pages they would cost as much
+//! again. So a budget carries over as much of it as the coming results can use. Each result made of kept memory reduces what is
+//! carried over. The first result that is dropped ends the carry-over: the next results can be made of the dropped memory, and the
+//! window is enough.
 #![forbid(unsafe_code)]
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-/// The budgets that hold now.
+/// The budgets in force.
 #[derive(Debug, Default)]
 pub(super) struct Budgets(Vec<Budget>);
 
 #[derive(Debug)]
 struct Budget {
-    /// What is left of the window; gone when nobody works within it any more.
-    room: Weak<AtomicU64>,
-    /// Bytes kept before that are still to become results.
-    carried: usize,
+    /// Bytes left of the window; dropped when its stream ends.
+    left: Weak<AtomicU64>,
+    /// Bytes kept from before the stream that results are still to be made of.
+    carried_over: usize,
 }
 
 impl Budgets {
-    /// A budget from now on, with `carried` bytes that are kept already and of use.
-    pub(super) fn add(&mut self, room: &Arc<AtomicU64>, carried: usize) {
-        self.0.push(Budget { room: Arc::downgrade(room), carried });
+    /// Adds a budget, with `carried_over` bytes that are kept already and that its results can use.
+    pub(super) fn add(&mut self, left: &Arc<AtomicU64>, carried_over: usize) {
+        self.0.push(Budget { left: Arc::downgrade(left), carried_over });
     }
 
-    /// The most that may be kept now; `most` without any budget.
-    pub(super) fn bound(&mut self, mut most: usize) -> usize {
+    /// The most bytes that the pool may keep now: the smallest budget, or `limit` without any. Removes budgets that have ended.
+    pub(super) fn limit(&mut self, mut limit: usize) -> usize {
         self.0.retain(|budget| {
-            let room = budget.room.upgrade();
-            if let Some(room) = &room {
-                most = most.min(to_usize(room.load(Ordering::Relaxed)).max(budget.carried));
+            let left = budget.left.upgrade();
+            if let Some(left) = &left {
+                limit = limit.min(to_usize(left.load(Ordering::Relaxed)).max(budget.carried_over));
             }
-            room.is_some()
+            left.is_some()
         });
-        most
+        limit
     }
 
-    /// So many bytes of what was kept have become a result.
-    pub(super) fn has_used(&mut self, bytes: usize) {
+    /// Records that a result was made of so many kept bytes.
+    pub(super) fn record_reuse(&mut self, bytes: usize) {
         for budget in &mut self.0 {
-            budget.carried = budget.carried.saturating_sub(bytes);
+            budget.carried_over = budget.carried_over.saturating_sub(bytes);
         }
     }
 
-    /// Carries nothing over any more: somebody drops results.
-    pub(super) fn end_carrying(&mut self) {
-        self.has_used(usize::MAX);
+    /// Ends the carry-over of all budgets: a result was dropped.
+    pub(super) fn end_carry_over(&mut self) {
+        self.record_reuse(usize::MAX);
     }
 
-    /// Carries nothing over any more for this room.
-    pub(super) fn settle(&mut self, room: &Weak<AtomicU64>) {
-        for budget in self.0.iter_mut().filter(|budget| budget.room.ptr_eq(room)) {
-            budget.carried = 0;
+    /// Ends the carry-over of one budget.
+    pub(super) fn end_carry_over_of(&mut self, left: &Weak<AtomicU64>) {
+        for budget in self.0.iter_mut().filter(|budget| budget.left.ptr_eq(left)) {
+            budget.carried_over = 0;
         }
     }
 }
 
-/// A number of bytes of memory, which does not outgrow what memory there can be.
+/// Bytes as a `usize`, saturating at the size of the address space.
 pub(super) fn to_usize(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
@@ -69,21 +70,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_tightest_budget_counts_and_goes_with_its_room() {
+    fn the_smallest_budget_applies_and_ends_with_its_owner() {
         let mut budgets = Budgets::default();
         let (wide, tight) = (Arc::new(AtomicU64::new(50)), Arc::new(AtomicU64::new(20)));
         budgets.add(&wide, 70);
         budgets.add(&tight, 30);
-        assert_eq!(budgets.bound(100), 30);
-        budgets.has_used(25);
-        assert_eq!(budgets.bound(100), 20);
+        assert_eq!(budgets.limit(100), 30);
+        budgets.record_reuse(25);
+        assert_eq!(budgets.limit(100), 20);
         drop(tight);
-        assert_eq!((budgets.bound(100), budgets.0.len()), (50, 1));
+        assert_eq!((budgets.limit(100), budgets.0.len()), (50, 1));
         wide.store(10, Ordering::Relaxed);
-        assert_eq!(budgets.bound(100), 45);
-        budgets.settle(&Arc::downgrade(&wide));
-        assert_eq!(budgets.bound(100), 10);
+        assert_eq!(budgets.limit(100), 45);
+        budgets.end_carry_over_of(&Arc::downgrade(&wide));
+        assert_eq!(budgets.limit(100), 10);
         drop(wide);
-        assert_eq!((budgets.bound(100), budgets.0.len()), (100, 0));
+        assert_eq!((budgets.limit(100), budgets.0.len()), (100, 0));
     }
 }

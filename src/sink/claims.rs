@@ -1,6 +1,6 @@
-//! Which ranges of other libraries' memory are being written to, so that two calls never get the same bytes to write.
+//! The ranges of other libraries' memory that rustload is writing to, so that two calls never write to the same bytes.
 //!
-//! It sees rustload's own writes alone: what else a program does with an array that it gave as `out=` stays that program's duty.
+//! It knows rustload's own writes only: the program is responsible for what else it does with an array that it passes as `out=`.
 #![forbid(unsafe_code)]
 
 use std::process;
@@ -8,33 +8,33 @@ use std::sync::Mutex;
 
 use crate::parallel::lock_within;
 
-/// How often a claim looks for the list while another thread is at it, which takes that thread about as long as a search.
-const TRIES: u32 = 1000;
+/// How often a claim tries to lock the list. Other threads hold the lock for about as long as a search.
+const LOCK_ATTEMPTS: u32 = 1000;
 
-/// Ranges of addresses, each with the process that writes there: a forked child has its own memory at the same addresses.
-static CLAIMS: Mutex<Vec<Claimed>> = Mutex::new(Vec::new());
+/// Address ranges, each with the process that writes there: a forked child has its own memory at the same addresses.
+static CLAIMS: Mutex<Vec<ClaimedRange>> = Mutex::new(Vec::new());
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Claimed {
+struct ClaimedRange {
     process: u32,
     start: usize,
     end: usize,
 }
 
-/// The right to write to a range, until it is dropped.
+/// The right to write to a range, held until it is dropped.
 #[derive(Debug)]
 pub(super) struct Claim {
-    range: Claimed,
-    /// Whether it is on the list.
+    range: ClaimedRange,
+    /// Whether the range is in the list.
     listed: bool,
 }
 
 impl Claim {
-    /// The right to write to `len` bytes from `start` on; `None` while somebody else has it for one of them.
+    /// The right to write to `len` bytes from `start`; `None` while another claim covers one of them.
     pub(super) fn new(start: usize, len: usize) -> Option<Claim> {
-        let wanted = Claimed { process: process::id(), start, end: start.saturating_add(len) };
-        // A list that cannot be had, as after a fork while a thread was at it, refuses nothing.
-        if let Some(mut claims) = lock_within(&CLAIMS, TRIES) {
+        let wanted = ClaimedRange { process: process::id(), start, end: start.saturating_add(len) };
+        // A list that cannot be locked, as after a fork while another thread held it, refuses nothing.
+        if let Some(mut claims) = lock_within(&CLAIMS, LOCK_ATTEMPTS) {
             claims.retain(|other| other.process == wanted.process);
             if claims.iter().any(|other| other.start < wanted.end && wanted.start < other.end) {
                 return None;
@@ -48,10 +48,11 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // One that stays would refuse every later write there, so this waits for other threads, which hold the list for a moment.
-        // Not in a forked child: there the claim is the parent's, and one of its own is listed only where nobody held the list.
+        // A range that stayed listed would refuse every later write there, so this waits for other threads, which hold the lock briefly.
+        // It does not wait in a forked child: a claim made before the fork is the parent's, and a claim of the child's own is listed only
+        // if the lock was free.
         while self.listed && self.range.process == process::id() {
-            if let Some(mut claims) = lock_within(&CLAIMS, TRIES) {
+            if let Some(mut claims) = lock_within(&CLAIMS, LOCK_ATTEMPTS) {
                 if let Some(at) = claims.iter().position(|other| *other == self.range) {
                     claims.swap_remove(at);
                 }
@@ -68,7 +69,7 @@ mod tests {
 
     #[test]
     fn overlapping_ranges_have_one_writer_at_a_time() {
-        // Addresses that no other test has.
+        // Addresses that no other test claims.
         let base = usize::MAX / 2;
         let first = Claim::new(base, 100).unwrap();
         assert!(Claim::new(base + 99, 1).is_none());

@@ -1,9 +1,9 @@
-//! DLPack structures (header 1.3): how an array is handed to torch, NumPy, JAX and others, and how a foreign one is written to.
+//! DLPack structures (header 1.3): export of arrays to torch, NumPy, JAX and others, and import of a tensor to write to.
 //!
-//! **Protocol.** An exported tensor is a box that owns a clone of the array; the consumer calls the deleter once, from any
-//! thread, with or without the interpreter, even after it has ended: the deleter only drops the box. A foreign tensor is
-//! kept between the making of a [`Foreign`] and its drop, which calls the producer's deleter. One in GPU memory can be taken over
-//! ([`Foreign::into_gpu`]): then the arrays that are made of it keep it.
+//! **Protocol.** An exported tensor is a box that owns a clone of the array. The consumer calls the deleter once, from any
+//! thread, with or without the interpreter, even after the interpreter has ended: the deleter only drops the box. A [`Foreign`] owns
+//! an imported tensor; its drop calls the producer's deleter. An imported tensor in GPU memory can be adopted
+//! ([`Foreign::into_gpu`]): then the arrays made of it keep it alive.
 
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
@@ -26,7 +26,7 @@ pub const CUDA: i32 = 2;
 pub struct Device {
     /// `DLDeviceType`.
     pub kind: i32,
-    /// The ordinal.
+    /// The device's ordinal.
     pub id: i32,
 }
 
@@ -79,7 +79,7 @@ const READ_ONLY: u64 = 1;
 /// `DLPACK_FLAG_BITMASK_IS_COPIED`.
 const IS_COPIED: u64 = 2;
 
-/// What an exported tensor owns: the array and the numbers that the structure points to.
+/// What an exported tensor owns: the array, and the shape and strides that the structure points to.
 struct Context {
     _array: Array,
     shape: Box<[i64]>,
@@ -112,13 +112,13 @@ pub fn data_type(dtype: DType) -> DataType {
         DType::F8E5M2Fnuz => plain(13, 8),
         DType::F8E8M0Fnu => plain(14, 8),
         DType::F4E2M1FnX2 => DataType { code: 17, bits: 4, lanes: 2 },
-        // kDLOpaqueHandle: DLPack has no word for bits without a meaning.
+        // kDLOpaqueHandle: DLPack has no type for uninterpreted bits.
         DType::Bits16 => plain(3, 16),
         DType::Bits8 | DType::Bits1x8 | DType::Bits2x4 | DType::Bits4x2 => plain(3, 8),
     }
 }
 
-/// Shape and strides as the structure wants them; strides of dimensions of size 0 and 1 are the contiguous ones.
+/// Shape and strides as the structure needs them; dimensions of size 1, and all of an empty array, get the contiguous strides.
 fn context(array: &Array) -> Result<Context> {
     let too_large = |_| Error::new(Code::Buffer, "a size does not fit DLPack's 63 bits");
     let numbers = |dims: &[u64]| dims.iter().map(|&n| i64::try_from(n)).collect::<Result<Box<[i64]>, _>>();
@@ -149,10 +149,10 @@ fn tensor(array: &Array, context: &mut Context) -> Result<Tensor> {
     })
 }
 
-/// The array as a `DLManagedTensorVersioned` of version 1.1, to be freed by [`delete_versioned`] or its own deleter.
+/// Exports the array as a `DLManagedTensorVersioned` of version 1.1, to be freed by [`delete_versioned`] or its own deleter.
 ///
-/// `hands_over`: whether the caller drops `array` at once, so that the consumer has memory that nobody else has (`IS_COPIED`), if it is
-/// not a view, a part, or memory of another library.
+/// `hands_over`: whether the caller drops `array` at once. The consumer is then the only owner of the memory, and `IS_COPIED` is
+/// set, unless the array is a view, a part, or memory of another library.
 pub fn export_versioned(array: &Array, hands_over: bool) -> Result<NonNull<Versioned>> {
     let is_copied = hands_over && array.is_sole_owner();
     let mut context = Box::new(context(array)?);
@@ -168,7 +168,7 @@ pub fn export_versioned(array: &Array, hands_over: bool) -> Result<NonNull<Versi
     Ok(NonNull::from(Box::leak(managed)))
 }
 
-/// The array as a `DLManagedTensor`, to be freed by [`delete_legacy`] or its own deleter.
+/// Exports the array as a `DLManagedTensor`, to be freed by [`delete_legacy`] or its own deleter.
 pub fn export_legacy(array: &Array) -> Result<NonNull<Managed>> {
     let mut context = Box::new(context(array)?);
     let tensor = tensor(array, &mut context)?;
@@ -203,10 +203,10 @@ pub unsafe extern "C" fn delete_legacy(managed: *mut Managed) {
     }
 }
 
-/// A tensor that somebody else exported, to be written to.
+/// A tensor that another library exported, to be written to.
 pub struct Foreign {
     owned: Owned,
-    /// From the first [`Foreign::bytes_mut`] on.
+    /// Held from the first [`Foreign::bytes_mut`].
     claim: Option<Claim>,
 }
 
@@ -225,28 +225,29 @@ impl From<Owned> for Foreign {
 unsafe impl Send for Foreign {}
 
 impl Foreign {
-    /// Takes over a versioned structure.
+    /// Takes ownership of a versioned structure.
     ///
     /// # Safety
-    /// `managed` is a valid `DLManagedTensorVersioned` that nobody else will free.
+    /// `managed` is a valid `DLManagedTensorVersioned` that no other code frees.
     pub unsafe fn versioned(managed: NonNull<Versioned>) -> Foreign {
         Owned::Versioned(managed).into()
     }
 
-    /// Takes over a structure from before version 1.
+    /// Takes ownership of a structure from before version 1.
     ///
     /// # Safety
-    /// `managed` is a valid `DLManagedTensor` that nobody else will free.
+    /// `managed` is a valid `DLManagedTensor` that no other code frees.
     pub unsafe fn legacy(managed: NonNull<Managed>) -> Foreign {
         Owned::Legacy(managed).into()
     }
 
-    /// The bytes of a one-dimensional, contiguous, writable tensor of `uint8` in host memory.
+    /// The bytes of a one-dimensional, contiguous, writable tensor of `uint8` in host memory. Fails if it is something else, or another
+    /// `Foreign` holds overlapping bytes.
     ///
-    /// While this value lives, no other one gives bytes that overlap them: two calls with one `out=`, from two threads or by two
-    /// exports of one buffer, are an error for the second. It is the duty of whoever passed the tensor that nothing else, in this
-    /// process or on a device, reads or writes the bytes meanwhile. They need not have been written before: another allocator made
-    /// them, and they are read only after they were written.
+    /// While this value lives, no other `Foreign` returns bytes that overlap them: of two calls with one `out=`, from two threads or by
+    /// two exports of one buffer, the second fails. The caller that passed the tensor ensures that nothing else, in this process or on a
+    /// device, reads or writes the bytes meanwhile. They may be uninitialized: another allocator made them, and they are read only after
+    /// they were written.
     pub fn bytes_mut(&mut self) -> Result<&mut [u8]> {
         let row = self.row().map_err(|what| unwritable(&what))?;
         if row.device.kind != CPU {
@@ -260,12 +261,11 @@ impl Foreign {
             self.claim = Some(claim.ok_or_else(|| unwritable("another call is writing to the same memory"))?);
         }
         // SAFETY: `len` bytes from `start` belong to the tensor; the caller of `out=` hands them over for the time of the
-        // call, as with `out=` in NumPy, and `&mut self` and the claim
-        // keep rustload's own access unique.
+        // call, as with `out=` in NumPy, and `&mut self` and the claim keep rustload's own access unique.
         Ok(unsafe { std::slice::from_raw_parts_mut(row.start, row.len) })
     }
 
-    /// Takes over a one-dimensional, contiguous, writable tensor of `uint8` in the memory of a GPU.
+    /// Adopts a one-dimensional, contiguous, writable tensor of `uint8` in GPU memory. Fails if it is something else.
     pub fn into_gpu(self) -> Result<Array> {
         let unfit = |what: &str| Error::new(Code::Buffer, format!("no row of bytes in GPU memory: {what}"));
         let row = self.row().map_err(|what| unfit(&what))?;
@@ -275,13 +275,13 @@ impl Foreign {
         Ok(Array::on_gpu(Arc::new(Adopted { _foreign: self, device, address, nbytes })))
     }
 
-    /// The place of a one-dimensional, contiguous, writable tensor of `uint8`, or why it is none.
+    /// The device, address and length of a one-dimensional, contiguous, writable tensor of `uint8`, or why it is not one.
     fn row(&self) -> Result<Row, String> {
         let wrong = |what: &str| Err(what.to_owned());
         let (tensor, flags) = match &self.owned {
             Owned::Versioned(managed) => {
                 let managed = managed.as_ptr();
-                // SAFETY: valid as promised to `versioned`. Only this field is read, which lies before what a version may change.
+                // SAFETY: valid as promised to `versioned`. Only this field is read, which lies before all that a version may change.
                 let major = unsafe { (*managed).major };
                 if major != 1 {
                     return wrong("its DLPack version is unknown");
@@ -299,7 +299,7 @@ impl Foreign {
         if tensor.dtype != data_type(DType::U8) || tensor.ndim != 1 {
             return wrong("it is no row of bytes");
         }
-        // SAFETY: with ndim 1, shape points to one number; null is no valid structure's, and is told.
+        // SAFETY: with ndim 1, shape points to one number; null, which no valid structure has, is reported.
         let Some(&len) = (unsafe { tensor.shape.as_ref() }) else {
             return wrong("it has no shape");
         };
@@ -314,7 +314,7 @@ impl Foreign {
         let Ok(offset) = usize::try_from(tensor.byte_offset) else {
             return wrong("its offset is too large");
         };
-        // The first element lies inside the producer's allocation; an empty tensor may have no address at all.
+        // The first element lies inside the producer's allocation; an empty tensor may have a null address.
         if len > 0 && tensor.data.is_null() {
             return wrong("it has no address");
         }
@@ -323,7 +323,7 @@ impl Foreign {
     }
 }
 
-/// Where a foreign row of bytes lies.
+/// The device, address and length of an imported one-dimensional tensor of bytes.
 struct Row {
     device: Device,
     start: *mut u8,
@@ -342,7 +342,7 @@ struct Adopted {
     nbytes: u64,
 }
 
-// SAFETY: nothing can be done with a shared reference but to read three numbers; the structure is touched by the drop alone.
+// SAFETY: a shared reference only reads three numbers; only the drop touches the structure.
 unsafe impl Sync for Adopted {}
 
 // SAFETY: the numbers are those of a writable CUDA tensor of the DLPack producer's, kept until the drop; they never change.

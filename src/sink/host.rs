@@ -1,30 +1,30 @@
-//! Memory for results: huge pages from 2 MiB on, 64-byte alignment always, recycled where it is overwritten anyway.
+//! Host memory for results: on huge pages from 2 MiB, always aligned to 64 bytes, recycled if it is going to be overwritten.
 //!
 //! **Protocol.** A buffer is filled through `&mut` while it has one owner. From then on it only hands out its address:
-//! whoever holds the address (a NumPy array, a torch tensor) keeps the `Arc<HostBuffer>` alive and may write, as with any
+//! the holder of the address (a NumPy array, a torch tensor) keeps the `Arc<HostBuffer>` alive and may write, as with any
 //! array memory in Python; rustload makes no reference to the bytes any more.
 //!
-//! Memory that may hold the bytes of an earlier result is an [`Unfilled`]. Its bytes are initialised, so to read them is no
-//! error of memory, and they come from this process; but nobody shall see them. So it becomes a buffer by
-//! [`Unfilled::filled`] alone, which is the filler's word that it has written every byte, and dropping it gives it back unseen.
+//! Memory that may hold the bytes of an earlier result is an [`Unfilled`]. Its bytes are initialised, so reading them is not
+//! undefined behaviour, and they come from this process; but no caller may see them. So only [`Unfilled::filled`] makes a buffer of
+//! it, by which the filler states that it has written every byte. Dropping an `Unfilled` returns the memory to the pool unseen.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::pages::HUGE;
+use super::pages::HUGE_PAGE_BYTES;
 use super::pool::{self, Pooled};
 use super::slab;
 use crate::error::{Code, Error, Result};
 
-/// What every buffer's address is a multiple of.
-const ALIGNED: usize = 64;
+/// The alignment of every buffer, in bytes.
+const ALIGNMENT: usize = 64;
 
-/// A cache line, the alignment of small buffers.
+/// A cache line, which gives small buffers their alignment.
 #[derive(Clone, Copy, bytemuck::Zeroable)]
 #[repr(C, align(64))]
-struct Line([u8; 64]);
+struct CacheLine([u8; 64]);
 
-/// Memory of a fixed size.
+/// Host memory of a fixed size.
 #[derive(Debug)]
 pub struct HostBuffer {
     start: NonNull<u8>,
@@ -32,7 +32,7 @@ pub struct HostBuffer {
     memory: Memory,
 }
 
-/// Memory that is to be written to from end to end: until then it may hold bytes of earlier results.
+/// Memory that must be overwritten from end to end: until then it may hold bytes of earlier results.
 #[derive(Debug)]
 pub struct Unfilled {
     buffer: HostBuffer,
@@ -40,7 +40,7 @@ pub struct Unfilled {
 }
 
 enum Memory {
-    Lines { _lines: Vec<Line> },
+    Allocator { _memory: Vec<CacheLine> },
     Pages { pages: Pooled },
     Slab { _slab: Arc<Pooled> },
 }
@@ -52,80 +52,82 @@ unsafe impl Send for HostBuffer {}
 unsafe impl Sync for HostBuffer {}
 
 impl HostBuffer {
-    /// `len` zeroed bytes, or [`Code::Memory`].
+    /// `len` zeroed bytes. Fails with [`Code::Memory`].
     pub fn new(len: u64) -> Result<HostBuffer> {
         let size = usize::try_from(len).map_err(|_| out_of_memory(len))?;
-        let found = if size >= HUGE {
-            HostBuffer::pages(Pooled::fresh(size, true), size, 0)
+        let found = if size >= HUGE_PAGE_BYTES {
+            HostBuffer::from_pages(Pooled::fresh(size, true), size, 0)
         } else {
-            HostBuffer::lines(size)
+            HostBuffer::from_allocator(size)
         };
         found.ok_or_else(|| out_of_memory(len))
     }
 
-    /// `len` bytes to be written to from end to end, or [`Code::Memory`]. They may come from results that were dropped, and
-    /// small ones from a slab that they share with others.
+    /// `len` bytes that the caller overwrites from end to end. They may come from dropped results, and small ones from a slab shared
+    /// with other results. Fails with [`Code::Memory`].
     pub fn unfilled(len: u64) -> Result<Unfilled> {
         HostBuffer::unfilled_at(len, 0)
     }
 
-    /// As [`HostBuffer::unfilled`]; a large one starts `phase` bytes after a small page does, for reads around the page cache.
-    pub fn unfilled_at(len: u64, phase: u64) -> Result<Unfilled> {
-        let phase = usize::try_from(phase).ok().filter(|phase| phase.is_multiple_of(ALIGNED)).unwrap_or(0);
+    /// As [`HostBuffer::unfilled`]; a large buffer starts `offset` bytes after a page boundary, so that direct reads (`O_DIRECT`) can go
+    /// straight into it. `offset` is ignored unless it is a multiple of 64.
+    pub fn unfilled_at(len: u64, offset: u64) -> Result<Unfilled> {
+        let offset =
+            usize::try_from(offset).ok().filter(|offset| offset.is_multiple_of(ALIGNMENT)).unwrap_or(0);
         let size = usize::try_from(len).map_err(|_| out_of_memory(len))?;
         let mut recycled = false;
-        let buffer = if size >= HUGE {
-            let found = Pooled::take(size.saturating_add(phase));
+        let buffer = if size >= HUGE_PAGE_BYTES {
+            let found = Pooled::take(size.saturating_add(offset));
             recycled = found.as_ref().is_some_and(|found| found.recycled);
-            HostBuffer::pages(found, size, phase)
+            HostBuffer::from_pages(found, size, offset)
         } else {
-            HostBuffer::part(size).or_else(|| HostBuffer::lines(size))
+            HostBuffer::from_slab(size).or_else(|| HostBuffer::from_allocator(size))
         };
         buffer.map(|buffer| Unfilled { buffer, recycled }).ok_or_else(|| out_of_memory(len))
     }
 
-    fn lines(len: usize) -> Option<HostBuffer> {
-        // A Vec and no Box: its address stays usable when the owner moves, which a Box, being unique, does not promise.
-        let mut lines: Vec<Line> = bytemuck::try_zeroed_vec(len.div_ceil(64)).ok()?;
+    fn from_allocator(len: usize) -> Option<HostBuffer> {
+        // A `Vec`, not a `Box`: its address stays valid when the owner moves, which a `Box`, being unique, does not promise.
+        let mut lines: Vec<CacheLine> = bytemuck::try_zeroed_vec(len.div_ceil(64)).ok()?;
         let start = NonNull::new(lines.as_mut_ptr().cast::<u8>())?;
-        Some(HostBuffer { start, len, memory: Memory::Lines { _lines: lines } })
+        Some(HostBuffer { start, len, memory: Memory::Allocator { _memory: lines } })
     }
 
-    /// `len` bytes from `phase` on.
-    fn pages(found: Option<Pooled>, len: usize, phase: usize) -> Option<HostBuffer> {
+    /// `len` bytes of the pages, from `offset`.
+    fn from_pages(found: Option<Pooled>, len: usize, offset: usize) -> Option<HostBuffer> {
         let pooled = found?;
-        let pages = pooled.pages().filter(|pages| pages.len().checked_sub(phase) >= Some(len))?;
-        let start = NonNull::new(pages.start().as_ptr().wrapping_add(phase))?;
+        let pages = pooled.pages().filter(|pages| pages.len().checked_sub(offset) >= Some(len))?;
+        let start = NonNull::new(pages.start().as_ptr().wrapping_add(offset))?;
         Some(HostBuffer { start, len, memory: Memory::Pages { pages: pooled } })
     }
 
-    fn part(len: usize) -> Option<HostBuffer> {
-        let part = slab::take(len)?;
-        Some(HostBuffer { start: part.start, len, memory: Memory::Slab { _slab: part.slab } })
+    fn from_slab(len: usize) -> Option<HostBuffer> {
+        let slice = slab::take(len)?;
+        Some(HostBuffer { start: slice.start, len, memory: Memory::Slab { _slab: slice.slab } })
     }
 
     /// The bytes, to be filled.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: `start` points to `len` initialised bytes (zeroed by the system or the allocator once, written since) that
-        // `memory` owns, and that of a slab's parts this one alone has; `&mut self` makes the access unique.
+        // `memory` owns, and of a slab they are a slice that only this buffer has; `&mut self` makes the access unique.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 
-    /// Leaves a buffer that has pages of its own out of forked children, which must not touch it.
-    pub(super) fn withhold(&self) {
+    /// Excludes a buffer with pages of its own from forked children (`MADV_DONTFORK`), which must not touch it.
+    pub(super) fn exclude_from_fork(&self) {
         if let Memory::Pages { pages: pooled } = &self.memory
             && let Some(pages) = pooled.pages()
         {
-            pages.withhold();
+            pages.exclude_from_fork();
         }
     }
 
-    /// How many bytes it has.
+    /// The number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has none.
+    /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -137,17 +139,17 @@ impl HostBuffer {
 }
 
 impl Unfilled {
-    /// The bytes, all of them to be written; what they hold before is nobody's business.
+    /// The bytes, all of which must be written; what they hold before is not defined.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         self.buffer.bytes_mut()
     }
 
-    /// Whether the memory has been in use before: it is resident, and large results are better written past the caches.
+    /// Whether the memory comes from the pool: it is resident then, and large results are better written with non-temporal stores.
     pub fn is_recycled(&self) -> bool {
         self.recycled
     }
 
-    /// The buffer, now that every byte of it was written.
+    /// The buffer. The caller has written every byte.
     pub fn filled(self) -> HostBuffer {
         self.buffer
     }
@@ -159,15 +161,15 @@ impl AsMut<[u8]> for Unfilled {
     }
 }
 
-/// Gives back the memory that is kept for later results; how many bytes that were.
+/// Unmaps the memory that is kept for later results. Returns the number of bytes.
 pub fn trim() -> u64 {
     slab::trim();
     pool::trim()
 }
 
-/// Bytes that are kept for later results, and the most that may be.
-pub fn kept() -> (u64, u64) {
-    pool::kept()
+/// The bytes that are kept for later results, and the most that may be kept.
+pub fn pool_usage() -> (u64, u64) {
+    pool::usage()
 }
 
 fn out_of_memory(len: u64) -> Error {
@@ -177,7 +179,7 @@ fn out_of_memory(len: u64) -> Error {
 impl std::fmt::Debug for Memory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Memory::Lines { .. } => "Lines",
+            Memory::Allocator { .. } => "Allocator",
             Memory::Pages { .. } => "Pages",
             Memory::Slab { .. } => "Slab",
         })
@@ -190,39 +192,57 @@ mod tests {
 
     #[test]
     fn buffers_are_zeroed_and_aligned() {
-        for len in [0, 1, 63, 64, 65, HUGE - 1, HUGE, 3 * HUGE + 5] {
+        for len in [0, 1, 63, 64, 65, HUGE_PAGE_BYTES - 1, HUGE_PAGE_BYTES, 3 * HUGE_PAGE_BYTES + 5] {
             let mut buffer = HostBuffer::new(len as u64).unwrap();
             assert_eq!(buffer.bytes_mut().len(), len);
             assert!(buffer.bytes_mut().iter().all(|&byte| byte == 0));
-            assert_eq!(buffer.address().align_offset(if len >= HUGE { HUGE } else { 64 }), 0, "{len}");
+            assert_eq!(
+                buffer.address().align_offset(if len >= HUGE_PAGE_BYTES { HUGE_PAGE_BYTES } else { 64 }),
+                0,
+                "{len}"
+            );
         }
     }
 
     #[test]
-    fn unfilled_buffers_are_aligned_and_as_long_as_asked() {
+    fn unfilled_buffers_are_aligned_and_of_the_requested_size() {
         for _ in 0..2 {
-            for len in [0, 1, 63, 64, 65, slab::LARGEST, HUGE - 1, HUGE, 3 * HUGE + 5] {
+            for len in [
+                0,
+                1,
+                63,
+                64,
+                65,
+                slab::SLAB_RESULT_MAX_BYTES,
+                HUGE_PAGE_BYTES - 1,
+                HUGE_PAGE_BYTES,
+                3 * HUGE_PAGE_BYTES + 5,
+            ] {
                 let mut buffer = HostBuffer::unfilled(len as u64).unwrap();
                 assert_eq!(buffer.bytes_mut().len(), len);
                 buffer.bytes_mut().fill(7);
                 let mut buffer = buffer.filled();
                 assert!(buffer.bytes_mut().iter().all(|&byte| byte == 7));
-                assert_eq!(buffer.address().align_offset(if len >= HUGE { HUGE } else { 64 }), 0, "{len}");
+                assert_eq!(
+                    buffer.address().align_offset(if len >= HUGE_PAGE_BYTES { HUGE_PAGE_BYTES } else { 64 }),
+                    0,
+                    "{len}"
+                );
             }
         }
     }
 
     #[test]
-    fn a_large_buffer_starts_where_in_a_page_it_is_asked_to() {
+    fn a_large_buffer_starts_at_the_requested_page_offset() {
         for _ in 0..2 {
-            for len in [HUGE, 4 * HUGE - 64, 3 * HUGE + 5] {
-                for (phase, found) in [(0, 0), (64, 64), (4032, 4032), (65, 0), (u64::MAX, 0)] {
-                    let mut memory = HostBuffer::unfilled_at(len as u64, phase).unwrap();
+            for len in [HUGE_PAGE_BYTES, 4 * HUGE_PAGE_BYTES - 64, 3 * HUGE_PAGE_BYTES + 5] {
+                for (offset, expected) in [(0, 0), (64, 64), (4032, 4032), (65, 0), (u64::MAX, 0)] {
+                    let mut memory = HostBuffer::unfilled_at(len as u64, offset).unwrap();
                     memory.bytes_mut().fill(7);
                     let mut buffer = memory.filled();
                     assert_eq!(
                         (buffer.bytes_mut().len(), buffer.address().addr().get() % 4096),
-                        (len, found)
+                        (len, expected)
                     );
                 }
             }

@@ -1,5 +1,5 @@
-//! Who owns the destination: memory made for a result, of the host or of a GPU, or a mapping that a view points into, and
-//! their export by DLPack.
+//! The memory that arrays are in, and its owners: host memory allocated for a result, GPU memory, or the file mapping that a view
+//! points into. Also DLPack export and import of arrays, and CUDA: the driver and the pinned ring that uploads go through.
 
 mod budgets;
 mod claims;
@@ -7,17 +7,17 @@ pub mod cuda;
 pub mod dlpack;
 mod gpu;
 mod host;
+mod huge_page_probe;
 mod pages;
 mod pool;
 mod slab;
-mod trial;
 
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 pub use gpu::GpuMemory;
-pub use host::{HostBuffer, Unfilled, kept, trim};
-pub use pool::{Carried, bound_by, footprint, keep_bounds};
+pub use host::{HostBuffer, Unfilled, pool_usage, trim};
+pub use pool::{CarriedOver, enforce_limits, footprint, limit_while_alive};
 
 use crate::bytes::{Mapping, Region};
 use crate::dtype::DType;
@@ -27,19 +27,19 @@ use crate::layout::{Dims, Layout, contiguous_strides, numel};
 /// What keeps an array's bytes alive.
 #[derive(Clone, Debug)]
 pub enum Owner {
-    /// Memory of its own.
+    /// Host memory allocated for it.
     Memory(Arc<HostBuffer>),
     /// A private mapping of the file.
     Mapping(Arc<Mapping>),
-    /// Memory of a GPU.
+    /// GPU memory.
     Gpu(Arc<dyn GpuMemory>),
 }
 
-/// A tensor in memory: an address, its meaning, and its owner. Cloning shares the memory.
+/// A tensor in memory: owner, offset, dtype, shape and strides. Cloning shares the memory.
 #[derive(Clone, Debug)]
 pub struct Array {
     owner: Owner,
-    /// The first element, in bytes from the owner's start.
+    /// The byte offset of the first element in the owner's memory.
     start: u64,
     dtype: DType,
     shape: Dims,
@@ -47,7 +47,7 @@ pub struct Array {
 }
 
 impl Array {
-    /// An owned, C-contiguous array over all of `memory`; fails where that has more or fewer bytes than the elements take.
+    /// An owned, C-contiguous array over all of `memory`. Fails unless that has exactly the bytes that the elements take.
     pub fn owned(memory: HostBuffer, dtype: DType, shape: Dims) -> Result<Array> {
         let nbytes = numel(&shape).and_then(|numel| numel.checked_mul(dtype.itemsize()));
         let strides = contiguous_strides(&shape).filter(|_| nbytes == Some(memory.len() as u64));
@@ -58,8 +58,8 @@ impl Array {
         Ok(Array { owner: Owner::Memory(Arc::new(memory)), start: 0, dtype, shape, strides })
     }
 
-    /// A view of mapped bytes, its first element at byte `start` of the mapping; the layout's own offset does not count. Fails where
-    /// an element lies outside the mapping.
+    /// A view of mapped bytes, whose first element is at byte `start` of the mapping; the layout's own offset is ignored. Fails if an
+    /// element lies outside the mapping.
     pub fn view(mapping: Arc<Mapping>, start: u64, dtype: DType, layout: Layout) -> Result<Array> {
         let outside = || Error::new(Code::InternalError, "a view lies outside its file");
         let Layout { shape, strides, .. } = layout;
@@ -74,13 +74,14 @@ impl Array {
         Ok(Array { owner: Owner::Mapping(mapping), start, dtype, shape, strides })
     }
 
-    /// All of `memory` as a row of `uint8`.
+    /// All of `memory` as a one-dimensional array of `uint8`.
     pub fn on_gpu(memory: Arc<dyn GpuMemory>) -> Array {
         let shape = [memory.nbytes()][..].into();
         Array { owner: Owner::Gpu(memory), start: 0, dtype: DType::U8, shape, strides: [1][..].into() }
     }
 
-    /// A C-contiguous part of a contiguous array, from byte `start` of it on. It shares the owner.
+    /// A C-contiguous part of a contiguous array, from its byte `start`. It shares the owner. Fails if this array is strided, or the
+    /// part would lie outside it or be misaligned for `dtype`.
     pub fn part(&self, start: u64, dtype: DType, shape: Dims) -> Result<Array> {
         let wrong = |text: String| Error::new(Code::Value, text);
         if !self.is_contiguous() {
@@ -102,7 +103,7 @@ impl Array {
         Ok(part)
     }
 
-    /// The same bytes as a row of `uint8`; `None` where the elements do not lie one after the other.
+    /// The same bytes as a one-dimensional array of `uint8`; `None` if this array is not contiguous.
     pub fn as_bytes(&self) -> Option<Array> {
         let nbytes = self.nbytes();
         let (shape, strides) = ([nbytes][..].into(), [1][..].into());
@@ -110,23 +111,23 @@ impl Array {
         self.is_contiguous().then_some(bytes)
     }
 
-    /// The address of the first element; in the GPU's memory for an array that lies there.
+    /// The address of the first element: in GPU memory for an array on a GPU.
     pub fn address(&self) -> NonNull<u8> {
-        let found = match &self.owner {
+        let address = match &self.owner {
             Owner::Memory(memory) => usize::try_from(self.start)
                 .ok()
                 .and_then(|start| NonNull::new(memory.address().as_ptr().wrapping_add(start))),
             Owner::Mapping(mapping) => Region::new(self.start, 0).and_then(|at| mapping.address(at)),
-            // A number only: the host never goes there.
+            // Only a number: the host never accesses it.
             Owner::Gpu(memory) => usize::try_from(memory.address().wrapping_add(self.start))
                 .ok()
                 .and_then(|at| NonNull::new(std::ptr::without_provenance_mut(at))),
         };
-        // A start outside the mapping cannot be: views are made of proved layouts. Dangling is never read through.
-        found.unwrap_or(NonNull::dangling())
+        // Never dangling: views are made of proved layouts, so `start` lies inside the mapping.
+        address.unwrap_or(NonNull::dangling())
     }
 
-    /// Where it lies.
+    /// The device that it is on, as DLPack describes it.
     pub fn device(&self) -> dlpack::Device {
         match &self.owner {
             Owner::Gpu(memory) => {
@@ -136,19 +137,19 @@ impl Array {
         }
     }
 
-    /// Whether it lies in the memory of a GPU, where the host cannot read.
+    /// Whether it is in GPU memory, which the host cannot read.
     pub fn is_on_gpu(&self) -> bool {
         matches!(self.owner, Owner::Gpu(_))
     }
 
-    /// Whether these bytes of a GPU lie in the memory that keeps this array: its own or others beside it.
-    pub(crate) fn gpu_memory_has(&self, device: u32, address: u64, len: u64) -> bool {
+    /// Whether `len` bytes at `address` of GPU `device` lie inside this array's owner, inside the array or beside it.
+    pub(crate) fn gpu_memory_contains(&self, device: u32, address: u64, len: u64) -> bool {
         let Owner::Gpu(memory) = &self.owner else { return false };
-        let room = address.checked_sub(memory.address()).and_then(|start| memory.nbytes().checked_sub(start));
-        memory.device() == device && room.is_some_and(|room| len <= room)
+        let left = address.checked_sub(memory.address()).and_then(|start| memory.nbytes().checked_sub(start));
+        memory.device() == device && left.is_some_and(|left| len <= left)
     }
 
-    /// Whether both lie in the memory of one owner, so that what lies between them is nobody else's allocation.
+    /// Whether both have the same owner, so that the bytes between them belong to the same allocation.
     pub fn shares_owner_with(&self, other: &Array) -> bool {
         match (&self.owner, &other.owner) {
             (Owner::Memory(one), Owner::Memory(two)) => Arc::ptr_eq(one, two),
@@ -163,27 +164,27 @@ impl Array {
         self.dtype
     }
 
-    /// Elements along each dimension.
+    /// The size of each dimension.
     pub fn shape(&self) -> &[u64] {
         &self.shape
     }
 
-    /// Elements between neighbours along each dimension.
+    /// The stride of each dimension, in elements.
     pub fn strides(&self) -> &[u64] {
         &self.strides
     }
 
-    /// Bytes of all elements together (not of the gaps between them).
+    /// The bytes of all elements together, without gaps between them.
     pub fn nbytes(&self) -> u64 {
         numel(&self.shape).unwrap_or(u64::MAX).saturating_mul(self.dtype.itemsize())
     }
 
-    /// Whether the elements lie one after the other.
+    /// Whether the elements are C-contiguous.
     pub fn is_contiguous(&self) -> bool {
         Layout { shape: self.shape.clone(), strides: self.strides.clone(), offset: 0 }.is_contiguous()
     }
 
-    /// Whether this is memory of the host's that no other array has a part of.
+    /// Whether this is host memory that no other array shares.
     pub fn is_sole_owner(&self) -> bool {
         matches!(&self.owner, Owner::Memory(memory) if Arc::strong_count(memory) == 1)
     }

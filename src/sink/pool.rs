@@ -1,12 +1,13 @@
-//! Memory of results that were dropped, kept for the next ones: touching a fresh huge page costs several times what writing
-//! to one costs that has been in use.
+//! The pool: memory of dropped results, kept for the next ones. The first touch of a fresh huge page (a page fault) costs several
+//! times what writing to a resident page costs.
 //!
-//! What is kept is bounded, may be taken back by the system at any time (`MADV_FREE`), goes after half a minute at the next use
-//! of the pool, and never raises the peak: a result that finds nothing here first has as much unmapped as it maps anew. A child
-//! after a fork starts without. Nobody waits: whoever finds the pool in use does without it.
+//! What the pool keeps is bounded. The system may take it back at any time (`MADV_FREE`). After half a minute it is unmapped at the
+//! next use of the pool. It never raises the peak: a result that finds no memory here first has as much unmapped as it maps. A forked
+//! child starts with an empty pool. No thread waits for the lock: a thread that finds the pool locked does without it.
 //!
-//! Somebody who has promised to hold no more than a window ([`bound_by`]) tells what is left of it in a number that changes as
-//! the work goes on. While that number lives, no more is kept than it says, but for what was kept before and his results can use.
+//! A stream that promises to hold no more than its window ([`limit_while_alive`]) shares an atomic number: the bytes left of the
+//! window. While that number is alive the pool keeps no more than it says, except for memory that it kept before and that the
+//! stream's results can use.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -19,43 +20,43 @@ use std::time::{Duration, Instant};
 use once_cell::race::OnceBox;
 
 use super::budgets::{Budgets, to_usize};
-use super::pages::{HUGE, Pages};
+use super::pages::{HUGE_PAGE_BYTES, Pages};
 use crate::memory::Memory;
 use crate::parallel;
 
-/// The most that is kept, whatever the machine has.
-const MOST: u64 = 4 << 30;
+/// The most bytes that are kept, however much memory the machine has.
+const POOL_MAX_BYTES: u64 = 4 << 30;
 
-/// The share of the machine's memory, or of the group's limit, that is kept at most.
-const SHARE: u64 = 8;
+/// At most one part in this many of the machine's memory, or of the cgroup's limit, is kept.
+const POOL_MEMORY_DIVISOR: u64 = 8;
 
-/// How long memory is kept.
-const KEPT: Duration = Duration::from_secs(30);
+/// Memory that was kept for longer is unmapped at the next use of the pool.
+const KEEP_TIME: Duration = Duration::from_secs(30);
 
-/// How often a result looks again at a pool in use. Uses take about a microsecond.
-const TRIES: u32 = 64;
+/// How often a result tries to lock the pool. The lock is held for about a microsecond.
+const LOCK_ATTEMPTS: u32 = 64;
 
-/// How often a thread that need not hurry looks again, letting others run between.
-const TURNS: u32 = 1000;
+/// How often a thread that may wait tries again, yielding to other threads between.
+const YIELDING_ATTEMPTS: u32 = 1000;
 
-/// Pages on loan: they go to the pool when they are dropped.
+/// Pages that return to the pool when they are dropped.
 #[derive(Debug)]
 pub(super) struct Pooled {
-    /// Until the drop.
+    /// `Some` until the drop.
     pages: Option<Pages>,
-    /// Whether they have been in use before, so that they are resident and hold old bytes.
+    /// Whether they come from the pool, so that they are resident and hold old bytes.
     pub(super) recycled: bool,
 }
 
 impl Pooled {
-    /// Memory for `len` bytes: recycled where there is some, zeroed otherwise.
+    /// Memory for `len` bytes: from the pool if it has a fitting range, else fresh (zeroed).
     pub(super) fn take(len: usize) -> Option<Pooled> {
-        let wanted = Pages::rounded(len)?;
-        let (found, surplus) = match lock(TRIES) {
+        let wanted = Pages::rounded_len(len)?;
+        let (found, surplus) = match lock(LOCK_ATTEMPTS) {
             Some(mut pool) => pool.take(wanted, Instant::now()),
             None => (None, Vec::new()),
         };
-        // Unmapped before anything is mapped, and outside the lock.
+        // Unmapped outside the lock, and before anything is mapped.
         drop(surplus);
         match found {
             Some(pages) => Some(Pooled { pages: Some(pages), recycled: true }),
@@ -63,7 +64,7 @@ impl Pooled {
         }
     }
 
-    /// Zeroed memory for `len` bytes; memory that is kept is given up for it where there is no other.
+    /// Zeroed memory for `len` bytes. Empties the pool and tries again if mapping fails.
     pub(super) fn fresh(len: usize, huge: bool) -> Option<Pooled> {
         let pages = Pages::new(len, huge).or_else(|| {
             trim();
@@ -72,7 +73,7 @@ impl Pooled {
         Some(Pooled { pages: Some(pages), recycled: false })
     }
 
-    /// The pages, until the drop.
+    /// The pages; `Some` until the drop.
     pub(super) fn pages(&self) -> Option<&Pages> {
         self.pages.as_ref()
     }
@@ -81,113 +82,112 @@ impl Pooled {
 impl Drop for Pooled {
     fn drop(&mut self) {
         let Some(pages) = self.pages.take().filter(Pages::is_worth_keeping) else { return };
-        // This may be a deleter on any thread, where waiting could mean waiting for oneself. What is not kept is unmapped
-        // at the end of this function, outside the lock.
+        // This may run in a deleter on any thread, where waiting for the lock could deadlock with this same thread. What is not kept is
+        // unmapped at the end of this function, outside the lock.
         let _surplus = match lock(1) {
-            Some(mut pool) => pool.give(pages, Instant::now()),
+            Some(mut pool) => pool.put_back(pages, Instant::now()),
             None => vec![pages],
         };
     }
 }
 
-/// Unmaps all that is kept; how many bytes that were.
+/// Unmaps all that is kept. Returns the number of bytes.
 pub(super) fn trim() -> u64 {
-    let kept = lock(TRIES).map(|mut pool| std::mem::take(&mut *pool.emptied()));
-    kept.map_or(0, |kept| kept.values().map(|idle| idle.pages.len() as u64).sum())
+    let drained = lock(LOCK_ATTEMPTS).map(|mut pool| pool.drain());
+    drained.map_or(0, |ranges| ranges.values().map(|idle| idle.pages.len() as u64).sum())
 }
 
-/// Bytes that are kept, and the most that may be.
-pub(super) fn kept() -> (u64, u64) {
-    lock(TRIES).map_or((0, 0), |pool| (pool.bytes as u64, pool.most as u64))
+/// The bytes that are kept, and the most that may be kept.
+pub(super) fn usage() -> (u64, u64) {
+    lock(LOCK_ATTEMPTS).map_or((0, 0), |pool| (pool.bytes as u64, pool.limit as u64))
 }
 
-/// Keeps no more than the bytes that `room` says, at any time until it is dropped; of what is kept already, also as much as
-/// results of `wanted` bytes can be made of, until the first result is dropped or the [`Carried`] is.
-#[must_use = "what was kept before goes when this is dropped"]
-pub fn bound_by(room: &Arc<AtomicU64>, wanted: impl FnOnce() -> u64) -> Carried {
-    let most = room.load(Ordering::Relaxed);
-    // To find out how much is wanted takes a while, and matters only where more is kept than the room.
-    let wanted = if kept().0 > most { wanted() } else { 0 };
-    let mut carried = 0;
-    let surplus = patiently().map(|mut pool| {
-        carried = pool.bytes.min(to_usize(wanted));
-        pool.budgets.add(room, carried);
-        pool.bounded()
+/// Limits the pool to the bytes that the budget `left` says, at any time until that is dropped. Of what is kept already, as much
+/// as results of `wanted` bytes can be made of stays too, until the first result or the returned [`CarriedOver`] is dropped.
+#[must_use = "dropping this unmaps what was carried over"]
+pub fn limit_while_alive(left: &Arc<AtomicU64>, wanted: impl FnOnce() -> u64) -> CarriedOver {
+    let limit = left.load(Ordering::Relaxed);
+    // `wanted` takes a while to compute, and matters only if more is kept than the budget allows.
+    let wanted = if usage().0 > limit { wanted() } else { 0 };
+    let mut carried_over = 0;
+    let surplus = lock_yielding().map(|mut pool| {
+        carried_over = pool.bytes.min(to_usize(wanted));
+        pool.budgets.add(left, carried_over);
+        pool.evict_over_limit()
     });
     drop(surplus);
-    let most = if carried > 0 { to_usize(most) } else { usize::MAX };
-    Carried { room: Arc::downgrade(room), most }
+    let limit = if carried_over > 0 { to_usize(limit) } else { usize::MAX };
+    CarriedOver { left: Arc::downgrade(left), limit }
 }
 
-/// Memory that was kept before somebody promised a window, and is carried over for the results.
+/// Memory that was kept before a stream began and is carried over for its results.
 #[derive(Debug)]
-pub struct Carried {
-    room: Weak<AtomicU64>,
-    /// What the window lets be kept; no bound where nothing was carried over.
-    most: usize,
+pub struct CarriedOver {
+    left: Weak<AtomicU64>,
+    /// What the window allows to be kept; `usize::MAX` if nothing was carried over.
+    limit: usize,
 }
 
-impl Drop for Carried {
-    /// Unmaps what was carried over and served no result. What was in flight comes back before this, maybe without a bound, as
-    /// whoever worked is gone.
+impl Drop for CarriedOver {
+    /// Unmaps what was carried over and served no result. Memory in flight has returned before this, possibly without a limit, as the
+    /// stream that set the budget has ended.
     fn drop(&mut self) {
-        let surplus = patiently().map(|mut pool| pool.settle(&self.room, self.most));
-        drop(surplus);
+        drop(lock_yielding().map(|mut pool| pool.end_carry_over_of(&self.left, self.limit)));
     }
 }
 
-/// Unmaps what is kept beyond what the rooms say now. Whoever gives does so too.
-pub fn keep_bounds() {
-    let surplus = patiently().map(|mut pool| pool.bounded());
-    drop(surplus);
+/// Unmaps what is kept beyond the current budgets. Also done on every release of memory to the pool.
+pub fn enforce_limits() {
+    drop(lock_yielding().map(|mut pool| pool.evict_over_limit()));
 }
 
-/// The most bytes that memory for a result of `len` bytes takes: a recycled one may end with a huge page of which it needs a part.
+/// The most bytes of memory that a result of `len` bytes takes: recycled memory may end with a huge page that is needed only in part.
 pub fn footprint(len: u64) -> u64 {
-    let whole = len.checked_next_multiple_of(HUGE as u64).unwrap_or(len);
-    if len >= HUGE as u64 && whole - len <= len / 8 { whole } else { len }
+    let rounded = len.checked_next_multiple_of(HUGE_PAGE_BYTES as u64).unwrap_or(len);
+    if len >= HUGE_PAGE_BYTES as u64 && rounded - len <= len / 8 { rounded } else { len }
 }
 
-/// The pool, for a thread that may wait a moment.
-fn patiently() -> Option<MutexGuard<'static, Pool>> {
-    (0..TURNS).find_map(|turn| {
-        if turn > 0 {
+/// Locks the pool, for a thread that may wait a moment. `None` if it stays locked.
+fn lock_yielding() -> Option<MutexGuard<'static, Pool>> {
+    (0..YIELDING_ATTEMPTS).find_map(|attempt| {
+        if attempt > 0 {
             thread::yield_now();
         }
-        lock(TRIES)
+        lock(LOCK_ATTEMPTS)
     })
 }
 
-/// The pool, unless somebody else is in it.
+/// Locks the pool. `None` if it is still locked after `tries` attempts.
 fn lock(tries: u32) -> Option<MutexGuard<'static, Pool>> {
     static POOL: OnceBox<Mutex<Pool>> = OnceBox::new();
-    let pool = POOL.get_or_init(|| Box::new(Mutex::new(Pool::new(bound(), process::id()))));
+    let pool = POOL.get_or_init(|| Box::new(Mutex::new(Pool::new(pool_limit(), process::id()))));
     let mut found = parallel::lock_within(pool, tries)?;
-    found.own(process::id());
+    found.reset_after_fork(process::id());
     Some(found)
 }
 
-/// How much may be kept: what `RUSTLOAD_POOL` says in bytes, or a share of what there is.
-fn bound() -> usize {
+/// The most bytes that may be kept: `RUSTLOAD_POOL` in bytes, or a share of the machine's memory.
+fn pool_limit() -> usize {
     let asked = std::env::var("RUSTLOAD_POOL").ok().and_then(|text| text.trim().parse().ok());
     let bytes: u64 = asked.unwrap_or_else(|| {
         let memory = Memory::now();
-        let limit = memory.group.map_or(u64::MAX, |group| group.limit);
-        (memory.total.min(limit) / SHARE).min(MOST)
+        let cgroup = memory.group.map_or(u64::MAX, |group| group.limit);
+        (memory.total.min(cgroup) / POOL_MEMORY_DIVISOR).min(POOL_MAX_BYTES)
     });
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
-/// Free pages by address.
+/// The free ranges.
 #[derive(Debug)]
 struct Pool {
+    /// By address.
     free: BTreeMap<usize, Idle>,
     /// The sum of their sizes.
     bytes: usize,
-    most: usize,
-    /// Of those that have promised to hold no more than a window.
+    limit: usize,
+    /// Of the streams that have promised to hold no more than a window.
     budgets: Budgets,
-    owner: u32,
+    process: u32,
 }
 
 #[derive(Debug)]
@@ -197,96 +197,98 @@ struct Idle {
 }
 
 impl Pool {
-    fn new(most: usize, owner: u32) -> Pool {
-        Pool { free: BTreeMap::new(), bytes: 0, most, budgets: Budgets::default(), owner }
+    fn new(limit: usize, process: u32) -> Pool {
+        Pool { free: BTreeMap::new(), bytes: 0, limit, budgets: Budgets::default(), process }
     }
 
-    /// After a fork the pages are the parent's: to write to them would copy each.
-    fn own(&mut self, process: u32) {
-        if self.owner != process {
-            self.owner = process;
+    /// Empties the pool in a forked child: its pages are the parent's, and writing to them would copy each.
+    fn reset_after_fork(&mut self, process: u32) {
+        if self.process != process {
+            self.process = process;
             self.budgets = Budgets::default();
-            self.emptied().clear();
+            drop(self.drain());
         }
     }
 
-    /// What is kept beyond what may be now.
-    fn bounded(&mut self) -> Vec<Pages> {
-        let most = self.budgets.bound(self.most);
-        self.cut(self.bytes.saturating_sub(most))
+    /// Takes out what is kept beyond the current limit.
+    fn evict_over_limit(&mut self) -> Vec<Pages> {
+        let limit = self.budgets.limit(self.limit);
+        self.evict(self.bytes.saturating_sub(limit))
     }
 
-    /// Carries nothing over any more for whoever promised this room; what is kept beyond `most` goes.
-    fn settle(&mut self, room: &Weak<AtomicU64>, most: usize) -> Vec<Pages> {
-        self.budgets.settle(room);
-        let most = self.budgets.bound(self.most).min(most);
-        self.cut(self.bytes.saturating_sub(most))
+    /// Ends the carry-over of one budget. Takes out what is kept beyond `limit`.
+    fn end_carry_over_of(&mut self, left: &Weak<AtomicU64>, limit: usize) -> Vec<Pages> {
+        self.budgets.end_carry_over_of(left);
+        let limit = self.budgets.limit(self.limit).min(limit);
+        self.evict(self.bytes.saturating_sub(limit))
     }
 
-    fn emptied(&mut self) -> &mut BTreeMap<usize, Idle> {
+    /// Takes out all ranges.
+    fn drain(&mut self) -> BTreeMap<usize, Idle> {
         self.bytes = 0;
-        &mut self.free
+        std::mem::take(&mut self.free)
     }
 
-    /// Pages for `wanted` bytes, which is a multiple of a small page; and pages to be unmapped.
+    /// Pages for `wanted` bytes, which is a multiple of a small page; and pages that the caller unmaps.
     fn take(&mut self, wanted: usize, now: Instant) -> (Option<Pages>, Vec<Pages>) {
-        let mut surplus = self.expired(now);
+        let mut surplus = self.take_expired(now);
         let found = self.find(wanted);
         let Some(at) = found else {
-            // What is mapped now was not there before, so as much goes.
-            surplus.extend(self.cut(wanted));
+            // The caller will map as much anew, so as much is unmapped.
+            surplus.extend(self.evict(wanted));
             return (None, surplus);
         };
         let Some(Idle { mut pages, since }) = self.remove(at) else { return (None, surplus) };
-        let size = if pages.len() == wanted { wanted } else { wanted.next_multiple_of(HUGE) };
+        let size = if pages.len() == wanted { wanted } else { wanted.next_multiple_of(HUGE_PAGE_BYTES) };
         if let Some(rest) = pages.split_off(size) {
             self.insert(rest, since);
         }
-        self.budgets.has_used(pages.len());
+        self.budgets.record_reuse(pages.len());
         (Some(pages), surplus)
     }
 
-    /// A range of exactly that size, or the smallest to cut it from, if the end of its last huge page is no great waste.
+    /// The address of a range of exactly that size, else of the smallest range to split it from; none if the unused end of the last
+    /// huge page would be more than an eighth of the result.
     fn find(&self, wanted: usize) -> Option<usize> {
         let exact = |idle: &Idle| idle.pages.len() == wanted;
         if let Some((&at, _)) = self.free.iter().find(|(_, idle)| exact(idle)) {
             return Some(at);
         }
-        let whole = wanted.checked_next_multiple_of(HUGE)?;
-        if whole - wanted > wanted / 8 {
+        let rounded = wanted.checked_next_multiple_of(HUGE_PAGE_BYTES)?;
+        if rounded - wanted > wanted / 8 {
             return None;
         }
-        let large = self.free.iter().filter(|(_, idle)| idle.pages.whole() >= whole);
+        let large = self.free.iter().filter(|(_, idle)| idle.pages.whole_huge_bytes() >= rounded);
         large.min_by_key(|(_, idle)| idle.pages.len()).map(|(&at, _)| at)
     }
 
-    /// Keeps pages; what has to go for them.
-    fn give(&mut self, pages: Pages, now: Instant) -> Vec<Pages> {
-        let mut surplus = self.expired(now);
-        self.budgets.end_carrying();
-        if pages.len() > self.budgets.bound(self.most) {
+    /// Keeps pages, if they fit the limit. Returns what the caller unmaps.
+    fn put_back(&mut self, pages: Pages, now: Instant) -> Vec<Pages> {
+        let mut surplus = self.take_expired(now);
+        self.budgets.end_carry_over();
+        if pages.len() > self.budgets.limit(self.limit) {
             surplus.push(pages);
         } else {
-            pages.lend();
+            pages.mark_free();
             self.insert(pages, now);
         }
-        surplus.extend(self.bounded());
+        surplus.extend(self.evict_over_limit());
         surplus
     }
 
-    /// Adds pages, joined with neighbours.
+    /// Adds pages, joined with adjacent ranges.
     fn insert(&mut self, mut pages: Pages, since: Instant) {
         let mut newest = since;
         let start = pages.start().addr().get();
         if let Some(idle) = self.free.get(&pages.end())
-            && pages.meets(&idle.pages)
+            && pages.is_followed_by(&idle.pages)
             && let Some(next) = self.remove(pages.end())
         {
             newest = newest.max(next.since);
             pages.join(next.pages);
         }
         if let Some((&before, idle)) = self.free.range(..start).next_back()
-            && idle.pages.meets(&pages)
+            && idle.pages.is_followed_by(&pages)
             && let Some(mut front) = self.remove(before)
         {
             newest = newest.max(front.since);
@@ -303,14 +305,14 @@ impl Pool {
         Some(idle)
     }
 
-    /// Takes out at least `bytes`, or all there is, the oldest first.
-    fn cut(&mut self, bytes: usize) -> Vec<Pages> {
+    /// Takes out at least `bytes`, or all there is, oldest first.
+    fn evict(&mut self, bytes: usize) -> Vec<Pages> {
         let mut left = bytes;
         let mut out = Vec::new();
         while left > 0 {
             let oldest = self.free.iter().min_by_key(|(_, idle)| idle.since).map(|(&at, _)| at);
             let Some(Idle { mut pages, since }) = oldest.and_then(|at| self.remove(at)) else { break };
-            let keep = pages.len().saturating_sub(left) & !(HUGE - 1);
+            let keep = pages.len().saturating_sub(left) & !(HUGE_PAGE_BYTES - 1);
             match pages.split_off(keep) {
                 Some(rest) => {
                     left = left.saturating_sub(rest.len());
@@ -326,10 +328,10 @@ impl Pool {
         out
     }
 
-    /// Takes out what has been kept for too long.
-    fn expired(&mut self, now: Instant) -> Vec<Pages> {
+    /// Takes out what has been kept for longer than [`KEEP_TIME`].
+    fn take_expired(&mut self, now: Instant) -> Vec<Pages> {
         let old: Vec<usize> = (self.free.iter())
-            .filter(|(_, idle)| now.saturating_duration_since(idle.since) > KEPT)
+            .filter(|(_, idle)| now.saturating_duration_since(idle.since) > KEEP_TIME)
             .map(|(&at, _)| at)
             .collect();
         old.into_iter().filter_map(|at| self.remove(at)).map(|idle| idle.pages).collect()
@@ -341,150 +343,156 @@ mod tests {
     use super::*;
 
     fn pages(count: usize) -> Pages {
-        Pages::new(count * HUGE, true).unwrap()
+        Pages::new(count * HUGE_PAGE_BYTES, true).unwrap()
     }
 
     fn sum(pages: &[Pages]) -> usize {
-        pages.iter().map(Pages::len).sum::<usize>() / HUGE
+        pages.iter().map(Pages::len).sum::<usize>() / HUGE_PAGE_BYTES
     }
 
     #[test]
-    fn a_range_is_cut_for_smaller_results_and_whole_again_when_they_go() {
-        let (mut pool, now) = (Pool::new(100 * HUGE, 1), Instant::now());
-        assert!(pool.give(pages(8), now).is_empty());
-        let parts: Vec<_> = (0..4).map(|_| pool.take(2 * HUGE, now).0.unwrap()).collect();
+    fn a_range_is_split_for_smaller_results_and_rejoined_when_they_are_dropped() {
+        let (mut pool, now) = (Pool::new(100 * HUGE_PAGE_BYTES, 1), Instant::now());
+        assert!(pool.put_back(pages(8), now).is_empty());
+        let parts: Vec<_> = (0..4).map(|_| pool.take(2 * HUGE_PAGE_BYTES, now).0.unwrap()).collect();
         assert_eq!((pool.bytes, pool.free.len()), (0, 0));
         for part in parts {
-            pool.give(part, now);
+            pool.put_back(part, now);
         }
-        assert_eq!((pool.bytes, pool.free.len()), (8 * HUGE, 1));
-        assert_eq!(pool.take(8 * HUGE, now).0.unwrap().len(), 8 * HUGE);
+        assert_eq!((pool.bytes, pool.free.len()), (8 * HUGE_PAGE_BYTES, 1));
+        assert_eq!(pool.take(8 * HUGE_PAGE_BYTES, now).0.unwrap().len(), 8 * HUGE_PAGE_BYTES);
     }
 
     #[test]
-    fn an_end_of_small_pages_is_reused_by_its_own_size_and_wasted_for_no_other() {
-        let (mut pool, now) = (Pool::new(100 * HUGE, 1), Instant::now());
-        let odd = HUGE + (64 << 10);
-        pool.give(Pages::new(odd, true).unwrap(), now);
-        pool.give(pages(9), now);
+    fn a_range_ending_in_small_pages_is_reused_only_for_its_exact_size() {
+        let (mut pool, now) = (Pool::new(100 * HUGE_PAGE_BYTES, 1), Instant::now());
+        let odd = HUGE_PAGE_BYTES + (64 << 10);
+        pool.put_back(Pages::new(odd, true).unwrap(), now);
+        pool.put_back(pages(9), now);
         assert_eq!(pool.take(odd, now).0.unwrap().len(), odd);
-        // Half of its second huge page would lie idle.
-        assert!(pool.find(HUGE + HUGE / 2).is_none());
-        assert_eq!(pool.take(8 * HUGE - (64 << 10), now).0.unwrap().len(), 8 * HUGE);
+        // Half of its second huge page would be unused.
+        assert!(pool.find(HUGE_PAGE_BYTES + HUGE_PAGE_BYTES / 2).is_none());
+        assert_eq!(pool.take(8 * HUGE_PAGE_BYTES - (64 << 10), now).0.unwrap().len(), 8 * HUGE_PAGE_BYTES);
     }
 
     #[test]
-    fn a_result_that_finds_nothing_has_as_much_given_up() {
-        let (mut pool, now) = (Pool::new(100 * HUGE, 1), Instant::now());
-        pool.give(pages(4), now);
-        pool.give(pages(3), now + Duration::from_secs(1));
-        let (found, surplus) = pool.take(20 * HUGE, now);
+    fn a_miss_evicts_as_much_as_it_maps() {
+        let (mut pool, now) = (Pool::new(100 * HUGE_PAGE_BYTES, 1), Instant::now());
+        pool.put_back(pages(4), now);
+        pool.put_back(pages(3), now + Duration::from_secs(1));
+        let (found, surplus) = pool.take(20 * HUGE_PAGE_BYTES, now);
         assert!(found.is_none());
         assert_eq!((sum(&surplus), pool.bytes), (7, 0));
-        pool.give(pages(9), now);
-        let (found, surplus) = pool.take(3 * HUGE / 2, now);
+        pool.put_back(pages(9), now);
+        let (found, surplus) = pool.take(3 * HUGE_PAGE_BYTES / 2, now);
         assert!(found.is_none());
-        assert_eq!((sum(&surplus), pool.bytes), (2, 7 * HUGE));
+        assert_eq!((sum(&surplus), pool.bytes), (2, 7 * HUGE_PAGE_BYTES));
     }
 
     #[test]
-    fn the_bound_holds_and_the_oldest_goes_first() {
-        let (mut pool, now) = (Pool::new(10 * HUGE, 1), Instant::now());
-        assert_eq!(sum(&pool.give(pages(11), now)), 11);
-        pool.give(pages(6), now);
-        let surplus = pool.give(pages(7), now + Duration::from_secs(1));
-        assert_eq!((sum(&surplus), pool.bytes), (3, 10 * HUGE));
-        assert_eq!(pool.take(7 * HUGE, now).0.unwrap().len(), 7 * HUGE);
+    fn the_limit_holds_and_the_oldest_range_is_evicted_first() {
+        let (mut pool, now) = (Pool::new(10 * HUGE_PAGE_BYTES, 1), Instant::now());
+        assert_eq!(sum(&pool.put_back(pages(11), now)), 11);
+        pool.put_back(pages(6), now);
+        let surplus = pool.put_back(pages(7), now + Duration::from_secs(1));
+        assert_eq!((sum(&surplus), pool.bytes), (3, 10 * HUGE_PAGE_BYTES));
+        assert_eq!(pool.take(7 * HUGE_PAGE_BYTES, now).0.unwrap().len(), 7 * HUGE_PAGE_BYTES);
     }
 
     #[test]
-    fn a_window_bounds_what_is_kept_while_it_lives() {
-        let (mut pool, now) = (Pool::new(100 * HUGE, 1), Instant::now());
-        let room = Arc::new(AtomicU64::new(5 * HUGE as u64));
-        pool.give(pages(9), now);
-        pool.budgets.add(&room, 0);
-        assert_eq!((sum(&pool.bounded()), pool.bytes), (4, 5 * HUGE));
-        assert_eq!((sum(&pool.give(pages(2), now)), pool.bytes), (2, 5 * HUGE));
-        room.store(3 * HUGE as u64 - 1, Ordering::Relaxed);
-        // Too large to be kept, and what is there already has become too much.
-        assert_eq!((sum(&pool.give(pages(4), now)), pool.bytes), (4 + 3, 2 * HUGE));
-        drop(room);
-        assert_eq!((sum(&pool.give(pages(30), now)), pool.bytes), (0, 32 * HUGE));
+    fn a_window_limits_what_is_kept_while_it_is_alive() {
+        let (mut pool, now) = (Pool::new(100 * HUGE_PAGE_BYTES, 1), Instant::now());
+        let left = Arc::new(AtomicU64::new(5 * HUGE_PAGE_BYTES as u64));
+        pool.put_back(pages(9), now);
+        pool.budgets.add(&left, 0);
+        assert_eq!((sum(&pool.evict_over_limit()), pool.bytes), (4, 5 * HUGE_PAGE_BYTES));
+        assert_eq!((sum(&pool.put_back(pages(2), now)), pool.bytes), (2, 5 * HUGE_PAGE_BYTES));
+        left.store(3 * HUGE_PAGE_BYTES as u64 - 1, Ordering::Relaxed);
+        // It is too large to be kept, and what is kept already exceeds the budget too.
+        assert_eq!((sum(&pool.put_back(pages(4), now)), pool.bytes), (4 + 3, 2 * HUGE_PAGE_BYTES));
+        drop(left);
+        assert_eq!((sum(&pool.put_back(pages(30), now)), pool.bytes), (0, 32 * HUGE_PAGE_BYTES));
     }
 
     #[test]
-    fn what_was_kept_before_a_window_serves_results_until_one_is_dropped() {
-        let (mut pool, now) = (Pool::new(100 * HUGE, 1), Instant::now());
-        let room = Arc::new(AtomicU64::new(HUGE as u64));
-        pool.give(pages(30), now);
-        pool.budgets.add(&room, 20 * HUGE);
-        assert_eq!((sum(&pool.bounded()), pool.bytes), (10, 20 * HUGE));
-        let mut held = [4, 4].map(|count| pool.take(count * HUGE, now).0.unwrap()).into_iter();
-        assert_eq!((sum(&pool.bounded()), pool.bytes), (0, 12 * HUGE));
-        // As soon as one is dropped, no more is kept than the window leaves.
-        assert_eq!(sum(&pool.give(held.next().unwrap(), now)), 4 + 11);
-        pool.give(held.next().unwrap(), now);
-        assert_eq!(pool.bytes, HUGE);
+    fn memory_kept_before_a_window_serves_results_until_one_is_dropped() {
+        let (mut pool, now) = (Pool::new(100 * HUGE_PAGE_BYTES, 1), Instant::now());
+        let left = Arc::new(AtomicU64::new(HUGE_PAGE_BYTES as u64));
+        pool.put_back(pages(30), now);
+        pool.budgets.add(&left, 20 * HUGE_PAGE_BYTES);
+        assert_eq!((sum(&pool.evict_over_limit()), pool.bytes), (10, 20 * HUGE_PAGE_BYTES));
+        let mut held = [4, 4].map(|count| pool.take(count * HUGE_PAGE_BYTES, now).0.unwrap()).into_iter();
+        assert_eq!((sum(&pool.evict_over_limit()), pool.bytes), (0, 12 * HUGE_PAGE_BYTES));
+        // Once a result is dropped, no more is kept than the window leaves.
+        assert_eq!(sum(&pool.put_back(held.next().unwrap(), now)), 4 + 11);
+        pool.put_back(held.next().unwrap(), now);
+        assert_eq!(pool.bytes, HUGE_PAGE_BYTES);
     }
 
     #[test]
-    fn what_was_kept_before_a_window_goes_at_its_end() {
-        let (mut pool, now) = (Pool::new(100 * HUGE, 1), Instant::now());
-        let room = Arc::new(AtomicU64::new(5 * HUGE as u64));
-        pool.give(pages(20), now);
-        pool.budgets.add(&room, 20 * HUGE);
-        let held = pool.take(8 * HUGE, now).0.unwrap();
-        // Whoever worked is gone, and promises nothing any more.
-        room.store(u64::MAX, Ordering::Relaxed);
-        pool.give(held, now);
-        let surplus = pool.settle(&Arc::downgrade(&room), 5 * HUGE);
-        assert_eq!((sum(&surplus), pool.bytes), (15, 5 * HUGE));
+    fn memory_kept_before_a_window_is_unmapped_at_its_end() {
+        let (mut pool, now) = (Pool::new(100 * HUGE_PAGE_BYTES, 1), Instant::now());
+        let left = Arc::new(AtomicU64::new(5 * HUGE_PAGE_BYTES as u64));
+        pool.put_back(pages(20), now);
+        pool.budgets.add(&left, 20 * HUGE_PAGE_BYTES);
+        let held = pool.take(8 * HUGE_PAGE_BYTES, now).0.unwrap();
+        // The stream has ended, and its budget is unlimited.
+        left.store(u64::MAX, Ordering::Relaxed);
+        pool.put_back(held, now);
+        let surplus = pool.end_carry_over_of(&Arc::downgrade(&left), 5 * HUGE_PAGE_BYTES);
+        assert_eq!((sum(&surplus), pool.bytes), (15, 5 * HUGE_PAGE_BYTES));
     }
 
     #[test]
-    fn a_footprint_has_the_huge_page_that_is_wasted() {
+    fn a_footprint_includes_a_partly_used_last_huge_page() {
         let of = |len: usize| footprint(len as u64) as usize;
-        assert_eq!([of(5), of(HUGE - 1), of(HUGE), of(HUGE + 5)], [5, HUGE - 1, HUGE, HUGE + 5]);
-        assert_eq!([of(8 * HUGE - 1), of(15 * HUGE + 1)], [8 * HUGE, 16 * HUGE]);
+        assert_eq!(
+            [of(5), of(HUGE_PAGE_BYTES - 1), of(HUGE_PAGE_BYTES), of(HUGE_PAGE_BYTES + 5)],
+            [5, HUGE_PAGE_BYTES - 1, HUGE_PAGE_BYTES, HUGE_PAGE_BYTES + 5]
+        );
+        assert_eq!(
+            [of(8 * HUGE_PAGE_BYTES - 1), of(15 * HUGE_PAGE_BYTES + 1)],
+            [8 * HUGE_PAGE_BYTES, 16 * HUGE_PAGE_BYTES]
+        );
         assert_eq!(footprint(u64::MAX), u64::MAX);
     }
 
     #[test]
-    fn what_was_kept_too_long_goes_at_the_next_use() {
-        let (mut pool, now) = (Pool::new(100 * HUGE, 1), Instant::now());
-        pool.give(pages(6), now);
-        assert_eq!(sum(&pool.give(pages(1), now + KEPT + Duration::from_secs(1))), 6);
-        assert_eq!(pool.bytes, HUGE);
+    fn expired_memory_is_unmapped_at_the_next_use() {
+        let (mut pool, now) = (Pool::new(100 * HUGE_PAGE_BYTES, 1), Instant::now());
+        pool.put_back(pages(6), now);
+        assert_eq!(sum(&pool.put_back(pages(1), now + KEEP_TIME + Duration::from_secs(1))), 6);
+        assert_eq!(pool.bytes, HUGE_PAGE_BYTES);
     }
 
     #[test]
-    fn a_forked_child_keeps_nothing_of_its_parent() {
-        let (mut pool, now) = (Pool::new(100 * HUGE, 1), Instant::now());
-        pool.give(pages(6), now);
-        pool.own(2);
-        assert_eq!((pool.bytes, pool.free.len(), pool.owner), (0, 0, 2));
+    fn a_forked_child_starts_with_an_empty_pool() {
+        let (mut pool, now) = (Pool::new(100 * HUGE_PAGE_BYTES, 1), Instant::now());
+        pool.put_back(pages(6), now);
+        pool.reset_after_fork(2);
+        assert_eq!((pool.bytes, pool.free.len(), pool.process), (0, 0, 2));
     }
 
     #[test]
-    fn threads_that_give_and_take_at_once_never_share_a_page() {
+    fn concurrent_threads_never_share_a_page() {
         std::thread::scope(|scope| {
-            for mark in 0..4_u8 {
+            for tag in 0..4_u8 {
                 scope.spawn(move || {
                     for round in 0..200_usize {
                         let mut buffer = crate::sink::HostBuffer::unfilled(
-                            (2 + (round + usize::from(mark)) % 3) as u64 * HUGE as u64,
+                            (2 + (round + usize::from(tag)) % 3) as u64 * HUGE_PAGE_BYTES as u64,
                         )
                         .unwrap();
                         let bytes = buffer.bytes_mut();
-                        bytes.iter_mut().step_by(4096).for_each(|byte| *byte = mark);
+                        bytes.iter_mut().step_by(4096).for_each(|byte| *byte = tag);
                         std::thread::yield_now();
-                        assert!(bytes.iter().step_by(4096).all(|&byte| byte == mark));
+                        assert!(bytes.iter().step_by(4096).all(|&byte| byte == tag));
                     }
                 });
             }
         });
-        let (kept, most) = kept();
-        assert!(kept <= most);
+        let (kept, limit) = usage();
+        assert!(kept <= limit);
         trim();
     }
 }

@@ -1,28 +1,29 @@
-//! Slabs: pages that many small results share, each from a cache line on.
+//! Slabs: pages that many small results share. Each result starts on a cache line.
 //!
-//! A slab is filled from its start and never reused in parts; it goes back to the pool when the last result in it goes. So one
-//! small result that is kept keeps a slab at most. Nobody waits: whoever finds the current slab in use does without it.
+//! A slab is filled from its start and never reused in parts; it returns to the pool when the last result in it is dropped. So one
+//! small result that is kept alive keeps one slab at most. No thread waits for the lock: a thread that finds the current slab locked
+//! allocates without it.
 #![forbid(unsafe_code)]
 
 use std::process;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, TryLockError};
 
-use super::pages::HUGE;
+use super::pages::HUGE_PAGE_BYTES;
 use super::pool::Pooled;
 
-/// Results of more bytes than this have memory of their own.
-pub(super) const LARGEST: usize = 64 << 10;
+/// Larger results have an allocation of their own.
+pub(super) const SLAB_RESULT_MAX_BYTES: usize = 64 << 10;
 
-/// Bytes of a slab.
-const SLAB: usize = HUGE;
+/// The size of a slab.
+const SLAB_BYTES: usize = HUGE_PAGE_BYTES;
 
-/// A cache line.
-const LINE: usize = 64;
+/// The size of a cache line.
+const CACHE_LINE_BYTES: usize = 64;
 
-/// A part of a slab that nobody else has.
+/// A part of a slab that belongs to one result.
 #[derive(Debug)]
-pub(super) struct Part {
+pub(super) struct SlabSlice {
     pub(super) slab: Arc<Pooled>,
     pub(super) start: NonNull<u8>,
 }
@@ -32,35 +33,40 @@ pub(super) struct Part {
 struct Current {
     slab: Arc<Pooled>,
     used: usize,
-    owner: u32,
+    process: u32,
 }
 
 static CURRENT: Mutex<Option<Current>> = Mutex::new(None);
 
-/// `len` bytes of a slab, at most [`LARGEST`]; what they hold does not matter. `None` where another thread is at it, or there
-/// is no memory.
-pub(super) fn take(len: usize) -> Option<Part> {
+/// Takes `len` bytes of a slab, at most [`SLAB_RESULT_MAX_BYTES`]; what they hold is not defined. `None` if another thread holds the
+/// lock, `len` is too large, or there is no memory.
+pub(super) fn take(len: usize) -> Option<SlabSlice> {
     let mut current = match CURRENT.try_lock() {
         Ok(current) => current,
         Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
         Err(TryLockError::WouldBlock) => return None,
     };
-    let size = len.max(1).checked_next_multiple_of(LINE).filter(|&size| size <= LARGEST)?;
-    // In a forked child every page of the parent's slab would be copied.
-    let fits = |found: &Current| found.owner == process::id() && found.used.saturating_add(size) <= SLAB;
+    let size = len
+        .max(1)
+        .checked_next_multiple_of(CACHE_LINE_BYTES)
+        .filter(|&size| size <= SLAB_RESULT_MAX_BYTES)?;
+    // In a forked child every page of the parent's slab would be copied on write.
+    let fits =
+        |found: &Current| found.process == process::id() && found.used.saturating_add(size) <= SLAB_BYTES;
     if !current.as_ref().is_some_and(fits) {
-        // The first is of small pages, which come one by one: a process may want no more than a few small results.
-        let slab = if current.is_some() { Pooled::take(SLAB) } else { Pooled::fresh(SLAB, false) }?;
-        *current = Some(Current { slab: Arc::new(slab), used: 0, owner: process::id() });
+        // The first slab is on small pages, which are faulted in one by one: a process may need only a few small results.
+        let slab =
+            if current.is_some() { Pooled::take(SLAB_BYTES) } else { Pooled::fresh(SLAB_BYTES, false) }?;
+        *current = Some(Current { slab: Arc::new(slab), used: 0, process: process::id() });
     }
     let current = current.as_mut()?;
     let first = current.slab.pages()?.start();
     let start = NonNull::new(first.as_ptr().wrapping_add(current.used))?;
     current.used += size;
-    Some(Part { slab: current.slab.clone(), start })
+    Some(SlabSlice { slab: current.slab.clone(), start })
 }
 
-/// Lets go of the slab that is being filled, unless somebody is at it; it stays as long as a result in it.
+/// Releases the slab that is being filled, unless another thread holds the lock. The slab stays as long as a result in it.
 pub(super) fn trim() {
     if let Ok(mut current) = CURRENT.try_lock() {
         *current = None;
@@ -72,26 +78,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_are_lines_that_do_not_overlap() {
-        let mut parts: Vec<_> = (0..3000).filter_map(|n| Some((take(n)?, n))).collect();
-        assert!(parts.len() > 1000, "other tests may hold the lock now and then, not always");
-        parts.sort_by_key(|(part, _)| part.start);
-        for pair in parts.windows(2) {
+    fn slices_start_on_cache_lines_and_do_not_overlap() {
+        let mut slices: Vec<_> = (0..3000).filter_map(|n| Some((take(n)?, n))).collect();
+        assert!(slices.len() > 1000, "other tests may hold the lock now and then, not always");
+        slices.sort_by_key(|(slice, _)| slice.start);
+        for pair in slices.windows(2) {
             let [(one, len), (two, _)] = pair else { continue };
             assert!(one.start.addr().get() + (*len).max(1) <= two.start.addr().get());
         }
-        assert!(parts.iter().all(|(part, _)| part.start.align_offset(LINE) == 0));
-        assert!(take(LARGEST + 1).is_none());
+        assert!(slices.iter().all(|(slice, _)| slice.start.align_offset(CACHE_LINE_BYTES) == 0));
+        assert!(take(SLAB_RESULT_MAX_BYTES + 1).is_none());
     }
 
     #[test]
-    fn a_part_keeps_its_slab_and_no_more() {
-        let Some(part) = std::iter::repeat_with(|| take(1000)).take(1000).flatten().next() else {
+    fn a_slice_keeps_its_slab_alive() {
+        let Some(slice) = std::iter::repeat_with(|| take(1000)).take(1000).flatten().next() else {
             panic!("a slab")
         };
         trim();
-        let last = Arc::strong_count(&part.slab);
+        let last = Arc::strong_count(&slice.slab);
         assert!(last >= 1);
-        assert_eq!(part.slab.pages().map(|pages| pages.len()), Some(SLAB));
+        assert_eq!(slice.slab.pages().map(|pages| pages.len()), Some(SLAB_BYTES));
     }
 }

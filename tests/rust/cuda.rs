@@ -121,7 +121,7 @@ fn what_arrives_is_what_the_cpu_makes() {
                 done(&upload, ticket).unwrap();
                 for ((_, memory), expected) in places.iter().zip(&results) {
                     let mut found = vec![0; expected.len()];
-                    memory.copy_out(&mut found).unwrap();
+                    memory.memcpy_d2h(&mut found).unwrap();
                     assert!(found == *expected, "{dtype:?} {order:?}");
                 }
             }
@@ -159,7 +159,7 @@ fn memory_of_a_device_knows_its_size_and_place() {
         let memory = DeviceMemory::new(device, 100).unwrap();
         assert_eq!((memory.device(), memory.nbytes()), (1, 100));
         assert_ne!(memory.address(), 0);
-        assert_eq!(memory.copy_out(&mut [0; 99]).unwrap_err().code(), Code::Value);
+        assert_eq!(memory.memcpy_d2h(&mut [0; 99]).unwrap_err().code(), Code::Value);
         assert_eq!(DeviceMemory::new(device, 0).unwrap().address(), 0);
         let none = Device::of(2).unwrap_err();
         assert_eq!((none.code(), none.message()), (Code::Device, "there is no CUDA device 2: there are 2"));

@@ -299,7 +299,8 @@ enum What {
 impl Plan {
     fn run(&self, queue: &Queue<Result<Given, Failed>>) {
         // Dropped when all is made: what was kept before and served nothing goes then.
-        let _carried = (!self.flow.whole).then(|| sink::bound_by(queue.left(), || self.result_bytes()));
+        let _carried =
+            (!self.flow.whole).then(|| sink::limit_while_alive(queue.left(), || self.result_bytes()));
         let batch_bytes = BATCH.min(self.flow.window / 4).max(1);
         self.forget(self.steps.iter(), self.steps.first());
         let mut batch = Batch::default();
@@ -422,7 +423,7 @@ impl Plan {
         }
         if !self.flow.whole {
             // What is left of the window became less. Whatever fits the batch is no longer kept, but in it.
-            sink::keep_bounds();
+            sink::enforce_limits();
         }
         let (mut tasks, mut indices): (Vec<Task<'_>>, Vec<usize>) = (Vec::new(), Vec::new());
         for (Item { step, what, .. }, memory) in batch.items.iter().zip(&mut memory) {

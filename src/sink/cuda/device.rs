@@ -1,4 +1,4 @@
-//! A device: its context, and streams and events in it.
+//! A GPU: its primary context, and streams and events in it.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -9,29 +9,29 @@ use super::ring::Ring;
 use crate::error::{Code, Error, Result};
 use crate::sink::HostBuffer;
 
-/// What there is, found without a context.
+/// The driver and its GPUs, found without creating a context.
 #[derive(Clone, Debug, Default)]
 pub struct Info {
-    /// Why there is no GPU to be used; `None` where there is one.
+    /// Why no GPU can be used; `None` if one can.
     pub reason: Option<String>,
-    /// The driver's library as it was opened.
+    /// The driver library's name as it was opened.
     pub library: Option<String>,
-    /// The newest CUDA that the driver knows: major and minor.
+    /// The newest CUDA version that the driver supports: major and minor.
     pub version: Option<(i32, i32)>,
     /// The number of GPUs.
     pub devices: i32,
 }
 
-/// What there is. Starts the driver and makes no context.
+/// Describes the driver and its GPUs. Initializes the driver and creates no context.
 pub fn info() -> Info {
     let mut found = Info::default();
-    if let Err(error) = look(&mut found) {
+    if let Err(error) = fill_info(&mut found) {
         found.reason = Some(error.message().to_owned());
     }
     found
 }
 
-fn look(found: &mut Info) -> Result<()> {
+fn fill_info(found: &mut Info) -> Result<()> {
     let driver = Driver::started()?;
     found.library = Some(driver.name().to_owned());
     let version = driver.version()?;
@@ -40,24 +40,24 @@ fn look(found: &mut Info) -> Result<()> {
     if found.devices == 0 { Err(Error::new(Code::Device, "the CUDA driver finds no GPU")) } else { Ok(()) }
 }
 
-/// A GPU with its primary context, there as long as the process is.
+/// A GPU with its primary context. It lives as long as the process.
 #[derive(Debug)]
 pub struct Device {
     driver: &'static Driver,
     ordinal: u32,
     context: Context,
-    /// Made at the first upload.
+    /// Allocated at the first upload.
     ring: Mutex<Option<&'static Ring>>,
-    /// Bytes per second, once measured.
-    rate: Mutex<Option<f64>>,
+    /// Bytes per second of H2D copies, once measured.
+    h2d_rate: Mutex<Option<f64>>,
 }
 
 static DEVICES: Mutex<BTreeMap<u32, &'static Device>> = Mutex::new(BTreeMap::new());
 
 impl Device {
-    /// The GPU of this ordinal, as the driver counts in this process.
+    /// The GPU with this ordinal, as the driver numbers them in this process. Fails if there is none.
     pub fn of(ordinal: u32) -> Result<&'static Device> {
-        // Before the lock, which a thread of a forked child's parent may have held.
+        // Before the lock, which in a forked child may stay locked by a thread of the parent.
         let driver = Driver::started()?;
         let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(device) = devices.get(&ordinal) {
@@ -70,10 +70,10 @@ impl Device {
                 format!("there is no CUDA device {ordinal}: there are {count}"),
             ));
         };
-        let context = driver.context(number)?;
-        let (ring, rate) = (Mutex::new(None), Mutex::new(None));
-        // For the rest of the process: at its end the driver may be gone before us.
-        let device: &Device = Box::leak(Box::new(Device { driver, ordinal, context, ring, rate }));
+        let context = driver.retain_primary_context(number)?;
+        let (ring, h2d_rate) = (Mutex::new(None), Mutex::new(None));
+        // Leaked: when the process ends, the driver may be unloaded before destructors run.
+        let device: &Device = Box::leak(Box::new(Device { driver, ordinal, context, ring, h2d_rate }));
         devices.insert(ordinal, device);
         Ok(device)
     }
@@ -83,17 +83,17 @@ impl Device {
         self.ordinal
     }
 
-    /// Fails in a child of the process that started the driver.
+    /// Fails in a forked child of the process that initialized the driver.
     pub fn check_process(&self) -> Result<()> {
         Driver::started().map(|_| ())
     }
 
-    /// Whether this process may use it.
-    pub(crate) fn is_own(&self) -> bool {
-        self.driver.is_own()
+    /// Whether this process may use the device: false in a forked child.
+    pub(crate) fn is_usable_in_this_process(&self) -> bool {
+        self.driver.is_usable_in_this_process()
     }
 
-    /// The pinned ring for uploads to it, made at the first call.
+    /// The pinned ring for uploads to this device, allocated at the first call.
     pub(crate) fn ring(&'static self) -> Result<&'static Ring> {
         self.check_process()?;
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
@@ -104,79 +104,79 @@ impl Device {
         Ok(ring.insert(made))
     }
 
-    /// Bytes per second of copies out of the ring, measured once.
-    pub fn rate(&'static self) -> Result<f64> {
+    /// Bytes per second of H2D copies from the ring, measured once.
+    pub fn h2d_rate(&'static self) -> Result<f64> {
         let ring = self.ring()?;
-        let mut rate = self.rate.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rate = self.h2d_rate.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(rate) = *rate {
             return Ok(rate);
         }
-        Ok(*rate.insert(ring.measure()?))
+        Ok(*rate.insert(ring.measure_h2d_rate()?))
     }
 
-    /// Runs `work` in this device's context and gives the thread back the one it had.
-    pub(super) fn within<T>(&self, work: impl FnOnce(&Driver) -> Result<T>) -> Result<T> {
-        let _back = self.borrow_thread()?;
+    /// Runs `work` with this device's context current, then restores the thread's previous context.
+    pub(super) fn with_context<T>(&self, work: impl FnOnce(&Driver) -> Result<T>) -> Result<T> {
+        let _restore = self.push_context()?;
         work(self.driver)
     }
 
-    /// As [`Device::within`], to destroy something: what keeps it from being tried is tried again.
-    fn at_last(&self, work: impl FnOnce(&Driver) -> Result<()>) {
-        if self.is_own() {
-            // Where the driver refuses to destroy, nobody can be told.
+    /// As [`Device::with_context`], to destroy something: making the context current is tried twice, and errors are ignored.
+    fn with_context_best_effort(&self, work: impl FnOnce(&Driver) -> Result<()>) {
+        if self.is_usable_in_this_process() {
+            // Called from destructors, which cannot report an error of the driver.
             let _ =
-                self.borrow_thread().or_else(|_| self.borrow_thread()).and_then(|_back| work(self.driver));
+                self.push_context().or_else(|_| self.push_context()).and_then(|_restore| work(self.driver));
         }
     }
 
-    /// Makes the context the calling thread's until the guard is dropped; none where it is already.
-    fn borrow_thread(&self) -> Result<Option<Back>> {
+    /// Makes the context current on the calling thread until the guard is dropped; no guard if it is current already.
+    fn push_context(&self) -> Result<Option<RestoreContext>> {
         let driver = Driver::started()?;
-        let before = driver.current()?;
+        let before = driver.current_context()?;
         if before == self.context {
             return Ok(None);
         }
-        driver.set_current(self.context)?;
-        Ok(Some(Back { driver, before }))
+        driver.set_current_context(self.context)?;
+        Ok(Some(RestoreContext { driver, before }))
     }
 
-    /// Makes the context the calling thread's, for a thread of our own.
-    pub(crate) fn enter(&self) -> Result<()> {
-        Driver::started()?.set_current(self.context)
+    /// Makes the context current on the calling thread for good, for rustload's own threads.
+    pub(crate) fn make_current(&self) -> Result<()> {
+        Driver::started()?.set_current_context(self.context)
     }
 
     pub(super) fn allocate(&self, nbytes: usize) -> Result<Allocation> {
-        self.within(|driver| driver.allocate(nbytes))
+        self.with_context(|driver| driver.allocate(nbytes))
     }
 
     pub(super) fn free(&self, memory: Allocation) {
-        self.at_last(|driver| driver.free(memory));
+        self.with_context_best_effort(|driver| driver.free(memory));
     }
 
-    pub(super) fn copy_out(&self, to: &mut [u8], from: u64) -> Result<()> {
-        self.within(|driver| driver.copy_out(to, from))
+    pub(super) fn memcpy_d2h(&self, to: &mut [u8], from: u64) -> Result<()> {
+        self.with_context(|driver| driver.memcpy_d2h(to, from))
     }
 
-    pub(super) fn register(&self, memory: &mut HostBuffer) -> Result<()> {
-        self.within(|driver| driver.register(memory))
+    pub(super) fn register_host_memory(&self, memory: &mut HostBuffer) -> Result<()> {
+        self.with_context(|driver| driver.register_host_memory(memory))
     }
 
-    /// A stream that waits for no other.
+    /// Creates a stream that does not synchronize with the default stream.
     pub(crate) fn stream(&'static self) -> Result<Stream> {
-        let handle = self.within(Driver::create_stream)?;
+        let handle = self.with_context(Driver::create_stream)?;
         Ok(Stream { device: self, handle: Some(handle) })
     }
 
-    /// An event.
+    /// Creates an event.
     pub(crate) fn event(&'static self) -> Result<Event> {
-        let handle = self.within(Driver::create_event)?;
+        let handle = self.with_context(Driver::create_event)?;
         Ok(Event { device: self, handle: Some(handle) })
     }
 
-    /// Marks, by `event`, all that a caller's stream has now. A stream that records a graph is refused.
-    pub(crate) fn mark(&self, stream: CallerStream, event: &Event) -> Result<()> {
-        let stream = StreamHandle::named(stream);
-        self.within(|driver| {
+    /// Records `event` in a caller's stream, behind all work that is in it now. Fails if the stream captures a CUDA graph.
+    pub(crate) fn record_event(&self, stream: CallerStream, event: &Event) -> Result<()> {
+        let stream = StreamHandle::from_caller(stream);
+        self.with_context(|driver| {
             if driver.is_capturing(&stream)? {
                 return Err(Error::new(
                     Code::Device,
@@ -184,30 +184,32 @@ impl Device {
                 )
                 .note("load before the graph is captured"));
             }
-            driver.record(event.handle()?, &stream)
+            driver.record_event(event.handle()?, &stream)
         })
     }
 
-    /// Makes what comes after in a caller's stream wait for what `event` marks.
-    pub(crate) fn hold(&self, stream: CallerStream, event: &Event) -> Result<()> {
-        self.within(|driver| driver.wait(&StreamHandle::named(stream), event.handle()?))
+    /// Makes later work in a caller's stream wait for `event`.
+    pub(crate) fn wait_event(&self, stream: CallerStream, event: &Event) -> Result<()> {
+        self.with_context(|driver| {
+            driver.stream_wait_event(&StreamHandle::from_caller(stream), event.handle()?)
+        })
     }
 }
 
-/// Gives a thread back its context.
-struct Back {
+/// Restores a thread's previous context when it is dropped.
+struct RestoreContext {
     driver: &'static Driver,
     before: Context,
 }
 
-impl Drop for Back {
+impl Drop for RestoreContext {
     fn drop(&mut self) {
-        // One that was current a moment ago; where it is refused, there is nobody to tell.
-        let _ = self.driver.set_current(self.before);
+        // This context was current a moment ago. A destructor cannot report an error.
+        let _ = self.driver.set_current_context(self.before);
     }
 }
 
-/// A queue of copies, destroyed when it is dropped.
+/// A CUDA stream for copies, destroyed when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Stream {
     device: &'static Device,
@@ -215,7 +217,7 @@ pub(crate) struct Stream {
     handle: Option<StreamHandle>,
 }
 
-/// A mark in a stream, destroyed when it is dropped.
+/// A CUDA event, destroyed when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Event {
     device: &'static Device,
@@ -223,56 +225,56 @@ pub(crate) struct Event {
     handle: Option<EventHandle>,
 }
 
-fn gone() -> Error {
+fn used_after_drop() -> Error {
     Error::new(Code::InternalError, "a stream or event is used after its end")
 }
 
 impl Stream {
     fn handle(&self) -> Result<&StreamHandle> {
-        self.handle.as_ref().ok_or_else(gone)
+        self.handle.as_ref().ok_or_else(used_after_drop)
     }
 
-    /// Makes what is put in it from now on wait for what `event` marks.
-    pub(crate) fn wait(&self, event: &Event) -> Result<()> {
-        self.device.within(|driver| driver.wait(self.handle()?, event.handle()?))
+    /// Makes work that is enqueued in this stream from now on wait for `event`.
+    pub(crate) fn wait_event(&self, event: &Event) -> Result<()> {
+        self.device.with_context(|driver| driver.stream_wait_event(self.handle()?, event.handle()?))
     }
 
-    /// Marks what is in it now.
-    pub(crate) fn record(&self, event: &Event) -> Result<()> {
-        self.device.within(|driver| driver.record(event.handle()?, self.handle()?))
+    /// Records `event` behind all work that is in this stream now.
+    pub(crate) fn record_event(&self, event: &Event) -> Result<()> {
+        self.device.with_context(|driver| driver.record_event(event.handle()?, self.handle()?))
     }
 
-    /// Waits until all that is in it is done.
+    /// Waits until all work in this stream is done.
     pub(crate) fn synchronize(&self) -> Result<()> {
-        self.device.within(|driver| driver.synchronize(self.handle()?))
+        self.device.with_context(|driver| driver.synchronize_stream(self.handle()?))
     }
 
-    /// Puts a copy of the first `len` bytes to a device's address into it.
-    pub(super) fn copy(&self, to: u64, from: &Pinned, len: usize) -> Result<()> {
-        self.device.within(|driver| driver.copy_in(to, from, len, self.handle()?))
+    /// Enqueues an H2D copy of the first `len` bytes to a device address.
+    pub(super) fn memcpy_h2d_async(&self, to: u64, from: &Pinned, len: usize) -> Result<()> {
+        self.device.with_context(|driver| driver.memcpy_h2d_async(to, from, len, self.handle()?))
     }
 }
 
 impl Event {
     fn handle(&self) -> Result<&EventHandle> {
-        self.handle.as_ref().ok_or_else(gone)
+        self.handle.as_ref().ok_or_else(used_after_drop)
     }
 
-    /// Whether what it marks is done.
+    /// Whether the work that the event was recorded behind is done.
     pub(crate) fn is_done(&self) -> Result<bool> {
-        self.device.within(|driver| driver.is_done(self.handle()?))
+        self.device.with_context(|driver| driver.is_event_done(self.handle()?))
     }
 
-    /// Waits until what it marks is done.
-    pub(crate) fn finish(&self) -> Result<()> {
-        self.device.within(|driver| driver.finish(self.handle()?))
+    /// Waits until the work that the event was recorded behind is done.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        self.device.with_context(|driver| driver.synchronize_event(self.handle()?))
     }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
         if let Some(handle) = self.handle.take() {
-            self.device.at_last(|driver| driver.destroy_stream(handle));
+            self.device.with_context_best_effort(|driver| driver.destroy_stream(handle));
         }
     }
 }
@@ -280,7 +282,7 @@ impl Drop for Stream {
 impl Drop for Event {
     fn drop(&mut self) {
         if let Some(handle) = self.handle.take() {
-            self.device.at_last(|driver| driver.destroy_event(handle));
+            self.device.with_context_best_effort(|driver| driver.destroy_event(handle));
         }
     }
 }

@@ -1,14 +1,14 @@
-//! The CUDA driver: a table of its functions, found at run time, and each of them as a function that gives a `Result`.
+//! The CUDA driver API: a table of its functions, found at run time, and a safe function that returns a `Result` for each.
 //!
-//! Nothing is linked, and nothing is opened before somebody asks for a GPU. `RUSTLOAD_LIBCUDA` names another library.
+//! The driver is not linked, and its library is not opened before a GPU is asked for. `RUSTLOAD_LIBCUDA` names another library.
 //!
 //! **Protocol.** The library is never closed, so its functions stay callable. Streams, events, allocations and contexts are numbers
-//! that the driver gave: only this file makes them, none can be copied but a context's, and what destroys one takes it away. A
-//! caller's stream and memory that somebody else allocated are what an `unsafe` promise says of them ([`CallerStream::from_raw`],
-//! [`GpuMemory`](crate::sink::GpuMemory), DLPack); a copy goes nowhere but into such memory (`Slot::send` checks). A copy to the device reads memory that is never given back ([`Pinned`]), so that a copy that is late, or of which
-//! nobody knows the end, reads wrong bytes at worst.
+//! that the driver returned: only this file makes them, only a context's can be copied, and destroying one consumes it. An `unsafe`
+//! promise covers a caller's stream and memory that other code allocated ([`CallerStream::from_raw`],
+//! [`GpuMemory`](crate::sink::GpuMemory), DLPack); a copy writes only into such memory (`Slot::copy_to_device` checks). A copy to the
+//! device reads memory that is never freed ([`Pinned`]), so a copy that is late, or whose end is not known, reads wrong bytes at worst.
 //!
-//! After a fork the child has the parent's memory and none of the driver's threads: there every call is refused before it is made.
+//! A forked child has the parent's memory and none of the driver's threads: there every call fails before it reaches the driver.
 
 use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_int, c_uint};
@@ -22,51 +22,51 @@ use once_cell::race::OnceBox;
 use crate::error::{Code, Error, Result};
 use crate::sink::HostBuffer;
 
-/// What is opened where `RUSTLOAD_LIBCUDA` names nothing.
-const LIBRARY: &str = "libcuda.so.1";
+/// The library that is opened if `RUSTLOAD_LIBCUDA` is not set.
+const DEFAULT_LIBRARY: &str = "libcuda.so.1";
 
-/// `CU_STREAM_NON_BLOCKING`: no waiting for the default stream.
-const NON_BLOCKING: c_uint = 1;
-/// `CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING`: whoever waits sleeps.
-const PLAIN_EVENT: c_uint = 3;
+/// `CU_STREAM_NON_BLOCKING`: the stream does not synchronize with the default stream.
+const STREAM_NON_BLOCKING: c_uint = 1;
+/// `CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING`: a waiting thread sleeps.
+const EVENT_BLOCKING_SYNC_NO_TIMING: c_uint = 3;
 
-const SUCCESS: c_int = 0;
-const NO_DEVICE: c_int = 100;
-const NOT_READY: c_int = 600;
+const CUDA_SUCCESS: c_int = 0;
+const CUDA_ERROR_NO_DEVICE: c_int = 100;
+const CUDA_ERROR_NOT_READY: c_int = 600;
 
-/// A context, which belongs to a device and is never given back.
+/// A device's primary context, which is never released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Context(usize);
 
-/// A queue of work on a device.
+/// A CUDA stream.
 #[derive(Debug)]
 pub(super) struct StreamHandle(usize);
 
-/// A stream that somebody else made and keeps, such as torch's current one.
+/// A stream that the caller owns, such as torch's current stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallerStream(usize);
 
-/// A mark in a stream.
+/// A CUDA event.
 #[derive(Debug)]
 pub(super) struct EventHandle(usize);
 
-/// Memory of a device.
+/// Device memory.
 #[derive(Debug)]
 pub(super) struct Allocation(u64);
 
-/// Host memory that the driver has pinned, and that lives as long as the process.
+/// Pinned (page-locked) host memory, which lives as long as the process.
 #[derive(Debug)]
 pub(super) struct Pinned {
     start: ptr::NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: made of a unique reference to memory that nobody gives back, and used through `&mut self` and the driver alone.
+// SAFETY: made of a unique reference to memory that is never freed, and used through `&mut self` and the driver alone.
 unsafe impl Send for Pinned {}
-// SAFETY: a shared `Pinned` only tells its size and is read by the driver.
+// SAFETY: a shared `Pinned` only returns its size and is read by the driver.
 unsafe impl Sync for Pinned {}
 
-/// Fields for the functions, and their look-up. Handles and device addresses are numbers as wide as pointers.
+/// Declares the function table and its symbol look-up. Handles and device addresses are numbers as wide as pointers.
 macro_rules! table {
     ($($field:ident: $name:literal ($($argument:ty),*);)*) => {
         struct Table {
@@ -105,34 +105,38 @@ table! {
     event_record: "cuEventRecord"(usize, usize);
     event_query: "cuEventQuery"(usize);
     event_synchronize: "cuEventSynchronize"(usize);
-    copy_in: "cuMemcpyHtoDAsync_v2"(u64, *const u8, usize, usize);
-    copy_out: "cuMemcpyDtoH_v2"(*mut u8, u64, usize);
+    memcpy_h2d_async: "cuMemcpyHtoDAsync_v2"(u64, *const u8, usize, usize);
+    memcpy_d2h: "cuMemcpyDtoH_v2"(*mut u8, u64, usize);
     error_name: "cuGetErrorName"(c_int, *mut *const c_char);
 }
 
+/// Looks up a function of the library.
+///
 /// # Safety
 /// `F` is the type of the function of that name.
 unsafe fn symbol<F: Copy>(library: &Library, name: &str) -> Result<F> {
     // SAFETY: promised by the caller.
     let found = unsafe { library.get::<F>(name) };
     found.map(|found| *found).map_err(|_| {
-        refused(format!("the CUDA driver has no {name}")).note("install a newer driver of the GPU's maker")
+        device_error(format!("the CUDA driver has no {name}"))
+            .note("install a newer driver of the GPU's maker")
     })
 }
 
-/// The driver of this machine.
+/// The loaded driver library.
 pub(super) struct Driver {
     table: Table,
-    /// As it was opened.
+    /// The library's name as it was opened.
     name: String,
-    /// The process that started it; 0 before.
+    /// The process that called `cuInit`; 0 before.
     process: AtomicU32,
 }
 
 static DRIVER: OnceBox<Driver> = OnceBox::new();
 
 impl Driver {
-    /// The driver, started. It is opened at the first call that succeeds; later ones cost nothing.
+    /// The driver, initialized (`cuInit`). It is opened at the first call that succeeds; later calls cost nothing. Fails without a
+    /// driver, and in a forked child.
     pub(super) fn started() -> Result<&'static Driver> {
         let driver = Driver::opened()?;
         match driver.process.load(Ordering::Acquire) {
@@ -141,7 +145,7 @@ impl Driver {
                 driver.check("cuInit", unsafe { (driver.table.init)(0) })?;
                 driver.process.store(process::id(), Ordering::Release);
             }
-            owner if owner != process::id() => return Err(forked()),
+            owner if owner != process::id() => return Err(forked_error()),
             _ => {}
         }
         Ok(driver)
@@ -153,31 +157,31 @@ impl Driver {
         }
         let name = match std::env::var("RUSTLOAD_LIBCUDA") {
             Ok(name) if !name.is_empty() => name,
-            _ => LIBRARY.to_owned(),
+            _ => DEFAULT_LIBRARY.to_owned(),
         };
         // SAFETY: the driver's library, or the one that the user names in its place, is trusted to start itself.
         let library = unsafe { Library::new(&name) }.map_err(|error| {
-            // What the system says: mostly which file, and what about it.
+            // The dynamic linker's message: mostly which file, and what is wrong with it.
             let why = error.source().map_or_else(|| name.clone(), ToString::to_string);
-            refused(format!("there is no CUDA driver: {why}"))
+            device_error(format!("there is no CUDA driver: {why}"))
         })?;
         let driver = Driver { table: Table::of(&library)?, name, process: AtomicU32::new(0) };
-        // Its functions are used until the process ends.
+        // Never closed: its functions are used until the process ends.
         std::mem::forget(library);
         Ok(DRIVER.get_or_init(|| Box::new(driver)))
     }
 
-    /// Whether this process may call it: not a child of the one that started it.
-    pub(super) fn is_own(&self) -> bool {
+    /// Whether this process may call the driver: false in a forked child of the process that initialized it.
+    pub(super) fn is_usable_in_this_process(&self) -> bool {
         self.process.load(Ordering::Acquire) == process::id()
     }
 
-    /// The library, as it was opened.
+    /// The library's name as it was opened.
     pub(super) fn name(&self) -> &str {
         &self.name
     }
 
-    /// The newest CUDA that it knows, as `1000 * major + 10 * minor`.
+    /// The newest CUDA version that it supports, as `1000 * major + 10 * minor`.
     pub(super) fn version(&self) -> Result<i32> {
         let mut version = 0;
         // SAFETY: writes the number.
@@ -192,27 +196,27 @@ impl Driver {
         Ok(count)
     }
 
-    /// The device's primary context, which every library of the process shares. It is never given back.
-    pub(super) fn context(&self, ordinal: i32) -> Result<Context> {
+    /// Retains the device's primary context, which all libraries of the process share. It is never released.
+    pub(super) fn retain_primary_context(&self, ordinal: i32) -> Result<Context> {
         let (mut device, mut context) = (0, 0);
         // SAFETY: writes the number.
         self.check("cuDeviceGet", unsafe { (self.table.device_get)(&raw mut device, ordinal) })?;
-        // SAFETY: writes the handle; the device is one that the driver gave.
+        // SAFETY: writes the handle; the driver returned the device.
         let done = unsafe { (self.table.context_retain)(&raw mut context, device) };
         self.check("cuDevicePrimaryCtxRetain", done)?;
         Ok(Context(context))
     }
 
-    /// The calling thread's context.
-    pub(super) fn current(&self) -> Result<Context> {
+    /// The calling thread's current context.
+    pub(super) fn current_context(&self) -> Result<Context> {
         let mut context = 0;
-        // SAFETY: writes the handle, which is null where there is none.
+        // SAFETY: writes the handle, which is null if there is none.
         self.check("cuCtxGetCurrent", unsafe { (self.table.context_current)(&raw mut context) })?;
         Ok(Context(context))
     }
 
-    pub(super) fn set_current(&self, context: Context) -> Result<()> {
-        // SAFETY: a context that the driver gave; null for none.
+    pub(super) fn set_current_context(&self, context: Context) -> Result<()> {
+        // SAFETY: a context that the driver returned; null for none.
         self.check("cuCtxSetCurrent", unsafe { (self.table.context_set)(context.0) })
     }
 
@@ -224,14 +228,14 @@ impl Driver {
     }
 
     pub(super) fn free(&self, memory: Allocation) -> Result<()> {
-        // SAFETY: an allocation that is freed once, as it is taken away.
+        // SAFETY: an allocation that is freed once, as the call consumes it.
         self.check("cuMemFree", unsafe { (self.table.memory_free)(memory.0) })
     }
 
-    /// Pins host memory, which the caller never gives back.
-    pub(super) fn register(&self, memory: &mut HostBuffer) -> Result<()> {
+    /// Page-locks host memory, which the caller never frees.
+    pub(super) fn register_host_memory(&self, memory: &mut HostBuffer) -> Result<()> {
         let bytes = memory.bytes_mut();
-        // SAFETY: the whole of a buffer that is there; the driver changes none of its bytes.
+        // SAFETY: the whole of a live buffer; the driver changes none of its bytes.
         let done = unsafe { (self.table.host_register)(bytes.as_mut_ptr(), bytes.len(), 0) };
         self.check("cuMemHostRegister", done)
     }
@@ -239,31 +243,33 @@ impl Driver {
     pub(super) fn create_stream(&self) -> Result<StreamHandle> {
         let mut stream = 0;
         // SAFETY: writes the handle.
-        self.check("cuStreamCreate", unsafe { (self.table.stream_create)(&raw mut stream, NON_BLOCKING) })?;
+        self.check("cuStreamCreate", unsafe {
+            (self.table.stream_create)(&raw mut stream, STREAM_NON_BLOCKING)
+        })?;
         Ok(StreamHandle(stream))
     }
 
     pub(super) fn destroy_stream(&self, stream: StreamHandle) -> Result<()> {
-        // SAFETY: a stream that the driver gave, destroyed once, as it is taken away.
+        // SAFETY: a stream that the driver returned, destroyed once, as the call consumes it.
         self.check("cuStreamDestroy", unsafe { (self.table.stream_destroy)(stream.0) })
     }
 
-    /// Waits until all that is in the stream is done.
-    pub(super) fn synchronize(&self, stream: &StreamHandle) -> Result<()> {
-        // SAFETY: a stream that is there.
+    /// Waits until all work in the stream is done.
+    pub(super) fn synchronize_stream(&self, stream: &StreamHandle) -> Result<()> {
+        // SAFETY: a live stream.
         self.check("cuStreamSynchronize", unsafe { (self.table.stream_synchronize)(stream.0) })
     }
 
-    /// Makes what is put in the stream from now on wait for what the event marks now.
-    pub(super) fn wait(&self, stream: &StreamHandle, event: &EventHandle) -> Result<()> {
-        // SAFETY: a stream and an event that are there.
+    /// Makes work that is enqueued in the stream from now on wait for the event's last record.
+    pub(super) fn stream_wait_event(&self, stream: &StreamHandle, event: &EventHandle) -> Result<()> {
+        // SAFETY: a live stream and event.
         self.check("cuStreamWaitEvent", unsafe { (self.table.stream_wait)(stream.0, event.0, 0) })
     }
 
-    /// Whether the stream records a graph, in place of doing what it is given.
+    /// Whether the stream captures a CUDA graph instead of executing its work.
     pub(super) fn is_capturing(&self, stream: &StreamHandle) -> Result<bool> {
         let mut status = 0;
-        // SAFETY: a stream that is there; writes the number.
+        // SAFETY: a live stream; writes the number.
         let done = unsafe { (self.table.stream_capturing)(stream.0, &raw mut status) };
         self.check("cuStreamIsCapturing", done)?;
         Ok(status != 0)
@@ -272,91 +278,99 @@ impl Driver {
     pub(super) fn create_event(&self) -> Result<EventHandle> {
         let mut event = 0;
         // SAFETY: writes the handle.
-        self.check("cuEventCreate", unsafe { (self.table.event_create)(&raw mut event, PLAIN_EVENT) })?;
+        self.check("cuEventCreate", unsafe {
+            (self.table.event_create)(&raw mut event, EVENT_BLOCKING_SYNC_NO_TIMING)
+        })?;
         Ok(EventHandle(event))
     }
 
     pub(super) fn destroy_event(&self, event: EventHandle) -> Result<()> {
-        // SAFETY: an event that the driver gave, destroyed once, as it is taken away.
+        // SAFETY: an event that the driver returned, destroyed once, as the call consumes it.
         self.check("cuEventDestroy", unsafe { (self.table.event_destroy)(event.0) })
     }
 
-    /// Marks what is in the stream now.
-    pub(super) fn record(&self, event: &EventHandle, stream: &StreamHandle) -> Result<()> {
-        // SAFETY: an event and a stream that are there.
+    /// Records the event in the stream, behind all work that is in it now.
+    pub(super) fn record_event(&self, event: &EventHandle, stream: &StreamHandle) -> Result<()> {
+        // SAFETY: a live event and stream.
         self.check("cuEventRecord", unsafe { (self.table.event_record)(event.0, stream.0) })
     }
 
-    /// Whether what the event marks is done.
-    pub(super) fn is_done(&self, event: &EventHandle) -> Result<bool> {
-        // SAFETY: an event that is there.
+    /// Whether the work that the event was recorded behind is done.
+    pub(super) fn is_event_done(&self, event: &EventHandle) -> Result<bool> {
+        // SAFETY: a live event.
         match unsafe { (self.table.event_query)(event.0) } {
-            NOT_READY => Ok(false),
+            CUDA_ERROR_NOT_READY => Ok(false),
             code => self.check("cuEventQuery", code).map(|()| true),
         }
     }
 
-    /// Waits until what the event marks is done.
-    pub(super) fn finish(&self, event: &EventHandle) -> Result<()> {
-        // SAFETY: an event that is there.
+    /// Waits until the work that the event was recorded behind is done.
+    pub(super) fn synchronize_event(&self, event: &EventHandle) -> Result<()> {
+        // SAFETY: a live event.
         self.check("cuEventSynchronize", unsafe { (self.table.event_synchronize)(event.0) })
     }
 
-    /// Puts a copy of the first `len` pinned bytes to a device's address into the stream.
-    pub(super) fn copy_in(&self, to: u64, from: &Pinned, len: usize, stream: &StreamHandle) -> Result<()> {
+    /// Enqueues an asynchronous H2D copy of the first `len` pinned bytes to a device address in the stream.
+    pub(super) fn memcpy_h2d_async(
+        &self,
+        to: u64,
+        from: &Pinned,
+        len: usize,
+        stream: &StreamHandle,
+    ) -> Result<()> {
         if len > from.len {
             return Err(Error::new(Code::InternalError, "a copy is longer than its slot"));
         }
-        // SAFETY: `len` bytes that are there as long as the process is; the driver checks the device's address.
-        let done = unsafe { (self.table.copy_in)(to, from.start.as_ptr(), len, stream.0) };
+        // SAFETY: `len` bytes that live as long as the process; the driver checks the device address.
+        let done = unsafe { (self.table.memcpy_h2d_async)(to, from.start.as_ptr(), len, stream.0) };
         self.check("cuMemcpyHtoDAsync", done)
     }
 
-    /// Copies from a device's address, waiting for the default stream.
-    pub(super) fn copy_out(&self, to: &mut [u8], from: u64) -> Result<()> {
-        // SAFETY: writes no more than the slice; the driver checks the device's address.
-        self.check("cuMemcpyDtoH", unsafe { (self.table.copy_out)(to.as_mut_ptr(), from, to.len()) })
+    /// Copies from a device address to the host (D2H), and waits until it is done; synchronizes with the default stream.
+    pub(super) fn memcpy_d2h(&self, to: &mut [u8], from: u64) -> Result<()> {
+        // SAFETY: writes no more than the slice; the driver checks the device address.
+        self.check("cuMemcpyDtoH", unsafe { (self.table.memcpy_d2h)(to.as_mut_ptr(), from, to.len()) })
     }
 
-    /// The driver's code as an error, with its name for it.
+    /// A driver's result code as a `Result`; the error has the driver's name of the code.
     fn check(&self, call: &str, code: c_int) -> Result<()> {
-        if code == SUCCESS {
+        if code == CUDA_SUCCESS {
             return Ok(());
         }
         let mut name = ptr::null();
-        // SAFETY: writes the address of a text, or null.
+        // SAFETY: writes the address of a C string, or null.
         let known = unsafe { (self.table.error_name)(code, &raw mut name) };
-        let name = if known == SUCCESS && !name.is_null() {
-            // SAFETY: a text of the driver's that ends with a zero and is never freed.
+        let name = if known == CUDA_SUCCESS && !name.is_null() {
+            // SAFETY: a C string of the driver's, which ends with a zero and is never freed.
             unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
         } else {
             format!("error {code}")
         };
         Err(match code {
-            NO_DEVICE => refused("the CUDA driver finds no GPU (CUDA_ERROR_NO_DEVICE)")
+            CUDA_ERROR_NO_DEVICE => device_error("the CUDA driver finds no GPU (CUDA_ERROR_NO_DEVICE)")
                 .note("look at nvidia-smi, at CUDA_VISIBLE_DEVICES, and at the container's devices"),
-            _ => refused(format!("{call} failed: {name}")),
+            _ => device_error(format!("{call} failed: {name}")),
         })
     }
 }
 
 impl CallerStream {
-    /// The device's default stream, which is always there.
+    /// The device's default stream, which always exists.
     pub const DEFAULT: CallerStream = CallerStream(0);
 
-    /// The stream with this address, as `torch.cuda.Stream.cuda_stream` has it; 0, 1 and 2 are the driver's default streams.
+    /// The stream with this address, as in `torch.cuda.Stream.cuda_stream`; 0, 1 and 2 are the driver's default streams.
     ///
     /// # Safety
-    /// `address` is one of those numbers, or a `CUstream` of the primary context of the device that it is used with, and that stream
-    /// is destroyed only after the call that this value is given to has returned.
+    /// `address` is 0, 1 or 2, or a `CUstream` of the primary context of the device that it is used with, which is destroyed only after
+    /// the call that takes this value has returned.
     pub unsafe fn from_raw(address: u64) -> CallerStream {
         CallerStream(usize::try_from(address).unwrap_or(0))
     }
 }
 
 impl StreamHandle {
-    /// A stream of the caller's. It is never destroyed from here.
-    pub(super) fn named(stream: CallerStream) -> StreamHandle {
+    /// The handle of a caller's stream. rustload never destroys it.
+    pub(super) fn from_caller(stream: CallerStream) -> StreamHandle {
         StreamHandle(stream.0)
     }
 }
@@ -368,14 +382,14 @@ impl Allocation {
 }
 
 impl Pinned {
-    /// Memory that is pinned, or about to be.
+    /// Memory that is page-locked, or about to be.
     pub(super) fn new(bytes: &'static mut [u8]) -> Pinned {
         Pinned { len: bytes.len(), start: ptr::NonNull::from(bytes).cast() }
     }
 
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: made of a unique reference to these bytes, which are never given back; `&mut self` keeps the access unique.
-        // A copy that still reads them gets what is written, which is why a slot waits for its event.
+        // SAFETY: made of a unique reference to these bytes, which are never freed; `&mut self` keeps the access unique.
+        // A copy that is still reading them would get the new bytes, which is why a slot waits for its event first.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }
@@ -386,11 +400,11 @@ impl std::fmt::Debug for Driver {
     }
 }
 
-fn refused(text: impl Into<String>) -> Error {
+fn device_error(text: impl Into<String>) -> Error {
     Error::new(Code::Device, text)
 }
 
-fn forked() -> Error {
-    refused("CUDA was started before the process forked, and cannot be used in the child")
+fn forked_error() -> Error {
+    device_error("CUDA was started before the process forked, and cannot be used in the child")
         .note("start the workers before CUDA is used, or by multiprocessing's \"spawn\"")
 }

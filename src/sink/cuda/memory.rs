@@ -1,14 +1,14 @@
-//! Memory of a device, for callers that have no allocator of their own.
+//! Device memory allocated by the driver, for callers that have no GPU allocator of their own.
 //!
-//! **Protocol.** The memory is an allocation of the driver's, made by [`DeviceMemory::new`] and freed by the drop alone. Nothing here
-//! reads or writes it: `unsafe` is the promise of [`GpuMemory`] only.
+//! **Protocol.** The memory is one allocation of the driver, made by [`DeviceMemory::new`] and freed by the drop alone. Host code does
+//! not access it: the only `unsafe` is the promise of [`GpuMemory`].
 
 use super::device::Device;
 use super::driver::Allocation;
 use crate::error::{Code, Error, Result};
 use crate::sink::GpuMemory;
 
-/// Bytes on a device, freed when they are dropped. The driver waits for work in flight before it frees.
+/// Device memory, freed when it is dropped. The driver waits for work in flight before it frees.
 #[derive(Debug)]
 pub struct DeviceMemory {
     device: &'static Device,
@@ -18,7 +18,7 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// `nbytes` bytes; what they hold is not defined.
+    /// Allocates `nbytes` bytes; what they hold is not defined.
     pub fn new(device: &'static Device, nbytes: u64) -> Result<DeviceMemory> {
         device.check_process()?;
         let size = usize::try_from(nbytes);
@@ -28,19 +28,19 @@ impl DeviceMemory {
         Ok(DeviceMemory { device, nbytes, memory })
     }
 
-    /// Copies all bytes to the host. The caller has waited for what fills them.
-    pub fn copy_out(&self, to: &mut [u8]) -> Result<()> {
+    /// Copies all bytes to the host. The caller has waited for the work that writes them. Fails if `to` has another size.
+    pub fn memcpy_d2h(&self, to: &mut [u8]) -> Result<()> {
         if to.len() as u64 != self.nbytes {
             return Err(Error::new(Code::Value, "the sizes differ"));
         }
         match &self.memory {
-            Some(memory) => self.device.copy_out(to, memory.address()),
+            Some(memory) => self.device.memcpy_d2h(to, memory.address()),
             None => Ok(()),
         }
     }
 }
 
-// SAFETY: an allocation of that size on that device, which is freed by the drop and was handed to nobody else.
+// SAFETY: an allocation of that size on that device, which only the drop frees and no other code owns.
 unsafe impl GpuMemory for DeviceMemory {
     fn device(&self) -> u32 {
         self.device.ordinal()

@@ -1,8 +1,8 @@
-//! The pinned ring: slots of host memory that are filled, copied to the device, and filled again once the copy is done.
+//! The pinned ring: slots of page-locked host memory that are filled, copied to the device, and filled again once the copy is done.
 //!
-//! It is made once per process and device and shared by all uploads to it. All of it fits half of the last-level cache, so that
-//! the copy engine finds in the cache what a worker has just written, and memory is left alone. A slot has one holder at a
-//! time; whoever takes it next waits for the event behind its last copy.
+//! It is allocated once per process and device and shared by all uploads to it. All of it fits half of the last-level cache, so that
+//! the copy engine reads what a worker has just written from the cache, not from memory. A slot has one holder at a
+//! time; the next holder waits for the event recorded behind its last copy.
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -16,112 +16,115 @@ use crate::error::{Code, Error, Result};
 use crate::parallel::{self, Cancel};
 use crate::sink::{Array, HostBuffer};
 
-/// Bytes of a slot, the larger where the cache has room for it.
-const SLOT: usize = 2 << 20;
-const SMALL_SLOT: usize = 1 << 20;
+/// The size of a slot. The larger one is used if enough such slots fit the cache.
+const SLOT_BYTES: usize = 2 << 20;
+const SMALL_SLOT_BYTES: usize = 1 << 20;
 
-/// Slots for each worker: one that is filled, one in flight, one to spare.
-const PER_WORKER: usize = 3;
+/// Slots for each worker: one being filled, one being copied, one spare.
+const SLOTS_PER_WORKER: usize = 3;
 
-/// Workers beyond these fill no faster than the link takes.
-const WORKERS: usize = 8;
+/// More workers do not help: these fill slots as fast as the link copies them.
+const WORKERS_MAX: usize = 8;
 
-/// The least that the ring has, however small the cache is.
-const LEAST: usize = 8 << 20;
+/// The smallest ring, however small the cache is.
+const RING_MIN_BYTES: usize = 8 << 20;
 
-/// The cache where the system does not tell.
-const CACHE: usize = 32 << 20;
+/// The assumed size of the last-level cache if the system does not tell.
+const DEFAULT_CACHE_BYTES: usize = 32 << 20;
 
-/// The size from which on a buffer has pages of its own.
-const PAGES: usize = 2 << 20;
+/// Buffers of at least this size have pages of their own.
+const OWN_PAGES_MIN_BYTES: usize = 2 << 20;
 
-/// How often somebody who waits for a slot looks whether to stop.
-const TICK: Duration = Duration::from_millis(20);
+/// How often a thread that waits for a slot checks whether it was cancelled.
+const CANCEL_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Bytes that are copied to measure the link.
-const MEASURED: usize = 64 << 20;
+/// Bytes that are copied to measure the link, per round.
+const MEASURED_COPY_BYTES: usize = 64 << 20;
 
-/// Pinned slots, and streams and events for those who use them.
+/// Pinned slots, and streams and events for the sessions that use them.
 #[derive(Debug)]
 pub(crate) struct Ring {
     device: &'static Device,
     slot_bytes: usize,
     state: Mutex<State>,
-    returned: Condvar,
+    slot_returned: Condvar,
 }
 
 #[derive(Debug)]
 struct State {
-    /// Those that nobody holds, in the order in which their copies were begun.
-    slots: VecDeque<Part>,
-    /// All that there are.
+    /// Free slots, in the order in which their copies began.
+    slots: VecDeque<SlotMemory>,
+    /// The number of all slots, held ones included.
     count: usize,
     streams: Vec<Stream>,
     events: Vec<Event>,
 }
 
 #[derive(Debug)]
-struct Part {
+struct SlotMemory {
     memory: Pinned,
     event: Event,
-    /// Whether the event may not have come yet.
+    /// Whether the copy may still be in flight, so that the event has to be waited for.
     in_flight: bool,
 }
 
-/// A slot that is held. It goes back when it is dropped.
+/// A held slot. It returns to the ring when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Slot<'r> {
     ring: &'r Ring,
-    /// Until the drop.
-    part: Option<Part>,
+    /// `Some` until the drop.
+    slot_memory: Option<SlotMemory>,
 }
 
-/// How large a ring is.
+/// The size of a ring: bytes of a slot, and the number of slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Size {
+struct RingSize {
     slot: usize,
     count: usize,
 }
 
-/// The workers of an upload where nobody says how many.
-pub(super) fn workers(cores: usize) -> usize {
-    (cores / 2).clamp(1, WORKERS)
+/// The number of an upload's workers if the caller does not set it.
+pub(super) fn default_workers(cores: usize) -> usize {
+    (cores / 2).clamp(1, WORKERS_MAX)
 }
 
-impl Size {
-    /// What `RUSTLOAD_RING` says, as bytes of a slot `x` slots, or what fits the machine.
-    fn now() -> Result<Size> {
+impl RingSize {
+    /// The size in `RUSTLOAD_RING` (bytes of a slot, `x`, number of slots), or one that fits this machine.
+    fn now() -> Result<RingSize> {
         match std::env::var("RUSTLOAD_RING") {
-            Ok(text) if !text.trim().is_empty() => Size::parse(&text).ok_or_else(|| {
+            Ok(text) if !text.trim().is_empty() => RingSize::parse(&text).ok_or_else(|| {
                 let text =
                     format!("RUSTLOAD_RING={text}: bytes of a slot, x, and the number of slots are wanted");
                 Error::new(Code::Value, text)
                     .note("for example RUSTLOAD_RING=1048576x16; slots are multiples of 4096 bytes")
             }),
-            _ => Ok(Size::fitting(cache().unwrap_or(CACHE), workers(parallel::cores()))),
+            _ => Ok(RingSize::fitting_cache(
+                last_level_cache_bytes().unwrap_or(DEFAULT_CACHE_BYTES),
+                default_workers(parallel::cores()),
+            )),
         }
     }
 
-    fn parse(text: &str) -> Option<Size> {
+    fn parse(text: &str) -> Option<RingSize> {
         let (slot, count) = text.split_once('x')?;
         let (slot, count) = (slot.trim().parse().ok()?, count.trim().parse().ok()?);
         let fits =
             slot >= 4096 && slot % 4096 == 0 && count >= 1 && usize::checked_mul(slot, count)? <= 4 << 30;
-        fits.then_some(Size { slot, count })
+        fits.then_some(RingSize { slot, count })
     }
 
-    fn fitting(cache: usize, workers: usize) -> Size {
-        let room = (cache / 2).max(LEAST);
-        let wanted = workers * PER_WORKER;
-        let slot = if wanted * SLOT <= room { SLOT } else { SMALL_SLOT };
-        // A small machine's ring is no smaller than the least; a large one's has no more than it needs.
-        let count = wanted.max(LEAST / slot).min(room / slot);
-        Size { slot, count }
+    fn fitting_cache(cache_bytes: usize, workers: usize) -> RingSize {
+        let budget = (cache_bytes / 2).max(RING_MIN_BYTES);
+        let wanted = workers * SLOTS_PER_WORKER;
+        let slot = if wanted * SLOT_BYTES <= budget { SLOT_BYTES } else { SMALL_SLOT_BYTES };
+        // At least RING_MIN_BYTES on a small machine, no more slots than the workers need on a large one.
+        let count = wanted.max(RING_MIN_BYTES / slot).min(budget / slot);
+        RingSize { slot, count }
     }
 }
 
-/// Bytes of the last-level cache, as Linux tells them ("32768K").
-fn cache() -> Option<usize> {
+/// The size of the last-level cache in bytes, as Linux reports it ("32768K").
+fn last_level_cache_bytes() -> Option<usize> {
     let text = std::fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index3/size").ok()?;
     let kilobytes: usize = text.trim().strip_suffix('K')?.parse().ok()?;
     kilobytes.checked_mul(1 << 10)
@@ -129,21 +132,21 @@ fn cache() -> Option<usize> {
 
 impl Ring {
     pub(super) fn new(device: &'static Device) -> Result<Ring> {
-        let size = Size::now()?;
+        let size = RingSize::now()?;
         let events = (0..size.count).map(|_| device.event()).collect::<Result<Vec<_>>>()?;
-        // The last that can fail, so that nothing has to be unpinned. From this size on memory lies on huge pages, which are
-        // pinned much faster, and on pages of its own in any case.
-        let mut memory = HostBuffer::new((size.slot * size.count).max(PAGES) as u64)?;
-        device.register(&mut memory)?;
-        // Only now that it never goes back to others.
-        memory.withhold();
+        // The last step that can fail, so that nothing has to be unpinned. Memory of this size lies on pages of its own, and on huge pages,
+        // which are pinned much faster.
+        let mut memory = HostBuffer::new((size.slot * size.count).max(OWN_PAGES_MIN_BYTES) as u64)?;
+        device.register_host_memory(&mut memory)?;
+        // Only now, as it never returns to the pool from here on.
+        memory.exclude_from_fork();
         let memory = Box::leak(Box::new(memory)).bytes_mut();
         let slots = memory.chunks_exact_mut(size.slot).zip(events);
         let slots =
-            slots.map(|(memory, event)| Part { memory: Pinned::new(memory), event, in_flight: false });
-        let slots: VecDeque<Part> = slots.collect();
+            slots.map(|(memory, event)| SlotMemory { memory: Pinned::new(memory), event, in_flight: false });
+        let slots: VecDeque<SlotMemory> = slots.collect();
         let state = State { count: slots.len(), slots, streams: Vec::new(), events: Vec::new() };
-        Ok(Ring { device, slot_bytes: size.slot, state: Mutex::new(state), returned: Condvar::new() })
+        Ok(Ring { device, slot_bytes: size.slot, state: Mutex::new(state), slot_returned: Condvar::new() })
     }
 
     /// The device that it copies to.
@@ -151,23 +154,24 @@ impl Ring {
         self.device
     }
 
-    /// Bytes of a slot.
+    /// The bytes of a slot.
     pub(crate) fn slot_bytes(&self) -> usize {
         self.slot_bytes
     }
 
-    /// How many threads to fill slots with: as many as are asked for, or that keep the link busy, and no more than there are slots.
+    /// The number of threads that fill slots: `wanted`, or as many as keep the link busy; at most one per slot.
     pub(crate) fn workers(&self, wanted: Option<usize>) -> usize {
-        wanted.unwrap_or_else(|| workers(parallel::cores())).clamp(1, self.lock().count.max(1))
+        wanted.unwrap_or_else(|| default_workers(parallel::cores())).clamp(1, self.lock().count.max(1))
     }
 
-    /// A slot to be filled: the one whose copy was begun first, once that is done.
+    /// Takes the slot whose copy began first, once that copy is done. Waits for a slot; fails if `cancel` is cancelled, the device
+    /// reports an error, or no slot is left.
     pub(crate) fn take(&self, cancel: &Cancel) -> Result<Slot<'_>> {
         let mut state = self.lock();
-        let mut part = loop {
+        let mut slot_memory = loop {
             cancel.check()?;
-            if let Some(part) = state.slots.pop_front() {
-                break part;
+            if let Some(slot_memory) = state.slots.pop_front() {
+                break slot_memory;
             }
             if state.count == 0 {
                 return Err(Error::new(
@@ -175,47 +179,51 @@ impl Ring {
                     "the pinned memory was lost to earlier errors of the GPU",
                 ));
             }
-            state = self.returned.wait_timeout(state, TICK).unwrap_or_else(PoisonError::into_inner).0;
+            state = self
+                .slot_returned
+                .wait_timeout(state, CANCEL_CHECK_INTERVAL)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         };
         drop(state);
-        let landed = if part.in_flight { part.landed() } else { Ok(()) };
-        let slot = Slot { ring: self, part: Some(part) };
-        landed.map(|()| slot)
+        let copied = if slot_memory.in_flight { slot_memory.wait_for_copy() } else { Ok(()) };
+        let slot = Slot { ring: self, slot_memory: Some(slot_memory) };
+        copied.map(|()| slot)
     }
 
-    /// A stream, to be given back by [`Ring::return_stream`] once all in it is done or to be followed by others'.
+    /// A stream, to be returned by [`Ring::return_stream`] once all work in it is done or others may follow it.
     pub(crate) fn stream(&self) -> Result<Stream> {
         let found = self.lock().streams.pop();
         found.map_or_else(|| self.device.stream(), Ok)
     }
 
-    /// Keeps a stream for the next who wants one.
+    /// Keeps a stream for reuse.
     pub(crate) fn return_stream(&self, stream: Stream) {
         self.lock().streams.push(stream);
     }
 
-    /// An event, to be given back by [`Ring::return_event`].
+    /// An event, to be returned by [`Ring::return_event`].
     pub(crate) fn event(&self) -> Result<Event> {
         let found = self.lock().events.pop();
         found.map_or_else(|| self.device.event(), Ok)
     }
 
-    /// Keeps an event for the next who wants one. What waits for it already still does.
+    /// Keeps an event for reuse. Streams that wait for it already are not affected.
     pub(crate) fn return_event(&self, event: Event) {
         self.lock().events.push(event);
     }
 
-    /// Bytes per second of copies out of the slots: the best of a few rounds.
-    pub(super) fn measure(&self) -> Result<f64> {
+    /// Bytes per second of H2D copies from the slots: the best of three rounds.
+    pub(super) fn measure_h2d_rate(&self) -> Result<f64> {
         let target = Array::on_gpu(Arc::new(DeviceMemory::new(self.device, self.slot_bytes as u64)?));
         let stream = self.stream()?;
-        let copies = MEASURED.div_ceil(self.slot_bytes);
+        let copies = MEASURED_COPY_BYTES.div_ceil(self.slot_bytes);
         let mut best = Duration::MAX;
         let mut measured = Ok(());
         for _ in 0..3 {
             let start = Instant::now();
-            measured = self.copy_all(copies, &target, &stream);
-            // In any case: the target goes.
+            measured = self.copy_repeatedly(copies, &target, &stream);
+            // In any case, as the target is freed. A second time, as an error may be that of earlier work.
             measured = stream.synchronize().or_else(|_| stream.synchronize()).and(measured);
             if measured.is_err() {
                 break;
@@ -226,10 +234,10 @@ impl Ring {
         measured.map(|()| (copies * self.slot_bytes) as f64 / best.as_secs_f64())
     }
 
-    fn copy_all(&self, copies: usize, target: &Array, stream: &Stream) -> Result<()> {
+    fn copy_repeatedly(&self, copies: usize, target: &Array, stream: &Stream) -> Result<()> {
         for _ in 0..copies {
             let address = target.address().addr().get() as u64;
-            self.take(&Cancel::new())?.send(target, address, self.slot_bytes, stream)?;
+            self.take(&Cancel::new())?.copy_to_device(target, address, self.slot_bytes, stream)?;
         }
         Ok(())
     }
@@ -239,58 +247,64 @@ impl Ring {
     }
 }
 
-impl Part {
-    /// Waits until its copy is done.
-    fn landed(&mut self) -> Result<()> {
+impl SlotMemory {
+    /// Waits until the copy from the slot is done.
+    fn wait_for_copy(&mut self) -> Result<()> {
         if !self.event.is_done()? {
-            self.event.finish()?;
+            self.event.synchronize()?;
         }
         self.in_flight = false;
         Ok(())
     }
 }
 
-fn lost() -> Error {
+fn slot_lost() -> Error {
     Error::new(Code::InternalError, "a slot is used after its end")
 }
 
 impl Slot<'_> {
-    /// The bytes, to be written to; they hold what was copied last.
+    /// The bytes, to be overwritten; they hold what was copied last.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        self.part.as_mut().map(|part| part.memory.bytes_mut()).unwrap_or_default()
+        self.slot_memory.as_mut().map(|slot_memory| slot_memory.memory.bytes_mut()).unwrap_or_default()
     }
 
-    /// Begins the copy of the first `len` bytes to `address`, which is in the memory that `place` keeps, and gives the slot back.
-    /// Whoever holds `place` keeps it until the copy is done.
-    pub(crate) fn send(mut self, place: &Array, address: u64, len: usize, stream: &Stream) -> Result<()> {
-        if !place.gpu_memory_has(self.ring.device.ordinal(), address, len as u64) {
+    /// Enqueues the copy of the first `len` bytes to `address` in `stream`, and returns the slot to the ring. Fails unless the bytes at
+    /// `address` lie in the memory of `destination`, which the caller keeps alive until the copy is done.
+    pub(crate) fn copy_to_device(
+        mut self,
+        destination: &Array,
+        address: u64,
+        len: usize,
+        stream: &Stream,
+    ) -> Result<()> {
+        if !destination.gpu_memory_contains(self.ring.device.ordinal(), address, len as u64) {
             return Err(Error::new(Code::InternalError, "a copy would go past its destination"));
         }
-        let part = self.part.as_mut().ok_or_else(lost)?;
-        stream.copy(address, &part.memory, len)?;
-        let marked = stream.record(&part.event);
-        part.in_flight = marked.is_ok();
-        if marked.is_err() && stream.synchronize().is_err() {
-            // Nobody knows when the copy is done, so nobody may write to it again.
-            self.part = None;
+        let slot_memory = self.slot_memory.as_mut().ok_or_else(slot_lost)?;
+        stream.memcpy_h2d_async(address, &slot_memory.memory, len)?;
+        let recorded = stream.record_event(&slot_memory.event);
+        slot_memory.in_flight = recorded.is_ok();
+        if recorded.is_err() && stream.synchronize().is_err() {
+            // It is not known when the copy is done, so the slot must not be written to again.
+            self.slot_memory = None;
             let mut state = self.ring.lock();
             state.count = state.count.saturating_sub(1);
         }
-        marked
+        recorded
     }
 }
 
 impl Drop for Slot<'_> {
     fn drop(&mut self) {
-        let Some(part) = self.part.take() else { return };
+        let Some(slot_memory) = self.slot_memory.take() else { return };
         let mut state = self.ring.lock();
-        if part.in_flight {
-            state.slots.push_back(part);
+        if slot_memory.in_flight {
+            state.slots.push_back(slot_memory);
         } else {
-            state.slots.push_front(part);
+            state.slots.push_front(slot_memory);
         }
         drop(state);
-        self.ring.returned.notify_one();
+        self.ring.slot_returned.notify_one();
     }
 }
 
@@ -299,21 +313,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ring_stays_in_half_the_cache_and_has_three_slots_for_each_worker() {
-        let of = |cache: usize, workers| {
-            let Size { slot, count } = Size::fitting(cache << 20, workers);
+    fn a_ring_fits_half_the_cache_with_three_slots_per_worker() {
+        let of = |cache_mib: usize, workers| {
+            let RingSize { slot, count } = RingSize::fitting_cache(cache_mib << 20, workers);
             (slot >> 20, count)
         };
         assert_eq!(of(105, 8), (2, 24));
         assert_eq!(of(32, 8), (1, 16));
         assert_eq!(of(32, 1), (2, 4));
         assert_eq!(of(1, 8), (1, 8));
-        assert_eq!([1, 2, 5, 16, 200].map(workers), [1, 1, 2, 8, 8]);
+        assert_eq!([1, 2, 5, 16, 200].map(default_workers), [1, 1, 2, 8, 8]);
     }
 
     #[test]
-    fn the_size_can_be_told() {
-        let of = |text| Size::parse(text).map(|size| (size.slot, size.count));
+    fn the_size_can_be_set_by_the_environment() {
+        let of = |text| RingSize::parse(text).map(|size| (size.slot, size.count));
         assert_eq!(of("1048576x24"), Some((1 << 20, 24)));
         assert_eq!(of(" 4096 x 3 "), Some((4096, 3)));
         for wrong in [

@@ -1,4 +1,4 @@
-//! Exports and imports of rows, by structures made by hand.
+//! Exports and imports of one-dimensional arrays, with structures made by hand.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -12,7 +12,7 @@ fn bytes(n: u64) -> Array {
 }
 
 #[test]
-fn an_exported_row_of_bytes_can_be_written_as_a_foreign_one() {
+fn an_exported_row_of_bytes_can_be_imported_and_written_to() {
     let array = bytes(5);
     // SAFETY: a fresh export, owned by the `Foreign` alone.
     let mut one = unsafe { Foreign::versioned(export_versioned(&array, false).unwrap()) };
@@ -20,14 +20,14 @@ fn an_exported_row_of_bytes_can_be_written_as_a_foreign_one() {
     let mut two = unsafe { Foreign::legacy(export_legacy(&array).unwrap()) };
     one.bytes_mut().unwrap()[0] = 9;
     one.bytes_mut().unwrap()[1] = 8;
-    // Not both at once.
+    // Only one of them at a time.
     assert_eq!(two.bytes_mut().unwrap_err().code(), Code::Value);
     drop(one);
     assert_eq!(two.bytes_mut().unwrap(), [9, 8, 7, 7, 7]);
 }
 
 #[test]
-fn memory_is_handed_over_only_by_its_sole_owner() {
+fn only_a_sole_owner_exports_with_is_copied() {
     let flags = |array: &Array, hands_over| {
         let exported = export_versioned(array, hands_over).unwrap();
         // SAFETY: just made.
@@ -53,10 +53,10 @@ fn memory_is_handed_over_only_by_its_sole_owner() {
 }
 
 #[test]
-fn a_row_without_an_address_or_a_shape_is_no_destination() {
+fn a_row_without_address_or_shape_is_refused_as_destination() {
     let mut row = foreign_row(CPU, &Arc::default());
     let Owned::Versioned(managed) = row.owned else { unreachable!() };
-    // SAFETY: the structure is there, and nobody else looks at it.
+    // SAFETY: the structure is alive, and no other code uses it.
     unsafe { (*managed.as_ptr()).tensor.data = ptr::null_mut() };
     assert_eq!(row.bytes_mut().unwrap_err().message(), "out= cannot be written to: it has no address");
     // SAFETY: as above.
@@ -65,7 +65,7 @@ fn a_row_without_an_address_or_a_shape_is_no_destination() {
 }
 
 #[test]
-fn only_rows_of_bytes_are_written_to() {
+fn only_rows_of_bytes_are_writable_destinations() {
     let array = Array::owned(HostBuffer::new(8).unwrap(), DType::F32, [2][..].into()).unwrap();
     // SAFETY: a fresh export, owned by the `Foreign` alone.
     let mut foreign = unsafe { Foreign::versioned(export_versioned(&array, false).unwrap()) };
@@ -73,7 +73,7 @@ fn only_rows_of_bytes_are_written_to() {
 }
 
 #[test]
-fn an_empty_tensor_has_no_address() {
+fn an_empty_tensor_is_exported_with_a_null_address() {
     let exported = export_versioned(&bytes(0), false).unwrap();
     // SAFETY: just made.
     assert!(unsafe { exported.as_ref() }.tensor.data.is_null());
@@ -81,7 +81,7 @@ fn an_empty_tensor_has_no_address() {
     unsafe { delete_versioned(exported.as_ptr()) };
 }
 
-/// A row of 12 bytes as another library would export it from the memory of GPU 3, and how often it was deleted.
+/// 12 bytes as another library would export them from the memory of GPU 3; `deleted` counts calls of its deleter.
 fn foreign_row(kind: i32, deleted: &Arc<AtomicUsize>) -> Foreign {
     unsafe extern "C" fn delete(managed: *mut Versioned) {
         // SAFETY: the box leaked below.
@@ -133,7 +133,7 @@ fn only_memory_of_a_gpu_is_adopted_and_only_host_memory_written_to() {
 }
 
 #[test]
-fn an_array_has_as_many_bytes_as_its_elements_take() {
+fn an_owned_array_needs_exactly_its_elements_bytes() {
     for (nbytes, shape) in [(8, [3]), (8, [1]), (0, [1]), (8, [u64::MAX / 2])] {
         let memory = HostBuffer::new(nbytes).unwrap();
         let found = Array::owned(memory, DType::F32, shape[..].into());
@@ -142,7 +142,7 @@ fn an_array_has_as_many_bytes_as_its_elements_take() {
 }
 
 #[test]
-fn a_part_lies_inside_and_is_aligned() {
+fn a_part_must_lie_inside_and_be_aligned() {
     let row = foreign_row(CUDA, &Arc::default()).into_gpu().unwrap();
     for (start, dtype, shape) in [
         (9, DType::F32, [1]),
@@ -161,20 +161,20 @@ fn a_part_lies_inside_and_is_aligned() {
 }
 
 #[test]
-fn a_copy_ends_inside_the_memory_of_its_destination() {
-    // 12 bytes from `start` on, on GPU 3.
+fn gpu_memory_contains_checks_both_ends_and_the_device() {
+    // 12 bytes from `start`, on GPU 3.
     let (row, start) = (foreign_row(CUDA, &Arc::default()).into_gpu().unwrap(), (1 << 40) + 8);
     let part = row.part(4, DType::U8, [2][..].into()).unwrap();
     for array in [&row, &part] {
-        assert!(array.gpu_memory_has(3, start, 12));
-        assert!(array.gpu_memory_has(3, start + 11, 1));
-        assert!(array.gpu_memory_has(3, start + 12, 0));
-        assert!(!array.gpu_memory_has(2, start, 12));
+        assert!(array.gpu_memory_contains(3, start, 12));
+        assert!(array.gpu_memory_contains(3, start + 11, 1));
+        assert!(array.gpu_memory_contains(3, start + 12, 0));
+        assert!(!array.gpu_memory_contains(2, start, 12));
         for (address, len) in
             [(start, 13), (start - 1, 1), (start + 12, 1), (0, 0), (start, u64::MAX), (u64::MAX, 2)]
         {
-            assert!(!array.gpu_memory_has(3, address, len), "{address:#x} {len}");
+            assert!(!array.gpu_memory_contains(3, address, len), "{address:#x} {len}");
         }
     }
-    assert!(!bytes(5).gpu_memory_has(0, 0, 0));
+    assert!(!bytes(5).gpu_memory_contains(0, 0, 0));
 }

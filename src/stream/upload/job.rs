@@ -176,7 +176,7 @@ impl<'w> Worker<'w> {
         }
         let about = |task: usize| items.get(task).copied().unwrap_or(first);
         fill_all(tasks, Some(1)).map_err(|(task, error)| (about(task), error))?;
-        slot.send(place, address, len, self.stream).map_err(|error| (first, error))
+        slot.copy_to_device(place, address, len, self.stream).map_err(|error| (first, error))
     }
 
     fn slots(&mut self, plan: &Plan, first: u64, count: u64, cancel: &Cancel) -> Result<()> {
@@ -195,7 +195,7 @@ impl<'w> Worker<'w> {
                 let mut slot = self.ring.take(cancel)?;
                 let len = plan.len(&part);
                 make(&part, slot.bytes_mut().get_mut(..len).ok_or_else(too_long)?)?;
-                slot.send(&plan.place, plan.address_of(&part), len, self.stream)
+                slot.copy_to_device(&plan.place, plan.address_of(&part), len, self.stream)
             }),
         }
     }
@@ -222,7 +222,7 @@ impl<'w> Worker<'w> {
             if !out.is_empty() {
                 return Err(Error::new(Code::InternalError, "a slot would not be filled"));
             }
-            slot.send(&plan.place, plan.address_of(&part), len, self.stream)?;
+            slot.copy_to_device(&plan.place, plan.address_of(&part), len, self.stream)?;
         }
         Ok(())
     }
@@ -250,7 +250,7 @@ impl<'w> Worker<'w> {
                 let mut slot = self.ring.take(cancel)?;
                 slot.bytes_mut().get_mut(..bytes.len()).ok_or_else(too_long)?.copy_from_slice(bytes);
                 let address = address.saturating_add((number as u64).saturating_mul(size as u64));
-                slot.send(&plan.place, address, bytes.len(), self.stream)
+                slot.copy_to_device(&plan.place, address, bytes.len(), self.stream)
             },
         )
     }

@@ -219,7 +219,7 @@ impl Session {
     /// Stops, and returns once nothing is in flight. Tickets that were not waited for are lost.
     pub fn close(&self) {
         let shared = &self.shared;
-        if !shared.ring.device().is_own() {
+        if !shared.ring.device().is_usable_in_this_process() {
             // The parent's: its threads are not here, and its memory is not to be freed from here.
             std::mem::forget(self.shared.clone());
             return;

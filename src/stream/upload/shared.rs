@@ -103,7 +103,7 @@ impl Ticket {
     ) -> Result<Waited> {
         let marks = self.marks.as_deref().unwrap_or_default();
         if let Some(stream) = stream.filter(|_| !self.held) {
-            marks.iter().try_for_each(|mark| device.hold(stream, mark))?;
+            marks.iter().try_for_each(|mark| device.wait_event(stream, mark))?;
             self.held = true;
         }
         for mark in marks.iter().filter(|_| sync) {
@@ -126,8 +126,8 @@ impl Shared {
     /// Lets no copy begin, from now on, before what is in a caller's stream now.
     pub(super) fn follow(&self, stream: CallerStream) -> Result<()> {
         let event = self.ring.event()?;
-        self.ring.device().mark(stream, &event)?;
-        self.streams.iter().try_for_each(|own| own.wait(&event))?;
+        self.ring.device().record_event(stream, &event)?;
+        self.streams.iter().try_for_each(|own| own.wait_event(&event))?;
         // The streams wait for what it marked, whatever it will mark next.
         self.ring.return_event(event);
         Ok(())
@@ -136,7 +136,7 @@ impl Shared {
     /// A worker's life.
     pub(super) fn work(&self, number: usize) {
         // Where it fails, each call says so.
-        let _ = self.ring.device().enter();
+        let _ = self.ring.device().make_current();
         let Some(stream) = self.streams.get(number % self.streams.len().max(1)) else { return };
         let mut worker = Worker::new(self.ring, stream);
         loop {
@@ -276,7 +276,7 @@ impl Shared {
         let mut marks = Vec::with_capacity(self.streams.len());
         for stream in &self.streams {
             let event = self.ring.event()?;
-            stream.record(&event)?;
+            stream.record_event(&event)?;
             marks.push(event);
         }
         Ok(marks)
