@@ -48,9 +48,9 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // A range that stayed listed would refuse every later write there, so this waits for other threads, which hold the lock briefly.
-        // It does not wait in a forked child: a claim made before the fork is the parent's, and a claim of the child's own is listed only
-        // if the lock was free.
+        // A range that stayed listed would refuse every later write there, so this waits for other threads, which hold the lock
+        // briefly. It does not wait in a forked child: a claim made before the fork is the parent's, and a claim of the child's own
+        // is listed only if the lock was free.
         while self.listed && self.range.process == process::id() {
             if let Some(mut claims) = lock_within(&CLAIMS, LOCK_ATTEMPTS) {
                 if let Some(at) = claims.iter().position(|other| *other == self.range) {

@@ -1,9 +1,9 @@
 //! DLPack structures (header 1.3): export of arrays to torch, NumPy, JAX and others, and import of a tensor to write to.
 //!
-//! **Protocol.** An exported tensor is a box that owns a clone of the array. The consumer calls the deleter once, from any
-//! thread, with or without the interpreter, even after the interpreter has ended: the deleter only drops the box. A [`Foreign`] owns
-//! an imported tensor; its drop calls the producer's deleter. An imported tensor in GPU memory can be adopted
-//! ([`Foreign::into_gpu`]): then the arrays made of it keep it alive.
+//! **Protocol.** An exported tensor is a box that owns a clone of the array. The consumer calls the deleter once, from any thread,
+//! with or without the interpreter, even after the interpreter has ended: the deleter only drops the box. A [`Foreign`] owns an
+//! imported tensor; its drop calls the producer's deleter. An imported tensor in GPU memory can be adopted ([`Foreign::into_gpu`]):
+//! then the arrays made of it keep it alive.
 
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
@@ -57,19 +57,19 @@ pub struct Tensor {
 
 /// `DLManagedTensor`, the form from before version 1.
 #[repr(C)]
-pub struct Managed {
+pub struct ManagedTensor {
     tensor: Tensor,
     context: *mut c_void,
-    deleter: Option<unsafe extern "C" fn(*mut Managed)>,
+    deleter: Option<unsafe extern "C" fn(*mut ManagedTensor)>,
 }
 
 /// `DLManagedTensorVersioned`.
 #[repr(C)]
-pub struct Versioned {
+pub struct ManagedTensorVersioned {
     major: u32,
     minor: u32,
     context: *mut c_void,
-    deleter: Option<unsafe extern "C" fn(*mut Versioned)>,
+    deleter: Option<unsafe extern "C" fn(*mut ManagedTensorVersioned)>,
     flags: u64,
     tensor: Tensor,
 }
@@ -153,11 +153,11 @@ fn tensor(array: &Array, context: &mut Context) -> Result<Tensor> {
 ///
 /// `hands_over`: whether the caller drops `array` at once. The consumer is then the only owner of the memory, and `IS_COPIED` is
 /// set, unless the array is a view, a part, or memory of another library.
-pub fn export_versioned(array: &Array, hands_over: bool) -> Result<NonNull<Versioned>> {
+pub fn export_versioned(array: &Array, hands_over: bool) -> Result<NonNull<ManagedTensorVersioned>> {
     let is_copied = hands_over && array.is_sole_owner();
     let mut context = Box::new(context(array)?);
     let tensor = tensor(array, &mut context)?;
-    let managed = Box::new(Versioned {
+    let managed = Box::new(ManagedTensorVersioned {
         major: 1,
         minor: 1,
         context: Box::into_raw(context).cast(),
@@ -169,11 +169,11 @@ pub fn export_versioned(array: &Array, hands_over: bool) -> Result<NonNull<Versi
 }
 
 /// Exports the array as a `DLManagedTensor`, to be freed by [`delete_legacy`] or its own deleter.
-pub fn export_legacy(array: &Array) -> Result<NonNull<Managed>> {
+pub fn export_legacy(array: &Array) -> Result<NonNull<ManagedTensor>> {
     let mut context = Box::new(context(array)?);
     let tensor = tensor(array, &mut context)?;
     let context = Box::into_raw(context).cast();
-    let managed = Box::new(Managed { tensor, context, deleter: Some(delete_legacy) });
+    let managed = Box::new(ManagedTensor { tensor, context, deleter: Some(delete_legacy) });
     Ok(NonNull::from(Box::leak(managed)))
 }
 
@@ -181,7 +181,7 @@ pub fn export_legacy(array: &Array) -> Result<NonNull<Managed>> {
 ///
 /// # Safety
 /// `managed` comes from [`export_versioned`] and is not used afterwards.
-pub unsafe extern "C" fn delete_versioned(managed: *mut Versioned) {
+pub unsafe extern "C" fn delete_versioned(managed: *mut ManagedTensorVersioned) {
     if !managed.is_null() {
         // SAFETY: the caller promises that this is the box leaked by `export_versioned`, deleted once.
         let managed = unsafe { Box::from_raw(managed) };
@@ -194,7 +194,7 @@ pub unsafe extern "C" fn delete_versioned(managed: *mut Versioned) {
 ///
 /// # Safety
 /// `managed` comes from [`export_legacy`] and is not used afterwards.
-pub unsafe extern "C" fn delete_legacy(managed: *mut Managed) {
+pub unsafe extern "C" fn delete_legacy(managed: *mut ManagedTensor) {
     if !managed.is_null() {
         // SAFETY: the caller promises that this is the box leaked by `export_legacy`, deleted once.
         let managed = unsafe { Box::from_raw(managed) };
@@ -205,19 +205,19 @@ pub unsafe extern "C" fn delete_legacy(managed: *mut Managed) {
 
 /// A tensor that another library exported, to be written to.
 pub struct Foreign {
-    owned: Owned,
+    structure: Structure,
     /// Held from the first [`Foreign::bytes_mut`].
     claim: Option<Claim>,
 }
 
-enum Owned {
-    Versioned(NonNull<Versioned>),
-    Legacy(NonNull<Managed>),
+enum Structure {
+    Versioned(NonNull<ManagedTensorVersioned>),
+    Legacy(NonNull<ManagedTensor>),
 }
 
-impl From<Owned> for Foreign {
-    fn from(owned: Owned) -> Foreign {
-        Foreign { owned, claim: None }
+impl From<Structure> for Foreign {
+    fn from(structure: Structure) -> Foreign {
+        Foreign { structure, claim: None }
     }
 }
 
@@ -229,59 +229,61 @@ impl Foreign {
     ///
     /// # Safety
     /// `managed` is a valid `DLManagedTensorVersioned` that no other code frees.
-    pub unsafe fn versioned(managed: NonNull<Versioned>) -> Foreign {
-        Owned::Versioned(managed).into()
+    pub unsafe fn versioned(managed: NonNull<ManagedTensorVersioned>) -> Foreign {
+        Structure::Versioned(managed).into()
     }
 
     /// Takes ownership of a structure from before version 1.
     ///
     /// # Safety
     /// `managed` is a valid `DLManagedTensor` that no other code frees.
-    pub unsafe fn legacy(managed: NonNull<Managed>) -> Foreign {
-        Owned::Legacy(managed).into()
+    pub unsafe fn legacy(managed: NonNull<ManagedTensor>) -> Foreign {
+        Structure::Legacy(managed).into()
     }
 
-    /// The bytes of a one-dimensional, contiguous, writable tensor of `uint8` in host memory. Fails if it is something else, or another
-    /// `Foreign` holds overlapping bytes.
+    /// The bytes of a one-dimensional, contiguous, writable tensor of `uint8` in host memory. Fails if it is something else, or
+    /// another `Foreign` holds overlapping bytes.
     ///
-    /// While this value lives, no other `Foreign` returns bytes that overlap them: of two calls with one `out=`, from two threads or by
-    /// two exports of one buffer, the second fails. The caller that passed the tensor ensures that nothing else, in this process or on a
-    /// device, reads or writes the bytes meanwhile. They may be uninitialized: another allocator made them, and they are read only after
-    /// they were written.
+    /// While this value lives, no other `Foreign` returns bytes that overlap them: of two calls with one `out=`, from two threads
+    /// or by two exports of one buffer, the second fails. The caller that passed the tensor ensures that nothing else, in this
+    /// process or on a device, reads or writes the bytes meanwhile. They may be uninitialized: another allocator made them, and
+    /// they are read only after they were written.
     pub fn bytes_mut(&mut self) -> Result<&mut [u8]> {
-        let row = self.row().map_err(|what| unwritable(&what))?;
-        if row.device.kind != CPU {
+        let bytes = self.byte_array().map_err(|what| unwritable(&what))?;
+        if bytes.device.kind != CPU {
             return Err(unwritable("it is not in host memory"));
         }
-        if row.len == 0 {
+        if bytes.len == 0 {
             return Ok(&mut []);
         }
         if self.claim.is_none() {
-            let claim = Claim::new(row.start.addr(), row.len);
+            let claim = Claim::new(bytes.start.addr(), bytes.len);
             self.claim = Some(claim.ok_or_else(|| unwritable("another call is writing to the same memory"))?);
         }
         // SAFETY: `len` bytes from `start` belong to the tensor; the caller of `out=` hands them over for the time of the
         // call, as with `out=` in NumPy, and `&mut self` and the claim keep rustload's own access unique.
-        Ok(unsafe { std::slice::from_raw_parts_mut(row.start, row.len) })
+        Ok(unsafe { std::slice::from_raw_parts_mut(bytes.start, bytes.len) })
     }
 
     /// Adopts a one-dimensional, contiguous, writable tensor of `uint8` in GPU memory. Fails if it is something else.
     pub fn into_gpu(self) -> Result<Array> {
-        let unfit = |what: &str| Error::new(Code::Buffer, format!("no row of bytes in GPU memory: {what}"));
-        let row = self.row().map_err(|what| unfit(&what))?;
-        let device = u32::try_from(row.device.id).ok().filter(|_| row.device.kind == CUDA);
+        let unfit =
+            |what: &str| Error::new(Code::Buffer, format!("no contiguous uint8 array in GPU memory: {what}"));
+        let bytes = self.byte_array().map_err(|what| unfit(&what))?;
+        let device = u32::try_from(bytes.device.id).ok().filter(|_| bytes.device.kind == CUDA);
         let device = device.ok_or_else(|| unfit("it is not in the memory of a CUDA device"))?;
-        let (address, nbytes) = (row.start.addr() as u64, row.len as u64);
+        let (address, nbytes) = (bytes.start.addr() as u64, bytes.len as u64);
         Ok(Array::on_gpu(Arc::new(Adopted { _foreign: self, device, address, nbytes })))
     }
 
     /// The device, address and length of a one-dimensional, contiguous, writable tensor of `uint8`, or why it is not one.
-    fn row(&self) -> Result<Row, String> {
+    fn byte_array(&self) -> Result<ByteArray, String> {
         let wrong = |what: &str| Err(what.to_owned());
-        let (tensor, flags) = match &self.owned {
-            Owned::Versioned(managed) => {
+        let (tensor, flags) = match &self.structure {
+            Structure::Versioned(managed) => {
                 let managed = managed.as_ptr();
-                // SAFETY: valid as promised to `versioned`. Only this field is read, which lies before all that a version may change.
+                // SAFETY: valid as promised to `versioned`. Only this field is read, which lies before all that a version may
+                // change.
                 let major = unsafe { (*managed).major };
                 if major != 1 {
                     return wrong("its DLPack version is unknown");
@@ -291,13 +293,13 @@ impl Foreign {
                 (&managed.tensor, managed.flags)
             }
             // SAFETY: valid as promised to `legacy`.
-            Owned::Legacy(managed) => (unsafe { &(*managed.as_ptr()).tensor }, 0),
+            Structure::Legacy(managed) => (unsafe { &(*managed.as_ptr()).tensor }, 0),
         };
         if flags & READ_ONLY != 0 {
             return wrong("it is read-only");
         }
         if tensor.dtype != data_type(DType::U8) || tensor.ndim != 1 {
-            return wrong("it is no row of bytes");
+            return wrong("it is not a one-dimensional uint8 array");
         }
         // SAFETY: with ndim 1, shape points to one number; null, which no valid structure has, is reported.
         let Some(&len) = (unsafe { tensor.shape.as_ref() }) else {
@@ -319,12 +321,12 @@ impl Foreign {
             return wrong("it has no address");
         }
         let start = tensor.data.cast::<u8>().wrapping_add(offset);
-        Ok(Row { device: tensor.device, start, len })
+        Ok(ByteArray { device: tensor.device, start, len })
     }
 }
 
 /// The device, address and length of an imported one-dimensional tensor of bytes.
-struct Row {
+struct ByteArray {
     device: Device,
     start: *mut u8,
     len: usize,
@@ -368,15 +370,15 @@ impl std::fmt::Debug for Adopted {
 
 impl Drop for Foreign {
     fn drop(&mut self) {
-        match self.owned {
-            Owned::Versioned(managed) => {
+        match self.structure {
+            Structure::Versioned(managed) => {
                 // SAFETY: valid and owned by this value.
                 if let Some(deleter) = unsafe { (*managed.as_ptr()).deleter } {
                     // SAFETY: the producer's deleter, called once.
                     unsafe { deleter(managed.as_ptr()) };
                 }
             }
-            Owned::Legacy(managed) => {
+            Structure::Legacy(managed) => {
                 // SAFETY: valid and owned by this value.
                 if let Some(deleter) = unsafe { (*managed.as_ptr()).deleter } {
                     // SAFETY: the producer's deleter, called once.

@@ -63,14 +63,14 @@ impl HostBuffer {
         found.ok_or_else(|| out_of_memory(len))
     }
 
-    /// `len` bytes that the caller overwrites from end to end. They may come from dropped results, and small ones from a slab shared
-    /// with other results. Fails with [`Code::Memory`].
+    /// `len` bytes that the caller overwrites from end to end. They may come from dropped results, and small ones from a slab
+    /// shared with other results. Fails with [`Code::Memory`].
     pub fn unfilled(len: u64) -> Result<Unfilled> {
         HostBuffer::unfilled_at(len, 0)
     }
 
-    /// As [`HostBuffer::unfilled`]; a large buffer starts `offset` bytes after a page boundary, so that direct reads (`O_DIRECT`) can go
-    /// straight into it. `offset` is ignored unless it is a multiple of 64.
+    /// As [`HostBuffer::unfilled`]; a large buffer starts `offset` bytes after a page boundary, so that direct reads (`O_DIRECT`)
+    /// can go straight into it. `offset` is ignored unless it is a multiple of 64.
     pub fn unfilled_at(len: u64, offset: u64) -> Result<Unfilled> {
         let offset =
             usize::try_from(offset).ok().filter(|offset| offset.is_multiple_of(ALIGNMENT)).unwrap_or(0);

@@ -1,11 +1,11 @@
-//! Decides whether fresh memory goes on huge pages: yes, unless a page fault of a huge page takes longer than those of all the small
-//! pages in its place.
+//! Decides whether fresh memory goes on huge pages: yes, unless a page fault of a huge page takes longer than those of all the
+//! small pages in its place.
 //!
 //! A virtual machine may have given idle memory back to its host (free page reporting), in blocks of a huge page; touching such a
 //! block then waits for the host. Small pages come from fragments, which the host has not taken. A process cannot see this
-//! beforehand, so it probes: of every [`PROBE_INTERVAL_PAGES`] huge pages, or more in a large range, one is touched when it is mapped,
-//! and timed. The kernel hands out recently used memory first, which is fast; then, mostly, all the rest is slow. So after two slow
-//! probes in a row the next pages are small, and each further slow probe doubles their number.
+//! beforehand, so it probes: of every [`PROBE_INTERVAL_PAGES`] huge pages, or more in a large range, one is touched when it is
+//! mapped, and timed. The kernel hands out recently used memory first, which is fast; then, mostly, all the rest is slow. So after
+//! two slow probes in a row the next pages are small, and each further slow probe doubles their number.
 #![forbid(unsafe_code)]
 
 use std::sync::{Mutex, TryLockError};
@@ -112,7 +112,8 @@ impl ProbeState {
 mod tests {
     use super::*;
 
-    /// How many of `count` huge pages are used as such, and how many are probed, if touching page `n` takes `micros(n)` microseconds.
+    /// How many of `count` huge pages are used as such, and how many are probed, if touching page `n` takes `micros(n)`
+    /// microseconds.
     fn run(count: usize, micros: impl Fn(usize) -> u64) -> (usize, usize) {
         let mut state = ProbeState::NEW;
         let (mut at, mut huge, mut probes) = (0, 0, 0);

@@ -58,8 +58,8 @@ impl Array {
         Ok(Array { owner: Owner::Memory(Arc::new(memory)), start: 0, dtype, shape, strides })
     }
 
-    /// A view of mapped bytes, whose first element is at byte `start` of the mapping; the layout's own offset is ignored. Fails if an
-    /// element lies outside the mapping.
+    /// A view of mapped bytes, whose first element is at byte `start` of the mapping; the layout's own offset is ignored. Fails if
+    /// an element lies outside the mapping.
     pub fn view(mapping: Arc<Mapping>, start: u64, dtype: DType, layout: Layout) -> Result<Array> {
         let outside = || Error::new(Code::InternalError, "a view lies outside its file");
         let Layout { shape, strides, .. } = layout;
@@ -80,25 +80,25 @@ impl Array {
         Array { owner: Owner::Gpu(memory), start: 0, dtype: DType::U8, shape, strides: [1][..].into() }
     }
 
-    /// A C-contiguous part of a contiguous array, from its byte `start`. It shares the owner. Fails if this array is strided, or the
-    /// part would lie outside it or be misaligned for `dtype`.
+    /// A C-contiguous part of a contiguous array, from its byte `start`. It shares the owner. Fails if this array is strided, or
+    /// the part would lie outside it or be misaligned for `dtype`.
     pub fn part(&self, start: u64, dtype: DType, shape: Dims) -> Result<Array> {
         let wrong = |text: String| Error::new(Code::Value, text);
         if !self.is_contiguous() {
-            return Err(Error::new(Code::Buffer, "the buffer is strided: its bytes are no row"));
+            return Err(Error::new(Code::Buffer, "the buffer is strided: its bytes are not contiguous"));
         }
         let nbytes = numel(&shape).and_then(|numel| numel.checked_mul(dtype.itemsize()));
         let end = nbytes.and_then(|nbytes| nbytes.checked_add(start));
         if end.is_none_or(|end| end > self.nbytes()) {
             let have = self.nbytes();
             return Err(wrong(format!(
-                "{dtype} of shape {shape:?} from byte {start} on does not fit {have} bytes"
+                "{dtype} of shape {shape:?} from byte {start} does not fit {have} bytes"
             )));
         }
         let strides = contiguous_strides(&shape).unwrap_or_default();
         let part = Array { owner: self.owner.clone(), start: self.start + start, dtype, shape, strides };
         if !(part.address().addr().get() as u64).is_multiple_of(dtype.itemsize()) {
-            return Err(wrong(format!("byte {start} is no place for {dtype}")));
+            return Err(wrong(format!("byte {start} is not aligned for {dtype}")));
         }
         Ok(part)
     }

@@ -43,8 +43,8 @@ impl Pages {
         len.checked_next_multiple_of(SMALL_PAGE_BYTES)
     }
 
-    /// Maps zeroed memory for `len` bytes; `None` if that fails. If `huge`, requests huge pages for the whole huge pages inside, unless
-    /// they are slower than small ones; one in many is touched to find out.
+    /// Maps zeroed memory for `len` bytes; `None` if that fails. If `huge`, requests huge pages for the whole huge pages inside,
+    /// unless they are slower than small ones; one in many is touched to find out.
     pub(super) fn new(len: usize, huge: bool) -> Option<Pages> {
         let len = Pages::rounded_len(len.max(1))?;
         let start = map_aligned(len)?;
@@ -83,7 +83,8 @@ impl Pages {
     fn advise(&self, at: usize, count: usize, advice: Advice) {
         let start = self.start.as_ptr().wrapping_add(at * HUGE_PAGE_BYTES);
         // SAFETY: the range is owned, and private to this file, whose advice (huge pages or none, populating) changes no byte.
-        // Refused if huge pages are switched off, or by an old kernel: small pages work too, and a probe of an untouched page is fast.
+        // Refused if huge pages are switched off, or by an old kernel: small pages work too, and a probe of an untouched page is
+        // fast.
         let _ = unsafe { madvise(start.cast(), count * HUGE_PAGE_BYTES, advice) };
     }
 
@@ -114,19 +115,20 @@ impl Pages {
 
     /// Lets the system take the pages when it needs memory, until they are written to again (`MADV_FREE`).
     pub(super) fn mark_free(&self) {
-        // SAFETY: the range is owned, and any byte in it may become zero: the pool promises nothing about the bytes of pages that it keeps.
+        // SAFETY: the range is owned, and any byte in it may become zero: the pool promises nothing about the bytes of pages that
+        // it keeps.
         let _ = unsafe { madvise(self.start.as_ptr().cast(), self.len, Advice::LinuxFree) };
     }
 
-    /// Excludes the range from forked children (`MADV_DONTFORK`). On older kernels, after a fork the parent's writes to memory that a
-    /// device reads can go to other pages (copy on write) than the device reads.
+    /// Excludes the range from forked children (`MADV_DONTFORK`). On older kernels, after a fork the parent's writes to memory that
+    /// a device reads can go to other pages (copy on write) than the device reads.
     pub(super) fn exclude_from_fork(&self) {
         // SAFETY: the range is owned; it is not mapped in a child, and the callers never access it from one.
         let _ = unsafe { madvise(self.start.as_ptr().cast(), self.len, Advice::LinuxDontFork) };
     }
 
-    /// Splits the range at `at` and returns the rest; this value keeps the front. `None`, with no change, unless `at` is a multiple of
-    /// a huge page inside the range.
+    /// Splits the range at `at` and returns the rest; this value keeps the front. `None`, with no change, unless `at` is a multiple
+    /// of a huge page inside the range.
     pub(super) fn split_off(&mut self, at: usize) -> Option<Pages> {
         if at == 0 || at >= self.len || !at.is_multiple_of(HUGE_PAGE_BYTES) {
             return None;
@@ -137,8 +139,8 @@ impl Pages {
         Some(rest)
     }
 
-    /// Whether `next` begins where this range ends and both consist of whole huge pages: a range that ends with small pages is of use
-    /// only to a buffer of exactly its size.
+    /// Whether `next` begins where this range ends and both consist of whole huge pages: a range that ends with small pages is of
+    /// use only to a buffer of exactly its size.
     pub(super) fn is_followed_by(&self, next: &Pages) -> bool {
         let all_huge = self.len == self.whole_huge_bytes() && next.len == next.whole_huge_bytes();
         all_huge && self.end() == next.start.addr().get() && self.huge == next.huge

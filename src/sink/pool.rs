@@ -2,8 +2,8 @@
 //! times what writing to a resident page costs.
 //!
 //! What the pool keeps is bounded. The system may take it back at any time (`MADV_FREE`). After half a minute it is unmapped at the
-//! next use of the pool. It never raises the peak: a result that finds no memory here first has as much unmapped as it maps. A forked
-//! child starts with an empty pool. No thread waits for the lock: a thread that finds the pool locked does without it.
+//! next use of the pool. It never raises the peak: a result that finds no memory here first has as much unmapped as it maps. A
+//! forked child starts with an empty pool. No thread waits for the lock: a thread that finds the pool locked does without it.
 //!
 //! A stream that promises to hold no more than its window ([`limit_while_alive`]) shares an atomic number: the bytes left of the
 //! window. While that number is alive the pool keeps no more than it says, except for memory that it kept before and that the
@@ -82,8 +82,8 @@ impl Pooled {
 impl Drop for Pooled {
     fn drop(&mut self) {
         let Some(pages) = self.pages.take().filter(Pages::is_worth_keeping) else { return };
-        // This may run in a deleter on any thread, where waiting for the lock could deadlock with this same thread. What is not kept is
-        // unmapped at the end of this function, outside the lock.
+        // This may run in a deleter on any thread, where waiting for the lock could deadlock with this same thread. What is not
+        // kept is unmapped at the end of this function, outside the lock.
         let _surplus = match lock(1) {
             Some(mut pool) => pool.put_back(pages, Instant::now()),
             None => vec![pages],
@@ -129,8 +129,8 @@ pub struct CarriedOver {
 }
 
 impl Drop for CarriedOver {
-    /// Unmaps what was carried over and served no result. Memory in flight has returned before this, possibly without a limit, as the
-    /// stream that set the budget has ended.
+    /// Unmaps what was carried over and served no result. Memory in flight has returned before this, possibly without a limit, as
+    /// the stream that set the budget has ended.
     fn drop(&mut self) {
         drop(lock_yielding().map(|mut pool| pool.end_carry_over_of(&self.left, self.limit)));
     }
@@ -141,7 +141,8 @@ pub fn enforce_limits() {
     drop(lock_yielding().map(|mut pool| pool.evict_over_limit()));
 }
 
-/// The most bytes of memory that a result of `len` bytes takes: recycled memory may end with a huge page that is needed only in part.
+/// The most bytes of memory that a result of `len` bytes takes: recycled memory may end with a huge page that is needed only in
+/// part.
 pub fn footprint(len: u64) -> u64 {
     let rounded = len.checked_next_multiple_of(HUGE_PAGE_BYTES as u64).unwrap_or(len);
     if len >= HUGE_PAGE_BYTES as u64 && rounded - len <= len / 8 { rounded } else { len }

@@ -1,8 +1,8 @@
 //! Slabs: pages that many small results share. Each result starts on a cache line.
 //!
 //! A slab is filled from its start and never reused in parts; it returns to the pool when the last result in it is dropped. So one
-//! small result that is kept alive keeps one slab at most. No thread waits for the lock: a thread that finds the current slab locked
-//! allocates without it.
+//! small result that is kept alive keeps one slab at most. No thread waits for the lock: a thread that finds the current slab
+//! locked allocates without it.
 #![forbid(unsafe_code)]
 
 use std::process;
@@ -38,8 +38,8 @@ struct Current {
 
 static CURRENT: Mutex<Option<Current>> = Mutex::new(None);
 
-/// Takes `len` bytes of a slab, at most [`SLAB_RESULT_MAX_BYTES`]; what they hold is not defined. `None` if another thread holds the
-/// lock, `len` is too large, or there is no memory.
+/// Takes `len` bytes of a slab, at most [`SLAB_RESULT_MAX_BYTES`]; what they hold is not defined. `None` if another thread holds
+/// the lock, `len` is too large, or there is no memory.
 pub(super) fn take(len: usize) -> Option<SlabSlice> {
     let mut current = match CURRENT.try_lock() {
         Ok(current) => current,

@@ -594,8 +594,8 @@ def test_only_a_writable_row_of_bytes_on_a_gpu_is_adopted():
         (Foreign(8, device_id=-1), "not in the memory of a CUDA device"),
         (Foreign(8, flags=1), "read-only"),
         (Foreign(8, stride=2), "not contiguous"),
-        (Foreign(8, ndim=2), "no row of bytes"),
-        (Foreign(8, code=0), "no row of bytes"),
+        (Foreign(8, ndim=2), "not a one-dimensional uint8 array"),
+        (Foreign(8, code=0), "not a one-dimensional uint8 array"),
         (Foreign(-1), "size is negative"),
     ):
         capsule = foreign.capsule()

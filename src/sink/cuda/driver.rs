@@ -5,8 +5,9 @@
 //! **Protocol.** The library is never closed, so its functions stay callable. Streams, events, allocations and contexts are numbers
 //! that the driver returned: only this file makes them, only a context's can be copied, and destroying one consumes it. An `unsafe`
 //! promise covers a caller's stream and memory that other code allocated ([`CallerStream::from_raw`],
-//! [`GpuMemory`](crate::sink::GpuMemory), DLPack); a copy writes only into such memory (`Slot::copy_to_device` checks). A copy to the
-//! device reads memory that is never freed ([`Pinned`]), so a copy that is late, or whose end is not known, reads wrong bytes at worst.
+//! [`GpuMemory`](crate::sink::GpuMemory), DLPack); a copy writes only into such memory (`Slot::copy_to_device` checks). A copy to
+//! the device reads memory that is never freed ([`Pinned`]), so a copy that is late, or whose end is not known, reads wrong bytes
+//! at worst.
 //!
 //! A forked child has the parent's memory and none of the driver's threads: there every call fails before it reaches the driver.
 
@@ -361,8 +362,8 @@ impl CallerStream {
     /// The stream with this address, as in `torch.cuda.Stream.cuda_stream`; 0, 1 and 2 are the driver's default streams.
     ///
     /// # Safety
-    /// `address` is 0, 1 or 2, or a `CUstream` of the primary context of the device that it is used with, which is destroyed only after
-    /// the call that takes this value has returned.
+    /// `address` is 0, 1 or 2, or a `CUstream` of the primary context of the device that it is used with, which is destroyed only
+    /// after the call that takes this value has returned.
     pub unsafe fn from_raw(address: u64) -> CallerStream {
         CallerStream(usize::try_from(address).unwrap_or(0))
     }

@@ -1,7 +1,7 @@
 //! Device memory allocated by the driver, for callers that have no GPU allocator of their own.
 //!
-//! **Protocol.** The memory is one allocation of the driver, made by [`DeviceMemory::new`] and freed by the drop alone. Host code does
-//! not access it: the only `unsafe` is the promise of [`GpuMemory`].
+//! **Protocol.** The memory is one allocation of the driver, made by [`DeviceMemory::new`] and freed by the drop alone. Host code
+//! does not access it: the only `unsafe` is the promise of [`GpuMemory`].
 
 use super::device::Device;
 use super::driver::Allocation;

@@ -1,7 +1,7 @@
 //! CUDA: the driver library loaded at run time, a device's context and memory, and the pinned ring that uploads go through.
 //!
-//! Nothing is loaded before a GPU is asked for. Without a driver or a GPU every entry point fails with an error, and so it does in a
-//! forked child of a process that has used CUDA.
+//! Nothing is loaded before a GPU is asked for. Without a driver or a GPU every entry point fails with an error, and so it does in
+//! a forked child of a process that has used CUDA.
 
 mod device;
 mod driver;

@@ -1,8 +1,8 @@
 //! The pinned ring: slots of page-locked host memory that are filled, copied to the device, and filled again once the copy is done.
 //!
-//! It is allocated once per process and device and shared by all uploads to it. All of it fits half of the last-level cache, so that
-//! the copy engine reads what a worker has just written from the cache, not from memory. A slot has one holder at a
-//! time; the next holder waits for the event recorded behind its last copy.
+//! It is allocated once per process and device and shared by all uploads to it. All of it fits half of the last-level cache, so
+//! that the copy engine reads what a worker has just written from the cache, not from memory. A slot has one holder at a time; the
+//! next holder waits for the event recorded behind its last copy.
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -94,7 +94,7 @@ impl RingSize {
         match std::env::var("RUSTLOAD_RING") {
             Ok(text) if !text.trim().is_empty() => RingSize::parse(&text).ok_or_else(|| {
                 let text =
-                    format!("RUSTLOAD_RING={text}: bytes of a slot, x, and the number of slots are wanted");
+                    format!("RUSTLOAD_RING={text}: expected the bytes of a slot, x, and the number of slots");
                 Error::new(Code::Value, text)
                     .note("for example RUSTLOAD_RING=1048576x16; slots are multiples of 4096 bytes")
             }),
@@ -134,8 +134,8 @@ impl Ring {
     pub(super) fn new(device: &'static Device) -> Result<Ring> {
         let size = RingSize::now()?;
         let events = (0..size.count).map(|_| device.event()).collect::<Result<Vec<_>>>()?;
-        // The last step that can fail, so that nothing has to be unpinned. Memory of this size lies on pages of its own, and on huge pages,
-        // which are pinned much faster.
+        // The last step that can fail, so that nothing has to be unpinned. Memory of this size lies on pages of its own, and on
+        // huge pages, which are pinned much faster.
         let mut memory = HostBuffer::new((size.slot * size.count).max(OWN_PAGES_MIN_BYTES) as u64)?;
         device.register_host_memory(&mut memory)?;
         // Only now, as it never returns to the pool from here on.
@@ -176,7 +176,7 @@ impl Ring {
             if state.count == 0 {
                 return Err(Error::new(
                     Code::Device,
-                    "the pinned memory was lost to earlier errors of the GPU",
+                    "no pinned slot is left: earlier errors of the GPU took them",
                 ));
             }
             state = self
@@ -223,7 +223,7 @@ impl Ring {
         for _ in 0..3 {
             let start = Instant::now();
             measured = self.copy_repeatedly(copies, &target, &stream);
-            // In any case, as the target is freed. A second time, as an error may be that of earlier work.
+            // In any case, as the target is freed. Tried twice, as the first error may concern other work.
             measured = stream.synchronize().or_else(|_| stream.synchronize()).and(measured);
             if measured.is_err() {
                 break;
@@ -268,8 +268,8 @@ impl Slot<'_> {
         self.slot_memory.as_mut().map(|slot_memory| slot_memory.memory.bytes_mut()).unwrap_or_default()
     }
 
-    /// Enqueues the copy of the first `len` bytes to `address` in `stream`, and returns the slot to the ring. Fails unless the bytes at
-    /// `address` lie in the memory of `destination`, which the caller keeps alive until the copy is done.
+    /// Enqueues the copy of the first `len` bytes to `address` in `stream`, and returns the slot to the ring. Fails unless the
+    /// bytes at `address` lie in the memory of `destination`, which the caller keeps alive until the copy is done.
     pub(crate) fn copy_to_device(
         mut self,
         destination: &Array,

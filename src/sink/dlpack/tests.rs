@@ -35,7 +35,7 @@ fn only_a_sole_owner_exports_with_is_copied() {
         (flags, exported)
     };
     // SAFETY: made by `flags`, freed once.
-    let free = |exported: NonNull<Versioned>| unsafe { delete_versioned(exported.as_ptr()) };
+    let free = |exported: NonNull<ManagedTensorVersioned>| unsafe { delete_versioned(exported.as_ptr()) };
     let array = bytes(8);
     let (plain, one) = flags(&array, false);
     // The first export is alive.
@@ -55,7 +55,7 @@ fn only_a_sole_owner_exports_with_is_copied() {
 #[test]
 fn a_row_without_address_or_shape_is_refused_as_destination() {
     let mut row = foreign_row(CPU, &Arc::default());
-    let Owned::Versioned(managed) = row.owned else { unreachable!() };
+    let Structure::Versioned(managed) = row.structure else { unreachable!() };
     // SAFETY: the structure is alive, and no other code uses it.
     unsafe { (*managed.as_ptr()).tensor.data = ptr::null_mut() };
     assert_eq!(row.bytes_mut().unwrap_err().message(), "out= cannot be written to: it has no address");
@@ -83,7 +83,7 @@ fn an_empty_tensor_is_exported_with_a_null_address() {
 
 /// 12 bytes as another library would export them from the memory of GPU 3; `deleted` counts calls of its deleter.
 fn foreign_row(kind: i32, deleted: &Arc<AtomicUsize>) -> Foreign {
-    unsafe extern "C" fn delete(managed: *mut Versioned) {
+    unsafe extern "C" fn delete(managed: *mut ManagedTensorVersioned) {
         // SAFETY: the box leaked below.
         let managed = unsafe { Box::from_raw(managed) };
         // SAFETY: the counter and the numbers put there below.
@@ -102,7 +102,8 @@ fn foreign_row(kind: i32, deleted: &Arc<AtomicUsize>) -> Foreign {
         byte_offset: 8,
     };
     let context = Box::into_raw(context).cast();
-    let managed = Versioned { major: 1, minor: 3, context, deleter: Some(delete), flags: 0, tensor };
+    let managed =
+        ManagedTensorVersioned { major: 1, minor: 3, context, deleter: Some(delete), flags: 0, tensor };
     // SAFETY: just made, owned by the `Foreign` alone.
     unsafe { Foreign::versioned(NonNull::from(Box::leak(Box::new(managed)))) }
 }
