@@ -73,11 +73,11 @@ impl Upload {
         if let Some(first) = items.first_mut() {
             // Headers of an archive's members are read many at a time.
             let near = tensors.clone();
-            let make =
-                std::mem::replace(&mut first.make, Box::new(|| Err(Error::new(Code::Cancelled, "stopped"))));
-            first.make = Box::new(move || {
+            let cancelled = Box::new(|| Err(Error::new(Code::Cancelled, "stopped")));
+            let describe = std::mem::replace(&mut first.describe, cancelled);
+            first.describe = Box::new(move || {
                 prepare(&near);
-                make()
+                describe()
             });
         }
         let ticket = self.session.submit(items, stream, cancel).map_err(Failed::whole)?;

@@ -9,7 +9,7 @@ use super::checkpoint::parse_io;
 use super::run;
 use crate::bytes::{Io, Probe};
 use crate::kernel::Level;
-use crate::stream::blocks;
+use crate::stream::allocate_aligned;
 use crate::{memory, parallel};
 
 /// How a file would be read, and why.
@@ -22,7 +22,7 @@ pub(crate) fn probe<'py>(
     measure: bool,
 ) -> PyResult<Bound<'py, PyDict>> {
     let io = parse_io(io)?;
-    let found = run::detached(py, || Probe::run(&path, io, measure, blocks))?;
+    let found = run::detached(py, || Probe::run(&path, io, measure, allocate_aligned))?;
     let out = PyDict::new(py);
     out.set_item("size", found.size)?;
     out.set_item("file_system", found.file_system.name)?;

@@ -1,47 +1,47 @@
-//! A matrix whose columns are wanted as rows, cut into bands of its rows: each is read as it lies in the file, with few long
-//! reads, and goes to some columns of the destination. Where it has few rows, which are long, bands are of its columns.
+//! Transposes of matrices, cut into bands of source rows: each band is read in the file's order, with few long reads, and written
+//! to some columns of the destination. A matrix with few, long rows is cut into bands of columns instead.
 
-use super::plan::GAP;
-use super::read::{Fill, PIECE, Payload, gap, scratch, to_usize};
+use super::plan::READ_GAP_MAX_BYTES;
+use super::read::{Fill, PIECE_MIN_BYTES, Payload, incomplete_write, scratch, to_usize};
 use crate::bytes::{Reader, Scratch};
 use crate::error::Result;
 use crate::kernel::{self, Grid};
 use crate::layout::Layout;
 
-/// Rows, and columns, below which a matrix is no matter of bands.
-const SHORT: u64 = 8;
+/// Matrices with fewer rows or columns are not cut into bands.
+const MATRIX_SIDE_MIN: u64 = 8;
 
-/// Bytes of what one thread reads at a time. More than its second-level cache holds: rows that fill some lines are worth it.
-const PANEL: u64 = 2 << 20;
+/// The most bytes that one thread reads at a time. More than the L2 cache holds: rows that fill whole cache lines are worth it.
+const PANEL_MAX_BYTES: u64 = 2 << 20;
 
-/// Bytes of a cache line of the destination.
-const LINE: u64 = 64;
+/// The size of a cache line of the destination.
+const CACHE_LINE_BYTES: u64 = 64;
 
-/// Bytes of a destination row that are best written at one go.
-const RUN: u64 = 4 * LINE;
+/// The bytes of a destination row that are best written together.
+const DST_RUN_BYTES: u64 = 4 * CACHE_LINE_BYTES;
 
-/// Bytes of a part of a row that is worth a read of its own.
-const LONG: u64 = 64 << 10;
+/// A part of a source row of at least this size is worth a read of its own.
+const COLUMN_READ_MIN_BYTES: u64 = 64 << 10;
 
-/// Rows of a panel at least, where a row is too long for a whole panel of them.
-const ROWS: u64 = 32;
+/// The least number of rows of a panel, if the rows are too long for a panel of whole ones.
+const PANEL_ROWS_MIN: u64 = 32;
 
-/// Some rows of a matrix in a storage, or some columns of all of them. Numbers are in elements.
+/// Some rows of a matrix in a storage, or some columns of all rows. Numbers are in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Band {
-    /// The first element.
+    /// The index of the first element.
     src: u64,
     rows: u64,
     columns: u64,
-    /// From one row to the next.
+    /// The stride from one row to the next.
     pitch: u64,
 }
 
-/// Memory that a thread keeps from job to job, whatever it holds.
+/// Memory that a thread reuses from job to job; it is not cleared.
 pub(super) struct Workspace {
-    /// What is read.
+    /// For bytes that were read.
     pub(super) scratch: Scratch,
-    /// The kernel's.
+    /// The transpose kernel's.
     tile: Vec<u8>,
 }
 
@@ -52,10 +52,10 @@ impl Default for Workspace {
 }
 
 impl Band {
-    /// The whole matrix, if the layout is the transpose of one.
+    /// The whole matrix, if the layout is the transpose of one; else `None`.
     pub(super) fn of(layout: &Layout) -> Option<Band> {
         let mut dims = layout.shape.iter().zip(&layout.strides).filter(|(size, _)| **size != 1);
-        let (&columns, &step) = dims.next()?;
+        let (&columns, &column_stride) = dims.next()?;
         let (mut rows, mut pitch) = (1_u64, 0);
         for (&size, &stride) in dims {
             if rows != 1 && stride.checked_mul(size) != Some(pitch) {
@@ -64,11 +64,13 @@ impl Band {
             rows = rows.checked_mul(size)?;
             pitch = stride;
         }
-        let is_matrix = step == 1 && pitch >= columns && rows >= SHORT && columns >= SHORT;
+        let is_matrix =
+            column_stride == 1 && pitch >= columns && rows >= MATRIX_SIDE_MIN && columns >= MATRIX_SIDE_MIN;
         is_matrix.then_some(Band { src: layout.offset, rows, columns, pitch })
     }
 
-    /// Cuts it, and its destination with it, for so many threads, of elements that have `from` bytes, and `to` in the destination.
+    /// Cuts it into bands, each with its part of the destination, for `threads` threads. Elements have `from` bytes in the source
+    /// and `to` in the destination. `None` if `out` has another size.
     pub(super) fn cut(
         self,
         from: u64,
@@ -79,23 +81,23 @@ impl Band {
         let width = to_usize(self.rows.checked_mul(to)?);
         let whole = Grid::new(out, to_usize(self.columns), width, width)?;
         let threads = threads as u64;
-        let count =
-            (self.columns.checked_mul(self.rows)?.checked_mul(to)? / PIECE).clamp(threads, threads * 16);
-        let run = (RUN / to).max(1);
+        let count = (self.columns.checked_mul(self.rows)?.checked_mul(to)? / PIECE_MIN_BYTES)
+            .clamp(threads, threads * 16);
+        let run = (DST_RUN_BYTES / to).max(1);
         let part = self.columns.div_ceil(count);
-        // Where there are too few rows for all threads, each takes some columns of all of them, if those are worth a read.
-        Some(if self.rows / run < threads && part.saturating_mul(from) >= LONG {
+        // If there are too few rows for all threads, each band is some columns of all rows, if those are worth a read of their own.
+        Some(if self.rows / run < threads && part.saturating_mul(from) >= COLUMN_READ_MIN_BYTES {
             self.cut_columns(part, whole)
         } else {
             self.cut_rows(self.rows.div_ceil(count).next_multiple_of(run), to, whole)
         })
     }
 
-    fn cut_rows(self, step: u64, size: u64, whole: Grid<'_>) -> Vec<(Band, Grid<'_>)> {
+    fn cut_rows(self, band_rows: u64, size: u64, whole: Grid<'_>) -> Vec<(Band, Grid<'_>)> {
         let (mut bands, mut rest) = (Vec::new(), whole);
         let mut top = 0;
         while top < self.rows {
-            let rows = step.min(self.rows - top);
+            let rows = band_rows.min(self.rows - top);
             let (grid, right) = rest.split_columns(to_usize(rows * size));
             bands.push((Band { src: self.src + top * self.pitch, rows, ..self }, grid));
             rest = right;
@@ -104,11 +106,11 @@ impl Band {
         bands
     }
 
-    fn cut_columns(self, step: u64, whole: Grid<'_>) -> Vec<(Band, Grid<'_>)> {
+    fn cut_columns(self, band_columns: u64, whole: Grid<'_>) -> Vec<(Band, Grid<'_>)> {
         let (mut bands, mut rest) = (Vec::new(), whole);
         let mut left = 0;
         while left < self.columns {
-            let columns = step.min(self.columns - left);
+            let columns = band_columns.min(self.columns - left);
             let (grid, below) = rest.split_rows(to_usize(columns));
             bands.push((Band { src: self.src + left, columns, ..self }, grid));
             rest = below;
@@ -117,34 +119,38 @@ impl Band {
         bands
     }
 
-    /// Rows and columns of one panel, of elements that have `from` bytes, and `to` in the destination.
+    /// The rows and columns of one panel. Elements have `from` bytes in the source and `to` in the destination.
     fn panel(self, from: u64, to: u64) -> (u64, u64) {
-        let rows = PANEL / self.step(from).saturating_mul(from).max(1);
-        let (line, run) = ((LINE / to).max(1), (RUN / to).max(1));
+        let rows = PANEL_MAX_BYTES / self.row_step(from).saturating_mul(from).max(1);
+        let (line, run) = ((CACHE_LINE_BYTES / to).max(1), (DST_RUN_BYTES / to).max(1));
         match rows {
             _ if rows >= run => (rows / run * run, self.columns),
             _ if rows >= line => (rows / line * line, self.columns),
             _ => {
-                let rows = line.max(ROWS).min(self.rows);
-                (rows, PANEL / (rows * from))
+                let rows = line.max(PANEL_ROWS_MIN).min(self.rows);
+                (rows, PANEL_MAX_BYTES / (rows * from))
             }
         }
     }
 
-    /// From one row to the next once they are read: small gaps are read along.
-    fn step(self, size: u64) -> u64 {
-        if (self.pitch - self.columns).saturating_mul(size) <= GAP { self.pitch } else { self.columns }
+    /// The stride from one row to the next in the scratch: small gaps between rows are read too.
+    fn row_step(self, size: u64) -> u64 {
+        if (self.pitch - self.columns).saturating_mul(size) <= READ_GAP_MAX_BYTES {
+            self.pitch
+        } else {
+            self.columns
+        }
     }
 
-    /// Reads all of it.
+    /// Reads all of it into scratch.
     fn read<'s>(self, size: u64, reader: &Reader<'_>, scratch: &'s mut Scratch) -> Result<&'s mut [u8]> {
-        let step = self.step(size);
-        let elements = (self.rows - 1).saturating_mul(step).saturating_add(self.columns);
+        let row_step = self.row_step(size);
+        let elements = (self.rows - 1).saturating_mul(row_step).saturating_add(self.columns);
         let len = to_usize(elements.saturating_mul(size));
-        if step == self.pitch {
+        if row_step == self.pitch {
             return reader.read(self.src.saturating_mul(size), len, scratch);
         }
-        let run = to_usize(step.saturating_mul(size));
+        let run = to_usize(row_step.saturating_mul(size));
         let runs = (0..self.rows).map(|row| {
             let start = to_usize(row).saturating_mul(run);
             ((self.src + row * self.pitch).saturating_mul(size), start..start.saturating_add(run))
@@ -153,7 +159,7 @@ impl Band {
     }
 }
 
-/// Reads a band into its part of the destination, panel by panel, cast on the way.
+/// Reads a band and writes it, cast and transposed, to its part of the destination, panel by panel.
 pub(super) fn fill_band(
     payload: &Payload,
     band: Band,
@@ -164,7 +170,7 @@ pub(super) fn fill_band(
 ) -> Result<()> {
     let (from, to) = (how.cast.from().itemsize(), how.cast.to().itemsize());
     if (out.rows(), out.width()) != (to_usize(band.columns), to_usize(band.rows.saturating_mul(to))) {
-        return Err(gap());
+        return Err(incomplete_write());
     }
     let (height, width) = band.panel(from, to);
     for top in (0..band.rows).step_by(to_usize(height)) {
@@ -174,11 +180,11 @@ pub(super) fn fill_band(
             let columns = width.min(band.columns - left);
             let panel = Band { src: band.src + top * band.pitch + left, rows, columns, pitch: band.pitch };
             let bytes = panel.read(from, reader, &mut space.scratch)?;
-            // Gaps that were read along change as well; nobody looks at them.
-            how.prepare(payload, bytes)?;
+            // Bytes of gaps are changed too; they are not used.
+            how.prepare_for_cast(payload, bytes)?;
             let across = to_usize(top * to)..to_usize((top + rows) * to);
             let part = out.sub_grid(to_usize(left)..to_usize(left + columns), across);
-            kernel::transpose(how.cast, bytes, to_usize(panel.step(from)), part, &mut space.tile)?;
+            kernel::transpose(how.cast, bytes, to_usize(panel.row_step(from)), part, &mut space.tile)?;
         }
     }
     Ok(())
@@ -193,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transposed_matrix_is_seen_as_one() {
+    fn a_transposed_matrix_is_recognized() {
         let matrix = |rows, columns, pitch| Some(Band { src: 3, rows, columns, pitch });
         for (shape, strides, expected) in [
             (&[40_u64, 100][..], &[1_u64, 40][..], matrix(100, 40, 40)),
@@ -214,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn bands_are_the_matrix_and_its_destination() {
+    fn bands_cover_the_matrix_and_its_destination() {
         for (rows, columns, size, threads) in [
             (5000, 2000, 4, 2),
             (4999, 8, 1, 16),
@@ -232,10 +238,16 @@ mod tests {
                 assert_eq!((grid.rows() as u64, grid.width() as u64), (band.columns, band.rows * size));
                 assert_eq!(band.pitch, columns);
                 let (top, left) = ((band.src - 3) / columns, (band.src - 3) % columns);
-                assert!((top * size).is_multiple_of(LINE), "a line of the destination has one band");
+                assert!(
+                    (top * size).is_multiple_of(CACHE_LINE_BYTES),
+                    "a cache line of the destination belongs to one band"
+                );
                 assert_eq!((top, left) == (0, 0), number == 0);
                 let is_part = band.columns < columns;
-                assert!(!is_part || band.step(size) == band.columns, "a part of a row is read alone");
+                assert!(
+                    !is_part || band.row_step(size) == band.columns,
+                    "a part of a row is read without its gap"
+                );
                 for column in 0..grid.rows() {
                     grid.row(column).fill(1);
                 }
@@ -247,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panel_is_bounded_and_fills_lines() {
+    fn a_panel_is_bounded_and_fills_cache_lines() {
         for (rows, columns, pitch) in [
             (1_u64 << 20, 8_u64, 8_u64),
             (8192, 8192, 8192),
@@ -259,10 +271,13 @@ mod tests {
             for (from, to) in [(1, 1), (4, 2), (4, 4), (8, 16), (16, 16), (1, 16), (16, 1)] {
                 let band = Band { src: 0, rows, columns, pitch };
                 let (height, width) = band.panel(from, to);
-                let whole = (height * to).is_multiple_of(LINE) || height == rows;
+                let whole = (height * to).is_multiple_of(CACHE_LINE_BYTES) || height == rows;
                 assert!(whole && width > 0, "{band:?} {from} {to}");
                 let panel = Band { columns: width.min(columns), ..band };
-                assert!(height * panel.step(from) * from <= PANEL, "{band:?} {from} {to}: {height} {width}");
+                assert!(
+                    height * panel.row_step(from) * from <= PANEL_MAX_BYTES,
+                    "{band:?} {from} {to}: {height} {width}"
+                );
             }
         }
     }

@@ -1,17 +1,18 @@
-//! Several tensors into one destination, end to end along a dimension: every thread fills a range of whole rows of the
-//! destination, the parts' shares of them side by side, so no part exists by itself at any time.
+//! Concatenates several tensors into one destination along a dimension: every thread fills a range of whole rows of the
+//! destination with the elements of all parts, so no part is ever in memory by itself.
 
 use super::batch::{Task, fill_all};
 use super::plan::Piece;
 use super::read::{
-    Fill, Manner, PIECE, Payload, check_bounds, fill_piece, gap, scratch, to_usize, touch, wants_touch,
+    Fill, PIECE_MIN_BYTES, Payload, ReadMode, check_bounds, fill_piece, incomplete_write, needs_prefault,
+    prefault, scratch, to_usize,
 };
 use crate::error::Error;
 use crate::layout::{Dims, Layout, contiguous_strides};
 use crate::parallel;
 
-/// Fills `out` with the parts joined along `dim`, C-contiguous. Their shapes are equal but for `dim`, their casts but for
-/// signs. An error comes with the number of the part that it is about.
+/// Fills `out` with the parts concatenated along `dim`, C-contiguous. Their shapes are equal except in `dim`, and their casts are
+/// equal except for the signs. An error comes with the index of the part that failed.
 pub fn fill_joined(
     parts: Vec<(Payload, Layout, Fill)>,
     dim: usize,
@@ -24,7 +25,7 @@ pub fn fill_joined(
     if let Some(size) = shape.get_mut(dim) {
         let mut sizes = parts.iter().map(|(_, layout, _)| layout.shape.get(dim));
         let sum = sizes.try_fold(0_u64, |sum, size| sum.checked_add(*size?));
-        *size = sum.ok_or_else(|| (0, gap()))?;
+        *size = sum.ok_or_else(|| (0, incomplete_write()))?;
     }
     let mut nbytes = 0_usize;
     for (number, (payload, layout, how)) in parts.iter().enumerate() {
@@ -33,19 +34,20 @@ pub fn fill_joined(
             || how.cast.to().itemsize() != itemsize
             || !(0..shape.len()).all(same)
         {
-            return Err((number, gap()));
+            return Err((number, incomplete_write()));
         }
         let len = to_usize(layout.numel().saturating_mul(itemsize));
         check_bounds(payload, layout, how.cast, len).map_err(|error| (number, error))?;
         nbytes = nbytes.saturating_add(len);
     }
     if nbytes != out.len() {
-        return Err((0, gap()));
+        return Err((0, incomplete_write()));
     }
-    // The first dimension that is one; if it is the joined one, every part is a range of the destination.
+    // The first dimension whose size is not 1. Unless it comes before `dim`, every part is a range of the destination.
     match shape.iter().position(|&size| size != 1) {
         Some(outer) if outer < dim => {
-            let rows = Rows { strides: contiguous_strides(&shape).unwrap_or_default(), outer, dim, itemsize };
+            let rows =
+                RowJoin { strides: contiguous_strides(&shape).unwrap_or_default(), outer, dim, itemsize };
             rows.fill(&parts, shape[outer], threads, out)
         }
         _ => fill_ranges(parts, itemsize, threads, out),
@@ -62,15 +64,15 @@ fn fill_ranges(
     let mut rest = out;
     for (number, (payload, layout, how)) in parts.into_iter().enumerate() {
         let len = to_usize(layout.numel().saturating_mul(itemsize));
-        let (out, tail) = rest.split_at_mut_checked(len).ok_or_else(|| (number, gap()))?;
+        let (out, tail) = rest.split_at_mut_checked(len).ok_or_else(|| (number, incomplete_write()))?;
         tasks.push(Task { payload, layout, how, out });
         rest = tail;
     }
     fill_all(tasks, threads)
 }
 
-/// The destination's rows: its indices along the outermost dimension.
-struct Rows {
+/// A join inside rows of the destination, which are its indices along the outermost dimension.
+struct RowJoin {
     /// The destination's, in elements.
     strides: Dims,
     outer: usize,
@@ -78,7 +80,7 @@ struct Rows {
     itemsize: u64,
 }
 
-impl Rows {
+impl RowJoin {
     fn fill(
         &self,
         parts: &[(Payload, Layout, Fill)],
@@ -87,7 +89,7 @@ impl Rows {
         out: &mut [u8],
     ) -> Result<(), (usize, Error)> {
         let Some(row) = self.strides.get(self.outer).map(|row| row.saturating_mul(self.itemsize)) else {
-            return Err((0, gap()));
+            return Err((0, incomplete_write()));
         };
         if row == 0 || rows == 0 {
             return Ok(());
@@ -97,16 +99,17 @@ impl Rows {
         }
         let bytes = out.len() as u64;
         let threads = parallel::threads(bytes, threads);
-        let step = rows.div_ceil(threads as u64).min(PIECE.div_ceil(row)).max(1);
+        let step = rows.div_ceil(threads as u64).min(PIECE_MIN_BYTES.div_ceil(row)).max(1);
         let ranges = out.chunks_mut(to_usize(step.saturating_mul(row))).enumerate();
         let ranges = ranges.map(|(at, out)| (at as u64 * step, out));
         parallel::for_each(threads, ranges, scratch, |scratch, (first, out)| {
             let count = out.len() as u64 / row;
-            // Before any part is written: their elements lie between one another's.
-            let mut some = parts.iter().filter(|(_, layout, _)| layout.numel() > 0);
-            let touching = some.find(|(_, layout, how)| wants_touch(&self.piece(layout, first, count), how));
-            if let Some((_, _, how)) = touching {
-                touch(&how.cancel, out).map_err(|error| (0, error))?;
+            // Before any part is written, as the parts' elements interleave.
+            let mut filled_parts = parts.iter().filter(|(_, layout, _)| layout.numel() > 0);
+            let transposed =
+                filled_parts.find(|(_, layout, how)| needs_prefault(&self.piece(layout, first, count), how));
+            if let Some((_, _, how)) = transposed {
+                prefault(&how.cancel, out).map_err(|error| (0, error))?;
             }
             let mut at = 0_u64;
             for (number, (payload, layout, how)) in parts.iter().enumerate() {
@@ -118,7 +121,7 @@ impl Rows {
                 let part = out.get_mut(start..).unwrap_or_default();
                 let piece = self.piece(layout, first, count);
                 let bytes = piece.numel.saturating_mul(how.cast.from().itemsize());
-                let reader = Manner::of(payload, layout, bytes).reader(&payload.source);
+                let reader = ReadMode::of(payload, layout, bytes).reader(&payload.source);
                 fill_piece(payload, &piece, how, &reader, scratch, part).map_err(|error| (number, error))?;
             }
             Ok(())
@@ -129,7 +132,7 @@ impl Rows {
         Ok(())
     }
 
-    /// A part's share of `count` rows from `first` on.
+    /// A part's elements of `count` rows from `first`.
     fn piece(&self, layout: &Layout, first: u64, count: u64) -> Piece {
         let mut shape = layout.shape.clone();
         shape[self.outer] = count;

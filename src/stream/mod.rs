@@ -1,5 +1,5 @@
-//! Which bytes when: a tensor's layout becomes positional reads of bounded size, each cast and put in place at once; many
-//! tensors become batches that are made ahead of whoever takes them, inside a window of memory.
+//! Fills destinations from sources: a tensor's layout becomes positional reads of bounded size, and each block is cast and written
+//! to its destination at once. Many tensors become batches that are made ahead of their consumer, within a memory window.
 #![forbid(unsafe_code)]
 
 mod bands;
@@ -14,5 +14,6 @@ pub use batch::{Task, fill_all};
 pub use join::fill_joined;
 pub use queue::{Queue, Taken};
 pub use read::{
-    Fill, Payload, SCRATCH, Signs, blocks, disk_threads, fill, is_worth_shifting, phase, result_bytes,
+    Fill, Payload, SCRATCH_BYTES, Signs, allocate_aligned, destination_offset, disk_threads, fill,
+    is_worth_aligning, result_bytes,
 };

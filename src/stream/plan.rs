@@ -1,8 +1,9 @@
-//! From a layout to blocks: boxes of elements that are read with few reads into a bounded scratch.
+//! Cuts a layout into blocks: boxes of elements that are read with few reads into a bounded scratch.
 //!
-//! The destination is C-contiguous. It is cut into [`pieces`] of whole bytes ranges, so that threads write apart; inside a
-//! piece the source decides the order: its axes are taken by falling stride, and a [`Blocks`] grid covers the piece so that
-//! one block's bytes fit the scratch. Neighbouring runs are read as one where the gap between them is small.
+//! The destination is C-contiguous. It is cut into [`pieces`], which are contiguous byte ranges, so that threads write to separate
+//! ranges. Inside a piece the source decides the order: the dimensions are taken by falling source stride, and a [`BlockGrid`]
+//! covers the piece with blocks whose bytes fit the scratch. Neighbouring runs are coalesced into one read if the gap between them
+//! is small.
 
 use smallvec::SmallVec;
 
@@ -11,16 +12,16 @@ use crate::bytes::DIRECT_ALIGNMENT;
 use crate::kernel::Axis;
 use crate::layout::Layout;
 
-/// Gaps up to this many bytes are read along rather than skipped: a page is read by the system anyway.
-pub(super) const GAP: u64 = 4096;
+/// Gaps between runs of up to this many bytes are read and discarded, not skipped: the system reads whole pages anyway.
+pub(super) const READ_GAP_MAX_BYTES: u64 = 4096;
 
-/// Source rows that a transposing block takes at least: a full cache line of 2-byte results.
-const ROWS: u64 = 32;
+/// The least number of source rows in a transposing block: a full cache line of 2-byte results.
+const TRANSPOSE_ROWS_MIN: u64 = 32;
 
-/// Source rows of which a transposing block takes a multiple, if it takes more: the next one starts with a cache line.
-const LINE_ROWS: u64 = 64;
+/// A transposing block with more source rows takes a multiple of this number, so that the next block starts on a cache line.
+const CACHE_LINE_ROWS: u64 = 64;
 
-/// One dimension in source elements, with its stride on both sides.
+/// One dimension: its size, and its strides in the source and in the destination, in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Dim {
     pub(super) size: u64,
@@ -31,19 +32,19 @@ pub(super) struct Dim {
 /// A short list of dimensions.
 pub(super) type DimVec = SmallVec<[Dim; 4]>;
 
-/// A box of elements whose destination is one contiguous range.
+/// A box of elements. Its destination is one contiguous range; that of [`Piece::strided`] may have gaps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
-    /// The dimensions in destination order, the last one contiguous there.
+    /// The dimensions in destination order; the last one is contiguous there.
     pub(super) dims: DimVec,
-    /// The first source element.
+    /// The index of the first source element.
     pub(super) src: u64,
     /// The number of elements.
     pub(super) numel: u64,
 }
 
 impl Piece {
-    /// A box with any strides on both sides; no dimension is empty.
+    /// A box with any strides on both sides. No dimension is empty.
     pub(super) fn strided(shape: &[u64], src: &[u64], dst: &[u64], first: u64) -> Piece {
         let mut dims = DimVec::new();
         for ((&size, &src), &dst) in shape.iter().zip(src).zip(dst) {
@@ -63,7 +64,7 @@ impl Piece {
     }
 }
 
-/// The layout's dimensions with those of size 1 dropped and neighbours merged that are one walk in the source.
+/// The layout's dimensions, without those of size 1, and with neighbours merged that are contiguous with each other in the source.
 fn merged(layout: &Layout) -> DimVec {
     let mut dims = DimVec::new();
     for (&size, &src) in layout.shape.iter().zip(&layout.strides) {
@@ -86,7 +87,7 @@ fn merged(layout: &Layout) -> DimVec {
     dims
 }
 
-/// Cuts the destination into about `count` contiguous pieces, in order, that together are the whole.
+/// Cuts the destination into about `count` contiguous pieces, in order, which together cover it.
 pub(super) fn pieces(layout: &Layout, count: u64) -> Vec<Piece> {
     let dims = merged(layout);
     let numel = layout.numel();
@@ -94,7 +95,7 @@ pub(super) fn pieces(layout: &Layout, count: u64) -> Vec<Piece> {
     if numel == 0 {
         return out;
     }
-    // The dimensions before `cut` are walked one index at a time, `cut` in steps, the ones after it are whole.
+    // Dimensions before `cut` are iterated one index at a time, `cut` in steps; those after it are whole.
     let mut before = 1_u64;
     let mut cut = 0;
     while cut + 1 < dims.len() && before.saturating_mul(dims[cut].size) < count {
@@ -117,22 +118,23 @@ pub(super) fn pieces(layout: &Layout, count: u64) -> Vec<Piece> {
             out.push(Piece { dims: inner, src: base + first * split.src, numel: size * split.dst });
             first += size;
         }
-        if !advance(&mut outer, dims.iter().map(|dim| (dim.size, 1))) {
+        if !advance_counter(&mut outer, dims.iter().map(|dim| (dim.size, 1))) {
             return out;
         }
     }
 }
 
-/// As [`pieces`] for a contiguous layout whose first byte is `phase` bytes into a block: all pieces but the first start on a
-/// block, as far as elements do, so that no block is read twice.
-pub(super) fn pieces_on_blocks(layout: &Layout, itemsize: u64, phase: u64, count: u64) -> Vec<Piece> {
+/// As [`pieces`] for a contiguous layout whose first byte is `block_offset` bytes into a disk block: all pieces but the first start
+/// on a block boundary (or at the last element that starts before it), so that no block is read twice.
+pub(super) fn aligned_pieces(layout: &Layout, itemsize: u64, block_offset: u64, count: u64) -> Vec<Piece> {
     let numel = layout.numel();
     let step = (numel.saturating_mul(itemsize) / count.max(1)).max(DIRECT_ALIGNMENT);
     let mut out = Vec::new();
     let mut first = 0;
     while first < numel {
-        let from = phase.saturating_add(first.saturating_mul(itemsize));
-        let end = (from.saturating_add(step) / DIRECT_ALIGNMENT * DIRECT_ALIGNMENT).saturating_sub(phase)
+        let from = block_offset.saturating_add(first.saturating_mul(itemsize));
+        let end = (from.saturating_add(step) / DIRECT_ALIGNMENT * DIRECT_ALIGNMENT)
+            .saturating_sub(block_offset)
             / itemsize;
         let size = end.saturating_sub(first).clamp(1, numel - first);
         out.push(Piece::strided(&[size], &[1], &[1], layout.offset.saturating_add(first)));
@@ -141,8 +143,8 @@ pub(super) fn pieces_on_blocks(layout: &Layout, itemsize: u64, phase: u64, count
     out
 }
 
-/// Steps a mixed-radix counter, last digit first; false once it has come round.
-fn advance(
+/// Advances a mixed-radix counter, last digit first. Returns false once it has wrapped to zero.
+fn advance_counter(
     digits: &mut [u64],
     sizes: impl DoubleEndedIterator<Item = (u64, u64)> + ExactSizeIterator,
 ) -> bool {
@@ -157,42 +159,42 @@ fn advance(
     false
 }
 
-/// A grid of blocks over a piece.
+/// The blocks that cover a piece.
 #[derive(Clone, Debug)]
-pub(super) struct Blocks {
+pub(super) struct BlockGrid {
     /// The piece's dimensions by falling source stride.
     dims: DimVec,
-    /// Elements of each dimension in one block.
+    /// The size of a block in each dimension.
     chunk: SmallVec<[u64; 4]>,
     src: u64,
     itemsize: u64,
 }
 
-/// One box to be read and put in place.
+/// A box of elements that is read into the scratch and copied to the destination.
 #[derive(Clone, Debug)]
 pub(super) struct Block {
-    /// Where it starts in the source, in elements.
+    /// The index of its first element in the source.
     pub(super) src: u64,
-    /// Where it starts in the piece's destination, in elements.
+    /// The index of its first element in the piece's destination.
     pub(super) dst: u64,
-    /// Elements of one read.
+    /// The number of elements of one read.
     pub(super) run: u64,
-    /// Dimensions that step from read to read: `src` in source elements, `dst` in scratch elements.
+    /// The dimensions iterated over reads: `src` is the stride in the source, `dst` the stride in the scratch, in elements.
     pub(super) reads: DimVec,
     /// The strided copy from the scratch to the destination.
     pub(super) axes: SmallVec<[Axis; 4]>,
-    /// Elements in the scratch.
+    /// The number of elements in the scratch, gaps included.
     pub(super) scratch: u64,
 }
 
 impl Block {
-    /// The number of elements that it puts in place.
+    /// The number of elements that it copies to the destination.
     pub(super) fn numel(&self) -> u64 {
         self.axes.iter().fold(1, |numel, axis| numel.saturating_mul(axis.size as u64))
     }
 
-    /// Whether the block is one run that lies in the destination as in the source.
-    pub(super) fn is_plain(&self) -> bool {
+    /// Whether the block is one run that is contiguous in the source and in the destination.
+    pub(super) fn is_contiguous_copy(&self) -> bool {
         match &self.axes[..] {
             [] => true,
             [axis] => self.reads.is_empty() && axis.src_stride == 1 && axis.dst_stride == 1,
@@ -201,36 +203,37 @@ impl Block {
     }
 }
 
-impl Blocks {
-    /// Chooses blocks whose scratch is at most `window` bytes (one element at least).
-    pub(super) fn new(piece: &Piece, itemsize: u64, window: u64) -> Blocks {
+impl BlockGrid {
+    /// Chooses blocks that take at most `window` bytes of scratch, or one element.
+    pub(super) fn new(piece: &Piece, itemsize: u64, window: u64) -> BlockGrid {
         let mut dims = piece.dims.clone();
         dims.sort_by_key(|dim| std::cmp::Reverse(dim.src));
-        let mut blocks = Blocks { chunk: SmallVec::from_elem(1, dims.len()), dims, src: piece.src, itemsize };
-        let fits = |blocks: &Blocks| blocks.block(&blocks.chunk).scratch.saturating_mul(itemsize) <= window;
-        // A transposing block wants some rows of the source before long ones: the destination is contiguous along them.
-        let rows = blocks.dims.iter().position(|dim| dim.dst == 1).filter(|row| row + 1 != blocks.dims.len());
+        let mut grid =
+            BlockGrid { chunk: SmallVec::from_elem(1, dims.len()), dims, src: piece.src, itemsize };
+        let fits = |grid: &BlockGrid| grid.block(&grid.chunk).scratch.saturating_mul(itemsize) <= window;
+        // A transposing block first takes several source rows, then makes them longer: the destination is contiguous across rows.
+        let rows = grid.dims.iter().position(|dim| dim.dst == 1).filter(|row| row + 1 != grid.dims.len());
         if let Some(row) = rows {
-            blocks.grow(row, ROWS, &fits);
+            grid.grow(row, TRANSPOSE_ROWS_MIN, &fits);
         }
-        for dim in (0..blocks.dims.len()).rev() {
-            if !blocks.grow(dim, u64::MAX, &fits) {
+        for dim in (0..grid.dims.len()).rev() {
+            if !grid.grow(dim, u64::MAX, &fits) {
                 break;
             }
         }
         if let Some(row) = rows
-            && blocks.chunk[row] > LINE_ROWS
-            && blocks.chunk[row] < blocks.dims[row].size
+            && grid.chunk[row] > CACHE_LINE_ROWS
+            && grid.chunk[row] < grid.dims[row].size
         {
-            blocks.chunk[row] -= blocks.chunk[row] % LINE_ROWS;
+            grid.chunk[row] -= grid.chunk[row] % CACHE_LINE_ROWS;
         }
-        blocks
+        grid
     }
 
-    /// Makes the chunk of `dim` as large as fits, up to `most`; true if that is the whole dimension.
-    fn grow(&mut self, dim: usize, most: u64, fits: &impl Fn(&Blocks) -> bool) -> bool {
+    /// Makes the chunk of `dim` as large as fits, up to `max`. Returns whether that is the whole dimension.
+    fn grow(&mut self, dim: usize, max: u64, fits: &impl Fn(&BlockGrid) -> bool) -> bool {
         let size = self.dims[dim].size;
-        let (mut low, mut high) = (self.chunk[dim], size.min(most).max(self.chunk[dim]));
+        let (mut low, mut high) = (self.chunk[dim], size.min(max).max(self.chunk[dim]));
         while low < high {
             let middle = high - (high - low) / 2;
             self.chunk[dim] = middle;
@@ -244,7 +247,7 @@ impl Blocks {
         low == size
     }
 
-    /// The block of the given sizes at the piece's start.
+    /// The block of these sizes at the piece's start.
     fn block(&self, sizes: &[u64]) -> Block {
         let mut block =
             Block { src: self.src, dst: 0, run: 1, reads: DimVec::new(), axes: SmallVec::new(), scratch: 1 };
@@ -253,7 +256,7 @@ impl Blocks {
                 continue;
             }
             let near = dim.src.saturating_mul(self.itemsize)
-                <= block.run.saturating_mul(self.itemsize).saturating_add(GAP);
+                <= block.run.saturating_mul(self.itemsize).saturating_add(READ_GAP_MAX_BYTES);
             let stride = if block.reads.is_empty() && near {
                 block.run = block.run.saturating_add((size - 1).saturating_mul(dim.src));
                 block.scratch = block.run;
@@ -287,7 +290,7 @@ impl Blocks {
                 block.dst += index * dim.dst;
             }
             let steps = self.dims.iter().zip(&self.chunk).map(|(dim, &chunk)| (dim.size, chunk));
-            if !advance(digits, steps) {
+            if !advance_counter(digits, steps) {
                 at = None;
             }
             Some(block)
@@ -310,9 +313,9 @@ mod tests {
             found,
             [Piece { dims: [Dim { size: 120, src: 1, dst: 1 }][..].into(), src: 3, numel: 120 }]
         );
-        let blocks: Vec<_> = Blocks::new(&found[0], 4, 100).iter().collect();
-        assert!(blocks.iter().all(Block::is_plain));
-        assert_eq!(blocks.iter().map(|block| block.run).collect::<Vec<_>>(), [25, 25, 25, 25, 20]);
+        let grid: Vec<_> = BlockGrid::new(&found[0], 4, 100).iter().collect();
+        assert!(grid.iter().all(Block::is_contiguous_copy));
+        assert_eq!(grid.iter().map(|block| block.run).collect::<Vec<_>>(), [25, 25, 25, 25, 20]);
     }
 
     #[test]
@@ -324,28 +327,29 @@ mod tests {
     }
 
     #[test]
-    fn pieces_start_on_blocks_where_elements_do() {
-        for (numel, itemsize, phase, count) in [
+    fn aligned_pieces_start_on_disk_blocks() {
+        for (numel, itemsize, block_offset, count) in [
             (1 << 20, 4, 0, 16),
             (1 << 20, 4, 64, 16),
             ((1 << 20) + 77, 8, 4032, 3),
             (5, 2, 100, 9),
             (99_999, 1, 7, 1),
         ] {
-            let found = pieces_on_blocks(&layout(&[numel], &[1]), itemsize, phase, count);
+            let found = aligned_pieces(&layout(&[numel], &[1]), itemsize, block_offset, count);
             assert!(found.len() as u64 <= count + 2, "{} pieces", found.len());
             let mut next = 3;
             for piece in &found {
                 assert!(
                     piece.src == next
-                        && (next == 3 || (phase + (next - 3) * itemsize).is_multiple_of(DIRECT_ALIGNMENT))
+                        && (next == 3
+                            || (block_offset + (next - 3) * itemsize).is_multiple_of(DIRECT_ALIGNMENT))
                 );
                 next += piece.numel;
             }
             assert_eq!(next, numel + 3);
         }
-        // Where a block starts inside an element, a piece starts with it.
-        let found = pieces_on_blocks(&layout(&[10_000], &[1]), 8, 3, 4);
+        // If a disk block starts inside an element, the piece starts with that element.
+        let found = aligned_pieces(&layout(&[10_000], &[1]), 8, 3, 4);
         assert!(
             found[1..]
                 .iter()
@@ -354,26 +358,26 @@ mod tests {
     }
 
     #[test]
-    fn a_transpose_takes_rows_before_their_length() {
-        // 1000 x 100000 in the file, wanted as 100000 x 1000.
+    fn a_transposing_block_takes_many_rows_before_long_ones() {
+        // 1000 x 100000 in the file, requested as 100000 x 1000.
         let piece = &pieces(&layout(&[100_000, 1000], &[1, 100_000]), 1)[0];
-        let block = Blocks::new(piece, 4, 1 << 20).iter().next().unwrap();
+        let block = BlockGrid::new(piece, 4, 1 << 20).iter().next().unwrap();
         assert_eq!(block.reads[..], [Dim { size: 32, src: 100_000, dst: 8192 }]);
         assert_eq!(block.run, 8192);
     }
 
     #[test]
-    fn small_gaps_are_read_along_and_large_ones_skipped() {
+    fn small_gaps_are_read_and_large_ones_skipped() {
         let near = &pieces(&layout(&[8, 10], &[20, 1]), 1)[0];
-        let block = Blocks::new(near, 4, 1 << 20).iter().next().unwrap();
+        let block = BlockGrid::new(near, 4, 1 << 20).iter().next().unwrap();
         assert_eq!((block.run, block.reads.len()), (7 * 20 + 10, 0));
         let far = &pieces(&layout(&[8, 10], &[20_000, 1]), 1)[0];
-        let block = Blocks::new(far, 4, 1 << 20).iter().next().unwrap();
+        let block = BlockGrid::new(far, 4, 1 << 20).iter().next().unwrap();
         assert_eq!((block.run, block.scratch), (10, 80));
     }
 
     #[test]
-    fn a_block_never_outgrows_the_window() {
+    fn a_block_never_exceeds_the_scratch() {
         for (shape, strides) in [
             (&[7_u64, 300, 11, 13][..], &[1_u64, 7000, 91, 7][..]),
             (&[1000, 1000][..], &[0, 1][..]),
@@ -382,7 +386,7 @@ mod tests {
         ] {
             for piece in pieces(&layout(shape, strides), 3) {
                 let mut numel = 0;
-                for block in Blocks::new(&piece, 2, 4096).iter() {
+                for block in BlockGrid::new(&piece, 2, 4096).iter() {
                     assert!(block.scratch * 2 <= 4096);
                     numel += block.axes.iter().map(|axis| axis.size as u64).product::<u64>();
                 }

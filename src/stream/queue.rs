@@ -1,5 +1,5 @@
-//! A queue between one producer and one consumer that is bounded by bytes: what is being made and what waits to be taken
-//! never weighs more than the window. A single thing that is heavier goes through alone.
+//! A queue between one producer and one consumer with back pressure in bytes: what is being made and what waits to be taken
+//! never exceeds the window. A single item that is larger passes alone.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,114 +8,115 @@ use std::time::Duration;
 
 use crate::error::{Code, Error, Result};
 
-/// The queue; both sides share it.
+/// The queue, which both sides share.
 #[derive(Debug)]
 pub struct Queue<T> {
     state: Mutex<State<T>>,
-    /// Told when bytes were taken out, or nobody will take any more.
-    room: Condvar,
-    /// Told when there is something to take.
+    /// Notified when bytes leave the queue, and when the consumer closes it.
+    space_freed: Condvar,
+    /// Notified when an item is ready, and when the queue ends.
     ready: Condvar,
     window: u64,
-    /// What is left of the window; all there is once the consumer has gone.
-    left: Arc<AtomicU64>,
+    /// Bytes left of the window; `u64::MAX` once the consumer has closed the queue.
+    window_left: Arc<AtomicU64>,
 }
 
 #[derive(Debug)]
 struct State<T> {
     ready: VecDeque<(T, u64)>,
-    /// Bytes being made or waiting to be taken.
-    held: u64,
-    /// What the producer waits to have room for.
-    wanted: Option<u64>,
-    /// Whether the consumer has gone.
+    /// Bytes of items that are being made or wait to be taken.
+    in_flight: u64,
+    /// The bytes that the producer waits to reserve.
+    requested: Option<u64>,
+    /// Whether the consumer has closed the queue.
     closed: bool,
-    /// Whether the producer has gone.
+    /// Whether the producer has finished.
     ended: bool,
 }
 
-/// What a consumer gets.
+/// What [`Queue::take`] returns.
 #[derive(Debug)]
 pub enum Taken<T> {
-    /// The next thing; its bytes are the consumer's now.
+    /// The next item; its bytes no longer count in the window.
     Item(T),
-    /// Nothing yet.
+    /// No item yet.
     Waiting,
-    /// Nothing any more.
+    /// No further item.
     Finished,
 }
 
 impl<T> Queue<T> {
-    /// An empty queue for `window` bytes.
+    /// An empty queue with a window of `window` bytes.
     pub fn new(window: u64) -> Queue<T> {
-        let state = State { ready: VecDeque::new(), held: 0, wanted: None, closed: false, ended: false };
+        let state =
+            State { ready: VecDeque::new(), in_flight: 0, requested: None, closed: false, ended: false };
         Queue {
             state: Mutex::new(state),
-            room: Condvar::new(),
+            space_freed: Condvar::new(),
             ready: Condvar::new(),
             window,
-            left: Arc::new(AtomicU64::new(window)),
+            window_left: Arc::new(AtomicU64::new(window)),
         }
     }
 
-    /// Bytes of the window in which nothing is in flight, kept up to date as long as the queue is.
-    pub fn left(&self) -> &Arc<AtomicU64> {
-        &self.left
+    /// The bytes left of the window, kept up to date as long as the queue lives.
+    pub fn window_left(&self) -> &Arc<AtomicU64> {
+        &self.window_left
     }
 
-    fn hold(&self, state: &mut State<T>, held: u64) {
-        state.held = held;
-        self.left.store(self.window.saturating_sub(held), Ordering::Relaxed);
+    fn set_in_flight(&self, state: &mut State<T>, in_flight: u64) {
+        state.in_flight = in_flight;
+        self.window_left.store(self.window.saturating_sub(in_flight), Ordering::Relaxed);
     }
 
-    /// For the producer: waits until `bytes` more fit the window, and counts them. Fails once the consumer has gone.
+    /// For the producer: waits until `bytes` more fit the window, and reserves them. Fails once the consumer has closed the queue.
     pub fn reserve(&self, bytes: u64) -> Result<()> {
         let mut state = self.lock();
-        state.wanted = Some(bytes);
+        state.requested = Some(bytes);
         while !state.closed && !self.fits(&state, bytes) {
-            state = self.room.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.space_freed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        state.wanted = None;
+        state.requested = None;
         if state.closed {
             return Err(Error::new(Code::Cancelled, "stopped on request"));
         }
-        let held = state.held.saturating_add(bytes);
-        self.hold(&mut state, held);
+        let in_flight = state.in_flight.saturating_add(bytes);
+        self.set_in_flight(&mut state, in_flight);
         Ok(())
     }
 
     fn fits(&self, state: &State<T>, bytes: u64) -> bool {
-        state.held == 0 || state.held.saturating_add(bytes) <= self.window
+        state.in_flight == 0 || state.in_flight.saturating_add(bytes) <= self.window
     }
 
-    /// For the producer: hands over finished things, each with the bytes of the reservation that it stands for.
+    /// For the producer: hands over finished items, each with its share of the reserved bytes.
     pub fn put(&self, items: impl IntoIterator<Item = (T, u64)>) {
         let mut state = self.lock();
-        // What nobody will take is dropped at the end, after the lock is let go.
+        // Items of a closed queue are dropped at the end, after the lock is released.
         if !state.closed {
             state.ready.extend(items);
             self.ready.notify_one();
         }
     }
 
-    /// For the producer: there will be nothing more.
+    /// For the producer: no further item follows.
     pub fn finish(&self) {
         self.lock().ended = true;
         self.ready.notify_one();
     }
 
-    /// For the consumer: the next thing, waiting no longer than `patience`. Whoever waits hears of [`Queue::close`].
-    pub fn take(&self, patience: Duration) -> Taken<T> {
+    /// For the consumer: the next item. Waits no longer than `timeout`; [`Queue::close`] wakes it.
+    pub fn take(&self, timeout: Duration) -> Taken<T> {
         let mut state = self.lock();
         if state.ready.is_empty() && !state.ended && !state.closed {
-            state = self.ready.wait_timeout(state, patience).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.ready.wait_timeout(state, timeout).unwrap_or_else(PoisonError::into_inner).0;
         }
         match state.ready.pop_front() {
             Some((item, bytes)) => {
-                let held = state.held.saturating_sub(bytes);
-                self.hold(&mut state, held);
-                if state.wanted.is_some_and(|wanted| self.fits(&state, wanted)) {
-                    self.room.notify_one();
+                let in_flight = state.in_flight.saturating_sub(bytes);
+                self.set_in_flight(&mut state, in_flight);
+                if state.requested.is_some_and(|requested| self.fits(&state, requested)) {
+                    self.space_freed.notify_one();
                 }
                 Taken::Item(item)
             }
@@ -124,17 +125,17 @@ impl<T> Queue<T> {
         }
     }
 
-    /// For the consumer: nothing more will be taken; what waits is dropped.
+    /// For the consumer: ends the queue and drops the waiting items. The producer's next reservation fails.
     pub fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
         let waiting = std::mem::take(&mut state.ready);
         drop(state);
-        self.room.notify_one();
+        self.space_freed.notify_one();
         self.ready.notify_all();
         drop(waiting);
-        // From here on nobody is promised anything.
-        self.left.store(u64::MAX, Ordering::Relaxed);
+        // A closed queue limits nothing.
+        self.window_left.store(u64::MAX, Ordering::Relaxed);
     }
 
     fn lock(&self) -> MutexGuard<'_, State<T>> {
@@ -147,29 +148,35 @@ mod tests {
     use super::*;
     use std::thread;
 
-    const SOON: Duration = Duration::from_millis(20);
+    const SHORT_WAIT: Duration = Duration::from_millis(20);
 
-    /// What the queue admits and counts, step by step beside a plain list of what is in flight. On one thread, so that every run
-    /// sees every step.
+    /// Compares what the queue admits and counts with a plain list of the items in flight, step by step. On one thread, so that
+    /// every run sees every step.
     #[test]
-    fn the_window_admits_what_fits_and_one_thing_alone() {
+    fn the_window_admits_items_that_fit_and_a_larger_one_alone() {
         const WINDOW: u64 = 10;
         let queue = Queue::new(WINDOW);
-        let mut flying = VecDeque::new();
+        let mut in_flight_items = VecDeque::new();
         for size in [3, 4, 5, 25, 1, 10, 2, 2, 2, 2, 2, 2, 9, 1, 1, 11, 0, 25, 0] {
             loop {
-                let held: u64 = flying.iter().sum();
-                let fits = flying.iter().all(|&one| one == 0) || held + size <= WINDOW;
-                assert_eq!(queue.fits(&queue.lock(), size), fits, "{size} beside {flying:?}");
-                assert_eq!(queue.left().load(Ordering::Relaxed), WINDOW.saturating_sub(held), "{flying:?}");
+                let in_flight: u64 = in_flight_items.iter().sum();
+                let fits = in_flight_items.iter().all(|&one| one == 0) || in_flight + size <= WINDOW;
+                assert_eq!(queue.fits(&queue.lock(), size), fits, "{size} beside {in_flight_items:?}");
+                assert_eq!(
+                    queue.window_left().load(Ordering::Relaxed),
+                    WINDOW.saturating_sub(in_flight),
+                    "{in_flight_items:?}"
+                );
                 if fits {
                     break;
                 }
-                assert!(matches!(queue.take(SOON), Taken::Item(taken) if Some(taken) == flying.pop_front()));
+                assert!(
+                    matches!(queue.take(SHORT_WAIT), Taken::Item(taken) if Some(taken) == in_flight_items.pop_front())
+                );
             }
             queue.reserve(size).unwrap();
             queue.put([(size, size)]);
-            flying.push_back(size);
+            in_flight_items.push_back(size);
         }
     }
 
@@ -191,9 +198,9 @@ mod tests {
         });
         let mut found = Vec::new();
         loop {
-            let held = made.load(Ordering::SeqCst).saturating_sub(taken.load(Ordering::SeqCst));
-            assert!(held <= 10 || held == 25, "{held} in flight");
-            match queue.take(SOON) {
+            let in_flight = made.load(Ordering::SeqCst).saturating_sub(taken.load(Ordering::SeqCst));
+            assert!(in_flight <= 10 || in_flight == 25, "{in_flight} in flight");
+            match queue.take(SHORT_WAIT) {
                 Taken::Item(size) => {
                     taken.fetch_add(size, Ordering::SeqCst);
                     found.push(size);
@@ -207,21 +214,21 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_of_the_window_is_told() {
+    fn window_left_follows_reservations_and_takes() {
         let queue = Queue::new(10);
-        let left = || queue.left().load(Ordering::Relaxed);
-        assert_eq!(left(), 10);
+        let window_left = || queue.window_left().load(Ordering::Relaxed);
+        assert_eq!(window_left(), 10);
         queue.reserve(25).unwrap();
-        assert_eq!(left(), 0);
+        assert_eq!(window_left(), 0);
         queue.put([('a', 22), ('b', 3)]);
-        assert!(matches!(queue.take(SOON), Taken::Item('a')));
-        assert_eq!(left(), 7);
+        assert!(matches!(queue.take(SHORT_WAIT), Taken::Item('a')));
+        assert_eq!(window_left(), 7);
         queue.close();
-        assert_eq!(left(), u64::MAX);
+        assert_eq!(window_left(), u64::MAX);
     }
 
     #[test]
-    fn a_full_queue_makes_the_producer_wait() {
+    fn a_full_queue_blocks_the_producer() {
         let queue = Arc::new(Queue::new(10));
         queue.reserve(8).unwrap();
         queue.put([('a', 8)]);
@@ -229,43 +236,43 @@ mod tests {
             let queue = queue.clone();
             move || queue.reserve(3)
         });
-        // Under the lock, what is wanted is seen only while the producer waits for it.
-        while queue.lock().wanted.is_none() {
+        // Under the lock, `requested` is set only while the producer waits.
+        while queue.lock().requested.is_none() {
             assert!(!producer.is_finished(), "three bytes beside eight");
             thread::yield_now();
         }
-        assert!(matches!(queue.take(SOON), Taken::Item('a')));
+        assert!(matches!(queue.take(SHORT_WAIT), Taken::Item('a')));
         producer.join().unwrap().unwrap();
     }
 
     #[test]
-    fn what_was_finished_comes_before_the_end() {
+    fn finished_items_are_delivered_before_the_end() {
         let queue = Queue::new(10);
-        assert!(matches!(queue.take(SOON), Taken::Waiting));
+        assert!(matches!(queue.take(SHORT_WAIT), Taken::Waiting));
         queue.put([(1, 0), (2, 0)]);
         queue.finish();
-        assert!(matches!(queue.take(SOON), Taken::Item(1)));
-        assert!(matches!(queue.take(SOON), Taken::Item(2)));
-        assert!(matches!(queue.take(SOON), Taken::Finished));
-        assert!(matches!(queue.take(SOON), Taken::Finished));
+        assert!(matches!(queue.take(SHORT_WAIT), Taken::Item(1)));
+        assert!(matches!(queue.take(SHORT_WAIT), Taken::Item(2)));
+        assert!(matches!(queue.take(SHORT_WAIT), Taken::Finished));
+        assert!(matches!(queue.take(SHORT_WAIT), Taken::Finished));
     }
 
     #[test]
-    fn closing_wakes_whoever_waits_and_nothing_comes_after_it() {
+    fn close_wakes_a_waiting_consumer_and_ends_the_queue() {
         let queue = Arc::new(Queue::new(10));
         let waiting = thread::spawn({
             let queue = queue.clone();
             move || queue.take(Duration::from_secs(3600))
         });
-        thread::sleep(SOON);
+        thread::sleep(SHORT_WAIT);
         queue.close();
         assert!(matches!(waiting.join().unwrap(), Taken::Finished | Taken::Waiting));
         queue.put([(1, 0)]);
-        assert!(matches!(queue.take(SOON), Taken::Finished));
+        assert!(matches!(queue.take(SHORT_WAIT), Taken::Finished));
     }
 
     #[test]
-    fn closing_frees_what_waits_and_stops_the_producer() {
+    fn close_drops_waiting_items_and_stops_the_producer() {
         let (queue, item) = (Arc::new(Queue::new(10)), Arc::new(()));
         queue.reserve(10).unwrap();
         queue.put([(item.clone(), 10)]);

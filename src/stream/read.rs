@@ -1,7 +1,8 @@
-//! Runs a plan: positional reads on scoped threads, each block swapped, cast and put in place while it is in the cache.
+//! Fills a destination: positional reads on scoped threads. Each block is byte-swapped, cast and copied while it is in the CPU's
+//! cache.
 
 use super::batch::{Task, fill_all};
-use super::plan::{Block, Blocks, Piece};
+use super::plan::{Block, BlockGrid, Piece};
 use crate::bytes::{AlignedMemory, Reader, Scratch, Source};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
@@ -10,45 +11,45 @@ use crate::layout::{self, Layout};
 use crate::parallel::{self, Cancel};
 use crate::sink::HostBuffer;
 
-/// Bytes of one thread's scratch: a good part of a core's L2 cache.
-pub const SCRATCH: u64 = 1 << 20;
+/// The size of one thread's scratch: a good part of a core's L2 cache.
+pub const SCRATCH_BYTES: u64 = 1 << 20;
 
-/// Bytes from which on a result is put where it can be read straight into place.
-const SHIFTED: u64 = 8 << 20;
+/// Results of at least this size start at the file's offset in a disk block, so that direct reads can go straight into them.
+const ALIGNED_RESULT_MIN_BYTES: u64 = 8 << 20;
 
-/// A huge page.
-pub(super) const HUGE: usize = 2 << 20;
+/// The size of a huge page.
+pub(super) const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Bytes of one read that needs no scratch; bounded so that a request to stop is seen soon.
-const DIRECT: u64 = 8 << 20;
+/// The most bytes of one read without scratch; bounded so that a cancellation is noticed soon.
+const PLAIN_READ_MAX_BYTES: u64 = 8 << 20;
 
-/// Bytes of one block that is read around the page cache: the disk is slower than the second-level cache is missed.
-const AROUND: u64 = Reader::DIRECT_READ_MAX_BYTES;
+/// The size of a block that is read with `O_DIRECT`. It exceeds the L2 cache, but the disk is slower than the cache misses.
+const DIRECT_BLOCK_BYTES: u64 = Reader::DIRECT_READ_MAX_BYTES;
 
-/// Bytes from which on each thread reads by a description of its own.
-const FORWARD: u64 = 16 << 20;
+/// If at least this many bytes are read, each thread reads through a file descriptor of its own.
+const SEQUENTIAL_READ_MIN_BYTES: u64 = 16 << 20;
 
-/// Threads that keep a disk busy, however few cores there are.
+/// The number of threads that keep a disk busy, however few cores there are.
 const DISK_THREADS: usize = 4;
 
-/// Bytes below which a piece is not worth being cut off.
-pub(super) const PIECE: u64 = 4 << 20;
+/// Smaller pieces are not worth a job of their own.
+pub(super) const PIECE_MIN_BYTES: u64 = 4 << 20;
 
 /// The bytes of one storage.
 #[derive(Clone, Debug)]
 pub struct Payload {
-    /// The window of the storage's bytes.
+    /// The window with the storage's bytes.
     pub source: Source,
-    /// Whether numbers lie big-endian.
+    /// Whether the elements are big-endian.
     pub big_endian: bool,
 }
 
-/// The sign changes that a file may ask for, as torch's lazy conjugates and negatives do. They come before the cast.
+/// Sign changes that a file may request, like torch's lazy conjugate and negative bits. They are applied before the cast.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Signs {
-    /// Whether imaginary halves change their sign.
+    /// Whether imaginary parts are negated.
     pub conjugate: bool,
-    /// Whether every number does.
+    /// Whether all numbers are negated.
     pub negative: bool,
 }
 
@@ -71,29 +72,29 @@ impl Signs {
 /// How to fill a destination.
 #[derive(Clone, Debug)]
 pub struct Fill {
-    /// The sign changes before the cast.
+    /// The sign changes.
     pub signs: Signs,
-    /// The conversion on the way.
+    /// The conversion from the file's dtype to the result's.
     pub cast: Cast,
-    /// Threads to use; `None` for one per core where the work is worth it.
+    /// The number of threads; `None` for one per core if there is enough work.
     pub threads: Option<usize>,
-    /// The request to stop.
+    /// Checked before each block.
     pub cancel: Cancel,
 }
 
 impl Fill {
-    /// Whether the destination's elements are the file's bytes.
+    /// Whether the result's bytes are the file's bytes.
     fn is_copy(&self, payload: &Payload) -> bool {
-        self.cast.is_identity() && self.signs.is_none() && !self.swaps(payload)
+        self.cast.is_identity() && self.signs.is_none() && !self.needs_byte_swap(payload)
     }
 
-    fn swaps(&self, payload: &Payload) -> bool {
+    fn needs_byte_swap(&self, payload: &Payload) -> bool {
         payload.big_endian && self.cast.from().swap_unit() > 1
     }
 
-    /// Makes of bytes as they were read what the cast takes: in this machine's order, with the signs changed.
-    pub(super) fn prepare(&self, payload: &Payload, bytes: &mut [u8]) -> Result<()> {
-        if self.swaps(payload) {
+    /// Prepares bytes as they were read for the cast: swaps them to this machine's byte order and applies the sign changes.
+    pub(super) fn prepare_for_cast(&self, payload: &Payload, bytes: &mut [u8]) -> Result<()> {
+        if self.needs_byte_swap(payload) {
             kernel::swap_bytes(to_usize(self.cast.from().swap_unit()), bytes);
         }
         self.signs.apply(self.cast.from(), bytes)
@@ -102,77 +103,77 @@ impl Fill {
 
 /// How a tensor's bytes are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Manner {
+pub(super) enum ReadMode {
     /// Through the page cache.
-    Cached,
-    /// Through the page cache, each thread for itself, as it reads much.
-    Forward,
-    /// Around the page cache.
-    Around,
+    Buffered,
+    /// Through the page cache, each thread with a file descriptor and read-ahead of its own.
+    Sequential,
+    /// With `O_DIRECT`, which bypasses the page cache.
+    Direct,
 }
 
-impl Manner {
-    /// The manner for `bytes` of work. Strided layouts are read in short runs, which the page cache puts together.
-    pub(super) fn of(payload: &Payload, layout: &Layout, bytes: u64) -> Manner {
-        if bytes >= AROUND && layout.is_contiguous() && payload.source.direct().is_some() {
-            Manner::Around
-        } else if bytes >= FORWARD {
-            Manner::Forward
+impl ReadMode {
+    /// The mode for `bytes` bytes of work. Strided layouts are read in short runs, and so through the page cache.
+    pub(super) fn of(payload: &Payload, layout: &Layout, bytes: u64) -> ReadMode {
+        if bytes >= DIRECT_BLOCK_BYTES && layout.is_contiguous() && payload.source.direct().is_some() {
+            ReadMode::Direct
+        } else if bytes >= SEQUENTIAL_READ_MIN_BYTES {
+            ReadMode::Sequential
         } else {
-            Manner::Cached
+            ReadMode::Buffered
         }
     }
 
-    pub(super) fn is_around(self) -> bool {
-        self == Manner::Around
+    pub(super) fn is_direct(self) -> bool {
+        self == ReadMode::Direct
     }
 
     pub(super) fn reader(self, source: &Source) -> Reader<'_> {
         match self {
-            Manner::Cached => Reader::new(source),
-            Manner::Forward => Reader::sequential(source),
-            Manner::Around => Reader::direct(source),
+            ReadMode::Buffered => Reader::new(source),
+            ReadMode::Sequential => Reader::sequential(source),
+            ReadMode::Direct => Reader::direct(source),
         }
     }
 }
 
-/// Threads for reads around the page cache: what was asked for, else enough for the disk and the cores.
+/// The number of threads for direct reads: `wanted`, else enough for the disk and for the cores.
 pub fn disk_threads(wanted: Option<usize>) -> usize {
     wanted.unwrap_or_else(|| DISK_THREADS.max(parallel::cores()))
 }
 
-/// A thread's scratch.
+/// Scratch for one thread.
 pub(super) fn scratch() -> Scratch {
-    Scratch::new(blocks)
+    Scratch::new(allocate_aligned)
 }
 
-/// Memory for reads around the page cache, as for results: on huge pages, and recycled.
-pub fn blocks(len: u64) -> Option<AlignedMemory> {
+/// Allocates memory for a bounce buffer, like that of results: on huge pages, and recycled.
+pub fn allocate_aligned(len: u64) -> Option<AlignedMemory> {
     HostBuffer::unfilled(len).ok().map(|memory| Box::new(memory) as AlignedMemory)
 }
 
-/// Whether a result of this size may be put where its bytes can be read straight into place: a part of a page is lost to that.
-pub fn is_worth_shifting(nbytes: u64) -> bool {
-    nbytes >= SHIFTED
+/// Whether a result of this size may start at the file's offset in a disk block, which wastes a part of a page.
+pub fn is_worth_aligning(nbytes: u64) -> bool {
+    nbytes >= ALIGNED_RESULT_MIN_BYTES
 }
 
-/// Where in a block of the disk the first byte of this result is best put: where the file has it, if the file is read around
-/// the page cache and its bytes are the result's; else 0.
-pub fn phase(payload: &Payload, layout: &Layout, how: &Fill) -> u64 {
+/// The best offset of this result's first byte from a block boundary: the file's offset, if the file is read with `O_DIRECT` and
+/// its bytes are the result's, so that they are read straight into place; else 0.
+pub fn destination_offset(payload: &Payload, layout: &Layout, how: &Fill) -> u64 {
     let src = how.cast.from().itemsize();
-    let is_around = || Manner::of(payload, layout, layout.numel().saturating_mul(src)).is_around();
-    if how.is_copy(payload) && layout.is_contiguous() && is_around() {
+    let reads_directly = || ReadMode::of(payload, layout, layout.numel().saturating_mul(src)).is_direct();
+    if how.is_copy(payload) && layout.is_contiguous() && reads_directly() {
         payload.source.block_offset(layout.offset.saturating_mul(src))
     } else {
         0
     }
 }
 
-/// Fails unless every element of the layout lies inside the payload and all together, cast, take `nbytes` bytes.
+/// Fails unless every element of the layout lies inside the payload and all elements, cast, take `nbytes` bytes together.
 ///
-/// All that cuts and reads relies on it: numbers of a layout that passes, and the sums and products of indices and strides that
-/// are made of them, are at most the payload's or the destination's size. So nothing overflows, whether or not the crate that this
-/// one is compiled for checks for it.
+/// All code that cuts and reads relies on it: in a layout that passes, all numbers, and all sums and products of indices and
+/// strides made of them, are at most the payload's or the destination's size. So nothing overflows, whether or not the depending
+/// crate's profile enables overflow checks.
 pub(super) fn check_bounds(payload: &Payload, layout: &Layout, cast: Cast, nbytes: usize) -> Result<()> {
     let size = layout::numel(&layout.shape).and_then(|numel| numel.checked_mul(cast.to().itemsize()));
     if size != Some(nbytes as u64) {
@@ -188,15 +189,15 @@ pub(super) fn check_bounds(payload: &Payload, layout: &Layout, cast: Cast, nbyte
 
 /// Reads the elements of `layout` (in units of the cast's source dtype) into `out`, C-contiguous, cast on the way.
 ///
-/// Fails where an element lies outside the payload, or `out` has more or fewer bytes than the result.
+/// Fails if an element lies outside the payload, `out` has not exactly the result's bytes, or the file changed.
 pub fn fill(payload: &Payload, layout: &Layout, how: &Fill, out: &mut [u8]) -> Result<()> {
     check_bounds(payload, layout, how.cast, out.len())?;
     let src = how.cast.from().itemsize();
     let bytes = layout.numel().saturating_mul(src);
     let plain = bytes == out.len() as u64 && how.is_copy(payload) && layout.is_contiguous();
-    let cached = !Manner::of(payload, layout, bytes).is_around();
-    if plain && cached && bytes <= DIRECT && parallel::threads(bytes, how.threads) == 1 {
-        // Most tensors of most files: one read, nothing to plan.
+    let buffered = !ReadMode::of(payload, layout, bytes).is_direct();
+    if plain && buffered && bytes <= PLAIN_READ_MAX_BYTES && parallel::threads(bytes, how.threads) == 1 {
+        // Most tensors of most files: one read, no plan.
         how.cancel.check()?;
         if !out.is_empty() {
             payload.source.read_at(layout.offset.saturating_mul(src), out)?;
@@ -207,9 +208,9 @@ pub fn fill(payload: &Payload, layout: &Layout, how: &Fill, out: &mut [u8]) -> R
     fill_all(vec![task], how.threads).map_err(|(_, error)| error)
 }
 
-/// One piece per thread where the source's order differs (its runs stay long), more for balance where it does not.
+/// The number of pieces: more than threads, for balance, if the layout is contiguous; else one per thread, so that runs stay long.
 pub(super) fn piece_count(layout: &Layout, bytes: u64, threads: u64) -> u64 {
-    if layout.is_contiguous() { (bytes / PIECE).clamp(threads, threads * 16) } else { threads }
+    if layout.is_contiguous() { (bytes / PIECE_MIN_BYTES).clamp(threads, threads * 16) } else { threads }
 }
 
 pub(super) fn fill_piece(
@@ -221,27 +222,27 @@ pub(super) fn fill_piece(
     out: &mut [u8],
 ) -> Result<()> {
     let (src, dst) = (how.cast.from().itemsize(), how.cast.to().itemsize());
-    let plain = how.is_copy(payload) && is_plain(piece);
-    let blocks = Blocks::new(
+    let plain = how.is_copy(payload) && is_contiguous_piece(piece);
+    let grid = BlockGrid::new(
         piece,
         src,
         if plain {
-            DIRECT
+            PLAIN_READ_MAX_BYTES
         } else if reader.is_direct() {
-            AROUND
+            DIRECT_BLOCK_BYTES
         } else {
-            SCRATCH
+            SCRATCH_BYTES
         },
     );
-    // Blocks do not overlap, so where they have as many elements as the piece, no byte of it stays as it was: the
-    // destination may be memory of an earlier result.
+    // Blocks do not overlap. So if they have as many elements as the piece, every byte of it is written: the destination may be
+    // memory of an earlier result.
     let mut written = 0_u64;
-    for block in blocks.iter() {
+    for block in grid.iter() {
         how.cancel.check()?;
         written = written.saturating_add(block.numel());
         let start = usize::try_from(block.dst.saturating_mul(dst)).unwrap_or(usize::MAX);
         let part = out.get_mut(start..).unwrap_or_default();
-        if plain && block.is_plain() {
+        if plain && block.is_contiguous_copy() {
             let len = usize::try_from(block.run.saturating_mul(src)).unwrap_or(usize::MAX);
             let part =
                 part.get_mut(..len).ok_or_else(|| Error::new(Code::InternalError, "a block is too large"))?;
@@ -255,18 +256,18 @@ pub(super) fn fill_piece(
             }
             false => read_block(reader, &block, src, scratch)?,
         };
-        // Gaps that were read along change as well; nobody looks at them.
-        how.prepare(payload, bytes)?;
+        // Bytes of gaps are changed too; they are not used.
+        how.prepare_for_cast(payload, bytes)?;
         kernel::gather(how.cast, bytes, part, &block.axes)?;
     }
-    if written == piece.numel { Ok(()) } else { Err(gap()) }
+    if written == piece.numel { Ok(()) } else { Err(incomplete_write()) }
 }
 
-pub(super) fn gap() -> Error {
+pub(super) fn incomplete_write() -> Error {
     Error::new(Code::InternalError, "a part of the destination would not be written")
 }
 
-fn is_plain(piece: &Piece) -> bool {
+fn is_contiguous_piece(piece: &Piece) -> bool {
     piece.dims.iter().all(|dim| dim.src == dim.dst)
 }
 
@@ -275,15 +276,15 @@ fn is_transposing(piece: &Piece) -> bool {
     piece.dims.last().is_some_and(|last| piece.dims.iter().any(|dim| dim.src < last.src))
 }
 
-/// Whether memory for a piece is to be touched first: the first block of a transpose writes to every page, and a request to stop
-/// would wait for all of them to be made.
-pub(super) fn wants_touch(piece: &Piece, how: &Fill) -> bool {
+/// Whether the memory for a piece is prefaulted first: the first block of a transpose writes to every page, so a cancellation would
+/// wait for all page faults. Memory written with non-temporal stores is resident already.
+pub(super) fn needs_prefault(piece: &Piece, how: &Fill) -> bool {
     is_transposing(piece) && !how.cast.uses_non_temporal_stores()
 }
 
-/// Has the system make fresh memory now, a huge page at a time. What was in it is lost.
-pub(super) fn touch(cancel: &Cancel, out: &mut [u8]) -> Result<()> {
-    for page in out.chunks_mut(HUGE) {
+/// Prefaults fresh memory: writes to one byte of every huge page, and checks for cancellation in between. Overwrites that byte.
+pub(super) fn prefault(cancel: &Cancel, out: &mut [u8]) -> Result<()> {
+    for page in out.chunks_mut(HUGE_PAGE_BYTES) {
         cancel.check()?;
         if let Some(first) = page.first_mut() {
             *first = 0;
@@ -292,7 +293,7 @@ pub(super) fn touch(cancel: &Cancel, out: &mut [u8]) -> Result<()> {
     Ok(())
 }
 
-/// Reads a block's runs into the scratch, at the places that its axes expect.
+/// Reads a block's runs into the scratch, at the positions that its axes expect.
 fn read_block<'s>(
     reader: &Reader<'_>,
     block: &Block,
@@ -314,12 +315,12 @@ fn read_block<'s>(
     reader.read_runs(size(block.scratch), runs, scratch)
 }
 
-/// A number that is bounded by the scratch or the destination, both of which are in memory.
+/// Converts a number that is bounded by the size of the scratch or the destination, which are in memory.
 pub(super) fn to_usize(n: u64) -> usize {
     usize::try_from(n).unwrap_or(usize::MAX)
 }
 
-/// What an owned result of this layout and dtype costs in bytes, or `None` where that does not fit 64 bits.
+/// The bytes of an owned result of this layout and dtype; `None` if that does not fit 64 bits.
 pub fn result_bytes(layout: &Layout, dtype: DType) -> Option<u64> {
     layout.numel().checked_mul(dtype.itemsize())
 }

@@ -358,11 +358,11 @@ impl Tensor {
 
     /// Where in a block of the disk a result's first byte is best put. What is wrong with the request is told when it is made.
     fn phase(&self, layout: &Layout, dtype: DType, nbytes: u64, request: &Request) -> u64 {
-        if !stream::is_worth_shifting(nbytes) || self.is_converted(request) {
+        if !stream::is_worth_aligning(nbytes) || self.is_converted(request) {
             return 0;
         }
         match (self.checkpoint.stored(self.storage()), self.how(dtype, request, false)) {
-            (Ok(Some(payload)), Ok(how)) => stream::phase(&payload, layout, &how),
+            (Ok(Some(payload)), Ok(how)) => stream::destination_offset(&payload, layout, &how),
             _ => 0,
         }
     }

@@ -4,11 +4,11 @@ use super::{Order, Request, Tensor};
 use crate::error::{Code, Error, Result};
 use crate::layout::TensorIndex;
 use crate::sink::Array;
-use crate::stream::upload::{Item, Make, Part};
+use crate::stream::upload::{ResultSlice, UploadData, UploadItem};
 
 impl Tensor {
     /// What an upload is to do to make this tensor as requested in `place`, contiguous GPU memory of exactly its bytes. Reads nothing.
-    pub(crate) fn upload(&self, request: &Request, place: Array) -> Result<Item> {
+    pub(crate) fn upload(&self, request: &Request, place: Array) -> Result<UploadItem> {
         self.check_elements()?;
         let layout = self.ordered(&request.order)?;
         let nbytes = self.result_bytes(&layout, self.result_dtype(request))?;
@@ -17,31 +17,35 @@ impl Tensor {
             return Err(Error::new(Code::Value, text));
         }
         let (tensor, request) = (self.clone(), request.clone());
-        Ok(Item { place, host: self.inflated(), make: Box::new(move || tensor.make(request)) })
+        Ok(UploadItem {
+            destination: place,
+            host_bytes: self.inflated(),
+            describe: Box::new(move || tensor.make(request)),
+        })
     }
 
-    fn make(self, request: Request) -> Result<Make> {
+    fn make(self, request: Request) -> Result<UploadData> {
         // At most one inflated storage is kept for tensors to come, which is this one's.
         self.checkpoint.forget_inflated(Some(self.storage()));
         let dtype = self.result_dtype(&request);
         if self.dequantizes(&request).is_none() {
             let how = self.how(dtype, &request, false)?;
             let payload = self.checkpoint.payload(self.storage(), &request.cancel)?;
-            return Ok(Make::Elements { payload, layout: self.ordered(&request.order)?, how });
+            return Ok(UploadData::Elements { payload, layout: self.ordered(&request.order)?, how });
         }
         let ordered = self.with(|layout| request.order.of(layout))?;
         let request = Request { order: Order::Same, dtype: Some(dtype), ..request };
         let shape = ordered.layout.shape.clone();
-        let fill = move |part: &Part, out: &mut [u8]| {
+        let fill = move |part: &ResultSlice, out: &mut [u8]| {
             let tensor = ordered.index(&indices(part, ordered.layout.ndim())?)?;
             tensor.fill(&tensor.layout, dtype, &request, false, out)
         };
-        Ok(Make::Parts { shape, itemsize: dtype.itemsize(), fill: Box::new(fill) })
+        Ok(UploadData::InSlices { shape, itemsize: dtype.itemsize(), fill: Box::new(fill) })
     }
 }
 
 /// What takes a part out of a tensor of `ndim` dimensions.
-fn indices(part: &Part, ndim: usize) -> Result<Vec<TensorIndex>> {
+fn indices(part: &ResultSlice, ndim: usize) -> Result<Vec<TensorIndex>> {
     let number =
         |n: u64| i64::try_from(n).map_err(|_| Error::new(Code::InternalError, "a size does not fit 63 bits"));
     let mut found =

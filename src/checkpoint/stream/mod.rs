@@ -21,11 +21,11 @@ use crate::error::{Code, Error, Result};
 use crate::memory;
 use crate::parallel::{self, Cancel};
 use crate::sink::{self, Array};
-use crate::stream::{Queue, SCRATCH, Taken, Task, disk_threads, fill_all};
+use crate::stream::{Queue, SCRATCH_BYTES, Taken, Task, disk_threads, fill_all};
 use crate::tensor::{Owned, Prospect, Request, Standing, Tensor};
 
 /// Bytes of one thread's scratch where files may be read around the page cache; it counts in the window, as others do.
-const SCRATCH_AROUND: u64 = SCRATCH + Reader::DIRECT_READ_MAX_BYTES;
+const SCRATCH_AROUND: u64 = SCRATCH_BYTES + Reader::DIRECT_READ_MAX_BYTES;
 
 /// Bytes of results that are made in one go: enough to make starting threads cheap.
 const BATCH: u64 = 32 << 20;
@@ -166,7 +166,7 @@ impl Stream {
         let scratch = if around {
             SCRATCH_AROUND.saturating_mul(disk_threads(flow.threads) as u64)
         } else {
-            SCRATCH.saturating_mul(threads as u64)
+            SCRATCH_BYTES.saturating_mul(threads as u64)
         };
         let room = if is_little { ROOM } else { flow.window.saturating_sub(scratch).max(1) };
         let queue = Arc::new(Queue::new(room));
@@ -300,7 +300,7 @@ impl Plan {
     fn run(&self, queue: &Queue<Result<Given, Failed>>) {
         // Dropped when all is made: what was kept before and served nothing goes then.
         let _carried =
-            (!self.flow.whole).then(|| sink::limit_while_alive(queue.left(), || self.result_bytes()));
+            (!self.flow.whole).then(|| sink::limit_while_alive(queue.window_left(), || self.result_bytes()));
         let batch_bytes = BATCH.min(self.flow.window / 4).max(1);
         self.forget(self.steps.iter(), self.steps.first());
         let mut batch = Batch::default();

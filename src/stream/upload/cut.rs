@@ -1,26 +1,26 @@
-//! A C-contiguous result in parts of bounded size, each of which is one range of it, and each reachable by its number.
+//! Cuts a C-contiguous result into slices of bounded size. Each slice is one contiguous range and is found by its number.
 
 use crate::layout::{Dims, Layout};
 
-/// A range of a result's elements in C order: at `index` of the leading dimensions, `count` steps from `first` on of the one after
-/// them, all of the rest.
+/// A contiguous range of a result's elements in C order: one index of each leading dimension, `count` indices from `first` of the
+/// dimension after them, and all of the rest.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
-    /// Of the leading dimensions, one index each.
+pub struct ResultSlice {
+    /// The index of each leading dimension.
     pub index: Dims,
     /// The first index of the dimension after them.
     pub first: u64,
-    /// The number of indices of that dimension. A scalar has no such dimension, and one element.
+    /// The number of indices of that dimension. For a scalar, which has no such dimension, 1.
     pub count: u64,
-    /// Elements before it.
+    /// The number of the result's elements before the slice.
     pub start: u64,
-    /// Elements in it.
+    /// The number of elements in the slice.
     pub numel: u64,
 }
 
-impl Part {
-    /// The same elements of a tensor of the result's shape.
-    pub(super) fn of(&self, layout: &Layout) -> Layout {
+impl ResultSlice {
+    /// The layout of the slice's elements in a tensor with `layout`, which has the result's shape.
+    pub(super) fn layout_of(&self, layout: &Layout) -> Layout {
         let at = self.index.len();
         let Some(&step) = layout.strides.get(at) else { return layout.clone() };
         let leading = self.index.iter().zip(&layout.strides).map(|(&index, &stride)| index * stride);
@@ -31,56 +31,57 @@ impl Part {
     }
 }
 
-/// How a result is cut.
+/// Cuts a result into numbered slices.
 #[derive(Clone, Debug)]
-pub(super) struct Cut {
+pub(super) struct ResultCutter {
     shape: Dims,
-    /// The dimension that is cut; those before it are walked one index at a time.
+    /// The dimension that is cut; those before it are iterated one index at a time.
     dim: usize,
-    /// Indices of it in a part.
+    /// The indices of `dim` in one slice.
     step: u64,
-    /// Parts along it.
-    along: u64,
-    /// All parts.
+    /// The slices along `dim`.
+    slices_along_dim: u64,
+    /// The number of all slices.
     len: u64,
-    /// Elements of one index of it.
+    /// The elements of one index of `dim`.
     inner: u64,
 }
 
-impl Cut {
-    /// Parts of at most `most` elements, and no fewer than half as many but at an end.
-    pub(super) fn new(shape: &[u64], most: u64) -> Cut {
-        let most = most.max(1);
-        let mut cut = Cut { shape: shape.into(), dim: 0, step: 1, along: 1, len: 1, inner: 1 };
+impl ResultCutter {
+    /// Slices of at most `max_numel` elements, and of at least half as many except at an end.
+    pub(super) fn new(shape: &[u64], max_numel: u64) -> ResultCutter {
+        let max_numel = max_numel.max(1);
+        let mut cut =
+            ResultCutter { shape: shape.into(), dim: 0, step: 1, slices_along_dim: 1, len: 1, inner: 1 };
         if shape.contains(&0) {
-            return Cut { len: 0, ..cut };
+            return ResultCutter { len: 0, ..cut };
         }
         let mut inner: u64 = shape.iter().product();
         for (dim, &size) in shape.iter().enumerate() {
             inner /= size;
-            if inner <= most {
-                // Parts of equal size, as near as can be.
-                let count = size.div_ceil((most / inner).max(1));
+            if inner <= max_numel {
+                // Slices of nearly equal size.
+                let count = size.div_ceil((max_numel / inner).max(1));
                 let step = size.div_ceil(count);
-                cut = Cut { dim, step, along: size.div_ceil(step), inner, ..cut };
+                cut = ResultCutter { dim, step, slices_along_dim: size.div_ceil(step), inner, ..cut };
                 break;
             }
         }
         let outer: u64 = shape[..cut.dim].iter().product();
-        Cut { len: outer * cut.along, ..cut }
+        ResultCutter { len: outer * cut.slices_along_dim, ..cut }
     }
 
     pub(super) fn len(&self) -> u64 {
         self.len
     }
 
-    /// The part of that number.
-    pub(super) fn part(&self, number: u64) -> Part {
+    /// The slice with this number.
+    pub(super) fn slice(&self, number: u64) -> ResultSlice {
         let Some(&size) = self.shape.get(self.dim) else {
-            return Part { index: Dims::new(), first: 0, count: 1, start: 0, numel: 1 };
+            return ResultSlice { index: Dims::new(), first: 0, count: 1, start: 0, numel: 1 };
         };
-        let (mut outer, along) = (number / self.along, number % self.along);
-        let first = along * self.step;
+        let (mut outer, slices_along_dim) = (number / self.slices_along_dim, number % self.slices_along_dim);
+        let first = slices_along_dim * self.step;
         let count = self.step.min(size - first);
         let start = (outer * size + first) * self.inner;
         let mut index: Dims = self.shape[..self.dim].into();
@@ -89,7 +90,7 @@ impl Cut {
             *at = outer % size;
             outer /= size;
         }
-        Part { index, first, count, start, numel: count * self.inner }
+        ResultSlice { index, first, count, start, numel: count * self.inner }
     }
 }
 
@@ -98,26 +99,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_follow_one_another_and_are_no_larger_than_asked() {
+    fn slices_are_consecutive_and_within_the_limit() {
         let shapes: [&[u64]; 9] =
             [&[], &[1], &[7], &[0, 3], &[5, 7], &[3, 1, 50], &[2, 3, 4, 5], &[1000, 3], &[1, 1, 9]];
         for shape in shapes {
-            for most in [1, 2, 3, 5, 7, 10, 49, 100, 10_000] {
-                let cut = Cut::new(shape, most);
+            for max_numel in [1, 2, 3, 5, 7, 10, 49, 100, 10_000] {
+                let cut = ResultCutter::new(shape, max_numel);
                 let mut next = 0;
                 for number in 0..cut.len() {
-                    let part = cut.part(number);
-                    assert_eq!(part.start, next, "{shape:?} {most} {number}");
-                    assert!((1..=most).contains(&part.numel), "{shape:?} {most} {part:?}");
-                    next += part.numel;
+                    let slice = cut.slice(number);
+                    assert_eq!(slice.start, next, "{shape:?} {max_numel} {number}");
+                    assert!((1..=max_numel).contains(&slice.numel), "{shape:?} {max_numel} {slice:?}");
+                    next += slice.numel;
                 }
-                assert_eq!(next, shape.iter().product::<u64>(), "{shape:?} {most}");
+                assert_eq!(next, shape.iter().product::<u64>(), "{shape:?} {max_numel}");
             }
         }
     }
 
     #[test]
-    fn a_part_of_a_layout_has_the_elements_that_it_says() {
+    fn a_slice_of_a_layout_has_the_elements_of_its_range() {
         let layout = Layout { shape: [3, 4, 5][..].into(), strides: [1, 100, 7][..].into(), offset: 9 };
         let all = |layout: &Layout| {
             let mut found = vec![layout.offset];
@@ -127,20 +128,20 @@ mod tests {
             }
             found
         };
-        for most in 1..70 {
-            let cut = Cut::new(&layout.shape, most);
+        for max_numel in 1..70 {
+            let cut = ResultCutter::new(&layout.shape, max_numel);
             let found: Vec<u64> =
-                (0..cut.len()).flat_map(|number| all(&cut.part(number).of(&layout))).collect();
-            assert_eq!(found, all(&layout), "{most}");
+                (0..cut.len()).flat_map(|number| all(&cut.slice(number).layout_of(&layout))).collect();
+            assert_eq!(found, all(&layout), "{max_numel}");
         }
         let scalar = Layout { shape: Dims::new(), strides: Dims::new(), offset: 4 };
-        assert_eq!(Cut::new(&[], 100).part(0).of(&scalar), scalar);
+        assert_eq!(ResultCutter::new(&[], 100).slice(0).layout_of(&scalar), scalar);
     }
 
     #[test]
-    fn parts_are_near_the_size_asked_for() {
+    fn slices_are_near_the_requested_size() {
         for shape in [&[1000_u64, 1000][..], &[3, 700][..], &[700, 3][..], &[10, 10, 10, 10][..]] {
-            let cut = Cut::new(shape, 1000);
+            let cut = ResultCutter::new(shape, 1000);
             let numel: u64 = shape.iter().product();
             assert!(cut.len() <= 2 * numel.div_ceil(500), "{shape:?}: {}", cut.len());
         }

@@ -1,13 +1,14 @@
-//! Uploads: results made in a ring of pinned slots and copied to a GPU from there, by workers of a session's own.
+//! Uploads: a session's workers make results in the slots of a pinned ring and copy them to a GPU from there (H2D).
 //!
-//! A ticket is a batch of results with the memory that they go to. Workers turn its results into jobs, a few at a time, and do the
-//! jobs: take a slot, fill it as [`fill`](super::fill) fills memory, begin its copy. So reading, casting and copying overlap,
-//! across tickets too, and no byte waits in host memory but in the ring. Parts of a result that would be read in
-//! short runs are made in bands, in memory that the window bounds.
+//! A ticket is a batch of results with their destinations in GPU memory. Workers turn its results into jobs, a few at a time, and
+//! run the jobs: take a slot, fill it as [`fill`](super::fill) fills memory, enqueue its copy. So reading, casting and copying
+//! overlap, also across tickets, and the ring is the only host memory that bytes wait in. Slices of a result that would be read in
+//! short runs are made in bands instead, in host memory that the window bounds.
 //!
-//! Order: no copy of a ticket begins before what the caller's stream had when it was submitted. Once all copies of a ticket are
-//! begun, an event behind them is what a stream, or the caller, waits for. The destinations are kept until then. After an error,
-//! and at the end, the session's own streams are waited for, so that nothing is on its way to memory that is freed.
+//! Order: no copy of a ticket begins before the work that was in the caller's stream at submission is done. Once all copies of a
+//! ticket are enqueued, events recorded behind them are what a stream, or the caller, waits for. The destinations are kept alive
+//! until then. After an error, and at the end, the session's own streams are synchronized, so that no copy is in flight to freed
+//! memory.
 
 mod cut;
 mod job;
@@ -19,8 +20,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-pub use cut::Part;
-pub use job::FillPart;
+pub use cut::ResultSlice;
+pub use job::FillSlice;
 pub use rate::cast_rate;
 
 use plan::{Planner, Sizes};
@@ -33,69 +34,69 @@ use crate::parallel::Cancel;
 use crate::sink::Array;
 use crate::sink::cuda::{CallerStream, Device};
 
-/// Streams of a session: with two, one copy begins where another ends.
-const STREAMS: usize = 2;
+/// The number of a session's CUDA streams: with two, a copy begins as soon as another ends.
+const COPY_STREAMS: usize = 2;
 
-/// The most that a session takes of host memory beside the ring.
-const WINDOW: u64 = 128 << 20;
+/// The most host memory that a session takes beside the ring.
+const HOST_WINDOW_MAX_BYTES: u64 = 128 << 20;
 
-/// The longest single wait for a condition: longer ones may overflow the system's clock, and are begun again.
+/// The longest single wait on a condition variable: longer ones may overflow the system's clock, and are repeated.
 const WAIT_MAX: Duration = Duration::from_secs(3600);
 
-/// One result and where it goes.
-pub struct Item {
-    /// Memory of the session's device, contiguous, of exactly the result's bytes. It is kept until the copies are done.
-    pub place: Array,
-    /// Bytes of host memory that its source takes while it is read, as what has to be inflated does.
-    pub host: u64,
-    /// Says what to make; called when its turn comes, by a worker.
-    pub make: Box<dyn FnOnce() -> Result<Make> + Send>,
+/// One result and its destination.
+pub struct UploadItem {
+    /// Contiguous memory on the session's device, of exactly the result's bytes. It is kept alive until the copies are done.
+    pub destination: Array,
+    /// The host memory that its source takes while it is read, in bytes: that of an inflated storage.
+    pub host_bytes: u64,
+    /// Returns the result's data; a worker calls it when the result's turn comes.
+    pub describe: Box<dyn FnOnce() -> Result<UploadData> + Send>,
 }
 
-/// What to make.
-pub enum Make {
-    /// Elements of a storage, in the order of the layout, converted on the way.
+/// The data of a result.
+pub enum UploadData {
+    /// Elements of a storage, in the order of the layout, converted.
     Elements {
         /// The storage's bytes.
         payload: Payload,
-        /// The elements, proved to lie inside the payload.
+        /// The elements.
         layout: Layout,
-        /// The conversion. Its request to stop is the ticket's.
+        /// The conversion. Its `cancel` is the ticket's.
         how: Fill,
     },
-    /// Anything that can be made in parts.
-    Parts {
-        /// Of the result.
+    /// Any data that can be made in slices.
+    InSlices {
+        /// The result's shape.
         shape: Dims,
-        /// Of one element.
+        /// The bytes of one element.
         itemsize: u64,
-        /// Makes one.
-        fill: FillPart,
+        /// Makes one slice.
+        fill: FillSlice,
     },
 }
 
-/// How waiting for a ticket went.
+/// The state of a ticket after a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waited {
-    /// It is as the caller wanted it.
+    /// The ticket is done as the caller asked: enqueued, or copied.
     Done,
-    /// Not yet.
+    /// The ticket is not done yet.
     Waiting,
 }
 
-/// Uploads to one device; see the module. Dropping it stops it and waits for what is in flight.
+/// Uploads to one device; see the module. Dropping it cancels its tickets and waits for copies in flight.
 pub struct Session {
     shared: Arc<Shared>,
     workers: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Session {
-    /// A session on this device. `threads` fill slots; `None` for as many as keep the link busy.
+    /// A session on this device. `threads` workers fill slots; `None` for as many as keep the link busy.
     pub fn new(device: &'static Device, window: u64, threads: Option<usize>) -> Result<Session> {
         let ring = device.ring()?;
         let count = ring.workers(threads);
         let mut streams = Vec::new();
-        while streams.len() < count.min(STREAMS) {
+        while streams.len() < count.min(COPY_STREAMS) {
             match ring.stream() {
                 Ok(stream) => streams.push(stream),
                 Err(error) => {
@@ -107,8 +108,8 @@ impl Session {
         let sizes = Sizes {
             slot: ring.slot_bytes() as u64,
             workers: count as u64,
-            window: window.min(WINDOW),
-            room: Arc::default(),
+            window: window.min(HOST_WINDOW_MAX_BYTES),
+            budget: Arc::default(),
         };
         let shared = Arc::new(Shared::new(ring, streams, sizes));
         Ok(Session { shared, workers: Mutex::default() })
@@ -119,26 +120,31 @@ impl Session {
         self.shared.ring.device()
     }
 
-    /// Takes a batch on; its number. No copy of it begins before what is in `stream` now is done. `cancel` is what the items'
-    /// conversions look at.
-    pub fn submit(&self, items: Vec<Item>, stream: Option<CallerStream>, cancel: Cancel) -> Result<u64> {
+    /// Submits a batch and returns its ticket's number. None of its copies begins before the work that is in `stream` now is done.
+    /// `cancel` is the one that the items' conversions check. Fails in a forked child and after [`Session::close`].
+    pub fn submit(
+        &self,
+        items: Vec<UploadItem>,
+        stream: Option<CallerStream>,
+        cancel: Cancel,
+    ) -> Result<u64> {
         let shared = &self.shared;
         shared.ring.device().check_process()?;
         if let Some(stream) = stream {
-            shared.follow(stream)?;
+            shared.wait_for_caller_stream(stream)?;
         }
         self.start()?;
         let mut state = self.shared.lock();
         if state.closing {
             return Err(Error::new(Code::Closed, "the upload is closed"));
         }
-        state.last += 1;
-        let number = state.last;
-        let places = items.iter().map(|item| item.place.clone()).collect();
-        state.tickets.insert(number, Ticket::new(places, cancel.clone()));
+        state.last_number += 1;
+        let number = state.last_number;
+        let destinations = items.iter().map(|item| item.destination.clone()).collect();
+        state.tickets.insert(number, Ticket::new(destinations, cancel.clone()));
         state.planners.push_back(Planner::new(number, items, cancel));
         drop(state);
-        self.shared.work.notify_all();
+        self.shared.work_available.notify_all();
         Ok(number)
     }
 
@@ -148,9 +154,9 @@ impl Session {
         while workers.len() < wanted {
             let (shared, number) = (self.shared.clone(), workers.len());
             let named = thread::Builder::new().name("rustload-upload".to_owned());
-            match named.spawn(move || shared.work(number)) {
+            match named.spawn(move || shared.run_worker(number)) {
                 Ok(worker) => workers.push(worker),
-                // Where the system refuses another thread, those that there are do the work.
+                // If the system refuses another thread, the existing ones do the work.
                 Err(_) if !workers.is_empty() => break,
                 Err(error) => return Err(Error::io(error, None)),
             }
@@ -158,20 +164,21 @@ impl Session {
         Ok(())
     }
 
-    /// Waits, no longer than `patience`, until all copies of a ticket are begun; makes what comes after in `stream` wait for
-    /// them; with `sync`, waits until they are done. Call it until it is done, which ends the ticket. An error comes with the number
-    /// of the item that it is about, if it is about one, once nothing of the ticket is in flight, and ends the ticket too.
+    /// Waits, no longer than `timeout`, until all copies of a ticket are enqueued; then makes later work in `stream` wait for them,
+    /// and with `sync` waits until they are done. Call it until it returns [`Waited::Done`], which ends the ticket. An error ends
+    /// the ticket too. It is returned once no copy of the ticket is in flight, with the index of the item that failed, if it
+    /// concerns one.
     pub fn wait(
         &self,
         number: u64,
         stream: Option<CallerStream>,
         sync: bool,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Waited, (Option<usize>, Error)> {
         let shared = &self.shared;
         shared.ring.device().check_process().map_err(|error| (None, error))?;
-        // None: a wait too long for the clock has no end.
-        let deadline = Instant::now().checked_add(patience);
+        // None: a timeout beyond the clock's range means no deadline.
+        let deadline = Instant::now().checked_add(timeout);
         let mut state = shared.lock();
         loop {
             let Some(ticket) = state.tickets.get(&number) else {
@@ -186,41 +193,41 @@ impl Session {
                 return Ok(Waited::Waiting);
             }
             let left = left.min(WAIT_MAX);
-            state = shared.news.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = shared.progress.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-        // While nobody else sees it, so that its events can be waited for without the lock.
+        // Taken out of the table, so that its events can be waited for without the lock.
         let Some(mut ticket) = state.tickets.remove(&number) else { return Ok(Waited::Waiting) };
         drop(state);
         if let Some(failed) = ticket.failed.take() {
-            shared.end(ticket);
+            shared.release(ticket);
             return Err(failed);
         }
-        match ticket.order(shared.ring.device(), stream, sync, deadline) {
+        match ticket.wait_for_completion(shared.ring.device(), stream, sync, deadline) {
             Ok(Waited::Waiting) => {
                 shared.lock().tickets.insert(number, ticket);
                 Ok(Waited::Waiting)
             }
             Ok(Waited::Done) => {
-                for event in ticket.marks.take().unwrap_or_default() {
+                for event in ticket.completion_events.take().unwrap_or_default() {
                     shared.ring.return_event(event);
                 }
                 if !sync && stream.is_none() {
-                    shared.lock().kept.append(&mut ticket.places);
+                    shared.lock().unawaited_destinations.append(&mut ticket.destinations);
                 }
                 Ok(Waited::Done)
             }
             Err(error) => {
-                shared.end(ticket);
+                shared.release(ticket);
                 Err((None, error))
             }
         }
     }
 
-    /// Stops, and returns once nothing is in flight. Tickets that were not waited for are lost.
+    /// Cancels all tickets, and returns once no copy is in flight. Tickets that were not waited for are lost.
     pub fn close(&self) {
         let shared = &self.shared;
         if !shared.ring.device().is_usable_in_this_process() {
-            // The parent's: its threads are not here, and its memory is not to be freed from here.
+            // A forked child: the threads are the parent's, and so is the memory, which must not be freed here.
             std::mem::forget(self.shared.clone());
             return;
         }
@@ -230,26 +237,27 @@ impl Session {
             state.tickets.values().for_each(|ticket| ticket.cancel.cancel());
             (std::mem::take(&mut state.planners), std::mem::take(&mut state.jobs))
         };
-        shared.work.notify_all();
+        shared.work_available.notify_all();
         drop((planners, jobs));
         let workers = std::mem::take(&mut *self.workers.lock().unwrap_or_else(PoisonError::into_inner));
         for worker in workers {
-            // A panic has been told as an error.
+            // A worker's panic has been reported as an error.
             let _ = worker.join();
         }
-        let (tickets, kept) = {
+        let (tickets, destinations) = {
             let mut state = shared.lock();
-            (std::mem::take(&mut state.tickets), std::mem::take(&mut state.kept))
+            (std::mem::take(&mut state.tickets), std::mem::take(&mut state.unawaited_destinations))
         };
-        if tickets.is_empty() && kept.is_empty() {
+        if tickets.is_empty() && destinations.is_empty() {
             return;
         }
-        if shared.settle() {
-            for event in tickets.into_values().flat_map(|ticket| ticket.marks.unwrap_or_default()) {
+        if shared.synchronize_streams() {
+            for event in tickets.into_values().flat_map(|ticket| ticket.completion_events.unwrap_or_default())
+            {
                 shared.ring.return_event(event);
             }
         } else {
-            std::mem::forget((tickets, kept));
+            std::mem::forget((tickets, destinations));
         }
     }
 }

@@ -1,105 +1,105 @@
-//! From results to jobs: small neighbours share a slot, large ones are cut into slots, and what slots would make slow is made
-//! in bands.
+//! Turns results into jobs: small neighbours share a slot, large results are cut into slots, and results that would be read
+//! inefficiently slot by slot are made in bands.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::cut::Cut;
-use super::job::{Elements, From, Job, Plan, Room, Small};
-use super::{Item, Make};
+use super::cut::ResultCutter;
+use super::job::{CutResult, Elements, HostBudget, ItemData, Job, PackedResult};
+use super::{UploadData, UploadItem};
 use crate::error::{Code, Error, Result};
 use crate::kernel::Cast;
 use crate::layout::Layout;
 use crate::parallel::Cancel;
 use crate::sink::Array;
-use crate::stream::plan::{Blocks, pieces};
-use crate::stream::read::{SCRATCH, check_bounds};
+use crate::stream::plan::{BlockGrid, pieces};
+use crate::stream::read::{SCRATCH_BYTES, check_bounds};
 
 /// A result of at most this many bytes shares a slot with its neighbours.
-const PACKED: u64 = 256 << 10;
+const PACKED_MAX_BYTES: u64 = 256 << 10;
 
-/// Allocators place on multiples of this many bytes, and what lies between two such results is nobody's.
-const ALIGNMENT: u64 = 256;
+/// GPU allocators align to this many bytes; the padding between two results in one allocation is unused.
+const ALLOCATOR_ALIGNMENT: u64 = 256;
 
-/// Bytes that one worker makes of a result before it takes another job, at most: long enough for the system to read ahead.
-const STRETCH: u64 = 16 << 20;
+/// The most bytes of a result in one job: enough for the kernel's read-ahead.
+const JOB_MAX_BYTES: u64 = 16 << 20;
 
-/// Bytes of a band, at most.
-const BAND: u64 = 64 << 20;
+/// The most bytes of a band.
+const BAND_MAX_BYTES: u64 = 64 << 20;
 
-/// Bytes of one read below which a part of a result in another order than the file's is better made in a band.
-const RUN: u64 = 16 << 10;
+/// If a result in another order than the file's would be read in shorter runs than this, it is made in bands.
+const SLOT_READ_RUN_MIN_BYTES: u64 = 16 << 10;
 
-/// Jobs that are made in one go.
-const JOBS: usize = 64;
+/// The most jobs that are planned at once.
+const PLANNED_JOBS_MAX: usize = 64;
 
-/// The numbers that plans are made by.
+/// The sizes that plans are made by.
 #[derive(Clone, Debug)]
 pub(super) struct Sizes {
     pub(super) slot: u64,
     pub(super) workers: u64,
-    /// Bytes of host memory beside the ring.
+    /// The bytes of host memory beside the ring.
     pub(super) window: u64,
-    pub(super) room: Arc<Room>,
+    pub(super) budget: Arc<HostBudget>,
 }
 
-/// The results of a ticket that are still to become jobs.
+/// Plans a ticket: the results that are not jobs yet.
 pub(super) struct Planner {
     pub(super) ticket: u64,
     pub(super) cancel: Cancel,
-    items: VecDeque<Item>,
-    /// The number of the next item.
+    items: VecDeque<UploadItem>,
+    /// The index of the next item.
     next: usize,
     pack: Option<Pack>,
     large: Option<Large>,
 }
 
-/// Small results that are put into one slot.
+/// Small results that share a slot.
 struct Pack {
-    parts: Vec<Small>,
+    parts: Vec<PackedResult>,
     start: u64,
     end: u64,
-    /// They lie in the memory of one owner.
+    /// The last result's destination. All destinations of a pack have one owner.
     last: Array,
 }
 
 /// A result that is being cut.
 struct Large {
     item: usize,
-    plan: Arc<Plan>,
+    result: Arc<CutResult>,
     next: u64,
-    /// Parts of one job.
+    /// The number of slices in one job.
     step: u64,
     banded: bool,
 }
 
 impl Planner {
-    pub(super) fn new(ticket: u64, items: Vec<Item>, cancel: Cancel) -> Planner {
+    pub(super) fn new(ticket: u64, items: Vec<UploadItem>, cancel: Cancel) -> Planner {
         Planner { ticket, cancel, items: items.into(), next: 0, pack: None, large: None }
     }
 
-    /// Whether there are no more jobs to be made.
+    /// Whether no more jobs are left to plan.
     pub(super) fn is_done(&self) -> bool {
         self.items.is_empty() && self.pack.is_none() && self.large.is_none()
     }
 
-    /// Bytes of host memory that the next step takes.
-    pub(super) fn weight(&self) -> u64 {
-        if self.large.is_some() { 0 } else { self.items.front().map_or(0, |item| item.host) }
+    /// The bytes of host memory that the next step takes.
+    pub(super) fn next_host_bytes(&self) -> u64 {
+        if self.large.is_some() { 0 } else { self.items.front().map_or(0, |item| item.host_bytes) }
     }
 
-    /// The next jobs. An error comes with the number of the item that it is about.
+    /// Plans the next jobs. An error comes with the index of the item that failed.
     pub(super) fn step(&mut self, sizes: &Sizes) -> Result<Vec<Job>, (usize, Error)> {
         let mut jobs = Vec::new();
-        while jobs.len() < JOBS {
+        while jobs.len() < PLANNED_JOBS_MAX {
             if let Some(large) = &mut self.large {
                 if let Some(job) = large.job(sizes) {
                     jobs.push(job);
                     continue;
                 }
                 self.large = None;
-                // Whoever looks at the weight of the next item has to be asked first.
-                if self.weight() > 0 {
+                // The next item takes host memory, so the caller checks first whether it fits the budget.
+                if self.next_host_bytes() > 0 {
                     break;
                 }
             }
@@ -113,27 +113,27 @@ impl Planner {
                 .check()
                 .and_then(|()| self.add(number, item, sizes, &mut jobs))
                 .map_err(|error| (number, error))?;
-            if self.large.is_none() && self.weight() > 0 {
+            if self.large.is_none() && self.next_host_bytes() > 0 {
                 break;
             }
         }
         Ok(jobs)
     }
 
-    fn add(&mut self, item: usize, wish: Item, sizes: &Sizes, jobs: &mut Vec<Job>) -> Result<()> {
-        let Item { place, host, make } = wish;
-        let nbytes = place.nbytes();
-        let address = place.address().addr().get() as u64;
-        let held = sizes.room.hold(host, false);
-        let (from, shape, itemsize) = match make()? {
-            Make::Elements { payload, layout, how } => {
-                // A dtype without a sign is refused before anything is read, also where there is nothing to read.
+    fn add(&mut self, item: usize, upload: UploadItem, sizes: &Sizes, jobs: &mut Vec<Job>) -> Result<()> {
+        let UploadItem { destination, host_bytes, describe } = upload;
+        let nbytes = destination.nbytes();
+        let address = destination.address().addr().get() as u64;
+        let reservation = sizes.budget.reserve(host_bytes, false);
+        let (data, shape, itemsize) = match describe()? {
+            UploadData::Elements { payload, layout, how } => {
+                // A dtype without a sign is refused before anything is read, even if there is nothing to read.
                 how.signs.apply(how.cast.from(), &mut [])?;
                 check_bounds(&payload, &layout, how.cast, usize::try_from(nbytes).unwrap_or(usize::MAX))?;
                 let (shape, itemsize) = (layout.shape.clone(), how.cast.to().itemsize());
-                (From::Elements(Box::new(Elements { payload, layout, how })), shape, itemsize)
+                (ItemData::Elements(Box::new(Elements { payload, layout, how })), shape, itemsize)
             }
-            Make::Parts { shape, itemsize, fill } => (From::Made(fill), shape, itemsize),
+            UploadData::InSlices { shape, itemsize, fill } => (ItemData::InSlices(fill), shape, itemsize),
         };
         let numel = crate::layout::numel(&shape).unwrap_or(u64::MAX);
         if numel.checked_mul(itemsize) != Some(nbytes) {
@@ -142,98 +142,103 @@ impl Planner {
         if numel == 0 {
             return Ok(());
         }
-        let from = match from {
-            From::Elements(elements) if nbytes <= PACKED.min(sizes.slot) && held.is_none() => {
-                let small = Small {
+        let data = match data {
+            ItemData::Elements(elements)
+                if nbytes <= PACKED_MAX_BYTES.min(sizes.slot) && reservation.is_none() =>
+            {
+                let packed = PackedResult {
                     item,
                     elements: *elements,
-                    at: 0,
+                    offset: 0,
                     len: usize::try_from(nbytes).unwrap_or(usize::MAX),
                 };
-                jobs.extend(self.pack(small, place, address, sizes.slot));
+                jobs.extend(self.pack(packed, destination, address, sizes.slot));
                 return Ok(());
             }
-            from => from,
+            data => data,
         };
-        let cut = Cut::new(&shape, sizes.slot / itemsize);
-        let banded = match &from {
-            From::Elements(elements) => {
-                cut.len() > 1 && !cuts_well(&elements.layout, elements.how.cast, &cut)
+        let cut = ResultCutter::new(&shape, sizes.slot / itemsize);
+        let banded = match &data {
+            ItemData::Elements(elements) => {
+                cut.len() > 1 && !fills_slots_efficiently(&elements.layout, elements.how.cast, &cut)
             }
-            From::Made(_) => cut.len() > 1,
+            ItemData::InSlices(_) => cut.len() > 1,
         };
         let cut = if banded {
-            Cut::new(&shape, BAND.min(sizes.window / 2).max(sizes.slot) / itemsize)
+            ResultCutter::new(&shape, BAND_MAX_BYTES.min(sizes.window / 2).max(sizes.slot) / itemsize)
         } else {
             cut
         };
-        let step = if banded { 1 } else { sizes.stretch(nbytes) };
-        let plan = Arc::new(Plan { from, cut, itemsize, place, _held: held });
+        let step = if banded { 1 } else { sizes.slots_per_job(nbytes) };
+        let result =
+            Arc::new(CutResult { data, cutter: cut, itemsize, destination, _reservation: reservation });
         jobs.extend(self.pack.take().map(Pack::job));
-        self.large = Some(Large { item, plan, next: 0, step, banded });
+        self.large = Some(Large { item, result, next: 0, step, banded });
         Ok(())
     }
 
-    /// Adds a small result to the slot that is being planned, or begins another; the job that is complete by that.
-    fn pack(&mut self, mut small: Small, place: Array, address: u64, slot: u64) -> Option<Job> {
-        let end = address.saturating_add(small.len as u64);
+    /// Adds a small result to the pack that is being planned. If it does not fit there, begins another pack and returns the
+    /// completed one as a job.
+    fn pack(&mut self, mut packed: PackedResult, destination: Array, address: u64, slot: u64) -> Option<Job> {
+        let end = address.saturating_add(packed.len as u64);
         if let Some(pack) = &mut self.pack
-            && pack.takes(address, &place)
+            && pack.continues_with(address, &destination)
             && end - pack.start <= slot
         {
-            small.at = usize::try_from(address - pack.start).unwrap_or(usize::MAX);
-            (pack.end, pack.last) = (end, place);
-            pack.parts.push(small);
+            packed.offset = usize::try_from(address - pack.start).unwrap_or(usize::MAX);
+            (pack.end, pack.last) = (end, destination);
+            pack.parts.push(packed);
             return None;
         }
-        self.pack.replace(Pack { parts: vec![small], start: address, end, last: place }).map(Pack::job)
+        self.pack.replace(Pack { parts: vec![packed], start: address, end, last: destination }).map(Pack::job)
     }
 }
 
 impl Pack {
-    /// Whether a result at this address can go by the same copy: right behind the last one or where an allocator puts the next.
-    fn takes(&self, address: u64, place: &Array) -> bool {
-        let next = self.end.checked_next_multiple_of(ALIGNMENT);
-        (address == self.end || Some(address) == next) && place.shares_owner_with(&self.last)
+    /// Whether a result at this address can be part of the same copy: it is directly behind the last one, or at the next address
+    /// that an allocator would use, in the memory of the same owner.
+    fn continues_with(&self, address: u64, destination: &Array) -> bool {
+        let next = self.end.checked_next_multiple_of(ALLOCATOR_ALIGNMENT);
+        (address == self.end || Some(address) == next) && destination.shares_owner_with(&self.last)
     }
 
     fn job(self) -> Job {
         let len = usize::try_from(self.end - self.start).unwrap_or(usize::MAX);
-        Job::Pack { parts: self.parts, place: self.last, address: self.start, len }
+        Job::Pack { parts: self.parts, destination: self.last, address: self.start, len }
     }
 }
 
 impl Large {
     fn job(&mut self, sizes: &Sizes) -> Option<Job> {
         let first = self.next;
-        let count = self.step.min(self.plan.cut.len().saturating_sub(first));
+        let count = self.step.min(self.result.cutter.len().saturating_sub(first));
         if count == 0 {
             return None;
         }
         self.next += count;
-        let (item, plan) = (self.item, self.plan.clone());
+        let (item, result) = (self.item, self.result.clone());
         Some(if self.banded {
             let threads = usize::try_from(sizes.workers).unwrap_or(1);
-            Job::Band { item, plan, number: first, threads }
+            Job::Band { item, result, number: first, threads }
         } else {
-            Job::Slots { item, plan, first, count }
+            Job::Slots { item, result, first, count }
         })
     }
 }
 
 impl Sizes {
-    /// Slots of one job, so that all workers have some of a result.
-    fn stretch(&self, nbytes: u64) -> u64 {
+    /// The number of slots of one job, so that all workers get a share of a result.
+    fn slots_per_job(&self, nbytes: u64) -> u64 {
         let share = nbytes / (self.workers.max(1) * 8);
-        (share.min(STRETCH) / self.slot).max(1)
+        (share.min(JOB_MAX_BYTES) / self.slot).max(1)
     }
 }
 
-/// Whether a result can be made in parts of a slot: not where such a part is read in short runs, or with much that is not wanted,
-/// as a part of a transposed matrix mostly is.
-fn cuts_well(layout: &Layout, cast: Cast, cut: &Cut) -> bool {
-    let Some(piece) = pieces(&cut.part(0).of(layout), 1).into_iter().next() else { return true };
-    // In the file's order, larger parts are no better.
+/// Whether a result can be made slot by slot. Not if a slot would be read in short runs, or with many unused bytes in gaps, as
+/// with most transposed matrices.
+fn fills_slots_efficiently(layout: &Layout, cast: Cast, cut: &ResultCutter) -> bool {
+    let Some(piece) = pieces(&cut.slice(0).layout_of(layout), 1).into_iter().next() else { return true };
+    // In the file's order, larger slices are no better.
     if piece
         .dims
         .windows(2)
@@ -242,8 +247,9 @@ fn cuts_well(layout: &Layout, cast: Cast, cut: &Cut) -> bool {
         return true;
     }
     let itemsize = cast.from().itemsize();
-    let block = Blocks::new(&piece, itemsize, SCRATCH).iter().next();
+    let block = BlockGrid::new(&piece, itemsize, SCRATCH_BYTES).iter().next();
     block.is_none_or(|block| {
-        block.run.saturating_mul(itemsize) >= RUN && block.scratch <= block.numel().saturating_mul(2)
+        block.run.saturating_mul(itemsize) >= SLOT_READ_RUN_MIN_BYTES
+            && block.scratch <= block.numel().saturating_mul(2)
     })
 }

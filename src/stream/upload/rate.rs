@@ -1,4 +1,4 @@
-//! How fast the CPU casts, measured: what decides between casting before the link and behind it.
+//! Measures how fast the CPU casts, which decides between casting before the H2D copy and after it.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -9,31 +9,33 @@ use crate::error::Result;
 use crate::kernel::{Cast, Overflow, convert};
 use crate::parallel;
 
-/// Bytes of source that a thread casts again and again: they stay in its own cache, as a block that was just read does.
-const SOURCE: usize = 256 << 10;
+/// The source bytes that a thread casts again and again: they stay in its core's cache, like a block that was just read.
+const SOURCE_BYTES: usize = 256 << 10;
 
 /// How long each thread casts.
-const TIME: Duration = Duration::from_millis(2);
+const MEASURE_TIME: Duration = Duration::from_millis(2);
 
-/// How often a result looks for the table of rates while another thread is at it.
-const TRIES: u32 = 64;
+/// How often a result tries to lock the table of rates.
+const LOCK_ATTEMPTS: u32 = 64;
 
 type Key = (DType, DType, usize);
 
-/// Bytes of source per second that `threads` cast from one dtype to another; measured in a few milliseconds and then
-/// remembered. The table is not locked meanwhile, so threads that ask at once may each measure.
+/// Source bytes per second that `threads` threads cast from one dtype to another. Measured at the first call, in a few
+/// milliseconds, and then kept. The table is not locked meanwhile, so concurrent callers may each measure. Fails if there is no
+/// such cast.
 pub fn cast_rate(from: DType, to: DType, threads: Option<usize>) -> Result<f64> {
-    static KNOWN: Mutex<Option<HashMap<Key, f64>>> = Mutex::new(None);
+    static RATES: Mutex<Option<HashMap<Key, f64>>> = Mutex::new(None);
     let threads = threads.unwrap_or_else(parallel::cores).max(1);
     let cast = Cast::new(from, to, Overflow::Nan)?;
     let key = (from, to, threads);
-    let known = parallel::lock_within(&KNOWN, TRIES).and_then(|known| known.as_ref()?.get(&key).copied());
+    let known =
+        parallel::lock_within(&RATES, LOCK_ATTEMPTS).and_then(|known| known.as_ref()?.get(&key).copied());
     if let Some(rate) = known {
         return Ok(rate);
     }
     let rate = measure(cast, threads)?;
-    // The first rate stays, so that all who ask later decide alike.
-    Ok(match parallel::lock_within(&KNOWN, TRIES) {
+    // The first rate is kept, so that all later calls decide alike.
+    Ok(match parallel::lock_within(&RATES, LOCK_ATTEMPTS) {
         Some(mut known) => *known.get_or_insert_default().entry(key).or_insert(rate),
         None => rate,
     })
@@ -46,12 +48,12 @@ fn measure(cast: Cast, threads: usize) -> Result<f64> {
     parallel::for_each(
         threads,
         0..threads,
-        || (vec![0_u8; SOURCE], vec![0_u8; SOURCE / items * out]),
+        || (vec![0_u8; SOURCE_BYTES], vec![0_u8; SOURCE_BYTES / items * out]),
         |(src, dst), _| {
-            // Once for the pages and the caches.
+            // Warm-up: page faults and caches.
             convert(cast, src, dst)?;
             let (start, mut bytes) = (Instant::now(), 0);
-            while start.elapsed() < TIME {
+            while start.elapsed() < MEASURE_TIME {
                 convert(cast, src, dst)?;
                 bytes += src.len();
             }
@@ -69,7 +71,7 @@ mod tests {
     use crate::error::Code;
 
     #[test]
-    fn a_rate_is_measured_once_and_a_cast_that_is_none_is_an_error() {
+    fn a_rate_is_measured_once_and_an_unsupported_cast_is_an_error() {
         let rate = cast_rate(DType::F32, DType::BF16, Some(1)).unwrap();
         assert!(rate > 1e6, "{rate}");
         assert_eq!(cast_rate(DType::F32, DType::BF16, Some(1)).unwrap(), rate);

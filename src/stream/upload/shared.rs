@@ -1,4 +1,4 @@
-//! What a session's workers and its caller share: the tickets, what is to be done for them, and the workers' life.
+//! The state that a session's workers and its caller share: tickets, jobs, and the workers' loop.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -6,64 +6,64 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::Waited;
-use super::job::{Held, Job, Worker};
+use super::job::{HostReservation, Job, Worker};
 use super::plan::{Planner, Sizes};
 use crate::error::{Error, Result, guarded};
 use crate::parallel::Cancel;
 use crate::sink::Array;
 use crate::sink::cuda::{CallerStream, Device, Event, Ring, Stream};
 
-/// How often a worker looks for room in the window.
-const TICK: Duration = Duration::from_millis(5);
+/// How often a worker checks whether its job fits the window by now.
+const WINDOW_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// How often the caller looks whether copies are done.
-const LOOK: Duration = Duration::from_micros(20);
+/// How often a waiting caller polls completion events.
+const EVENT_POLL_INTERVAL: Duration = Duration::from_micros(20);
 
-/// One session's.
+/// A session's shared state.
 pub(super) struct Shared {
     pub(super) ring: &'static Ring,
     pub(super) streams: Vec<Stream>,
     pub(super) sizes: Sizes,
     state: Mutex<State>,
-    /// There is something to be done, or an end.
-    pub(super) work: Condvar,
-    /// A ticket got further.
-    pub(super) news: Condvar,
+    /// Notified when there is work, and when the session closes.
+    pub(super) work_available: Condvar,
+    /// Notified when a ticket is completed.
+    pub(super) progress: Condvar,
 }
 
 #[derive(Default)]
 pub(super) struct State {
-    pub(super) last: u64,
+    pub(super) last_number: u64,
     /// In the order of submission.
     pub(super) planners: VecDeque<Planner>,
-    /// Whether a worker has the first planner.
+    /// Whether a worker is running the first planner.
     planning: bool,
-    /// With the number of the ticket.
+    /// Each with its ticket's number.
     pub(super) jobs: VecDeque<(u64, Job)>,
     pub(super) tickets: HashMap<u64, Ticket>,
-    /// Destinations of tickets that nobody has ordered anything behind.
-    pub(super) kept: Vec<Array>,
+    /// Completed destinations whose copies neither a stream nor the caller waits for; kept alive until the session closes.
+    pub(super) unawaited_destinations: Vec<Array>,
     pub(super) closing: bool,
 }
 
 pub(super) struct Ticket {
     pub(super) cancel: Cancel,
-    pub(super) places: Vec<Array>,
-    pub(super) planned: bool,
-    /// Jobs that are not done.
-    left: usize,
+    pub(super) destinations: Vec<Array>,
+    pub(super) is_planned: bool,
+    /// The number of unfinished jobs.
+    jobs_left: usize,
     pub(super) failed: Option<(Option<usize>, Error)>,
-    /// Whether somebody is about to mark it.
-    ending: bool,
-    /// Behind its copies, once all are begun.
-    pub(super) marks: Option<Vec<Event>>,
-    /// Whether the caller's stream waits for it by now.
-    held: bool,
+    /// Whether a thread is recording its completion events.
+    is_completing: bool,
+    /// Recorded behind its copies, once all are enqueued.
+    pub(super) completion_events: Option<Vec<Event>>,
+    /// Whether the caller's stream waits for the completion events.
+    is_waited_for: bool,
 }
 
 enum Next {
     Plan(Planner),
-    Job(u64, Job, Option<Held>, Cancel),
+    Job(u64, Job, Option<HostReservation>, Cancel),
     Stop,
 }
 
@@ -76,42 +76,43 @@ impl Drop for Shared {
 }
 
 impl Ticket {
-    pub(super) fn new(places: Vec<Array>, cancel: Cancel) -> Ticket {
+    pub(super) fn new(destinations: Vec<Array>, cancel: Cancel) -> Ticket {
         Ticket {
             cancel,
-            places,
-            planned: false,
-            left: 0,
+            destinations,
+            is_planned: false,
+            jobs_left: 0,
             failed: None,
-            ending: false,
-            marks: None,
-            held: false,
+            is_completing: false,
+            completion_events: None,
+            is_waited_for: false,
         }
     }
 
-    /// Whether all its copies are begun, or it failed and no job of it is left.
+    /// Whether all its copies are enqueued, or it failed and no job of it is left.
     pub(super) fn is_ended(&self) -> bool {
-        self.planned && self.left == 0 && (self.marks.is_some() || self.failed.is_some())
+        self.is_planned && self.jobs_left == 0 && (self.completion_events.is_some() || self.failed.is_some())
     }
 
-    pub(super) fn order(
+    /// Makes later work in `stream` wait for the ticket's copies; with `sync`, waits until they are done, at most until `deadline`.
+    pub(super) fn wait_for_completion(
         &mut self,
         device: &Device,
         stream: Option<CallerStream>,
         sync: bool,
         deadline: Option<Instant>,
     ) -> Result<Waited> {
-        let marks = self.marks.as_deref().unwrap_or_default();
-        if let Some(stream) = stream.filter(|_| !self.held) {
-            marks.iter().try_for_each(|mark| device.wait_event(stream, mark))?;
-            self.held = true;
+        let completion_events = self.completion_events.as_deref().unwrap_or_default();
+        if let Some(stream) = stream.filter(|_| !self.is_waited_for) {
+            completion_events.iter().try_for_each(|event| device.wait_event(stream, event))?;
+            self.is_waited_for = true;
         }
-        for mark in marks.iter().filter(|_| sync) {
-            while !mark.is_done()? {
+        for event in completion_events.iter().filter(|_| sync) {
+            while !event.is_done()? {
                 if deadline.is_some_and(|end| Instant::now() >= end) {
                     return Ok(Waited::Waiting);
                 }
-                thread::sleep(LOOK);
+                thread::sleep(EVENT_POLL_INTERVAL);
             }
         }
         Ok(Waited::Done)
@@ -120,29 +121,36 @@ impl Ticket {
 
 impl Shared {
     pub(super) fn new(ring: &'static Ring, streams: Vec<Stream>, sizes: Sizes) -> Shared {
-        Shared { ring, streams, sizes, state: Mutex::default(), work: Condvar::new(), news: Condvar::new() }
+        Shared {
+            ring,
+            streams,
+            sizes,
+            state: Mutex::default(),
+            work_available: Condvar::new(),
+            progress: Condvar::new(),
+        }
     }
 
-    /// Lets no copy begin, from now on, before what is in a caller's stream now.
-    pub(super) fn follow(&self, stream: CallerStream) -> Result<()> {
+    /// Makes all copies that are enqueued from now on wait for the work that is in a caller's stream now.
+    pub(super) fn wait_for_caller_stream(&self, stream: CallerStream) -> Result<()> {
         let event = self.ring.event()?;
         self.ring.device().record_event(stream, &event)?;
         self.streams.iter().try_for_each(|own| own.wait_event(&event))?;
-        // The streams wait for what it marked, whatever it will mark next.
+        // The streams keep waiting for this record, also when the event is recorded again.
         self.ring.return_event(event);
         Ok(())
     }
 
-    /// A worker's life.
-    pub(super) fn work(&self, number: usize) {
-        // Where it fails, each call says so.
+    /// A worker's loop.
+    pub(super) fn run_worker(&self, number: usize) {
+        // If this fails, each later call fails too and reports it.
         let _ = self.ring.device().make_current();
         let Some(stream) = self.streams.get(number % self.streams.len().max(1)) else { return };
         let mut worker = Worker::new(self.ring, stream);
         loop {
             match self.next() {
                 Next::Plan(planner) => self.plan(planner),
-                Next::Job(ticket, job, held, cancel) => {
+                Next::Job(ticket, job, reservation, cancel) => {
                     let item = job.item();
                     let mut found = Ok(());
                     let done = guarded(|| {
@@ -152,15 +160,15 @@ impl Shared {
                             .and_then(|()| worker.run(job, &cancel));
                         Ok(())
                     });
-                    drop(held);
-                    self.done(ticket, done.map_err(|error| (item, error)).and(found));
+                    drop(reservation);
+                    self.record_job_done(ticket, done.map_err(|error| (item, error)).and(found));
                 }
                 Next::Stop => return,
             }
         }
     }
 
-    /// What to do next: plan where few jobs are left, else the first job that there is memory for.
+    /// What to do next: plan if few jobs are left, else run the first job that fits the memory budget.
     fn next(&self) -> Next {
         let mut state = self.lock();
         loop {
@@ -168,9 +176,11 @@ impl Shared {
                 return Next::Stop;
             }
             let short = state.jobs.len() < 2 * self.workers();
-            let Sizes { room, window, .. } = &self.sizes;
-            let fits =
-                state.planners.front().is_some_and(|planner| room.fits_source(planner.weight(), *window));
+            let Sizes { budget, window, .. } = &self.sizes;
+            let fits = state
+                .planners
+                .front()
+                .is_some_and(|planner| budget.fits_source(planner.next_host_bytes(), *window));
             if short
                 && fits
                 && !state.planning
@@ -179,19 +189,22 @@ impl Shared {
                 state.planning = true;
                 return Next::Plan(planner);
             }
-            let place = state.jobs.iter().position(|(_, job)| room.fits_band(job.weight(), *window));
-            if let Some((number, job)) = place.and_then(|place| state.jobs.remove(place)) {
-                let held = room.hold(job.weight(), true);
+            let position = state.jobs.iter().position(|(_, job)| budget.fits_band(job.host_bytes(), *window));
+            if let Some((number, job)) = position.and_then(|position| state.jobs.remove(position)) {
+                let reservation = budget.reserve(job.host_bytes(), true);
                 let cancel =
                     state.tickets.get(&number).map(|ticket| ticket.cancel.clone()).unwrap_or_default();
-                return Next::Job(number, job, held, cancel);
+                return Next::Job(number, job, reservation, cancel);
             }
             let idle = state.jobs.is_empty() && state.planners.is_empty();
             state = if idle {
-                self.work.wait(state).unwrap_or_else(PoisonError::into_inner)
+                self.work_available.wait(state).unwrap_or_else(PoisonError::into_inner)
             } else {
-                // Memory comes back without a word.
-                self.work.wait_timeout(state, TICK).unwrap_or_else(PoisonError::into_inner).0
+                // A release of memory notifies no one, so this polls.
+                self.work_available
+                    .wait_timeout(state, WINDOW_POLL_INTERVAL)
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .0
             };
         }
     }
@@ -219,8 +232,8 @@ impl Shared {
             }
         };
         if let Some(ticket) = state.tickets.get_mut(&number) {
-            ticket.left += jobs.len();
-            ticket.planned = ends;
+            ticket.jobs_left += jobs.len();
+            ticket.is_planned = ends;
         }
         state.jobs.extend(jobs.into_iter().map(|job| (number, job)));
         let rest = if ends || state.closing {
@@ -231,65 +244,66 @@ impl Shared {
         };
         drop(state);
         drop(rest);
-        self.work.notify_all();
-        self.look(number);
+        self.work_available.notify_all();
+        self.finish_if_done(number);
     }
 
-    /// Counts a job as done.
-    fn done(&self, number: u64, result: Result<(), (usize, Error)>) {
+    /// Counts a job as done, and keeps its error.
+    fn record_job_done(&self, number: u64, result: Result<(), (usize, Error)>) {
         let mut state = self.lock();
         if let Err((item, error)) = result {
             state.fail(number, Some(item), error);
         }
         if let Some(ticket) = state.tickets.get_mut(&number) {
-            ticket.left = ticket.left.saturating_sub(1);
+            ticket.jobs_left = ticket.jobs_left.saturating_sub(1);
         }
         drop(state);
-        self.look(number);
+        self.finish_if_done(number);
     }
 
-    /// Ends a ticket of which no job is left: marks what its copies are in, and tells.
-    fn look(&self, number: u64) {
+    /// Records completion events and wakes waiters once the last job of a ticket is done.
+    fn finish_if_done(&self, number: u64) {
         let mut state = self.lock();
-        let ended = |ticket: &&mut Ticket| ticket.planned && ticket.left == 0 && !ticket.ending;
-        let Some(ticket) = state.tickets.get_mut(&number).filter(ended) else { return };
-        ticket.ending = true;
+        let is_done =
+            |ticket: &&mut Ticket| ticket.is_planned && ticket.jobs_left == 0 && !ticket.is_completing;
+        let Some(ticket) = state.tickets.get_mut(&number).filter(is_done) else { return };
+        ticket.is_completing = true;
         let good = ticket.failed.is_none();
         drop(state);
-        let marks = if good { Some(self.mark()) } else { None };
+        let completion_events = if good { Some(self.record_completion()) } else { None };
         let mut state = self.lock();
-        match marks {
-            Some(Ok(marks)) => {
+        match completion_events {
+            Some(Ok(completion_events)) => {
                 if let Some(ticket) = state.tickets.get_mut(&number) {
-                    ticket.marks = Some(marks);
+                    ticket.completion_events = Some(completion_events);
                 }
             }
             Some(Err(error)) => state.fail(number, None, error),
             None => {}
         }
         drop(state);
-        self.news.notify_all();
+        self.progress.notify_all();
     }
 
-    /// Events behind all that is in the streams now.
-    fn mark(&self) -> Result<Vec<Event>> {
-        let mut marks = Vec::with_capacity(self.streams.len());
+    /// Records an event in each stream, behind all its copies.
+    fn record_completion(&self) -> Result<Vec<Event>> {
+        let mut completion_events = Vec::with_capacity(self.streams.len());
         for stream in &self.streams {
             let event = self.ring.event()?;
             stream.record_event(&event)?;
-            marks.push(event);
+            completion_events.push(event);
         }
-        Ok(marks)
+        Ok(completion_events)
     }
 
-    /// Ends a ticket that failed: its destinations go once nothing is on its way to them.
-    pub(super) fn end(&self, ticket: Ticket) {
-        if self.settle() { drop(ticket) } else { std::mem::forget(ticket) }
+    /// Drops a ticket that failed, once no copy to its destinations is in flight. Leaks it if that cannot be known.
+    pub(super) fn release(&self, ticket: Ticket) {
+        if self.synchronize_streams() { drop(ticket) } else { std::mem::forget(ticket) }
     }
 
-    /// Waits for all that is in the streams; false where the driver does not say that it is done.
-    pub(super) fn settle(&self) -> bool {
-        // A second time, as an error may be about something else.
+    /// Waits for all work in the streams. False if the driver does not confirm that it is done.
+    pub(super) fn synchronize_streams(&self) -> bool {
+        // Tried twice, as the first error may concern other work.
         self.streams.iter().all(|stream| stream.synchronize().or_else(|_| stream.synchronize()).is_ok())
     }
 
@@ -299,7 +313,7 @@ impl Shared {
 }
 
 impl State {
-    /// The first error of a ticket is the one that is told; what is left of it stops.
+    /// Keeps the first error of a ticket and cancels its remaining jobs.
     fn fail(&mut self, number: u64, item: Option<usize>, error: Error) {
         if let Some(ticket) = self.tickets.get_mut(&number) {
             ticket.cancel.cancel();
