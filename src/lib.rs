@@ -1,7 +1,7 @@
 //! rustload opens PyTorch and safetensors checkpoints safely, lazily and fast.
 //!
-//! A restricted unpickler finds the storage, layout and dtype of each tensor and never calls anything that a file names. Opening
-//! reads metadata only; a tensor's bytes are read when it is materialized, with the cast and the transpose fused into the read.
+//! A restricted unpickler finds the dtype, layout and storage of each tensor; it never imports or calls anything that a file
+//! names. Opening reads metadata only. A tensor's bytes are read when it is materialized, and cast and transposed as they are read.
 //!
 //! ```no_run
 //! use rustload::{Checkpoint, DType, Order, Request};
@@ -16,7 +16,7 @@
 //! # Ok::<(), rustload::Error>(())
 //! ```
 //!
-//! `ARCHITECTURE.md` describes the layers. A module imports only from layers below it, which a test enforces.
+//! `ARCHITECTURE.md` describes the layers. Imports go down only, which a test enforces.
 
 pub mod bytes;
 mod checkpoint;
@@ -29,6 +29,7 @@ pub mod layout;
 pub mod limits;
 pub mod memory;
 pub mod num;
+mod opened;
 pub mod parallel;
 pub mod pickle;
 #[cfg(feature = "python")]
@@ -39,7 +40,8 @@ pub mod stream;
 mod tensor;
 
 pub use checkpoint::{
-    Checkpoint, Failed, Flow, Given, Made, OwnedStorages, Step, Stop, StorageInfo, Stream, Upload,
+    Checkpoint, Output, OwnedStorages, StopHandle, StorageInfo, Stream, StreamItem, StreamOptions,
+    StreamStep, TensorError, Upload,
 };
 pub use dtype::DType;
 pub use error::{Code, Error, Kind, Result};
@@ -50,4 +52,4 @@ pub use limits::Limits;
 pub use memory::Memory;
 pub use sink::Array;
 pub use stream::Taken;
-pub use tensor::{Joined, Order, Request, Standing, Tensor};
+pub use tensor::{Joined, Order, Request, SharedStorage, Tensor};

@@ -454,8 +454,8 @@ class Joined:
     def quantization(self, _wrap: Callable[[Tensor], object]) -> None:
         """None: that of the parts is with the parts."""
 
-    def standing(self, copy: bool | None) -> Literal["view", "copy"] | None:
-        """None: it stands on no storage.
+    def shared_storage(self, copy: bool | None) -> Literal["view", "copy"] | None:
+        """None: it has no storage of its own.
 
         Raises:
             BufferError: `copy` is False, and there are several parts.
@@ -515,8 +515,8 @@ def stream(
     window: int,
     threads: int | None,
     by_file: bool,
-    standing: bool,
-    whole: bool,
+    share_storages: bool,
+    results_kept: bool,
 ) -> Stream:
     """A stream of tensors. Reads nothing before the first is asked for.
 
@@ -527,8 +527,9 @@ def stream(
         window: Bytes that may be in flight.
         threads: Threads to use; None for one per core.
         by_file: Whether they are given in the order of the data, or as listed.
-        standing: Whether tensors that can stand on a storage they share are left to the caller.
-        whole: Whether the caller keeps all it gets. Otherwise what is kept of dropped results counts in the window.
+        share_storages: Whether the caller makes tensors that share a storage itself, on that storage.
+        results_kept: Whether the caller keeps all results. Otherwise memory of dropped results that is cached for reuse counts in
+            the window.
 
     Raises:
         ValueError: A number in `which` is too large, or an argument has a wrong value.
@@ -823,12 +824,12 @@ class Tensor:
     def result_shape(self, wanted: _Wanted) -> tuple[int, ...]:
         """The shape of what `materialize` would give."""
 
-    def standing(self, copy: bool | None) -> Literal["view", "copy"] | None:
-        """How the tensor can stand on a storage that it shares with others; reads no more than bools.
+    def shared_storage(self, copy: bool | None) -> Literal["view", "copy"] | None:
+        """Where the tensor can get the storage that it shares with others. Reads nothing but bools, which it validates.
 
         Returns:
-            `"view"` on the file's mapping, `"copy"` on a copy of the whole storage (which keeps strides, and names tied), or None
-            where its elements must be copied by themselves.
+            `"view"` from the file's mapping, `"copy"` from a copy of the whole storage (which preserves strides, and ties between
+            names), or None where its elements have to be copied by themselves.
 
         Raises:
             BufferError: `copy` is False and no view is possible.

@@ -1,10 +1,10 @@
-//! Tensors to a GPU: a session of uploads whose errors name the tensor.
+//! Uploads of tensors to a GPU, with errors that name the tensor.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use super::stream::Failed;
+use super::stream::TensorError;
 use crate::error::{Code, Error, Result};
 use crate::parallel::Cancel;
 use crate::sink::Array;
@@ -13,9 +13,10 @@ use crate::sink::dlpack::CUDA;
 use crate::stream::upload::{Session, Waited};
 use crate::tensor::{Request, Tensor};
 
-/// Uploads of tensors to one GPU, in tickets: [`Upload::submit`] takes a batch on, [`Upload::wait`] orders what comes after behind it.
+/// An upload session on one GPU. [`Upload::submit`] enqueues a batch and gives a ticket; [`Upload::wait`] makes a CUDA stream, or
+/// the caller, wait for the ticket's copies.
 ///
-/// Dropping it stops what is under way, and waits until nothing is in flight.
+/// Dropping it cancels pending work, and waits until no copy is in flight.
 ///
 /// ```no_run
 /// use std::{sync::Arc, time::Duration};
@@ -33,13 +34,13 @@ use crate::tensor::{Request, Tensor};
 /// ```
 pub struct Upload {
     session: Session,
-    /// What the tickets are about, until they are waited for.
+    /// The tensors of each ticket, until it has been waited for.
     tensors: Mutex<HashMap<u64, Vec<Tensor>>>,
 }
 
 impl Upload {
-    /// A session on a GPU. It takes at most `window` bytes of host memory beside the pinned ring, which all sessions on the GPU
-    /// share; `threads` fill its slots, `None` for as many as keep the link busy.
+    /// A session on a GPU. It uses at most `window` bytes of host memory beside the pinned ring buffer, which all sessions on the
+    /// GPU share. `threads` fill the ring; `None` for as many as keep the link busy. Fails where there is no such GPU.
     pub fn new(device: u32, window: u64, threads: Option<usize>) -> Result<Upload> {
         let session = Session::new(Device::of(device)?, window, threads)?;
         Ok(Upload { session, tensors: Mutex::default() })
@@ -50,41 +51,46 @@ impl Upload {
         self.session.device()
     }
 
-    /// Takes on to make each tensor as requested in the memory beside it, which lies on this GPU, is contiguous, and has exactly the
-    /// result's bytes. Returns at once, with the ticket's number. No copy begins before what is in `stream` now is done.
+    /// Enqueues one upload per request, each into the array at the same index of `into`, and returns the ticket's number at once.
+    /// No copy begins before the work that is in `stream` now is done.
+    ///
+    /// Fails unless each array is on this GPU, contiguous, and of exactly the result's bytes.
     pub fn submit(
         &self,
-        mut wishes: Vec<(Tensor, Request)>,
+        mut requests: Vec<(Tensor, Request)>,
         into: Vec<Array>,
         stream: Option<CallerStream>,
-    ) -> Result<u64, Failed> {
-        if wishes.len() != into.len() {
-            let text = format!("{} tensor(s) do not go into {} destination(s)", wishes.len(), into.len());
-            return Err(Failed::whole(Error::new(Code::Value, text)));
+    ) -> Result<u64, TensorError> {
+        if requests.len() != into.len() {
+            let text = format!("there are {} tensor(s) and {} destination(s)", requests.len(), into.len());
+            return Err(TensorError::general(Error::new(Code::Value, text)));
         }
         let cancel = Cancel::new();
         let mut items = Vec::with_capacity(into.len());
-        for (index, ((tensor, request), place)) in wishes.iter_mut().zip(into).enumerate() {
+        for (index, ((tensor, request), place)) in requests.iter_mut().zip(into).enumerate() {
             request.cancel = cancel.clone();
-            let here = self.check(&place).and_then(|()| tensor.upload(request, place));
-            items.push(here.map_err(|error| Failed::at(index, tensor, error))?);
+            let here = self.check(&place).and_then(|()| tensor.upload_item(request, place));
+            items.push(here.map_err(|error| TensorError::at(index, tensor, error))?);
         }
-        let tensors: Vec<Tensor> = wishes.into_iter().map(|(tensor, _)| tensor).collect();
+        let tensors: Vec<Tensor> = requests.into_iter().map(|(tensor, _)| tensor).collect();
         if let Some(first) = items.first_mut() {
-            // Headers of an archive's members are read many at a time.
-            let near = tensors.clone();
-            let cancelled = Box::new(|| Err(Error::new(Code::Cancelled, "stopped")));
-            let describe = std::mem::replace(&mut first.describe, cancelled);
+            // The worker that gets to the first item reads the archive headers of all of them, many at a time.
+            let all = tensors.clone();
+            let make = std::mem::replace(
+                &mut first.describe,
+                Box::new(|| Err(Error::new(Code::Cancelled, "stopped"))),
+            );
             first.describe = Box::new(move || {
-                prepare(&near);
-                describe()
+                prefetch_headers(&all);
+                make()
             });
         }
-        let ticket = self.session.submit(items, stream, cancel).map_err(Failed::whole)?;
+        let ticket = self.session.submit(items, stream, cancel).map_err(TensorError::general)?;
         self.tensors.lock().unwrap_or_else(PoisonError::into_inner).insert(ticket, tensors);
         Ok(ticket)
     }
 
+    /// Fails unless the array is in this GPU's memory.
     fn check(&self, place: &Array) -> Result<()> {
         let (found, device) = (place.device(), self.device().ordinal());
         let text = if !place.is_on_gpu() {
@@ -97,42 +103,42 @@ impl Upload {
         Err(Error::new(Code::Value, text))
     }
 
-    /// Waits, no longer than `patience`, until all copies of a ticket are begun, and makes what comes after in `stream` wait for them;
-    /// with `sync`, waits until they are done. Call it until it is done. The first error of the ticket comes here, once nothing of
-    /// it is in flight.
+    /// Waits up to `timeout` until all copies of a ticket are enqueued, and makes later work in `stream` wait for them; with
+    /// `sync`, waits until they are done. Call it until it gives [`Waited::Done`]. Fails with the first error of the ticket, once
+    /// none of its copies is in flight.
     pub fn wait(
         &self,
         ticket: u64,
         stream: Option<CallerStream>,
         sync: bool,
-        patience: Duration,
-    ) -> Result<Waited, Failed> {
-        let waited = self.session.wait(ticket, stream, sync, patience);
+        timeout: Duration,
+    ) -> Result<Waited, TensorError> {
+        let waited = self.session.wait(ticket, stream, sync, timeout);
         if let Ok(Waited::Waiting) = waited {
             return Ok(Waited::Waiting);
         }
         let tensors = self.tensors.lock().unwrap_or_else(PoisonError::into_inner).remove(&ticket);
         let tensors = tensors.unwrap_or_default();
-        for near in tensors.chunk_by(|one, two| one.file() == two.file()) {
-            near.iter().take(1).for_each(|tensor| tensor.checkpoint.forget_inflated(None));
+        for same_file in tensors.chunk_by(|one, two| one.file() == two.file()) {
+            same_file.iter().take(1).for_each(|tensor| tensor.opened.evict_inflated(None));
         }
         waited.map_err(|(index, error)| match index.and_then(|index| Some((index, tensors.get(index)?))) {
-            Some((index, tensor)) => Failed::at(index, tensor, error),
-            None => Failed::whole(error),
+            Some((index, tensor)) => TensorError::at(index, tensor, error),
+            None => TensorError::general(error),
         })
     }
 
-    /// Stops, and returns once nothing is in flight. Tickets that were not waited for are lost.
+    /// Cancels pending work, and returns once no copy is in flight. Tickets that were not waited for become invalid.
     pub fn close(&self) {
         self.session.close();
     }
 }
 
-/// Makes ready to read tensors.
-fn prepare(tensors: &[Tensor]) {
-    for near in tensors.chunk_by(|one, two| one.file() == two.file()) {
-        if let Some(first) = near.first() {
-            first.checkpoint.prepare(first.shard(), near.iter().map(Tensor::storage));
+/// Reads the archive headers of these tensors, with few reads.
+fn prefetch_headers(tensors: &[Tensor]) {
+    for same_file in tensors.chunk_by(|one, two| one.file() == two.file()) {
+        if let Some(first) = same_file.first() {
+            first.opened.prefetch_headers(first.shard(), same_file.iter().map(Tensor::storage));
         }
     }
 }

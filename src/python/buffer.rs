@@ -1,8 +1,8 @@
-//! `Buffer`: an array in memory with DLPack, and in host memory with the buffer protocol.
+//! `Buffer`: an array in memory, exported by DLPack, and from host memory by the buffer protocol too.
 //!
-//! **Protocol.** A buffer export holds a reference to the `Buffer` (Python does that by `view.obj`), which holds the array, so
-//! the address stays valid; shape and strides of an export live in a box that the release frees. The bytes are writable: they
-//! are the result's own memory, or the private mapping of a view.
+//! **Protocol.** An export of the buffer protocol holds a reference to the `Buffer` (`view.obj`), which owns the array, so the
+//! address stays valid. Shape and strides of an export are in a box, which the release frees. The bytes are writable: they are
+//! the result's own memory, or the private (copy-on-write) mapping of a view.
 
 use std::ffi::{CStr, c_int, c_long, c_void};
 use std::ptr;
@@ -24,13 +24,13 @@ pub(crate) struct Buffer(pub(super) Array);
 /// Whether C's long has 64 bits, as on 64-bit Linux and macOS.
 const LONG_HAS_64_BITS: bool = size_of::<c_long>() == 8;
 
-/// What one export of the buffer protocol owns.
+/// The memory that one export of the buffer protocol owns.
 struct Export {
     shape: Box<[ffi::Py_ssize_t]>,
     strides: Box<[ffi::Py_ssize_t]>,
 }
 
-/// A buffer on a row of bytes in GPU memory that another library allocated.
+/// A buffer on contiguous bytes of GPU memory that another library allocated. It owns the capsule's structure.
 #[pyfunction]
 pub(crate) fn adopt(capsule: &Bound<'_, PyAny>) -> PyResult<Buffer> {
     Ok(Buffer(capsule::import(capsule)?.into_gpu()?))
@@ -94,9 +94,9 @@ impl Buffer {
         (kind, id)
     }
 
-    /// The same memory as a row of bytes.
+    /// The same memory as one-dimensional `uint8`. Fails for a strided buffer.
     fn as_bytes(&self) -> PyResult<Buffer> {
-        let strided = || PyBufferError::new_err("the buffer is strided: its bytes are no row");
+        let strided = || PyBufferError::new_err("the buffer is strided: its bytes are not contiguous");
         self.0.as_bytes().map(Buffer).ok_or_else(strided)
     }
 
@@ -119,18 +119,18 @@ impl Buffer {
     }
 
     /// # Safety
-    /// Called by Python with a `view` to fill.
+    /// Python calls it with a `view` that is null or writable.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         if view.is_null() {
             return Err(PyBufferError::new_err("there is no Py_buffer to fill"));
         }
-        // SAFETY: Python hands over a `Py_buffer` to be filled. An error leaves its `obj` null, as the protocol wants.
+        // SAFETY: `view` is not null, so it is writable. The protocol requires that an error leaves `obj` null.
         unsafe { (*view).obj = ptr::null_mut() };
         let array = &slf.get().0;
         if array.is_on_gpu() {
             let id = array.device().id;
             return Err(PyBufferError::new_err(format!(
-                "the buffer is in the memory of GPU {id}, where the host cannot read; take it by DLPack"
+                "the buffer is in the memory of GPU {id}, which the host cannot read; use DLPack"
             )));
         }
         let wants = |bits: c_int| flags & bits == bits;
@@ -160,7 +160,7 @@ impl Buffer {
             strides: numbers(array.strides(), item).map_err(too_large)?,
         };
         let export = Box::into_raw(Box::new(export));
-        // SAFETY: just leaked from a box, freed in `__releasebuffer__`.
+        // SAFETY: leaked from a box just now; `__releasebuffer__` frees it.
         let numbers = unsafe { &mut *export };
         let filled = ffi::Py_buffer {
             buf: array.address().as_ptr().cast(),
@@ -179,15 +179,15 @@ impl Buffer {
             suboffsets: ptr::null_mut(),
             internal: export.cast::<c_void>(),
         };
-        // SAFETY: Python hands over a `Py_buffer` to be filled.
+        // SAFETY: `view` is not null, so it is writable.
         unsafe { view.write(filled) };
         Ok(())
     }
 
     /// # Safety
-    /// Called by Python once for each filled `view`.
+    /// Python calls it once for each `view` that `__getbuffer__` filled.
     unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
-        // SAFETY: Python gives back the `Py_buffer` that `__getbuffer__` filled.
+        // SAFETY: `view` is the `Py_buffer` that `__getbuffer__` filled.
         let export = unsafe { (*view).internal };
         // SAFETY: the box that `__getbuffer__` leaked for this view.
         drop(unsafe { Box::from_raw(export.cast::<Export>()) });
@@ -206,9 +206,9 @@ impl Buffer {
     ) -> PyResult<Bound<'py, PyAny>> {
         let (on_gpu, dlpack::Device { kind, id }) = (self.0.is_on_gpu(), self.0.device());
         if !on_gpu && stream.is_some_and(|stream| stream != -1) {
-            return Err(PyBufferError::new_err("a buffer in host memory has no streams"));
+            return Err(PyBufferError::new_err("a buffer in host memory takes no stream="));
         }
-        // What lies on a GPU is complete before anybody gets the buffer, so any stream may go on with it.
+        // A buffer in GPU memory is complete before it is handed out, so any stream may use it without an event.
         if on_gpu && stream.is_some_and(|stream| stream == 0 || stream < -1) {
             return Err(PyBufferError::new_err("stream= is None, -1, 1, 2 or a CUDA stream's address"));
         }
@@ -222,17 +222,17 @@ impl Buffer {
         }
         if copy == Some(true) {
             return Err(PyBufferError::new_err(
-                "a buffer is exported as it is; materialize again for a copy",
+                "a buffer is exported without a copy; materialize again for one",
             ));
         }
         capsule::export(py, &self.0, max_version.is_some_and(|(major, _)| major >= 1), hands_over)
     }
 }
 
-/// The `struct` format of a dtype; dtypes that the protocol does not know appear as the bits they are.
+/// The `struct` format of a dtype. Dtypes that the protocol does not have appear as unsigned integers of their bits.
 ///
-/// Sizes are native ones. 64-bit integers are `l` and `L` where C's long has 64 bits, as NumPy has them: torch takes no array of
-/// `Q` there. Elsewhere they are `q` and `Q`.
+/// Sizes are native ones. 64-bit integers are `l` and `L` where C's long has 64 bits, as in NumPy: torch accepts no array of `Q`
+/// there. Elsewhere they are `q` and `Q`.
 fn format(dtype: DType) -> &'static CStr {
     match dtype {
         DType::Bool => c"?",

@@ -1,7 +1,7 @@
 //! DLPack capsules: the Python side of `sink/dlpack.rs`.
 //!
-//! **Protocol.** A capsule is made with an unused name; a consumer renames it and takes over the structure. The capsule's
-//! destructor frees the structure only if the name is still the unused one.
+//! **Protocol.** A capsule is made with an unused name. A consumer renames it and owns the structure from then on. The capsule's
+//! destructor frees the structure only if the capsule still has the unused name.
 
 use std::ffi::CStr;
 use std::ptr::NonNull;
@@ -19,7 +19,8 @@ const USED_VERSIONED: &CStr = c"used_dltensor_versioned";
 const LEGACY: &CStr = c"dltensor";
 const USED_LEGACY: &CStr = c"used_dltensor";
 
-/// A capsule for an array; the form from before DLPack 1.0 unless `versioned`. `hands_over`: whether the caller drops it at once.
+/// Exports an array as a capsule, `versioned` or in the form from before DLPack 1.0. `hands_over` says that the caller drops the
+/// array at once, so that the consumer becomes its sole owner.
 pub(super) fn export<'py>(
     py: Python<'py>,
     array: &Array,
@@ -31,7 +32,7 @@ pub(super) fn export<'py>(
     } else {
         (dlpack::export_legacy(array)?.as_ptr().cast(), LEGACY, drop_legacy)
     };
-    // SAFETY: the pointer is not null, the name is static, and the destructor matches what was exported.
+    // SAFETY: the pointer is not null, the name is static, and the destructor matches the structure.
     let capsule = unsafe { ffi::PyCapsule_New(pointer, name.as_ptr(), Some(destructor)) };
     // SAFETY: PyCapsule_New returns a new reference, or null with an exception set.
     unsafe { Bound::from_owned_ptr_or_err(py, capsule) }
@@ -39,7 +40,7 @@ pub(super) fn export<'py>(
 
 unsafe extern "C" fn drop_versioned(capsule: *mut ffi::PyObject) {
     if let Some(pointer) = unused(capsule, VERSIONED) {
-        // SAFETY: the name is still the unused one, so the structure is the one that `export` made and nobody took it.
+        // SAFETY: the name is still the unused one, so the structure is the one that `export` made, and has no other owner.
         unsafe { dlpack::delete_versioned(pointer.cast().as_ptr()) };
     }
 }
@@ -51,27 +52,27 @@ unsafe extern "C" fn drop_legacy(capsule: *mut ffi::PyObject) {
     }
 }
 
-/// The capsule's pointer while it has its unused name.
+/// The capsule's pointer, or `None` if it does not have this unused name.
 fn unused(capsule: *mut ffi::PyObject, name: &CStr) -> Option<NonNull<std::ffi::c_void>> {
-    // SAFETY: called by Python with the capsule that is being freed; the name is static.
+    // SAFETY: all callers pass a live capsule, or one that is being freed; the name is static.
     if unsafe { ffi::PyCapsule_IsValid(capsule, name.as_ptr()) } == 0 {
         return None;
     }
-    // SAFETY: valid under this name, as just asked.
+    // SAFETY: valid under this name, as just checked.
     NonNull::new(unsafe { ffi::PyCapsule_GetPointer(capsule, name.as_ptr()) })
 }
 
-/// Takes over the structure of a foreign capsule.
+/// Takes ownership of the structure of another library's capsule, and marks it as used. Fails for a used capsule.
 pub(super) fn import(capsule: &Bound<'_, PyAny>) -> PyResult<Foreign> {
-    let capsule = capsule.cast::<PyCapsule>().map_err(|_| PyTypeError::new_err("no DLPack capsule"))?;
+    let capsule = capsule.cast::<PyCapsule>().map_err(|_| PyTypeError::new_err("not a DLPack capsule"))?;
     for (name, used) in [(VERSIONED, USED_VERSIONED), (LEGACY, USED_LEGACY)] {
         if let Some(pointer) = unused(capsule.as_ptr(), name) {
-            // SAFETY: a live capsule, and a static name; the rename tells its destructor that the structure was taken.
+            // SAFETY: a live capsule, and a static name. The new name tells the capsule's destructor not to free the structure.
             if unsafe { ffi::PyCapsule_SetName(capsule.as_ptr(), used.as_ptr()) } != 0 {
                 return Err(PyErr::fetch(capsule.py()));
             }
             return Ok(if name == VERSIONED {
-                // SAFETY: by DLPack's contract a capsule of this name holds a valid structure, which is ours from now on.
+                // SAFETY: by DLPack's contract a capsule of this name holds a valid structure, which is owned here from now on.
                 unsafe { Foreign::versioned(pointer.cast()) }
             } else {
                 // SAFETY: as above.
@@ -79,5 +80,5 @@ pub(super) fn import(capsule: &Bound<'_, PyAny>) -> PyResult<Foreign> {
             });
         }
     }
-    Err(PyTypeError::new_err("the capsule is no DLPack tensor, or was used before"))
+    Err(PyTypeError::new_err("the capsule is not a DLPack tensor, or was used before"))
 }

@@ -1,4 +1,4 @@
-//! `Checkpoint`: the shell around an opened checkpoint.
+//! `Checkpoint`: the Python class of an open checkpoint.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -20,14 +20,14 @@ use crate::index::{Options, Unknown};
 use crate::limits::Limits;
 use crate::parallel::Cancel;
 
-/// An opened checkpoint.
+/// An open checkpoint.
 #[pyclass(frozen, module = "rustload._rustload")]
 pub(crate) struct Checkpoint(Core);
 
-/// Bytes, location and place in the file of a storage.
+/// Bytes, device and file offset of a storage.
 type StorageInfo = (u64, Option<String>, Option<u64>);
 
-/// Rows of bytes, and for each storage its row and where it starts in it.
+/// Buffers, and for each storage the index of its buffer and the offset in it.
 type OwnedStorages = (Vec<Buffer>, Vec<(usize, u64)>);
 
 /// Opens files, a directory or an index file.
@@ -49,7 +49,7 @@ pub(crate) fn open_paths(
     let sum = || paths.iter().fold(0_u64, |sum, path| sum.saturating_add(metadata_bytes(path)));
     let nbytes = py.detach(sum);
     let long = verify || is_long(nbytes);
-    Ok(Checkpoint(run::watched(py, long, &cancel, || Core::open(&paths, options))?))
+    Ok(Checkpoint(run::interruptible_if(py, long, &cancel, || Core::open(&paths, options))?))
 }
 
 /// Opens the checkpoint that begins at byte `start` of a file.
@@ -66,7 +66,7 @@ pub(crate) fn open_at(
     let options = options(unknown, trailing, false, false, limits)?;
     let cancel = options.cancel.clone();
     let long = is_long(py.detach(|| metadata_bytes(&path)));
-    Ok(Checkpoint(run::watched(py, long, &cancel, || Core::open_at(&path, start, options))?))
+    Ok(Checkpoint(run::interruptible_if(py, long, &cancel, || Core::open_at(&path, start, options))?))
 }
 
 /// Opens bytes in memory.
@@ -84,13 +84,13 @@ pub(crate) fn open_bytes(
     let options = options(unknown, trailing, compat, verify, limits)?;
     let cancel = options.cancel.clone();
     let long = verify || is_long(data.len() as u64);
-    Ok(Checkpoint(run::watched(py, long, &cancel, || Core::from_bytes(Arc::new(data), options))?))
+    Ok(Checkpoint(run::interruptible_if(py, long, &cancel, || Core::from_bytes(Arc::new(data), options))?))
 }
 
-/// Whether so many bytes of metadata may take long to read. An index file or a folder says nothing of its shards.
+/// Whether reading so many bytes of metadata can be interrupted by Ctrl-C. The shards of an index file or a folder do not count.
 fn is_long(nbytes: u64) -> bool {
-    const LONG: u64 = 4 << 20;
-    nbytes >= LONG
+    const INTERRUPTIBLE_METADATA_MIN_BYTES: u64 = 4 << 20;
+    nbytes >= INTERRUPTIBLE_METADATA_MIN_BYTES
 }
 
 fn options(
@@ -98,9 +98,9 @@ fn options(
     trailing: &str,
     compat: bool,
     verify: bool,
-    given: BTreeMap<String, u64>,
+    overrides: BTreeMap<String, u64>,
 ) -> PyResult<Options> {
-    let limits = limits(given)?;
+    let limits = limits(overrides)?;
     let unknown = match unknown {
         "keep" => Unknown::Keep,
         "error" => Unknown::Error,
@@ -133,10 +133,10 @@ pub(super) fn parse_io(io: &str) -> PyResult<Io> {
     }
 }
 
-/// The default limits with some of them changed.
-pub(super) fn limits(given: BTreeMap<String, u64>) -> PyResult<Limits> {
+/// The default limits with these overrides. Fails for the name of a limit that does not exist.
+pub(super) fn limits(overrides: BTreeMap<String, u64>) -> PyResult<Limits> {
     let mut limits = Limits::default();
-    for (name, value) in given {
+    for (name, value) in overrides {
         match limits.by_name(&name) {
             Some(limit) => *limit = value,
             None => return Err(PyValueError::new_err(format!("no limit is named {name:?}"))),
@@ -153,7 +153,7 @@ impl Checkpoint {
     }
 
     #[getter]
-    /// As text: a `PathBuf` would be a `pathlib.Path`, whose module takes long to import.
+    /// As strings: a `PathBuf` would become a `pathlib.Path`, which is slow to import.
     fn files(&self) -> Vec<OsString> {
         self.0.files().map(OsString::from).collect()
     }
@@ -201,12 +201,12 @@ impl Checkpoint {
         Ok(self.0.globals()?)
     }
 
-    /// Each file's object tree, in shard order; `wrap` makes of a `Tensor` what stands in the tree.
+    /// Each file's object tree, in shard order. `wrap` is called with each `Tensor` and returns the object for the tree.
     fn objects<'py>(&self, py: Python<'py>, wrap: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyAny>>> {
         objects::trees(py, &self.0, wrap)
     }
 
-    /// One file's object tree, put together by a builder.
+    /// One file's object tree, made by a builder of torch's objects.
     fn rebuild<'py>(
         &self,
         py: Python<'py>,
@@ -239,12 +239,12 @@ impl Checkpoint {
 
     fn storages(&self, py: Python<'_>, shard: usize, places: bool) -> PyResult<Vec<StorageInfo>> {
         let found = run::detached(py, || self.0.storages(shard, places))?;
-        Ok(found.into_iter().map(|info| (info.nbytes, info.location, info.at)).collect())
+        Ok(found.into_iter().map(|info| (info.nbytes, info.device, info.file_offset)).collect())
     }
 
     fn storage_views(&self, py: Python<'_>, shard: usize) -> PyResult<(Buffer, Vec<Option<u64>>)> {
         let cancel = Cancel::new();
-        let work = run::detached(py, || self.0.views_work(shard))?;
+        let work = run::detached(py, || self.0.storage_views_work(shard))?;
         let (whole, starts) = run::interruptible(py, work, &cancel, || self.0.storage_views(shard, &cancel))?;
         Ok((Buffer(whole), starts))
     }
@@ -256,15 +256,16 @@ impl Checkpoint {
 
     fn read_storages(&self, py: Python<'_>, shard: usize, wanted: Vec<u32>) -> PyResult<OwnedStorages> {
         let cancel = Cancel::new();
-        let found = run::watched(py, true, &cancel, || self.0.read_storages(shard, &wanted, &cancel))?;
-        Ok((found.arrays.into_iter().map(Buffer).collect(), found.places))
+        let found =
+            run::interruptible_if(py, true, &cancel, || self.0.read_storages(shard, &wanted, &cancel))?;
+        Ok((found.arrays.into_iter().map(Buffer).collect(), found.locations))
     }
 }
 
-/// The names that are most like one that is not there.
+/// The names most similar to one that was not found.
 #[pyfunction]
 pub(crate) fn similar(name: &str, names: &Bound<'_, PyAny>, count: usize) -> PyResult<Vec<String>> {
-    // What is no text, or cannot be written as UTF-8, is no name that anybody meant.
+    // Keys that are no strings, or have lone surrogates, are skipped.
     let texts = names.try_iter()?.filter_map(|name| name.and_then(|name| name.extract::<String>()).ok());
     Ok(crate::checkpoint::similar(name, texts, count))
 }

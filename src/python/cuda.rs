@@ -1,7 +1,8 @@
-//! `Upload`: the shell around tensors on their way to a GPU.
+//! `Upload`: the Python class of an upload session to a GPU.
 //!
-//! **Protocol.** A stream comes as its address. Whoever calls promises, as with DLPack's `stream=`, that it is a stream of the
-//! upload's device and stays until the call returns; the Python package gives those of torch and CuPy, which it holds.
+//! **Protocol.** A CUDA stream is passed as its address. The caller guarantees, as with DLPack's `stream=`, that it is a stream of
+//! the upload's device and is not destroyed before the call returns. The Python package passes streams of torch and CuPy, and
+//! holds references to them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,19 +11,20 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::buffer::Buffer;
+use super::request::RequestArgs;
 use super::run;
-use super::stream::{raise, wishes};
-use super::tensor::{Tensor, Wanted};
+use super::stream::{exception, requests};
+use super::tensor::Tensor;
 use crate::Upload as Core;
 use crate::dtype::DType;
 use crate::sink::Array;
 use crate::sink::cuda::{self, CallerStream, DeviceMemory};
 use crate::stream::upload::{self as core, Waited};
 
-/// How long to wait before Python looks at its signals.
-const TICK: Duration = Duration::from_millis(20);
+/// How often Python's signal handlers run while a caller waits.
+const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// What CUDA there is.
+/// Whether CUDA can be used, and if not, why; the driver, its version, and the number of devices.
 #[pyfunction]
 pub(crate) fn cuda_info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let found = py.detach(cuda::info);
@@ -35,11 +37,11 @@ pub(crate) fn cuda_info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     Ok(out)
 }
 
-/// Uploads to a GPU.
+/// An upload session on one GPU.
 #[pyclass(frozen, module = "rustload._rustload")]
 pub(crate) struct Upload(Core);
 
-/// Begins uploads to a GPU.
+/// Opens an upload session on a GPU.
 #[pyfunction]
 #[pyo3(signature = (device, *, window, threads))]
 pub(crate) fn upload(py: Python<'_>, device: u32, window: u64, threads: Option<usize>) -> PyResult<Upload> {
@@ -58,22 +60,24 @@ impl Upload {
         &self,
         py: Python<'_>,
         tensors: Vec<PyRef<'_, Tensor>>,
-        wanted: Vec<Wanted>,
+        wanted: Vec<RequestArgs>,
         which: Vec<usize>,
         into: Vec<PyRef<'_, Buffer>>,
         stream: Option<u64>,
     ) -> PyResult<u64> {
-        let wishes = wishes(&tensors, wanted, which)?;
+        let requests = requests(&tensors, wanted, which)?;
         let into = into.iter().map(|buffer| buffer.0.clone()).collect();
-        let submitted = run::detached(py, || Ok(self.0.submit(wishes, into, caller_stream(stream))))?;
-        submitted.map_err(|failed| raise(py, failed))
+        let submitted = run::detached(py, || Ok(self.0.submit(requests, into, caller_stream(stream))))?;
+        submitted.map_err(|failed| exception(py, failed))
     }
 
     #[pyo3(signature = (ticket, *, stream, sync))]
     fn wait(&self, py: Python<'_>, ticket: u64, stream: Option<u64>, sync: bool) -> PyResult<()> {
         loop {
-            let waited = run::detached(py, || Ok(self.0.wait(ticket, caller_stream(stream), sync, TICK)))?;
-            match waited.map_err(|failed| raise(py, failed))? {
+            let waited = run::detached(py, || {
+                Ok(self.0.wait(ticket, caller_stream(stream), sync, SIGNAL_CHECK_INTERVAL))
+            })?;
+            match waited.map_err(|failed| exception(py, failed))? {
                 Waited::Done => return Ok(()),
                 Waited::Waiting => py.check_signals()?,
             }
@@ -98,11 +102,11 @@ impl Upload {
 }
 
 fn caller_stream(address: Option<u64>) -> Option<CallerStream> {
-    // SAFETY: the Python caller's promise, as the protocol says.
+    // SAFETY: the Python caller guarantees it, see the protocol.
     address.map(|address| unsafe { CallerStream::from_raw(address) })
 }
 
-/// Bytes of source per second that the CPU casts.
+/// Measures how many bytes of source the CPU casts per second.
 #[pyfunction]
 pub(crate) fn cast_rate(py: Python<'_>, from_: &str, to: &str, threads: Option<usize>) -> PyResult<f64> {
     let (from, to) = (DType::parse(from_)?, DType::parse(to)?);

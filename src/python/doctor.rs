@@ -1,4 +1,4 @@
-//! What `rustload doctor` asks: the shell around `Probe` and the machine's own facts.
+//! The measurements of `rustload doctor`: wraps `Probe`, and describes the machine.
 
 use std::path::PathBuf;
 
@@ -36,7 +36,7 @@ pub(crate) fn probe<'py>(
     Ok(out)
 }
 
-/// What decides how fast this machine reads.
+/// The machine's properties that decide how fast it reads.
 #[pyfunction]
 pub(crate) fn machine(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let out = PyDict::new(py);

@@ -1,4 +1,4 @@
-//! Core errors as Python exceptions. The classes are written in `rustload/errors.py`; this only hands over the parts.
+//! Converts core errors to Python exceptions. The classes are in `rustload/errors.py`; this passes the fields on.
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -12,28 +12,28 @@ impl From<Error> for PyErr {
 }
 
 fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
-    let parts = PyDict::new(py);
-    parts.set_item("kind", format!("{:?}", error.kind()))?;
-    parts.set_item("code", error.code().as_str())?;
-    parts.set_item("message", error.to_string())?;
-    parts.set_item("path", error.path().map(|path| path.as_os_str().to_owned()))?;
-    parts.set_item("member", error.member())?;
-    parts.set_item("offset", error.offset())?;
-    parts.set_item("note", error.next_step())?;
-    parts.set_item("errno", error.io_error().and_then(std::io::Error::raw_os_error))?;
+    let fields = PyDict::new(py);
+    fields.set_item("kind", format!("{:?}", error.kind()))?;
+    fields.set_item("code", error.code().as_str())?;
+    fields.set_item("message", error.to_string())?;
+    fields.set_item("path", error.path().map(|path| path.as_os_str().to_owned()))?;
+    fields.set_item("member", error.member())?;
+    fields.set_item("offset", error.offset())?;
+    fields.set_item("note", error.next_step())?;
+    fields.set_item("errno", error.io_error().and_then(std::io::Error::raw_os_error))?;
     match error.subject() {
         Subject::Global { module, name } => {
-            parts.set_item("module", module)?;
-            parts.set_item("name", name)?;
+            fields.set_item("module", module)?;
+            fields.set_item("name", name)?;
         }
         Subject::Limit { name, limit, found } => {
-            parts.set_item("name", name)?;
-            parts.set_item("limit", limit)?;
-            parts.set_item("found", found)?;
+            fields.set_item("name", name)?;
+            fields.set_item("limit", limit)?;
+            fields.set_item("found", found)?;
         }
-        Subject::Name(name) => parts.set_item("name", name)?,
+        Subject::Name(name) => fields.set_item("name", name)?,
         Subject::Nothing => {}
     }
-    let made = py.import("rustload.errors")?.getattr("_from_core")?.call((), Some(&parts))?;
-    Ok(PyErr::from_value(made))
+    let exception = py.import("rustload.errors")?.getattr("_from_core")?.call((), Some(&fields))?;
+    Ok(PyErr::from_value(exception))
 }

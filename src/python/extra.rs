@@ -1,4 +1,4 @@
-//! What a file says of tensors beside their place, as Python values.
+//! Quantization parameters and sparse tensors as Python values.
 
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -11,7 +11,8 @@ use crate::parallel::Cancel;
 use crate::pickle::Handle;
 use crate::tensor::Tensor as Core;
 
-/// `(dtype, scheme, scale, zero_point, axis, packed)`; `packed` is `(shape, strides, offset)`.
+/// The quantization parameters, `(dtype, scheme, scale, zero_point, axis, packed)`; `packed` is `(shape, strides, offset)`. `None`
+/// for a tensor that is not quantized.
 pub(super) fn quantization<'py>(
     py: Python<'py>,
     tensor: &Core,
@@ -37,7 +38,7 @@ pub(super) fn quantization<'py>(
     (known.dtype, known.scheme, scale, zero_point, axis, packed).into_pyobject(py).map(Some)
 }
 
-/// Scales or zero points: a tensor by its own name where it has one, or a list.
+/// Scales or zero points per channel: a tensor, by its own name where it has one, or a list.
 fn channels<'py>(
     py: Python<'py>,
     tensor: &Core,
@@ -49,18 +50,18 @@ fn channels<'py>(
     let tree = checkpoint.trees().nth(shard).and_then(|(_, tree)| tree);
     if let Some(Object::Tensor(id)) = tree.map(|tree| tree.get(part)).transpose()? {
         let is_root = matches!(tensor.path(), Some(Path::Steps(steps)) if steps.is_empty());
-        let around = if is_root { String::new() } else { format!("{}.", tensor.name()) };
-        let named = format!("{around}{}", name.name());
+        let prefix = if is_root { String::new() } else { format!("{}.", tensor.name()) };
+        let named = format!("{prefix}{}", name.name());
         let named = checkpoint.contains(&named).then(|| checkpoint.tensor(&named).ok()).flatten();
         let named = named.filter(|named| named.id() == (tensor.shard(), id));
-        let gone = || Error::new(Code::InternalError, "a quantized tensor's scales are gone");
-        let found = named.or_else(|| checkpoint.unnamed(shard, id)).ok_or_else(gone)?;
+        let missing = || Error::new(Code::InternalError, "a quantized tensor's scales are missing");
+        let found = named.or_else(|| checkpoint.unnamed_tensor(shard, id)).ok_or_else(missing)?;
         return wrap.call1((Tensor(found),));
     }
     objects::value(py, tensor, part, wrap)
 }
 
-/// Checks what a sparse tensor's parts say of each other.
+/// Validates the indices of a sparse tensor.
 #[pyfunction]
 #[pyo3(signature = (layout, shape, is_coalesced, parts))]
 pub(crate) fn check_sparse(
@@ -70,7 +71,7 @@ pub(crate) fn check_sparse(
     is_coalesced: Option<bool>,
     parts: Vec<PyRef<'_, Tensor>>,
 ) -> PyResult<()> {
-    let unknown = || Error::new(Code::Value, format!("{layout:?} is no sparse layout"));
+    let unknown = || Error::new(Code::Value, format!("{layout:?} is not a sparse layout"));
     let layout = SparseLayout::ALL.into_iter().find(|known| known.name() == layout).ok_or_else(unknown)?;
     let parts: Vec<Core> = parts.iter().map(|part| part.0.clone()).collect();
     let nbytes = parts.iter().fold(0_u64, |sum, part| part.nbytes().saturating_add(sum));

@@ -1,25 +1,25 @@
-//! `Joined`: the shell around tensors that are seen as one.
+//! `Joined`: the Python class of lazily concatenated tensors.
 
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use super::buffer::Buffer;
-use super::tensor::{Tensor, Wanted, index_items};
-use super::{capsule, run};
+use super::request::{self, RequestArgs, index_items};
+use super::tensor::Tensor;
 use crate::error::{Code, Error, guarded};
 use crate::tensor::Joined as Core;
 
-/// Tensors of one dtype, end to end along one dimension.
+/// Tensors of one dtype, concatenated along one dimension.
 #[pyclass(frozen, module = "rustload._rustload")]
 pub(crate) struct Joined(Core);
 
-/// The tensors one after the other along `dim`.
+/// Concatenates tensors along `dim`.
 #[pyfunction]
 pub(crate) fn concat(tensors: Vec<PyRef<'_, Tensor>>, dim: i64) -> PyResult<Joined> {
     Ok(Joined(Core::concat(tensors.iter().map(|tensor| tensor.0.clone()).collect(), dim)?))
 }
 
-/// The tensors side by side along a new dimension `dim`.
+/// Stacks tensors along a new dimension `dim`.
 #[pyfunction]
 pub(crate) fn stack(tensors: Vec<PyRef<'_, Tensor>>, dim: i64) -> PyResult<Joined> {
     Ok(Joined(Core::stack(tensors.iter().map(|tensor| tensor.0.clone()).collect(), dim)?))
@@ -64,33 +64,29 @@ impl Joined {
         Joined(self.0.reversed())
     }
 
-    fn materialize(&self, py: Python<'_>, wanted: Wanted) -> PyResult<Buffer> {
-        let request = wanted.request()?;
-        let array = run::interruptible(py, self.0.work(), &request.cancel, || self.0.materialize(&request))?;
-        Ok(Buffer(array))
+    fn materialize(&self, py: Python<'_>, wanted: RequestArgs) -> PyResult<Buffer> {
+        request::materialize(py, wanted, |_| Ok(self.0.work()), |request| self.0.materialize(request))
     }
 
-    fn materialize_into(&self, py: Python<'_>, wanted: Wanted, out: &Bound<'_, PyAny>) -> PyResult<()> {
-        let request = wanted.request()?;
-        let mut foreign = capsule::import(out)?;
-        run::interruptible(py, self.0.work(), &request.cancel, || {
-            self.0.materialize_into(&request, foreign.bytes_mut()?)
+    fn materialize_into(&self, py: Python<'_>, wanted: RequestArgs, out: &Bound<'_, PyAny>) -> PyResult<()> {
+        request::materialize_into(py, wanted, out, self.0.work(), |request, out| {
+            self.0.materialize_into(request, out)
         })
     }
 
-    fn result_shape<'py>(&self, py: Python<'py>, wanted: Wanted) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, &self.0.ordered(&wanted.request()?.order)?)
+    fn result_shape<'py>(&self, py: Python<'py>, wanted: RequestArgs) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.0.result_shape(&wanted.request()?.order)?)
     }
 
-    /// None: that of the parts is with the parts.
+    /// None: quantized tensors cannot be joined.
     fn quantization(&self, _wrap: &Bound<'_, PyAny>) -> Option<Py<PyAny>> {
         None
     }
 
-    /// None: it stands on no storage.
-    fn standing(&self, copy: Option<bool>) -> PyResult<Option<&'static str>> {
+    /// None: it has no storage of its own. Fails with `copy=False` for several tensors.
+    fn shared_storage(&self, copy: Option<bool>) -> PyResult<Option<&'static str>> {
         if copy == Some(false) && self.0.parts().len() > 1 {
-            let text = "tensors that are joined lie apart, which needs a copy";
+            let text = "joined tensors are not contiguous in the file, which needs a copy";
             return Err(Error::new(Code::Buffer, text).into());
         }
         Ok(None)

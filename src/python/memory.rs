@@ -1,4 +1,4 @@
-//! What memory there is: the shell around `crate::memory`.
+//! Memory use and limits of the process: wraps `crate::memory`.
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -6,7 +6,7 @@ use pyo3::types::PyDict;
 use crate::memory::Memory;
 use crate::sink;
 
-/// What this process uses and what its group allows.
+/// The memory that this process uses, and the limit of its cgroup.
 #[pyfunction]
 pub(crate) fn memory(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let found = py.detach(Memory::now);
@@ -26,7 +26,7 @@ pub(crate) fn memory(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     Ok(out)
 }
 
-/// Gives back the memory that is kept for later results.
+/// Frees the memory that is cached for later results; returns the bytes.
 #[pyfunction]
 pub(crate) fn trim(py: Python<'_>) -> u64 {
     py.detach(sink::trim)

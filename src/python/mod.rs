@@ -1,5 +1,5 @@
-//! The extension module `rustload._rustload`: shells around the core. They parse arguments, let go of the interpreter, call
-//! the core and wrap what comes back; framework objects are made in Python.
+//! The extension module `rustload._rustload`: thin wrappers around the core. They parse arguments, detach from the interpreter,
+//! call the core and wrap the result. Framework objects are made in Python.
 
 mod buffer;
 mod capsule;
@@ -11,6 +11,7 @@ mod extra;
 mod joined;
 mod memory;
 mod objects;
+mod request;
 mod run;
 mod scan;
 mod stream;
@@ -41,11 +42,13 @@ mod _rustload {
     #[pymodule_export]
     use super::memory::{memory, trim};
     #[pymodule_export]
+    use super::request::Mappings;
+    #[pymodule_export]
     use super::scan::{scan_bytes, scan_paths};
     #[pymodule_export]
     use super::stream::{Stream, steps, stream};
     #[pymodule_export]
-    use super::tensor::{Mappings, Tensor, parse_dtype};
+    use super::tensor::{Tensor, parse_dtype};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

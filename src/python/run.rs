@@ -1,4 +1,4 @@
-//! Runs core work without holding the interpreter: panics become an error, and Ctrl-C stops long work.
+//! Runs core work detached from the interpreter. Panics become errors, and Ctrl-C cancels long work.
 
 use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
@@ -9,34 +9,35 @@ use pyo3::prelude::*;
 use crate::error::{Code, Error, Result, guarded};
 use crate::parallel::Cancel;
 
-/// Work on more bytes than this watches for Ctrl-C.
-const LONG: u64 = 32 << 20;
+/// Work on at least this many bytes can be interrupted by Ctrl-C.
+const INTERRUPTIBLE_MIN_BYTES: u64 = 32 << 20;
 
-/// How often long work lets Python look at its signals.
-const TICK: Duration = Duration::from_millis(50);
+/// How often Python's signal handlers run during long work.
+const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Runs `work` without the interpreter.
+/// Runs `work` detached from the interpreter. A panic becomes an `InternalError`.
 pub(super) fn detached<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T> + Send) -> PyResult<T> {
     Ok(py.detach(|| guarded(work))?)
 }
 
-/// Whether work on so many bytes watches for Ctrl-C.
+/// Whether work on so many bytes can be interrupted by Ctrl-C.
 pub(super) fn is_long(nbytes: u64) -> bool {
-    nbytes >= LONG
+    nbytes >= INTERRUPTIBLE_MIN_BYTES
 }
 
-/// Runs `work` on `nbytes` without the interpreter; a signal whose handler raises makes it stop, and is raised.
+/// As [`interruptible_if`], for work on `nbytes`.
 pub(super) fn interruptible<T: Send>(
     py: Python<'_>,
     nbytes: u64,
     cancel: &Cancel,
     work: impl FnOnce() -> Result<T> + Send,
 ) -> PyResult<T> {
-    watched(py, is_long(nbytes), cancel, work)
+    interruptible_if(py, is_long(nbytes), cancel, work)
 }
 
-/// Runs `work` without the interpreter; if it may be long, a signal whose handler raises makes it stop, and is raised.
-pub(super) fn watched<T: Send>(
+/// Runs `work` detached from the interpreter. If it may be long, it runs on another thread while this one handles signals: an
+/// exception of a signal handler cancels the work, and is raised once the work has stopped.
+pub(super) fn interruptible_if<T: Send>(
     py: Python<'_>,
     long: bool,
     cancel: &Cancel,
@@ -58,17 +59,20 @@ pub(super) fn watched<T: Send>(
                     let _ = done.send(guarded(work));
                 }
             };
-            // Where the system refuses another thread, this one does the work, and nobody watches.
+            // Where the system refuses a thread, the work runs on this one and cannot be interrupted.
             if thread::Builder::new().spawn_scoped(scope, worker).is_err()
                 && let Some(work) = take()
             {
                 return guarded(work);
             }
             loop {
-                match wait.recv_timeout(TICK) {
+                match wait.recv_timeout(SIGNAL_CHECK_INTERVAL) {
                     Ok(result) => return result,
                     Err(mpsc::RecvTimeoutError::Disconnected) => {
-                        return Err(Error::new(Code::InternalError, "internal error: a worker vanished"));
+                        return Err(Error::new(
+                            Code::InternalError,
+                            "internal error: a worker thread ended without a result",
+                        ));
                     }
                     Err(mpsc::RecvTimeoutError::Timeout) if signal.is_none() => {
                         if let Err(error) = Python::attach(|py| py.check_signals()) {

@@ -1,4 +1,4 @@
-//! `scan_paths` and `scan_bytes`: the shells around scanning; a report crosses as JSON.
+//! `scan_paths` and `scan_bytes`: wrap scanning. A report is passed to Python as JSON.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ pub(crate) fn scan_paths(
 ) -> PyResult<String> {
     let options = options(limits)?;
     let cancel = options.cancel.clone();
-    run::watched(py, true, &cancel, || scan::scan(&paths, &options).map(|report| report.to_json()))
+    run::interruptible_if(py, true, &cancel, || scan::scan(&paths, &options).map(|report| report.to_json()))
 }
 
 /// Scans bytes in memory.
@@ -34,7 +34,7 @@ pub(crate) fn scan_bytes(
 ) -> PyResult<String> {
     let options = options(limits)?;
     let cancel = options.cancel.clone();
-    run::watched(py, true, &cancel, || {
+    run::interruptible_if(py, true, &cancel, || {
         scan::scan_bytes(Arc::new(data), &options).map(|report| report.to_json())
     })
 }

@@ -1,4 +1,4 @@
-//! `Stream`: the shell around tensors that are made ahead.
+//! `Stream`: the Python class of a stream of tensors.
 
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
@@ -6,107 +6,119 @@ use std::time::Duration;
 use pyo3::prelude::*;
 
 use super::buffer::Buffer;
+use super::request::RequestArgs;
 use super::run;
-use super::tensor::{Tensor, Wanted};
-use crate::checkpoint::{Failed, Flow, Given, Made, Step, Stop, Stream as Core};
+use super::tensor::Tensor;
+use crate::checkpoint::{
+    Output, StopHandle, Stream as Core, StreamItem, StreamOptions, StreamStep, TensorError,
+};
 use crate::error::{Code, Error, Kind, Result};
 use crate::stream::Taken;
-use crate::tensor::{Request, Standing, Tensor as Lazy};
+use crate::tensor::{Request, SharedStorage, Tensor as Lazy};
 
-/// How long to wait before Python looks at its signals.
-const TICK: Duration = Duration::from_millis(20);
+/// How often Python's signal handlers run while a consumer waits.
+const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Tensors that are made ahead of whoever takes them.
+/// A stream of tensors that are materialized ahead of the consumer.
 #[pyclass(frozen, module = "rustload._rustload")]
 pub(crate) struct Stream {
     core: Mutex<Core>,
-    stop: Stop,
+    stop: StopHandle,
 }
 
-/// A stream of these tensors, each made as `wanted` at its number in `which` says.
+/// A stream of these tensors, each materialized as the request `wanted[which[i]]` says.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "one for each keyword of the Python function")]
-#[pyo3(signature = (tensors, wanted, which, *, window, threads, by_file, standing, whole))]
+#[pyo3(signature = (tensors, wanted, which, *, window, threads, by_file, share_storages, results_kept))]
 pub(crate) fn stream(
     tensors: Vec<PyRef<'_, Tensor>>,
-    wanted: Vec<Wanted>,
+    wanted: Vec<RequestArgs>,
     which: Vec<usize>,
     window: u64,
     threads: Option<usize>,
     by_file: bool,
-    standing: bool,
-    whole: bool,
+    share_storages: bool,
+    results_kept: bool,
 ) -> PyResult<Stream> {
-    let wishes = wishes(&tensors, wanted, which)?;
-    let core = Core::new(wishes, Flow { window, threads, by_file, standing, whole });
-    Ok(Stream { stop: core.stop(), core: Mutex::new(core) })
+    let requests = requests(&tensors, wanted, which)?;
+    let core = Core::new(requests, StreamOptions { window, threads, by_file, share_storages, results_kept });
+    Ok(Stream { stop: core.stop_handle(), core: Mutex::new(core) })
 }
 
-/// The tensors, each with the request at its number in `which`.
-pub(super) fn wishes(
+/// Pairs each tensor with its request, `wanted[which[i]]`. Fails where `which` is out of bounds.
+pub(super) fn requests(
     tensors: &[PyRef<'_, Tensor>],
-    wanted: Vec<Wanted>,
+    wanted: Vec<RequestArgs>,
     which: Vec<usize>,
 ) -> PyResult<Vec<(Lazy, Request)>> {
-    let requests = wanted.into_iter().map(Wanted::request).collect::<PyResult<Vec<_>>>()?;
-    let wishes = tensors.iter().zip(which).map(|(tensor, which)| {
+    let requests = wanted.into_iter().map(RequestArgs::request).collect::<PyResult<Vec<_>>>()?;
+    let pairs = tensors.iter().zip(which).map(|(tensor, which)| {
         let request = requests.get(which).cloned();
         request.map(|request| (tensor.0.clone(), request))
     });
-    let wishes = wishes.collect::<Option<Vec<_>>>();
-    wishes.ok_or_else(|| Error::new(Code::Value, "which= names a request that is not there").into())
+    let pairs = pairs.collect::<Option<Vec<_>>>();
+    pairs.ok_or_else(|| {
+        Error::new(Code::Value, "which= has the index of a request that does not exist").into()
+    })
 }
 
-/// The order in which a stream of these tensors would give them: place in the list, place of the first with the same
-/// elements, and whether they come again.
+/// The order in which a stream of these tensors would give them: index, index of the first request with the same result, and
+/// whether a later one has it too.
 #[pyfunction]
 #[pyo3(signature = (tensors, wanted, which, *, by_file))]
 pub(crate) fn steps(
     tensors: Vec<PyRef<'_, Tensor>>,
-    wanted: Vec<Wanted>,
+    wanted: Vec<RequestArgs>,
     which: Vec<usize>,
     by_file: bool,
 ) -> PyResult<Vec<(usize, usize, bool)>> {
-    let steps = Core::steps(&wishes(&tensors, wanted, which)?, by_file);
-    Ok(steps.into_iter().map(|Step { index, first, again }| (index, first, again)).collect())
+    let steps = Core::steps(&requests(&tensors, wanted, which)?, by_file);
+    Ok(steps
+        .into_iter()
+        .map(|StreamStep { index, first, has_later_alias }| (index, first, has_later_alias))
+        .collect())
 }
 
-/// A tensor's place in the list, that of the first with its elements, whether they come again, and what was made.
+/// Index, index of the first request with the same result, whether a later one has it too, how to make the tensor on a shared
+/// storage, and the result.
 type Next = (usize, usize, bool, Option<&'static str>, Option<Buffer>);
 
 #[pymethods]
 impl Stream {
     fn next(&self, py: Python<'_>) -> PyResult<Option<Next>> {
-        let mut held = self.held()?;
-        let core: &mut Core = &mut held;
-        if core.is_new() {
-            run::detached(py, || Ok(core.begin()))?.map_err(|failed| raise(py, failed))?;
+        let mut guard = self.try_lock()?;
+        let core: &mut Core = &mut guard;
+        if core.is_unstarted() {
+            run::detached(py, || Ok(core.start()))?.map_err(|failed| exception(py, failed))?;
         }
-        // Mostly there is something: then the interpreter is not let go of.
-        let mut taken = core.next(Duration::ZERO).map_err(|failed| raise(py, failed))?;
+        // Mostly an item is ready, and then the call does not detach from the interpreter.
+        let mut taken = core.next(Duration::ZERO).map_err(|failed| exception(py, failed))?;
         while let Taken::Waiting = taken {
             py.check_signals()?;
-            let found = run::detached(py, || Ok(core.next(TICK)))?;
-            taken = found.map_err(|failed| raise(py, failed))?;
+            let found = run::detached(py, || Ok(core.next(SIGNAL_CHECK_INTERVAL)))?;
+            taken = found.map_err(|failed| exception(py, failed))?;
         }
-        let Taken::Item(Given { index, first, again, made }) = taken else { return Ok(None) };
-        Ok(Some(match made {
-            Made::Array(array) => (index, first, again, None, Some(Buffer(array))),
-            Made::Standing(Standing::View) => (index, first, again, Some("view"), None),
-            Made::Standing(Standing::Copy) => (index, first, again, Some("copy"), None),
-            Made::Same => (index, first, again, None, None),
+        let Taken::Item(StreamItem { index, first, has_later_alias, output }) = taken else {
+            return Ok(None);
+        };
+        Ok(Some(match output {
+            Output::Array(array) => (index, first, has_later_alias, None, Some(Buffer(array))),
+            Output::SharedStorage(SharedStorage::View) => (index, first, has_later_alias, Some("view"), None),
+            Output::SharedStorage(SharedStorage::Copy) => (index, first, has_later_alias, Some("copy"), None),
+            Output::Alias => (index, first, has_later_alias, None, None),
         }))
     }
 
     fn order(&self) -> PyResult<Vec<usize>> {
-        Ok(self.held()?.order().to_vec())
+        Ok(self.try_lock()?.order().to_vec())
     }
 
-    /// Not waited for is whoever is in `next`: that may be this very thread, in a signal's handler, or nobody, after a fork.
+    /// Does not wait for a concurrent `next`: that may be this very thread, in a signal handler, or a thread that does not exist
+    /// after a fork.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.stop.stop();
-        let Ok(mut held) = self.held() else { return Ok(()) };
-        let core: &mut Core = &mut held;
+        let Ok(mut guard) = self.try_lock() else { return Ok(()) };
+        let core: &mut Core = &mut guard;
         run::detached(py, || {
             core.close();
             Ok(())
@@ -115,8 +127,8 @@ impl Stream {
 }
 
 impl Stream {
-    /// Not waited for, as above.
-    fn held(&self) -> Result<MutexGuard<'_, Core>> {
+    /// Locks the stream without waiting. Fails while another thread uses it.
+    fn try_lock(&self) -> Result<MutexGuard<'_, Core>> {
         match self.core.try_lock() {
             Ok(core) => Ok(core),
             Err(TryLockError::Poisoned(core)) => Ok(core.into_inner()),
@@ -127,9 +139,9 @@ impl Stream {
     }
 }
 
-/// The exception, which names the tensor in any case.
-pub(super) fn raise(py: Python<'_>, failed: Failed) -> PyErr {
-    let Failed { name, error, .. } = failed;
+/// The exception of an error; a note names the tensor where the error does not.
+pub(super) fn exception(py: Python<'_>, failed: TensorError) -> PyErr {
+    let TensorError { name, error, .. } = failed;
     let is_named = name.is_empty() || (error.member() == Some(&name) && error.kind() != Kind::Io);
     let error = PyErr::from(error);
     if !is_named

@@ -1,4 +1,4 @@
-//! Several tensors seen as one: lazy concatenation and stacking, read into one destination with no copy between.
+//! Lazy concatenation and stacking: the parts are read straight into one destination.
 
 use super::{Order, Request, Tensor};
 use crate::dtype::DType;
@@ -7,25 +7,26 @@ use crate::layout::{Dims, Layout, TensorIndex, numel};
 use crate::sink::{Array, HostBuffer};
 use crate::stream::{self, Fill, Payload};
 
-/// Tensors of one dtype, end to end along one dimension. Nothing is read until it is materialized.
+/// Tensors of one dtype, concatenated along one dimension. Nothing is read until it is materialized.
 #[derive(Clone, Debug)]
 pub struct Joined {
-    /// One at least; of equal shape but along `dim`.
+    /// Never empty. The shapes are equal except along `dim`.
     parts: Vec<Tensor>,
-    /// Of no account where there is one part.
+    /// The concatenated dimension. Meaningless with one part.
     dim: usize,
     shape: Dims,
 }
 
 impl Joined {
-    /// The tensors one after the other along `dim`, which counts from the end if negative.
+    /// Concatenates tensors along `dim`, which counts from the end if negative (`torch.cat`). Fails for an empty list, for
+    /// tensors whose dtypes or other dimensions differ, and for quantized tensors, as each has a scale of its own.
     pub fn concat(parts: Vec<Tensor>, dim: i64) -> Result<Joined> {
         let Some(first) = parts.first() else {
             return Err(Error::new(Code::Value, "there is nothing to join: the list of tensors is empty"));
         };
-        let dim = dimension(dim, first.layout.ndim())?;
+        let dim = resolve_dim(dim, first.layout.ndim())?;
         for part in &parts {
-            check_alike(first, part, dim)?;
+            check_compatible(first, part, dim)?;
             if part.quantization().is_some() {
                 let text = format!("tensor {:?} is quantized, and has a scale of its own", part.name());
                 let error = Error::new(Code::DtypeUnsupported, text);
@@ -40,15 +41,15 @@ impl Joined {
         Ok(Joined { parts, dim, shape })
     }
 
-    /// The tensors side by side along a new dimension `dim`.
+    /// Joins tensors of equal shape along a new dimension `dim` (`torch.stack`). Fails as [`Joined::concat`] does.
     pub fn stack(parts: Vec<Tensor>, dim: i64) -> Result<Joined> {
         let ndim = parts.first().map_or(0, |part| part.layout.ndim());
-        let at = dimension(dim, ndim + 1)?;
-        let mut items = vec![full(); at];
+        let at = resolve_dim(dim, ndim + 1)?;
+        let mut items = vec![full_range(); at];
         items.push(TensorIndex::NewAxis);
         for part in &parts {
-            // No dimension is excepted.
-            check_alike(&parts[0], part, ndim)?;
+            // `ndim` is no dimension, so all of them have to agree.
+            check_compatible(&parts[0], part, ndim)?;
         }
         let parts = parts.iter().map(|part| part.index(&items)).collect::<Result<Vec<_>>>();
         Joined::concat(parts?, at as i64)
@@ -59,7 +60,7 @@ impl Joined {
         self.first().dtype
     }
 
-    /// The dimension along which the parts lie end to end. It says nothing where there is one part.
+    /// The concatenated dimension. Meaningless with one part.
     pub fn dim(&self) -> usize {
         self.dim
     }
@@ -69,29 +70,29 @@ impl Joined {
         &self.shape
     }
 
-    /// The tensors that it is made of, in order.
+    /// The concatenated tensors, in order.
     pub fn parts(&self) -> &[Tensor] {
         &self.parts
     }
 
-    /// Bytes of all elements together.
+    /// Bytes of all elements.
     pub fn nbytes(&self) -> u64 {
         numel(&self.shape).unwrap_or(u64::MAX).saturating_mul(self.dtype().itemsize())
     }
 
-    /// As [`Tensor::work`], for all parts together.
+    /// The sum of [`Tensor::work`] over all parts.
     pub fn work(&self) -> u64 {
         self.parts.iter().fold(0, |sum: u64, part| sum.saturating_add(part.work()))
     }
 
-    /// A part, by basic indexing; parts of the tensors that lie outside it are let go of.
+    /// A slice, by basic indexing. Tensors that lie outside it are dropped. Fails for an index that is out of bounds.
     pub fn index(&self, items: &[TensorIndex]) -> Result<Joined> {
-        // As if it were one tensor: that is what bounds and counts are checked against.
+        // Bounds and counts are checked against the joined shape.
         let shape = Layout::contiguous(&self.shape)?.index(items)?.shape;
         if let [part] = &self.parts[..] {
             return Ok(Joined { parts: vec![part.index(items)?], dim: self.dim, shape });
         }
-        let mut items = explicit(items, self.shape.len());
+        let mut items = expand_ellipsis(items, self.shape.len());
         let consuming = |item: &TensorIndex| !matches!(item, TensorIndex::NewAxis);
         let at = (0..items.len()).filter(|&at| consuming(&items[at])).nth(self.dim);
         let at = at.ok_or_else(|| Error::new(Code::InternalError, "an index lost a dimension"))?;
@@ -101,7 +102,7 @@ impl Joined {
         let mut base = 0_u64;
         for part in &self.parts {
             let size = part.layout.shape[self.dim];
-            if let Some(item) = share(&along, base, size) {
+            if let Some(item) = item_within(&along, base, size) {
                 items[at] = item;
                 parts.push(part.index(&items)?);
             }
@@ -114,41 +115,47 @@ impl Joined {
         Ok(Joined { parts, dim, shape })
     }
 
-    /// The same elements with the dimensions in another order.
+    /// The joined tensor with its dimensions in the order `dims`. Fails where `dims` is no permutation.
     pub fn permute(&self, dims: &[i64]) -> Result<Joined> {
-        self.in_order(&Order::Permute(dims.to_vec()))
+        self.reordered(&Order::Permute(dims.to_vec()))
     }
 
-    /// The same elements with all dimensions reversed.
+    /// The joined tensor with its dimensions in reverse order.
     pub fn reversed(&self) -> Joined {
         let parts = self.parts.iter().map(Tensor::reversed).collect();
         let shape: Dims = self.shape.iter().rev().copied().collect();
         Joined { parts, dim: shape.len().saturating_sub(1).saturating_sub(self.dim), shape }
     }
 
-    fn in_order(&self, order: &Order) -> Result<Joined> {
-        // Strides that number the dimensions say where each of them went.
+    /// The joined tensor with its dimensions in this order.
+    fn reordered(&self, order: &Order) -> Result<Joined> {
+        // Strides that number the dimensions show where the joined one ends up.
         let numbers: Dims = (0..self.shape.len() as u64).collect();
-        let found = order.of(&Layout { shape: self.shape.clone(), strides: numbers, offset: 0 })?;
+        let found = order.apply(&Layout { shape: self.shape.clone(), strides: numbers, offset: 0 })?;
         let dim = found.strides.iter().position(|&number| number == self.dim as u64).unwrap_or(0);
-        let parts = self.parts.iter().map(|part| part.with(|layout| order.of(layout)));
+        let parts = self.parts.iter().map(|part| part.map_layouts(|layout| order.apply(layout)));
         Ok(Joined { parts: parts.collect::<Result<_>>()?, dim, shape: found.shape })
     }
 
-    /// The shape of what a request gives.
-    pub fn ordered(&self, order: &Order) -> Result<Dims> {
-        Ok(self.in_order(order)?.shape)
+    /// The shape in the order of the result.
+    pub fn result_shape(&self, order: &Order) -> Result<Dims> {
+        Ok(self.reordered(order)?.shape)
     }
 
-    /// The elements in memory, as asked for. Never a view, unless there is only one part.
+    /// Gives the elements as an array in owned memory; with one part, as [`Tensor::materialize`] does.
+    ///
+    /// Fails where `copy=Some(false)` and there are several parts, where a request dequantizes, and as [`Tensor::materialize`] does.
     pub fn materialize(&self, request: &Request) -> Result<Array> {
         if let [part] = &self.parts[..] {
             return part.materialize(request);
         }
         if request.copy == Some(false) {
-            return Err(Error::new(Code::Buffer, "tensors that are joined lie apart, which needs a copy"));
+            return Err(Error::new(
+                Code::Buffer,
+                "joined tensors are not contiguous in the file, which needs a copy",
+            ));
         }
-        let joined = self.in_order(&request.order)?;
+        let joined = self.reordered(&request.order)?;
         let nbytes = joined.result_bytes(request)?;
         let mut memory = HostBuffer::unfilled(nbytes)?;
         let recycled = memory.is_recycled();
@@ -156,9 +163,9 @@ impl Joined {
         Array::owned(memory.filled(), request.dtype.unwrap_or(self.dtype()), joined.shape)
     }
 
-    /// Writes the elements, C-contiguous in the order asked for, into `out`, which has exactly their size.
+    /// Writes the result of a request into `out`, C-contiguous. Fails where `out` does not have exactly the result's size.
     pub fn materialize_into(&self, request: &Request, out: &mut [u8]) -> Result<()> {
-        let joined = self.in_order(&request.order)?;
+        let joined = self.reordered(&request.order)?;
         let nbytes = joined.result_bytes(request)?;
         if nbytes != out.len() as u64 {
             let text = format!("the result takes {nbytes} byte(s), the destination has {}", out.len());
@@ -170,11 +177,11 @@ impl Joined {
     fn result_bytes(&self, request: &Request) -> Result<u64> {
         let dtype = request.dtype.unwrap_or(self.dtype());
         for part in &self.parts {
-            if part.dequantizes(request).is_some() {
+            if part.dequantization(request).is_some() {
                 let text = "quantized tensors are dequantized one by one, not joined";
-                return part.place(Err(Error::new(Code::Value, text)));
+                return part.with_context(Err(Error::new(Code::Value, text)));
             }
-            part.place(part.result_bytes(&part.layout, dtype))?;
+            part.with_context(part.result_bytes(&part.layout, dtype))?;
         }
         let itemsize = dtype.itemsize();
         numel(&self.shape).and_then(|numel| numel.checked_mul(itemsize)).ok_or_else(too_large)
@@ -182,18 +189,19 @@ impl Joined {
 
     fn fill(&self, request: &Request, recycled: bool, out: &mut [u8]) -> Result<()> {
         let dtype = request.dtype.unwrap_or(self.dtype());
-        let ready = |part: &Tensor| -> Result<(Payload, Layout, Fill)> {
-            let how = part.how(dtype, request, recycled)?;
-            Ok((part.checkpoint.payload(part.storage(), &request.cancel)?, part.layout.clone(), how))
+        let open = |part: &Tensor| -> Result<(Payload, Layout, Fill)> {
+            let how = part.fill_options(dtype, request, recycled)?;
+            Ok((part.opened.payload(part.storage(), &request.cancel)?, part.layout.clone(), how))
         };
-        let parts = self.parts.iter().map(|part| part.place(ready(part))).collect::<Result<Vec<_>>>()?;
+        let parts =
+            self.parts.iter().map(|part| part.with_context(open(part))).collect::<Result<Vec<_>>>()?;
         let dim = if self.parts.len() == 1 { 0 } else { self.dim };
         stream::fill_joined(parts, dim, request.threads, out)
-            .map_err(|(part, error)| self.parts.get(part).unwrap_or(self.first()).placed(error))
+            .map_err(|(part, error)| self.parts.get(part).unwrap_or(self.first()).add_context(error))
     }
 
     fn first(&self) -> &Tensor {
-        // There is one: `concat` refuses an empty list, and indexing keeps one at least.
+        // `concat` refuses an empty list, and indexing keeps at least one part.
         &self.parts[0]
     }
 }
@@ -202,11 +210,12 @@ fn too_large() -> Error {
     Error::new(Code::Value, "the joined tensor's size does not fit 64 bits")
 }
 
-fn full() -> TensorIndex {
+fn full_range() -> TensorIndex {
     TensorIndex::Range { start: None, stop: None, step: None }
 }
 
-fn dimension(dim: i64, ndim: usize) -> Result<usize> {
+/// The dimension that `dim` means, counted from the end if negative. Fails where it is out of bounds.
+fn resolve_dim(dim: i64, ndim: usize) -> Result<usize> {
     let from_start = if dim < 0 { dim.saturating_add(ndim as i64) } else { dim };
     usize::try_from(from_start)
         .ok()
@@ -214,7 +223,8 @@ fn dimension(dim: i64, ndim: usize) -> Result<usize> {
         .ok_or_else(|| Error::new(Code::Index, format!("dim={dim} is out of bounds for {ndim} dimension(s)")))
 }
 
-fn check_alike(first: &Tensor, part: &Tensor, dim: usize) -> Result<()> {
+/// Fails unless dtypes and shapes agree, except along `dim`.
+fn check_compatible(first: &Tensor, part: &Tensor, dim: usize) -> Result<()> {
     let (one, two) = (&first.layout.shape, &part.layout.shape);
     let names = || format!("{:?} and {:?}", first.name(), part.name());
     if first.dtype != part.dtype {
@@ -232,8 +242,8 @@ fn check_alike(first: &Tensor, part: &Tensor, dim: usize) -> Result<()> {
     Ok(())
 }
 
-/// The items with an item for every dimension.
-fn explicit(items: &[TensorIndex], ndim: usize) -> Vec<TensorIndex> {
+/// The items with the ellipsis expanded, so that there is one for every dimension.
+fn expand_ellipsis(items: &[TensorIndex], ndim: usize) -> Vec<TensorIndex> {
     let used =
         items.iter().filter(|item| matches!(item, TensorIndex::At(_) | TensorIndex::Range { .. })).count();
     let missing = ndim.saturating_sub(used);
@@ -242,21 +252,21 @@ fn explicit(items: &[TensorIndex], ndim: usize) -> Vec<TensorIndex> {
     for &item in items {
         match item {
             TensorIndex::Ellipsis => {
-                out.extend(std::iter::repeat_n(full(), missing));
+                out.extend(std::iter::repeat_n(full_range(), missing));
                 expanded = true;
             }
             item => out.push(item),
         }
     }
     if !expanded {
-        out.extend(std::iter::repeat_n(full(), missing));
+        out.extend(std::iter::repeat_n(full_range(), missing));
     }
     out
 }
 
-/// What an index along the joined dimension means for `size` elements of it from `base` on; `None` where none of them is in it.
-/// `along` is the index applied to the numbers of all elements.
-fn share(along: &Layout, base: u64, size: u64) -> Option<TensorIndex> {
+/// Translates an index along the joined dimension to the part that has `size` elements of it from `base` on; `None` where it
+/// selects none of them. `along` is the index applied to the positions of all elements.
+fn item_within(along: &Layout, base: u64, size: u64) -> Option<TensorIndex> {
     let end = base + size;
     let inside = |at: u64| at >= base && at < end;
     let (&[count], &[step]) = (&along.shape[..], &along.strides[..]) else {

@@ -1,4 +1,4 @@
-//! A lazy tensor: numbers that say where elements lie, until somebody asks for them.
+//! A lazy tensor: dtype, shape, strides and offset within a storage. Elements are read when it is materialized.
 
 mod joined;
 mod quantized;
@@ -9,74 +9,74 @@ mod view;
 use std::sync::Arc;
 
 use crate::bytes::Mappings;
-use crate::checkpoint::{Checkpoint, Inner};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::index::Path;
 use crate::kernel::{self, Cast, Overflow};
 use crate::layout::{Layout, TensorIndex};
 use crate::limits::Limits;
+use crate::opened::Opened;
 use crate::parallel::Cancel;
 use crate::pickle::Handle;
 use crate::sink::{self, Array, HostBuffer, Unfilled};
 use crate::stream::{self, Fill, Signs, Task};
 
 pub use joined::Joined;
-pub use view::Standing;
-pub(crate) use view::{check_bools, is_no_view};
+pub use view::SharedStorage;
+pub(crate) use view::{check_bools, is_view_unavailable};
 
-/// A handle on a tensor of a checkpoint, or on a part of one. Cloning is cheap; nothing is read until it is materialized.
+/// A lazy handle on a tensor of a checkpoint, or on a slice of one. Cloning is cheap; nothing is read until it is materialized.
 #[derive(Clone, Debug)]
 pub struct Tensor {
-    pub(crate) checkpoint: Arc<Inner>,
-    /// Which file, and which tensor of it.
+    pub(crate) opened: Arc<Opened>,
+    /// The shard, and the tensor's number within it.
     pub(crate) id: (u32, u32),
-    /// The name it was asked for by; a module's buffers that are not saved by name have none.
+    /// The entry of the name that it was looked up by; `None` for a tensor that has no name, such as a non-persistent buffer.
     pub(crate) entry: Option<u32>,
     pub(crate) dtype: DType,
     pub(crate) layout: Layout,
-    /// Of a tensor with a scale for each step along a dimension: which scale is whose.
-    pub(crate) channels: Option<Box<Layout>>,
+    /// Of a tensor quantized per channel: the layout that maps each element to the index of its scale.
+    pub(crate) channel_layout: Option<Box<Layout>>,
 }
 
-/// The order in which dimensions are wanted.
+/// The order of a result's dimensions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Order {
     /// As in the file.
     #[default]
     Same,
-    /// The last two swapped.
+    /// The last two dimensions swapped.
     Transpose,
     /// A full permutation; negative numbers count from the end.
     Permute(Vec<i64>),
 }
 
-/// What to make of a tensor.
+/// How to materialize a tensor.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
-    /// The dtype; `None` for the file's.
+    /// The result's dtype; `None` for the file's.
     pub dtype: Option<DType>,
-    /// The order of dimensions.
+    /// The order of the result's dimensions.
     pub order: Order,
-    /// `Some(true)`: owned memory; `Some(false)`: a view or an error; `None`: a view where one is possible.
+    /// `Some(true)`: owned memory; `Some(false)`: a view, or an error; `None`: a view where one is possible, else owned memory.
     pub copy: Option<bool>,
-    /// Whether a cast may change the kind of number downwards.
+    /// Whether a cast may be to a narrower kind of number (complex to float, float to integer).
     pub allow_lossy: bool,
-    /// What a cast to fp8 makes of values that are too large.
+    /// What a cast to fp8 makes of values that are out of range.
     pub overflow: Overflow,
-    /// Whether a quantized tensor's integers become the numbers that they stand for.
+    /// Whether to dequantize a quantized tensor.
     pub dequantize: bool,
-    /// Threads to use; `None` for one per core where the work is worth it.
+    /// Threads to use; `None` for one per core, or one alone where the work is too small for more.
     pub threads: Option<usize>,
-    /// The mappings that a view is of; `None` for those that all views of the checkpoint share.
+    /// The mappings that a view is of; `None` for the one that all views of the checkpoint share.
     pub mappings: Option<Arc<Mappings>>,
-    /// The request to stop.
+    /// The token that cancels the work.
     pub cancel: Cancel,
 }
 
 impl Order {
-    /// A layout in this order.
-    fn of(&self, layout: &Layout) -> Result<Layout> {
+    /// The layout with its dimensions in this order.
+    fn apply(&self, layout: &Layout) -> Result<Layout> {
         match self {
             Order::Same => Ok(layout.clone()),
             Order::Transpose => layout.transpose(),
@@ -86,66 +86,73 @@ impl Order {
 }
 
 impl Request {
-    /// Whether two requests for the same elements give the same result.
-    pub(crate) fn gives_as(&self, other: &Request) -> bool {
+    /// Whether both requests have the same result for the same elements. Threads and cancellation do not count.
+    pub(crate) fn is_equivalent_to(&self, other: &Request) -> bool {
         let of = |request: &Request| (request.dtype, request.copy, request.allow_lossy, request.overflow);
         of(self) == of(other) && self.order == other.order && self.dequantize == other.dequantize
     }
 }
 
-/// What materializing a tensor comes to.
+/// How a tensor is materialized for one request.
 #[derive(Debug)]
-pub(crate) enum Prospect {
-    /// A view, which is there already.
+pub(crate) enum MaterializePlan {
+    /// A view, which needs no more work.
     View(Array),
-    /// Memory that is to be filled.
-    Owned(Owned),
+    /// Memory to allocate and fill.
+    Owned(OwnedPlan),
 }
 
-/// An owned result that is still to be made.
+/// The size, layout and dtype of a result in memory of its own.
 #[derive(Debug)]
-pub(crate) struct Owned {
-    /// The elements in the order wanted.
+pub(crate) struct OwnedPlan {
+    /// The source layout in the order of the result.
     layout: Layout,
     dtype: DType,
     /// Bytes of the result.
     nbytes: u64,
-    /// Where in a block of the disk its first byte is best put.
-    phase: u64,
+    /// Offset of the first byte within a block of the disk, so that direct reads need no bounce buffer.
+    block_offset: u64,
 }
 
-impl Owned {
-    /// Memory for the result, to be filled.
+impl OwnedPlan {
+    /// Allocates memory for the result.
     pub(crate) fn memory(&self) -> Result<Unfilled> {
-        HostBuffer::unfilled_at(self.nbytes, self.phase)
+        HostBuffer::unfilled_at(self.nbytes, self.block_offset)
     }
 
-    /// The result, once its memory is filled.
+    /// The array on the filled memory.
     pub(crate) fn finish(self, memory: HostBuffer) -> Result<Array> {
         Array::owned(memory, self.dtype, self.layout.shape)
     }
 }
 
 impl Tensor {
-    /// The tensor of an opened file; `entry` is the name it was asked for by.
-    pub(crate) fn new(checkpoint: &Arc<Inner>, id: (u32, u32), entry: Option<u32>) -> Tensor {
-        let known = checkpoint.tensor(id);
+    /// The tensor with this id; `entry` is the name that it was looked up by.
+    pub(crate) fn new(opened: &Arc<Opened>, id: (u32, u32), entry: Option<u32>) -> Tensor {
+        let known = opened.tensor(id);
         let (dtype, layout) = (known.dtype(), known.layout().clone());
-        let channels = quantized::channels(checkpoint, id, &layout);
-        Tensor { checkpoint: checkpoint.clone(), id, entry, dtype, layout, channels }
+        let channel_layout = quantized::channel_layout(opened, id, &layout);
+        Tensor { opened: opened.clone(), id, entry, dtype, layout, channel_layout }
     }
 
-    /// The name in the checkpoint; empty for a tensor that only the object tree leads to.
+    /// Tensor number `tensor` of file `shard`, without a name; `None` where there is no such tensor.
+    pub(crate) fn unnamed(opened: &Arc<Opened>, shard: usize, tensor: u32) -> Option<Tensor> {
+        let id = (u32::try_from(shard).ok()?, tensor);
+        opened.shards.get(shard)?.index.tensors.get(tensor as usize)?;
+        Some(Tensor::new(opened, id, None))
+    }
+
+    /// The name in the checkpoint; empty for a tensor that is reachable through the object tree alone.
     pub fn name(&self) -> &str {
-        self.entry.map_or("", |entry| &self.checkpoint.entry(entry).name)
+        self.entry.map_or("", |entry| &self.opened.entry(entry).name)
     }
 
-    /// The way from the checkpoint's root, for a tensor that has a name.
+    /// The path from the root of the object tree; `None` for a tensor without a name.
     pub fn path(&self) -> Option<&Path> {
-        self.entry.map(|entry| &self.checkpoint.entry(entry).path)
+        self.entry.map(|entry| &self.opened.entry(entry).path)
     }
 
-    /// Which file of the checkpoint holds it.
+    /// The number of the file that holds it.
     pub fn shard(&self) -> u32 {
         self.id.0
     }
@@ -160,81 +167,81 @@ impl Tensor {
         &self.layout
     }
 
-    /// Bytes of all elements together.
+    /// Bytes of all elements.
     pub fn nbytes(&self) -> u64 {
         self.layout.numel().saturating_mul(self.dtype.itemsize())
     }
 
-    /// Whether the file has it as a `torch.nn.Parameter`.
+    /// Whether it was saved as a `torch.nn.Parameter`.
     pub fn is_parameter(&self) -> bool {
-        self.checkpoint.tensor(self.id).flags.parameter
+        self.opened.tensor(self.id).flags.parameter
     }
 
-    /// Whether it was saved on the meta device, so that there are no elements to be had.
+    /// Whether it was saved on the meta device, so that the file has no elements.
     pub fn is_meta(&self) -> bool {
-        self.checkpoint.tensor(self.id).flags.meta
+        self.opened.tensor(self.id).flags.meta
     }
 
-    /// The subclass of `torch.Tensor` that the file has it as, as `module.name`.
+    /// The subclass of `torch.Tensor` that it was saved as, as `module.name`; `None` for a plain tensor.
     pub fn class_name(&self) -> Option<String> {
-        let class = self.checkpoint.extra(self.id)?.class?;
-        Some(self.checkpoint.tree(self.shard())?.name_of(class))
+        let class = self.opened.extra(self.id)?.class?;
+        Some(self.opened.tree(self.shard())?.name_of(class))
     }
 
-    /// What the file sets on it: each a dict of attributes, or a pair of such a dict and one of slots.
+    /// The attributes that the file sets on it: each a dict of attributes, or a pair of such a dict and a dict of slots.
     pub fn states(&self) -> &[Handle] {
-        self.checkpoint.extra(self.id).map_or(&[], |extra| &extra.states)
+        self.opened.extra(self.id).map_or(&[], |extra| &extra.states)
     }
 
-    /// Whether the file says that it wants gradients.
+    /// Whether it was saved with `requires_grad=True`.
     pub fn requires_grad(&self) -> bool {
-        self.checkpoint.tensor(self.id).flags.requires_grad
+        self.opened.tensor(self.id).flags.requires_grad
     }
 
-    /// Whether its imaginary parts are to be negated, which torch does lazily.
+    /// Whether it was saved with torch's lazy conjugate bit: readers negate the imaginary parts.
     pub fn is_conjugate(&self) -> bool {
-        self.checkpoint.tensor(self.id).flags.conjugate
+        self.opened.tensor(self.id).flags.conjugate
     }
 
-    /// Whether its values are to be negated, which torch does lazily.
+    /// Whether it was saved with torch's lazy negative bit: readers negate the values.
     pub fn is_negative(&self) -> bool {
-        self.checkpoint.tensor(self.id).flags.negative
+        self.opened.tensor(self.id).flags.negative
     }
 
-    /// A number for the storage, the same for all tensors that share it.
+    /// The id of its storage (shard and number), the same for all tensors that share the storage.
     pub fn storage(&self) -> (u32, u32) {
-        (self.shard(), self.checkpoint.tensor(self.id).storage())
+        (self.shard(), self.opened.tensor(self.id).storage())
     }
 
-    /// Which file it is in, and which tensor of that file it is, or is a part of.
+    /// The shard, and the number within it of the tensor that this is or is a slice of.
     pub fn id(&self) -> (u32, u32) {
         self.id
     }
 
-    /// A number for its file, the same for all tensors in it; files of one checkpoint are in shard order.
+    /// An id of its file, the same for all tensors in it. The ids of one checkpoint's files sort in shard order.
     pub(crate) fn file(&self) -> (usize, u32) {
-        (Arc::as_ptr(&self.checkpoint).addr(), self.shard())
+        (Arc::as_ptr(&self.opened).addr(), self.shard())
     }
 
-    /// Where the first element lies in the file, in bytes; for a member of an archive, near enough to sort by.
+    /// The byte offset of the first element in the file. Within an archive it is approximate: good for sorting only.
     pub(crate) fn position(&self) -> u64 {
         let offset = self.layout.offset.saturating_mul(self.dtype.itemsize());
-        self.checkpoint.position(self.storage()).saturating_add(offset)
+        self.opened.position(self.storage()).saturating_add(offset)
     }
 
-    /// Whether it is all of a storage that no other name lies in, so that it stands on nothing that is shared.
-    pub(crate) fn is_alone(&self) -> bool {
+    /// Whether it covers a whole storage that no other name uses.
+    pub(crate) fn has_own_storage(&self) -> bool {
         let storage = self.storage();
         self.layout.offset == 0
-            && self.nbytes() == self.checkpoint.storage(storage).nbytes
+            && self.nbytes() == self.opened.storage(storage).nbytes
             && self.layout.is_contiguous()
-            && !self.checkpoint.is_shared(storage)
+            && !self.opened.is_shared(storage)
     }
 
-    /// Whether both are the same elements of the same storage, in the same order.
-    pub(crate) fn is_tied_to(&self, other: &Tensor) -> bool {
+    /// Whether both have the same elements: equal storage, dtype, layout and lazy signs.
+    pub(crate) fn is_alias_of(&self, other: &Tensor) -> bool {
         let signs = |tensor: &Tensor| {
-            let flags = tensor.checkpoint.tensor(tensor.id).flags;
+            let flags = tensor.opened.tensor(tensor.id).flags;
             (flags.conjugate, flags.negative)
         };
         self.file() == other.file()
@@ -243,41 +250,42 @@ impl Tensor {
             && signs(self) == signs(other)
     }
 
-    /// The checkpoint it belongs to.
-    pub fn checkpoint(&self) -> Checkpoint {
-        Checkpoint::from_inner(self.checkpoint.clone())
-    }
-
-    /// A part, by basic indexing.
+    /// A slice of the tensor, by basic indexing. Fails for an index that is out of bounds.
     pub fn index(&self, items: &[TensorIndex]) -> Result<Tensor> {
-        self.with(|layout| layout.index(items))
+        self.map_layouts(|layout| layout.index(items))
     }
 
-    /// The same elements with the dimensions in another order.
+    /// The tensor with its dimensions in the order `dims`. Fails where `dims` is no permutation.
     pub fn permute(&self, dims: &[i64]) -> Result<Tensor> {
-        self.with(|layout| layout.permute(dims))
+        self.map_layouts(|layout| layout.permute(dims))
     }
 
-    /// The same elements with all dimensions reversed.
+    /// The tensor with its dimensions in reverse order.
     pub fn reversed(&self) -> Tensor {
-        let channels = self.channels.as_deref().map(|channels| Box::new(channels.reversed()));
-        Tensor { layout: self.layout.reversed(), channels, ..self.clone() }
+        let channel_layout =
+            self.channel_layout.as_deref().map(|channel_layout| Box::new(channel_layout.reversed()));
+        Tensor { layout: self.layout.reversed(), channel_layout, ..self.clone() }
     }
 
-    fn with(&self, narrow: impl Fn(&Layout) -> Result<Layout>) -> Result<Tensor> {
-        let channels = self.channels.as_deref().map(|channels| narrow(channels).map(Box::new)).transpose()?;
-        Ok(Tensor { layout: narrow(&self.layout)?, channels, ..self.clone() })
+    /// Applies `map` to the layout of the elements and to that of the scales.
+    fn map_layouts(&self, map: impl Fn(&Layout) -> Result<Layout>) -> Result<Tensor> {
+        let channel_layout =
+            self.channel_layout.as_deref().map(|layout| map(layout).map(Box::new)).transpose()?;
+        Ok(Tensor { layout: map(&self.layout)?, channel_layout, ..self.clone() })
     }
 
-    /// The elements in memory, as asked for.
+    /// Gives the elements as an array: a view of the file's mapping, or owned memory.
+    ///
+    /// Fails where `copy=Some(false)` and no view is possible, for a lossy cast that is not allowed, for a tensor on the meta
+    /// device, and where the file cannot be read or has changed.
     pub fn materialize(&self, request: &Request) -> Result<Array> {
-        self.place(self.materialize_here(request))
+        self.with_context(self.try_materialize(request))
     }
 
-    fn materialize_here(&self, request: &Request) -> Result<Array> {
-        match self.prospect(request)? {
-            Prospect::View(view) => Ok(view),
-            Prospect::Owned(owned) => {
+    fn try_materialize(&self, request: &Request) -> Result<Array> {
+        match self.materialize_plan(request)? {
+            MaterializePlan::View(view) => Ok(view),
+            MaterializePlan::Owned(owned) => {
                 let mut memory = owned.memory()?;
                 let recycled = memory.is_recycled();
                 self.fill(&owned.layout, owned.dtype, request, recycled, memory.bytes_mut())?;
@@ -286,130 +294,130 @@ impl Tensor {
         }
     }
 
-    /// Bytes to go through: its own, those of the storage where that has to be inflated, and those between bools, which are
-    /// looked at.
+    /// Bytes to process: its own; the storage's where that is compressed; all from the first to the last bool, which are validated.
     pub fn work(&self) -> u64 {
         let bools = match self.dtype {
             DType::Bool => self.layout.end().unwrap_or(0).saturating_sub(self.layout.offset),
             _ => 0,
         };
-        self.nbytes().max(self.inflated()).max(bools)
+        self.nbytes().max(self.inflated_bytes()).max(bools)
     }
 
-    /// Bytes to go through for a request, read or written.
+    /// Bytes to process for a request: the larger of source and result, and 0 for a view.
     pub fn work_for(&self, request: &Request) -> u64 {
         let result = stream::result_bytes(&self.layout, self.result_dtype(request)).unwrap_or(u64::MAX);
         if self.is_view(request) { 0 } else { self.work().max(result) }
     }
 
-    /// Bytes of memory that the result of a request takes at most; none where it is a view.
+    /// The most memory that the result of a request occupies, in bytes; 0 for a view.
     pub(crate) fn footprint(&self, request: &Request) -> u64 {
         let result = stream::result_bytes(&self.layout, self.result_dtype(request));
         if self.is_view(request) { 0 } else { sink::footprint(result.unwrap_or(u64::MAX)) }
     }
 
-    /// Whether a view answers a request, for which nothing is read.
+    /// Whether the result of a request is a view that needs no reads. False for bools, which have to be validated.
     pub fn is_view(&self, request: &Request) -> bool {
         let may_be = request.copy != Some(true) && self.dtype != DType::Bool && !self.is_converted(request);
         may_be && self.view(request.copy, &request.cancel, request.mappings.as_deref()).is_ok()
     }
 
-    /// Whether a request changes dtype, order or numbers.
+    /// Whether a request casts, permutes or dequantizes.
     pub(crate) fn is_converted(&self, request: &Request) -> bool {
         self.result_dtype(request) != self.dtype
             || request.order != Order::Same
-            || self.dequantizes(request).is_some()
+            || self.dequantization(request).is_some()
     }
 
-    /// A view where the request allows one and the file has one, else what memory is to be filled. Reads no more than bools.
-    pub(crate) fn prospect(&self, request: &Request) -> Result<Prospect> {
-        self.check_elements()?;
+    /// Plans a view where the request allows one and the file has one, else an owned result. Reads nothing but bools, which it
+    /// validates before it gives a view of them.
+    pub(crate) fn materialize_plan(&self, request: &Request) -> Result<MaterializePlan> {
+        self.check_not_meta()?;
         let converted = self.is_converted(request);
         if request.copy == Some(false) && converted {
             return Err(Error::new(Code::Buffer, "a cast or transpose needs a copy"));
         }
         if request.copy != Some(true) && !converted {
             match self.view(request.copy, &request.cancel, request.mappings.as_deref()) {
-                Ok(view) => return Ok(Prospect::View(view)),
-                Err(error) if request.copy == Some(false) || !is_no_view(&error) => return Err(error),
+                Ok(view) => return Ok(MaterializePlan::View(view)),
+                Err(error) if request.copy == Some(false) || !is_view_unavailable(&error) => {
+                    return Err(error);
+                }
                 Err(_) => {}
             }
         }
         let dtype = self.result_dtype(request);
-        let layout = self.ordered(&request.order)?;
+        let layout = self.result_layout(&request.order)?;
         let nbytes = self.result_bytes(&layout, dtype)?;
-        let phase = self.phase(&layout, dtype, nbytes, request);
-        Ok(Prospect::Owned(Owned { layout, dtype, nbytes, phase }))
+        let block_offset = self.block_offset(&layout, dtype, nbytes, request);
+        Ok(MaterializePlan::Owned(OwnedPlan { layout, dtype, nbytes, block_offset }))
     }
 
-    /// Bytes that an owned result needs while it is made: its own, and those of the storage where that has to be inflated.
-    pub(crate) fn weight(&self, owned: &Owned) -> u64 {
-        sink::footprint(owned.nbytes.saturating_add(owned.phase)).saturating_add(self.inflated())
+    /// Memory in use while an owned result is made, in bytes: the result's, and the inflated storage's.
+    pub(crate) fn peak_bytes(&self, owned: &OwnedPlan) -> u64 {
+        sink::footprint(owned.nbytes.saturating_add(owned.block_offset)).saturating_add(self.inflated_bytes())
     }
 
-    /// Bytes of the storage where that has to be inflated.
-    fn inflated(&self) -> u64 {
-        if self.checkpoint.is_compressed(self.storage()) {
-            self.checkpoint.storage(self.storage()).nbytes
-        } else {
-            0
-        }
+    /// Bytes of the storage once it is inflated; 0 where it is not compressed.
+    fn inflated_bytes(&self) -> u64 {
+        if self.opened.is_compressed(self.storage()) { self.opened.storage(self.storage()).nbytes } else { 0 }
     }
 
-    /// Where in a block of the disk a result's first byte is best put. What is wrong with the request is told when it is made.
-    fn phase(&self, layout: &Layout, dtype: DType, nbytes: u64, request: &Request) -> u64 {
+    /// The offset within a block of the disk at which a result's first byte is to be, so that direct reads need no bounce
+    /// buffer; 0 where it does not matter. An invalid request gives 0 too: filling the result reports its error.
+    fn block_offset(&self, layout: &Layout, dtype: DType, nbytes: u64, request: &Request) -> u64 {
         if !stream::is_worth_aligning(nbytes) || self.is_converted(request) {
             return 0;
         }
-        match (self.checkpoint.stored(self.storage()), self.how(dtype, request, false)) {
+        match (self.opened.stored_payload(self.storage()), self.fill_options(dtype, request, false)) {
             (Ok(Some(payload)), Ok(how)) => stream::destination_offset(&payload, layout, &how),
             _ => 0,
         }
     }
 
-    /// The work of filling memory with an owned result; none where it is done by now, as for what is dequantized.
-    pub(crate) fn task<'a>(
+    /// The task that fills memory with an owned result. A dequantized result is filled at once, and gives `None`.
+    pub(crate) fn fill_task<'a>(
         &self,
-        owned: &Owned,
+        owned: &OwnedPlan,
         request: &Request,
         memory: &'a mut Unfilled,
     ) -> Result<Option<Task<'a>>> {
-        if self.dequantizes(request).is_some() {
+        if self.dequantization(request).is_some() {
             self.fill(&owned.layout, owned.dtype, request, false, memory.bytes_mut())?;
             return Ok(None);
         }
-        let how = self.how(owned.dtype, request, memory.is_recycled())?;
+        let how = self.fill_options(owned.dtype, request, memory.is_recycled())?;
         let out = memory.bytes_mut();
-        let payload = self.checkpoint.payload(self.storage(), &request.cancel)?;
+        let payload = self.opened.payload(self.storage(), &request.cancel)?;
         Ok(Some(Task { payload, layout: owned.layout.clone(), how, out }))
     }
 
-    /// Writes the elements, C-contiguous in the order asked for, into `out`, which has exactly their size.
+    /// Writes the result of a request into `out`, C-contiguous. Fails where `out` does not have exactly the result's size.
     pub fn materialize_into(&self, request: &Request, out: &mut [u8]) -> Result<()> {
-        self.place(self.check_elements())?;
-        let layout = self.ordered(&request.order)?;
+        self.with_context(self.check_not_meta())?;
+        let layout = self.result_layout(&request.order)?;
         let dtype = self.result_dtype(request);
         let nbytes = stream::result_bytes(&layout, dtype).unwrap_or(u64::MAX);
         if nbytes != out.len() as u64 {
             let text = format!("the result takes {nbytes} byte(s), the destination has {}", out.len());
-            return self.place(Err(Error::new(Code::Value, text)));
+            return self.with_context(Err(Error::new(Code::Value, text)));
         }
-        // The caller's memory: nobody knows whether it was touched before.
-        self.place(self.fill(&layout, dtype, request, false, out))
+        // The caller's memory may not be faulted in yet, so it does not count as recycled.
+        self.with_context(self.fill(&layout, dtype, request, false, out))
     }
 
-    /// The shape of what a request gives.
-    pub fn ordered(&self, order: &Order) -> Result<Layout> {
-        order.of(&self.layout)
+    /// The layout of the elements in the order of the result.
+    pub fn result_layout(&self, order: &Order) -> Result<Layout> {
+        order.apply(&self.layout)
     }
 
+    /// Bytes of the result; fails over the limit `materialize_bytes` where elements repeat (expanded tensors).
     fn result_bytes(&self, layout: &Layout, dtype: DType) -> Result<u64> {
         let nbytes = stream::result_bytes(layout, dtype);
         if layout.repeats_elements() {
-            let limits = &self.checkpoint.options.limits;
-            let storage = self.checkpoint.storage(self.storage()).nbytes;
-            let most = storage.saturating_mul(limits.materialize_ratio).max(limits.materialize_bytes);
-            Limits::check("materialize_bytes", most, nbytes.unwrap_or(u64::MAX))?;
+            let limits = &self.opened.options.limits;
+            let storage = self.opened.storage(self.storage()).nbytes;
+            let max = storage.saturating_mul(limits.materialize_ratio).max(limits.materialize_bytes);
+            Limits::check("materialize_bytes", max, nbytes.unwrap_or(u64::MAX))?;
         }
         nbytes.ok_or_else(|| Error::new(Code::Memory, "the result does not fit 64 bits"))
     }
@@ -422,14 +430,14 @@ impl Tensor {
         recycled: bool,
         out: &mut [u8],
     ) -> Result<()> {
-        if let Some(quantization) = self.dequantizes(request) {
+        if let Some(quantization) = self.dequantization(request) {
             return self.dequantize(quantization, layout, dtype, request, out);
         }
-        let how = self.how(dtype, request, recycled)?;
-        stream::fill(&self.checkpoint.payload(self.storage(), &request.cancel)?, layout, &how, out)
+        let how = self.fill_options(dtype, request, recycled)?;
+        stream::fill(&self.opened.payload(self.storage(), &request.cancel)?, layout, &how, out)
     }
 
-    fn how(&self, dtype: DType, request: &Request, recycled: bool) -> Result<Fill> {
+    fn fill_options(&self, dtype: DType, request: &Request, recycled: bool) -> Result<Fill> {
         if !request.allow_lossy && kernel::is_lossy(self.dtype, dtype) {
             return Err(Error::new(
                 Code::LossyCast,
@@ -438,7 +446,7 @@ impl Tensor {
         }
         let cast = Cast::new(self.dtype, dtype, request.overflow)?;
         let cast = if recycled { cast.with_non_temporal_stores() } else { cast };
-        let flags = self.checkpoint.tensor(self.id).flags;
+        let flags = self.opened.tensor(self.id).flags;
         Ok(Fill {
             // As in torch: negate(x).to(dtype).
             signs: Signs { conjugate: flags.conjugate, negative: flags.negative },
@@ -448,20 +456,21 @@ impl Tensor {
         })
     }
 
-    /// Fails for a tensor of which the file has no elements.
-    fn check_elements(&self) -> Result<()> {
+    /// Fails for a tensor on the meta device.
+    fn check_not_meta(&self) -> Result<()> {
         if self.is_meta() {
-            self.checkpoint.stored(self.storage())?;
+            self.opened.stored_payload(self.storage())?;
         }
         Ok(())
     }
 
-    fn place<T>(&self, result: Result<T>) -> Result<T> {
-        result.map_err(|error| self.placed(error))
+    /// The result, its error with this tensor's context.
+    fn with_context<T>(&self, result: Result<T>) -> Result<T> {
+        result.map_err(|error| self.add_context(error))
     }
 
-    /// The error with this tensor's name and file; or that the file changed, where that explains it.
-    pub(crate) fn placed(&self, error: Error) -> Error {
-        self.checkpoint.blame(self.shard(), error).in_member(self.name())
+    /// The error with this tensor's name and file, or the error that the file has changed where it has.
+    pub(crate) fn add_context(&self, error: Error) -> Error {
+        self.opened.file_changed_or(self.shard(), error).in_member(self.name())
     }
 }

@@ -1,37 +1,37 @@
-//! Quantized tensors: integers as the numbers they stand for, a block at a time, equal to torch's `dequantize()` to the bit.
+//! Dequantizes tensors a block at a time; results are bit-identical to torch's `dequantize()`.
 
 use std::mem::take;
 
 use super::{Request, Tensor};
-use crate::checkpoint::Inner;
 use crate::dtype::{DType, Kind};
 use crate::error::{Code, Error, Result};
 use crate::index::{Object, Quantization, Scale};
 use crate::kernel::{Cast, convert};
 use crate::layout::{Layout, TensorIndex};
+use crate::opened::Opened;
 use crate::parallel;
 use crate::pickle::Handle;
 use crate::stream::{self, Fill, Payload, Signs};
 
-/// Elements of a block: with their integers and floats, it stays in a core's cache.
-const BLOCK: u64 = 1 << 16;
+/// Elements of a block: its integers and floats fit a core's cache.
+const BLOCK_ELEMENTS: u64 = 1 << 16;
 
-/// A block of a result: where its integers are, which scales are theirs, and its bytes.
+/// A block of a result: the layout of its integers, that of its scales, and its bytes.
 type Block<'a> = (Layout, Option<Layout>, &'a mut [u8]);
 
-/// What to multiply with and which integer is zero, as torch's loops have them.
+/// Scales and zero points, with the arithmetic of torch's kernels. Per channel they are pairs `(zero_point, scale)`.
 enum Scales {
-    /// `scale * (q - zero_point)` in f32, the difference an integer.
-    One(f32, i64),
-    /// `(q - zero_point) * scale`: the difference in f32, the product in f64.
-    Each(Vec<(f32, f64)>),
-    /// The same in f32 (`per_channel_affine_float_qparams`).
-    EachFloat(Vec<(f32, f32)>),
+    /// `per_tensor_affine`: `scale * (q - zero_point)` in f32, the difference an integer.
+    Tensor(f32, i64),
+    /// `per_channel_affine`: `(q - zero_point) * scale`, the difference in f32, the product in f64.
+    Channels(Vec<(f32, f64)>),
+    /// `per_channel_affine_float_qparams`: the same, all in f32.
+    ChannelsFloat(Vec<(f32, f32)>),
 }
 
-/// For a tensor with a scale for each step along a dimension: the layout of a tensor of the same shape on the scales.
-pub(super) fn channels(checkpoint: &Inner, id: (u32, u32), layout: &Layout) -> Option<Box<Layout>> {
-    match &checkpoint.extra(id)?.quantization.as_ref()?.scale {
+/// For a tensor quantized per channel: a layout of the same shape that maps each element to the index of its scale.
+pub(super) fn channel_layout(opened: &Opened, id: (u32, u32), layout: &Layout) -> Option<Box<Layout>> {
+    match &opened.extra(id)?.quantization.as_ref()?.scale {
         Scale::Channel { axis, .. } => {
             let strides = (0..layout.ndim() as u64).map(|dim| u64::from(dim == *axis)).collect();
             Some(Box::new(Layout { shape: layout.shape.clone(), strides, offset: 0 }))
@@ -41,30 +41,31 @@ pub(super) fn channels(checkpoint: &Inner, id: (u32, u32), layout: &Layout) -> O
 }
 
 impl Tensor {
-    /// How the integers stand for numbers, if the file says so.
+    /// The quantization parameters; `None` for a tensor that is not quantized.
     pub fn quantization(&self) -> Option<&Quantization> {
-        self.checkpoint.extra(self.id)?.quantization.as_ref()
+        self.opened.extra(self.id)?.quantization.as_ref()
     }
 
-    /// The quantization, if the request is to undo it.
-    pub(super) fn dequantizes(&self, request: &Request) -> Option<&Quantization> {
+    /// The quantization parameters if the request dequantizes; `None` otherwise.
+    pub(super) fn dequantization(&self, request: &Request) -> Option<&Quantization> {
         self.quantization().filter(|_| request.dequantize)
     }
 
-    /// Whether equal integers stand for equal numbers in both.
-    pub(crate) fn dequantizes_as(&self, other: &Tensor) -> bool {
-        // A handle means something in its own file only.
-        (self.file(), self.quantization(), &self.channels)
-            == (other.file(), other.quantization(), &other.channels)
+    /// Whether equal integers of both have equal values.
+    pub(crate) fn has_same_dequantization(&self, other: &Tensor) -> bool {
+        // Handles to scales are valid within one file only.
+        (self.file(), self.quantization(), &self.channel_layout)
+            == (other.file(), other.quantization(), &other.channel_layout)
     }
 
-    /// The dtype of what a request gives.
+    /// The dtype of the result of a request.
     pub(super) fn result_dtype(&self, request: &Request) -> DType {
-        let own = if self.dequantizes(request).is_some() { DType::F32 } else { self.dtype };
+        let own = if self.dequantization(request).is_some() { DType::F32 } else { self.dtype };
         request.dtype.unwrap_or(own)
     }
 
-    /// Writes the numbers that the integers of `layout` stand for, as floats of `dtype`.
+    /// Writes the dequantized elements of `layout` to `out` as floats of `dtype`. Fails where `dtype` is no float type, and for
+    /// packed integers (several to a byte).
     pub(super) fn dequantize(
         &self,
         quantization: &Quantization,
@@ -74,65 +75,75 @@ impl Tensor {
         out: &mut [u8],
     ) -> Result<()> {
         if quantization.packed.is_some() {
-            let text =
-                format!("{} has several numbers to the byte, which are not unpacked", quantization.dtype);
+            let text = format!(
+                "{} packs several integers in a byte, which cannot be dequantized",
+                quantization.dtype
+            );
             return Err(Error::new(Code::DtypeUnsupported, text));
         }
         if dtype.kind() != Kind::Float {
-            let text = format!("a quantized tensor's numbers are floats, not {dtype}");
+            let text = format!("a tensor is dequantized to a float dtype, not to {dtype}");
             return Err(Error::new(Code::Value, text));
         }
-        let channels = self.channels.as_deref().map(|channels| request.order.of(channels)).transpose()?;
+        let channel_layout = self
+            .channel_layout
+            .as_deref()
+            .map(|channel_layout| request.order.apply(channel_layout))
+            .transpose()?;
         let scales = self.scales(quantization)?;
-        let payload = self.checkpoint.payload(self.storage(), &request.cancel)?;
+        let payload = self.opened.payload(self.storage(), &request.cancel)?;
         let to_ints = Cast::new(self.dtype, DType::I32, request.overflow)?;
         let to_dtype = Cast::new(DType::F32, dtype, request.overflow)?;
         let threads = parallel::threads(out.len() as u64, request.threads);
-        let how =
+        let to_ints =
             Fill { signs: Signs::default(), cast: to_ints, threads: Some(1), cancel: request.cancel.clone() };
-        let blocks = Blocks { layout: layout.clone(), channels, itemsize: dtype.itemsize(), out, done: 0 };
+        let blocks =
+            BlockIter { layout: layout.clone(), channel_layout, itemsize: dtype.itemsize(), out, done: 0 };
         parallel::for_each(threads, blocks, Scratch::default, |scratch, block| {
-            scratch.run(&payload, &how, &scales, to_dtype, block?)
+            scratch.dequantize(&payload, &to_ints, &scales, to_dtype, block?)
         })
     }
 
     fn scales(&self, quantization: &Quantization) -> Result<Scales> {
         Ok(match &quantization.scale {
-            // torch keeps the scale as a double and multiplies with a float.
-            Scale::Tensor { scale, zero_point } => Scales::One(*scale as f32, *zero_point),
+            // torch stores the scale as a double and multiplies with it as a float.
+            Scale::Tensor { scale, zero_point } => Scales::Tensor(*scale as f32, *zero_point),
             Scale::Channel { scales, zero_points, .. } => {
-                let zero_points = self.numbers(*zero_points)?.into_iter().map(|zero| zero as f32);
-                let scales = self.numbers(*scales)?;
+                let zero_points = self.qparams(*zero_points)?.into_iter().map(|zero| zero as f32);
+                let scales = self.qparams(*scales)?;
                 if quantization.scheme == "per_channel_affine_float_qparams" {
-                    Scales::EachFloat(zero_points.zip(scales.into_iter().map(|scale| scale as f32)).collect())
+                    Scales::ChannelsFloat(
+                        zero_points.zip(scales.into_iter().map(|scale| scale as f32)).collect(),
+                    )
                 } else {
-                    Scales::Each(zero_points.zip(scales).collect())
+                    Scales::Channels(zero_points.zip(scales).collect())
                 }
             }
         })
     }
 
-    /// Memory for all elements as another dtype; a limit where elements repeat.
-    pub(super) fn bytes_for(&self, dtype: DType) -> Result<Vec<u8>> {
+    /// Zeroed memory for all elements as another dtype. Fails over the limit `materialize_bytes` where elements repeat.
+    pub(super) fn zeroed_bytes(&self, dtype: DType) -> Result<Vec<u8>> {
         let nbytes = self.result_bytes(&self.layout, dtype)?;
-        let gone = |_| Error::new(Code::Memory, format!("no memory for {nbytes} byte(s)"));
+        let no_memory = |_| Error::new(Code::Memory, format!("no memory for {nbytes} byte(s)"));
         let len = usize::try_from(nbytes).unwrap_or(usize::MAX);
         let mut bytes = Vec::new();
-        bytes.try_reserve_exact(len).map_err(gone)?;
+        bytes.try_reserve_exact(len).map_err(no_memory)?;
         bytes.resize(len, 0);
         Ok(bytes)
     }
 
-    /// The numbers of a tensor or a list, all of them finite.
-    fn numbers(&self, handle: Handle) -> Result<Vec<f64>> {
-        let gone = || Error::new(Code::InternalError, "a quantized tensor's scales are gone");
-        let checkpoint = self.checkpoint();
-        let tree = self.checkpoint.tree(self.shard()).ok_or_else(gone)?;
+    /// Reads scales or zero points, which the file has as a tensor or a list. Fails unless all of them are finite.
+    fn qparams(&self, handle: Handle) -> Result<Vec<f64>> {
+        let missing = || Error::new(Code::InternalError, "a quantized tensor's scales are missing");
+
+        let tree = self.opened.tree(self.shard()).ok_or_else(missing)?;
         let numbers = match tree.get(handle)? {
             Object::Tensor(tensor) => {
-                let tensor = checkpoint.unnamed(self.shard() as usize, tensor).ok_or_else(gone)?;
+                let tensor =
+                    Tensor::unnamed(&self.opened, self.shard() as usize, tensor).ok_or_else(missing)?;
                 let request = Request { dtype: Some(DType::F64), copy: Some(true), ..Request::default() };
-                let mut bytes = tensor.bytes_for(DType::F64)?;
+                let mut bytes = tensor.zeroed_bytes(DType::F64)?;
                 tensor.materialize_into(&request, &mut bytes)?;
                 bytes.as_chunks().0.iter().map(|&number| f64::from_le_bytes(number)).collect()
             }
@@ -140,30 +151,33 @@ impl Tensor {
                 let number = |&item| match tree.get(item)? {
                     Object::Int(number) => Ok(number as f64),
                     Object::Float(number) => Ok(number),
-                    _ => Err(gone()),
+                    _ => Err(missing()),
                 };
                 items.iter().map(number).collect::<Result<Vec<_>>>()?
             }
-            _ => return Err(gone()),
+            _ => return Err(missing()),
         };
         if numbers.iter().all(|number| number.is_finite()) {
             return Ok(numbers);
         }
-        Err(Error::new(Code::TensorBounds, "a quantized tensor's scales hold what is no number"))
+        Err(Error::new(
+            Code::TensorBounds,
+            "a quantized tensor has scales or zero points that are not finite",
+        ))
     }
 }
 
-/// Cuts a result into blocks: ranges of one dimension, with all the dimensions after it whole.
-struct Blocks<'a> {
+/// Cuts a result into blocks: ranges of one dimension, with all inner dimensions whole.
+struct BlockIter<'a> {
     layout: Layout,
-    channels: Option<Layout>,
+    channel_layout: Option<Layout>,
     itemsize: u64,
     out: &'a mut [u8],
-    /// Elements that earlier blocks have.
+    /// Elements in the blocks so far.
     done: u64,
 }
 
-impl<'a> Iterator for Blocks<'a> {
+impl<'a> Iterator for BlockIter<'a> {
     type Item = Result<Block<'a>>;
 
     fn next(&mut self) -> Option<Result<Block<'a>>> {
@@ -171,36 +185,37 @@ impl<'a> Iterator for Blocks<'a> {
     }
 }
 
-impl<'a> Blocks<'a> {
+impl<'a> BlockIter<'a> {
     fn cut(&mut self) -> Result<Block<'a>> {
         let shape = &self.layout.shape;
-        // The first dimension below which everything fits a block.
-        let inside =
+        // The outermost dimension whose items fit a block.
+        let item_elements =
             |dim: usize| shape[dim + 1..].iter().fold(1_u64, |count, &size| count.saturating_mul(size));
-        let dim = (0..shape.len()).find(|&dim| inside(dim) <= BLOCK);
+        let dim = (0..shape.len()).find(|&dim| item_elements(dim) <= BLOCK_ELEMENTS);
         let mut items = Vec::new();
         let mut count = 1;
         if let Some(dim) = dim {
-            let at = |dim: usize| self.done / inside(dim) % shape[dim];
+            let at = |dim: usize| self.done / item_elements(dim) % shape[dim];
             items.extend((0..dim).map(|outer| TensorIndex::At(at(outer) as i64)));
             let start = at(dim);
-            let stop = shape[dim].min(start + (BLOCK / inside(dim)).max(1));
+            let stop = shape[dim].min(start + (BLOCK_ELEMENTS / item_elements(dim)).max(1));
             items.push(TensorIndex::Range { start: Some(start as i64), stop: Some(stop as i64), step: None });
-            count = (stop - start) * inside(dim);
+            count = (stop - start) * item_elements(dim);
         }
-        // The numbers come from the shape itself, so no index is out of bounds.
+        // The bounds come from the shape, so no index is out of bounds.
         let layout = self.layout.index(&items)?;
-        let channels = self.channels.as_ref().map(|channels| channels.index(&items)).transpose()?;
+        let channel_layout =
+            self.channel_layout.as_ref().map(|channel_layout| channel_layout.index(&items)).transpose()?;
         let bytes = usize::try_from(count * self.itemsize).unwrap_or(usize::MAX);
         let gap = || Error::new(Code::InternalError, "a part of the destination would not be written");
         let (block, rest) = take(&mut self.out).split_at_mut_checked(bytes).ok_or_else(gap)?;
         self.out = rest;
         self.done += count;
-        Ok((layout, channels, block))
+        Ok((layout, channel_layout, block))
     }
 }
 
-/// What a thread keeps from block to block.
+/// Buffers that a thread reuses for all its blocks.
 #[derive(Default)]
 struct Scratch {
     ints: Vec<u8>,
@@ -208,46 +223,46 @@ struct Scratch {
 }
 
 impl Scratch {
-    fn run(
+    fn dequantize(
         &mut self,
         payload: &Payload,
-        how: &Fill,
+        to_ints: &Fill,
         scales: &Scales,
         cast: Cast,
-        (layout, channels, out): Block<'_>,
+        (layout, channel_layout, out): Block<'_>,
     ) -> Result<()> {
         let nbytes = layout.numel() as usize * size_of::<i32>();
         self.ints.resize(nbytes, 0);
-        stream::fill(payload, &layout, how, &mut self.ints)?;
+        stream::fill(payload, &layout, to_ints, &mut self.ints)?;
         let ints = self.ints.as_chunks().0.iter().map(|&int| i32::from_le_bytes(int));
         self.floats.clear();
         let floats = &mut self.floats;
-        let mut each = |number: f32| floats.extend_from_slice(&number.to_le_bytes());
-        match (scales, channels) {
-            (Scales::One(scale, zero), _) => {
-                ints.for_each(|int| each(scale * (i64::from(int) - zero) as f32));
+        let mut push = |number: f32| floats.extend_from_slice(&number.to_le_bytes());
+        match (scales, channel_layout) {
+            (Scales::Tensor(scale, zero), _) => {
+                ints.for_each(|int| push(scale * (i64::from(int) - zero) as f32));
             }
-            (Scales::Each(scales), Some(channels)) => {
-                for (int, channel) in ints.zip(offsets(&channels)) {
+            (Scales::Channels(scales), Some(channel_layout)) => {
+                for (int, channel) in ints.zip(offsets(&channel_layout)) {
                     let &(zero, scale) = scale_of(scales, channel)?;
-                    each((f64::from(int as f32 - zero) * scale) as f32);
+                    push((f64::from(int as f32 - zero) * scale) as f32);
                 }
             }
-            (Scales::EachFloat(scales), Some(channels)) => {
-                for (int, channel) in ints.zip(offsets(&channels)) {
+            (Scales::ChannelsFloat(scales), Some(channel_layout)) => {
+                for (int, channel) in ints.zip(offsets(&channel_layout)) {
                     let &(zero, scale) = scale_of(scales, channel)?;
-                    each((int as f32 - zero) * scale);
+                    push((int as f32 - zero) * scale);
                 }
             }
-            _ => return Err(Error::new(Code::InternalError, "nobody knows which scale is whose")),
+            _ => return Err(Error::new(Code::InternalError, "scales per channel have no channel layout")),
         }
         convert(cast, &self.floats, out)
     }
 }
 
 fn scale_of<T>(scales: &[T], channel: u64) -> Result<&T> {
-    let gone = || Error::new(Code::InternalError, "a scale lies outside its tensor");
-    usize::try_from(channel).ok().and_then(|channel| scales.get(channel)).ok_or_else(gone)
+    let outside = || Error::new(Code::InternalError, "a channel is out of bounds of the scales");
+    usize::try_from(channel).ok().and_then(|channel| scales.get(channel)).ok_or_else(outside)
 }
 
 /// The offsets of a layout's elements, in C order.

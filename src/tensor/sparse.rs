@@ -1,5 +1,5 @@
-//! What a sparse tensor's indices must fulfil before anybody relies on them, as torch's `check_invariants` has it: they lie
-//! inside the shape, rows and columns grow, and the parts fit one another. Indices are read a block at a time.
+//! Validates the indices of a sparse tensor, as torch's `check_invariants` does: indices lie inside the shape, those of a row or
+//! column ascend, and the shapes of the parts agree. Indices are read a block at a time.
 
 use super::{Request, Tensor};
 use crate::dtype::{DType, Kind};
@@ -9,14 +9,15 @@ use crate::layout::TensorIndex;
 use crate::parallel::Cancel;
 
 /// Indices that are read at once.
-const BLOCK: u64 = 1 << 16;
+const BLOCK_INDICES: u64 = 1 << 16;
 
-fn wrong(text: String) -> Error {
+fn invariant_error(text: String) -> Error {
     Error::new(Code::SparseInvariant, text)
 }
 
 impl Tensor {
-    /// Checks the parts of a sparse tensor, of which the first is a `self`; `parts` are in the order of the layout.
+    /// Validates the parts of a sparse tensor, given in the order of the layout (torch's `indices, values` or
+    /// `compressed_indices, plain_indices, values`). Fails with [`Code::SparseInvariant`] where an invariant does not hold.
     pub fn check_sparse(
         layout: SparseLayout,
         shape: &[u64],
@@ -24,7 +25,7 @@ impl Tensor {
         parts: &[Tensor],
         cancel: &Cancel,
     ) -> Result<()> {
-        // Indices that repeat are as many as a file says: those that are too many to be copied are not gone through either.
+        // A file can claim any number of indices by a stride of 0, so the limit on copies of repeated elements holds here too.
         for indices in parts.split_last().map_or(parts, |(_values, indices)| indices) {
             indices.result_bytes(&indices.layout, indices.dtype)?;
         }
@@ -35,7 +36,7 @@ impl Tensor {
             (_, [compressed, plain, values]) if layout != SparseLayout::Coo => {
                 Compressed::new(layout, shape, compressed, plain, values)?.check(cancel)
             }
-            _ => Err(wrong(format!("{} does not have {} parts", layout.name(), parts.len()))),
+            _ => Err(invariant_error(format!("{} does not have {} parts", layout.name(), parts.len()))),
         }
     }
 }
@@ -48,57 +49,63 @@ fn check_coo(
     cancel: &Cancel,
 ) -> Result<()> {
     check_ints(indices)?;
-    let (&[sparse, count], Some((&own, dense))) =
+    let (&[sparse_dims, count], Some((&values_count, dense_shape))) =
         (&indices.layout.shape[..], values.layout.shape.split_first())
     else {
-        return Err(wrong("the indices are no matrix, or there are no values".to_owned()));
+        return Err(invariant_error(
+            "the indices are not a matrix, or the values have no dimension".to_owned(),
+        ));
     };
-    let split = usize::try_from(sparse).ok().filter(|&sparse| sparse <= shape.len());
-    if split.is_none_or(|split| shape[split..] != *dense) || own != count {
-        let (of, inside) = (&indices.layout.shape[..], &values.layout.shape[..]);
-        return Err(wrong(format!("indices of {of:?} and values of {inside:?} do not make up {shape:?}")));
+    let split = usize::try_from(sparse_dims).ok().filter(|&dims| dims <= shape.len());
+    if split.is_none_or(|split| shape[split..] != *dense_shape) || values_count != count {
+        let (indices, values) = (&indices.layout.shape[..], &values.layout.shape[..]);
+        let text = format!("indices of {indices:?} and values of {values:?} do not make up {shape:?}");
+        return Err(invariant_error(text));
     }
-    if sparse == 0 {
-        // There are no coordinates to read, and two values have the same.
-        let text = "coordinates [] repeat or come late, but the file calls them coalesced";
-        return if is_coalesced && count > 1 { Err(wrong(text.to_owned())) } else { Ok(()) };
+    if sparse_dims == 0 {
+        // All values have the same, empty coordinates.
+        let text = "coordinates [] are repeated, but the file says that the tensor is coalesced";
+        return if is_coalesced && count > 1 { Err(invariant_error(text.to_owned())) } else { Ok(()) };
     }
-    let mut before: Option<Vec<i64>> = None;
-    let step = (BLOCK / sparse).max(1);
+    let mut previous: Option<Vec<i64>> = None;
+    let step = (BLOCK_INDICES / sparse_dims).max(1);
     for start in (0..count).step_by(step as usize) {
         let stop = count.min(start + step);
         let block = read(&indices.index(&[TensorIndex::Ellipsis, range(start, stop)])?, cancel)?;
         let width = (stop - start) as usize;
         for (row, &size) in block.chunks_exact(width).zip(shape) {
             if let Some(&bad) = row.iter().find(|&&index| !is_below(index, size)) {
-                return Err(wrong(format!("index {bad} lies outside a dimension of size {size}")));
+                return Err(invariant_error(format!("index {bad} lies outside a dimension of size {size}")));
             }
         }
         if is_coalesced {
             for column in 0..width {
-                let place: Vec<i64> = block.iter().skip(column).step_by(width).copied().collect();
-                if before.as_ref().is_some_and(|before| *before >= place) {
+                let coordinates: Vec<i64> = block.iter().skip(column).step_by(width).copied().collect();
+                if previous.as_ref().is_some_and(|previous| *previous >= coordinates) {
                     let text = format!(
-                        "coordinates {place:?} repeat or come late, but the file calls them coalesced"
+                        "coordinates {coordinates:?} are repeated or out of order, but the file says that the tensor is coalesced"
                     );
-                    return Err(wrong(text));
+                    return Err(invariant_error(text));
                 }
-                before = Some(place);
+                previous = Some(coordinates);
             }
         }
     }
     Ok(())
 }
 
-/// A tensor of compressed rows or columns, whose parts have shapes that fit.
+/// A sparse compressed tensor (CSR, CSC, BSR, BSC) whose parts have shapes that agree. Rows are those of the compressed
+/// dimension, which are columns in CSC and BSC.
 struct Compressed<'a> {
+    /// torch's `compressed_indices`: where each row starts among the plain indices.
     compressed: &'a Tensor,
+    /// torch's `plain_indices`: the positions of the elements within their rows.
     plain: &'a Tensor,
-    /// Dimensions before those of the matrices.
-    batch: usize,
-    /// Elements, or blocks, along the dimension that is not compressed.
+    /// The number of batch dimensions.
+    batch_dims: usize,
+    /// Length of a row, in elements or blocks.
     width: u64,
-    /// Elements, or blocks, in each matrix.
+    /// Specified elements or blocks in each matrix.
     count: u64,
 }
 
@@ -112,109 +119,120 @@ impl<'a> Compressed<'a> {
     ) -> Result<Compressed<'a>> {
         check_ints(compressed)?;
         check_ints(plain)?;
-        let misfit = || {
+        let mismatch = || {
             let [one, two, three] = [compressed, plain, values].map(|part| part.layout.shape.clone());
             let name = layout.name();
-            wrong(format!("the parts of {name}, {one:?}, {two:?} and {three:?}, do not make up {shape:?}"))
+            invariant_error(format!(
+                "the parts of {name}, {one:?}, {two:?} and {three:?}, do not make up {shape:?}"
+            ))
         };
-        let batch = compressed.layout.ndim().checked_sub(1).ok_or_else(misfit)?;
-        let (of, inside, held) = (&compressed.layout.shape, &plain.layout.shape, &values.layout.shape);
-        if inside.len() != batch + 1 || held.len() < batch + 1 || shape.len() < batch + 2 {
-            return Err(misfit());
+        let batch_dims = compressed.layout.ndim().checked_sub(1).ok_or_else(mismatch)?;
+        let [compressed_shape, plain_shape, values_shape] =
+            [compressed, plain, values].map(|part| &part.layout.shape[..]);
+        if plain_shape.len() != batch_dims + 1
+            || values_shape.len() < batch_dims + 1
+            || shape.len() < batch_dims + 2
+        {
+            return Err(mismatch());
         }
         let blocked = matches!(layout, SparseLayout::Bsr | SparseLayout::Bsc);
-        let after = batch + if blocked { 3 } else { 1 };
-        let block = if blocked { held.get(batch + 1..after) } else { Some(&[1, 1][..]) };
-        let Some(&[rows, columns]) = block else { return Err(misfit()) };
+        // The first dense dimension of the values.
+        let dense_dim = batch_dims + if blocked { 3 } else { 1 };
+        let block = if blocked { values_shape.get(batch_dims + 1..dense_dim) } else { Some(&[1, 1][..]) };
+        let Some(&[rows, columns]) = block else { return Err(mismatch()) };
         if rows == 0
             || columns == 0
-            || !shape[batch].is_multiple_of(rows)
-            || !shape[batch + 1].is_multiple_of(columns)
+            || !shape[batch_dims].is_multiple_of(rows)
+            || !shape[batch_dims + 1].is_multiple_of(columns)
         {
-            return Err(misfit());
+            return Err(mismatch());
         }
-        let (rows, columns) = (shape[batch] / rows, shape[batch + 1] / columns);
+        let (rows, columns) = (shape[batch_dims] / rows, shape[batch_dims + 1] / columns);
         let by_rows = matches!(layout, SparseLayout::Csr | SparseLayout::Bsr);
-        let (lines, width) = if by_rows { (rows, columns) } else { (columns, rows) };
-        let fits = of[..batch] == shape[..batch]
-            && inside[..batch] == shape[..batch]
-            && held[..batch] == shape[..batch]
-            && Some(of[batch]) == lines.checked_add(1)
-            && inside[batch] == held[batch]
-            && held[after..] == shape[batch + 2..];
-        if !fits {
-            return Err(misfit());
+        let (rows, width) = if by_rows { (rows, columns) } else { (columns, rows) };
+        let batch = &shape[..batch_dims];
+        let agrees = compressed_shape[..batch_dims] == *batch
+            && plain_shape[..batch_dims] == *batch
+            && values_shape[..batch_dims] == *batch
+            && Some(compressed_shape[batch_dims]) == rows.checked_add(1)
+            && plain_shape[batch_dims] == values_shape[batch_dims]
+            && values_shape[dense_dim..] == shape[batch_dims + 2..];
+        if !agrees {
+            return Err(mismatch());
         }
-        Ok(Compressed { compressed, plain, batch, width, count: inside[batch] })
+        Ok(Compressed { compressed, plain, batch_dims, width, count: plain_shape[batch_dims] })
     }
 
+    /// Validates the indices of every matrix of the batch.
     fn check(&self, cancel: &Cancel) -> Result<()> {
-        let sizes = &self.compressed.layout.shape[..self.batch];
+        let sizes = &self.compressed.layout.shape[..self.batch_dims];
         let matrices = crate::layout::numel(sizes).unwrap_or(u64::MAX);
         for number in 0..matrices {
             cancel.check()?;
             let mut rest = number;
-            let mut place: Vec<TensorIndex> = Vec::with_capacity(self.batch);
+            let mut items: Vec<TensorIndex> = Vec::with_capacity(self.batch_dims);
             for &size in sizes.iter().rev() {
-                place.push(TensorIndex::At((rest % size) as i64));
+                items.push(TensorIndex::At((rest % size) as i64));
                 rest /= size;
             }
-            place.reverse();
-            self.check_matrix(&self.compressed.index(&place)?, &self.plain.index(&place)?, cancel)?;
+            items.reverse();
+            self.check_matrix(&self.compressed.index(&items)?, &self.plain.index(&items)?, cancel)?;
         }
         Ok(())
     }
 
     fn check_matrix(&self, compressed: &Tensor, plain: &Tensor, cancel: &Cancel) -> Result<()> {
-        let lines = compressed.layout.shape[0];
+        let len = compressed.layout.shape[0];
         let mut end = None;
-        for start in (0..lines).step_by(BLOCK as usize) {
-            // One bound more than lines, so that each line has both of its own.
-            let stop = lines.min(start + BLOCK + 1);
+        for start in (0..len).step_by(BLOCK_INDICES as usize) {
+            // Blocks overlap by one index, so that every row has its start and its end in one of them.
+            let stop = len.min(start + BLOCK_INDICES + 1);
             let bounds = read(&compressed.index(&[range(start, stop)])?, cancel)?;
             if start == 0 && bounds.first() != Some(&0) {
-                return Err(wrong("the first line does not begin at 0".to_owned()));
+                return Err(invariant_error("the compressed indices do not begin at 0".to_owned()));
             }
             for pair in bounds.windows(2) {
                 let fits = is_below(pair[1], self.count.saturating_add(1))
                     && pair[0] <= pair[1]
                     && (pair[1] - pair[0]) as u64 <= self.width;
                 if !fits {
-                    return Err(wrong(format!(
-                        "a line reaches from {} to {}, of {} columns and {} elements",
+                    return Err(invariant_error(format!(
+                        "compressed indices {} and {} do not fit a width of {} and {} element(s)",
                         pair[0], pair[1], self.width, self.count
                     )));
                 }
             }
-            self.check_lines(&bounds, plain, cancel)?;
+            self.check_rows(&bounds, plain, cancel)?;
             end = bounds.last().copied();
         }
         if end.and_then(|end| u64::try_from(end).ok()) != Some(self.count) {
-            return Err(wrong(format!("the last line ends at {end:?}, there are {} elements", self.count)));
+            let text = format!("the compressed indices end at {end:?}, there are {} element(s)", self.count);
+            return Err(invariant_error(text));
         }
         Ok(())
     }
 
-    /// The indices of some lines: inside the width, and growing in each line. `bounds` grow and are in range.
-    fn check_lines(&self, bounds: &[i64], plain: &Tensor, cancel: &Cancel) -> Result<()> {
+    /// Fails unless the plain indices of some rows lie inside the width and ascend in each row. `bounds` are the rows' starts and
+    /// ends, ascending and in range.
+    fn check_rows(&self, bounds: &[i64], plain: &Tensor, cancel: &Cancel) -> Result<()> {
         let (Some(&first), Some(&last)) = (bounds.first(), bounds.last()) else { return Ok(()) };
         let (mut ends, mut end) = (bounds[1..].iter(), first);
-        let mut before = -1;
-        for start in (first..last).step_by(BLOCK as usize) {
-            let stop = last.min(start + BLOCK as i64);
+        let mut previous = -1;
+        for start in (first..last).step_by(BLOCK_INDICES as usize) {
+            let stop = last.min(start + BLOCK_INDICES as i64);
             let block = read(&plain.index(&[range(start as u64, stop as u64)])?, cancel)?;
             for (position, &index) in (start..).zip(&block) {
                 while position >= end {
-                    before = -1;
+                    previous = -1;
                     end = ends.next().copied().unwrap_or(i64::MAX);
                 }
-                if !is_below(index, self.width) || index <= before {
-                    return Err(wrong(format!(
-                        "index {index} follows {before} in a line of {} element(s)",
+                if !is_below(index, self.width) || index <= previous {
+                    return Err(invariant_error(format!(
+                        "plain index {index} follows {previous} where the width is {}",
                         self.width
                     )));
                 }
-                before = index;
+                previous = index;
             }
         }
         Ok(())
@@ -230,15 +248,16 @@ fn is_below(index: i64, size: u64) -> bool {
     u64::try_from(index).is_ok_and(|index| index < size)
 }
 
-/// That indices are integers, and no more than the file can pay for where they repeat.
+/// Fails unless indices are integers and present in the file, and for more repeated indices than the limit allows.
 fn check_ints(part: &Tensor) -> Result<()> {
     if part.dtype.kind() != Kind::Int {
-        return Err(wrong(format!("indices of {} are no integers", part.dtype)));
+        return Err(invariant_error(format!("indices of {} are not integers", part.dtype)));
     }
-    part.check_elements()?;
+    part.check_not_meta()?;
     part.result_bytes(&part.layout, DType::I64).map(|_| ())
 }
 
+/// Reads a part as 64-bit integers.
 fn read(part: &Tensor, cancel: &Cancel) -> Result<Vec<i64>> {
     let request = Request {
         dtype: Some(DType::I64),
@@ -247,7 +266,7 @@ fn read(part: &Tensor, cancel: &Cancel) -> Result<Vec<i64>> {
         cancel: cancel.clone(),
         ..Request::default()
     };
-    let mut bytes = part.bytes_for(DType::I64)?;
+    let mut bytes = part.zeroed_bytes(DType::I64)?;
     part.materialize_into(&request, &mut bytes)?;
     Ok(bytes.as_chunks().0.iter().map(|&index| i64::from_le_bytes(index)).collect())
 }

@@ -1,4 +1,4 @@
-//! Views: a tensor in the file's mapping, and how tensors stand on a storage that they share.
+//! Views of the file's copy-on-write mapping, and memory for storages that several tensors share.
 
 use std::ptr::NonNull;
 
@@ -12,87 +12,90 @@ use crate::parallel::Cancel;
 use crate::sink::{Array, HostBuffer};
 use crate::stream::{self, Fill, Signs};
 
-/// How a tensor stands on a storage that it shares with others.
+/// Where tensors that share a storage get its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
-    /// On the file's mapping.
+pub enum SharedStorage {
+    /// From the file's mapping.
     View,
-    /// On a copy of the storage.
+    /// From a copy of the whole storage in memory.
     Copy,
 }
 
 impl Tensor {
-    /// How this tensor can stand on a storage that it shares with others; reads no more than bools.
+    /// Where this tensor can get the storage that it shares with others; `None` where its elements have to be copied by
+    /// themselves. Reads nothing but bools, which it validates.
     ///
-    /// Without a view, a copy of the whole storage is worth it where that says more than the elements: it keeps strides, and
-    /// names tied. `None` where the bytes in the file are not the tensor's (a lazy sign, bools that are none, another byte order
-    /// with numbers of several sizes on the storage), or where this is a part of a tensor, for which a whole storage would be too much.
-    pub fn standing(&self, copy: Option<bool>, cancel: &Cancel) -> Result<Option<Standing>> {
+    /// Without a view, a copy of the whole storage is preferred where it preserves strides or ties between names. `None` where
+    /// the bytes in the file are not the tensor's (a lazy conjugate or negative, bools other than 0 and 1, a byte order to swap
+    /// on a storage of several item sizes), and for a slice, which would need a fraction of the storage only.
+    pub fn shared_storage(&self, copy: Option<bool>, cancel: &Cancel) -> Result<Option<SharedStorage>> {
         match self.view(copy, cancel, None) {
-            Ok(_) => Ok(Some(Standing::View)),
-            Err(error) if copy == Some(false) || !is_no_view(&error) => self.place(Err(error)),
-            Err(_) if self.wants_whole_storage() => Ok(Some(Standing::Copy)),
+            Ok(_) => Ok(Some(SharedStorage::View)),
+            Err(error) if copy == Some(false) || !is_view_unavailable(&error) => {
+                self.with_context(Err(error))
+            }
+            Err(_) if self.should_copy_whole_storage() => Ok(Some(SharedStorage::Copy)),
             Err(_) => Ok(None),
         }
     }
 
-    /// A view of a tensor that is all of a storage which no other name lies in, so that nothing has to be shared; `None` where
-    /// it takes more to find out, or there is no view. Reads nothing. The mapping is that of `owner`, or else the checkpoint's.
+    /// A view of a tensor that covers a whole storage which no other name uses. `None` where there is no view, or where finding
+    /// out would need reads (bools). Reads nothing. The mapping is `owner`'s, or else the checkpoint's.
     pub fn lone_view(&self, owner: Option<&Mappings>) -> Result<Option<Array>> {
         let is_simple = !self.is_meta() && self.dtype != DType::Bool && self.layout.numel() > 0;
-        if !is_simple || !self.is_alone() {
+        if !is_simple || !self.has_own_storage() {
             return Ok(None);
         }
         match self.view(None, &Cancel::new(), owner) {
             Ok(view) => Ok(Some(view)),
-            Err(error) if is_no_view(&error) => Ok(None),
-            Err(error) => self.place(Err(error)),
+            Err(error) if is_view_unavailable(&error) => Ok(None),
+            Err(error) => self.with_context(Err(error)),
         }
     }
 
-    /// Bytes that [`Tensor::storage_bytes`] goes through: none for a view.
-    pub fn storage_work(&self, standing: Standing) -> u64 {
+    /// Bytes that [`Tensor::storage_bytes`] reads: 0 for a view.
+    pub fn storage_work(&self, standing: SharedStorage) -> u64 {
         match standing {
-            Standing::View => 0,
-            Standing::Copy => self.checkpoint.storage(self.storage()).nbytes,
+            SharedStorage::View => 0,
+            SharedStorage::Copy => self.opened.storage(self.storage()).nbytes,
         }
     }
 
-    /// All bytes of the storage, as a view or a copy.
-    pub fn storage_bytes(&self, standing: Standing, request: &Request) -> Result<Array> {
-        self.place(match standing {
-            Standing::View => self.storage_view(request.mappings.as_deref()),
-            Standing::Copy => self.storage_copy(request),
+    /// All bytes of the storage as a one-dimensional `u8` array, a view or a copy. Fails where the storage has no view.
+    pub fn storage_bytes(&self, standing: SharedStorage, request: &Request) -> Result<Array> {
+        self.with_context(match standing {
+            SharedStorage::View => self.storage_view(request.mappings.as_deref()),
+            SharedStorage::Copy => self.storage_copy(request),
         })
     }
 
     fn storage_view(&self, owner: Option<&Mappings>) -> Result<Array> {
-        let source = self.checkpoint.plain_payload(self.storage())?;
+        let source = self.opened.viewable_source(self.storage())?;
         view_of(&source, DType::U8, Layout::contiguous(&[source.len()])?, owner)
     }
 
-    /// Whether a copy of the whole storage says more than one of the elements: it keeps strides, and names tied.
-    fn wants_whole_storage(&self) -> bool {
-        let whole = self.checkpoint.tensor(self.id);
+    /// Whether to copy the whole storage instead of the elements, which preserves strides and ties between names.
+    fn should_copy_whole_storage(&self) -> bool {
+        let whole = self.opened.tensor(self.id);
         let plain = self.layout == *whole.layout() && self.dtype == whole.dtype();
-        let strange = self.dtype == DType::Bool
+        let differs_from_file = self.dtype == DType::Bool
             || whole.flags.conjugate
             || whole.flags.negative
-            || !self.has_one_swap();
-        plain && !strange && (!self.layout.is_contiguous() || self.checkpoint.is_shared(self.storage()))
+            || !self.has_uniform_byte_swap();
+        plain && !differs_from_file && (!self.layout.is_contiguous() || self.opened.is_shared(self.storage()))
     }
 
-    /// Whether swapping the bytes of each number of the storage is right for all tensors on it, where they are swapped at all.
-    fn has_one_swap(&self) -> bool {
-        let (id, whole) = (self.storage(), self.checkpoint.tensor(self.id));
-        let storage = self.checkpoint.storage(id);
+    /// Whether one byte swap of the whole storage is right for all tensors in it. True for a storage in native byte order.
+    fn has_uniform_byte_swap(&self) -> bool {
+        let (id, whole) = (self.storage(), self.opened.tensor(self.id));
+        let storage = self.opened.storage(id);
         !storage.big_endian
-            || self.checkpoint.swap_unit(id, whole).is_some_and(|unit| storage.nbytes.is_multiple_of(unit))
+            || self.opened.swap_unit(id, whole).is_some_and(|unit| storage.nbytes.is_multiple_of(unit))
     }
 
     fn storage_copy(&self, request: &Request) -> Result<Array> {
-        let payload = self.checkpoint.payload(self.storage(), &request.cancel)?;
-        // A row of the numbers that its tensors consist of, which change to this machine's byte order.
+        let payload = self.opened.payload(self.storage(), &request.cancel)?;
+        // Read as integers of the width that is swapped, so that the result is in native byte order.
         let unit = if payload.big_endian { DType::unsigned(self.dtype.swap_unit()) } else { DType::U8 };
         let layout = Layout::contiguous(&[payload.source.len() / unit.itemsize()])?;
         let cast = Cast::new(unit, unit, request.overflow)?;
@@ -103,23 +106,27 @@ impl Tensor {
         Array::owned(memory.filled(), DType::U8, [payload.source.len()][..].into())
     }
 
-    /// A view in the mapping of `owner` or else in the checkpoint's, or why there is none; `copy` is what the caller said about copies.
+    /// A view of the elements, or an error that says why there is none. On a file system where mapped reads are slow it is given
+    /// with `copy=Some(false)` only. The mapping is `owner`'s, or else the checkpoint's.
     pub(super) fn view(
         &self,
         copy: Option<bool>,
         cancel: &Cancel,
         owner: Option<&Mappings>,
     ) -> Result<Array> {
-        let flags = self.checkpoint.tensor(self.id).flags;
+        let flags = self.opened.tensor(self.id).flags;
         if flags.conjugate || flags.negative {
             return Err(Error::new(
                 Code::Buffer,
                 "the tensor is a lazy conjugate or negative, which needs a copy",
             ));
         }
-        let source = self.checkpoint.plain_payload(self.storage())?;
+        let source = self.opened.viewable_source(self.storage())?;
         if let Some(place) = source.avoids_views().filter(|_| copy != Some(false)) {
-            return Err(Error::new(Code::Buffer, format!("a view on {place} would be read page by page")));
+            return Err(Error::new(
+                Code::Buffer,
+                format!("a view of a file on {place} would be read page by page"),
+            ));
         }
         if self.dtype == DType::Bool {
             check_bools(&source, &self.layout, cancel)?;
@@ -128,16 +135,17 @@ impl Tensor {
     }
 }
 
-/// Whether an error says that no view exists, so that a copy is the answer.
-pub(crate) fn is_no_view(error: &Error) -> bool {
+/// Whether an error means that no view is possible and a copy is needed.
+pub(crate) fn is_view_unavailable(error: &Error) -> bool {
     matches!(error.code(), Code::Buffer | Code::RecordCompressed | Code::Memory)
 }
 
-/// A view of `layout` in the mapping of `source`, whose window is the storage.
+/// A view of `layout` in the mapping of `source`, whose window is the storage. Fails for bytes in memory, and where the elements
+/// are misaligned for the dtype.
 fn view_of(source: &Source, dtype: DType, layout: Layout, owner: Option<&Mappings>) -> Result<Array> {
     let mapped = owner.map_or_else(|| source.map(), |owner| owner.map(source))?;
     let Some((mapping, window)) = mapped else {
-        return Err(Error::new(Code::Buffer, "bytes in memory are not viewed but copied"));
+        return Err(Error::new(Code::Buffer, "bytes in memory have no view, they are copied"));
     };
     let itemsize = dtype.itemsize();
     let start = if layout.numel() == 0 { 0 } else { layout.offset.saturating_mul(itemsize) };
@@ -147,7 +155,7 @@ fn view_of(source: &Source, dtype: DType, layout: Layout, owner: Option<&Mapping
     if !is_aligned(array.address(), dtype) {
         return Err(Error::new(
             Code::Buffer,
-            format!("the file has {dtype} at an address that is not aligned for it"),
+            format!("the file has {dtype} at an address that is misaligned for it"),
         ));
     }
     Ok(array)
@@ -157,7 +165,7 @@ fn is_aligned(address: NonNull<u8>, dtype: DType) -> bool {
     usize::try_from(dtype.align()).is_ok_and(|align| address.align_offset(align) == 0)
 }
 
-/// Fails if a byte is neither 0 nor 1: a view would hand out what is no bool.
+/// Fails if a bool's byte is neither 0 nor 1: a view would expose an invalid bool.
 pub(crate) fn check_bools(source: &Source, layout: &Layout, cancel: &Cancel) -> Result<()> {
     let end = if layout.numel() == 0 { layout.offset } else { layout.end().unwrap_or(layout.offset) };
     let mut at = layout.offset;

@@ -136,7 +136,7 @@ def test_steps_are_the_order_and_the_ties_of_the_stream(save, by_file):
     tensors = [tensor._core for tensor in rustload.open(path).values()]
     wanted, which = [Wanted(copy=True), Wanted(dtype="float16")], [0, 0, 0, 0, 1]
     steps = _rustload.steps(tensors, wanted, which, by_file=by_file)
-    flow = {"window": MIB, "threads": None, "standing": False, "whole": True}
+    flow = {"window": MIB, "threads": None, "share_storages": False, "results_kept": True}
     stream = _rustload.stream(tensors, wanted, which, by_file=by_file, **flow)
     assert steps == [found[:3] for found in iter(stream.next, None)]
     assert [again for _, _, again in steps].count(True) == 1

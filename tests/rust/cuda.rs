@@ -73,7 +73,7 @@ fn checkpoint() -> Checkpoint {
 }
 
 fn expected(tensor: &Tensor, request: &Request) -> Vec<u8> {
-    let layout = tensor.ordered(&request.order).unwrap();
+    let layout = tensor.result_layout(&request.order).unwrap();
     let dtype = request.dtype.unwrap_or(tensor.dtype());
     let mut out = vec![0; usize::try_from(layout.numel() * dtype.itemsize()).unwrap()];
     tensor.materialize_into(request, &mut out).unwrap();
@@ -111,13 +111,13 @@ fn what_arrives_is_what_the_cpu_makes() {
                 let names = ["matrix", "small", "next", "empty", "cube"];
                 let tensors = names.iter().filter(|name| wide(name)).map(|name| ckpt.tensor(name).unwrap());
                 let request = Request { dtype, order: order.clone(), ..Request::default() };
-                let wishes: Vec<_> = tensors.map(|tensor| (tensor, request.clone())).collect();
+                let requests: Vec<_> = tensors.map(|tensor| (tensor, request.clone())).collect();
                 let results: Vec<_> =
-                    wishes.iter().map(|(tensor, request)| expected(tensor, request)).collect();
+                    requests.iter().map(|(tensor, request)| expected(tensor, request)).collect();
                 let sizes: Vec<usize> = results.iter().map(Vec::len).collect();
                 let places = places(upload.device(), &sizes);
                 let into = places.iter().map(|(array, _)| array.clone()).collect();
-                let ticket = upload.submit(wishes, into, None).unwrap();
+                let ticket = upload.submit(requests, into, None).unwrap();
                 done(&upload, ticket).unwrap();
                 for ((_, memory), expected) in places.iter().zip(&results) {
                     let mut found = vec![0; expected.len()];
@@ -135,9 +135,9 @@ fn an_error_is_about_its_tensor_and_its_ticket() {
         let ckpt = checkpoint();
         let upload = Upload::new(0, 64 << 20, Some(2)).unwrap();
         let wish = |name, dtype| (ckpt.tensor(name).unwrap(), Request { dtype, ..Request::default() });
-        let submit = |wishes: Vec<(Tensor, Request)>, sizes: &[usize]| {
+        let submit = |requests: Vec<(Tensor, Request)>, sizes: &[usize]| {
             let into = places(upload.device(), sizes).into_iter().map(|(array, _)| array).collect();
-            upload.submit(wishes, into, None)
+            upload.submit(requests, into, None)
         };
         let good = submit(vec![wish("small", None)], &[60]).unwrap();
         let lossy = submit(vec![wish("small", None), wish("next", Some(DType::I8))], &[60, 7]).unwrap();

@@ -13,8 +13,8 @@ use rustload::kernel::{Cast, convert};
 use rustload::limits::Limits;
 use rustload::parallel::Cancel;
 use rustload::{
-    Array, Checkpoint, Code, DType, Flow, Made, Options, Order, Overflow, Request, Standing, Stream, Taken,
-    Tensor as Handle, TensorIndex, kernel,
+    Array, Checkpoint, Code, DType, Options, Order, Output, Overflow, Request, SharedStorage, Stream,
+    StreamOptions, Taken, Tensor as Handle, TensorIndex, kernel,
 };
 
 /// Bytes that look like anything, the same each time.
@@ -378,11 +378,11 @@ fn views_keep_the_files_strides_and_show_what_owned_results_hold() {
         .unwrap();
     let part = part.materialize(&Request { copy: Some(false), ..Request::default() }).unwrap();
     assert_eq!(elements(&part), [69, 74, 79, 84].map(|at| storage[at]));
-    assert_eq!(tensor.standing(None, &Cancel::new()).unwrap(), Some(Standing::View));
-    let whole = tensor.storage_bytes(Standing::View, &Request::default()).unwrap();
+    assert_eq!(tensor.shared_storage(None, &Cancel::new()).unwrap(), Some(SharedStorage::View));
+    let whole = tensor.storage_bytes(SharedStorage::View, &Request::default()).unwrap();
     assert_eq!((whole.shape(), whole.is_view()), (&[88][..], true));
     assert_eq!(elements(&whole), storage);
-    let copied = tensor.storage_bytes(Standing::Copy, &Request::default()).unwrap();
+    let copied = tensor.storage_bytes(SharedStorage::Copy, &Request::default()).unwrap();
     assert_eq!((elements(&copied), copied.is_view()), (storage, false));
 }
 
@@ -457,14 +457,20 @@ fn tensors_that_share_big_endian_bytes_are_swapped_once_each() {
     let opened =
         open_from(Archive::new(pickle).storage("0", &storage).big_endian().bytes(), true, Options::default());
     let request = Request { copy: Some(true), ..Request::default() };
-    let wishes = ["a", "b", "c"].map(|name| (opened.checkpoint.tensor(name).unwrap(), request.clone()));
-    let flow = Flow { window: 64 << 20, threads: Some(1), by_file: true, standing: false, whole: false };
-    let mut stream = Stream::new(wishes.to_vec(), flow);
+    let requests = ["a", "b", "c"].map(|name| (opened.checkpoint.tensor(name).unwrap(), request.clone()));
+    let options = StreamOptions {
+        window: 64 << 20,
+        threads: Some(1),
+        by_file: true,
+        share_storages: false,
+        results_kept: false,
+    };
+    let mut stream = Stream::new(requests.to_vec(), options);
     let mut given = 0;
     loop {
         match stream.next(Duration::from_secs(10)).unwrap() {
             Taken::Item(found) => {
-                let Made::Array(array) = found.made else { panic!("an owned array") };
+                let Output::Array(array) = found.output else { panic!("an owned array") };
                 let first = offsets[found.index] as u8 + 1;
                 let expected: Vec<f32> = (first..first + 4).map(f32::from).collect();
                 assert_eq!(elements(&array), f32s(&expected), "tensor {}", found.index);
@@ -641,28 +647,31 @@ fn a_copy_of_the_whole_storage_is_offered_where_it_says_more() {
         let bytes = noise(usize::try_from(48 * dtype.itemsize()).unwrap());
         Archive::new(torch_dict(&[("one", one), ("two", two)])).storage("0", &bytes).deflated("data/0")
     };
-    let standing = |archive: Archive, name: &str| {
-        opened(archive.bytes()).tensor(name).unwrap().standing(None, &Cancel::new()).unwrap()
+    let shared_storage = |archive: Archive, name: &str| {
+        opened(archive.bytes()).tensor(name).unwrap().shared_storage(None, &Cancel::new()).unwrap()
     };
     let whole = |dtype| Tensor::whole(dtype, &[48], "0");
     // Deflated, so there is no view: tied names and strange strides are worth the storage.
     let tied = || two(whole(DType::F32), whole(DType::F32).part(&[4], &[1], 1), DType::F32);
-    assert_eq!(standing(tied(), "one"), Some(Standing::Copy));
-    assert_eq!(standing(tied(), "two"), Some(Standing::Copy));
+    assert_eq!(shared_storage(tied(), "one"), Some(SharedStorage::Copy));
+    assert_eq!(shared_storage(tied(), "two"), Some(SharedStorage::Copy));
     // Swapped as a whole, unless the numbers on it have several sizes.
-    assert_eq!(standing(tied().big_endian(), "one"), Some(Standing::Copy));
+    assert_eq!(shared_storage(tied().big_endian(), "one"), Some(SharedStorage::Copy));
     assert_eq!(
-        standing(
+        shared_storage(
             two(whole(DType::U16), whole(DType::U32).part(&[4], &[1], 1), DType::U32).big_endian(),
             "one"
         ),
         None
     );
-    assert_eq!(standing(two(whole(DType::Bool), whole(DType::Bool), DType::Bool), "one"), None);
-    let error =
-        opened(tied().bytes()).tensor("one").unwrap().standing(Some(false), &Cancel::new()).unwrap_err();
+    assert_eq!(shared_storage(two(whole(DType::Bool), whole(DType::Bool), DType::Bool), "one"), None);
+    let error = opened(tied().bytes())
+        .tensor("one")
+        .unwrap()
+        .shared_storage(Some(false), &Cancel::new())
+        .unwrap_err();
     assert_eq!(error.code(), Code::RecordCompressed);
     // A part of a handle is no reason to copy the rest.
     let part = opened(tied().bytes()).tensor("one").unwrap().index(&[TensorIndex::At(0)]).unwrap();
-    assert_eq!(part.standing(None, &Cancel::new()).unwrap(), None);
+    assert_eq!(part.shared_storage(None, &Cancel::new()).unwrap(), None);
 }

@@ -11,10 +11,17 @@ use rustload::layout::Layout;
 use rustload::parallel::Cancel;
 use rustload::stream::{self, Fill, Payload, Signs};
 use rustload::{
-    Checkpoint, Code, DType, Flow, Joined, Made, Options, Order, Request, Stream, Taken, TensorIndex,
+    Checkpoint, Code, DType, Joined, Options, Order, Output, Request, Stream, StreamOptions, Taken,
+    TensorIndex,
 };
 
-const FLOW: Flow = Flow { window: 64 << 20, threads: Some(2), by_file: true, standing: false, whole: false };
+const OPTIONS: StreamOptions = StreamOptions {
+    window: 64 << 20,
+    threads: Some(2),
+    by_file: true,
+    share_storages: false,
+    results_kept: false,
+};
 
 fn safetensors(tensors: &[(&str, &[u64], Vec<f32>)]) -> Checkpoint {
     let file = st::File::new();
@@ -33,11 +40,11 @@ fn all(ckpt: &Checkpoint, request: &Request) -> Vec<(rustload::Tensor, Request)>
 }
 
 /// What a stream gives until it ends.
-fn drain(mut stream: Stream) -> Result<Vec<(usize, Made)>, (usize, Code)> {
+fn drain(mut stream: Stream) -> Result<Vec<(usize, Output)>, (usize, Code)> {
     let mut out = Vec::new();
     loop {
         match stream.next(Duration::from_secs(10)) {
-            Ok(Taken::Item(given)) => out.push((given.index, given.made)),
+            Ok(Taken::Item(item)) => out.push((item.index, item.output)),
             Ok(Taken::Finished) => return Ok(out),
             Ok(Taken::Waiting) => {}
             Err(failed) => return Err((failed.index, failed.error.code())),
@@ -45,9 +52,9 @@ fn drain(mut stream: Stream) -> Result<Vec<(usize, Made)>, (usize, Code)> {
     }
 }
 
-fn shape_of(made: &Made) -> Vec<u64> {
-    match made {
-        Made::Array(array) => array.shape().to_vec(),
+fn shape_of(output: &Output) -> Vec<u64> {
+    match output {
+        Output::Array(array) => array.shape().to_vec(),
         other => panic!("{other:?} is no array"),
     }
 }
@@ -56,11 +63,11 @@ fn shape_of(made: &Made) -> Vec<u64> {
 fn listed_order_is_kept_and_file_order_is_that_of_the_data() {
     let ckpt = safetensors(&[("a", &[2], counting(2)), ("b", &[3], counting(3)), ("c", &[4], counting(4))]);
     let copy = Request { copy: Some(true), ..Request::default() };
-    let mut wishes = all(&ckpt, &copy);
-    wishes.reverse();
-    let found = drain(Stream::new(wishes.clone(), Flow { by_file: false, ..FLOW })).unwrap();
+    let mut requests = all(&ckpt, &copy);
+    requests.reverse();
+    let found = drain(Stream::new(requests.clone(), StreamOptions { by_file: false, ..OPTIONS })).unwrap();
     assert_eq!(found.iter().map(|(index, _)| *index).collect::<Vec<_>>(), [0, 1, 2]);
-    let found = drain(Stream::new(wishes, FLOW)).unwrap();
+    let found = drain(Stream::new(requests, OPTIONS)).unwrap();
     assert_eq!(found.iter().map(|(index, _)| *index).collect::<Vec<_>>(), [2, 1, 0]);
     assert_eq!(found.iter().map(|(_, made)| shape_of(made)[0]).collect::<Vec<_>>(), [2, 3, 4]);
 }
@@ -70,20 +77,20 @@ fn equal_wishes_are_made_once() {
     let ckpt = safetensors(&[("a", &[2], counting(2))]);
     let tensor = ckpt.tensor("a").unwrap();
     let cast = Request { dtype: Some(DType::F16), ..Request::default() };
-    let wishes = vec![(tensor.clone(), cast.clone()), (tensor.clone(), cast), (tensor, Request::default())];
-    let found = drain(Stream::new(wishes, FLOW)).unwrap();
-    assert!(matches!(&found[0].1, Made::Array(array) if array.dtype() == DType::F16));
-    assert!(matches!(found[1].1, Made::Same));
-    assert!(matches!(&found[2].1, Made::Array(array) if array.dtype() == DType::F32));
+    let requests = vec![(tensor.clone(), cast.clone()), (tensor.clone(), cast), (tensor, Request::default())];
+    let found = drain(Stream::new(requests, OPTIONS)).unwrap();
+    assert!(matches!(&found[0].1, Output::Array(array) if array.dtype() == DType::F16));
+    assert!(matches!(found[1].1, Output::Alias));
+    assert!(matches!(&found[2].1, Output::Array(array) if array.dtype() == DType::F32));
 }
 
 #[test]
 fn an_error_names_its_wish_and_ends_the_stream() {
     let ckpt = safetensors(&[("a", &[2], counting(2)), ("b", &[3], counting(3))]);
-    let mut wishes = all(&ckpt, &Request { copy: Some(true), ..Request::default() });
-    wishes[1].1.dtype = Some(DType::I8);
-    assert_eq!(drain(Stream::new(wishes.clone(), FLOW)).unwrap_err(), (1, Code::LossyCast));
-    let mut stream = Stream::new(wishes, Flow { window: 1, ..FLOW });
+    let mut requests = all(&ckpt, &Request { copy: Some(true), ..Request::default() });
+    requests[1].1.dtype = Some(DType::I8);
+    assert_eq!(drain(Stream::new(requests.clone(), OPTIONS)).unwrap_err(), (1, Code::LossyCast));
+    let mut stream = Stream::new(requests, StreamOptions { window: 1, ..OPTIONS });
     assert!(matches!(stream.next(Duration::from_secs(10)), Ok(Taken::Item(_))));
     let failed = stream.next(Duration::from_secs(10)).unwrap_err();
     assert_eq!((failed.index, &*failed.name, failed.error.member()), (1, "b", Some("b")));
@@ -98,7 +105,7 @@ fn a_stream_that_is_dropped_early_ends() {
     let ckpt = safetensors(&tensors);
     for taken in 0..3 {
         let request = Request { order: Order::Transpose, ..Request::default() };
-        let mut stream = Stream::new(all(&ckpt, &request), Flow { window: 100_000, ..FLOW });
+        let mut stream = Stream::new(all(&ckpt, &request), StreamOptions { window: 100_000, ..OPTIONS });
         for _ in 0..taken {
             assert!(matches!(stream.next(Duration::from_secs(10)), Ok(Taken::Item(_))));
         }

@@ -137,7 +137,7 @@ def maker_for(
         window=window,
         threads=threads,
         by_file=by_file,
-        standing=standing,
-        whole=whole,
+        share_storages=standing,
+        results_kept=whole,
     )
     return HostMaker(core, tensors, [wanted[number] for number in which], adapter, device)

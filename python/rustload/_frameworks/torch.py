@@ -164,7 +164,7 @@ def _meta(core: Core, wanted: Wanted) -> torch.Tensor:
 
 def _on_shared_storage(core: Core, wanted: Wanted, shared: Shared) -> torch.Tensor | None:
     """The tensor on the one torch storage of its storage in the file; None where its elements must be copied by themselves."""
-    standing = core.standing(wanted.copy)
+    standing = core.shared_storage(wanted.copy)
     if standing is None or not isinstance(core, _rustload.Tensor):
         return None  # joined tensors stand on no storage
     storages = shared.storages

@@ -28,7 +28,7 @@ _LAYOUTS = {str(value): value for value in vars(torch).values() if isinstance(va
 _sparse_coo: Callable[..., torch.Tensor] = torch.sparse_coo_tensor
 _sparse_compressed: Callable[..., torch.Tensor] = torch.sparse_compressed_tensor
 
-# The bits of a tensor's flags (src/python/objects/face.rs: `flags`).
+# The bits of a tensor's flags (src/python/objects/target.rs: `flags`).
 _GRAD, _PARAMETER, _CONJUGATE, _NEGATIVE, _META, _HOOKS = 1, 2, 4, 8, 16, 32
 _PLAIN = _GRAD | _HOOKS
 

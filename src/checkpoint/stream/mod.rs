@@ -1,14 +1,14 @@
-//! Many tensors, made ahead of whoever takes them.
+//! Materializes many tensors ahead of the consumer, with back pressure.
 //!
-//! One thread works for a stream. It goes through the tensors in order, gathers small ones into batches, waits until a batch
-//! fits the window, and fills it with scoped threads of the batch's own; meanwhile the consumer has the batch before. Nothing
-//! starts before the first tensor is asked for. A stream that is dropped stops its thread and waits for it.
+//! A stream has one producer thread. It gathers small tensors into batches, blocks until a batch fits the window, and fills the
+//! batch with scoped threads while the consumer has the batch before. The thread starts with the first call of [`Stream::next`].
+//! Dropping a stream stops the thread and joins it. Streams of little work have no thread: the consumer's thread does it.
 //!
-//! After a fork the child has no such thread, and a lock may be held by nobody: the stream of another process is not touched.
+//! A forked child has no producer thread, and a lock may have been held at the fork, so a stream of another process is left alone.
 
 mod order;
 
-pub use order::Step;
+pub use order::StreamStep;
 
 use std::process;
 use std::sync::Arc;
@@ -22,100 +22,103 @@ use crate::memory;
 use crate::parallel::{self, Cancel};
 use crate::sink::{self, Array};
 use crate::stream::{Queue, SCRATCH_BYTES, Taken, Task, disk_threads, fill_all};
-use crate::tensor::{Owned, Prospect, Request, Standing, Tensor};
+use crate::tensor::{MaterializePlan, OwnedPlan, Request, SharedStorage, Tensor};
 
-/// Bytes of one thread's scratch where files may be read around the page cache; it counts in the window, as others do.
-const SCRATCH_AROUND: u64 = SCRATCH_BYTES + Reader::DIRECT_READ_MAX_BYTES;
+/// Bytes of one thread's scratch where files may be read with O_DIRECT. Scratch counts in the window.
+const DIRECT_SCRATCH_BYTES: u64 = SCRATCH_BYTES + Reader::DIRECT_READ_MAX_BYTES;
 
-/// Bytes of results that are made in one go: enough to make starting threads cheap.
-const BATCH: u64 = 32 << 20;
+/// Bytes of results that one batch has at most: large enough to amortize starting threads.
+const BATCH_BYTES: u64 = 32 << 20;
 
-/// Tensors that are handed over at once, at most.
-const BATCH_COUNT: usize = 512;
+/// The most tensors of one batch.
+const BATCH_MAX_TENSORS: usize = 512;
 
-/// Work that takes less than starting a thread for it, and what a tensor counts beside its bytes.
-const LITTLE: u64 = 256 << 10;
-const EACH: u64 = 4 << 10;
+/// Streams of less work than this run on the consumer's thread, as starting one would take longer. Each tensor counts as its
+/// bytes and [`PER_TENSOR_COST_BYTES`].
+const INLINE_WORK_MAX_BYTES: u64 = 256 << 10;
+const PER_TENSOR_COST_BYTES: u64 = 4 << 10;
 
-/// Memory that tensors of so little work take at most, whatever pages and slabs they lie in.
-const ROOM: u64 = 16 << 20;
+/// The most memory that the results of so little work occupy, including the rest of their pages and slabs.
+const INLINE_MEMORY_MAX_BYTES: u64 = 16 << 20;
 
-/// How tensors are streamed.
+/// Options of a stream.
 #[derive(Clone, Debug)]
-pub struct Flow {
-    /// Bytes that may be in flight beyond what the consumer holds; less where the process's cgroup leaves little.
+pub struct StreamOptions {
+    /// Bytes that may be in flight beyond what the consumer holds; lowered where the process's cgroup has little memory left.
     pub window: u64,
-    /// Threads to use; `None` for one per core where the work is worth it.
+    /// Threads to use; `None` for one per core, or one alone where the work is too small for more.
     pub threads: Option<usize>,
-    /// Whether tensors are given in the order of the data, several files at a time, or as listed.
+    /// Whether tensors come in file order, with several files interleaved, or in the order of the requests.
     pub by_file: bool,
-    /// Whether tensors that can stand on a storage they share are left to the consumer, as torch wants it.
-    pub standing: bool,
-    /// Whether the consumer keeps all it gets, as in a whole load. Otherwise what is kept of results that were dropped, before
-    /// or meanwhile, counts in the window.
-    pub whole: bool,
+    /// Whether to give [`Output::SharedStorage`] for tensors that share a storage, which the consumer makes itself (torch ties
+    /// them).
+    pub share_storages: bool,
+    /// Whether the consumer keeps all results, as in a full load. Otherwise memory of dropped results that is cached for reuse
+    /// counts in the window.
+    pub results_kept: bool,
 }
 
-/// One tensor of a stream.
+/// One item of a stream.
 #[derive(Debug)]
-pub struct Given {
-    /// Its place in the list of what was asked for.
+pub struct StreamItem {
+    /// The index of its request.
     pub index: usize,
-    /// The place of the first that has the same elements, made the same way: a tied name. Its own place where it is the first.
+    /// The index of the first request with the same result (a tied name); equal to `index` where it is the first itself.
     pub first: usize,
-    /// Whether the same elements are given again later.
-    pub again: bool,
-    /// The elements.
-    pub made: Made,
+    /// Whether a later item has the same result.
+    pub has_later_alias: bool,
+    /// The result.
+    pub output: Output,
 }
 
-/// What a stream makes of a tensor.
+/// The result of one request of a stream.
 #[derive(Debug)]
-pub enum Made {
+pub enum Output {
     /// An array: owned, or a view.
     Array(Array),
-    /// Nothing: it can stand on a storage that it shares ([`Tensor::storage_bytes`]).
-    Standing(Standing),
-    /// Nothing: it is what was given for `first`.
-    Same,
+    /// The tensor shares a storage, which the consumer gets by [`Tensor::storage_bytes`].
+    SharedStorage(SharedStorage),
+    /// The same as the result of the request `first`.
+    Alias,
 }
 
-/// An error, and which tensor it is about.
+/// An error of a stream or an upload, and the tensor that it is about.
 #[derive(Debug)]
-pub struct Failed {
-    /// The place in the list of what was asked for.
+pub struct TensorError {
+    /// The index of the request; 0 where the error is about no single tensor.
     pub index: usize,
-    /// The tensor's name; empty where the error is about the stream itself.
+    /// The tensor's name; empty where the error is about no single tensor.
     pub name: String,
-    /// What went wrong.
+    /// The error itself.
     pub error: Error,
 }
 
-/// An iterator over tensors in memory; see [`Stream::next`].
+/// An iterator over materialized tensors; see [`Stream::next`].
 #[derive(Debug)]
 pub struct Stream {
-    queue: Arc<Queue<Result<Given, Failed>>>,
+    queue: Arc<Queue<Result<StreamItem, TensorError>>>,
     cancel: Cancel,
-    /// The process that it works in.
+    /// The id of the process that made or started the stream.
     process: Arc<AtomicU32>,
     order: Vec<usize>,
+    /// What to do; taken when the stream starts.
     plan: Option<Plan>,
-    /// Whether it is done at once by whoever asks for the first tensor.
-    is_little: bool,
+    /// Whether the first call of `next` does all the work, without a thread.
+    runs_inline: bool,
     worker: Option<JoinHandle<()>>,
 }
 
-/// Ends a stream from any thread, also while another waits in [`Stream::next`].
+/// Stops a stream from any thread, also while another is blocked in [`Stream::next`].
 #[derive(Clone, Debug)]
-pub struct Stop {
-    queue: Arc<Queue<Result<Given, Failed>>>,
+pub struct StopHandle {
+    queue: Arc<Queue<Result<StreamItem, TensorError>>>,
     cancel: Cancel,
     process: Arc<AtomicU32>,
 }
 
-impl Stop {
-    /// Nothing more is made or given. The thread may still be at work for a moment: [`Stream::close`] waits for it. In a
-    /// forked child it does nothing, as the stream is the parent's.
+impl StopHandle {
+    /// Cancels the work and ends the stream. It does not wait for the producer thread; [`Stream::close`] does. In a forked child
+    /// it does nothing, as the stream is the parent's.
     pub fn stop(&self) {
         if self.process.load(Ordering::Relaxed) == process::id() {
             self.cancel.cancel();
@@ -124,124 +127,127 @@ impl Stop {
     }
 }
 
-/// What there is to do.
+/// The work of a stream: its requests, and the order in which they are made.
 #[derive(Debug)]
 struct Plan {
-    wishes: Vec<(Tensor, Request)>,
-    steps: Vec<order::Step>,
-    flow: Flow,
+    requests: Vec<(Tensor, Request)>,
+    steps: Vec<StreamStep>,
+    options: StreamOptions,
 }
 
-impl Failed {
-    /// About one of the tensors.
-    pub(super) fn at(index: usize, tensor: &Tensor, error: Error) -> Failed {
-        Failed { index, name: tensor.name().to_owned(), error: tensor.placed(error) }
+impl TensorError {
+    /// An error about one tensor.
+    pub(super) fn at(index: usize, tensor: &Tensor, error: Error) -> TensorError {
+        TensorError { index, name: tensor.name().to_owned(), error: tensor.add_context(error) }
     }
 
-    /// About no tensor, but the stream.
-    pub(super) fn whole(error: Error) -> Failed {
-        Failed { index: 0, name: String::new(), error }
+    /// An error about no single tensor.
+    pub(super) fn general(error: Error) -> TensorError {
+        TensorError { index: 0, name: String::new(), error }
     }
 }
 
 impl Stream {
-    /// A stream of these tensors. Nothing is read and no thread started before the first is asked for.
-    pub fn new(mut wishes: Vec<(Tensor, Request)>, mut flow: Flow) -> Stream {
-        let is_little = flow.window >= ROOM && is_little(&wishes);
-        if !is_little {
-            flow.window = memory::window(flow.window);
+    /// A stream of these tensors. Nothing is read and no thread is started before the first call of [`Stream::next`].
+    pub fn new(mut requests: Vec<(Tensor, Request)>, mut options: StreamOptions) -> Stream {
+        let runs_inline = options.window >= INLINE_MEMORY_MAX_BYTES && runs_inline(&requests);
+        if !runs_inline {
+            options.window = memory::window(options.window);
         }
         let cancel = Cancel::new();
-        for (_, request) in &mut wishes {
+        for (_, request) in &mut requests {
             request.cancel = cancel.clone();
         }
-        let threads = parallel::threads(u64::MAX, flow.threads);
-        let steps = order::steps(&wishes, flow.by_file, threads);
+        let threads = parallel::threads(u64::MAX, options.threads);
+        let steps = order::steps(&requests, options.by_file, threads);
         let order = steps.iter().map(|step| step.index).collect();
-        // Neighbours are mostly of one file.
-        let around = wishes
+        // Consecutive requests are mostly of one file, so each run of them is looked up once.
+        let direct = requests
             .chunk_by(|(one, _), (two, _)| one.file() == two.file())
             .filter_map(<[_]>::first)
-            .any(|(tensor, _)| tensor.checkpoint.may_be_direct(tensor.shard()));
-        let scratch = if around {
-            SCRATCH_AROUND.saturating_mul(disk_threads(flow.threads) as u64)
+            .any(|(tensor, _)| tensor.opened.may_be_direct(tensor.shard()));
+        let scratch = if direct {
+            DIRECT_SCRATCH_BYTES.saturating_mul(disk_threads(options.threads) as u64)
         } else {
             SCRATCH_BYTES.saturating_mul(threads as u64)
         };
-        let room = if is_little { ROOM } else { flow.window.saturating_sub(scratch).max(1) };
-        let queue = Arc::new(Queue::new(room));
-        let plan = Some(Plan { wishes, steps, flow });
+        let budget =
+            if runs_inline { INLINE_MEMORY_MAX_BYTES } else { options.window.saturating_sub(scratch).max(1) };
+        let queue = Arc::new(Queue::new(budget));
+        let plan = Some(Plan { requests, steps, options });
         let process = Arc::new(AtomicU32::new(process::id()));
-        Stream { queue, cancel, process, order, plan, is_little, worker: None }
+        Stream { queue, cancel, process, order, plan, runs_inline, worker: None }
     }
 
-    /// The places in the list of what was asked for, in the order in which they are given.
+    /// The indices of the requests in the order of the items.
     pub fn order(&self) -> &[usize] {
         &self.order
     }
 
-    /// The order in which a stream of these tensors gives them.
-    pub fn steps(wishes: &[(Tensor, Request)], by_file: bool) -> Vec<Step> {
-        order::steps(wishes, by_file, parallel::threads(u64::MAX, None))
+    /// The order in which a stream of these requests gives its items.
+    pub fn steps(requests: &[(Tensor, Request)], by_file: bool) -> Vec<StreamStep> {
+        order::steps(requests, by_file, parallel::threads(u64::MAX, None))
     }
 
-    /// The next tensor, waiting no longer than `patience`. After an error there is nothing more.
-    pub fn next(&mut self, patience: Duration) -> Result<Taken<Given>, Failed> {
-        self.begin()?;
-        if self.is_foreign() {
+    /// Waits up to `timeout` for the next item, and starts the stream if need be. After an error the stream is finished. Fails
+    /// with [`Code::Forked`] in a forked child.
+    pub fn next(&mut self, timeout: Duration) -> Result<Taken<StreamItem>, TensorError> {
+        self.start()?;
+        if self.is_forked() {
             let text = "the stream was begun before the process forked";
-            return Err(Failed::whole(Error::new(Code::Forked, text)));
+            return Err(TensorError::general(Error::new(Code::Forked, text)));
         }
-        match self.queue.take(patience) {
+        match self.queue.take(timeout) {
             Taken::Item(found) => found.map(Taken::Item),
             Taken::Waiting => Ok(Taken::Waiting),
             Taken::Finished => Ok(Taken::Finished),
         }
     }
 
-    /// Whether the first call of [`Stream::begin`] is still to come.
-    pub fn is_new(&self) -> bool {
+    /// Whether the stream has not been started.
+    pub fn is_unstarted(&self) -> bool {
         self.plan.is_some()
     }
 
-    /// Starts the thread that makes tensors, once. What is little work is done here and now.
-    pub fn begin(&mut self) -> Result<(), Failed> {
+    /// Starts the producer thread; little work is done in this call instead. Later calls do nothing. Fails where the system
+    /// refuses a thread.
+    pub fn start(&mut self) -> Result<(), TensorError> {
         let Some(plan) = self.plan.take() else { return Ok(()) };
         self.process.store(process::id(), Ordering::Relaxed);
-        let ends = Ends(self.queue.clone());
-        let work = move || plan.run(&ends.0);
-        if self.is_little {
+        let queue = FinishOnDrop(self.queue.clone());
+        let work = move || plan.run(&queue.0);
+        if self.runs_inline {
             work();
             return Ok(());
         }
         let worker = thread::Builder::new().name("rustload-stream".to_owned()).spawn(work);
-        self.worker = Some(worker.map_err(|error| Failed::whole(Error::io(error, None)))?);
+        self.worker = Some(worker.map_err(|error| TensorError::general(Error::io(error, None)))?);
         Ok(())
     }
 
-    /// Stops the work, and returns when it has stopped. What was made and not taken is freed.
+    /// Cancels the work, joins the producer thread, and frees results that were not taken.
     pub fn close(&mut self) {
-        let is_begun = self.plan.take().is_none();
-        if is_begun && self.is_foreign() {
-            // The thread is the parent's: there is nothing to wait for, and nothing of it to be freed here.
+        let is_started = self.plan.take().is_none();
+        if is_started && self.is_forked() {
+            // The thread is the parent's: it cannot be joined, and its handle must not be dropped here.
             std::mem::forget(self.worker.take());
             return;
         }
         self.cancel.cancel();
         self.queue.close();
         if let Some(worker) = self.worker.take() {
-            // A panic has been told as an error.
+            // A panic was reported as an error by `FinishOnDrop`.
             let _ = worker.join();
         }
     }
 
-    /// What ends the stream while another thread waits in [`Stream::next`].
-    pub fn stop(&self) -> Stop {
-        Stop { queue: self.queue.clone(), cancel: self.cancel.clone(), process: self.process.clone() }
+    /// A handle that stops the stream from another thread.
+    pub fn stop_handle(&self) -> StopHandle {
+        StopHandle { queue: self.queue.clone(), cancel: self.cancel.clone(), process: self.process.clone() }
     }
 
-    /// Whether it was begun, or made, in another process than this.
-    fn is_foreign(&self) -> bool {
+    /// Whether this process is a forked child of the one that made or started the stream.
+    fn is_forked(&self) -> bool {
         self.process.load(Ordering::Relaxed) != process::id()
     }
 }
@@ -252,157 +258,162 @@ impl Drop for Stream {
     }
 }
 
-/// Whether all of it takes less time than a thread takes to start.
-fn is_little(wishes: &[(Tensor, Request)]) -> bool {
-    let mut left = LITTLE;
-    wishes.iter().all(|(tensor, request)| {
-        let work = tensor.work_for(request).saturating_add(EACH);
+/// Whether all the work takes less time than starting a thread.
+fn runs_inline(requests: &[(Tensor, Request)]) -> bool {
+    let mut left = INLINE_WORK_MAX_BYTES;
+    requests.iter().all(|(tensor, request)| {
+        let work = tensor.work_for(request).saturating_add(PER_TENSOR_COST_BYTES);
         left.checked_sub(work).map(|rest| left = rest).is_some()
     })
 }
 
-/// Tells the consumer that there is nothing more, however the thread ends.
-struct Ends(Arc<Queue<Result<Given, Failed>>>);
+/// Finishes the queue when the producer ends, by a panic too.
+struct FinishOnDrop(Arc<Queue<Result<StreamItem, TensorError>>>);
 
-impl Drop for Ends {
+impl Drop for FinishOnDrop {
     fn drop(&mut self) {
         if thread::panicking() {
             let error = Error::new(Code::InternalError, "internal error: a stream's thread panicked");
-            self.0.put([(Err(Failed::whole(error)), 0)]);
+            self.0.put([(Err(TensorError::general(error)), 0)]);
         }
         self.0.finish();
     }
 }
 
-/// Tensors that are made in one go.
+/// Tensors that are filled and delivered together.
 #[derive(Default)]
 struct Batch<'a> {
     items: Vec<Item<'a>>,
-    /// Bytes that are in flight until the tensors are taken.
+    /// Bytes that count in the window until the tensors are taken.
     bytes: u64,
 }
 
 /// One tensor of a batch.
 struct Item<'a> {
-    step: &'a order::Step,
-    weight: u64,
-    what: What,
+    step: &'a StreamStep,
+    /// Bytes that count in the window.
+    window_bytes: u64,
+    action: Action,
 }
 
-enum What {
-    /// Made already, or nothing to be made.
-    Ready(Made),
-    /// To be filled.
-    Fill(Owned),
+/// What is left to do for an item.
+enum Action {
+    /// Nothing.
+    Ready(Output),
+    /// Allocate memory and fill it.
+    Fill(OwnedPlan),
 }
 
 impl Plan {
-    fn run(&self, queue: &Queue<Result<Given, Failed>>) {
-        // Dropped when all is made: what was kept before and served nothing goes then.
-        let _carried =
-            (!self.flow.whole).then(|| sink::limit_while_alive(queue.window_left(), || self.result_bytes()));
-        let batch_bytes = BATCH.min(self.flow.window / 4).max(1);
-        self.forget(self.steps.iter(), self.steps.first());
+    fn run(&self, queue: &Queue<Result<StreamItem, TensorError>>) {
+        // Dropped when all is made, which frees cached memory that served no result.
+        let _carried = (!self.options.results_kept)
+            .then(|| sink::limit_while_alive(queue.window_left(), || self.result_bytes()));
+        let batch_bytes = BATCH_BYTES.min(self.options.window / 4).max(1);
+        self.evict(self.steps.iter(), self.steps.first());
         let mut batch = Batch::default();
         for (number, step) in self.steps.iter().enumerate() {
-            if number % BATCH_COUNT == 0 {
-                self.prepare(number);
+            if number % BATCH_MAX_TENSORS == 0 {
+                self.prefetch_headers(number);
             }
             let item = match self.item(step) {
                 Ok(item) => item,
                 Err(error) => {
-                    // What came before it is given first.
-                    if self.hand_over(batch, queue, None).is_ok() {
+                    // Earlier items come before the error.
+                    if self.deliver(batch, queue, None).is_ok() {
                         queue.put([(Err(self.failed(step.index, error)), 0)]);
                     }
                     return;
                 }
             };
-            let full = batch.bytes.saturating_add(item.weight) > batch_bytes;
-            let full = !batch.items.is_empty() && (full || batch.items.len() >= BATCH_COUNT);
-            if full && self.hand_over(std::mem::take(&mut batch), queue, Some(step)).is_err() {
+            let full = batch.bytes.saturating_add(item.window_bytes) > batch_bytes;
+            let full = !batch.items.is_empty() && (full || batch.items.len() >= BATCH_MAX_TENSORS);
+            if full && self.deliver(std::mem::take(&mut batch), queue, Some(step)).is_err() {
                 return;
             }
-            batch.bytes = batch.bytes.saturating_add(item.weight);
+            batch.bytes = batch.bytes.saturating_add(item.window_bytes);
             batch.items.push(item);
         }
-        let _ = self.hand_over(batch, queue, None);
+        let _ = self.deliver(batch, queue, None);
     }
 
-    /// Bytes of all results that take memory.
+    /// The most memory of all results, in bytes; views and aliases have none.
     fn result_bytes(&self) -> u64 {
         let made = self.steps.iter().filter(|step| step.first == step.index);
         made.map(|step| {
-            let (tensor, request) = &self.wishes[step.index];
+            let (tensor, request) = &self.requests[step.index];
             tensor.footprint(request)
         })
         .fold(0, u64::saturating_add)
     }
 
-    /// Lets go of what was inflated for these steps, or before them, except for the storage that `next` reads. As long as that
-    /// step waits for room, the one before it is in flight and counts the storage.
-    fn forget<'a>(&self, steps: impl Iterator<Item = &'a order::Step>, next: Option<&order::Step>) {
-        let next = next.map(|step| &self.wishes[step.index].0);
+    /// Evicts the inflated storages of these steps' checkpoints, except for the one that `next` reads. While that step waits for
+    /// the window, the step before it is in flight and accounts for the storage.
+    fn evict<'a>(&self, steps: impl Iterator<Item = &'a StreamStep>, next: Option<&StreamStep>) {
+        let next = next.map(|step| &self.requests[step.index].0);
         for step in steps {
-            let checkpoint = &self.wishes[step.index].0.checkpoint;
-            let next = next.filter(|next| Arc::ptr_eq(&next.checkpoint, checkpoint));
-            checkpoint.forget_inflated(next.map(Tensor::storage));
+            let opened = &self.requests[step.index].0.opened;
+            let next = next.filter(|next| Arc::ptr_eq(&next.opened, opened));
+            opened.evict_inflated(next.map(Tensor::storage));
         }
     }
 
-    /// Makes ready to read some tensors from the step `from` on.
-    fn prepare(&self, from: usize) {
-        let tensors = self.steps.iter().skip(from).take(BATCH_COUNT).map(|step| &self.wishes[step.index].0);
+    /// Reads the archive headers of the next batch of tensors, from the step `from` on, with few reads.
+    fn prefetch_headers(&self, from: usize) {
+        let tensors =
+            self.steps.iter().skip(from).take(BATCH_MAX_TENSORS).map(|step| &self.requests[step.index].0);
         let tensors: Vec<&Tensor> = tensors.collect();
-        for near in tensors.chunk_by(|one, two| one.file() == two.file()) {
-            if let Some(first) = near.first() {
-                first.checkpoint.prepare(first.shard(), near.iter().map(|tensor| tensor.storage()));
+        for same_file in tensors.chunk_by(|one, two| one.file() == two.file()) {
+            if let Some(first) = same_file.first() {
+                first.opened.prefetch_headers(first.shard(), same_file.iter().map(|tensor| tensor.storage()));
             }
         }
     }
 
-    /// What is to be done for a step. Reads nothing, except to see whether bools can be viewed.
-    fn item<'a>(&self, step: &'a order::Step) -> Result<Item<'a>> {
-        let ready = |made| Item { step, weight: 0, what: What::Ready(made) };
+    /// The item of a step. Reads nothing but bools, which are validated before they are viewed.
+    fn item<'a>(&self, step: &'a StreamStep) -> Result<Item<'a>> {
+        let ready = |output| Item { step, window_bytes: 0, action: Action::Ready(output) };
         if step.first != step.index {
-            return Ok(ready(Made::Same));
+            return Ok(ready(Output::Alias));
         }
-        let (tensor, request) = &self.wishes[step.index];
-        if self.flow.standing && tensor.is_meta() {
-            return Ok(ready(Made::Standing(Standing::View)));
+        let (tensor, request) = &self.requests[step.index];
+        if self.options.share_storages && tensor.is_meta() {
+            return Ok(ready(Output::SharedStorage(SharedStorage::View)));
         }
-        if self.flow.standing
+        if self.options.share_storages
             && request.copy != Some(true)
             && !tensor.is_converted(request)
-            && !tensor.is_alone()
-            && let Some(standing) = tensor.standing(request.copy, &request.cancel)?
+            && !tensor.has_own_storage()
+            && let Some(shared) = tensor.shared_storage(request.copy, &request.cancel)?
         {
-            return Ok(ready(Made::Standing(standing)));
+            return Ok(ready(Output::SharedStorage(shared)));
         }
-        Ok(match tensor.prospect(request)? {
-            Prospect::View(view) => ready(Made::Array(view)),
-            Prospect::Owned(owned) => Item { step, weight: tensor.weight(&owned), what: What::Fill(owned) },
+        Ok(match tensor.materialize_plan(request)? {
+            MaterializePlan::View(view) => ready(Output::Array(view)),
+            MaterializePlan::Owned(owned) => {
+                Item { step, window_bytes: tensor.peak_bytes(&owned), action: Action::Fill(owned) }
+            }
         })
     }
 
-    /// Makes a batch once there is room for it, and hands it over. An error says that nothing more is to be done.
-    /// `next` is the step after it.
-    fn hand_over(
+    /// Blocks until a batch fits the window, makes it, and puts it in the queue. `next` is the step after it. An error means that
+    /// the stream has ended.
+    fn deliver(
         &self,
         batch: Batch<'_>,
-        queue: &Queue<Result<Given, Failed>>,
-        next: Option<&order::Step>,
+        queue: &Queue<Result<StreamItem, TensorError>>,
+        next: Option<&StreamStep>,
     ) -> Result<()> {
         if batch.items.is_empty() {
             return Ok(());
         }
         queue.reserve(batch.bytes)?;
-        let steps: Vec<&order::Step> = batch.items.iter().map(|item| item.step).collect();
+        let steps: Vec<&StreamStep> = batch.items.iter().map(|item| item.step).collect();
         let made = self.make(batch);
-        self.forget(steps.into_iter(), next);
+        self.evict(steps.into_iter(), next);
         match made {
             Ok(made) => {
-                queue.put(made.into_iter().map(|(given, weight)| (Ok(given), weight)));
+                queue.put(made.into_iter().map(|(item, bytes)| (Ok(item), bytes)));
                 Ok(())
             }
             Err(failed) => {
@@ -413,46 +424,49 @@ impl Plan {
         }
     }
 
-    fn make(&self, batch: Batch<'_>) -> Result<Vec<(Given, u64)>, Failed> {
+    /// Allocates and fills the results of a batch; pairs them with their bytes in the window.
+    fn make(&self, batch: Batch<'_>) -> Result<Vec<(StreamItem, u64)>, TensorError> {
         let mut memory = Vec::with_capacity(batch.items.len());
-        for Item { step, what, .. } in &batch.items {
-            memory.push(match what {
-                What::Fill(owned) => Some(owned.memory().map_err(|error| self.failed(step.index, error))?),
-                What::Ready(_) => None,
+        for Item { step, action, .. } in &batch.items {
+            memory.push(match action {
+                Action::Fill(owned) => Some(owned.memory().map_err(|error| self.failed(step.index, error))?),
+                Action::Ready(_) => None,
             });
         }
-        if !self.flow.whole {
-            // What is left of the window became less. Whatever fits the batch is no longer kept, but in it.
+        if !self.options.results_kept {
+            // The batch took a part of the window, so less memory may stay cached. What the batch reuses is no longer cached.
             sink::enforce_limits();
         }
         let (mut tasks, mut indices): (Vec<Task<'_>>, Vec<usize>) = (Vec::new(), Vec::new());
-        for (Item { step, what, .. }, memory) in batch.items.iter().zip(&mut memory) {
-            if let (What::Fill(owned), Some(memory)) = (what, memory) {
-                let (tensor, request) = &self.wishes[step.index];
-                let task = tensor.task(owned, request, memory);
+        for (Item { step, action, .. }, memory) in batch.items.iter().zip(&mut memory) {
+            if let (Action::Fill(owned), Some(memory)) = (action, memory) {
+                let (tensor, request) = &self.requests[step.index];
+                let task = tensor.fill_task(owned, request, memory);
                 if let Some(task) = task.map_err(|error| self.failed(step.index, error))? {
                     tasks.push(task);
                     indices.push(step.index);
                 }
             }
         }
-        fill_all(tasks, self.flow.threads)
+        fill_all(tasks, self.options.threads)
             .map_err(|(task, error)| self.failed(indices.get(task).copied().unwrap_or(0), error))?;
-        let made = batch.items.into_iter().zip(memory).filter_map(|(Item { step, weight, what }, memory)| {
-            let made = match (what, memory) {
-                (What::Ready(made), _) => made,
-                (What::Fill(owned), Some(memory)) => match owned.finish(memory.filled()) {
-                    Ok(array) => Made::Array(array),
+        let made = batch.items.into_iter().zip(memory).filter_map(|(item, memory)| {
+            let Item { step, window_bytes, action } = item;
+            let output = match (action, memory) {
+                (Action::Ready(output), _) => output,
+                (Action::Fill(owned), Some(memory)) => match owned.finish(memory.filled()) {
+                    Ok(array) => Output::Array(array),
                     Err(error) => return Some(Err(self.failed(step.index, error))),
                 },
-                (What::Fill(_), None) => return None,
+                (Action::Fill(_), None) => return None,
             };
-            Some(Ok((Given { index: step.index, first: step.first, again: step.again, made }, weight)))
+            let StreamStep { index, first, has_later_alias } = *step;
+            Some(Ok((StreamItem { index, first, has_later_alias, output }, window_bytes)))
         });
         made.collect()
     }
 
-    fn failed(&self, index: usize, error: Error) -> Failed {
-        Failed::at(index, &self.wishes[index].0, error)
+    fn failed(&self, index: usize, error: Error) -> TensorError {
+        TensorError::at(index, &self.requests[index].0, error)
     }
 }

@@ -1,7 +1,7 @@
-//! What the object tree costs in Python: bytes of memory, and comparisons of keys that hash alike.
+//! The cost of an object tree in Python: bytes of memory, and comparisons of keys whose hashes collide.
 //!
-//! The bytes are an estimate from above of what 64-bit CPython 3.11 takes for an object, its share of the garbage collector,
-//! and what the export remembers of it.
+//! The bytes are an upper estimate of what 64-bit CPython 3.11 allocates for an object, with the header of the garbage collector,
+//! and of the export's own record of it.
 
 use std::collections::HashMap;
 
@@ -10,9 +10,9 @@ use pyo3::types::PyString;
 
 use crate::index::Object;
 
-/// Bytes that an object takes, without what it refers to. Handles of tensors are paid for by the limit `tensors`.
+/// Bytes of an object, without those that it refers to. The limit `tensors` bounds handles of tensors.
 pub(super) fn bytes(object: &Object<'_>) -> u64 {
-    let (own, count, each) = match object {
+    let (own, count, per_item) = match object {
         Object::List(items) => (112, items.len(), 16),
         Object::Tuple(items) => (104, items.len(), 16),
         Object::Set(items) | Object::FrozenSet(items) => (272, items.len(), 40),
@@ -33,31 +33,31 @@ pub(super) fn bytes(object: &Object<'_>) -> u64 {
         Object::Global { name, .. } => (240, name.len(), 1),
         _ => (0, 0, 0),
     };
-    u64::try_from(count).unwrap_or(u64::MAX).saturating_mul(each).saturating_add(own)
+    u64::try_from(count).unwrap_or(u64::MAX).saturating_mul(per_item).saturating_add(own)
 }
 
-/// The keys of one mapping or set by their hashes. A file cannot choose how texts and bytes hash, but it can choose how
-/// numbers do, and tuples and frozen sets of numbers; each key that hashes like n others is compared with all of them.
-pub(super) struct Crowd(Option<HashMap<isize, u64>>);
+/// Counts hash collisions among the keys of one mapping or set. Hashes of strings and bytes are salted, but a file can choose the
+/// hashes of numbers, and of tuples and frozen sets of numbers. A key that collides with n others is compared with all of them.
+pub(super) struct HashCollisions(Option<HashMap<isize, u64>>);
 
-impl Crowd {
-    /// Fewer keys than this cost nothing worth counting.
-    const FEW: usize = 1024;
+impl HashCollisions {
+    /// The largest container whose collisions are not counted, as they cost too little.
+    const UNCOUNTED_MAX_KEYS: usize = 1024;
 
     /// For a container of so many keys.
-    pub(super) fn of(len: usize) -> Crowd {
-        Crowd((len > Crowd::FEW).then(HashMap::new))
+    pub(super) fn new(len: usize) -> HashCollisions {
+        HashCollisions((len > HashCollisions::UNCOUNTED_MAX_KEYS).then(HashMap::new))
     }
 
-    /// How many keys before this one hash alike.
-    pub(super) fn met(&mut self, key: &Bound<'_, PyAny>) -> PyResult<u64> {
-        let Some(seen) = &mut self.0 else { return Ok(0) };
+    /// Adds a key; returns the number of earlier keys with the same hash. Fails for a key that is not hashable.
+    pub(super) fn add(&mut self, key: &Bound<'_, PyAny>) -> PyResult<u64> {
+        let Some(counts) = &mut self.0 else { return Ok(0) };
         if key.is_instance_of::<PyString>() {
             return Ok(0);
         }
-        let before = seen.entry(key.hash()?).or_insert(0);
-        let met = *before;
-        *before = met.saturating_add(1);
-        Ok(met)
+        let count = counts.entry(key.hash()?).or_insert(0);
+        let collisions = *count;
+        *count = collisions.saturating_add(1);
+        Ok(collisions)
     }
 }

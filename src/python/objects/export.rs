@@ -1,13 +1,13 @@
-//! The object tree as Python objects. Only containers, numbers, texts and rustload's own inert classes are made.
+//! Exports the object tree as Python objects: containers, numbers, strings and rustload's own inert classes, no others.
 //!
-//! A loop with a stack of its own: mutable containers are made empty first and filled when their items are there, so cycles
-//! through them come out as cycles; a cycle through tuples and frozen sets alone cannot exist in Python and is an error.
+//! The walk is a loop with an explicit stack. Mutable containers are made empty and filled once their items are made, so cycles
+//! through them are kept. A cycle through tuples and frozen sets alone cannot exist in Python and is an error.
 //!
-//! Values in a pickle share parts (a list of arguments, a module's name, a text that is decoded), so that a small file can
-//! say a lot. Each value is exported once, and all it copies is charged against the limit `export_nodes` beforehand: one node
-//! for itself, for each item and pair, and for every [`TEXT`] bytes. What becomes of it in Python's memory (an empty dict is one
-//! byte of pickle and 64 of CPython) is charged against `export_bytes` ([`super::cost`]), and keys that hash alike are paid for
-//! by the comparisons they cause.
+//! Values in a pickle share parts (a list of arguments, a module's name, a string to decode), so a small file can describe a large
+//! tree. Each value is exported once. Before it is made, its copies are charged against the limit `export_nodes`: one node for
+//! itself, for each item and pair, and for every [`TEXT_NODE_BYTES`] of text. Its memory in Python (an empty dict is one byte of
+//! pickle and 64 of CPython) is charged against `export_bytes` ([`super::cost`]), and keys whose hashes collide against
+//! `export_nodes` by the comparisons they cause.
 
 use std::collections::HashMap;
 
@@ -15,34 +15,35 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyComplex, PyDict, PyFrozenSet, PyList, PySet, PyString, PyTuple};
 
-use super::cost::{self, Crowd};
-use super::face::{Face, Torch};
+use super::cost::{self, HashCollisions};
+use super::target::{Target, Torch};
 use crate::error::{Code, Error};
 use crate::index::{DictKind, Object, Scale, Tree};
 use crate::limits::Limits;
 use crate::pickle::{BigInt, Call, Handle, Text};
 
-/// Bytes of text that cost as much as a value: the size of an empty Python dict.
-const TEXT: u64 = 64;
+/// Bytes of text that cost as much as one node: the size of an empty Python dict.
+const TEXT_NODE_BYTES: u64 = 64;
 
-/// Nodes after which a request to stop (Ctrl-C) is looked for.
-const TICK: u64 = 1 << 16;
+/// Nodes between two checks for signals (Ctrl-C).
+const SIGNAL_CHECK_INTERVAL_NODES: u64 = 1 << 16;
 
 const PARAMETER: &str = "torch.nn.parameter.Parameter";
 
+/// An export of one file's tree, or of a part of it.
 pub(super) struct Export<'a, 'py> {
     py: Python<'py>,
     tree: &'a Tree,
     limits: &'a Limits,
-    face: Face<'a, 'py>,
-    /// What was made; `None` for tuples and frozen sets whose items are not all there yet.
+    target: Target<'a, 'py>,
+    /// The objects so far; `None` for values that are made after their items, such as tuples, and are not made yet.
     done: HashMap<Handle, Option<Bound<'py, PyAny>>>,
     handles: HashMap<u32, Bound<'py, PyAny>>,
-    /// Names of modules by address and length, so that those that share one in the pickle share it here.
+    /// Module names by address and length in the pickle, so that globals that share a name there share a string here.
     modules: HashMap<(usize, usize), Bound<'py, PyString>>,
-    /// Names of opaque values' classes.
+    /// Class names of opaque values.
     classes: HashMap<String, Bound<'py, PyString>>,
-    /// Mappings and what BUILD sets on them.
+    /// Mappings and tensors, each with the state to set on it at the end.
     states: Vec<(Bound<'py, PyAny>, Handle)>,
     /// Nodes charged so far.
     spent: u64,
@@ -54,15 +55,15 @@ pub(super) struct Export<'a, 'py> {
     default_dict: Bound<'py, PyAny>,
 }
 
-/// A container whose items are not all there yet.
+/// A container whose items are not all made yet.
 struct Frame<'a, 'py> {
     handle: Handle,
     object: Object<'a>,
-    /// The object itself, if it could be made empty.
+    /// The object itself, if it can be made before its items.
     made: Option<Bound<'py, PyAny>>,
     children: Vec<Handle>,
     next: usize,
-    /// Containers around it, and itself.
+    /// Nesting depth; 1 for the root.
     depth: u64,
 }
 
@@ -71,7 +72,7 @@ impl<'a, 'py> Export<'a, 'py> {
         py: Python<'py>,
         tree: &'a Tree,
         limits: &'a Limits,
-        face: Face<'a, 'py>,
+        target: Target<'a, 'py>,
     ) -> PyResult<Export<'a, 'py>> {
         let inert = py.import("rustload._tensor.inert")?;
         let class = |name| inert.getattr(name);
@@ -80,7 +81,7 @@ impl<'a, 'py> Export<'a, 'py> {
             py,
             tree,
             limits,
-            face,
+            target,
             done: HashMap::new(),
             handles: HashMap::new(),
             modules: HashMap::new(),
@@ -95,8 +96,10 @@ impl<'a, 'py> Export<'a, 'py> {
         })
     }
 
+    /// Exports a value and all it refers to. Fails over the limits `export_nodes`, `export_bytes` and `depth`, and for values that
+    /// Python cannot have (see the module).
     pub(super) fn value(&mut self, root: Handle) -> PyResult<Bound<'py, PyAny>> {
-        // Containers that can be made empty wait to be filled; only tuples and frozen sets are entered at once.
+        // Containers that are made empty wait to be filled; tuples, frozen sets and the like are entered at once.
         let mut waiting: Vec<Frame<'a, 'py>> = Vec::new();
         let mut open: Vec<Frame<'a, 'py>> = Vec::new();
         waiting.extend(self.enter(root, 1)?);
@@ -138,15 +141,19 @@ impl<'a, 'py> Export<'a, 'py> {
         found.ok_or_else(|| Error::new(Code::InternalError, "a value was not exported").into())
     }
 
-    /// Pays for nodes, and lets Ctrl-C through now and then.
+    /// Charges nodes against the limit, and checks for signals now and then.
     fn charge(&mut self, nodes: u64) -> PyResult<()> {
         let before = self.spent;
         self.spent = before.saturating_add(nodes);
         Limits::check("export_nodes", self.limits.export_nodes, self.spent)?;
-        if before / TICK == self.spent / TICK { Ok(()) } else { self.py.check_signals() }
+        if before / SIGNAL_CHECK_INTERVAL_NODES == self.spent / SIGNAL_CHECK_INTERVAL_NODES {
+            Ok(())
+        } else {
+            self.py.check_signals()
+        }
     }
 
-    /// Makes a value that has no items, or the frame of one that has.
+    /// Makes a value that has no items, or returns the frame of one that has.
     fn enter(&mut self, handle: Handle, depth: u64) -> PyResult<Option<Frame<'a, 'py>>> {
         let py = self.py;
         let tree: &'a Tree = self.tree;
@@ -189,8 +196,8 @@ impl<'a, 'py> Export<'a, 'py> {
             Object::Sparse(sparse) => {
                 children.extend(sparse.components.iter().map(|&(_, part)| part));
                 let shape = PyTuple::new(py, &sparse.shape)?;
-                match self.face {
-                    Face::Torch(_) => None,
+                match self.target {
+                    Target::Torch(_) => None,
                     _ => Some(self.sparse.call1((sparse.layout.name(), shape, sparse.is_coalesced))?),
                 }
             }
@@ -203,7 +210,7 @@ impl<'a, 'py> Export<'a, 'py> {
                 None
             }
             Object::Opaque { class, call, function } => {
-                if let Face::Torch(torch) = &self.face {
+                if let Target::Torch(torch) = &self.target {
                     torch.opaque(class)?;
                 }
                 children.push(call.args);
@@ -212,7 +219,7 @@ impl<'a, 'py> Export<'a, 'py> {
                 children.extend_from_slice(call.states);
                 children.extend(call.items.iter().flat_map(|&(key, value)| [key, value]));
                 children.extend_from_slice(call.appended);
-                self.charge(class.len() as u64 / TEXT)?;
+                self.charge(class.len() as u64 / TEXT_NODE_BYTES)?;
                 let class = self.classes.entry(class.clone()).or_insert_with(|| PyString::new(py, class));
                 Some(self.opaque.call1((&*class,))?)
             }
@@ -229,14 +236,14 @@ impl<'a, 'py> Export<'a, 'py> {
         Ok(Some(Frame { handle, object, made, children, next: 0, depth }))
     }
 
-    /// Whether this is a value that torch has a class for, made like a tuple once its arguments are there.
+    /// Whether this is a value of a class of torch, which is made once its arguments are.
     fn is_record(&self, class: &str, call: &Call<'_>) -> bool {
-        matches!(self.face, Face::Torch(_)) && Torch::is_record(self.tree, class, call)
+        matches!(self.target, Target::Torch(_)) && Torch::is_record(self.tree, class, call)
     }
 
-    /// Whether a tensor of torch is made only once other values are there.
+    /// Whether a tensor of torch is made only once other values are.
     fn has_parts(&self, tensor: u32) -> bool {
-        matches!(self.face, Face::Torch(_))
+        matches!(self.target, Target::Torch(_))
             && self.tree.extra(tensor).is_some()
             && !self.handles.contains_key(&tensor)
     }
@@ -251,7 +258,7 @@ impl<'a, 'py> Export<'a, 'py> {
         self.py.import("collections")?.getattr(name)?.call0()
     }
 
-    /// Fills a container whose items are all there.
+    /// Fills, or makes, a container whose items are all made.
     fn leave(&mut self, frame: Frame<'a, 'py>) -> PyResult<()> {
         let py = self.py;
         match (&frame.object, &frame.made) {
@@ -263,11 +270,11 @@ impl<'a, 'py> Export<'a, 'py> {
             }
             (Object::Set(items), Some(made)) => {
                 let set = made.cast::<PySet>()?;
-                let mut crowd = Crowd::of(items.len());
+                let mut collisions = HashCollisions::new(items.len());
                 for &item in items {
                     let item = self.get(item)?;
-                    self.charge(crowd.met(&item)?)?;
-                    set.add(item).map_err(|error| hashed(py, error))?;
+                    self.charge(collisions.add(&item)?)?;
+                    set.add(item).map_err(|error| unhashable(py, error))?;
                 }
             }
             (Object::Deque(items, _), Some(made)) => {
@@ -281,16 +288,16 @@ impl<'a, 'py> Export<'a, 'py> {
                 }
             }
             (Object::Dict { entries, states, factory, .. }, Some(made)) => {
-                let mut crowd = Crowd::of(entries.len());
+                let mut collisions = HashCollisions::new(entries.len());
                 for &(key, value) in entries {
                     let key = self.get(key)?;
-                    self.charge(crowd.met(&key)?)?;
-                    made.set_item(key, self.get(value)?).map_err(|error| hashed(py, error))?;
+                    self.charge(collisions.add(&key)?)?;
+                    made.set_item(key, self.get(value)?).map_err(|error| unhashable(py, error))?;
                 }
                 if let &Some(factory) = factory {
                     made.setattr("factory", self.get(factory)?)?;
                 }
-                // The state itself may still wait to be filled.
+                // The state may not be filled yet, so it is set at the end.
                 self.states.extend(states.iter().map(|&state| (made.clone(), state)));
             }
             (Object::Opaque { call, function, .. }, Some(made)) => {
@@ -317,18 +324,18 @@ impl<'a, 'py> Export<'a, 'py> {
             }
             (Object::FrozenSet(items), _) => {
                 let items = items.iter().map(|&item| self.get(item)).collect::<PyResult<Vec<_>>>()?;
-                let mut crowd = Crowd::of(items.len());
+                let mut collisions = HashCollisions::new(items.len());
                 for item in &items {
-                    self.charge(crowd.met(item)?)?;
+                    self.charge(collisions.add(item)?)?;
                 }
-                let set = PyFrozenSet::new(py, items).map_err(|error| hashed(py, error))?;
+                let set = PyFrozenSet::new(py, items).map_err(|error| unhashable(py, error))?;
                 self.done.insert(frame.handle, Some(set.into_any()));
             }
             (Object::Tuple(items), _) => {
                 let items = items.iter().map(|&item| self.get(item)).collect::<PyResult<Vec<_>>>()?;
                 let tuple = PyTuple::new(py, items)?;
-                let made = match &self.face {
-                    Face::Torch(torch) if self.tree.is_size(frame.handle) => torch.size(tuple)?,
+                let made = match &self.target {
+                    Target::Torch(torch) if self.tree.is_size(frame.handle) => torch.size(tuple)?,
                     _ => tuple.into_any(),
                 };
                 self.done.insert(frame.handle, Some(made));
@@ -338,14 +345,14 @@ impl<'a, 'py> Export<'a, 'py> {
                 self.done.insert(frame.handle, Some(made));
             }
             (Object::Sparse(sparse), None) => {
-                if let Face::Torch(torch) = &self.face {
+                if let Target::Torch(torch) = &self.target {
                     let parts = sparse.components.iter().map(|&(_, part)| self.get(part));
                     let made = torch.sparse(py, sparse, parts.collect::<PyResult<_>>()?)?;
                     self.done.insert(frame.handle, Some(made));
                 }
             }
             (Object::Opaque { class, call, .. }, None) => {
-                if let Face::Torch(torch) = &self.face {
+                if let Target::Torch(torch) = &self.target {
                     let made = torch.record(class, self.get(call.args)?)?;
                     self.done.insert(frame.handle, Some(made));
                 }
@@ -355,11 +362,11 @@ impl<'a, 'py> Export<'a, 'py> {
         Ok(())
     }
 
-    /// `_metadata` is the one attribute that state dicts carry (torch/nn/modules/module.py: `state_dict`); others are set only
-    /// where all is wanted as torch has it.
+    /// Sets the state of a mapping or tensor. With lazy handles that is `_metadata` alone, the attribute that state dicts have
+    /// (torch/nn/modules/module.py: `state_dict`); the builder of torch's objects sets all of it.
     fn set_metadata(&self, made: &Bound<'py, PyAny>, state: Handle) -> PyResult<()> {
         let state = self.get(state)?;
-        if let Face::Torch(torch) = &self.face {
+        if let Target::Torch(torch) = &self.target {
             return torch.attributes(made, &state);
         }
         if let Ok(state) = state.cast::<PyDict>()
@@ -370,9 +377,10 @@ impl<'a, 'py> Export<'a, 'py> {
         Ok(())
     }
 
+    /// Makes a value without items.
     fn plain(&mut self, handle: Handle, object: &Object<'a>) -> PyResult<Bound<'py, PyAny>> {
         let py = self.py;
-        self.charge(text_len(object) / TEXT)?;
+        self.charge(text_len(object) / TEXT_NODE_BYTES)?;
         Ok(match object {
             Object::Bool(value) => value.into_pyobject(py)?.to_owned().into_any(),
             Object::Int(value) => value.into_pyobject(py)?.into_any(),
@@ -386,8 +394,8 @@ impl<'a, 'py> Export<'a, 'py> {
             Object::Global { module, name } => {
                 let key = (module.as_ptr().addr(), module.len());
                 let module = self.modules.entry(key).or_insert_with(|| PyString::new(py, module));
-                let made = match &self.face {
-                    Face::Torch(torch) => torch.global(module, name)?,
+                let made = match &self.target {
+                    Target::Torch(torch) => torch.global(module, name)?,
                     _ => None,
                 };
                 match made {
@@ -405,26 +413,28 @@ impl<'a, 'py> Export<'a, 'py> {
         if let Some(made) = self.handles.get(&tensor) {
             return Ok(made.clone());
         }
-        let made = match &self.face {
-            Face::Keys => return Ok(py.None().into_bound(py)),
-            Face::Lazy(lazy) => lazy.handle(py, tensor)?,
-            Face::Torch(torch) => {
+        let made = match &self.target {
+            Target::Keys => return Ok(py.None().into_bound(py)),
+            Target::Lazy(lazy) => lazy.handle(py, tensor)?,
+            Target::Torch(torch) => {
                 let (is_storage, has_hooks) = (self.tree.is_storage(handle), self.tree.has_hooks(handle));
                 torch.tensor(py, tensor, is_storage, has_hooks)?
             }
         };
-        let made =
-            made.ok_or_else(|| Error::new(Code::InternalError, "the tree names a tensor that there is not"))?;
+        let made = made.ok_or_else(|| {
+            Error::new(Code::InternalError, "the object tree refers to a tensor that does not exist")
+        })?;
         self.handles.insert(tensor, made.clone());
         Ok(made)
     }
 
-    /// A tensor of torch whose scales are there; what is set on it waits until all else is.
+    /// A tensor of torch whose scales are made. Its attributes are set at the end.
     fn tensor_of_parts(&mut self, handle: Handle, tensor: u32) -> PyResult<Bound<'py, PyAny>> {
         let py = self.py;
         let tree: &'a Tree = self.tree;
-        let gone = || Error::new(Code::InternalError, "the tree names a tensor that there is not");
-        let (Face::Torch(torch), Some(extra)) = (&self.face, tree.extra(tensor)) else {
+        let gone =
+            || Error::new(Code::InternalError, "the object tree refers to a tensor that does not exist");
+        let (Target::Torch(torch), Some(extra)) = (&self.target, tree.extra(tensor)) else {
             return Err(gone().into());
         };
         let made = match extra.quantization.as_ref().map(|known| &known.scale) {
@@ -446,7 +456,7 @@ impl<'a, 'py> Export<'a, 'py> {
         Ok(made)
     }
 
-    /// Scales or zero points: a tensor, or a list of plain numbers, which itself may still wait to be filled.
+    /// Scales or zero points: a tensor, or a list of numbers. The exported list may not be filled yet, so a new one is made.
     fn channels(&self, part: Handle) -> PyResult<Bound<'py, PyAny>> {
         let py = self.py;
         let Object::List(items) = self.tree.get(part)? else { return self.get(part) };
@@ -455,7 +465,7 @@ impl<'a, 'py> Export<'a, 'py> {
             match self.tree.get(item)? {
                 Object::Int(number) => numbers.append(number)?,
                 Object::Float(number) => numbers.append(number)?,
-                _ => return Err(Error::new(Code::InternalError, "a scale is no number").into()),
+                _ => return Err(Error::new(Code::InternalError, "a scale is not a number").into()),
             }
         }
         Ok(numbers.into_any())
@@ -469,16 +479,17 @@ impl<'a, 'py> Export<'a, 'py> {
     }
 }
 
-/// A key or item that Python cannot hash: only calls of `set`, `dict` and their like can have one, the machine checks all others.
-fn hashed(py: Python<'_>, error: PyErr) -> PyErr {
+/// The error of a key or set item that Python cannot hash. Only calls of `set`, `dict` and the like can have one: the pickle
+/// machine checks all others.
+fn unhashable(py: Python<'_>, error: PyErr) -> PyErr {
     if !error.is_instance_of::<PyTypeError>(py) {
         return error;
     }
-    let text = format!("a key or an item of a set cannot be one: {}", error.value(py));
+    let text = format!("a dict key or set item is not hashable: {}", error.value(py));
     Error::new(Code::PickleType, text).into()
 }
 
-/// Bytes of the text or bytes that a value is.
+/// The length of a string, bytes or global in bytes; 0 for other values.
 fn text_len(object: &Object<'_>) -> u64 {
     let len = match object {
         Object::Str(text) => text.as_bytes().len(),
@@ -489,7 +500,7 @@ fn text_len(object: &Object<'_>) -> u64 {
     len as u64
 }
 
-/// Text; lone surrogates come out as Python's unpickler gives them.
+/// A Python string. Lone surrogates are kept, as Python's unpickler does.
 pub(super) fn text<'py>(py: Python<'py>, text: &Text<'_>) -> PyResult<Bound<'py, PyAny>> {
     match text.as_str() {
         Some(text) => Ok(text.into_pyobject(py)?.into_any()),

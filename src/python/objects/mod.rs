@@ -2,20 +2,20 @@
 
 mod cost;
 mod export;
-mod face;
+mod target;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use self::export::{Export, text};
-use self::face::{Face, Lazy, Torch};
+use self::target::{Lazy, Target, Torch};
 use super::tensor::Tensor;
 use crate::checkpoint::Checkpoint;
 use crate::index::{Object, Path, PathStep};
 use crate::pickle::Handle;
 use crate::tensor::Tensor as CoreTensor;
 
-/// Every file's tree, in shard order; a file without a tree gives a dict of its tensors.
+/// Every file's object tree, in shard order. A file without one gives a dict of its tensors.
 pub(super) fn trees<'py>(
     py: Python<'py>,
     checkpoint: &Checkpoint,
@@ -26,8 +26,8 @@ pub(super) fn trees<'py>(
     for (shard, (_, tree)) in checkpoint.trees().enumerate() {
         match tree {
             Some(tree) => {
-                let face = Face::Lazy(Lazy { checkpoint, shard, wrap });
-                let mut export = Export::new(py, tree, checkpoint.limits(), face)?;
+                let target = Target::Lazy(Lazy { checkpoint, shard, wrap });
+                let mut export = Export::new(py, tree, checkpoint.limits(), target)?;
                 out.push(export.value(tree.root())?);
             }
             None => {
@@ -43,7 +43,7 @@ pub(super) fn trees<'py>(
     Ok(out)
 }
 
-/// One file's tree as torch has it; a file without a tree gives a dict of its tensors.
+/// One file's object tree with torch's objects. A file without one gives a dict of its tensors.
 pub(super) fn rebuild<'py>(
     py: Python<'py>,
     checkpoint: &Checkpoint,
@@ -53,17 +53,17 @@ pub(super) fn rebuild<'py>(
     let torch = Torch::new(checkpoint, shard, builder)?;
     let tree = checkpoint.trees().nth(shard).and_then(|(_, tree)| tree);
     if let Some(tree) = tree {
-        let mut export = Export::new(py, tree, checkpoint.limits(), Face::Torch(torch))?;
+        let mut export = Export::new(py, tree, checkpoint.limits(), Target::Torch(torch))?;
         return export.value(tree.root());
     }
     let dict = PyDict::new(py);
     for tensor in checkpoint.tensors_of(shard) {
-        dict.set_item(tensor.name(), torch.place(py, &tensor, false)?)?;
+        dict.set_item(tensor.name(), torch.tensor_on_storage(py, &tensor, false)?)?;
     }
     Ok(dict.into_any())
 }
 
-/// One value of the tree that a tensor comes from; `wrap` makes of a `Tensor` what stands in it.
+/// One value of the object tree that a tensor comes from. `wrap` is called with each `Tensor` in it.
 pub(super) fn value<'py>(
     py: Python<'py>,
     tensor: &CoreTensor,
@@ -74,11 +74,11 @@ pub(super) fn value<'py>(
     let Some(tree) = checkpoint.trees().nth(shard).and_then(|(_, tree)| tree) else {
         return Ok(py.None().into_bound(py));
     };
-    let face = Face::Lazy(Lazy { checkpoint: &checkpoint, shard, wrap });
-    Export::new(py, tree, checkpoint.limits(), face)?.value(value)
+    let target = Target::Lazy(Lazy { checkpoint: &checkpoint, shard, wrap });
+    Export::new(py, tree, checkpoint.limits(), target)?.value(value)
 }
 
-/// A tensor's path as a tuple of keys and indices.
+/// A tensor's path as a tuple of keys and indices; empty for a tensor without a name.
 pub(super) fn path<'py>(py: Python<'py>, tensor: &CoreTensor) -> PyResult<Bound<'py, PyTuple>> {
     let steps = match tensor.path() {
         Some(Path::Steps(steps)) => steps,
@@ -88,7 +88,7 @@ pub(super) fn path<'py>(py: Python<'py>, tensor: &CoreTensor) -> PyResult<Bound<
     let checkpoint = tensor.checkpoint();
     let tree = checkpoint.trees().nth(tensor.shard() as usize).and_then(|(_, tree)| tree);
     let Some(tree) = tree else { return PyTuple::new(py, [tensor.name()]) };
-    // For keys that are neither texts nor numbers.
+    // Made for the first key that is neither a string nor an integer.
     let mut export: Option<Export<'_, '_>> = None;
     let mut out: Vec<Bound<'_, PyAny>> = Vec::with_capacity(steps.len());
     for step in steps {
@@ -99,7 +99,7 @@ pub(super) fn path<'py>(py: Python<'py>, tensor: &CoreTensor) -> PyResult<Bound<
                 _ => match &mut export {
                     Some(export) => export.value(key)?,
                     none => {
-                        none.insert(Export::new(py, tree, checkpoint.limits(), Face::Keys)?).value(key)?
+                        none.insert(Export::new(py, tree, checkpoint.limits(), Target::Keys)?).value(key)?
                     }
                 },
             }),

@@ -134,7 +134,7 @@ def test_arguments_are_checked(on_fake: Run, simple: Path) -> None:
             fakecuda.submit(upload, tensors, Wanted(), *args)
     host = [tensor.materialize(framework="dlpack", copy=True) for tensor in tensors]
     refused("the destination is in host memory", host)
-    refused("2 tensor.s. do not go into 1 destination", [upload.allocate(8)])
+    refused("there are 2 tensor.s. and 1 destination", [upload.allocate(8)])
     refused("the result takes .* the destination has 7 .w|b.", [upload.allocate(7), upload.allocate(7)])
     with pytest.raises(ValueError, match="no ticket 9"):
         upload.wait(9, stream=None, sync=False)

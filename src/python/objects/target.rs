@@ -1,5 +1,6 @@
-//! What stands in an exported tree for tensors and for the values that torch has classes for: rustload's own handles and labels,
-//! or what `rustload.torch.load` gives. This only calls the callables that it was handed; what they make is written in Python.
+//! The targets of an export: how tensors, and values that torch has classes for, become Python objects. They are rustload's own
+//! lazy handles and inert labels, or torch's objects for `rustload.torch.load`. This calls only the callables that it is given;
+//! what they return is made in Python.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
@@ -10,24 +11,24 @@ use crate::pickle::{Call, Handle};
 use crate::python::tensor::Tensor;
 use crate::tensor::Tensor as CoreTensor;
 
-/// Who makes what the export itself does not.
-pub(super) enum Face<'a, 'py> {
-    /// Nobody: of a key of a dict only what is no tensor counts.
+/// How an export makes tensors, and values of torch's classes.
+pub(super) enum Target<'a, 'py> {
+    /// A key of a dict, in which tensors become None.
     Keys,
-    /// Lazy handles, inert labels.
+    /// Lazy handles and inert labels.
     Lazy(Lazy<'a, 'py>),
-    /// torch's own objects.
+    /// torch's objects.
     Torch(Torch<'a, 'py>),
 }
 
-/// How to make handles of the tensors of one file.
+/// Makes lazy handles of the tensors of one file: `wrap` is called with each `Tensor`.
 pub(super) struct Lazy<'a, 'py> {
     pub(super) checkpoint: &'a Checkpoint,
     pub(super) shard: usize,
     pub(super) wrap: &'a Bound<'py, PyAny>,
 }
 
-/// How to make torch's objects: the methods of a builder (rustload/torch/_build.py: `Builder`).
+/// Makes torch's objects of one file: the bound methods of a builder (rustload/torch/_build.py: `Builder`).
 pub(super) struct Torch<'a, 'py> {
     checkpoint: &'a Checkpoint,
     shard: usize,
@@ -43,14 +44,15 @@ pub(super) struct Torch<'a, 'py> {
     attributes: Bound<'py, PyAny>,
 }
 
-/// Classes whose few plain arguments say all: torch has values of them, and they are made once those are there.
+/// Classes of torch whose values are made by their arguments alone. They are made once the arguments are.
 const RECORDS: [&str; 2] = ["torch.device", "torch.serialization._get_layout"];
 
 const PARAMETER: &str = "torch._utils._rebuild_parameter";
 
 impl<'py> Lazy<'_, 'py> {
+    /// A lazy handle on a tensor, by its first name if it has one; `None` where there is no such tensor.
     pub(super) fn handle(&self, py: Python<'py>, tensor: u32) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let Some(found) = self.checkpoint.numbered(self.shard, tensor) else { return Ok(None) };
+        let Some(found) = self.checkpoint.tensor_by_id(self.shard, tensor) else { return Ok(None) };
         self.wrap.call1((Tensor(found).into_pyobject(py)?,)).map(Some)
     }
 }
@@ -77,7 +79,7 @@ impl<'a, 'py> Torch<'a, 'py> {
         })
     }
 
-    /// A tensor on its storage, or the storage itself where the tree has that.
+    /// A tensor, or its storage where the tree has the storage itself; `None` where there is no such tensor.
     pub(super) fn tensor(
         &self,
         py: Python<'py>,
@@ -85,15 +87,17 @@ impl<'a, 'py> Torch<'a, 'py> {
         is_storage: bool,
         has_hooks: bool,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let Some(found) = self.checkpoint.unnamed(self.shard, tensor) else { return Ok(None) };
-        if is_storage { self.bare(py, &found) } else { self.place(py, &found, has_hooks) }.map(Some)
+        let Some(found) = self.checkpoint.unnamed_tensor(self.shard, tensor) else { return Ok(None) };
+        if is_storage { self.storage(py, &found) } else { self.tensor_on_storage(py, &found, has_hooks) }
+            .map(Some)
     }
 
-    fn bare(&self, py: Python<'py>, tensor: &CoreTensor) -> PyResult<Bound<'py, PyAny>> {
+    fn storage(&self, py: Python<'py>, tensor: &CoreTensor) -> PyResult<Bound<'py, PyAny>> {
         self.storage.call1((tensor.storage().1, PyString::intern(py, tensor.dtype().name())))
     }
 
-    pub(super) fn place(
+    /// A tensor by its storage, dtype, layout and flags.
+    pub(super) fn tensor_on_storage(
         &self,
         py: Python<'py>,
         tensor: &CoreTensor,
@@ -110,11 +114,12 @@ impl<'a, 'py> Torch<'a, 'py> {
         ))
     }
 
+    /// A `torch.Size`.
     pub(super) fn size(&self, items: Bound<'py, PyTuple>) -> PyResult<Bound<'py, PyAny>> {
         self.size.call1((items,))
     }
 
-    /// A tensor whose integers stand for numbers; `scale` is `(scale, zero_point, axis)`.
+    /// A quantized tensor; `scale` is `(scale, zero_point, axis)`. `None` where there is no such tensor.
     pub(super) fn quantized(
         &self,
         py: Python<'py>,
@@ -123,17 +128,17 @@ impl<'a, 'py> Torch<'a, 'py> {
         scale: (Bound<'py, PyAny>, Bound<'py, PyAny>, Option<u64>),
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let Some(known) = &extra.quantization else { return self.tensor(py, tensor, false, true) };
-        let Some(found) = self.checkpoint.unnamed(self.shard, tensor) else { return Ok(None) };
+        let Some(found) = self.checkpoint.unnamed_tensor(self.shard, tensor) else { return Ok(None) };
         let (shape, strides, offset) = match &known.packed {
             Some(packed) => (&packed.shape, &packed.strides, packed.offset),
             None => (&found.layout().shape, &found.layout().strides, found.layout().offset),
         };
         let (shape, strides) = (PyTuple::new(py, shape)?, PyTuple::new(py, strides)?);
-        let place = (found.storage().1, known.dtype, offset, shape, strides);
-        self.quantized.call1((place, flags(&found), known.scheme, scale)).map(Some)
+        let layout = (found.storage().1, known.dtype, offset, shape, strides);
+        self.quantized.call1((layout, flags(&found), known.scheme, scale)).map(Some)
     }
 
-    /// A sparse tensor of its parts.
+    /// A sparse tensor of its parts, in the order of the layout.
     pub(super) fn sparse(
         &self,
         py: Python<'py>,
@@ -145,8 +150,8 @@ impl<'a, 'py> Torch<'a, 'py> {
         self.sparse.call1((form, PyTuple::new(py, parts)?))
     }
 
-    /// Whether a call is made by [`Torch::record`] instead of being kept as data: one of a few classes, or a parameter around a
-    /// sparse tensor, which is a tensor in torch alone.
+    /// Whether a call is made by [`Torch::record`] instead of being kept as inert data: one of [`RECORDS`], or a parameter of a
+    /// sparse tensor.
     pub(super) fn is_record(tree: &Tree, class: &str, call: &Call<'_>) -> bool {
         let plain = call.states.is_empty() && call.items.is_empty() && call.appended.is_empty();
         let is_sparse = || match tree.get(call.args) {
@@ -156,7 +161,7 @@ impl<'a, 'py> Torch<'a, 'py> {
         plain && (RECORDS.contains(&class) || (class == PARAMETER && is_sparse()))
     }
 
-    /// What has to be there before a tensor can be made: scales that are tensors; and what is set on it afterwards.
+    /// The values that a tensor depends on: scales and zero points per channel, and the attributes that are set on it.
     pub(super) fn parts(extra: &Extra) -> Vec<Handle> {
         let mut parts = extra.states.clone();
         if let Some(known) = &extra.quantization
@@ -167,15 +172,17 @@ impl<'a, 'py> Torch<'a, 'py> {
         parts
     }
 
+    /// A value of a class of torch, made of its arguments.
     pub(super) fn record(&self, class: &str, args: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         self.record.call1((class, args))
     }
 
-    /// Asks whether a value of this class may be kept as data.
+    /// Fails where the builder does not allow inert data of this class.
     pub(super) fn opaque(&self, class: &str) -> PyResult<()> {
         self.opaque.call1((class,)).map(|_| ())
     }
 
+    /// The value of a global that the builder knows; `None` for one that stays a label.
     pub(super) fn global(
         &self,
         module: &Bound<'py, PyString>,
@@ -185,18 +192,18 @@ impl<'a, 'py> Torch<'a, 'py> {
         Ok(if found.is_none() { None } else { Some(found) })
     }
 
-    /// The tensor as a parameter, where a file says so by the class alone.
+    /// The tensor as a parameter, for files that name the class `Parameter` and do not call the rebuild function.
     pub(super) fn parameter(&self, tensor: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         self.parameter.call1((tensor,))
     }
 
-    /// Sets what BUILD sets on a mapping, or what is set on a tensor.
+    /// Sets the state of BUILD on a mapping, or the attributes of a tensor.
     pub(super) fn attributes(&self, made: &Bound<'py, PyAny>, state: &Bound<'py, PyAny>) -> PyResult<()> {
         self.attributes.call1((made, state)).map(|_| ())
     }
 }
 
-/// What else the file says of a tensor, a bit each.
+/// The flags of a tensor, a bit each.
 fn flags(tensor: &CoreTensor) -> u32 {
     u32::from(tensor.requires_grad())
         | u32::from(tensor.is_parameter()) << 1

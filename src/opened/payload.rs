@@ -1,47 +1,47 @@
-//! Where a storage's bytes are: in the file, in a pickle, or inflated in memory.
+//! The bytes of a storage: in the file, in a pickle, or inflated in memory.
 
 use std::sync::Arc;
 
-use super::Inner;
+use super::Opened;
 use crate::bytes::Source;
 use crate::error::{Code, Error, Result};
 use crate::index::{Contents, StorageLocation};
 use crate::parallel::{Cancel, lock_within};
 use crate::stream::Payload;
 
-/// Bytes of the largest inflated storage that is kept for the next read. Streams keep none but for their next tensor.
-const KEPT: u64 = 256 << 20;
+/// The largest inflated storage that is cached for the next read. Streams evict it unless their next tensor needs it.
+const INFLATED_CACHE_MAX_BYTES: u64 = 256 << 20;
 
-/// How often a read looks for the storage that is kept while another thread is at it, which takes it about as long as a move.
-const TRIES: u32 = 64;
+/// Attempts to lock the cache, each about as long as a move: all that another thread holds the lock for.
+const CACHE_LOCK_ATTEMPTS: u32 = 64;
 
-impl Inner {
-    /// A storage's bytes as the file has them, or an error that says why no view of them exists.
-    pub(crate) fn plain_payload(&self, id: (u32, u32)) -> Result<Source> {
+impl Opened {
+    /// A storage's bytes as the file has them. Fails with the reason where no view of them is possible.
+    pub(crate) fn viewable_source(&self, id: (u32, u32)) -> Result<Source> {
         let storage = self.storage(id);
         if storage.big_endian {
-            let text = "the numbers are big-endian, so a view would show wrong ones";
+            let text = "the elements are big-endian, which needs a copy";
             return Err(Error::new(Code::Buffer, text));
         }
         if let StorageLocation::Value(..) = storage.location {
             return Err(Error::new(Code::Buffer, "the bytes are part of a pickle"));
         }
         let compressed = || Error::new(Code::RecordCompressed, "the storage is compressed in the file");
-        Ok(self.stored(id)?.ok_or_else(compressed)?.source)
+        Ok(self.stored_payload(id)?.ok_or_else(compressed)?.source)
     }
 
-    /// A storage's bytes, inflated if need be.
+    /// A storage's bytes, inflated where they are compressed.
     pub(crate) fn payload(&self, id: (u32, u32), cancel: &Cancel) -> Result<Payload> {
-        match self.stored(id)? {
+        match self.stored_payload(id)? {
             Some(payload) => Ok(payload),
             None => {
-                Ok(Payload { source: self.inflated(id, cancel)?, big_endian: self.storage(id).big_endian })
+                Ok(Payload { source: self.inflate(id, cancel)?, big_endian: self.storage(id).big_endian })
             }
         }
     }
 
-    /// A storage's bytes where they lie; `None` where they have to be inflated.
-    pub(crate) fn stored(&self, id: (u32, u32)) -> Result<Option<Payload>> {
+    /// A storage's bytes as they are stored; `None` where they are compressed. Fails for a storage on the meta device.
+    pub(crate) fn stored_payload(&self, id: (u32, u32)) -> Result<Option<Payload>> {
         let storage = self.storage(id);
         let index = self.index(id.0);
         let source = match (&index.contents, storage.location) {
@@ -65,50 +65,52 @@ impl Inner {
                 let region = archive.payload(member)?;
                 archive.source().window(region.start(), region.len())?
             }
-            _ => return Err(nowhere()),
+            _ => return Err(no_location()),
         };
         Ok(Some(Payload { source, big_endian: storage.big_endian }))
     }
 
-    /// A deflated storage's bytes in memory. Nobody waits for another's inflating; two at once may do it twice.
-    fn inflated(&self, id: (u32, u32), cancel: &Cancel) -> Result<Source> {
+    /// Inflates a deflated storage, or takes it from the cache. Threads do not wait for each other: two may inflate the same
+    /// storage.
+    fn inflate(&self, id: (u32, u32), cancel: &Cancel) -> Result<Source> {
         let (nbytes, location) = (self.storage(id).nbytes, self.storage(id).location);
         let (Contents::Archive(archive), StorageLocation::Member(member)) =
             (&self.index(id.0).contents, location)
         else {
-            return Err(nowhere());
+            return Err(no_location());
         };
-        let slot = || lock_within(&self.inflated, TRIES);
-        let kept = slot()
-            .and_then(|slot| slot.as_ref().filter(|(kept, _)| *kept == id).map(|(_, source)| source.clone()));
-        let source = match kept {
+        let cache = || lock_within(&self.inflated_cache, CACHE_LOCK_ATTEMPTS);
+        let cached = cache().and_then(|cache| {
+            cache.as_ref().filter(|(cached, _)| *cached == id).map(|(_, source)| source.clone())
+        });
+        let source = match cached {
             Some(source) => source,
             None => {
-                // First, so that two storages are never held for one read.
-                let gone = slot().and_then(|mut slot| slot.take());
-                drop(gone);
+                // Evict first, so that one read never holds two inflated storages.
+                let evicted = cache().and_then(|mut cache| cache.take());
+                drop(evicted);
                 let source = Source::memory(Arc::new(archive.read_inflated(member, nbytes, cancel)?));
-                if nbytes <= KEPT {
-                    // What another thread has put there meanwhile goes once the lock is free again.
-                    let gone = slot().and_then(|mut slot| slot.replace((id, source.clone())));
-                    drop(gone);
+                if nbytes <= INFLATED_CACHE_MAX_BYTES {
+                    // A storage that another thread cached meanwhile is freed after the lock is released.
+                    let evicted = cache().and_then(|mut cache| cache.replace((id, source.clone())));
+                    drop(evicted);
                 }
                 source
             }
         };
-        // Bytes in memory do not tell whoever reads them that the file is another one by now.
+        // Reads of memory do not check whether the file has changed, so it is checked here.
         archive.source().check_unchanged()?;
         Ok(source)
     }
 
-    /// Lets go of the storage that was inflated last, unless it is this one.
-    pub(crate) fn forget_inflated(&self, except: Option<(u32, u32)>) {
-        let gone = lock_within(&self.inflated, TRIES)
-            .and_then(|mut kept| kept.take_if(|(id, _)| Some(*id) != except));
-        drop(gone);
+    /// Evicts the cached inflated storage, unless it is `except`.
+    pub(crate) fn evict_inflated(&self, except: Option<(u32, u32)>) {
+        let evicted = lock_within(&self.inflated_cache, CACHE_LOCK_ATTEMPTS)
+            .and_then(|mut cache| cache.take_if(|(id, _)| Some(*id) != except));
+        drop(evicted);
     }
 }
 
-fn nowhere() -> Error {
-    Error::new(Code::InternalError, "a storage has no place in its file")
+fn no_location() -> Error {
+    Error::new(Code::InternalError, "a storage has no location in its file")
 }

@@ -1,49 +1,49 @@
-//! Which names may have been meant by one that is not there: the one "did you mean" of the project.
+//! "Did you mean": the names most similar to one that was not found.
 
-/// Names looked at, however many there are.
-const SEARCHED_MAX: usize = 50_000;
+/// The most names that are compared.
+const NAMES_MAX: usize = 50_000;
 
-/// Pairs of characters compared at most: some tenths of a second.
-const WORK_MAX: usize = 1 << 25;
+/// The most pairs of characters that are compared: some tenths of a second.
+const CHARACTER_PAIRS_MAX: usize = 1 << 25;
 
 /// Characters of a name that are compared.
-const COMPARED_MAX: usize = 128;
+const COMPARED_CHARACTERS: usize = 128;
 
-/// Shorter names are the beginning of too much.
-const PREFIX_MIN: usize = 3;
+/// The shortest name that counts as a prefix: shorter ones begin too many names.
+const PREFIX_MIN_BYTES: usize = 3;
 
-/// Bytes of the longest name that is worth telling.
-const SHOWN_MAX: usize = 200;
+/// The longest name that is suggested.
+const SUGGESTION_MAX_BYTES: usize = 200;
 
-/// Up to `count` names like `name`, the likest first: the same name with more or less before or after it, then what is spelled
-/// alike, by the optimal string alignment distance.
+/// Up to `count` names similar to `name`, the most similar first: the same name with a module path more or less before or after
+/// it, then names at a small optimal string alignment distance, then prefixes.
 pub(crate) fn similar<S: AsRef<str>>(
     name: &str,
     names: impl Iterator<Item = S>,
     count: usize,
 ) -> Vec<String> {
-    let wanted: String = name.chars().take(COMPARED_MAX).collect();
-    let most = wanted.chars().count().div_ceil(3).min(8);
+    let wanted: String = name.chars().take(COMPARED_CHARACTERS).collect();
+    let max_distance = wanted.chars().count().div_ceil(3).min(8);
     let mut work = 0_usize;
     let mut scored: Vec<(usize, String)> = Vec::new();
-    for other in names.take(SEARCHED_MAX) {
+    for other in names.take(NAMES_MAX) {
         let other = other.as_ref();
-        if other.len() > SHOWN_MAX || other.is_empty() {
+        if other.len() > SUGGESTION_MAX_BYTES || other.is_empty() {
             continue;
         }
         let score = if is_nested(name, other) {
             Some(0)
         } else {
-            let (one, two) = differing(&wanted, other);
+            let (one, two) = trim_common(&wanted, other);
             work = work.saturating_add(one.len().saturating_mul(two.len()));
-            if work > WORK_MAX {
+            if work > CHARACTER_PAIRS_MAX {
                 break;
             }
-            distance(one, two, most).or_else(|| is_beginning(name, other).then_some(most))
+            distance(one, two, max_distance).or_else(|| is_prefix(name, other).then_some(max_distance))
         };
         let Some(score) = score else { continue };
         scored.push((score, other.to_owned()));
-        // Of many no more are kept than are wanted.
+        // Bounds the memory where many names are similar.
         if scored.len() > count.saturating_mul(64).max(1024) {
             keep_best(&mut scored, count);
         }
@@ -52,27 +52,27 @@ pub(crate) fn similar<S: AsRef<str>>(
     scored.into_iter().map(|(_, name)| name).collect()
 }
 
-/// The best of them in order, each once.
+/// Sorts by score, removes duplicates, and keeps the best `count`.
 fn keep_best(scored: &mut Vec<(usize, String)>, count: usize) {
     scored.sort_unstable_by(|one, two| (one.0, &one.1).cmp(&(two.0, &two.1)));
     scored.dedup();
     scored.truncate(count);
 }
 
-/// Whether one is the other with modules before it, or an entry of the wanted one.
+/// Whether one name is the other with a module path before it, or `other` lies below `name`.
 fn is_nested(name: &str, other: &str) -> bool {
     other.strip_suffix(name).is_some_and(|head| head.ends_with('.'))
         || name.strip_suffix(other).is_some_and(|head| head.ends_with('.'))
         || other.strip_prefix(name).is_some_and(|tail| tail.starts_with('.'))
 }
 
-/// Whether one begins with the other.
-fn is_beginning(name: &str, other: &str) -> bool {
-    name.len().min(other.len()) >= PREFIX_MIN && (name.starts_with(other) || other.starts_with(name))
+/// Whether one name is a prefix of the other.
+fn is_prefix(name: &str, other: &str) -> bool {
+    name.len().min(other.len()) >= PREFIX_MIN_BYTES && (name.starts_with(other) || other.starts_with(name))
 }
 
-/// What is left of two names without what they begin and end with alike, which adds nothing to their distance.
-fn differing<'a>(one: &'a str, two: &'a str) -> (&'a str, &'a str) {
+/// Two names without their common prefix and suffix, which do not change their distance.
+fn trim_common<'a>(one: &'a str, two: &'a str) -> (&'a str, &'a str) {
     let alike = |(a, b): &(char, char)| a == b;
     let bytes = |(a, _): (char, char)| a.len_utf8();
     let prefix: usize = one.chars().zip(two.chars()).take_while(alike).map(bytes).sum();
@@ -81,12 +81,12 @@ fn differing<'a>(one: &'a str, two: &'a str) -> (&'a str, &'a str) {
     (&one[..one.len() - suffix], &two[..two.len() - suffix])
 }
 
-/// The optimal string alignment distance of two texts, if it is at most `most`.
-fn distance(one: &str, two: &str, most: usize) -> Option<usize> {
-    if one.chars().count().abs_diff(two.chars().count()) > most {
+/// The optimal string alignment distance of two texts, if it is at most `max`.
+fn distance(one: &str, two: &str, max: usize) -> Option<usize> {
+    if one.chars().count().abs_diff(two.chars().count()) > max {
         return None;
     }
-    Some(strsim::osa_distance(one, two)).filter(|&distance| distance <= most)
+    Some(strsim::osa_distance(one, two)).filter(|&distance| distance <= max)
 }
 
 #[cfg(test)]
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_likest_names_come_first_and_once() {
+    fn the_most_similar_names_come_first_and_once() {
         let names = ["model.weight", "bias", "weigth", "weights", "weights", "weight_norm"];
         assert_eq!(similar("weight", names.iter(), 9), ["model.weight", "weights", "weigth", "weight_norm"]);
         assert_eq!(similar("weight", names.iter(), 1), ["model.weight"]);
@@ -107,14 +107,14 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn what_two_names_share_adds_nothing(one in "[abé.]{0,12}", two in "[abé.]{0,12}") {
-            let (a, b) = differing(&one, &two);
+        fn a_common_prefix_and_suffix_do_not_change_the_distance(one in "[abé.]{0,12}", two in "[abé.]{0,12}") {
+            let (a, b) = trim_common(&one, &two);
             proptest::prop_assert_eq!(strsim::osa_distance(a, b), strsim::osa_distance(&one, &two));
         }
     }
 
     #[test]
-    fn two_million_names_take_no_longer_than_some() {
+    fn two_million_names_are_searched_in_bounded_time() {
         let start = Instant::now();
         let names = (0..2_000_000).map(|number| format!("model.layers.{number}.self_attn.q_proj.weight"));
         let found = similar("model.layers.7.self_attn.q_porj.weight", names, 3);

@@ -1,0 +1,323 @@
+//! The metadata of an open checkpoint: one file or several shards under one set of names, and the bytes of their storages.
+
+mod payload;
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
+use std::path::{Path as FilePath, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use once_cell::race::OnceBox;
+
+use crate::bytes::{Bytes, Io, Source};
+use crate::container::shards;
+use crate::error::{Code, Error, Kind, Result};
+use crate::index::{self, Contents, Index, Options, Path, Storage, StorageLocation, Tree};
+use crate::limits::Limits;
+
+/// The metadata of an open checkpoint, and the sources of its bytes. A checkpoint and its tensors share one.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(crate) shards: Vec<Shard>,
+    /// Every name, in the order of the files.
+    pub(crate) entries: Vec<NamedTensor>,
+    /// The position of each name in `entries`.
+    pub(crate) by_name: HashMap<Arc<str>, u32>,
+    pub(crate) metadata: Vec<(String, String)>,
+    pub(crate) notes: Vec<String>,
+    pub(crate) options: Options,
+    /// Storages that several names share; computed on first use.
+    shared: OnceBox<HashSet<(u32, u32)>>,
+    /// Storages with tensors whose elements are byte-swapped in units of different widths; computed on first use.
+    mixed_swap_units: OnceBox<HashSet<(u32, u32)>>,
+    /// For each named tensor the position of its first name; computed on first use.
+    first_names: OnceBox<HashMap<(u32, u32), u32>>,
+    /// The storage that was inflated last, so that its tensors and their slices do not inflate it again.
+    inflated_cache: Mutex<Option<((u32, u32), Source)>>,
+}
+
+/// One file of a checkpoint, or bytes in memory, which have no path.
+#[derive(Debug)]
+pub(crate) struct Shard {
+    pub(crate) path: Option<PathBuf>,
+    pub(crate) index: Index,
+}
+
+/// A name, and the tensor of a shard that it refers to.
+#[derive(Clone, Debug)]
+pub(crate) struct NamedTensor {
+    pub(crate) name: Arc<str>,
+    pub(crate) path: Path,
+    pub(crate) shard: u32,
+    pub(crate) tensor: u32,
+}
+
+impl Opened {
+    /// See `Checkpoint::open`.
+    pub(crate) fn open(paths: &[PathBuf], options: Options) -> Result<Opened> {
+        let found = shards::resolve(paths, &options.limits)?;
+        let mut files = Vec::with_capacity(found.files.len());
+        let mut bytes = 0_u64;
+        let mut notes = found.notes;
+        for path in found.files {
+            let source = Source::open_with(&path, options.io)?;
+            notes.extend(direct_io_note(&source, options.io));
+            let index = read(&source, &options).map_err(|error| error.in_file(&path))?;
+            bytes = bytes.saturating_add(text_bytes(&index));
+            Limits::check("name_bytes_total", options.limits.name_bytes_total, bytes)
+                .map_err(|error| error.in_file(&path))?;
+            files.push(Shard { path: Some(path), index });
+        }
+        let mut opened = Opened::new(files, options);
+        (opened.metadata, opened.notes) = (found.metadata, notes);
+        opened.merge(found.weight_map.as_ref())?;
+        Ok(opened)
+    }
+
+    /// See `Checkpoint::open_at`.
+    pub(crate) fn open_at(path: &FilePath, start: u64, options: Options) -> Result<Opened> {
+        let file = Source::open(path)?;
+        let source = file.window(start, file.len().saturating_sub(start))?;
+        let index = read(&source, &options)?;
+        let mut opened = Opened::new(vec![Shard { path: Some(path.to_owned()), index }], options);
+        opened.merge(None)?;
+        Ok(opened)
+    }
+
+    /// See `Checkpoint::from_bytes`.
+    pub(crate) fn from_bytes(bytes: Bytes, options: Options) -> Result<Opened> {
+        let index = read(&Source::memory(bytes), &options)?;
+        let mut opened = Opened::new(vec![Shard { path: None, index }], options);
+        opened.merge(None)?;
+        Ok(opened)
+    }
+
+    fn new(shards: Vec<Shard>, options: Options) -> Opened {
+        Opened {
+            shards,
+            entries: Vec::new(),
+            by_name: HashMap::new(),
+            metadata: Vec::new(),
+            notes: Vec::new(),
+            options,
+            shared: OnceBox::new(),
+            mixed_swap_units: OnceBox::new(),
+            first_names: OnceBox::new(),
+            inflated_cache: Mutex::new(None),
+        }
+    }
+
+    /// Merges the names, metadata and notes of all shards. Fails for a name in two shards, and where a shard lacks a name that
+    /// the weight map assigns to it.
+    fn merge(&mut self, weight_map: Option<&shards::WeightMap>) -> Result<()> {
+        let mut total = 0;
+        let mut metadata: Vec<(String, String)> = Vec::new();
+        let mut keys: HashMap<String, usize> = HashMap::new();
+        let mut set = |key: String, value: String| match keys.entry(key) {
+            Entry::Vacant(entry) => {
+                metadata.push((entry.key().clone(), value));
+                entry.insert(metadata.len() - 1);
+            }
+            Entry::Occupied(entry) => metadata[*entry.get()].1 = value,
+        };
+        std::mem::take(&mut self.metadata).into_iter().for_each(|(key, value)| set(key, value));
+        let mut noted: HashSet<String> = self.notes.iter().cloned().collect();
+        for (number, shard) in self.shards.iter_mut().enumerate() {
+            total += shard.index.entries.len() as u64;
+            Limits::check("tensors", self.options.limits.tensors, total)?;
+            shard.index.metadata.drain(..).for_each(|(key, value)| set(key, value));
+            self.notes.extend(shard.index.notes.drain(..).filter(|note| noted.insert(note.clone())));
+            for entry in std::mem::take(&mut shard.index.entries) {
+                let home = weight_map.and_then(|map| map.get(&*entry.name));
+                if home.is_some_and(|&home| home != number) {
+                    continue;
+                }
+                let position = self.entries.len() as u32;
+                if self.by_name.insert(entry.name.clone(), position).is_some() {
+                    let text = format!("the name {:?} is in two shards", entry.name);
+                    let error = Error::new(Code::ShardDuplicate, text);
+                    return Err(match &shard.path {
+                        Some(path) => error.in_file(path),
+                        None => error,
+                    });
+                }
+                let index::Entry { name, path, tensor } = entry;
+                self.entries.push(NamedTensor { name, path, shard: number as u32, tensor });
+            }
+        }
+        self.metadata = metadata;
+        if let Some(map) = weight_map {
+            let missing: Vec<&str> =
+                map.keys().map(String::as_str).filter(|name| !self.by_name.contains_key(*name)).collect();
+            if let Some(first) = missing.first() {
+                let others = match missing.len() {
+                    1 => String::new(),
+                    count => format!(", and {} more", count - 1),
+                };
+                let text = format!("the index names {first:?}{others}, which the shards do not hold");
+                return Err(Error::new(Code::IndexKey, text));
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn entry(&self, entry: u32) -> &NamedTensor {
+        &self.entries[entry as usize]
+    }
+
+    /// The id of a named tensor: its shard, and its number there.
+    pub(crate) fn id(&self, entry: &NamedTensor) -> (u32, u32) {
+        (entry.shard, entry.tensor)
+    }
+
+    pub(crate) fn tensor(&self, (shard, tensor): (u32, u32)) -> &index::Tensor {
+        &self.shards[shard as usize].index.tensors[tensor as usize]
+    }
+
+    /// The position of the first name of a tensor; `None` for a tensor without a name.
+    pub(crate) fn first_name(&self, id: (u32, u32)) -> Option<u32> {
+        let find = || {
+            let mut first = HashMap::new();
+            for (position, entry) in (0_u32..).zip(&self.entries) {
+                first.entry(self.id(entry)).or_insert(position);
+            }
+            Box::new(first)
+        };
+        self.first_names.get_or_init(find).get(&id).copied()
+    }
+
+    /// The id of a named tensor's storage.
+    pub(crate) fn storage_of(&self, entry: &NamedTensor) -> (u32, u32) {
+        (entry.shard, self.tensor(self.id(entry)).storage())
+    }
+
+    /// Whether several names share this storage.
+    pub(crate) fn is_shared(&self, storage: (u32, u32)) -> bool {
+        let find = || {
+            let mut seen = HashSet::new();
+            let all = self.entries.iter().map(|entry| self.storage_of(entry));
+            Box::new(all.filter(|&id| !seen.insert(id)).collect())
+        };
+        self.shared.get_or_init(find).contains(&storage)
+    }
+
+    /// The unit, in bytes, in which all tensors on a storage are byte-swapped; `None` where they differ, so that no swap of the
+    /// whole storage is right for all of them.
+    pub(crate) fn swap_unit(&self, storage: (u32, u32), tensor: &index::Tensor) -> Option<u64> {
+        let find = || {
+            let mut units = HashMap::new();
+            let mut mixed = HashSet::new();
+            for (shard, opened) in (0_u32..).zip(&self.shards) {
+                for tensor in &opened.index.tensors {
+                    let unit = tensor.dtype().swap_unit();
+                    if *units.entry((shard, tensor.storage())).or_insert(unit) != unit {
+                        mixed.insert((shard, tensor.storage()));
+                    }
+                }
+            }
+            Box::new(mixed)
+        };
+        let is_mixed = self.mixed_swap_units.get_or_init(find).contains(&storage);
+        (!is_mixed).then(|| tensor.dtype().swap_unit())
+    }
+
+    /// What a file has on a tensor beyond dtype and layout: its class, attributes and quantization.
+    pub(crate) fn extra(&self, (shard, tensor): (u32, u32)) -> Option<&index::Extra> {
+        self.tree(shard)?.extra(tensor)
+    }
+
+    /// A file's object tree; `None` for safetensors.
+    pub(crate) fn tree(&self, shard: u32) -> Option<&Tree> {
+        self.index(shard).tree.as_deref()
+    }
+
+    pub(crate) fn storage(&self, (shard, storage): (u32, u32)) -> &Storage {
+        &self.shards[shard as usize].index.storages[storage as usize]
+    }
+
+    /// The offset of a storage in its file, in bytes. Within an archive it is approximate: good for sorting only. 0 inside a
+    /// pickle.
+    pub(crate) fn position(&self, id: (u32, u32)) -> u64 {
+        match (&self.index(id.0).contents, self.storage(id).location) {
+            (_, StorageLocation::Region(region)) => region.start(),
+            (Contents::Archive(archive), StorageLocation::Member(member)) => {
+                archive.members()[member].header_offset()
+            }
+            _ => 0,
+        }
+    }
+
+    /// Reads the archive headers of these storages of one file, with one read for several small neighbours.
+    pub(crate) fn prefetch_headers(&self, shard: u32, storages: impl Iterator<Item = (u32, u32)>) {
+        if let Contents::Archive(archive) = &self.index(shard).contents {
+            archive.verify_headers(storages.filter_map(|id| match self.storage(id).location {
+                StorageLocation::Member(member) => Some(member),
+                _ => None,
+            }));
+        }
+    }
+
+    /// Whether a storage is compressed in its file.
+    pub(crate) fn is_compressed(&self, id: (u32, u32)) -> bool {
+        match (&self.index(id.0).contents, self.storage(id).location) {
+            (Contents::Archive(archive), StorageLocation::Member(member)) => {
+                archive.members()[member].is_compressed()
+            }
+            _ => false,
+        }
+    }
+
+    /// The error, or for a format error the one that the file has changed since it was opened, if it has: that explains any
+    /// contradiction.
+    pub(crate) fn file_changed_or(&self, shard: u32, error: Error) -> Error {
+        if error.kind() != Kind::Format {
+            return error;
+        }
+        source_of(self.index(shard)).check_unchanged().err().unwrap_or(error)
+    }
+
+    /// The index of a file. Fails where there is no file of that number.
+    pub(crate) fn file(&self, shard: usize) -> Result<&Index> {
+        let found = self.shards.get(shard).map(|shard| &shard.index);
+        found.ok_or_else(|| Error::new(Code::InternalError, "the checkpoint has no file of that number"))
+    }
+
+    /// Whether this file may be read with O_DIRECT.
+    pub(crate) fn may_be_direct(&self, shard: u32) -> bool {
+        source_of(self.index(shard)).may_be_direct()
+    }
+
+    fn index(&self, shard: u32) -> &Index {
+        &self.shards[shard as usize].index
+    }
+}
+
+/// A note for the user where direct reads were asked for and the file system does not support them.
+fn direct_io_note(source: &Source, io: Io) -> Option<String> {
+    let refused = io == Io::Direct && source.direct().is_none();
+    let file_system = source.file_system().filter(|_| refused)?;
+    Some(format!(
+        "direct reads (O_DIRECT) are not possible on {}: files there are read through the page cache",
+        file_system.name
+    ))
+}
+
+/// Bytes of the names, opaque classes and their paths in an index, each of which a small file can make large.
+fn text_bytes(index: &Index) -> u64 {
+    let names = index.entries.iter().map(|entry| entry.name.len());
+    let classes =
+        index.opaque.iter().map(|class| class.class.len() + class.at.iter().map(String::len).sum::<usize>());
+    names.chain(classes).fold(0, |bytes, len| bytes.saturating_add(len as u64))
+}
+
+fn read(source: &Source, options: &Options) -> Result<Index> {
+    index::read(source, options).map_err(|error| source.locate_error(error))
+}
+
+/// The bytes of a file that belong to the checkpoint.
+pub(crate) fn source_of(index: &Index) -> &Source {
+    match &index.contents {
+        Contents::Plain(source) => source,
+        Contents::Archive(archive) => archive.source(),
+    }
+}
