@@ -77,19 +77,19 @@ __all__ = [
     "trim",
 ]
 
-if not _TYPE_CHECKING:  # type checkers are to go on seeing what is not there
-    _ELSEWHERE = {
-        "load": "rustload.open(path) opens a checkpoint; rustload.torch.load(path) has torch.load's place",
+if not _TYPE_CHECKING:  # type checkers must still report unknown attributes
+    _HINTS = {
+        "load": "rustload.open(path) opens a checkpoint; rustload.torch.load(path) replaces torch.load",
         "load_file": "rustload.open(path).materialize() gives a dict of tensors",
         "info": "print(rustload.open(path)), or on the command line: rustload info PATH",
     }
-    _ELSEWHERE |= dict.fromkeys(
+    _HINTS |= dict.fromkeys(
         ("save", "save_file", "convert"),
         "rustload writes no files yet; safetensors.torch.save_file(rustload.open(path).materialize(), to) does",
     )
 
-    # What few programs use is imported when it is asked for.
-    _MODULES = {
+    # Public names that few programs use are imported at the first access (PEP 562).
+    _LAZY_MODULES = {
         "_cuda.info": ("cuda_info",),
         "_safe_open.surface": ("PySafeSlice", "TensorMeta", "safe_open"),
         "_scan.report": ("FileReport", "Finding", "ScanReport"),
@@ -97,25 +97,25 @@ if not _TYPE_CHECKING:  # type checkers are to go on seeing what is not there
         "_tensor.inert": ("DefaultDict", "Global", "Opaque", "Sparse"),
         "_tensor.joined": ("JoinedTensor", "concat", "stack"),
     }
-    _LATER = {name: f"rustload.{module}" for module, names in _MODULES.items() for name in names}
+    _LAZY_IMPORTS = {name: f"rustload.{module}" for module, names in _LAZY_MODULES.items() for name in names}
 
     def __getattr__(name: str) -> object:
-        """Imports what is imported late; for what is not here, says what to import, or what to use."""
-        if name in _LATER:
+        """Imports a lazy public name at its first access; for an unknown name, raises with a note on what to use."""
+        if name in _LAZY_IMPORTS:
             import importlib
 
-            found = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
+            found = globals()[name] = getattr(importlib.import_module(_LAZY_IMPORTS[name]), name)
             return found
         if name in ("jax", "torch", "transformers"):
             raise AttributeError(f"rustload.{name} has to be imported: import rustload.{name}")
         error = AttributeError(f"module 'rustload' has no attribute {name!r}", name=name)
-        if name in _ELSEWHERE:
-            error.add_note(_ELSEWHERE[name])
+        if name in _HINTS:
+            error.add_note(_HINTS[name])
         raise error
 
     def __dir__() -> list[str]:
-        """What is imported late is there too."""
-        return sorted({*globals(), *_LATER})
+        """All names, those that are imported lazily included."""
+        return sorted({*globals(), *_LAZY_IMPORTS})
 
 
 if _DEBUG:

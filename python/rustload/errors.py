@@ -1,16 +1,16 @@
-"""The exceptions of rustload, by who must act.
+"""The exceptions of rustload, one class per party that has to act.
 
-Every exception has a stable `code` (the catalogue is in the documentation) and says what, where and what to try next; the
-advice is an exception note (PEP 678), so a traceback shows it below the message. Errors of the operating system stay
-`OSError`, wrong arguments stay `ValueError`, `TypeError` and `IndexError`, and a view that cannot be had is a `BufferError`;
-these carry `code` too.
+Every exception has a stable `code` (docs/errors.md lists all). The message says what is wrong and where. The advice on what to
+try next is an exception note (PEP 678), which a traceback shows below the message. Errors of the operating system are `OSError`,
+wrong arguments are `ValueError`, `TypeError` or `IndexError`, and a view that is not possible is a `BufferError`; these have a
+`code` too.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from _pickle import UnpicklingError  # pickle has it from there, and takes longer to import
+from _pickle import UnpicklingError  # defined there; importing `pickle` takes longer
 from typing import Any
 
 __all__ = [
@@ -45,19 +45,19 @@ class RustloadError(Exception):
 
 
 class RustloadWarning(UserWarning):
-    """Something that was asked for has no effect, such as a pattern that matches no name."""
+    """An argument has no effect, such as a glob pattern that matches no name."""
 
 
 class FormatError(RustloadError, ValueError):
-    """The file is not what its format allows. Whoever made the file must act."""
+    """The file violates its format. The producer of the file has to fix it."""
 
 
 class UnsupportedError(RustloadError, NotImplementedError):
-    """The file or request is legitimate, and rustload cannot serve it yet."""
+    """The file or the request is valid, but rustload does not support it yet."""
 
 
 class DisallowedError(RustloadError, UnpicklingError):
-    """The pickle names or calls what rustload does not know, and `unknown="error"` was asked for.
+    """The pickle names or calls something that rustload does not know, and `unknown="error"` is set.
 
     Attributes:
         module: The module as the pickle spells it.
@@ -69,12 +69,12 @@ class DisallowedError(RustloadError, UnpicklingError):
 
 
 class LimitError(RustloadError):
-    """A limit was exceeded. Raise it with `limits=rustload.Limits(...)`, or reject the file.
+    """A limit was exceeded. Raise the limit with `limits=rustload.Limits(...)`, or reject the file.
 
     Attributes:
         name: The limit's name.
-        limit: The limit in force.
-        found: What the file wants.
+        limit: Its value.
+        found: The value that the file needs.
     """
 
     name: str = ""
@@ -83,31 +83,32 @@ class LimitError(RustloadError):
 
 
 class TensorNotFoundError(RustloadError, KeyError):
-    """No tensor has that name; the note gives the nearest names there are."""
+    """No tensor has that name; the note lists similar names."""
 
     def __str__(self) -> str:
-        """The message as it is, where `KeyError` would quote it."""
+        """The message without the quotes that `KeyError` adds."""
         return str(self.args[0]) if self.args else ""
 
 
 class SafetensorError(RustloadError):
-    """What `rustload.safe_open` raises where the safetensors package raises the error of that name, in the same words.
+    """Raised by `rustload.safe_open` where the safetensors package raises its error of that name, with the same message.
 
-    Where a file is at fault, it is rustload's own error as well: a `FormatError`, an `UnsupportedError`, a `LimitError`.
+    If the file is at fault, the error is also an instance of rustload's own class: `FormatError`, `UnsupportedError` or
+    `LimitError`.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles as its message: the class may have been made for the occasion."""
+        """Pickles the message only, because the class may have been created at run time."""
         return _safetensor_error, (str(self),)
 
 
 class ModelMismatchError(RustloadError, ValueError, RuntimeError):
-    """A checkpoint does not fit the model: names are missing or unexpected, or shapes differ. torch raises RuntimeError there.
+    """A checkpoint does not fit the model: names are missing or unexpected, or shapes differ. It is a RuntimeError as in torch.
 
     Attributes:
-        missing: Names that the model has and the file has not.
-        unexpected: Names that the file has and the model has not.
-        mismatched: `(name, found, expected)` of what differs in shape, or in its kind of number.
+        missing: Names that are in the model and not in the file.
+        unexpected: Names that are in the file and not in the model.
+        mismatched: `(name, found, expected)` for each tensor whose shape or kind of number differs.
     """
 
     code: str = "ModelMismatch"
@@ -117,7 +118,7 @@ class ModelMismatchError(RustloadError, ValueError, RuntimeError):
 
 
 class DeviceError(RustloadError, RuntimeError):
-    """The device is missing or reported an error."""
+    """The device does not exist, or reported an error."""
 
 
 class InternalError(RustloadError, RuntimeError):
@@ -136,7 +137,7 @@ _CLASSES: dict[str, type[Exception]] = {
     "Buffer": BufferError,
     "Device": DeviceError,
     "Memory": MemoryError,
-    "Cancelled": KeyboardInterrupt,  # type: ignore[dict-item]  # not an Exception, and raised all the same
+    "Cancelled": KeyboardInterrupt,  # type: ignore[dict-item]  # a BaseException, and raised as such
     "Internal": InternalError,
 }
 
@@ -145,7 +146,7 @@ _MESSAGE_MAX = 1000
 
 
 def _clipped(text: str, most: int = 200) -> str:
-    """The text without its middle where it is longer than `most`: files, too, say how long names are."""
+    """The text, with its middle cut out if it is longer than `most` characters: names from files can be arbitrarily long."""
     return text if len(text) <= most else f"{text[: most * 2 // 3]}...{text[len(text) - most // 3 + 3 :]}"
 
 
@@ -159,7 +160,7 @@ def _from_core(
     path: str | None,
     **details: Any,
 ) -> BaseException:
-    """Makes the exception for an error of the core; called by the extension."""
+    """Creates the exception for an error of the Rust core; called by the extension."""
     error: BaseException
     message = _clipped(message, _MESSAGE_MAX)
     if kind == "Io":
@@ -174,7 +175,7 @@ def _from_core(
 
 
 def _make(kind: str, code: str, message: str, note: str | None = None) -> BaseException:
-    """Makes the exception for an error that Python itself found; without a note of its own it gets the catalogue's."""
+    """Creates the exception for an error that Python code found; `note` defaults to the advice of the catalogue for the code."""
     from rustload import _rustload
 
     note = note or next((then for name, _, _, then in _rustload.CODES if name == code), None)
@@ -183,14 +184,14 @@ def _make(kind: str, code: str, message: str, note: str | None = None) -> BaseEx
     )
 
 
-# Code that is ported to rustload has `except safetensors.SafetensorError` in it, which must go on working; rustload does not
-# import that package, and a handler that names its class can only exist once somebody has. So an error is raised as a class
-# that also derives from the package's own, if that is loaded by then; one class per combination of bases.
+# Code that is ported to rustload contains `except safetensors.SafetensorError`, which must keep working. rustload does not import
+# that package, but a handler can name the class only if the program has imported it. So if the package is loaded, the error's
+# class also derives from the package's class. There is one class per combination of bases.
 _SAFETENSOR_ERRORS: dict[tuple[type, ...], type[SafetensorError]] = {(SafetensorError,): SafetensorError}
 
 
 def _safetensor_error(message: str, cause: RustloadError | None = None) -> SafetensorError:
-    """Makes a SafetensorError; with a `cause` it is of that class too, and takes over its code, its place and its notes."""
+    """Creates a SafetensorError; with a `cause` it is also of that class, and copies its code, location and notes."""
     bases: tuple[type, ...] = (SafetensorError,)
     if cause is not None and not isinstance(cause, SafetensorError):
         bases += (type(cause),)

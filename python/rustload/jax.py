@@ -1,13 +1,13 @@
-"""`rustload.jax.load`: a checkpoint as a pytree of JAX arrays, from any format and without torch."""
+"""`rustload.jax.load`: loads a checkpoint of any format as a pytree of JAX arrays, without torch."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from rustload._checkpoint.checkpoint import Checkpoint
-from rustload._checkpoint.names import Key, Rename, Strip, named, unflatten
+from rustload._checkpoint.names import Key, Rename, Strip, select_tensors, unflatten
 from rustload._checkpoint.open import open as open_checkpoint
-from rustload._common.patterns import check_rules
+from rustload._common.patterns import warn_of_unused_patterns
 from rustload._common.progress import Progress, reporting
 from rustload._common.rules import Rules
 from rustload._frameworks import adapters
@@ -36,27 +36,28 @@ def load(
     """Reads the tensors of a checkpoint as JAX arrays, one at a time.
 
     Args:
-        path: What `rustload.open` takes, or an open checkpoint.
-        key: What the wanted tensors are nested under in the file, such as `"state_dict"`.
-        strip: A prefix, or several, to take off names.
-        rename: Other names: a mapping, pairs of a regular expression and a replacement, or a callable.
-        dtype: A dtype for float tensors, a mapping from glob patterns of the file's names, or a callable. None keeps the file's.
-        transpose: A mapping from glob patterns, or a callable, that says True (the last two dimensions swapped, as Flax wants the
-            kernels of torch's linear layers) or gives an order of dimensions.
-        device: A JAX device, its name such as `"cpu"` or `"cuda:0"`, or a sharding; None is JAX's default.
-        nested: Whether names are taken apart at dots into dicts in dicts; else the dict is flat.
+        path: Anything that `rustload.open` takes, or an open checkpoint.
+        key: The key in the file under which the tensors are nested, such as `"state_dict"`.
+        strip: A prefix, or several, to remove from names.
+        rename: New names: a mapping, pairs of a regular expression and a replacement, or a callable.
+        dtype: A dtype for float tensors, a mapping from glob patterns of the file's names, or a callable. None keeps
+            the file's dtypes.
+        transpose: A mapping from glob patterns, or a callable, to True (swaps the last two dimensions, which turns the weight of
+            a torch linear layer into a Flax kernel) or to a permutation of the dimensions.
+        device: A JAX device, its name such as `"cpu"` or `"cuda:0"`, or a sharding; None is JAX's default device.
+        nested: Whether to split names at dots into nested dicts; otherwise the dict is flat.
         copy: As for `LazyTensor.materialize`.
         allow_lossy: Whether a cast may change the kind of number.
-        progress: True for a bar on stderr, or a callable `(bytes done, bytes in all, name)`.
-        limits: Bounds on what the file may make the reader do.
+        progress: True for a progress bar on stderr, or a callback `(bytes done, total bytes, name)`.
+        limits: Upper bounds on the memory and work that the file can cause.
 
     Returns:
-        The arrays; names that are tied in the file have one array.
+        The arrays; tied names share one array.
 
     Raises:
-        UnsupportedError: A tensor is 64 bits wide and JAX is set to 32, or JAX has no such dtype.
-        ValueError: Nothing is under `key`, two tensors would get one name, or a name is inside of another.
-        FormatError: As for `rustload.open`, whose other errors are possible too.
+        UnsupportedError: A tensor has a 64-bit dtype and `jax_enable_x64` is off, or JAX does not have the dtype.
+        ValueError: No tensor is under `key`, two tensors would get the same name, or a name is a prefix of another.
+        FormatError: As for `rustload.open`; its other errors are possible too.
 
     >>> import rustload.jax
     >>> params = rustload.jax.load("model.pt", dtype="bfloat16", transpose={"*.weight": True})
@@ -67,19 +68,19 @@ def load(
         path if isinstance(path, Checkpoint) else open_checkpoint(path, framework="jax", limits=limits)
     )
     rules = Rules(dtype=dtype, transpose=transpose)
-    check_rules(checkpoint._core, dtype=dtype, transpose=transpose)
-    tensors = named(checkpoint, key, strip, rename)
-    place = adapters.adapter("jax").check_device(device)
+    warn_of_unused_patterns(checkpoint._core, dtype=dtype, transpose=transpose)
+    tensors = select_tensors(checkpoint, key, strip, rename)
+    target = adapters.load_adapter("jax").check_device(device)
     arrays: dict[str, Any] = {}
     tied: dict[Any, Any] = {}
     with reporting(progress, sum(lazy.nbytes for lazy in tensors.values()), "loading") as report:
         for name, lazy in tensors.items():
-            wished, order = rules.dtype(lazy), rules.transpose(lazy)
+            requested, order = rules.dtype(lazy), rules.transpose(lazy)
             core = lazy._core
-            same = (core.storage, core.offset, lazy.dtype, lazy.shape, lazy.strides, wished, str(order))
+            same = (core.storage, core.offset, lazy.dtype, lazy.shape, lazy.strides, requested, str(order))
             if same not in tied:
                 tied[same] = lazy.materialize(
-                    place, wished, order, copy=copy, framework="jax", allow_lossy=allow_lossy
+                    target, requested, order, copy=copy, framework="jax", allow_lossy=allow_lossy
                 )
             arrays[name] = tied[same]
             report(lazy.nbytes, name)

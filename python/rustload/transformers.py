@@ -1,7 +1,7 @@
-"""`rustload.transformers.from_pretrained`: models of transformers from any checkpoint on disk, at the cost of the model.
+"""`rustload.transformers.from_pretrained`: loads models of transformers from any checkpoint on disk.
 
 A thin layer over `rustload.torch.state_dict`: transformers builds the model and places the weights, rustload reads them.
-Nothing is downloaded, nothing of transformers is patched, and no code of a repository is run.
+Nothing is downloaded, transformers is not patched, and no code of a repository is run.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 try:
     import transformers
 except ImportError:
-    from rustload._frameworks.adapters import imported
+    from rustload._frameworks.adapters import import_framework
 
-    imported("transformers")  # says what to do
+    import_framework("transformers")  # raises with advice
     raise
 
 from rustload._common.dtype_args import dtype_name
 from rustload._common.progress import checked_progress, reporting
 from rustload._frameworks.torch import torch_dtype
 from rustload.errors import _make
-from rustload.torch._read_progress import watched
+from rustload.torch._read_progress import with_read_progress
 from rustload.torch._state_dict import state_dict
 
 if TYPE_CHECKING:
@@ -58,38 +58,38 @@ def from_pretrained(
     limits: Limits | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Loads a model of transformers from a folder, whatever its weights are: `.bin`, sharded, legacy or safetensors.
+    """Loads a model of transformers from a folder with weights of any format: `.bin`, sharded, legacy or safetensors.
 
-    Each tensor is read, cast and given to the model one at a time, so that the peak is the model's final size and what the few
-    threads of transformers hold. The weights are equal to those that `cls.from_pretrained` gives, bit for bit.
+    Tensors are read, cast and assigned one at a time, so memory peaks at the size of the model plus the tensors that the few
+    threads of transformers hold. The weights are bit-equal to those of `cls.from_pretrained`.
 
     Args:
         cls: A model class such as `LlamaForCausalLM`, or an Auto class such as `AutoModelForCausalLM`.
         path: A folder with `config.json` and weights; a repository folder of the Hugging Face cache (`models--org--name`); the
             name of a repository that is in the cache; or a weight file beside its `config.json`.
-        dtype: A dtype, or "auto" for the config's, and the file's where that says nothing.
-        device_map: As transformers takes it (which needs accelerate). Not "disk".
-        config: In place of the folder's `config.json`.
+        dtype: A dtype, or "auto" for the dtype in the config, and that of the file if the config has none.
+        device_map: As in transformers (it needs accelerate). Not "disk".
+        config: Replaces the folder's `config.json`.
         generation_config: In place of the folder's `generation_config.json`.
-        weights: The file in the folder to take, or its index, where the names do not tell which one is meant.
+        weights: The file in the folder to take, or its index, where the names do not report_read which one is meant.
         subfolder: A folder in `path`.
         revision: The branch, tag or commit, for the cache.
-        cache_dir: The cache, in place of the usual one.
-        key: What the state dict is nested under in the file.
-        strip: A prefix, or several, to take off names.
+        cache_dir: The cache folder; None is the default one.
+        key: The key in the file under which the state dict is nested.
+        strip: A prefix, or several, to remove from names.
         rename: Other names: a mapping, pairs of a regular expression and a replacement, or a callable.
-        progress: True for a bar on stderr, in place of that of transformers, or a callable `(bytes done, bytes in all, name)`;
-            bytes are those of the file. It is called by one thread at a time, and not for what the model does not use.
-        limits: Bounds on what the file may make the reader do.
+        progress: True for a progress bar on stderr, which replaces that of transformers, or a callback `(bytes done, total bytes,
+            name)` in bytes of the file. It is called by one thread at a time, and not for tensors that the model does not use.
+        limits: Upper bounds on the memory and work that the file can cause.
         **kwargs: Passed to `cls.from_pretrained`.
 
     Returns:
         The model, in evaluation mode.
 
     Raises:
-        FileNotFoundError: There is no such folder, or it is not in the cache.
-        ValueError: The device map says "disk", or code of the repository is asked for.
-        FormatError: As for `rustload.open`, whose other errors are possible too.
+        FileNotFoundError: The folder does not exist, or is not in the cache.
+        ValueError: The device map has "disk", or `trust_remote_code` is set.
+        FormatError: As for `rustload.open`; its other errors are possible too.
     """
     if kwargs.pop("trust_remote_code", False):
         raise _make(
@@ -124,7 +124,7 @@ def from_pretrained(
     if dtype != "auto" and not isinstance(dtype, dict):
         dtype = torch_dtype(dtype_name(dtype))
     tensors = state_dict(file or folder, key=key, strip=strip, rename=rename, limits=limits)
-    with _shown(progress, tensors) as watched_tensors, _load_report_from(path):
+    with _with_progress(progress, tensors) as watched_tensors, _load_report_from(path):
         made = cls.from_pretrained(
             None,
             config=config,
@@ -141,8 +141,8 @@ def from_pretrained(
 
 
 @contextlib.contextmanager
-def _shown(progress: Progress, tensors: StateDict) -> Iterator[StateDict]:
-    """The tensors, which tell of their progress if that is asked for; a bar of ours takes the place of that of transformers."""
+def _with_progress(progress: Progress, tensors: StateDict) -> Iterator[StateDict]:
+    """Wraps the state dict for progress, if requested; a bar of rustload replaces that of transformers."""
     if progress is None or progress is False:
         yield tensors
         return
@@ -152,7 +152,7 @@ def _shown(progress: Progress, tensors: StateDict) -> Iterator[StateDict]:
         log.disable_progress_bar()
     try:
         with reporting(progress, sum(one.lazy.nbytes for one in tensors.values()), "loading") as report:
-            yield watched(tensors, report)
+            yield with_read_progress(tensors, report)
     finally:
         if theirs:
             log.enable_progress_bar()
@@ -160,7 +160,7 @@ def _shown(progress: Progress, tensors: StateDict) -> Iterator[StateDict]:
 
 @contextlib.contextmanager
 def _load_report_from(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Puts the path into the load report that transformers logs, which says `from: None` where `state_dict=` is given."""
+    """Puts the path into the load report that transformers logs, which says `from: None` if `state_dict=` is passed."""
 
     def put_path(record: logging.LogRecord) -> bool:
         head, found, rest = str(record.msg).partition(" from: None\n")
@@ -177,7 +177,7 @@ def _load_report_from(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def _found(path: str | os.PathLike[str], revision: str, cache_dir: Any) -> tuple[Path, Path | None]:
-    """The folder, and the file in it where one was named."""
+    """The folder, and the file if `path` is one."""
     given = Path(path)
     if given.is_file():
         return given.parent, given
@@ -189,7 +189,7 @@ def _found(path: str | os.PathLike[str], revision: str, cache_dir: Any) -> tuple
 
 
 def _cached(name: str, cache_dir: Any) -> Path:
-    """The folder of a repository in the cache."""
+    """The folder of a repository in the Hugging Face cache."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     folder = Path(cache_dir or HF_HUB_CACHE) / ("models--" + name.replace("/", "--"))
@@ -206,7 +206,7 @@ def _cached(name: str, cache_dir: Any) -> Path:
 
 
 def _snapshot(repository: Path, revision: str) -> Path:
-    """The files of a revision in the cache's layout: `refs/<name>` holds a commit, `snapshots/<commit>` its files."""
+    """The snapshot folder of a revision: `refs/<name>` holds a commit hash, `snapshots/<commit>` the files."""
     ref = repository / "refs" / revision
     commit = ref.read_text().strip() if ref.is_file() else revision
     folder = repository / "snapshots" / commit
@@ -219,7 +219,7 @@ def _snapshot(repository: Path, revision: str) -> Path:
 
 
 def _model_class(cls: Any, config: Any) -> tuple[Any, Any]:
-    """The model class that an Auto class has for the config, and the part of the config that is the model's."""
+    """Resolves an Auto class to the model class for the config, and the config to the part that the model uses."""
     mapping = getattr(cls, "_model_mapping", None)
     if mapping is None:
         return cls, config
@@ -237,7 +237,7 @@ def _model_class(cls: Any, config: Any) -> tuple[Any, Any]:
 
 
 def _generation_config(folder: Path) -> Any:
-    """The folder's settings for generation; those in `config.json` where there is no file of their own; or None."""
+    """The generation config of the folder, from `generation_config.json` or else `config.json`; None if neither has one."""
     for options in ({}, {"config_file_name": "config.json", "_from_model_config": True}):
         try:
             return transformers.GenerationConfig.from_pretrained(folder, local_files_only=True, **options)

@@ -149,7 +149,7 @@ def test_each_kind_of_fault_is_told_with_its_place() -> None:
     files = {
         "errors.py": "",
         "_common/limits.py": "def f():\n    from rustload._tensor import handle\n",
-        "_cuda/place.py": "if TYPE_CHECKING:\n    import rustload._frameworks.torch\n",
+        "_cuda/gpu.py": "if TYPE_CHECKING:\n    import rustload._frameworks.torch\n",
         "_tensor/handle.py": "from . import joined\nfrom rustload import errors\n",
         "_tensor/joined.py": "from rustload._tensor.handle import LazyTensor\n",
         "_more/one.py": "import rustload.errors\n",
@@ -157,7 +157,7 @@ def test_each_kind_of_fault_is_told_with_its_place() -> None:
     allowed = {"_cuda": "_common", "_common": "nothing"}
     assert faults(files) == [
         f"_common/limits.py:2: _common imports rustload._tensor.handle; allowed: {allowed['_common']}",
-        f"_cuda/place.py:2: _cuda imports rustload._frameworks.torch; allowed: {allowed['_cuda']}",
+        f"_cuda/gpu.py:2: _cuda imports rustload._frameworks.torch; allowed: {allowed['_cuda']}",
         "_more/one.py:1: _more is no layer: add it to PLAN in tests/python/test_layers.py",
     ]
     assert cycles(files) == [

@@ -74,7 +74,7 @@ def test_urls_are_shown_as_they_were_given():
     with pytest.raises(FileNotFoundError) as caught:
         rustload.open("https://example.org/x/y.bin")
     assert caught.value.filename == "https://example.org/x/y.bin"
-    assert "nothing is downloaded" in caught.value.__notes__[0]
+    assert "rustload downloads nothing" in caught.value.__notes__[0]
 
 
 def test_limits_are_no_dict(save):
@@ -83,7 +83,7 @@ def test_limits_are_no_dict(save):
 
 
 def test_model_and_path_the_wrong_way_round(save):
-    with pytest.raises(TypeError, match="the path comes second"):
+    with pytest.raises(TypeError, match="the path is the second argument"):
         rustload.torch.load_into(save({"w": torch.ones(2)}), torch.nn.Linear(1, 1))
 
 
@@ -153,7 +153,7 @@ def training(save):
 
 
 @pytest.mark.parametrize(("name", "says"), [
-    ("model", "'model' holds 2 tensor(s): ckpt.select('model.*')"), ("epoch", "ckpt.objects has it: it is of type int"),
+    ("model", "'model' holds 2 tensor(s): ckpt.select('model.*')"), ("epoch", "it is in ckpt.objects, of type int"),
     ("args", "of type Opaque"), ("wholly.different", ""),
 ])  # fmt: skip
 def test_a_name_that_is_no_tensor_is_said_to_be_what_it_is(training, name, says):
@@ -256,7 +256,7 @@ def test_threads_of_asyncio_read_at_the_same_time(save):
 
 @pytest.mark.parametrize(("dtype", "near"), [
     ("bfloat", "bfloat16"), ("bf", "bfloat16"), ("fp8", "float8_e4m3fn, float8_e5m2"), ("flaot32", "float32"),
-    ("Float64x", "float64"), ("auto", "leave dtype= away"),
+    ("Float64x", "float64"), ("auto", "omit dtype="),
 ])  # fmt: skip
 def test_a_mistyped_dtype_has_near_names(simple, dtype, near):
     with pytest.raises(ValueError, match="is no dtype") as caught:
@@ -316,10 +316,10 @@ def test_a_repository_of_the_hubs_cache_is_opened_by_its_folder(hub):
 def test_a_repositorys_name_is_told_where_the_cache_has_it(hub):
     with pytest.raises(FileNotFoundError) as caught:
         rustload.open("org/tiny")
-    assert notes(caught.value) == f"the cache of Hugging Face has it: rustload.open({str(hub)!r})"
+    assert notes(caught.value) == f"it is in the Hugging Face cache: rustload.open({str(hub)!r})"
     with pytest.raises(FileNotFoundError) as caught:
         rustload.open("org/other")
-    assert "nothing is downloaded" in notes(caught.value)
+    assert "rustload downloads nothing" in notes(caught.value)
 
 
 def test_a_folder_above_checkpoints_says_where_they_are(tmp_path):

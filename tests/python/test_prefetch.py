@@ -28,7 +28,7 @@ def path(request, save, state):
 def loader(path, plan=None) -> PrefetchLoader:
     """What `prefetch` makes, on the CPU instead of a GPU."""
     file = rustload.open(path, framework="torch")
-    return PrefetchLoader._of(prefetch.planned(file, plan), None, 2)
+    return PrefetchLoader._of(prefetch.tensors_of_plan(file, plan), None, 2)
 
 
 def test_all_tensors_come_once(path, state):

@@ -131,7 +131,7 @@ def test_an_unknown_framework_is_refused_in_the_same_words(model: Path, framewor
 
 @pytest.mark.parametrize("framework", ["tf", "tensorflow", "mlx", "paddle"])
 def test_a_framework_that_is_not_served_is_named(model: Path, framework: str) -> None:
-    with pytest.raises(rustload.SafetensorError, match=f"framework {framework} is not served"):
+    with pytest.raises(rustload.SafetensorError, match=f"framework {framework} is not supported"):
         rustload.safe_open(model, framework)
 
 

@@ -15,7 +15,7 @@ from support import DTYPES, assert_same_bits, assert_same_values, bits, child, p
 
 import rustload
 from rustload import _rustload
-from rustload._common.request import Wanted
+from rustload._common.request import Request
 
 MIB = 1 << 20
 FORMATS = ("model.bin", "model.safetensors", "model.legacy", "shards", "deflated", "memory")
@@ -134,7 +134,7 @@ def test_steps_are_the_order_and_the_ties_of_the_stream(save, by_file):
     shared = torch.arange(64.0)
     path = save({"b": shared, "c": torch.ones(3), "a": shared, "part": shared[8:], "d": shared})
     tensors = [tensor._core for tensor in rustload.open(path).values()]
-    wanted, which = [Wanted(copy=True), Wanted(dtype="float16")], [0, 0, 0, 0, 1]
+    wanted, which = [Request(copy=True), Request(dtype="float16")], [0, 0, 0, 0, 1]
     steps = _rustload.steps(tensors, wanted, which, by_file=by_file)
     flow = {"window": MIB, "threads": None, "share_storages": False, "results_kept": True}
     stream = _rustload.stream(tensors, wanted, which, by_file=by_file, **flow)
@@ -565,7 +565,7 @@ def test_streams_neither_pickle_nor_are_made(simple):
 def test_a_streams_own_progress_can_close_it_but_not_take_from_it(simple):
     def told(_done, _total, name):
         if name == "w":
-            with pytest.raises(ValueError, match="at work"):
+            with pytest.raises(ValueError, match="busy"):
                 next(stream)
             stream.close()
 

@@ -101,7 +101,7 @@ def test_shards_are_given_as_a_list_or_as_a_folder_of_the_hubs_cache(tmp_path: P
 def test_a_path_in_bytes_is_content_and_the_note_says_so(simple: Path) -> None:
     with pytest.raises(rustload.FormatError) as info:
         rustload.torch.load(os.fsencode(simple))
-    assert "bytes are taken as a file's content" in info.value.__notes__[-1]
+    assert "bytes are the content of a file" in info.value.__notes__[-1]
     assert len(rustload.open(os.fsencode(simple))) == 2  # there they are a path
     with pytest.raises(rustload.FormatError) as info:
         rustload.torch.load(b"\xde\xad\xbe\xef" * 4)

@@ -73,7 +73,7 @@ def test_views_of_a_tensor_with_a_storage_of_its_own_stand_on_one_storage(save, 
         assert_same_bits(views[1], patterns("float32", (6, 4)))
         assert (views[3].storage_offset(), views[2].stride(), views[4].stride()) == (20, (4, 2), (1, 4))
         del views
-        assert not ckpt._shared.storages
+        assert not ckpt._context.storages
 
 
 def test_threads_that_ask_for_one_view_at_once_get_one_storage(save):

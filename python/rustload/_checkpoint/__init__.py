@@ -1,6 +1,6 @@
-"""An opened checkpoint, the names that users call its tensors by, and the verbs for many tensors at once.
+"""Opened checkpoints: `open`, the mapping from names to lazy tensors, and streams of many tensors.
 
-`open` makes one, and `checkpoint` is the mapping from names to lazy tensors. `requests` checks what is asked for many tensors at
-once, `stream` hands them out one after the other, and `makers` makes them, in the memory of the host or on a GPU. `names` is
-`key=`, `strip=` and `rename=`.
+`open` opens a checkpoint; `checkpoint` has the mapping. `build_stream` checks the arguments of `Checkpoint.stream` and
+`materialize`; `stream` has the iterator; `producers` make its tensors, on the host or on a GPU. `names` has `key=`, `strip=` and
+`rename=`.
 """

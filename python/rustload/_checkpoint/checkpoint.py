@@ -1,4 +1,4 @@
-"""`Checkpoint`: an opened checkpoint, its names, and the verbs for many tensors."""
+"""`Checkpoint`: an opened checkpoint as a mapping from names to lazy tensors, with `stream` and `materialize` for many."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rustload._checkpoint.requests import listed
-from rustload._checkpoint.requests import stream as _stream
-from rustload._common.patterns import check_rules, is_name, matches, tell, unknown_name
+from rustload._checkpoint.build_stream import build_stream, name_list
+from rustload._common.patterns import is_literal, matches, unknown_name, warn_of_unused_patterns, warn_user
 from rustload._common.sizes import format_bytes
 from rustload._frameworks import adapters
-from rustload._frameworks.adapters import Shared
+from rustload._frameworks.adapters import HandleContext
 from rustload._tensor.handle import LazyTensor
 from rustload.errors import RustloadError, TensorNotFoundError, _make
 
@@ -20,35 +19,35 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from rustload import _rustload
-    from rustload._checkpoint.requests import Order
+    from rustload._checkpoint.build_stream import Order
     from rustload._checkpoint.stream import Stream
     from rustload._common.progress import Progress
     from rustload._common.request import Cast, Overflow
 
 __all__ = ["Checkpoint", "OpaqueClass"]
 
-_SEARCHED = 10_000
-"""Tensors up to which a look-up that failed goes through the object tree."""
+_OBJECT_SEARCH_MAX_TENSORS = 10_000
+"""The most tensors for which a failed lookup also searches the object tree."""
 
 
 class OpaqueClass(NamedTuple):
-    """A class whose values are kept as data.
+    """A class whose values are kept as inert data.
 
     Attributes:
         class_name: `module.name`, as the pickle spells it.
-        count: How many values there are.
-        at: The dotted names of the first few.
+        count: The number of values.
+        at: The dotted paths of the first few.
     """
 
     class_name: str
-    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
+    count: int  # type: ignore[assignment]  # hides tuple.count
     at: list[str]
 
 
 class Checkpoint(Mapping[str, LazyTensor]):
     """An opened checkpoint: a read-only mapping from names to lazy tensors, in the file's order.
 
-    Use it with `with` or not: tensors and handles outlive it.
+    `with` is optional: tensors and handles stay valid after it is closed.
 
     >>> import rustload
     >>> with rustload.open("model.pt") as ckpt:
@@ -60,16 +59,16 @@ class Checkpoint(Mapping[str, LazyTensor]):
     lm_head.weight float32 (8, 8)
     """
 
-    __slots__ = ("_closed", "_core", "_names", "_objects", "_shared")
+    __slots__ = ("_closed", "_context", "_core", "_names", "_objects")
 
     _core: _rustload.Checkpoint
     _names: list[str] | None
     _objects: Any
-    _shared: Shared
+    _context: HandleContext
     _closed: bool
 
     def __init__(self) -> None:
-        """Not for users: `rustload.open` makes checkpoints.
+        """Not for users: `rustload.open` creates checkpoints.
 
         Raises:
             TypeError: Always.
@@ -82,7 +81,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
         made._core = core
         made._names = None
         made._objects = None
-        made._shared = Shared(framework)
+        made._context = HandleContext(framework)
         made._closed = False
         return made
 
@@ -90,35 +89,35 @@ class Checkpoint(Mapping[str, LazyTensor]):
         """The lazy tensor of that name.
 
         Raises:
-            TensorNotFoundError: No tensor has that name; the note gives near ones.
+            TensorNotFoundError: No tensor has that name; the note lists similar names.
             ValueError: The checkpoint is closed.
         """
         self._check_open()
         if not isinstance(name, str):
             raise TypeError(f"tensor names are str, not {type(name).__name__}")
         try:
-            return LazyTensor._wrap(self._core.tensor(name), self._shared)
+            return LazyTensor._wrap(self._core.tensor(name), self._context)
         except TensorNotFoundError as error:
-            self._say_where(name, error)
+            self._note_where_found(name, error)
             raise
 
-    def _say_where(self, name: str, error: TensorNotFoundError) -> None:
-        """A note for names that are there and are no tensor: what holds tensors, and plain values."""
+    def _note_where_found(self, name: str, error: TensorNotFoundError) -> None:
+        """Adds a note if the name is that of a container of tensors, or of another value, rather than of a tensor."""
         inside = sum(other.startswith(name + ".") for other in self)
         if inside:
             error.add_note(f"{name!r} holds {inside} tensor(s): ckpt.select('{name}.*')")
-        elif len(self) <= _SEARCHED:
+        elif len(self) <= _OBJECT_SEARCH_MAX_TENSORS:
             value: Any = None
             with contextlib.suppress(RustloadError):
                 value = self.objects
             for part in name.split("."):
                 value = value.get(part) if isinstance(value, Mapping) else None
             if value is not None:
-                error.add_note(f"ckpt.objects has it: it is of type {type(value).__name__}, and no tensor")
+                error.add_note(f"it is in ckpt.objects, of type {type(value).__name__}, not a tensor")
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The lazy tensor of that name, or `default`; a miss costs no search for near names."""
-        return self[name] if name in self else default  # noqa: SIM401 - this is the get() that it asks for
+        """The lazy tensor of that name, or `default`; a miss does not search for similar names."""
+        return self[name] if name in self else default  # noqa: SIM401 - this is get() itself
 
     def __iter__(self) -> Iterator[str]:
         """The names, in the file's order."""
@@ -146,26 +145,26 @@ class Checkpoint(Mapping[str, LazyTensor]):
 
     @property
     def metadata(self) -> dict[str, str]:
-        """The files' own metadata: safetensors' `__metadata__`, an index file's `metadata`."""
+        """The metadata in the files: safetensors' `__metadata__`, an index file's `metadata`."""
         return self._core.metadata
 
     @property
     def notes(self) -> list[str]:
-        """Things worth knowing that are no error, such as checksums that were not computed."""
+        """Remarks that are not errors, such as checksums that were not verified."""
         return self._core.notes
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all storages that tensors lie in, each counted once."""
+        """The size in bytes of all storages with tensors, each counted once."""
         return self._core.nbytes
 
     @property
     def objects(self) -> Any:
-        """The whole object tree: containers, numbers and texts, with a LazyTensor for each tensor.
+        """The whole object tree: containers, numbers and strings, with a LazyTensor for each tensor.
 
-        Values of classes that are kept as data are `rustload.Opaque`, names of classes and functions are `rustload.Global`.
-        Nothing in it was made by calling anything. For safetensors it is a dict of the tensors; several pickles whose roots are
-        dicts are merged, other several files are a dict by file name.
+        Values of unknown classes are `rustload.Opaque`, and names of classes and functions are `rustload.Global`; nothing that
+        the file names is called. For safetensors it is a dict of the tensors. For several files it is one merged dict if all
+        roots are dicts, and a dict by file name otherwise.
 
         Raises:
             LimitError: The tree is nested more deeply than `Limits.depth`, or has too many values.
@@ -173,7 +172,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
         """
         self._check_open()
         if self._objects is None:
-            trees = self._core.objects(lambda core: LazyTensor._wrap(core, self._shared))
+            trees = self._core.objects(lambda core: LazyTensor._wrap(core, self._context))
             if len(trees) == 1:
                 self._objects = trees[0]
             elif all(isinstance(tree, dict) for tree in trees):
@@ -185,12 +184,12 @@ class Checkpoint(Mapping[str, LazyTensor]):
 
     @property
     def tied(self) -> list[list[str]]:
-        """The names that share a storage, in groups of two and more."""
+        """Tied weights: the names that share a storage, in groups of two and more."""
         return self._core.tied()
 
     @property
     def opaque(self) -> list[OpaqueClass]:
-        """The classes whose values were kept as data, each once, with where they sit."""
+        """The classes whose values are kept as inert data, each once, with the paths of their values."""
         return [OpaqueClass(*found) for found in self._core.opaque()]
 
     @property
@@ -200,24 +199,25 @@ class Checkpoint(Mapping[str, LazyTensor]):
 
     @property
     def framework(self) -> str:
-        """What `materialize` makes: `"torch"`, `"numpy"`, `"jax"`, `"cupy"` or `"dlpack"`; asking imports nothing."""
-        return self._shared.framework or adapters.default()
+        """The framework of results: `"torch"`, `"numpy"`, `"jax"`, `"cupy"` or `"dlpack"`. Imports nothing."""
+        return self._context.framework or adapters.default_framework()
 
     def select(self, pattern: str) -> dict[str, LazyTensor]:
         """The tensors whose names match a glob pattern, as a dict.
 
         Args:
-            pattern: As in `fnmatch`: `*` matches any characters, dots too; `?` one; `[ab]` one of them. Case counts.
+            pattern: As in `fnmatch`: `*` matches any characters, dots too; `?` matches one; `[ab]` matches a or b.
+                Case-sensitive.
 
         Raises:
-            TensorNotFoundError: The pattern has none of these, and no tensor has that name. A pattern that matches none is a
-                `RustloadWarning`.
+            TensorNotFoundError: The argument has no glob character, and no tensor has that name. A glob pattern without a match
+                emits a `RustloadWarning` and returns an empty dict.
         """
         found = {name: self[name] for name in self if matches(name, pattern)}
-        if not found and is_name(pattern):
+        if not found and is_literal(pattern):
             raise unknown_name("the selection", pattern, self._core)
         if not found:
-            tell(f"no name matches {pattern!r}", pattern, self)
+            warn_user(f"no name matches {pattern!r}", pattern, self)
         return found
 
     def stream(
@@ -239,7 +239,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
         cast: Cast = "auto",
         sync: bool = True,
     ) -> Stream:
-        """Gives tensors one after the other, reading and casting the next ones while you work on the last.
+        """Iterates over tensors; reads and casts the next ones in the background while you use the current one.
 
         >>> import rustload
         >>> ckpt = rustload.open("model.pt")
@@ -250,45 +250,46 @@ class Checkpoint(Mapping[str, LazyTensor]):
         v.weight torch.bfloat16
         lm_head.weight torch.bfloat16
 
-        Nothing is read, and no thread started, before the first is asked for. A stream that is dropped or closed stops its
-        work and frees what it holds. Names that are tied, and made the same way, are given one object; the stream keeps it
-        until the last of them.
+        Nothing is read, and no thread is started, before the first `next`. Closing or dropping the stream stops its threads and
+        frees its memory. Tied names with the same conversion get the same object, which the stream keeps until the last of
+        them.
 
         Args:
-            names: Which tensors, as a list of names or what `select` gives; None for all.
+            names: The tensors, as a list of names or a result of `select`; None for all.
             device: As for `LazyTensor.materialize`.
-            dtype: A dtype, a callable from handle to dtype, or a mapping from glob patterns to dtypes. A plain one applies to
-                float64, float32, float16 and bfloat16 tensors only; others change only by a rule that names them.
-            transpose: A callable or a mapping to True (the last two dimensions swapped), a tuple of dimensions, or None.
-            memory: Bytes that rustload may hold beyond what you do: results that are being made or wait for you, memory of
-                dropped ones that is kept for the next, and scratch. A number, or a text such as `"256MiB"`. A tensor that is
-                larger is made alone.
-            order: `"file"` gives them as they lie in the file, and of several shards some at a time from each; `"name"` sorts by
-                name; `"given"` keeps the order of `names`, or the checkpoint's.
-            progress: True for a bar on stderr, or a callable that gets bytes done, bytes in total, and the name; None is silent.
-            threads: Threads to use; None for one per core where the work is worth it.
-            copy: As for `LazyTensor.materialize`: None gives views where nothing is converted.
+            dtype: A dtype, a callable from handle to dtype, or a mapping from glob patterns to dtypes. A plain dtype
+                applies only to float64, float32, float16 and bfloat16 tensors; use a mapping or a callable for others.
+            transpose: A callable, or a mapping from glob patterns, to True (swap the last two dimensions), a permutation, or
+                None.
+            memory: The most bytes that the stream holds (back pressure): results that are in progress or not yet taken, recycled
+                memory of freed results, and scratch. A number, or a str such as `"256MiB"`. A tensor that is larger is made
+                alone.
+            order: `"file"` is the order of the data in the file, interleaved over several shards; `"name"` is sorted by name;
+                `"given"` is the order of `names`, or of the checkpoint.
+            progress: True for a progress bar on stderr, or a callback `(bytes done, total bytes, name)`; None for no output.
+            threads: The number of threads; None for up to one per core, depending on the size.
+            copy: As for `LazyTensor.materialize`: None returns views of tensors without a conversion.
             framework: As for `LazyTensor.materialize`.
             allow_lossy: As for `LazyTensor.materialize`.
-            dequantize: As for `LazyTensor.materialize`; a plain dtype is for the numbers of quantized tensors too, then.
+            dequantize: As for `LazyTensor.materialize`; a plain dtype then also applies to quantized tensors.
             overflow: As for `LazyTensor.materialize`.
             cast: As for `LazyTensor.materialize`.
-            sync: As for `LazyTensor.materialize`: whether each tensor on a GPU is complete when it is given.
+            sync: As for `LazyTensor.materialize`: whether each tensor on a GPU is complete when it is returned.
 
         Returns:
-            A `Stream`: an iterator over names and tensors that says how many are left, and may be closed or used with `with`.
+            A `Stream`: an iterator over pairs of name and tensor, with `len` and `close`; a context manager.
 
         Raises:
-            TensorNotFoundError: One of `names` is not there.
-            ValueError: The transpose is a plain value, a cast is lossy, the stream was begun before a fork (code `Forked`), or
-                an argument does not fit.
+            TensorNotFoundError: No tensor has one of `names`.
+            ValueError: The transpose is a plain value, a cast is lossy, the stream was started before a fork (code `Forked`), or
+                an argument has an invalid value.
             KeyboardInterrupt: Ctrl-C, within a tenth of a second.
             RustloadError: As for `LazyTensor.materialize`; the message or a note names the tensor.
         """
         self._check_open()
-        check_rules(self._core, dtype=dtype, transpose=transpose)
-        framework = None if framework is None else adapters.named(framework)
-        return _stream(
+        warn_of_unused_patterns(self._core, dtype=dtype, transpose=transpose)
+        framework = None if framework is None else adapters.framework_name(framework)
+        return build_stream(
             self,
             names,
             device=device,
@@ -300,7 +301,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
             threads=threads,
             copy=copy,
             framework=framework,
-            shared=self._shared,
+            context=self._context,
             allow_lossy=allow_lossy,
             dequantize=dequantize,
             overflow=overflow,
@@ -327,19 +328,19 @@ class Checkpoint(Mapping[str, LazyTensor]):
         cast: Cast = "auto",
         sync: bool = True,
     ) -> dict[str, Any]:
-        """Reads tensors and gives them as a dict, in the order of `names` or the checkpoint's.
+        """Reads tensors and returns them as a dict, in the order of `names` or of the checkpoint.
 
         >>> import rustload
         >>> state = rustload.open("model.pt").materialize(dtype="bfloat16")
         >>> state["q.weight"].dtype
         torch.bfloat16
 
-        Memory peaks at the result and the window. Tied names that are made the same way are one object. Where nothing is
-        converted, the tensors may be views of the file: pass `copy=True` if it is going to be overwritten, as by `torch.save`
-        over the same path, which ends the process or changes them.
+        The peak of memory is the result plus `memory`. Tied names with the same conversion are one object. Without a conversion,
+        the tensors may be views of the file: pass `copy=True` if the file will be overwritten, for example by `torch.save` to
+        the same path, which changes the views or ends the process with SIGBUS.
 
         Args:
-            names: As for `stream`, and so are all others.
+            names: As for `stream`, like all other arguments.
             device: As for `stream`.
             dtype: As for `stream`.
             transpose: As for `stream`.
@@ -352,17 +353,17 @@ class Checkpoint(Mapping[str, LazyTensor]):
             dequantize: As for `stream`.
             overflow: As for `stream`.
             cast: As for `stream`.
-            sync: Whether tensors on a GPU are complete when the dict is given.
+            sync: Whether tensors on a GPU are complete when the dict is returned.
 
         Raises:
             RustloadError: As for `stream`.
         """
         self._check_open()
-        check_rules(self._core, dtype=dtype, transpose=transpose)
-        framework = None if framework is None else adapters.named(framework)
-        chosen = listed(self, names)
+        warn_of_unused_patterns(self._core, dtype=dtype, transpose=transpose)
+        framework = None if framework is None else adapters.framework_name(framework)
+        chosen = name_list(self, names)
         found = dict(
-            _stream(
+            build_stream(
                 self,
                 chosen,
                 device=device,
@@ -374,7 +375,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
                 threads=threads,
                 copy=copy,
                 framework=framework,
-                shared=self._shared,
+                context=self._context,
                 allow_lossy=allow_lossy,
                 dequantize=dequantize,
                 overflow=overflow,
@@ -390,7 +391,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
             raise _make("Value", "Closed", "the checkpoint is closed", "handles taken before go on working")
 
     def close(self) -> None:
-        """Ends look-ups. Handles taken before go on working; the file is closed with the last of them."""
+        """Closes the checkpoint for lookups. Existing handles stay valid; the file is closed with the last of them."""
         self._closed = True
 
     def __enter__(self) -> Checkpoint:
@@ -414,17 +415,17 @@ class Checkpoint(Mapping[str, LazyTensor]):
         return f"<Checkpoint {what!r} {self.format}, {len(self)} tensors, {format_bytes(self.nbytes)}>"
 
     def __reduce__(self) -> Any:
-        """Checkpoints do not pickle."""
+        """Not picklable; always raises TypeError."""
         error = TypeError("a checkpoint does not pickle; open it again instead")
         error.add_note(
-            "in a worker of a DataLoader or a pool, open the path there; a forked worker may use what its parent opened"
+            "in a worker of a DataLoader or a pool, open the path there; a forked worker may use the checkpoint of its parent"
         )
         raise error
 
-    if not TYPE_CHECKING:  # type checkers are to go on seeing what is not there
+    if not TYPE_CHECKING:  # type checkers must still report unknown attributes
 
         def __getattr__(self, name: str) -> Any:
-            """Says what to use in the place of what a dict or a module would have."""
+            """Raises, with a note on what to use in place of attributes of a state dict or a module."""
             error = AttributeError(f"'Checkpoint' object has no attribute {name!r}", name=name, obj=self)
             if name == "state_dict":
                 error.add_note(
@@ -432,6 +433,6 @@ class Checkpoint(Mapping[str, LazyTensor]):
                 )
             elif name in ("load_state_dict", "eval", "parameters", "to", "cuda", "half"):
                 error.add_note(
-                    "it holds tensors and no model: rustload.torch.load_into(model, ckpt) fills one"
+                    "a checkpoint is not a model: rustload.torch.load_into(model, ckpt) loads it into one"
                 )
             raise error

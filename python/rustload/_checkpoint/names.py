@@ -1,4 +1,4 @@
-"""Which tensors of a checkpoint are meant, and by which names: `key`, `strip` and `rename`."""
+"""The arguments `key=`, `strip=` and `rename=`: which tensors of a checkpoint to use, and under which names."""
 
 from __future__ import annotations
 
@@ -7,42 +7,43 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rustload._common.patterns import tell
+from rustload._common.patterns import warn_user
 from rustload._common.similar import did_you_mean, similar
 from rustload.errors import _make
 
 if TYPE_CHECKING:
     from rustload._tensor.handle import LazyTensor
 
-__all__ = ["Key", "Rename", "Strip", "named", "stripped", "unflatten"]
+__all__ = ["Key", "Rename", "Strip", "select_tensors", "strip_prefix", "unflatten"]
 
 Key: TypeAlias = str | tuple[Any, ...] | None
 Strip: TypeAlias = str | Iterable[str] | None
 Rename: TypeAlias = Mapping[Any, str | None] | Iterable[tuple[str, str]] | Callable[[str], str | None] | None
 
 
-def named(
+def select_tensors(
     checkpoint: Mapping[str, LazyTensor], key: Key = None, strip: Strip = None, rename: Rename = None
 ) -> dict[str, LazyTensor]:
-    """The tensors under `key` by their new names, in the checkpoint's order.
+    """Selects the tensors under `key` and renames them; returns them in the checkpoint's order.
 
     Args:
-        checkpoint: Where they are.
-        key: What the wanted tensors are nested under: a dotted name such as `"state_dict"`, or a tuple of keys. None takes all.
-        strip: A prefix, or several, to take off names that have it: `"module."`, with or without the last dot.
-        rename: A mapping from names or leading parts of names to others, in which compiled patterns are replaced as by `re.sub`;
-            pairs of a regular expression and its replacement; or a callable from name to name. None as a new name leaves the
-            tensor out.
+        checkpoint: The checkpoint.
+        key: The key under which the tensors are nested: a dotted name such as `"state_dict"`, or a tuple of keys. None selects
+            all.
+        strip: A prefix, or several, to remove from names: `"module."`, with or without the last dot.
+        rename: A mapping from names, prefixes of names or compiled regular expressions (replaced as by `re.sub`) to new names;
+            pairs of a regular expression and its replacement; or a callable from name to name. A new name of None omits the
+            tensor.
 
     Raises:
-        ValueError: Nothing is under `key`, or two tensors would get one name.
-        TypeError: `rename` is none of these.
+        ValueError: No tensor is under `key`, or two tensors would get the same name.
+        TypeError: `rename` has another type.
     """
-    found = _under(checkpoint, key)
+    found = _under_key(checkpoint, key)
     prefixes = [strip] if isinstance(strip, str) else list(strip or ())
-    short = [stripped(name, prefixes) for name, _ in found]
+    short = [strip_prefix(name, prefixes) for name, _ in found]
     if prefixes and all(old == new for (old, _), new in zip(found, short, strict=True)):
-        tell(
+        warn_user(
             f"strip={strip!r} takes nothing off: no name begins with it",
             None if key else prefixes[0],
             checkpoint,
@@ -61,7 +62,7 @@ def named(
     return result
 
 
-def _under(checkpoint: Mapping[str, LazyTensor], key: Key) -> list[tuple[str, LazyTensor]]:
+def _under_key(checkpoint: Mapping[str, LazyTensor], key: Key) -> list[tuple[str, LazyTensor]]:
     if key is None:
         return list(checkpoint.items())
     found: list[tuple[str, LazyTensor]] = []
@@ -84,8 +85,8 @@ def _under(checkpoint: Mapping[str, LazyTensor], key: Key) -> list[tuple[str, La
     return found
 
 
-def stripped(name: str, prefixes: list[str]) -> str:
-    """The name without the first of the prefixes that it has."""
+def strip_prefix(name: str, prefixes: list[str]) -> str:
+    """Removes the first of the prefixes that the name has."""
     for prefix in prefixes:
         whole = prefix.rstrip(".") + "."
         if name.startswith(whole):
@@ -99,7 +100,7 @@ def _renamer(rename: Any) -> Callable[[str], str | None]:
     if isinstance(rename, Mapping):
         return _by_mapping(rename)
     if callable(rename):
-        return rename  # type: ignore[no-any-return]  # the user's word for it
+        return rename  # type: ignore[no-any-return]  # its return type is not checked
     if isinstance(rename, (str, bytes)) or not isinstance(rename, Iterable):
         raise _make("Type", "Type", f"rename= is a mapping, pairs or a callable, not {rename!r}")
     pairs = [(re.compile(pattern), new) for pattern, new in rename]
@@ -113,10 +114,10 @@ def _renamer(rename: Any) -> Callable[[str], str | None]:
 
 
 def _check_rename(rename: Any, names: list[str]) -> None:
-    """Tells of what renames nothing; to leave out what is not there is no mistake.
+    """Warns of regular expressions without a match; omitting (None) a name that does not exist is not an error.
 
     Raises:
-        TensorNotFoundError: A text of a mapping is neither a name nor the leading part of one.
+        TensorNotFoundError: A str key of a mapping is neither a name nor a prefix of one.
     """
     if callable(rename) or rename is None:
         return
@@ -130,7 +131,7 @@ def _check_rename(rename: Any, names: list[str]) -> None:
     for old, new in rename.items():
         if isinstance(old, re.Pattern):
             if not any(old.search(name) for name in names):
-                tell(f"rename= has the pattern {old.pattern!r}, which is found in no name")
+                warn_user(f"rename= has the pattern {old.pattern!r}, which is found in no name")
         elif new is not None and old.rstrip(".") not in whole:
             near = did_you_mean(similar(old.rstrip("."), whole))
             note = near or "names are renamed after strip= and below key="
@@ -139,7 +140,7 @@ def _check_rename(rename: Any, names: list[str]) -> None:
 
 
 def _by_mapping(rename: Mapping[Any, str | None]) -> Callable[[str], str | None]:
-    """Whole names first, then the longest leading part, then patterns."""
+    """Applies the first that matches: the full name, the longest prefix, or else all regular expressions in turn."""
     exact = {key.rstrip("."): new for key, new in rename.items() if isinstance(key, str)}
     patterns = [(key, new) for key, new in rename.items() if not isinstance(key, str)]
     for key, _ in patterns:
@@ -171,26 +172,26 @@ def _by_mapping(rename: Mapping[Any, str | None]) -> Callable[[str], str | None]
 
 
 def unflatten(values: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:
-    """Nested dicts of what is named with separators: `{"a.b": 1}` becomes `{"a": {"b": 1}}`, a pytree.
+    """Converts a flat dict to nested dicts (a pytree): `{"a.b": 1}` becomes `{"a": {"b": 1}}`.
 
-    Numbers stay texts: `"layers.0.w"` is at `["layers"]["0"]["w"]`.
+    Numbers stay strings: `"layers.0.w"` is at `["layers"]["0"]["w"]`.
 
     Raises:
-        ValueError: A name is also the leading part of another.
+        ValueError: A name is also a prefix of another.
     """
     root: dict[str, Any] = {}
-    made = {id(root)}
+    created = {id(root)}
     for name, value in values.items():
         *outer, last = name.split(separator)
-        place = root
+        node = root
         for part in outer:
-            if part not in place:
-                place[part] = {}
-                made.add(id(place[part]))
-            place = place[part]
-            if id(place) not in made:
+            if part not in node:
+                node[part] = {}
+                created.add(id(node[part]))
+            node = node[part]
+            if id(node) not in created:
                 raise _make("Value", "Value", f"{name!r} is inside of what is a value itself")
-        if last in place:
+        if last in node:
             raise _make("Value", "Value", f"{name!r} is a value, and others are inside of it")
-        place[last] = value
+        node[last] = value
     return root

@@ -1,4 +1,4 @@
-"""`open`: the way in."""
+"""`open`: opens a checkpoint of any format."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from rustload import _rustload
 from rustload._checkpoint.checkpoint import Checkpoint
 from rustload._common.limits import Limits
-from rustload._common.paths import StrPath, beneath, contents, paths, repository
+from rustload._common.paths import StrPath, file_bytes, hub_snapshot, note_checkpoints_below, path_list
 from rustload._frameworks import adapters
 from rustload.errors import _make
 
@@ -31,50 +31,50 @@ def open(
     trailing: Literal["error", "ignore"] = "error",
     io: Literal["auto", "buffered", "direct"] = "auto",
 ) -> Checkpoint:
-    """Opens a checkpoint: reads its metadata, and nothing that it names is imported, called or built.
+    """Opens a checkpoint by reading its metadata; nothing that the file names is imported, called or built.
 
     Args:
-        path: A file, a directory, an index file (`*.index.json`), a list of shards; or the bytes of one file in memory, as a
-            `bytearray`, `memoryview` or `BytesIO`, or as `bytes`. Of these, fewer than 4096 without a zero among them are a path.
-        framework: What `materialize` makes: `"torch"`, `"numpy"`, `"jax"`, `"cupy"` or `"dlpack"`; safetensors' words `"pt"`,
-            `"np"` and `"flax"` mean the first three. None: torch if it is installed, else NumPy, else plain buffers; settled
-            at the first materialize.
-        unknown: `"keep"` keeps values of unknown classes as inert data, `"error"` refuses the file.
-        verify: Whether the checksums of all storages are checked now, which reads the whole file. Archives only.
-        limits: Bounds on what the file may make the reader do.
-        compat: Whether duplicate keys in a safetensors header are accepted as by the reference reader: the last wins.
-        trailing: Whether bytes after the end of an archive or its pickle are an error or passed over.
-        io: How tensors are read into owned results. `"buffered"`: through the page cache. `"direct"`: around it, where the file
-            system can (`notes` says where not), which is the disk's own speed and leaves nothing in memory for the next time.
+        path: A file, a directory, an index file (`*.index.json`), or a list of shards; or the content of one file, as a
+            `bytearray`, `memoryview`, `BytesIO` or `bytes`. `bytes` of fewer than 4096 bytes without a zero byte are a path.
+        framework: The framework of results: `"torch"`, `"numpy"`, `"jax"`, `"cupy"` or `"dlpack"`; safetensors' names `"pt"`,
+            `"np"` and `"flax"` mean the first three. None: torch if it is installed, else NumPy, else plain buffers; chosen at
+            the first `materialize`.
+        unknown: `"keep"` keeps values of unknown classes as inert data, `"error"` raises DisallowedError.
+        verify: Whether to verify the checksums of all storages now, which reads the whole file. Archives only.
+        limits: Upper bounds on the memory and work that the file can cause.
+        compat: Whether to accept duplicate keys in a safetensors header as the reference reader does: the last one wins.
+        trailing: Whether bytes after the end of an archive or its pickle are an error or ignored.
+        io: How tensors are read into owned results. `"buffered"`: through the page cache. `"direct"`: with O_DIRECT if the
+            file system supports it (`notes` says if not), at the speed of the disk and without filling the page cache.
             `"auto"`: direct for a file on a local disk that is not in the page cache and larger than half of the free memory,
-            buffered otherwise; and on network file systems tensors are read rather than viewed, unless `copy=False` asks for
-            a view. `rustload doctor` shows the choice.
+            buffered otherwise; on network file systems, tensors are read rather than viewed unless `copy=False`.
+            `rustload doctor` shows the choice.
 
     Returns:
         The checkpoint, a mapping from names to lazy tensors.
 
     Raises:
-        FormatError: The file is no checkpoint, or a damaged one.
-        UnsupportedError: The file is of a kind that is not read yet.
-        DisallowedError: The pickle names something unknown, and `unknown="error"`.
-        LimitError: The file is beyond a limit.
+        FormatError: The file is not a checkpoint, or is damaged.
+        UnsupportedError: The format of the file is not supported yet.
+        DisallowedError: The pickle names an unknown class or function, and `unknown="error"`.
+        LimitError: The file exceeds a limit.
         OSError: The file cannot be read.
-        TypeError: `path` is neither a path nor bytes; open files are not taken.
+        TypeError: `path` is neither a path nor bytes; open files are not accepted.
     """
-    chosen = None if framework is None else adapters.named(framework)
+    chosen = None if framework is None else adapters.framework_name(framework)
     if io not in ("auto", "buffered", "direct"):
         raise _make("Value", "Value", f"io={io!r} is not 'auto', 'buffered' or 'direct'")
     if limits is not None and not isinstance(limits, Limits):
         raise _make("Type", "Type", f"limits= is a rustload.Limits, not {limits!r}")
     given = {} if limits is None else limits._given()
-    data = contents(path)
+    data = file_bytes(path)
     if data is not None:
         core = _rustload.open_bytes(
             data, unknown=unknown, trailing=trailing, compat=compat, verify=verify, limits=given
         )
     else:
-        wanted = [repository(one) for one in paths(path)]
-        with beneath(wanted):
+        wanted = [hub_snapshot(one) for one in path_list(path)]
+        with note_checkpoints_below(wanted):
             core = _rustload.open_paths(
                 wanted, unknown=unknown, trailing=trailing, compat=compat, verify=verify, limits=given, io=io
             )

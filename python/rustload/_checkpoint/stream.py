@@ -1,4 +1,4 @@
-"""`Stream`: many tensors, made ahead of whoever takes them, inside a window of memory."""
+"""`Stream`: an iterator over many tensors, which are made ahead of the consumer within a bound of memory (back pressure)."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
-    from rustload._checkpoint.makers import Maker
+    from rustload._checkpoint.producers import Producer
     from rustload._common.progress import Progress
     from rustload._tensor.handle import LazyTensor
 
 __all__ = ["Stream"]
 
 
-class _Process:
-    """Tells whether something was begun in this process, without asking the system each time."""
+class _ForkCount:
+    """Counts forks, to tell whether a stream was started in this process without a system call each time."""
 
     forks = 0
 
@@ -31,11 +31,11 @@ class _Process:
         cls.forks += 1
 
 
-os.register_at_fork(after_in_child=_Process.count)
+os.register_at_fork(after_in_child=_ForkCount.count)
 
 
-class _Display:
-    """What shows a stream's progress. It ends with the stream, also where that is dropped."""
+class _ProgressDisplay:
+    """The progress display of a stream. It ends with the stream, also if the stream is dropped."""
 
     __slots__ = ("_finish", "report")
 
@@ -44,20 +44,20 @@ class _Display:
         self.report, self._finish = display.__enter__(), display.__exit__
 
     def end(self, *, is_done: bool) -> None:
-        """Tells the display as a generator is told: that the work is done, or that nobody wants more."""
+        """Closes the display as `contextlib` does: normally if the work is done, else with GeneratorExit."""
         finish: Any = self._finish
         self._finish = lambda *_: None
         finish(*((None,) * 3 if is_done else (GeneratorExit, GeneratorExit(), None)))
 
     def __del__(self) -> None:
-        """Ends it."""
+        """Closes the display as not done."""
         if hasattr(self, "_finish"):
             self.end(is_done=False)
 
 
 @final
 class Stream(Iterator[tuple[str, Any]]):
-    """Names and tensors, one pair after the other, made ahead of whoever takes them: what `Checkpoint.stream` gives.
+    """An iterator over pairs of name and tensor, which are made in the background; `Checkpoint.stream` returns it.
 
     >>> import rustload
     >>> with rustload.open("model.pt").stream(dtype="bfloat16") as stream:
@@ -69,24 +69,24 @@ class Stream(Iterator[tuple[str, Any]]):
     >>> list(stream)
     []
 
-    An iterator: each tensor comes once, and `len` says how many are left. Nothing is read before the first is asked for. It ends
-    after the last tensor, with an error, by `close`, at the end of `with`, or when it is dropped; then its threads have stopped
-    and what was not taken is freed.
+    Each tensor comes once, and `len` is the number of tensors left. Nothing is read before the first `next`. The stream ends
+    after the last tensor, with an error, by `close`, at the end of `with`, or when it is dropped; then its threads are stopped
+    and results that were not taken are freed.
 
-    Threads may share one: each pair goes to one of them, and an error to the one that meets it; then the others come to the end.
-    A stream that was begun before a fork is the parent's.
+    Threads may share a stream: each pair goes to one of them, an error is raised in one of them, and then the stream ends for the
+    others. A stream that was started before a fork works in the parent only.
     """
 
-    # There is no `__del__`: what a maker holds stops by itself when it is dropped, and a Ctrl-C that came in one would be lost.
+    # No `__del__`: a dropped producer stops by itself, and a KeyboardInterrupt inside `__del__` would be lost.
     __slots__ = (
         "_busy",
         "_display",
         "_ended",
         "_given",
         "_lock",
-        "_maker",
         "_names",
         "_process",
+        "_producer",
         "_progress",
         "_sizes",
     )
@@ -96,14 +96,14 @@ class Stream(Iterator[tuple[str, Any]]):
     _ended: bool
     _lock: threading.RLock
     _busy: bool
-    _maker: Maker | None
+    _producer: Producer | None
     _process: int | None
     _progress: Progress
     _sizes: list[int]
-    _display: _Display | None
+    _display: _ProgressDisplay | None
 
     def __init__(self) -> None:
-        """Not for users: `Checkpoint.stream` makes streams.
+        """Not for users: `Checkpoint.stream` creates streams.
 
         Raises:
             TypeError: Always.
@@ -111,25 +111,26 @@ class Stream(Iterator[tuple[str, Any]]):
         raise TypeError("streams are made by a checkpoint: rustload.open(path).stream()")
 
     @classmethod
-    def _of(cls, maker: Maker, tensors: Sequence[LazyTensor], progress: Progress = None) -> Self:
+    def _of(cls, producer: Producer, tensors: Sequence[LazyTensor], progress: Progress = None) -> Self:
         made = cls.__new__(cls)
-        # One thread takes at a time. It may come back: in a signal's handler, in a callable of its own.
+        # One thread at a time calls `next`. The lock is reentrant because a signal handler or the progress callback may use the
+        # stream.
         made._lock = threading.RLock()
         made._busy = made._ended = False
-        made._maker, made._process, made._given = maker, None, 0
-        made._names = [tensors[index].name for index in maker.order]
+        made._producer, made._process, made._given = producer, None, 0
+        made._names = [tensors[index].name for index in producer.order]
         made._progress = progress
-        made._sizes = [tensors[index].nbytes for index in maker.order] if progress else []
+        made._sizes = [tensors[index].nbytes for index in producer.order] if progress else []
         made._display = None
         return made
 
     @property
     def names(self) -> list[str]:
-        """All names in the order in which they come, those that were given too."""
+        """All names in the order of the stream, those of tensors already taken included."""
         return list(self._names)
 
     def __len__(self) -> int:
-        """How many are left; 0 once it has ended."""
+        """The number of tensors left; 0 once the stream has ended."""
         return 0 if self._ended else len(self._names) - self._given
 
     def __iter__(self) -> Self:
@@ -137,27 +138,31 @@ class Stream(Iterator[tuple[str, Any]]):
         return self
 
     def __next__(self) -> tuple[str, Any]:
-        """The next name and tensor, waited for.
+        """Waits for the next pair of name and tensor.
 
         Raises:
-            StopIteration: It has ended.
-            ValueError: It was begun before a fork (code `Forked`), or its own `progress=` asks it.
+            StopIteration: The stream has ended.
+            ValueError: It was started before a fork (code `Forked`), or its own progress callback calls `next`.
             KeyboardInterrupt: Ctrl-C, within a tenth of a second.
             RustloadError: As for `LazyTensor.materialize`; the message or a note names the tensor. The stream ends.
         """
-        if self._process not in (None, _Process.forks):
+        if self._process not in (None, _ForkCount.forks):
             raise _make("Value", "Forked", "the stream was begun before the process forked")
         with self._lock:
             if self._busy:
-                raise _make("Value", "Value", "the stream is at work: it cannot be asked by what it calls")
-            maker = self._maker
-            if maker is None or self._ended:
+                raise _make(
+                    "Value",
+                    "Value",
+                    "the stream is busy: its own callback or a signal handler cannot call next",
+                )
+            producer = self._producer
+            if producer is None or self._ended:
                 raise StopIteration
             try:
                 self._busy = True
                 if self._process is None:
                     self._begin()
-                made = maker.next()
+                made = producer.next()
                 if made is not None:
                     given = self._given
                     self._given = given + 1
@@ -168,39 +173,39 @@ class Stream(Iterator[tuple[str, Any]]):
                 raise
             finally:
                 self._busy = False
-            # It may have been closed meanwhile. What was made is given all the same.
+            # The stream may have been closed concurrently. A tensor that was made is returned all the same.
             if made is None or self._ended:
                 self._end()
             if made is None:
                 raise StopIteration
-            # Nothing of it stays here while the next is made: the consumer has it, or has let go of it.
+            # The stream keeps no reference, so the consumer's memory is free as soon as it drops the tensor.
             return self._names[given], made
 
     def _begin(self) -> None:
-        self._process = _Process.forks
+        self._process = _ForkCount.forks
         if self._progress:
-            self._display = _Display(self._progress, sum(self._sizes))
+            self._display = _ProgressDisplay(self._progress, sum(self._sizes))
 
     def close(self) -> None:
-        """Ends it: stops its threads, waits for them, and frees what was not taken. It may be closed again."""
-        maker = self._maker
-        if maker is None or self._process not in (None, _Process.forks):
+        """Stops the threads, waits for them, and frees results that were not taken. Idempotent."""
+        producer = self._producer
+        if producer is None or self._process not in (None, _ForkCount.forks):
             return
         self._ended = True
-        # First of all: another thread may have the lock, and wait.
-        maker.close()
+        # Before taking the lock, because another thread may hold it while it waits in `next`.
+        producer.close()
         with self._lock:
             if not self._busy:
                 self._end()
 
     def _end(self) -> None:
-        """Lets go of everything."""
+        """Closes the producer and the display."""
         self._ended = True
-        maker, self._maker = self._maker, None
-        if maker is None:
+        producer, self._producer = self._producer, None
+        if producer is None:
             return
         try:
-            maker.close()
+            producer.close()
         finally:
             display, self._display = self._display, None
             if display is not None:
@@ -220,10 +225,10 @@ class Stream(Iterator[tuple[str, Any]]):
         self.close()
 
     def __repr__(self) -> str:
-        """How many tensors were given, and whether it has ended; reads nothing."""
+        """The number of tensors taken, and whether the stream has ended; reads nothing."""
         ended = ", ended" if self._ended else ""
         return f"<Stream {self._given} of {len(self._names)} tensors given{ended}>"
 
     def __reduce__(self) -> NoReturn:
-        """Streams do not pickle."""
-        raise TypeError("a stream does not pickle; make one where it is used")
+        """Not picklable; always raises TypeError."""
+        raise TypeError("a stream does not pickle; create one where it is used")

@@ -1,6 +1,6 @@
-"""The command line: `command` reads the arguments, `info`, `scan` and `doctor` do the work.
+"""The command line: `command` parses the arguments; `info`, `scan` and `doctor` are the subcommands.
 
-Data goes to stdout, talk to stderr.
+Data goes to stdout, messages to stderr.
 """
 
 from rustload._cli.command import main

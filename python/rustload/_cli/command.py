@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 import rustload
-from rustload._cli.exit_codes import NO_READER, STOPPED, UNREAD, USAGE
+from rustload._cli.exit_codes import BROKEN_PIPE, INTERRUPTED, READ_FAILED, USAGE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,13 +42,13 @@ COMMANDS = ("info", "scan", "doctor")
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose complaints look like every other error of the command."""
+    """A parser that prints errors in the format of all other errors of the command."""
 
-    # What may have been meant.
+    # A suggestion for a misspelled or missing command.
     hint = ""
 
     def error(self, message: str) -> NoReturn:
-        """Prints the message and where to read more, and ends with exit code 2."""
+        """Prints the message and exits with code 2."""
         self.exit(USAGE, f"rustload: error: {message}\n{self.hint}  see: {self.prog} --help\n")
 
 
@@ -62,9 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     parser.hint = _hint(given)
     if sys.stdout is None:
-        return _unwritten("stdout is closed")
+        return _write_failed("stdout is closed")
     collects = gc.isenabled()
-    # A command makes many small objects, hardly one of them in a cycle, and ends.
+    # A command makes many small objects, few of them in cycles, and ends soon: garbage collection only costs time.
     gc.disable()
     try:
         try:
@@ -72,34 +72,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         finally:
             if collects:
                 gc.enable()
-            # --help and --version leave by an exception.
+            # Also after --help and --version, which raise SystemExit.
             sys.stdout.flush()
     except BrokenPipeError:
-        _silence()
-        return NO_READER
+        _redirect_stdout_to_devnull()
+        return BROKEN_PIPE
     except KeyboardInterrupt:
-        return STOPPED
+        return INTERRUPTED
     except OSError as error:
-        # Errors of paths never come this far.
-        _silence()
-        return _unwritten((error.strerror or str(error)).lower())
+        # Not about an input path: those errors are reported by the subcommand.
+        _redirect_stdout_to_devnull()
+        return _write_failed((error.strerror or str(error)).lower())
     return code
 
 
-def _unwritten(why: str) -> int:
+def _write_failed(why: str) -> int:
     with contextlib.suppress(OSError):
-        print(f"rustload: error: the output could not be written: {why}", file=sys.stderr)  # noqa: T201 - talk
-    return UNREAD
+        print(f"rustload: error: the output could not be written: {why}", file=sys.stderr)  # noqa: T201 - a message on stderr
+    return READ_FAILED
 
 
-def _silence() -> None:
-    """Python flushes stdout once more at its end; lets it have somewhere to go."""
+def _redirect_stdout_to_devnull() -> None:
+    """Redirects stdout to /dev/null, because Python flushes it again at exit, which would fail."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _hint(given: Sequence[str]) -> str:
-    """A line for who gives a path without a command."""
+    """A suggestion if the first argument is a misspelled command, or a path without a command."""
     from rustload._common.similar import similar
 
     words = [word for word in given if not word.startswith("-")]
@@ -190,10 +190,10 @@ def _parser() -> Parser:
 
 
 def _file(path: str) -> str:
-    """A path that can be read by position, as a stream cannot."""
+    """Rejects `-`: only `scan` reads standard input, because the others need a seekable file."""
     if path == "-":
         raise argparse.ArgumentTypeError(
-            "- is taken by rustload scan alone: give a file (one of that name is ./-)"
+            "- (standard input) works only with rustload scan: pass a file (./- for one of that name)"
         )
     return path
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import rustload
 from rustload import _rustload
-from rustload._cli.complain import complain
-from rustload._cli.exit_codes import UNREAD
+from rustload._cli.exit_codes import READ_FAILED
+from rustload._cli.report_error import report_error
 from rustload._common.sizes import format_bytes
 from rustload._common.terminal import Page, print_json
 from rustload.errors import RustloadError
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-MEASURED = 4
-"""Of a checkpoint of many shards, the first few tell how fast the disk is."""
+PROBED_FILES_MAX = 4
+"""The most files of a checkpoint whose read rate is measured."""
 
 
 def run(paths: Sequence[str], *, json: bool, color: str, io: str, measure: bool) -> int:
-    """Prints what is found and returns the exit code.
+    """Prints how files would be read and returns the exit code.
 
     Args:
         paths: Files, folders or index files; each is one checkpoint.
         json: Whether to print one JSON document in place of text.
         color: `"auto"`, `"always"` or `"never"`.
         io: As in `rustload.open`.
-        measure: Whether to read a part of the first files to see how fast that is.
+        measure: Whether to measure read rates, by reading a part of the first files.
     """
     machine = _machine()
     found = [_examine(path, io, measure=measure) for path in paths]
@@ -44,7 +44,7 @@ def run(paths: Sequence[str], *, json: bool, color: str, io: str, measure: bool)
             if "error" not in one:
                 _show(page, one)
         page.flush()
-    return UNREAD if any("error" in one for one in found) else 0
+    return READ_FAILED if any("error" in one for one in found) else 0
 
 
 def _machine() -> dict[str, Any]:
@@ -66,12 +66,12 @@ def _examine(path: str, io: str, *, measure: bool) -> dict[str, Any]:
         with rustload.open(path) as ckpt:
             files = ckpt.files
             probes = [
-                {"path": file, **_rustload.probe(file, io=io, measure=measure and number < MEASURED)}
+                {"path": file, **_rustload.probe(file, io=io, measure=measure and number < PROBED_FILES_MAX)}
                 for number, file in enumerate(files)
             ]
             return {"path": path, "format": ckpt.format, "files": probes}
     except (RustloadError, OSError, ValueError, MemoryError) as error:
-        return {"path": path, "error": complain(error)}
+        return {"path": path, "error": report_error(error)}
 
 
 def _show_machine(page: Page, machine: dict[str, Any]) -> None:

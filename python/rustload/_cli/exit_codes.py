@@ -1,16 +1,16 @@
-"""The exit codes of the command line; 0 is that all is well."""
+"""The exit codes of the command line; 0 means success."""
 
 from __future__ import annotations
 
-__all__ = ["FOUND", "NO_READER", "STOPPED", "UNREAD", "USAGE"]
+__all__ = ["BROKEN_PIPE", "INTERRUPTED", "NOT_INERT", "READ_FAILED", "USAGE"]
 
-FOUND = 1
-"""A scan found something."""
+NOT_INERT = 1
+"""A scan found a file that is not inert."""
 USAGE = 2
 """Wrong usage."""
-UNREAD = 3
-"""Something could not be read, or the output not be written."""
-STOPPED = 130
-"""Stopped by Ctrl-C."""
-NO_READER = 141
-"""The reader of stdout went away."""
+READ_FAILED = 3
+"""Something could not be read, or the output could not be written."""
+INTERRUPTED = 130
+"""Interrupted by Ctrl-C (128 + SIGINT)."""
+BROKEN_PIPE = 141
+"""The reader of stdout closed the pipe (128 + SIGPIPE)."""

@@ -1,4 +1,4 @@
-"""`rustload info`: what a checkpoint holds, as text for people and as JSON for machines."""
+"""`rustload info`: describes a checkpoint, as text or JSON."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import rustload
 from rustload._cli import tree
-from rustload._cli.complain import complain
-from rustload._cli.exit_codes import UNREAD
+from rustload._cli.exit_codes import READ_FAILED
+from rustload._cli.report_error import report_error
 from rustload._common.sizes import format_bytes
-from rustload._common.terminal import BAR, Page, count, print_json
+from rustload._common.terminal import BAR_COLUMNS, Page, count, print_json
 from rustload.errors import RustloadError
 
 if TYPE_CHECKING:
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-# Lines that one of the lists below the tree may have; --json has all of it.
-MOST = 12
-# Of values, and the characters that are shown of a text.
-MOST_VALUES, MOST_TEXT = 20, 60
-# Version of the JSON document; a key that goes or changes its meaning raises it.
+# The most lines of each list below the tree; --json has all.
+LINES_SHOWN_MAX = 12
+# The most values to list, and the most characters to show of a str.
+VALUES_SHOWN_MAX, TEXT_SHOWN_MAX_CHARS = 20, 60
+# Version of the JSON document; removing a key or changing its meaning increments it.
 SCHEMA = 1
 
-PLAIN = (type(None), bool, int, float, complex, str)
+SCALARS = (type(None), bool, int, float, complex, str)
 CONTAINERS = (dict, list, tuple, set, frozenset, deque, bytes, bytearray)
 
 
@@ -37,7 +37,7 @@ def run(paths: Sequence[str], *, json: bool, color: str, tensors: bool) -> int:
     """Shows each path and returns the exit code.
 
     Args:
-        paths: What to open, each by itself.
+        paths: Checkpoints; each path is opened separately.
         json: Whether to print one JSON document for all.
         color: `"auto"`, `"always"` or `"never"`.
         tensors: Whether to list all tensors in place of the tree.
@@ -49,8 +49,8 @@ def run(paths: Sequence[str], *, json: bool, color: str, tensors: bool) -> int:
         try:
             report = describe(path)
         except (RustloadError, OSError, ValueError, MemoryError) as error:
-            code = UNREAD
-            report = {"path": path, "error": complain(error)}
+            code = READ_FAILED
+            report = {"path": path, "error": report_error(error)}
         if json:
             found.append(report)
         elif "error" not in report:
@@ -64,7 +64,7 @@ def run(paths: Sequence[str], *, json: bool, color: str, tensors: bool) -> int:
 
 
 def describe(path: str) -> dict[str, Any]:
-    """Opens a checkpoint and returns all that is known of it without reading a tensor, as JSON has it."""
+    """Opens a checkpoint and returns its entry of the JSON document; reads no tensor data."""
     with rustload.open(path) as checkpoint:
         described = []
         dtypes: dict[str, dict[str, int]] = {}
@@ -115,7 +115,7 @@ def describe(path: str) -> dict[str, Any]:
 
 
 def _values(checkpoint: Checkpoint) -> tuple[list[dict[str, Any]], list[str]]:
-    """What the pickles have at the top beside tensors and data of unknown classes, and a note where that is not to be had."""
+    """The plain values and containers at the top level of the pickles, and a note if they are not available."""
     if checkpoint.format == "safetensors":
         return [], []
     try:
@@ -126,7 +126,7 @@ def _values(checkpoint: Checkpoint) -> tuple[list[dict[str, Any]], list[str]]:
     pairs = (pair for root in roots if isinstance(root, dict) for pair in root.items())
     for key, value in pairs:
         entry = {"name": key if isinstance(key, str) else _text(key), "type": type(value).__name__}
-        if type(value) in PLAIN:
+        if type(value) in SCALARS:
             values.append({**entry, "value": value if _is_json(value) else _text(value)})
         elif isinstance(value, CONTAINERS):
             values.append({**entry, "length": len(value)})
@@ -134,19 +134,19 @@ def _values(checkpoint: Checkpoint) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _is_json(value: Any) -> bool:
-    """Whether JSON has the plain value: of numbers those that other programs can read."""
+    """Whether JSON can represent the value so that other programs can read it: no inf, nan, complex or ints beyond 64 bits."""
     if isinstance(value, int):
         return value.bit_length() <= 64
     return math.isfinite(value) if isinstance(value, float) else not isinstance(value, complex)
 
 
 def _text(value: Any) -> str:
-    """A plain value in a few words; of others the type, for their contents may be large."""
+    """A scalar as short text; only the type of other values, whose contents may be large."""
     if isinstance(value, int) and value.bit_length() > 64:
         return f"int of {value.bit_length():,} bits"
     if isinstance(value, str):
-        return repr(value[:MOST_TEXT]) + ("..." if len(value) > MOST_TEXT else "")
-    return repr(value) if type(value) in PLAIN else f"<{type(value).__name__}>"
+        return repr(value[:TEXT_SHOWN_MAX_CHARS]) + ("..." if len(value) > TEXT_SHOWN_MAX_CHARS else "")
+    return repr(value) if type(value) in SCALARS else f"<{type(value).__name__}>"
 
 
 def show(page: Page, report: dict[str, Any], *, tensors: bool) -> None:
@@ -167,20 +167,20 @@ def show(page: Page, report: dict[str, Any], *, tensors: bool) -> None:
     if report["tied"]:
         page.heading("tied", "names that share a storage")
         places = {entry["name"]: _place(entry) for entry in report["tensors"]}
-        _some(page, [_group(page, group, places) for group in report["tied"]])
+        _first_lines(page, [_group(page, group, places) for group in report["tied"]])
     if report["values"]:
         page.heading("values", "at the top, beside tensors")
         _plain_values(page, report["values"])
     if report["opaque"]:
         page.heading("kept as data", "values of classes that were not built")
-        _some(page, [_class(page, found) for found in report["opaque"]])
+        _first_lines(page, [_class(page, found) for found in report["opaque"]])
     if report["globals"]:
         page.heading("named by the pickle", "nothing of it was imported or called")
-        page.wrapped([page.safe(name) for name in report["globals"]], most=MOST * 3)
+        page.wrapped([page.safe(name) for name in report["globals"]], most=LINES_SHOWN_MAX * 3)
     if report["metadata"]:
         page.heading("metadata")
         width = max(len(page.safe(key)) for key in report["metadata"])
-        _some(
+        _first_lines(
             page,
             [
                 f"{page.safe(key):<{min(width, 30)}}  {page.safe(value)}"
@@ -189,11 +189,11 @@ def show(page: Page, report: dict[str, Any], *, tensors: bool) -> None:
         )
     if report["notes"]:
         page.heading("notes")
-        _some(page, [page.safe(note) for note in report["notes"]])
+        _first_lines(page, [page.safe(note) for note in report["notes"]])
 
 
 def _rounded(number: int) -> str:
-    """A large number once more, as model names spell it."""
+    """A large number rounded, as in model names: ` (7.2 B)`."""
     for unit, power in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
         if number >= power:
             return f" ({number / power:.1f} {unit})"
@@ -201,7 +201,7 @@ def _rounded(number: int) -> str:
 
 
 def _storages(report: dict[str, Any]) -> str:
-    """Says where tensors and the storages that they lie in differ in size."""
+    """The size of the storages, if it differs from that of the tensors."""
     if report["storage_nbytes"] == report["nbytes"]:
         return ""
     return f", in storages of {format_bytes(report['storage_nbytes'])}"
@@ -213,7 +213,7 @@ def _dtypes(page: Page, report: dict[str, Any]) -> None:
     for seen in report["dtypes"]:
         share = seen["nbytes"] / total
         tensors = count(seen["tensors"], "tensor")
-        if page.narrow(width + BAR + len(tensors) + 25):
+        if page.narrow(width + BAR_COLUMNS + len(tensors) + 25):
             page.packed(
                 [
                     ("36", seen["dtype"]),
@@ -233,7 +233,7 @@ def _dtypes(page: Page, report: dict[str, Any]) -> None:
 def _percent(share: float) -> str:
     if 0 < share < 0.001:
         return "<0.1%"
-    # 100% means all.
+    # 100.0% is printed only for exactly all.
     return f"{min(share * 100, 99.9) if share < 1 else 100:.1f}%"
 
 
@@ -272,11 +272,11 @@ class Row(NamedTuple):
 
     Attributes:
         name: The name, with its colours and branches.
-        plain: How many columns it takes.
-        what: The dtype, or of a group what is in it.
+        plain: Its width in columns.
+        what: The dtype; for a group, the number of tensors in it.
         shape: The shape; None for a group.
-        nbytes: The size, in words.
-        remark: What follows.
+        nbytes: The size as text.
+        remark: Text after the columns.
     """
 
     name: str
@@ -288,7 +288,7 @@ class Row(NamedTuple):
 
 
 def _table(page: Page, rows: list[tuple[Row, int]], *, widest: int) -> None:
-    """Prints rows in columns, or where those do not fit a narrow terminal, what belongs to a name below it."""
+    """Prints rows in columns; on a narrow terminal, the other columns are below the name."""
     width = min(max(row.plain for row, _ in rows), widest)
     dtypes = max((len(row.what) for row, _ in rows if row.shape is not None), default=0)
     shapes = max((len(row.shape) for row, _ in rows if row.shape is not None), default=0)
@@ -318,7 +318,7 @@ def _inside(page: Page, node: tree.Node) -> str:
 
 
 def _shown(node: tree.Node) -> int:
-    """The size of a row: of a group the sum; of a tensor its own, so that one that was counted above is not empty."""
+    """The size of a row: the sum for a group; for a tensor its own size, also if a tied name above was counted already."""
     if node.leaf and not node.children:
         return node.leaf.nbytes if node.times == 1 else node.nbytes or node.leaf.nbytes
     return node.nbytes
@@ -328,7 +328,7 @@ def _list(page: Page, tensors: list[dict[str, Any]], tied: list[list[str]]) -> N
     sharing = {name for group in tied for name in group}
     rows = []
     for entry in tensors:
-        # Whole, for other programs; cut on a narrow terminal alone.
+        # The full name, for other programs; cut only on a narrow terminal.
         name = page.safe(entry["name"]) or '""'
         if page.narrow(len(name) + 2):
             name = page.clipped(name)
@@ -350,7 +350,7 @@ def _list(page: Page, tensors: list[dict[str, Any]], tied: list[list[str]]) -> N
 
 
 def _place(entry: dict[str, Any]) -> str:
-    """What is the same for names of one and the same tensor."""
+    """A key that is equal for names of the same tensor."""
     return str([entry[key] for key in ("storage", "storage_offset", "dtype", "shape", "strides")])
 
 
@@ -369,22 +369,22 @@ def _class(page: Page, found: dict[str, Any]) -> str:
 
 
 def _plain_values(page: Page, values: list[dict[str, Any]]) -> None:
-    names = [page.safe(found["name"][:MOST_TEXT]) or '""' for found in values]
-    width = min(max(map(len, names[:MOST_VALUES])), 30)
+    names = [page.safe(found["name"][:TEXT_SHOWN_MAX_CHARS]) or '""' for found in values]
+    width = min(max(map(len, names[:VALUES_SHOWN_MAX])), 30)
     lines = []
     for name, found in zip(names, values, strict=True):
         if "length" in found:
             what = f"{found['type']} of {found['length']:,}"
         else:
-            # What JSON has no word for is a text already.
+            # A value that JSON cannot represent is a str already.
             value = found["value"]
             what = value if found["type"] != "str" and isinstance(value, str) else _text(value)
         lines.append(f"{name:<{width}}  {page.safe(what)}")
-    _some(page, lines, most=MOST_VALUES)
+    _first_lines(page, lines, most=VALUES_SHOWN_MAX)
 
 
-def _some(page: Page, lines: list[str], *, most: int = MOST) -> None:
-    """Prints the first few lines and how many are left."""
+def _first_lines(page: Page, lines: list[str], *, most: int = LINES_SHOWN_MAX) -> None:
+    """Prints the first few lines and the number of the others."""
     for line in lines[:most]:
         page.line(f"  {page.clipped(line)}")
     if len(lines) > most:

@@ -1,4 +1,4 @@
-"""`rustload scan`: what files would do in a reader that runs pickles, as text for people and as JSON for machines."""
+"""`rustload scan`: reports what unpickling files would do, as text or JSON."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import rustload
-from rustload._cli.complain import complain
-from rustload._cli.exit_codes import FOUND, UNREAD
+from rustload._cli.exit_codes import NOT_INERT, READ_FAILED
+from rustload._cli.report_error import report_error
 from rustload._common.sizes import format_bytes
 from rustload._common.terminal import Page, count, print_json
 from rustload._scan.scan import merged, report_on
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-# What stands for standard input.
+# The arguments that mean standard input.
 STANDARD_INPUT = ("-", "/dev/stdin")
 
 
@@ -39,9 +39,9 @@ def run(paths: Sequence[str], *, json: bool, quiet: bool, color: str) -> int:
         try:
             part = _standard_input() if path in STANDARD_INPUT else report_on(path, {})
         except (RustloadError, OSError, ValueError, MemoryError) as error:
-            part = _failed(path, complain(error))
+            part = _failed(path, report_error(error))
         if not part["files"]:
-            _tell(f"nothing to scan: {path} has no files")
+            _print_to_stderr(f"nothing to scan: {path} has no files")
         parts.append(part)
     report = merged(parts)
     if json:
@@ -49,7 +49,7 @@ def run(paths: Sequence[str], *, json: bool, quiet: bool, color: str) -> int:
         print_json({key: report[key] for key in keys})
     else:
         page = Page(sys.stdout, color)
-        # What could not be opened was said on stderr.
+        # Files that could not be opened were reported on stderr.
         show(
             page, {**report, "files": [file for file in report["files"] if "error" not in file]}, quiet=quiet
         )
@@ -57,14 +57,14 @@ def run(paths: Sequence[str], *, json: bool, quiet: bool, color: str) -> int:
         _sum_up(report["files"])
     statuses = {file["status"] for file in report["files"]}
     if any(file["verdict"] != "inert" for file in report["files"] if file["status"] == "scanned"):
-        return FOUND
+        return NOT_INERT
     if statuses == {"skipped"}:
-        _tell("nothing was scanned: no file holds a pickle, as far as is known")
-    return UNREAD if "unreadable" in statuses or "scanned" not in statuses else 0
+        _print_to_stderr("nothing was scanned: no file holds a pickle, as far as is known")
+    return READ_FAILED if "unreadable" in statuses or "scanned" not in statuses else 0
 
 
 def _failed(path: str, error: dict[str, Any]) -> dict[str, Any]:
-    """The report on a path that could not be opened: no findings, and the error."""
+    """The report on a path that could not be opened: without findings, with the error."""
     file: dict[str, Any] = {
         "path": path,
         "format": None,
@@ -81,7 +81,7 @@ def _failed(path: str, error: dict[str, Any]) -> dict[str, Any]:
 
 
 def _standard_input() -> dict[str, Any]:
-    """The report on standard input: a file is read in place, a pipe as far as a scan copies anything."""
+    """The report on standard input: a file is scanned in place, a pipe is read up to `Limits.scan_bytes`."""
     if sys.stdin is None:
         raise ValueError("-: there is no standard input")
     stream = sys.stdin.buffer
@@ -100,19 +100,19 @@ def _standard_input() -> dict[str, Any]:
     return report
 
 
-def _tell(text: str) -> None:
+def _print_to_stderr(text: str) -> None:
     page = Page(sys.stderr, "never")
     page.line(f"rustload: {page.safe(text)}")
     page.flush()
 
 
 def _sum_up(files: list[dict[str, Any]]) -> None:
-    """Says on stderr how many files there were, where there were several."""
+    """Prints the number of files by verdict to stderr, if there are several."""
     if len(files) < 2:
         return
     by_word: dict[str, int] = {}
     for file in files:
         word = file["verdict"] if file["status"] == "scanned" else file["status"]
         by_word[word] = by_word.get(word, 0) + 1
-    told = ", ".join(f"{number:,} {word}" for word, number in by_word.items())
-    _tell(f"{count(len(files), 'file')}: {told}")
+    summary = ", ".join(f"{number:,} {word}" for word, number in by_word.items())
+    _print_to_stderr(f"{count(len(files), 'file')}: {summary}")

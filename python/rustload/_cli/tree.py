@@ -1,6 +1,6 @@
-"""The tree of tensor names: built by their dots, with repeated subtrees folded and single branches joined.
+"""The tree of tensor names, split at dots, with equal subtrees folded and single branches joined.
 
-No recursion; of a name with more parts than anybody wants to see, the end stays in one piece.
+No recursion. The levels of a name are bounded; the rest of a longer name is one label.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
 
 __all__ = ["Leaf", "Node", "build", "spell_numbers", "split_name", "walk"]
 
-# How many alike it takes to fold `0`, `1`, ... and `block_0`, `block_1`, ...
+# The number of equal siblings from which to fold `0`, `1`, ... and `block_0`, `block_1`, ...
 FOLD_NUMBERS, FOLD_NAMES = 2, 3
 
-# Parts of a name that get a level of their own.
-DEEPEST = 64
+# The most levels of a name.
+LEVELS_MAX = 64
 
-# The end of a label, backwards: what follows its last number, and that number.
+# Matched on the reversed label: the text after its last number, and that number.
 _NUMBERED = re.compile(r"([^0-9]*)([0-9]{1,10})")
 
 
 class Leaf(NamedTuple):
-    """What is shown of a tensor; leaves that are equal look alike.
+    """The properties of a tensor that the tree shows and compares.
 
     Attributes:
-        dtype: The element type, in torch's words.
+        dtype: The dtype, as torch spells it.
         shape: Elements along each dimension.
         nbytes: Bytes of all elements together.
         tied: Whether other names share its storage.
@@ -40,16 +40,16 @@ class Leaf(NamedTuple):
 
 
 class Node:
-    """A part of a name and what lies below it.
+    """A part of a name, and the subtree below it.
 
     Attributes:
         label: The part, or several joined with dots, or the fold of several: `layers.{0..31}`.
-        times: How many subtrees it stands for.
+        times: The number of equal subtrees that are folded into it.
         leaf: The tensor that has exactly this name.
-        children: What lies below.
-        tensors: How many tensors are in it, all that it stands for together.
-        nbytes: Their bytes, with those of tensors that are the same counted once.
-        own: Their bytes, each counted by itself; equal subtrees have equal ones.
+        children: The nodes below.
+        tensors: The number of tensors in all folded subtrees.
+        nbytes: Their bytes; a tensor with several names counts once.
+        own: Their bytes; each name counts, so equal subtrees have equal numbers.
     """
 
     __slots__ = ("children", "label", "leaf", "nbytes", "own", "tensors", "times")
@@ -58,14 +58,14 @@ class Node:
     children: list[Node]
 
     def __init__(self, label: str) -> None:
-        """A node with nothing below."""
+        """A node without children."""
         self.label, self.leaf, self.children = label, None, []
         self.times = 1
         self.tensors = self.nbytes = self.own = 0
 
 
 def build(tensors: Iterable[tuple[str, Leaf, int]]) -> Node:
-    """The folded tree of tensors.
+    """Builds the folded tree of tensors.
 
     Args:
         tensors: Name, leaf and the bytes that count towards sums of each tensor, in the order to show.
@@ -95,19 +95,19 @@ def build(tensors: Iterable[tuple[str, Leaf, int]]) -> Node:
 def split_name(name: str) -> list[str]:
     """The parts between dots; dots inside brackets, as in `a["x.y"]`, do not count."""
     if "[" not in name or name.count("[") != name.count("]"):
-        return name.split(".", DEEPEST)
+        return name.split(".", LEVELS_MAX)
     parts: list[str] = []
     start = depth = 0
     for found in re.finditer(r"[.\[\]]", name):
         depth += {"[": 1, "]": -1}.get(found[0], 0)
-        if found[0] == "." and depth <= 0 and len(parts) < DEEPEST:
+        if found[0] == "." and depth <= 0 and len(parts) < LEVELS_MAX:
             parts.append(name[start : found.start()])
             start = found.end()
     return [*parts, name[start:]]
 
 
 def spell_numbers(numbers: list[int]) -> str:
-    """A sorted list of numbers, short: `0..31`, `0..30 step 2`, `0..2, 5, 7..9`."""
+    """Abbreviates a sorted list of numbers: `0..31`, `0..30 step 2`, `0..2, 5, 7..9`."""
     first, last = numbers[0], numbers[-1]
     step = numbers[1] - first if len(numbers) > 1 else 1
     if len(numbers) > 2 and numbers == list(range(first, last + 1, step)):
@@ -136,7 +136,7 @@ def walk(root: Node) -> Iterator[tuple[Node, tuple[bool, ...]]]:
 
 
 def _fold(root: Node) -> None:
-    """Folds and joins from the leaves up; alike subtrees get the same number as their signature."""
+    """Folds and joins from the leaves up; equal subtrees get the same signature number."""
     order, at = [root], 0
     while at < len(order):
         order += order[at].children
@@ -154,7 +154,7 @@ def _fold(root: Node) -> None:
         node.tensors += sum(child.tensors for child in node.children)
         node.nbytes += sum(child.nbytes for child in node.children)
         node.own += sum(child.own for child in node.children)
-        # The order does not count: where shards cut a layer, its tensors come in another one.
+        # The order is ignored, because a layer that is split over shards has its tensors in another order.
         inside = frozenset((child.label, signatures[id(child)]) for child in node.children)
         signatures[id(node)] = numbers.setdefault((node.leaf, inside), len(numbers))
         if len(node.children) > 1:

@@ -1,4 +1,4 @@
-"""What all parts use: bounds, paths, name patterns, arguments that several verbs take, memory, progress, text for terminals.
+"""Shared helpers: limits, paths, glob patterns, arguments of several functions, memory, progress, terminal output.
 
-Nothing here knows a framework, a tensor or an open checkpoint; `errors` and the extension are all that it stands on.
+No file here imports a framework, a tensor or a checkpoint; the only imports are `errors` and the extension.
 """

@@ -1,4 +1,4 @@
-"""Arguments that users spell in several ways: dtypes, and values chosen per tensor by pattern or callable."""
+"""Parses `dtype=` and `transpose=`, which may be one value, a mapping from glob patterns, or a callable."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rustload._common.patterns import matches
 from rustload._common.similar import did_you_mean, similar
 from rustload.errors import _make
 
-__all__ = ["Described", "choose", "dtype_name", "order_of"]
+__all__ = ["TensorInfo", "dtype_name", "transpose_arg", "value_for"]
 
 
-class Described(Protocol):
-    """What a choice per tensor is made by; a callable of the user's gets the handle itself."""
+class TensorInfo(Protocol):
+    """The properties of a tensor that a per-tensor rule reads; a user's callable gets the `LazyTensor` itself."""
 
     @property
     def name(self) -> str:
@@ -22,22 +22,22 @@ class Described(Protocol):
 
     @property
     def dtype(self) -> str:
-        """Its dtype, in torch's words."""
+        """Its dtype, as torch spells it."""
 
 
 T = TypeVar("T")
-D = TypeVar("D", bound=Described)
+D = TypeVar("D", bound=TensorInfo)
 
 
 def dtype_name(dtype: Any) -> str:
-    """The dtype's name in torch's words.
+    """Normalizes a dtype to its torch name.
 
     Args:
-        dtype: A string in torch's, safetensors' or NumPy's words, a `torch.dtype`, a NumPy dtype or scalar type.
+        dtype: A name as torch, safetensors or NumPy spells it, a `torch.dtype`, a NumPy dtype or scalar type.
 
     Raises:
-        ValueError: There is no such dtype.
-        TypeError: This is no dtype at all.
+        ValueError: No dtype has that name.
+        TypeError: The value is not a dtype.
     """
     if isinstance(dtype, str):
         return _parsed(dtype)
@@ -61,17 +61,17 @@ def _parsed(name: str) -> str:
         known = [one for one, _, _ in _rustload.DTYPES]
         near = [one for one in known if one.startswith(wanted)] or similar(wanted, known)
         if name == "auto":
-            error.add_note("leave dtype= away to keep what there is")
+            error.add_note("omit dtype= to keep the file's dtype")
         elif near and wanted:
             error.add_note(did_you_mean(near) or "")
         raise
 
 
-def order_of(value: Any) -> bool | list[int] | None:
-    """A transpose as the core has it.
+def transpose_arg(value: Any) -> bool | list[int] | None:
+    """Checks a value of `transpose=` and converts it for the core.
 
     Raises:
-        TypeError: It is neither a bool nor a tuple or list of numbers.
+        TypeError: The value is neither None, a bool, nor a tuple or list.
     """
     if value is None or isinstance(value, bool):
         return value
@@ -80,10 +80,10 @@ def order_of(value: Any) -> bool | list[int] | None:
     raise _make("Type", "Type", f"transpose= is True, False, None or a tuple of dimensions, not {value!r}")
 
 
-def choose(value: T | Mapping[str, T] | Callable[[D], T] | None, tensor: D) -> T | None:
-    """What `value` says for `tensor`: itself, what a callable returns, or what the first matching glob pattern maps to."""
+def value_for(value: T | Mapping[str, T] | Callable[[D], T] | None, tensor: D) -> T | None:
+    """Resolves an argument for one tensor: the value itself, a callable's result, or the value of the first matching pattern."""
     if isinstance(value, Mapping):
         return next((found for pattern, found in value.items() if matches(tensor.name, pattern)), None)
     if callable(value) and not isinstance(value, type):
         return value(tensor)
-    return value  # type: ignore[return-value]  # a class is a NumPy scalar type here, never a callable to be asked
+    return value  # type: ignore[return-value]  # a class is a NumPy scalar type here, not a rule to call

@@ -1,4 +1,4 @@
-"""`Limits`: bounds on what a file may make the reader do."""
+"""`Limits`: upper bounds on the memory and work that a file can cause."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _DEFAULTS: dict[str, int] = {name: default for name, default, _ in _rustload.LIM
 
 
 class Limits:
-    """Bounds on what a file may make the reader do; each has a default that honest checkpoints fit.
+    """Upper bounds on the memory and work that a file can cause; the defaults fit real checkpoints.
 
     >>> import rustload
     >>> rustload.Limits(tensors=10_000_000).tensors
@@ -26,7 +26,7 @@ class Limits:
             **limits: Name and value of each limit to set; `Limits.describe()` lists the names.
 
         Raises:
-            ValueError: A limit of that name does not exist, or its value is negative.
+            ValueError: No limit has that name, or the value is negative.
         """
         for name, value in limits.items():
             if name not in _DEFAULTS:
@@ -48,7 +48,7 @@ class Limits:
 
     @staticmethod
     def describe() -> dict[str, str]:
-        """What each limit bounds, by name."""
+        """The description of each limit, by name."""
         return {name: what for name, _, what in _rustload.LIMITS}
 
     def _given(self) -> dict[str, int]:

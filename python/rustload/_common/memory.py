@@ -1,4 +1,4 @@
-"""`memory` and `trim`: what this process uses, and how much there is."""
+"""`memory` and `trim`: the memory that this process uses, and the memory that is available."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ __all__ = ["Memory", "memory", "trim"]
 
 
 class Memory(NamedTuple):
-    """Memory in bytes, as the system counts it at one moment.
+    """A snapshot of memory use, in bytes.
 
     Attributes:
-        anon: Anonymous memory of this process that is resident: results, Python's objects, edited pages of views.
-        file: Resident pages of mapped files, such as views that were looked at; the system takes them back when it needs to.
+        anon: Resident anonymous memory of this process: results, Python objects, pages of views that were written to.
+        file: Resident pages of mapped files, such as views that were read; the kernel reclaims them under memory pressure.
         shared: Resident shared memory.
-        peak: The most that was ever resident at once, of all three kinds.
-        total: All memory of the machine.
-        available: What the system says could be used without swapping.
-        kept: Memory of results that were dropped, kept for the next ones; a part of `anon`. The system may take it at any time.
-        keeps: The most that is kept: an eighth of the memory or of the limit, 4 GiB at most, or what `RUSTLOAD_POOL` says.
-        limit: The tightest memory limit on this process's cgroup (version 2 or 1) or one around it; None without one.
-        used: What that cgroup uses of it, without the page cache; None without a limit.
-        group: The folder of that cgroup; None without a limit.
+        peak: The peak resident set size of the process, all three kinds together.
+        total: The physical memory of the machine.
+        available: The kernel's estimate of memory that can be used without swapping (`MemAvailable`).
+        kept: Memory of freed results that is kept for new results (recycled memory); a part of `anon`. The kernel may reclaim it
+            at any time (`MADV_FREE`).
+        keeps: The upper bound of `kept`: an eighth of the memory or of the limit, at most 4 GiB, or the value of `RUSTLOAD_POOL`.
+        limit: The tightest memory limit of this process's cgroup (version 2 or 1) and its ancestors; None if there is none.
+        used: The memory that the cgroup with that limit uses, without the page cache; None without a limit.
+        group: The directory of that cgroup; None without a limit.
     """
 
     anon: int
@@ -41,10 +42,10 @@ class Memory(NamedTuple):
 
 
 def memory() -> Memory:
-    """What this process uses, anonymous memory and file pages apart, and what its cgroup allows.
+    """Returns the memory use of this process, anonymous memory and file pages apart, and the limit of its cgroup.
 
-    Views cost `file`, which is the page cache and goes when others need it; owned results cost `anon`, which counts against
-    the limit until they are dropped.
+    Views use `file`, which is page cache that the kernel reclaims when needed. Owned results use `anon`, which counts against the
+    limit until they are freed.
 
     >>> import rustload
     >>> before = rustload.memory().anon
@@ -58,14 +59,15 @@ def memory() -> Memory:
 
 
 def trim() -> int:
-    """Gives the memory of dropped results, which is kept for the next ones, back to the system.
+    """Returns recycled memory, which is kept from freed results for new ones, to the system.
 
-    Results of 2 MiB and more are made in memory that earlier ones have left, which is several times as fast to write to as fresh
-    memory. What is left is bounded (`Memory.keeps`), never raises the process's peak, is taken by the system when it needs it,
-    and goes when it lay idle for half a minute and another result comes or goes. A forked child starts without.
+    Results of 2 MiB and more reuse the memory of earlier results, which is several times as fast to write to as fresh memory,
+    because its pages are already mapped. Recycled memory is bounded (`Memory.keeps`), never raises the process's peak, and can be
+    reclaimed by the kernel. Memory that was idle for half a minute is freed when the next result is made or freed. A forked child
+    starts with none.
 
     Returns:
-        How many bytes were given back.
+        The number of bytes that were freed.
 
     >>> import rustload
     >>> rustload.trim() >= 0

@@ -1,4 +1,4 @@
-"""What users give for a checkpoint: paths of every kind, or the bytes of a file; and what is said where nothing is there."""
+"""The `path` argument: paths of every kind, or the bytes of a file; and the advice if a path does not exist."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from rustload.errors import FormatError, _make
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["StrPath", "beneath", "contents", "paths", "repository"]
+__all__ = ["StrPath", "file_bytes", "hub_snapshot", "note_checkpoints_below", "path_list"]
 
 StrPath: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
-_LOOKED_AT = 2000
-"""Entries of a folder that are looked at for a note."""
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
+_ENTRIES_SEARCHED_MAX = 2000
+"""The most directory entries to search for a note."""
 
 
-def contents(given: Any) -> bytes | None:
-    """The bytes of a file in memory, or None for what is a path. Bytes that are short and without zeros are a path."""
+def file_bytes(given: Any) -> bytes | None:
+    """The content if a file is given in memory; None if a path is given. Short `bytes` without a zero byte are a path."""
     if isinstance(given, BytesIO):
         given = given.getbuffer()
     if isinstance(given, (bytearray, memoryview)):
@@ -37,7 +37,13 @@ def contents(given: Any) -> bytes | None:
     return None
 
 
-def paths(given: Any) -> list[str]:
+def path_list(given: Any) -> list[str]:
+    """Converts a path or a list of paths to a list of `str`.
+
+    Raises:
+        FileNotFoundError: A path does not exist; the note says what may have been intended.
+        TypeError: The argument is neither a path nor a list of paths.
+    """
     if isinstance(given, (str, bytes, os.PathLike)):
         found = [given]
     elif isinstance(given, Iterable) and not isinstance(given, Mapping) and not hasattr(given, "read"):
@@ -45,63 +51,63 @@ def paths(given: Any) -> list[str]:
     else:
         note = "for an open file, pass its path (its .name); for bytes in memory, a bytearray, a memoryview or a BytesIO"
         if isinstance(given, Mapping):
-            note = "it holds tensors already, as model.load_state_dict takes them: rustload opens the file that they come from"
+            note = "it is a state dict already, which model.load_state_dict takes; rustload opens the file"
         raise _make("Type", "Type", f"path is a {type(given).__name__}, not a path or a list of paths", note)
     for one in found:
         if not isinstance(one, (str, bytes, os.PathLike)):
             raise _make("Type", "Type", f"the list of paths holds a {type(one).__name__}")
         try:
-            os.stat(one)  # noqa: PTH116  # ten times as fast as by a Path
+            os.stat(one)  # noqa: PTH116  # ten times as fast as Path.stat
         except FileNotFoundError:
             raise _missing(os.fsdecode(one)) from None
         except OSError:
-            pass  # the core says what is wrong
+            pass  # the core reports the error
     return [os.fsdecode(one) for one in found]
 
 
 def _missing(given: str) -> BaseException:
-    """The error for a path that is not there, with a near name beside it, or what the path may have been meant to be."""
+    """The error for a path that does not exist, with a note: a similar name, or what the path may be instead of a file."""
     from pathlib import Path
 
     path = Path(given)
     error = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), given)
-    error.code = "Io"  # type: ignore[attr-defined]  # every error of ours has one
+    error.code = "Io"  # type: ignore[attr-defined]  # every error of rustload has a code
     try:
         near = did_you_mean(similar(path.name, (one.name for one in path.parent.iterdir())))
     except OSError:
         near = None
-    cached = _cached(given)
+    cached = _hub_cache_folder(given)
     if "://" in given:
-        error.add_note("nothing is downloaded: fetch the file, then open it")
+        error.add_note("rustload downloads nothing: download the file, then open it")
     elif path.is_symlink():
-        error.add_note(f"it is a symbolic link to {os.fsdecode(path.readlink())}, which is not there")
+        error.add_note(f"it is a symbolic link to {os.fsdecode(path.readlink())}, which does not exist")
     elif near:
         error.add_note(near)
     elif cached is not None:
-        error.add_note(f"the cache of Hugging Face has it: rustload.open({str(cached)!r})")
+        error.add_note(f"it is in the Hugging Face cache: rustload.open({str(cached)!r})")
     elif any(char in given for char in "*?["):
         error.add_note(
-            "patterns are not expanded here: pass sorted(glob.glob(...)), the shards of one checkpoint"
+            "glob patterns are not expanded here: pass sorted(glob.glob(...)), the shards of one checkpoint"
         )
     elif path.parts[:1] == ("~",):
         error.add_note("~ is not expanded here: use os.path.expanduser")
     elif not path.is_absolute() and len(path.parts) <= 2 and not path.suffix:
         error.add_note(
-            "nothing is downloaded: if this names a model of a hub, download it first and pass its folder"
+            "rustload downloads nothing: if this is the name of a model on a hub, download it first and pass its folder"
         )
     else:
         error.add_note(f"the working directory is {Path.cwd()}; check the spelling")
     return error
 
 
-def repository(path: str) -> str:
-    """The files of a repository in the cache of Hugging Face, where `path` is its folder; any other path as it is.
+def hub_snapshot(path: str) -> str:
+    """The snapshot folder, if `path` is the folder of a repository in the Hugging Face cache; otherwise `path` unchanged.
 
-    Its layout is `refs/main`, which holds a commit, and `snapshots/<commit>`, which holds the files.
+    The layout of the cache: `refs/main` holds a commit hash, `snapshots/<commit>` the files.
     """
     if "models--" not in path:
         return path
-    from pathlib import Path  # few need it
+    from pathlib import Path  # imported only when needed
 
     snapshots = Path(path) / "snapshots"
     if not Path(path).name.startswith("models--") or not snapshots.is_dir():
@@ -114,8 +120,8 @@ def repository(path: str) -> str:
     return str(there[0]) if len(there) == 1 else path
 
 
-def _cached(name: str) -> Path | None:
-    """The folder that the cache of Hugging Face has for a repository's name."""
+def _hub_cache_folder(name: str) -> Path | None:
+    """The folder of a repository in the Hugging Face cache, by its name `org/model`; None if it is not there."""
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         return None
     from pathlib import Path  # only for errors
@@ -127,16 +133,16 @@ def _cached(name: str) -> Path | None:
 
 
 @contextlib.contextmanager
-def beneath(given: list[str]) -> Iterator[None]:
-    """Adds to the error about a folder without a checkpoint where in folders below it there are some."""
+def note_checkpoints_below(given: list[str]) -> Iterator[None]:
+    """If the body raises that a folder has no checkpoint, adds a note with checkpoints in its subfolders."""
     try:
         yield
     except FormatError as error:
-        # An error about a file in the folder is about what was found there.
+        # Only for the folder itself: an error about a file inside it needs no such note.
         from pathlib import Path
 
         if len(given) == 1 and error.path == given[0] and error.code == "UnknownFormat":
-            found = sorted(_weights(Path(given[0]))) if Path(given[0]).is_dir() else []
+            found = sorted(_weight_files_below(Path(given[0]))) if Path(given[0]).is_dir() else []
             if found:
                 more = f" and {len(found) - 3} more" if len(found) > 3 else ""
                 error.add_note(
@@ -145,8 +151,8 @@ def beneath(given: list[str]) -> Iterator[None]:
         raise
 
 
-def _weights(folder: Path) -> Iterator[str]:
-    """Files in folders below, at most three levels down, that are named as checkpoints are."""
-    for entry in itertools.islice(folder.rglob("*"), _LOOKED_AT):
-        if entry.suffix in _WEIGHTS and 2 <= len(entry.relative_to(folder).parts) <= 4:
+def _weight_files_below(folder: Path) -> Iterator[str]:
+    """Files in subfolders, one to three levels down, with the suffix of a checkpoint."""
+    for entry in itertools.islice(folder.rglob("*"), _ENTRIES_SEARCHED_MAX):
+        if entry.suffix in _WEIGHT_SUFFIXES and 2 <= len(entry.relative_to(folder).parts) <= 4:
             yield str(entry)

@@ -1,7 +1,7 @@
-"""Names and patterns of names that a user writes: what they take, and what is told where they take nothing.
+"""Tensor names and glob patterns in arguments: matching, and the error or warning if nothing matches.
 
-The rule is one for all arguments: a name that is not there is an error, and a pattern that has no effect is a `RustloadWarning`.
-Both say what comes near. A name is a text without `*`, `?` and `[`, or one that a tensor has as it stands.
+One rule for all arguments: a name that does not exist is a `TensorNotFoundError`, and a glob pattern without an effect is a
+`RustloadWarning`. Both list similar names. A string is a name if it has no `*`, `?` or `[`, or if a tensor has exactly that name.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ if TYPE_CHECKING:
 
     from rustload import _rustload
 
-__all__ = ["check_rules", "is_name", "matches", "near_parts", "tell", "unknown_name"]
+__all__ = ["is_literal", "matches", "similar_parts", "unknown_name", "warn_of_unused_patterns", "warn_user"]
 
-_LOOKED_AT = 20_000
-"""Names that are looked through for parts that come near."""
+_NAMES_SEARCHED_MAX = 20_000
+"""The most names to search for similar parts."""
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether a glob pattern takes a name, as in `fnmatch`; a name always takes itself, whatever is in it."""
+    """Whether a glob pattern matches a name, as `fnmatch` does; a name always matches itself, whatever characters it has."""
     return name == pattern or fnmatchcase(name, pattern)
 
 
-def is_name(pattern: str) -> bool:
-    """Whether it can only mean the tensor of that name."""
+def is_literal(pattern: str) -> bool:
+    """Whether the string has no glob characters, so that it can only be a name."""
     return not any(char in pattern for char in "*?[")
 
 
-def check_rules(core: _rustload.Checkpoint, **rules: Any) -> None:
-    """Tells of patterns in `dtype=` and `transpose=` that change nothing: none matches, or others take all their names first.
+def warn_of_unused_patterns(core: _rustload.Checkpoint, **rules: Any) -> None:
+    """Warns of patterns in `dtype=` and `transpose=` without an effect: no name matches, or earlier patterns match all of them.
 
     Args:
-        core: The checkpoint. All its names count, so that one mapping serves for parts of it.
-        **rules: The arguments as the user gave them; what is no mapping is passed over.
+        core: The checkpoint. All of its names are tried, so that one mapping also works for a subset of the tensors.
+        **rules: The arguments as the user gave them; values that are not mappings are skipped.
 
     Raises:
-        TensorNotFoundError: A mapping names a tensor that is not there.
-        TypeError: A pattern is no text.
+        TensorNotFoundError: A mapping has the name of a tensor that does not exist.
+        TypeError: A pattern is not a str.
     """
     for argument, rule in rules.items():
         earlier: list[str] = []
@@ -59,21 +59,21 @@ def check_rules(core: _rustload.Checkpoint, **rules: Any) -> None:
                 kind = type(pattern).__name__
                 raise _make("Type", "Type", f"{argument}= has a {kind} where a name or a pattern belongs")
             taken = [pattern] if pattern in core else [n for n in names if fnmatchcase(n, pattern)]
-            if not taken and is_name(pattern):
+            if not taken and is_literal(pattern):
                 raise unknown_name(f"{argument}=", pattern, core)
             if not taken:
-                tell(f"{argument}= has the pattern {pattern!r}, which matches no name", pattern, names)
+                warn_user(f"{argument}= has the pattern {pattern!r}, which matches no name", pattern, names)
             elif all(any(fnmatchcase(name, one) for one in earlier) for name in taken):
                 first = next(one for one in earlier if fnmatchcase(taken[0], one))
-                tell(
+                warn_user(
                     f"{argument}= has {pattern!r} after {first!r}, which takes its names: the first match counts"
                 )
-            if not is_name(pattern):
+            if not is_literal(pattern):
                 earlier.append(pattern)
 
 
 def unknown_name(argument: str, name: str, core: _rustload.Checkpoint) -> BaseException:
-    """The error for a name that is not there, with near ones in its note."""
+    """The error for a name that does not exist, with similar names in its note."""
     try:
         core.tensor(name)
     except TensorNotFoundError as error:
@@ -83,9 +83,9 @@ def unknown_name(argument: str, name: str, core: _rustload.Checkpoint) -> BaseEx
     raise AssertionError(name)
 
 
-def tell(message: str, pattern: str | None = None, names: Iterable[str] = ()) -> None:
-    """Warns where the user's own code called rustload; with a pattern, of what in the names comes near to it."""
-    near = near_parts(pattern, names) if pattern else ""
+def warn_user(message: str, pattern: str | None = None, names: Iterable[str] = ()) -> None:
+    """Emits a `RustloadWarning` at the user's call; for a pattern, adds similar parts of names."""
+    near = similar_parts(pattern, names) if pattern else ""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "rustload":
         level, frame = level + 1, frame.f_back
@@ -93,9 +93,9 @@ def tell(message: str, pattern: str | None = None, names: Iterable[str] = ()) ->
     warnings.warn(RustloadWarning(message + (f" ({near})" if near else "")), stacklevel=level)
 
 
-def near_parts(pattern: str, names: Iterable[str]) -> str:
-    """What the names have that may have been meant: `"did you mean: weight"` for `"*.wieght"`; empty where nothing is."""
-    there = {part for name in itertools.islice(names, _LOOKED_AT) for part in name.split(".")}
+def similar_parts(pattern: str, names: Iterable[str]) -> str:
+    """Similar parts of names for a pattern without a match: `"did you mean: weight"` for `"*.wieght"`; or an empty str."""
+    there = {part for name in itertools.islice(names, _NAMES_SEARCHED_MAX) for part in name.split(".")}
     wanted = [part for part in re.split(r"[.*?]+", pattern) if part and part not in there]
     found = [near for part in wanted for near in similar(part, there, 2)]
     return did_you_mean(found) or ""

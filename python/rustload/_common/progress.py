@@ -1,7 +1,7 @@
-"""Progress of long work: silent unless asked for, a bar or lines on stderr, or calls of the user's own function.
+"""The argument `progress=`: a progress bar on stderr, lines of text on a non-TTY, or a callback.
 
-`progress=` is None or False (silent), True (a bar: rich's where rich is installed, plain text otherwise), or a callable that gets
-the bytes done, the bytes in total, and the name of the tensor that was finished.
+The values: None or False (no output); True (on a TTY a bar, by rich if it is installed; on a non-TTY, ten lines); or a callback
+`(bytes done, total bytes, name of the finished tensor)`.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ __all__ = ["Progress", "Report", "checked_progress", "reporting"]
 Progress: TypeAlias = "bool | Callable[[int, int, str], object] | None"
 Report: TypeAlias = "Callable[[int, str], None]"
 
-_TICK = 0.1
-"""Seconds between two updates of a terminal."""
-_STEPS = 10
-"""Lines that a run writes where stderr is no terminal."""
-_WIDTH = 30
+_REFRESH_SECONDS = 0.1
+"""Seconds between two updates of a bar."""
+_LOG_LINES = 10
+"""The number of lines that are written if stderr is a non-TTY."""
+_BAR_COLUMNS = 30
 
 
-class _Face(Protocol):
-    """Something that shows progress."""
+class _Display(Protocol):
+    """One way to show progress."""
 
     def show(self, done: int, name: str) -> None:
-        """Shows how far it has come."""
+        """Shows the bytes done and the name of the last tensor."""
 
     def end(self, done: int, *, finished: bool) -> None:
-        """Leaves the terminal as it was, after the last line."""
+        """Writes the final state and releases the terminal."""
 
 
 def checked_progress(progress: Any) -> Any:
-    """`progress` itself.
+    """Returns `progress` unchanged if it is valid.
 
     Raises:
         TypeError: It is neither None, a bool nor a callable.
@@ -52,16 +52,16 @@ def checked_progress(progress: Any) -> Any:
 
 @contextlib.contextmanager
 def reporting(progress: Progress, total: int, what: str = "loading") -> Iterator[Report]:
-    """Opens the display for one piece of work, and closes it however the work ends.
+    """Opens a progress display for one operation, and closes it also if the operation fails.
 
     Args:
         progress: As the user gave it.
-        total: Bytes that the whole work has.
-        what: A word for the bar.
+        total: Total bytes of the operation.
+        what: The label of the bar.
 
     Yields:
-        A function to be called with the bytes that were finished now and the tensor's name; it costs next to nothing when
-        nobody watches. What the user's callable raises comes out of it.
+        A function `(bytes finished since the last call, tensor name)`, which is almost free without a display. It propagates
+        what the user's callback raises.
     """
     checked_progress(progress)
     done = 0
@@ -69,44 +69,44 @@ def reporting(progress: Progress, total: int, what: str = "loading") -> Iterator
         yield lambda _nbytes, _name: None
         return
     if callable(progress):
-        told: Callable[[int, int, str], object] = progress
+        callback: Callable[[int, int, str], object] = progress
 
-        def tell(nbytes: int, name: str) -> None:
+        def report(nbytes: int, name: str) -> None:
             nonlocal done
             done += nbytes
-            told(done, total, name)
+            callback(done, total, name)
 
-        yield tell
+        yield report
         return
-    face = _face(total, what)
+    display = _display_for(total, what)
     shown = 0.0
 
     def draw(nbytes: int, name: str) -> None:
         nonlocal done, shown
         done += nbytes
         now = time.monotonic()
-        if now - shown >= _TICK or done >= total:
+        if now - shown >= _REFRESH_SECONDS or done >= total:
             shown = now
-            face.show(done, name)
+            display.show(done, name)
 
     finished = False
     try:
-        face.show(0, "")
+        display.show(0, "")
         yield draw
         finished = True
     finally:
-        face.end(done, finished=finished)
+        display.end(done, finished=finished)
 
 
-def _face(total: int, what: str) -> _Face:
+def _display_for(total: int, what: str) -> _Display:
     terminal = sys.stderr.isatty()
     if terminal and importlib.util.find_spec("rich") is not None:
-        return _Rich(total, what)
-    return _Line(total, what) if terminal else _Lines(total, what)
+        return _RichBar(total, what)
+    return _TextBar(total, what) if terminal else _LogLines(total, what)
 
 
-class _Rich:
-    """rich's bar."""
+class _RichBar:
+    """A progress bar by rich."""
 
     def __init__(self, total: int, what: str) -> None:
         from rich.console import Console
@@ -120,7 +120,7 @@ class _Rich:
             TimeRemainingColumn(),
             TextColumn("[dim]{task.fields[name]}", markup=True),
         )
-        # Drawn by our calls alone: a thread of rich's own would have to be stopped in a forked child.
+        # No refresh thread (auto_refresh=False): after a fork, the child would have to stop it.
         self._bars = Bars(*columns, console=Console(stderr=True), auto_refresh=False)
         self._task = self._bars.add_task(what, total=max(total, 1), name="")
         self._bars.start()
@@ -136,16 +136,16 @@ class _Rich:
         self._bars.stop()
 
 
-class _Line:
-    """One line of a terminal, written over."""
+class _TextBar:
+    """A text bar on a TTY, redrawn in place."""
 
     def __init__(self, total: int, what: str) -> None:
         self._total, self._what, self._length = total, what, 0
 
     def show(self, done: int, name: str) -> None:
         share = min(done / self._total, 1.0) if self._total else 1.0
-        bar = "#" * round(share * _WIDTH)
-        text = f"{self._what} [{bar:<{_WIDTH}}] {share:4.0%} {_mib(done)} of {_mib(self._total)} {_printable(name)}"
+        bar = "#" * round(share * _BAR_COLUMNS)
+        text = f"{self._what} [{bar:<{_BAR_COLUMNS}}] {share:4.0%} {_mib(done)} of {_mib(self._total)} {_printable(name)}"
         text = text[:110]
         sys.stderr.write("\r" + text.ljust(self._length))
         sys.stderr.flush()
@@ -157,14 +157,14 @@ class _Line:
         sys.stderr.flush()
 
 
-class _Lines:
-    """A line for every tenth of the work, for logs."""
+class _LogLines:
+    """A line per tenth of the total, for a non-TTY such as a log file."""
 
     def __init__(self, total: int, what: str) -> None:
         self._total, self._what, self._next = total, what, 0
 
     def show(self, done: int, name: str) -> None:
-        step = done * _STEPS // self._total if self._total else _STEPS
+        step = done * _LOG_LINES // self._total if self._total else _LOG_LINES
         if step >= self._next:
             self._next = step + 1
             self._say(done, _printable(name))
@@ -183,5 +183,5 @@ def _mib(nbytes: int) -> str:
 
 
 def _printable(name: str) -> str:
-    """A file's name for a tensor must not steer the terminal."""
+    """Replaces unprintable characters, because a tensor name from a file must not send control sequences to the terminal."""
     return "".join(char if char.isprintable() else "?" for char in name)[:60]

@@ -1,4 +1,4 @@
-"""`Wanted`: how the core is to make a result, and the arguments of the verbs that say it."""
+"""`Request`: the conversion that the core performs for one result, and checks of the arguments that set it."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ __all__ = [
     "Cast",
     "Core",
     "Overflow",
+    "Request",
     "Transpose",
-    "Wanted",
     "checked_cast",
     "checked_copy",
     "checked_overflow",
     "checked_threads",
-    "wanted_for",
+    "request_for_out",
 ]
 
 Transpose: TypeAlias = bool | tuple[int, ...] | list[int] | None
 Overflow: TypeAlias = Literal["nan", "saturate"]
 Cast: TypeAlias = Literal["auto", "cpu", "gpu"]
-"""The argument `cast=`: who casts for a result on a GPU."""
+"""The argument `cast=`: whether the CPU or the GPU casts for a result on a GPU."""
 
 Core: TypeAlias = "_rustload.Tensor | _rustload.Joined"
-"""What the extension reads from: one tensor, or several that are joined."""
+"""A tensor of the extension: one tensor, or several joined ones."""
 
 
-class Wanted:
-    """How the core is to make a result; no dataclass, as that module takes longer to import than all of this package."""
+class Request:
+    """How the core makes a result. Not a dataclass, because importing `dataclasses` takes longer than importing this package."""
 
     __slots__ = ("allow_lossy", "copy", "dequantize", "dtype", "mappings", "overflow", "threads", "transpose")
 
@@ -50,37 +50,37 @@ class Wanted:
         threads: int | None = None,
         mappings: _rustload.Mappings | None = None,
     ) -> None:
-        """As the file has it, but for what is given. Views are of `mappings`, or else of the checkpoint's mapping."""
+        """Without arguments, the result is as in the file. Views are of `mappings`; None is the checkpoint's mapping."""
         self.dtype, self.transpose, self.copy = dtype, transpose, copy
         self.allow_lossy, self.dequantize = allow_lossy, dequantize
         self.overflow, self.threads = overflow, threads
         self.mappings = mappings
 
-    def but(self, **changes: Any) -> Wanted:
-        """The same with some of it changed."""
-        return Wanted(**{name: getattr(self, name) for name in self.__slots__} | changes)
+    def but(self, **changes: Any) -> Request:
+        """A copy with some fields changed."""
+        return Request(**{name: getattr(self, name) for name in self.__slots__} | changes)
 
 
-def wanted_for(core: Core, dtype: str, shape: tuple[int, ...], wanted: Wanted) -> Wanted:
-    """`wanted` for a destination of this dtype and shape, which must fit.
+def request_for_out(core: Core, dtype: str, shape: tuple[int, ...], request: Request) -> Request:
+    """Adapts `request` to a destination (`out=`) of this dtype and shape.
 
     Raises:
-        ValueError: They do not.
+        ValueError: The dtype or the shape does not fit the request.
     """
     name = dtype_name(dtype)
-    if wanted.dtype is not None and wanted.dtype != name:
-        raise _make("Value", "Value", f"out= has dtype {name}, but dtype={wanted.dtype!r} is asked for")
-    expected = core.result_shape(wanted)
+    if request.dtype is not None and request.dtype != name:
+        raise _make("Value", "Value", f"out= has dtype {name}, but dtype={request.dtype!r} is requested")
+    expected = core.result_shape(request)
     if tuple(shape) != expected:
         raise _make("Value", "Value", f"out= has shape {tuple(shape)}, the result has {expected}")
-    return wanted.but(dtype=name, copy=True)
+    return request.but(dtype=name, copy=True)
 
 
 def checked_cast(cast: Any) -> Cast:
-    """The argument, if it is one of the three.
+    """Returns the argument `cast=` if it is valid.
 
     Raises:
-        ValueError: It is not.
+        ValueError: It is not "auto", "cpu" or "gpu".
     """
     if cast not in ("auto", "cpu", "gpu"):
         raise _make("Value", "Value", f"cast= is 'auto', 'cpu' or 'gpu', not {cast!r}")
@@ -88,7 +88,7 @@ def checked_cast(cast: Any) -> Cast:
 
 
 def checked_copy(copy: Any) -> bool | None:
-    """The argument `copy=`.
+    """Returns the argument `copy=` if it is valid.
 
     Raises:
         TypeError: It is neither a bool nor None.
@@ -99,10 +99,10 @@ def checked_copy(copy: Any) -> bool | None:
 
 
 def checked_overflow(overflow: Any) -> Overflow:
-    """The argument `overflow=`.
+    """Returns the argument `overflow=` if it is valid.
 
     Raises:
-        ValueError: It is neither of the two.
+        ValueError: It is not "nan" or "saturate".
     """
     if overflow not in ("nan", "saturate"):
         raise _make("Value", "Value", f"overflow= is 'nan' or 'saturate', not {overflow!r}")
@@ -110,11 +110,11 @@ def checked_overflow(overflow: Any) -> Overflow:
 
 
 def checked_threads(threads: Any) -> int | None:
-    """The argument `threads=`, bounded.
+    """Returns the argument `threads=` as an int of at most 65,536, or None.
 
     Raises:
         ValueError: It is not positive.
-        TypeError: It is no number.
+        TypeError: It is not an integer.
     """
     if threads is None:
         return None

@@ -1,8 +1,8 @@
-"""Rules for many tensors at once: which dtype and which order of dimensions each of them gets.
+"""Per-tensor rules for `dtype=` and `transpose=` of functions that load many tensors.
 
-A rule is a value, a callable that is given the handle, or a mapping from glob patterns of names to values, of which the first
-that matches counts. A plain dtype changes floats of 16 bits and more only: to change ints or fp8, a rule must name
-them. A plain transpose is refused: it would turn every matrix of a checkpoint, embeddings too, so a rule must name which.
+A rule is one value, a callable that gets the `LazyTensor`, or a mapping from glob patterns to values, of which the first match is
+used. A plain dtype applies only to floats of 16 bits and more; to cast ints or fp8, use a mapping or a callable. A plain
+transpose is an error: it would transpose every matrix of the checkpoint, embeddings too.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rustload._common.dtype_args import dtype_name, order_of
+from rustload._common.dtype_args import dtype_name, transpose_arg
 from rustload._common.patterns import matches
 from rustload.errors import _make
 
 if TYPE_CHECKING:
-    from rustload._common.dtype_args import Described
+    from rustload._common.dtype_args import TensorInfo
 
-__all__ = ["PLAIN", "Rules"]
+__all__ = ["DEFAULT_CAST_DTYPES", "Rules"]
 
-PLAIN = frozenset({"float64", "float32", "float16", "bfloat16"})
-"""The dtypes that a plain `dtype=` applies to."""
+DEFAULT_CAST_DTYPES = frozenset({"float64", "float32", "float16", "bfloat16"})
+"""The dtypes of tensors to which a plain `dtype=` applies."""
 
 T = TypeVar("T")
 
 
 class Rules:
-    """What `dtype=` and `transpose=` say for each tensor.
+    """Evaluates `dtype=` and `transpose=` for each tensor.
 
     >>> import rustload
     >>> ckpt = rustload.open("model.pt")
@@ -37,47 +37,51 @@ class Rules:
     True
     """
 
-    __slots__ = ("_dtype", "_plain", "_transpose")
+    __slots__ = ("_dtype", "_is_plain_dtype", "_transpose")
 
-    _dtype: Callable[[Described], str | None]
-    _transpose: Callable[[Described], bool | list[int] | None]
+    _dtype: Callable[[TensorInfo], str | None]
+    _transpose: Callable[[TensorInfo], bool | list[int] | None]
 
     def __init__(self, dtype: Any = None, transpose: Any = None) -> None:
-        """Checks all that can be checked before a tensor is seen.
+        """Checks the rules as far as possible without a tensor.
 
         Args:
             dtype: A dtype, a callable from handle to dtype, or a mapping from glob patterns to dtypes. None keeps the file's.
-            transpose: The same for True (the last two dimensions swapped), a tuple of dimensions, or None; no plain value.
+            transpose: The same, with True (swap the last two dimensions), a permutation, or None as values; a plain value is an
+                error.
 
         Raises:
-            ValueError: There is no such dtype, or the transpose is a plain value.
-            TypeError: A value is of another type.
+            ValueError: A dtype does not exist, or the transpose is a plain value.
+            TypeError: A value has a wrong type.
         """
-        # A class is a NumPy scalar type here, never a callable to be asked.
-        self._plain = not isinstance(dtype, Mapping) and (not callable(dtype) or isinstance(dtype, type))
+        # A class is a NumPy scalar type here, not a rule to call.
+        self._is_plain_dtype = not isinstance(dtype, Mapping) and (
+            not callable(dtype) or isinstance(dtype, type)
+        )
         self._dtype = _rule(dtype, _dtype)
         if transpose not in (None, False) and not isinstance(transpose, Mapping) and not callable(transpose):
             raise _make(
                 "Value",
                 "Value",
-                f"transpose={transpose!r} for all tensors at once is not taken: a rule has to say which are transposed",
-                "name them by pattern, such as transpose={'*.weight': True} ({'*': True} is every one), or pass a callable",
+                f"transpose={transpose!r} for all tensors at once is not allowed: a rule has to select the tensors to transpose",
+                "use glob patterns, such as transpose={'*.weight': True} ({'*': True} selects all), or a callable",
             )
-        self._transpose = _rule(transpose, order_of)
+        self._transpose = _rule(transpose, transpose_arg)
 
-    def dtype(self, tensor: Described, *, is_float: bool = False) -> str | None:
-        """The dtype that the tensor gets, in torch's words; None for its own.
+    def dtype(self, tensor: TensorInfo, *, is_float: bool = False) -> str | None:
+        """The dtype of the result, as torch spells it; None to keep the tensor's.
 
         Args:
             tensor: The handle.
-            is_float: Whether a plain dtype means it in any case, as one whose integers become floats.
+            is_float: Whether a plain dtype applies whatever the tensor's dtype is, because its integers are dequantized to
+                floats.
         """
-        if self._plain and not is_float and tensor.dtype not in PLAIN:
+        if self._is_plain_dtype and not is_float and tensor.dtype not in DEFAULT_CAST_DTYPES:
             return None
         return self._dtype(tensor)
 
-    def transpose(self, tensor: Described) -> bool | list[int] | None:
-        """True for the last two dimensions swapped, a permutation, or None."""
+    def transpose(self, tensor: TensorInfo) -> bool | list[int] | None:
+        """True to swap the last two dimensions, a permutation, or None."""
         return self._transpose(tensor) or None
 
 
@@ -85,23 +89,23 @@ def _dtype(value: Any) -> str | None:
     return None if value is None else dtype_name(value)
 
 
-def _rule(value: Any, checked: Callable[[Any], T | None]) -> Callable[[Described], T | None]:
-    """The rule as a function; every value is checked once, what a callable returns when it does."""
+def _rule(value: Any, checked: Callable[[Any], T | None]) -> Callable[[TensorInfo], T | None]:
+    """Converts a rule to a function. Plain and mapped values are checked now, the results of a callable when it is called."""
     if isinstance(value, Mapping):
         patterns = [(pattern, checked(found)) for pattern, found in value.items()]
-        return lambda tensor: _first(patterns, tensor.name)
+        return lambda tensor: _first_match(patterns, tensor.name)
     if callable(value) and not isinstance(value, type):
-        return lambda tensor: _asked(value, checked, tensor)
+        return lambda tensor: _call(value, checked, tensor)
     plain = checked(value)
     return lambda _: plain
 
 
-def _first(patterns: list[tuple[str, T | None]], name: str) -> T | None:
+def _first_match(patterns: list[tuple[str, T | None]], name: str) -> T | None:
     return next((found for pattern, found in patterns if matches(name, pattern)), None)
 
 
-def _asked(
-    value: Callable[[Described], Any], checked: Callable[[Any], T | None], tensor: Described
+def _call(
+    value: Callable[[TensorInfo], Any], checked: Callable[[Any], T | None], tensor: TensorInfo
 ) -> T | None:
     try:
         return checked(value(tensor))

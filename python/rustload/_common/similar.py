@@ -1,4 +1,4 @@
-"""`did you mean: ...`, said in one way wherever a name is not there; the search is the core's, and bounded."""
+"""The note `did you mean: ...` for names that do not exist. The search is in the core and has a bounded cost."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["did_you_mean", "similar"]
 
 
 def similar(name: str, names: Iterable[object], count: int = 3) -> list[str]:
-    """The names that may have been meant, the likest first."""
+    """The names that are most similar to `name`, the best match first."""
     return _rustload.similar(name.encode(errors="replace").decode(), names, count)
 
 
 def did_you_mean(found: Iterable[str]) -> str | None:
-    """The words around names that may have been meant; None where there are none."""
+    """The text of the note; None without names."""
     names = ", ".join(dict.fromkeys(found))
     return f"did you mean: {names}" if names else None

@@ -1,4 +1,4 @@
-"""Numbers of bytes as people write and read them."""
+"""Formats and parses sizes in bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UNITS |= {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
 
 
 def format_bytes(nbytes: int) -> str:
-    """Bytes in binary units: `31.0 MiB`."""
+    """Formats a size in binary units: `31.0 MiB`."""
     value = float(nbytes)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if value < 1024 or unit == "TiB":
@@ -23,11 +23,11 @@ def format_bytes(nbytes: int) -> str:
 
 
 def parse_bytes(value: int | str, name: str) -> int:
-    """A number of bytes, from a number or a text such as `"256MiB"` or `"5 GB"`.
+    """Parses a size in bytes: an int, or a str such as `"256MiB"` or `"5 GB"`. `name` is the argument, for the message.
 
     Raises:
-        ValueError: It is no such text, or not positive.
-        TypeError: It is neither a number nor a text.
+        ValueError: The str is not a size, or the size is not positive.
+        TypeError: It is neither an int nor a str.
     """
     if isinstance(value, str):
         found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", value.lower())
@@ -36,7 +36,7 @@ def parse_bytes(value: int | str, name: str) -> int:
         value = int(float(found[1]) * _UNITS[found[2]])
     given: object = value
     if not isinstance(given, int) or isinstance(given, bool):
-        raise _make("Type", "Type", f"{name}= is a number of bytes or a text, not {given!r}")
+        raise _make("Type", "Type", f"{name}= is a number of bytes or a str, not {given!r}")
     if value < 1:
         raise _make("Value", "Value", f"{name}= is a positive number of bytes, not {value}")
     return min(value, 1 << 62)

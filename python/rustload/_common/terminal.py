@@ -1,4 +1,4 @@
-"""Text for terminals and pipes: colours, bars, and names from files made harmless."""
+"""Text output for terminals and pipes: colours, bars, and escaped names from files."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["BAR", "Page", "count", "escape", "print_json"]
+__all__ = ["BAR_COLUMNS", "Page", "count", "escape", "print_json"]
 
-BAR = 24
-# Terminals of fewer columns get rows in several lines.
-NARROW = 80
+BAR_COLUMNS = 24
+# On a terminal with fewer columns, table rows are split into several lines.
+NARROW_COLUMNS = 80
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 class Page:
-    """Lines on their way to a stream; knows whether it has colours, and whether it has more than ASCII."""
+    """Buffers lines of text for a stream; detects whether the stream has colours and Unicode."""
 
-    # Columns; None is what the terminal has.
+    # Columns; None detects the width of the terminal.
     width: int | None = None
 
     def __init__(self, stream: TextIO, color: str) -> None:
-        """Looks at the stream.
+        """Detects colours, encoding and width of the stream.
 
         Args:
-            stream: Where the text goes.
+            stream: The destination.
             color: `"always"`, `"never"`, or `"auto"`: colours on a terminal, unless `NO_COLOR` is set (no-color.org).
         """
         self._stream = stream
@@ -39,7 +39,7 @@ class Page:
         self._unicode = (stream.encoding or "").lower().replace("-", "") in ("utf8", "utf16", "utf32")
         self._width = self.width or 120
         if on_terminal and not self.width:
-            import shutil  # with its archives it takes longer to import than most commands run
+            import shutil  # importing it (it imports archive formats) takes longer than most commands run
 
             self._width = shutil.get_terminal_size((120, 24)).columns
         self.times = "×" if self._unicode else "x"  # noqa: RUF001 - the sign for "times"
@@ -49,25 +49,25 @@ class Page:
         self._lines.append(text.rstrip() + "\n")
 
     def flush(self) -> None:
-        """Writes all lines; characters that the stream's encoding lacks come out escaped."""
+        """Writes all lines; characters that the stream cannot encode are escaped."""
         encoding = self._stream.encoding or "utf-8"
-        # Line by line: an unbuffered stream (python -u) loses the end of a long text when its reader goes away.
+        # Line by line: an unbuffered stream (python -u) loses the end of a long text when the reader closes the pipe.
         for line in self._lines:
             self._stream.write(line.encode(encoding, "backslashreplace").decode(encoding))
         self._lines.clear()
 
     def safe(self, text: str) -> str:
-        """Text from a file, escaped for terminals and for the stream's encoding: as long as it will be seen."""
+        """Text from a file, escaped for terminals and for the stream's encoding; its length is the number of columns it takes."""
         text = escape(text)
         encoding = self._stream.encoding or "utf-8"
         return text if text.isascii() else text.encode(encoding, "backslashreplace").decode(encoding)
 
     def narrow(self, columns: int) -> bool:
-        """Whether rows of so many columns have to be cut into lines: only on narrow terminals, for other programs read rows."""
-        return self._width < NARROW and columns > self._width
+        """Whether a row of so many columns has to be split: only on narrow terminals, because other programs parse rows."""
+        return self._width < NARROW_COLUMNS and columns > self._width
 
     def packed(self, cells: Sequence[tuple[str, str]], hang: int) -> None:
-        """Adds cells (SGR code, text), on as few lines as fit, each `hang` columns in."""
+        """Adds cells (SGR code, text), on as few lines as possible, indented by `hang` columns."""
         room = max(self._width - hang, 10)
         line, length = "", 0
         for code, text in cells:
@@ -103,7 +103,7 @@ class Page:
             self.line(" " * 14 + line)
 
     def wrapped(self, words: Sequence[str], *, most: int) -> None:
-        """Adds words, comma by comma, on as few lines as fit; at most `most` words."""
+        """Adds a comma-separated list on as few lines as possible; at most `most` words."""
         rest = f"and {len(words) - most:,} more (--json has all)" if len(words) > most else ""
         line = ""
         for position, word in enumerate(words[:most]):
@@ -117,13 +117,13 @@ class Page:
             self.packed([("2", rest)], 2)
 
     def clipped(self, text: str, taken: int = 0) -> str:
-        """The text, cut where a line ends of which two columns, and `taken` more, are taken."""
+        """The text, cut to fit a line of which two columns and `taken` more are in use."""
         if len(text) + 2 + taken <= self._width:
             return text
         return text[: max(self._width - 5 - taken, 10)] + "..."
 
     def hung(self, cells: Sequence[tuple[str, str]], text: str) -> None:
-        """Adds text behind cells (SGR code, text); further lines hang below the text, or below the cells' start."""
+        """Adds cells (SGR code, text) followed by wrapped text with a hanging indent."""
         lead = "  " + "  ".join(self.paint(code, cell) for code, cell in cells)
         width = 2 * len(cells) + sum(len(cell) for _, cell in cells)
         hang = width + 2
@@ -140,17 +140,17 @@ class Page:
             self.line(" " * hang + line)
 
     def bar(self, share: float) -> str:
-        """A bar of a fixed width that is full to `share`."""
+        """A bar of a fixed width, filled to the fraction `share`."""
         if not self._unicode:
-            return ("#" * round(share * BAR)).ljust(BAR, ".")
-        # A share that is not nothing is seen.
-        eighths = max(round(share * BAR * 8), 1 if share else 0)
+            return ("#" * round(share * BAR_COLUMNS)).ljust(BAR_COLUMNS, ".")
+        # A share above zero shows at least one eighth.
+        eighths = max(round(share * BAR_COLUMNS * 8), 1 if share else 0)
         full, rest = divmod(eighths, 8)
         bar = "█" * full + (_EIGHTHS[rest] if rest else "")
-        return self.paint("36", bar) + self.dim("·" * (BAR - len(bar)))
+        return self.paint("36", bar) + self.dim("·" * (BAR_COLUMNS - len(bar)))
 
     def branches(self, lasts: tuple[bool, ...]) -> str:
-        """The lines in front of a tree's node."""
+        """The branch characters in front of a node of a tree."""
         down, tee, end = ("│  ", "├─ ", "└─ ") if self._unicode else ("|  ", "|- ", "`- ")
         above = "".join("   " if last else down for last in lasts[1:-1])
         return self.dim(above + (end if lasts[-1] else tee)) if len(lasts) > 1 else ""
@@ -160,11 +160,11 @@ class Page:
         return self.paint("36", text)
 
     def strong(self, text: str) -> str:
-        """Text that matters."""
+        """Bold text."""
         return self.paint("1", text)
 
     def dim(self, text: str) -> str:
-        """Text that matters less."""
+        """Dimmed text."""
         return self.paint("2", text)
 
     def paint(self, code: str, text: str) -> str:
@@ -173,15 +173,15 @@ class Page:
 
 
 def escape(text: str) -> str:
-    """The text with everything unprintable spelled out, so that a file's names cannot steer a terminal."""
+    """The text with unprintable characters as escape sequences, so that names from a file cannot control the terminal."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def print_json(document: object) -> None:
-    """Prints a document to stdout, in the layout that all commands share."""
-    import json  # few need it
+    """Prints a JSON document to stdout, indented as in all commands."""
+    import json  # imported only when needed
 
     json.dump(document, sys.stdout, indent=1)
     sys.stdout.write("\n")

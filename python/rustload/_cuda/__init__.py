@@ -1,7 +1,8 @@
-"""Tensors in the memory of NVIDIA GPUs: what is uploaded where, and what the GPU does with it.
+"""Tensors in the memory of NVIDIA GPUs: host-to-device (H2D) copies, and casts and transposes on the GPU.
 
-`_rustload.Upload` reads, casts and copies. Here is decided what it copies: straight into the result, or, where the GPU casts or
-transposes, through a panel (`split`). `uploads` keeps copies going ahead of whoever takes the results, and `results` is what the
-parts above call. A `Place` (`place`) is one GPU as one framework sees it. Nothing here knows a framework; `plain` is the place of
-those that have no allocator or streams of their own, and the others' are in `_frameworks`.
+`_rustload.Upload` reads the file, casts on the CPU and copies to the GPU. `split` decides what it copies: elements that go
+directly into the result, and elements that go into a staging buffer on the GPU, from which the GPU casts or transposes them.
+`uploads` submits copies ahead of the consumer. `results` is the interface that the other folders call. `gpu` has the protocol
+`Gpu`: one GPU as one framework sees it (allocator, current stream). No file here imports a framework; `driver_gpu` is the `Gpu`
+of frameworks without an allocator and streams, and the other implementations are in `_frameworks`.
 """

@@ -1,4 +1,4 @@
-"""`cuda_info`: what this process has of CUDA."""
+"""`cuda_info`: the CUDA driver and GPUs that this process can use."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ __all__ = ["cuda_info"]
 
 
 def cuda_info() -> dict[str, Any]:
-    """What rustload finds of CUDA; never fails, and makes no context on any GPU.
+    """The CUDA driver and GPUs that rustload finds. Never raises, and creates no CUDA context.
 
     >>> import rustload
     >>> sorted(rustload.cuda_info())
     ['available', 'devices', 'driver', 'library', 'reason']
 
     Returns:
-        `available`: whether tensors can be uploaded. `reason`: why not, or None. `library`: the driver's library that was
-        loaded. `driver`: the newest CUDA version that it has, such as `"13.0"`. `devices`: how many GPUs it shows this
-        process.
+        `available`: whether tensors can be copied to a GPU. `reason`: why not, or None. `library`: the driver library that
+        was loaded. `driver`: the newest CUDA version that it supports, such as `"13.0"`. `devices`: the number of GPUs
+        that are visible to this process.
     """
     return _rustload.cuda_info()

@@ -1,4 +1,4 @@
-"""What the faces ask for: one tensor on a GPU, one into memory that is there, many in a stream."""
+"""The interface of `_cuda`: one tensor as a new GPU result, one into existing GPU memory, many as a stream."""
 
 from __future__ import annotations
 
@@ -6,87 +6,89 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from rustload import _rustload
-from rustload._common.request import Wanted
-from rustload._cuda.place import ITEMSIZE
-from rustload._cuda.uploads import Uploads, Work
+from rustload._common.request import Request
+from rustload._cuda.gpu import ITEMSIZE
+from rustload._cuda.uploads import UploadQueue, UploadTask
 from rustload.errors import _make
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from rustload._common.request import Cast, Core
-    from rustload._cuda.place import Place
+    from rustload._cuda.gpu import Gpu
 
-__all__ = ["CudaMaker", "filled", "make", "on_gpu"]
+__all__ = ["CudaProducer", "fill", "make", "upload_all"]
 
 
-def make(core: Core, wanted: Wanted, place: Place, *, cast: Cast, sync: bool) -> Any:
-    """The tensor on the GPU.
+def make(core: Core, request: Request, gpu: Gpu, *, cast: Cast, sync: bool) -> Any:
+    """Materializes a tensor on the GPU and returns the framework's object.
 
     Raises:
         BufferError: `copy=False`.
-        DeviceError: CUDA is not there, or fails.
+        DeviceError: CUDA is not available, or fails.
         RustloadError: As for `LazyTensor.materialize`.
     """
-    return _one(_work(core, wanted), place, cast=cast, sync=sync)
+    return _one(_task(core, request), gpu, cast=cast, sync=sync)
 
 
-def filled(core: Core, wanted: Wanted, out: Any, place: Place, *, cast: Cast, sync: bool) -> None:
-    """Writes into memory of the GPU; errors as for `make`."""
-    work = _work(core, wanted)
-    work.made = out
-    _one(work, place, cast=cast, sync=sync)
+def fill(core: Core, request: Request, out: Any, gpu: Gpu, *, cast: Cast, sync: bool) -> None:
+    """Materializes a tensor into existing GPU memory; errors as for `make`."""
+    task = _task(core, request)
+    task.made = out
+    _one(task, gpu, cast=cast, sync=sync)
 
 
-def _one(work: Work, place: Place, *, cast: Cast, sync: bool) -> Any:
-    with Uploads(place, cast=cast, window=None, threads=work.wanted.threads) as uploads:
-        (done,) = uploads.results([work], sync=sync)
-        return place.given(done.made)
+def _one(task: UploadTask, gpu: Gpu, *, cast: Cast, sync: bool) -> Any:
+    with UploadQueue(gpu, cast=cast, window=None, threads=task.request.threads) as uploads:
+        (done,) = uploads.results([task], sync=sync)
+        return gpu.to_result(done.made)
 
 
-def _work(core: Core, wanted: Wanted) -> Work:
-    if wanted.copy is False:
-        raise _make("Buffer", "Buffer", "a tensor on a GPU is a copy by nature: copy=False cannot be had")
+def _task(core: Core, request: Request) -> UploadTask:
+    if request.copy is False:
+        raise _make(
+            "Buffer", "Buffer", "copy=False is not possible for a tensor on a GPU: it is always a copy"
+        )
     nbytes = core.nbytes
-    if wanted.dtype is not None:
-        nbytes = nbytes // ITEMSIZE[core.dtype] * ITEMSIZE[wanted.dtype]
-    return Work(core, wanted, nbytes=nbytes)
+    if request.dtype is not None:
+        nbytes = nbytes // ITEMSIZE[core.dtype] * ITEMSIZE[request.dtype]
+    return UploadTask(core, request, nbytes=nbytes)
 
 
-def on_gpu(cores: Sequence[_rustload.Tensor], place: Place) -> list[Any]:
-    """Tensors as they are in the file, on a GPU, complete."""
-    wanted = Wanted(copy=True)
-    with Uploads(place, cast="auto", window=None, threads=None) as uploads:
-        found = uploads.results((_work(core, wanted) for core in cores), sync=False)
-        made = [place.given(work.made) for work in found]
-        place.finish()
+def upload_all(cores: Sequence[_rustload.Tensor], gpu: Gpu) -> list[Any]:
+    """Copies tensors to a GPU without conversion and returns them complete."""
+    request = Request(copy=True)
+    with UploadQueue(gpu, cast="auto", window=None, threads=None) as uploads:
+        found = uploads.results((_task(core, request) for core in cores), sync=False)
+        made = [gpu.to_result(task.made) for task in found]
+        gpu.synchronize()
     return made
 
 
-class CudaMaker:
-    """Tensors on a GPU, made ahead; a `Maker` for a stream.
+class CudaProducer:
+    """A `Producer` of tensors on a GPU: it reads and copies ahead of the consumer.
 
     Args:
-        cores: What is read.
-        wanted: The different ways in which they are wanted.
-        which: For each tensor, the number of its way.
-        place: Where.
-        on_meta: Makes a tensor that has no elements in its file, out of its place in `cores`.
-        by_file: Whether they come in the order of the data, or as listed.
-        cast: Who casts.
-        sync: Whether results are complete when they are given; or, if they are a `whole`, with the last of them.
-        window: Bytes of results that may be made ahead; None for as many as there are.
-        threads: Threads that read and cast, at most.
-        whole: Whether the caller uses none before he has all.
-        into: For each where it goes, even if it is what went elsewhere before; None for new memory.
+        cores: The tensors to read.
+        requests: The distinct requests.
+        request_numbers: For each tensor, the index of its request in `requests`.
+        gpu: The destination.
+        on_meta: Makes the result for a meta tensor, from its index in `cores`.
+        by_file: True for the order of the data in the files, False for the order of `cores`.
+        cast: Whether the CPU or the GPU casts, as in `LazyTensor.materialize`.
+        sync: Whether each result is complete when it is returned; with `whole`, when the last one is returned.
+        window: Bytes of results that may be made ahead of the consumer; None for no bound.
+        threads: The most threads that read and cast.
+        whole: Whether the consumer uses no result before it has all of them.
+        into: For each tensor an existing destination, written even if the same elements went to another one; None allocates.
     """
 
     def __init__(
         self,
         cores: Sequence[_rustload.Tensor],
-        wanted: Sequence[Wanted],
-        which: Sequence[int],
-        place: Place,
+        requests: Sequence[Request],
+        request_numbers: Sequence[int],
+        gpu: Gpu,
         *,
         on_meta: Callable[[int], Any],
         by_file: bool,
@@ -97,31 +99,31 @@ class CudaMaker:
         whole: bool,
         into: Sequence[Any] | None = None,
     ) -> None:
-        steps = _rustload.steps(cores, wanted, which, by_file=by_file)
+        steps = _rustload.steps(cores, requests, request_numbers, by_file=by_file)
         if into is not None:
             steps = [(index, index, False) for index, _, _ in steps]
         self._steps = deque(steps)
         self.order = [index for index, _, _ in self._steps]
-        self._cores, self._wanted, self._which = cores, wanted, which
-        self._place, self._on_meta, self._into = place, on_meta, into
+        self._cores, self._requests, self._request_numbers = cores, requests, request_numbers
+        self._gpu, self._on_meta, self._into = gpu, on_meta, into
         self._cast: Cast = cast
         self._sync, self._whole = sync, whole
         self._window, self._threads = window, threads
-        # Tied tensors that come again, by the place of the first.
+        # Results of tied tensors that occur again later, by the index of the first.
         self._kept: dict[int, Any] = {}
-        self._uploads: Uploads | None = None
-        self._found: Iterator[Work] | None = None
+        self._uploads: UploadQueue | None = None
+        self._found: Iterator[UploadTask] | None = None
         self._closed = False
 
     def next(self) -> Any | None:
-        """The next tensor, waited for as far as `sync` asks."""
+        """Returns the next tensor, or None after the last; waits for its copies if `sync`."""
         if self._closed or not self._steps:
             return None
         try:
             return self._next()
         except Exception:
             if self._is_closed():
-                return None  # whatever came of closing it meanwhile is no error
+                return None  # an error caused by a concurrent `close` is not reported
             raise
 
     def _is_closed(self) -> bool:
@@ -129,48 +131,48 @@ class CudaMaker:
 
     def _next(self) -> Any:
         if self._found is None:
-            self._found = self._begun()
+            self._found = self._start()
         index, first, again = self._steps.popleft()
         if first != index:
             made = self._kept[first]
         elif self._cores[index].is_meta:
             made = self._on_meta(index)
         else:
-            made = self._place.given(next(self._found).made)
+            made = self._gpu.to_result(next(self._found).made)
         if again:
             self._kept[first] = made
         elif first != index:
             del self._kept[first]
         if not self._steps and self._sync and self._whole:
-            self._place.finish()
+            self._gpu.synchronize()
         return made
 
-    def _begun(self) -> Iterator[Work]:
-        # What is wrong with the device is told before the first tensor, and nothing is begun before it is asked for.
-        self._uploads = Uploads(self._place, cast=self._cast, window=self._window, threads=self._threads)
+    def _start(self) -> Iterator[UploadTask]:
+        # Lazily: opening the device raises its errors before the first tensor, and no read starts before the first `next`.
+        self._uploads = UploadQueue(self._gpu, cast=self._cast, window=self._window, threads=self._threads)
         firsts = [
             index for index, first, _ in self._steps if index == first and not self._cores[index].is_meta
         ]
-        works = self._works(firsts, self._cores, self._wanted, self._which, self._into)
-        return self._uploads.results(works, sync=self._sync and not self._whole)
+        tasks = self._tasks(firsts, self._cores, self._requests, self._request_numbers, self._into)
+        return self._uploads.results(tasks, sync=self._sync and not self._whole)
 
     @staticmethod
-    def _works(
+    def _tasks(
         firsts: Sequence[int],
         cores: Sequence[_rustload.Tensor],
-        wanted: Sequence[Wanted],
-        which: Sequence[int],
+        requests: Sequence[Request],
+        request_numbers: Sequence[int],
         into: Sequence[Any] | None,
-    ) -> Iterator[Work]:
-        # No method: a maker that is dropped must go at once, and it has this.
+    ) -> Iterator[UploadTask]:
+        # A static method: the generator must not hold a reference to the producer, or dropping it would need the cycle collector.
         for index in firsts:
-            work = _work(cores[index], wanted[which[index]])
+            task = _task(cores[index], requests[request_numbers[index]])
             if into is not None:
-                work.made = into[index]
-            yield work
+                task.made = into[index]
+            yield task
 
     def close(self) -> None:
-        """Ends the copies that are on their way."""
+        """Stops the copies in flight and waits for them."""
         self._closed = True
         uploads = self._uploads
         if uploads is not None:

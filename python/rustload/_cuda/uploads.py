@@ -1,8 +1,9 @@
-"""`Uploads`: results on a GPU, made ahead of whoever takes them.
+"""`UploadQueue`: makes results on a GPU ahead of the consumer.
 
-Results are made in batches. A batch is submitted to the core, which reads, casts and copies on streams of its own; when its turn
-comes, the caller's stream is made to wait for it, and casts and transposes on the GPU are enqueued there. Two batches with such
-work can be on their way, one panel each. Nothing waits for the GPU unless the caller wants results to be complete.
+Results are made in batches. A batch is submitted to the core, which reads, casts and copies on its own CUDA streams. When the
+consumer reaches the batch, the caller's current stream waits for its copies, and casts and transposes are enqueued on that
+stream. At most two batches with such conversions are in flight, each with its own staging buffer. The host does not wait for the
+GPU unless the caller asks for complete results (`sync`).
 """
 
 from __future__ import annotations
@@ -12,137 +13,137 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from rustload import _rustload
-from rustload._cuda.place import ITEMSIZE
-from rustload._cuda.split import PANEL, Piece, pieces, straight_pieces
+from rustload._cuda.gpu import ITEMSIZE
+from rustload._cuda.split import STAGING_BYTES, Piece, cpu_only_pieces, pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from types import TracebackType
 
-    from rustload._common.request import Cast, Wanted
-    from rustload._cuda.place import Panel, Place
+    from rustload._common.request import Cast, Request
+    from rustload._cuda.gpu import Gpu, StagingBuffer
     from rustload._rustload import Buffer
 
-__all__ = ["Uploads", "Work"]
+__all__ = ["UploadQueue", "UploadTask"]
 
-# Bytes that are submitted at once, and tensors.
-_BATCH = 32 << 20
-_COUNT = 2048
+# The bounds of one batch.
+_BATCH_BYTES = 32 << 20
+_BATCH_TENSORS = 2048
 
-# Small results share slabs of the framework's memory. Parts start where kernels like their operands to.
-_SLAB = 2 << 20
-_SHARES_SLAB = 64 << 10
-_ALIGNMENT = 256
+# Small results share slabs of the framework's memory. They start at multiples of the alignment that GPU kernels prefer.
+_SLAB_BYTES = 2 << 20
+_SLAB_RESULT_MAX_BYTES = 64 << 10
+_ALIGNMENT_BYTES = 256
 
 
 @dataclasses.dataclass(slots=True)
-class Work:
-    """One result.
+class UploadTask:
+    """One result to make.
 
     Attributes:
         core: What is read.
-        wanted: How; `copy` does not count.
-        made: Where it goes, if that is there; the result when it is given.
+        request: How; `copy` is ignored.
+        made: The existing destination if there is one; the result once the task is done.
         nbytes: Bytes of the result.
-        held: The tensor whose memory it is: a slab, or the result.
+        owner: The tensor that owns the result's memory: a slab, or the result itself.
     """
 
     core: _rustload.Tensor | _rustload.Joined
-    wanted: Wanted
+    request: Request
     made: Any = None
     nbytes: int = 0
-    held: Any = None
+    owner: Any = None
 
 
 class _Batch:
-    """What is submitted at once: first what goes straight to its place, then what goes to the panel."""
+    """What is submitted to the core at once: direct pieces first, then those for the staging buffer."""
 
-    __slots__ = ("done", "moves", "nbytes", "on_panel", "panel", "straight", "ticket")
+    __slots__ = ("direct", "done", "nbytes", "staged_nbytes", "staged_pieces", "staging", "ticket")
 
     def __init__(self) -> None:
-        self.straight: list[tuple[_rustload.Tensor, Wanted, Buffer]] = []
-        self.moves: list[tuple[int, Piece]] = []
-        self.done: list[Work] = []
+        self.direct: list[tuple[_rustload.Tensor, Request, Buffer]] = []
+        self.staged_pieces: list[tuple[int, Piece]] = []
+        self.done: list[UploadTask] = []
         self.nbytes = 0
-        self.on_panel = 0
-        self.panel: Panel | None = None
+        self.staged_nbytes = 0
+        self.staging: StagingBuffer | None = None
         self.ticket: int | None = None
 
     def submit(self, upload: _rustload.Upload, stream: int | None) -> None:
-        """Has the core begin."""
-        all_of_it = self.straight
-        if self.panel is not None:
-            row = self.panel.row
-            all_of_it = all_of_it + [
-                (piece.core, piece.wanted, row.part(start, piece.dtype, piece.core.shape))
-                for start, piece in self.moves
+        """Submits the batch to the core, which starts to read and copy."""
+        items = self.direct
+        if self.staging is not None:
+            row = self.staging.byte_view
+            items = items + [
+                (piece.core, piece.request, row.part(start, piece.dtype, piece.core.shape))
+                for start, piece in self.staged_pieces
             ]
-        if not all_of_it:
+        if not items:
             return
-        ways = {id(wanted): wanted for _, wanted, _ in all_of_it}
-        numbers = {way: number for number, way in enumerate(ways)}
+        distinct = {id(request): request for _, request, _ in items}
+        numbers = {one: number for number, one in enumerate(distinct)}
         self.ticket = upload.submit(
-            [tensor for tensor, _, _ in all_of_it],
-            list(ways.values()),
-            [numbers[id(wanted)] for _, wanted, _ in all_of_it],
-            [into for _, _, into in all_of_it],
+            [tensor for tensor, _, _ in items],
+            list(distinct.values()),
+            [numbers[id(request)] for _, request, _ in items],
+            [into for _, _, into in items],
             stream=stream,
         )
 
 
-class Uploads:
-    """Makes results on one GPU. Close it, or use it with `with`: then nothing is left on its way.
+class UploadQueue:
+    """Makes results on one GPU. `close`, or the end of `with`, waits until no copy is in flight.
 
     Args:
-        place: Where.
-        cast: Who casts.
-        window: Bytes of results that may be made ahead; None for as many as there are.
-        threads: Threads that read and cast, at most.
+        gpu: The destination.
+        cast: Whether the CPU or the GPU casts, as in `LazyTensor.materialize`.
+        window: Bytes of results that may be made ahead of the consumer; None for no bound.
+        threads: The most threads that read and cast.
     """
 
-    def __init__(self, place: Place, *, cast: Cast, window: int | None, threads: int | None) -> None:
-        self._place = place
+    def __init__(self, gpu: Gpu, *, cast: Cast, window: int | None, threads: int | None) -> None:
+        self._gpu = gpu
         self._cast: Cast = cast
         self._window = window
-        self._held = 0
+        self._held_bytes = 0
         self._waiting: deque[_Batch] = deque()
-        self._ready: deque[Work] = deque()
-        self._panels: list[Panel] = []
+        self._ready: deque[UploadTask] = deque()
+        self._staging_buffers: list[StagingBuffer] = []
         self._slab: tuple[Any, Buffer, int] | None = None
-        self._upload = _rustload.upload(place.index, window=window or PANEL, threads=threads)
+        self._upload = _rustload.upload(gpu.index, window=window or STAGING_BYTES, threads=threads)
 
-    def results(self, works: Iterable[Work], *, sync: bool) -> Iterator[Work]:
-        """Gives the works in their order when they are made.
+    def results(self, tasks: Iterable[UploadTask], *, sync: bool) -> Iterator[UploadTask]:
+        """Yields the tasks in their order, each once its result is made.
 
         Args:
-            works: What is to be made; taken as there is room.
-            sync: Whether results are complete when they are given. Otherwise they are so for what the caller does on his
-                stream from then on.
+            tasks: What to make; the iterator is advanced as the window has room.
+            sync: Whether each result is complete when it is yielded. Otherwise it is complete for work that the caller enqueues
+                on its current stream from then on.
         """
-        queue = _Queue(works)
+        cursor = _TaskCursor(tasks)
         while True:
             while not self._ready:
-                self._place.follow(self._on_their_way(queue))
-                self._submit_ahead(queue)
+                self._gpu.follow_current_stream(self._in_flight(cursor))
+                self._submit_ahead(cursor)
                 if not self._waiting:
                     return
                 self._finish(self._waiting.popleft(), sync=sync)
-            work = self._ready.popleft()
-            self._held -= work.nbytes
-            yield work
-            # The caller has it: nothing of it may stay here.
-            del work
+            task = self._ready.popleft()
+            self._held_bytes -= task.nbytes
+            yield task
+            # Only the caller may hold a reference to the result.
+            del task
 
     def close(self) -> None:
-        """Ends what is on its way and waits until no copy is left."""
+        """Cancels the tasks in flight and waits until no copy is left."""
         self._upload.close()
         self._waiting.clear()
         self._ready.clear()
-        self._panels.clear()
+        self._staging_buffers.clear()
         self._slab = None
 
-    def __enter__(self) -> Uploads:
-        """Itself."""
+    def __enter__(self) -> UploadQueue:
+        """The queue itself."""
         return self
 
     def __exit__(
@@ -154,186 +155,186 @@ class Uploads:
         """Closes it."""
         self.close()
 
-    def _on_their_way(self, queue: _Queue) -> Iterator[Any]:
-        if queue.parts is not None and queue.work is not None:
-            yield queue.work.held
-        yield from (panel.held for panel in self._panels)
+    def _in_flight(self, cursor: _TaskCursor) -> Iterator[Any]:
+        if cursor.parts is not None and cursor.task is not None:
+            yield cursor.task.owner
+        yield from (staging.tensor for staging in self._staging_buffers)
         for batch in self._waiting:
-            yield from (work.held for work in batch.done)
-            yield from (piece.target for _, piece in batch.moves)
+            yield from (task.owner for task in batch.done)
+            yield from (piece.target for _, piece in batch.staged_pieces)
 
-    def _submit_ahead(self, queue: _Queue) -> None:
-        """Submits as much as there is room for."""
+    def _submit_ahead(self, cursor: _TaskCursor) -> None:
+        """Submits batches until the window or both staging buffers are full."""
         while True:
-            if sum(1 for batch in self._waiting if batch.on_panel) == 2:
+            if sum(1 for batch in self._waiting if batch.staged_nbytes) == 2:
                 return
-            batch = self._gathered(queue)
-            if not (batch.straight or batch.moves or batch.done):
+            batch = self._next_batch(cursor)
+            if not (batch.direct or batch.staged_pieces or batch.done):
                 return
-            if batch.on_panel:
-                batch.panel = self._panel(batch.on_panel)
-            batch.submit(self._upload, self._place.stream())
+            if batch.staged_nbytes:
+                batch.staging = self._staging_buffer(batch.staged_nbytes)
+            batch.submit(self._upload, self._gpu.current_stream())
             self._waiting.append(batch)
 
-    def _gathered(self, queue: _Queue) -> _Batch:
-        """The next batch; empty if there is no room for any, or nothing left."""
+    def _next_batch(self, cursor: _TaskCursor) -> _Batch:
+        """The next batch; empty if the window is full or no task is left."""
         batch = _Batch()
-        straight, done = batch.straight, batch.done
+        direct, done = batch.direct, batch.done
         while (
-            batch.nbytes < _BATCH
-            and len(straight) < _COUNT
-            and len(batch.moves) < _COUNT
-            and len(done) < _COUNT
+            batch.nbytes < _BATCH_BYTES
+            and len(direct) < _BATCH_TENSORS
+            and len(batch.staged_pieces) < _BATCH_TENSORS
+            and len(done) < _BATCH_TENSORS
         ):
-            if queue.parts is None:
-                work = queue.work
-                if work is None or not self._has_room(work, batch):
+            if cursor.parts is None:
+                task = cursor.task
+                if task is None or not self._has_room(task, batch):
                     break
-                self._held += work.nbytes
-                if _is_as_in_the_file(work):
-                    straight.append((work.core, work.wanted, self._memory(work, work.core.shape)))  # type: ignore[arg-type]  # no Joined
-                    batch.nbytes += work.nbytes
-                    done.append(queue.finished())
+                self._held_bytes += task.nbytes
+                if _is_unconverted(task):
+                    direct.append((task.core, task.request, self._memory(task, task.core.shape)))  # type: ignore[arg-type]  # no Joined
+                    batch.nbytes += task.nbytes
+                    done.append(cursor.finished())
                     continue
-                queue.parts = self._begun(work)
-            if queue.piece is None:
-                queue.piece = next(queue.parts, None)
-                if queue.piece is None:
-                    done.append(queue.finished())
+                cursor.parts = self._pieces_of(task)
+            if cursor.piece is None:
+                cursor.piece = next(cursor.parts, None)
+                if cursor.piece is None:
+                    done.append(cursor.finished())
                     continue
-            if not self._taken(batch, queue.piece):
+            if not self._add_piece(batch, cursor.piece):
                 break
-            queue.piece = None
+            cursor.piece = None
         return batch
 
-    def _has_room(self, work: Work, batch: _Batch) -> bool:
-        if self._window is None or not (self._waiting or batch.straight or batch.moves or batch.done):
+    def _has_room(self, task: UploadTask, batch: _Batch) -> bool:
+        if self._window is None or not (self._waiting or batch.direct or batch.staged_pieces or batch.done):
             return True
-        return self._held + work.nbytes <= self._window
+        return self._held_bytes + task.nbytes <= self._window
 
-    def _memory(self, work: Work, shape: Sequence[int]) -> Buffer:
-        """The memory of a new result."""
-        dtype = work.wanted.dtype or work.core.dtype
-        if work.nbytes <= _SHARES_SLAB:
-            work.held, into = self._of_slab(work.nbytes, dtype, shape)
-            work.made = self._place.wrap(into)
+    def _memory(self, task: UploadTask, shape: Sequence[int]) -> Buffer:
+        """Allocates a result: a part of a slab if it is small, memory of its own otherwise."""
+        dtype = task.request.dtype or task.core.dtype
+        if task.nbytes <= _SLAB_RESULT_MAX_BYTES:
+            task.owner, into = self._from_slab(task.nbytes, dtype, shape)
+            task.made = self._gpu.wrap(into)
         else:
-            work.made, into = self._place.new(shape, dtype, self._upload)
-            work.held = work.made
+            task.made, into = self._gpu.new(shape, dtype, self._upload)
+            task.owner = task.made
         return into
 
-    def _begun(self, work: Work) -> Iterator[Piece]:
-        """The pieces of a result, whose memory is there or allocated now."""
-        core, wanted = work.core, work.wanted
-        shape = core.result_shape(wanted)
-        dtype = wanted.dtype or core.dtype
+    def _pieces_of(self, task: UploadTask) -> Iterator[Piece]:
+        """The pieces of a task's result, which is allocated unless it has a destination."""
+        core, request = task.core, task.request
+        shape = core.result_shape(request)
+        dtype = request.dtype or core.dtype
         if 0 in shape:
-            core.materialize(wanted)  # says what is wrong with it
-            if work.made is None:
-                work.made = self._place.empty(shape, dtype, self._upload)
-            work.held = work.made
+            core.materialize(request)  # raises the errors of the request
+            if task.made is None:
+                task.made = self._gpu.empty(shape, dtype, self._upload)
+            task.owner = task.made
             return iter(())
         into: Buffer | None = None
-        if work.made is None:
-            into = self._memory(work, shape)
+        if task.made is None:
+            into = self._memory(task, shape)
         else:
-            work.held = work.made
-        if not self._place.computes:
-            given = into if into is not None else self._place.row(work.made)
+            task.owner = task.made
+        if not self._gpu.can_convert:
+            given = into if into is not None else self._gpu.byte_view(task.made)
             return (
-                Piece(part, wanted, dtype, row, is_straight=True)
-                for part, wanted, row in straight_pieces(core, wanted, given)
+                Piece(part, request, dtype, row, is_direct=True)
+                for part, request, row in cpu_only_pieces(core, request, given)
             )
-        found = pieces(core, wanted, work.made, self._cast, self._upload.rate)
+        found = pieces(core, request, task.made, self._cast, self._upload.rate)
         if into is None:
             return found
-        made, whole = work.made, into
+        made, whole = task.made, into
         return (
-            piece._replace(target=whole) if piece.is_straight and piece.target is made else piece
+            piece._replace(target=whole) if piece.is_direct and piece.target is made else piece
             for piece in found
         )
 
-    def _taken(self, batch: _Batch, piece: Piece) -> bool:
-        """Whether the piece found room in the batch."""
-        if piece.is_straight:
+    def _add_piece(self, batch: _Batch, piece: Piece) -> bool:
+        """Adds the piece to the batch; False if the staging buffer has no room for it."""
+        if piece.is_direct:
             target = piece.target
-            into = target if isinstance(target, _rustload.Buffer) else self._place.row(target)
-            batch.straight.append((piece.core, piece.wanted, into))
+            into = target if isinstance(target, _rustload.Buffer) else self._gpu.byte_view(target)
+            batch.direct.append((piece.core, piece.request, into))
             batch.nbytes += into.nbytes
             return True
         nbytes = piece.core.size * ITEMSIZE[piece.dtype]
-        start = -(-batch.on_panel // _ALIGNMENT) * _ALIGNMENT
-        if start and start + nbytes > PANEL:
+        start = -(-batch.staged_nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        if start and start + nbytes > STAGING_BYTES:
             return False
-        batch.moves.append((start, piece))
-        batch.on_panel = start + nbytes
+        batch.staged_pieces.append((start, piece))
+        batch.staged_nbytes = start + nbytes
         return True
 
-    def _panel(self, nbytes: int) -> Panel:
-        """One that no batch on its way uses."""
-        used = {id(batch.panel) for batch in self._waiting}
-        free = [panel for panel in self._panels if id(panel) not in used]
-        for panel in free:
-            if panel.nbytes >= nbytes:
-                return panel
-        for panel in free:
-            self._panels.remove(panel)
-        panel = self._place.panel(-(-nbytes // _SLAB) * _SLAB)
-        self._panels.append(panel)
-        return panel
+    def _staging_buffer(self, nbytes: int) -> StagingBuffer:
+        """A staging buffer that no batch in flight uses, allocated if there is none that is large enough."""
+        used = {id(batch.staging) for batch in self._waiting}
+        free = [staging for staging in self._staging_buffers if id(staging) not in used]
+        for staging in free:
+            if staging.nbytes >= nbytes:
+                return staging
+        for staging in free:
+            self._staging_buffers.remove(staging)
+        staging = self._gpu.staging_buffer(-(-nbytes // _SLAB_BYTES) * _SLAB_BYTES)
+        self._staging_buffers.append(staging)
+        return staging
 
-    def _of_slab(self, nbytes: int, dtype: str, shape: Sequence[int]) -> tuple[Any, Buffer]:
-        """A slab, and a part of it."""
+    def _from_slab(self, nbytes: int, dtype: str, shape: Sequence[int]) -> tuple[Any, Buffer]:
+        """The tensor that owns the current slab, and an unused part of it; starts a new slab if it is full."""
         found = self._slab
-        if found is None or found[2] + nbytes > _SLAB:
-            found = *self._place.new([_SLAB], "uint8", self._upload), 0
-        held, slab, at = found
-        self._slab = held, slab, at + -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-        return held, slab.part(at, dtype, shape)
+        if found is None or found[2] + nbytes > _SLAB_BYTES:
+            found = *self._gpu.new([_SLAB_BYTES], "uint8", self._upload), 0
+        owner, slab, at = found
+        self._slab = owner, slab, at + -(-nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        return owner, slab.part(at, dtype, shape)
 
     def _finish(self, batch: _Batch, *, sync: bool) -> None:
-        """Has the caller's stream wait for the batch and do its share."""
+        """Makes the caller's stream wait for the copies of the batch and enqueues its conversions there."""
         if batch.ticket is not None:
-            stream = self._place.stream()
-            done = (sync or stream is None) and not batch.moves
+            stream = self._gpu.current_stream()
+            done = (sync or stream is None) and not batch.staged_pieces
             self._upload.wait(batch.ticket, stream=stream, sync=done)
-        for start, piece in batch.moves:
-            assert batch.panel is not None  # there are moves
-            batch.panel.move(start, piece.dtype, piece.core.shape, piece.target)
-        if sync and batch.moves:
-            self._place.finish()
+        for start, piece in batch.staged_pieces:
+            assert batch.staging is not None  # set by `_submit_ahead` for a batch with staged pieces
+            batch.staging.convert_into(start, piece.dtype, piece.core.shape, piece.target)
+        if sync and batch.staged_pieces:
+            self._gpu.synchronize()
         self._ready.extend(batch.done)
 
 
-def _is_as_in_the_file(work: Work) -> bool:
-    """Whether it is a new tensor with elements that needs neither a cast nor another order: most are, and quickly seen to be."""
-    core, wanted = work.core, work.wanted
+def _is_unconverted(task: UploadTask) -> bool:
+    """Whether the task is a plain copy into new memory: no cast, no transpose, not empty. This is the fast path."""
+    core, request = task.core, task.request
     return (
         type(core) is _rustload.Tensor
-        and work.made is None
-        and work.nbytes > 0
-        and wanted.dtype in (None, core.dtype)
-        and wanted.transpose in (None, False)
-        and not wanted.dequantize
+        and task.made is None
+        and task.nbytes > 0
+        and request.dtype in (None, core.dtype)
+        and request.transpose in (None, False)
+        and not request.dequantize
         and core.is_contiguous
     )
 
 
-class _Queue:
-    """Works, and the pieces of the one that was begun."""
+class _TaskCursor:
+    """An iterator over tasks, and the remaining pieces of the current task."""
 
-    __slots__ = ("_works", "parts", "piece", "work")
+    __slots__ = ("_tasks", "parts", "piece", "task")
 
-    def __init__(self, works: Iterable[Work]) -> None:
-        self._works = iter(works)
-        self.work: Work | None = next(self._works, None)
+    def __init__(self, tasks: Iterable[UploadTask]) -> None:
+        self._tasks = iter(tasks)
+        self.task: UploadTask | None = next(self._tasks, None)
         self.parts: Iterator[Piece] | None = None
-        # Of these, one that found no room.
+        # The piece that did not fit the last batch.
         self.piece: Piece | None = None
 
-    def finished(self) -> Work:
-        """The work that was begun, whose pieces are all on their way."""
-        work = self.work
-        assert work is not None  # it was begun
-        self.work, self.parts = next(self._works, None), None
-        return work
+    def finished(self) -> UploadTask:
+        """Advances to the next task; returns the one whose pieces are all submitted."""
+        task = self.task
+        assert task is not None  # `finished` is called only with a current task
+        self.task, self.parts = next(self._tasks, None), None
+        return task

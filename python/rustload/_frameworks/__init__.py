@@ -1,5 +1,5 @@
-"""The frameworks that results can be made for: a buffer or a request of the core's in, a framework's tensor out.
+"""Adapters to the array frameworks: each turns a core tensor and a request, or a buffer, into the framework's tensor.
 
-`adapters` chooses one and says what each module offers. A module imports its framework; none is imported before it is needed.
-Nothing here knows a handle or an open checkpoint.
+`adapters` has the interface and chooses the framework. Each adapter module imports its framework, and is imported only when it is
+needed. No file here imports `LazyTensor` or `Checkpoint`.
 """

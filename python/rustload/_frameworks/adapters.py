@@ -1,4 +1,4 @@
-"""Which framework makes a result: what its adapter offers, and how it is chosen and imported."""
+"""The interface of the framework adapters, and how a framework is chosen and imported."""
 
 from __future__ import annotations
 
@@ -14,115 +14,124 @@ from rustload.errors import _make
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rustload._common.request import Cast, Core, Wanted
-    from rustload._cuda.place import Place
+    from rustload._common.request import Cast, Core, Request
+    from rustload._cuda.gpu import Gpu
     from rustload._rustload import Buffer, Mappings
 
-__all__ = ["NAMES", "Adapter", "Shared", "adapter", "default", "imported", "named"]
+__all__ = [
+    "NAMES",
+    "Adapter",
+    "HandleContext",
+    "default_framework",
+    "framework_name",
+    "import_framework",
+    "load_adapter",
+]
 
 NAMES = ("torch", "numpy", "jax", "cupy", "dlpack")
-_OTHER_WORDS = {"pt": "torch", "pytorch": "torch", "np": "numpy", "flax": "jax"}
-_OTHERS = ("tf", "tensorflow", "keras", "mlx", "paddle", "tinygrad", "mindspore")
-_OLDEST = {"torch": "2.4", "numpy": "1.26", "jax": "0.5"}  # as the extras have it
+_ALIASES = {"pt": "torch", "pytorch": "torch", "np": "numpy", "flax": "jax"}
+_UNSUPPORTED = ("tf", "tensorflow", "keras", "mlx", "paddle", "tinygrad", "mindspore")
+_MINIMUM_VERSIONS = {"torch": "2.4", "numpy": "1.26", "jax": "0.5"}  # as in the extras of pyproject.toml
 
 
-class Shared:
-    """What all handles of one checkpoint share, or those that are read for one model."""
+class HandleContext:
+    """State that all handles of one checkpoint, or of one model, share: framework, mappings, and the storages of live views."""
 
-    __slots__ = ("framework", "mappings", "storages", "view")
+    __slots__ = ("framework", "mappings", "storages", "view_function")
 
     def __init__(self, framework: str | None, mappings: Mappings | None = None) -> None:
-        """Starts with the framework that was asked for, if any. Views are of `mappings`, or else of the checkpoint's mapping."""
+        """Sets the framework (None chooses it at the first use) and the mappings of views (None is the checkpoint's mapping)."""
         self.framework = framework
         self.mappings = mappings
-        # The adapter's short way to views, once the framework is imported.
-        self.view: Callable[[Core, Shared], Any | None] | None = None
-        # By storage and standing; a storage lives as long as a tensor on it.
+        # The adapter's `fast_view`, once the framework is imported.
+        self.view_function: Callable[[Core, HandleContext], Any | None] | None = None
+        # The framework's storages by storage of the file and kind ("view", "copy"), so that tied tensors share one. Held weakly:
+        # a storage lives as long as its tensors.
         self.storages: weakref.WeakValueDictionary[tuple[int, int, str], Any] = weakref.WeakValueDictionary()
 
-    def settle(self) -> str:
-        """The framework; chosen now if it was not asked for."""
+    def resolve_framework(self) -> str:
+        """The framework; chooses the default at the first call if the user chose none."""
         if self.framework is None:
-            self.framework = default()
+            self.framework = default_framework()
         return self.framework
 
-    def view_of(self, core: Core) -> Any | None:
-        """What the framework's adapter gives by its short way to views; None where there is none for this tensor."""
-        if self.view is None:
-            self.view = adapter(self.settle()).view
-        return self.view(core, self)
+    def fast_view(self, core: Core) -> Any | None:
+        """The adapter's `fast_view` of the tensor; None if it does not apply."""
+        if self.view_function is None:
+            self.view_function = load_adapter(self.resolve_framework()).fast_view
+        return self.view_function(core, self)
 
 
 class Adapter(Protocol):
-    """What a framework's module offers."""
+    """The functions of an adapter module."""
 
     def check_device(self, device: Any) -> Any:
-        """The device as the framework has it, or a DeviceError."""
+        """Converts `device=` to the framework's device; raises DeviceError if it does not exist."""
 
-    def place(self, device: Any) -> Place | None:
-        """Where results are uploaded to for what `check_device` gave; None for the host, and devices that are no GPU of CUDA."""
+    def gpu_for(self, device: Any) -> Gpu | None:
+        """The CUDA GPU for a result of `check_device`; None for the host and for other devices."""
 
-    def make(self, core: Core, wanted: Wanted, device: Any, shared: Shared) -> Any:
-        """The framework's object for what is wanted of the tensor, on a device that has no `place`."""
+    def make(self, core: Core, request: Request, device: Any, context: HandleContext) -> Any:
+        """Materializes a tensor as the framework's object, on a device without a `Gpu`."""
 
-    def view(self, core: Core, shared: Shared) -> Any | None:
-        """What `make` gives for a request without arguments, where there is a short way to it; None where `make` has to."""
+    def fast_view(self, core: Core, context: HandleContext) -> Any | None:
+        """A fast path of `make` for a view without conversion; None if it does not apply, and `make` has to be called."""
 
     def wrap(self, buffer: Buffer, device: Any) -> Any:
-        """The framework's object over a finished, owned or viewed buffer, on a device that has no `place`."""
+        """The framework's object that shares the memory of a buffer, on a device without a `Gpu`."""
 
-    def into(self, core: Core, out: Any, wanted: Wanted, *, cast: Cast, sync: bool) -> bool:
-        """Writes into `out` if it is of this framework; False if it is not."""
+    def write_into(self, core: Core, out: Any, request: Request, *, cast: Cast, sync: bool) -> bool:
+        """Materializes a tensor into `out`; returns False if `out` is not an object of this framework."""
 
 
-def default() -> str:
-    """torch if it is installed, else NumPy, else plain buffers; nothing is imported to find out."""
+def default_framework() -> str:
+    """torch if it is installed, else NumPy, else plain buffers. Imports nothing."""
     return next((name for name in ("torch", "numpy") if _is_installed(name)), "dlpack")
 
 
 def _is_installed(name: str) -> bool:
-    """Whether there is such a package. A mere folder of that name, such as one of the user's, is none."""
+    """Whether the package is installed. A namespace package, such as a user's folder of that name, does not count."""
     spec = importlib.util.find_spec(name)
     return spec is not None and spec.origin is not None
 
 
-def named(name: str) -> str:
-    """The framework that is meant: one of `NAMES`, or what safetensors calls it.
+def framework_name(name: str) -> str:
+    """Normalizes a framework name: one of `NAMES`, or an alias that safetensors uses.
 
     Raises:
-        ValueError: There is no such framework; the note says how to reach it all the same.
+        ValueError: The framework is not supported; the note says how to convert to it.
     """
-    found = _OTHER_WORDS.get(name, name)
+    found = _ALIASES.get(name, name)
     if found not in NAMES:
         note = "a dtype goes into dtype=, a device into device="
-        if str(name).lower() in _OTHERS:
-            note = "take framework='numpy' and convert the arrays, or 'dlpack' where it has from_dlpack"
-        elif str(name).lower() in {*NAMES, *_OTHER_WORDS}:
+        if str(name).lower() in _UNSUPPORTED:
+            note = "use framework='numpy' and convert the arrays, or 'dlpack' if it has from_dlpack"
+        elif str(name).lower() in {*NAMES, *_ALIASES}:
             note = f"write {str(name).lower()!r}"
         raise _make("Value", "Value", f"framework {name!r} is not one of {', '.join(NAMES)}", note)
     return found
 
 
-def adapter(name: str) -> Adapter:
-    """The module for a framework.
+def load_adapter(name: str) -> Adapter:
+    """Imports the adapter module of a framework.
 
     Raises:
-        ValueError: There is no such framework.
-        ImportError: It is not installed; the message says which line installs it.
+        ValueError: The framework is not supported.
+        ImportError: It is not installed; the message has the pip command.
     """
-    name = named(name)
+    name = framework_name(name)
     module = f"rustload._frameworks.{name}"
     if name != "dlpack" and module not in sys.modules:
-        imported(name)
+        import_framework(name)
     return importlib.import_module(module)
 
 
-def imported(name: str) -> Any:
-    """The framework's own package, or another that rustload has a room for.
+def import_framework(name: str) -> Any:
+    """Imports the package of a framework, or transformers.
 
     Raises:
-        ImportError: It is not installed, is older than what rustload works with, or is a folder or file of that name.
-        Exception: What importing it raised, with a note that says what to do.
+        ImportError: It is not installed, is too old, or is a user's folder or file of that name.
+        Exception: The error of the import itself, with a note on what to do.
     """
     line = {"cupy": "the CuPy package of your CUDA version, such as cupy-cuda13x", "transformers": name}.get(
         name, f"'rustload[{name}]'"
@@ -140,42 +149,42 @@ def imported(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name == name:
             raise ImportError(f"{what} needs {name}: pip install {line}") from error
-        error.add_note(_broken(name, line))
+        error.add_note(_import_failed_note(name, line))
         raise
     except Exception as error:
-        error.add_note(_broken(name, line))
+        error.add_note(_import_failed_note(name, line))
         raise
     _check_version(name, module, line)
     return module
 
 
-def _broken(name: str, line: str) -> str:
+def _import_failed_note(name: str, line: str) -> str:
     spec = importlib.util.find_spec(name)
-    place = f" ({spec.origin})" if spec and spec.origin else ""
+    where = f" ({spec.origin})" if spec and spec.origin else ""
     other = "dlpack" if name == "numpy" else "numpy"
     without = f", or do without: framework={other!r}" if name in NAMES else ""
     return (
-        f"{name} is installed{place} and fails to import: that is not rustload's doing, and python -c 'import {name}' shows it. "
+        f"{name} is installed{where} and fails to import: that is not rustload's doing, and python -c 'import {name}' shows it. "
         f"Install it anew (pip install --force-reinstall {line}){without}"
     )
 
 
 def _check_version(name: str, module: Any, line: str) -> None:
-    if name not in _OLDEST:
+    if name not in _MINIMUM_VERSIONS:
         return
     version = getattr(module, "__version__", None)
     if version is None:
         raise ImportError(
             f"the module {name!r} at {getattr(module, '__file__', None)!r} is not {name}: give a file of that name another"
         )
-    oldest = _OLDEST[name]
-    if _number(str(version)) < _number(oldest):
+    minimum = _MINIMUM_VERSIONS[name]
+    if _major_minor(str(version)) < _major_minor(minimum):
         raise ImportError(
-            f"{name} {version} is too old: rustload works with {oldest} and newer: pip install -U {line}, "
+            f"{name} {version} is too old: rustload works with {minimum} and newer: pip install -U {line}, "
             "or name another framework="
         )
 
 
-def _number(version: str) -> tuple[int, ...]:
-    """The first two numbers of a version."""
+def _major_minor(version: str) -> tuple[int, ...]:
+    """The major and minor number of a version."""
     return tuple(int(part) for part in re.findall(r"\d+", version)[:2])

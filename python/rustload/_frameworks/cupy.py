@@ -1,4 +1,4 @@
-"""Framework "cupy": results are `cupy.ndarray` on a GPU, in memory of CuPy's pool; they are cast on the CPU."""
+"""Framework "cupy": results are `cupy.ndarray` on a GPU, in memory of CuPy's pool. The CPU casts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import cupy
 
 from rustload import _rustload
-from rustload._common.request import wanted_for
-from rustload._cuda import plain, results
+from rustload._common.request import request_for_out
+from rustload._cuda import driver_gpu, results
 from rustload._frameworks.numpy import numpy_dtype
 from rustload._frameworks.numpy import wrap as wrap_numpy
 from rustload.errors import _make
@@ -17,9 +17,9 @@ from rustload.errors import _make
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from rustload._common.request import Cast, Core, Wanted
-    from rustload._cuda.place import Place
-    from rustload._frameworks.adapters import Shared
+    from rustload._common.request import Cast, Core, Request
+    from rustload._cuda.gpu import Gpu
+    from rustload._frameworks.adapters import HandleContext
     from rustload._rustload import Buffer, Upload
 
 
@@ -27,7 +27,7 @@ def check_device(device: Any) -> Any:
     """CuPy's device; the current one for None.
 
     Raises:
-        DeviceError: It is no GPU, or CuPy sees none of that number.
+        DeviceError: It is not a GPU, or there is no GPU with that number.
     """
     if device is None:
         return cupy.cuda.Device()
@@ -43,8 +43,8 @@ def check_device(device: Any) -> Any:
     return cupy.cuda.Device(int(index)) if index else cupy.cuda.Device()
 
 
-class _Gpu(plain.Place):
-    """A GPU of CuPy's."""
+class _CupyGpu(driver_gpu.DriverGpu):
+    """A `Gpu` with the allocator and streams of CuPy."""
 
     def __init__(self, device: Any) -> None:
         super().__init__(int(device.id))
@@ -55,35 +55,35 @@ class _Gpu(plain.Place):
         with self._device:
             return cupy.cuda.get_current_stream()
 
-    def stream(self) -> int:  # type: ignore[override]  # here there is one
+    def current_stream(self) -> int:  # type: ignore[override]  # CuPy has streams
         """The address of the caller's current stream."""
         return int(self._now().ptr)
 
-    def follow(self, _held: Iterable[Any]) -> None:
-        """Waits for the stream before, if the caller is on another: CuPy's pool has blocks by stream."""
+    def follow_current_stream(self, _held: Iterable[Any]) -> None:
+        """Waits for the previous stream if the caller's stream changed, because CuPy's pool keeps free blocks per stream."""
         now = self._now()
         if self._stream is not None and self._stream != now:
             self._stream.synchronize()
         self._stream = now
 
     def new(self, shape: Sequence[int], dtype: str, upload: Upload) -> tuple[Any, Buffer]:
-        """A new array, and its memory as a row of bytes."""
+        """A new array, and its memory as 1-D `uint8`."""
         made = self.empty(shape, dtype, upload)
-        return made, self.row(made)
+        return made, self.byte_view(made)
 
     def empty(self, shape: Sequence[int], dtype: str, _upload: Upload) -> Any:
-        """An array of CuPy's, without values."""
+        """An uninitialized array."""
         with self._device, _refusals(dtype):
             return cupy.empty(tuple(shape), numpy_dtype(dtype))
 
     def wrap(self, buffer: Buffer) -> Any:
-        """An array over the buffer's memory, keeping it alive."""
+        """An array that shares the buffer's memory and keeps it alive."""
         with self._device, _refusals(buffer.dtype):
             row = cupy.from_dlpack(buffer.as_bytes())
             return row.view(numpy_dtype(buffer.dtype)).reshape(buffer.shape)
 
-    def row(self, tensor: Any) -> Buffer:
-        """The memory of a contiguous array, as a row of bytes."""
+    def byte_view(self, tensor: Any) -> Buffer:
+        """The memory of a contiguous array as 1-D `uint8`."""
         with self._device:
             return _rustload.adopt(tensor.reshape(-1).view(cupy.uint8).__dlpack__(stream=-1))
 
@@ -97,38 +97,40 @@ def _refusals(dtype: str) -> Iterator[None]:
         raise _make("Unsupported", "DtypeUnsupported", f"CuPy has no {dtype}", note) from error
 
 
-def place(device: Any) -> Place | None:
-    """The GPU; None where there is no driver of CUDA, as with a CuPy for other GPUs."""
-    return _Gpu(device) if _rustload.cuda_info()["available"] else None
+def gpu_for(device: Any) -> Gpu | None:
+    """The GPU; None without a CUDA driver, as with CuPy for ROCm."""
+    return _CupyGpu(device) if _rustload.cuda_info()["available"] else None
 
 
-def make(core: Core, wanted: Wanted, device: Any, shared: Shared) -> Any:
-    """The array on the device."""
-    if wanted.copy is False:
-        raise _make("Buffer", "Buffer", "an array on a GPU is a copy by nature: copy=False cannot be had")
-    return wrap(core.materialize(wanted), device)
+def make(core: Core, request: Request, device: Any, context: HandleContext) -> Any:
+    """Materializes the tensor on the device by way of a host array."""
+    if request.copy is False:
+        raise _make(
+            "Buffer", "Buffer", "copy=False is not possible for an array on a GPU: it is always a copy"
+        )
+    return wrap(core.materialize(request), device)
 
 
-def view(core: Core, shared: Shared) -> None:
-    """Has no shorter way than `make`."""
+def fast_view(core: Core, context: HandleContext) -> None:
+    """None: there is no fast path."""
 
 
 def wrap(buffer: Buffer, device: Any) -> Any:
-    """A copy of the buffer on the device."""
+    """Copies the buffer to the device."""
     array = wrap_numpy(buffer, None)
     with device, _refusals(array.dtype.name):
         return cupy.asarray(array)
 
 
-def into(core: Core, out: Any, wanted: Wanted, *, cast: Cast, sync: bool) -> bool:
-    """Writes into an array on a GPU."""
+def write_into(core: Core, out: Any, request: Request, *, cast: Cast, sync: bool) -> bool:
+    """Materializes into an array on a GPU; a strided one through a temporary array."""
     if not isinstance(out, cupy.ndarray):
         return False
-    wanted = wanted_for(core, out.dtype.name, tuple(out.shape), wanted)
-    gpu = place(out.device)
+    request = request_for_out(core, out.dtype.name, tuple(out.shape), request)
+    gpu = gpu_for(out.device)
     if gpu is not None and out.flags.c_contiguous:
-        results.filled(core, wanted, out, gpu, cast=cast, sync=sync)
+        results.fill(core, request, out, gpu, cast=cast, sync=sync)
         return True
     with out.device:
-        out[...] = cupy.asarray(wrap_numpy(core.materialize(wanted), None))
+        out[...] = cupy.asarray(wrap_numpy(core.materialize(request), None))
     return True

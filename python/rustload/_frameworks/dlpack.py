@@ -4,37 +4,37 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rustload._common.request import wanted_for
-from rustload._cuda import plain, results
+from rustload._common.request import request_for_out
+from rustload._cuda import driver_gpu, results
 from rustload._rustload import Buffer
 
 if TYPE_CHECKING:
-    from rustload._common.request import Cast, Core, Wanted
-    from rustload._cuda.place import Place
-    from rustload._frameworks.adapters import Shared
+    from rustload._common.request import Cast, Core, Request
+    from rustload._cuda.gpu import Gpu
+    from rustload._frameworks.adapters import HandleContext
 
 
 def check_device(device: Any) -> int | None:
-    """The number of a GPU; None for host memory.
+    """The ordinal of a GPU; None for host memory.
 
     Raises:
-        DeviceError: It is neither, or there is no such GPU.
+        DeviceError: The device is neither, or there is no such GPU.
     """
-    return plain.ordinal(device)
+    return driver_gpu.ordinal(device)
 
 
-def place(device: int | None) -> Place | None:
-    """The GPU; the driver allocates there."""
-    return None if device is None else plain.Place(device)
+def gpu_for(device: int | None) -> Gpu | None:
+    """The GPU, with memory that the CUDA driver allocates."""
+    return None if device is None else driver_gpu.DriverGpu(device)
 
 
-def make(core: Core, wanted: Wanted, device: None, shared: Shared) -> Buffer:
+def make(core: Core, request: Request, device: None, context: HandleContext) -> Buffer:
     """The buffer itself."""
-    return core.materialize(wanted)
+    return core.materialize(request)
 
 
-def view(core: Core, shared: Shared) -> None:
-    """Has no shorter way than `make`."""
+def fast_view(core: Core, context: HandleContext) -> None:
+    """None: there is no fast path."""
 
 
 def wrap(buffer: Buffer, device: None) -> Buffer:
@@ -42,14 +42,14 @@ def wrap(buffer: Buffer, device: None) -> Buffer:
     return buffer
 
 
-def into(core: Core, out: Any, wanted: Wanted, *, cast: Cast, sync: bool) -> bool:
-    """Writes into another Buffer."""
+def write_into(core: Core, out: Any, request: Request, *, cast: Cast, sync: bool) -> bool:
+    """Materializes into another Buffer, on the CPU or a GPU."""
     if not isinstance(out, Buffer):
         return False
-    wanted = wanted_for(core, out.dtype, out.shape, wanted)
+    request = request_for_out(core, out.dtype, out.shape, request)
     kind, number = out.__dlpack_device__()
     if kind == 1:
-        core.materialize_into(wanted, out.as_bytes().__dlpack__(max_version=(1, 0)))
+        core.materialize_into(request, out.as_bytes().__dlpack__(max_version=(1, 0)))
     else:
-        results.filled(core, wanted, out, plain.Place(number), cast="cpu", sync=sync)
+        results.fill(core, request, out, driver_gpu.DriverGpu(number), cast="cpu", sync=sync)
     return True

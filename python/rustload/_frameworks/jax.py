@@ -1,6 +1,6 @@
-"""Framework "jax": results are `jax.Array`, of every dtype that JAX has; torch has no part in it.
+"""Framework "jax": results are `jax.Array`, of every dtype that JAX has. torch is not used.
 
-JAX takes host memory as it is where that is aligned to 64 bytes, so a view of an archive that torch wrote stays a view.
+JAX shares host memory that is aligned to 64 bytes without a copy, so a view of an archive that torch wrote stays a view.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from rustload import _rustload
-from rustload._cuda import plain
+from rustload._cuda import driver_gpu
 from rustload._frameworks.numpy import wrap as wrap_numpy
 from rustload.errors import _make
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from rustload._common.request import Cast, Core, Wanted
-    from rustload._cuda.place import Place
-    from rustload._frameworks.adapters import Shared
+    from rustload._common.request import Cast, Core, Request
+    from rustload._cuda.gpu import Gpu
+    from rustload._frameworks.adapters import HandleContext
     from rustload._rustload import Buffer, Upload
 
-# JAX makes 32 bits of these unless it is told otherwise.
+# JAX truncates these to 32 bits unless `jax_enable_x64` is set.
 _WIDE = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
 
 
 def check_device(device: Any) -> Any:
-    """JAX's device, or a sharding as it is; None for JAX's default.
+    """Converts `device=` to a JAX device; a sharding is returned unchanged; None is JAX's default device.
 
     Raises:
         DeviceError: JAX has no such device.
@@ -46,21 +46,21 @@ def check_device(device: Any) -> Any:
         raise _make("Device", "Device", f"JAX has no device {str(device)!r}", f"it has {there}") from error
 
 
-class _Gpu(plain.Place):
-    """A GPU of JAX's."""
+class _JaxGpu(driver_gpu.DriverGpu):
+    """A `Gpu` whose results are `jax.Array` over memory of the CUDA driver."""
 
     def new(self, shape: Sequence[int], dtype: str, upload: Upload) -> tuple[Buffer, Buffer]:
-        """As for buffers; refuses what JAX would make narrower."""
+        """A new buffer; raises if JAX would truncate the dtype to 32 bits."""
         _check_width(dtype)
         return super().new(shape, dtype, upload)
 
     def wrap(self, buffer: Buffer) -> Buffer:
-        """The buffer itself, if JAX has its dtype."""
+        """The buffer itself; raises if JAX would truncate the dtype to 32 bits."""
         _check_width(buffer.dtype)
         return buffer
 
-    def given(self, made: Buffer) -> Any:
-        """The array over the buffer's memory, keeping it alive."""
+    def to_result(self, made: Buffer) -> Any:
+        """The array that shares the buffer's memory and keeps it alive."""
         try:
             return jax.dlpack.from_dlpack(made)
         except (TypeError, KeyError, RuntimeError) as error:
@@ -72,33 +72,33 @@ class _Gpu(plain.Place):
             ) from error
 
 
-def place(device: Any) -> Place | None:
-    """The GPU of CUDA that the device is, or that is JAX's default; None for all others, and shardings."""
+def gpu_for(device: Any) -> Gpu | None:
+    """The CUDA GPU, if the device (or JAX's default device) is one; None for other devices and for shardings."""
     found = jax.devices()[0] if device is None else device
     if not isinstance(found, jax.Device) or found.platform not in ("gpu", "cuda"):
         return None
     if "cuda" not in found.client.platform_version.lower():
         return None
-    return _Gpu(found.local_hardware_id)
+    return _JaxGpu(found.local_hardware_id)
 
 
-def make(core: Core, wanted: Wanted, device: Any, shared: Shared) -> Any:
-    """The array on the device."""
-    _check_width(wanted.dtype or core.dtype, _name(core))
-    buffer = core.materialize(wanted)
+def make(core: Core, request: Request, device: Any, context: HandleContext) -> Any:
+    """Materializes the tensor as an array on the device; raises BufferError if `copy=False` is not possible."""
+    _check_width(request.dtype or core.dtype, _name(core))
+    buffer = core.materialize(request)
     made = wrap(buffer, device)
-    if wanted.copy is False and not _shares(made, wrap_numpy(buffer, None)):
-        note = "JAX takes memory of the CPU that is aligned to 64 bytes, contiguous and not empty; copy=None copies the rest"
+    if request.copy is False and not _shares(made, wrap_numpy(buffer, None)):
+        note = "JAX shares memory of the CPU that is aligned to 64 bytes, contiguous and not empty; copy=None copies otherwise"
         raise _make("Buffer", "Buffer", f"{_name(core)!r} cannot be a JAX array without a copy", note)
     return made
 
 
-def view(core: Core, shared: Shared) -> None:
-    """Has no shorter way than `make`."""
+def fast_view(core: Core, context: HandleContext) -> None:
+    """None: there is no fast path."""
 
 
 def wrap(buffer: Buffer, device: Any) -> Any:
-    """An array over the buffer's memory where the device is the CPU and can take it, else with a copy of it."""
+    """An array that shares the buffer's memory if the device is the CPU and the alignment allows it; otherwise a copy."""
     _check_width(buffer.dtype)
     try:
         return jax.device_put(wrap_numpy(buffer, None), device)
@@ -108,10 +108,10 @@ def wrap(buffer: Buffer, device: Any) -> Any:
         ) from error
 
 
-def into(core: Core, out: Any, wanted: Wanted, *, cast: Cast, sync: bool) -> bool:
-    """Refuses: JAX's arrays cannot be written to."""
+def write_into(core: Core, out: Any, request: Request, *, cast: Cast, sync: bool) -> bool:
+    """Always raises: JAX arrays are immutable."""
     raise _make(
-        "Type", "Type", "out= is a JAX array, which cannot be written to", "take the result of materialize()"
+        "Type", "Type", "out= is a JAX array, which cannot be written to", "use the result of materialize()"
     )
 
 

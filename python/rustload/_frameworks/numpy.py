@@ -1,4 +1,4 @@
-"""Framework "numpy": results are `numpy.ndarray`; bfloat16 and fp8 have their dtypes from ml_dtypes."""
+"""Framework "numpy": results are `numpy.ndarray`; ml_dtypes provides bfloat16 and fp8."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rustload._common.request import wanted_for
+from rustload._common.request import request_for_out
 from rustload.errors import _make
 
 if TYPE_CHECKING:
-    from rustload._common.request import Cast, Core, Wanted
-    from rustload._frameworks.adapters import Shared
+    from rustload._common.request import Cast, Core, Request
+    from rustload._frameworks.adapters import HandleContext
     from rustload._rustload import Buffer
 
-# What NumPy has from ml_dtypes alone; complex32 came to it late.
+# The dtypes that only ml_dtypes provides; complex32 is not in its older versions.
 _ML_DTYPES = {
     "bfloat16",
     "complex32",
@@ -27,11 +27,11 @@ _ML_DTYPES = {
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """NumPy's dtype of a name in torch's words.
+    """Converts a torch dtype name to a NumPy dtype.
 
     Raises:
-        UnsupportedError: NumPy has none, even with ml_dtypes.
-        ImportError: ml_dtypes is needed and not installed.
+        UnsupportedError: Neither NumPy nor ml_dtypes has the dtype.
+        ImportError: The dtype needs ml_dtypes, which is not installed.
     """
     found: Any = name
     if name in _ML_DTYPES:
@@ -54,10 +54,10 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def check_device(device: Any) -> None:
-    """Only host memory.
+    """Accepts only the host.
 
     Raises:
-        DeviceError: It is another.
+        DeviceError: The device is another one.
     """
     if device is not None and str(device) != "cpu":
         raise _make(
@@ -68,35 +68,35 @@ def check_device(device: Any) -> None:
         )
 
 
-def place(device: None) -> None:
+def gpu_for(device: None) -> None:
     """None: NumPy has no GPU."""
 
 
-def make(core: Core, wanted: Wanted, device: Any, shared: Shared) -> np.ndarray[Any, Any]:
-    """An array over the memory of the view or the result, writable, keeping it alive."""
-    numpy_dtype(wanted.dtype or core.dtype)  # refuses before anything is read
-    return wrap(core.materialize(wanted), None)
+def make(core: Core, request: Request, device: Any, context: HandleContext) -> np.ndarray[Any, Any]:
+    """Materializes the tensor as a writable array: a view of the file, or owned."""
+    numpy_dtype(request.dtype or core.dtype)  # raises for an unsupported dtype before anything is read
+    return wrap(core.materialize(request), None)
 
 
-def view(core: Core, shared: Shared) -> None:
-    """Has no shorter way than `make`."""
+def fast_view(core: Core, context: HandleContext) -> None:
+    """None: there is no fast path."""
 
 
 def wrap(buffer: Buffer, device: Any) -> np.ndarray[Any, Any]:
-    """An array over the buffer's memory, keeping it alive."""
+    """An array that shares the buffer's memory and keeps it alive."""
     return np.asarray(buffer).view(numpy_dtype(buffer.dtype))
 
 
-def into(core: Core, out: Any, wanted: Wanted, *, cast: Cast, sync: bool) -> bool:
-    """Writes into an array; straight into its memory where that is contiguous."""
+def write_into(core: Core, out: Any, request: Request, *, cast: Cast, sync: bool) -> bool:
+    """Materializes into an array: directly into contiguous memory, otherwise through a temporary array."""
     if not isinstance(out, np.ndarray):
         return False
     if not out.flags.writeable:
         raise _make("Value", "Value", "out= is a read-only array")
-    wanted = wanted_for(core, out.dtype.name, out.shape, wanted)
-    numpy_dtype(out.dtype.name)  # refuses what has no counterpart, such as strings
+    request = request_for_out(core, out.dtype.name, out.shape, request)
+    numpy_dtype(out.dtype.name)  # raises for a dtype that rustload does not have, such as strings
     if out.flags.c_contiguous and out.dtype.isnative:
-        core.materialize_into(wanted, out.reshape(-1).view(np.uint8).__dlpack__())
+        core.materialize_into(request, out.reshape(-1).view(np.uint8).__dlpack__())
     else:
-        out[...] = wrap(core.materialize(wanted), None)
+        out[...] = wrap(core.materialize(request), None)
     return True

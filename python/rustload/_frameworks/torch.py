@@ -1,7 +1,7 @@
 """Framework "torch": results are `torch.Tensor`.
 
-A view is set on one byte-typed torch storage per storage of the file, so that tied tensors stay tied, and strides and offsets
-are the file's. An owned result is a storage of its own.
+All views of one storage of the file share one `UntypedStorage`, so tied tensors stay tied; their strides and offsets are those in
+the file. An owned result has its own storage.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 import torch.utils.dlpack
 
 from rustload import _rustload
-from rustload._common.request import wanted_for
+from rustload._common.request import request_for_out
 from rustload._cuda import results
 from rustload._frameworks import torch_gpu
 from rustload._frameworks.torch_dtypes import IN_DLPACK
@@ -23,16 +23,16 @@ from rustload.errors import _make
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rustload._common.request import Cast, Core, Wanted
-    from rustload._cuda.place import Place
-    from rustload._frameworks.adapters import Shared
+    from rustload._common.request import Cast, Core, Request
+    from rustload._cuda.gpu import Gpu
+    from rustload._frameworks.adapters import HandleContext
 
 
 def check_device(device: Any) -> torch.device | None:
-    """The device as torch has it, a GPU with its number; None for the CPU.
+    """Converts `device=` to a `torch.device`, with an index for a GPU; None for the CPU.
 
     Raises:
-        DeviceError: torch sees no such device.
+        DeviceError: torch does not have the device.
     """
     if device is None:
         return None
@@ -46,10 +46,10 @@ def check_device(device: Any) -> torch.device | None:
 
 
 def _checked(device: torch.device) -> torch.device:
-    """A device of another maker, after something was made there: no function of torch's answers for all of them.
+    """Checks a device that is neither CPU nor CUDA by creating a tensor on it, because torch has no common test for them.
 
     Raises:
-        DeviceError: torch cannot; what it says, in whichever class of its own, is the cause.
+        DeviceError: Creating the tensor failed; the error of torch is the cause.
     """
     try:
         torch.empty(0).to(device)
@@ -60,83 +60,90 @@ def _checked(device: torch.device) -> torch.device:
     return device
 
 
-def place(device: torch.device | None) -> Place | None:
-    """The GPU to upload to; None for other devices, and for a torch that calls another maker's GPUs "cuda"."""
+def gpu_for(device: torch.device | None) -> Gpu | None:
+    """The CUDA GPU; None for other devices, and under ROCm, where torch calls AMD GPUs "cuda"."""
     if device is None or device.type != "cuda" or torch.version.hip is not None:
         return None
-    return torch_gpu.Place(device)
+    return torch_gpu.TorchGpu(device)
 
 
-def make(core: Core, wanted: Wanted, device: torch.device | None, shared: Shared) -> torch.Tensor:
-    """The tensor as asked for: on the storage that its names share where nothing is converted, on one of its own otherwise."""
+def make(core: Core, request: Request, device: torch.device | None, context: HandleContext) -> torch.Tensor:
+    """Materializes a tensor: without conversion, on the storage that tied names share; otherwise with its own storage."""
     if _is_meta(core):
-        return _meta(core, wanted)
-    converted = wanted.transpose not in (None, False) or wanted.dtype not in (None, core.dtype)
-    made = None if converted or wanted.copy is True else _on_shared_storage(core, wanted, shared)
+        return _meta(core, request)
+    converted = request.transpose not in (None, False) or request.dtype not in (None, core.dtype)
+    made = None if converted or request.copy is True else _on_shared_storage(core, request, context)
     if made is None:
-        # copy=False comes here only with a conversion, which the core refuses.
-        copy = wanted.copy is not False
-        made = _owned(core.materialize(wanted.but(copy=copy)))
+        # copy=False gets here only with a conversion, for which the core raises BufferError.
+        copy = request.copy is not False
+        made = _owned(core.materialize(request.but(copy=copy)))
     return made if device is None else made.to(device)
 
 
-def view(core: Core, shared: Shared) -> torch.Tensor | None:
-    """A tensor that is all of its storage comes by DLPack, in half the time; others come to stand on the storage that it has."""
+def fast_view(core: Core, context: HandleContext) -> torch.Tensor | None:
+    """A view by DLPack, in half the time of `make`, for a tensor that fills its storage; None for others.
+
+    Other names of the same storage share the storage of this tensor: it is registered in `context.storages`.
+    """
     if not isinstance(core, _rustload.Tensor) or core.dtype not in IN_DLPACK:
         return None
-    found = core.lone_view(shared.mappings)
+    found = core.lone_view(context.mappings)
     if found is None:
         return None
     key = (*found[0], "view")
-    if key in shared.storages:
+    if key in context.storages:
         return None
-    # What torch.utils.dlpack.from_dlpack calls, after it has asked the capsule for attributes that capsules have not.
+    # torch.utils.dlpack.from_dlpack calls this, after looking for attributes that a capsule does not have.
     made = torch._C._from_dlpack(found[1])
     storage = made.untyped_storage()
-    # setdefault: as below.
-    return made if shared.storages.setdefault(key, storage) is storage else None
+    # setdefault: if two threads get here at once, one registers its storage, and the other one calls `make`.
+    return made if context.storages.setdefault(key, storage) is storage else None
 
 
 def wrap(buffer: _rustload.Buffer, device: torch.device | None) -> torch.Tensor:
-    """A tensor over the buffer's memory, keeping it alive; on another device, a copy of it."""
+    """A tensor that shares the buffer's memory and keeps it alive; on another device than the CPU, a copy."""
     made = _owned(buffer)
     return made if device is None else made.to(device)
 
 
-def into(core: Core, out: Any, wanted: Wanted, *, cast: Cast, sync: bool) -> bool:
-    """Writes into a tensor; straight into its memory where that is contiguous and on the CPU or a GPU."""
+def write_into(core: Core, out: Any, request: Request, *, cast: Cast, sync: bool) -> bool:
+    """Materializes into a tensor: directly if it is contiguous on the CPU, or on a GPU; otherwise through a temporary tensor."""
     if not isinstance(out, torch.Tensor):
         return False
     if out.device.type == "meta":
         raise _make("Device", "Device", "out= is on the meta device, which has no memory to write to")
-    wanted = wanted_for(core, str(out.dtype), tuple(out.shape), wanted)
+    request = request_for_out(core, str(out.dtype), tuple(out.shape), request)
     target = out.detach()
     is_plain = not (target.is_conj() or target.is_neg())
-    gpu = place(target.device) if is_plain else None
+    gpu = gpu_for(target.device) if is_plain else None
     if gpu is not None:
-        results.filled(core, wanted, target, gpu, cast=cast, sync=sync)
+        results.fill(core, request, target, gpu, cast=cast, sync=sync)
         torch.autograd.graph.increment_version(out)
     elif target.device.type == "cpu" and target.is_contiguous() and is_plain:
         row = target.as_strided((target.numel(),), (1,)).view(torch.uint8)
-        core.materialize_into(wanted, row.__dlpack__())
-        torch.autograd.graph.increment_version(out)  # autograd must know that saved values are gone
+        core.materialize_into(request, row.__dlpack__())
+        torch.autograd.graph.increment_version(
+            out
+        )  # the version counter tells autograd that saved values were overwritten
     else:
         with torch.no_grad():
-            out.copy_(_owned(core.materialize(wanted)))
+            out.copy_(_owned(core.materialize(request)))
     return True
 
 
 def sparse(
     layout: str, shape: tuple[int, ...], parts: Sequence[torch.Tensor], *, is_coalesced: bool | None
 ) -> torch.Tensor:
-    """The sparse tensor of parts that were checked, in the order of torch's own functions."""
-    untyped: Any = torch  # its stubs have other arguments
+    """Creates a sparse tensor from parts whose invariants are checked already, in the order of torch's constructors."""
+    untyped: Any = torch  # its stubs lack some arguments
     made: torch.Tensor
     if layout == "sparse_coo":
         made = untyped.sparse_coo_tensor(*parts, shape, check_invariants=False)
         return made._coalesced_(bool(is_coalesced))
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse ", UserWarning)  # that compressed layouts are in beta
+        warnings.filterwarnings(
+            "ignore", "Sparse ", UserWarning
+        )  # the warning that compressed layouts are in beta
         made = untyped.sparse_compressed_tensor(
             *parts, shape, layout=getattr(torch, layout), check_invariants=False
         )
@@ -144,42 +151,42 @@ def sparse(
 
 
 def _is_meta(core: Core) -> bool:
-    """Whether it has no elements in its file, or a part of it has not."""
+    """Whether the tensor, or a part of a joined one, is a meta tensor, without elements in its file."""
     if isinstance(core, _rustload.Tensor):
         return core.is_meta
     return any(part.is_meta for part in core.parts())
 
 
-def _meta(core: Core, wanted: Wanted) -> torch.Tensor:
+def _meta(core: Core, request: Request) -> torch.Tensor:
     dtype = torch_dtype(core.dtype)
     if isinstance(core, _rustload.Tensor):
         made = torch.empty_strided(core.shape, core.strides, dtype=dtype, device="meta")
     else:
         made = torch.empty(core.shape, dtype=dtype, device="meta")
-    if wanted.transpose not in (None, False):
-        made = made.mT if wanted.transpose is True else made.permute(wanted.transpose)
+    if request.transpose not in (None, False):
+        made = made.mT if request.transpose is True else made.permute(request.transpose)
         made = made.contiguous()
-    return made if wanted.dtype is None else made.to(torch_dtype(wanted.dtype))
+    return made if request.dtype is None else made.to(torch_dtype(request.dtype))
 
 
-def _on_shared_storage(core: Core, wanted: Wanted, shared: Shared) -> torch.Tensor | None:
-    """The tensor on the one torch storage of its storage in the file; None where its elements must be copied by themselves."""
-    standing = core.shared_storage(wanted.copy)
+def _on_shared_storage(core: Core, request: Request, context: HandleContext) -> torch.Tensor | None:
+    """A tensor on the `UntypedStorage` that all names of its storage share; None if its elements have to be copied separately."""
+    standing = core.shared_storage(request.copy)
     if standing is None or not isinstance(core, _rustload.Tensor):
-        return None  # joined tensors stand on no storage
-    storages = shared.storages
+        return None  # a joined tensor shares no storage
+    storages = context.storages
     key = (*core.storage, standing)
     storage: torch.UntypedStorage | None = storages.get(key)
     if storage is None:
-        # setdefault: of two threads that come here at once, both must go on with the same storage.
-        storage = storages.setdefault(key, _storage(core.storage_bytes(standing, wanted)))
+        # setdefault: if two threads get here at once, both must use the same storage.
+        storage = storages.setdefault(key, _storage(core.storage_bytes(standing, request)))
     offset = core.offset if core.size else 0
     return torch.empty(0, dtype=torch_dtype(core.dtype)).set_(storage, offset, core.shape, core.strides)
 
 
 def _owned(buffer: _rustload.Buffer) -> torch.Tensor:
     if buffer.dtype in IN_DLPACK:
-        # The capsule itself: half the time of an object that torch asks for one.
+        # Passing the capsule takes half the time of passing the buffer, whose `__dlpack__` torch would call.
         return torch.utils.dlpack.from_dlpack(buffer.__dlpack__())
     return torch.empty(0, dtype=torch_dtype(buffer.dtype)).set_(
         _storage(buffer), 0, buffer.shape, buffer.strides

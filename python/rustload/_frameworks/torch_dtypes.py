@@ -8,15 +8,15 @@ from rustload.errors import _make
 
 __all__ = ["IN_DLPACK", "torch_dtype"]
 
-# What every torch that we support takes by DLPack as it is; the others go over as bytes.
+# The dtypes that every supported torch imports by DLPack; others are imported as bytes and viewed.
 IN_DLPACK = {"bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"}
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """torch's dtype of that name.
+    """The `torch.dtype` of that name.
 
     Raises:
-        UnsupportedError: The installed torch has none.
+        UnsupportedError: The installed torch does not have it.
     """
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):

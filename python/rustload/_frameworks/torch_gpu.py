@@ -1,8 +1,8 @@
-"""torch's side of a GPU. All of `torch.cuda` that uploads need is here, and only a real GPU can test it: so it is short.
+"""`TorchGpu`: the `Gpu` of torch. It has every use of `torch.cuda` by uploads, and is short because only a real GPU can test it.
 
-Memory comes from torch's caching allocator, which hands a block that was freed to the next who asks on the same stream. So
-copies wait for what is enqueued on the caller's stream when they are submitted, and a result that is given to another stream than
-the one it was allocated for is recorded there.
+Memory comes from torch's caching allocator, which reuses a freed block for the next allocation on the same stream, without
+waiting for work that is enqueued there. So copies wait for the work on the caller's stream at the time of submission, and a
+tensor that is used on another stream than that of its allocation is recorded there (`Tensor.record_stream`).
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
     from rustload._rustload import Buffer, Upload
 
-__all__ = ["Panel", "Place", "checked"]
+__all__ = ["TorchGpu", "TorchStagingBuffer", "checked"]
 
-# Elements are moved as integers of their size where nothing is cast: torch can do that for every dtype.
+# Without a cast, elements are copied as integers of their size, which torch can do for every dtype.
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def checked(device: torch.device) -> torch.device:
-    """The CUDA device with its number, which for bare "cuda" is the caller's current one.
+    """The CUDA device with its index; `"cuda"` is the current device.
 
     Raises:
-        DeviceError: torch sees no such GPU.
+        DeviceError: torch does not have the GPU.
     """
     if not torch.cuda.is_available():
         built = "was built without CUDA" if torch.version.cuda is None else "sees no GPU"
@@ -47,19 +47,19 @@ def checked(device: torch.device) -> torch.device:
     return device
 
 
-class Panel:
-    """Memory through which tensors go that the GPU casts or orders."""
+class TorchStagingBuffer:
+    """GPU memory that holds copied elements until the GPU casts or transposes them."""
 
-    __slots__ = ("held", "nbytes", "row")
+    __slots__ = ("byte_view", "nbytes", "tensor")
 
-    def __init__(self, held: torch.Tensor, row: Buffer) -> None:
-        self.held = held
-        self.row = row
-        self.nbytes = row.nbytes
+    def __init__(self, tensor: torch.Tensor, byte_view: Buffer) -> None:
+        self.tensor = tensor
+        self.byte_view = byte_view
+        self.nbytes = byte_view.nbytes
 
-    def move(self, start: int, dtype: str, shape: Sequence[int], target: torch.Tensor) -> None:
-        """Enqueues the cast and copy of a part into a tensor of the same shape, with any strides."""
-        source = self.held[start:].view(torch_dtype(dtype))[: target.numel()].view(tuple(shape))
+    def convert_into(self, start: int, dtype: str, shape: Sequence[int], target: torch.Tensor) -> None:
+        """Enqueues a cast and copy from byte `start` of the buffer into `target`, which has this shape and any strides."""
+        source = self.tensor[start:].view(torch_dtype(dtype))[: target.numel()].view(tuple(shape))
         bits = _BITS.get(source.itemsize) if source.dtype == target.dtype else None
         if bits is not None:
             source, target = source.view(bits), target.view(bits)
@@ -67,63 +67,63 @@ class Panel:
             target.copy_(source)
 
 
-class Place:
-    """One GPU under torch."""
+class TorchGpu:
+    """One GPU, with torch's caching allocator and current stream."""
 
-    computes = True
+    can_convert = True
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.index: int = device.index
         self._stream: Any = None
 
-    def stream(self) -> int:
+    def current_stream(self) -> int:
         """The address of the caller's current stream."""
         stream: int = torch.cuda.current_stream(self.index).cuda_stream
         return stream
 
-    def follow(self, held: Iterable[torch.Tensor]) -> None:
-        """Has the caller's current stream wait for the one before, if it is another."""
+    def follow_current_stream(self, held: Iterable[torch.Tensor]) -> None:
+        """Makes the caller's current stream wait for the previous one, if it changed."""
         now = torch.cuda.current_stream(self.index)
         with torch.cuda.device(self.index):
             is_recording = torch.cuda.is_current_stream_capturing()
         if is_recording:
-            note = "load before the graph is recorded, or on a stream that records none"
-            raise _make("Device", "Device", "the current stream is recording a CUDA graph", note)
+            note = "load before the graph is captured, or on a stream that is not capturing"
+            raise _make("Device", "Device", "the current stream is capturing a CUDA graph", note)
         if self._stream is not None and self._stream != now:
             now.wait_stream(self._stream)
             for tensor in held:
                 tensor.record_stream(now)
         self._stream = now
 
-    def finish(self) -> None:
+    def synchronize(self) -> None:
         """Waits for the caller's current stream."""
         torch.cuda.current_stream(self.index).synchronize()
 
     def new(self, shape: Sequence[int], dtype: str, _upload: Upload | None) -> tuple[torch.Tensor, Buffer]:
-        """A new contiguous tensor, and its memory as a row of bytes."""
+        """A new contiguous tensor, and its memory as 1-D `uint8`."""
         made = torch.empty(tuple(shape), dtype=torch_dtype(dtype), device=self.device)
-        return made, self.row(made)
+        return made, self.byte_view(made)
 
     def empty(self, shape: Sequence[int], dtype: str, _upload: Upload) -> torch.Tensor:
         """A tensor without elements."""
         return torch.empty(tuple(shape), dtype=torch_dtype(dtype), device=self.device)
 
-    def given(self, made: torch.Tensor) -> torch.Tensor:
+    def to_result(self, made: torch.Tensor) -> torch.Tensor:
         """The tensor itself."""
         return made
 
-    def panel(self, nbytes: int) -> Panel:
-        """Memory for what the GPU is to convert."""
-        return Panel(*self.new([nbytes], "uint8", None))
+    def staging_buffer(self, nbytes: int) -> TorchStagingBuffer:
+        """A staging buffer of so many bytes."""
+        return TorchStagingBuffer(*self.new([nbytes], "uint8", None))
 
-    def row(self, tensor: torch.Tensor) -> Buffer:
-        """The memory of a contiguous tensor, as a row of bytes."""
+    def byte_view(self, tensor: torch.Tensor) -> Buffer:
+        """The memory of a contiguous tensor as 1-D `uint8`."""
         row = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
         return _rustload.adopt(row.__dlpack__(stream=-1))
 
     def wrap(self, buffer: Buffer) -> torch.Tensor:
-        """A tensor over a buffer in the GPU's memory, with a storage of its own."""
+        """A tensor that shares the memory of a GPU buffer, with its own storage."""
         if buffer.dtype in IN_DLPACK:
             return torch.utils.dlpack.from_dlpack(buffer.__dlpack__())
         row = torch.utils.dlpack.from_dlpack(buffer.as_bytes().__dlpack__())

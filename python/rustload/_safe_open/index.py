@@ -1,4 +1,4 @@
-"""How slices of `safe_open` are indexed: as torch does, and as the reference does for the other frameworks."""
+"""Indexing of `get_slice`: as torch does, or as the safetensors package (the reference) does for other frameworks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Key: TypeAlias = tuple[Item | None, ...]
 
 
 def torch_part(tensor: LazyTensor, key: Any, place: torch.device | None, *, owned: bool) -> Any:
-    """What `whole[key]` gives in torch, on `place`; reads the part only, unless the key is a mask, a list or a tensor."""
+    """The result of `tensor[key]` in torch, on device `place`; reads only the part, except for advanced indexing."""
     import torch
 
     if place is None:
@@ -36,7 +36,7 @@ def torch_part(tensor: LazyTensor, key: Any, place: torch.device | None, *, owne
 def _host_part(tensor: LazyTensor, key: Any, *, owned: bool) -> Any:
     import torch
 
-    # To learn whether bools are 0 and 1 all of them are read, so they are not viewed as a whole.
+    # A view of bools would read all of them, to check that they are 0 or 1.
     if not owned and tensor.dtype != "bool":
         try:
             return tensor.materialize(framework="torch", copy=False)[key]
@@ -50,14 +50,14 @@ def _host_part(tensor: LazyTensor, key: Any, *, owned: bool) -> Any:
 
 
 def _is_basic(key: Any) -> bool:
-    """Whether a key has only what a lazy tensor is indexed with."""
+    """Whether the key is basic indexing, which a lazy tensor supports."""
     return all(
         item is None or isinstance(item, (slice, EllipsisType)) or _is_int(item) for item in _items(key)
     )
 
 
 def _is_int(item: Any) -> bool:
-    """An int, or a scalar that stands for one; a bool is a mask."""
+    """Whether the item is an int or a scalar with `__index__`; a bool is a mask."""
     is_bool = isinstance(item, bool) or "bool" in str(getattr(item, "dtype", ""))
     is_array = type(item).__name__ == "ndarray"
     return hasattr(item, "__index__") and not (is_bool or is_array) and getattr(item, "ndim", 0) == 0
@@ -68,7 +68,7 @@ def _items(key: Any) -> tuple[Any, ...]:
 
 
 def _torch_key(key: Any, shape: tuple[int, ...]) -> Key:
-    """A basic key that torch accepts, with its bounds clipped and the ellipsis spelled out."""
+    """A basic key that torch accepts, with clipped bounds and an expanded ellipsis."""
     items = _items(key)
     used = sum(item is not None and item is not ... for item in items)
     out: list[Item | None] = []
@@ -77,7 +77,7 @@ def _torch_key(key: Any, shape: tuple[int, ...]) -> Key:
         if item is None:
             out.append(None)
         elif item is ...:
-            # Of several, torch fills up with the first.
+            # Of several ellipses, torch expands the first.
             out += [slice(None)] * (len(shape) - used)
             dim += len(shape) - used
             used = len(shape)
@@ -92,9 +92,10 @@ def _torch_key(key: Any, shape: tuple[int, ...]) -> Key:
 
 
 def reference_key(key: Any, shape: tuple[int, ...]) -> Key:
-    """A key that the reference accepts under NumPy, as ints and slices inside the bounds; or its error.
+    """Converts a key that the reference accepts for NumPy to ints and slices within bounds; raises the reference's error.
 
-    Unlike the reference it takes empty ranges of a dimension of size 0, and a range that ends before it begins as empty.
+    Unlike the reference, it accepts empty ranges in a dimension of size 0, and treats a range whose stop is below its start as
+    empty.
     """
     items = _parsed(key, len(shape))
     resolved = [_from_start(item, dim, shape) for dim, item in enumerate(items)]
@@ -111,7 +112,7 @@ def reference_key(key: Any, shape: tuple[int, ...]) -> Key:
 
 
 def _parsed(key: Any, ndim: int) -> list[Item]:
-    """The items with the ellipsis spelled out."""
+    """The items of the key, with an expanded ellipsis."""
     if isinstance(key, list):
         if key:
             raise _safetensor_error("Non empty lists are not implemented")

@@ -1,7 +1,7 @@
-"""`PrefetchLoader`: what `safe_open.prefetch` gives, tensors on their way to a GPU before they are asked for.
+"""`PrefetchLoader`: the result of `safe_open.prefetch`, which reads tensors and copies them to a GPU in the background.
 
-Names and error texts are those of safetensors 0.9. Unlike the reference's it reads every format, and a tensor's memory is its
-own: it comes from torch's allocator and goes when the tensor goes.
+Names and error messages are those of safetensors 0.9. Unlike the reference's loader, it reads every format, and each tensor owns
+its memory, which torch's allocator allocates and frees.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Self, final
 
-from rustload._checkpoint.makers import maker_for
+from rustload._checkpoint.producers import producer_for
 from rustload._checkpoint.stream import Stream
-from rustload._common.request import Wanted
+from rustload._common.request import Request
 from rustload._frameworks import adapters
 from rustload.errors import _safetensor_error
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
     from rustload._tensor.handle import LazyTensor
 
-__all__ = ["PrefetchLoader", "planned"]
+__all__ = ["PrefetchLoader", "tensors_of_plan"]
 
-_WINDOW = 256 << 20
+_WINDOW_BYTES = 256 << 20
 
 
-def planned(file: Mapping[str, LazyTensor], plan: Any) -> list[LazyTensor]:
-    """The tensors, and parts of tensors, that a plan asks for.
+def tensors_of_plan(file: Mapping[str, LazyTensor], plan: Any) -> list[LazyTensor]:
+    """The tensors and parts of tensors in a plan.
 
     Raises:
-        SafetensorError: The plan names a tensor that there is not, or asks for another part than some first rows.
-        TypeError: The plan is no mapping.
+        SafetensorError: The plan names a tensor that does not exist, or has a value that is not None or a slice with step 1.
+        TypeError: The plan is not a mapping.
     """
     if plan is None:
         return list(file.values())
@@ -52,10 +52,9 @@ def planned(file: Mapping[str, LazyTensor], plan: Any) -> list[LazyTensor]:
 
 @final
 class PrefetchLoader:
-    """Tensors that are read and uploaded ahead, within 256 MiB of host memory; each is handed out once.
+    """Reads tensors and copies them to a GPU in the background, within 256 MiB of host memory. Each tensor is returned once.
 
-    Iterating gives those that are left, in the order in which they become ready; `take` gives one by its name and waits for it.
-    Several threads may use one.
+    Iteration yields the remaining tensors in the order in which they become ready; `take` waits for one by name. Thread-safe.
     """
 
     __slots__ = ("_left", "_lock", "_names", "_ready", "_stream")
@@ -81,30 +80,30 @@ class PrefetchLoader:
         made._left = set(made._names)
         made._ready = {}
         made._lock = threading.Lock()
-        # Owned memory: reading goes on ahead, where a view would be read by the upload.
-        wanted = Wanted(
+        # Owned memory (copy=True), so that the file is read in the background and not during the H2D copy of a view.
+        request = Request(
             dtype=None, transpose=None, copy=True, allow_lossy=False, overflow="nan", threads=threads
         )
-        adapter = adapters.adapter("torch")
-        # On a GPU a tensor is complete before it is handed out, as with safetensors' loader.
-        maker = maker_for(
+        adapter = adapters.load_adapter("torch")
+        # A tensor on a GPU is complete when it is returned, as with the reference's loader.
+        producer = producer_for(
             tensors,
-            [wanted],
+            [request],
             [0] * len(tensors),
             adapter,
             place,
             by_file=True,
-            window=_WINDOW,
-            ahead=_WINDOW,
+            window=_WINDOW_BYTES,
+            ahead=_WINDOW_BYTES,
             threads=threads,
-            standing=False,
-            whole=False,
+            share_storages=False,
+            results_kept=False,
         )
-        made._stream = Stream._of(maker, tensors)
+        made._stream = Stream._of(producer, tensors)
         return made
 
     def names(self) -> list[str]:
-        """The names of the plan, in its order; handed out or not."""
+        """All names of the plan, in its order."""
         return list(self._names)
 
     def __len__(self) -> int:
@@ -112,10 +111,10 @@ class PrefetchLoader:
         return len(self._names)
 
     def take(self, name: str) -> Any:
-        """The tensor of that name; waits until it is ready.
+        """Waits for the tensor of that name and returns it.
 
         Raises:
-            SafetensorError: The plan has no such tensor, it was handed out before, or the loader is closed.
+            SafetensorError: The name is not in the plan, the tensor was already taken, or the loader is closed.
         """
         with self._lock:
             if name not in self._left:
@@ -127,7 +126,7 @@ class PrefetchLoader:
             return self._ready.pop(name)
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        """Names and tensors that were not handed out yet, as they become ready."""
+        """Yields the remaining pairs of name and tensor, as they become ready."""
         while True:
             with self._lock:
                 if not self._left:
@@ -148,7 +147,7 @@ class PrefetchLoader:
         self._ready[name] = tensor
 
     def close(self) -> None:
-        """Stops reading ahead; tensors that were handed out stay."""
+        """Stops reading; tensors that were returned stay valid."""
         self._stream.close()
         with self._lock:
             self._ready.clear()
@@ -167,5 +166,5 @@ class PrefetchLoader:
         self.close()
 
     def __reduce__(self) -> NoReturn:
-        """Loaders do not pickle."""
+        """Not picklable; always raises TypeError."""
         raise TypeError("cannot pickle 'builtins.PrefetchLoader' object")

@@ -1,8 +1,7 @@
-"""`safe_open`: the surface of `safetensors.safe_open`, on every format that rustload reads.
+"""`safe_open`: the API of `safetensors.safe_open`, for every format that rustload reads.
 
-Names, results and error texts are those of safetensors 0.8, with `get_tensor_meta` and `prefetch` as in 0.9;
-`docs/safe_open.md` lists what differs and why. How a slice is indexed is in `index`, how the reference words a broken
-header in `header_errors`, and the loader that `prefetch` gives in `prefetch`.
+Names, results and error messages are those of safetensors 0.8 (the reference), with `get_tensor_meta` and `prefetch` as in 0.9.
+`docs/safe_open.md` lists the differences and their reasons.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, final
 from rustload._checkpoint.open import open as open_checkpoint
 from rustload._frameworks import adapters
 from rustload._safe_open import index
-from rustload._safe_open.header_errors import words
+from rustload._safe_open.header_errors import reference_message
 from rustload.errors import FormatError, LimitError, TensorNotFoundError, UnsupportedError, _safetensor_error
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PySafeSlice", "TensorMeta", "safe_open"]
 
-# The framework's name in the reference's messages, and in ours.
+# By the name that the user passes: the framework's name in the reference's messages, and in rustload.
 _FRAMEWORKS = {
     "pt": ("pytorch", "torch"),
     "torch": ("pytorch", "torch"),
@@ -38,11 +37,11 @@ _FRAMEWORKS = {
     "jax": ("flax", "jax"),
     "flax": ("flax", "jax"),
 }
-_NOT_SERVED = ("tf", "tensorflow", "mlx", "paddle")
-_NUMBERED = ("cuda", "npu", "xpu", "xla", "mlu", "musa", "hpu")
+_UNSUPPORTED_FRAMEWORKS = ("tf", "tensorflow", "mlx", "paddle")
+_INDEXED_DEVICES = ("cuda", "npu", "xpu", "xla", "mlu", "musa", "hpu")
 _BACKENDS = ("mmap", "pread")
 
-# The last two have no code in the format; they occur in pickles only.
+# The dtype codes. The format has no code for the last two, which occur only in pickles.
 _CODES = {
     "bool": "BOOL",
     "float4_e2m1fn_x2": "F4",
@@ -70,13 +69,13 @@ _CODES = {
 
 
 class TensorMeta(NamedTuple):
-    """What a file says about one tensor.
+    """The metadata of one tensor.
 
     Attributes:
         dtype: The code: `"BF16"`.
-        shape: Elements along each dimension; of F4, elements and not pairs.
-        data_offsets: Where the bytes begin and end in the data section of the tensor's safetensors file; None for tensors of
-            pickles, which have no such section.
+        shape: The size of each dimension; for F4, in elements and not in pairs.
+        data_offsets: The byte range in the data section of the safetensors file; None for tensors of pickles, which have no
+            data section.
     """
 
     dtype: str
@@ -85,7 +84,7 @@ class TensorMeta(NamedTuple):
 
 
 class _Target(NamedTuple):
-    """What tensors are made as."""
+    """The framework, device and ownership of results."""
 
     framework: str
     device: str | int
@@ -94,7 +93,7 @@ class _Target(NamedTuple):
 
 @final
 class PySafeSlice:
-    """A tensor that is read when it is indexed, and only where it is indexed. It works on after its file was closed."""
+    """A lazy tensor: indexing reads only the selected part. It stays valid after its file is closed."""
 
     __slots__ = ("_target", "_tensor")
 
@@ -121,25 +120,25 @@ class PySafeSlice:
         return _shape(self._tensor)
 
     def get_dtype(self) -> str:
-        """The dtype's code in the safetensors format, such as `"BF16"`; `"C128"` and `"C32"` for the two that have none."""
+        """The dtype code of the safetensors format, such as `"BF16"`; `"C128"` and `"C32"` for two dtypes that it lacks."""
         return _CODES[self._tensor.dtype]
 
     def __getitem__(self, key: Any) -> Any:
-        """A part of the tensor; reads the bytes of the part.
+        """Reads a part of the tensor.
 
         Args:
-            key: Under torch whatever torch indexes with; under NumPy ints, slices with bounds inside the tensor and positive
-                steps, and `...`.
+            key: With torch, any index that torch supports; with NumPy and JAX, ints, slices with bounds inside the tensor and
+                positive steps, and `...`.
 
         Raises:
-            IndexError: torch's own, for an index that does not fit.
-            SafetensorError: The reference's, under NumPy.
+            IndexError: The index is out of bounds, with torch.
+            SafetensorError: The index is invalid, with NumPy and JAX.
         """
         framework, device, owned = self._target
         if framework != "torch":
             part = self._tensor[index.reference_key(key, self._tensor.shape)]
             return part.materialize(framework=framework, copy=True)
-        place = adapters.adapter("torch").check_device(device)
+        place = adapters.load_adapter("torch").check_device(device)
         return index.torch_part(self._tensor, key, place, owned=owned)
 
     def __reduce__(self) -> NoReturn:
@@ -149,9 +148,9 @@ class PySafeSlice:
 
 @final
 class safe_open:  # noqa: N801 - the reference's name for it
-    """Opens a checkpoint of any format and gives its tensors as asked, with the methods of `safetensors.safe_open`.
+    """Opens a checkpoint of any format, with the methods of `safetensors.safe_open`.
 
-    Use it with `with` or not; tensors and slices outlive it. Several threads may use one at a time.
+    `with` is optional; tensors and slices stay valid after it is closed. Thread-safe.
 
     >>> import rustload
     >>> with rustload.safe_open("model.bin", framework="pt") as f:
@@ -185,24 +184,24 @@ class safe_open:  # noqa: N801 - the reference's name for it
         Args:
             filename: A file of any format, a directory of shards, or an index file.
             framework: `"pt"`, `"torch"` or `"pytorch"`; `"np"` or `"numpy"`; `"flax"` or `"jax"`.
-            device: Where tensors are made: `"cpu"`, `"cuda"` (the current device of the thread that asks for a tensor),
-                `"cuda:1"`, a GPU number, another device of torch's. NumPy has the CPU only, JAX its default device.
-            backend: `"mmap"`: torch tensors on the CPU are views of the file, private and copy-on-write; `"pread"`: they own
-                their memory. Arrays of NumPy and JAX always do.
+            device: The device of results: `"cpu"`, `"cuda"` (the current device of the calling thread), `"cuda:1"`, a GPU number,
+                or another device of torch. NumPy has only the CPU, JAX its default device.
+            backend: `"mmap"`: torch tensors on the CPU are views of the file (a private copy-on-write mapping); `"pread"`: they
+                own their memory. Arrays of NumPy and JAX always own theirs.
 
         Raises:
-            SafetensorError: The file is broken, or an argument is not known.
-            FileNotFoundError: There is no such file.
-            OSError: It cannot be read.
-            TypeError: An argument is of a wrong type.
+            SafetensorError: The file is invalid, or an argument has an unknown value.
+            FileNotFoundError: The file does not exist.
+            OSError: The file cannot be read.
+            TypeError: An argument has a wrong type.
         """
         path = _path(filename)
         if not isinstance(framework, str):
             raise _not_a_str("framework", framework)
-        if framework in _NOT_SERVED:
+        if framework in _UNSUPPORTED_FRAMEWORKS:
             raise _safetensor_error(
-                f"framework {framework} is not served by rustload.safe_open, which has pt, numpy and flax; "
-                "take numpy arrays and convert them"
+                f"framework {framework} is not supported by rustload.safe_open, which has pt, numpy and flax; "
+                "use numpy and convert the arrays"
             )
         if framework not in _FRAMEWORKS:
             raise _safetensor_error(f"framework {framework} is invalid")
@@ -223,7 +222,7 @@ class safe_open:  # noqa: N801 - the reference's name for it
         return sorted(self._opened())
 
     def offset_keys(self) -> list[str]:
-        """The names in the file's order: that of the bytes in safetensors, that of the pickle in others."""
+        """The names in the file's order: by data offset in safetensors, by position in the pickle in other formats."""
         return list(self._opened())
 
     def metadata(self) -> dict[str, str] | None:
@@ -247,8 +246,8 @@ class safe_open:  # noqa: N801 - the reference's name for it
         checkpoint = self._opened()
         framework, device, _ = self._target
         if framework == "torch":
-            adapter = adapters.adapter("torch")
-            if adapter.place(adapter.check_device(device)) is not None:
+            adapter = adapters.load_adapter("torch")
+            if adapter.gpu_for(adapter.check_device(device)) is not None:
                 return checkpoint.materialize(device=device, framework=framework)
         return {name: self._whole(tensor) for name, tensor in checkpoint.items()}
 
@@ -261,7 +260,7 @@ class safe_open:  # noqa: N801 - the reference's name for it
         return PySafeSlice._of(self._find(name), self._target)
 
     def get_tensor_meta(self, name: str) -> TensorMeta:
-        """Dtype, shape and place of a tensor; reads nothing.
+        """Dtype code, shape and data offsets of a tensor; reads nothing.
 
         Raises:
             SafetensorError: No tensor has that name, or the file is closed.
@@ -278,19 +277,19 @@ class safe_open:  # noqa: N801 - the reference's name for it
         device: str | int | None = None,
         threads: int = 8,
     ) -> PrefetchLoader:
-        """Starts to read tensors and to upload them to a GPU, ahead of whoever takes them.
+        """Returns a loader that reads tensors and copies them to a GPU in the background.
 
         Args:
-            plan: For each name None, for the whole tensor, or a slice of its first dimension with step 1; None for all tensors.
-            device: A CUDA device; None for that of the handle.
-            threads: How many threads read, at most.
+            plan: By name, None for the whole tensor, or a slice of its first dimension with step 1; None for all tensors.
+            device: A CUDA device; None for the device of this object.
+            threads: The most threads that read.
 
         Returns:
             The loader: take tensors by name, or iterate over it.
 
         Raises:
-            SafetensorError: The framework is not torch, the device no GPU, or the plan asks for what is not there.
-            DeviceError: torch sees no such GPU.
+            SafetensorError: The framework is not torch, the device is not a GPU, or the plan is invalid.
+            DeviceError: torch does not have the GPU.
         """
         file = self._opened()
         framework, place, _ = self._target
@@ -299,11 +298,11 @@ class safe_open:  # noqa: N801 - the reference's name for it
         place, shown = (place, place) if device is None else _device(device)
         if isinstance(place, str) and place.partition(":")[0] != "cuda":
             raise _safetensor_error(f"prefetch loads to cuda devices, not {shown}")
-        from rustload._safe_open import prefetch  # few need it
+        from rustload._safe_open import prefetch  # imported only when needed
 
-        found = prefetch.planned(file, plan)
+        found = prefetch.tensors_of_plan(file, plan)
         return prefetch.PrefetchLoader._of(
-            found, adapters.adapter("torch").check_device(place), max(1, int(threads))
+            found, adapters.load_adapter("torch").check_device(place), max(1, int(threads))
         )
 
     def __enter__(self) -> safe_open:
@@ -316,11 +315,11 @@ class safe_open:  # noqa: N801 - the reference's name for it
         _exc_value: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        """Closes the file; what was taken from it stays."""
+        """Closes the file; tensors and slices stay valid."""
         self._file = None
 
     def __reduce__(self) -> NoReturn:
-        """Handles do not pickle."""
+        """Not picklable; always raises TypeError."""
         raise TypeError("cannot pickle 'builtins.safe_open' object")
 
     def _opened(self) -> Checkpoint:
@@ -347,7 +346,7 @@ class safe_open:  # noqa: N801 - the reference's name for it
 
 
 def _open(path: str, framework: str) -> Checkpoint:
-    """The checkpoint, or the reference's error."""
+    """Opens the checkpoint; raises the reference's error."""
     try:
         return open_checkpoint(path, framework=framework, compat=True)  # type: ignore[arg-type]  # one of its names
     except (FileNotFoundError, NotADirectoryError) as cause:
@@ -358,7 +357,7 @@ def _open(path: str, framework: str) -> Checkpoint:
             missing.add_note(note)
         raise missing from None
     except (FormatError, UnsupportedError, LimitError) as cause:
-        text = words(path, cause)
+        text = reference_message(path, cause)
         error = _safetensor_error(text or str(cause), cause)
         if text:
             error.__notes__.insert(0, str(cause))
@@ -383,7 +382,7 @@ def _path(filename: Any) -> str:
 
 
 def _missing(path: str) -> FileNotFoundError:
-    """The error for a path that is not there: of the reference's name and text, with the errno and filename that it lacks."""
+    """The error for a path that does not exist, with the reference's class name and message, and also errno and filename."""
     return _FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
 
@@ -407,7 +406,7 @@ def _not_a_str(argument: str, value: object) -> TypeError:
 
 
 def _device(device: Any) -> tuple[str | int, str]:
-    """The device as torch has it, and as the reference shows it."""
+    """The device for torch, and its name in the reference's messages."""
     if device is None:
         return "cpu", "cpu"
     if isinstance(device, int):
@@ -421,7 +420,7 @@ def _device(device: Any) -> tuple[str | int, str]:
     name, colon, number = text.partition(":")
     if text == "cpu":
         return "cpu", "cpu"
-    if name not in (*_NUMBERED, "mps") or ":" in number:
+    if name not in (*_INDEXED_DEVICES, "mps") or ":" in number:
         raise _safetensor_error(f"device {text} is invalid")
     index = _index(number) if colon else 0
     if name == "mps":
@@ -432,12 +431,12 @@ def _device(device: Any) -> tuple[str | int, str]:
 
 
 def _index(number: str) -> int:
-    """A device's number, or the reference's error."""
+    """Parses a device index; raises the reference's error."""
     if not number:
         raise ValueError("cannot parse integer from empty string")
     if not re.fullmatch(r"\+?[0-9]+", number, re.ASCII):
         raise ValueError("invalid digit found in string")
-    # As many digits as 64 bits may have; more would be slow to parse as well as too large.
+    # At most the digits of a 64-bit number; longer ones are too large, and slow to parse.
     digits = number.lstrip("+").lstrip("0")
     if len(digits) > 20 or int(digits or "0") >= 1 << 64:
         raise ValueError("number too large to fit in target type")
@@ -453,10 +452,10 @@ def _shape(tensor: LazyTensor) -> list[int]:
 
 
 def _offsets(checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:
-    """Where each tensor lies in its file's data section; nothing for pickles.
+    """The data offsets of each tensor; empty for pickles.
 
-    The tensors of a safetensors file cover its data without holes, and a checkpoint has them in that order: so their sizes
-    add up to their offsets. From where an index hides some of a file's tensors on, there is no telling.
+    The tensors of a safetensors file cover its data section without gaps, and a checkpoint has them in that order, so the offset
+    of a tensor is the sum of the sizes before it. If an index file omits a tensor of a file, the offsets after it are unknown.
     """
     found: dict[str, tuple[int, int]] = {}
     ends: dict[int, tuple[int, int]] = {}

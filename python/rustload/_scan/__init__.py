@@ -1,1 +1,1 @@
-"""What files would do in a reader that runs pickles: `scan` looks, `report` is what it gives, `text` shows that to people."""
+"""`rustload.scan`: static analysis of pickles. `scan` runs it, `report` has the result classes, `text` formats a report."""

@@ -1,4 +1,4 @@
-"""`ScanReport`: what a scan found, as Python has it; the data are the extension's JSON."""
+"""`ScanReport`: the result of a scan, as Python objects over the JSON report of the extension."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ __all__ = ["Coverage", "FileReport", "Finding", "Named", "Range", "ScanReport", 
 
 
 class Finding(NamedTuple):
-    """One thing that was found; equal ones are one, with a count.
+    """One finding; equal findings are merged, with a count.
 
     Attributes:
-        code: Its stable code: an error's, or one that only scans have (docs/scan.md lists both).
+        code: Its stable code: that of an error, or one that only scans have (docs/scan.md lists both).
         severity: `"note"`, `"warning"` or `"error"`, by the verdict.
-        verdict: What this finding alone makes of the file.
-        message: What is the matter.
-        member: The archive's member, behind `!` where archives nest; None for the file itself.
-        offset: The byte in the member, or in the file; None where there is no one place.
-        module: The module of the class or function that it is about, or None.
+        verdict: The verdict on the file by this finding alone.
+        message: The description.
+        member: The archive member, with `!` between the levels of nested archives; None for the file itself.
+        offset: The byte offset in the member, or in the file; None if it has no single position.
+        module: The module of the class or function, or None.
         name: Its name, or None.
-        arguments: What it is called with, abbreviated to 256 bytes, or None.
-        times: How often it was found; offset and arguments are the first's.
-        readers: Who sees it or goes on past it: `"c"` and `"python"` are CPython's two unpicklers.
+        arguments: The arguments of the call, abbreviated to 256 bytes, or None.
+        times: The number of occurrences; offset and arguments are those of the first.
+        readers: The unpicklers that run it or continue past it: `"c"` and `"python"` are CPython's two.
     """
 
     code: str
@@ -42,17 +42,17 @@ class Finding(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One thing that unpickling would do, in program order.
+    """One effect that unpickling would have, in program order.
 
     Attributes:
-        member: The archive's member, as in a finding.
-        offset: Where the opcode lies, in bytes.
+        member: The archive member, as in a finding.
+        offset: The byte offset of the opcode.
         effect: `"import"`, `"call"`, `"setstate"` or `"ext"`.
         opcode: The opcode's name, as `pickletools` spells it.
-        module: The module of what is imported or called; empty for the result of another call.
+        module: The module of what is imported or called; empty if the callable is the result of another call.
         name: Its name.
         arguments: The arguments, abbreviated to 256 bytes.
-        verdict: What is thought of it.
+        verdict: The verdict on it.
     """
 
     member: str | None
@@ -71,11 +71,11 @@ class Named(NamedTuple):
     Attributes:
         module: Its module, in Python 3's spelling.
         name: Its name in the module; may be dotted.
-        verdict: What is thought of the name.
-        reason: Why it would execute; else empty.
-        calls: How often it is called.
-        member: The member that names it first.
-        offset: Where, in bytes.
+        verdict: The verdict on the name.
+        reason: Why it would execute; empty otherwise.
+        calls: The number of calls.
+        member: The archive member that names it first.
+        offset: The byte offset there.
     """
 
     module: str
@@ -88,13 +88,13 @@ class Named(NamedTuple):
 
 
 class Range(NamedTuple):
-    """Bytes that were looked at, or were not.
+    """A byte range that was scanned, or was not.
 
     Attributes:
         member: The archive's member, as in a finding.
-        what: What was looked at, or why it was not.
+        what: The kind of data that was scanned, or why it was not.
         offset: The first byte in the member.
-        nbytes: How many.
+        nbytes: The length in bytes.
     """
 
     member: str | None
@@ -104,13 +104,13 @@ class Range(NamedTuple):
 
 
 class Coverage(NamedTuple):
-    """What was looked at in a file; tensors' bytes never are.
+    """The parts of a file that were scanned; tensor data never is.
 
     Attributes:
-        complete: Whether everything that might hold a pickle was.
-        truncated: Whether a list of the report ended at the limit `findings`.
-        scanned: What was looked at.
-        unscanned: What was not.
+        complete: Whether everything that might contain a pickle was scanned.
+        truncated: Whether a list of the report was cut at the limit `findings`.
+        scanned: The ranges that were scanned.
+        unscanned: The ranges that might contain a pickle and were not scanned.
     """
 
     complete: bool
@@ -120,14 +120,14 @@ class Coverage(NamedTuple):
 
 
 class _Report:
-    """A report as the extension made it."""
+    """Base of the report classes: a view of the JSON report."""
 
     __slots__ = ("_data",)
 
     _data: dict[str, Any]
 
     def __init__(self) -> None:
-        """Not for users: `rustload.scan` makes reports.
+        """Not for users: `rustload.scan` creates reports.
 
         Raises:
             TypeError: Always.
@@ -142,7 +142,7 @@ class _Report:
 
 
 class FileReport(_Report):
-    """What was found in one file."""
+    """The report on one file."""
 
     __slots__ = ()
 
@@ -154,30 +154,30 @@ class FileReport(_Report):
 
     @property
     def format(self) -> str | None:
-        """The format, where it has one: `"torch-zip"`, `"torch-legacy"`, `"pickle"`, `"safetensors"`, `"npy"`, ..."""
+        """The format if it is known: `"torch-zip"`, `"torch-legacy"`, `"pickle"`, `"safetensors"`, `"npy"`, ..."""
         name: str | None = self._data["format"]
         return name
 
     @property
     def status(self) -> Literal["scanned", "skipped", "unreadable"]:
-        """Whether it was scanned; `"skipped"` is a file that holds no pickle as far as anybody knows, such as a README."""
+        """Whether it was scanned; `"skipped"` is a file of a kind that contains no pickle, such as a README."""
         status: Literal["scanned", "skipped", "unreadable"] = self._data["status"]
         return status
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of its findings, and never `"inert"` where something was not looked at."""
+        """The worst verdict of its findings; never `"inert"` if a part was not scanned."""
         verdict: Verdict = self._data["verdict"]
         return verdict
 
     @property
     def findings(self) -> list[Finding]:
-        """What was found, in the order in which it was."""
+        """The findings, in the order of their discovery."""
         return [Finding(**{**found, "readers": tuple(found["readers"])}) for found in self._data["findings"]]
 
     @property
     def trace(self) -> list[Step]:
-        """What unpickling would do, in program order; calls that rustload understands are counted in `globals` instead."""
+        """The effects of unpickling, in program order; calls that rustload understands are counted in `globals` instead."""
         return [Step(**step) for step in self._data["trace"]]
 
     @property
@@ -187,14 +187,14 @@ class FileReport(_Report):
 
     @property
     def coverage(self) -> Coverage:
-        """What was looked at, and what was not."""
-        told = self._data["coverage"]
+        """The parts that were scanned, and those that were not."""
+        coverage = self._data["coverage"]
 
         def ranges(key: str, what: str) -> list[Range]:
-            return [Range(one["member"], one[what], one["offset"], one["nbytes"]) for one in told[key]]
+            return [Range(one["member"], one[what], one["offset"], one["nbytes"]) for one in coverage[key]]
 
         return Coverage(
-            told["complete"], told["truncated"], ranges("scanned", "kind"), ranges("unscanned", "why")
+            coverage["complete"], coverage["truncated"], ranges("scanned", "kind"), ranges("unscanned", "why")
         )
 
     def __repr__(self) -> str:
@@ -203,7 +203,7 @@ class FileReport(_Report):
 
 
 class ScanReport(_Report):
-    """What files would do in a reader that runs pickles. `str(report)` is the text that `rustload scan` prints.
+    """The result of `rustload.scan`: what unpickling the files would do. `str(report)` is the text that `rustload scan` prints.
 
     >>> import rustload
     >>> report = rustload.scan("model.pt")
@@ -215,13 +215,13 @@ class ScanReport(_Report):
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of all files: `"inert"`, `"unknown"` or `"would execute"`; `"unknown"` where nothing was scanned."""
+        """The worst verdict of all files: `"inert"`, `"unknown"` or `"would execute"`; `"unknown"` if nothing was scanned."""
         verdict: Verdict = self._data["verdict"]
         return verdict
 
     @property
     def complete(self) -> bool:
-        """Whether something was scanned, and all of it was."""
+        """Whether at least one file was scanned, and all were scanned completely."""
         complete: bool = self._data["complete"]
         return complete
 
@@ -237,7 +237,7 @@ class ScanReport(_Report):
 
     @property
     def trace(self) -> list[Step]:
-        """What unpickling all files would do."""
+        """The effects of unpickling all files, file by file."""
         return [step for file in self.files for step in file.trace]
 
     @property
@@ -247,7 +247,7 @@ class ScanReport(_Report):
 
     @property
     def coverage(self) -> list[Coverage]:
-        """What was looked at, file by file."""
+        """The coverage of each file."""
         return [file.coverage for file in self.files]
 
     def to_json(self) -> str:
@@ -257,10 +257,10 @@ class ScanReport(_Report):
         return json.dumps(self._data)
 
     def __str__(self) -> str:
-        """One line for each file, its findings below."""
-        from rustload._scan.text import plain  # few need it
+        """The report as text: one line per file, with its findings below."""
+        from rustload._scan.text import to_text  # imported only when needed
 
-        return plain(self._data)
+        return to_text(self._data)
 
     def __repr__(self) -> str:
         """Verdict and number of files."""

@@ -1,4 +1,4 @@
-"""`scan`: what a file would do in a reader that runs pickles."""
+"""`scan`: reports what unpickling a file would do, without running it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rustload import _rustload
-from rustload._common.paths import paths
+from rustload._common.paths import path_list
 from rustload._scan.report import ScanReport
 from rustload._scan.verdict import ORDER
 from rustload.errors import _make
@@ -27,10 +27,10 @@ def scan(
     *,
     limits: Limits | None = None,
 ) -> ScanReport:
-    r"""Says what a file would do in a reader that runs pickles, and runs nothing.
+    r"""Reports what unpickling a file would do. Nothing is run or imported.
 
-    What is wrong with a file is in the report and not raised. Tensors are not read: a checkpoint of any size is scanned in about
-    the time that opening it takes.
+    Faults of a file are findings in the report, not exceptions. Tensor data is not read: scanning a checkpoint of any size takes
+    about as long as opening it.
 
     >>> import rustload
     >>> print(rustload.scan(b"cos\nsystem\n(S'id'\ntR."))
@@ -38,14 +38,14 @@ def scan(
       error    DisallowedGlobal  byte 19  os.system('id'): would be called: it runs programs
 
     Args:
-        source: A file; a directory, of which all files are scanned; the bytes of a file (`bytes` are never a path here); an open
-            binary file, all of it, wherever it stands; or a list of any of these.
-        limits: Bounds on what a file may make the scan do; beyond one, the report is not complete.
+        source: A file; a directory, of which all files are scanned; the content of a file (`bytes` are never a path here); an
+            open binary file, which is scanned from its start whatever its position; or a list of any of these.
+        limits: Upper bounds on the memory and work of the scan; if one is exceeded, the report is not complete.
 
     Returns:
-        The report. Its verdict is `"inert"` (nothing but data, all of it looked at and understood), `"unknown"` (classes or
-        functions of which nothing is known, damage, or readers disagree) or `"would execute"` (it calls what runs code or
-        touches the system).
+        The report. Its verdict is `"inert"` (only data, and all of it was scanned and understood), `"unknown"` (unknown classes
+        or functions, damage, or unpicklers that disagree) or `"would execute"` (it calls functions that run code or access the
+        system).
 
     Raises:
         OSError: A path does not exist, or a directory cannot be listed.
@@ -63,7 +63,7 @@ def scan(
 
 
 def report_on(source: Any, limits: dict[str, int]) -> dict[str, Any]:
-    """The report on one thing, as JSON has it."""
+    """The report on one source, as a dict in the form of the JSON report."""
     if isinstance(source, io.BytesIO):
         source = source.getbuffer()
     if isinstance(source, (bytes, bytearray, memoryview)):
@@ -74,11 +74,11 @@ def report_on(source: Any, limits: dict[str, int]) -> dict[str, Any]:
         raise _make(
             "Type", "Type", f"scan takes paths, bytes and binary files, not a {type(source).__name__}"
         )
-    return _parsed(_rustload.scan_paths(paths(source), limits=limits))
+    return _parsed(_rustload.scan_paths(path_list(source), limits=limits))
 
 
 def _parsed(text: str) -> dict[str, Any]:
-    """The extension's JSON; the parser is imported by the first scan, and not with the package."""
+    """Parses the extension's JSON; `json` is imported here, not with the package, because that takes time."""
     import json
 
     parsed: dict[str, Any] = json.loads(text)
@@ -86,16 +86,16 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def _open_file(file: Any, limits: dict[str, int]) -> dict[str, Any]:
-    """A file on a disk is read by position, whatever has been read from it; anything else is read to its end."""
+    """Scans an open file: a file with a descriptor from its start, anything else by reading it to its end."""
     try:
         number = file.fileno()
     except (AttributeError, OSError):
         data = file.read()
         if not isinstance(data, bytes):
-            raise _make("Type", "Type", "the file is open for text; open it with 'rb'") from None
+            raise _make("Type", "Type", "the file is open in text mode; open it with 'rb'") from None
         return _parsed(_rustload.scan_bytes(data, limits=limits))
     if isinstance(file, io.TextIOBase):
-        raise _make("Type", "Type", "the file is open for text; open it with 'rb'")
+        raise _make("Type", "Type", "the file is open in text mode; open it with 'rb'")
     report = _parsed(_rustload.scan_paths([f"/proc/self/fd/{number}"], limits=limits))
     for one in report["files"]:
         one["path"] = str(getattr(file, "name", one["path"]))
@@ -103,7 +103,7 @@ def _open_file(file: Any, limits: dict[str, int]) -> dict[str, Any]:
 
 
 def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Several reports as one."""
+    """Merges several reports into one."""
     if not parts:
         raise _make("Value", "Value", "there is nothing to scan")
     files = [file for part in parts for file in part["files"]]

@@ -1,4 +1,4 @@
-"""A scan's report as text for people: one line for each file, what was found below it."""
+"""Formats a scan report as text: one line per file, with its findings below."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 from rustload._common.terminal import Page, count
 from rustload._scan.verdict import ORDER
 
-__all__ = ["plain", "show"]
+__all__ = ["show", "to_text"]
 
-# Findings and steps below one file; --json has all of them.
-MOST = 20
-# Characters of a call.
-LONGEST = 150
-# Skipped files that are named.
-SKIPPED = 3
+# The most findings to show per file; --json has all of them.
+FINDINGS_SHOWN_MAX = 20
+# The most characters to show of a call.
+CALL_SHOWN_MAX_CHARS = 150
+# The most skipped files to list.
+SKIPPED_SHOWN_MAX = 3
 _COLORS = {"inert": "32", "unknown": "33", "would execute": "1;31"}
 _SEVERITIES = {"note": "2", "warning": "33", "error": "1;31"}
 
 
-def plain(report: dict[str, Any]) -> str:
-    """A report as text without colours."""
+def to_text(report: dict[str, Any]) -> str:
+    """Formats a report without colours."""
     out = io.StringIO()
     page = Page(out, "never")
     show(page, report, quiet=False)
@@ -30,7 +30,7 @@ def plain(report: dict[str, Any]) -> str:
 
 
 def show(page: Page, report: dict[str, Any], *, quiet: bool) -> None:
-    """Prints a report as text: one line for each file, what was found below it."""
+    """Adds a report to a page: one line per file, with its findings below."""
     skipped = []
     for file in report["files"]:
         if file["status"] == "skipped" and not file["findings"]:
@@ -38,8 +38,8 @@ def show(page: Page, report: dict[str, Any], *, quiet: bool) -> None:
         elif not (quiet and file["verdict"] == "inert"):
             _file(page, file, quiet=quiet)
     if skipped and not quiet:
-        names = ", ".join(page.safe(name) for name in skipped[:SKIPPED])
-        more = f" and {len(skipped) - SKIPPED:,} more" if len(skipped) > SKIPPED else ""
+        names = ", ".join(page.safe(name) for name in skipped[:SKIPPED_SHOWN_MAX])
+        more = f" and {len(skipped) - SKIPPED_SHOWN_MAX:,} more" if len(skipped) > SKIPPED_SHOWN_MAX else ""
         page.line(page.dim(page.clipped(f"passed over, as they hold no pickle: {names}{more}")))
 
 
@@ -50,16 +50,16 @@ def _file(page: Page, file: dict[str, Any], *, quiet: bool) -> None:
     page.line(f"{page.strong(name)}: {page.paint(_COLORS.get(word, '33'), word)}{page.dim(incomplete)}")
     findings = [found for found in file["findings"] if not (quiet and found["verdict"] == "inert")]
     findings.sort(key=lambda found: -ORDER[found["verdict"]])
-    shown = findings[:MOST]
+    shown = findings[:FINDINGS_SHOWN_MAX]
     codes = [found["code"] for found in shown]
     places = [_place(page, found) for found in shown]
     widths = [max(map(len, column), default=0) for column in (codes, places)]
     for found, code, place in zip(shown, codes, places, strict=True):
         severity = (_SEVERITIES[found["severity"]], found["severity"].ljust(7))
         cells = [severity, ("", code.ljust(min(widths[0], 24))), ("", place.ljust(min(widths[1], 40)))]
-        page.hung(cells, _words(page, found))
-    if len(findings) > MOST:
-        page.line(page.dim(f"  and {len(findings) - MOST:,} more (--json has all)"))
+        page.hung(cells, _description(page, found))
+    if len(findings) > FINDINGS_SHOWN_MAX:
+        page.line(page.dim(f"  and {len(findings) - FINDINGS_SHOWN_MAX:,} more (--json has all)"))
     for gap in file["coverage"]["unscanned"][: 1 if quiet else 5]:
         where = f"{page.safe(gap['member'])}, " if gap["member"] else ""
         page.line(page.clipped(f"  not scanned: {where}byte {gap['offset']:,}: {page.safe(gap['why'])}"))
@@ -74,13 +74,13 @@ def _place(page: Page, found: dict[str, Any]) -> str:
     return f"{member} " * bool(member) + f"byte {found['offset']}"
 
 
-def _words(page: Page, found: dict[str, Any]) -> str:
+def _description(page: Page, found: dict[str, Any]) -> str:
     times = f" ({count(found['times'], 'time')})" if found["times"] > 1 else ""
     if found["arguments"] is None:
         return page.safe(found["message"]) + times
     name = ".".join(part for part in (found["module"], found["name"]) if part)
     call = page.safe(name + found["arguments"])
-    if len(call) > LONGEST:
-        call = call[:LONGEST] + "..."
+    if len(call) > CALL_SHOWN_MAX_CHARS:
+        call = call[:CALL_SHOWN_MAX_CHARS] + "..."
     message = page.safe(found["message"])
     return f"{call}: {message.removeprefix(page.safe(name)).lstrip()}{times}"

@@ -1,4 +1,4 @@
-"""What is thought of a file or of one thing in it."""
+"""The verdict on a file or on one finding."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ __all__ = ["ORDER", "Verdict"]
 Verdict: TypeAlias = Literal["inert", "unknown", "would execute"]
 
 ORDER: dict[str, int] = {"inert": 0, "unknown": 1, "would execute": 2}
-"""The worse, the higher."""
+"""The severity order: a higher number is worse."""

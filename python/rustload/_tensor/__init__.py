@@ -1,1 +1,1 @@
-"""What stands in a checkpoint: lazy tensors (`handle`), several seen as one (`joined`), and what a file only names (`inert`)."""
+"""The values of a checkpoint: lazy tensors (`handle`), joined ones (`joined`), and inert values of unknown classes (`inert`)."""

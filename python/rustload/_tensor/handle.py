@@ -1,15 +1,15 @@
-"""`LazyTensor`: a tensor of a checkpoint, or a part of one, until somebody asks for its elements."""
+"""`LazyTensor`: a handle on a tensor of a checkpoint, or on a part of one, whose elements are read on demand."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from rustload._common.dtype_args import choose, dtype_name, order_of
+from rustload._common.dtype_args import dtype_name, transpose_arg, value_for
 from rustload._common.request import (
     Cast,
     Overflow,
+    Request,
     Transpose,
-    Wanted,
     checked_cast,
     checked_copy,
     checked_overflow,
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
     import torch
 
     from rustload import _rustload
-    from rustload._frameworks.adapters import Shared
+    from rustload._frameworks.adapters import HandleContext
 
 __all__ = ["LazyTensor", "Quantization"]
 
 
 class Quantization(NamedTuple):
-    """How a quantized tensor's integers stand for numbers: `(q - zero_point) * scale`.
+    """The quantization parameters of a tensor: an integer q means the number `(q - zero_point) * scale`.
 
     Attributes:
         dtype: The dtype as torch calls it: `"qint8"`, `"quint8"`, `"qint32"`, `"quint4x2"` or `"quint2x4"`.
         scheme: `"per_tensor_affine"`, `"per_channel_affine"` and the like.
-        scale: What to multiply with: a float, or a LazyTensor or a list with one number for each step along `axis`.
-        zero_point: The integer that is zero, likewise; floats in `"per_channel_affine_float_qparams"`.
-        axis: The dimension of the scales, in the tensor as the file has it; None for one scale for all.
-        packed: Shape, strides and offset in numbers, where several share a byte: the tensor itself is then all bytes of its
-            storage. None elsewhere.
+        scale: A float; or, per channel, a LazyTensor or a list with one number per index of dimension `axis`.
+        zero_point: The integer that means zero, in the same form; floats in `"per_channel_affine_float_qparams"`.
+        axis: The channel dimension, in the tensor as the file has it; None for one scale for the whole tensor.
+        packed: Shape, strides and offset in elements if several elements share a byte; the LazyTensor is then all bytes of the
+            storage. None otherwise.
     """
 
     dtype: str
@@ -55,8 +55,8 @@ class Quantization(NamedTuple):
 class LazyTensor:
     """A tensor that has not been read yet.
 
-    Indexing, `.T` and `.permute` give other lazy tensors and read nothing. `materialize` reads the elements that are asked for,
-    no more, and makes a tensor of the framework. A handle keeps its checkpoint's file open, so it outlives the checkpoint.
+    Indexing, `.T` and `.permute` return other lazy tensors and read nothing. `materialize` reads only the selected elements and
+    returns a tensor of the framework. A handle keeps its file open, so it stays valid after the checkpoint is closed.
 
     >>> import rustload
     >>> t = rustload.open("model.pt")["q.weight"]
@@ -68,10 +68,10 @@ class LazyTensor:
     torch.Size([8, 2])
     """
 
-    __slots__ = ("_core", "_shared")
+    __slots__ = ("_context", "_core")
 
     _core: _rustload.Tensor
-    _shared: Shared
+    _context: HandleContext
 
     def __init__(self) -> None:
         """Not for users: handles come from a checkpoint.
@@ -82,19 +82,19 @@ class LazyTensor:
         raise TypeError("lazy tensors come from a checkpoint: rustload.open(path)[name]")
 
     @classmethod
-    def _wrap(cls, core: _rustload.Tensor, shared: Shared) -> Self:
+    def _wrap(cls, core: _rustload.Tensor, context: HandleContext) -> Self:
         made = cls.__new__(cls)
         made._core = core
-        made._shared = shared
+        made._context = context
         return made
 
-    def _with_views_in(self, shared: Shared) -> Self:
-        """The same tensor, whose views under torch are of the mapping and the storages of `shared`."""
-        return self._wrap(self._core, shared)
+    def _with_context(self, context: HandleContext) -> Self:
+        """The same tensor with the mappings and storages of another context."""
+        return self._wrap(self._core, context)
 
     @property
     def name(self) -> str:
-        """The tensor's name in its checkpoint; empty for one that only `Checkpoint.objects` leads to."""
+        """The tensor's name in its checkpoint; empty for a tensor that is only reachable through `Checkpoint.objects`."""
         return self._core.name
 
     @property
@@ -104,17 +104,17 @@ class LazyTensor:
 
     @property
     def dtype(self) -> str:
-        """The element type in the file, in torch's words: `"bfloat16"`."""
+        """The dtype in the file, as torch spells it: `"bfloat16"`."""
         return self._core.dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Elements along each dimension."""
+        """The size of each dimension."""
         return self._core.shape
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Elements between neighbours along each dimension, in the file."""
+        """The strides in the file, in elements."""
         return self._core.strides
 
     @property
@@ -129,12 +129,12 @@ class LazyTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all elements together, in the file's dtype."""
+        """The size of all elements in bytes, in the file's dtype."""
         return self._core.nbytes
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the elements lie in C order without gaps."""
+        """Whether the elements are C-contiguous in the file."""
         return self._core.is_contiguous
 
     @property
@@ -144,7 +144,7 @@ class LazyTensor:
 
     @property
     def requires_grad(self) -> bool:
-        """Whether the file says that it wants gradients."""
+        """Whether the file has `requires_grad` set."""
         return self._core.requires_grad
 
     @property
@@ -159,9 +159,9 @@ class LazyTensor:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """What was set on the tensor when it was saved, as `Checkpoint.objects` has values; a fresh dict.
+        """The Python attributes that the tensor had when it was saved, as values like those of `Checkpoint.objects`; a new dict.
 
-        A state of another form than attributes, as classes with a `__setstate__` have it, is under `"__setstate__"`.
+        A state that is not a dict of attributes (for a class with `__setstate__`) is under the key `"__setstate__"`.
         """
         found: dict[str, Any] = {}
         for state in self._core.attributes(self._wrap_core):
@@ -174,23 +174,23 @@ class LazyTensor:
 
     @property
     def quantization(self) -> Quantization | None:
-        """How the integers stand for numbers; None for a tensor that is not quantized.
+        """The quantization parameters; None for a tensor that is not quantized.
 
-        It is that of the whole tensor; `materialize(dequantize=True)` takes the scales of a part.
+        They are those of the whole tensor, also for a part; `materialize(dequantize=True)` selects the scales of the part.
         """
         found = self._core.quantization(self._wrap_core)
         return None if found is None else Quantization(*found)
 
     def _wrap_core(self, core: _rustload.Tensor) -> LazyTensor:
-        return LazyTensor._wrap(core, self._shared)
+        return LazyTensor._wrap(core, self._context)
 
     @property
-    def T(self) -> Self:  # noqa: N802 - the field's name for it
-        """The same elements with the dimensions reversed."""
-        return self._wrap(self._core.reversed(), self._shared)
+    def T(self) -> Self:  # noqa: N802 - the name in NumPy and torch
+        """The transpose: the dimensions in reverse order. Reads nothing."""
+        return self._wrap(self._core.reversed(), self._context)
 
     def permute(self, *dims: int | tuple[int, ...]) -> Self:
-        """The same elements with the dimensions in another order.
+        """Permutes the dimensions; reads nothing.
 
         Args:
             *dims: A full permutation, as numbers or as one tuple; negative numbers count from the end.
@@ -199,17 +199,17 @@ class LazyTensor:
             ValueError: `dims` is no permutation.
         """
         order = dims[0] if len(dims) == 1 and isinstance(dims[0], (tuple, list)) else dims
-        return self._wrap(self._core.permute(list(order)), self._shared)  # type: ignore[arg-type]  # ints by now
+        return self._wrap(self._core.permute(list(order)), self._context)  # type: ignore[arg-type]  # ints by now
 
     def __getitem__(self, key: Any) -> Self:
-        """A part by basic indexing: ints, slices with positive steps, `...` and None, as in NumPy and torch.
+        """Selects a part by basic indexing, lazily: ints, slices with positive steps, `...` and None, as in NumPy and torch.
 
         Raises:
             IndexError: An index is out of bounds, or there are too many.
             ValueError: A slice's step is not positive.
-            TypeError: The index is a mask, a list or a tensor; these are not read lazily.
+            TypeError: The index is a mask, a list or a tensor (advanced indexing).
         """
-        return self._wrap(self._core.index(key), self._shared)
+        return self._wrap(self._core.index(key), self._context)
 
     def __len__(self) -> int:
         """The size of the first dimension."""
@@ -218,10 +218,10 @@ class LazyTensor:
         return self.shape[0]
 
     __contains__ = None
-    """Membership would read the elements: materialize them first."""
+    """`in` is not supported, because it would read the elements: materialize first."""
 
     def __bool__(self) -> bool:
-        """Refuses: a tensor's truth is that of its elements, which are not read.
+        """Not supported, because it would read the elements.
 
         Raises:
             TypeError: Always.
@@ -248,86 +248,90 @@ class LazyTensor:
         cast: Cast = "auto",
         sync: bool = True,
     ) -> Any:
-        """Reads the elements and makes a tensor of them, cast and transposed on the way.
+        """Reads the elements and returns them as a tensor of the framework; casts and transposes while reading.
 
         Args:
             device: `"cpu"` or None, `"cuda"`, `"cuda:1"`, a GPU number or a `torch.device`. Frameworks "torch", "jax" and
                 "cupy" have GPUs; "jax" takes its own devices and shardings too.
-            dtype: The dtype of the result: a string in torch's, safetensors' or NumPy's words, a `torch.dtype` or a NumPy dtype;
-                a mapping from glob patterns of names, or a callable that gets this handle, gives one per tensor. None keeps
-                the file's.
-            transpose: True swaps the last two dimensions, a tuple is a full permutation; mappings and callables as for `dtype`.
-            copy: None gives a view of the file (private, copy-on-write, no memory of its own) where neither cast nor transpose
-                is asked for, and owned memory otherwise; True always gives owned memory; False gives a view or an error.
-            out: An array or tensor of the result's shape to write into, on the CPU or a GPU; its dtype decides the cast.
-                Nothing else may use its memory until the call returns; another call that writes to it is refused.
+            dtype: The dtype of the result: a name as torch, safetensors or NumPy spells it, a `torch.dtype` or a NumPy dtype; or
+                a mapping from glob patterns of names to dtypes, or a callable that gets this handle. None keeps the file's dtype.
+            transpose: True swaps the last two dimensions, a tuple is a permutation of all; or a mapping or a callable, as for
+                `dtype`.
+            copy: None returns a view of the file (a private copy-on-write mapping, no anonymous memory) without a cast or
+                transpose, and owned memory otherwise. True always returns owned memory. False returns a view or raises.
+            out: An array or tensor of the result's shape to write into, on the CPU or a GPU; its dtype sets the cast.
+                Nothing else may use its memory until the call returns; a concurrent call with the same `out` is an error.
             framework: `"torch"`, `"numpy"`, `"jax"`, `"cupy"` or `"dlpack"`, in place of the checkpoint's.
-            allow_lossy: Whether the cast may turn complex to real, float to int, or anything to bool. Floats that an int cannot
-                hold saturate, NaN gives 0.
-            dequantize: Whether the integers of a quantized tensor become the numbers that they stand for, in float32 or another
-                float that `dtype` asks for. Other tensors are as without it.
-            overflow: What a cast to fp8 makes of values that are too large: `"nan"` (as OCP says) or `"saturate"`.
-            threads: Threads to use; None for one per core where the work is worth it.
-            cast: Who casts and transposes for a result on a GPU: `"cpu"`, while it reads; `"gpu"`, after the copy, where that
-                gives the same bits; `"auto"`: the CPU casts where that shortens the copy and does not slow it down, and the
-                GPU does the rest. For results on the CPU it has no effect.
-            sync: Whether a result on a GPU is complete when it is given. If not, it is so for all that you do on the stream
-                that is current now (torch and CuPy; others are always complete). For results on the CPU it has no effect.
+            allow_lossy: Whether to allow casts from complex to real, from float to int, and to bool. A float out of the range of
+                the int saturates, and NaN becomes 0.
+            dequantize: Whether to convert the integers of a quantized tensor to numbers, in float32 or the float dtype of
+                `dtype`. It has no effect on other tensors.
+            overflow: The result of a cast to fp8 for values out of range: `"nan"` (as in the OCP specification) or `"saturate"`.
+            threads: The number of threads; None for up to one per core, depending on the size.
+            cast: Where a result on a GPU is cast and transposed. `"cpu"`: while reading. `"gpu"`: after the H2D copy, if the
+                result is bit-equal. `"auto"`: the CPU casts if that makes the copy shorter and not slower, and the GPU does the
+                rest. No effect on results on the CPU.
+            sync: Whether a result on a GPU is complete when it is returned. If False, it is complete for all work that you
+                enqueue on the current stream (torch and CuPy; others are always complete). No effect on results on the CPU.
 
         Returns:
-            A `torch.Tensor`, `numpy.ndarray`, `jax.Array`, `cupy.ndarray` or `rustload.Buffer`; `out` where that was given. Owned
+            A `torch.Tensor`, `numpy.ndarray`, `jax.Array`, `cupy.ndarray` or `rustload.Buffer`; `out` if it was passed. Owned
             results are C-contiguous; views keep the file's strides.
 
         Raises:
             BufferError: `copy=False` and no view is possible.
-            ValueError: The cast is lossy, or an argument does not fit.
-            DeviceError: The device is not there.
-            FormatError: The file was cut or changed meanwhile (code `FileChanged`), or its member is damaged.
-            UnsupportedError: There is no such cast; or the tensor is on the meta device (code `MetaTensor`).
-            LimitError: A tensor of repeated elements would grow beyond `Limits.materialize_bytes`.
+            ValueError: The cast is lossy, or an argument has an invalid value.
+            DeviceError: The device does not exist.
+            FormatError: The file was truncated or changed since it was opened (code `FileChanged`), or is damaged.
+            UnsupportedError: The cast is not supported, or the tensor is on the meta device (code `MetaTensor`).
+            LimitError: A broadcast tensor (stride 0) would need more than `Limits.materialize_bytes`.
         """
-        # Most calls ask for nothing but the tensor: nothing is to be chosen or checked.
+        # The fast path of most calls: no arguments to resolve or check.
         is_plain = device is None and dtype is None and transpose is None and copy is None and out is None
         is_plain = is_plain and framework is None and threads is None and not dequantize
         if is_plain and overflow == "nan" and cast == "auto":
-            made = self._shared.view_of(self._core)
+            made = self._context.fast_view(self._core)
             if made is not None:
                 return made
-        found = choose(dtype, self)
+        found = value_for(dtype, self)
         if dequantize and found is None and out is None and self.quantization is not None:
             found = "float32"
-        wanted = Wanted(
+        request = Request(
             dtype=None if found is None else dtype_name(found),
-            transpose=order_of(choose(transpose, self)),
+            transpose=transpose_arg(value_for(transpose, self)),
             copy=checked_copy(copy),
             allow_lossy=bool(allow_lossy),
             dequantize=bool(dequantize),
             overflow=checked_overflow(overflow),
             threads=checked_threads(threads),
-            mappings=self._shared.mappings,
+            mappings=self._context.mappings,
         )
         cast = checked_cast(cast)
         if out is not None:
-            return self._materialize_out(out, device, wanted, cast=cast, sync=bool(sync))
-        adapter = adapters.adapter(framework or self._shared.settle())
+            return self._materialize_out(out, device, request, cast=cast, sync=bool(sync))
+        adapter = adapters.load_adapter(framework or self._context.resolve_framework())
         where = adapter.check_device(device)
-        gpu = None if self.is_meta else adapter.place(where)
+        gpu = None if self.is_meta else adapter.gpu_for(where)
         if gpu is None:
-            return adapter.make(self._core, wanted, where, self._shared)
-        from rustload._cuda import results  # few need it
+            return adapter.make(self._core, request, where, self._context)
+        from rustload._cuda import results  # imported only when needed
 
-        return results.make(self._core, wanted, gpu, cast=cast, sync=bool(sync))
+        return results.make(self._core, request, gpu, cast=cast, sync=bool(sync))
 
-    def _materialize_out(self, out: Any, device: Any, wanted: Wanted, *, cast: Cast, sync: bool) -> Any:
+    def _materialize_out(self, out: Any, device: Any, request: Request, *, cast: Cast, sync: bool) -> Any:
         if device is not None:
-            raise _make("Value", "Value", "out= has a device of its own: leave device= away")
-        if wanted.copy is False:
-            raise _make("Buffer", "Buffer", "out= is a copy by nature: copy=False cannot be had")
+            raise _make(
+                "Value", "Value", "out= and device= cannot be combined: the result is on the device of out="
+            )
+        if request.copy is False:
+            raise _make(
+                "Buffer", "Buffer", "out= and copy=False cannot be combined: writing into out= is a copy"
+            )
         module = type(out).__module__.partition(".")[0]
         name = {"numpy": "numpy", "rustload": "dlpack", "jaxlib": "jax", "jax": "jax", "cupy": "cupy"}.get(
             module, "torch"
         )
-        if not adapters.adapter(name).into(self._core, out, wanted, cast=cast, sync=sync):
+        if not adapters.load_adapter(name).write_into(self._core, out, request, cast=cast, sync=sync):
             raise _make(
                 "Type",
                 "Type",
@@ -336,16 +340,16 @@ class LazyTensor:
         return out
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """The elements as a NumPy array in the file's dtype; a view where possible."""
+        """The elements as a NumPy array in the file's dtype; a view if possible."""
         return self.materialize(framework="numpy")  # type: ignore[no-any-return]
 
     def torch(self) -> torch.Tensor:
-        """The elements as a torch tensor in the file's dtype; a view where possible."""
+        """The elements as a torch tensor in the file's dtype; a view if possible."""
         return self.materialize(framework="torch")  # type: ignore[no-any-return]
 
     def bytes(self) -> bytes:
-        """The elements' bytes in C order, whatever the dtype."""
-        return self._core.materialize(Wanted(copy=True)).tobytes()
+        """The bytes of the elements in C order, for every dtype."""
+        return self._core.materialize(Request(copy=True)).tobytes()
 
     def __array__(
         self,
@@ -355,7 +359,7 @@ class LazyTensor:
         """NumPy's conversion protocol: `np.asarray(handle)`.
 
         Raises:
-            ValueError: `copy=False` and no view is possible, as NumPy has it.
+            ValueError: `copy=False` and no view is possible, as in NumPy.
         """
         try:
             array: np.ndarray[Any, Any] = self.materialize(framework="numpy", copy=copy)
@@ -379,9 +383,9 @@ class LazyTensor:
         """DLPack: materializes on the CPU in the file's dtype and exports the result.
 
         Raises:
-            BufferError: The consumer wants another device, a stream, or a view where none is possible.
+            BufferError: The consumer requests another device, a stream, or a view that is not possible.
         """
-        buffer = self._core.materialize(Wanted(copy=copy, mappings=self._shared.mappings))
+        buffer = self._core.materialize(Request(copy=copy, mappings=self._context.mappings))
         return buffer.hand_over(stream=stream, max_version=max_version, dl_device=dl_device, **extra)
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -401,16 +405,16 @@ class LazyTensor:
         """The handle itself: it cannot be changed."""
         return self
 
-    if not TYPE_CHECKING:  # type checkers are to go on seeing what is not there
+    if not TYPE_CHECKING:  # type checkers must still report unknown attributes
 
         def __getattr__(self, name: str) -> Any:
-            """Says how to get at what a tensor of a framework has."""
+            """Raises, with a note that a framework tensor may have the attribute."""
             error = AttributeError(
                 f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
             )
             if not name.startswith("_"):
                 error.add_note(
-                    f"nothing is read before .materialize() is called; what it gives may have {name!r}"
+                    f"a lazy tensor holds no elements; the result of .materialize() may have {name!r}"
                 )
             raise error
 

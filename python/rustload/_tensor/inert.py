@@ -1,4 +1,4 @@
-"""What stands in an object tree for things that a file names and rustload never makes: labels and plain data."""
+"""Inert stand-ins in an object tree for classes and functions that a file names: rustload never imports or calls them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["DefaultDict", "Global", "Opaque", "Sparse"]
 
 
 def _refuse(what: str, note: str) -> NoReturn:
-    """Raises for a stand-in that is pickled: the file would name a class of rustload's where it named one of the user's.
+    """Raises for a stand-in that is pickled: the new file would name a class of rustload in place of the original class.
 
     Raises:
         TypeError: Always.
@@ -29,9 +29,9 @@ def _refuse(what: str, note: str) -> NoReturn:
 
 
 class Global:
-    """The name of a class or function that a pickle mentions. It is a label: nothing was looked up or imported.
+    """The name of a class or function that a pickle names (opcode GLOBAL). Nothing is looked up or imported.
 
-    It copies, as itself, and does not pickle.
+    `copy.copy` and `copy.deepcopy` return the object itself; pickling it is a TypeError.
 
     Attributes:
         module: The module, as the pickle spells it.
@@ -49,7 +49,7 @@ class Global:
         self.name = name
 
     def __eq__(self, other: object) -> bool:
-        """Two labels are equal if they spell the same name."""
+        """Equal if module and name are equal."""
         return isinstance(other, Global) and (self.module, self.name) == (other.module, other.name)
 
     def __hash__(self) -> int:
@@ -57,15 +57,15 @@ class Global:
         return hash((self.module, self.name))
 
     def __copy__(self) -> Global:
-        """The label itself."""
+        """The object itself."""
         return self
 
     def __deepcopy__(self, memo: Any) -> Global:
-        """The label itself."""
+        """The object itself."""
         return self
 
     def __reduce__(self) -> NoReturn:
-        """Labels do not pickle.
+        """Not picklable.
 
         Raises:
             TypeError: Always.
@@ -81,13 +81,13 @@ class Global:
 
 
 class Opaque:
-    """A value of a class that rustload keeps as data: what the file says, and nothing made from it.
+    """A value of a class that rustload does not know, kept as inert data: the arguments and the state that the pickle has.
 
-    It has no attributes or items of the class, and the errors say where they are. It copies, and does not pickle.
+    It has none of the attributes or items of the class; the errors say where the data are. It can be copied, but not pickled.
 
     Attributes:
         class_name: `module.name` of the class, as the pickle spells it.
-        function: What would have been called, where that is itself the result of a call; None elsewhere.
+        function: The callable, if it is itself the result of a call; None otherwise.
         args: The arguments that unpickling would have passed to the class or function.
         kwargs: The keyword arguments, or None.
         state: What unpickling would have set on the object, or None.
@@ -116,7 +116,7 @@ class Opaque:
         self.appended = []
 
     def __getitem__(self, key: Any) -> NoReturn:
-        """Refuses, and says where items are that the class would have had.
+        """Raises, with a note on where the items of the value are.
 
         Raises:
             TypeError: Always.
@@ -124,7 +124,7 @@ class Opaque:
         raise self._explained(TypeError("'Opaque' object is not subscriptable"), key)
 
     def __contains__(self, key: object) -> bool:
-        """Refuses, and says where items are that the class would have had.
+        """Raises, with a note on where the items of the value are.
 
         Raises:
             TypeError: Always.
@@ -132,17 +132,17 @@ class Opaque:
         raise self._explained(TypeError("'Opaque' object is no container"), key)
 
     def keys(self) -> NoReturn:
-        """Refuses, and says where items are that the class would have had; `dict(value)` and `**value` come here.
+        """Raises, with a note on where the items of the value are; `dict(value)` and `**value` call this.
 
         Raises:
             TypeError: Always.
         """
         raise self._explained(TypeError("'Opaque' object is not a mapping"))
 
-    if not TYPE_CHECKING:  # type checkers are to go on seeing what is not there
+    if not TYPE_CHECKING:  # type checkers must still report unknown attributes
 
         def __getattr__(self, name: str) -> Any:
-            """Says where attributes are that the class would have had."""
+            """Raises, with a note on where the attributes of the value are."""
             error = AttributeError(f"'Opaque' object has no attribute {name!r}", name=name, obj=self)
             if name == "__dict__":
                 self._explained(error)
@@ -151,7 +151,7 @@ class Opaque:
             raise error
 
     def _explained(self, error: Exception, key: Any = None) -> Exception:
-        """The error with a note on where the value's data are, and `key` among them."""
+        """Adds a note to the error on where the data of the value are, in particular those of `key`."""
         if isinstance(key, str) and isinstance(self.state, dict) and key in self.state:
             found = f".state[{key!r}] is what the file has"
         elif isinstance(key, str) and any(isinstance(name, str) and name == key for name, _ in self.items):
@@ -162,27 +162,27 @@ class Opaque:
         return error
 
     def _held(self) -> str:
-        """Where the value's data are, in words."""
+        """The attributes that hold the data, as text."""
         held = [] if self.state is None else [".state"]
         held += [f".{name}" for name in ("items", "appended", "args", "kwargs") if getattr(self, name)]
         return f"see {' and '.join(held)}" if held else "the file has nothing of it"
 
     def __copy__(self) -> Opaque:
-        """A value that holds the same."""
+        """A shallow copy."""
         made = Opaque(self.class_name)
         for name in Opaque.__slots__:
             setattr(made, name, getattr(self, name))
         return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Opaque:
-        """A value that holds copies; it may contain itself."""
+        """A deep copy; the value may contain itself."""
         made = memo[id(self)] = Opaque(self.class_name)
         for name in Opaque.__slots__:
             setattr(made, name, copy.deepcopy(getattr(self, name), memo))
         return made
 
     def __reduce__(self) -> NoReturn:
-        """Values that are kept as data do not pickle.
+        """Not picklable.
 
         Raises:
             TypeError: Always.
@@ -193,15 +193,15 @@ class Opaque:
         )
 
     def __repr__(self) -> str:
-        """The class alone: the contents may be large, or contain the value itself."""
+        """Only the class: the contents may be large, or contain the value itself."""
         return f"<opaque {_clipped(self.class_name)}>"
 
 
 class DefaultDict(collections.defaultdict[Any, Any]):
-    """A `collections.defaultdict` whose factory is only named: a missing key is a KeyError. It copies, and does not pickle.
+    """A `collections.defaultdict` whose factory is inert: a missing key is a KeyError. It can be copied, but not pickled.
 
     Attributes:
-        factory: What the file names as the factory; a `Global` such as `<global builtins.list>`, as a rule.
+        factory: The factory in the file, usually a `Global` such as `<global builtins.list>`.
     """
 
     __slots__ = ("factory",)
@@ -214,7 +214,7 @@ class DefaultDict(collections.defaultdict[Any, Any]):
         self.factory = None
 
     def __copy__(self) -> DefaultDict:
-        """A mapping of the same items."""
+        """A shallow copy."""
         made = DefaultDict()
         made.update(self)
         made.factory = self.factory
@@ -223,7 +223,7 @@ class DefaultDict(collections.defaultdict[Any, Any]):
     copy = __copy__
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DefaultDict:
-        """A mapping of copies of the items; it may contain itself."""
+        """A deep copy; the mapping may contain itself."""
         made = memo[id(self)] = DefaultDict()
         for key, value in self.items():
             made[copy.deepcopy(key, memo)] = copy.deepcopy(value, memo)
@@ -231,7 +231,7 @@ class DefaultDict(collections.defaultdict[Any, Any]):
         return made
 
     def __reduce__(self) -> NoReturn:
-        """Mappings whose factory is only named do not pickle.
+        """Not picklable.
 
         Raises:
             TypeError: Always.
@@ -242,17 +242,17 @@ class DefaultDict(collections.defaultdict[Any, Any]):
         )
 
     def __repr__(self) -> str:
-        """As Python shows a default dict, with the factory's name."""
+        """Like the repr of a defaultdict, with the name of the factory."""
         return f"DefaultDict({self.factory!r}, {dict.__repr__(self)})"
 
 
 class Sparse:
-    """A sparse tensor: a shape, and the tensors that it is put together from.
+    """A sparse tensor: its layout and shape, and the tensors that hold its indices and values.
 
     Attributes:
         layout: `"sparse_coo"`, `"sparse_csr"`, `"sparse_csc"`, `"sparse_bsr"` or `"sparse_bsc"`.
         shape: Elements along each dimension, zeros included.
-        is_coalesced: Whether the file says that every coordinate stands once and in order; None where it does not say.
+        is_coalesced: Whether the file says that the indices are sorted and unique; None if it does not say.
         parts: The tensors by name: `indices` and `values`; `crow_indices`, `col_indices` and `values`; or `ccol_indices`,
             `row_indices` and `values`.
     """
@@ -265,7 +265,7 @@ class Sparse:
     parts: dict[str, LazyTensor]
 
     def __init__(self, layout: str, shape: tuple[int, ...], is_coalesced: bool | None) -> None:  # noqa: FBT001 - as filed
-        """Makes one without parts, which the extension adds."""
+        """Creates one without parts; the extension adds them."""
         self.layout = layout
         self.shape = shape
         self.is_coalesced = is_coalesced
@@ -273,28 +273,28 @@ class Sparse:
 
     @property
     def dtype(self) -> str:
-        """The element type of the values, in torch's words."""
+        """The dtype of the values, as torch spells it."""
         return self.parts["values"].dtype
 
     def check(self) -> None:
-        """Reads the indices, a block at a time, and checks that they lie inside the shape and fit each other.
+        """Reads the indices, a block at a time, and checks that they are within the shape and consistent.
 
         Raises:
-            FormatError: They do not (code `SparseInvariant`).
+            FormatError: They are not (code `SparseInvariant`).
         """
         parts = [part._core for part in self.parts.values()]
         _rustload.check_sparse(self.layout, self.shape, self.is_coalesced, parts)
 
     def torch(self) -> torch.Tensor:
-        """The sparse tensor of torch, after `check`; its values are a view where possible.
+        """Calls `check` and creates the sparse torch tensor; its values are a view if possible.
 
         Raises:
-            FormatError: The parts do not fit each other (code `SparseInvariant`).
+            FormatError: The indices are out of bounds or inconsistent (code `SparseInvariant`).
         """
         from rustload._frameworks import torch as adapter
 
         self.check()
-        # Indices are copies, so that they stay what was checked.
+        # Indices are copied, so that a later change of the file cannot invalidate the check.
         parts = [
             part.materialize(framework="torch", copy=name != "values" or None)
             for name, part in self.parts.items()

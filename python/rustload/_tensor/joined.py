@@ -1,4 +1,4 @@
-"""`concat` and `stack`: several lazy tensors seen as one, and read into one destination."""
+"""`concat` and `stack`: join lazy tensors into one, which is read into one destination."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from rustload._tensor.handle import LazyTensor
 from rustload.errors import _make
 
 if TYPE_CHECKING:
-    from rustload._frameworks.adapters import Shared
+    from rustload._frameworks.adapters import HandleContext
 
 __all__ = ["JoinedTensor", "concat", "stack"]
 
 
 class JoinedTensor(LazyTensor):
-    """Several tensors of one dtype, end to end along one dimension; `concat` and `stack` make it.
+    """Several tensors of one dtype, joined along one dimension by `concat` or `stack`.
 
-    It is used as a `LazyTensor` is. Materializing reads every part straight to its place in the result: there is no copy of a
-    part by itself. It is never a view, unless indexing has left one part.
+    It has the interface of `LazyTensor`. Materializing reads every part directly into the result, without a temporary copy of a
+    part. The result is never a view, unless indexing has left only one part.
 
     >>> import rustload
     >>> ckpt = rustload.open("model.pt")
@@ -46,8 +46,8 @@ class JoinedTensor(LazyTensor):
 
     @property
     def parts(self) -> list[LazyTensor]:
-        """The tensors that it is made of, in order; after indexing, their parts that are left."""
-        return [LazyTensor._wrap(part, self._shared) for part in self._core.parts()]
+        """The joined tensors, in order; after indexing, the parts that are left of them."""
+        return [LazyTensor._wrap(part, self._context) for part in self._core.parts()]
 
     @property
     def name(self) -> str:
@@ -56,12 +56,12 @@ class JoinedTensor(LazyTensor):
 
     @property
     def path(self) -> tuple[Any, ...]:
-        """Empty: it is at no place in a checkpoint."""
+        """Empty: it is not in an object tree."""
         return ()
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Those of the result in C order: its elements lie in several places of a file."""
+        """The strides of the result in C order, in elements; the elements in the file are not in one strided block."""
         strides, step = [], 1
         for size in reversed(self.shape):
             strides.append(step)
@@ -78,7 +78,7 @@ class JoinedTensor(LazyTensor):
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether it is one part, and that is contiguous."""
+        """Whether there is only one part, and it is contiguous."""
         parts = self._core.parts()
         return len(parts) == 1 and parts[0].is_contiguous
 
@@ -89,26 +89,26 @@ class JoinedTensor(LazyTensor):
 
     @property
     def requires_grad(self) -> bool:
-        """Whether any part wants gradients."""
+        """Whether any part has `requires_grad` set."""
         return any(part.requires_grad for part in self._core.parts())
 
     @property
     def is_meta(self) -> bool:
-        """Whether a part has no elements in its file."""
+        """Whether any part is a meta tensor."""
         return any(part.is_meta for part in self._core.parts())
 
     @property
     def class_name(self) -> None:
-        """None: whatever its parts were, it is a plain tensor."""
+        """None: the result is a plain tensor, whatever the classes of the parts."""
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """Empty: what was set on its parts is theirs."""
+        """Empty: attributes belong to the parts."""
         return {}
 
     @property
     def quantization(self) -> None:
-        """None: quantized tensors are not joined."""
+        """None: quantized tensors cannot be joined."""
 
     def __repr__(self) -> str:
         """The number of parts, dtype, shape and size; reads nothing."""
@@ -117,7 +117,7 @@ class JoinedTensor(LazyTensor):
 
 
 def concat(tensors: Iterable[LazyTensor], dim: int = 0) -> JoinedTensor:
-    """The tensors one after the other along `dim`, as a lazy tensor; reads nothing.
+    """Concatenates lazy tensors along `dim`, as `torch.cat` does; returns a lazy tensor and reads nothing.
 
     >>> import rustload
     >>> ckpt = rustload.open("model.pt")
@@ -125,21 +125,22 @@ def concat(tensors: Iterable[LazyTensor], dim: int = 0) -> JoinedTensor:
     (8, 32)
 
     Args:
-        tensors: Lazy tensors of one dtype, of equal shape but along `dim`; parts of tensors, and of several checkpoints, too.
-        dim: The dimension to join along; negative counts from the end.
+        tensors: Lazy tensors of one dtype, with equal shapes except along `dim`. They may be parts of tensors, and come from
+            several checkpoints.
+        dim: The dimension to join along; a negative number counts from the end.
 
     Raises:
-        ValueError: There are none, or their dtypes or shapes do not fit; the message names two that do not.
-        UnsupportedError: One is quantized: each has scales of its own.
+        ValueError: The list is empty, or dtypes or shapes do not fit; the message names two tensors that do not.
+        UnsupportedError: A tensor is quantized; each has its own scales.
         IndexError: `dim` is out of bounds.
-        TypeError: Something else than lazy tensors.
+        TypeError: An element is not a lazy tensor.
     """
-    cores, shared = _cores(tensors)
-    return JoinedTensor._wrap(_rustload.concat(cores, operator.index(dim)), shared)  # type: ignore[arg-type]  # as above
+    cores, context = _cores(tensors)
+    return JoinedTensor._wrap(_rustload.concat(cores, operator.index(dim)), context)  # type: ignore[arg-type]  # as above
 
 
 def stack(tensors: Iterable[LazyTensor], dim: int = 0) -> JoinedTensor:
-    """The tensors side by side along a new dimension `dim`, as a lazy tensor; reads nothing.
+    """Stacks lazy tensors along a new dimension `dim`, as `torch.stack` does; returns a lazy tensor and reads nothing.
 
     >>> import rustload
     >>> ckpt = rustload.open("model.pt")
@@ -147,23 +148,23 @@ def stack(tensors: Iterable[LazyTensor], dim: int = 0) -> JoinedTensor:
     (4, 8, 8)
 
     Args:
-        tensors: Lazy tensors of one dtype and shape; parts of tensors, and of several checkpoints, too.
-        dim: Where the new dimension goes; negative counts from the end.
+        tensors: Lazy tensors of one dtype and shape. They may be parts of tensors, and come from several checkpoints.
+        dim: The index of the new dimension; a negative number counts from the end.
 
     Raises:
-        ValueError: There are none, or their dtypes or shapes differ; the message names two that do.
-        UnsupportedError: One is quantized: each has scales of its own.
+        ValueError: The list is empty, or dtypes or shapes differ; the message names two tensors that differ.
+        UnsupportedError: A tensor is quantized; each has its own scales.
         IndexError: `dim` is out of bounds.
-        TypeError: Something else than lazy tensors.
+        TypeError: An element is not a lazy tensor.
     """
-    cores, shared = _cores(tensors)
-    return JoinedTensor._wrap(_rustload.stack(cores, operator.index(dim)), shared)  # type: ignore[arg-type]  # as above
+    cores, context = _cores(tensors)
+    return JoinedTensor._wrap(_rustload.stack(cores, operator.index(dim)), context)  # type: ignore[arg-type]  # as above
 
 
-def _cores(tensors: Any) -> tuple[list[_rustload.Tensor], Shared]:
+def _cores(tensors: Any) -> tuple[list[_rustload.Tensor], HandleContext]:
     given = list(tensors) if isinstance(tensors, Iterable) and not isinstance(tensors, LazyTensor) else None
     if given is None:
-        raise _make("Type", "Type", "a list of lazy tensors is wanted")
+        raise _make("Type", "Type", "concat and stack take a list of lazy tensors")
     for one in given:
         if not isinstance(one, LazyTensor) or isinstance(one, JoinedTensor):
             joined = isinstance(one, JoinedTensor)
@@ -171,4 +172,4 @@ def _cores(tensors: Any) -> tuple[list[_rustload.Tensor], Shared]:
             raise _make("Type", "Type", f"the list holds a {type(one).__name__}, not a lazy tensor", note)
     if not given:
         raise _make("Value", "Value", "there is nothing to join: the list of tensors is empty")
-    return [one._core for one in given], given[0]._shared
+    return [one._core for one in given], given[0]._context

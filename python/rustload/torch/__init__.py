@@ -1,6 +1,6 @@
-"""rustload for torch: what `torch.load` gives, state dicts that read nothing until they are used, models filled in place.
+"""rustload for torch: `load` in place of `torch.load`, lazy state dicts, and `load_into`, which loads a model in place.
 
-Importing this imports torch, which `import rustload` does not.
+Importing this module imports torch; `import rustload` does not.
 """
 
 from rustload.torch import _require_torch as _require_torch

@@ -1,8 +1,7 @@
-"""What `torch.load(weights_only=True)` lets a file name, by default (torch/_weights_only_unpickler.py: `_get_allowed_globals`).
+"""The default allowlist of `torch.load(weights_only=True)` (torch/_weights_only_unpickler.py: `_get_allowed_globals`).
 
-The names decide what `unknown="error"` refuses. Of the things they stand for, those that are no functions are handed out where
-a file has them as values: dtypes, quantization schemes, classes. They come from this table, and nothing is looked up by a name
-from the file.
+With `unknown="error"`, a name that is not on the list is an error. Dtypes, quantization schemes and classes on the list (not
+functions) are returned if a file has them as values. They come from this table; nothing is looked up by a name from the file.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _FUNCTIONS = (
 
 
 def _values() -> dict[str, Any]:
-    """The classes and constants by `module.name`, as far as the installed torch has them."""
+    """The classes and constants by `module.name`; None for those that the installed torch does not have."""
     found: dict[str, Any] = {
         "collections.OrderedDict": collections.OrderedDict,
         "collections.Counter": collections.Counter,
@@ -73,7 +72,7 @@ def _values() -> dict[str, Any]:
 
 
 def _storage_type(name: str) -> Any:
-    """What torch has in place of a typed storage class that stands in a file by itself."""
+    """The object that torch returns for a typed storage class that is a value in a file."""
     make = getattr(torch.serialization, "StorageType", None)
     return None if make is None else make(name)
 
@@ -82,4 +81,4 @@ VALUES = _values()
 """The classes and constants by `module.name`."""
 
 NAMES = frozenset((*VALUES, *_FUNCTIONS))
-"""Every name on torch's list."""
+"""Every name on torch's allowlist."""

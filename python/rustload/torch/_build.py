@@ -1,6 +1,7 @@
-"""What stands in a tree that `load` gives: torch's own objects, made from numbers that the core has proved.
+"""`Builder`: creates the torch objects in the result of `load`, from numbers that the core has validated.
 
-The extension walks the tree and calls a `Builder` for what is no plain Python value. No function that a file names is called.
+The extension walks the object tree and calls a `Builder` for every value that is not a plain Python value. No function that the
+file names is called.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ __all__ = ["Builder"]
 
 _LAYOUTS = {str(value): value for value in vars(torch).values() if isinstance(value, torch.layout)}
 
-# Typed here, as torch's stubs lack some arguments.
+# Annotated here because torch's stubs lack some arguments.
 _sparse_coo: Callable[..., torch.Tensor] = torch.sparse_coo_tensor
 _sparse_compressed: Callable[..., torch.Tensor] = torch.sparse_compressed_tensor
 
@@ -34,11 +35,11 @@ _PLAIN = _GRAD | _HOOKS
 
 
 class Builder:
-    """Makes the values of one file.
+    """Creates the torch objects of one file.
 
     Args:
         storages: The file's storages.
-        strict: Whether what torch would refuse is refused instead of kept as data.
+        strict: Whether values that torch would reject raise, instead of being kept as inert data.
     """
 
     def __init__(self, storages: Storages, *, strict: bool) -> None:
@@ -55,7 +56,7 @@ class Builder:
         strides: tuple[int, ...],
         flags: int,
     ) -> torch.Tensor:
-        """A tensor on its storage, as `torch._utils._rebuild_tensor_v2` and its like put it there."""
+        """A tensor on its storage, as `torch._utils._rebuild_tensor_v2` and similar functions create it."""
         if flags & _META:
             made = torch.empty_strided(shape, strides, dtype=_dtype(dtype), device="meta")
             made = self._flagged(made, flags)
@@ -64,7 +65,7 @@ class Builder:
             return made
         storages = self._storages
         made = torch.empty((0,), dtype=_dtype(dtype), device=storages.devices[storage])
-        made.set_(storages.rows[storage], offset, shape, strides)
+        made.set_(storages.by_number[storage], offset, shape, strides)
         if flags | _PLAIN != _PLAIN:
             made = self._flagged(made, flags)
         elif flags & _GRAD:
@@ -92,13 +93,13 @@ class Builder:
         scheme: str,
         scale: tuple[Any, Any, int | None],
     ) -> torch.Tensor:
-        """A quantized tensor on its storage (torch/_utils.py: `_rebuild_qtensor`); it is made without elements first.
+        """A quantized tensor on its storage (torch/_utils.py: `_rebuild_qtensor`); it is first created without elements.
 
         Raises:
-            RuntimeError: torch has no such quantized tensor, or not on this device.
+            RuntimeError: torch does not support this quantized tensor, or not on this device.
         """
         number, name, offset, shape, strides = place
-        base, device = self._storages.rows[number], self._storages.devices[number]
+        base, device = self._storages.by_number[number], self._storages.devices[number]
         scales, zero_points, axis = scale
         how: dict[str, Any] = {"dtype": _dtype(name), "device": device}
         if scheme == "per_tensor_affine":
@@ -126,13 +127,13 @@ class Builder:
     def sparse(
         self, form: tuple[str, tuple[int, ...], bool | None], parts: tuple[torch.Tensor, ...]
     ) -> torch.Tensor:
-        """A sparse tensor of its parts, whose indices are checked: torch's kernels trust them.
+        """A sparse tensor from its parts. The indices are checked, because torch's kernels do not check them.
 
         Raises:
-            FormatError: An index lies outside the shape, or the like (code `SparseInvariant`).
+            FormatError: An index is out of bounds, or another invariant is violated (code `SparseInvariant`).
         """
         layout, shape, is_coalesced = form
-        # Without data there is nothing to check, and nothing that could be read through it.
+        # Without data (meta, skip_data), there are no indices to check, and no memory that they could reach.
         check = all(part.device.type == "cpu" for part in parts) and self._storages.has_data
         try:
             if layout == "sparse_coo":
@@ -142,30 +143,30 @@ class Builder:
             raise _make("Format", "SparseInvariant", str(error)) from None
 
     def parameter(self, made: torch.Tensor) -> torch.nn.Parameter:
-        """A tensor whose file says by its class alone that it is a parameter."""
+        """A parameter, for a tensor that the file marks as one only by its class."""
         return made.as_subclass(torch.nn.Parameter)
 
     def storage(self, storage: int, dtype: str) -> torch.storage.TypedStorage:
-        """A storage that stands in the tree by itself: one object, however often it stands there."""
+        """A storage that is a value of the tree; the same object for each occurrence."""
         if storage not in self._bare:
             self._bare[storage] = torch.storage.TypedStorage(  # type: ignore[no-untyped-call]
-                wrap_storage=self._storages.rows[storage], dtype=_dtype(dtype), _internal=True
+                wrap_storage=self._storages.by_number[storage], dtype=_dtype(dtype), _internal=True
             )
         return self._bare[storage]
 
     def size(self, items: tuple[Any, ...]) -> tuple[Any, ...]:
-        """A `torch.Size`; a plain tuple where the file has what is no size."""
+        """A `torch.Size`; a plain tuple if the items are not valid sizes."""
         try:
             return torch.Size(items)
         except (TypeError, ValueError, OverflowError, RuntimeError):
             return items
 
     def label(self, module: str, name: str) -> Any:
-        """The class or constant of that name; None for one that stays a label."""
+        """The class or constant of that name on the allowlist; None keeps it as a `Global`."""
         return _allowed.VALUES.get(f"{module}.{name}")
 
     def record(self, class_name: str, args: tuple[Any, ...]) -> Any:
-        """A device, a layout, or a parameter around a sparse tensor; kept as data where torch has no such."""
+        """A device, a layout, or a parameter of a sparse tensor; inert data if torch cannot create it."""
         try:
             if class_name == "torch._utils._rebuild_parameter":
                 made = torch.nn.Parameter(args[0], bool(args[1]))
@@ -181,18 +182,18 @@ class Builder:
             return kept
 
     def opaque(self, class_name: str) -> None:
-        """Whether a value may stay data.
+        """Called for a value that is kept as inert data.
 
         Raises:
-            DisallowedError: Not with `unknown="error"`.
+            DisallowedError: `unknown="error"` is set.
         """
         if self._strict:
             _load_errors.refuse_class(class_name)
 
     def attributes(self, made: Any, state: Any) -> None:
-        """Sets what BUILD sets on a mapping, such as a state dict's `_metadata`, or the attributes of a tensor.
+        """Sets the attributes of a BUILD opcode on a mapping, such as a state dict's `_metadata`, or on a tensor.
 
-        It goes into the object's own `__dict__`, and no attribute of its class can be hidden, so that nothing runs.
+        It writes only into the object's `__dict__`, and skips names that its class has, so no code runs and nothing is shadowed.
         """
         own = getattr(made, "__dict__", None)
         if not isinstance(own, dict):

@@ -1,4 +1,4 @@
-"""The steps of a plan, done: ahead where the result is new memory or a GPU's, in place or through windows elsewhere."""
+"""Executes a plan: streams into new memory or into GPU memory, and otherwise reads in place or in windows, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -7,153 +7,154 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rustload._checkpoint.makers import maker_for
-from rustload._common.request import Wanted
+from rustload._checkpoint.producers import producer_for
+from rustload._common.request import Request
 from rustload._frameworks import torch as adapter
 from rustload._frameworks.torch import torch_dtype
 from rustload.errors import _make
-from rustload.torch._fill import fill, is_on_gpu, is_straight
-from rustload.torch._hooks import Made
+from rustload.torch._fill import fill, is_direct, is_on_gpu
+from rustload.torch._hooks import ComputedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from rustload._tensor.handle import LazyTensor
-    from rustload.torch._plan import Step, Wish
+    from rustload.torch._plan import LoadOptions, Step
 
-__all__ = ["done_steps"]
+__all__ = ["execute_steps"]
 
 
-def done_steps(steps: Sequence[Step], wish: Wish, held: Callable[[], None]) -> Iterator[Step]:
-    """Does every step and gives it when it is done.
+def execute_steps(steps: Sequence[Step], options: LoadOptions, held: Callable[[], None]) -> Iterator[Step]:
+    """Executes every step and yields it when it is done.
 
     Args:
-        steps: What to do.
-        wish: How.
-        held: Called when the most host memory is held.
+        steps: The steps.
+        options: The arguments of `load_into`.
+        held: Called at each local maximum of host memory.
 
     Raises:
-        FormatError: The file was cut or changed meanwhile; what was done before stays done. Other errors of reading likewise.
+        FormatError: The file was truncated or changed; tensors loaded before stay loaded. The same holds for other errors of
+            reading.
         ValueError: Tied parameters have different values in the file.
     """
     ahead: dict[tuple[torch.device, bool], list[Step]] = {}
     rest = []
     for step in steps:
-        if _is_read_ahead(step):
+        if _is_streamed(step):
             ahead.setdefault((step.device, step.is_new), []).append(step)
         else:
             rest.append(step)
     for (device, _), some in ahead.items():
-        for step, data in _read_ahead(some, wish, device if is_on_gpu(device) else None):
-            _give(step, data, wish)
+        for step, data in _stream_steps(some, options, device if is_on_gpu(device) else None):
+            _assign_result(step, data, options)
             yield step
     for step in rest:
-        _put(step, wish, held)
+        _load_one(step, options, held)
         yield step
 
 
-def _is_read_ahead(step: Step) -> bool:
-    """Whether the result is memory of the host that the core makes, or memory of a GPU."""
-    made = isinstance(step.lazy, Made)
+def _is_streamed(step: Step) -> bool:
+    """Whether a stream can make the result: new host memory, or GPU memory."""
+    made = isinstance(step.lazy, ComputedTensor)
     if is_on_gpu(step.device):
-        return not (step.is_lazy or made) and (step.is_new or is_straight(step.slot.tensor))
+        return not (step.is_lazy or made) and (step.is_new or is_direct(step.slot.tensor))
     return step.is_new and step.device.type == "cpu" and not step.is_lazy and not made
 
 
-def _read_ahead(
-    steps: Sequence[Step], wish: Wish, gpu: torch.device | None
+def _stream_steps(
+    steps: Sequence[Step], options: LoadOptions, gpu: torch.device | None
 ) -> Iterator[tuple[Step, torch.Tensor]]:
-    """The tensors of the steps in the file's order, made by the core's workers while the last one is taken.
+    """Streams the tensors of the steps in the file's order.
 
-    The steps are all new, or none is; then they are in the memory of a GPU.
+    Either all steps get new storage, or none does; the latter are all in GPU memory and written in place.
     """
-    wanted = [
-        Wanted(
+    requests = [
+        Request(
             dtype=step.dtype,
             copy=step.copy if gpu is None else True,
-            allow_lossy=wish.allow_lossy,
-            mappings=step.lazy._shared.mappings,
+            allow_lossy=options.allow_lossy,
+            mappings=step.lazy._context.mappings,
         )
         for step in steps
     ]
-    maker = maker_for(
+    producer = producer_for(
         [step.lazy for step in steps],
-        wanted,
+        requests,
         list(range(len(steps))),
         adapter,
         gpu,
         by_file=True,
-        window=wish.window,
-        ahead=wish.window,
+        window=options.window,
+        ahead=options.window,
         threads=None,
-        standing=True,
-        whole=True,
+        share_storages=True,
+        results_kept=True,
         into=None if steps[0].is_new else [step.slot.tensor.detach() for step in steps],
     )
-    with contextlib.closing(maker):
-        for index in maker.order:
-            data = maker.next()
+    with contextlib.closing(producer):
+        for index in producer.order:
+            data = producer.next()
             if data is not None:
                 yield steps[index], data
 
 
-def _give(step: Step, data: torch.Tensor, wish: Wish) -> None:
-    """Makes `data` the model's."""
+def _assign_result(step: Step, data: torch.Tensor, options: LoadOptions) -> None:
+    """Assigns `data` to the model's parameter or buffer, if it was not written in place already."""
     slot = step.slot
     if not step.is_new:
         torch.autograd.graph.increment_version(slot.tensor)  # it was written in place
-    elif slot.on_meta or wish.assign is True:
+    elif slot.on_meta or options.assign is True:
         made = slot.parameter(data)
         for one in (slot, *step.also):
             one.assign(made)
     else:
-        # The parameter stays the same object, so that an optimizer that has it still does.
+        # The parameter stays the same object, because an optimizer may hold it.
         slot.tensor.data = data
         slot.tensor.grad = None
-    _compare(step, wish)
+    _compare(step, options)
 
 
-def _put(step: Step, wish: Wish, held: Callable[[], None]) -> None:
-    """Reads one tensor into memory that is there, or was made for it on its device."""
+def _load_one(step: Step, options: LoadOptions, held: Callable[[], None]) -> None:
+    """Reads one tensor into existing memory, or into new memory on its device."""
     slot = step.slot
     dtype = torch_dtype(step.dtype)
     if step.is_lazy:
-        # What is on meta stays there: a tensor cannot change to another kind of device, so it is replaced below.
-        place = "meta" if slot.on_meta else step.device
-        slot.tensor.materialize(step.lazy.shape, device=place, dtype=dtype)  # type: ignore[attr-defined]  # a lazy parameter has it
+        # A meta tensor stays on meta: it cannot change its device type in place, so it is replaced below.
+        target = "meta" if slot.on_meta else step.device
+        slot.tensor.materialize(step.lazy.shape, device=target, dtype=dtype)  # type: ignore[attr-defined]  # a lazy parameter has it
     if step.is_new and (slot.on_meta or not step.is_lazy):
         made = torch.empty(step.lazy.shape, dtype=dtype, device=step.device)
-        _fill(made, step.lazy, wish, held)
-        _give(step, made, wish)
+        _fill(made, step.lazy, options, held)
+        _assign_result(step, made, options)
         return
-    _fill(slot.tensor.detach(), step.lazy, wish, held)
-    _compare(step, wish)
+    _fill(slot.tensor.detach(), step.lazy, options, held)
+    _compare(step, options)
 
 
-def _compare(step: Step, wish: Wish) -> None:
-    """Other tensors of the file for the same place must be equal."""
+def _compare(step: Step, options: LoadOptions) -> None:
+    """Raises ValueError if other tensors of the file for the same slot are not equal."""
     for other in step.others:
-        if not _is_equal(step.slot.tensor.detach(), other, wish):
+        if not _is_equal(step.slot.tensor.detach(), other, options):
             both = f"{step.lazy.name!r} and {other.name!r}"
             note = "untie them in the model, or leave one out with rename={...: None}"
             raise _make(
-                "Value", "ModelMismatch", f"{both} differ in the file and are one tensor in the model", note
+                "Value", "ModelMismatch", f"{both} differ in the file and are tied in the model", note
             )
 
 
-def _fill(target: torch.Tensor, lazy: LazyTensor, wish: Wish, held: Callable[[], None]) -> None:
-    fill(target, lazy, wish.window, allow_lossy=wish.allow_lossy, held=held)
+def _fill(target: torch.Tensor, lazy: LazyTensor, options: LoadOptions, held: Callable[[], None]) -> None:
+    fill(target, lazy, options.window, allow_lossy=options.allow_lossy, held=held)
 
 
-def _is_equal(filled: torch.Tensor, lazy: LazyTensor, wish: Wish) -> bool:
-    """Whether what was loaded is also what `lazy` has, looked at in windows. NaN counts as equal to itself."""
+def _is_equal(filled: torch.Tensor, lazy: LazyTensor, options: LoadOptions) -> bool:
+    """Whether the loaded tensor equals `lazy`, compared in windows. NaN equals NaN."""
     if not filled.ndim:
         filled, lazy = filled[None], lazy[None]
     nbytes = filled.numel() * filled.dtype.itemsize
-    rows = max(1, min(wish.window, 16 << 20) * filled.shape[0] // max(nbytes, 1))
+    rows = max(1, min(options.window, 16 << 20) * filled.shape[0] // max(nbytes, 1))
     for first in range(0, filled.shape[0], rows):
         part = slice(first, first + rows)
-        other = lazy[part].materialize(dtype=filled.dtype, framework="torch", allow_lossy=wish.allow_lossy)
+        other = lazy[part].materialize(dtype=filled.dtype, framework="torch", allow_lossy=options.allow_lossy)
         mine = filled[part]
         other = other.to(mine.device)
         if not torch.equal(mine, other) and not bool(

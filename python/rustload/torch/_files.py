@@ -1,4 +1,4 @@
-"""What `load` takes as a file: a path, an open file, bytes. Each becomes an opened core checkpoint."""
+"""The argument `f` of `load`: a path, an open file or bytes, opened as a core checkpoint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rustload import _rustload
-from rustload._common.paths import beneath, paths, repository
+from rustload._common.paths import hub_snapshot, note_checkpoints_below, path_list
 from rustload.errors import FormatError, _make
 
 if TYPE_CHECKING:
@@ -23,19 +23,19 @@ _ZIP = b"PK\x03\x04"
 
 
 def is_path(f: object) -> bool:
-    """Whether torch takes this for a path (torch/serialization.py: `_is_path`)."""
+    """Whether torch treats this as a path (torch/serialization.py: `_is_path`)."""
     return isinstance(f, (str, os.PathLike))
 
 
 def are_paths(f: object) -> bool:
-    """Whether it is a path, or a list of the paths of shards, which torch does not take."""
+    """Whether it is a path, or a list of paths of shards, which torch does not support."""
     return is_path(f) or isinstance(f, (list, tuple))
 
 
 def is_archive(f: Any) -> bool:
-    """Whether the file begins as an archive does, looked at from where an open file stands."""
+    """Whether the file has the zip signature, for an open file at its current position."""
     if isinstance(f, (list, tuple)):
-        return True  # shards: whether they can be mapped is seen one by one
+        return True  # shards: whether each can be mapped is checked later
     if is_path(f):
         path = Path(f)
         if path.is_dir() or path.suffix == ".json":
@@ -48,25 +48,25 @@ def is_archive(f: Any) -> bool:
     head = f.read(4)
     f.seek(start)
     if not isinstance(head, builtins.bytes):
-        raise _make("Type", "Type", "the file is open as text; open it with mode 'rb'")
+        raise _make("Type", "Type", "the file is open in text mode; open it with mode 'rb'")
     return head == _ZIP
 
 
 def opened(f: Any, limits: Mapping[str, int]) -> _rustload.Checkpoint:
-    """The file's core checkpoint; metadata alone is read.
+    """Opens the core checkpoint; reads only metadata.
 
-    An open file is read from where it stands. If it is an ordinary file of the system, it is opened a second time and read by
-    position; anything else is read to its end into memory at once. Afterwards it stands after what belongs to the checkpoint.
+    An open file is read from its current position. A regular file is reopened by its path and read with positional reads;
+    anything else is read to its end into memory. Afterwards the position of the open file is after the checkpoint.
     """
     if are_paths(f):
-        wanted = [repository(one) for one in paths(f)]
-        with beneath(wanted):
+        wanted = [hub_snapshot(one) for one in path_list(f)]
+        with note_checkpoints_below(wanted):
             return _rustload.open_paths(
                 wanted, unknown="keep", trailing="error", compat=False, verify=False, limits=limits
             )
     if isinstance(f, (bytes, bytearray, memoryview)):
         return _from_memory(bytes(f), "error", limits)
-    # A legacy stream says itself where it ends, and others may follow it in the file, as torch allows.
+    # A legacy stream has its own end marker, and other data may follow it in the file, as in torch.
     trailing = "error" if is_archive(f) else "ignore"
     start = f.tell()
     path = _path_of(f)
@@ -94,16 +94,16 @@ def _from_memory(data: bytes, trailing: str, limits: Mapping[str, int]) -> _rust
             and data.isascii()
             and data.decode().isprintable()
         ):
-            error.add_note("bytes are taken as a file's content here: for a path, pass os.fsdecode(path)")
+            error.add_note("bytes are the content of a file here: for a path, pass os.fsdecode(path)")
         raise
 
 
 def seekable(f: Any) -> Any:
-    """An open file as it is, or the rest of one that cannot seek, such as a pipe, as a file in memory.
+    """Returns a seekable file unchanged; reads the rest of one that cannot seek, such as a pipe, into bytes.
 
     Raises:
-        AttributeError: It is no file: it has no `read`.
-        TypeError: It is open as text.
+        AttributeError: The object has no `read`.
+        TypeError: The file is open in text mode.
     """
     try:
         f.seek(f.tell())
@@ -115,14 +115,14 @@ def seekable(f: Any) -> Any:
         return f
     data = f.read()
     if isinstance(data, str):
-        raise _make("Type", "Type", "the file is open as text; open it with mode 'rb'")
+        raise _make("Type", "Type", "the file is open in text mode; open it with mode 'rb'")
     return builtins.bytes(data)
 
 
 def _path_of(f: Any) -> str | None:
-    """A path that opens the same file, for an ordinary file that Python itself opened; None for anything else.
+    """A path that opens the same file, if it is a regular file opened by Python's `io` classes; None otherwise.
 
-    A class of one's own may read differently than its descriptor does (gzip does), so only Python's own classes count.
+    Other classes may return other bytes than their descriptor (gzip does).
     """
     if isinstance(f, tempfile._TemporaryFileWrapper):
         f = f.file
@@ -138,7 +138,7 @@ def _path_of(f: Any) -> str | None:
     status = os.fstat(raw.fileno())
     if not stat.S_ISREG(status.st_mode):
         return None
-    # The name reads better in errors, where it is still the same file's.
+    # Errors show the name, so it is preferred to /proc if it still refers to the same file.
     if isinstance(raw.name, (str, bytes)):
         try:
             if os.path.samestat(Path(os.fsdecode(raw.name)).stat(), status):

@@ -1,4 +1,4 @@
-"""Elements of a lazy tensor put into memory that is there: whole where it can be read straight, in windows where it cannot."""
+"""Reads a lazy tensor into an existing tensor: directly if possible, otherwise in windows."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ if TYPE_CHECKING:
 
     from rustload._tensor.handle import LazyTensor
 
-__all__ = ["WINDOW", "check_numbers", "fill", "is_on_gpu", "is_straight"]
+__all__ = ["WINDOW_BYTES", "check_numbers", "fill", "is_direct", "is_on_gpu"]
 
-WINDOW = 256 << 20
+WINDOW_BYTES = 256 << 20
 
 
 def check_numbers(lazy: LazyTensor) -> None:
-    """Refuses to take the integers of a quantized tensor for its numbers, as torch does.
+    """Raises for a quantized tensor, whose integers are not its numbers, as torch does.
 
     Raises:
         UnsupportedError: It is quantized.
     """
     if lazy.quantization is not None:
-        text = f"{lazy.name!r} is quantized: its integers mean numbers together with their scale only"
+        text = f"{lazy.name!r} is quantized: its integers are numbers only together with their scale"
         note = ".dequantize() gives the numbers, .int_repr() the integers; of lazy tensors materialize(dequantize=True)"
         raise _make("Unsupported", "DtypeUnsupported", text, note)
 
 
-def is_straight(target: torch.Tensor) -> bool:
-    """Whether the elements can be read into it with no more memory between than an upload has."""
+def is_direct(target: torch.Tensor) -> bool:
+    """Whether elements can be read directly into the tensor, without a temporary tensor."""
     if type(target) not in (torch.Tensor, torch.nn.Parameter) or target.is_conj() or target.is_neg():
         return False
     return is_on_gpu(target.device) or (target.device.type == "cpu" and target.is_contiguous())
 
 
 def is_on_gpu(device: torch.device) -> bool:
-    """Whether results go there by upload."""
-    return adapter.place(device) is not None
+    """Whether the device is a CUDA GPU, to which the core copies directly."""
+    return adapter.gpu_for(device) is not None
 
 
 def fill(
     target: torch.Tensor,
     lazy: LazyTensor,
-    window: int = WINDOW,
+    window: int = WINDOW_BYTES,
     *,
     allow_lossy: bool = False,
     held: Callable[[], None] = lambda: None,
@@ -56,11 +56,11 @@ def fill(
     Args:
         target: A tensor of the same shape, on any device, detached.
         lazy: What to read, already in the order of the target's dimensions.
-        window: Bytes of host memory that may be held on the way.
+        window: The most bytes of host memory for temporary tensors.
         allow_lossy: As for `LazyTensor.materialize`.
-        held: Called when the most memory is held.
+        held: Called at each local maximum of host memory.
     """
-    if is_straight(target):
+    if is_direct(target):
         lazy.materialize(out=target, allow_lossy=allow_lossy)
         held()
         return
@@ -69,8 +69,8 @@ def fill(
         rows = max(1, window * target.shape[0] // nbytes)
         for first in range(0, target.shape[0], rows):
             one = rows == 1
-            place = first if one else slice(first, first + rows)
-            fill(target[place], lazy[place], window, allow_lossy=allow_lossy, held=held)
+            part_key = first if one else slice(first, first + rows)
+            fill(target[part_key], lazy[part_key], window, allow_lossy=allow_lossy, held=held)
         return
     part = lazy.materialize(dtype=target.dtype, copy=True, framework="torch", allow_lossy=allow_lossy)
     held()

@@ -1,7 +1,7 @@
-"""`TorchHandle`: what a lazy tensor looks like to code that expects a `torch.Tensor`.
+"""`TorchHandle`: a lazy tensor with the interface of `torch.Tensor`.
 
-Shape, dtype and the like are answered from the metadata. Indexing gives another handle where the index can be lazy. Anything
-else, a method, an operator or a function of torch, gets the tensor, which is read at that moment and not kept.
+Shape, dtype and other metadata need no read. Basic indexing returns another handle. Every other method, operator or torch
+function reads the tensor at that moment and does not keep it.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rustload import _rustload
-from rustload._common.rules import PLAIN
+from rustload._common.rules import DEFAULT_CAST_DTYPES
 from rustload._frameworks.torch import torch_dtype
 from rustload.errors import _clipped
-from rustload.torch._fill import WINDOW, check_numbers, fill
+from rustload.torch._fill import WINDOW_BYTES, check_numbers, fill
 from rustload.torch._operators import Operators, read_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from rustload._tensor.handle import LazyTensor
-    from rustload.torch._own_views import OwnViews
+    from rustload.torch._private_views import PrivateViews
 
 __all__ = ["TorchHandle"]
 
@@ -29,11 +29,11 @@ _CODES = {name: code for name, _, code in _rustload.DTYPES if code is not None}
 
 
 class TorchHandle(Operators):
-    """A tensor of a checkpoint that torch's own code may take for a tensor, read when its elements are used.
+    """A lazy tensor that torch functions accept in place of a tensor; its elements are read when they are used.
 
-    It has a tensor's attributes and methods, and functions of torch take it through `__torch_function__`. Every use of the
-    elements reads them again, so `.to(...)`, `.clone()` or `.tensor()` are for keeping. `param.copy_(handle)` and
-    `Module.load_state_dict` read straight into the parameter. It may be used from any thread.
+    It has the attributes and methods of a tensor, and torch functions accept it through `__torch_function__`. Every use of the
+    elements reads them again; keep the result of `.to(...)`, `.clone()` or `.tensor()` to avoid that. `param.copy_(handle)` and
+    `Module.load_state_dict` read directly into the parameter. Thread-safe.
 
     >>> import torch, rustload.torch
     >>> handle = rustload.torch.state_dict("model.pt")["q.weight"]
@@ -48,18 +48,22 @@ class TorchHandle(Operators):
     _lazy: LazyTensor
     _dtype: str
     _device: torch.device
-    _views: OwnViews | None
+    _views: PrivateViews | None
 
     def __init__(
         self,
         lazy: LazyTensor,
         dtype: str | None = None,
         device: torch.device | None = None,
-        views: OwnViews | None = None,
+        views: PrivateViews | None = None,
     ) -> None:
-        """Wraps a lazy tensor; `dtype` and `device` are what reading it gives, by default the file's and the CPU.
+        """Wraps a lazy tensor.
 
-        `views` says which mapping views are of; None takes that of the lazy tensor.
+        Args:
+            lazy: The tensor.
+            dtype: The dtype of the read tensor; None is the file's.
+            device: The device of the read tensor; None is the CPU.
+            views: Chooses the mapping of views; None is that of the lazy tensor.
         """
         self._lazy = lazy
         self._views = views
@@ -67,13 +71,13 @@ class TorchHandle(Operators):
         self._device = device or torch.device("cpu")
 
     def tensor(self) -> torch.Tensor:
-        """The tensor itself: a view of the file where that is possible, as `LazyTensor.materialize` gives it.
+        """Reads the tensor; a view of the file if possible, as by `LazyTensor.materialize`.
 
-        Views of tensors that are read one after another share one private mapping. Reading a tensor again begins a new one, so
-        two models that are loaded from one state dict share no memory.
+        Views of tensors that are read one after another share one private mapping. Reading a tensor again starts a new mapping,
+        so two models that are loaded from one state dict share no memory.
 
         Raises:
-            FormatError: The file was cut or changed meanwhile, or its member is damaged.
+            FormatError: The file was truncated or changed since it was opened, or is damaged.
             UnsupportedError: It is quantized; see `dequantize` and `int_repr`.
         """
         return self._read()
@@ -84,23 +88,23 @@ class TorchHandle(Operators):
         dtype = dtype or self._dtype
         check_numbers(self._lazy)
         lazy = self._lazy if self._views is None else self._views.of(self._lazy)
-        if not _cast_alike(lazy.dtype, dtype):
+        if not _casts_as_torch(lazy.dtype, dtype):
             made = lazy.materialize(device or self._device, copy=copy, framework="torch")
             return made.to(torch_dtype(dtype))  # type: ignore[no-any-return]
         return lazy.materialize(  # type: ignore[no-any-return]
             device or self._device, dtype, copy=copy, framework="torch"
         )
 
-    # Answered from the metadata.
+    # Metadata: no read.
 
     @property
     def lazy(self) -> LazyTensor:
-        """The lazy tensor below."""
+        """The wrapped lazy tensor."""
         return self._lazy
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype that reading it gives; torch's own of quantized tensors for these."""
+        """The dtype of the read tensor; a quantized tensor has torch's quantized dtype."""
         found = self._lazy.quantization
         return torch_dtype(self._dtype if found is None else found.dtype)
 
@@ -111,7 +115,7 @@ class TorchHandle(Operators):
 
     @property
     def device(self) -> torch.device:
-        """Where reading it puts it."""
+        """The device of the read tensor."""
         return self._device
 
     @property
@@ -136,17 +140,17 @@ class TorchHandle(Operators):
 
     @property
     def requires_grad(self) -> bool:
-        """False: a handle is no leaf of any graph."""
+        """False: a handle is not part of an autograd graph."""
         return False
 
     @property
     def is_meta(self) -> bool:
-        """False: there is data to be had."""
+        """False: it has data."""
         return False
 
     @property
     def is_cuda(self) -> bool:
-        """Whether reading it puts it on a GPU."""
+        """Whether the read tensor is on a GPU."""
         return self._device.type == "cuda"
 
     @property
@@ -156,7 +160,7 @@ class TorchHandle(Operators):
 
     @property
     def is_quantized(self) -> bool:
-        """Whether its elements are integers that stand for numbers; `dequantize` gives these, and nothing else does."""
+        """Whether the tensor is quantized; only `dequantize` returns its numbers."""
         return self._lazy.quantization is not None
 
     @property
@@ -196,36 +200,36 @@ class TorchHandle(Operators):
         return self.dtype.is_complex
 
     def get_shape(self) -> list[int]:
-        """The shape, as slices of safetensors have it."""
+        """The shape as a list, as safetensors' `PySafeSlice` returns it."""
         return list(self._lazy.shape)
 
     def get_dtype(self) -> str:
-        """The dtype's code in safetensors, such as `"BF16"`; torch's name where it has none."""
+        """The safetensors dtype code, such as `"BF16"`; torch's name if there is no code."""
         return _CODES.get(self._dtype, self._dtype)
 
     def detach(self) -> TorchHandle:
-        """The handle itself: there is no graph."""
+        """The handle itself: it is not part of an autograd graph."""
         return self
 
     def requires_grad_(self, requires_grad: bool = True) -> TorchHandle:  # noqa: ARG002, FBT001, FBT002 - torch's signature
-        """Refuses: here a handle would become a parameter, which `Module.load_state_dict(assign=True)` asks for.
+        """Not supported: `Module.load_state_dict(assign=True)` calls this to make the handle a parameter.
 
         Raises:
-            TypeError: Always; `rustload.torch.load_into` is what gives a module its storage.
+            TypeError: Always; use `rustload.torch.load_into` to assign storage.
         """
         raise TypeError(
-            "a lazy handle cannot become a parameter, as assign=True wants: "
+            "a lazy handle cannot become a parameter, as assign=True requires: "
             "use rustload.torch.load_into(model, path), or .tensor() for the tensor itself"
         )
 
-    # Lazy still.
+    # Lazy: returns handles, no read.
 
     def _like(self, lazy: LazyTensor) -> TorchHandle:
         """A handle of another part or order of the same tensor."""
         return TorchHandle(lazy, self._dtype, self._device, self._views)
 
     def __getitem__(self, key: Any) -> Any:
-        """A part: another handle for ints, slices, `...` and None, and a tensor for what cannot be lazy, such as a mask."""
+        """A handle for basic indexing (ints, slices, `...`, None); a tensor for advanced indexing, such as a mask."""
         try:
             part = self._lazy[key]
         except (TypeError, ValueError):
@@ -249,22 +253,22 @@ class TorchHandle(Operators):
         """The size of the first dimension."""
         return len(self._lazy)
 
-    # Read here.
+    # These read the elements.
 
     def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """The tensor with another dtype or on another device, cast while it is read.
+        """Reads the tensor with another dtype or on another device; casts while reading.
 
         Args:
             *args: As for `torch.Tensor.to`.
             **kwargs: As for `torch.Tensor.to`.
         """
-        device, dtype, _, memory_format = torch._C._nn._parse_to(*_without(args, kwargs))  # type: ignore[call-overload]
+        device, dtype, _, memory_format = torch._C._nn._parse_to(*_to_arguments(args, kwargs))  # type: ignore[call-overload]
         copy = True if kwargs.get("copy") else None
         made = self._read(device, None if dtype is None else str(dtype).removeprefix("torch."), copy=copy)
         return made if memory_format is None else made.to(memory_format=memory_format)
 
     def dequantize(self) -> torch.Tensor:
-        """The numbers that a quantized tensor stands for, in float32; another tensor as it is, in float32, as torch has it."""
+        """The dequantized numbers in float32; a tensor that is not quantized is cast to float32, as in torch."""
         if self._lazy.quantization is None:
             return self.to(torch.float32)
         return self._lazy.materialize(self._device, dequantize=True, framework="torch")  # type: ignore[no-any-return]
@@ -276,11 +280,11 @@ class TorchHandle(Operators):
             RuntimeError: It is not quantized.
         """
         if self._lazy.quantization is None:
-            raise RuntimeError(f"{self._lazy.name!r} is not quantized: it has no integers that stand for it")
+            raise RuntimeError(f"{self._lazy.name!r} is not quantized: int_repr() is for quantized tensors")
         return self._lazy.materialize(self._device, framework="torch")  # type: ignore[no-any-return]
 
     def clone(self, *, memory_format: torch.memory_format = torch.preserve_format) -> torch.Tensor:
-        """The tensor in memory of its own."""
+        """Reads the tensor into its own memory."""
         made = self._read(copy=True)
         return (
             made if memory_format is torch.preserve_format else made.contiguous(memory_format=memory_format)
@@ -292,19 +296,19 @@ class TorchHandle(Operators):
         return self._lazy.__array__(dtype, copy=copy)
 
     def __bool__(self) -> bool:
-        """The one element's truth, as torch has it."""
+        """The truth value of the only element, as in torch."""
         return bool(self.tensor())
 
     def __float__(self) -> float:
-        """The one element."""
+        """The only element."""
         return float(self.tensor())
 
     def __int__(self) -> int:
-        """The one element."""
+        """The only element."""
         return int(self.tensor())
 
     def __index__(self) -> int:
-        """The one element of an integer tensor."""
+        """The only element of an integer tensor."""
         return self.tensor().__index__()
 
     def __iter__(self) -> Any:
@@ -312,7 +316,7 @@ class TorchHandle(Operators):
         return (self[position] for position in range(len(self)))
 
     def __getattr__(self, name: str) -> Any:
-        """Any other method or attribute of a tensor; a method reads the elements when it is called, not before."""
+        """Any other attribute of `torch.Tensor`; a method reads the elements when it is called."""
         found = None if name.startswith("_") else getattr(torch.Tensor, name, None)
         if found is None:
             raise AttributeError(f"'TorchHandle' object has no attribute {name!r}")
@@ -324,11 +328,11 @@ class TorchHandle(Operators):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Functions of torch: those about metadata are answered, `copy_` reads into its target, the rest get the tensors."""
+        """torch functions: metadata needs no read, `copy_` reads into its target, all others get the read tensors."""
         kwargs = kwargs or {}
-        if func in _ABOUT and len(args) == 1 and isinstance(args[0], TorchHandle):
-            return _ABOUT[func](args[0])
-        if func is torch.Tensor.copy_ and not kwargs and _copied(*args):
+        if func in _METADATA_FUNCTIONS and len(args) == 1 and isinstance(args[0], TorchHandle):
+            return _METADATA_FUNCTIONS[func](args[0])
+        if func is torch.Tensor.copy_ and not kwargs and _read_into(*args):
             return args[0]
         return func(*read_all(args), **read_all(kwargs))
 
@@ -347,8 +351,8 @@ class TorchHandle(Operators):
         )
 
 
-def _copied(target: Any, source: Any, *rest: Any) -> bool:
-    """Reads `source` into `target` where that is the same as copying it there; False where it is not."""
+def _read_into(target: Any, source: Any, *rest: Any) -> bool:
+    """Reads `source` directly into `target`; returns False if the result could differ from that of `copy_`."""
     plain = (
         not rest
         and isinstance(source, TorchHandle)
@@ -360,22 +364,22 @@ def _copied(target: Any, source: Any, *rest: Any) -> bool:
     if not plain or target.shape != source.shape or (target.requires_grad and torch.is_grad_enabled()):
         return False
     name = str(target.dtype).removeprefix("torch.")
-    if source._dtype != source._lazy.dtype or not _cast_alike(source._lazy.dtype, name):
+    if source._dtype != source._lazy.dtype or not _casts_as_torch(source._lazy.dtype, name):
         return False
-    fill(target.detach(), source._lazy, WINDOW)
+    fill(target.detach(), source._lazy, WINDOW_BYTES)
     torch.autograd.graph.increment_version(target)
     return True
 
 
-def _cast_alike(source: str, target: str) -> bool:
-    """Whether rustload may cast in torch's place: to the same dtype, or to a float that both round to in the same way."""
+def _casts_as_torch(source: str, target: str) -> bool:
+    """Whether rustload's cast equals torch's: to the same dtype, or between floats with the same rounding."""
     if source == target:
         return True
-    return torch_dtype(source).is_floating_point and target in PLAIN
+    return torch_dtype(source).is_floating_point and target in DEFAULT_CAST_DTYPES
 
 
-def _without(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """The arguments of `.to`, positional, in one of the forms that torch parses; `copy` is looked at elsewhere."""
+def _to_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """The arguments of `.to` without `copy`, in a positional form that torch parses."""
     args = tuple(
         torch.empty(0, dtype=arg.dtype, device=arg.device) if isinstance(arg, TorchHandle) else arg
         for arg in args
@@ -387,7 +391,7 @@ def _without(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     return (*args, *given)
 
 
-_ABOUT: dict[Any, Callable[[TorchHandle], Any]] = {
+_METADATA_FUNCTIONS: dict[Any, Callable[[TorchHandle], Any]] = {
     torch.is_floating_point: TorchHandle.is_floating_point,
     torch.is_complex: TorchHandle.is_complex,
     torch.numel: TorchHandle.numel,

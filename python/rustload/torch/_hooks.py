@@ -1,9 +1,9 @@
-"""Loading code of the model's own: hooks of `load_state_dict`, and classes with a `_load_from_state_dict` of theirs.
+"""Custom loading code of a model: hooks of `load_state_dict`, and overridden `_load_from_state_dict` methods.
 
-It runs as `Module.load_state_dict` runs it, module by module, before anything of the file is read: on a state dict of lazy
-handles, so that renaming costs nothing and only what is computed with is read. What it copies into parameters is noted and not
-done. So the plan is made of its results, and goes the way of all others: one error for all that does not fit, one tensor at a
-time.
+It runs module by module, as in `Module.load_state_dict`, before any tensor is read, on a state dict of lazy handles. So renaming
+reads nothing, and only tensors that the code computes with are read. Copies into parameters are recorded and not executed. The
+plan is made from the recorded copies, and is executed like every other plan: one error for everything that does not fit, then one
+tensor at a time.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
     from rustload._tensor.handle import LazyTensor
 
-__all__ = ["Made", "Own", "after_loading", "own_code", "run_own_code"]
+__all__ = ["ComputedTensor", "CustomLoading", "has_custom_loading", "run_custom_loading", "run_post_hooks"]
 
 EXTRA = "_extra_state"
 NO_OP = "for .*: copying from a non-meta parameter in the checkpoint to a meta"
 
 
-class Made:
-    """A tensor that the model's code has made, in the place of a lazy one."""
+class ComputedTensor:
+    """A tensor that custom loading code computed; it has the interface of `LazyTensor` that a plan uses."""
 
     quantization = None
 
@@ -44,18 +44,18 @@ class Made:
         self.ndim = tensor.ndim
         self.size = tensor.numel()
 
-    def __getitem__(self, key: Any) -> Made:
+    def __getitem__(self, key: Any) -> ComputedTensor:
         """A part."""
-        return Made(self.tensor[key], self.name)
+        return ComputedTensor(self.tensor[key], self.name)
 
-    def permute(self, dims: Any) -> Made:
+    def permute(self, dims: Any) -> ComputedTensor:
         """The same elements with the dimensions in another order."""
-        return Made(self.tensor.permute(dims), self.name)
+        return ComputedTensor(self.tensor.permute(dims), self.name)
 
     def materialize(
         self, *, dtype: Any = None, out: torch.Tensor | None = None, **_options: Any
     ) -> torch.Tensor:
-        """A copy in another dtype, or in memory that is there."""
+        """A copy in another dtype, or into `out`."""
         if out is not None:
             return out.copy_(self.tensor)
         kind = torch_dtype(dtype) if isinstance(dtype, str) else dtype
@@ -63,16 +63,16 @@ class Made:
 
 
 @dataclasses.dataclass
-class Own:
-    """What the model's own code made of a state dict.
+class CustomLoading:
+    """The result of the custom loading code on a state dict.
 
     Attributes:
-        tensors: What belongs into the model, by its names there; and what nobody took.
-        transposed: Names in the file of what was transposed before the code saw it.
-        silent: Names of tensors that are not filled and that the code does not call missing.
-        missing: Names that the code calls missing and that are no tensors of the model.
-        messages: What it says against the state dict.
-        classes: The classes whose code was run.
+        tensors: The tensors to load, by name in the model; also the unexpected ones.
+        transposed: Names in the file of tensors that were transposed before the code ran.
+        silent: Names of tensors in the model that are not loaded, and that the code does not report as missing.
+        missing: Names that the code reports as missing and that are not tensors of the model.
+        messages: The error messages of the code.
+        classes: The classes whose code ran.
     """
 
     tensors: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -83,12 +83,12 @@ class Own:
     classes: set[str] = dataclasses.field(default_factory=set)
 
 
-def own_code(model: torch.nn.Module) -> bool:
-    """Whether the model has any; torch's own modules, lazy ones and batch norms among them, need none here."""
-    return any(_has_own(module) for module in model.modules())
+def has_custom_loading(model: torch.nn.Module) -> bool:
+    """Whether the model has custom loading code. That of torch.nn does not count: the plan handles it."""
+    return any(_has_custom_loading(module) for module in model.modules())
 
 
-def _has_own(module: torch.nn.Module) -> bool:
+def _has_custom_loading(module: torch.nn.Module) -> bool:
     method = module._load_from_state_dict
     overridden = getattr(method, "__func__", method) is not torch.nn.Module._load_from_state_dict
     theirs = getattr(method, "__module__", None) or ""
@@ -98,57 +98,57 @@ def _has_own(module: torch.nn.Module) -> bool:
     return any(getattr(hook, "__module__", None) != "torch.nn.modules.lazy" for hook in hooks)
 
 
-def run_own_code(
+def run_custom_loading(
     model: torch.nn.Module,
     tensors: Mapping[str, tuple[LazyTensor, bool]],
     metadata: Mapping[str, Mapping[str, Any]],
-) -> Own:
-    """Runs it.
+) -> CustomLoading:
+    """Runs the custom loading code.
 
     Args:
-        model: The model. Nothing is written to its tensors, unless its code does so in another way than `load_state_dict` does.
-        tensors: What the file has, in the order of the model's dimensions, and whether that is another than the file's.
-        metadata: The versions of modules, as state dicts have them in `_metadata`.
+        model: The model. Its tensors are not written to, unless its code writes by other means than `Tensor.copy_`.
+        tensors: The tensors of the file by name, in the model's order of dimensions, and whether they were transposed for that.
+        metadata: The versions of modules, as in a state dict's `_metadata`.
 
     Raises:
-        Exception: What the model's code raises, with a note that names the class.
+        Exception: An error of the model's code, with a note that names the class.
     """
-    own = Own(transposed={lazy.name for lazy, moved in tensors.values() if moved})
+    custom = CustomLoading(transposed={lazy.name for lazy, moved in tensors.values() if moved})
     handles: dict[str, Any] = {}
     for name, (lazy, _) in tensors.items():
         if name.rpartition(".")[2] == EXTRA:
-            own.tensors[name] = lazy
+            custom.tensors[name] = lazy
         else:
             handles[name] = TorchHandle(lazy)
     swapping = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(False)
     try:
-        _run(own, model, handles, "", metadata)
+        _run(custom, model, handles, "", metadata)
     finally:
         torch.__future__.set_swap_module_params_on_conversion(swapping)
-    return own
+    return custom
 
 
 def _run(
-    own: Own,
+    custom: CustomLoading,
     module: torch.nn.Module,
     state: dict[str, Any],
     prefix: str,
     metadata: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    """One module and those inside of it, as `load` in `Module.load_state_dict` goes through them."""
-    if _has_own(module):
-        _run_one(own, module, state, prefix, dict(metadata.get(prefix[:-1], {})))
+    """Runs one module and its submodules, in the order of `load` in `Module.load_state_dict`."""
+    if _has_custom_loading(module):
+        _run_one(custom, module, state, prefix, dict(metadata.get(prefix[:-1], {})))
     else:
         for name in [name for name in state if name.startswith(prefix)]:
             head, dot, _ = name[len(prefix) :].partition(".")
             if not dot or head not in module._modules:
-                _take(own, name, state[name])
+                _add(custom, name, state[name])
     for name, child in module._modules.items():
         if child is not None:
             inner = f"{prefix}{name}."
             _run(
-                own,
+                custom,
                 child,
                 {key: value for key, value in state.items() if key.startswith(inner)},
                 inner,
@@ -157,14 +157,18 @@ def _run(
 
 
 def _run_one(
-    own: Own, module: torch.nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any]
+    custom: CustomLoading,
+    module: torch.nn.Module,
+    state: dict[str, Any],
+    prefix: str,
+    metadata: dict[str, Any],
 ) -> None:
     missing: list[str] = []
     unexpected: list[str] = []
     messages: list[str] = []
     kind = type(module).__qualname__
-    own.classes.add(kind)
-    notes = _Notes(module, prefix)
+    custom.classes.add(kind)
+    notes = _RecordCopies(module, prefix)
     try:
         with warnings.catch_warnings(), notes:
             warnings.filterwarnings("ignore", NO_OP, UserWarning)
@@ -173,35 +177,35 @@ def _run_one(
         error.add_note(f"in the loading code of {kind} at {prefix[:-1] or 'the root'!r}; nothing was loaded")
         raise
     for name, value in notes.copied.items():
-        _take(own, name, value)
+        _add(custom, name, value)
     for attribute, tensor in _held(module):
         name = prefix + attribute
         if name in notes.copied:
             continue
         if name in state and name not in missing and hasattr(state[name], "shape"):
-            # Of another shape, or it would have been copied: the plan finds that too, and words it.
+            # Not copied because its shape differs: the plan reports the mismatch, so the code's message is dropped.
             others = [message for message in messages if not message.startswith(f"size mismatch for {name}:")]
             if len(others) < len(messages):
                 messages = others
-                _take(own, name, state[name])
+                _add(custom, name, state[name])
                 continue
         if name not in missing and not tensor.is_meta:
-            own.silent.add(name)
+            custom.silent.add(name)
     for name in unexpected:
         if name in state:
-            _take(own, name, state[name])
+            _add(custom, name, state[name])
     held = {prefix + attribute for attribute, _ in _held(module)}
-    own.missing += [name for name in missing if name not in held and name.rpartition(".")[2] != EXTRA]
-    own.messages += [f"{kind}: {message}" for message in messages]
+    custom.missing += [name for name in missing if name not in held and name.rpartition(".")[2] != EXTRA]
+    custom.messages += [f"{kind}: {message}" for message in messages]
 
 
-def _take(own: Own, name: str, value: Any) -> None:
+def _add(custom: CustomLoading, name: str, value: Any) -> None:
     if isinstance(value, TorchHandle):
-        own.tensors[name] = value.lazy
+        custom.tensors[name] = value.lazy
     elif isinstance(value, torch.Tensor):
-        own.tensors[name] = Made(value, name)
+        custom.tensors[name] = ComputedTensor(value, name)
     else:
-        own.messages.append(f"{name} is a {type(value).__name__}, not a tensor")
+        custom.messages.append(f"{name} is a {type(value).__name__}, not a tensor")
 
 
 def _held(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -212,8 +216,8 @@ def _held(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, tensor
 
 
-class _Notes(TorchFunctionMode):
-    """Notes what is copied into tensors of a module, in place of copying it."""
+class _RecordCopies(TorchFunctionMode):
+    """Records `Tensor.copy_` into tensors of a module instead of executing it."""
 
     def __init__(self, module: torch.nn.Module, prefix: str) -> None:
         super().__init__()
@@ -240,15 +244,15 @@ class _Notes(TorchFunctionMode):
         return None
 
 
-def after_loading(model: torch.nn.Module, missing: list[str], unexpected: list[str]) -> bool:
-    """Calls the hooks that run after a load, as `Module.load_state_dict` does; they may change the lists.
+def run_post_hooks(model: torch.nn.Module, missing: list[str], unexpected: list[str]) -> bool:
+    """Calls the post hooks of `load_state_dict`, which may change the lists, as `Module.load_state_dict` does.
 
     Returns:
-        Whether there were any.
+        Whether there were any hooks.
     """
     keys = torch.nn.modules.module._IncompatibleKeys(missing, unexpected)
     found = False
-    for module in _inside_out(model):
+    for module in _post_order(model):
         for hook in module._load_state_dict_post_hooks.values():
             found = True
             if hook(module, keys) is not None:
@@ -260,8 +264,8 @@ def after_loading(model: torch.nn.Module, missing: list[str], unexpected: list[s
     return found
 
 
-def _inside_out(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+def _post_order(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
     for child in module._modules.values():
         if child is not None:
-            yield from _inside_out(child)
+            yield from _post_order(child)
     yield module

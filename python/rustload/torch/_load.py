@@ -1,4 +1,4 @@
-"""`load`: the object graph that `torch.load(weights_only=True)` gives, without running a pickle."""
+"""`load`: the result of `torch.load(weights_only=True)`, without running a pickle."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["load"]
 
 _TRUE = ("1", "y", "yes", "true")
 
-# How torch writes a storage into a pickle that `torch.save` has no part in (torch/storage.py: `__reduce__`).
+# The global by which torch pickles a storage outside of `torch.save` (torch/storage.py: `__reduce__`).
 _STORAGE = "torch.storage._load_from_bytes"
 
 
@@ -42,9 +42,9 @@ def load(
     limits: Limits | None = None,
     **pickle_load_args: Any,
 ) -> Any:
-    """Loads what `torch.save` wrote: the objects that `torch.load(weights_only=True)` gives, and nothing a file names is called.
+    """Loads a file of `torch.save` and returns what `torch.load(weights_only=True)` returns; nothing that it names is called.
 
-    A plain pickle of tensors, which torch refuses, loads as well.
+    A plain pickle of tensors, which torch rejects, loads too.
 
     >>> import rustload.torch
     >>> state = rustload.torch.load("model.pt", map_location="cpu")
@@ -53,32 +53,31 @@ def load(
 
     Args:
         f: A path, also of a folder or an index of shards, or a list of shards; a binary file that can seek; or the bytes of a
-            file. An open file is read from where it stands.
-        map_location: Where storages go, in all of torch's forms: None for where they were saved from, a device or its name, a
-            dict from saved to wanted locations, a callable `(storage, location)` that is asked once per storage. `"meta"` reads
-            no tensor data; each storage then has the place of its bytes in the file as `_checkpoint_offset`.
-        pickle_module: Must be None; there is no pickle to choose.
-        weights_only: True or None. What it refuses in torch is a matter of `unknown` here. For a path that ends in
-            `.safetensors` it has no effect, and False may stand there.
-        mmap: Whether tensors are views of the file: private and copy-on-write, nothing is read before it is used, and the file
-            must not be cut while they live. None: as `torch.utils.serialization.config.load.mmap` says, which is False. Tensors
-            then have memory of their own.
-        unknown: What to do with what torch refuses: `"keep"` keeps it as inert `rustload.Opaque` and `rustload.Global` with its
-            contents reachable, `"error"` refuses the file as torch does.
-        limits: Bounds on what the file may make the reader do.
+            file. An open file is read from its current position.
+        map_location: The device of storages, in all forms of torch: None for the device that they were saved from, a device or
+            its name, a dict from saved to new locations, or a callable `(storage, location)` that is called once per storage.
+            With `"meta"`, no tensor data is read, and each storage has its offset in the file as `_checkpoint_offset`.
+        pickle_module: Must be None, because no pickle is run.
+        weights_only: True or None. Use `unknown` to choose what happens to objects that torch rejects. It has no effect for a
+            path that ends in `.safetensors`, for which False is accepted.
+        mmap: Whether tensors are views of the file (a private copy-on-write mapping): pages are read when they are used, and the
+            file must not be truncated while the tensors exist. None: as `torch.utils.serialization.config.load.mmap`, which is
+            False by default. With False, tensors own their memory.
+        unknown: What to do with objects that torch rejects: `"keep"` keeps them as inert `rustload.Opaque` and `rustload.Global`
+            with their contents, `"error"` raises as torch does.
+        limits: Upper bounds on the memory and work that the file can cause.
         **pickle_load_args: `encoding` has no effect, as in torch with `weights_only=True`; there is a warning.
 
     Returns:
         The object.
 
     Raises:
-        DisallowedError: The file names what torch would refuse, and `unknown="error"`. It is a `pickle.UnpicklingError`, and
-            its text begins with `Weights only load failed.`
-        ValueError: `weights_only=False`, or `mmap=True` for what is no path.
-        RuntimeError: torch cannot serve the request: a device that is not there, a mapping of a legacy file, a
-            TorchScript archive.
-        FormatError: The file is no checkpoint, or a damaged one.
-        LimitError: The file is beyond a limit.
+        DisallowedError: The file names an object that torch would reject, and `unknown="error"`. It is a
+            `pickle.UnpicklingError`, and its message begins with `Weights only load failed.`
+        ValueError: `weights_only=False`, or `mmap=True` without a path.
+        RuntimeError: As in torch: the device does not exist, `mmap=True` for a legacy file, or a TorchScript archive.
+        FormatError: The file is not a checkpoint, or is damaged.
+        LimitError: The file exceeds a limit.
         OSError: The file cannot be read.
     """
     if unknown not in ("keep", "error"):
@@ -98,11 +97,11 @@ def load(
 
 
 def _check_weights_only(*, weights_only: bool | None, pickle_module: Any, unpickles: bool) -> None:
-    """The rules of torch/serialization.py: `load` for its arguments and the environment, in its order.
+    """Checks the arguments and environment variables as torch/serialization.py: `load` does, in its order.
 
     Raises:
-        RuntimeError: torch refuses the arguments.
-        ValueError: torch would unpickle the file with them.
+        RuntimeError: torch rejects the arguments.
+        ValueError: With these arguments, torch would run the pickle.
     """
     force, forbid = (
         os.environ.get(name, "0").lower() in _TRUE
@@ -147,7 +146,7 @@ def _mmap_by_default() -> bool:
 
 
 def _safetensors(f: Any, map_location: MapLocation) -> dict[str, torch.Tensor]:
-    """The tensors as `safetensors.torch.load_file` gives them, which torch leaves such paths to."""
+    """Loads a safetensors file as `safetensors.torch.load_file` does, which torch calls for such paths."""
     if isinstance(map_location, dict) or callable(map_location):
         what = "dict" if isinstance(map_location, dict) else "callable"
         raise RuntimeError(

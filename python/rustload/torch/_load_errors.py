@@ -1,4 +1,4 @@
-"""Errors in the words that programs written for `torch.load` know, with rustload's own advice as a note."""
+"""Errors with the messages of `torch.load`, which programs match, and rustload's advice as a note."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KEEP = (
 )
 _OPEN = "rustload.open reads it"
 
-# What torch has a text of its own for (torch/_weights_only_unpickler.py: `Unpickler.load`).
+# Names for which torch has a special message (torch/_weights_only_unpickler.py: `Unpickler.load`).
 _BLOCKED = ("sys", "os", "posix", "nt")
 _NESTED = (
     "torch.nested._internal.nested_tensor.NestedTensor",
@@ -24,7 +24,7 @@ _NESTED = (
 
 
 def refuse_global(found: str) -> NoReturn:
-    """Raises for a global that is not on the list.
+    """Raises for a global that is not on torch's allowlist.
 
     Raises:
         DisallowedError: Always.
@@ -41,7 +41,7 @@ def refuse_global(found: str) -> NoReturn:
 
 
 def refuse_class(class_name: str) -> NoReturn:
-    """Raises for a call of what is on the list in a form that is not known.
+    """Raises for a call of an allowed function with arguments of an unknown form.
 
     Raises:
         DisallowedError: Always.
@@ -57,12 +57,12 @@ def _refuse(code: str, module: str, name: str, text: str) -> NoReturn:
 
 
 def no_path() -> ValueError:
-    """A mapping was asked for of what is no path."""
+    """The error for `mmap=True` without a path."""
     return ValueError("f must be a file path in order to use the mmap argument")
 
 
 def no_archive(f: object) -> RuntimeError:
-    """A mapping was asked for of a file that is no archive."""
+    """The error for `mmap=True` with a file that is not a zip archive."""
     name = f"{f}, " if isinstance(f, str) else ""
     error = RuntimeError(
         f"mmap can only be used with files saved with `torch.save({name}_use_new_zipfile_serialization=True), "
@@ -73,7 +73,7 @@ def no_archive(f: object) -> RuntimeError:
 
 
 def is_torchscript() -> RuntimeError:
-    """The file is a program."""
+    """The error for a TorchScript archive."""
     error = RuntimeError(
         "Cannot use ``weights_only=True`` with TorchScript archives passed to ``torch.load``."
     )
@@ -82,12 +82,12 @@ def is_torchscript() -> RuntimeError:
 
 
 def tar() -> RuntimeError:
-    """The file is of the oldest format."""
+    """The error for the oldest format, a tar file."""
     return RuntimeError("Cannot use ``weights_only=True`` with files saved in the legacy .tar format.")
 
 
 def no_magic() -> RuntimeError:
-    """The file is a pickle, but not torch's."""
+    """The error for a pickle that `torch.save` did not write."""
     error = RuntimeError("Invalid magic number; corrupt file?")
     error.add_note(f"this is a bare pickle, not one of torch.save's files; {_OPEN}")
     return error

@@ -1,8 +1,8 @@
-"""Storages of a file as torch storages, where `map_location` wants them.
+"""Creates the torch storages of a file on the devices that `map_location` selects.
 
-As in torch, `map_location` is asked once per storage, so tensors that share one share the result. What goes to the CPU is read
-all at once, in threads; for what may go elsewhere no more is read ahead than a few storages, so that the memory of the host
-holds the file but once.
+As in torch, `map_location` is applied once per storage, so tied tensors share the result. Storages for the CPU are all read at
+once, in threads. For storages that may go to another device, only a few are read ahead, so that the host does not hold the whole
+file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch.serialization import default_restore_location
 
-from rustload._cuda.results import on_gpu
+from rustload._cuda.results import upload_all
 from rustload._frameworks import torch as adapter
 from rustload.errors import DeviceError
 
@@ -28,52 +28,50 @@ MapLocation: TypeAlias = (
     str | torch.device | dict[str, str] | Callable[[torch.UntypedStorage, str], Any] | None
 )
 
-# Typed here, as torch does not.
+# Annotated here, because torch does not.
 _restore: Callable[[Any, Any], Any] = default_restore_location
 _empty: Callable[..., torch.UntypedStorage] = torch.UntypedStorage
 
-# Bytes read ahead of a storage that leaves the host.
-_AHEAD = 64 << 20
+# The most bytes to read ahead for storages that may leave the host.
+_READ_AHEAD_BYTES = 64 << 20
 
 
 class Storages:
     """The storages of one file, by number, and the device of each."""
 
-    __slots__ = ("devices", "has_data", "locations", "rows")
+    __slots__ = ("by_number", "devices", "has_data", "locations")
 
     def __init__(self, count: int) -> None:
         empty = _empty(0)
-        self.rows: list[torch.UntypedStorage] = [empty] * count
+        self.by_number: list[torch.UntypedStorage] = [empty] * count
         self.devices: list[torch.device] = [empty.device] * count
-        # Whether the bytes are those of the file.
+        # Whether the storages hold the bytes of the file.
         self.has_data = True
-        # Only under FakeTensorMode: where tensors pretend to be.
+        # Only under FakeTensorMode: the device that each fake tensor reports.
         self.locations: list[str | None] | None = None
 
     def put(self, number: int, storage: Any) -> None:
-        """Takes what `map_location` made of a storage.
+        """Sets a storage to the result of `map_location`.
 
         Raises:
-            TypeError: It is no storage.
+            TypeError: The result is not a storage.
         """
         if isinstance(storage, torch.storage.TypedStorage):
             storage = storage._untyped_storage
         if not isinstance(storage, torch.UntypedStorage):
-            raise TypeError(
-                f"map_location gave a {type(storage).__name__}, where a torch.UntypedStorage is wanted"
-            )
-        self.rows[number] = storage
+            raise TypeError(f"map_location returned a {type(storage).__name__}, not a torch.UntypedStorage")
+        self.by_number[number] = storage
         self.devices[number] = storage.device
 
 
 def storages(core: _rustload.Checkpoint, shard: int, map_location: MapLocation, *, mmap: bool) -> Storages:
-    """The storages of a file.
+    """Creates the storages of a file.
 
     Args:
         core: The opened checkpoint.
-        shard: Which of its files.
+        shard: The index of the file.
         map_location: As for `torch.load`.
-        mmap: Whether storages are views of the file's private mapping, where they lie in it as they are.
+        mmap: Whether storages are views of the file (private copy-on-write mapping), where no conversion is needed.
     """
     fake = _is_faking()
     if fake or _is_meta(map_location):
@@ -91,15 +89,15 @@ def storages(core: _rustload.Checkpoint, shard: int, map_location: MapLocation, 
         for number, storage in _uploaded(
             core, shard, {number: gpus[number] for number in todo if number in gpus}
         ):
-            # torch has its say here too, and finds it where it is to be.
+            # torch's device registry runs here too; the storage is on its device already.
             out.put(number, _restore(storage, str(storage.device)))
-        todo = [number for number in todo if not out.rows[number].nbytes()]
+        todo = [number for number in todo if not out.by_number[number].nbytes()]
         sizes = [nbytes for nbytes, _, _ in infos]
         stays = all(_target(map_location, location) == "cpu" for _, location, _ in infos)
         found = _read(core, shard, sizes, todo, stays=stays, mmap=mmap)
     for number, storage in found:
         location = infos[number][1]
-        # An array of NumPy's was on no device.
+        # A NumPy array has no saved location.
         out.put(number, storage if location is None else restore(storage, location))
     for number, (nbytes, location, _) in enumerate(infos):
         if not nbytes and location is not None:
@@ -110,14 +108,14 @@ def storages(core: _rustload.Checkpoint, shard: int, map_location: MapLocation, 
 def _read(
     core: _rustload.Checkpoint, shard: int, sizes: list[int], todo: list[int], *, stays: bool, mmap: bool
 ) -> Iterator[tuple[int, torch.UntypedStorage]]:
-    """Every storage, in order: a view if that is asked for and possible, else bytes of its own."""
+    """Yields the storages in order: a view if `mmap` and possible, otherwise with owned memory."""
     starts: list[int | None] = [None] * len(sizes)
     whole: torch.UntypedStorage | None = None
     if mmap:
         try:
             row, starts = core.storage_views(shard)
         except (BufferError, MemoryError):
-            pass  # the system refuses the mapping: bytes of their own do as well
+            pass  # the system cannot map the file: read into owned memory instead
         else:
             whole = _row(row)
     ahead: dict[int, torch.UntypedStorage] = {}
@@ -133,7 +131,7 @@ def _read(
 
 
 def _on_gpus(map_location: MapLocation, locations: list[str | None]) -> dict[int, torch.device]:
-    """The storages that go to a GPU by upload, as far as that is known before they are read."""
+    """The CUDA devices of the storages, by number, as far as `map_location` gives them without a call."""
     found: dict[int, torch.device] = {}
     devices: dict[str | None, torch.device | None] = {}
     for number, location in enumerate(locations):
@@ -147,40 +145,42 @@ def _on_gpus(map_location: MapLocation, locations: list[str | None]) -> dict[int
 
 
 def _gpu(target: str | None) -> torch.device | None:
-    """The GPU of that name; None for what is none, or where torch is to say that it is not there."""
+    """The CUDA device of that name; None for other devices, and for a missing GPU, for which torch raises its own error."""
     if target is None or not target.startswith("cuda"):
         return None
     try:
         device = adapter.check_device(target)
     except DeviceError:
         return None
-    return None if adapter.place(device) is None else device
+    return None if adapter.gpu_for(device) is None else device
 
 
 def _uploaded(
     core: _rustload.Checkpoint, shard: int, wanted: dict[int, torch.device]
 ) -> Iterator[tuple[int, torch.UntypedStorage]]:
-    """Storages on GPUs, for those that can be read by themselves."""
+    """Copies storages to their GPUs; skips those that the core cannot read as one tensor."""
     if not wanted:
         return
-    rows = core.storage_tensors(shard)
+    by_number = core.storage_tensors(shard)
     for device in dict.fromkeys(wanted.values()):
-        numbers = [number for number, where in wanted.items() if where == device and rows[number] is not None]
-        place = adapter.place(device)
-        if place is None:
+        numbers = [
+            number for number, where in wanted.items() if where == device and by_number[number] is not None
+        ]
+        gpu = adapter.gpu_for(device)
+        if gpu is None:
             continue
-        tensors = [row for number in numbers if (row := rows[number]) is not None]
-        for number, made in zip(numbers, on_gpu(tensors, place), strict=True):
+        tensors = [row for number in numbers if (row := by_number[number]) is not None]
+        for number, made in zip(numbers, upload_all(tensors, gpu), strict=True):
             storage: torch.UntypedStorage = made.untyped_storage()
             yield number, storage
 
 
 def _groups(todo: list[int], sizes: list[int], *, stays: bool) -> Iterator[list[int]]:
-    """Which storages to read together."""
+    """Groups storages to read together."""
     group: list[int] = []
     nbytes = 0
     for number in todo:
-        if group and not stays and nbytes + sizes[number] > _AHEAD:
+        if group and not stays and nbytes + sizes[number] > _READ_AHEAD_BYTES:
             yield group
             group, nbytes = [], 0
         group.append(number)
@@ -193,12 +193,12 @@ def _owned(
     core: _rustload.Checkpoint, shard: int, sizes: list[int], group: list[int]
 ) -> Iterator[tuple[int, torch.UntypedStorage]]:
     buffers, places = core.read_storages(shard, group)
-    rows = [_row(buffer) for buffer in buffers]
-    whole = [row.nbytes() for row in rows]
+    by_number = [_row(buffer) for buffer in buffers]
+    whole = [row.nbytes() for row in by_number]
     del buffers
     for number, (at, start) in zip(group, places, strict=True):
         nbytes = sizes[number]
-        yield number, rows[at] if nbytes == whole[at] else rows[at][start : start + nbytes]
+        yield number, by_number[at] if nbytes == whole[at] else by_number[at][start : start + nbytes]
 
 
 def _row(buffer: _rustload.Buffer) -> torch.UntypedStorage:
@@ -208,7 +208,7 @@ def _row(buffer: _rustload.Buffer) -> torch.UntypedStorage:
 
 
 def _on_meta(core: _rustload.Checkpoint, shard: int, *, fake: bool) -> Storages:
-    """Storages without bytes; each knows where its bytes lie in the file, as torch's do."""
+    """Meta storages with their offset in the file as `_checkpoint_offset`, as in torch."""
     infos = core.storages(shard, places=True)
     out = Storages(len(infos))
     out.has_data = False
@@ -231,7 +231,7 @@ def _is_meta(map_location: MapLocation) -> bool:
 
 
 def _target(map_location: MapLocation, location: str | None) -> str | None:
-    """Where a storage goes, as far as that is known before it is read."""
+    """The device of a storage, if it is known without calling `map_location`; None otherwise."""
     if map_location is None or location is None:
         return location or "cpu"
     if isinstance(map_location, dict):
@@ -240,7 +240,7 @@ def _target(map_location: MapLocation, location: str | None) -> str | None:
 
 
 def _restorer(map_location: MapLocation) -> Callable[[torch.UntypedStorage, str], Any]:
-    """What moves a storage. torch's own registry of devices does it, so `register_package` counts here too."""
+    """The function that moves a storage. It uses torch's device registry, so `register_package` works."""
     if map_location is None:
         return _restore
     if isinstance(map_location, dict):
@@ -259,12 +259,12 @@ def _restorer(map_location: MapLocation) -> Callable[[torch.UntypedStorage, str]
 
 
 def _skips_data() -> bool:
-    """Whether `torch.serialization.skip_data` is in force, for a torch that has it."""
+    """Whether `torch.serialization.skip_data` is active (in a torch that has it)."""
     return bool(getattr(getattr(torch.serialization, "_serialization_tls", None), "skip_data", False))
 
 
 def _is_faking() -> bool:
-    """Whether a FakeTensorMode is in force."""
+    """Whether a FakeTensorMode is active."""
     guards = getattr(torch, "_guards", None)
     detect = getattr(guards, "detect_fake_mode", None)
     return detect is not None and detect(None) is not None

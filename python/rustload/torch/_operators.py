@@ -1,4 +1,4 @@
-"""The operators of a tensor, for what has to read its elements first."""
+"""The operators of `torch.Tensor` for lazy handles: each reads the tensor first."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def _operator(name: str) -> Callable[..., Any]:
 
 
 class Operators:
-    """Has a `tensor()`, and the operators that `torch.Tensor` has."""
+    """Base class with the operators of `torch.Tensor`, applied to the result of `tensor()`."""
 
     __slots__ = ()
 
     def tensor(self) -> torch.Tensor:
-        """The tensor itself."""
+        """Reads the tensor."""
         raise NotImplementedError
 
     __add__ = _operator("__add__")
@@ -66,7 +66,7 @@ class Operators:
     __pos__ = _operator("__pos__")
     __abs__ = _operator("__abs__")
     __invert__ = _operator("__invert__")
-    __hash__ = object.__hash__  # `==` gives a tensor, as torch's does
+    __hash__ = object.__hash__  # `==` returns a tensor, as in torch
 
 
 def read_all(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""How much memory a load takes at most, looked at whenever a tensor is finished or a window is full."""
+"""Measures the peak memory of a load, sampled whenever a tensor is finished or a window is full."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["Meter"]
+__all__ = ["PeakMemory"]
 
 _STATM = Path("/proc/self/statm")
 
 
-class Meter:
-    """Watches the process's anonymous memory, and what torch has allocated on GPUs."""
+class PeakMemory:
+    """The peak growth of the process's anonymous memory, and of torch's allocations on GPUs."""
 
     __slots__ = ("_devices", "_devices_peak", "_host", "_host_peak", "_page")
 
     def __init__(self) -> None:
-        """Starts from what is held now."""
+        """Takes the current values as the baseline."""
         self._page = os.sysconf("SC_PAGE_SIZE")
         self._host = self._anonymous()
         self._host_peak = self._host
@@ -26,7 +26,7 @@ class Meter:
         self._devices_peak = self._devices
 
     def sample(self) -> None:
-        """Looks again."""
+        """Samples both values."""
         now = self._anonymous()
         if now is not None and self._host_peak is not None:
             self._host_peak = max(self._host_peak, now)
@@ -35,24 +35,26 @@ class Meter:
 
     @property
     def host(self) -> int | None:
-        """Growth on the host in bytes; None where the system does not tell."""
+        """Peak growth on the host in bytes; None if /proc is not available."""
         return None if self._host is None or self._host_peak is None else self._host_peak - self._host
 
     @property
     def device(self) -> int | None:
-        """Growth on all GPUs together in bytes; None where none is in use."""
+        """Peak growth on all GPUs together in bytes; None if CUDA is not initialized."""
         return self._devices_peak - self._devices if _in_use() else None
 
     def _anonymous(self) -> int | None:
         try:
-            _, resident, shared = _STATM.read_text().split()[:3]  # proc(5): resident includes what files back
+            _, resident, shared = _STATM.read_text().split()[
+                :3
+            ]  # proc(5): resident includes file-backed pages
         except OSError:
             return None
         return (int(resident) - int(shared)) * self._page
 
 
 def _in_use() -> bool:
-    """Whether this process uses GPUs already: asking must not start them."""
+    """Whether CUDA is initialized; does not initialize it."""
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 

@@ -1,4 +1,4 @@
-"""What a load is going to do: which tensor of the file goes into which tensor of the model, how, and what does not fit."""
+"""Plans a load: which tensor of the file goes into which tensor of the model, with which conversion, and what does not fit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from rustload._frameworks.torch import torch_dtype
 from rustload.errors import _make
-from rustload.torch._hooks import Made
+from rustload.torch._hooks import ComputedTensor
 from rustload.torch._report import Mismatch
 
 if TYPE_CHECKING:
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from rustload._checkpoint.names import Key
     from rustload._common.rules import Rules
     from rustload._tensor.handle import LazyTensor
-    from rustload.torch._hooks import Own
+    from rustload.torch._hooks import CustomLoading
     from rustload.torch._slots import Slot
 
-__all__ = ["Plan", "Step", "Wish", "is_counter", "ordered", "plan_of"]
+__all__ = ["LoadOptions", "Plan", "Step", "apply_transpose", "is_batch_counter", "make_plan"]
 
 EXTRA = "_extra_state"
 
 
 @dataclasses.dataclass(frozen=True)
-class Wish:
-    """The arguments that say how."""
+class LoadOptions:
+    """Arguments of `load_into` that apply to every tensor."""
 
     rules: Rules
-    place: Callable[[Slot], torch.device | None]
+    device_of: Callable[[Slot], torch.device | None]
     assign: Literal["auto"] | bool
     copy: bool | None
     allow_lossy: bool
@@ -42,17 +42,17 @@ class Wish:
 
 @dataclasses.dataclass
 class Step:
-    """One tensor to be read.
+    """One tensor to load.
 
     Attributes:
-        slot: Where it goes.
-        lazy: What is read, in the order of the model's dimensions.
-        dtype: What it is to be.
-        device: Where it is to be.
-        is_new: Whether it gets new storage.
-        is_lazy: Whether it is a lazy module's parameter, which takes the file's shape.
-        copy: Whether that may be a view of the file.
-        also: Other slots that become the same tensor, being tied in the file.
+        slot: The destination in the model.
+        lazy: The tensor of the file, in the model's order of dimensions.
+        dtype: The dtype of the result.
+        device: The device of the result.
+        is_new: Whether the slot gets new storage; otherwise it is written in place.
+        is_lazy: Whether the slot is the parameter of a lazy module, which takes the shape of the file.
+        copy: As `copy=` of `materialize`: None allows new storage to be a view of the file, True does not.
+        also: Other slots that become the same tensor, because they are tied in the file.
         others: Other tensors of the file for the same slot, which must be equal.
     """
 
@@ -74,7 +74,7 @@ class Step:
 
 @dataclasses.dataclass
 class Plan:
-    """What is to be done, and what does not fit."""
+    """The steps of a load, and everything that does not fit."""
 
     steps: list[Step] = dataclasses.field(default_factory=list)
     missing: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
@@ -95,45 +95,45 @@ class Plan:
         ]
 
 
-def plan_of(
+def make_plan(
     model: torch.nn.Module,
     slots: list[Slot],
     tensors: dict[str, LazyTensor],
-    wish: Wish,
+    options: LoadOptions,
     *,
     checkpoint: Checkpoint,
     key: Key,
-    own: Own | None = None,
+    custom: CustomLoading | None = None,
 ) -> Plan:
-    """Matches the model's tensors with the file's, or with what the model's own code made of them; reads no tensor."""
+    """Matches the model's tensors with the file's, or with the result of the model's custom loading code; reads no tensor."""
     plan = Plan()
     silent: set[str] = set()
-    if own is not None:
-        tensors, silent = own.tensors, own.silent
-        plan.messages = own.messages
-        plan.missing = dict.fromkeys(own.missing, ())
+    if custom is not None:
+        tensors, silent = custom.tensors, custom.silent
+        plan.messages = custom.messages
+        plan.missing = dict.fromkeys(custom.missing, ())
     left = dict(tensors)
     position = {name: number for number, name in enumerate(tensors)}
     placed: list[tuple[int, Step]] = []
-    fresh: dict[Any, Step] = {}
+    new_by_source: dict[Any, Step] = {}
     for slot in slots:
         names = [name for name in slot.names if name in left] if slot.persistent else []
         if not names:
             plan.unfilled.append(slot)
-            if slot.persistent and not is_counter(slot) and silent.isdisjoint(slot.names):
+            if slot.persistent and not is_batch_counter(slot) and silent.isdisjoint(slot.names):
                 plan.missing[slot.names[0]] = _shape(slot.tensor) or ()
             continue
-        if own is None:
-            sources = [ordered(left.pop(name), wish.rules) for name in names]
+        if custom is None:
+            sources = [apply_transpose(left.pop(name), options.rules) for name in names]
         else:
-            sources = [(lazy, lazy.name in own.transposed) for lazy in map(left.pop, names)]
-        step = _step(slot, sources, wish, plan.mismatched)
+            sources = [(lazy, lazy.name in custom.transposed) for lazy in map(left.pop, names)]
+        step = _step(slot, sources, options, plan.mismatched)
         if step is None:
             plan.unfilled.append(slot)
             continue
-        if step.is_new and (slot.on_meta or wish.assign is True) and step.lazy.size:
+        if step.is_new and (slot.on_meta or options.assign is True) and step.lazy.size:
             kind = (step.dtype, step.device, slot.is_parameter, type(slot.tensor), slot.tensor.requires_grad)
-            tied = fresh.setdefault((_identity(step.lazy), kind), step)
+            tied = new_by_source.setdefault((_identity(step.lazy), kind), step)
             if tied is not step:
                 tied.also.append(slot)
                 tied.others += step.others
@@ -146,9 +146,9 @@ def plan_of(
 
 
 def _step(
-    slot: Slot, sources: Sequence[tuple[LazyTensor, bool]], wish: Wish, faults: list[Mismatch]
+    slot: Slot, sources: Sequence[tuple[LazyTensor, bool]], options: LoadOptions, faults: list[Mismatch]
 ) -> Step | None:
-    """How the slot is filled; None where it does not fit, which `faults` then tells."""
+    """The step for a slot; None if the tensor does not fit, which is added to `faults`."""
     shape = _shape(slot.tensor)
     fitting = [(_unboxed(lazy, shape), moved) for lazy, moved in sources]
     for lazy, _ in fitting:
@@ -157,22 +157,22 @@ def _step(
             return None
     lazy, moved = fitting[0]
     current = str(slot.tensor.dtype).removeprefix("torch.")
-    dtype = _dtype(slot, lazy, current, wish)
+    dtype = _dtype(slot, lazy, current, options)
     if lazy.quantization is not None and dtype != lazy.dtype:
-        # Its integers are no weights without their scale; torch refuses such a copy, too.
+        # Integers without their scale are not weights; torch rejects such a copy too.
         faults.append(Mismatch(slot.names[0], f"quantized ({lazy.quantization.dtype})", dtype))
         return None
-    if not wish.allow_lossy and _loses(lazy.dtype, dtype):
+    if not options.allow_lossy and _is_lossy(lazy.dtype, dtype):
         faults.append(Mismatch(slot.names[0], lazy.dtype, dtype))
         return None
-    device = wish.place(slot) or (torch.device("cpu") if slot.on_meta else slot.tensor.device)
+    device = options.device_of(slot) or (torch.device("cpu") if slot.on_meta else slot.tensor.device)
     is_new = (
-        wish.assign is True
+        options.assign is True
         or slot.on_meta
         or dtype != current
         or not _same_device(device, slot.tensor.device)
     )
-    if is_new and wish.assign is False:
+    if is_new and options.assign is False:
         where = f"{current} on {slot.tensor.device}"
         raise _make(
             "Value",
@@ -189,13 +189,13 @@ def _step(
             note,
         )
     others = [other for other, _ in fitting[1:] if _identity(other) != _identity(lazy)]
-    copy = True if moved else wish.copy
+    copy = True if moved else options.copy
     is_lazy = torch.nn.parameter.is_lazy(slot.tensor)
     return Step(slot, lazy, dtype, device, is_new, is_lazy, copy, others=others)
 
 
-def ordered(lazy: LazyTensor, rules: Rules) -> tuple[LazyTensor, bool]:
-    """The tensor in the order that the rules say, and whether that is another than the file's."""
+def apply_transpose(lazy: LazyTensor, rules: Rules) -> tuple[LazyTensor, bool]:
+    """Applies the transpose rule to a tensor; returns it and whether it was transposed."""
     order = rules.transpose(lazy)
     if not order:
         return lazy, False
@@ -205,18 +205,18 @@ def ordered(lazy: LazyTensor, rules: Rules) -> tuple[LazyTensor, bool]:
                 "Value", "Value", f"transpose=True for {lazy.name!r}, which has {lazy.ndim} dimension(s)"
             )
         order = [*range(lazy.ndim - 2), lazy.ndim - 1, lazy.ndim - 2]
-    return lazy.permute(order), True  # type: ignore[arg-type]  # a list is as good as a tuple
+    return lazy.permute(order), True  # type: ignore[arg-type]  # a list works like a tuple
 
 
-def _dtype(slot: Slot, lazy: LazyTensor, current: str, wish: Wish) -> str:
-    found = wish.rules.dtype(lazy)
-    if found is not None and not (wish.rules._plain and not slot.tensor.dtype.is_floating_point):
+def _dtype(slot: Slot, lazy: LazyTensor, current: str, options: LoadOptions) -> str:
+    found = options.rules.dtype(lazy)
+    if found is not None and not (options.rules._is_plain_dtype and not slot.tensor.dtype.is_floating_point):
         return found
-    return lazy.dtype if wish.assign is True else current
+    return lazy.dtype if options.assign is True else current
 
 
-def _loses(source: str, target: str) -> bool:
-    """Whether the cast changes the kind of number, as `LazyTensor.materialize` has it."""
+def _is_lossy(source: str, target: str) -> bool:
+    """Whether the cast is lossy in the sense of `allow_lossy` of `LazyTensor.materialize`."""
     one, two = torch_dtype(source), torch_dtype(target)
     if source == target:
         return False
@@ -228,12 +228,12 @@ def _loses(source: str, target: str) -> bool:
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...] | None:
-    """None for a parameter of a lazy module, which takes the file's."""
+    """The shape; None for the parameter of a lazy module, which takes the shape of the file."""
     return None if torch.nn.parameter.is_lazy(tensor) else tuple(tensor.shape)
 
 
 def _unboxed(lazy: LazyTensor, shape: tuple[int, ...] | None) -> LazyTensor:
-    """Scalars that torch 0.3 and older saved with one dimension, as `Module.load_state_dict` takes them."""
+    """Converts shape (1,) to (), because torch 0.3 and older saved scalars so; `Module.load_state_dict` does the same."""
     return lazy[0] if shape == () and lazy.shape == (1,) else lazy
 
 
@@ -241,15 +241,15 @@ def _same_device(one: torch.device, two: torch.device) -> bool:
     return one == two or (one.type == two.type and None in (one.index, two.index) and one.type != "meta")
 
 
-def _identity(lazy: LazyTensor | Made) -> Any:
-    """What two tensors of a file have in common if they are the same elements."""
-    if isinstance(lazy, Made):
+def _identity(lazy: LazyTensor | ComputedTensor) -> Any:
+    """A key that is equal for two tensors of a file with the same elements."""
+    if isinstance(lazy, ComputedTensor):
         return id(lazy.tensor)
     return lazy._core.storage, lazy._core.offset, lazy.dtype, lazy.shape, lazy.strides
 
 
-def is_counter(slot: Slot) -> bool:
-    """Whether it is the counter of a batch norm, which files from before torch 0.4 do not have, and which then stays as it is."""
+def is_batch_counter(slot: Slot) -> bool:
+    """Whether it is `num_batches_tracked` of a batch norm; files from before torch 0.4 lack it, and it then keeps its value."""
     return any(
         attribute == "num_batches_tracked" and isinstance(module, torch.nn.modules.batchnorm._NormBase)
         for module, attribute in slot.places
@@ -259,7 +259,7 @@ def is_counter(slot: Slot) -> bool:
 def _extra_states(
     model: torch.nn.Module, left: dict[str, LazyTensor], checkpoint: Checkpoint, key: Key, plan: Plan
 ) -> None:
-    """What modules keep beside tensors, for those that can take it."""
+    """Adds the extra state (`set_extra_state`) of modules to the plan."""
     for prefix, module in model.named_modules():
         if type(module).set_extra_state is torch.nn.Module.set_extra_state:
             continue

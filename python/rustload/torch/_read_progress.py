@@ -1,4 +1,4 @@
-"""A lazy state dict that tells when its tensors are read, for progress of loads that others do."""
+"""A lazy state dict that reports reads of its tensors: progress of a load that another library executes."""
 
 from __future__ import annotations
 
@@ -16,50 +16,50 @@ if TYPE_CHECKING:
     from rustload._common.progress import Report
     from rustload._tensor.handle import LazyTensor
 
-__all__ = ["watched"]
+__all__ = ["with_read_progress"]
 
 
-class WatchedHandle(TorchHandle):
-    """A handle that tells of every read, in bytes of the file."""
+class ProgressHandle(TorchHandle):
+    """A handle that reports every read."""
 
-    __slots__ = ("_tell",)
+    __slots__ = ("_report_read",)
 
-    _tell: Callable[[LazyTensor], None]
+    _report_read: Callable[[LazyTensor], None]
 
     def _read(
         self, device: Any = None, dtype: str | None = None, *, copy: bool | None = None
     ) -> torch.Tensor:
         made = super()._read(device, dtype, copy=copy)
-        self._tell(self._lazy)
+        self._report_read(self._lazy)
         return made
 
-    def _like(self, lazy: LazyTensor) -> WatchedHandle:
-        return _handle(self, lazy, self._tell)
+    def _like(self, lazy: LazyTensor) -> ProgressHandle:
+        return _handle(self, lazy, self._report_read)
 
 
-def _handle(like: TorchHandle, lazy: LazyTensor, tell: Callable[[LazyTensor], None]) -> WatchedHandle:
-    made = WatchedHandle(lazy, like._dtype, like._device, like._views)
-    made._tell = tell
+def _handle(like: TorchHandle, lazy: LazyTensor, report_read: Callable[[LazyTensor], None]) -> ProgressHandle:
+    made = ProgressHandle(lazy, like._dtype, like._device, like._views)
+    made._report_read = report_read
     return made
 
 
-def watched(state: StateDict, report: Report) -> StateDict:
-    """The same state dict, whose handles report what is read; what is read again counts once.
+def with_read_progress(state: StateDict, report: Report) -> StateDict:
+    """Wraps the handles of a state dict so that they report reads; a tensor that is read again counts once.
 
     Args:
-        state: What `state_dict` gave.
-        report: As `reporting` gives it; it is called by one thread at a time.
+        state: A result of `state_dict`.
+        report: The function from `reporting`; it is called by one thread at a time.
     """
     left = {handle.lazy.name: handle.lazy.nbytes for handle in state.values()}
     lock = threading.Lock()
 
-    def tell(part: LazyTensor) -> None:
+    def report_read(part: LazyTensor) -> None:
         with lock:
             counted = min(part.nbytes, left[part.name])
             left[part.name] -= counted
             if counted:
                 report(counted, part.name)
 
-    made = StateDict((name, _handle(one, one.lazy, tell)) for name, one in state.items())
-    made._versions = state._versions
+    made = StateDict((name, _handle(one, one.lazy, report_read)) for name, one in state.items())
+    made._module_versions = state._module_versions
     return made

@@ -1,4 +1,4 @@
-"""What a load did, and the one error for a checkpoint and a model that do not fit."""
+"""`LoadReport`, the result of `load_into`, and the error if a checkpoint and a model do not fit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Converted", "LoadReport", "Mismatch", "mismatch_error", "prefix_hint"]
 
-SHOWN = 8
+NAMES_SHOWN_MAX = 8
 
 
 class Mismatch(NamedTuple):
@@ -22,8 +22,8 @@ class Mismatch(NamedTuple):
 
     Attributes:
         name: Its name in the model.
-        found: What the file has: a shape, or a dtype.
-        expected: What the model has.
+        found: The shape or dtype in the file.
+        expected: The shape or dtype in the model.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Mismatch(NamedTuple):
 
 
 class Converted(NamedTuple):
-    """A tensor that was cast on the way.
+    """A tensor that was cast.
 
     Attributes:
         name: Its name in the model.
@@ -47,23 +47,22 @@ class Converted(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class LoadReport:
-    """What `rustload.torch.load_into` did.
+    """The result of `rustload.torch.load_into`.
 
     Attributes:
-        missing: Names of parameters and persistent buffers that the file does not have, nor a name they are tied to.
+        missing: Parameters and persistent buffers for which the file has neither their name nor a tied one.
         unexpected: Names in the file that the model does not have.
-        mismatched: What is in both and does not fit, and was left alone.
-        converted: What was cast.
-        tied: The groups of names that are one tensor now.
-        on_meta: What is on the meta device still: buffers that no file has because they are not persistent, and what is missing.
-            The model has to make these itself.
-        bytes: Bytes of the tensors that were filled, in the model's dtypes, tied ones once.
+        mismatched: Tensors in both that do not fit; they were not changed.
+        converted: Tensors that were cast.
+        tied: Groups of names that are now one tensor.
+        on_meta: Tensors that are still on the meta device: non-persistent buffers, which no file has, and missing ones. The model
+            has to initialize them itself.
+        bytes: Bytes of the loaded tensors, in the model's dtypes; tied tensors count once.
         seconds: Wall time from opening to the last tensor.
-        peak_host: How much the process's anonymous memory grew at most, in bytes, measured as tensors were finished; None where
-            the system does not tell.
-        peak_device: How much the memory that torch allocated on GPUs grew at most, in bytes, all GPUs together; None where none
-            took part.
-        notes: Things worth knowing that are no error.
+        peak_host: Peak growth of the process's anonymous memory in bytes, sampled as tensors are finished; None if /proc is not
+            available.
+        peak_device: Peak growth of torch's allocations in bytes, on all GPUs together; None if CUDA is not in use.
+        notes: Remarks that are not errors.
     """
 
     missing: list[str]
@@ -79,7 +78,7 @@ class LoadReport:
     notes: list[str]
 
     def __str__(self) -> str:
-        """A line for people."""
+        """One line of text."""
         rate = f", {self.bytes / self.seconds / 1e9:.2f} GB/s" if self.seconds > 0 else ""
         parts = [f"{format_bytes(self.bytes)} in {self.seconds:.2f} s{rate}"]
         for word in ("converted", "tied", "missing", "unexpected", "mismatched", "on_meta"):
@@ -103,7 +102,7 @@ def mismatch_error(
     *,
     loaded: bool = False,
 ) -> ModelMismatchError:
-    """The one error for all that does not fit, with near names and what may have been meant."""
+    """The error with everything that does not fit, with similar names and hints."""
     counts = [
         f"{len(found)} {word}"
         for word, found in (
@@ -120,13 +119,16 @@ def mismatch_error(
         else "nothing was loaded"
     )
     lines = [f"{source} does not fit {model}: {', '.join(counts)}; {what}"]
-    for name in list(missing)[:SHOWN]:
+    for name in list(missing)[:NAMES_SHOWN_MAX]:
         near = did_you_mean(_near(name, missing[name], unexpected))
         lines.append(f"  missing: {_clipped(name)} {list(missing[name])}" + (f" ({near})" if near else ""))
     lines += _more(missing)
-    lines += [f"  unexpected: {_clipped(name)} {list(unexpected[name])}" for name in list(unexpected)[:SHOWN]]
+    lines += [
+        f"  unexpected: {_clipped(name)} {list(unexpected[name])}"
+        for name in list(unexpected)[:NAMES_SHOWN_MAX]
+    ]
     lines += _more(unexpected)
-    for one in mismatched[:SHOWN]:
+    for one in mismatched[:NAMES_SHOWN_MAX]:
         found, expected = (
             part if isinstance(part, str) else str(list(part)) for part in (one.found, one.expected)
         )
@@ -152,11 +154,11 @@ def mismatch_error(
 
 
 def _more(found: Mapping[str, Sequence[int]] | Sequence[Mismatch]) -> list[str]:
-    return [f"  ... and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
+    return [f"  ... and {len(found) - NAMES_SHOWN_MAX} more"] if len(found) > NAMES_SHOWN_MAX else []
 
 
 def _near(name: str, shape: Sequence[int], unexpected: Mapping[str, Sequence[int]]) -> list[str]:
-    """Names in the file that may be the one: those that end in it, or look like it and have its shape if any has."""
+    """Similar names in the file: those that differ by a prefix, else those with the same shape, else any."""
     longer = [other for other in unexpected if other.endswith("." + name) or name.endswith("." + other)]
     if longer:
         return longer[:2]
@@ -165,7 +167,7 @@ def _near(name: str, shape: Sequence[int], unexpected: Mapping[str, Sequence[int
 
 
 def prefix_hint(missing: Mapping[str, object], unexpected: Mapping[str, object]) -> str | None:
-    """What to pass where most names differ by a prefix alone; names every prefix that fits."""
+    """The hint if most names differ only by a prefix; lists every prefix that fits."""
     in_file = _prefixes(missing, unexpected)
     if in_file:
         first = in_file[0][0]
@@ -183,10 +185,10 @@ def prefix_hint(missing: Mapping[str, object], unexpected: Mapping[str, object])
 def _prefixes(shorter: Mapping[str, object], longer: Mapping[str, object]) -> list[tuple[str, int]]:
     """The prefixes under which `longer` has at least half of the names of `shorter`, with how many; the fullest first."""
     found: dict[str, int] = {}
-    for name in list(shorter)[:SHOWN]:
+    for name in list(shorter)[:NAMES_SHOWN_MAX]:
         for other in longer:
             prefix = other.removesuffix("." + name)
             if prefix != other and prefix not in found:
                 found[prefix] = sum(f"{prefix}.{one}" in longer for one in shorter)
     fitting = [(prefix, fits) for prefix, fits in found.items() if 2 * fits >= len(shorter)]
-    return sorted(fitting, key=lambda one: -one[1])[:SHOWN]
+    return sorted(fitting, key=lambda one: -one[1])[:NAMES_SHOWN_MAX]

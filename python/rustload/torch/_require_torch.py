@@ -1,5 +1,5 @@
-"""Imported before all of this room: says what to do where torch is missing, broken or too old."""
+"""Imported first in `rustload.torch`: raises with advice if torch is missing, broken or too old."""
 
-from rustload._frameworks.adapters import imported
+from rustload._frameworks.adapters import import_framework
 
-imported("torch")
+import_framework("torch")

@@ -1,4 +1,4 @@
-"""A module's tensors, each once: under which names, where it hangs, and on which device it is to be."""
+"""The parameters and buffers of a model, each once, with all names, owners and the target device."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Slot:
 
     Attributes:
         names: All its names, as `state_dict()` has them; more than one where the module ties them.
-        places: The modules and attributes that hold it.
-        tensor: What is there now.
-        is_parameter: Whether it is a parameter.
+        places: The modules and attribute names that hold it.
+        tensor: The current tensor.
+        is_parameter: Whether it is a parameter; otherwise a buffer.
         persistent: Whether `state_dict()` has it.
     """
 
@@ -38,11 +38,11 @@ class Slot:
 
     @property
     def on_meta(self) -> bool:
-        """Whether it has no storage."""
+        """Whether it is on the meta device."""
         return self.tensor.device.type == "meta"
 
     def assign(self, tensor: torch.Tensor) -> None:
-        """Puts another tensor in all its places; a Parameter for a parameter."""
+        """Replaces the tensor in all modules that hold it; pass a Parameter for a parameter."""
         for module, attribute in self.places:
             (module._parameters if self.is_parameter else module._buffers)[attribute] = tensor  # type: ignore[assignment]
             if isinstance(module, torch.jit.ScriptModule) and hasattr(module, "_flat_weights"):
@@ -51,7 +51,7 @@ class Slot:
         self.tensor = tensor
 
     def parameter(self, data: torch.Tensor) -> torch.Tensor:
-        """What `assign` takes for these elements: like what is there in class, attributes and `requires_grad`."""
+        """Wraps data for `assign`: a parameter keeps its class, attributes and `requires_grad`."""
         if not self.is_parameter:
             return data
         old = self.tensor
@@ -65,7 +65,7 @@ class Slot:
 
 
 def slots_of(model: torch.nn.Module) -> list[Slot]:
-    """Every parameter and buffer of the model once, in the order of its `state_dict()`."""
+    """Every parameter and buffer of the model, each once, in the order of `state_dict()`."""
     found: dict[int, Slot] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         lead = f"{prefix}." if prefix else ""
@@ -85,16 +85,16 @@ def slots_of(model: torch.nn.Module) -> list[Slot]:
 
 
 def device_rule(device: Any, device_map: Any) -> Callable[[Slot], torch.device | None]:
-    """Where each slot is to be; None for where it is, or the CPU.
+    """Returns a function from a slot to its target device; None keeps its device, and means the CPU for a meta tensor.
 
     Args:
         device: One device for all.
-        device_map: From names of modules, and parts of them before a dot, to devices, as accelerate writes it: `""` is the
-            whole model, and the longest name counts.
+        device_map: A mapping from module names to devices, as in accelerate: `""` is the whole model, and the longest matching
+            name is used.
 
     Raises:
-        ValueError: Both are given, the map says "disk" or is a strategy, or it leaves a tensor out.
-        DeviceError: A device is not there.
+        ValueError: Both are given, the map has "disk" or is a strategy, or it has no entry for a tensor.
+        DeviceError: A device does not exist.
     """
     if device_map is None:
         if device is None:
@@ -140,10 +140,10 @@ def device_rule(device: Any, device_map: Any) -> Callable[[Slot], torch.device |
 
 
 def check_device_map(model: torch.nn.Module, device_map: Any) -> None:
-    """Refuses a map that names what the model does not have: what was meant would be put elsewhere in silence.
+    """Checks that the names of a device map exist, because a misspelled one would be ignored.
 
     Raises:
-        ValueError: It names neither a module nor a tensor of the model, nor a leading part of their names.
+        ValueError: A name is neither a module nor a tensor of the model.
     """
     if not device_map:
         return

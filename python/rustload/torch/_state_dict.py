@@ -1,4 +1,4 @@
-"""`rustload.torch.state_dict`: a checkpoint as the state dict that torch's and others' code takes, with nothing read yet."""
+"""`rustload.torch.state_dict`: a checkpoint as a lazy state dict, for code of torch and other libraries."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rustload._checkpoint.checkpoint import Checkpoint
-from rustload._checkpoint.names import Key, Rename, Strip, named, stripped
+from rustload._checkpoint.names import Key, Rename, Strip, select_tensors, strip_prefix
 from rustload._checkpoint.open import open as open_checkpoint
-from rustload._common.patterns import check_rules
+from rustload._common.patterns import warn_of_unused_patterns
 from rustload._common.rules import Rules
 from rustload._common.similar import did_you_mean, similar
 from rustload._frameworks.torch import check_device
 from rustload.errors import _make
 from rustload.torch._handle import TorchHandle
-from rustload.torch._own_views import OwnViews
+from rustload.torch._private_views import PrivateViews
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rustload._common.limits import Limits
 
-__all__ = ["StateDict", "checkpoint_of", "state_dict", "versions"]
+__all__ = ["StateDict", "as_checkpoint", "module_versions", "state_dict"]
 
 
 class StateDict(dict[str, TorchHandle]):
-    """A dict from names to handles. It is a real dict, as some consumers ask for one, and holds no tensor data."""
+    """A dict from names to handles, without tensor data. It is a dict subclass because some consumers require one."""
 
-    _versions: Callable[[], dict[str, dict[str, Any]]] | None = None
+    _module_versions: Callable[[], dict[str, dict[str, Any]]] | None = None
 
     @property
     def _metadata(self) -> dict[str, dict[str, Any]] | None:
-        """The versions of modules, which `torch.save` keeps and `Module.load_state_dict` asks for."""
-        return (self._versions() or None) if self._versions else None
+        """The versions of modules, which `torch.save` stores and `Module.load_state_dict` uses."""
+        return (self._module_versions() or None) if self._module_versions else None
 
     def __missing__(self, name: str) -> TorchHandle:
-        """Refuses, with near names.
+        """Raises, with similar names in the note.
 
         Raises:
             TensorNotFoundError: Always; it is a KeyError.
@@ -58,49 +58,51 @@ def state_dict(
     device: Any = None,
     limits: Limits | None = None,
 ) -> StateDict:
-    """The state dict of a checkpoint with lazy handles in the place of tensors.
+    """Returns a checkpoint as a state dict with lazy handles in place of tensors.
 
-    `Module.load_state_dict` takes it (with `assign=False`: for a module on the meta device there is `load_into`), and so do
+    `Module.load_state_dict` accepts it (with `assign=False`; for a module on the meta device, use `load_into`), and so do
     `from_pretrained(None, config=config, state_dict=...)` of transformers, `weights_map=` and `state_dict=` of accelerate, and
-    `load_state_dict` of diffusers. Nothing of theirs is patched. Handles may be used from any thread.
+    `load_state_dict` of diffusers. None of them is patched. Handles are thread-safe.
 
     Args:
-        path: What `rustload.open` takes, or an open checkpoint.
-        key: What the state dict is nested under in the file, such as `"state_dict"` or `("model", "ema")`.
-        strip: A prefix, or several, to take off names.
-        rename: Other names: a mapping, pairs of a regular expression and a replacement, or a callable.
-        dtype: What reading gives: a dtype for float tensors, a mapping from glob patterns of names, or a callable; None keeps the
-            file's.
-        device: Where reading puts tensors; None is the CPU.
-        limits: Bounds on what the file may make the reader do.
+        path: Anything that `rustload.open` takes, or an open checkpoint.
+        key: The key in the file under which the state dict is nested, such as `"state_dict"` or `("model", "ema")`.
+        strip: A prefix, or several, to remove from names.
+        rename: New names: a mapping, pairs of a regular expression and a replacement, or a callable.
+        dtype: The dtype of read tensors: a dtype for float tensors, a mapping from glob patterns of names, or a callable; None
+            keeps the file's.
+        device: The device of read tensors; None is the CPU.
+        limits: Upper bounds on the memory and work that the file can cause.
 
     Returns:
         The handles by name, in the file's order.
 
     Raises:
-        ValueError: Nothing is under `key`, or two tensors would get one name.
-        FormatError: As for `rustload.open`, whose other errors are possible too.
+        ValueError: No tensor is under `key`, or two tensors would get the same name.
+        FormatError: As for `rustload.open`; its other errors are possible too.
 
     >>> import torch, rustload.torch
     >>> model = torch.nn.ModuleDict({name: torch.nn.Linear(8, 8, bias=False) for name in ("q", "k", "v", "lm_head")})
     >>> model.load_state_dict(rustload.torch.state_dict("model.pt"))
     <All keys matched successfully>
     """
-    checkpoint = checkpoint_of(path, limits)
+    checkpoint = as_checkpoint(path, limits)
     rules = Rules(dtype=dtype)
-    check_rules(checkpoint._core, dtype=dtype)
-    found = named(checkpoint, key, strip, rename)
+    warn_of_unused_patterns(checkpoint._core, dtype=dtype)
+    found = select_tensors(checkpoint, key, strip, rename)
     place = check_device(device)
-    views = OwnViews()
+    views = PrivateViews()
     made = StateDict(
         (name, TorchHandle(lazy, rules.dtype(lazy), place, views)) for name, lazy in found.items()
     )
-    made._versions = lambda: versions(checkpoint, key, strip)
+    made._module_versions = lambda: module_versions(checkpoint, key, strip)
     return made
 
 
-def versions(checkpoint: Checkpoint, key: Key = None, strip: Strip = None) -> dict[str, dict[str, Any]]:
-    """The versions of modules that a state dict was saved with, by names of modules; empty where the file has none."""
+def module_versions(
+    checkpoint: Checkpoint, key: Key = None, strip: Strip = None
+) -> dict[str, dict[str, Any]]:
+    """The module versions in the file (`_metadata` of the state dict), by module name; empty if the file has none."""
     if checkpoint.format == "safetensors":
         return {}
     tree = checkpoint.objects
@@ -111,14 +113,14 @@ def versions(checkpoint: Checkpoint, key: Key = None, strip: Strip = None) -> di
         return {}
     prefixes = [strip] if isinstance(strip, str) else list(strip or ())
     return {
-        stripped(name + ".", prefixes).rstrip("."): dict(value)
+        strip_prefix(name + ".", prefixes).rstrip("."): dict(value)
         for name, value in found.items()
         if isinstance(name, str) and isinstance(value, Mapping)
     }
 
 
-def checkpoint_of(given: Any, limits: Limits | None = None) -> Checkpoint:
-    """The open checkpoint that was given, or the one at that path."""
+def as_checkpoint(given: Any, limits: Limits | None = None) -> Checkpoint:
+    """Returns an open checkpoint unchanged, and opens a path."""
     if isinstance(given, Checkpoint):
         return given
     return open_checkpoint(given, framework="torch", limits=limits)

@@ -43,7 +43,7 @@ def test_a_lossy_cast_is_refused_as_on_the_cpu(simple: Path) -> None:
             lazy.materialize("cuda", "int8", cast=cast)
     with pytest.raises(ValueError, match="cast= is"):
         lazy.materialize("cuda", cast="host")
-    with pytest.raises(BufferError, match="copy by nature"):
+    with pytest.raises(BufferError, match="copy=False is not possible"):
         lazy.materialize("cuda", copy=False)
     assert HostGpu.moves == 0
 
@@ -60,7 +60,7 @@ def test_who_casts(save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -
 
     assert moves(b, "float32") == 1, "widening is the GPU's"
     assert moves(f, "bfloat16") == 0, "a small cast is not worth finding out"
-    monkeypatch.setattr(split, "_SMALL", 0)
+    monkeypatch.setattr(split, "_CPU_CAST_MIN_BYTES", 0)
     assert moves(f, "bfloat16", rate=0.0) == 1, "the CPU would hold up the copies"
     assert moves(f, "bfloat16", rate=1e18) == 0, "the CPU is faster than the link"
     assert moves(f, "bfloat16", rate=1e18, cast="gpu") == 1

@@ -46,12 +46,12 @@ def uploads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Counts what is begun on the GPU."""
     counted: list[int] = []
 
-    class Counted(results.Uploads):
+    class Counted(results.UploadQueue):
         def __init__(self, *args: Any, **options: Any) -> None:
             counted.append(1)
             super().__init__(*args, **options)
 
-    monkeypatch.setattr(results, "Uploads", Counted)
+    monkeypatch.setattr(results, "UploadQueue", Counted)
     return counted
 
 
@@ -220,7 +220,7 @@ def test_jax_gets_arrays_over_memory_of_the_driver(
         kind = numpy_dtype(buffer.dtype)
         return jax.numpy.asarray(np.frombuffer(fakecuda.read(buffer), kind).reshape(buffer.shape))
 
-    monkeypatch.setattr(adapter, "place", lambda _: adapter._Gpu(0))
+    monkeypatch.setattr(adapter, "gpu_for", lambda _: adapter._Gpu(0))
     monkeypatch.setattr(jax.dlpack, "from_dlpack", from_dlpack)
     state = {f"t{n}": torch.randn(n, 300) for n in range(20)} | {"c": torch.ones(3, dtype=torch.complex64)}
     ckpt = rustload.open(save(state | {"wide": torch.ones(2, dtype=torch.float64)}), framework="jax")

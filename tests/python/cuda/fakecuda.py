@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import rustload
 from rustload import _rustload
-from rustload._common.request import Wanted
+from rustload._common.request import Request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -141,12 +141,12 @@ def read(buffer: _rustload.Buffer) -> bytes:
     return ctypes.string_at(address & ~TAG, size)
 
 
-def expected(tensor: rustload.LazyTensor, wanted: Wanted) -> bytes:
+def expected(tensor: rustload.LazyTensor, wanted: Request) -> bytes:
     """The bytes of the result as the CPU makes it."""
     return tensor._core.materialize(_owned(wanted)).tobytes()
 
 
-def _owned(wanted: Wanted) -> Wanted:
+def _owned(wanted: Request) -> Request:
     from dataclasses import replace
 
     return replace(wanted, copy=True)
@@ -155,7 +155,7 @@ def _owned(wanted: Wanted) -> Wanted:
 def destinations(
     upload: _rustload.Upload,
     tensors: Sequence[rustload.LazyTensor],
-    wanted: Sequence[Wanted],
+    wanted: Sequence[Request],
     *,
     slab: bool = True,
 ) -> list[_rustload.Buffer]:
@@ -176,14 +176,14 @@ def destinations(
 def submit(
     upload: _rustload.Upload,
     tensors: Sequence[rustload.LazyTensor],
-    wanted: Sequence[Wanted] | Wanted,
+    wanted: Sequence[Request] | Request,
     into: Sequence[_rustload.Buffer] | None = None,
     *,
     stream: int | None = None,
     slab: bool = True,
 ) -> tuple[int, Sequence[_rustload.Buffer]]:
     """Submits tensors; the ticket and where they go."""
-    many = [wanted] * len(tensors) if isinstance(wanted, Wanted) else list(wanted)
+    many = [wanted] * len(tensors) if isinstance(wanted, Request) else list(wanted)
     into = destinations(upload, tensors, many, slab=slab) if into is None else into
     cores = [tensor._core for tensor in tensors]
     return upload.submit(cores, many, list(range(len(many))), into, stream=stream), into
@@ -191,8 +191,8 @@ def submit(
 
 __all__ = [
     "TAG",
+    "Request",
     "Snapshot",
-    "Wanted",
     "alive",
     "count",
     "delay",

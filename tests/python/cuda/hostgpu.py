@@ -84,16 +84,16 @@ def as_host_memory(buffer: Buffer) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
-class Panel(torch_gpu.Panel):
+class StagingBuffer(torch_gpu.TorchStagingBuffer):
     """Moves when all is done that the stream has before it."""
 
-    def move(self, start: int, dtype: str, shape: Sequence[int], target: torch.Tensor) -> None:
+    def convert_into(self, start: int, dtype: str, shape: Sequence[int], target: torch.Tensor) -> None:
         HostGpu.moves += 1
         fakecuda.synchronize(HostGpu.current)
-        super().move(start, dtype, shape, target)
+        super().convert_into(start, dtype, shape, target)
 
 
-class HostGpu(torch_gpu.Place):
+class HostGpu(torch_gpu.TorchGpu):
     """The GPU."""
 
     # The caller's stream; how often the GPU had to move something; bytes of the panels; streams that were left for another; bytes
@@ -108,10 +108,10 @@ class HostGpu(torch_gpu.Place):
         super().__init__(torch.device("cuda", index))
         self.device = torch.device("cpu")
 
-    def stream(self) -> int:
+    def current_stream(self) -> int:
         return HostGpu.current
 
-    def follow(self, held: Iterable[torch.Tensor]) -> None:
+    def follow_current_stream(self, held: Iterable[torch.Tensor]) -> None:
         fakecuda.enter(self.index)
         now = HostGpu.current
         if self._stream is not None and self._stream != now:
@@ -120,7 +120,7 @@ class HostGpu(torch_gpu.Place):
             HostGpu.left.append(self._stream)
         self._stream = now
 
-    def finish(self) -> None:
+    def synchronize(self) -> None:
         fakecuda.enter(self.index)
         fakecuda.synchronize(HostGpu.current)
 
@@ -133,17 +133,17 @@ class HostGpu(torch_gpu.Place):
         HostGpu.alive += len(memory)
         weakref.finalize(memory, HostGpu._free, len(memory))
         made = torch.frombuffer(memory, dtype=kind).view(tuple(shape))
-        return made, self.row(made)
+        return made, self.byte_view(made)
 
     @staticmethod
     def _free(nbytes: int) -> None:
         HostGpu.alive -= nbytes
 
-    def panel(self, nbytes: int) -> Panel:
+    def staging_buffer(self, nbytes: int) -> StagingBuffer:
         HostGpu.panels.append(nbytes)
-        return Panel(*self.new([nbytes], "uint8", None))
+        return StagingBuffer(*self.new([nbytes], "uint8", None))
 
-    def row(self, tensor: torch.Tensor) -> Buffer:
+    def byte_view(self, tensor: torch.Tensor) -> Buffer:
         return as_gpu_memory(tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8), self.index)
 
     def wrap(self, buffer: Buffer) -> torch.Tensor:
@@ -161,7 +161,7 @@ def install(patch: pytest.MonkeyPatch) -> None:
     HostGpu.current, HostGpu.moves, HostGpu.panels, HostGpu.left = 0, 0, [], []
     numbered = lambda device: torch.device("cuda", device.index or 0)  # noqa: E731
     patch.setattr(torch_gpu, "checked", numbered)
-    patch.setattr(adapter, "place", lambda device: None if device is None else HostGpu(device.index or 0))
+    patch.setattr(adapter, "gpu_for", lambda device: None if device is None else HostGpu(device.index or 0))
 
 
 @pytest.fixture(autouse=True)
@@ -178,8 +178,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Panels, batches and slabs so small that everything takes many of them, and every cast is worth the GPU's while."""
-    monkeypatch.setattr(split, "PANEL", 4 << 10)
-    monkeypatch.setattr(uploads, "PANEL", 4 << 10)
-    monkeypatch.setattr(uploads, "_BATCH", 16 << 10)
-    monkeypatch.setattr(split, "_SMALL", 0)
+    monkeypatch.setattr(split, "STAGING_BYTES", 4 << 10)
+    monkeypatch.setattr(uploads, "STAGING_BYTES", 4 << 10)
+    monkeypatch.setattr(uploads, "_BATCH_BYTES", 16 << 10)
+    monkeypatch.setattr(split, "_CPU_CAST_MIN_BYTES", 0)
     monkeypatch.setattr(split, "_cast_rate", lambda *_: 0.0)

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 COMPARE = """
     import sys
     import fakecuda, rustload
-    from fakecuda import Wanted
+    from fakecuda import Request
     from rustload import RustloadError, _rustload
 
     def same(upload, tensors, wanted, **options):
         ticket, into = fakecuda.submit(upload, tensors, wanted, **options)
         upload.wait(ticket, stream=None, sync=True)
-        many = [wanted] * len(tensors) if isinstance(wanted, Wanted) else wanted
+        many = [wanted] * len(tensors) if isinstance(wanted, Request) else wanted
         for tensor, want, buffer in zip(tensors, many, into, strict=True):
             assert fakecuda.read(buffer) == fakecuda.expected(tensor, want), (tensor.name, want)
         return into
@@ -65,11 +65,11 @@ def test_every_dtype_in_every_layout(on_fake: Run, save: Callable[..., Path], th
     tensors = list(rustload.open(sys.argv[1]).values())
     upload = _rustload.upload(0, window=1 << 28, threads=int(sys.argv[2]))
     wide = [tensor for tensor in tensors if tensor.ndim == 3]
-    same(upload, tensors, Wanted())
-    same(upload, tensors, Wanted(), slab=False)
-    same(upload, wide, Wanted(transpose=True))
-    same(upload, wide, Wanted(transpose=[1, 2, 0]))
-    same(upload, [tensor[1:, 2:-3:2] for tensor in wide], Wanted())
+    same(upload, tensors, Request())
+    same(upload, tensors, Request(), slab=False)
+    same(upload, wide, Request(transpose=True))
+    same(upload, wide, Request(transpose=[1, 2, 0]))
+    same(upload, [tensor[1:, 2:-3:2] for tensor in wide], Request())
     clean(upload)
     """,
         path,
@@ -87,10 +87,10 @@ def test_every_cast(on_fake: Run, save: Callable[..., Path]) -> None:
     upload = _rustload.upload(0, window=1 << 28, threads=3)
     for dtype in sys.argv[2].split():
         for transpose in (False, True):
-            wanted = Wanted(dtype=dtype, allow_lossy=True, transpose=transpose)
+            wanted = Request(dtype=dtype, allow_lossy=True, transpose=transpose)
             same(upload, tensors, wanted)
     for dtype in ("float8_e4m3fn", "float8_e5m2"):
-        same(upload, tensors, Wanted(dtype=dtype, allow_lossy=True, overflow="saturate"))
+        same(upload, tensors, Request(dtype=dtype, allow_lossy=True, overflow="saturate"))
     clean(upload)
     """,
         path,
@@ -118,9 +118,9 @@ def test_large_tensors_are_cut_and_permuted_ones_made_in_bands(
     # The least window makes bands no larger than a slot.
     for window in (0, 1 << 20, 1 << 28):
         upload = _rustload.upload(0, window=window, threads=3)
-        same(upload, tensors, Wanted())
-        same(upload, tensors[1:], Wanted(transpose=True, dtype="float32"))
-        same(upload, tensors[3:], Wanted(transpose=[3, 1, 0, 2], dtype="bfloat16"))
+        same(upload, tensors, Request())
+        same(upload, tensors[1:], Request(transpose=True, dtype="float32"))
+        same(upload, tensors[3:], Request(transpose=[3, 1, 0, 2], dtype="bfloat16"))
         clean(upload)
     """,
         path,
@@ -177,9 +177,9 @@ def test_whatever_a_file_has(on_fake: Run, save: Callable[..., Path], tmp_path: 
         for window in (0, 1 << 28):
             upload = _rustload.upload(0, window=window, threads=3)
             numbers = path.endswith("quantized.pt")
-            same(upload, tensors, Wanted(dequantize=numbers))
-            same(upload, tensors, Wanted(dequantize=numbers, dtype="float16", allow_lossy=True))
-            same(upload, [t for t in tensors if t.ndim == 2], Wanted(dequantize=numbers, transpose=True))
+            same(upload, tensors, Request(dequantize=numbers))
+            same(upload, tensors, Request(dequantize=numbers, dtype="float16", allow_lossy=True))
+            same(upload, [t for t in tensors if t.ndim == 2], Request(dequantize=numbers, transpose=True))
             clean(upload)
     """,
         *files,
@@ -206,7 +206,7 @@ def test_bands_of_what_was_inflated_do_not_wait_for_one_another(on_fake: Run, tm
     for threads in (1, 3):
         for window in (0, 1 << 20, 5 << 20):
             upload = _rustload.upload(0, window=window, threads=threads)
-            same(upload, tensors, Wanted(transpose=True))
+            same(upload, tensors, Request(transpose=True))
             clean(upload)
     """,
         path,
@@ -232,19 +232,19 @@ def test_thousands_of_small_tensors_go_by_few_copies(on_fake: Run, tmp_path: Pat
         + """
     tensors = list(rustload.open(sys.argv[1]).values())
     upload = _rustload.upload(0, window=1 << 28, threads=4)
-    into = fakecuda.destinations(upload, tensors, [Wanted()] * len(tensors))
+    into = fakecuda.destinations(upload, tensors, [Request()] * len(tensors))
     held = fakecuda.count("copies")
     tickets = []
     for start in range(0, len(tensors), 5000):
         part = slice(start, start + 5000)
-        tickets.append(fakecuda.submit(upload, tensors[part], Wanted(), into[part])[0])
+        tickets.append(fakecuda.submit(upload, tensors[part], Request(), into[part])[0])
     for ticket in tickets:
         upload.wait(ticket, stream=None, sync=True)
     copies = fakecuda.count("copies") - held
     # 24 MB on the device, gaps included.
     assert copies <= 24 + 2 * len(tickets), copies
     for tensor, buffer in zip(tensors, into, strict=True):
-        assert fakecuda.read(buffer) == fakecuda.expected(tensor, Wanted())
+        assert fakecuda.read(buffer) == fakecuda.expected(tensor, Request())
     del into, buffer
     clean(upload)
     """,
@@ -265,19 +265,19 @@ def test_gaps_between_neighbours_are_zero_and_others_are_left_alone(
         + """
     a, b, dirt = rustload.open(sys.argv[1]).values()
     upload = _rustload.upload(0, window=1 << 28, threads=1)
-    same(upload, [dirt], Wanted())
+    same(upload, [dirt], Request())
     for starts, between in (((0, 256), bytes(156)), ((0, 300), None), ((256, 0), None), ((0, 100), b"")):
         whole = upload.allocate(1024)
         before = fakecuda.read(whole)
         into = [whole.part(start, "uint8", [100]) for start in starts]
         copies = fakecuda.count("copies")
-        ticket, _ = fakecuda.submit(upload, [a, b], Wanted(), into)
+        ticket, _ = fakecuda.submit(upload, [a, b], Request(), into)
         upload.wait(ticket, stream=None, sync=True)
         after = bytearray(before)
         if between is not None:
             after[100 : starts[1]] = between
         for tensor, start in zip((a, b), starts, strict=True):
-            after[start : start + 100] = fakecuda.expected(tensor, Wanted())
+            after[start : start + 100] = fakecuda.expected(tensor, Request())
         assert fakecuda.read(whole) == after
         assert fakecuda.count("copies") - copies == (1 if between is not None else 2)
     del whole, into, _
@@ -301,7 +301,7 @@ def test_two_sessions_share_the_ring(on_fake: Run, save: Callable[..., Path]) ->
         for _ in range(3):
             same(upload, tensors, wanted)
         done.append(upload)
-    ways = Wanted(), Wanted(dtype="bfloat16"), Wanted(transpose=True)
+    ways = Request(), Request(dtype="bfloat16"), Request(transpose=True)
     threads = [threading.Thread(target=work, args=pair) for pair in zip(uploads, ways, strict=True)]
     for thread in threads: thread.start()
     for thread in threads: thread.join()
@@ -327,11 +327,11 @@ def test_a_slot_that_is_reused_too_early_is_caught(on_fake: Run, save: Callable[
     (tensor,) = rustload.open(sys.argv[1]).values()
     for ignored in (False, True, False):
         fakecuda.ignore_events(ignored)
-        ticket, into = fakecuda.submit(upload, [tensor], Wanted())
+        ticket, into = fakecuda.submit(upload, [tensor], Request())
         # The stream waits by itself, so that all copies are done when it is.
         upload.wait(ticket, stream=stream, sync=False)
         seen = fakecuda.Snapshot(stream, into[0]).bytes()
-        assert (seen == fakecuda.expected(tensor, Wanted())) is not ignored
+        assert (seen == fakecuda.expected(tensor, Request())) is not ignored
     upload.close()
     """,
         path,

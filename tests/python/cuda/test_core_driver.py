@@ -123,11 +123,11 @@ def test_a_forked_child_is_refused_and_calls_nothing(on_fake: Run, simple: Path)
         + """
     import os, sys
     import fakecuda, rustload
-    from fakecuda import Wanted
+    from fakecuda import Request
 
     tensors = list(rustload.open(sys.argv[1]).values())
     upload = _rustload.upload(0, window=1 << 28, threads=2)
-    ticket, into = fakecuda.submit(upload, tensors, Wanted())
+    ticket, into = fakecuda.submit(upload, tensors, Request())
     names = list(fakecuda.functions())
     if not (pid := os.fork()):
         before = [fakecuda.count(name) for name in names]
@@ -136,7 +136,7 @@ def test_a_forked_child_is_refused_and_calls_nothing(on_fake: Run, simple: Path)
         assert not info["available"] and "forked" in info["reason"]
         for work in (
             lambda: upload.wait(ticket, stream=None, sync=True),
-            lambda: fakecuda.submit(upload, tensors, Wanted(), into),
+            lambda: fakecuda.submit(upload, tensors, Request(), into),
             lambda: upload.allocate(5),
             upload.rate,
         ):
@@ -152,7 +152,7 @@ def test_a_forked_child_is_refused_and_calls_nothing(on_fake: Run, simple: Path)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     upload.wait(ticket, stream=None, sync=True)
-    assert [fakecuda.read(buffer) for buffer in into] == [fakecuda.expected(t, Wanted()) for t in tensors]
+    assert [fakecuda.read(buffer) for buffer in into] == [fakecuda.expected(t, Request()) for t in tensors]
     """,
         simple,
     )
@@ -182,7 +182,7 @@ def test_the_driver_that_python_ends_with_is_left_alone(on_fake: Run, simple: Pa
             import fakecuda, rustload
             from rustload import _rustload
             upload = _rustload.upload(0, window=1 << 28, threads=2)
-            kept = fakecuda.submit(upload, list(rustload.open(sys.argv[1]).values()), fakecuda.Wanted())
+            kept = fakecuda.submit(upload, list(rustload.open(sys.argv[1]).values()), fakecuda.Request())
             {end}
             """,
             simple,

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 ONCE = """
     import gc, os, sys
     import fakecuda, rustload
-    from fakecuda import Wanted
+    from fakecuda import Request
     from rustload import DeviceError, _rustload
 
     tensors = list(rustload.open(sys.argv[1]).values())
-    ways = [Wanted(), Wanted(dtype="bfloat16"), Wanted(transpose=True)]
+    ways = [Request(), Request(dtype="bfloat16"), Request(transpose=True)]
     wanted = [ways[number % 3] for number in range(len(tensors))]
     expected = [fakecuda.expected(tensor, want) for tensor, want in zip(tensors, wanted, strict=True)]
 

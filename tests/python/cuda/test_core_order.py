@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 START = """
     import sys, time
     import fakecuda, rustload
-    from fakecuda import Wanted
+    from fakecuda import Request
     from rustload import DeviceError, FormatError, _rustload
 
     import pytest
 
     fakecuda.enter()
     tensors = list(rustload.open(sys.argv[1]).values())
-    expected = [fakecuda.expected(tensor, Wanted()) for tensor in tensors]
+    expected = [fakecuda.expected(tensor, Request()) for tensor in tensors]
     upload = _rustload.upload(0, window=1 << 28, threads=3)
 
     def is_there(into):
@@ -37,11 +37,11 @@ def test_no_copy_begins_before_what_the_stream_has(on_fake: Run, simple: Path) -
         START
         + """
     for stream in (fakecuda.stream(), 0):
-        into = fakecuda.destinations(upload, tensors, [Wanted()] * len(tensors))
+        into = fakecuda.destinations(upload, tensors, [Request()] * len(tensors))
         for buffer in into:
             fakecuda.fill(stream, buffer, 0xAA, 300_000)
         start = time.monotonic()
-        ticket, _ = fakecuda.submit(upload, tensors, Wanted(), into, stream=stream)
+        ticket, _ = fakecuda.submit(upload, tensors, Request(), into, stream=stream)
         upload.wait(ticket, stream=stream, sync=False)
         # Nothing waited on the host.
         assert time.monotonic() - start < 0.5 and not is_there(into)
@@ -50,7 +50,7 @@ def test_no_copy_begins_before_what_the_stream_has(on_fake: Run, simple: Path) -
         # Without an order, the first to come is the upload.
         for buffer in into:
             fakecuda.fill(stream, buffer, 0xBB, 150_000)
-        ticket, _ = fakecuda.submit(upload, tensors, Wanted(), into)
+        ticket, _ = fakecuda.submit(upload, tensors, Request(), into)
         upload.wait(ticket, stream=None, sync=True)
         assert is_there(into)
         fakecuda.synchronize(stream)
@@ -65,9 +65,9 @@ def test_sync_waits_on_the_host(on_fake: Run, simple: Path) -> None:
         START
         + """
     stream = fakecuda.stream()
-    into = fakecuda.destinations(upload, tensors, [Wanted()] * len(tensors))
+    into = fakecuda.destinations(upload, tensors, [Request()] * len(tensors))
     fakecuda.fill(stream, into[0], 0xAA, 100_000)
-    ticket, _ = fakecuda.submit(upload, tensors, Wanted(), into, stream=stream)
+    ticket, _ = fakecuda.submit(upload, tensors, Request(), into, stream=stream)
     upload.wait(ticket, stream=None, sync=True)
     assert is_there(into)
     """,
@@ -84,9 +84,9 @@ def test_a_graph_that_is_recorded_is_refused(on_fake: Run, simple: Path) -> None
     stream = fakecuda.stream()
     os.environ["FAKECUDA_CAPTURING"] = "1"
     with pytest.raises(DeviceError, match="CUDA graph"):
-        fakecuda.submit(upload, tensors, Wanted(), stream=stream)
+        fakecuda.submit(upload, tensors, Request(), stream=stream)
     os.environ["FAKECUDA_CAPTURING"] = "0"
-    ticket, into = fakecuda.submit(upload, tensors, Wanted(), stream=stream)
+    ticket, into = fakecuda.submit(upload, tensors, Request(), stream=stream)
     upload.wait(ticket, stream=stream, sync=True)
     assert is_there(into)
     """,
@@ -111,14 +111,14 @@ def test_the_callers_context_stays(on_fake: Run, simple: Path) -> None:
             fakecuda.enter(device)
         before = current()
         for one in (upload, other):
-            ticket, into = fakecuda.submit(one, tensors, Wanted(), stream=None)
+            ticket, into = fakecuda.submit(one, tensors, Request(), stream=None)
             one.wait(ticket, stream=None, sync=True)
             one.rate()
             assert is_there(into) and current() == before
             del into
     assert {d: b.__dlpack_device__() for d, b in enumerate([upload.allocate(1), other.allocate(1)])} == {0: (2, 0), 1: (2, 1)}
     with pytest.raises(ValueError, match="the destination is on CUDA device 1, the upload goes to 0"):
-        fakecuda.submit(upload, tensors, Wanted(), [other.allocate(len(data)) for data in expected])
+        fakecuda.submit(upload, tensors, Request(), [other.allocate(len(data)) for data in expected])
     """,
         simple,
         FAKECUDA_DEVICES=2,
@@ -131,23 +131,23 @@ def test_arguments_are_checked(on_fake: Run, simple: Path) -> None:
         + """
     def refused(text, *args):
         with pytest.raises(ValueError, match=text):
-            fakecuda.submit(upload, tensors, Wanted(), *args)
+            fakecuda.submit(upload, tensors, Request(), *args)
     host = [tensor.materialize(framework="dlpack", copy=True) for tensor in tensors]
     refused("the destination is in host memory", host)
     refused("there are 2 tensor.s. and 1 destination", [upload.allocate(8)])
     refused("the result takes .* the destination has 7 .w|b.", [upload.allocate(7), upload.allocate(7)])
     with pytest.raises(ValueError, match="no ticket 9"):
         upload.wait(9, stream=None, sync=False)
-    ticket, into = fakecuda.submit(upload, tensors, Wanted())
+    ticket, into = fakecuda.submit(upload, tensors, Request())
     upload.wait(ticket, stream=None, sync=True)
     with pytest.raises(ValueError, match="waited for before"):
         upload.wait(ticket, stream=None, sync=True)
-    ticket, _ = fakecuda.submit(upload, [], Wanted(), [])
+    ticket, _ = fakecuda.submit(upload, [], Request(), [])
     upload.wait(ticket, stream=None, sync=True)
     upload.close()
     upload.close()
     with pytest.raises(ValueError, match="closed"):
-        fakecuda.submit(upload, tensors, Wanted(), into)
+        fakecuda.submit(upload, tensors, Request(), into)
     """,
         simple,
     )
@@ -161,12 +161,12 @@ def test_an_error_names_its_tensor_and_leaves_nothing_in_flight(
     on_fake(
         START
         + """
-    good = fakecuda.submit(upload, tensors, Wanted())
-    ways = [Wanted(dtype="int8") if tensor.name == "w30" else Wanted() for tensor in tensors]
+    good = fakecuda.submit(upload, tensors, Request())
+    ways = [Request(dtype="int8") if tensor.name == "w30" else Request() for tensor in tensors]
     free = [upload.allocate(tensor.nbytes // (4 if tensor.name == "w30" else 1)) for tensor in tensors]
     cores = [tensor._core for tensor in tensors]
     ticket = upload.submit(cores, ways, list(range(len(ways))), free, stream=None)
-    after = fakecuda.submit(upload, tensors, Wanted())
+    after = fakecuda.submit(upload, tensors, Request())
     with pytest.raises(ValueError, match="lossy") as error:
         upload.wait(ticket, stream=None, sync=True)
     assert "w30" in str(error.value) + "".join(error.value.__notes__)
@@ -198,7 +198,7 @@ def test_a_file_that_changes_is_an_error(on_fake: Run, save: Callable[..., Path]
 """
             + """
     cores = [tensor._core for tensor in tensors]
-    ticket = upload.submit(cores, [Wanted()], [0] * len(cores), into, stream=None)
+    ticket = upload.submit(cores, [Request()], [0] * len(cores), into, stream=None)
     with pytest.raises(FormatError, match="changed after it was opened") as error:
         upload.wait(ticket, stream=None, sync=True)
     assert error.value.code == "FileChanged"
@@ -217,7 +217,7 @@ def test_an_upload_that_is_dropped_stops_and_leaves_nothing_in_flight(
         + """
     for end in (upload.close, lambda: None):
         for _ in range(3):
-            ticket, into = fakecuda.submit(upload, tensors, Wanted(), slab=False)
+            ticket, into = fakecuda.submit(upload, tensors, Request(), slab=False)
         time.sleep(0.02)
         begun = fakecuda.count("copies")
         assert begun > 0
@@ -231,7 +231,7 @@ def test_an_upload_that_is_dropped_stops_and_leaves_nothing_in_flight(
         time.sleep(0.1)
         assert fakecuda.count("stray") == 0
         upload = _rustload.upload(0, window=1 << 28, threads=3)
-    ticket, into = fakecuda.submit(upload, tensors, Wanted())
+    ticket, into = fakecuda.submit(upload, tensors, Request())
     upload.wait(ticket, stream=None, sync=True)
     assert is_there(into)
     """,
@@ -251,9 +251,9 @@ def test_ctrl_c_is_seen_while_waiting(on_fake: Run, simple: Path) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     stream = fakecuda.stream()
     for sync in (True, False):
-        into = fakecuda.destinations(upload, tensors, [Wanted()] * len(tensors))
+        into = fakecuda.destinations(upload, tensors, [Request()] * len(tensors))
         fakecuda.fill(stream, into[0], 0, 1_000_000)
-        ticket = [fakecuda.submit(upload, tensors, Wanted(), into, stream=stream)[0] for _ in range(30)][-1]
+        ticket = [fakecuda.submit(upload, tensors, Request(), into, stream=stream)[0] for _ in range(30)][-1]
         sent = []
         def interrupt():
             time.sleep(0.2)

@@ -39,7 +39,7 @@ def test_whatever_comes_first(on_fake: Run, save: Callable[..., Path], seed: int
         """
         import random, sys
         import fakecuda, rustload
-        from fakecuda import Wanted
+        from fakecuda import Request
         from rustload import _rustload
 
         dice = random.Random(int(sys.argv[2]))
@@ -49,7 +49,7 @@ def test_whatever_comes_first(on_fake: Run, save: Callable[..., Path], seed: int
         def way(tensor):
             dims = list(range(tensor.ndim))
             dice.shuffle(dims)
-            return Wanted(
+            return Request(
                 dtype=dice.choice([None, None, "float32", "bfloat16", "float8_e4m3fn", "int8", "complex64"]),
                 transpose=dice.choice([None, dims]),
                 allow_lossy=True,

@@ -1,17 +1,17 @@
-"""What `Checkpoint.stream` and `Checkpoint.materialize` are asked for, checked and put into the core's words."""
+"""Checks the arguments of `Checkpoint.stream` and `Checkpoint.materialize`, and builds the `Stream` from them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from rustload._checkpoint.makers import maker_for
+from rustload._checkpoint.producers import producer_for
 from rustload._checkpoint.stream import Stream
 from rustload._common.progress import checked_progress
 from rustload._common.request import (
     Cast,
     Overflow,
-    Wanted,
+    Request,
     checked_cast,
     checked_copy,
     checked_overflow,
@@ -24,15 +24,15 @@ from rustload.errors import _make
 
 if TYPE_CHECKING:
     from rustload._common.progress import Progress
-    from rustload._frameworks.adapters import Shared
+    from rustload._frameworks.adapters import HandleContext
     from rustload._tensor.handle import LazyTensor
 
-__all__ = ["Order", "listed", "stream"]
+__all__ = ["Order", "build_stream", "name_list"]
 
 Order: TypeAlias = Literal["file", "name", "given"]
 
 
-def stream(
+def build_stream(
     ckpt: Mapping[str, LazyTensor],
     names: Iterable[str] | None,
     *,
@@ -45,7 +45,7 @@ def stream(
     threads: int | None,
     copy: bool | None,
     framework: str | None,
-    shared: Shared,
+    context: HandleContext,
     allow_lossy: bool,
     dequantize: bool,
     overflow: Overflow,
@@ -53,26 +53,26 @@ def stream(
     cast: Cast,
     sync: bool,
 ) -> Stream:
-    """What `Checkpoint.stream` gives, and what is behind `materialize`, whose caller keeps all (`whole`).
+    """Builds the stream for `Checkpoint.stream`, or for `Checkpoint.materialize`, whose caller keeps all results (`whole`).
 
-    What is wrong with the arguments is told here, before the first tensor.
+    Invalid arguments raise here, before the first tensor.
     """
     if order not in ("file", "name", "given"):
         raise _make("Value", "Value", f"order= is 'file', 'name' or 'given', not {order!r}")
     checked_progress(progress)
     window = parse_bytes(memory, "memory")
     rules = Rules(dtype=dtype, transpose=transpose)
-    chosen = listed(ckpt, names)
+    chosen = name_list(ckpt, names)
     if order == "name":
         chosen.sort()
-    name = framework or shared.settle()
-    adapter = adapters.adapter(name)
+    name = framework or context.resolve_framework()
+    adapter = adapters.load_adapter(name)
     where = adapter.check_device(device)
     cast = checked_cast(cast)
     tensors = [ckpt[name] for name in chosen]
-    requests: dict[tuple[Any, ...], int] = {}
-    wanted: list[Wanted] = []
-    which = []
+    numbers: dict[tuple[Any, ...], int] = {}
+    requests: list[Request] = []
+    request_numbers = []
     for tensor in tensors:
         dims = rules.transpose(tensor)
         is_float = bool(dequantize) and tensor.quantization is not None
@@ -80,10 +80,10 @@ def stream(
             rules.dtype(tensor, is_float=is_float) or ("float32" if is_float else None),
             tuple(dims) if isinstance(dims, list) else dims,
         )
-        if key not in requests:
-            requests[key] = len(wanted)
-            wanted.append(
-                Wanted(
+        if key not in numbers:
+            numbers[key] = len(requests)
+            requests.append(
+                Request(
                     dtype=key[0],
                     transpose=dims,
                     copy=checked_copy(copy),
@@ -93,30 +93,30 @@ def stream(
                     threads=checked_threads(threads),
                 )
             )
-        which.append(requests[key])
-    maker = maker_for(
+        request_numbers.append(numbers[key])
+    producer = producer_for(
         tensors,
-        wanted,
-        which,
+        requests,
+        request_numbers,
         adapter,
         where,
         by_file=order == "file",
         window=window,
         ahead=None if whole else window,
         threads=checked_threads(threads),
-        standing=name == "torch",
-        whole=whole,
+        share_storages=name == "torch",
+        results_kept=whole,
         cast=cast,
         sync=bool(sync),
     )
-    return Stream._of(maker, tensors, progress)
+    return Stream._of(producer, tensors, progress)
 
 
-def listed(ckpt: Mapping[str, LazyTensor], names: Iterable[str] | None) -> list[str]:
-    """The names that are meant, in the order given.
+def name_list(ckpt: Mapping[str, LazyTensor], names: Iterable[str] | None) -> list[str]:
+    """Converts `names=` to a list; None means all names.
 
     Raises:
-        TypeError: `names` is one text, or nothing that can be gone through.
+        TypeError: `names` is a single str, or not iterable.
     """
     if names is None:
         return list(ckpt)

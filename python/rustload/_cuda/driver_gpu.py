@@ -1,4 +1,4 @@
-"""Frameworks without an allocator or streams to be told of: memory is the driver's own, and results are complete when given."""
+"""`DriverGpu`: a GPU for frameworks without an allocator or streams: the CUDA driver allocates, and every result is complete."""
 
 from __future__ import annotations
 
@@ -6,45 +6,45 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from rustload import _rustload
-from rustload._cuda.place import ITEMSIZE
+from rustload._cuda.gpu import ITEMSIZE
 from rustload.errors import _make
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from rustload._cuda.place import Panel
+    from rustload._cuda.gpu import StagingBuffer
     from rustload._rustload import Buffer, Upload
 
-__all__ = ["Place"]
+__all__ = ["DriverGpu", "ordinal"]
 
 
-class Place:
-    """One GPU; results are `rustload.Buffer`."""
+class DriverGpu:
+    """A `Gpu` whose results are `rustload.Buffer`."""
 
-    computes = False
+    can_convert = False
 
     def __init__(self, index: int) -> None:
         self.index = index
 
-    def stream(self) -> None:
-        """None."""
+    def current_stream(self) -> None:
+        """None: there is no stream."""
 
-    def follow(self, held: Iterable[Any]) -> None:
-        """Nothing: the host waits for every result."""
+    def follow_current_stream(self, held: Iterable[Any]) -> None:
+        """Does nothing: the host waits for every result."""
 
-    def finish(self) -> None:
-        """Nothing: there is no work but the copies."""
+    def synchronize(self) -> None:
+        """Does nothing: there is no work but the copies, and the host has waited for these."""
 
     def new(self, shape: Sequence[int], dtype: str, upload: Upload) -> tuple[Buffer, Buffer]:
-        """A new buffer, twice: typed, and as a row of bytes."""
+        """A new buffer: typed, and as 1-D `uint8`."""
         row = upload.allocate(math.prod(shape) * ITEMSIZE[dtype])
         return row.part(0, dtype, shape), row
 
     def empty(self, shape: Sequence[int], dtype: str, upload: Upload) -> Buffer:
-        """A buffer without elements; CUDA does not allocate nothing."""
+        """A buffer without elements. It has one byte of memory, because CUDA does not allocate zero bytes."""
         return upload.allocate(1).part(0, dtype, shape)
 
-    def given(self, made: Buffer) -> Any:
+    def to_result(self, made: Buffer) -> Any:
         """The buffer itself."""
         return made
 
@@ -52,8 +52,8 @@ class Place:
         """The buffer itself."""
         return buffer
 
-    def row(self, tensor: Buffer) -> Buffer:
-        """The buffer as a row of bytes.
+    def byte_view(self, tensor: Buffer) -> Buffer:
+        """The buffer as 1-D `uint8`.
 
         Raises:
             DeviceError: It is on another GPU.
@@ -62,8 +62,8 @@ class Place:
             raise _make("Device", "Device", f"the buffer is not on GPU {self.index}")
         return tensor.as_bytes()
 
-    def panel(self, nbytes: int) -> Panel:
-        """None is asked for: nothing is computed on the GPU.
+    def staging_buffer(self, nbytes: int) -> StagingBuffer:
+        """Not supported, and never called, because `can_convert` is False.
 
         Raises:
             NotImplementedError: Always.
@@ -72,10 +72,10 @@ class Place:
 
 
 def ordinal(device: Any) -> int | None:
-    """The GPU of a device as frameworks without devices of their own have it: "cuda", "cuda:1" or a number; None for the CPU.
+    """The GPU ordinal of `"cuda"`, `"cuda:1"` or a number; None for `"cpu"` and None.
 
     Raises:
-        DeviceError: It is something else.
+        DeviceError: The device is none of these, or there is no such GPU.
     """
     if device is None or str(device) == "cpu":
         return None

@@ -1,4 +1,4 @@
-"""Errors as the command line tells them: on stderr for people, and as JSON has them."""
+"""Reports an error on stderr, and as an entry of the JSON document."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 from rustload._common.terminal import Page
 
-__all__ = ["complain"]
+__all__ = ["report_error"]
 
 
-def complain(error: Exception) -> dict[str, Any]:
-    """Prints an error to stderr and returns it as JSON has it."""
+def report_error(error: Exception) -> dict[str, Any]:
+    """Prints an error with its notes to stderr and returns it as a dict for the JSON document."""
     message, notes = str(error), list(getattr(error, "__notes__", []))
     if isinstance(error, OSError) and error.strerror:
         message = f"{error.filename}: {error.strerror.lower()}" if error.filename else error.strerror.lower()

@@ -1,0 +1,145 @@
+"""Producers: they make the tensors of a stream, on the host or on a GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rustload import _rustload
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rustload._common.request import Cast, Request
+    from rustload._frameworks.adapters import Adapter
+    from rustload._tensor.handle import LazyTensor
+
+__all__ = ["Producer", "producer_for"]
+
+
+class Producer(Protocol):
+    """Makes the tensors of a stream. One thread at a time calls `next`; any thread may call `close` concurrently."""
+
+    @property
+    def order(self) -> Sequence[int]:
+        """The places in the list of tensors, in the order in request_numbers they come."""
+
+    def next(self) -> Any | None:
+        """The next tensor of the framework; None after the last one and after `close`."""
+
+    def close(self) -> None:
+        """Stops the work and frees results that were not taken; a concurrent `next` returns None. Idempotent."""
+
+
+class HostProducer:
+    """Makes host tensors from buffers that the core produces in the background."""
+
+    __slots__ = ("_adapter", "_core", "_kept", "_place", "_requests", "_tensors", "order")
+
+    order: list[int]
+
+    def __init__(
+        self,
+        core: _rustload.Stream,
+        tensors: Sequence[LazyTensor],
+        requests: Sequence[Request],
+        adapter: Adapter,
+        place: Any,
+    ) -> None:
+        """Reads nothing yet; `core` is the stream of these tensors, each with the request at the same index."""
+        self._core, self._tensors, self._requests = core, tensors, requests
+        self._adapter, self._place = adapter, place
+        # Results of tied tensors that occur again later, by the index of the first.
+        self._kept: dict[int, Any] = {}
+        self.order = core.order()
+
+    def next(self) -> Any | None:
+        """Waits for the next tensor."""
+        found = self._core.next()
+        if found is None:
+            return None
+        index, first, again, _, buffer = found
+        if first != index:
+            made = self._kept[first]
+        elif buffer is None:
+            tensor = self._tensors[index]
+            made = self._adapter.make(tensor._core, self._requests[index], self._place, tensor._context)
+        else:
+            made = self._adapter.wrap(buffer, self._place)
+        if again:
+            self._kept[first] = made
+        elif first != index:
+            del self._kept[first]
+        return made
+
+    def close(self) -> None:
+        """Stops the threads of the core."""
+        self._core.close()
+
+
+def producer_for(
+    tensors: Sequence[LazyTensor],
+    requests: Sequence[Request],
+    request_numbers: Sequence[int],
+    adapter: Adapter,
+    device: Any,
+    *,
+    by_file: bool,
+    window: int,
+    ahead: int | None,
+    threads: int | None,
+    share_storages: bool,
+    results_kept: bool,
+    cast: Cast = "auto",
+    sync: bool = True,
+    into: Sequence[Any] | None = None,
+) -> Producer:
+    """Creates the producer for a device; reads nothing yet.
+
+    Args:
+        tensors: The tensors to read.
+        requests: The distinct requests.
+        request_numbers: For each tensor, the index of its request in `requests`.
+        adapter: The framework.
+        device: The result of the adapter's `check_device`.
+        by_file: True for the order of the data in the files, False for the order of the list.
+        window: The most bytes of host memory to hold.
+        ahead: The most bytes of results to make ahead on a GPU; None for no bound.
+        threads: The most threads that read and cast.
+        share_storages: Whether host results may share the storage of tied tensors.
+        results_kept: Whether the consumer uses no result before it has all of them.
+        cast: Whether the CPU or the GPU casts, as in `LazyTensor.materialize`.
+        sync: Whether results on a GPU are complete when they are returned.
+        into: For each tensor an existing destination on the GPU; None allocates.
+    """
+    cores = [tensor._core for tensor in tensors]
+    gpu = adapter.gpu_for(device)
+    if gpu is not None:
+        from rustload._cuda.results import CudaProducer  # imported only when needed
+
+        return CudaProducer(
+            cores,
+            requests,
+            request_numbers,
+            gpu,
+            on_meta=lambda at: adapter.make(
+                cores[at], requests[request_numbers[at]], None, tensors[at]._context
+            ),
+            by_file=by_file,
+            cast=cast,
+            sync=sync,
+            window=ahead,
+            threads=threads,
+            whole=results_kept,
+            into=into,
+        )
+    core = _rustload.stream(
+        cores,
+        requests,
+        request_numbers,
+        window=window,
+        threads=threads,
+        by_file=by_file,
+        share_storages=share_storages,
+        results_kept=results_kept,
+    )
+    return HostProducer(core, tensors, [requests[number] for number in request_numbers], adapter, device)

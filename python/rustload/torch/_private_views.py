@@ -1,0 +1,41 @@
+"""Private mappings for views of a lazy state dict, so that models that are loaded from one state dict share no memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rustload import _rustload
+from rustload._frameworks.adapters import HandleContext
+
+if TYPE_CHECKING:
+    from rustload._tensor.handle import LazyTensor
+
+__all__ = ["PrivateViews", "private_context"]
+
+
+def private_context() -> HandleContext:
+    """A context with its own private copy-on-write mapping of each file, and its own torch storages."""
+    return HandleContext("torch", _rustload.Mappings())
+
+
+class PrivateViews:
+    """Chooses the mapping for each read of a handle of a state dict.
+
+    Tensors that are read one after another are views of one mapping, so that tied weights stay tied. Reading a tensor a second
+    time, as a second model does, starts a new mapping. Thread-safe.
+    """
+
+    __slots__ = ("_current",)
+
+    def __init__(self) -> None:
+        """Maps nothing yet."""
+        self._current: tuple[HandleContext, set[object]] = (private_context(), set())
+
+    def of(self, lazy: LazyTensor) -> LazyTensor:
+        """The tensor in the context for its next read."""
+        part = (lazy.name, lazy._core.offset, lazy.shape, lazy.strides)
+        context, read = self._current
+        if part in read:
+            context, read = self._current = (private_context(), set())
+        read.add(part)
+        return lazy._with_context(context)
