@@ -1,7 +1,7 @@
-"""The compiled core of rustload. Use the package `rustload` instead: of this module, only `Buffer` is public.
+"""The compiled core of rustload. Use the package `rustload` instead: only `Buffer` is public.
 
-Shapes, strides and offsets count elements; whatever is called bytes counts bytes. Errors are the classes of `rustload.errors`,
-each with a stable `code`. Nothing here reads tensor data, except what says so.
+Shapes, strides and offsets are in elements, sizes in bytes. Errors are the classes of `rustload.errors`, each with a stable
+`code`. Only functions whose docstring says so read tensor data.
 """
 
 import os
@@ -49,7 +49,7 @@ DEBUG: Final[bool]
 """Whether this is a debug build, which is slow."""
 
 DTYPES: Final[list[tuple[str, int, str | None]]]
-"""Every dtype: its name in torch's words, bytes of one element, and its code in a safetensors header if it has one."""
+"""Every dtype: its torch name, bytes per element, and its code in a safetensors header or None."""
 
 LIMITS: Final[list[tuple[str, int, str]]]
 """Every limit: its name, its default, and what it bounds."""
@@ -61,10 +61,10 @@ CODES: Final[list[tuple[str, str, str, str]]]
 class Buffer:
     """A tensor in memory, for any consumer of DLPack or, in host memory, the buffer protocol.
 
-    What `materialize` makes under framework "dlpack". It is either owned (memory of its own, C-contiguous) or a view (a private,
-    copy-on-write mapping of the file, with the file's strides); both are writable, and neither ever writes to the file. It
-    keeps its memory alive, and so does whatever was made from it. One on a GPU (`device="cuda"`) is owned and complete; the host
-    cannot read it, so it has DLPack alone.
+    The result of `materialize` with framework "dlpack". It is either owned (memory of its own, C-contiguous) or a view (a
+    private, copy-on-write mapping of the file, with the file's strides); both are writable, and neither writes to the file. The
+    buffer, and everything made from it, keeps the memory alive. A buffer on a GPU (`device="cuda"`) is owned and complete; it
+    supports only DLPack, because the host cannot read it.
 
     >>> import rustload
     >>> w = rustload.open("model.pt")["q.weight"].materialize(dtype="float16", framework="dlpack")
@@ -76,7 +76,7 @@ class Buffer:
 
     @property
     def dtype(self) -> str:
-        """The element type, in torch's words: `"bfloat16"`."""
+        """The dtype, as torch spells it: `"bfloat16"`."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -88,11 +88,11 @@ class Buffer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all elements together, not of gaps between them."""
+        """The size of all elements in bytes, without gaps between them."""
 
     @property
     def is_view(self) -> bool:
-        """Whether it is a view of the file's private mapping."""
+        """Whether it is a view of the file (a private copy-on-write mapping)."""
 
     def __dlpack__(
         self,
@@ -106,15 +106,15 @@ class Buffer:
         """Exports the buffer by DLPack; reads nothing and copies nothing.
 
         Args:
-            stream: None or -1 for host memory, which has no streams; on a GPU also 1, 2, or the address of any CUDA stream: what
-                the buffer holds is complete, so that none has to wait.
+            stream: None or -1 for host memory, which has no streams; on a GPU also 1, 2, or the address of any CUDA stream: the
+                buffer is complete, so no stream has to wait.
             max_version: The newest version that the consumer knows; from (1, 0) on it gets the versioned structure.
             dl_device: None, or what `__dlpack_device__` says.
             copy: Not True: a buffer is exported as it is.
             **_extra: Arguments of later versions of the protocol, ignored.
 
         Raises:
-            BufferError: The consumer wants a stream that cannot be, another device or a copy; or a size does not fit 63 bits.
+            BufferError: The consumer requests an invalid stream, another device or a copy; or a size does not fit 63 bits.
         """
 
     def hand_over(
@@ -128,30 +128,30 @@ class Buffer:
     ) -> CapsuleType:
         """As `__dlpack__`, for a caller that drops the buffer at once.
 
-        Where it owns its memory and shares it with nobody, the structure says so (`IS_COPIED`): the consumer is the sole owner.
+        If the buffer owns its memory and nothing else refers to it, the flag `IS_COPIED` is set: the consumer is the sole owner.
         """
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """`(1, 0)`, the CPU, or `(2, n)`, CUDA's device n."""
+        """`(1, 0)` for the CPU, `(2, n)` for CUDA device n."""
 
     def as_bytes(self) -> Buffer:
-        """The same memory as a row of `uint8`.
+        """The same memory as 1-D `uint8`.
 
         Raises:
-            BufferError: The elements do not lie one after the other.
+            BufferError: The buffer is not contiguous.
         """
 
     def part(self, start: int, dtype: str, shape: Sequence[int]) -> Buffer:
         """A contiguous part of the same memory.
 
         Args:
-            start: The byte where it begins, counted from the buffer's first.
-            dtype: Its element type, by any of its names.
+            start: The first byte, relative to the buffer.
+            dtype: Its dtype, by any name.
             shape: Elements along each dimension.
 
         Raises:
             BufferError: The buffer is strided.
-            ValueError: The part does not lie inside, or is not aligned for its dtype.
+            ValueError: The part is out of bounds, or not aligned for its dtype.
         """
 
     def tobytes(self) -> bytes:
@@ -169,19 +169,19 @@ class Buffer:
         """
 
 def adopt(capsule: CapsuleType) -> Buffer:
-    """Takes over memory of a GPU that another library allocated; it is freed when the last of what was made of it goes.
+    """Imports GPU memory of another library by DLPack; the memory is released with the last object that refers to it.
 
     Args:
-        capsule: A DLPack capsule of a writable, contiguous row of `uint8` on a CUDA device.
+        capsule: A DLPack capsule of a writable, contiguous 1-D `uint8` tensor on a CUDA device.
 
     Raises:
-        TypeError: The capsule is not DLPack's, or was used before.
-        BufferError: The memory is not such a row.
+        TypeError: It is not a DLPack capsule, or was consumed already.
+        BufferError: The tensor is of another kind.
     """
 
 @final
 class Checkpoint:
-    """An opened checkpoint; `rustload.Checkpoint` is its face."""
+    """An opened checkpoint; `rustload.Checkpoint` wraps it."""
 
     @property
     def format(self) -> str:
@@ -197,7 +197,7 @@ class Checkpoint:
 
     @property
     def notes(self) -> list[str]:
-        """Things worth knowing that are no error."""
+        """Remarks that are not errors."""
 
     @property
     def nbytes(self) -> int:
@@ -216,11 +216,11 @@ class Checkpoint:
         """The tensor of that name.
 
         Raises:
-            TensorNotFoundError: There is none; the note gives near names.
+            TensorNotFoundError: No tensor has that name; the note lists similar names.
         """
 
     def tied(self) -> list[list[str]]:
-        """The names that share a storage, in groups of two and more."""
+        """Tied weights: the names that share a storage, in groups of two and more."""
 
     def opaque(self) -> list[tuple[str, int, list[str]]]:
         """The classes kept as data: `module.name`, how many values, and the names of the first few."""
@@ -232,7 +232,7 @@ class Checkpoint:
         """Each file's object tree, in shard order; a dict of the tensors for a file that has none.
 
         Args:
-            wrap: Makes what stands in the tree for a tensor.
+            wrap: Creates the object for a tensor in the tree.
 
         Raises:
             LimitError: The tree is nested too deeply, or has too many values (`depth`, `export_nodes`).
@@ -240,11 +240,11 @@ class Checkpoint:
         """
 
     def rebuild(self, shard: int, builder: _Builder) -> Any:
-        """One file's object tree, with what a builder makes for tensors and torch's own values; errors as for `objects`.
+        """The object tree of one file, with tensors and torch objects created by a builder; errors as for `objects`.
 
         Args:
-            shard: Which file.
-            builder: Asked for each such value once; what it raises is raised.
+            shard: The index of the file.
+            builder: Called once for each such value; its exceptions are propagated.
         """
 
     def globals_of(self, shard: int) -> list[str]:
@@ -260,7 +260,7 @@ class Checkpoint:
 
     @property
     def is_torchscript(self) -> bool:
-        """Whether an archive holds a program, by the member that torch goes by."""
+        """Whether the archive is a TorchScript program, by the same member as torch uses."""
 
     def storages(self, shard: int, places: bool) -> list[tuple[int, str | None, int | None]]:
         """Every storage of a file, in the order in which tensors name them first.
@@ -295,7 +295,7 @@ class Checkpoint:
         """
 
     def read_storages(self, shard: int, wanted: Sequence[int]) -> tuple[list[Buffer], list[tuple[int, int]]]:
-        """Some storages in memory of their own, in this machine's byte order. Reads tensor data.
+        """Reads storages into owned memory, in native byte order. Reads tensor data.
 
         Returns:
             Rows of bytes, each with one storage or with several of at most 64 KiB; and for each storage asked for its row and
@@ -307,7 +307,7 @@ class Checkpoint:
         """
 
 class _Builder(Protocol):
-    """What `Checkpoint.rebuild` asks; `rustload.torch._build.Builder` is one."""
+    """The callbacks of `Checkpoint.rebuild`; `rustload.torch._build.Builder` implements them."""
 
     def tensor(
         self,
@@ -338,19 +338,19 @@ class _Builder(Protocol):
         """A tensor as a parameter."""
 
     def storage(self, storage: int, dtype: str, /) -> Any:
-        """A storage that stands in the tree by itself."""
+        """A storage that is a value of the tree."""
 
     def size(self, items: tuple[Any, ...], /) -> Any:
         """A `torch.Size`."""
 
     def label(self, module: str, name: str, /) -> Any:
-        """What the name of a class, function or constant stands for; None for a label."""
+        """The class or constant of that name; None keeps it as a `Global`."""
 
     def record(self, class_name: str, args: tuple[Any, ...], /) -> Any:
         """A device, a layout, or a parameter around a sparse tensor."""
 
     def opaque(self, class_name: str, /) -> None:
-        """Called for each value that is kept as data; raises to refuse it."""
+        """Called for each value that is kept as inert data; may raise to reject the file."""
 
     def attributes(self, made: Any, state: Any, /) -> None:
         """Sets what BUILD sets on a mapping, or the attributes of a tensor."""
@@ -378,10 +378,10 @@ def open_paths(
 
     Raises:
         OSError: A file cannot be read.
-        FormatError: It is no checkpoint, or a damaged one.
-        UnsupportedError: It is of a kind that is not read yet.
-        DisallowedError: It names something unknown, and `unknown` is `"error"`.
-        LimitError: It is beyond a limit.
+        FormatError: The file is not a checkpoint, or is damaged.
+        UnsupportedError: The format of the file is not supported yet.
+        DisallowedError: The file names an unknown class or function, and `unknown` is `"error"`.
+        LimitError: The file exceeds a limit.
         ValueError: An argument has a wrong value.
     """
 
@@ -412,7 +412,7 @@ def open_bytes(
 
 @final
 class Joined:
-    """Tensors of one dtype, end to end along one dimension; `rustload.JoinedTensor` is its face."""
+    """Tensors of one dtype, joined along one dimension; `rustload.JoinedTensor` wraps it."""
 
     @property
     def dtype(self) -> str:
@@ -428,7 +428,7 @@ class Joined:
 
     @property
     def dim(self) -> int:
-        """The dimension along which the parts lie end to end; it says nothing where there is one part."""
+        """The dimension along which the parts are joined; meaningless for a single part."""
 
     def parts(self) -> list[Tensor]:
         """The tensors that it is made of, in order."""
@@ -455,7 +455,7 @@ class Joined:
         """None: that of the parts is with the parts."""
 
     def shared_storage(self, copy: bool | None) -> Literal["view", "copy"] | None:
-        """None: it has no storage of its own.
+        """None: it shares no storage.
 
         Raises:
             BufferError: `copy` is False, and there are several parts.
@@ -479,15 +479,15 @@ def stack(tensors: Sequence[Tensor], dim: int) -> Joined:
 
 @final
 class Stream:
-    """Tensors that are made ahead of whoever takes them; `Checkpoint.stream` is its face."""
+    """Makes tensors in the background, ahead of the consumer; `Checkpoint.stream` wraps it."""
 
     def next(self) -> tuple[int, int, bool, Literal["view", "copy"] | None, Buffer | None] | None:
         """The next tensor, or None after the last. Reads tensor data, on threads of the stream.
 
         Returns:
-            Its place in the list; the place of the first with the same elements; whether they come again; how it can stand on
-            a storage that it shares, if it is left to the caller; and the elements, if it is not and they are not what was
-            given for the first.
+            Its index in the list; the index of the first tensor with the same elements; whether they occur again later; how it
+            can share its storage ("view" or "copy"), if the caller has to make it; and the elements, unless the caller makes
+            it or the result of the first is reused.
 
         Raises:
             ValueError: The stream was begun in another process (code `Forked`), or another thread is using it.
@@ -495,16 +495,16 @@ class Stream:
         """
 
     def order(self) -> list[int]:
-        """The places in the list, in the order in which they are given.
+        """The indices in the list, in the order in which `next` returns the tensors.
 
         Raises:
             ValueError: Another thread is using it.
         """
 
     def close(self) -> None:
-        """Ends it: stops the threads and frees what was made and not taken; whoever waits in `next` gets None.
+        """Stops the threads and frees results that were not taken; a concurrent `next` returns None.
 
-        Waits for the threads, unless somebody is in `next`: then another call does, or the drop.
+        Waits for the threads, except during a concurrent `next`: then another `close`, or the drop, waits.
         """
 
 def stream(
@@ -518,18 +518,17 @@ def stream(
     share_storages: bool,
     results_kept: bool,
 ) -> Stream:
-    """A stream of tensors. Reads nothing before the first is asked for.
+    """A stream of tensors. Reads nothing before the first `next`.
 
     Args:
         tensors: The tensors.
-        wanted: The different ways in which they are wanted.
-        which: For each tensor, the number of its way.
-        window: Bytes that may be in flight.
-        threads: Threads to use; None for one per core.
-        by_file: Whether they are given in the order of the data, or as listed.
-        share_storages: Whether the caller makes tensors that share a storage itself, on that storage.
-        results_kept: Whether the caller keeps all results. Otherwise memory of dropped results that is cached for reuse counts in
-            the window.
+        wanted: The distinct requests.
+        which: For each tensor, the index of its request in `wanted`.
+        window: The most bytes in flight (back pressure).
+        threads: The number of threads; None for one per core.
+        by_file: True for the order of the data, False for the order of the list.
+        share_storages: Whether the caller makes the tensors that can share a storage.
+        results_kept: Whether the caller keeps all results. Otherwise recycled memory of freed results counts in the window.
 
     Raises:
         ValueError: A number in `which` is too large, or an argument has a wrong value.
@@ -541,11 +540,11 @@ def steps(
     """The order in which `stream` gives these tensors; arguments and errors as there. Reads nothing.
 
     Returns:
-        For each its place in the list, the place of the first with the same elements, and whether they come again.
+        For each its index in the list, the index of the first with the same elements, and whether they occur again later.
     """
 
 def cuda_info() -> dict[str, Any]:
-    """What CUDA there is. Starts the driver, makes no context, and never raises.
+    """The CUDA driver and GPUs. Initializes the driver, creates no context, and never raises.
 
     Returns:
         `available`, `reason` (None, or why no GPU can be used), `library` (as it was opened, or None), `driver` (the newest CUDA
@@ -553,7 +552,7 @@ def cuda_info() -> dict[str, Any]:
     """
 
 def upload(device: int, *, window: int, threads: int | None) -> Upload:
-    """Begins uploads to a GPU.
+    """Opens a queue of H2D copies to a GPU.
 
     Args:
         device: The GPU's ordinal in this process.
@@ -568,7 +567,7 @@ def upload(device: int, *, window: int, threads: int | None) -> Upload:
 
 @final
 class Upload:
-    """Uploads of tensors to one GPU. Dropping it closes it."""
+    """A queue of H2D copies of tensors to one GPU. Dropping it closes it."""
 
     @property
     def device(self) -> int:
@@ -583,23 +582,23 @@ class Upload:
         *,
         stream: int | None,
     ) -> int:
-        """Takes a batch of tensors on, and returns at once.
+        """Enqueues a batch of tensors, and returns at once.
 
         Args:
             tensors: The tensors.
-            wanted: The different ways in which they are wanted. Casts and orders are made on the CPU.
-            which: For each tensor, the number of its way.
+            wanted: The distinct requests. The CPU casts and transposes.
+            which: For each tensor, the index of its request in `wanted`.
             into: For each tensor contiguous memory of this GPU of exactly the result's bytes. The result is C-contiguous in the
                 order wanted. It is kept until the ticket is waited for.
-            stream: A CUDA stream by its address, 0 for the default stream: no copy begins before what is in it now is done. None
-                for no such order.
+            stream: The address of a CUDA stream, 0 for the default stream: the copies wait for the work that it has now. None
+                for no wait.
 
         Returns:
             The ticket.
 
         Raises:
             ValueError: A destination is of another size, in host memory, on another GPU, or strided; or the upload is closed.
-            DeviceError: The stream records a CUDA graph, or the driver refuses.
+            DeviceError: The stream is capturing a CUDA graph, or the driver reports an error.
             UnsupportedError: A tensor is on the meta device. What else is wrong with a tensor is raised by `wait`.
         """
 
@@ -608,7 +607,7 @@ class Upload:
 
         Args:
             ticket: What `submit` returned; each can be waited for once.
-            stream: A CUDA stream by its address: what comes after in it waits until the copies are done. None for none.
+            stream: The address of a CUDA stream: work that is enqueued there later waits for the copies. None for no wait.
             sync: Whether to wait until the copies are done.
 
         Raises:
@@ -647,7 +646,7 @@ def memory() -> dict[str, Any]:
     """What this process uses and what its group allows: the fields of `rustload.Memory`, in bytes; `group` is a path or None."""
 
 def trim() -> int:
-    """Gives back the memory that is kept for later results; how many bytes that were."""
+    """Frees recycled memory; returns the number of bytes."""
 
 def machine() -> dict[str, Any]:
     """What decides how fast this machine reads: `isa`, `isa_available`, `threads`, `huge_pages` (None where it is not told)."""
@@ -671,7 +670,7 @@ def probe(path: str | os.PathLike[str], *, io: str, measure: bool) -> dict[str, 
     """
 
 class _Wanted(Protocol):
-    """How a result is wanted; `rustload._tensor.Wanted` is one."""
+    """The fields of a request; `rustload._common.request.Request` has them."""
 
     dtype: str | None
     transpose: bool | list[int] | None
@@ -686,7 +685,7 @@ class _Wanted(Protocol):
 
 @final
 class Tensor:
-    """A handle on a tensor or a part of one; `rustload.LazyTensor` is its face."""
+    """A handle on a tensor or a part of one; `rustload.LazyTensor` wraps it."""
 
     @property
     def name(self) -> str:
@@ -825,11 +824,11 @@ class Tensor:
         """The shape of what `materialize` would give."""
 
     def shared_storage(self, copy: bool | None) -> Literal["view", "copy"] | None:
-        """Where the tensor can get the storage that it shares with others. Reads nothing but bools, which it validates.
+        """How the tensor can share its storage with others; reads only bools.
 
         Returns:
-            `"view"` from the file's mapping, `"copy"` from a copy of the whole storage (which preserves strides, and ties between
-            names), or None where its elements have to be copied by themselves.
+            `"view"`: the mapping of the file. `"copy"`: a copy of the whole storage, which keeps strides and tied names. None:
+            its elements have to be copied separately.
 
         Raises:
             BufferError: `copy` is False and no view is possible.
@@ -841,7 +840,7 @@ class Tensor:
         None where it takes more to find out, or there is no view.
 
         Args:
-            mappings: Whose mapping of the file it is; None for the checkpoint's, which all its other views share.
+            mappings: The mapping of the file to use; None for that of the checkpoint, which all its other views share.
 
         Raises:
             FormatError: The file was cut or changed.
@@ -861,10 +860,9 @@ class Tensor:
 
 @final
 class Mappings:
-    """Private copy-on-write mappings of files, one for each file, that one owner of views has to itself.
+    """Private copy-on-write mappings of files, one per file, for the views of one owner.
 
-    An in-place edit of a view in them is seen in no view of another owner. A file is mapped when its first view is made. May be
-    used from any thread.
+    In-place edits of these views are not visible in the views of other owners. A file is mapped with its first view. Thread-safe.
     """
 
     def __new__(cls) -> Mappings:
@@ -887,19 +885,19 @@ def check_sparse(
     """
 
 def similar(name: str, names: Iterable[object], count: int) -> list[str]:
-    """The names that may have been meant by one that is not there, the likest first; looks at a bounded number of them.
+    """The names most similar to a name that does not exist, best match first; searches a bounded number of names.
 
     Args:
-        name: The one that is not there.
-        names: Those that are; what is no text is passed over.
-        count: How many are wanted at most.
+        name: The name that does not exist.
+        names: The names that exist; objects that are not str are skipped.
+        count: The most names to return.
     """
 
 def parse_dtype(name: str) -> str:
-    """The dtype's name in torch's words.
+    """Normalizes a dtype name to that of torch.
 
     Args:
-        name: A name in torch's, safetensors' or NumPy's words, with or without `torch.`.
+        name: A name as torch, safetensors or NumPy spells it, with or without `torch.`.
 
     Raises:
         ValueError: There is no such dtype; the note lists those there are.
