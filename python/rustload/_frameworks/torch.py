@@ -122,9 +122,7 @@ def write_into(core: Core, out: Any, request: Request, *, cast: Cast, sync: bool
     elif target.device.type == "cpu" and target.is_contiguous() and is_plain:
         row = target.as_strided((target.numel(),), (1,)).view(torch.uint8)
         core.materialize_into(request, row.__dlpack__())
-        torch.autograd.graph.increment_version(
-            out
-        )  # the version counter tells autograd that saved values were overwritten
+        torch.autograd.graph.increment_version(out)  # the version counter: autograd must see the write
     else:
         with torch.no_grad():
             out.copy_(_owned(core.materialize(request)))

@@ -67,15 +67,15 @@ def test_every_dtype_and_layout_is_what_the_cpu_makes(save: Callable[..., Path],
 
 
 @pytest.mark.usefixtures("small")
-def test_panels_are_two_and_small(save: Callable[..., Path]) -> None:
+def test_there_are_two_small_staging_buffers(save: Callable[..., Path]) -> None:
     path = save({"w": torch.randn(300, 70), "wide": torch.randn(2, 5000)})
     ckpt = rustload.open(path, framework="torch")
     for lazy in ckpt.values():
-        HostGpu.panels.clear()
+        HostGpu.staging_buffers.clear()
         assert_same_bits(lazy.materialize("cuda", transpose=True), lazy.materialize(transpose=True))
         assert_same_bits(lazy.T.materialize("cuda", "float64"), lazy.T.materialize(dtype="float64"))
         # Panels come in whole slabs.
-        assert len(HostGpu.panels) <= 4
+        assert len(HostGpu.staging_buffers) <= 4
 
 
 def test_quantized_tensors_become_numbers(save: Callable[..., Path]) -> None:

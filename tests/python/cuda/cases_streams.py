@@ -142,8 +142,8 @@ def test_no_more_than_the_window_is_made_ahead(save: Callable[..., Path]) -> Non
             for number, (_, tensor) in enumerate(found):
                 assert tensor.flatten()[0] == number
                 del tensor
-                at_most = max(at_most, HostGpu.alive - sum(HostGpu.panels))
-        HostGpu.panels.clear()
+                at_most = max(at_most, HostGpu.alive - sum(HostGpu.staging_buffers))
+        HostGpu.staging_buffers.clear()
         assert 2 * MIB < at_most <= 7 * MIB
 
 

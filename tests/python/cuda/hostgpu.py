@@ -64,7 +64,7 @@ def _delete(address: int) -> None:
 
 
 def as_gpu_memory(row: torch.Tensor, device: int = 0) -> Buffer:
-    """A row of bytes of the host, taken over as a GPU's."""
+    """Imports 1-D host `uint8` memory as memory of the fake GPU."""
     shape = (ctypes.c_int64 * 1)(row.numel())
     managed = _Managed(deleter=ctypes.cast(_delete, ctypes.c_void_p))
     tensor = managed.tensor
@@ -77,7 +77,7 @@ def as_gpu_memory(row: torch.Tensor, device: int = 0) -> Buffer:
 
 
 def as_host_memory(buffer: Buffer) -> torch.Tensor:
-    """The bytes of a buffer of the fake's, as torch has them on the host; they keep the buffer."""
+    """The bytes of a buffer of the fake GPU as a host tensor, which keeps the buffer alive."""
     address, nbytes = fakecuda.place(buffer)
     memory = (ctypes.c_ubyte * nbytes).from_address(address & ~fakecuda.TAG)
     memory.keeps = buffer  # type: ignore[attr-defined]
@@ -85,7 +85,7 @@ def as_host_memory(buffer: Buffer) -> torch.Tensor:
 
 
 class StagingBuffer(torch_gpu.TorchStagingBuffer):
-    """Moves when all is done that the stream has before it."""
+    """Converts once all earlier work of the stream is done."""
 
     def convert_into(self, start: int, dtype: str, shape: Sequence[int], target: torch.Tensor) -> None:
         HostGpu.moves += 1
@@ -96,12 +96,12 @@ class StagingBuffer(torch_gpu.TorchStagingBuffer):
 class HostGpu(torch_gpu.TorchGpu):
     """The GPU."""
 
-    # The caller's stream; how often the GPU had to move something; bytes of the panels; streams that were left for another; bytes
-    # that are allocated now.
+    # The caller's stream; how often the GPU converted something; bytes of the staging buffers; streams that were left;
+    # bytes that are allocated now.
     alive = 0
     current = 0
     moves = 0
-    panels: list[int] = []  # noqa: RUF012 - the one of all
+    staging_buffers: list[int] = []  # noqa: RUF012 - the one of all
     left: list[int] = []  # noqa: RUF012 - the one of all
 
     def __init__(self, index: int = 0) -> None:
@@ -140,7 +140,7 @@ class HostGpu(torch_gpu.TorchGpu):
         HostGpu.alive -= nbytes
 
     def staging_buffer(self, nbytes: int) -> StagingBuffer:
-        HostGpu.panels.append(nbytes)
+        HostGpu.staging_buffers.append(nbytes)
         return StagingBuffer(*self.new([nbytes], "uint8", None))
 
     def byte_view(self, tensor: torch.Tensor) -> Buffer:
@@ -158,7 +158,7 @@ def install(patch: pytest.MonkeyPatch) -> None:
 
     assert rustload.cuda_info()["available"]  # which begins with the driver
     fakecuda.enter()
-    HostGpu.current, HostGpu.moves, HostGpu.panels, HostGpu.left = 0, 0, [], []
+    HostGpu.current, HostGpu.moves, HostGpu.staging_buffers, HostGpu.left = 0, 0, [], []
     numbered = lambda device: torch.device("cuda", device.index or 0)  # noqa: E731
     patch.setattr(torch_gpu, "checked", numbered)
     patch.setattr(adapter, "gpu_for", lambda device: None if device is None else HostGpu(device.index or 0))
@@ -177,7 +177,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Panels, batches and slabs so small that everything takes many of them, and every cast is worth the GPU's while."""
+    """Staging buffers, batches and slabs so small that every result takes many of them, and the GPU does every cast."""
     monkeypatch.setattr(split, "STAGING_BYTES", 4 << 10)
     monkeypatch.setattr(uploads, "STAGING_BYTES", 4 << 10)
     monkeypatch.setattr(uploads, "_BATCH_BYTES", 16 << 10)
