@@ -659,7 +659,8 @@ fn a_copy_of_the_whole_storage_is_offered_where_it_says_more() {
     assert_eq!(shared_storage(tied().big_endian(), "one"), Some(SharedStorage::Copy));
     assert_eq!(
         shared_storage(
-            two(whole(DType::U16), whole(DType::U32).part(&[4], &[1], 1), DType::U32).big_endian(),
+            two(Tensor::whole(DType::U16, &[96], "0"), whole(DType::U32).part(&[4], &[1], 1), DType::U32)
+                .big_endian(),
             "one"
         ),
         None
