@@ -45,12 +45,8 @@ fn floats(tensors: &[(&str, f32)]) -> Vec<u8> {
 
 /// A torch archive of tensors of one float each, one storage per tensor.
 fn torch(tensors: &[(&str, f32)]) -> Vec<u8> {
-    let entry = |(at, (name, _)): (usize, &(&'static str, f32))| {
-        (*name, Tensor::whole(DType::F32, &[1], &at.to_string()))
-    };
-    let tensors: Vec<(&'static str, f32)> =
-        tensors.iter().map(|(name, value)| (&*name.to_string().leak(), *value)).collect();
-    let entries: Vec<_> = tensors.iter().enumerate().map(entry).collect();
+    let whole = |at: usize| Tensor::whole(DType::F32, &[1], &at.to_string());
+    let entries: Vec<_> = tensors.iter().enumerate().map(|(at, (name, _))| (*name, whole(at))).collect();
     let archive = Archive::new(torch_dict(&entries));
     let storages = tensors.iter().enumerate();
     storages

@@ -1108,7 +1108,7 @@ fn r17_arguments_and_states_of_numpy_dtypes_are_paid_for() {
 fn r18_long_arguments_that_many_calls_share_are_read_once() {
     const MANY: usize = 100_000;
     let text = "x".repeat(1_000_000);
-    let shared = |first: &dyn Fn(&mut Pickle), call: (&'static str, &'static str), each: &'static [u8]| {
+    let shared = |first: &dyn Fn(&mut Pickle), call: (&str, &str), each: &'static [u8]| {
         archive(|p| {
             first(p);
             p.put_at(0).pop().text("latin1").put_at(2).pop();
@@ -1150,13 +1150,13 @@ fn r18_long_arguments_that_many_calls_share_are_read_once() {
             .op(b't');
     };
     assert_eq!(bomb(shared(args, ("mine", "Thing"), b"h\x01h\0R")), Ok(0));
-    let long_name: &'static str = "n".repeat(4000).leak();
+    let long_name = "n".repeat(4000);
     assert_eq!(
         bomb(shared(
             &|p| {
                 p.none();
             },
-            ("mine", long_name),
+            ("mine", &long_name),
             b"h\x01)R"
         )),
         Ok(0)
