@@ -4,6 +4,7 @@
 #   make test     every check CI runs, in CI's order
 #   make bench    the benchmarks against torch and safetensors (BENCH="--quick --json out.json" passes options on)
 #   make counts   count instructions of parsers and kernels, and compare with the kept counts (COUNTS="--update" keeps new ones)
+#   make sanitize run the Rust tests under AddressSanitizer (SANITIZER=thread: the threaded ones under ThreadSanitizer)
 #   make deny     check licenses and sources of dependencies, if cargo-deny is installed
 #   make fuzz     run every fuzz target for a minute with coverage guidance (FUZZ="pickle zip" SECONDS_EACH=600 to choose)
 #   make mutants  plant faults in a copy of the sources, and count those that the tests catch (MUTANTS="--list", "zip-", "--named")
@@ -26,6 +27,7 @@ COUNTS ?=
 MEMORY ?=
 FUZZ ?=
 MUTANTS ?=
+SANITIZER ?= address
 PYTEST ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -39,7 +41,7 @@ BUILT := $(VENV)/.built
 EXTENSION := python/rustload/_rustload.abi3.so
 RUST := $(shell find src -name '*.rs')
 
-.PHONY: help demo test bench counts fuzz mutants memory build fmt clean cargo lint-rust deny test-rust lint-python test-python
+.PHONY: help demo test bench counts sanitize fuzz mutants memory build fmt clean cargo lint-rust deny test-rust lint-python test-python
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -53,6 +55,9 @@ bench: build
 counts: $(INSTALLED) cargo
 	@$(PY) -m benches.counts $(COUNTS)
 
+sanitize: cargo
+	fuzz/sanitize $(SANITIZER)
+
 fuzz: build
 	fuzz/run $(FUZZ)
 
@@ -62,7 +67,8 @@ mutants: $(INSTALLED) cargo
 memory: build $(VENV)/.plots
 	@$(PY) -m benches.memory $(MEMORY)
 
-test: lint-rust deny test-rust build lint-python test-python
+# `sanitize` runs all that `test-rust` does, and builds it once.
+test: lint-rust deny sanitize build lint-python test-python
 
 build: $(BUILT)
 
