@@ -220,7 +220,7 @@ def test_jax_gets_arrays_over_memory_of_the_driver(
         kind = numpy_dtype(buffer.dtype)
         return jax.numpy.asarray(np.frombuffer(fakecuda.read(buffer), kind).reshape(buffer.shape))
 
-    monkeypatch.setattr(adapter, "gpu_for", lambda _: adapter._Gpu(0))
+    monkeypatch.setattr(adapter, "gpu_for", lambda _: adapter._JaxGpu(0))
     monkeypatch.setattr(jax.dlpack, "from_dlpack", from_dlpack)
     state = {f"t{n}": torch.randn(n, 300) for n in range(20)} | {"c": torch.ones(3, dtype=torch.complex64)}
     ckpt = rustload.open(save(state | {"wide": torch.ones(2, dtype=torch.float64)}), framework="jax")

@@ -147,9 +147,7 @@ def expected(tensor: rustload.LazyTensor, wanted: Request) -> bytes:
 
 
 def _owned(wanted: Request) -> Request:
-    from dataclasses import replace
-
-    return replace(wanted, copy=True)
+    return wanted.but(copy=True)
 
 
 def destinations(
