@@ -206,7 +206,7 @@ def test_standard_input_is_not_for_info(folder):
     for command in ("info", "doctor"):
         done = run(folder, command, "-")
         assert (done.returncode, done.stdout) == (2, "")
-        assert "rustload scan alone" in done.stderr
+        assert "works only with rustload scan" in done.stderr
 
 
 def test_colour_is_only_where_it_is_wanted(folder):

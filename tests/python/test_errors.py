@@ -567,7 +567,7 @@ def test_a_path_that_is_not_there_names_its_neighbour(tmp_path):
     assert caught.value.__notes__ == ["did you mean: model.safetensors"]
     with pytest.raises(FileNotFoundError) as caught:
         rustload.open("bert-base-uncased")
-    assert "downloaded" in caught.value.__notes__[0]
+    assert "download it first" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize("length", [199, 200, 201, 100_000])

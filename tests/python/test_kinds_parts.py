@@ -178,7 +178,7 @@ def test_a_quantizer_of_an_unknown_scheme_leaves_the_tensor_as_data() -> None:
 
 def test_a_quantized_tensor_gives_floats_only() -> None:
     t = rustload.open(saved(QUANTIZED["tensor torch.qint8"]))["tensor"]
-    with pytest.raises(ValueError, match="floats, not int32"):
+    with pytest.raises(ValueError, match="to a float dtype, not to int32"):
         t.materialize(dequantize=True, dtype="int32")
 
 

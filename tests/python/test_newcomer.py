@@ -277,7 +277,7 @@ def test_a_lazy_state_dict_has_near_names_too(simple):
 
 
 def test_a_class_is_no_model(simple):
-    with pytest.raises(TypeError, match="the model is the class Linear: make one"):
+    with pytest.raises(TypeError, match="the model is the class Linear: pass an instance"):
         rustload.torch.load_into(torch.nn.Linear, simple)
 
 

@@ -274,7 +274,7 @@ def test_a_directory_with_both_formats_takes_safetensors_and_says_so(tmp_path):
     torch.save(TWO, tmp_path / "pytorch_model.bin")
     ckpt = rustload.open(tmp_path)
     assert list(ckpt) == ["a", "b"]
-    assert any("PyTorch files too" in note for note in ckpt.notes)
+    assert any("also has PyTorch files" in note for note in ckpt.notes)
 
 
 def test_a_trainers_files_beside_the_weights_are_passed_over(tmp_path):
