@@ -1,4 +1,4 @@
-"""`io=`: reads around the page cache give the same bytes, fall back with a note, and file systems that are far are not mapped."""
+"""`io=`: direct reads (O_DIRECT) give the same bytes and fall back with a note; files of network file systems are not mapped."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def gpu_for(device: Any) -> Gpu | None:
 
 
 def make(core: Core, request: Request, device: Any, context: HandleContext) -> Any:
-    """Materializes the tensor on the device by way of a host array."""
+    """Materializes the tensor on the device through a host array."""
     if request.copy is False:
         raise _make(
             "Buffer", "Buffer", "copy=False is not possible for an array on a GPU: it is always a copy"
