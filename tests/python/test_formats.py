@@ -246,23 +246,23 @@ def unpad(path: Path, spaces: int) -> None:
 
 @given
 @formats
-def test_cut_short(row: dict[str, str], given: str, write: Callable[..., Written]) -> None:
+def test_truncated(row: dict[str, str], given: str, write: Callable[..., Written]) -> None:
     path, files = write(row, given, {"w": torch.ones(2)})
     files[-1].write_bytes(files[-1].read_bytes()[:-1])
     with pytest.raises(rustload.FormatError) as caught:
         rustload.open(path)
-    assert [caught.value.code] == codes(row["cut short"])
+    assert [caught.value.code] == codes(row["truncated"])
     assert caught.value.path == str(files[-1])
 
 
 @given
 @formats
-def test_bytes_added(row: dict[str, str], given: str, write: Callable[..., Written]) -> None:
+def test_trailing_bytes(row: dict[str, str], given: str, write: Callable[..., Written]) -> None:
     path, files = write(row, given, {"w": torch.ones(2)})
     files[-1].write_bytes(files[-1].read_bytes() + b"\0")
     with pytest.raises(rustload.FormatError) as caught:
         rustload.open(path)
-    assert [caught.value.code] == codes(row["bytes added"])
+    assert [caught.value.code] == codes(row["trailing bytes"])
     if row["file"] == "safetensors":
         with pytest.raises(rustload.FormatError):
             rustload.open(path, trailing="ignore")
