@@ -16,25 +16,26 @@ PAGE = Path(__file__).with_name("security.md")
 HEAD = """\
 # Attack table
 
-What rustload does with malicious and damaged files. Each id is one kind of bad input. Each input is a file that
-[the generators](../tests/data/attacks/README.md) write, and `tests/python/attacks` opens every one of them.
+This table shows what rustload does with malicious and damaged files. Each id is one kind of bad input. Each input is a file
+that [the generators](../tests/data/attacks/README.md) write, and `tests/python/attacks` opens every one of them.
 [SECURITY.md](../SECURITY.md) lists what is promised beyond this table, and what is not.
 
 {ids} ids, {inputs} inputs. For each of them the tests check that
 
 - the outcome is as in the table: the class of the error, its code, and the limit if it is one;
-- nothing runs: a payload would create a file in a canary folder, which stays empty, and no module that a file names
-  is in `sys.modules` afterwards, although modules with these names can be imported;
+- nothing runs: a payload would create a file in a canary folder, which stays empty, and no module that a file names is in
+  `sys.modules` afterwards, although modules with these names can be imported;
 - memory stays below 64 MiB + 40 bytes per byte of metadata + 512 bytes per tensor above the process's size before;
-- opening takes less than two seconds of CPU time, and so does reading `ckpt.objects`, plus five microseconds per tensor;
+- opening takes less than two seconds of CPU time; reading `ckpt.objects` takes less than two seconds plus five microseconds
+  per tensor;
 - there is no panic, crash or hang. The results of resource bombs are dropped on a stack of 256 KiB.
 
 The same checks run on 200 benign checkpoints (`tests/data/attacks/benign.py`): all open, and nothing they name is imported.
 
-[Fuzzing](fuzzing.md) covers inputs beyond the table. The table below shows the executions of one night (2026-11-21, two shared
-cores of an Intel Xeon, 0.2 hours of libFuzzer in all), and of the current reader (2026-11-22, a minute each while the whole
-test suite ran, two cores of an AMD EPYC); the edges and inputs kept that night; and inputs that still broke a promise at the
-end of either run:
+[Fuzzing](fuzzing.md) covers inputs beyond the table. It ran twice. *Executions*, *edges* and *kept inputs* are those of the
+night of 2026-11-21 (two shared cores of an Intel Xeon, 0.2 hours of libFuzzer in all). *Current reader* is the executions of
+2026-11-22 (a minute each while the whole test suite ran, two cores of an AMD EPYC). *Open* is the number of inputs that still
+broke a promise at the end of either run:
 
 | target | executions | current reader | edges | seeds | kept inputs | open |
 |---|--:|--:|--:|--:|--:|--:|
@@ -47,13 +48,14 @@ end of either run:
 | `cpython`, over what `pickle` kept | 1,054,925 | 36,194 | | | | 0 |
 | `weights_only`, over what `open` kept | 361,513 | 276,222 | | | | 0 |
 
-They found these bugs, which are fixed: calls of values that are not callable, and of persistent ids, were kept as data; a lazy
-conjugate or negative flag with the value False was ignored, where torch only checks that the key exists; sets of unhashable
-values raised a bare `TypeError`.
+The fuzzers found these bugs, which are fixed: calls of values that are not callable, and of persistent ids, were kept as
+data; a lazy conjugate or negative flag with the value False was ignored, where torch only checks that the key exists; sets of
+unhashable values raised a bare `TypeError`.
 
-*Outcome* is what `rustload.open` does. A code means an error ([all codes](errors.md)). *opens; reading: `code`* means that the
-error is raised when the tensor is read. *kept as data* means that the value is an `Opaque` or a `Global` and the other tensors
-can be read; it also names the error under `unknown="error"`. *Finding* is the code under which `rustload scan` reports the input.
+*Outcome* is what `rustload.open` does. A code means an error ([all codes](errors.md)). *opens; reading: `code`* means that
+the error is raised when the tensor is read. *kept as data* means that the value is an `Opaque` or a `Global` and the other
+tensors can be read; it also names the error under `unknown="error"`. *Finding* is the code under which `rustload scan`
+reports the input.
 
 `docs/make_security.py` generates this page.
 """

@@ -132,12 +132,12 @@ family("A16", "a saved web page or a Git LFS pointer", {
     "lfs": b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 12345\n",
 }, unknown)  # fmt: skip
 
-shown("A17", "a valid file cut at every byte, or with any bit flipped", "an error, or nothing promised is broken; never a panic",
+shown("A17", "a valid file truncated at every byte, or with any bit flipped", "an error, or a result that breaks no promise; never a panic",
       "test_boundary.py::test_a17_a_file_cut_at_any_byte_is_an_error")  # fmt: skip
 shown(
     "A17",
     "",
-    "an error, or nothing promised is broken; never a panic",
+    "an error, or a result that breaks no promise; never a panic",
     "test_boundary.py::test_a17_a_flipped_bit_breaks_no_promise",
 )
 shown("A18", "a file that grows, shrinks or is replaced after opening", "owned results: `FileChanged`, never SIGBUS",

@@ -86,22 +86,22 @@ calls("C06", "BUILD, which runs `__setstate__`", Kept("mine.Thing"), ("mine.Thin
       slots=made("mine.Thing", state=many(NONE, named({"__class__": name("posix.system")}))))  # fmt: skip
 calls(
     "C07",
-    "a call whose result is thrown away",
+    "a call whose result is discarded",
     system,
     pop=SYSTEM + POP + NONE,
     pop_mark=b"(" + SYSTEM + b"1" + NONE,
 )
-family("C08", "a call before the pickle is cut", {
+family("C08", "a call in a truncated pickle", {
     "no_stop": lambda: torch_zip(proto(2) + SYSTEM), "cut_text": lambda: torch_zip(proto(2) + SYSTEM + b"X\xff\0\0\0a"),
 }, {"no_stop": Refused("PickleStack"), "cut_text": Refused("Truncated")}, runs=RUNS)  # fmt: skip
 family(
     "C09",
-    "a call before a byte that is no opcode",
+    "a call before a byte that is not an opcode",
     lambda: torch_zip(proto(2) + SYSTEM + b"\xff."),
     Refused("PickleOpcode"),
     runs=RUNS,
 )
-family("C10", "arguments that are no tuple", {
+family("C10", "arguments that are not a tuple", {
     "list": beside(name("posix.system") + listed(text(CANARY)) + REDUCE), "none": beside(name("posix.system") + NONE + REDUCE),
 }, Refused("PickleType"))  # fmt: skip
 calls(
@@ -155,7 +155,7 @@ for loader, given in NESTED.items():
     strict = "DisallowedCall" if loader == "torch.storage._load_from_bytes" else "DisallowedGlobal"
     calls(
         "C15",
-        "a loader that is given bytes",
+        "a call of a loader with bytes",
         Kept(loader, strict),
         runs,
         "NestedLoad",
@@ -232,9 +232,9 @@ calls(
     + OBJECTS
     + b"b",
 )
-family("C22", "a pickle written out as base64 or hexadecimal text", {
+family("C22", "a string that contains a pickle in base64 or hexadecimal", {
     "base64": beside(text(base64.b64encode(pickle(SYSTEM)).decode())), "hex": beside(text(pickle(SYSTEM).hex())),
-}, Opens("a text, and no more"), "EncodedText")  # fmt: skip
+}, Opens("kept as a string"), "EncodedText")  # fmt: skip
 family(
     "C23",
     "a name that is never called",
@@ -253,7 +253,7 @@ for dotted, given in {
 }.items():  # fmt: skip
     calls(
         "C25",
-        "an allowed name called to allocate",
+        "an allowed class or function called to allocate memory",
         Kept(dotted, "DisallowedCall"),
         (),
         **{dotted: call(dotted, given)},
@@ -269,7 +269,7 @@ for codec in ("idna", "zlib"):
 for dotted in ("collections.Counter", "builtins.set"):
     calls(
         "C27",
-        "a container of a text",
+        "a container constructed from a string",
         Kept(dotted, "DisallowedCall"),
         (),
         **{dotted: call(dotted, text("a" * 100_000))},
@@ -277,7 +277,7 @@ for dotted in ("collections.Counter", "builtins.set"):
 for key, junk in {"junk": text("cpu; rm"), "dict": b"}", "long": text("c" * 300)}.items():
     calls(
         "C28",
-        "`torch.device` of something else",
+        "`torch.device` with wrong arguments",
         Kept("torch.device", "DisallowedCall"),
         (),
         **{key: call("torch.device", junk)},
@@ -293,6 +293,6 @@ def unshadowed(ckpt) -> None:
 family("C29", "BUILD of an OrderedDict with the names of its methods", {
     "items": beside(ordered((text("a"), integer(1))) + mapped((text("items"), name("builtins.print"))) + b"b"),
     "class": beside(ordered((text("a"), integer(1))) + mapped((text("__class__"), NONE)) + b"b"),
-}, Opens("its methods stay its own", unshadowed))  # fmt: skip
+}, Opens("opens; its methods are not replaced", unshadowed))  # fmt: skip
 for dotted in ("picklescan.scanner.scan_bytes", "rustload.open"):
     calls("C30", "a name of a scanner, or of rustload", Kept(dotted), (), **{dotted: call(dotted, text("x"))})

@@ -57,7 +57,9 @@ family(
     "DisallowedGlobal",
     runs=RUNS,
 )
-family("L03", "another protocol", lambda: legacy(version=pickle(integer(1002))), Refused("LegacyVersion"))
+family(
+    "L03", "a wrong protocol version", lambda: legacy(version=pickle(integer(1002))), Refused("LegacyVersion")
+)
 
 
 def noted(ckpt) -> None:
@@ -85,12 +87,12 @@ family("L07", "a storage of a negative or huge size", {
     "negative": lambda: legacy(data=block(-1, SIX)), "huge": lambda: legacy(data=block(1 << 62, SIX)),
     "in_the_pickle": lambda: legacy(one(legacy_storage(numel=-1)), data=block(-1, SIX)),
 }, bounds)  # fmt: skip
-family("L08", "a storage that is cut", {
+family("L08", "a truncated storage", {
     "data": lambda: legacy()[:-4], "size": lambda: legacy(data=b"\6\0\0"), "none": lambda: legacy(data=b""),
 }, Refused("Truncated"))  # fmt: skip
 family(
     "L09",
-    "a storage that no tensor names",
+    "an unreferenced storage",
     lambda: legacy(keys=listing("0", "1"), data=block(6, SIX) * 2),
     keys_wrong,
 )
@@ -112,7 +114,7 @@ family("L10", "a view outside its storage", {
 }, bounds)  # fmt: skip
 family(
     "L11",
-    "one view key of two ranges",
+    "one view key with two ranges",
     lambda: viewed(view("v", 0, 2), view("v", 1, 2)),
     Refused("StorageConflict"),
 )
@@ -149,7 +151,7 @@ family(
 unread = Refused("TarUnsupported")
 TAR = "a tar file of torch 0.1 "
 PICKLE = tar_member("pickle", pickle(SYSTEM))
-family("L15a", f"{TAR}with a member missing or there twice", {
+family("L15a", f"{TAR}with a missing or duplicate member", {
     "missing": lambda: b"".join(tar_member(path, data) for path, data in TAR_PARTS.items() if path != "storages") + TAR_END,
     "bad_first": lambda: tar(before=PICKLE), "bad_second": lambda: tar(after=PICKLE),
 }, unread, suffix=".tar")  # fmt: skip
@@ -159,7 +161,7 @@ family("L15b", f"{TAR}with a link or a device", {
     "device": lambda: tar(before=tar_member("pickle", b"", kind=b"3")),
 }, unread, suffix=".tar")  # fmt: skip
 PAX = b"18 size=999999999\n"
-family("L15c", f"{TAR}with a size in a PAX header that is not its header's", {
+family("L15c", f"{TAR}with a PAX header whose size contradicts the member's header", {
     "size": lambda: tar(before=tar_member("PaxHeaders/pickle", PAX, kind=b"x")),
     "global": lambda: tar(before=tar_member("pax_global_header", PAX, kind=b"g")),
 }, unread, suffix=".tar")  # fmt: skip
@@ -183,18 +185,18 @@ family("L15g", f"{TAR}with an impossible number of dimensions", {
 VIEWS = pickle(listed(many(integer(9), integer(404), integer(0), integer(1))))
 family(
     "L15h",
-    f"{TAR}with a view of a storage that is absent",
+    f"{TAR}with a view of a missing storage",
     lambda: tar({"storages": tar_storages(views=VIEWS)}),
     unread,
     suffix=".tar",
 )
 family(
     "L15i",
-    f"{TAR}with a tensor on a storage that is absent",
+    f"{TAR}with a tensor on a missing storage",
     lambda: tar({"tensors": tar_tensors(storage=404)}),
     unread,
     suffix=".tar",
 )
-family("L15j", f"{TAR}whose members name other places", {
+family("L15j", f"{TAR}with path traversal or absolute paths in member names", {
     "parent": lambda: tar(before=tar_member("../../escaped", b"x")), "absolute": lambda: tar(before=tar_member("/tmp/escaped", b"x")),
 }, unread, suffix=".tar")  # fmt: skip

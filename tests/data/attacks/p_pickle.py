@@ -63,7 +63,9 @@ def agrees(ident: str, what: str, protocol: int = 2, /, *finds: str, **parts: by
             assert ckpt.objects == expected
             assert type(ckpt.objects) is type(expected)
 
-        family(ident, what, bodies(protocol, **{key: body}), Opens("opens as CPython has it", check), *finds)
+        family(
+            ident, what, bodies(protocol, **{key: body}), Opens("opens, with CPython's result", check), *finds
+        )
 
 
 family(
@@ -76,7 +78,7 @@ family(
     "P02", "STOP on an empty stack", {"": raw(proto(2) + b"."), "over_a_mark": raw(proto(2) + b"(.")}, stack
 )
 family("P03", "values left at STOP", {"value": raw(proto(2) + b"NN."), "mark": raw(proto(2) + b"(N.")}, stack)
-family("P04", "a byte that is no opcode", {
+family("P04", "a byte that is not an opcode", {
     "before": raw(proto(2) + b"\xff" + SYSTEM + b"."), "after": raw(proto(2) + SYSTEM + b"\xff."),
 }, Refused("PickleOpcode"))  # fmt: skip
 family(
@@ -119,14 +121,14 @@ def noted(word: str) -> Callable:
     return check
 
 
-family("P10", "an opcode of a later protocol than announced", {
+family("P10", "an opcode of a later protocol than stated", {
     "under_2": raw(pickle(short("a"))), "without_proto": raw(b"](" + short("a") + b"e."),
 }, Opens("opens, noted", noted("protocol")))  # fmt: skip
 
 # The memo.
 
 family("P11", "a memo index that is unset", bodies(bin=get(7), long=get(1 << 20), text=b"g7\n"), memo)
-family("P12", "a memo index in another spelling", bodies(
+family("P12", "a memo index that is not canonical decimal", bodies(
     minus=b"]p0\ng-1\n0", spaces=b"]p0\ng 0 \n0", underscore=b"]p10\ng1_0\n0", zeros=b"]p1\ng01\n0", word=b"]p0\ngx\n0",
     plus=b"]p1\ng+1\n0", empty=b"]p0\ng\n0", put=b"]p00\n",
 ), memo)  # fmt: skip
@@ -154,11 +156,11 @@ agrees("P15", "", 4, gap=b"]" + put(5) + text("x") + b"\x94" + get(1) + b"\x87")
 # Numbers. Only what all readers take alike is taken.
 
 ambiguous = Refused("AmbiguousNumber")
-family("P16", "an INT that readers take differently", bodies(
+family("P16", "an INT that readers parse differently", bodies(
     hex=b"I0x10\n", octal=b"I010\n", underscore=b"I1_000\n", space=b"I 5\n", empty=b"I\n", word=b"Ix\n", plus=b"I+5\n",
 ), ambiguous)  # fmt: skip
 agrees("P16", "", booleans=b"](I00\nI01\nI5\nI-5\nI0\ne")
-family("P17", "a FLOAT that readers take differently", bodies(
+family("P17", "a FLOAT that readers parse differently", bodies(
     underscore=b"F1_0.0\n", too_large=b"F1e999\n", empty=b"F\n", word=b"Fx\n", space=b"F 1.5\n",
 ), ambiguous)  # fmt: skip
 
@@ -169,9 +171,14 @@ def nan_first(ckpt) -> None:
     assert found[1:] == [float("inf"), float("-inf"), 1.5]
 
 
-family("P17", "", bodies(named=b"](Fnan\nFinf\nF-inf\nF1.5\ne"), Opens("opens as CPython has it", nan_first))
 family(
-    "P18", "a LONG in text", bodies(digits=b"L" + b"9" * 1_000_000 + b"L\n"), Refused("Limit", "int_digits")
+    "P17", "", bodies(named=b"](Fnan\nFinf\nF-inf\nF1.5\ne"), Opens("opens, with CPython's result", nan_first)
+)
+family(
+    "P18",
+    "a LONG in decimal text",
+    bodies(digits=b"L" + b"9" * 1_000_000 + b"L\n"),
+    Refused("Limit", "int_digits"),
 )
 family("P18", "", bodies(digits_4090=b"L" + b"9" * 4090 + b"L\n", hex=b"L0x1L\n", underscore=b"L1_0L\n"),
        {"digits_4090": Opens(), "hex": ambiguous, "underscore": ambiguous})  # fmt: skip
@@ -223,7 +230,7 @@ family(
     bodies(tuple=b"Nt", list=b"Nl", dict=b"Nd", appends=b"]e", reduce=b"o"),
     stack,
 )
-agrees("P32", "POP that takes a MARK", pops=b"N(0")
+agrees("P32", "POP that removes a MARK", pops=b"N(0")
 family("P33", "POP_MARK without MARK", bodies(pops=b"N1"), stack)
 family("P34", "ten million MARKs", lambda: around(b"(" * 10_000_000), Refused("Limit", "marks"))
 family(
@@ -237,18 +244,18 @@ family(
 
 family("P36", "SETITEMS of an odd number of values", bodies(items=b"}(NNNu", dict=b"(NNNd"), wrong_type)
 STR = text("s")
-family("P37", "SETITEM on what is no dict", bodies(
+family("P37", "SETITEM on a value that is not a dict", bodies(
     list=b"]K\0NsN0", text=STR + b"K\0Ns", tuple=b")K\0Ns", number=b"K\5K\0Ns", tensor=tensor() + b"K\0Ns", storage=storage() + b"K\0Ns",
     tensor_items=tensor() + b"(K\0Nu",
 ), wrong_type)  # fmt: skip
 family("P37", "", bodies(opaque=made("mine.Dict") + b"K\0Ns"), Kept("mine.Dict"))
-family("P38", "APPEND on what is no list", bodies(
+family("P38", "APPEND on a value that is not a list", bodies(
     dict=b"}Na", tensor=tensor() + b"Na", tuple=b")Na", text=STR + b"Na", storage=storage() + b"(Ne", appends=b"}(Ne",
 ), wrong_type)  # fmt: skip
 family("P38", "", bodies(opaque=made("mine.List") + b"Na"), Kept("mine.List"))
 family(
     "P39",
-    "ADDITEMS on what is no set",
+    "ADDITEMS on a value that is not a set",
     bodies(4, list=b"](N\x90", dict=b"}(N\x90", tensor=tensor() + b"(N\x90"),
     wrong_type,
 )
@@ -265,7 +272,7 @@ family("P40", "a frame of a wrong length", {
     "huge": raw(framed(NONE, length=1 << 60)), "short": raw(framed(text("abc"), length=3)),
 }, frames, "FrameDivergence")  # fmt: skip
 family("P40", "", {"zero": raw(framed(text("abc"), length=0))}, Opens())
-family("P41", "a frame in a frame", raw(proto(4) + frame(11) + frame(1) + b"N."), frames, "FrameDivergence")
+family("P41", "nested frames", raw(proto(4) + frame(11) + frame(1) + b"N."), frames, "FrameDivergence")
 family(
     "P42",
     "an opcode that crosses a frame's end",
@@ -338,12 +345,12 @@ family(
     {"too_many": lambda: around(stack_name(short("m"), short("a" + ".a" * 16)), protocol=4)},
     Refused("Limit", "dotted"),
 )
-family("P53", "a class by number of the extension registry", bodies(
+family("P53", "a class by its extension registry code", bodies(
     ext1_0=b"\x82\0", ext1=b"\x82\1", ext2=b"\x83\0\1", ext4=b"\x84\xff\xff\xff\x7f", ext4_negative=b"\x84\0\0\0\x80",
 ), Refused("ExtRegistry"))  # fmt: skip
 family(
     "P54",
-    "buffers from outside",
+    "out-of-band buffers",
     bodies(5, next=b"\x97", readonly=binary(b"x") + b"\x98"),
     Refused("OutOfBand"),
 )

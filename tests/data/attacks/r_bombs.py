@@ -47,7 +47,7 @@ def bombs(**builds: Callable[[], bytes]) -> dict[str, Build]:
     return {key: (lambda build=build: around(build())) for key, build in builds.items()}
 
 
-small = Opens("opens, shown as the shared values they are")
+small = Opens("opens; shared values stay shared")
 family("R01", "2^60 leaves in 60 shared containers", bombs(
     **{kind: (lambda kind=kind: dag(60, kind, NONE)) for kind in ("tuple", "list", "dict")},
 ), small)  # fmt: skip
@@ -75,12 +75,10 @@ family("R06", "two equal structures of 2^60 leaves as keys", bombs(
     dags=lambda: b"}(" + dag(60, "tuple", integer(1)) + b"N" + dag(60, "tuple", integer(1)) + b"Nu",
 ), deep_key)  # fmt: skip
 DEEP = 10_000_000
-family(
-    "R07", "ten million tuples in one another", bombs(tuples=lambda: NONE + b"\x85" * DEEP), exported("depth")
-)
+family("R07", "ten million nested tuples", bombs(tuples=lambda: NONE + b"\x85" * DEEP), exported("depth"))
 family(
     "R08",
-    "ten million lists in one another",
+    "ten million nested lists",
     bombs(lists=lambda: b"]" * DEEP + b"a" * (DEEP - 1)),
     exported("depth"),
 )
@@ -91,13 +89,13 @@ family(
     limit("stack"),
 )
 family("R09", "", {"lists": lambda: around(b"(" + b"]" * 40_000_000 + b"l")}, limit("stack"))
-family("R10", "a long list put into another over and over", bombs(
+family("R10", "one list referenced five million times", bombs(
     binget=lambda: listed(NONE) + put(0) + b"0](" + b"h\0" * 5_000_000 + b"e",
 ), Opens("opens"))  # fmt: skip
-family("R11", "a value that holds itself", bombs(
+family("R11", "a value that contains itself", bombs(
     list=lambda: b"]q\0h\0a", dict=lambda: b"}q\0K\1h\0s", tuple=lambda: b"]q\0h\0\x85q\1a0h\1",
     ordered=lambda: name("collections.OrderedDict") + b")Rq\0}" + text("me") + b"h\0sb", opaque=lambda: name("mine.A") + b")\x81q\0h\0b",
-), Opens("loads, holding itself"), "SelfReference")  # fmt: skip
+), Opens("opens, containing itself"), "SelfReference")  # fmt: skip
 family(
     "R11",
     "",
@@ -123,7 +121,7 @@ family(
     Opens("opens, lazily"),
     tensors=1_000_000,
 )
-shown("R14", "each of these dropped, shown and exported on a small stack", "opens or its limit; no stack overflow",
+shown("R14", "dropping, showing and exporting each of these on a small stack", "opens or its limit; no stack overflow",
       "tests/rust/bomb_drops.rs::every_bomb_is_dropped_on_a_small_stack")  # fmt: skip
 
 
@@ -136,7 +134,7 @@ def overlapping() -> bytes:
     return archive.bytes()
 
 
-family("R15", "a thousand members in the same bytes", overlapping, Refused("RecordOverlap"))
+family("R15", "a thousand members that share bytes", overlapping, Refused("RecordOverlap"))
 
 
 def sparse_gigabyte(folder: Path) -> Path:

@@ -33,7 +33,7 @@ def add(ident: str, what: str, builds, load, *finds: str, **more) -> None:
 
 
 add("S01", "fewer than eight bytes", {"7": b"\x10" + bytes(6), "1": b"\x10"}, Refused("UnknownFormat"))
-add("S02", "a header of no bytes", {"alone": bytes(8), "data": bytes(8) + SIX}, Refused("UnknownFormat"))
+add("S02", "an empty header", {"alone": bytes(8), "data": bytes(8) + SIX}, Refused("UnknownFormat"))
 add("S03", "a header of 2^63 bytes", st({"w": W}, length=1 << 63), header)
 add("S04", "a header of more than 100,000,000 bytes", {
     "stated": st({"w": W}, length=100_000_001),
@@ -60,7 +60,7 @@ ONE, OTHER = (
 )
 EMPTY = '"e":{"dtype":"F32","shape":[0],"data_offsets":[24,24]}'
 double = st(f"{{{ONE},{OTHER}}}".encode())
-add("S07", "a tensor's name twice", double, twice)
+add("S07", "a duplicate tensor name", double, twice)
 
 
 def last(ckpt) -> None:
@@ -68,9 +68,9 @@ def last(ckpt) -> None:
 
 
 add("S07", "", {"compat": double}, Opens("keeps the last", last), "StDuplicateKey", options={"compat": True})
-add("S08", "an empty tensor's name twice", st(f"{{{ONE},{EMPTY},{EMPTY}}}".encode()), twice)
+add("S08", "a duplicate name of an empty tensor", st(f"{{{ONE},{EMPTY},{EMPTY}}}".encode()), twice)
 meta = st(f'{{"__metadata__":{{"a":"1","a":"2"}},{ONE}}}'.encode())
-add("S09", "a key of the metadata twice", meta, twice)
+add("S09", "a duplicate key in the metadata", meta, twice)
 add(
     "S09",
     "",
@@ -119,8 +119,8 @@ add("S12b", "bytes between tensors that belong to none", {
     "between": st({"a": info("U8", [8], 0, 8), "b": info("U8", [8], 16, 24)}), "before": span(8, 24),
 }, offsets)  # fmt: skip
 add("S12c", "bytes after the last tensor", span(0, 8), offsets)
-add("S12d", "a file that is cut", st({"w": W}, SIX[:-1]), offsets)
-add("S12e", "an end before its beginning", st({"w": info("U8", [0], 24, 0)}), offsets)
+add("S12d", "a truncated file", st({"w": W}, SIX[:-1]), offsets)
+add("S12e", "an end offset before its start offset", st({"w": info("U8", [0], 24, 0)}), offsets)
 RAW = '{{"w":{{"dtype":"U8","shape":[24],"data_offsets":[{},{}]}}}}'
 
 
@@ -129,7 +129,7 @@ def written(begin: str, end: str) -> Callable[[], bytes]:
 
 
 add("S12f", "a negative offset", written("-1", "23"), offsets)
-add("S12g", "an offset with a point", written("0.0", "24.0"), offsets)
+add("S12g", "a fractional offset", written("0.0", "24.0"), offsets)
 add("S13", "an impossible shape", {
     "overflow": st({"w": info("F32", [1 << 32, 1 << 32, 4], 0, 24)}), "negative": st({"w": info("F32", [-2, -3], 0, 24)}),
 }, Refused("TensorShape"))  # fmt: skip
@@ -138,7 +138,7 @@ add("S13", "", {"empty": st({"w": info("U8", [0, 1 << 62], 0, 0)}, b"")}, holds(
 add("S14", "an unknown dtype", {
     "unknown": st({"w": info("F99", [2, 3], 0, 24)}), "lower_case": st({"w": info("f32", [2, 3], 0, 24)}),
 }, dtype)  # fmt: skip
-add("S15", "elements of less than a byte that fill no whole byte", {
+add("S15", "sub-byte elements that do not fill whole bytes", {
     "f4": st({"w": info("F4", [3], 0, 2)}, b"xy"), "f6": st({"w": info("F6_E2M3", [1], 0, 1)}, b"x"),
 }, dtype)  # fmt: skip
 DEEP = 100_000
@@ -178,7 +178,7 @@ def odd(ckpt) -> None:
 add("S19", "an odd name", {
     "nul": st({"a\0b": W}), "empty": st({"": W}), "parent": st({"../../etc/passwd": W}), "escape": st({"\x1b[31mred": W}),
 }, Opens("opens", odd), "OddName")  # fmt: skip
-add("S20", "metadata that is no text", {
+add("S20", "metadata that is not a string", {
     "int": st(f'{{"__metadata__":{{"a":5}},{ONE}}}'.encode()), "null": st(f'{{"__metadata__":{{"a":null}},{ONE}}}'.encode()),
     "list": st(f'{{"__metadata__":[],{ONE}}}'.encode()), "dict": st(f'{{"__metadata__":{{"a":{{}}}},{ONE}}}'.encode()),
 }, header)  # fmt: skip
@@ -201,11 +201,11 @@ def flood() -> bytes:
 
 add(
     "S22",
-    "200,000 names made to hash alike",
+    "200,000 names with colliding hashes",
     flood,
     Opens("opens in linear time", same_length_names),
     tensors=200_000,
 )
-add("S23", "an offset in another spelling", {"exponent": written("0", "24e0"), "minus_zero": written("-0", "24"), "plus": written("+0", "24")},
+add("S23", "an offset that is not a canonical integer", {"exponent": written("0", "24e0"), "minus_zero": written("-0", "24"), "plus": written("+0", "24")},
     {"exponent": offsets, "minus_zero": offsets, "plus": header})  # fmt: skip
 add("S24", "an offset of 2^64", written("0", "18446744073709551616"), offsets)

@@ -50,17 +50,17 @@ def states(numel: bytes | int) -> Callable[[], bytes]:
     return w(tensor((1,), on=storage(numel=numel)))
 
 
-family("T01", "a storage said to be larger than its record", states(7), bounds)
-family("T02", "a storage said to be smaller than its record", states(5), bounds)
+family("T01", "a storage stated larger than its record", states(7), bounds)
+family("T02", "a storage stated smaller than its record", states(5), bounds)
 family("T03", "a storage of a negative size", states(-1), bounds)
-family("T04", "a storage said to be empty", states(0), bounds)
+family("T04", "a storage stated empty", states(0), bounds)
 family(
     "T05",
-    "a size that wraps when it is multiplied",
+    "a size whose product overflows",
     {"2_62": states((1 << 62) + 6), "max": states(MAX), "min": states(-MAX - 1)},
     bounds,
 )
-family("T06", "a size that is no int", {
+family("T06", "a size that is not an int", {
     "float": states(number(6.0)), "bool": states(TRUE), "big": states(b"\x8a\x09" + b"\1" * 9), "none": states(NONE), "text": states(text("6")),
 }, wrong_type)  # fmt: skip
 
@@ -71,7 +71,7 @@ def part(size: tuple[int, ...], stride: tuple[int, ...], offset: int = 0) -> Cal
 
 family(
     "T07",
-    "sizes and strides that lead past the end",
+    "sizes and strides that reach past the end",
     {"size": part((7,), (1,)), "stride": part((2, 3), (4, 1))},
     outside,
 )
@@ -92,7 +92,7 @@ def empty(ckpt) -> None:
 family("T13", "no elements, and a huge dimension", part((0, MAX), (1, 1), 3), Opens("opens, empty", empty))
 family(
     "T14",
-    "another number of strides than of sizes",
+    "different numbers of strides and sizes",
     {"fewer": part((2, 3), (1,)), "more": part((6,), (1, 1))},
     shape,
 )
@@ -102,7 +102,7 @@ family("T15", "many dimensions", {
 family("T15", "", {"64": part((1,) * 64, (1,) * 64)}, Opens())
 family(
     "T16",
-    "a tensor of 2^62 elements, all the same one",
+    "a tensor that repeats one element 2^62 times",
     part((1 << 62,), (0,), 5),
     Fails("Limit", read, "reading", "materialize_bytes"),
 )
@@ -149,7 +149,7 @@ def two(one: bytes, other: bytes) -> Callable[[], bytes]:
 
 
 ints6 = tensor((6,), on=storage("torch.IntStorage"))
-family("T20", "one storage of two dtypes", {
+family("T20", "one storage with two dtypes", {
     "float_int": two(tensor((6,)), ints6), "float_double": two(tensor((6,)), tensor((3,), on=storage("torch.DoubleStorage", numel=3))),
     "float_byte": two(tensor((6,)), tensor((24,), on=storage("torch.ByteStorage", numel=24))),
 }, conflict)  # fmt: skip
@@ -159,7 +159,7 @@ family("T20", "", {"untyped_byte": two(
 family("T20", "", {"empty": lambda: around(
     listed(tensor((0,), on=storage(numel=0)), tensor((0,), on=storage("torch.IntStorage", numel=0))), storages={"0": b""},
 )}, Opens("opens: no data to disagree on"))  # fmt: skip
-family("T21", "one storage of two sizes", two(tensor((6,)), tensor((1,), on=storage(numel=5))), conflict)
+family("T21", "one storage with two sizes", two(tensor((6,)), tensor((1,), on=storage(numel=5))), conflict)
 
 
 def noted(ckpt) -> None:
@@ -168,7 +168,7 @@ def noted(ckpt) -> None:
 
 family(
     "T22",
-    "one storage in two places",
+    "one storage with two locations",
     two(tensor((6,)), tensor((6,), on=storage(at="cuda:0"))),
     Opens("opens, noted", noted),
 )
@@ -180,7 +180,7 @@ def untyped(nbytes: int, offset: int) -> Callable[[], bytes]:
     )
 
 
-family("T23", "bytes that are no whole number of elements", untyped(10, 0), bounds)
+family("T23", "a number of bytes that is not a multiple of the element size", untyped(10, 0), bounds)
 family("T23", "", {"offset_past": untyped(8, 2)}, outside)
 family("T23", "", {"offset_in_elements": untyped(8, 1)}, Opens())
 
@@ -192,11 +192,11 @@ def packed_as(dtype: str):
         assert raw == bytes(range(4))
         assert dtype in lazy.dtype or lazy.dtype == "uint8"
 
-    return Opens("its raw bytes", check)
+    return Opens("read as raw bytes", check)
 
 
 for dtype in ("float4_e2m1fn_x2", "bits8"):
-    family("T24", "packed elements of less than a byte", {
+    family("T24", "packed sub-byte elements", {
         dtype: lambda dtype=dtype: around(named({"w": tensor_v3(dtype, (4,), 4)}), storages={"0": bytes(range(4))}),
     }, packed_as(dtype))  # fmt: skip
 family("T24", "", {"quint4x2": lambda: around(named({"w": tensor((4,), on=storage("torch.QUInt4x2Storage", numel=4))}), storages={"0": bytes(range(4))})},
@@ -256,7 +256,7 @@ def negated(ckpt) -> None:
 
 
 COMPLEX = storage("torch.ComplexFloatStorage", numel=2)
-family("T28", "a sign bit", {"conj": w(tensor((2,), on=COMPLEX, metadata=named({"conj": TRUE})), {"0": struct.pack("<4f", 1, 2, 3, 4)})},
+family("T28", "a conjugate or negative bit", {"conj": w(tensor((2,), on=COMPLEX, metadata=named({"conj": TRUE})), {"0": struct.pack("<4f", 1, 2, 3, 4)})},
        Opens("applied", conjugated))  # fmt: skip
 family("T28", "", {"neg": w(tensor((6,), metadata=named({"neg": TRUE})))}, Opens("applied", negated))
 family("T28", "", {"of_a_bool": w(tensor((24,), on=storage("torch.BoolStorage", numel=24), metadata=named({"neg": TRUE})))},
@@ -351,7 +351,7 @@ family("T32", "a meta tensor of 2^62 elements", w(
 
 F8 = numpy_dtype("f8")
 array_bounds = Refused("NdarrayBounds")
-family("T33", "an array of another number of bytes than its shape says", {
+family("T33", "an array whose number of bytes contradicts its shape", {
     "fewer": w(ndarray(F8, (2,), bytes(8))), "more": w(ndarray(F8, (2,), bytes(24))), "overflow": w(ndarray(F8, (MAX, 4), b"")),
 }, array_bounds)  # fmt: skip
 for key, code in {
@@ -361,7 +361,7 @@ for key, code in {
     "datetime": "M8[ns]",
     "unknown": "q9",
 }.items():
-    family("T34", "an array of a dtype that is no plain number", {key: w(ndarray(numpy_dtype(code, order="|"), (1,), bytes(16)))},
+    family("T34", "an array of a non-numeric dtype", {key: w(ndarray(numpy_dtype(code, order="|"), (1,), bytes(16)))},
            Opens("kept as data"))  # fmt: skip
 
 
@@ -372,9 +372,9 @@ def fortran(ckpt) -> None:
 
 family(
     "T35",
-    "an array in Fortran's order",
+    "an array in Fortran order",
     w(ndarray(F8, (2, 3), bytes(48), fortran=TRUE)),
-    Opens("with its strides", fortran),
+    Opens("opens, with its strides", fortran),
 )
 family("T36", "a NumPy scalar of a wrong length", {
     "short": w(call("numpy._core.multiarray.scalar", F8, latin1(bytes(4)))), "long": w(call("numpy._core.multiarray.scalar", F8, latin1(bytes(9)))),

@@ -15,7 +15,7 @@ shown(
 )
 shown(
     "Y02",
-    "memory that cannot be had",
+    "a failed allocation",
     "`MemoryError`",
     f"{HERE}test_y02_memory_that_cannot_be_had_is_memory_error",
 )
@@ -27,7 +27,7 @@ shown(
 )
 shown(
     "Y04",
-    "a mapping whose checkpoint is gone",
+    "a mapping whose checkpoint was deleted",
     "views keep it alive",
     f"{HERE}test_y04_views_outlive_their_checkpoint",
 )
@@ -50,7 +50,7 @@ def collided(ckpt) -> None:
     assert [type(key) for key in ckpt.objects] == [int, bool]
 
 
-family("Y07", "dict keys of every type, and ones that are equal", {
+family("Y07", "dict keys of every type, and equal keys", {
     "types": lambda: around(mapped(
         (integer(1), NONE), (number(1.5), NONE), (binary(b"b"), NONE), (many(integer(1), text("a")), NONE), (NONE, NONE), (NAN, NONE),
     ), protocol=3),
@@ -66,6 +66,6 @@ family(
     {"nans": lambda: around(mapped((NAN, tensor()), (NAN, tensor())))},
     Opens("two keys, as in CPython", len),
 )
-shown("Y08", "a path in bytes", "opens", f"{HERE}test_y08_a_path_may_be_bytes")
-shown("Y09", "a file that is cut while it is open", "owned results: `FileChanged`; views: SIGBUS, as documented",
+shown("Y08", "a path as `bytes`", "opens", f"{HERE}test_y08_a_path_may_be_bytes")
+shown("Y09", "a file that is truncated while it is open", "owned results: `FileChanged`; views: SIGBUS, as documented",
       f"{HERE}test_y09_a_cut_file_ends_a_view_by_sigbus_and_an_owned_read_by_an_error")  # fmt: skip

@@ -31,10 +31,10 @@ def later(code: str) -> Fails:
 
 # End records: APPNOTE 4.3.14 to 4.3.16.
 
-family("Z01", "no end record", {
+family("Z01", "no end-of-central-directory record", {
     "cut": lambda: Zip().bytes()[:-22], "half": lambda: Zip().bytes()[:-10],
 }, Refused("ZipAmbiguous"))  # fmt: skip
-family("Z02", "a comment", {
+family("Z02", "an archive comment", {
     "past_the_end": lambda: Zip().with_(end={"comment_len": 9}).bytes(),
 }, Refused("ZipAmbiguous"))  # fmt: skip
 family("Z02", "", {"to_the_end": lambda: Zip().with_(comment=b"hello").bytes()}, good)
@@ -61,14 +61,14 @@ def ends(**end: int):
     return lambda: Zip().with_(end=end).bytes()
 
 
-family("Z05", "a directory that lies elsewhere than stated", {
+family("Z05", "a central directory with another offset or size than stated", {
     "start_past_the_end": ends(start=1 << 30), "size_past_the_end": ends(size=1 << 30), "start_early": ends(start=10),
     "over_the_end_record": lambda: Zip().with_(end={"size": 400}).bytes(), "short": ends(size=46),
 }, structure)  # fmt: skip
-family("Z06", "another number of members than stated", {
+family("Z06", "a number of members other than stated", {
     "fewer": ends(here=3, count=3), "more": ends(here=5, count=5), "none": ends(here=0, count=0), "two_numbers": ends(here=3),
 }, structure)  # fmt: skip
-family("Z07", "an archive of several disks", {
+family("Z07", "a multi-disk archive", {
     "disk": ends(disk=1), "start_disk": ends(start_disk=1),
     "member": lambda: Zip().spoil("data/0", central={"disk": 2}).bytes(),
 }, structure)  # fmt: skip
@@ -98,14 +98,14 @@ def directory(**central):
 
 
 SIZE = struct.pack("<Q", 24)
-family("Z10", "a zip64 field of the directory that is", {
+family("Z10", "a malformed or superfluous zip64 field in the central directory", {
     "twice": directory(usize=SENTINEL, extra=extra(SIZE, SIZE)),
     "short": directory(usize=SENTINEL, extra=extra(b"\x18\0\0\0")),
     "long": directory(usize=SENTINEL, extra=extra(SIZE + SIZE)),
     "superfluous": directory(extra=extra(SIZE)),
     "past_its_end": directory(usize=SENTINEL, extra=b"\1\0\xff\0" + SIZE),
 }, structure)  # fmt: skip
-family("Z11", "a size left to a zip64 field that is absent", {
+family("Z11", "a size or offset of 0xFFFFFFFF without a zip64 field", {
     "usize": directory(usize=SENTINEL), "csize": directory(csize=SENTINEL), "offset": directory(offset=SENTINEL),
 }, structure)  # fmt: skip
 
@@ -130,7 +130,7 @@ family("Z12", "", {"first": local("data.pkl", sig=b"PK\3\5")}, Refused("ZipPrefi
 both("Z13", "a local header with another name", "ZipMismatch", name=f"{ROOT}/data.PKL".encode())
 family("Z13", "", {"longer": local("data.pkl", name=f"{ROOT}/data.pkl2".encode())}, mismatch)
 both("Z14", "a local header with another method", "ZipMismatch", method=8)
-both("Z15", "a local header with another size or checksum, and no descriptor", "ZipMismatch", crc=1)
+both("Z15", "a local header with another size or checksum, without a data descriptor", "ZipMismatch", crc=1)
 family(
     "Z15",
     "",
@@ -153,7 +153,7 @@ family("Z17", "two members named `data.pkl`", {
     "bad_first": lambda: Zip().first("data.pkl", EVIL).bytes(),
     "bad_second": lambda: Zip().add("data.pkl", EVIL).bytes(),
 }, duplicate, runs=("posix.system",))  # fmt: skip
-family("Z18", "a required name in two spellings of upper and lower case", {
+family("Z18", "a required name and a variant of it in another case", {
     name: (lambda name=name: Zip().add(name, EVIL).bytes()) for name in ("DATA.PKL", "Constants.pkl", "VERSION", "ByteOrder")
 }, case)  # fmt: skip
 family(
@@ -197,7 +197,7 @@ family(
     {"alone": path(b"archive\\data.pkl"), "inside": path(b"archive/a\\b")},
     bad_name,
 )
-family("Z25", "a name that leads elsewhere", {
+family("Z25", "a name that is an absolute path or not normalized (`..`, `.`, `//`)", {
     "parent": path(b"archive/../../x"), "absolute": path(b"/etc/x"), "drive": path(b"C:/x"), "dot": path(b"archive/./x"),
     "double": path(b"archive//x"),
 }, bad_name)  # fmt: skip
@@ -241,13 +241,13 @@ def _offset_of(archive: Zip, name: str) -> int:
     raise KeyError(name)
 
 
-family("Z30", "two entries of the directory with one local header", shared_header, overlap)
+family("Z30", "two central directory entries with one local header", shared_header, overlap)
 family("Z31", "a storage that reaches over the next member", {
     "both_sizes": lambda: Zip().spoil("data/0", central={"csize": 60, "usize": 60}).bytes(),
 }, overlap)  # fmt: skip
 family(
     "Z32",
-    "a stored member of two sizes",
+    "a stored member whose compressed and uncompressed sizes differ",
     {"usize": directory(usize=9), "csize": directory(csize=9)},
     mismatch,
 )
@@ -263,7 +263,7 @@ def described(name: str, after: bytes):
 
 
 CRC = zlib.crc32(SIX)
-family("Z33", "a descriptor that disagrees", {
+family("Z33", "a data descriptor that disagrees with the central directory", {
     "crc": described("data/0", descriptor(1, 24, 24)), "csize": described("data/0", descriptor(CRC, 1, 24)),
     "usize": described("data/0", descriptor(CRC, 24, 1)),
 }, later("ZipMismatch"), "ZipMismatch")  # fmt: skip
@@ -335,7 +335,7 @@ family("Z37", "", {"larger_than_said": lambda: Zip().spoil("data/0", data=bytes(
 family("Z38", "a compression method that is neither stored nor deflate", {
     str(method): (lambda method=method: Zip().spoil("data/0", method=method).bytes()) for method in (12, 14, 93, 99)
 }, Refused("ZipUnsupported"))  # fmt: skip
-family("Z39", "a member said to be encrypted or patched", {
+family("Z39", "a member flagged as encrypted or patched", {
     **{f"bit{bit}": (lambda bit=bit: Zip().spoil("data.pkl", flags=1 << bit).bytes()) for bit in (0, 5, 6)},
     "directory_only": lambda: Zip(EVIL).spoil("data.pkl", central={"flags": 1}).bytes(),
 }, Refused("ZipUnsupported"))  # fmt: skip
@@ -383,7 +383,7 @@ family("Z43", "a `version` outside 1 to 10", {
     for name, data in {"0": b"0\n", "11": b"11\n", "minus": b"-1", "junk": b"3junk", "2_64": b"18446744073709551616", "empty": b""}.items()
 }, Refused("ZipVersion"))  # fmt: skip
 family("Z44", "a `byteorder` record", {"middle": replaced("byteorder", b"middle")}, Refused("ByteOrder"))
-family("Z44", "", {"missing": lambda: Zip().drop("byteorder").bytes()}, Opens("is little", six))
+family("Z44", "", {"missing": lambda: Zip().drop("byteorder").bytes()}, Opens("read as little-endian", six))
 
 
 def swapped(ckpt) -> None:
@@ -392,19 +392,19 @@ def swapped(ckpt) -> None:
     )
 
 
-family("Z44", "", {"big": replaced("byteorder", b"big")}, Opens("swaps", swapped))
-family("Z45", "a `.storage_alignment` that is no alignment", {
+family("Z44", "", {"big": replaced("byteorder", b"big")}, Opens("read, byte-swapped", swapped))
+family("Z45", "an invalid `.storage_alignment`", {
     name: (lambda data=data: Zip().add(".storage_alignment", data).bytes())
     for name, data in {"0": b"0", "minus": b"-1", "huge": b"1" + b"0" * 100, "word": b"sixty-four"}.items()
-}, Opens("ignores it", six), "BadAlignment")  # fmt: skip
-family("Z46", "a storage that is absent", lambda: Zip().drop("data/0").bytes(), missing)
+}, Opens("opens; ignored", six), "BadAlignment")  # fmt: skip
+family("Z46", "a missing storage", lambda: Zip().drop("data/0").bytes(), missing)
 
 
 def keyed(key: bytes | str):
     return lambda: around(tensor(on=storage(key=key)), storages={"0": SIX})
 
 
-family("Z47", "a storage key that is no plain number", {
+family("Z47", "a storage key that is not a decimal number", {
     "parent": keyed("../version"), "child": keyed("0/../1"), "empty": keyed(""), "zeros": keyed("00"), "int": keyed(b"K\0"),
     "none": keyed(b"N"), "bytes": keyed(b"C\x010"), "word": keyed("a"),
 }, Refused("StorageKey"))  # fmt: skip
@@ -412,7 +412,12 @@ family("Z48", "an archive inside the archive", {
     "call": lambda: Zip().add("inner.pt", torch_zip(EVIL)).bytes(),
     "depth_3": lambda: Zip().add("a.zip", Zip().add("b.zip", torch_zip(EVIL)).bytes()).bytes(),
 }, good, "NestedArchive", runs=("posix.system",))  # fmt: skip
-family("Z49", "pickles that nothing names", {
+family("Z49", "unreferenced pickles", {
     "extra": lambda: Zip().add(".data/x.pkl", EVIL).bytes(), "storage": lambda: Zip().add("data/9", EVIL).bytes(),
 }, good, runs=("posix.system",))  # fmt: skip
-family("Z50", "a directory's name that carries bytes", lambda: Zip().add("data/", b"x").bytes(), structure)
+family(
+    "Z50",
+    "a directory entry (its name ends in `/`) with contents",
+    lambda: Zip().add("data/", b"x").bytes(),
+    structure,
+)
