@@ -33,19 +33,19 @@ except OSError as error:
 
 # What a kind means and which class is raised; the order of the sections.
 KINDS = {
-    "Io": "The environment: a missing file, a permission, a failing disk.",
+    "Io": "The cause is outside the file's content: a missing file, a permission, a failing disk.",
     "Format": "The file is damaged, or its writer is at fault.",
     "Unsupported": "A legitimate file or request that rustload cannot serve yet.",
-    "Disallowed": 'You decide whether to trust the file. Raised with `unknown="error"`, and for a call as legacy magic number.',
-    "Limit": "You raise the limit or reject the file. The error has `name`, `limit` and `found`.",
-    "NotFound": "The caller. The note suggests similar names.",
-    "Value": "The caller.",
-    "Type": "The caller.",
-    "Index": "The caller.",
-    "Buffer": "The caller, who required a view.",
-    "Device": "The driver or the GPU.",
-    "Memory": "The machine.",
-    "Cancelled": "Nobody: the work was cancelled, for example by Ctrl-C.",
+    "Disallowed": 'You decide whether to trust the file: `unknown="error"` refuses it, or its legacy magic number is a call.',
+    "Limit": "The file exceeds a limit: raise the limit, or reject the file. The error has `name`, `limit` and `found`.",
+    "NotFound": "The call asks for a tensor that does not exist. The note suggests similar names.",
+    "Value": "The call, or one of its arguments, is at fault.",
+    "Type": "An argument of the call is at fault.",
+    "Index": "The index is at fault.",
+    "Buffer": "The call requires a view where none is possible.",
+    "Device": "The driver or the GPU is at fault, or there is none.",
+    "Memory": "The machine does not have enough memory.",
+    "Cancelled": "Nothing is at fault: the work was cancelled, for example by Ctrl-C.",
     "Internal": "A bug in rustload: please report it.",
 }
 
