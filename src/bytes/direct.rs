@@ -125,8 +125,8 @@ pub(super) fn cached_share(file: &File, len: u64) -> Option<f64> {
         // A random position in the sample's interval: a sample leaves its page in the cache, and the next call must not find it.
         let at = step.saturating_mul(sample).saturating_add(RandomState::new().hash_one(sample) % step);
         let mut byte = [0];
-        let mut into = [std::io::IoSliceMut::new(&mut byte)];
-        match preadv2(&probe, &mut into, at, ReadWriteFlags::NOWAIT) {
+        let mut buffers = [std::io::IoSliceMut::new(&mut byte)];
+        match preadv2(&probe, &mut buffers, at, ReadWriteFlags::NOWAIT) {
             Ok(_) => cached_samples += 1,
             Err(Errno::AGAIN) => {}
             Err(_) => return None,
@@ -151,7 +151,7 @@ pub(super) fn open_sequential(file: &File) -> Option<File> {
     Some(sequential)
 }
 
-/// Opens the same file again, through `/proc/self/fd`: its path may lead to another file by now.
+/// Opens the same file again, through `/proc/self/fd`, since another file may have its path by now.
 fn reopen(file: &File, flags: OFlags) -> Option<File> {
     let flags = i32::try_from(flags.bits()).ok()?;
     OpenOptions::new().read(true).custom_flags(flags).open(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()

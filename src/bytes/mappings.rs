@@ -7,8 +7,8 @@ use super::{Mapping, Region, Source};
 use crate::error::Result;
 use crate::parallel;
 
-/// How often a lock that another thread holds is tried. It is held to look up or add an entry, never while a file is mapped.
-const LOCK_TRIES: u32 = 10_000;
+/// How often a thread tries to take the lock. It is held to look up or add an entry, never while a file is mapped.
+const LOCK_ATTEMPTS: u32 = 10_000;
 
 /// One copy-on-write mapping per file, apart from the mapping that [`Source::map`] shares.
 #[derive(Debug, Default)]
@@ -17,28 +17,29 @@ pub struct Mappings(Mutex<Vec<(Source, Arc<Mapping>)>>);
 impl Mappings {
     /// As [`Source::map`], in this owner's mapping of the file, which is made at the first call.
     ///
-    /// Of two threads that map a file at once, both get the same mapping.
+    /// If two threads map a file at once, both get the same mapping.
     pub fn map(&self, source: &Source) -> Result<Option<(Arc<Mapping>, Region)>> {
-        if let Some(found) = self.find(source) {
+        if let Some(mapping) = self.find(source) {
             source.check_unchanged()?;
-            return Ok(Some((found, source.region())));
+            return Ok(Some((mapping, source.region())));
         }
-        let Some(made) = source.map_anew()? else { return Ok(None) };
-        let made = Arc::new(made);
-        let Some(mut all) = parallel::lock_within(&self.0, LOCK_TRIES) else {
-            return Ok(Some((made, source.region())));
+        let Some(new_mapping) = source.map_unshared()? else { return Ok(None) };
+        let new_mapping = Arc::new(new_mapping);
+        let Some(mut all) = parallel::lock_within(&self.0, LOCK_ATTEMPTS) else {
+            return Ok(Some((new_mapping, source.region())));
         };
-        let found = all.iter().find(|(of, _)| of.same_backing(source)).map(|(_, mapping)| mapping.clone());
-        let mapping = found.unwrap_or_else(|| {
-            all.push((source.clone(), made.clone()));
-            made
+        let existing =
+            all.iter().find(|(mapped, _)| mapped.same_backing(source)).map(|(_, mapping)| mapping.clone());
+        let mapping = existing.unwrap_or_else(|| {
+            all.push((source.clone(), new_mapping.clone()));
+            new_mapping
         });
         Ok(Some((mapping, source.region())))
     }
 
     fn find(&self, source: &Source) -> Option<Arc<Mapping>> {
-        let all = parallel::lock_within(&self.0, LOCK_TRIES)?;
-        all.iter().find(|(of, _)| of.same_backing(source)).map(|(_, mapping)| mapping.clone())
+        let all = parallel::lock_within(&self.0, LOCK_ATTEMPTS)?;
+        all.iter().find(|(mapped, _)| mapped.same_backing(source)).map(|(_, mapping)| mapping.clone())
     }
 }
 

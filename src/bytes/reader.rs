@@ -60,9 +60,9 @@ impl<'a> Reader<'a> {
     /// Reads `len` bytes at `offset` of the source's window into scratch.
     pub fn read<'s>(&self, offset: u64, len: usize, scratch: &'s mut Scratch) -> Result<&'s mut [u8]> {
         if let Some(file) = self.direct.filter(|_| len >= DIRECT_READ_MIN_BYTES)
-            && let Some(found) = self.read_blocks(file, offset, len, scratch.bounce_buffer())
+            && let Some(range) = self.read_blocks(file, offset, len, scratch.bounce_buffer())
         {
-            return last_read(found, scratch.bounce_buffer());
+            return last_read(range, scratch.bounce_buffer());
         }
         let bytes = scratch.bytes(len)?;
         self.source.read_from(self.sequential.as_ref(), offset, bytes)?;
@@ -77,8 +77,8 @@ impl<'a> Reader<'a> {
         scratch: &'s mut Scratch,
     ) -> Result<&'s mut [u8]> {
         let (bytes, bounce_buffer) = scratch.bytes_and_bounce_buffer(len)?;
-        for (offset, place) in runs {
-            let run = bytes.get_mut(place);
+        for (offset, range) in runs {
+            let run = bytes.get_mut(range);
             let run = run.ok_or_else(|| Error::new(Code::InternalError, "a run does not fit the scratch"))?;
             self.read_with_bounce_buffer(offset, run, bounce_buffer)?;
         }
@@ -99,19 +99,19 @@ impl<'a> Reader<'a> {
             return self.read_via_bounce_buffer(file, offset, out, bounce_buffer);
         }
         // Destination and file have the same offset from a block: all but the two ends is read straight into the destination.
-        let head = (DIRECT_ALIGNMENT - block_offset) % DIRECT_ALIGNMENT;
-        let (first, rest) = out.split_at_mut(usize::try_from(head).unwrap_or(0).min(out.len()));
-        let whole = rest.len() as u64 / DIRECT_ALIGNMENT * DIRECT_ALIGNMENT;
-        let (middle, last) = rest.split_at_mut(usize::try_from(whole).unwrap_or(0));
-        let mut at = offset.saturating_add(head);
+        let head_len = (DIRECT_ALIGNMENT - block_offset) % DIRECT_ALIGNMENT;
+        let (head, after_head) = out.split_at_mut(usize::try_from(head_len).unwrap_or(0).min(out.len()));
+        let middle_len = after_head.len() as u64 / DIRECT_ALIGNMENT * DIRECT_ALIGNMENT;
+        let (middle, tail) = after_head.split_at_mut(usize::try_from(middle_len).unwrap_or(0));
+        let mut at = offset.saturating_add(head_len);
         for part in middle.chunks_mut(DIRECT_READ_MAX_BYTES) {
             if !read_into_place(file, self.source, at, part) {
                 self.source.read_from(self.sequential.as_ref(), at, part)?;
             }
             at = at.saturating_add(part.len() as u64);
         }
-        self.read_via_bounce_buffer(file, offset, first, bounce_buffer)?;
-        self.read_via_bounce_buffer(file, at, last, bounce_buffer)
+        self.read_via_bounce_buffer(file, offset, head, bounce_buffer)?;
+        self.read_via_bounce_buffer(file, at, tail, bounce_buffer)
     }
 
     /// Reads whole blocks into the bounce buffer and copies the wanted bytes from there.
@@ -124,9 +124,8 @@ impl<'a> Reader<'a> {
     ) -> Result<()> {
         let mut offset = offset;
         for part in out.chunks_mut(DIRECT_READ_MAX_BYTES) {
-            let found = self.read_blocks(file, offset, part.len(), bounce_buffer);
-            match found {
-                Some(found) => part.copy_from_slice(last_read(found, bounce_buffer)?),
+            match self.read_blocks(file, offset, part.len(), bounce_buffer) {
+                Some(range) => part.copy_from_slice(last_read(range, bounce_buffer)?),
                 None => self.source.read_from(self.sequential.as_ref(), offset, part)?,
             }
             offset = offset.saturating_add(part.len() as u64);
@@ -147,28 +146,28 @@ impl<'a> Reader<'a> {
             return None;
         }
         let skip = self.source.block_offset(offset);
-        let first = self.source.file_offset(offset) - skip;
-        let whole = skip.checked_add(len as u64)?.checked_next_multiple_of(DIRECT_ALIGNMENT)?;
-        let wanted = usize::try_from(skip).ok()?..usize::try_from(skip).ok()?.checked_add(len)?;
-        let bytes = bounce_buffer.bytes(usize::try_from(whole).ok()?)?;
+        let first_block = self.source.file_offset(offset) - skip;
+        let blocks_len = skip.checked_add(len as u64)?.checked_next_multiple_of(DIRECT_ALIGNMENT)?;
+        let range = usize::try_from(skip).ok()?..usize::try_from(skip).ok()?.checked_add(len)?;
+        let bytes = bounce_buffer.bytes(usize::try_from(blocks_len).ok()?)?;
         let mut done = 0;
-        while done < wanted.end {
+        while done < range.end {
             // A short read ends on a block boundary; at the end of the file it ends anywhere.
-            let read = file.read_at(bytes.get_mut(done..)?, first.checked_add(done as u64)?).ok()?;
+            let read = file.read_at(bytes.get_mut(done..)?, first_block.checked_add(done as u64)?).ok()?;
             done = done.checked_add(read)?;
-            if read == 0 || (done < wanted.end && !(done as u64).is_multiple_of(DIRECT_ALIGNMENT)) {
+            if read == 0 || (done < range.end && !(done as u64).is_multiple_of(DIRECT_ALIGNMENT)) {
                 return None;
             }
         }
-        Some(wanted)
+        Some(range)
     }
 }
 
-/// The bytes that [`Reader::read_blocks`] read last, at the range that it returned.
-fn last_read(at: Range<usize>, bounce_buffer: &mut BounceBuffer) -> Result<&mut [u8]> {
-    let whole = at.end.next_multiple_of(usize::try_from(DIRECT_ALIGNMENT).unwrap_or(1));
-    let found = bounce_buffer.bytes(whole).and_then(|blocks| blocks.get_mut(at));
-    found.ok_or_else(|| Error::new(Code::InternalError, "a direct read was lost"))
+/// The bytes at a range of the bounce buffer that [`Reader::read_blocks`] has just returned.
+fn last_read(range: Range<usize>, bounce_buffer: &mut BounceBuffer) -> Result<&mut [u8]> {
+    let blocks_len = range.end.next_multiple_of(usize::try_from(DIRECT_ALIGNMENT).unwrap_or(1));
+    let bytes = bounce_buffer.bytes(blocks_len).and_then(|blocks| blocks.get_mut(range));
+    bytes.ok_or_else(|| Error::new(Code::InternalError, "a direct read was lost"))
 }
 
 /// Reads whole blocks with `O_DIRECT` straight into `out`. False if the read did not return all of them.

@@ -34,8 +34,8 @@ struct OpenFile {
     file: File,
     path: PathBuf,
     stamp: Stamp,
-    /// Made at first use, like the fields below. Two threads may both make it, and the first result is kept: a lock held during
-    /// such work would stay locked for ever in a child that is forked meanwhile.
+    /// Created at first use, like the fields below. Two threads may both create it, and the first result is kept: a lock held
+    /// during such work would stay locked for ever in a child that is forked meanwhile.
     mapping: OnceBox<Arc<Mapping>>,
     io: Io,
     file_system: OnceBox<FileSystem>,
@@ -247,10 +247,10 @@ impl Source {
                 })
             }
             Backing::Memory(bytes) => {
-                let found =
+                let bytes_from_start =
                     usize::try_from(range.start()).ok().and_then(|start| (**bytes).as_ref().get(start..));
-                match found.and_then(|found| found.get(..out.len())) {
-                    Some(found) => out.copy_from_slice(found),
+                match bytes_from_start.and_then(|bytes| bytes.get(..out.len())) {
+                    Some(bytes) => out.copy_from_slice(bytes),
                     None => return Err(Error::new(Code::FileChanged, "the bytes in memory became shorter")),
                 }
                 Ok(())
@@ -262,9 +262,9 @@ impl Source {
     pub fn read_vec(&self, offset: u64, len: u64) -> Result<Vec<u8>> {
         self.range(offset, len)?;
         let mut out = Vec::new();
-        let wanted = usize::try_from(len).map_err(|_| out_of_memory(len))?;
-        out.try_reserve_exact(wanted).map_err(|_| out_of_memory(len))?;
-        out.resize(wanted, 0);
+        let size = usize::try_from(len).map_err(|_| out_of_memory(len))?;
+        out.try_reserve_exact(size).map_err(|_| out_of_memory(len))?;
+        out.resize(size, 0);
         self.read_at(offset, &mut out)?;
         Ok(out)
     }
@@ -300,9 +300,9 @@ impl Source {
     }
 
     /// A private mapping of the whole file that nothing else shares; `None` for memory. The file is checked as by [`Source::map`].
-    pub(super) fn map_anew(&self) -> Result<Option<Mapping>> {
+    pub(super) fn map_unshared(&self) -> Result<Option<Mapping>> {
         match &self.backing {
-            Backing::File(file) => file.map_anew().map(Some),
+            Backing::File(file) => file.map_unshared().map(Some),
             Backing::Memory(_) => Ok(None),
         }
     }
@@ -327,8 +327,8 @@ impl OpenFile {
     }
 
     fn io_choice(&self) -> &IoChoice {
-        let of = || IoChoice::of(&self.file, self.stamp.len, self.file_system(), self.io);
-        self.io_choice.get_or_init(|| Box::new(of()))
+        let choose = || IoChoice::of(&self.file, self.stamp.len, self.file_system(), self.io);
+        self.io_choice.get_or_init(|| Box::new(choose()))
     }
 
     fn direct(&self) -> Option<&File> {
@@ -352,11 +352,11 @@ impl OpenFile {
             self.check_unchanged()?;
             return Ok(mapping.clone());
         }
-        let mapping = self.map_anew()?;
+        let mapping = self.map_unshared()?;
         Ok(self.mapping.get_or_init(|| Box::new(Arc::new(mapping))).clone())
     }
 
-    fn map_anew(&self) -> Result<Mapping> {
+    fn map_unshared(&self) -> Result<Mapping> {
         self.check_unchanged()?;
         Mapping::new(&self.file).map_err(|error| Error::io(error, self.path.clone()))
     }
