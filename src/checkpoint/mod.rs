@@ -141,9 +141,9 @@ impl Checkpoint {
                     out.push(class.clone());
                 }
                 Entry::Occupied(entry) => {
-                    let known = &mut out[*entry.get()];
-                    known.count = known.count.saturating_add(class.count);
-                    known.at.extend_from_slice(&class.at);
+                    let merged = &mut out[*entry.get()];
+                    merged.count = merged.count.saturating_add(class.count);
+                    merged.at.extend_from_slice(&class.at);
                 }
             }
         }

@@ -15,15 +15,15 @@ const PREFIX_MIN_BYTES: usize = 3;
 /// The longest name that is suggested.
 const SUGGESTION_MAX_BYTES: usize = 200;
 
-/// Up to `count` names similar to `name`, the most similar first: the same name with a module path more or less before or after
-/// it, then names at a small optimal string alignment distance, then prefixes.
+/// Up to `count` names similar to `name`, the most similar first: names that differ only by a module path at an end, then names at
+/// a small optimal string alignment distance, then prefixes.
 pub(crate) fn similar<S: AsRef<str>>(
     name: &str,
     names: impl Iterator<Item = S>,
     count: usize,
 ) -> Vec<String> {
-    let wanted: String = name.chars().take(COMPARED_CHARACTERS).collect();
-    let max_distance = wanted.chars().count().div_ceil(3).min(8);
+    let compared: String = name.chars().take(COMPARED_CHARACTERS).collect();
+    let max_distance = compared.chars().count().div_ceil(3).min(8);
     let mut work = 0_usize;
     let mut scored: Vec<(usize, String)> = Vec::new();
     for other in names.take(NAMES_MAX) {
@@ -34,12 +34,13 @@ pub(crate) fn similar<S: AsRef<str>>(
         let score = if is_nested(name, other) {
             Some(0)
         } else {
-            let (one, two) = trim_common(&wanted, other);
-            work = work.saturating_add(one.len().saturating_mul(two.len()));
+            let (name_part, other_part) = trim_common(&compared, other);
+            work = work.saturating_add(name_part.len().saturating_mul(other_part.len()));
             if work > CHARACTER_PAIRS_MAX {
                 break;
             }
-            distance(one, two, max_distance).or_else(|| is_prefix(name, other).then_some(max_distance))
+            distance(name_part, other_part, max_distance)
+                .or_else(|| is_prefix(name, other).then_some(max_distance))
         };
         let Some(score) = score else { continue };
         scored.push((score, other.to_owned()));

@@ -53,7 +53,7 @@ struct StorageUse {
     has_others: bool,
 }
 
-/// ReadOptions to read one storage.
+/// How one storage is read.
 struct ReadOptions<'a> {
     threads: Option<usize>,
     /// Whether the memory is recycled, so that its pages are faulted in.
@@ -114,30 +114,31 @@ impl Checkpoint {
             return Err(Error::new(Code::Buffer, "bytes in memory have no view, they are copied"));
         };
         let row = Layout::contiguous(&[window.len()])?;
-        let whole = Array::view(mapping, window.start(), DType::U8, row)?;
+        let file_view = Array::view(mapping, window.start(), DType::U8, row)?;
         let uses = self.storage_uses(shard)?;
-        let starts = uses.iter().enumerate().map(|(number, uses)| {
+        let starts = uses.iter().enumerate().map(|(number, storage_use)| {
             let id = (shard as u32, number as u32);
-            let found = self.view_start(id, *uses, window.start(), cancel);
-            found.map_err(|error| self.0.file_changed_or(id.0, error))
+            let start = self.view_start(id, *storage_use, window.start(), cancel);
+            start.map_err(|error| self.0.file_changed_or(id.0, error))
         });
         let starts = starts.collect::<Result<_>>()?;
-        Ok((whole, starts))
+        Ok((file_view, starts))
     }
 
     /// Bytes that [`Checkpoint::storage_views`] reads: storages with bools, which it validates.
     pub fn storage_views_work(&self, shard: usize) -> Result<u64> {
-        let uses = self.storage_uses(shard)?;
-        let storages = uses.iter().zip(&self.0.file(shard)?.storages);
-        let bools = storages.filter(|(uses, _)| uses.has_bools).map(|(_, storage)| storage.nbytes);
+        let storage_uses = self.storage_uses(shard)?;
+        let storages = storage_uses.iter().zip(&self.0.file(shard)?.storages);
+        let bools =
+            storages.filter(|(storage_use, _)| storage_use.has_bools).map(|(_, storage)| storage.nbytes);
         Ok(bools.fold(0, u64::saturating_add))
     }
 
     /// Copies some storages of a file into memory, in native byte order. Small ones share slabs.
-    pub fn read_storages(&self, shard: usize, wanted: &[u32], cancel: &Cancel) -> Result<OwnedStorages> {
+    pub fn read_storages(&self, shard: usize, numbers: &[u32], cancel: &Cancel) -> Result<OwnedStorages> {
         let uses = self.storage_uses(shard)?;
         let mut plan = ArrayPlan::default();
-        for &number in wanted {
+        for &number in numbers {
             if number as usize >= uses.len() {
                 return Err(Error::new(Code::InternalError, "the file has no storage of that number"));
             }
@@ -189,23 +190,23 @@ impl Checkpoint {
     }
 
     /// Each storage of a file as a one-dimensional tensor of the dtype that [`Checkpoint::read_storages`] reads it as; `None` for
-    /// an empty storage, and for one of meta tensors or lazy conjugates or negatives alone.
+    /// an empty storage, and for one that only meta tensors, lazy conjugates or lazy negatives use.
     pub fn storage_tensors(&self, shard: usize) -> Result<Vec<Option<Tensor>>> {
         let index = self.0.file(shard)?;
         let uses = self.storage_uses(shard)?;
         let mut out = vec![None; index.storages.len()];
         for (number, tensor) in index.tensors.iter().enumerate() {
             let storage = tensor.storage() as usize;
-            let (Some(found), Some(info)) = (out.get_mut(storage), index.storages.get(storage)) else {
+            let (Some(slot), Some(info)) = (out.get_mut(storage), index.storages.get(storage)) else {
                 continue;
             };
             let flags = tensor.flags;
-            if found.is_some() || info.nbytes == 0 || flags.meta || flags.conjugate || flags.negative {
+            if slot.is_some() || info.nbytes == 0 || flags.meta || flags.conjugate || flags.negative {
                 continue;
             }
             let unit =
                 if uses[storage].is_bools() { DType::Bool } else { uses[storage].swap_dtype(info.nbytes) };
-            *found = Some(Tensor {
+            *slot = Some(Tensor {
                 opened: self.0.clone(),
                 id: (shard as u32, number as u32),
                 entry: None,
@@ -241,12 +242,12 @@ impl Checkpoint {
         let index = self.0.file(shard)?;
         let mut uses = vec![StorageUse::default(); index.storages.len()];
         for tensor in &index.tensors {
-            let Some(of) = uses.get_mut(tensor.storage() as usize) else { continue };
-            of.swap_unit = of.swap_unit.max(tensor.dtype().swap_unit());
-            of.align = of.align.max(tensor.dtype().align());
+            let Some(storage_use) = uses.get_mut(tensor.storage() as usize) else { continue };
+            storage_use.swap_unit = storage_use.swap_unit.max(tensor.dtype().swap_unit());
+            storage_use.align = storage_use.align.max(tensor.dtype().align());
             match tensor.dtype() {
-                DType::Bool => of.has_bools = true,
-                _ => of.has_others = true,
+                DType::Bool => storage_use.has_bools = true,
+                _ => storage_use.has_others = true,
             }
         }
         Ok(uses)
@@ -313,7 +314,7 @@ struct ArrayPlan {
     sizes: Vec<u64>,
     /// The storages of each array: number, start, bytes.
     parts: Vec<Vec<(u32, u64, u64)>>,
-    /// For each storage, in the order asked for, its array and start.
+    /// For each storage, in the requested order, its array and start.
     locations: Vec<(usize, u64)>,
     /// The array that small storages are added to.
     slab: Option<usize>,

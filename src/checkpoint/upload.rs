@@ -13,7 +13,7 @@ use crate::sink::dlpack::CUDA;
 use crate::stream::upload::{Session, Waited};
 use crate::tensor::{Request, Tensor};
 
-/// An upload session on one GPU. [`Upload::submit`] enqueues a batch and gives a ticket; [`Upload::wait`] makes a CUDA stream, or
+/// An upload session on one GPU. [`Upload::submit`] enqueues a batch and returns a ticket; [`Upload::wait`] makes a CUDA stream, or
 /// the caller, wait for the ticket's copies.
 ///
 /// Dropping it cancels pending work, and waits until no copy is in flight.
@@ -27,8 +27,8 @@ use crate::tensor::{Request, Tensor};
 /// let checkpoint = Checkpoint::open(&["model.bin".into()], Options::default())?;
 /// let tensor = checkpoint.tensor("lm_head.weight")?;
 /// let upload = Upload::new(0, 128 << 20, None)?;
-/// let place = Array::on_gpu(Arc::new(DeviceMemory::new(upload.device(), tensor.nbytes())?));
-/// let ticket = upload.submit(vec![(tensor, Request::default())], vec![place], None).map_err(|failed| failed.error)?;
+/// let destination = Array::on_gpu(Arc::new(DeviceMemory::new(upload.device(), tensor.nbytes())?));
+/// let ticket = upload.submit(vec![(tensor, Request::default())], vec![destination], None).map_err(|failed| failed.error)?;
 /// while upload.wait(ticket, None, true, Duration::from_secs(1)).map_err(|failed| failed.error)? == Waited::Waiting {}
 /// # Ok::<(), rustload::Error>(())
 /// ```
@@ -67,22 +67,22 @@ impl Upload {
         }
         let cancel = Cancel::new();
         let mut items = Vec::with_capacity(into.len());
-        for (index, ((tensor, request), place)) in requests.iter_mut().zip(into).enumerate() {
+        for (index, ((tensor, request), destination)) in requests.iter_mut().zip(into).enumerate() {
             request.cancel = cancel.clone();
-            let here = self.check(&place).and_then(|()| tensor.upload_item(request, place));
-            items.push(here.map_err(|error| TensorError::at(index, tensor, error))?);
+            let item = self.check(&destination).and_then(|()| tensor.upload_item(request, destination));
+            items.push(item.map_err(|error| TensorError::at(index, tensor, error))?);
         }
         let tensors: Vec<Tensor> = requests.into_iter().map(|(tensor, _)| tensor).collect();
         if let Some(first) = items.first_mut() {
             // The worker that gets to the first item reads the archive headers of all of them, many at a time.
             let all = tensors.clone();
-            let make = std::mem::replace(
+            let describe = std::mem::replace(
                 &mut first.describe,
                 Box::new(|| Err(Error::new(Code::Cancelled, "stopped"))),
             );
             first.describe = Box::new(move || {
                 prefetch_headers(&all);
-                make()
+                describe()
             });
         }
         let ticket = self.session.submit(items, stream, cancel).map_err(TensorError::general)?;
@@ -91,12 +91,12 @@ impl Upload {
     }
 
     /// Fails unless the array is in this GPU's memory.
-    fn check(&self, place: &Array) -> Result<()> {
-        let (found, device) = (place.device(), self.device().ordinal());
-        let text = if !place.is_on_gpu() {
+    fn check(&self, destination: &Array) -> Result<()> {
+        let (actual, device) = (destination.device(), self.device().ordinal());
+        let text = if !destination.is_on_gpu() {
             "the destination is in host memory".to_owned()
-        } else if found.kind != CUDA || u32::try_from(found.id) != Ok(device) {
-            format!("the destination is on CUDA device {}, the upload goes to {device}", found.id)
+        } else if actual.kind != CUDA || u32::try_from(actual.id) != Ok(device) {
+            format!("the destination is on CUDA device {}, the upload goes to {device}", actual.id)
         } else {
             return Ok(());
         };
@@ -104,7 +104,7 @@ impl Upload {
     }
 
     /// Waits up to `timeout` until all copies of a ticket are enqueued, and makes later work in `stream` wait for them; with
-    /// `sync`, waits until they are done. Call it until it gives [`Waited::Done`]. Fails with the first error of the ticket, once
+    /// `sync`, waits until they are done. Call it until it returns [`Waited::Done`]. Fails with the first error of the ticket, once
     /// none of its copies is in flight.
     pub fn wait(
         &self,

@@ -94,22 +94,22 @@ impl Joined {
         }
         let mut items = expand_ellipsis(items, self.shape.len());
         let consuming = |item: &TensorIndex| !matches!(item, TensorIndex::NewAxis);
-        let at = (0..items.len()).filter(|&at| consuming(&items[at])).nth(self.dim);
-        let at = at.ok_or_else(|| Error::new(Code::InternalError, "an index lost a dimension"))?;
-        let dim = items[..at].iter().filter(|item| !matches!(item, TensorIndex::At(_))).count();
-        let along = Layout::contiguous(&[self.shape[self.dim]])?.index(&items[at..=at])?;
+        let item_at = (0..items.len()).filter(|&item_at| consuming(&items[item_at])).nth(self.dim);
+        let item_at = item_at.ok_or_else(|| Error::new(Code::InternalError, "an index lost a dimension"))?;
+        let dim = items[..item_at].iter().filter(|item| !matches!(item, TensorIndex::At(_))).count();
+        let along = Layout::contiguous(&[self.shape[self.dim]])?.index(&items[item_at..=item_at])?;
         let mut parts = Vec::new();
         let mut base = 0_u64;
         for part in &self.parts {
             let size = part.layout.shape[self.dim];
             if let Some(item) = item_within(&along, base, size) {
-                items[at] = item;
+                items[item_at] = item;
                 parts.push(part.index(&items)?);
             }
             base += size;
         }
         if parts.is_empty() {
-            items[at] = TensorIndex::Range { start: Some(0), stop: Some(0), step: None };
+            items[item_at] = TensorIndex::Range { start: Some(0), stop: Some(0), step: None };
             parts.push(self.first().index(&items)?);
         }
         Ok(Joined { parts, dim, shape })
@@ -131,10 +131,10 @@ impl Joined {
     fn reordered(&self, order: &Order) -> Result<Joined> {
         // Strides that number the dimensions show where the joined one ends up.
         let numbers: Dims = (0..self.shape.len() as u64).collect();
-        let found = order.apply(&Layout { shape: self.shape.clone(), strides: numbers, offset: 0 })?;
-        let dim = found.strides.iter().position(|&number| number == self.dim as u64).unwrap_or(0);
+        let reordered = order.apply(&Layout { shape: self.shape.clone(), strides: numbers, offset: 0 })?;
+        let dim = reordered.strides.iter().position(|&number| number == self.dim as u64).unwrap_or(0);
         let parts = self.parts.iter().map(|part| part.map_layouts(|layout| order.apply(layout)));
-        Ok(Joined { parts: parts.collect::<Result<_>>()?, dim, shape: found.shape })
+        Ok(Joined { parts: parts.collect::<Result<_>>()?, dim, shape: reordered.shape })
     }
 
     /// The shape in the order of the result.
@@ -142,7 +142,7 @@ impl Joined {
         Ok(self.reordered(order)?.shape)
     }
 
-    /// Gives the elements as an array in owned memory; with one part, as [`Tensor::materialize`] does.
+    /// Returns the elements as an array in owned memory; with one part, as [`Tensor::materialize`] does.
     ///
     /// Fails where `copy=Some(false)` and there are several parts, where a request dequantizes, and as [`Tensor::materialize`] does.
     pub fn materialize(&self, request: &Request) -> Result<Array> {
@@ -225,7 +225,7 @@ fn resolve_dim(dim: i64, ndim: usize) -> Result<usize> {
 
 /// Fails unless dtypes and shapes agree, except along `dim`.
 fn check_compatible(first: &Tensor, part: &Tensor, dim: usize) -> Result<()> {
-    let (one, two) = (&first.layout.shape, &part.layout.shape);
+    let (first_shape, part_shape) = (&first.layout.shape, &part.layout.shape);
     let names = || format!("{:?} and {:?}", first.name(), part.name());
     if first.dtype != part.dtype {
         let text = format!("{} cannot be joined: they are {} and {}", names(), first.dtype, part.dtype);
@@ -233,10 +233,16 @@ fn check_compatible(first: &Tensor, part: &Tensor, dim: usize) -> Result<()> {
             Error::new(Code::Value, text).note("materialize one of them with dtype=... and join after")
         );
     }
-    let mut sizes = one.iter().zip(two).enumerate();
-    if one.len() != two.len() || sizes.any(|(at, (one, two))| at != dim && one != two) {
-        let text =
-            format!("{} cannot be joined: their shapes are {:?} and {:?}", names(), &one[..], &two[..]);
+    let mut sizes = first_shape.iter().zip(part_shape).enumerate();
+    if first_shape.len() != part_shape.len()
+        || sizes.any(|(at, (size, other_size))| at != dim && size != other_size)
+    {
+        let text = format!(
+            "{} cannot be joined: their shapes are {:?} and {:?}",
+            names(),
+            &first_shape[..],
+            &part_shape[..]
+        );
         return Err(Error::new(Code::Value, text));
     }
     Ok(())

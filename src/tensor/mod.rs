@@ -88,8 +88,8 @@ impl Order {
 impl Request {
     /// Whether both requests have the same result for the same elements. Threads and cancellation do not count.
     pub(crate) fn is_equivalent_to(&self, other: &Request) -> bool {
-        let of = |request: &Request| (request.dtype, request.copy, request.allow_lossy, request.overflow);
-        of(self) == of(other) && self.order == other.order && self.dequantize == other.dequantize
+        let fields = |request: &Request| (request.dtype, request.copy, request.allow_lossy, request.overflow);
+        fields(self) == fields(other) && self.order == other.order && self.dequantize == other.dequantize
     }
 }
 
@@ -129,8 +129,8 @@ impl OwnedPlan {
 impl Tensor {
     /// The tensor with this id; `entry` is the name that it was looked up by.
     pub(crate) fn new(opened: &Arc<Opened>, id: (u32, u32), entry: Option<u32>) -> Tensor {
-        let known = opened.tensor(id);
-        let (dtype, layout) = (known.dtype(), known.layout().clone());
+        let indexed = opened.tensor(id);
+        let (dtype, layout) = (indexed.dtype(), indexed.layout().clone());
         let channel_layout = quantized::channel_layout(opened, id, &layout);
         Tensor { opened: opened.clone(), id, entry, dtype, layout, channel_layout }
     }
@@ -274,7 +274,7 @@ impl Tensor {
         Ok(Tensor { layout: map(&self.layout)?, channel_layout, ..self.clone() })
     }
 
-    /// Gives the elements as an array: a view of the file's mapping, or owned memory.
+    /// Returns the elements as an array: a view of the file's mapping, or owned memory.
     ///
     /// Fails where `copy=Some(false)` and no view is possible, for a lossy cast that is not allowed, for a tensor on the meta
     /// device, and where the file cannot be read or has changed.
@@ -294,7 +294,8 @@ impl Tensor {
         }
     }
 
-    /// Bytes to process: its own; the storage's where that is compressed; all from the first to the last bool, which are validated.
+    /// Bytes to process: the largest of its own bytes, of the storage's where that is compressed, and of the range from the first
+    /// to the last bool, which is validated.
     pub fn work(&self) -> u64 {
         let bools = match self.dtype {
             DType::Bool => self.layout.end().unwrap_or(0).saturating_sub(self.layout.offset),

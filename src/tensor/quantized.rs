@@ -270,7 +270,7 @@ fn offsets(layout: &Layout) -> impl Iterator<Item = u64> + '_ {
     let mut index = vec![0; layout.ndim()];
     let mut offset = layout.offset;
     (0..layout.numel()).map(move |_| {
-        let found = offset;
+        let current = offset;
         for ((at, &size), &stride) in index.iter_mut().zip(&layout.shape).zip(&layout.strides).rev() {
             *at += 1;
             offset += stride;
@@ -280,6 +280,6 @@ fn offsets(layout: &Layout) -> impl Iterator<Item = u64> + '_ {
             offset -= *at * stride;
             *at = 0;
         }
-        found
+        current
     })
 }

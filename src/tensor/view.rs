@@ -54,16 +54,16 @@ impl Tensor {
     }
 
     /// Bytes that [`Tensor::storage_bytes`] reads: 0 for a view.
-    pub fn storage_work(&self, standing: SharedStorage) -> u64 {
-        match standing {
+    pub fn storage_work(&self, shared: SharedStorage) -> u64 {
+        match shared {
             SharedStorage::View => 0,
             SharedStorage::Copy => self.opened.storage(self.storage()).nbytes,
         }
     }
 
     /// All bytes of the storage as a one-dimensional `u8` array, a view or a copy. Fails where the storage has no view.
-    pub fn storage_bytes(&self, standing: SharedStorage, request: &Request) -> Result<Array> {
-        self.with_context(match standing {
+    pub fn storage_bytes(&self, shared: SharedStorage, request: &Request) -> Result<Array> {
+        self.with_context(match shared {
             SharedStorage::View => self.storage_view(request.mappings.as_deref()),
             SharedStorage::Copy => self.storage_copy(request),
         })
@@ -76,21 +76,21 @@ impl Tensor {
 
     /// Whether to copy the whole storage instead of the elements, which preserves strides and ties between names.
     fn should_copy_whole_storage(&self) -> bool {
-        let whole = self.opened.tensor(self.id);
-        let plain = self.layout == *whole.layout() && self.dtype == whole.dtype();
+        let indexed = self.opened.tensor(self.id);
+        let plain = self.layout == *indexed.layout() && self.dtype == indexed.dtype();
         let differs_from_file = self.dtype == DType::Bool
-            || whole.flags.conjugate
-            || whole.flags.negative
+            || indexed.flags.conjugate
+            || indexed.flags.negative
             || !self.has_uniform_byte_swap();
         plain && !differs_from_file && (!self.layout.is_contiguous() || self.opened.is_shared(self.storage()))
     }
 
     /// Whether one byte swap of the whole storage is right for all tensors in it. True for a storage in native byte order.
     fn has_uniform_byte_swap(&self) -> bool {
-        let (id, whole) = (self.storage(), self.opened.tensor(self.id));
+        let (id, indexed) = (self.storage(), self.opened.tensor(self.id));
         let storage = self.opened.storage(id);
         !storage.big_endian
-            || self.opened.swap_unit(id, whole).is_some_and(|unit| storage.nbytes.is_multiple_of(unit))
+            || self.opened.swap_unit(id, indexed).is_some_and(|unit| storage.nbytes.is_multiple_of(unit))
     }
 
     fn storage_copy(&self, request: &Request) -> Result<Array> {
@@ -122,10 +122,10 @@ impl Tensor {
             ));
         }
         let source = self.opened.viewable_source(self.storage())?;
-        if let Some(place) = source.avoids_views().filter(|_| copy != Some(false)) {
+        if let Some(file_system) = source.avoids_views().filter(|_| copy != Some(false)) {
             return Err(Error::new(
                 Code::Buffer,
-                format!("a view of a file on {place} would be read page by page"),
+                format!("a view of a file on {file_system} would be read page by page"),
             ));
         }
         if self.dtype == DType::Bool {
@@ -149,9 +149,10 @@ fn view_of(source: &Source, dtype: DType, layout: Layout, owner: Option<&Mapping
     };
     let itemsize = dtype.itemsize();
     let start = if layout.numel() == 0 { 0 } else { layout.offset.saturating_mul(itemsize) };
-    let part = window.subregion(start, 0);
-    let part = part.ok_or_else(|| Error::new(Code::InternalError, "a view lies outside its file"))?;
-    let array = Array::view(mapping, part.start(), dtype, layout)?;
+    let start_region = window.subregion(start, 0);
+    let start_region =
+        start_region.ok_or_else(|| Error::new(Code::InternalError, "a view lies outside its file"))?;
+    let array = Array::view(mapping, start_region.start(), dtype, layout)?;
     if !is_aligned(array.address(), dtype) {
         return Err(Error::new(
             Code::Buffer,

@@ -2,7 +2,7 @@
 //!
 //! A stream has one producer thread. It gathers small tensors into batches, blocks until a batch fits the window, and fills the
 //! batch with scoped threads while the consumer has the batch before. The thread starts with the first call of [`Stream::next`].
-//! Dropping a stream stops the thread and joins it. Streams of little work have no thread: the consumer's thread does it.
+//! Dropping a stream stops the thread and joins it. Small streams have no producer thread: they run on the consumer's thread.
 //!
 //! A forked child has no producer thread, and a lock may have been held at the fork, so a stream of another process is left alone.
 
@@ -38,7 +38,7 @@ const BATCH_MAX_TENSORS: usize = 512;
 const INLINE_WORK_MAX_BYTES: u64 = 256 << 10;
 const PER_TENSOR_COST_BYTES: u64 = 4 << 10;
 
-/// The most memory that the results of so little work occupy, including the rest of their pages and slabs.
+/// The most memory that the results of an inline stream occupy, including the unused ends of their pages and slabs.
 const INLINE_MEMORY_MAX_BYTES: u64 = 16 << 20;
 
 /// Options of a stream.
@@ -50,8 +50,8 @@ pub struct StreamOptions {
     pub threads: Option<usize>,
     /// Whether tensors come in file order, with several files interleaved, or in the order of the requests.
     pub by_file: bool,
-    /// Whether to give [`Output::SharedStorage`] for tensors that share a storage, which the consumer makes itself (torch ties
-    /// them).
+    /// Whether to return [`Output::SharedStorage`] for tensors that share a storage: the consumer then gets the storage once and
+    /// creates the tensors on it (in torch they stay tied).
     pub share_storages: bool,
     /// Whether the consumer keeps all results, as in a full load. Otherwise memory of dropped results that is cached for reuse
     /// counts in the window.
@@ -127,7 +127,7 @@ impl StopHandle {
     }
 }
 
-/// The work of a stream: its requests, and the order in which they are made.
+/// The work of a stream: its requests, and the order in which they are materialized.
 #[derive(Debug)]
 struct Plan {
     requests: Vec<(Tensor, Request)>,
@@ -162,11 +162,11 @@ impl Stream {
         let steps = order::steps(&requests, options.by_file, threads);
         let order = steps.iter().map(|step| step.index).collect();
         // Consecutive requests are mostly of one file, so each run of them is looked up once.
-        let direct = requests
+        let may_be_direct = requests
             .chunk_by(|(one, _), (two, _)| one.file() == two.file())
             .filter_map(<[_]>::first)
             .any(|(tensor, _)| tensor.opened.may_be_direct(tensor.shard()));
-        let scratch = if direct {
+        let scratch = if may_be_direct {
             DIRECT_SCRATCH_BYTES.saturating_mul(disk_threads(options.threads) as u64)
         } else {
             SCRATCH_BYTES.saturating_mul(threads as u64)
@@ -198,7 +198,7 @@ impl Stream {
             return Err(TensorError::general(Error::new(Code::Forked, text)));
         }
         match self.queue.take(timeout) {
-            Taken::Item(found) => found.map(Taken::Item),
+            Taken::Item(item) => item.map(Taken::Item),
             Taken::Waiting => Ok(Taken::Waiting),
             Taken::Finished => Ok(Taken::Finished),
         }
@@ -260,10 +260,10 @@ impl Drop for Stream {
 
 /// Whether all the work takes less time than starting a thread.
 fn runs_inline(requests: &[(Tensor, Request)]) -> bool {
-    let mut left = INLINE_WORK_MAX_BYTES;
+    let mut work_left = INLINE_WORK_MAX_BYTES;
     requests.iter().all(|(tensor, request)| {
         let work = tensor.work_for(request).saturating_add(PER_TENSOR_COST_BYTES);
-        left.checked_sub(work).map(|rest| left = rest).is_some()
+        work_left.checked_sub(work).map(|rest| work_left = rest).is_some()
     })
 }
 
@@ -306,8 +306,8 @@ enum Action {
 
 impl Plan {
     fn run(&self, queue: &Queue<Result<StreamItem, TensorError>>) {
-        // Dropped when all is made, which frees cached memory that served no result.
-        let _carried = (!self.options.results_kept)
+        // Dropped at the end of the run, which unmaps kept memory that no result used.
+        let _carried_over = (!self.options.results_kept)
             .then(|| sink::limit_while_alive(queue.window_left(), || self.result_bytes()));
         let batch_bytes = BATCH_BYTES.min(self.options.window / 4).max(1);
         self.evict(self.steps.iter(), self.steps.first());
@@ -326,8 +326,8 @@ impl Plan {
                     return;
                 }
             };
-            let full = batch.bytes.saturating_add(item.window_bytes) > batch_bytes;
-            let full = !batch.items.is_empty() && (full || batch.items.len() >= BATCH_MAX_TENSORS);
+            let over_size = batch.bytes.saturating_add(item.window_bytes) > batch_bytes;
+            let full = !batch.items.is_empty() && (over_size || batch.items.len() >= BATCH_MAX_TENSORS);
             if full && self.deliver(std::mem::take(&mut batch), queue, Some(step)).is_err() {
                 return;
             }
@@ -339,12 +339,13 @@ impl Plan {
 
     /// The most memory of all results, in bytes; views and aliases have none.
     fn result_bytes(&self) -> u64 {
-        let made = self.steps.iter().filter(|step| step.first == step.index);
-        made.map(|step| {
-            let (tensor, request) = &self.requests[step.index];
-            tensor.footprint(request)
-        })
-        .fold(0, u64::saturating_add)
+        let distinct = self.steps.iter().filter(|step| step.first == step.index);
+        distinct
+            .map(|step| {
+                let (tensor, request) = &self.requests[step.index];
+                tensor.footprint(request)
+            })
+            .fold(0, u64::saturating_add)
     }
 
     /// Evicts the inflated storages of these steps' checkpoints, except for the one that `next` reads. While that step waits for
@@ -396,8 +397,8 @@ impl Plan {
         })
     }
 
-    /// Blocks until a batch fits the window, makes it, and puts it in the queue. `next` is the step after it. An error means that
-    /// the stream has ended.
+    /// Blocks until a batch fits the window, materializes it, and puts it in the queue. `next` is the step after it. An error means
+    /// that the stream has ended.
     fn deliver(
         &self,
         batch: Batch<'_>,
@@ -409,11 +410,11 @@ impl Plan {
         }
         queue.reserve(batch.bytes)?;
         let steps: Vec<&StreamStep> = batch.items.iter().map(|item| item.step).collect();
-        let made = self.make(batch);
+        let results = self.materialize(batch);
         self.evict(steps.into_iter(), next);
-        match made {
-            Ok(made) => {
-                queue.put(made.into_iter().map(|(item, bytes)| (Ok(item), bytes)));
+        match results {
+            Ok(results) => {
+                queue.put(results.into_iter().map(|(item, bytes)| (Ok(item), bytes)));
                 Ok(())
             }
             Err(failed) => {
@@ -425,7 +426,7 @@ impl Plan {
     }
 
     /// Allocates and fills the results of a batch; pairs them with their bytes in the window.
-    fn make(&self, batch: Batch<'_>) -> Result<Vec<(StreamItem, u64)>, TensorError> {
+    fn materialize(&self, batch: Batch<'_>) -> Result<Vec<(StreamItem, u64)>, TensorError> {
         let mut memory = Vec::with_capacity(batch.items.len());
         for Item { step, action, .. } in &batch.items {
             memory.push(match action {
@@ -450,7 +451,7 @@ impl Plan {
         }
         fill_all(tasks, self.options.threads)
             .map_err(|(task, error)| self.failed(indices.get(task).copied().unwrap_or(0), error))?;
-        let made = batch.items.into_iter().zip(memory).filter_map(|(item, memory)| {
+        let results = batch.items.into_iter().zip(memory).filter_map(|(item, memory)| {
             let Item { step, window_bytes, action } = item;
             let output = match (action, memory) {
                 (Action::Ready(output), _) => output,
@@ -463,7 +464,7 @@ impl Plan {
             let StreamStep { index, first, has_later_alias } = *step;
             Some(Ok((StreamItem { index, first, has_later_alias, output }, window_bytes)))
         });
-        made.collect()
+        results.collect()
     }
 
     fn failed(&self, index: usize, error: Error) -> TensorError {
