@@ -79,22 +79,22 @@ impl Band {
         out: &mut [u8],
     ) -> Option<Vec<(Band, Grid<'_>)>> {
         let width = to_usize(self.rows.checked_mul(to)?);
-        let whole = Grid::new(out, to_usize(self.columns), width, width)?;
+        let grid = Grid::new(out, to_usize(self.columns), width, width)?;
         let threads = threads as u64;
-        let count = (self.columns.checked_mul(self.rows)?.checked_mul(to)? / PIECE_MIN_BYTES)
+        let band_count = (self.columns.checked_mul(self.rows)?.checked_mul(to)? / PIECE_MIN_BYTES)
             .clamp(threads, threads * 16);
         let run = (DST_RUN_BYTES / to).max(1);
-        let part = self.columns.div_ceil(count);
+        let band_columns = self.columns.div_ceil(band_count);
         // If there are too few rows for all threads, each band is some columns of all rows, if those are worth a read of their own.
-        Some(if self.rows / run < threads && part.saturating_mul(from) >= COLUMN_READ_MIN_BYTES {
-            self.cut_columns(part, whole)
+        Some(if self.rows / run < threads && band_columns.saturating_mul(from) >= COLUMN_READ_MIN_BYTES {
+            self.cut_columns(band_columns, grid)
         } else {
-            self.cut_rows(self.rows.div_ceil(count).next_multiple_of(run), to, whole)
+            self.cut_rows(self.rows.div_ceil(band_count).next_multiple_of(run), to, grid)
         })
     }
 
-    fn cut_rows(self, band_rows: u64, size: u64, whole: Grid<'_>) -> Vec<(Band, Grid<'_>)> {
-        let (mut bands, mut rest) = (Vec::new(), whole);
+    fn cut_rows(self, band_rows: u64, size: u64, destination: Grid<'_>) -> Vec<(Band, Grid<'_>)> {
+        let (mut bands, mut rest) = (Vec::new(), destination);
         let mut top = 0;
         while top < self.rows {
             let rows = band_rows.min(self.rows - top);
@@ -106,8 +106,8 @@ impl Band {
         bands
     }
 
-    fn cut_columns(self, band_columns: u64, whole: Grid<'_>) -> Vec<(Band, Grid<'_>)> {
-        let (mut bands, mut rest) = (Vec::new(), whole);
+    fn cut_columns(self, band_columns: u64, destination: Grid<'_>) -> Vec<(Band, Grid<'_>)> {
+        let (mut bands, mut rest) = (Vec::new(), destination);
         let mut left = 0;
         while left < self.columns {
             let columns = band_columns.min(self.columns - left);
@@ -142,7 +142,7 @@ impl Band {
         }
     }
 
-    /// Reads all of it into scratch.
+    /// Reads the rows into scratch, one [`Band::row_step`] apart.
     fn read<'s>(self, size: u64, reader: &Reader<'_>, scratch: &'s mut Scratch) -> Result<&'s mut [u8]> {
         let row_step = self.row_step(size);
         let elements = (self.rows - 1).saturating_mul(row_step).saturating_add(self.columns);
@@ -182,9 +182,9 @@ pub(super) fn fill_band(
             let bytes = panel.read(from, reader, &mut space.scratch)?;
             // Bytes of gaps are changed too; they are not used.
             how.prepare_for_cast(payload, bytes)?;
-            let across = to_usize(top * to)..to_usize((top + rows) * to);
-            let part = out.sub_grid(to_usize(left)..to_usize(left + columns), across);
-            kernel::transpose(how.cast, bytes, to_usize(panel.row_step(from)), part, &mut space.tile)?;
+            let dst_range = to_usize(top * to)..to_usize((top + rows) * to);
+            let dst = out.sub_grid(to_usize(left)..to_usize(left + columns), dst_range);
+            kernel::transpose(how.cast, bytes, to_usize(panel.row_step(from)), dst, &mut space.tile)?;
         }
     }
     Ok(())

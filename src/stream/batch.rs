@@ -36,7 +36,7 @@ struct TaskPlan {
     mode: ReadMode,
 }
 
-/// A thread's state from job to job.
+/// What a thread keeps from job to job.
 #[derive(Default)]
 struct Worker<'p> {
     /// The reader of its last task.
@@ -78,9 +78,9 @@ pub fn fill_all(mut tasks: Vec<Task<'_>>, threads: Option<usize>) -> Result<(), 
     let modes: Vec<ReadMode> = tasks.iter().zip(&weights).map(|(task, &weight)| task.mode(weight)).collect();
     // A disk needs several reads at once, however few cores there are.
     let any_direct = modes.iter().any(|mode| mode.is_direct());
-    let wanted = if any_direct { Some(disk_threads(threads)) } else { threads };
+    let requested = if any_direct { Some(disk_threads(threads)) } else { threads };
     let threads =
-        parallel::threads(weights.iter().fold(0, |sum, &weight| sum.saturating_add(weight)), wanted);
+        parallel::threads(weights.iter().fold(0, |sum, &weight| sum.saturating_add(weight)), requested);
     prefault_transposes(&mut tasks, threads)?;
     let mut plans = Vec::with_capacity(tasks.len());
     let mut files: Vec<(Source, Vec<Job<'_>>)> = Vec::new();
@@ -118,8 +118,8 @@ pub fn fill_all(mut tasks: Vec<Task<'_>>, threads: Option<usize>) -> Result<(), 
         Job::CoalescedRead { span, parts } => fill_coalesced(&plans, &span, parts, &mut worker.space.scratch),
     })?;
     for source in sources {
-        let about = |plan: &TaskPlan| plan.payload.source.same_backing(&source);
-        source.check_unchanged().map_err(|error| (plans.iter().position(about).unwrap_or(0), error))?;
+        let reads_it = |plan: &TaskPlan| plan.payload.source.same_backing(&source);
+        source.check_unchanged().map_err(|error| (plans.iter().position(reads_it).unwrap_or(0), error))?;
     }
     Ok(())
 }
@@ -211,8 +211,8 @@ impl TaskCutter {
             jobs.extend(bands.into_iter().map(|(band, out)| Job::Band { task: self.number, band, out }));
             return Ok(());
         }
-        let alone = self.threads == 1 || parallel::threads(self.weight, Some(self.threads)) == 1;
-        let count = if alone { 1 } else { piece_count(layout, self.weight, self.threads as u64) };
+        let is_single = self.threads == 1 || parallel::threads(self.weight, Some(self.threads)) == 1;
+        let count = if is_single { 1 } else { piece_count(layout, self.weight, self.threads as u64) };
         let mut rest = out;
         let pieces = if self.uses_direct_io {
             aligned_pieces(layout, src, payload.source.block_offset(layout.offset.saturating_mul(src)), count)
@@ -264,12 +264,12 @@ fn fill_coalesced(
     let bytes = scratch.bytes(usize_of(span.len())).map_err(|error| (first, error))?;
     plans[first].how.cancel.check().and_then(|()| span.read_at(0, bytes)).map_err(|error| (first, error))?;
     for CoalescedTensor { task, source, out } in parts {
-        let place = source.start_in(span).map(usize_of).ok_or_else(outside);
-        let found = place.and_then(|start| {
+        let start = source.start_in(span).map(usize_of).ok_or_else(outside);
+        let elements = start.and_then(|start| {
             bytes.get_mut(start..start.saturating_add(usize_of(source.len()))).ok_or_else(outside)
         });
         let TaskPlan { payload, how, .. } = &plans[task];
-        found.and_then(|found| convert(payload, how, found, out)).map_err(|error| (task, error))?;
+        elements.and_then(|elements| convert(payload, how, elements, out)).map_err(|error| (task, error))?;
     }
     Ok(())
 }

@@ -73,7 +73,7 @@ fn fill_ranges(
 
 /// A join inside rows of the destination, which are its indices along the outermost dimension.
 struct RowJoin {
-    /// The destination's, in elements.
+    /// The strides of the destination, in elements.
     strides: Dims,
     outer: usize,
     dim: usize,
@@ -88,10 +88,11 @@ impl RowJoin {
         threads: Option<usize>,
         out: &mut [u8],
     ) -> Result<(), (usize, Error)> {
-        let Some(row) = self.strides.get(self.outer).map(|row| row.saturating_mul(self.itemsize)) else {
+        let Some(row_bytes) = self.strides.get(self.outer).map(|stride| stride.saturating_mul(self.itemsize))
+        else {
             return Err((0, incomplete_write()));
         };
-        if row == 0 || rows == 0 {
+        if row_bytes == 0 || rows == 0 {
             return Ok(());
         }
         for (number, (_, _, how)) in parts.iter().enumerate() {
@@ -99,27 +100,29 @@ impl RowJoin {
         }
         let bytes = out.len() as u64;
         let threads = parallel::threads(bytes, threads);
-        let step = rows.div_ceil(threads as u64).min(PIECE_MIN_BYTES.div_ceil(row)).max(1);
-        let ranges = out.chunks_mut(to_usize(step.saturating_mul(row))).enumerate();
-        let ranges = ranges.map(|(at, out)| (at as u64 * step, out));
-        parallel::for_each(threads, ranges, scratch, |scratch, (first, out)| {
-            let count = out.len() as u64 / row;
+        let rows_per_range = rows.div_ceil(threads as u64).min(PIECE_MIN_BYTES.div_ceil(row_bytes)).max(1);
+        let ranges = out.chunks_mut(to_usize(rows_per_range.saturating_mul(row_bytes))).enumerate();
+        let ranges = ranges.map(|(number, out)| (number as u64 * rows_per_range, out));
+        parallel::for_each(threads, ranges, scratch, |scratch, (first_row, out)| {
+            let count = out.len() as u64 / row_bytes;
             // Before any part is written, as the parts' elements interleave.
             let mut filled_parts = parts.iter().filter(|(_, layout, _)| layout.numel() > 0);
-            let transposed =
-                filled_parts.find(|(_, layout, how)| needs_prefault(&self.piece(layout, first, count), how));
+            let transposed = filled_parts
+                .find(|(_, layout, how)| needs_prefault(&self.piece(layout, first_row, count), how));
             if let Some((_, _, how)) = transposed {
                 prefault(&how.cancel, out).map_err(|error| (0, error))?;
             }
-            let mut at = 0_u64;
+            let mut start_in_dim = 0_u64;
             for (number, (payload, layout, how)) in parts.iter().enumerate() {
-                let start = to_usize(at.saturating_mul(self.strides[self.dim]).saturating_mul(self.itemsize));
-                at += layout.shape[self.dim];
+                let start = to_usize(
+                    start_in_dim.saturating_mul(self.strides[self.dim]).saturating_mul(self.itemsize),
+                );
+                start_in_dim += layout.shape[self.dim];
                 if layout.numel() == 0 {
                     continue;
                 }
                 let part = out.get_mut(start..).unwrap_or_default();
-                let piece = self.piece(layout, first, count);
+                let piece = self.piece(layout, first_row, count);
                 let bytes = piece.numel.saturating_mul(how.cast.from().itemsize());
                 let reader = ReadMode::of(payload, layout, bytes).reader(&payload.source);
                 fill_piece(payload, &piece, how, &reader, scratch, part).map_err(|error| (number, error))?;
@@ -132,11 +135,11 @@ impl RowJoin {
         Ok(())
     }
 
-    /// A part's elements of `count` rows from `first`.
-    fn piece(&self, layout: &Layout, first: u64, count: u64) -> Piece {
+    /// A part's elements of `count` rows from `first_row`.
+    fn piece(&self, layout: &Layout, first_row: u64, count: u64) -> Piece {
         let mut shape = layout.shape.clone();
         shape[self.outer] = count;
-        let src = layout.offset + first * layout.strides[self.outer];
+        let src = layout.offset + first_row * layout.strides[self.outer];
         Piece::strided(&shape, &layout.strides, &self.strides, src)
     }
 }

@@ -51,11 +51,11 @@ impl Piece {
             if size == 1 {
                 continue;
             }
-            let ends = |step: u64, outer: u64| step.checked_mul(size) == Some(outer);
+            let spans = |stride: u64, outer: u64| stride.checked_mul(size) == Some(outer);
             match dims.last_mut() {
-                Some(Dim { size: count, src: outer, dst: far }) if ends(src, *outer) && ends(dst, *far) => {
-                    *count = count.saturating_mul(size);
-                    (*outer, *far) = (src, dst);
+                Some(last) if spans(src, last.src) && spans(dst, last.dst) => {
+                    last.size = last.size.saturating_mul(size);
+                    (last.src, last.dst) = (src, dst);
                 }
                 _ => dims.push(Dim { size, src, dst }),
             }

@@ -137,9 +137,9 @@ impl ReadMode {
     }
 }
 
-/// The number of threads for direct reads: `wanted`, else enough for the disk and for the cores.
-pub fn disk_threads(wanted: Option<usize>) -> usize {
-    wanted.unwrap_or_else(|| DISK_THREADS.max(parallel::cores()))
+/// The number of threads for direct reads: `requested`, else enough for the disk and for the cores.
+pub fn disk_threads(requested: Option<usize>) -> usize {
+    requested.unwrap_or_else(|| DISK_THREADS.max(parallel::cores()))
 }
 
 /// Scratch for one thread.

@@ -80,14 +80,14 @@ impl ResultCutter {
         let Some(&size) = self.shape.get(self.dim) else {
             return ResultSlice { index: Dims::new(), first: 0, count: 1, start: 0, numel: 1 };
         };
-        let (mut outer, slices_along_dim) = (number / self.slices_along_dim, number % self.slices_along_dim);
-        let first = slices_along_dim * self.step;
+        let (mut outer, slice_in_dim) = (number / self.slices_along_dim, number % self.slices_along_dim);
+        let first = slice_in_dim * self.step;
         let count = self.step.min(size - first);
         let start = (outer * size + first) * self.inner;
         let mut index: Dims = self.shape[..self.dim].into();
-        for at in index.iter_mut().rev() {
-            let size = *at;
-            *at = outer % size;
+        for position in index.iter_mut().rev() {
+            let size = *position;
+            *position = outer % size;
             outer /= size;
         }
         ResultSlice { index, first, count, start, numel: count * self.inner }

@@ -163,10 +163,10 @@ impl<'w> Worker<'w> {
         (destination, address, len): (&Array, u64, usize),
         cancel: &Cancel,
     ) -> Result<(), (usize, Error)> {
-        let first = parts.first().map_or(0, |packed| packed.item);
+        let first_item = parts.first().map_or(0, |packed| packed.item);
         let items: Vec<usize> = parts.iter().map(|packed| packed.item).collect();
-        let mut slot = self.ring.take(cancel).map_err(|error| (first, error))?;
-        let mut rest = slot.bytes_mut().get_mut(..len).ok_or_else(|| (first, slot_overflow()))?;
+        let mut slot = self.ring.take(cancel).map_err(|error| (first_item, error))?;
+        let mut rest = slot.bytes_mut().get_mut(..len).ok_or_else(|| (first_item, slot_overflow()))?;
         let mut tasks = Vec::with_capacity(parts.len());
         let mut end = 0;
         for PackedResult { item, elements, offset, len } in parts {
@@ -179,9 +179,9 @@ impl<'w> Worker<'w> {
             tasks.push(Task { payload, layout, how, out });
             (rest, end) = (tail, offset + len);
         }
-        let about = |task: usize| items.get(task).copied().unwrap_or(first);
-        fill_all(tasks, Some(1)).map_err(|(task, error)| (about(task), error))?;
-        slot.copy_to_device(destination, address, len, self.stream).map_err(|error| (first, error))
+        let item_of = |task: usize| items.get(task).copied().unwrap_or(first_item);
+        fill_all(tasks, Some(1)).map_err(|(task, error)| (item_of(task), error))?;
+        slot.copy_to_device(destination, address, len, self.stream).map_err(|error| (first_item, error))
     }
 
     fn slots(&mut self, result: &CutResult, first: u64, count: u64, cancel: &Cancel) -> Result<()> {
@@ -221,8 +221,8 @@ impl<'w> Worker<'w> {
             for piece in pieces(&slice.layout_of(&elements.layout), 1) {
                 let bytes =
                     usize::try_from(piece.numel.saturating_mul(result.itemsize)).unwrap_or(usize::MAX);
-                let (here, rest) = out.split_at_mut_checked(bytes).ok_or_else(slot_overflow)?;
-                fill_piece(&elements.payload, &piece, &elements.how, reader, &mut self.scratch, here)?;
+                let (piece_out, rest) = out.split_at_mut_checked(bytes).ok_or_else(slot_overflow)?;
+                fill_piece(&elements.payload, &piece, &elements.how, reader, &mut self.scratch, piece_out)?;
                 out = rest;
             }
             if !out.is_empty() {

@@ -149,12 +149,12 @@ impl Session {
     }
 
     fn start(&self) -> Result<()> {
-        let wanted = usize::try_from(self.shared.sizes.workers).unwrap_or(1);
+        let worker_count = usize::try_from(self.shared.sizes.workers).unwrap_or(1);
         let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
-        while workers.len() < wanted {
+        while workers.len() < worker_count {
             let (shared, number) = (self.shared.clone(), workers.len());
-            let named = thread::Builder::new().name("rustload-upload".to_owned());
-            match named.spawn(move || shared.run_worker(number)) {
+            let builder = thread::Builder::new().name("rustload-upload".to_owned());
+            match builder.spawn(move || shared.run_worker(number)) {
                 Ok(worker) => workers.push(worker),
                 // If the system refuses another thread, the existing ones do the work.
                 Err(_) if !workers.is_empty() => break,
@@ -188,12 +188,13 @@ impl Session {
             if ticket.is_ended() {
                 break;
             }
-            let left = deadline.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()));
-            if left.is_zero() {
+            let remaining =
+                deadline.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()));
+            if remaining.is_zero() {
                 return Ok(Waited::Waiting);
             }
-            let left = left.min(WAIT_MAX);
-            state = shared.progress.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            let remaining = remaining.min(WAIT_MAX);
+            state = shared.progress.wait_timeout(state, remaining).unwrap_or_else(PoisonError::into_inner).0;
         }
         // Taken out of the table, so that its events can be waited for without the lock.
         let Some(mut ticket) = state.tickets.remove(&number) else { return Ok(Waited::Waiting) };

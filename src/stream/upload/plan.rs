@@ -57,7 +57,9 @@ pub(super) struct Planner {
 /// Small results that share a slot.
 struct Pack {
     parts: Vec<PackedResult>,
+    /// The device address of the first result.
     start: u64,
+    /// The device address after the last result.
     end: u64,
     /// The last result's destination. All destinations of a pack have one owner.
     last: Array,
@@ -67,9 +69,11 @@ struct Pack {
 struct Large {
     item: usize,
     result: Arc<CutResult>,
+    /// The number of the next slice.
     next: u64,
     /// The number of slices in one job.
     step: u64,
+    /// Whether each slice is a band.
     banded: bool,
 }
 

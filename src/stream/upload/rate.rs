@@ -28,27 +28,27 @@ pub fn cast_rate(from: DType, to: DType, threads: Option<usize>) -> Result<f64> 
     let threads = threads.unwrap_or_else(parallel::cores).max(1);
     let cast = Cast::new(from, to, Overflow::Nan)?;
     let key = (from, to, threads);
-    let known =
-        parallel::lock_within(&RATES, LOCK_ATTEMPTS).and_then(|known| known.as_ref()?.get(&key).copied());
-    if let Some(rate) = known {
+    let measured =
+        parallel::lock_within(&RATES, LOCK_ATTEMPTS).and_then(|rates| rates.as_ref()?.get(&key).copied());
+    if let Some(rate) = measured {
         return Ok(rate);
     }
     let rate = measure(cast, threads)?;
     // The first rate is kept, so that all later calls decide alike.
     Ok(match parallel::lock_within(&RATES, LOCK_ATTEMPTS) {
-        Some(mut known) => *known.get_or_insert_default().entry(key).or_insert(rate),
+        Some(mut rates) => *rates.get_or_insert_default().entry(key).or_insert(rate),
         None => rate,
     })
 }
 
 fn measure(cast: Cast, threads: usize) -> Result<f64> {
     let sum = Mutex::new(0.0);
-    let items = usize::try_from(cast.from().itemsize()).unwrap_or(1);
-    let out = usize::try_from(cast.to().itemsize()).unwrap_or(1);
+    let src_size = usize::try_from(cast.from().itemsize()).unwrap_or(1);
+    let dst_size = usize::try_from(cast.to().itemsize()).unwrap_or(1);
     parallel::for_each(
         threads,
         0..threads,
-        || (vec![0_u8; SOURCE_BYTES], vec![0_u8; SOURCE_BYTES / items * out]),
+        || (vec![0_u8; SOURCE_BYTES], vec![0_u8; SOURCE_BYTES / src_size * dst_size]),
         |(src, dst), _| {
             // Warm-up: page faults and caches.
             convert(cast, src, dst)?;

@@ -61,6 +61,7 @@ pub(super) struct Ticket {
     is_waited_for: bool,
 }
 
+/// What a worker does next.
 enum Next {
     Plan(Planner),
     Job(u64, Job, Option<HostReservation>, Cancel),
@@ -152,16 +153,16 @@ impl Shared {
                 Next::Plan(planner) => self.plan(planner),
                 Next::Job(ticket, job, reservation, cancel) => {
                     let item = job.item();
-                    let mut found = Ok(());
-                    let done = guarded(|| {
-                        found = cancel
+                    let mut outcome = Ok(());
+                    let guard_result = guarded(|| {
+                        outcome = cancel
                             .check()
                             .map_err(|error| (item, error))
                             .and_then(|()| worker.run(job, &cancel));
                         Ok(())
                     });
                     drop(reservation);
-                    self.record_job_done(ticket, done.map_err(|error| (item, error)).and(found));
+                    self.record_job_done(ticket, guard_result.map_err(|error| (item, error)).and(outcome));
                 }
                 Next::Stop => return,
             }
@@ -175,13 +176,13 @@ impl Shared {
             if state.closing {
                 return Next::Stop;
             }
-            let short = state.jobs.len() < 2 * self.workers();
+            let has_few_jobs = state.jobs.len() < 2 * self.workers();
             let Sizes { budget, window, .. } = &self.sizes;
             let fits = state
                 .planners
                 .front()
                 .is_some_and(|planner| budget.fits_source(planner.next_host_bytes(), *window));
-            if short
+            if has_few_jobs
                 && fits
                 && !state.planning
                 && let Some(planner) = state.planners.pop_front()
@@ -215,16 +216,16 @@ impl Shared {
 
     fn plan(&self, mut planner: Planner) {
         let number = planner.ticket;
-        let mut found = Ok(Vec::new());
-        let done = guarded(|| {
-            found = planner.step(&self.sizes).map_err(|(item, error)| (Some(item), error));
+        let mut planned = Ok(Vec::new());
+        let guard_result = guarded(|| {
+            planned = planner.step(&self.sizes).map_err(|(item, error)| (Some(item), error));
             Ok(())
         });
-        let found = done.map_err(|error| (None, error)).and(found);
-        let ends = found.is_err() || planner.is_done();
+        let planned = guard_result.map_err(|error| (None, error)).and(planned);
+        let is_last_step = planned.is_err() || planner.is_done();
         let mut state = self.lock();
         state.planning = false;
-        let jobs = match found {
+        let jobs = match planned {
             Ok(jobs) => jobs,
             Err((item, error)) => {
                 state.fail(number, item, error);
@@ -233,17 +234,17 @@ impl Shared {
         };
         if let Some(ticket) = state.tickets.get_mut(&number) {
             ticket.jobs_left += jobs.len();
-            ticket.is_planned = ends;
+            ticket.is_planned = is_last_step;
         }
         state.jobs.extend(jobs.into_iter().map(|job| (number, job)));
-        let rest = if ends || state.closing {
+        let finished_planner = if is_last_step || state.closing {
             Some(planner)
         } else {
             state.planners.push_front(planner);
             None
         };
         drop(state);
-        drop(rest);
+        drop(finished_planner);
         self.work_available.notify_all();
         self.finish_if_done(number);
     }
@@ -268,9 +269,9 @@ impl Shared {
             |ticket: &&mut Ticket| ticket.is_planned && ticket.jobs_left == 0 && !ticket.is_completing;
         let Some(ticket) = state.tickets.get_mut(&number).filter(is_done) else { return };
         ticket.is_completing = true;
-        let good = ticket.failed.is_none();
+        let succeeded = ticket.failed.is_none();
         drop(state);
-        let completion_events = if good { Some(self.record_completion()) } else { None };
+        let completion_events = if succeeded { Some(self.record_completion()) } else { None };
         let mut state = self.lock();
         match completion_events {
             Some(Ok(completion_events)) => {
