@@ -17,25 +17,25 @@ pub(super) struct Budgets(Vec<Budget>);
 #[derive(Debug)]
 struct Budget {
     /// Bytes left of the window; dropped when its stream ends.
-    left: Weak<AtomicU64>,
+    window_left: Weak<AtomicU64>,
     /// Bytes kept from before the stream that results are still to be made of.
     carried_over: usize,
 }
 
 impl Budgets {
     /// Adds a budget, with `carried_over` bytes that are kept already and that its results can use.
-    pub(super) fn add(&mut self, left: &Arc<AtomicU64>, carried_over: usize) {
-        self.0.push(Budget { left: Arc::downgrade(left), carried_over });
+    pub(super) fn add(&mut self, window_left: &Arc<AtomicU64>, carried_over: usize) {
+        self.0.push(Budget { window_left: Arc::downgrade(window_left), carried_over });
     }
 
     /// The most bytes that the pool may keep now: the smallest budget, or `limit` without any. Removes budgets that have ended.
     pub(super) fn limit(&mut self, mut limit: usize) -> usize {
         self.0.retain(|budget| {
-            let left = budget.left.upgrade();
-            if let Some(left) = &left {
-                limit = limit.min(to_usize(left.load(Ordering::Relaxed)).max(budget.carried_over));
+            let window_left = budget.window_left.upgrade();
+            if let Some(window_left) = &window_left {
+                limit = limit.min(to_usize(window_left.load(Ordering::Relaxed)).max(budget.carried_over));
             }
-            left.is_some()
+            window_left.is_some()
         });
         limit
     }
@@ -53,8 +53,8 @@ impl Budgets {
     }
 
     /// Ends the carry-over of one budget.
-    pub(super) fn end_carry_over_of(&mut self, left: &Weak<AtomicU64>) {
-        for budget in self.0.iter_mut().filter(|budget| budget.left.ptr_eq(left)) {
+    pub(super) fn end_carry_over_of(&mut self, window_left: &Weak<AtomicU64>) {
+        for budget in self.0.iter_mut().filter(|budget| budget.window_left.ptr_eq(window_left)) {
             budget.carried_over = 0;
         }
     }

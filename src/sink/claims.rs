@@ -32,17 +32,17 @@ pub(super) struct Claim {
 impl Claim {
     /// The right to write to `len` bytes from `start`; `None` while another claim covers one of them.
     pub(super) fn new(start: usize, len: usize) -> Option<Claim> {
-        let wanted = ClaimedRange { process: process::id(), start, end: start.saturating_add(len) };
+        let range = ClaimedRange { process: process::id(), start, end: start.saturating_add(len) };
         // A list that cannot be locked, as after a fork while another thread held it, refuses nothing.
         if let Some(mut claims) = lock_within(&CLAIMS, LOCK_ATTEMPTS) {
-            claims.retain(|other| other.process == wanted.process);
-            if claims.iter().any(|other| other.start < wanted.end && wanted.start < other.end) {
+            claims.retain(|other| other.process == range.process);
+            if claims.iter().any(|other| other.start < range.end && range.start < other.end) {
                 return None;
             }
-            claims.push(wanted);
-            return Some(Claim { range: wanted, listed: true });
+            claims.push(range);
+            return Some(Claim { range, listed: true });
         }
-        Some(Claim { range: wanted, listed: false })
+        Some(Claim { range, listed: false })
     }
 }
 

@@ -55,12 +55,12 @@ impl HostBuffer {
     /// `len` zeroed bytes. Fails with [`Code::Memory`].
     pub fn new(len: u64) -> Result<HostBuffer> {
         let size = usize::try_from(len).map_err(|_| out_of_memory(len))?;
-        let found = if size >= HUGE_PAGE_BYTES {
+        let buffer = if size >= HUGE_PAGE_BYTES {
             HostBuffer::from_pages(Pooled::fresh(size, true), size, 0)
         } else {
             HostBuffer::from_allocator(size)
         };
-        found.ok_or_else(|| out_of_memory(len))
+        buffer.ok_or_else(|| out_of_memory(len))
     }
 
     /// `len` bytes that the caller overwrites from end to end. They may come from dropped results, and small ones from a slab
@@ -77,9 +77,9 @@ impl HostBuffer {
         let size = usize::try_from(len).map_err(|_| out_of_memory(len))?;
         let mut recycled = false;
         let buffer = if size >= HUGE_PAGE_BYTES {
-            let found = Pooled::take(size.saturating_add(offset));
-            recycled = found.as_ref().is_some_and(|found| found.recycled);
-            HostBuffer::from_pages(found, size, offset)
+            let pooled = Pooled::take(size.saturating_add(offset));
+            recycled = pooled.as_ref().is_some_and(|pooled| pooled.recycled);
+            HostBuffer::from_pages(pooled, size, offset)
         } else {
             HostBuffer::from_slab(size).or_else(|| HostBuffer::from_allocator(size))
         };
@@ -94,8 +94,8 @@ impl HostBuffer {
     }
 
     /// `len` bytes of the pages, from `offset`.
-    fn from_pages(found: Option<Pooled>, len: usize, offset: usize) -> Option<HostBuffer> {
-        let pooled = found?;
+    fn from_pages(pooled: Option<Pooled>, len: usize, offset: usize) -> Option<HostBuffer> {
+        let pooled = pooled?;
         let pages = pooled.pages().filter(|pages| pages.len().checked_sub(offset) >= Some(len))?;
         let start = NonNull::new(pages.start().as_ptr().wrapping_add(offset))?;
         Some(HostBuffer { start, len, memory: Memory::Pages { pages: pooled } })

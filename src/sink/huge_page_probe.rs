@@ -14,7 +14,7 @@ use std::time::Duration;
 /// One fast probe stands for at least this many huge pages: 16 MiB.
 const PROBE_INTERVAL_PAGES: usize = 8;
 
-/// The approximate most probes in one range: they cannot be cancelled.
+/// About the most probes in one range: a probe cannot be cancelled.
 const PROBES_PER_RANGE: usize = 16;
 
 /// After the first slow probes, this many huge pages are replaced by small ones: 64 MiB. Doubled after each further slow probe.
@@ -33,9 +33,9 @@ const SLOW_PROBES_IN_A_ROW: u32 = 2;
 /// What to do with the next pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Decision {
-    /// Put so many on huge pages.
+    /// Put that many on huge pages.
     Huge(usize),
-    /// Replace so many by small pages.
+    /// Replace that many by small pages.
     Small(usize),
     /// Put one on a huge page, touch it, and report the time to [`record_probe`].
     Probe,
@@ -47,8 +47,8 @@ pub(super) fn decide(count: usize) -> Decision {
 }
 
 /// Records the processor time that touching a probed page took, in a range of `count` huge pages.
-pub(super) fn record_probe(took: Duration, count: usize) {
-    with_state(|state| state.record_probe(took, PROBE_INTERVAL_PAGES.max(count / PROBES_PER_RANGE)));
+pub(super) fn record_probe(touch_time: Duration, count: usize) {
+    with_state(|state| state.record_probe(touch_time, PROBE_INTERVAL_PAGES.max(count / PROBES_PER_RANGE)));
 }
 
 fn with_state<T>(work: impl FnOnce(&mut ProbeState) -> T) -> Option<T> {
@@ -90,10 +90,10 @@ impl ProbeState {
     }
 
     /// One probe stands for `interval` pages.
-    fn record_probe(&mut self, took: Duration, interval: usize) {
+    fn record_probe(&mut self, touch_time: Duration, interval: usize) {
         let next_small_run = self.next_small_run;
         *self = match self.slow_in_a_row + 1 {
-            _ if took <= SLOW_TOUCH_TIME => ProbeState { huge: interval - 1, ..ProbeState::NEW },
+            _ if touch_time <= SLOW_TOUCH_TIME => ProbeState { huge: interval - 1, ..ProbeState::NEW },
             slow_in_a_row @ SLOW_PROBES_IN_A_ROW.. => {
                 let small = next_small_run.max(interval);
                 ProbeState {

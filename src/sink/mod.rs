@@ -68,8 +68,8 @@ impl Array {
         }
         let layout = Layout { shape, strides, offset: 0 };
         let nbytes = layout.end().and_then(|end| end.checked_mul(dtype.itemsize()));
-        let part = nbytes.and_then(|nbytes| Region::new(start, nbytes));
-        part.and_then(|part| mapping.address(part)).ok_or_else(outside)?;
+        let range = nbytes.and_then(|nbytes| Region::new(start, nbytes));
+        range.and_then(|range| mapping.address(range)).ok_or_else(outside)?;
         let Layout { shape, strides, .. } = layout;
         Ok(Array { owner: Owner::Mapping(mapping), start, dtype, shape, strides })
     }
@@ -145,8 +145,9 @@ impl Array {
     /// Whether `len` bytes at `address` of GPU `device` lie inside this array's owner, inside the array or beside it.
     pub(crate) fn gpu_memory_contains(&self, device: u32, address: u64, len: u64) -> bool {
         let Owner::Gpu(memory) = &self.owner else { return false };
-        let left = address.checked_sub(memory.address()).and_then(|start| memory.nbytes().checked_sub(start));
-        memory.device() == device && left.is_some_and(|left| len <= left)
+        let available =
+            address.checked_sub(memory.address()).and_then(|start| memory.nbytes().checked_sub(start));
+        memory.device() == device && available.is_some_and(|available| len <= available)
     }
 
     /// Whether both have the same owner, so that the bytes between them belong to the same allocation.

@@ -170,7 +170,7 @@ fn thread_cpu_time() -> Duration {
 fn map_aligned(len: usize) -> Option<NonNull<u8>> {
     let start = map(len)?;
     if start.align_offset(HUGE_PAGE_BYTES) == 0 {
-        // Newer kernels place mappings so; adjacent ranges can then be joined.
+        // Newer kernels align a large mapping by themselves, and adjacent ranges can then be joined.
         return NonNull::new(start);
     }
     unmap(start, len);
@@ -185,10 +185,10 @@ fn map_aligned(len: usize) -> Option<NonNull<u8>> {
 
 fn map(len: usize) -> Option<*mut u8> {
     // SAFETY: a new private mapping at an address that the system chooses touches no other memory.
-    let found = unsafe {
+    let mapped = unsafe {
         mmap_anonymous(ptr::null_mut::<c_void>(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
     };
-    found.ok().map(<*mut c_void>::cast)
+    mapped.ok().map(<*mut c_void>::cast)
 }
 
 /// Unmaps a range that the caller owns and does not use any more.

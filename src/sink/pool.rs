@@ -2,7 +2,7 @@
 //! times what writing to a resident page costs.
 //!
 //! What the pool keeps is bounded. The system may take it back at any time (`MADV_FREE`). After half a minute it is unmapped at the
-//! next use of the pool. It never raises the peak: a result that finds no memory here first has as much unmapped as it maps. A
+//! next use of the pool. It never raises peak memory: before fresh memory is mapped for a result, the pool unmaps as much. A
 //! forked child starts with an empty pool. No thread waits for the lock: a thread that finds the pool locked does without it.
 //!
 //! A stream that promises to hold no more than its window ([`limit_while_alive`]) shares an atomic number: the bytes left of the
@@ -102,28 +102,29 @@ pub(super) fn usage() -> (u64, u64) {
     lock(LOCK_ATTEMPTS).map_or((0, 0), |pool| (pool.bytes as u64, pool.limit as u64))
 }
 
-/// Limits the pool to the bytes that the budget `left` says, at any time until that is dropped. Of what is kept already, as much
-/// as results of `wanted` bytes can be made of stays too, until the first result or the returned [`CarriedOver`] is dropped.
+/// Limits the pool to the number of bytes in `window_left`, which is read at each use, until `window_left` is dropped. Of what is
+/// kept already, as much as results of `wanted` bytes can use stays too, until the first result or the returned [`CarriedOver`] is
+/// dropped.
 #[must_use = "dropping this unmaps what was carried over"]
-pub fn limit_while_alive(left: &Arc<AtomicU64>, wanted: impl FnOnce() -> u64) -> CarriedOver {
-    let limit = left.load(Ordering::Relaxed);
+pub fn limit_while_alive(window_left: &Arc<AtomicU64>, wanted: impl FnOnce() -> u64) -> CarriedOver {
+    let limit = window_left.load(Ordering::Relaxed);
     // `wanted` takes a while to compute, and matters only if more is kept than the budget allows.
     let wanted = if usage().0 > limit { wanted() } else { 0 };
     let mut carried_over = 0;
     let surplus = lock_yielding().map(|mut pool| {
         carried_over = pool.bytes.min(to_usize(wanted));
-        pool.budgets.add(left, carried_over);
+        pool.budgets.add(window_left, carried_over);
         pool.evict_over_limit()
     });
     drop(surplus);
     let limit = if carried_over > 0 { to_usize(limit) } else { usize::MAX };
-    CarriedOver { left: Arc::downgrade(left), limit }
+    CarriedOver { window_left: Arc::downgrade(window_left), limit }
 }
 
 /// Memory that was kept before a stream began and is carried over for its results.
 #[derive(Debug)]
 pub struct CarriedOver {
-    left: Weak<AtomicU64>,
+    window_left: Weak<AtomicU64>,
     /// What the window allows to be kept; `usize::MAX` if nothing was carried over.
     limit: usize,
 }
@@ -132,7 +133,7 @@ impl Drop for CarriedOver {
     /// Unmaps what was carried over and served no result. Memory in flight has returned before this, possibly without a limit, as
     /// the stream that set the budget has ended.
     fn drop(&mut self) {
-        drop(lock_yielding().map(|mut pool| pool.end_carry_over_of(&self.left, self.limit)));
+        drop(lock_yielding().map(|mut pool| pool.end_carry_over_of(&self.window_left, self.limit)));
     }
 }
 
@@ -158,19 +159,19 @@ fn lock_yielding() -> Option<MutexGuard<'static, Pool>> {
     })
 }
 
-/// Locks the pool. `None` if it is still locked after `tries` attempts.
-fn lock(tries: u32) -> Option<MutexGuard<'static, Pool>> {
+/// Locks the pool. `None` if it is still locked after that many attempts.
+fn lock(attempts: u32) -> Option<MutexGuard<'static, Pool>> {
     static POOL: OnceBox<Mutex<Pool>> = OnceBox::new();
     let pool = POOL.get_or_init(|| Box::new(Mutex::new(Pool::new(pool_limit(), process::id()))));
-    let mut found = parallel::lock_within(pool, tries)?;
-    found.reset_after_fork(process::id());
-    Some(found)
+    let mut guard = parallel::lock_within(pool, attempts)?;
+    guard.reset_after_fork(process::id());
+    Some(guard)
 }
 
 /// The most bytes that may be kept: `RUSTLOAD_POOL` in bytes, or a share of the machine's memory.
 fn pool_limit() -> usize {
-    let asked = std::env::var("RUSTLOAD_POOL").ok().and_then(|text| text.trim().parse().ok());
-    let bytes: u64 = asked.unwrap_or_else(|| {
+    let configured = std::env::var("RUSTLOAD_POOL").ok().and_then(|text| text.trim().parse().ok());
+    let bytes: u64 = configured.unwrap_or_else(|| {
         let memory = Memory::now();
         let cgroup = memory.group.map_or(u64::MAX, |group| group.limit);
         (memory.total.min(cgroup) / POOL_MEMORY_DIVISOR).min(POOL_MAX_BYTES)
@@ -218,8 +219,8 @@ impl Pool {
     }
 
     /// Ends the carry-over of one budget. Takes out what is kept beyond `limit`.
-    fn end_carry_over_of(&mut self, left: &Weak<AtomicU64>, limit: usize) -> Vec<Pages> {
-        self.budgets.end_carry_over_of(left);
+    fn end_carry_over_of(&mut self, window_left: &Weak<AtomicU64>, limit: usize) -> Vec<Pages> {
+        self.budgets.end_carry_over_of(window_left);
         let limit = self.budgets.limit(self.limit).min(limit);
         self.evict(self.bytes.saturating_sub(limit))
     }
@@ -233,8 +234,7 @@ impl Pool {
     /// Pages for `wanted` bytes, which is a multiple of a small page; and pages that the caller unmaps.
     fn take(&mut self, wanted: usize, now: Instant) -> (Option<Pages>, Vec<Pages>) {
         let mut surplus = self.take_expired(now);
-        let found = self.find(wanted);
-        let Some(at) = found else {
+        let Some(at) = self.find(wanted) else {
             // The caller will map as much anew, so as much is unmapped.
             surplus.extend(self.evict(wanted));
             return (None, surplus);

@@ -51,8 +51,7 @@ pub(super) fn take(len: usize) -> Option<SlabSlice> {
         .checked_next_multiple_of(CACHE_LINE_BYTES)
         .filter(|&size| size <= SLAB_RESULT_MAX_BYTES)?;
     // In a forked child every page of the parent's slab would be copied on write.
-    let fits =
-        |found: &Current| found.process == process::id() && found.used.saturating_add(size) <= SLAB_BYTES;
+    let fits = |slab: &Current| slab.process == process::id() && slab.used.saturating_add(size) <= SLAB_BYTES;
     if !current.as_ref().is_some_and(fits) {
         // The first slab is on small pages, which are faulted in one by one: a process may need only a few small results.
         let slab =
@@ -60,8 +59,8 @@ pub(super) fn take(len: usize) -> Option<SlabSlice> {
         *current = Some(Current { slab: Arc::new(slab), used: 0, process: process::id() });
     }
     let current = current.as_mut()?;
-    let first = current.slab.pages()?.start();
-    let start = NonNull::new(first.as_ptr().wrapping_add(current.used))?;
+    let slab_start = current.slab.pages()?.start();
+    let start = NonNull::new(slab_start.as_ptr().wrapping_add(current.used))?;
     current.used += size;
     Some(SlabSlice { slab: current.slab.clone(), start })
 }

@@ -24,20 +24,20 @@ pub struct Info {
 
 /// Describes the driver and its GPUs. Initializes the driver and creates no context.
 pub fn info() -> Info {
-    let mut found = Info::default();
-    if let Err(error) = fill_info(&mut found) {
-        found.reason = Some(error.message().to_owned());
+    let mut info = Info::default();
+    if let Err(error) = fill_info(&mut info) {
+        info.reason = Some(error.message().to_owned());
     }
-    found
+    info
 }
 
-fn fill_info(found: &mut Info) -> Result<()> {
+fn fill_info(info: &mut Info) -> Result<()> {
     let driver = Driver::started()?;
-    found.library = Some(driver.name().to_owned());
+    info.library = Some(driver.name().to_owned());
     let version = driver.version()?;
-    found.version = Some((version / 1000, version % 1000 / 10));
-    found.devices = driver.device_count()?;
-    if found.devices == 0 { Err(Error::new(Code::Device, "the CUDA driver finds no GPU")) } else { Ok(()) }
+    info.version = Some((version / 1000, version % 1000 / 10));
+    info.devices = driver.device_count()?;
+    if info.devices == 0 { Err(Error::new(Code::Device, "the CUDA driver finds no GPU")) } else { Ok(()) }
 }
 
 /// A GPU with its primary context. It lives as long as the process.
@@ -100,8 +100,8 @@ impl Device {
         if let Some(ring) = *ring {
             return Ok(ring);
         }
-        let made: &Ring = Box::leak(Box::new(Ring::new(self)?));
-        Ok(ring.insert(made))
+        let new_ring: &Ring = Box::leak(Box::new(Ring::new(self)?));
+        Ok(ring.insert(new_ring))
     }
 
     /// Bytes per second of H2D copies from the ring, measured once.
@@ -132,12 +132,12 @@ impl Device {
     /// Makes the context current on the calling thread until the guard is dropped; no guard if it is current already.
     fn push_context(&self) -> Result<Option<RestoreContext>> {
         let driver = Driver::started()?;
-        let before = driver.current_context()?;
-        if before == self.context {
+        let previous = driver.current_context()?;
+        if previous == self.context {
             return Ok(None);
         }
         driver.set_current_context(self.context)?;
-        Ok(Some(RestoreContext { driver, before }))
+        Ok(Some(RestoreContext { driver, previous }))
     }
 
     /// Makes the context current on the calling thread for good, for rustload's own threads.
@@ -199,13 +199,13 @@ impl Device {
 /// Restores a thread's previous context when it is dropped.
 struct RestoreContext {
     driver: &'static Driver,
-    before: Context,
+    previous: Context,
 }
 
 impl Drop for RestoreContext {
     fn drop(&mut self) {
         // This context was current a moment ago. A destructor cannot report an error.
-        let _ = self.driver.set_current_context(self.before);
+        let _ = self.driver.set_current_context(self.previous);
     }
 }
 

@@ -117,8 +117,8 @@ table! {
 /// `F` is the type of the function of that name.
 unsafe fn symbol<F: Copy>(library: &Library, name: &str) -> Result<F> {
     // SAFETY: promised by the caller.
-    let found = unsafe { library.get::<F>(name) };
-    found.map(|found| *found).map_err(|_| {
+    let function = unsafe { library.get::<F>(name) };
+    function.map(|function| *function).map_err(|_| {
         device_error(format!("the CUDA driver has no {name}"))
             .note("install a newer driver of the GPU's maker")
     })
@@ -203,8 +203,8 @@ impl Driver {
         // SAFETY: writes the number.
         self.check("cuDeviceGet", unsafe { (self.table.device_get)(&raw mut device, ordinal) })?;
         // SAFETY: writes the handle; the driver returned the device.
-        let done = unsafe { (self.table.context_retain)(&raw mut context, device) };
-        self.check("cuDevicePrimaryCtxRetain", done)?;
+        let code = unsafe { (self.table.context_retain)(&raw mut context, device) };
+        self.check("cuDevicePrimaryCtxRetain", code)?;
         Ok(Context(context))
     }
 
@@ -237,8 +237,8 @@ impl Driver {
     pub(super) fn register_host_memory(&self, memory: &mut HostBuffer) -> Result<()> {
         let bytes = memory.bytes_mut();
         // SAFETY: the whole of a live buffer; the driver changes none of its bytes.
-        let done = unsafe { (self.table.host_register)(bytes.as_mut_ptr(), bytes.len(), 0) };
-        self.check("cuMemHostRegister", done)
+        let code = unsafe { (self.table.host_register)(bytes.as_mut_ptr(), bytes.len(), 0) };
+        self.check("cuMemHostRegister", code)
     }
 
     pub(super) fn create_stream(&self) -> Result<StreamHandle> {
@@ -271,8 +271,8 @@ impl Driver {
     pub(super) fn is_capturing(&self, stream: &StreamHandle) -> Result<bool> {
         let mut status = 0;
         // SAFETY: a live stream; writes the number.
-        let done = unsafe { (self.table.stream_capturing)(stream.0, &raw mut status) };
-        self.check("cuStreamIsCapturing", done)?;
+        let code = unsafe { (self.table.stream_capturing)(stream.0, &raw mut status) };
+        self.check("cuStreamIsCapturing", code)?;
         Ok(status != 0)
     }
 
@@ -323,8 +323,8 @@ impl Driver {
             return Err(Error::new(Code::InternalError, "a copy is longer than its slot"));
         }
         // SAFETY: `len` bytes that live as long as the process; the driver checks the device address.
-        let done = unsafe { (self.table.memcpy_h2d_async)(to, from.start.as_ptr(), len, stream.0) };
-        self.check("cuMemcpyHtoDAsync", done)
+        let code = unsafe { (self.table.memcpy_h2d_async)(to, from.start.as_ptr(), len, stream.0) };
+        self.check("cuMemcpyHtoDAsync", code)
     }
 
     /// Copies from a device address to the host (D2H), and waits until it is done; synchronizes with the default stream.
@@ -340,8 +340,8 @@ impl Driver {
         }
         let mut name = ptr::null();
         // SAFETY: writes the address of a C string, or null.
-        let known = unsafe { (self.table.error_name)(code, &raw mut name) };
-        let name = if known == CUDA_SUCCESS && !name.is_null() {
+        let status = unsafe { (self.table.error_name)(code, &raw mut name) };
+        let name = if status == CUDA_SUCCESS && !name.is_null() {
             // SAFETY: a C string of the driver's, which ends with a zero and is never freed.
             unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
         } else {

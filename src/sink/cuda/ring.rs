@@ -16,8 +16,9 @@ use crate::error::{Code, Error, Result};
 use crate::parallel::{self, Cancel};
 use crate::sink::{Array, HostBuffer};
 
-/// The size of a slot. The larger one is used if enough such slots fit the cache.
+/// The size of a slot, if enough slots of this size fit the cache.
 const SLOT_BYTES: usize = 2 << 20;
+/// The size of a slot otherwise.
 const SMALL_SLOT_BYTES: usize = 1 << 20;
 
 /// Slots for each worker: one being filled, one being copied, one spare.
@@ -115,10 +116,10 @@ impl RingSize {
 
     fn fitting_cache(cache_bytes: usize, workers: usize) -> RingSize {
         let budget = (cache_bytes / 2).max(RING_MIN_BYTES);
-        let wanted = workers * SLOTS_PER_WORKER;
-        let slot = if wanted * SLOT_BYTES <= budget { SLOT_BYTES } else { SMALL_SLOT_BYTES };
+        let enough_slots = workers * SLOTS_PER_WORKER;
+        let slot = if enough_slots * SLOT_BYTES <= budget { SLOT_BYTES } else { SMALL_SLOT_BYTES };
         // At least RING_MIN_BYTES on a small machine, no more slots than the workers need on a large one.
-        let count = wanted.max(RING_MIN_BYTES / slot).min(budget / slot);
+        let count = enough_slots.max(RING_MIN_BYTES / slot).min(budget / slot);
         RingSize { slot, count }
     }
 }
@@ -159,9 +160,9 @@ impl Ring {
         self.slot_bytes
     }
 
-    /// The number of threads that fill slots: `wanted`, or as many as keep the link busy; at most one per slot.
-    pub(crate) fn workers(&self, wanted: Option<usize>) -> usize {
-        wanted.unwrap_or_else(|| default_workers(parallel::cores())).clamp(1, self.lock().count.max(1))
+    /// The number of threads that fill slots: `requested`, or as many as keep the link busy; at most one per slot.
+    pub(crate) fn workers(&self, requested: Option<usize>) -> usize {
+        requested.unwrap_or_else(|| default_workers(parallel::cores())).clamp(1, self.lock().count.max(1))
     }
 
     /// Takes the slot whose copy began first, once that copy is done. Waits for a slot; fails if `cancel` is cancelled, the device
@@ -191,10 +192,10 @@ impl Ring {
         copied.map(|()| slot)
     }
 
-    /// A stream, to be returned by [`Ring::return_stream`] once all work in it is done or others may follow it.
+    /// An idle stream, or a new one, to be returned by [`Ring::return_stream`]: its next user's work runs after the work in it.
     pub(crate) fn stream(&self) -> Result<Stream> {
-        let found = self.lock().streams.pop();
-        found.map_or_else(|| self.device.stream(), Ok)
+        let idle = self.lock().streams.pop();
+        idle.map_or_else(|| self.device.stream(), Ok)
     }
 
     /// Keeps a stream for reuse.
@@ -204,8 +205,8 @@ impl Ring {
 
     /// An event, to be returned by [`Ring::return_event`].
     pub(crate) fn event(&self) -> Result<Event> {
-        let found = self.lock().events.pop();
-        found.map_or_else(|| self.device.event(), Ok)
+        let idle = self.lock().events.pop();
+        idle.map_or_else(|| self.device.event(), Ok)
     }
 
     /// Keeps an event for reuse. Streams that wait for it already are not affected.
@@ -223,7 +224,7 @@ impl Ring {
         for _ in 0..3 {
             let start = Instant::now();
             measured = self.copy_repeatedly(copies, &target, &stream);
-            // In any case, as the target is freed. Tried twice, as the first error may concern other work.
+            // After an error too, since the target is freed below. Tried twice, as the first error may concern other work.
             measured = stream.synchronize().or_else(|_| stream.synchronize()).and(measured);
             if measured.is_err() {
                 break;
