@@ -20,6 +20,7 @@ use parse::{Element, Parsed, RawInfo};
 
 /// The format's own upper bound on the header's length.
 const HEADER_MAX_BYTES: u64 = 100_000_000;
+/// Bytes of the length that precedes the header.
 const LENGTH_LEN: u64 = 8;
 
 /// A validated safetensors header.
@@ -62,10 +63,10 @@ impl Header {
         let Parsed { metadata, mut infos, notes } = parsed;
         deduplicate(&mut infos, compat)?;
         let key = |info: &RawInfo| (info.begin, info.end);
-        let less =
+        let by_range =
             |one: &RawInfo, two: &RawInfo| key(one).cmp(&key(two)).then_with(|| one.name.cmp(&two.name));
-        if !infos.is_sorted_by(|one, two| less(one, two).is_lt()) {
-            infos.sort_unstable_by(less);
+        if !infos.is_sorted_by(|one, two| by_range(one, two).is_lt()) {
+            infos.sort_unstable_by(by_range);
         }
         check_cover(&infos, data)?;
         let tensors = infos.into_iter().map(|info| tensor(info, data)).collect::<Result<_>>()?;

@@ -102,8 +102,9 @@ fn sniff_inner(source: &Source) -> Result<Format> {
 
 /// The compressed format of a file that starts with these bytes; at most the first 512 are considered.
 pub fn compressed_format(head: &[u8]) -> Option<&'static str> {
-    let known = COMPRESSED_FORMATS.iter().find(|(magic, _)| head.starts_with(magic)).map(|&(_, name)| name);
-    known.or_else(|| is_zlib(head).then_some("zlib")).or_else(|| is_zfile(head).then_some("joblib zlib"))
+    let by_magic =
+        COMPRESSED_FORMATS.iter().find(|(magic, _)| head.starts_with(magic)).map(|&(_, name)| name);
+    by_magic.or_else(|| is_zlib(head).then_some("zlib")).or_else(|| is_zfile(head).then_some("joblib zlib"))
 }
 
 /// Whether bytes are a container format that a reader may open: an archive, a legacy stream, an array.
@@ -123,15 +124,15 @@ fn is_zlib(head: &[u8]) -> bool {
         return false;
     }
     let mut state = InflateState::new_boxed(DataFormat::ZLibIgnoreChecksum);
-    let (mut output, mut made) = ([0; 4096], false);
+    let (mut output, mut inflates) = ([0; 4096], false);
     loop {
         let step = inflate(&mut state, input, &mut output, MZFlush::None);
         input = input.get(step.bytes_consumed..).unwrap_or_default();
-        made |= step.bytes_written > 0;
+        inflates |= step.bytes_written > 0;
         match step.status {
             Ok(MZStatus::Ok) if step.bytes_consumed > 0 || step.bytes_written > 0 => {}
             // The end of the stream, or of the available bytes.
-            Ok(_) | Err(MZError::Buf) => return made,
+            Ok(_) | Err(MZError::Buf) => return inflates,
             Err(_) => return false,
         }
     }
@@ -149,14 +150,14 @@ fn is_zfile(head: &[u8]) -> bool {
 /// An upper bound on the metadata bytes of a file: the stated header length of a safetensors file, else the file's size, and
 /// `u64::MAX` for an archive whose first member is deflated. 0 where there is no regular file.
 pub fn metadata_bytes(path: &Path) -> u64 {
-    let Some(found) = path.metadata().ok().filter(Metadata::is_file) else { return 0 };
+    let Some(metadata) = path.metadata().ok().filter(Metadata::is_file) else { return 0 };
     let mut head = [0; 10];
     let read = File::open(path).and_then(|file| file.read_exact_at(&mut head, 0));
     match head.split_first_chunk::<8>() {
-        Some((length, b"{\"")) if read.is_ok() => u64::from_le_bytes(*length).min(found.len()),
+        Some((length, b"{\"")) if read.is_ok() => u64::from_le_bytes(*length).min(metadata.len()),
         // APPNOTE 4.3.7: the method is at byte 8.
         Some(([b'P', b'K', 3, 4, ..], [8, 0])) if read.is_ok() => u64::MAX,
-        _ => found.len(),
+        _ => metadata.len(),
     }
 }
 
@@ -225,14 +226,14 @@ fn explain_unknown(source: &Source, head: &[u8]) -> Result<Error> {
         let error = Error::new(Code::UnsupportedContainer, format!("this is a {name} archive"));
         return Ok(error.note("Unpack it, then open what it holds."));
     }
-    let unknown = |what: &str, next: &str| {
-        Ok(Error::new(Code::UnknownFormat, format!("this is {what}, not a checkpoint")).note(next))
+    let unknown = |what: &str, advice: &str| {
+        Ok(Error::new(Code::UnknownFormat, format!("this is {what}, not a checkpoint")).note(advice))
     };
-    let known = OTHER_FORMATS.iter().find(|(magic, ..)| head.starts_with(magic));
-    if let Some((what, next)) =
-        known.map(|&(_, what, next)| (what, next)).or_else(|| other_formats::identify(head))
+    let by_magic = OTHER_FORMATS.iter().find(|(magic, ..)| head.starts_with(magic));
+    if let Some((what, advice)) =
+        by_magic.map(|&(_, what, advice)| (what, advice)).or_else(|| other_formats::identify(head))
     {
-        return unknown(what, next);
+        return unknown(what, advice);
     }
     if head.starts_with(b"version https://git-lfs") {
         return unknown("a Git LFS pointer", "Fetch the real file with `git lfs pull`.");
@@ -251,8 +252,8 @@ fn explain_unknown(source: &Source, head: &[u8]) -> Result<Error> {
         );
     }
     if let Some(answer) = other_formats::error_response(head, to_u64(head.len()) == source.len()) {
-        let next = "If it was downloaded, that failed: fetch the file again, logged in if need be.";
-        return unknown(&format!("the text {answer}"), next);
+        let advice = "If it was downloaded, that failed: fetch the file again, logged in if need be.";
+        return unknown(&format!("the text {answer}"), advice);
     }
     if is_json(text) {
         return unknown("JSON text", "It is an index or a configuration: open its directory or the shards.");

@@ -210,26 +210,28 @@ fn is_variant(text: &str) -> bool {
 
 /// The only name that matches; `None` where none or several do.
 fn only(names: &BTreeSet<String>, matches: impl Fn(&str) -> bool) -> Option<String> {
-    let mut found = names.iter().filter(|name| matches(name));
-    found.next().filter(|_| found.next().is_none()).cloned()
+    let mut matching = names.iter().filter(|name| matches(name));
+    matching.next().filter(|_| matching.next().is_none()).cloned()
 }
 
 /// `consolidated.safetensors`, or all of `consolidated.00.pth`, `consolidated.01.pth`, ... without a gap.
 fn consolidated(names: &BTreeSet<String>, extension: &str, directory: &Path) -> Result<Option<Vec<String>>> {
-    let whole = format!("consolidated{extension}");
-    if names.contains(&whole) {
-        return Ok(Some(vec![whole]));
+    let single_file = format!("consolidated{extension}");
+    if names.contains(&single_file) {
+        return Ok(Some(vec![single_file]));
     }
-    let number = |name: &str| -> Option<(usize, usize)> {
+    let parse_number = |name: &str| -> Option<(usize, usize)> {
         let digits = name.strip_prefix("consolidated.")?.strip_suffix(extension)?;
         Some((decimal(digits)?, digits.len()))
     };
-    let found: BTreeMap<usize, (usize, &String)> =
-        names.iter().filter_map(|name| number(name).map(|(number, width)| (number, (width, name)))).collect();
-    let Some((&last, &(width, _))) = found.last_key_value() else { return Ok(None) };
-    let gaps = missing_numbers(0, last, |number| found.contains_key(&number));
+    let parts: BTreeMap<usize, (usize, &String)> = names
+        .iter()
+        .filter_map(|name| parse_number(name).map(|(number, width)| (number, (width, name))))
+        .collect();
+    let Some((&last, &(width, _))) = parts.last_key_value() else { return Ok(None) };
+    let gaps = missing_numbers(0, last, |number| parts.contains_key(&number));
     if gaps.is_empty() {
-        return Ok(Some(found.into_values().map(|(_, name)| name.clone()).collect()));
+        return Ok(Some(parts.into_values().map(|(_, name)| name.clone()).collect()));
     }
     let gaps: Vec<String> =
         gaps.iter().map(|number| format!("consolidated.{number:0width$}{extension}")).collect();
@@ -263,28 +265,29 @@ impl NumberedShards {
     fn groups(names: &BTreeSet<String>, extension: &str) -> Vec<NumberedShards> {
         let mut groups: BTreeMap<(String, String), NumberedShards> = BTreeMap::new();
         for name in names {
-            let Some((one, number)) = NumberedShards::parse(name, extension) else { continue };
-            let key = (format!("{}{}", one.stem, one.variant), one.tail.clone());
-            groups.entry(key).or_insert(one).files.insert(number, name.clone());
+            let Some((shard, number)) = NumberedShards::parse(name, extension) else { continue };
+            let key = (format!("{}{}", shard.stem, shard.variant), shard.tail.clone());
+            groups.entry(key).or_insert(shard).files.insert(number, name.clone());
         }
         groups.into_values().collect()
     }
 
     fn parse(name: &str, extension: &str) -> Option<(NumberedShards, usize)> {
         let body = name.strip_suffix(extension)?;
-        let (head, of) = body.rsplit_once("-of-")?;
+        let (head, total_and_variant) = body.rsplit_once("-of-")?;
         let (stem, digits) = head.rsplit_once('-')?;
-        let (total, late) = of.split_at_checked(of.find('.').unwrap_or(of.len()))?;
-        let (stem, early) = stem.split_at_checked(stem.find('.').unwrap_or(stem.len()))?;
+        let (total, variant_after_total) = total_and_variant
+            .split_at_checked(total_and_variant.find('.').unwrap_or(total_and_variant.len()))?;
+        let (stem, variant_before_number) = stem.split_at_checked(stem.find('.').unwrap_or(stem.len()))?;
         let (number, total_number) = (decimal(digits)?, decimal(total)?);
         if number == 0 || number > total_number {
             return None;
         }
         let numbered = NumberedShards {
             stem: stem.to_owned(),
-            variant: format!("{early}{late}"),
+            variant: format!("{variant_before_number}{variant_after_total}"),
             total: total_number,
-            tail: format!("-of-{of}{extension}"),
+            tail: format!("-of-{total_and_variant}{extension}"),
             width: digits.len(),
             files: BTreeMap::new(),
         };

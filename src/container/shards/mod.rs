@@ -66,21 +66,21 @@ const DISTRIBUTED: &str = "distcp";
 
 /// The error for a distributed checkpoint in `directory`.
 fn distributed(directory: &Path) -> Error {
-    let here = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
+    let shown_directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
     let text = "this is a distributed checkpoint of torch (.metadata and .distcp files), which is not read";
     let command = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch";
     Error::new(Code::UnknownFormat, text).note(format!(
         "If you trust it, put it together with `{command} {} out.pt`, which unpickles .metadata, and open out.pt.",
-        here.display()
+        shown_directory.display()
     ))
 }
 
 /// The error for missing shards; it lists all of them.
 fn missing(directory: &Path, names: &[String], because: &str) -> Error {
-    let here = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
+    let shown_directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
     let are = if names.len() == 1 { "is" } else { "are" };
-    let (count, here, names) = (names.len(), here.display(), names.join(", "));
-    let text = format!("{count} of the files that {because} {are} missing from {here}: {names}");
+    let (count, shown_directory, names) = (names.len(), shown_directory.display(), names.join(", "));
+    let text = format!("{count} of the files that {because} {are} missing from {shown_directory}: {names}");
     Error::new(Code::ShardMissing, text)
 }
 

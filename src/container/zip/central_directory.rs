@@ -261,15 +261,15 @@ fn check_overlaps(members: &mut [Member], directory: Region) -> Result<()> {
     if !order.is_sorted_by_key(|member| member.header_offset) {
         order.sort_unstable_by_key(|member| member.header_offset);
     }
-    if let Some(first) = order.first().map(|member| member.header_offset).filter(|&header| header != 0) {
+    if let Some(first) = order.first().map(|member| member.header_offset).filter(|&offset| offset != 0) {
         let text = format!("{first} byte(s) before the archive's first member");
         return Err(Error::new(Code::ZipPrefix, text).at(0));
     }
     let mut next = directory.start();
     for member in order.into_iter().rev() {
         member.end_max = next;
-        let least = LOCAL_LEN.saturating_add(to_u64(member.name.len()));
-        let end = member.header_offset.saturating_add(least).saturating_add(member.compressed_size);
+        let min_header_len = LOCAL_LEN.saturating_add(to_u64(member.name.len()));
+        let end = member.header_offset.saturating_add(min_header_len).saturating_add(member.compressed_size);
         if end > next {
             let text = format!("the member at {} ends at {end} or later, past {next}", member.header_offset);
             return Err(Error::new(Code::RecordOverlap, text).in_member(&member.name));

@@ -15,11 +15,11 @@ const SIGNATURE: &[u8; 4] = b"PK\x05\x06";
 const ZIP64_LOCATOR_SIGNATURE: &[u8; 4] = b"PK\x06\x07";
 const ZIP64_EOCD_SIGNATURE: &[u8; 4] = b"PK\x06\x06";
 const EOCD_LEN: u64 = 22;
-const ZIP64_ZIP64_LOCATOR_LEN: u64 = 20;
+const ZIP64_LOCATOR_LEN: u64 = 20;
 const ZIP64_EOCD_LEN: u64 = 56;
 /// The number of EOCD records that [`directory_candidates`] follows, the last ones first.
 const EOCD_RECORDS_MAX: usize = 16;
-const TAIL_LEN: u64 = ZIP64_EOCD_LEN + ZIP64_ZIP64_LOCATOR_LEN + EOCD_LEN + 0xffff;
+const TAIL_LEN: u64 = ZIP64_EOCD_LEN + ZIP64_LOCATOR_LEN + EOCD_LEN + 0xffff;
 
 /// The number of entries and the location of the central directory, from the EOCD or the zip64 EOCD.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,17 +72,17 @@ pub(super) fn directory_candidates(source: &Source) -> Result<Vec<DirectoryCandi
         let stated = cursor.take(12).and_then(|_| Ok((u64::from(cursor.u32()?), u64::from(cursor.u32()?))));
         let mut ends = vec![(record.offset, stated.ok())];
         if let Some(mut locator) = tail.locator(record.offset) {
-            let before = record.offset.saturating_sub(ZIP64_ZIP64_LOCATOR_LEN);
+            let locator_start = record.offset.saturating_sub(ZIP64_LOCATOR_LEN);
             let stated = locator.take(4).and_then(|_| locator.u64()).unwrap_or_default();
-            for offset in [stated, before.saturating_sub(ZIP64_EOCD_LEN)] {
+            for offset in [stated, locator_start.saturating_sub(ZIP64_EOCD_LEN)] {
                 ends.push((offset, zip64_eocd(source, offset)));
             }
         }
         for (end, stated) in ends {
             let Some((len, start)) = stated else { continue };
             // Some readers use the stated offset; others subtract the size from the EOCD's offset, to allow for a prefix.
-            let real = end.saturating_sub(len);
-            for (at, shift) in [(start, 0), (real, real.saturating_sub(start))] {
+            let computed_start = end.saturating_sub(len);
+            for (at, shift) in [(start, 0), (computed_start, computed_start.saturating_sub(start))] {
                 let candidate = DirectoryCandidate { start: at, len, shift };
                 let mut signature = [0; 4];
                 if at.saturating_add(4) <= source.len() && !out.contains(&candidate) {
@@ -177,8 +177,8 @@ impl Tail {
         last: Option<&EocdRecord>,
         trailing: Trailing,
     ) -> Result<u64> {
-        let whole = records.iter().rev().find(|record| self.follows_a_directory(record));
-        if let Some((record, end)) = whole.and_then(|record| Some((record, record.end?))) {
+        let complete = records.iter().rev().find(|record| self.follows_a_directory(record));
+        if let Some((record, end)) = complete.and_then(|record| Some((record, record.end?))) {
             if trailing == Trailing::Ignore {
                 return Ok(record.offset);
             }
@@ -213,7 +213,7 @@ impl Tail {
 
     /// A cursor past the signature of the zip64 EOCD locator, if one is directly before the EOCD record.
     fn locator(&self, record: u64) -> Option<Cursor<'_>> {
-        let mut cursor = self.cursor(record.checked_sub(ZIP64_ZIP64_LOCATOR_LEN)?);
+        let mut cursor = self.cursor(record.checked_sub(ZIP64_LOCATOR_LEN)?);
         (cursor.array().ok()? == *ZIP64_LOCATOR_SIGNATURE).then_some(cursor)
     }
 
@@ -253,7 +253,7 @@ impl Tail {
         if disk != 0 || disks > 1 {
             return Err(structure(format!("the archive spans {disks} disks")).at(record));
         }
-        if record.checked_sub(ZIP64_ZIP64_LOCATOR_LEN + ZIP64_EOCD_LEN) != Some(offset) {
+        if record.checked_sub(ZIP64_LOCATOR_LEN + ZIP64_EOCD_LEN) != Some(offset) {
             let text =
                 format!("the zip64 locator points to byte {offset}, not to the record directly before it");
             return Err(structure(text).at(record));
@@ -283,9 +283,8 @@ impl Tail {
 
     /// Fails unless the central directory ends where the EOCD records begin.
     fn check_directory_end(&self, end: &Eocd, record: u64) -> Result<()> {
-        let before =
-            if self.locator(record).is_some() { ZIP64_ZIP64_LOCATOR_LEN + ZIP64_EOCD_LEN } else { 0 };
-        let begin = record.saturating_sub(before);
+        let zip64_len = if self.locator(record).is_some() { ZIP64_LOCATOR_LEN + ZIP64_EOCD_LEN } else { 0 };
+        let begin = record.saturating_sub(zip64_len);
         if end.directory.end() == begin {
             return Ok(());
         }

@@ -31,7 +31,7 @@ pub(super) fn to_vec(source: &Source, payload: Region, size: u64, cancel: &Cance
 /// Inflates up to `max_len` bytes; also returns whether that is all of the stream, even where the stream is damaged.
 pub(super) fn prefix(source: &Source, payload: Region, max_len: u64) -> Result<(Vec<u8>, bool)> {
     let (mut out, mut full) = (Vec::new(), false);
-    let done = stream(source, payload, u64::MAX, |bytes| {
+    let stopped = stream(source, payload, u64::MAX, |bytes| {
         let left = to_usize(max_len).saturating_sub(out.len());
         let taken = bytes.get(..left.min(bytes.len())).unwrap_or_default();
         out.try_reserve(taken.len()).map_err(|_| Error::new(Code::Memory, "no memory to inflate"))?;
@@ -40,7 +40,7 @@ pub(super) fn prefix(source: &Source, payload: Region, max_len: u64) -> Result<(
         // An error ends the inflation early; the match below drops it.
         if full { Err(Error::new(Code::Limit, "enough")) } else { Ok(()) }
     });
-    match done {
+    match stopped {
         Err(error) if matches!(error.code(), Code::Memory | Code::Io | Code::FileChanged) => Err(error),
         // `u64::MAX` is no real size, so a sound stream ends with the error that it inflates to fewer bytes.
         _ => Ok((out, !full)),
@@ -56,7 +56,7 @@ pub(super) fn stream(
 ) -> Result<()> {
     let mut state = InflateState::new_boxed(DataFormat::Raw);
     let mut output = vec![0; to_usize(CHUNK_BYTES)];
-    let (mut input, mut used, mut made) = (Vec::new(), 0_usize, 0_u64);
+    let (mut input, mut used, mut inflated) = (Vec::new(), 0_usize, 0_u64);
     let mut at = payload.start();
     loop {
         if used == input.len() {
@@ -68,8 +68,8 @@ pub(super) fn stream(
         let step = inflate(&mut state, input.get(used..).unwrap_or_default(), &mut output, MZFlush::None);
         used = used.saturating_add(step.bytes_consumed);
         at = at.saturating_add(to_u64(step.bytes_consumed));
-        made = made.saturating_add(to_u64(step.bytes_written));
-        if made > size {
+        inflated = inflated.saturating_add(to_u64(step.bytes_written));
+        if inflated > size {
             return Err(structure(format!(
                 "the deflate stream inflates to more than the {size} byte(s) stated"
             )));
@@ -83,10 +83,10 @@ pub(super) fn stream(
         }
     }
     match payload.end().saturating_sub(at) {
-        0 if made == size => Ok(()),
-        0 => {
-            Err(structure(format!("the deflate stream inflates to {made} byte(s), not to the {size} stated")))
-        }
+        0 if inflated == size => Ok(()),
+        0 => Err(structure(format!(
+            "the deflate stream inflates to {inflated} byte(s), not to the {size} stated"
+        ))),
         rest => Err(structure(format!("{rest} byte(s) after the end of the deflate stream"))),
     }
 }

@@ -15,8 +15,10 @@ use crate::num::to_u64;
 const SIGNATURE: [u8; 4] = *b"PK\x03\x04";
 const DESCRIPTOR_SIGNATURE: [u8; 4] = *b"PK\x07\x08";
 const HEADER_LEN: u64 = 30;
-/// Enough for torch's padding and a zip64 extra field; a longer extra field costs a second read.
-const EXTRA_HINT: u64 = 128;
+/// Bytes that the first read leaves for the extra field: enough for torch's padding and a zip64 field. A longer one costs a second
+/// read.
+const EXTRA_READ_BYTES: u64 = 128;
+/// General purpose bit 3: a data descriptor with checksum and sizes follows the payload.
 const HAS_DESCRIPTOR: u16 = 1 << 3;
 
 /// Checks a member's local file header and data descriptor and returns the region of its payload. `read` returns bytes of the archive
@@ -24,13 +26,13 @@ const HAS_DESCRIPTOR: u16 = 1 << 3;
 /// member reaches past its `end_max`.
 pub(super) fn verify(read: impl Fn(u64, u64) -> Result<Vec<u8>>, member: &Member) -> Result<Region> {
     let available = member.end_max.saturating_sub(member.header_offset);
-    let fixed = HEADER_LEN.saturating_add(to_u64(member.name().len()));
-    let mut bytes = read(member.header_offset, available.min(fixed.saturating_add(EXTRA_HINT)))?;
+    let fixed_len = HEADER_LEN.saturating_add(to_u64(member.name().len()));
+    let mut bytes = read(member.header_offset, available.min(fixed_len.saturating_add(EXTRA_READ_BYTES)))?;
     let extra_len = match bytes.get(28..30) {
         Some(&[low, high]) => u64::from(u16::from_le_bytes([low, high])),
         _ => 0,
     };
-    let len = fixed.saturating_add(extra_len);
+    let len = fixed_len.saturating_add(extra_len);
     if to_u64(bytes.len()) < len && len <= available {
         bytes = read(member.header_offset, len)?;
     }
@@ -108,15 +110,15 @@ struct LocalZip64 {
 
 /// Checks the extra fields: zip64 (APPNOTE 4.5.3, in the forms of torch's writer, see above) and Unicode path.
 fn read_extra(mut extra: Cursor<'_>, member: &Member, has_descriptor: bool) -> Result<LocalZip64> {
-    let mut found = LocalZip64::default();
+    let mut zip64 = LocalZip64::default();
     // Fewer than four bytes are padding of an alignment tool, not a field.
     while extra.rest().len() >= 4 {
         let (id, len) = (extra.u16()?, extra.u16()?);
         let mut field = Cursor::new(extra.take(len.into())?, extra.offset().saturating_sub(len.into()));
         match id {
-            0x0001 if found.present => return Err(mismatch(member, "has two zip64 extra fields".to_owned())),
+            0x0001 if zip64.present => return Err(mismatch(member, "has two zip64 extra fields".to_owned())),
             0x0001 => {
-                found = LocalZip64 { present: true, has_sizes: len >= 16 };
+                zip64 = LocalZip64 { present: true, has_sizes: len >= 16 };
                 let expected: &[u64] = match len {
                     8 => &[member.header_offset],
                     16 => &[member.size(), member.compressed_size()],
@@ -134,7 +136,7 @@ fn read_extra(mut extra: Cursor<'_>, member: &Member, has_descriptor: bool) -> R
             _ => {}
         }
     }
-    Ok(found)
+    Ok(zip64)
 }
 
 /// Checks the data descriptor (APPNOTE 4.3.9), whose optional signature is required here. `zip64`: its sizes have 8 bytes.

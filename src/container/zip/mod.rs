@@ -140,9 +140,10 @@ impl Archive {
         }
         let Ok(bytes) = self.source.read_vec(start, end.saturating_sub(start)) else { return };
         let read = |at: u64, len: u64| {
-            let index = |offset: u64| usize::try_from(offset.checked_sub(start)?).ok();
-            let found = index(at).zip(index(at.saturating_add(len))).and_then(|(at, end)| bytes.get(at..end));
-            found.map_or_else(|| self.source.read_vec(at, len), |found| Ok(found.to_vec()))
+            let position = |offset: u64| usize::try_from(offset.checked_sub(start)?).ok();
+            let in_chunk =
+                position(at).zip(position(at.saturating_add(len))).and_then(|(at, end)| bytes.get(at..end));
+            in_chunk.map_or_else(|| self.source.read_vec(at, len), |bytes| Ok(bytes.to_vec()))
         };
         for (slot, member) in
             run.iter().filter_map(|&index| self.payloads.get(index).zip(self.members.get(index)))

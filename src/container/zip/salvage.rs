@@ -16,10 +16,11 @@ use crate::limits::Limits;
 use crate::num::to_u64;
 use crate::parallel::Cancel;
 
-const ENTRY: [u8; 4] = *b"PK\x01\x02";
-const LOCAL: [u8; 4] = *b"PK\x03\x04";
-const DESCRIPTOR: [u8; 4] = *b"PK\x07\x08";
+const ENTRY_SIGNATURE: [u8; 4] = *b"PK\x01\x02";
+const LOCAL_SIGNATURE: [u8; 4] = *b"PK\x03\x04";
+const DESCRIPTOR_SIGNATURE: [u8; 4] = *b"PK\x07\x08";
 const LOCAL_LEN: u64 = 30;
+/// General purpose bit 3: a data descriptor with checksum and sizes follows the payload.
 const HAS_DESCRIPTOR: u16 = 1 << 3;
 /// Bytes searched for the signatures of local file headers and data descriptors, in total.
 const SEARCH_MAX_BYTES: u64 = 64 << 20;
@@ -229,12 +230,12 @@ impl<'a> Finder<'a> {
             }
             let mut signature = [0; 4];
             self.source.read_at(at, &mut signature)?;
-            if signature == ENTRY || &signature == b"PK\x05\x06" || &signature == b"PK\x06\x06" {
+            if signature == ENTRY_SIGNATURE || &signature == b"PK\x05\x06" || &signature == b"PK\x06\x06" {
                 break;
             }
             match self.local(at)? {
                 Some(header) => at = self.add_unlisted(&header)?,
-                None => match self.find(at, &LOCAL)? {
+                None => match self.find(at, &LOCAL_SIGNATURE)? {
                     Some(next) => at = next,
                     None => break,
                 },
@@ -251,7 +252,7 @@ impl<'a> Finder<'a> {
             return self.skip_descriptor(start.saturating_add(header.compressed_size));
         }
         // Its size is in the data descriptor after the payload.
-        let end = self.find(start, &DESCRIPTOR)?;
+        let end = self.find(start, &DESCRIPTOR_SIGNATURE)?;
         let next = end.unwrap_or(self.source.len());
         self.add(header, start, next.saturating_sub(start), false);
         match end {
@@ -267,7 +268,7 @@ impl<'a> Finder<'a> {
     fn skip_descriptor(&self, end: u64) -> Result<u64> {
         let len = self.source.len().saturating_sub(end).min(28);
         let bytes = self.source.read_vec(end.min(self.source.len()), len)?;
-        if !bytes.starts_with(&DESCRIPTOR) {
+        if !bytes.starts_with(&DESCRIPTOR_SIGNATURE) {
             return Ok(end);
         }
         let signature_at = |at: usize| bytes.get(at..).is_some_and(|rest| rest.starts_with(b"PK"));
@@ -302,7 +303,7 @@ impl<'a> Finder<'a> {
 /// Reads a central directory entry.
 fn entry(cursor: &mut Cursor<'_>) -> Result<Header> {
     let signature: [u8; 4] = cursor.array()?;
-    if signature != ENTRY {
+    if signature != ENTRY_SIGNATURE {
         return Err(super::structure("not a central directory entry"));
     }
     cursor.take(4)?;
@@ -319,6 +320,7 @@ fn entry(cursor: &mut Cursor<'_>) -> Result<Header> {
         (u32::MAX, Some(field)) => field.u64().unwrap_or(u64::from(short)),
         _ => u64::from(short),
     };
+    // The zip64 field has the size first: taking it moves on to the values after it.
     value(size);
     let (compressed_size, offset) = (value(compressed_size), value(header));
     cursor.take(u64::from(comment_len).min(to_u64(cursor.rest().len())))?;
@@ -339,7 +341,7 @@ fn zip64<'a>(extra: &mut Cursor<'a>) -> Option<Cursor<'a>> {
 /// Reads a local file header; `None` where the signature is another.
 fn local(cursor: &mut Cursor<'_>) -> Result<Option<Header>> {
     let signature: [u8; 4] = cursor.array()?;
-    if signature != LOCAL {
+    if signature != LOCAL_SIGNATURE {
         return Ok(None);
     }
     cursor.take(2)?;
@@ -348,8 +350,8 @@ fn local(cursor: &mut Cursor<'_>) -> Result<Option<Header>> {
     let (compressed_size, _size) = (cursor.u32()?, cursor.u32()?);
     let (name_len, extra_len) = (cursor.u16()?, cursor.u16()?);
     let offset = cursor.offset().saturating_add(name_len.into()).saturating_add(extra_len.into());
-    let shown = u64::from(name_len).min(to_u64(cursor.rest().len()));
-    let name = String::from_utf8_lossy(cursor.take(shown)?).into_owned();
+    let available_name_len = u64::from(name_len).min(to_u64(cursor.rest().len()));
+    let name = String::from_utf8_lossy(cursor.take(available_name_len)?).into_owned();
     let mut extra = Cursor::new(cursor.take(u64::from(extra_len).min(to_u64(cursor.rest().len())))?, 0);
     let compressed_size = match compressed_size {
         u32::MAX => {
