@@ -117,7 +117,7 @@ pub(super) fn lookup(module: &str, name: &str) -> Option<Known> {
         ("torch.storage", "TypedStorage") => Known::Label,
         ("torch.storage", "_load_from_bytes") => Known::LoadFromBytes,
         ("torch" | "torch.cuda" | "torch.sparse" | "torch.cuda.sparse", _) => {
-            return torch_name(module, name);
+            return lookup_torch(module, name);
         }
         ("torch.serialization", "_get_layout") => Known::Record,
         ("torch.nn.parameter", "Parameter") => Known::TensorClass(TensorClass::Parameter),
@@ -145,7 +145,7 @@ pub(super) fn lookup(module: &str, name: &str) -> Option<Known> {
     })
 }
 
-fn torch_name(module: &str, name: &str) -> Option<Known> {
+fn lookup_torch(module: &str, name: &str) -> Option<Known> {
     if let Some(stem) = name.strip_suffix("Storage").filter(|_| matches!(module, "torch" | "torch.cuda")) {
         return Some(Known::Storage(Some(match stem {
             "Double" => DType::F64,
@@ -185,8 +185,8 @@ fn torch_name(module: &str, name: &str) -> Option<Known> {
     }
 }
 
-/// `torch.*` beside storages, tensors and the dtypes that can be read (torch/_weights_only_unpickler.py:
-/// `_get_allowed_globals`).
+/// The names of `torch` that are labels: those of torch/_weights_only_unpickler.py (`_get_allowed_globals`) beside storages,
+/// tensors and the dtypes that can be read.
 const LABELS: &[&str] = &[
     "Tensor",
     "strided",

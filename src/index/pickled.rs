@@ -50,15 +50,15 @@ pub(super) fn read_executed(
     if options.unknown == Unknown::Error {
         refuse_unknown(View { values: &values, meanings: interpreter.meanings() })?;
     }
-    let mut found = names::find(
+    let mut traversal = names::find(
         View { values: &values, meanings: interpreter.meanings() },
         root,
         &options.limits,
         &options.cancel,
     )?;
-    if !found.bare.is_empty() {
-        interpreter.add_bare(&found.bare)?;
-        found = names::find(
+    if !traversal.bare.is_empty() {
+        interpreter.add_bare(&traversal.bare)?;
+        traversal = names::find(
             View { values: &values, meanings: interpreter.meanings() },
             root,
             &options.limits,
@@ -72,10 +72,10 @@ pub(super) fn read_executed(
         ));
     }
     Ok(Pickled {
-        entries: found.entries,
+        entries: traversal.entries,
         tensors: std::mem::take(&mut meanings.tensors),
         storages: std::mem::take(&mut meanings.storages),
-        opaque: found.opaque,
+        opaque: traversal.opaque,
         notes: std::mem::take(&mut meanings.notes),
         tree: Tree::new(values, meanings, root),
     })

@@ -30,7 +30,7 @@ pub(super) fn read(source: &Source, options: &Options) -> Result<Index> {
         let nbytes = raw.region.len();
         let id =
             u32::try_from(index.tensors.len()).map_err(|_| Error::new(Code::Limit, "too many tensors"))?;
-        let tensor = Tensor::whole(raw.dtype, &raw.shape, id, nbytes)?;
+        let tensor = Tensor::contiguous(raw.dtype, &raw.shape, id, nbytes)?;
         let numel = tensor.layout().numel();
         let location = StorageLocation::Region(raw.region);
         index.storages.push(Storage { location, nbytes, numel, big_endian: false, device: None });

@@ -37,7 +37,8 @@ pub(super) struct ScriptClass {
 /// The classes of the values in the pickle of an archive, by global id.
 pub(super) type ScriptClasses = HashMap<GlobalId, ScriptClass>;
 
-/// Reads these classes from the archive's `code/`; `root` is its root folder. Fails with `Limit` where the sources are too long.
+/// Reads the TorchScript classes that `values` names from the archive's `code/`; `root` is its root folder. Fails with `Limit`
+/// where the sources are too long.
 pub(super) fn read(
     archive: &Archive,
     root: &str,
@@ -56,7 +57,7 @@ pub(super) fn read(
         let source = match sources.entry(member) {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => {
-                let found = match archive.find(entry.key()) {
+                let parsed = match archive.find(entry.key()) {
                     None => HashMap::new(),
                     Some(position) => {
                         total = total.saturating_add(
@@ -72,7 +73,7 @@ pub(super) fn read(
                         )?)
                     }
                 };
-                entry.insert(found)
+                entry.insert(parsed)
             }
         };
         if let Some(class) = source.get(global.name) {
@@ -127,8 +128,8 @@ fn header(line: &str) -> Option<(&str, &str)> {
 
 /// Parses the strings of `["one", "two", ]`; `None` where the form is another. torch escapes nothing, so a string with a quote is
 /// ambiguous.
-fn list(line: &str, start: &str) -> Option<HashSet<String>> {
-    let mut rest = line.strip_prefix(start)?.strip_prefix('[')?.strip_suffix(']')?;
+fn list(line: &str, prefix: &str) -> Option<HashSet<String>> {
+    let mut rest = line.strip_prefix(prefix)?.strip_prefix('[')?.strip_suffix(']')?;
     let mut out = HashSet::new();
     while !rest.is_empty() {
         let (text, after) = rest.strip_prefix('"')?.split_once("\", ")?;

@@ -34,11 +34,11 @@ pub(super) fn read(archive: Archive, options: &Options) -> Result<Index> {
     let limits = &options.limits;
     let deflated = archive.members().get(position).is_some_and(|member| member.is_compressed());
     // The other members that are read here have only a few bytes.
-    let (limit, max_bytes) = match deflated && limits.inflate_bytes < limits.pickle_bytes {
+    let (limit_name, max_bytes) = match deflated && limits.inflate_bytes < limits.pickle_bytes {
         true => ("inflate_bytes", limits.inflate_bytes),
         false => ("pickle_bytes", limits.pickle_bytes),
     };
-    let data = archive.read(position, limit, max_bytes, &options.cancel)?;
+    let data = archive.read(position, limit_name, max_bytes, &options.cancel)?;
     let locate = |key: &str, nbytes: u64| locate(&archive, &root, key, nbytes);
     let pickle = pickle::run_cancellable(data, 0, limits, &options.cancel).in_member(&member)?;
     let scripts = match is_script {
@@ -64,10 +64,10 @@ pub(super) fn read(archive: Archive, options: &Options) -> Result<Index> {
 /// The root folder with its slash: that of the first member (inline_container.cc: `init`). Fails with `ZipName` where another
 /// member is outside it.
 fn root(archive: &Archive) -> Result<String> {
-    let first = archive.members().first().map_or("", |member| member.name());
-    let Some((folder, _)) = first.split_once('/') else {
+    let first_name = archive.members().first().map_or("", |member| member.name());
+    let Some((folder, _)) = first_name.split_once('/') else {
         if archive.find("data.pkl").is_some() {
-            let text = format!("member {first:?} is not in a root folder");
+            let text = format!("member {first_name:?} is not in a root folder");
             return Err(Error::new(Code::ZipName, text));
         }
         return Err(no_pickle(archive));
@@ -114,7 +114,7 @@ fn no_pickle(archive: &Archive) -> Error {
 /// and some the other, so both are checked where both exist.
 fn check_version(archive: &Archive, root: &str) -> Result<()> {
     let names = [format!("{root}version"), format!("{root}.data/version")];
-    let mut found = false;
+    let mut has_version = false;
     for name in &names {
         let Some(bytes) = small_member(archive, name)? else { continue };
         let text = String::from_utf8_lossy(&bytes);
@@ -124,9 +124,9 @@ fn check_version(archive: &Archive, root: &str) -> Result<()> {
             let text = format!("version {text:?} is not one of 1 to 10");
             return Err(Error::new(Code::ZipVersion, text).in_member(name));
         }
-        found = true;
+        has_version = true;
     }
-    if found {
+    if has_version {
         return Ok(());
     }
     if archive.find(&format!("{root}data.pkl")).is_none() {
@@ -163,8 +163,8 @@ fn small_member(archive: &Archive, name: &str) -> Result<Option<Vec<u8>>> {
 /// The member of a storage. Fails where it does not exist, or its size is not what the pickle states.
 fn locate(archive: &Archive, root: &str, key: &str, nbytes: u64) -> Result<StorageLocation> {
     let name = format!("{root}data/{key}");
-    let found = archive.find(&name).and_then(|position| Some((position, archive.members().get(position)?)));
-    match found {
+    let member = archive.find(&name).and_then(|position| Some((position, archive.members().get(position)?)));
+    match member {
         None if nbytes == 0 => Ok(StorageLocation::Empty),
         None => Err(Error::new(
             Code::RecordMissing,

@@ -73,10 +73,10 @@ pub(super) fn read_single_storage(source: &Source, options: &Options) -> Result<
     let mut interpreter =
         CallInterpreter::new(&values, &options.limits, PersistentIdForm::Legacy, &locate, &options.cancel)?;
     interpreter.add_bare(&[pid]).in_member(PICKLES[OBJECT])?;
-    let mut found = interpreter.finish();
-    let end = locate_storages(source, &mut found.storages, &keys, head.end())?;
+    let mut meanings = interpreter.finish();
+    let end = locate_storages(source, &mut meanings.storages, &keys, head.end())?;
     check_end(source, end, options)?;
-    match (&found.tensors[..], found.storages.pop()) {
+    match (&meanings.tensors[..], meanings.storages.pop()) {
         // The tensor of a view is only a slice of the storage.
         ([tensor], Some(storage)) if tensor.layout().numel() == storage.numel => {
             let class = values.global(class).name.into();
@@ -131,19 +131,19 @@ impl Head {
     /// Reads the file until it has the end of the fifth pickle. A pickle ends at its STOP opcode.
     fn read(source: &Source, limits: &Limits) -> Result<Head> {
         let mut data = source.read_vec(0, source.len().min(INITIAL_READ_BYTES))?;
-        let mut found = Ends::default();
+        let mut pickle_ends = Ends::default();
         loop {
             let len = u64::try_from(data.len()).unwrap_or(u64::MAX);
-            match found.find(&data, limits) {
-                Ok(()) => return Ok(Head { data, ends: found.ends }),
+            match pickle_ends.find(&data, limits) {
+                Ok(()) => return Ok(Head { data, ends: pickle_ends.ends }),
                 // Read more only where the data ended too early.
-                Err(_) if len < source.len() && found.is_truncated => {
+                Err(_) if len < source.len() && pickle_ends.is_truncated => {
                     Limits::check("pickle_bytes", limits.pickle_bytes, len.saturating_add(1))?;
-                    let more = len
+                    let target_len = len
                         .saturating_mul(2)
                         .min(source.len())
                         .min(limits.pickle_bytes.max(INITIAL_READ_BYTES));
-                    data.append(&mut source.read_vec(len, more.saturating_sub(len))?);
+                    data.append(&mut source.read_vec(len, target_len.saturating_sub(len))?);
                 }
                 Err(error) => return Err(error),
             }

@@ -87,7 +87,7 @@ impl Tensor {
     }
 
     /// A C-contiguous tensor at the start of a storage of `nbytes`. Fails where it does not fit.
-    pub(super) fn whole(dtype: DType, shape: &[u64], storage: u32, nbytes: u64) -> Result<Tensor> {
+    pub(super) fn contiguous(dtype: DType, shape: &[u64], storage: u32, nbytes: u64) -> Result<Tensor> {
         let layout = Layout::contiguous(shape)?;
         check_bounds(&layout, dtype, nbytes)?;
         Ok(Tensor { dtype, layout, storage, flags: Flags::default() })
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn a_part_of_a_storage_begins_at_an_element() {
-        let shifted = |bytes| Tensor::whole(DType::F32, &[2], 0, 8).unwrap().shifted(bytes);
+        let shifted = |bytes| Tensor::contiguous(DType::F32, &[2], 0, 8).unwrap().shifted(bytes);
         assert_eq!(shifted(8).unwrap().layout().offset, 2);
         for bytes in [1, 2, 3, 7, 9, u64::MAX] {
             assert_eq!(shifted(bytes).unwrap_err().code(), Code::StorageBounds, "{bytes}");
@@ -213,7 +213,7 @@ mod tests {
             assert_eq!(code(2, numel, 0, whole), Some(Code::TensorBounds), "{dtype}");
             assert_eq!(code(1, 1, numel, whole), Some(Code::TensorBounds), "{dtype}");
             assert_eq!(code(numel, 1, 0, whole - 1), Some(Code::TensorBounds), "{dtype}");
-            let tensor = Tensor::whole(dtype, &[numel.unsigned_abs()], 0, whole - 1);
+            let tensor = Tensor::contiguous(dtype, &[numel.unsigned_abs()], 0, whole - 1);
             assert_eq!(tensor.unwrap_err().code(), Code::TensorBounds, "{dtype}");
         }
     }

@@ -29,8 +29,8 @@ impl<'a> CallInterpreter<'a> {
         if !self.embedded.contains_key(&key) {
             let count = u64::try_from(self.embedded.len()).unwrap_or(u64::MAX).saturating_add(1);
             Limits::check("entries", self.limits.entries, count)?;
-            let found = self.read_stream(bytes).map_err(|error| at_call(error, call.offset))?;
-            self.embedded.insert(key, found);
+            let stream_storage = self.read_stream(bytes).map_err(|error| at_call(error, call.offset))?;
+            self.embedded.insert(key, stream_storage);
         }
         let Some(Some(SingleStorage { storage, dtype, .. })) = self.embedded.get(&key) else {
             return Ok(Meaning::Opaque);
@@ -38,9 +38,9 @@ impl<'a> CallInterpreter<'a> {
         let StorageLocation::Region(region) = storage.location else { return Ok(Meaning::Opaque) };
         let storage = Storage { location: StorageLocation::Value(bytes, region.start()), ..storage.clone() };
         let number = u32::try_from(self.out.storages.len()).unwrap_or(u32::MAX);
-        let whole = Tensor::whole(*dtype, &[storage.numel], number, storage.nbytes)?;
+        let tensor = Tensor::contiguous(*dtype, &[storage.numel], number, storage.nbytes)?;
         self.out.storages.push(storage);
-        self.push(whole).map(Meaning::Storage)
+        self.push(tensor).map(Meaning::Storage)
     }
 
     /// Whether a value is a call of `_load_from_bytes`, on any bytes.
@@ -53,11 +53,11 @@ impl<'a> CallInterpreter<'a> {
 
     /// The storage of such a call. Fails with `PersistentId` where the bytes are not a legacy stream.
     pub(super) fn embedded_slice(&self, handle: Handle) -> Result<StorageSlice> {
-        let made = match self.values.get(handle) {
+        let meaning = match self.values.get(handle) {
             Value::Call(id) => self.out.calls.get(id.index()),
             _ => None,
         };
-        let tensor = match made {
+        let tensor = match meaning {
             Some(&Meaning::Storage(tensor)) => usize::try_from(tensor).ok(),
             _ => None,
         };
@@ -75,7 +75,7 @@ impl<'a> CallInterpreter<'a> {
         let Value::Call(id) = self.values.get(handle) else { return None };
         let Value::Tuple(args) = self.values.get(self.values.call(id).args) else { return None };
         let (_, key) = self.embedded_bytes(args)?;
-        self.embedded.get(&key)?.as_ref().map(|found| &*found.class)
+        self.embedded.get(&key)?.as_ref().map(|storage| &*storage.class)
     }
 
     /// The single argument where it is bytes, and the value to cache the result by: any number of calls may encode one string.

@@ -94,7 +94,7 @@ pub(super) struct Meanings {
     pub(super) extras: HashMap<u32, Extra>,
     pub(super) storages: Vec<Storage>,
     pub(super) notes: Vec<String>,
-    /// What is known of classes of TorchScript.
+    /// The TorchScript classes of the pickle's values.
     pub(super) scripts: ScriptClasses,
 }
 
@@ -149,7 +149,8 @@ impl<'a> CallInterpreter<'a> {
         cancel: &Cancel,
     ) -> Result<CallInterpreter<'a>> {
         let mut interpreter = CallInterpreter::empty(values, limits, form, locate, cancel.clone());
-        // For these, a later BUILD sets the data. A tensor inside another one comes later, so they are interpreted last to first.
+        // Calls of torch before 0.4, whose data a later BUILD sets. A tensor that another one contains is created after it, so they
+        // are interpreted last to first.
         let mut deferred = Vec::new();
         for (id, _) in values.calls() {
             if id.index().is_multiple_of(CANCEL_CHECK_INTERVAL_CALLS) {
@@ -176,7 +177,7 @@ impl<'a> CallInterpreter<'a> {
         Ok(interpreter)
     }
 
-    /// Says what is known of classes of TorchScript.
+    /// Sets the TorchScript classes of the pickle's values.
     pub(super) fn set_scripts(&mut self, scripts: ScriptClasses) {
         self.out.scripts = scripts;
     }
@@ -388,9 +389,9 @@ impl<'a> CallInterpreter<'a> {
         };
         let (letters, number) = name.split_once(':').unwrap_or((name, "0"));
         let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-        let whole =
+        let is_index_valid =
             index.is_none_or(|index| !name.contains(':') && matches!(self.values.get(index), Value::Int(_)));
-        whole
+        is_index_valid
             && is_number(number)
             && !letters.is_empty()
             && letters.bytes().all(|byte| byte.is_ascii_lowercase())

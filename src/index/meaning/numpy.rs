@@ -24,16 +24,16 @@ impl<'a> CallInterpreter<'a> {
     /// Interprets a call of a NumPy function.
     pub(super) fn numpy(&mut self, known: Known, call: &Call<'a>, args: &'a [Handle]) -> Result<Meaning> {
         let states: &'a [Handle] = call.states;
-        let found = match (known, args, states) {
+        let parts = match (known, args, states) {
             (Known::NumpyDtype, _, _) => return Ok(self.numpy_dtype(args, states)),
             (Known::NumpyScalar, &[dtype, bytes], []) => {
-                let Some(found) = self.numpy_type(dtype) else { return Ok(Meaning::Opaque) };
+                let Some(numpy_type) = self.numpy_type(dtype) else { return Ok(Meaning::Opaque) };
                 let Some(len) = self.byte_len(bytes) else { return Ok(Meaning::Opaque) };
-                if len != found.dtype.itemsize() {
-                    let text = format!("a scalar of {} has {len} byte(s)", found.dtype);
+                if len != numpy_type.dtype.itemsize() {
+                    let text = format!("a scalar of {} has {len} byte(s)", numpy_type.dtype);
                     return Err(Error::new(Code::NdarrayBounds, text));
                 }
-                return Ok(Meaning::Scalar(found, bytes));
+                return Ok(Meaning::Scalar(numpy_type, bytes));
             }
             (Known::NumpyReconstruct, _, &[state]) => match self.values.get(state) {
                 Value::Tuple(&[_, shape, dtype, fortran, bytes]) => matches!(
@@ -48,17 +48,17 @@ impl<'a> CallInterpreter<'a> {
             }
             _ => None,
         };
-        let Some((shape, dtype, bytes, fortran)) = found else { return Ok(Meaning::Opaque) };
-        let Some(found) = self.numpy_type(dtype) else { return Ok(Meaning::Opaque) };
+        let Some((shape, dtype, bytes, fortran)) = parts else { return Ok(Meaning::Opaque) };
+        let Some(numpy_type) = self.numpy_type(dtype) else { return Ok(Meaning::Opaque) };
         let Some(nbytes) = self.byte_len(bytes) else { return Ok(Meaning::Opaque) };
-        self.array(shape, found, bytes, nbytes, fortran).map(Meaning::Tensor)
+        self.array(shape, numpy_type, bytes, nbytes, fortran).map(Meaning::Tensor)
     }
 
     /// Adds an array and its storage. Fails with `NdarrayBounds` where shape and dtype do not give `nbytes`.
     fn array(
         &mut self,
         shape: Handle,
-        found: NumpyType,
+        numpy_type: NumpyType,
         bytes: Handle,
         nbytes: u64,
         fortran: bool,
@@ -66,8 +66,8 @@ impl<'a> CallInterpreter<'a> {
         let mut shape = self.ints(shape, "shape")?;
         let sizes: Option<Vec<u64>> = shape.iter().map(|&size| u64::try_from(size).ok()).collect();
         let numel = sizes.as_deref().and_then(crate::layout::numel);
-        if numel.and_then(|numel| numel.checked_mul(found.dtype.itemsize())) != Some(nbytes) {
-            let text = format!("an array of {} and shape {shape:?} has {nbytes} byte(s)", found.dtype);
+        if numel.and_then(|numel| numel.checked_mul(numpy_type.dtype.itemsize())) != Some(nbytes) {
+            let text = format!("an array of {} and shape {shape:?} has {nbytes} byte(s)", numpy_type.dtype);
             return Err(Error::new(Code::NdarrayBounds, text));
         }
         if fortran {
@@ -89,11 +89,11 @@ impl<'a> CallInterpreter<'a> {
             location: StorageLocation::Value(bytes, 0),
             nbytes,
             numel: numel.unwrap_or(0),
-            big_endian: found.big_endian,
+            big_endian: numpy_type.big_endian,
             device: None,
         });
         let flags = Flags::default();
-        let raw = RawTensor { dtype: found.dtype, shape, strides, offset: 0, storage, flags };
+        let raw = RawTensor { dtype: numpy_type.dtype, shape, strides, offset: 0, storage, flags };
         self.push(raw.prove(nbytes, self.limits)?)
     }
 
@@ -122,7 +122,9 @@ impl<'a> CallInterpreter<'a> {
         let order = match states {
             [] => Some("|"),
             [state] => match self.values.get(*state) {
-                Value::Tuple([_, order, rest @ ..]) if rest.iter().take(3).all(|&one| self.is_none(one)) => {
+                Value::Tuple([_, order, rest @ ..])
+                    if rest.iter().take(3).all(|&item| self.is_none(item)) =>
+                {
                     ["<", ">", "|", "="].into_iter().find(|known| self.is_string(*order, known))
                 }
                 _ => None,
@@ -145,7 +147,7 @@ impl<'a> CallInterpreter<'a> {
             return None;
         }
         match self.numpy_dtype(args, call.states) {
-            Meaning::NumpyDtype(found) => Some(found),
+            Meaning::NumpyDtype(numpy_type) => Some(numpy_type),
             _ => None,
         }
     }
@@ -189,7 +191,7 @@ impl<'a> CallInterpreter<'a> {
         matches!(self.values.get(handle), Value::None)
     }
 
-    fn is_string(&self, handle: Handle, wanted: &str) -> bool {
-        matches!(self.values.get(handle), Value::Str(text) if text.as_bytes() == wanted.as_bytes())
+    fn is_string(&self, handle: Handle, expected: &str) -> bool {
+        matches!(self.values.get(handle), Value::Str(text) if text.as_bytes() == expected.as_bytes())
     }
 }

@@ -8,7 +8,7 @@ use crate::index::validate::{Flags, Tensor};
 use crate::pickle::{Call, Handle, Value};
 
 impl<'a> CallInterpreter<'a> {
-    /// Adds the tensor of such an object; `None` for any other form. One of them is a size, which would be a request to allocate.
+    /// Adds the tensor of such an object; `None` for any other form, such as a size, with which torch would allocate a tensor.
     pub(super) fn pre_0_4_tensor(&mut self, class: TensorClass, call: &Call<'a>) -> Result<Option<u32>> {
         let Value::Tuple(args) = self.values.get(call.args) else { return Ok(None) };
         let (data, mut grad) = match (class, args) {
@@ -40,8 +40,8 @@ impl<'a> CallInterpreter<'a> {
                 }
                 // The state of a variable: data, gradient, hooks, requires_grad, volatile.
                 Value::Tuple(&[data, _, _, requires_grad, _]) => {
-                    let Some(found) = self.tensor_at(data).cloned() else { return Ok(None) };
-                    (tensor, grad) = (Some(found), self.bool(requires_grad)?);
+                    let Some(inner) = self.tensor_at(data).cloned() else { return Ok(None) };
+                    (tensor, grad) = (Some(inner), self.bool(requires_grad)?);
                 }
                 // The state of a variable whose data was an argument: requires_grad, volatile, hooks.
                 Value::Tuple(&[requires_grad, _, _]) => grad = self.bool(requires_grad)?,
@@ -79,10 +79,10 @@ impl<'a> CallInterpreter<'a> {
         let requires_grad = self.bool(requires_grad)?;
         let is_device = matches!(self.values.get(device), Value::Str(_));
         let Some(super::Known::Dtype(dtype)) = self.known(dtype) else { return Ok(None) };
-        let Some(found) = self.tensor_at(data).filter(|found| is_device && found.dtype() == dtype) else {
+        let Some(source) = self.tensor_at(data).filter(|source| is_device && source.dtype() == dtype) else {
             return Ok(None);
         };
-        let mut tensor: Tensor = found.clone();
+        let mut tensor: Tensor = source.clone();
         tensor.flags.requires_grad = requires_grad;
         self.push(tensor).map(Some)
     }

@@ -52,10 +52,10 @@ impl<'a> CallInterpreter<'a> {
             let packed = Packed { shape, strides, offset };
             packed.check(slice.nbytes, per_byte)?;
             quantization.packed = Some(packed);
-            let whole = Tensor::whole(DType::U8, &[slice.nbytes], slice.storage, slice.nbytes)?;
-            let mut whole = whole.shifted(slice.start)?;
-            whole.flags = flags;
-            self.push(whole)?
+            let packed_bytes = Tensor::contiguous(DType::U8, &[slice.nbytes], slice.storage, slice.nbytes)?;
+            let mut packed_bytes = packed_bytes.shifted(slice.start)?;
+            packed_bytes.flags = flags;
+            self.push(packed_bytes)?
         };
         self.extra(tensor).quantization = Some(quantization);
         Ok(Some(tensor))

@@ -13,7 +13,7 @@ use crate::pickle::{Handle, Value};
 /// The maximum number of items in a tensor's metadata dict; torch writes `conj` and `neg`.
 const METADATA_MAX_ITEMS: usize = 16;
 
-/// The arguments of a function that rebuilds a tensor, by name. `geometry` is the offset, the size and the stride.
+/// The arguments of a function that rebuilds a tensor, by name. `geometry` is `[offset, size, stride]`.
 enum Arguments {
     /// `_rebuild_tensor` and its versions 2 and 3.
     Strided {
@@ -141,8 +141,8 @@ impl<'a> CallInterpreter<'a> {
             }
             Arguments::Parameter { tensor, requires_grad, state } => {
                 let requires_grad = self.bool(requires_grad)?;
-                let Some((id, found)) = self.tensor_id(tensor) else { return Ok(None) };
-                let mut tensor = found.clone();
+                let Some((id, source)) = self.tensor_id(tensor) else { return Ok(None) };
+                let mut tensor = source.clone();
                 tensor.flags = Flags { parameter: true, requires_grad, ..tensor.flags };
                 let quantization = self.out.extras.get(&id).and_then(|extra| extra.quantization.clone());
                 let id = self.push(tensor)?;
@@ -302,8 +302,8 @@ impl<'a> CallInterpreter<'a> {
 
     /// The size of a storage in bytes.
     pub(super) fn nbytes(&self, storage: u32) -> u64 {
-        let found = usize::try_from(storage).ok().and_then(|id| self.out.storages.get(id));
-        found.map_or(0, |storage| storage.nbytes)
+        let record = usize::try_from(storage).ok().and_then(|id| self.out.storages.get(id));
+        record.map_or(0, |storage| storage.nbytes)
     }
 
     fn flags(&self, grad: Handle, metadata: Option<Handle>) -> Result<Flags> {

@@ -39,8 +39,8 @@ impl<'a> CallInterpreter<'a> {
             }
             let slice = self.storage(pid)?;
             let numel = slice.nbytes.checked_div(slice.dtype.itemsize()).unwrap_or(0);
-            let whole = Tensor::whole(slice.dtype, &[numel], slice.storage, slice.nbytes)?;
-            let id = self.push(whole.shifted(slice.start)?)?;
+            let tensor = Tensor::contiguous(slice.dtype, &[numel], slice.storage, slice.nbytes)?;
+            let id = self.push(tensor.shifted(slice.start)?)?;
             self.out.bare.insert(pid, id);
         }
         Ok(())
@@ -98,24 +98,26 @@ impl<'a> CallInterpreter<'a> {
             }
         };
         let storage = self.root_storage(key, dtype, numel, location)?;
-        let whole = StorageSlice { storage, dtype, start: 0, nbytes: self.nbytes(storage) };
+        let root = StorageSlice { storage, dtype, start: 0, nbytes: self.nbytes(storage) };
         match view.map(|view| values.get(view)) {
-            None | Some(Value::None) => Ok(whole),
-            Some(Value::Tuple(&[view, offset, numel])) => self.view(whole, view, offset, numel),
+            None | Some(Value::None) => Ok(root),
+            Some(Value::Tuple(&[view, offset, numel])) => self.view(root, view, offset, numel),
             Some(_) => Err(wrong("view is neither None nor (key, offset, numel)")),
         }
     }
 
     /// The storage of a key: a new one, or the one that was described before. Fails where the descriptions conflict.
     fn root_storage(&mut self, key: &'a str, dtype: DType, numel: i64, device: Handle) -> Result<u32> {
-        if let Some(seen) = self.storages_by_key.get(key) {
-            self.check_conflict(seen, key, dtype, numel)?;
-            let id = seen.id;
-            let is_other = short_string(self.values, seen.device) != short_string(self.values, device);
-            if let Some(seen) =
-                self.storages_by_key.get_mut(key).filter(|seen| is_other && !seen.device_conflict_noted)
+        if let Some(described) = self.storages_by_key.get(key) {
+            self.check_conflict(described, key, dtype, numel)?;
+            let id = described.id;
+            let is_other = short_string(self.values, described.device) != short_string(self.values, device);
+            if let Some(described) = self
+                .storages_by_key
+                .get_mut(key)
+                .filter(|described| is_other && !described.device_conflict_noted)
             {
-                seen.device_conflict_noted = true;
+                described.device_conflict_noted = true;
                 self.out.notes.push(format!("storage {key} is described as on two devices"));
             }
             return Ok(id);
@@ -125,10 +127,10 @@ impl<'a> CallInterpreter<'a> {
         let (count, nbytes) = sizes.ok_or_else(|| {
             Error::new(Code::StorageBounds, format!("storage {key} is described with {numel} element(s)"))
         })?;
-        let found = (self.locate)(key, nbytes)?;
+        let location = (self.locate)(key, nbytes)?;
         let id = u32::try_from(self.out.storages.len()).unwrap_or(u32::MAX);
-        let name = self.device(device);
-        let storage = Storage { location: found, nbytes, numel: count, big_endian: false, device: name };
+        let device_name = self.device(device);
+        let storage = Storage { location, nbytes, numel: count, big_endian: false, device: device_name };
         self.out.storages.push(storage);
         let described = DescribedStorage { id, dtype, numel, device, device_conflict_noted: false };
         self.storages_by_key.insert(key, described);
@@ -144,7 +146,7 @@ impl<'a> CallInterpreter<'a> {
     /// A slice of a storage with a key of its own (torch before 0.4).
     fn view(
         &mut self,
-        whole: StorageSlice,
+        root: StorageSlice,
         key: Handle,
         offset: Handle,
         numel: Handle,
@@ -152,20 +154,20 @@ impl<'a> CallInterpreter<'a> {
         let key = short_string(self.values, key)
             .ok_or_else(|| Error::new(Code::StorageKey, "a view's key is not a string"))?;
         let (offset, numel) = (self.int(offset, "view's offset")?, self.int(numel, "view's size")?);
-        let bytes = |elements: i64| u64::try_from(elements).ok()?.checked_mul(whole.dtype.itemsize());
-        let found = bytes(offset)
+        let bytes = |elements: i64| u64::try_from(elements).ok()?.checked_mul(root.dtype.itemsize());
+        let slice = bytes(offset)
             .zip(bytes(numel))
-            .filter(|(start, nbytes)| start.checked_add(*nbytes).is_some_and(|end| end <= whole.nbytes))
-            .map(|(start, nbytes)| StorageSlice { start, nbytes, ..whole });
-        let found = found.ok_or_else(|| {
+            .filter(|(start, nbytes)| start.checked_add(*nbytes).is_some_and(|end| end <= root.nbytes))
+            .map(|(start, nbytes)| StorageSlice { start, nbytes, ..root });
+        let slice = slice.ok_or_else(|| {
             let text = format!("view {key} of {numel} element(s) from {offset} reaches outside its storage");
             Error::new(Code::StorageBounds, text)
         })?;
-        match self.views.insert(key, found) {
-            Some(before) if before != found => {
+        match self.views.insert(key, slice) {
+            Some(before) if before != slice => {
                 Err(Error::new(Code::StorageConflict, format!("view {key} has two conflicting descriptions")))
             }
-            _ => Ok(found),
+            _ => Ok(slice),
         }
     }
 

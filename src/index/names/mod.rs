@@ -27,7 +27,7 @@ const CANCEL_CHECK_INTERVAL_STEPS: u32 = 1 << 12;
 
 /// The result of a traversal of the tree.
 #[derive(Default)]
-pub(super) struct Found {
+pub(super) struct TraversalResult {
     pub(super) entries: Vec<Entry>,
     pub(super) opaque: Vec<OpaqueClass>,
     /// Storages that are values of the tree themselves and have no tensor yet.
@@ -35,7 +35,12 @@ pub(super) struct Found {
 }
 
 /// Names every tensor that is reachable from `root`. Fails with `Limit` where there are too many values or names.
-pub(super) fn find(view: View<'_>, root: Handle, limits: &Limits, cancel: &Cancel) -> Result<Found> {
+pub(super) fn find(
+    view: View<'_>,
+    root: Handle,
+    limits: &Limits,
+    cancel: &Cancel,
+) -> Result<TraversalResult> {
     let budget = view.values.len().saturating_mul(4).saturating_add(1024);
     let mut walk = Walk::new(view, limits, u64::try_from(budget).unwrap_or(u64::MAX), None);
     if !walk.run(root, cancel)? {
@@ -60,7 +65,7 @@ struct Walk<'a> {
     contains_tensor: Option<Vec<bool>>,
     /// Which values were reached where tensors have no names. A second path to such a value adds nothing.
     unnamed: Vec<bool>,
-    found: Found,
+    found: TraversalResult,
     /// The index of each unknown class in `found.opaque`.
     classes: HashMap<Option<GlobalId>, usize>,
     /// Bytes of names, paths and class names so far.
@@ -89,7 +94,7 @@ struct Frame {
 
 impl<'a> Walk<'a> {
     fn new(view: View<'a>, limits: &'a Limits, budget: u64, contains_tensor: Option<Vec<bool>>) -> Walk<'a> {
-        let (found, classes) = (Found::default(), HashMap::new());
+        let (found, classes) = (TraversalResult::default(), HashMap::new());
         let max_bytes = max_name_bytes(limits, view.values.data().len());
         let unnamed = vec![false; view.values.len()];
         let scratch = NameBuffer::default();
@@ -102,15 +107,15 @@ impl<'a> Walk<'a> {
         let mut path: Vec<PathStep> = Vec::new();
         // By value, whether it is on the stack.
         let mut on_stack = vec![false; self.view.values.len()];
-        let mut set = |handle: Handle, inside| {
-            on_stack.get_mut(handle.index()).is_some_and(|mark| std::mem::replace(mark, inside))
+        let mut mark_on_stack = |handle: Handle, is_inside| {
+            on_stack.get_mut(handle.index()).is_some_and(|entry| std::mem::replace(entry, is_inside))
         };
         let mut frames: Vec<Frame> = Vec::new();
         match self.enter(root, Naming::All, &path)? {
             Visit::Leaf => {}
             Visit::OverBudget => return Ok(false),
             Visit::Inside(frame) => {
-                set(root, true);
+                mark_on_stack(root, true);
                 frames.push(frame);
             }
         }
@@ -120,22 +125,22 @@ impl<'a> Walk<'a> {
                 cancel.check()?;
             }
             let Some(Child { step, value: child, naming }) = frame.children.next() else {
-                set(frame.handle, false);
+                mark_on_stack(frame.handle, false);
                 frames.pop();
                 path.pop();
                 continue;
             };
-            if !self.may_contain_tensor(child) || set(child, true) {
+            if !self.may_contain_tensor(child) || mark_on_stack(child, true) {
                 continue;
             }
-            if naming == Naming::None && self.is_known_unnamed(child) {
-                set(child, false);
+            if naming == Naming::None && self.mark_unnamed(child) {
+                mark_on_stack(child, false);
                 continue;
             }
             path.push(step);
             match self.enter(child, naming, &path)? {
                 Visit::Leaf => {
-                    set(child, false);
+                    mark_on_stack(child, false);
                     path.pop();
                 }
                 Visit::OverBudget => return Ok(false),
@@ -160,8 +165,8 @@ impl<'a> Walk<'a> {
             .is_none_or(|contains| contains.get(handle.index()).copied().unwrap_or(false))
     }
 
-    /// Marks a value as reached where tensors have no names; returns whether it was before.
-    fn is_known_unnamed(&mut self, handle: Handle) -> bool {
+    /// Marks a value as reached where tensors have no names; returns whether it was marked before.
+    fn mark_unnamed(&mut self, handle: Handle) -> bool {
         self.unnamed.get_mut(handle.index()).is_some_and(|mark| std::mem::replace(mark, true))
     }
 
@@ -207,7 +212,7 @@ impl<'a> Walk<'a> {
         Ok(Visit::Inside(Frame { handle, children: children.into_iter() }))
     }
 
-    /// Which tensors inside a value have names, by its position in the tree.
+    /// Sets [`Naming::None`] on the children whose tensors have no names, by the position of their parent in the tree.
     fn propagate_naming(&self, handle: Handle, naming: Naming, children: &mut [Child]) {
         let is_named = |child: &Child| match naming {
             Naming::All => true,
@@ -241,20 +246,20 @@ impl<'a> Walk<'a> {
 
     /// Adds an opaque value to those of its class.
     fn record_opaque(&mut self, class: Option<GlobalId>, path: &[PathStep]) -> Result<()> {
-        let known = match self.classes.get(&class) {
-            Some(&known) => known,
+        let position = match self.classes.get(&class) {
+            Some(&position) => position,
             None => {
                 let name = self.view.class_name(class);
                 self.charge(name.len())?;
-                let known = self.found.opaque.len();
+                let position = self.found.opaque.len();
                 self.found.opaque.push(OpaqueClass { class: name, count: 0, at: Vec::new() });
-                self.classes.insert(class, known);
-                known
+                self.classes.insert(class, position);
+                position
             }
         };
-        if self.found.opaque.get(known).is_some_and(|known| known.at.len() < MAX_PATHS_PER_OPAQUE_CLASS) {
+        if self.found.opaque.get(position).is_some_and(|class| class.at.len() < MAX_PATHS_PER_OPAQUE_CLASS) {
             let path = self.text(path, dotted)?;
-            self.found.opaque.get_mut(known).into_iter().for_each(|known| known.at.push(path.to_string()));
+            self.found.opaque.get_mut(position).into_iter().for_each(|class| class.at.push(path.to_string()));
         }
         Ok(())
     }
@@ -289,21 +294,21 @@ impl<'a> Walk<'a> {
                 continue;
             }
             let class = self.view.class_id(&self.view.values.call(id));
-            let known = match self.classes.get(&class) {
-                Some(&known) => known,
+            let position = match self.classes.get(&class) {
+                Some(&position) => position,
                 None => {
                     let name = self.view.class_name(class);
                     self.charge(name.len())?;
-                    let known = self.found.opaque.len().saturating_add(unseen.len());
+                    let position = self.found.opaque.len().saturating_add(unseen.len());
                     unseen.push(OpaqueClass { class: name, count: 0, at: Vec::new() });
-                    self.classes.insert(class, known);
-                    known
+                    self.classes.insert(class, position);
+                    position
                 }
             };
             let reached = self.found.opaque.len();
-            let slot = match known.checked_sub(reached) {
-                None => self.found.opaque.get_mut(known),
-                Some(place) => unseen.get_mut(place),
+            let slot = match position.checked_sub(reached) {
+                None => self.found.opaque.get_mut(position),
+                Some(unseen_position) => unseen.get_mut(unseen_position),
             };
             if let Some(class) = slot {
                 class.count = class.count.saturating_add(1);
@@ -320,11 +325,11 @@ impl<'a> Walk<'a> {
         if duplicates.is_empty() {
             return Ok(());
         }
-        for &at in &duplicates {
-            let Some(entry) = self.found.entries.get(at) else { continue };
+        for &index in &duplicates {
+            let Some(entry) = self.found.entries.get(index) else { continue };
             let Path::Steps(steps) = entry.path.clone() else { continue };
             let name = self.text(&steps, bracketed)?;
-            self.found.entries.get_mut(at).into_iter().for_each(|entry| entry.name = name.clone());
+            self.found.entries.get_mut(index).into_iter().for_each(|entry| entry.name = name.clone());
         }
         duplicates = duplicate_names(&self.found.entries);
         if duplicates.is_empty() {
@@ -333,22 +338,22 @@ impl<'a> Walk<'a> {
         let mut taken: HashSet<Arc<str>> =
             self.found.entries.iter().map(|entry| entry.name.clone()).collect();
         let mut numbers: HashMap<Arc<str>, u32> = HashMap::new();
-        for at in duplicates {
-            let Some(entry) = self.found.entries.get_mut(at) else { continue };
+        for index in duplicates {
+            let Some(entry) = self.found.entries.get_mut(index) else { continue };
             // The first entry keeps the name. Each number is tried once per name.
             let Some(number) = numbers.get_mut(&entry.name) else {
                 numbers.insert(entry.name.clone(), 1);
                 continue;
             };
-            let free = loop {
+            let free_name = loop {
                 *number = number.saturating_add(1);
                 let name: Arc<str> = format!("{}#{number}", entry.name).into();
                 if taken.insert(name.clone()) {
                     break name;
                 }
             };
-            let bytes = free.len();
-            entry.name = free;
+            let bytes = free_name.len();
+            entry.name = free_name;
             self.charge(bytes)?;
         }
         Ok(())
@@ -358,8 +363,8 @@ impl<'a> Walk<'a> {
 /// The maximum bytes of names. A short pickle can share keys and subtrees so that it has exponentially many names; so the maximum
 /// is an eighth of the limit, plus 16 bytes for each byte of the pickle, and at most the limit.
 fn max_name_bytes(limits: &Limits, pickle: usize) -> u64 {
-    let own = u64::try_from(pickle).unwrap_or(u64::MAX).saturating_mul(16);
-    own.saturating_add(limits.name_bytes_total >> 3).min(limits.name_bytes_total)
+    let pickle_share = u64::try_from(pickle).unwrap_or(u64::MAX).saturating_mul(16);
+    pickle_share.saturating_add(limits.name_bytes_total >> 3).min(limits.name_bytes_total)
 }
 
 /// The indices of entries whose names are not unique.
@@ -380,8 +385,8 @@ fn duplicate_names(entries: &[Entry]) -> Vec<usize> {
 fn values_with_tensor(view: View<'_>) -> Vec<bool> {
     let count = view.values.len();
     let mut contains_tensor = vec![false; count];
-    let mut ready: Vec<Handle> = Vec::new();
-    let mut first = vec![0_u32; count.saturating_add(1)];
+    let mut pending: Vec<Handle> = Vec::new();
+    let mut list_ends = vec![0_u32; count.saturating_add(1)];
     let mut edges: Vec<u32> = Vec::new();
     // Two passes over all values: count the parents of each value, then list them.
     for pass in 0..2 {
@@ -391,16 +396,16 @@ fn values_with_tensor(view: View<'_>) -> Vec<bool> {
                     if let Some(mark) = contains_tensor.get_mut(handle.index()) {
                         *mark = true;
                     }
-                    ready.push(handle);
+                    pending.push(handle);
                 }
                 continue;
             }
-            view.parts(handle, |child| {
-                let Some(slot) = first.get_mut(child.index()) else { return };
+            view.for_each_referenced(handle, |child| {
+                let Some(slot) = list_ends.get_mut(child.index()) else { return };
                 if pass == 0 {
                     *slot = slot.saturating_add(1);
                 } else {
-                    // `first` is the end of each list; it is filled backwards to its start.
+                    // Each list is filled from its end backwards, so that in the end this is its start.
                     *slot = slot.saturating_sub(1);
                     let at = usize::try_from(*slot).unwrap_or(usize::MAX);
                     if let Some(edge) = edges.get_mut(at) {
@@ -411,22 +416,22 @@ fn values_with_tensor(view: View<'_>) -> Vec<bool> {
         }
         if pass == 0 {
             let mut total = 0_u32;
-            for slot in &mut first {
+            for slot in &mut list_ends {
                 total = total.saturating_add(*slot);
                 *slot = total;
             }
             edges = vec![0; usize::try_from(total).unwrap_or(0)];
         }
     }
-    while let Some(handle) = ready.pop() {
-        let bounds = (first.get(handle.index()), first.get(handle.index().saturating_add(1)));
+    while let Some(handle) = pending.pop() {
+        let bounds = (list_ends.get(handle.index()), list_ends.get(handle.index().saturating_add(1)));
         let (Some(&start), Some(&end)) = bounds else { continue };
         let range = usize::try_from(start).unwrap_or(0)..usize::try_from(end).unwrap_or(0);
         for &parent in edges.get(range).unwrap_or_default() {
             let index = usize::try_from(parent).unwrap_or(usize::MAX);
             if let Some(mark @ false) = contains_tensor.get_mut(index) {
                 *mark = true;
-                ready.extend(view.values.handle(index));
+                pending.extend(view.values.handle(index));
             }
         }
     }

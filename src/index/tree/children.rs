@@ -89,7 +89,7 @@ impl<'a> View<'a> {
 
     /// The number of items of a state, and of the module dicts that are listed with it.
     fn state_width(self, state: Handle) -> usize {
-        let of = |dict| match self.values.get(dict) {
+        let dict_width = |dict| match self.values.get(dict) {
             Value::Call(id) => {
                 let call = self.values.call(id);
                 let own = call.items.len().saturating_add(call.appended.len());
@@ -100,7 +100,10 @@ impl<'a> View<'a> {
         let module = |state| match self.values.get(state) {
             Value::Dict(pairs) => {
                 let named = MODULE_ATTRIBUTES.map(|name| self.attribute(pairs, name));
-                named.into_iter().flatten().fold(0, |count: usize, dict| count.saturating_add(of(dict)))
+                named
+                    .into_iter()
+                    .flatten()
+                    .fold(0, |count: usize, dict| count.saturating_add(dict_width(dict)))
             }
             _ => 0,
         };
@@ -111,11 +114,11 @@ impl<'a> View<'a> {
         halves.iter().fold(self.width(state), |count, &half| count.saturating_add(module(half)))
     }
 
-    /// Calls `each` for every value that a value refers to: a superset of its children, with repetitions. For a tensor these are its
-    /// further properties.
-    pub(in crate::index) fn parts(self, handle: Handle, mut each: impl FnMut(Handle)) {
+    /// Calls `visit` for every value that a value refers to: a superset of its children, with repetitions. For a tensor these are
+    /// its further properties.
+    pub(in crate::index) fn for_each_referenced(self, handle: Handle, mut visit: impl FnMut(Handle)) {
         match self.values.get(handle) {
-            Value::Dict(pairs) => pairs.iter().for_each(|&(_, value)| each(value)),
+            Value::Dict(pairs) => pairs.iter().for_each(|&(_, value)| visit(value)),
             Value::Call(id) => {
                 match self.meaning(id) {
                     Meaning::Bytes | Meaning::ByteArray | Meaning::Complex | Meaning::Storage(_) => return,
@@ -123,12 +126,12 @@ impl<'a> View<'a> {
                     _ => {}
                 }
                 let call = self.values.call(id);
-                each(call.args);
-                each(call.callable);
-                call.kwargs.iter().chain(call.states).chain(call.appended).for_each(|&part| each(part));
-                call.items.iter().for_each(|&(_, value)| each(value));
+                visit(call.args);
+                visit(call.callable);
+                call.kwargs.iter().chain(call.states).chain(call.appended).for_each(|&part| visit(part));
+                call.items.iter().for_each(|&(_, value)| visit(value));
             }
-            _ => self.items(handle).iter().for_each(|&item| each(item)),
+            _ => self.items(handle).iter().for_each(|&item| visit(item)),
         }
     }
 
@@ -136,7 +139,7 @@ impl<'a> View<'a> {
     pub(in crate::index) fn children(self, handle: Handle) -> Result<Vec<Child>> {
         let mut out = Vec::new();
         match self.values.get(handle) {
-            Value::Dict(pairs) => self.keyed(pairs, &mut out)?,
+            Value::Dict(pairs) => self.add_keyed(pairs, &mut out)?,
             Value::Call(id) => {
                 let call = self.values.call(id);
                 match self.meaning(id) {
@@ -152,9 +155,9 @@ impl<'a> View<'a> {
                         }
                     }
                     Meaning::Dict(_) | Meaning::Sequence(_) | Meaning::Size => match self.get(handle)? {
-                        Object::Tuple(items) => indexed(items, &mut out),
+                        Object::Tuple(items) => add_indexed(items, &mut out),
                         Object::Deque(items, _) | Object::Set(items) | Object::FrozenSet(items) => {
-                            indexed(&items, &mut out);
+                            add_indexed(&items, &mut out);
                         }
                         Object::Dict { entries, states, .. } => {
                             let entry = |(key, value)| Child::from((PathStep::Key(key), value));
@@ -171,7 +174,7 @@ impl<'a> View<'a> {
                     _ => {}
                 }
             }
-            _ => indexed(self.items(handle), &mut out),
+            _ => add_indexed(self.items(handle), &mut out),
         }
         Ok(out)
     }
@@ -208,8 +211,8 @@ impl<'a> View<'a> {
                 _ => self.state_children(state, out)?,
             }
         }
-        self.keyed(call.items, out)?;
-        indexed(call.appended, out);
+        self.add_keyed(call.items, out)?;
+        add_indexed(call.appended, out);
         Ok(())
     }
 
@@ -317,7 +320,7 @@ impl<'a> View<'a> {
         let [parameters, buffers, modules, hidden] =
             MODULE_ATTRIBUTES.map(|name| self.attribute(pairs, name));
         let (Some(parameters), Some(buffers), Some(modules)) = (parameters, buffers, modules) else {
-            return self.keyed(pairs, out);
+            return self.add_keyed(pairs, out);
         };
         let own = [parameters, buffers, modules];
         let short = |name| self.text(name).filter(|name| name.as_bytes().len() <= SHORT_STRING_MAX_BYTES);
@@ -355,13 +358,13 @@ impl<'a> View<'a> {
     }
 
     /// Adds the values of a dict; of duplicate keys, the last one.
-    fn keyed(self, pairs: &[(Handle, Handle)], out: &mut Vec<Child>) -> Result<()> {
+    fn add_keyed(self, pairs: &[(Handle, Handle)], out: &mut Vec<Child>) -> Result<()> {
         let child = |(key, value)| Child::from((PathStep::Key(key), value));
         out.extend(self.values.unique(pairs)?.into_iter().map(child));
         Ok(())
     }
 }
 
-fn indexed(items: &[Handle], out: &mut Vec<Child>) {
+fn add_indexed(items: &[Handle], out: &mut Vec<Child>) {
     out.extend((0..).map(PathStep::Index).zip(items.iter().copied()).map(Child::from));
 }

@@ -258,13 +258,13 @@ impl<'a> View<'a> {
             Meaning::Tensor(tensor) | Meaning::Storage(tensor) => Object::Tensor(tensor),
             Meaning::Sparse(layout) => Object::Sparse(self.sparse(layout, args)),
             Meaning::Dict(known) => {
-                let (kind, from) = match known {
+                let (kind, source) = match known {
                     Known::Counter => (DictKind::Counter, args.first()),
                     Known::DefaultDict => (DictKind::DefaultDict, args.get(1)),
                     Known::OrderedDict => (DictKind::OrderedDict, args.first()),
                     _ => (DictKind::Dict, args.first()),
                 };
-                let mut pairs = from.map(|&from| self.pairs(from)).unwrap_or_default();
+                let mut pairs = source.map(|&source| self.pairs(source)).unwrap_or_default();
                 pairs.extend_from_slice(call.items);
                 let factory = args.first().copied().filter(|&factory| {
                     kind == DictKind::DefaultDict && !matches!(self.values.get(factory), Value::None)
@@ -272,7 +272,7 @@ impl<'a> View<'a> {
                 Object::Dict { kind, entries: self.values.unique(&pairs)?, states: call.states, factory }
             }
             Meaning::Sequence(known) => {
-                let mut items = args.first().map(|&from| self.items(from).to_vec()).unwrap_or_default();
+                let mut items = args.first().map(|&source| self.items(source).to_vec()).unwrap_or_default();
                 items.extend_from_slice(call.appended);
                 match known {
                     Known::Deque => Object::Deque(items, self.maxlen(args)),
@@ -281,14 +281,16 @@ impl<'a> View<'a> {
                     _ => Object::List(Cow::Owned(items)),
                 }
             }
-            Meaning::Size => Object::Tuple(args.first().map(|&from| self.items(from)).unwrap_or_default()),
+            Meaning::Size => {
+                Object::Tuple(args.first().map(|&source| self.items(source)).unwrap_or_default())
+            }
             Meaning::Bytes => Object::Bytes(self.latin1(args)),
             Meaning::ByteArray => Object::ByteArray(self.latin1(args)),
             Meaning::Complex => match args {
                 [re, im] => Object::Complex(self.real(*re), self.real(*im)),
                 _ => Object::Complex(0.0, 0.0),
             },
-            Meaning::Scalar(found, bytes) => self.scalar(found, bytes)?,
+            Meaning::Scalar(numpy_type, bytes) => self.scalar(numpy_type, bytes)?,
             Meaning::NumpyDtype(_) | Meaning::Record | Meaning::Opaque => {
                 let function = Some(call.callable).filter(|&callable| self.is_call(callable));
                 Object::Opaque { class: self.class(&call), call, function }
@@ -299,7 +301,7 @@ impl<'a> View<'a> {
     /// The sparse tensor of a call whose arguments are known to have the right form.
     fn sparse(self, layout: SparseLayout, args: &[Handle]) -> Sparse {
         let data = args.get(1).map_or(&[][..], |&data| self.items(data));
-        let after = layout.components().len();
+        let size_at = layout.components().len();
         let size = |handle| match self.get(handle) {
             Ok(Object::Tuple(sizes)) => sizes,
             _ => &[],
@@ -309,11 +311,12 @@ impl<'a> View<'a> {
             _ => None,
         };
         let shape: Dims =
-            data.get(after).map_or(&[][..], |&sizes| size(sizes)).iter().filter_map(count).collect();
-        let is_coalesced = data.get(after.saturating_add(1)).and_then(|&flag| match self.values.get(flag) {
-            Value::Bool(flag) => Some(flag),
-            _ => None,
-        });
+            data.get(size_at).map_or(&[][..], |&sizes| size(sizes)).iter().filter_map(count).collect();
+        let is_coalesced =
+            data.get(size_at.saturating_add(1)).and_then(|&flag| match self.values.get(flag) {
+                Value::Bool(flag) => Some(flag),
+                _ => None,
+            });
         let components = layout.components().iter().copied().zip(data.iter().copied()).collect();
         Sparse { layout, shape, is_coalesced, components }
     }
@@ -329,18 +332,18 @@ impl<'a> View<'a> {
     }
 
     /// A NumPy scalar as a number.
-    fn scalar(self, found: NumpyType, bytes: Handle) -> Result<Object<'a>> {
+    fn scalar(self, numpy_type: NumpyType, bytes: Handle) -> Result<Object<'a>> {
         let mut bytes = match self.get(bytes)? {
             Object::Bytes(bytes) | Object::ByteArray(bytes) => bytes,
             Object::Str(text) => text.as_bytes().to_vec(),
             _ => Vec::new(),
         };
-        if found.big_endian {
-            for part in bytes.chunks_mut(usize::try_from(found.dtype.swap_unit()).unwrap_or(1)) {
+        if numpy_type.big_endian {
+            for part in bytes.chunks_mut(usize::try_from(numpy_type.dtype.swap_unit()).unwrap_or(1)) {
                 part.reverse();
             }
         }
-        Ok(number(found.dtype, &bytes).unwrap_or(Object::None))
+        Ok(number(numpy_type.dtype, &bytes).unwrap_or(Object::None))
     }
 
     fn args(self, call: &Call<'a>) -> &'a [Handle] {
@@ -376,7 +379,7 @@ impl<'a> View<'a> {
     }
 
     fn latin1(self, args: &[Handle]) -> Vec<u8> {
-        match args.first().map(|&from| self.values.get(from)) {
+        match args.first().map(|&source| self.values.get(source)) {
             Some(Value::Str(text)) => {
                 let text = text.as_str().unwrap_or_default();
                 text.chars().filter_map(|c| u8::try_from(u32::from(c)).ok()).collect()
