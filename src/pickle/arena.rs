@@ -271,15 +271,15 @@ impl Arena {
         ) -> Result<()>,
     ) -> Result<()> {
         let Some(call) = self.calls.get_mut(id.index()) else { return Ok(()) };
-        let at = match call.extra {
-            Some(at) => at,
+        let extra_id = match call.extra {
+            Some(extra_id) => extra_id,
             None => {
-                let at = ExtraId::at(self.extras.len());
+                let extra_id = ExtraId::at(self.extras.len());
                 self.extras.push(CallExtra::default())?;
-                *call.extra.insert(at)
+                *call.extra.insert(extra_id)
             }
         };
-        match self.extras.get_mut(at.index()) {
+        match self.extras.get_mut(extra_id.index()) {
             Some(extra) => change(extra, &mut self.items, &mut self.pairs),
             None => Ok(()),
         }
@@ -302,9 +302,9 @@ impl Arena {
 
     #[inline]
     pub(super) fn bytes<'a>(&'a self, data: &'a [u8], range: ByteRange) -> &'a [u8] {
-        let home = if range.decoded { &self.decoded } else { data };
+        let buffer = if range.decoded { &self.decoded } else { data };
         let start = u32_to_usize(range.start);
-        home.get(start..start.saturating_add(u32_to_usize(range.len))).unwrap_or_default()
+        buffer.get(start..start.saturating_add(u32_to_usize(range.len))).unwrap_or_default()
     }
 }
 

@@ -1,11 +1,11 @@
 //! A growable vector with a hard limit, and with growth steps that keep memory in proportion to the pickle's size.
 //!
-//! Small vectors double; from 1 MiB on they grow by an eighth, so that unused capacity never outweighs what the pickle paid for.
+//! Small vectors double; from 1 MiB on they grow by an eighth, so that unused capacity stays small in proportion to the pickle.
 
 use crate::error::{Code, Error, Result};
 use crate::num::{to_u64, to_usize};
 
-/// At most `limit` items; the error at the limit contains its name.
+/// A vector of at most `limit` items; the error at the limit contains `name`.
 pub(super) struct BoundedVec<T> {
     items: Vec<T>,
     /// Pushing needs neither a check nor an allocation below this many items.

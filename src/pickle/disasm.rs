@@ -54,7 +54,9 @@ pub struct Disasm<'a> {
     done: bool,
     /// Whether the data ends inside the last opcode.
     is_truncated: bool,
+    /// The limit `line`.
     line: usize,
+    /// The limit `int_digits`.
     digits: usize,
 }
 

@@ -71,8 +71,8 @@ impl Globals {
         self.by_hash.try_reserve(1).map_err(|_| no_memory())?;
         let mut probe = u32::try_from(self.state.hash_one(bytes) & 0xffff_ffff).unwrap_or_default();
         while let Some(&id) = self.by_hash.get(&probe) {
-            let known = arena.names.get(u32_to_usize(id)).map(|record| arena.bytes(data, record.range));
-            if known == Some(bytes) {
+            let interned = arena.names.get(u32_to_usize(id)).map(|record| arena.bytes(data, record.range));
+            if interned == Some(bytes) {
                 return Ok(Ok(id));
             }
             probe = probe.wrapping_add(1);

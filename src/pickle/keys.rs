@@ -185,7 +185,7 @@ impl Arena {
 /// Checks that values are hashable when they become keys, and interns tuples and long strings.
 pub(super) struct Interner {
     /// The first of equal objects, by a hash of 32 bits; unequal objects of one hash are found by linear probing.
-    seen: HashMap<u32, Handle>,
+    interned: HashMap<u32, Handle>,
     state: RandomState,
     depth: u8,
     nodes: u16,
@@ -194,7 +194,7 @@ pub(super) struct Interner {
 impl Interner {
     pub(super) fn new(limits: &Limits) -> Interner {
         Interner {
-            seen: HashMap::new(),
+            interned: HashMap::new(),
             state: RandomState::new(),
             depth: u8::try_from(limits.key_depth).unwrap_or(u8::MAX),
             nodes: u16::try_from(limits.key_nodes).unwrap_or(u16::MAX),
@@ -231,12 +231,13 @@ impl Interner {
         }
         let bytes = arena.bytes(data, range);
         let hash = self.state.hash_one(bytes);
-        let first = self.first(hash, handle, |other| match (arena.node(handle), arena.node(other)) {
-            (Node::Str(_), Node::Str(range))
-            | (Node::Bytes(_), Node::Bytes(range))
-            | (Node::BigInt(_), Node::BigInt(range)) => arena.bytes(data, range) == bytes,
-            _ => false,
-        })?;
+        let first =
+            self.first_equal(hash, handle, |other| match (arena.node(handle), arena.node(other)) {
+                (Node::Str(_), Node::Str(range))
+                | (Node::Bytes(_), Node::Bytes(range))
+                | (Node::BigInt(_), Node::BigInt(range)) => arena.bytes(data, range) == bytes,
+                _ => false,
+            })?;
         arena.long_keys.try_reserve(1).map_err(|_| no_memory())?;
         arena.long_keys.insert(handle, first);
         Ok(())
@@ -244,26 +245,26 @@ impl Interner {
 
     /// Interns a tuple, after the tuples in it. The explicit stack of unfinished tuples is at most as deep as the limit `key_depth`.
     fn intern_tuple(&mut self, arena: &mut Arena, data: &[u8], handle: Handle) -> Result<()> {
-        let mut open = vec![handle];
-        while let Some(&top) = open.last() {
+        let mut unfinished = vec![handle];
+        while let Some(&top) = unfinished.last() {
             match self.measure(arena, data, top)? {
                 Measure::Pending(child) => {
-                    let depth = to_u64(open.len()).saturating_add(1);
+                    let depth = to_u64(unfinished.len()).saturating_add(1);
                     Limits::check("key_depth", u64::from(self.depth), depth)?;
-                    open.push(child);
+                    unfinished.push(child);
                 }
                 Measure::Done { depth: new_depth, nodes: new_nodes } => {
                     let keys = |handle| arena.tuple(handle).iter().map(|&item| arena.key(data, item));
                     let mut hasher = self.state.build_hasher();
                     keys(top).for_each(|key| key.hash(&mut hasher));
-                    let first = self.first(hasher.finish(), top, |other| {
+                    let first = self.first_equal(hasher.finish(), top, |other| {
                         matches!(arena.node(other), Node::Tuple { .. }) && keys(top).eq(keys(other))
                     })?;
                     if let Node::Tuple { start, len, .. } = arena.node(top) {
                         let (depth, nodes, canon) = (new_depth, new_nodes, Some(first));
                         arena.nodes.set(top, Node::Tuple { depth, nodes, start, len, canon })?;
                     }
-                    open.pop();
+                    unfinished.pop();
                 }
             }
         }
@@ -297,11 +298,11 @@ impl Interner {
     }
 
     /// The first object equal to `handle`, which is `handle` itself where there was none.
-    fn first(&mut self, hash: u64, handle: Handle, equal: impl Fn(Handle) -> bool) -> Result<Handle> {
-        self.seen.try_reserve(1).map_err(|_| no_memory())?;
+    fn first_equal(&mut self, hash: u64, handle: Handle, equal: impl Fn(Handle) -> bool) -> Result<Handle> {
+        self.interned.try_reserve(1).map_err(|_| no_memory())?;
         let mut probe = u32::try_from(hash & 0xffff_ffff).unwrap_or_default();
         loop {
-            match self.seen.entry(probe) {
+            match self.interned.entry(probe) {
                 Entry::Vacant(slot) => return Ok(*slot.insert(handle)),
                 Entry::Occupied(slot) if equal(*slot.get()) => return Ok(*slot.get()),
                 Entry::Occupied(_) => probe = probe.wrapping_add(1),
@@ -330,11 +331,11 @@ fn float_key<'a>(value: f64, handle: Handle) -> Key<'a> {
         _ if value == 0.0 => Key::Int(0),
         // The value is whole, so the bits that are shifted out are zero.
         Err(_) => Key::Int(signed >> exponent.unsigned_abs().min(63)),
-        Ok(up) if up <= 10 => Key::Int(signed.wrapping_shl(up)),
+        Ok(shift) if shift <= 10 => Key::Int(signed.wrapping_shl(shift)),
         Ok(_) if value == -9_223_372_036_854_775_808.0 => Key::Int(i64::MIN),
-        Ok(up) => {
+        Ok(shift) => {
             let zeros = signed.trailing_zeros();
-            Key::Scaled(signed >> zeros, up.saturating_add(zeros))
+            Key::Scaled(signed >> zeros, shift.saturating_add(zeros))
         }
     }
 }

@@ -27,7 +27,7 @@ use crate::num::{to_u32, to_u64};
 use crate::parallel::Cancel;
 
 /// Opcodes between two checks for cancellation.
-const CANCEL_CHECK_INTERVAL: u32 = 1 << 14;
+const CANCEL_CHECK_INTERVAL_OPS: u32 = 1 << 14;
 
 pub(super) fn run(data: Chunk, start: usize, limits: &Limits, cancel: &Cancel) -> Result<Pickle> {
     check_len(&data, limits)?;
@@ -70,7 +70,7 @@ fn execute(disasm: &mut Disasm<'_>, machine: &mut Machine<'_>, cancel: &Cancel) 
     let mut ops = 0_u32;
     while let Some(opcode) = disasm.peek() {
         ops = ops.wrapping_add(1);
-        if ops.is_multiple_of(CANCEL_CHECK_INTERVAL) {
+        if ops.is_multiple_of(CANCEL_CHECK_INTERVAL_OPS) {
             cancel.check()?;
         }
         let root = dispatch!(opcode: Mark BinGet LongBinGet BinInt1 BinInt NewFalse EmptyTuple BinPersId;
@@ -418,11 +418,11 @@ impl<'d> Machine<'d> {
         &mut self,
         kind: CallKind,
         callable: Handle,
-        first: usize,
+        first_arg: usize,
         mark: usize,
         offset: usize,
     ) -> Result<()> {
-        let args = self.arena.add_tuple(self.stack.slice_from(first))?;
+        let args = self.arena.add_tuple(self.stack.slice_from(first_arg))?;
         self.stack.truncate(mark);
         self.push_call(kind, callable, args, None, offset)
     }

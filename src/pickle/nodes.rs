@@ -22,7 +22,8 @@ pub(super) struct CompactNode {
     body: u32,
 }
 
-const TAG: u32 = 0xf;
+/// The bits of `head` that are the tag, one of the constants below.
+const TAG_MASK: u32 = 0xf;
 const OVERFLOW: u32 = 0;
 const NONE: u32 = 1;
 const BOOL: u32 = 2;
@@ -95,7 +96,7 @@ impl Nodes {
     /// Whether a value may be changed after it is made: a list, a dict, a set, a call, or any value in the overflow pool.
     #[inline(always)]
     pub(super) fn may_be_mutable(&self, handle: Handle) -> bool {
-        let tag = self.compact.get(handle.index()).map(|compact| compact.head & TAG);
+        let tag = self.compact.get(handle.index()).map(|compact| compact.head & TAG_MASK);
         matches!(tag, Some(OVERFLOW | LIST | DICT | SET | CALL))
     }
 
@@ -117,7 +118,7 @@ impl Nodes {
         let CompactNode { head, body } = compact;
         let len = head >> 4;
         let range = ByteRange { start: body, len, decoded: false };
-        match head & TAG {
+        match head & TAG_MASK {
             NONE => Node::None,
             BOOL => Node::Bool(len > 0),
             INT => Node::Int(i64::from(body.cast_signed())),

@@ -14,7 +14,7 @@ pub(super) enum Integer {
     Big(Vec<u8>),
 }
 
-/// `pickletools: INT`: canonical decimal, or `00` and `01` for the booleans, which are the inner error.
+/// `pickletools: INT`: canonical decimal, or `Ok(Err(bool))` for `00` and `01`, which are the booleans.
 pub(super) fn int(line: &[u8], digits: u64) -> Result<Result<Integer, bool>> {
     match line {
         b"00" => Ok(Err(false)),

@@ -26,7 +26,7 @@ pub const RUN_TIME_MODULE: &str = "<run time>";
 /// The number of defects that are kept; later ones repeat them.
 const DEFECTS_MAX: usize = 1000;
 /// Opcodes between two checks for cancellation.
-const CANCEL_CHECK_INTERVAL: usize = 1 << 16;
+const CANCEL_CHECK_INTERVAL_OPS: usize = 1 << 16;
 
 /// The result of an error-recovering run over one pickle.
 #[derive(Debug)]
@@ -73,26 +73,26 @@ pub(in crate::pickle) fn run(
     let mut machine = recovering_machine(&data, limits)?;
     match execute(&mut disasm, &mut machine, cancel) {
         Ok(root) => {
-            let mut notes = Notes { root: Some(root), ..Notes::default() };
+            let mut record = RunRecord { root: Some(root), ..RunRecord::default() };
             if machine.newest_protocol() > machine.protocol.max(1) {
                 let ops = Disasm::strict(&data, start, limits);
-                ops.filter_map(Result::ok).for_each(|op| notes.newer(&op, machine.protocol));
+                ops.filter_map(Result::ok).for_each(|op| record.check_newer(&op, machine.protocol));
             }
-            notes.builds = machine.builds.take().unwrap_or_default();
-            notes.aliased = machine.aliased;
+            record.builds = machine.builds.take().unwrap_or_default();
+            record.aliased = machine.aliased;
             let (stated, end) = ((machine.protocol, machine.newest_protocol()), disasm.position());
             let arena = machine.arena;
-            Ok(notes.finish(Values { data, arena }, end, stated))
+            Ok(record.finish(Values { data, arena }, end, stated))
         }
         Err(error) if error.code() == Code::Cancelled => Err(error),
-        // A limit on calls ends every run, and there was no error before it.
+        // A second run would end at this limit too: it holds in both modes, and no error came before it.
         Err(error) if error.code() == Code::Limit && is_call(&data, &error) => {
             let builds = machine.builds.take().unwrap_or_default();
-            let mut notes = Notes { builds, aliased: machine.aliased, ..Notes::default() };
-            notes.defect(error);
+            let mut record = RunRecord { builds, aliased: machine.aliased, ..RunRecord::default() };
+            record.add_defect(error);
             let (stated, end) = ((machine.protocol, machine.newest_protocol()), disasm.position());
             let arena = machine.arena;
-            Ok(notes.finish(Values { data, arena }, end, stated))
+            Ok(record.finish(Values { data, arena }, end, stated))
         }
         Err(_) => {
             drop(machine);
@@ -122,50 +122,50 @@ fn run_with_snapshots(
     cancel: &Cancel,
 ) -> Result<RecoveredPickle> {
     // A value that is restored after an error may be on the stack twice, which is aliasing too.
-    let (mut notes, mut ops) = (Notes { aliased: true, ..Notes::default() }, 0_usize);
+    let (mut record, mut ops) = (RunRecord { aliased: true, ..RunRecord::default() }, 0_usize);
     let mut disasm = Disasm::lenient(&data, start, limits);
     let mut machine = recovering_machine(&data, limits)?;
     while let Some(op) = disasm.next() {
         if let Some(strict_error) = disasm.take_strict_error() {
-            notes.defect(strict_error);
+            record.add_defect(strict_error);
         }
         let op = match op {
             Ok(op) => op,
             Err(error) => {
-                notes.defect(error);
+                record.add_defect(error);
                 break;
             }
         };
         ops = ops.wrapping_add(1);
-        if ops.is_multiple_of(CANCEL_CHECK_INTERVAL) {
+        if ops.is_multiple_of(CANCEL_CHECK_INTERVAL_OPS) {
             cancel.check()?;
         }
-        notes.newer(&op, machine.protocol);
-        let before = StackSnapshot::of(&machine);
+        record.check_newer(&op, machine.protocol);
+        let snapshot = StackSnapshot::of(&machine);
         match machine.step(&op) {
             Ok(None) => {}
-            Ok(root) => notes.root = root,
+            Ok(root) => record.root = root,
             Err(error) => {
                 let error = error.at(to_u64(op.offset));
-                let recovery = machine.recover(&op, &before, &error);
-                notes.defect(error);
+                let recovery = machine.recover(&op, &snapshot, &error);
+                record.add_defect(error);
                 match recovery {
                     Recovery::Continue => {}
-                    Recovery::Return(root) => notes.root = Some(root),
+                    Recovery::Return(root) => record.root = Some(root),
                     Recovery::End => break,
                 }
             }
         }
     }
-    notes.builds = machine.builds.take().unwrap_or_default();
+    record.builds = machine.builds.take().unwrap_or_default();
     let stated = (machine.protocol, machine.newest_protocol());
     let (end, arena) = (disasm.position(), machine.arena);
-    Ok(notes.finish(Values { data, arena }, end, stated))
+    Ok(record.finish(Values { data, arena }, end, stated))
 }
 
 /// What a recovering run records beside the values.
 #[derive(Default)]
-struct Notes {
+struct RunRecord {
     root: Option<Handle>,
     defects: Vec<Error>,
     builds: Vec<(u32, Handle)>,
@@ -173,22 +173,22 @@ struct Notes {
     newer: Option<(usize, Opcode)>,
 }
 
-impl Notes {
-    fn defect(&mut self, error: Error) {
+impl RunRecord {
+    fn add_defect(&mut self, error: Error) {
         if self.defects.len() < DEFECTS_MAX {
             self.defects.push(error);
         }
     }
 
     /// Keeps the first opcode that is newer than the stated protocol.
-    fn newer(&mut self, op: &Op<'_>, stated: u8) {
+    fn check_newer(&mut self, op: &Op<'_>, stated: u8) {
         if self.newer.is_none() && op.opcode.protocol() > stated.max(1) && op.opcode != Opcode::Proto {
             self.newer = Some((op.offset, op.opcode));
         }
     }
 
     fn finish(self, values: Values, end: usize, (protocol, newest_protocol): (u8, u8)) -> RecoveredPickle {
-        let Notes { root, defects, builds, aliased, newer } = self;
+        let RunRecord { root, defects, builds, aliased, newer } = self;
         RecoveredPickle { values, root, end, protocol, newest_protocol, defects, builds, aliased, newer }
     }
 }
@@ -229,24 +229,24 @@ impl StackSnapshot {
 impl Machine<'_> {
     /// Restores the stack and executes the failed opcode as the most permissive unpickler does.
     #[cold]
-    fn recover(&mut self, op: &Op<'_>, before: &StackSnapshot, error: &Error) -> Recovery {
-        let done = match self.restore(before) {
+    fn recover(&mut self, op: &Op<'_>, snapshot: &StackSnapshot, error: &Error) -> Recovery {
+        let recovery = match self.restore(snapshot) {
             Ok(()) => self.step_permissively(op, error),
             Err(error) => Err(error),
         };
-        done.unwrap_or(Recovery::End)
+        recovery.unwrap_or(Recovery::End)
     }
 
     /// Pushes back what a failed opcode popped from the stack and from the marks.
-    fn restore(&mut self, before: &StackSnapshot) -> Result<()> {
-        self.stack.truncate(before.len);
-        let lost = before.len.saturating_sub(self.stack.len());
-        let from = before.top.len().checked_sub(lost);
+    fn restore(&mut self, snapshot: &StackSnapshot) -> Result<()> {
+        self.stack.truncate(snapshot.len);
+        let popped = snapshot.len.saturating_sub(self.stack.len());
+        let from = snapshot.top.len().checked_sub(popped);
         let from = from.ok_or_else(|| fail(Code::PickleStack, "the stack cannot be restored"))?;
-        for &handle in before.top.get(from..).unwrap_or_default() {
+        for &handle in snapshot.top.get(from..).unwrap_or_default() {
             self.stack.push(handle)?;
         }
-        if let Some(mark) = before.mark.filter(|_| self.marks.len() < before.marks) {
+        if let Some(mark) = snapshot.mark.filter(|_| self.marks.len() < snapshot.marks) {
             self.marks.push(mark)?;
         }
         self.fence = self.marks.last().map_or(0, u32_to_usize);
