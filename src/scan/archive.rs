@@ -48,11 +48,11 @@ impl Scanner<'_> {
         let members = match members {
             Some(members) => members,
             None => {
-                let found = zip::salvage(source, &self.options.limits, &self.options.cancel)?;
-                if !found.complete {
+                let salvaged = zip::salvage(source, &self.options.limits, &self.options.cancel)?;
+                if !salvaged.complete {
                     self.report.unscanned(label, "parts of a damaged archive", 0, source.len());
                 }
-                visible_members(found)
+                visible_members(salvaged)
             }
         };
         self.names(&members, label);
@@ -92,9 +92,9 @@ impl Scanner<'_> {
             return Ok(None);
         }
         for gap in archive.gaps()? {
-            let found =
+            let salvaged =
                 zip::salvage_range(archive.source(), gap, &self.options.limits, &self.options.cancel)?;
-            out.extend(visible_members(found));
+            out.extend(visible_members(salvaged));
         }
         Ok(Some(out))
     }
@@ -218,9 +218,9 @@ impl Scanner<'_> {
             self.source(&window, Some(&inner), depth.saturating_add(1))?;
             return Ok(HashSet::new());
         }
-        let (found, keys) = self.stream_with_keys(&window, &inner, says_pickle, depth)?;
+        let (has_pickle, keys) = self.stream_with_keys(&window, &inner, says_pickle, depth)?;
         let usual = main || name.ends_with("constants.pkl") || name.ends_with(".debug_pkl");
-        if found && !usual {
+        if has_pickle && !usual {
             self.report.add(Finding {
                 message: "the checkpoint does not refer to this pickle; it was scanned".to_owned(),
                 member: Some(inner),
@@ -244,11 +244,11 @@ impl Scanner<'_> {
             return source.window(member.region.start(), member.region.len()).map(Some);
         }
         // `data.pkl` members share the limit of loading, all other members share a budget of the scan.
-        let (name, left) = match main {
+        let (name, budget) = match main {
             true => ("pickle_bytes", &mut self.budget.main_pickle_bytes),
             false => ("scan_bytes", &mut self.budget.decoded_bytes),
         };
-        let allowed = *left;
+        let allowed = *budget;
         let mut len = allowed.min(1 << 20);
         let (bytes, cut) = loop {
             let (bytes, is_complete) = zip::peek(source, member.region, 8, len)?;
@@ -261,7 +261,7 @@ impl Scanner<'_> {
             len = len.saturating_mul(4).min(allowed);
         };
         let inflated = to_u64(bytes.len());
-        take(left, inflated);
+        take(budget, inflated);
         if cut {
             let error = Error::limit(name, allowed, inflated.saturating_add(1));
             self.report.add_error(&error, Some(inner));
@@ -295,9 +295,9 @@ fn is_archive_of_members(bytes: &[u8]) -> bool {
 }
 
 /// The salvaged members, in the order of their offsets, as `zip::salvage` returns them.
-fn visible_members(found: SalvagedArchive) -> Vec<VisibleMember> {
+fn visible_members(salvaged: SalvagedArchive) -> Vec<VisibleMember> {
     let mut end = 0;
-    let one = |member: zip::SalvagedMember| {
+    let visible = |member: zip::SalvagedMember| {
         let region = Region::new(member.start, member.len).unwrap_or_default();
         let overlaps_earlier = region.start() < end;
         end = end.max(region.end());
@@ -310,7 +310,7 @@ fn visible_members(found: SalvagedArchive) -> Vec<VisibleMember> {
             overlaps_earlier,
         }
     };
-    found.members.into_iter().map(one).collect()
+    salvaged.members.into_iter().map(visible).collect()
 }
 
 /// Returns the errors that are not faults of the file: I/O, a changed file, cancellation and memory.

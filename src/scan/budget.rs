@@ -36,9 +36,9 @@ impl Budget {
     }
 }
 
-/// Takes `wanted` from one of the budgets; returns false, and takes nothing, where less is left.
-pub(super) fn take(left: &mut u64, wanted: u64) -> bool {
-    let rest = left.checked_sub(wanted);
-    *left = rest.unwrap_or(*left);
+/// Takes `amount` from a budget; returns false, and takes nothing, where less is left.
+pub(super) fn take(budget: &mut u64, amount: u64) -> bool {
+    let rest = budget.checked_sub(amount);
+    *budget = rest.unwrap_or(*budget);
     rest.is_some()
 }

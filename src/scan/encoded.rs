@@ -21,9 +21,11 @@ pub(super) fn encoded_payload(text: &[u8]) -> Option<&'static str> {
     if matches!(decoded.as_slice(), [0x80, 2..=5, b'c' | b'}' | b']' | b'(' | b'X' | 0x8c | 0x95, ..]) {
         return Some("a text decodes to a pickle; nothing in this file loads it");
     }
-    let code = [&b"import "[..], b"os.system", b"subprocess", b"exec(", b"eval(", b"__import__", b"/bin/sh"];
-    let names = code.iter().any(|word| decoded.windows(word.len()).any(|window| window == *word));
-    names.then_some("a text decodes to what looks like code; nothing in this file runs it")
+    let code_words =
+        [&b"import "[..], b"os.system", b"subprocess", b"exec(", b"eval(", b"__import__", b"/bin/sh"];
+    let looks_like_code =
+        code_words.iter().any(|word| decoded.windows(word.len()).any(|window| window == *word));
+    looks_like_code.then_some("a text decodes to what looks like code; nothing in this file runs it")
 }
 
 fn hex(text: &[u8]) -> Vec<u8> {
@@ -37,7 +39,7 @@ fn hex(text: &[u8]) -> Vec<u8> {
 
 fn base64(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
-    let (mut bits, mut held) = (0_u32, 0_u32);
+    let (mut bits, mut bit_count) = (0_u32, 0_u32);
     for &byte in text {
         let value = match byte {
             b'A'..=b'Z' => byte.wrapping_sub(b'A'),
@@ -48,10 +50,10 @@ fn base64(text: &[u8]) -> Vec<u8> {
             _ => break,
         };
         bits = (bits << 6) | u32::from(value);
-        held = held.wrapping_add(6);
-        if held >= 8 {
-            held = held.wrapping_sub(8);
-            out.push(u8::try_from((bits >> held) & 0xff).unwrap_or_default());
+        bit_count = bit_count.wrapping_add(6);
+        if bit_count >= 8 {
+            bit_count = bit_count.wrapping_sub(8);
+            out.push(u8::try_from((bits >> bit_count) & 0xff).unwrap_or_default());
         }
     }
     out

@@ -84,17 +84,17 @@ pub(super) struct Scanner<'a> {
 
 impl Scanner<'_> {
     fn top(&mut self, source: &Source) -> Result<()> {
-        let found = self.source(source, None, 0)?;
-        self.report.format = found.map(Format::name).or(self.report.format);
-        self.extension(source, found);
-        if self.report.scanned.is_empty() && self.report.unscanned.is_empty() && found.is_none() {
+        let format = self.source(source, None, 0)?;
+        self.report.format = format.map(Format::name).or(self.report.format);
+        self.extension(source, format);
+        if self.report.scanned.is_empty() && self.report.unscanned.is_empty() && format.is_none() {
             self.report.status = Status::Skipped;
         }
         source.check_unchanged()
     }
 
     /// Scans a source as every format that it has. `label` names it in findings; `None` is the file itself. Returns the format
-    /// that the strict reader detects, or a pickle.
+    /// that the strict reader detects, or [`Format::Pickle`] where only other readers see a pickle.
     pub(super) fn source(
         &mut self,
         source: &Source,
@@ -294,16 +294,16 @@ impl Scanner<'_> {
     }
 
     /// Adds a finding where the file extension is that of another format; readers that go by the extension fail or misread it.
-    fn extension(&mut self, source: &Source, found: Option<Format>) {
+    fn extension(&mut self, source: &Source, format: Option<Format>) {
         let Some(path) = source.path() else { return };
         let extension = path.extension().map(|extension| extension.to_string_lossy().to_ascii_lowercase());
-        let (Some(extension), Some(found)) = (extension, found) else { return };
+        let (Some(extension), Some(format)) = (extension, format) else { return };
         let says_safetensors = matches!(extension.as_str(), "safetensors" | "sft");
         let says_pickle = matches!(extension.as_str(), "pt" | "pth" | "bin" | "ckpt" | "pkl" | "pickle");
-        let is_safetensors = found == Format::Safetensors;
+        let is_safetensors = format == Format::Safetensors;
         if (says_safetensors && !is_safetensors) || (says_pickle && is_safetensors) {
             self.report.add(Finding {
-                message: format!("the name ends in .{extension}, the content is {}", found.name()),
+                message: format!("the name ends in .{extension}, the content is {}", format.name()),
                 ..Finding::new("ExtensionMismatch")
             });
         }

@@ -47,21 +47,22 @@ impl Scanner<'_> {
                 self.report.unscanned(label, "too many concatenated pickles", at, rest);
                 break;
             }
-            let Some(mut found) = self.pickle(source, at, label, sure && number == 0, false, label)? else {
+            let Some(mut scanned) = self.pickle(source, at, label, sure && number == 0, false, label)? else {
                 break;
             };
-            let end = at.saturating_add(to_u64(found.end));
+            let end = at.saturating_add(to_u64(scanned.end));
             self.report.scanned(label, "pickle", at, end.saturating_sub(at));
-            self.nested(found.nested, source, at, label, depth)?;
-            self.keys.extend(found.keys);
-            let whole = |pickle: &Pickle| number == 0 && to_u64(pickle.values.data().len()) == source.len();
-            self.executed = found.pickle.take().filter(whole);
+            self.nested(scanned.nested, source, at, label, depth)?;
+            self.keys.extend(scanned.keys);
+            let is_whole_source =
+                |pickle: &Pickle| number == 0 && to_u64(pickle.values.data().len()) == source.len();
+            self.executed = scanned.pickle.take().filter(is_whole_source);
             let start = at;
             at = end;
             if number > 0 {
                 self.trailing(label, start, "another pickle follows the first");
             }
-            if !found.stopped || at >= source.len() {
+            if !scanned.stopped || at >= source.len() {
                 return Ok(true);
             }
         }
@@ -82,10 +83,10 @@ impl Scanner<'_> {
     ) -> Result<(bool, HashSet<String>)> {
         let outer = std::mem::take(&mut self.keys);
         self.wants_keys = true;
-        let found = self.stream(source, Some(label), sure, depth);
+        let has_pickle = self.stream(source, Some(label), sure, depth);
         self.wants_keys = false;
         let keys = std::mem::replace(&mut self.keys, outer);
-        found.map(|found| (found, keys))
+        has_pickle.map(|has_pickle| (has_pickle, keys))
     }
 
     fn trailing(&mut self, label: Option<&str>, at: u64, text: &str) {
@@ -111,7 +112,8 @@ impl Scanner<'_> {
         Ok(())
     }
 
-    /// Scans one pickle at an offset of a source; `None` where `sure` is false and the bytes are not a pickle.
+    /// Scans one pickle at an offset of a source; `None` where `sure` is false and the bytes are not a pickle. `label` names the
+    /// source in the error of a limit, `member` the pickle in its findings.
     fn pickle(
         &mut self,
         source: &Source,
@@ -149,13 +151,13 @@ impl Scanner<'_> {
     /// Scans the bytes that a pickle passes to a loader.
     pub(super) fn nested(
         &mut self,
-        found: Vec<Nested>,
+        nested_bytes: Vec<Nested>,
         source: &Source,
         base: u64,
         label: Option<&str>,
         depth: u64,
     ) -> Result<()> {
-        for nested in found {
+        for nested in nested_bytes {
             let (window, at) = match nested {
                 Nested::Inside(region) => {
                     let at = base.saturating_add(region.start());
@@ -190,12 +192,12 @@ impl Scanner<'_> {
         let mut at = 0;
         for name in LEGACY_PICKLES {
             let member = inside(label, name);
-            let Some(found) = self.pickle(source, at, label, true, true, Some(&member))? else { break };
-            let end = at.saturating_add(to_u64(found.end));
+            let Some(scanned) = self.pickle(source, at, label, true, true, Some(&member))? else { break };
+            let end = at.saturating_add(to_u64(scanned.end));
             self.report.scanned(Some(&member), "pickle", at, end.saturating_sub(at));
-            self.nested(found.nested, source, at, Some(&member), depth)?;
+            self.nested(scanned.nested, source, at, Some(&member), depth)?;
             at = end;
-            if !found.stopped {
+            if !scanned.stopped {
                 return Ok(());
             }
         }
@@ -204,10 +206,10 @@ impl Scanner<'_> {
 
     /// Scans the bytes after the last storage of a legacy stream.
     pub(super) fn after_legacy(&mut self, source: &Source, label: Option<&str>, depth: u64) -> Result<()> {
-        let wanted = |finding: &&Finding| {
+        let is_trailing_data = |finding: &&Finding| {
             finding.code == Code::TrailingData.as_str() && finding.member.as_deref() == label
         };
-        let at = self.report.findings.iter().find(wanted).and_then(|finding| finding.offset);
+        let at = self.report.findings.iter().find(is_trailing_data).and_then(|finding| finding.offset);
         let Some(at) = at.filter(|&at| at < source.len()) else { return Ok(()) };
         let window = source.window(at, source.len().saturating_sub(at))?;
         let inner = inside(label, &format!("byte {at}"));
@@ -232,22 +234,22 @@ impl Scanner<'_> {
                     || name.starts_with('/')
                     || name.split('/').any(|part| part == "..")
             };
-            let found: Vec<_> = index.entries.iter().filter(|entry| odd(&entry.name)).collect();
-            if let Some(first) = found.first() {
+            let odd_entries: Vec<_> = index.entries.iter().filter(|entry| odd(&entry.name)).collect();
+            if let Some(first) = odd_entries.first() {
                 self.report.add(Finding {
                     message: format!("a tensor is named {:?}", first.name),
                     member: label.map(str::to_owned),
-                    times: to_u64(found.len()),
+                    times: to_u64(odd_entries.len()),
                     ..Finding::new("OddName")
                 });
             }
             return Ok(());
         }
         // The error of the strict reader has the offset of the first byte that no tensor covers.
-        let wanted = |finding: &&Finding| {
+        let is_offsets_error = |finding: &&Finding| {
             finding.code == Code::StOffsets.as_str() && finding.member.as_deref() == label
         };
-        let start = self.report.findings.iter().find(wanted).and_then(|finding| finding.offset);
+        let start = self.report.findings.iter().find(is_offsets_error).and_then(|finding| finding.offset);
         let Some(start) = start else { return Ok(()) };
         if start < source.len() {
             let window = source.window(start, source.len().saturating_sub(start))?;
@@ -275,8 +277,8 @@ impl Scanner<'_> {
         self.report.scanned(label, "npy header", 0, start.saturating_add(to_u64(text.len())));
         let descr: Vec<u8> = text.iter().copied().filter(|byte| !byte.is_ascii_whitespace()).collect();
         let objects = [&b"'|O'"[..], b"'O'", b"\"|O\"", b"\"O\"", b"'|O8'", b"'O8'", b"|O"];
-        let contains = |wanted: &[u8]| descr.windows(wanted.len()).any(|window| window == wanted);
-        if !objects.iter().any(|wanted| contains(wanted)) && len <= available {
+        let contains = |needle: &[u8]| descr.windows(needle.len()).any(|window| window == needle);
+        if !objects.iter().any(|needle| contains(needle)) && len <= available {
             return Ok(());
         }
         let start = start.saturating_add(len).min(source.len());
@@ -326,11 +328,12 @@ impl Scanner<'_> {
     }
 
     fn tar_member(&mut self, window: &Source, name: &str, inner: &str, depth: u64) -> Result<()> {
-        let known = matches!(name.trim_start_matches("./"), "pickle" | "sys_info" | "tensors" | "storages");
-        if known || !is_container(&window.read_vec(0, window.len().min(TAR_BLOCK_BYTES))?) {
-            let found = self.stream(window, Some(inner), known, depth)?;
+        let is_torch_member =
+            matches!(name.trim_start_matches("./"), "pickle" | "sys_info" | "tensors" | "storages");
+        if is_torch_member || !is_container(&window.read_vec(0, window.len().min(TAR_BLOCK_BYTES))?) {
+            let has_pickle = self.stream(window, Some(inner), is_torch_member, depth)?;
             // In these two members of a torch 0.1 archive, raw numbers and elements lie between the pickles.
-            if found && matches!(name, "tensors" | "storages") {
+            if has_pickle && matches!(name, "tensors" | "storages") {
                 self.report.unscanned(Some(inner), "pickles between raw numbers", 0, window.len());
             }
             return Ok(());

@@ -259,7 +259,7 @@ pub(super) fn classify(module: &str, name: &str, known: bool) -> Classification 
 
 /// Why a global would execute; `None` where that is unknown.
 fn reason(module: &str, name: &str) -> Option<&'static str> {
-    if let Some(reason) = of_module(module) {
+    if let Some(reason) = module_reason(module) {
         return Some(reason);
     }
     let single = |name: &str| {
@@ -279,14 +279,14 @@ fn reason(module: &str, name: &str) -> Option<&'static str> {
     if parts.len() > MAX_ATTRIBUTE_PARTS {
         return Some(REACHES_ATTRIBUTES);
     }
-    let elsewhere = GLOBALS.iter().find(|(home, names, _)| {
+    let through_module = GLOBALS.iter().find(|(home, names, _)| {
         let len = home.split('.').count();
         let windows = parts.windows(len.saturating_add(1));
         windows
             .filter_map(<[&str]>::split_last)
             .any(|(last, before)| names.contains(last) && home.split('.').eq(before.iter().copied()))
     });
-    if let Some((_, _, reason)) = elsewhere {
+    if let Some((_, _, reason)) = through_module {
         return Some(reason);
     }
     name.split('.').find_map(|part| {
@@ -294,19 +294,19 @@ fn reason(module: &str, name: &str) -> Option<&'static str> {
         if dunder {
             Some(REACHES_ATTRIBUTES)
         } else {
-            of_module(part).or_else(|| single(part)).or_else(|| anywhere(part))
+            module_reason(part).or_else(|| single(part)).or_else(|| anywhere(part))
         }
     })
 }
 
-fn of_module(module: &str) -> Option<&'static str> {
-    let is = |entry: &str| match entry.strip_suffix('.') {
+fn module_reason(module: &str) -> Option<&'static str> {
+    let covers = |entry: &str| match entry.strip_suffix('.') {
         Some(package) => {
             module.strip_prefix(package).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
         }
         None => module == entry,
     };
-    MODULES.iter().find(|(entry, _)| is(entry)).map(|(_, reason)| *reason)
+    MODULES.iter().find(|(entry, _)| covers(entry)).map(|(_, reason)| *reason)
 }
 
 /// Whether a global loads a pickle or an archive from its argument.

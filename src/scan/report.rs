@@ -199,8 +199,8 @@ impl FileReport {
     pub(super) fn add(&mut self, finding: Finding) {
         self.worst = Some(self.worst.map_or(finding.verdict, |worst| worst.max(finding.verdict)));
         let key = (finding.code, finding.verdict, finding.member.clone(), finding.global.clone());
-        if let Some(known) = self.by_key.get(&key).and_then(|&at| self.findings.get_mut(at)) {
-            known.times = known.times.saturating_add(finding.times);
+        if let Some(equal_finding) = self.by_key.get(&key).and_then(|&at| self.findings.get_mut(at)) {
+            equal_finding.times = equal_finding.times.saturating_add(finding.times);
         } else if self.findings.len() < self.limit {
             self.by_key.insert(key, self.findings.len());
             self.findings.push(finding);
@@ -238,8 +238,8 @@ impl FileReport {
     }
 
     pub(super) fn add_global(&mut self, global: GlobalUse) {
-        if let Some(known) = self.by_name.get(&global.global).and_then(|&at| self.globals.get_mut(at)) {
-            known.calls = known.calls.saturating_add(global.calls);
+        if let Some(listed) = self.by_name.get(&global.global).and_then(|&at| self.globals.get_mut(at)) {
+            listed.calls = listed.calls.saturating_add(global.calls);
         } else if self.globals.len() < self.limit {
             self.by_name.insert(global.global.clone(), self.globals.len());
             self.globals.push(global);
@@ -383,8 +383,8 @@ impl FileReport {
             "globals": self.globals.iter().map(global).collect::<Vec<_>>(),
             "coverage": {
                 "complete": self.is_complete(), "truncated": self.truncated,
-                "scanned": self.scanned.iter().map(|one| range(one, "kind")).collect::<Vec<_>>(),
-                "unscanned": self.unscanned.iter().map(|one| range(one, "why")).collect::<Vec<_>>(),
+                "scanned": self.scanned.iter().map(|bytes| range(bytes, "kind")).collect::<Vec<_>>(),
+                "unscanned": self.unscanned.iter().map(|bytes| range(bytes, "why")).collect::<Vec<_>>(),
             },
         })
     }

@@ -14,14 +14,14 @@ pub(super) fn files(path: &Path) -> Result<Vec<(PathBuf, bool)>> {
     if !metadata.is_dir() {
         return Ok(vec![(path.to_owned(), true)]);
     }
-    let (mut found, mut open) = (Vec::new(), vec![path.to_owned()]);
-    while let Some(directory) = open.pop() {
+    let (mut files, mut pending) = (Vec::new(), vec![path.to_owned()]);
+    while let Some(directory) = pending.pop() {
         let entries = match std::fs::read_dir(&directory) {
             Ok(entries) => entries,
             Err(error) if directory == path => return Err(io(error, path)),
             // A directory that cannot be listed is reported as an unreadable file.
             Err(_) => {
-                found.push((directory, false));
+                files.push((directory, false));
                 continue;
             }
         };
@@ -29,16 +29,16 @@ pub(super) fn files(path: &Path) -> Result<Vec<(PathBuf, bool)>> {
             let entry = entry.map_err(|error| io(error, &directory))?;
             let kind = entry.file_type().map_err(|error| io(error, &entry.path()))?;
             if kind.is_dir() {
-                open.push(entry.path());
+                pending.push(entry.path());
             } else if !(kind.is_symlink() && entry.path().is_dir()) {
-                found.push((entry.path(), false));
+                files.push((entry.path(), false));
             }
-            if found.len() > MAX_FILES {
+            if files.len() > MAX_FILES {
                 let text = format!("more than {MAX_FILES} files in one directory");
                 return Err(Error::new(Code::Value, text).in_file(path));
             }
         }
     }
-    found.sort();
-    Ok(found)
+    files.sort();
+    Ok(files)
 }

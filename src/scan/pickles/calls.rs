@@ -74,7 +74,7 @@ impl Classifier<'_> {
             }
             _ => {}
         }
-        let found = policy::classify(global.module, global.name, false);
+        let classification = policy::classify(global.module, global.name, false);
         let loader = policy::loads_bytes(global.module, global.name);
         if loader {
             let has_bytes = self.collect_loaded(call);
@@ -88,8 +88,12 @@ impl Classifier<'_> {
                 self.report.add(finding);
             }
         }
-        if found.verdict != Verdict::WouldExecute {
-            return (found.verdict, "DisallowedGlobal", format!("{name} is called; what it does is unknown"));
+        if classification.verdict != Verdict::WouldExecute {
+            return (
+                classification.verdict,
+                "DisallowedGlobal",
+                format!("{name} is called; what it does is unknown"),
+            );
         }
         let is_harmless = match policy::callable_factory(global.module, global.name) {
             None => false,
@@ -100,7 +104,11 @@ impl Classifier<'_> {
             let text = format!("{name} makes a callable of unknown effect, which is not called");
             return (Verdict::Unknown, "DisallowedGlobal", text);
         }
-        (Verdict::WouldExecute, "DisallowedGlobal", format!("{name} would be called: it {}", found.reason))
+        (
+            Verdict::WouldExecute,
+            "DisallowedGlobal",
+            format!("{name} would be called: it {}", classification.reason),
+        )
     }
 
     /// Whether a call is `getattr(Class, "NAME")` for a public member of a class of unknown effect.
@@ -124,9 +132,9 @@ impl Classifier<'_> {
     /// values.
     pub(super) fn contains_executable(&self, args: Handle) -> bool {
         let values = self.values_of();
-        let mut open = vec![args];
+        let mut pending = vec![args];
         for _ in 0..MAX_SEARCHED_VALUES {
-            let Some(handle) = open.pop() else { return false };
+            let Some(handle) = pending.pop() else { return false };
             match values.get(handle) {
                 Value::Global(id) if !self.known.is_known_global(id) => {
                     let global = values.global(id);
@@ -135,7 +143,7 @@ impl Classifier<'_> {
                     }
                 }
                 Value::Tuple(items) | Value::List(items) => {
-                    open.extend(items.iter().take(MAX_SEARCHED_VALUES))
+                    pending.extend(items.iter().take(MAX_SEARCHED_VALUES))
                 }
                 _ => {}
             }
@@ -147,32 +155,32 @@ impl Classifier<'_> {
     /// Collects the bytes in a loader's arguments: plain, in a `BytesIO`, or encoded as text. Returns whether there are any.
     fn collect_loaded(&mut self, call: &Call<'_>) -> bool {
         let values = self.values_of();
-        let mut found = false;
-        let mut open = vec![call.args];
+        let mut has_bytes = false;
+        let mut pending = vec![call.args];
         for _ in 0..MAX_SEARCHED_VALUES {
-            let Some(handle) = open.pop() else { break };
+            let Some(handle) = pending.pop() else { break };
             match values.get(handle) {
                 Value::Bytes(bytes) | Value::ByteArray(bytes) => {
-                    found |= self.add_loaded(handle, || nested(values, bytes));
+                    has_bytes |= self.add_loaded(handle, || nested(values, bytes));
                 }
                 Value::Str(text) => {
-                    found |= self.add_loaded(handle, || latin1_payload(&text.to_string_lossy()))
+                    has_bytes |= self.add_loaded(handle, || latin1_payload(&text.to_string_lossy()))
                 }
-                Value::Tuple(items) => open.extend(items.iter().take(MAX_SEARCHED_VALUES)),
-                Value::Call(id) => open.push(values.call(id).args),
+                Value::Tuple(items) => pending.extend(items.iter().take(MAX_SEARCHED_VALUES)),
+                Value::Call(id) => pending.push(values.call(id).args),
                 _ => {}
             }
         }
-        found
+        has_bytes
     }
 
     /// Adds a value's bytes to `nested`, once for all calls that share it. Returns whether it has any.
     fn add_loaded(&mut self, value: Handle, bytes: impl FnOnce() -> Option<Nested>) -> bool {
         *self.loaded.entry(value).or_insert_with(|| {
             let bytes = bytes();
-            let found = bytes.is_some();
+            let has_bytes = bytes.is_some();
             self.nested.extend(bytes);
-            found
+            has_bytes
         })
     }
 }

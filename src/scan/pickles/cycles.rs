@@ -6,7 +6,8 @@
 
 use crate::pickle::{Handle, Value, Values};
 
-/// Whether a reference cycle may be reachable from `root`. Cycles that are not reachable may be reported or not.
+/// Whether a reference cycle may be reachable from `root`. Also true for some cycles that are not
+/// reachable.
 pub(super) fn has_cycle(values: &Values, root: Option<Handle>) -> bool {
     if !values.handles().any(|handle| refers_back(values, handle)) {
         return false;
@@ -27,16 +28,16 @@ pub(super) fn has_cycle(values: &Values, root: Option<Handle>) -> bool {
     if !shared && root.is_some() {
         return false;
     }
-    let free = |handle: &Handle| referrers.get(handle.index()) == Some(&0);
-    let mut open: Vec<Handle> = values.handles().filter(free).collect();
+    let has_no_referrer = |handle: &Handle| referrers.get(handle.index()) == Some(&0);
+    let mut ready: Vec<Handle> = values.handles().filter(has_no_referrer).collect();
     let mut removed = 0_usize;
-    while let Some(handle) = open.pop() {
+    while let Some(handle) = ready.pop() {
         removed = removed.saturating_add(1);
         children(values, handle, |child| {
             if let Some(count) = referrers.get_mut(child.index()).filter(|count| **count > 0) {
                 *count = count.saturating_sub(1);
                 if *count == 0 {
-                    open.push(child);
+                    ready.push(child);
                 }
             }
         });
@@ -45,12 +46,12 @@ pub(super) fn has_cycle(values: &Values, root: Option<Handle>) -> bool {
 }
 
 /// Whether a value refers to itself, or to an older value that was filled after its creation. Every cycle has such a reference:
-/// from a younger value to its oldest one, which was filled later.
+/// from a younger value to the oldest one in the cycle, which was filled later.
 #[inline]
 fn refers_back(values: &Values, handle: Handle) -> bool {
-    let mut found = false;
-    children(values, handle, |child| found |= child <= handle && was_filled(values, child));
-    found
+    let mut refers_back = false;
+    children(values, handle, |child| refers_back |= child <= handle && was_filled(values, child));
+    refers_back
 }
 
 #[inline]

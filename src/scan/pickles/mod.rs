@@ -58,8 +58,8 @@ pub(super) enum Nested {
     Decoded(Vec<u8>),
 }
 
-/// Runs a pickle in error-recovering mode and adds to the report what it would do. Where `sure` is false the bytes may not be a pickle: then `None` is
-/// returned, and nothing added, for one that names no global and does not reach STOP.
+/// Runs a pickle in error-recovering mode and adds to the report what it would do. Where `sure` is false, the bytes may not be a
+/// pickle: if they name no global and do not reach STOP, this returns `None` and adds nothing.
 pub(super) fn scan(
     report: &mut FileReport,
     data: Chunk,

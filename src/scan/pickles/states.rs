@@ -37,9 +37,10 @@ impl Classifier<'_> {
                 let shadows = self.known.is_known_call(id);
                 let text = if shadows { "its state shadows methods of the dict" } else { "its state is set" };
                 let code = if shadows { "DisallowedCall" } else { "DisallowedGlobal" };
-                let found = policy::classify(&pair.0, &pair.1, shadows).verdict.max(Verdict::Unknown);
-                let found = if self.is_harmless_partial(&call) { Verdict::Unknown } else { found };
-                (pair, found, code, text.to_owned())
+                let call_verdict = policy::classify(&pair.0, &pair.1, shadows).verdict.max(Verdict::Unknown);
+                let call_verdict =
+                    if self.is_harmless_partial(&call) { Verdict::Unknown } else { call_verdict };
+                (pair, call_verdict, code, text.to_owned())
             }
             _ => (
                 (String::new(), preview::value(values, target)),

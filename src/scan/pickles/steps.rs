@@ -32,12 +32,12 @@ impl Classifier<'_> {
         }
         let mut last = None;
         for &(offset, target) in &self.recovered.builds {
-            let plain = match values.get(target) {
+            let is_known_form = match values.get(target) {
                 Value::Call(id) => self.known.is_known_call(id) && !self.shadows_methods(id),
                 _ => false,
             };
             // Consecutive BUILDs of one target are listed once.
-            if !plain && last != Some(target) {
+            if !is_known_form && last != Some(target) {
                 opaque = true;
                 events.push((u64::from(offset), Event::State(target)));
             }
@@ -54,14 +54,14 @@ impl Classifier<'_> {
             if global.module == pickle::RUN_TIME_MODULE {
                 continue;
             }
-            let found = policy::classify(global.module, global.name, known);
+            let classification = policy::classify(global.module, global.name, known);
             let called = calls.get(id.index()).copied().unwrap_or(0);
             self.report.add_global(GlobalUse {
                 member: self.context.member.map(str::to_owned),
                 offset: global.offset.saturating_add(self.context.base_offset),
                 global: (global.module.to_owned(), global.name.to_owned()),
-                verdict: found.verdict,
-                reason: found.reason,
+                verdict: classification.verdict,
+                reason: classification.reason,
                 calls: called,
             });
         }
@@ -76,7 +76,7 @@ impl Classifier<'_> {
 
     fn import(&mut self, id: GlobalId, calls: u64, opaque: bool) {
         let global = self.values_of().global(id);
-        let found = policy::classify(global.module, global.name, false);
+        let classification = policy::classify(global.module, global.name, false);
         let pair = (global.module.to_owned(), global.name.to_owned());
         self.report.add_step(TraceStep {
             member: self.context.member.map(str::to_owned),
@@ -85,28 +85,28 @@ impl Classifier<'_> {
             opcode: "GLOBAL",
             global: pair.clone(),
             arguments: String::new(),
-            verdict: found.verdict.min(Verdict::Unknown),
+            verdict: classification.verdict.min(Verdict::Unknown),
         });
         let name = dotted(&global);
         if global.name.contains('.') {
             let text = format!("{name} is an attribute path");
-            let finding = self.finding("AttributeWalk", found.verdict, global.offset, text);
+            let finding = self.finding("AttributeWalk", classification.verdict, global.offset, text);
             self.report.add(Finding { global: pair.clone(), ..finding });
         }
         if calls > 0 {
             return;
         }
-        let (verdict, text) = match found.verdict {
+        let (verdict, text) = match classification.verdict {
             // A call that receives it as an argument may call it.
             Verdict::WouldExecute if opaque => (
                 Verdict::WouldExecute,
                 format!(
                     "{name} is imported and may be called by a function that receives it: it {}",
-                    found.reason
+                    classification.reason
                 ),
             ),
             Verdict::WouldExecute => {
-                (Verdict::Unknown, format!("{name} is imported and not called: it {}", found.reason))
+                (Verdict::Unknown, format!("{name} is imported and not called: it {}", classification.reason))
             }
             _ => (
                 Verdict::Unknown,

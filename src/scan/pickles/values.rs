@@ -8,7 +8,7 @@ use crate::scan::encoded::encoded_payload;
 use crate::scan::report::{Finding, Verdict};
 
 impl Classifier<'_> {
-    /// Adds the findings of the values; returns the storage keys, where they are wanted.
+    /// Adds the findings of the values; returns the storage keys, if the context asks for them.
     pub(super) fn values(&mut self) -> HashSet<String> {
         let values = self.values_of();
         let mut keys = HashSet::new();
