@@ -55,11 +55,11 @@ pub(crate) struct NamedTensor {
 impl Opened {
     /// See `Checkpoint::open`.
     pub(crate) fn open(paths: &[PathBuf], options: Options) -> Result<Opened> {
-        let found = shards::resolve(paths, &options.limits)?;
-        let mut files = Vec::with_capacity(found.files.len());
+        let resolved = shards::resolve(paths, &options.limits)?;
+        let mut files = Vec::with_capacity(resolved.files.len());
         let mut bytes = 0_u64;
-        let mut notes = found.notes;
-        for path in found.files {
+        let mut notes = resolved.notes;
+        for path in resolved.files {
             let source = Source::open_with(&path, options.io)?;
             notes.extend(direct_io_note(&source, options.io));
             let index = read(&source, &options).map_err(|error| error.in_file(&path))?;
@@ -69,8 +69,8 @@ impl Opened {
             files.push(Shard { path: Some(path), index });
         }
         let mut opened = Opened::new(files, options);
-        (opened.metadata, opened.notes) = (found.metadata, notes);
-        opened.merge(found.weight_map.as_ref())?;
+        (opened.metadata, opened.notes) = (resolved.metadata, notes);
+        opened.merge(resolved.weight_map.as_ref())?;
         Ok(opened)
     }
 
@@ -113,23 +113,23 @@ impl Opened {
         let mut total = 0;
         let mut metadata: Vec<(String, String)> = Vec::new();
         let mut keys: HashMap<String, usize> = HashMap::new();
-        let mut set = |key: String, value: String| match keys.entry(key) {
+        let mut set_metadata = |key: String, value: String| match keys.entry(key) {
             Entry::Vacant(entry) => {
                 metadata.push((entry.key().clone(), value));
                 entry.insert(metadata.len() - 1);
             }
             Entry::Occupied(entry) => metadata[*entry.get()].1 = value,
         };
-        std::mem::take(&mut self.metadata).into_iter().for_each(|(key, value)| set(key, value));
+        std::mem::take(&mut self.metadata).into_iter().for_each(|(key, value)| set_metadata(key, value));
         let mut noted: HashSet<String> = self.notes.iter().cloned().collect();
         for (number, shard) in self.shards.iter_mut().enumerate() {
             total += shard.index.entries.len() as u64;
             Limits::check("tensors", self.options.limits.tensors, total)?;
-            shard.index.metadata.drain(..).for_each(|(key, value)| set(key, value));
+            shard.index.metadata.drain(..).for_each(|(key, value)| set_metadata(key, value));
             self.notes.extend(shard.index.notes.drain(..).filter(|note| noted.insert(note.clone())));
             for entry in std::mem::take(&mut shard.index.entries) {
-                let home = weight_map.and_then(|map| map.get(&*entry.name));
-                if home.is_some_and(|&home| home != number) {
+                let assigned_shard = weight_map.and_then(|map| map.get(&*entry.name));
+                if assigned_shard.is_some_and(|&assigned_shard| assigned_shard != number) {
                     continue;
                 }
                 let position = self.entries.len() as u32;
@@ -267,8 +267,8 @@ impl Opened {
         }
     }
 
-    /// The error, or for a format error the one that the file has changed since it was opened, if it has: that explains any
-    /// contradiction.
+    /// `error`, or, for a format error in a file that has changed since it was opened, the error that says so: the change explains
+    /// any contradiction.
     pub(crate) fn file_changed_or(&self, shard: u32, error: Error) -> Error {
         if error.kind() != Kind::Format {
             return error;
@@ -278,8 +278,8 @@ impl Opened {
 
     /// The index of a file. Fails where there is no file of that number.
     pub(crate) fn file(&self, shard: usize) -> Result<&Index> {
-        let found = self.shards.get(shard).map(|shard| &shard.index);
-        found.ok_or_else(|| Error::new(Code::InternalError, "the checkpoint has no file of that number"))
+        let index = self.shards.get(shard).map(|shard| &shard.index);
+        index.ok_or_else(|| Error::new(Code::InternalError, "the checkpoint has no file of that number"))
     }
 
     /// Whether this file may be read with O_DIRECT.

@@ -12,7 +12,7 @@ use crate::stream::Payload;
 /// The largest inflated storage that is cached for the next read. Streams evict it unless their next tensor needs it.
 const INFLATED_CACHE_MAX_BYTES: u64 = 256 << 20;
 
-/// Attempts to lock the cache, each about as long as a move: all that another thread holds the lock for.
+/// Attempts to lock the cache. Other threads hold the lock only to move a value in or out.
 const CACHE_LOCK_ATTEMPTS: u32 = 64;
 
 impl Opened {
@@ -52,8 +52,8 @@ impl Opened {
             }
             (_, StorageLocation::Value(handle, start)) => {
                 let bytes = index.tree.as_ref().and_then(|tree| tree.bytes(handle));
-                let found = bytes.and_then(|bytes| Source::memory(bytes).window(start, storage.nbytes).ok());
-                found.ok_or_else(|| {
+                let window = bytes.and_then(|bytes| Source::memory(bytes).window(start, storage.nbytes).ok());
+                window.ok_or_else(|| {
                     Error::new(Code::InternalError, "a storage's bytes are not in its pickle")
                 })?
             }
