@@ -113,9 +113,9 @@ impl Buffer {
 
     fn __repr__(&self) -> String {
         let kind = if self.0.is_view() { "view" } else { "owned" };
-        let place =
+        let device =
             if self.0.is_on_gpu() { format!(" on cuda:{}", self.0.device().id) } else { String::new() };
-        format!("<rustload.Buffer {} {:?} {kind}{place}>", self.0.dtype(), self.0.shape())
+        format!("<rustload.Buffer {} {:?} {kind}{device}>", self.0.dtype(), self.0.shape())
     }
 
     /// # Safety

@@ -238,27 +238,28 @@ impl Checkpoint {
     }
 
     fn storages(&self, py: Python<'_>, shard: usize, places: bool) -> PyResult<Vec<StorageInfo>> {
-        let found = run::detached(py, || self.0.storages(shard, places))?;
-        Ok(found.into_iter().map(|info| (info.nbytes, info.device, info.file_offset)).collect())
+        let storages = run::detached(py, || self.0.storages(shard, places))?;
+        Ok(storages.into_iter().map(|info| (info.nbytes, info.device, info.file_offset)).collect())
     }
 
     fn storage_views(&self, py: Python<'_>, shard: usize) -> PyResult<(Buffer, Vec<Option<u64>>)> {
         let cancel = Cancel::new();
         let work = run::detached(py, || self.0.storage_views_work(shard))?;
-        let (whole, starts) = run::interruptible(py, work, &cancel, || self.0.storage_views(shard, &cancel))?;
-        Ok((Buffer(whole), starts))
+        let (file_view, starts) =
+            run::interruptible(py, work, &cancel, || self.0.storage_views(shard, &cancel))?;
+        Ok((Buffer(file_view), starts))
     }
 
     fn storage_tensors(&self, py: Python<'_>, shard: usize) -> PyResult<Vec<Option<Tensor>>> {
-        let found = run::detached(py, || self.0.storage_tensors(shard))?;
-        Ok(found.into_iter().map(|tensor| tensor.map(Tensor)).collect())
+        let tensors = run::detached(py, || self.0.storage_tensors(shard))?;
+        Ok(tensors.into_iter().map(|tensor| tensor.map(Tensor)).collect())
     }
 
     fn read_storages(&self, py: Python<'_>, shard: usize, wanted: Vec<u32>) -> PyResult<OwnedStorages> {
         let cancel = Cancel::new();
-        let found =
+        let owned =
             run::interruptible_if(py, true, &cancel, || self.0.read_storages(shard, &wanted, &cancel))?;
-        Ok((found.arrays.into_iter().map(Buffer).collect(), found.locations))
+        Ok((owned.arrays.into_iter().map(Buffer).collect(), owned.locations))
     }
 }
 

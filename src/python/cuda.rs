@@ -27,13 +27,13 @@ const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// Whether CUDA can be used, and if not, why; the driver, its version, and the number of devices.
 #[pyfunction]
 pub(crate) fn cuda_info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
-    let found = py.detach(cuda::info);
+    let info = py.detach(cuda::info);
     let out = PyDict::new(py);
-    out.set_item("available", found.reason.is_none())?;
-    out.set_item("reason", found.reason)?;
-    out.set_item("library", found.library)?;
-    out.set_item("driver", found.version.map(|(major, minor)| format!("{major}.{minor}")))?;
-    out.set_item("devices", found.devices)?;
+    out.set_item("available", info.reason.is_none())?;
+    out.set_item("reason", info.reason)?;
+    out.set_item("library", info.library)?;
+    out.set_item("driver", info.version.map(|(major, minor)| format!("{major}.{minor}")))?;
+    out.set_item("devices", info.devices)?;
     Ok(out)
 }
 

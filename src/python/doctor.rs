@@ -22,17 +22,17 @@ pub(crate) fn probe<'py>(
     measure: bool,
 ) -> PyResult<Bound<'py, PyDict>> {
     let io = parse_io(io)?;
-    let found = run::detached(py, || Probe::run(&path, io, measure, allocate_aligned))?;
+    let result = run::detached(py, || Probe::run(&path, io, measure, allocate_aligned))?;
     let out = PyDict::new(py);
-    out.set_item("size", found.size)?;
-    out.set_item("file_system", found.file_system.name)?;
-    out.set_item("kind", found.file_system.kind.name())?;
-    out.set_item("cached", found.cached)?;
-    out.set_item("io", if found.io_choice.io == Io::Direct { "direct" } else { "buffered" })?;
-    out.set_item("reason", found.io_choice.reason)?;
-    out.set_item("direct", found.direct)?;
-    out.set_item("buffered_rate", found.buffered_rate)?;
-    out.set_item("direct_rate", found.direct_rate)?;
+    out.set_item("size", result.size)?;
+    out.set_item("file_system", result.file_system.name)?;
+    out.set_item("kind", result.file_system.kind.name())?;
+    out.set_item("cached", result.cached)?;
+    out.set_item("io", if result.io_choice.io == Io::Direct { "direct" } else { "buffered" })?;
+    out.set_item("reason", result.io_choice.reason)?;
+    out.set_item("direct", result.direct)?;
+    out.set_item("buffered_rate", result.buffered_rate)?;
+    out.set_item("direct_rate", result.direct_rate)?;
     Ok(out)
 }
 

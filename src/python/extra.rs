@@ -18,8 +18,8 @@ pub(super) fn quantization<'py>(
     tensor: &Core,
     wrap: &Bound<'py, PyAny>,
 ) -> PyResult<Option<Bound<'py, PyTuple>>> {
-    let Some(known) = tensor.quantization() else { return Ok(None) };
-    let (scale, zero_point, axis) = match &known.scale {
+    let Some(quantization) = tensor.quantization() else { return Ok(None) };
+    let (scale, zero_point, axis) = match &quantization.scale {
         Scale::Tensor { scale, zero_point } => {
             (scale.into_pyobject(py)?.into_any(), zero_point.into_pyobject(py)?.into_any(), None)
         }
@@ -29,13 +29,13 @@ pub(super) fn quantization<'py>(
             Some(*axis),
         ),
     };
-    let packed = match &known.packed {
+    let packed = match &quantization.packed {
         Some(packed) => {
             Some((PyTuple::new(py, &packed.shape)?, PyTuple::new(py, &packed.strides)?, packed.offset))
         }
         None => None,
     };
-    (known.dtype, known.scheme, scale, zero_point, axis, packed).into_pyobject(py).map(Some)
+    (quantization.dtype, quantization.scheme, scale, zero_point, axis, packed).into_pyobject(py).map(Some)
 }
 
 /// Scales or zero points per channel: a tensor, by its own name where it has one, or a list.
@@ -51,12 +51,15 @@ fn channels<'py>(
     if let Some(Object::Tensor(id)) = tree.map(|tree| tree.get(part)).transpose()? {
         let is_root = matches!(tensor.path(), Some(Path::Steps(steps)) if steps.is_empty());
         let prefix = if is_root { String::new() } else { format!("{}.", tensor.name()) };
-        let named = format!("{prefix}{}", name.name());
-        let named = checkpoint.contains(&named).then(|| checkpoint.tensor(&named).ok()).flatten();
-        let named = named.filter(|named| named.id() == (tensor.shard(), id));
+        let named_component = format!("{prefix}{}", name.name());
+        let named_component =
+            checkpoint.contains(&named_component).then(|| checkpoint.tensor(&named_component).ok()).flatten();
+        let named_component =
+            named_component.filter(|named_component| named_component.id() == (tensor.shard(), id));
         let missing = || Error::new(Code::InternalError, "a quantized tensor's scales are missing");
-        let found = named.or_else(|| checkpoint.unnamed_tensor(shard, id)).ok_or_else(missing)?;
-        return wrap.call1((Tensor(found),));
+        let component =
+            named_component.or_else(|| checkpoint.unnamed_tensor(shard, id)).ok_or_else(missing)?;
+        return wrap.call1((Tensor(component),));
     }
     objects::value(py, tensor, part, wrap)
 }

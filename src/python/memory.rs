@@ -9,20 +9,20 @@ use crate::sink;
 /// The memory that this process uses, and the limit of its cgroup.
 #[pyfunction]
 pub(crate) fn memory(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
-    let found = py.detach(Memory::now);
+    let usage = py.detach(Memory::now);
     let out = PyDict::new(py);
-    out.set_item("anon", found.anon)?;
-    out.set_item("file", found.file)?;
-    out.set_item("shared", found.shared)?;
-    out.set_item("peak", found.peak)?;
-    out.set_item("total", found.total)?;
-    out.set_item("available", found.available)?;
-    let (kept, most) = sink::pool_usage();
-    out.set_item("kept", kept)?;
-    out.set_item("keeps", most)?;
-    out.set_item("limit", found.group.as_ref().map(|group| group.limit))?;
-    out.set_item("used", found.group.as_ref().map(|group| group.used))?;
-    out.set_item("group", found.group.map(|group| group.path))?;
+    out.set_item("anon", usage.anon)?;
+    out.set_item("file", usage.file)?;
+    out.set_item("shared", usage.shared)?;
+    out.set_item("peak", usage.peak)?;
+    out.set_item("total", usage.total)?;
+    out.set_item("available", usage.available)?;
+    let (pool_bytes, pool_limit) = sink::pool_usage();
+    out.set_item("kept", pool_bytes)?;
+    out.set_item("keeps", pool_limit)?;
+    out.set_item("limit", usage.group.as_ref().map(|group| group.limit))?;
+    out.set_item("used", usage.group.as_ref().map(|group| group.used))?;
+    out.set_item("group", usage.group.map(|group| group.path))?;
     Ok(out)
 }
 

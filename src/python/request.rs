@@ -17,7 +17,7 @@ use crate::parallel::Cancel;
 use crate::sink::Array;
 use crate::tensor::{Order, Request};
 
-/// Private mappings of files that one owner of views does not share.
+/// The private file mappings of one owner of views, such as a model.
 #[pyclass(frozen, module = "rustload._rustload")]
 pub(crate) struct Mappings(pub(super) Arc<bytes::Mappings>);
 

@@ -95,8 +95,8 @@ impl Stream {
         let mut taken = core.next(Duration::ZERO).map_err(|failed| exception(py, failed))?;
         while let Taken::Waiting = taken {
             py.check_signals()?;
-            let found = run::detached(py, || Ok(core.next(SIGNAL_CHECK_INTERVAL)))?;
-            taken = found.map_err(|failed| exception(py, failed))?;
+            let next = run::detached(py, || Ok(core.next(SIGNAL_CHECK_INTERVAL)))?;
+            taken = next.map_err(|failed| exception(py, failed))?;
         }
         let Taken::Item(StreamItem { index, first, has_later_alias, output }) = taken else {
             return Ok(None);
@@ -142,9 +142,9 @@ impl Stream {
 /// The exception of an error; a note names the tensor where the error does not.
 pub(super) fn exception(py: Python<'_>, failed: TensorError) -> PyErr {
     let TensorError { name, error, .. } = failed;
-    let is_named = name.is_empty() || (error.member() == Some(&name) && error.kind() != Kind::Io);
+    let needs_no_note = name.is_empty() || (error.member() == Some(&name) && error.kind() != Kind::Io);
     let error = PyErr::from(error);
-    if !is_named
+    if !needs_no_note
         && let Err(failed) = error.value(py).call_method1("add_note", (format!("for tensor {name:?}"),))
     {
         return failed;

@@ -172,9 +172,9 @@ impl Tensor {
         let request = wanted.request()?;
         let standing = if standing == "view" { SharedStorage::View } else { SharedStorage::Copy };
         let work = self.0.storage_work(standing);
-        let found =
+        let array =
             run::interruptible(py, work, &request.cancel, || self.0.storage_bytes(standing, &request))?;
-        Ok(Buffer(found))
+        Ok(Buffer(array))
     }
 }
 

@@ -10,7 +10,7 @@ use pyo3::types::PyString;
 
 use crate::index::Object;
 
-/// Bytes of an object, without those that it refers to. The limit `tensors` bounds handles of tensors.
+/// Bytes of an object, without those that it refers to. Tensors count as 0: the limit `tensors` bounds them.
 pub(super) fn bytes(object: &Object<'_>) -> u64 {
     let (own, count, per_item) = match object {
         Object::List(items) => (112, items.len(), 16),

@@ -38,7 +38,8 @@ pub(super) struct Export<'a, 'py> {
     target: Target<'a, 'py>,
     /// The objects so far; `None` for values that are made after their items, such as tuples, and are not made yet.
     done: HashMap<Handle, Option<Bound<'py, PyAny>>>,
-    handles: HashMap<u32, Bound<'py, PyAny>>,
+    /// The Python object of each tensor, by tensor number.
+    tensors: HashMap<u32, Bound<'py, PyAny>>,
     /// Module names by address and length in the pickle, so that globals that share a name there share a string here.
     modules: HashMap<(usize, usize), Bound<'py, PyString>>,
     /// Class names of opaque values.
@@ -59,8 +60,8 @@ pub(super) struct Export<'a, 'py> {
 struct Frame<'a, 'py> {
     handle: Handle,
     object: Object<'a>,
-    /// The object itself, if it can be made before its items.
-    made: Option<Bound<'py, PyAny>>,
+    /// The Python object, if it can be made before its items.
+    py_object: Option<Bound<'py, PyAny>>,
     children: Vec<Handle>,
     next: usize,
     /// Nesting depth; 1 for the root.
@@ -83,7 +84,7 @@ impl<'a, 'py> Export<'a, 'py> {
             limits,
             target,
             done: HashMap::new(),
-            handles: HashMap::new(),
+            tensors: HashMap::new(),
             modules: HashMap::new(),
             classes: HashMap::new(),
             states: Vec::new(),
@@ -124,21 +125,21 @@ impl<'a, 'py> Export<'a, 'py> {
                 let depth = frame.depth.saturating_add(1);
                 if let Some(frame) = self.enter(child, depth)? {
                     Limits::check("depth", self.limits.depth, depth)?;
-                    if frame.made.is_some() { waiting.push(frame) } else { open.push(frame) }
+                    if frame.py_object.is_some() { waiting.push(frame) } else { open.push(frame) }
                 }
             } else if let Some(frame) = open.pop() {
                 self.leave(frame)?;
             }
         }
-        for (made, state) in std::mem::take(&mut self.states) {
-            self.set_metadata(&made, state)?;
+        for (py_object, state) in std::mem::take(&mut self.states) {
+            self.set_metadata(&py_object, state)?;
         }
         self.get(root)
     }
 
     fn get(&self, handle: Handle) -> PyResult<Bound<'py, PyAny>> {
-        let found = self.done.get(&handle).cloned().flatten();
-        found.ok_or_else(|| Error::new(Code::InternalError, "a value was not exported").into())
+        let py_object = self.done.get(&handle).cloned().flatten();
+        py_object.ok_or_else(|| Error::new(Code::InternalError, "a value was not exported").into())
     }
 
     /// Charges nodes against the limit, and checks for signals now and then.
@@ -162,7 +163,7 @@ impl<'a, 'py> Export<'a, 'py> {
         self.bytes = self.bytes.saturating_add(cost::bytes(&object));
         Limits::check("export_bytes", self.limits.export_bytes, self.bytes)?;
         let mut children: Vec<Handle> = Vec::new();
-        let made = match &object {
+        let py_object = match &object {
             Object::List(items) => {
                 children.extend_from_slice(items);
                 Some(PyList::empty(py).into_any())
@@ -224,16 +225,16 @@ impl<'a, 'py> Export<'a, 'py> {
                 Some(self.opaque.call1((&*class,))?)
             }
             plain => {
-                let made = self.plain(handle, plain)?;
-                self.done.insert(handle, Some(made));
+                let py_object = self.plain(handle, plain)?;
+                self.done.insert(handle, Some(py_object));
                 return Ok(None);
             }
         };
-        self.done.insert(handle, made.clone());
-        if children.is_empty() && made.is_some() {
+        self.done.insert(handle, py_object.clone());
+        if children.is_empty() && py_object.is_some() {
             return Ok(None);
         }
-        Ok(Some(Frame { handle, object, made, children, next: 0, depth }))
+        Ok(Some(Frame { handle, object, py_object, children, next: 0, depth }))
     }
 
     /// Whether this is a value of a class of torch, which is made once its arguments are.
@@ -245,7 +246,7 @@ impl<'a, 'py> Export<'a, 'py> {
     fn has_parts(&self, tensor: u32) -> bool {
         matches!(self.target, Target::Torch(_))
             && self.tree.extra(tensor).is_some()
-            && !self.handles.contains_key(&tensor)
+            && !self.tensors.contains_key(&tensor)
     }
 
     fn empty_dict(&self, kind: DictKind) -> PyResult<Bound<'py, PyAny>> {
@@ -261,15 +262,15 @@ impl<'a, 'py> Export<'a, 'py> {
     /// Fills, or makes, a container whose items are all made.
     fn leave(&mut self, frame: Frame<'a, 'py>) -> PyResult<()> {
         let py = self.py;
-        match (&frame.object, &frame.made) {
-            (Object::List(items), Some(made)) => {
-                let list = made.cast::<PyList>()?;
+        match (&frame.object, &frame.py_object) {
+            (Object::List(items), Some(py_object)) => {
+                let list = py_object.cast::<PyList>()?;
                 for &item in &**items {
                     list.append(self.get(item)?)?;
                 }
             }
-            (Object::Set(items), Some(made)) => {
-                let set = made.cast::<PySet>()?;
+            (Object::Set(items), Some(py_object)) => {
+                let set = py_object.cast::<PySet>()?;
                 let mut collisions = HashCollisions::new(items.len());
                 for &item in items {
                     let item = self.get(item)?;
@@ -277,50 +278,50 @@ impl<'a, 'py> Export<'a, 'py> {
                     set.add(item).map_err(|error| unhashable(py, error))?;
                 }
             }
-            (Object::Deque(items, _), Some(made)) => {
+            (Object::Deque(items, _), Some(py_object)) => {
                 let items = items.iter().map(|&item| self.get(item)).collect::<PyResult<Vec<_>>>()?;
-                made.call_method1("extend", (PyTuple::new(py, items)?,))?;
+                py_object.call_method1("extend", (PyTuple::new(py, items)?,))?;
             }
-            (Object::Sparse(sparse), Some(made)) => {
-                let parts = made.getattr("parts")?;
+            (Object::Sparse(sparse), Some(py_object)) => {
+                let parts = py_object.getattr("parts")?;
                 for &(part, tensor) in &sparse.components {
                     parts.set_item(part.name(), self.get(tensor)?)?;
                 }
             }
-            (Object::Dict { entries, states, factory, .. }, Some(made)) => {
+            (Object::Dict { entries, states, factory, .. }, Some(py_object)) => {
                 let mut collisions = HashCollisions::new(entries.len());
                 for &(key, value) in entries {
                     let key = self.get(key)?;
                     self.charge(collisions.add(&key)?)?;
-                    made.set_item(key, self.get(value)?).map_err(|error| unhashable(py, error))?;
+                    py_object.set_item(key, self.get(value)?).map_err(|error| unhashable(py, error))?;
                 }
                 if let &Some(factory) = factory {
-                    made.setattr("factory", self.get(factory)?)?;
+                    py_object.setattr("factory", self.get(factory)?)?;
                 }
                 // The state may not be filled yet, so it is set at the end.
-                self.states.extend(states.iter().map(|&state| (made.clone(), state)));
+                self.states.extend(states.iter().map(|&state| (py_object.clone(), state)));
             }
-            (Object::Opaque { call, function, .. }, Some(made)) => {
+            (Object::Opaque { call, function, .. }, Some(py_object)) => {
                 if let &Some(function) = function {
-                    made.setattr("function", self.get(function)?)?;
+                    py_object.setattr("function", self.get(function)?)?;
                 }
-                made.setattr("args", self.get(call.args)?)?;
+                py_object.setattr("args", self.get(call.args)?)?;
                 if let Some(kwargs) = call.kwargs {
-                    made.setattr("kwargs", self.get(kwargs)?)?;
+                    py_object.setattr("kwargs", self.get(kwargs)?)?;
                 }
                 if let Some(&state) = call.states.last() {
-                    made.setattr("state", self.get(state)?)?;
+                    py_object.setattr("state", self.get(state)?)?;
                 }
                 let items = PyList::empty(py);
                 for &(key, value) in call.items {
                     items.append((self.get(key)?, self.get(value)?))?;
                 }
-                made.setattr("items", items)?;
+                py_object.setattr("items", items)?;
                 let appended = PyList::empty(py);
                 for &item in call.appended {
                     appended.append(self.get(item)?)?;
                 }
-                made.setattr("appended", appended)?;
+                py_object.setattr("appended", appended)?;
             }
             (Object::FrozenSet(items), _) => {
                 let items = items.iter().map(|&item| self.get(item)).collect::<PyResult<Vec<_>>>()?;
@@ -334,27 +335,27 @@ impl<'a, 'py> Export<'a, 'py> {
             (Object::Tuple(items), _) => {
                 let items = items.iter().map(|&item| self.get(item)).collect::<PyResult<Vec<_>>>()?;
                 let tuple = PyTuple::new(py, items)?;
-                let made = match &self.target {
+                let py_object = match &self.target {
                     Target::Torch(torch) if self.tree.is_size(frame.handle) => torch.size(tuple)?,
                     _ => tuple.into_any(),
                 };
-                self.done.insert(frame.handle, Some(made));
+                self.done.insert(frame.handle, Some(py_object));
             }
             (Object::Tensor(tensor), None) => {
-                let made = self.tensor_of_parts(frame.handle, *tensor)?;
-                self.done.insert(frame.handle, Some(made));
+                let py_object = self.tensor_of_parts(frame.handle, *tensor)?;
+                self.done.insert(frame.handle, Some(py_object));
             }
             (Object::Sparse(sparse), None) => {
                 if let Target::Torch(torch) = &self.target {
                     let parts = sparse.components.iter().map(|&(_, part)| self.get(part));
-                    let made = torch.sparse(py, sparse, parts.collect::<PyResult<_>>()?)?;
-                    self.done.insert(frame.handle, Some(made));
+                    let py_object = torch.sparse(py, sparse, parts.collect::<PyResult<_>>()?)?;
+                    self.done.insert(frame.handle, Some(py_object));
                 }
             }
             (Object::Opaque { class, call, .. }, None) => {
                 if let Target::Torch(torch) = &self.target {
-                    let made = torch.record(class, self.get(call.args)?)?;
-                    self.done.insert(frame.handle, Some(made));
+                    let py_object = torch.record(class, self.get(call.args)?)?;
+                    self.done.insert(frame.handle, Some(py_object));
                 }
             }
             _ => {}
@@ -364,15 +365,15 @@ impl<'a, 'py> Export<'a, 'py> {
 
     /// Sets the state of a mapping or tensor. With lazy handles that is `_metadata` alone, the attribute that state dicts have
     /// (torch/nn/modules/module.py: `state_dict`); the builder of torch's objects sets all of it.
-    fn set_metadata(&self, made: &Bound<'py, PyAny>, state: Handle) -> PyResult<()> {
+    fn set_metadata(&self, py_object: &Bound<'py, PyAny>, state: Handle) -> PyResult<()> {
         let state = self.get(state)?;
         if let Target::Torch(torch) = &self.target {
-            return torch.attributes(made, &state);
+            return torch.attributes(py_object, &state);
         }
         if let Ok(state) = state.cast::<PyDict>()
             && let Some(metadata) = state.get_item("_metadata")?
         {
-            made.setattr("_metadata", metadata)?;
+            py_object.setattr("_metadata", metadata)?;
         }
         Ok(())
     }
@@ -394,12 +395,12 @@ impl<'a, 'py> Export<'a, 'py> {
             Object::Global { module, name } => {
                 let key = (module.as_ptr().addr(), module.len());
                 let module = self.modules.entry(key).or_insert_with(|| PyString::new(py, module));
-                let made = match &self.target {
+                let py_object = match &self.target {
                     Target::Torch(torch) => torch.global(module, name)?,
                     _ => None,
                 };
-                match made {
-                    Some(made) => made,
+                match py_object {
+                    Some(py_object) => py_object,
                     None => self.global.call1((&*module, *name))?,
                 }
             }
@@ -410,10 +411,10 @@ impl<'a, 'py> Export<'a, 'py> {
 
     fn tensor(&mut self, handle: Handle, tensor: u32) -> PyResult<Bound<'py, PyAny>> {
         let py = self.py;
-        if let Some(made) = self.handles.get(&tensor) {
-            return Ok(made.clone());
+        if let Some(py_object) = self.tensors.get(&tensor) {
+            return Ok(py_object.clone());
         }
-        let made = match &self.target {
+        let py_object = match &self.target {
             Target::Keys => return Ok(py.None().into_bound(py)),
             Target::Lazy(lazy) => lazy.handle(py, tensor)?,
             Target::Torch(torch) => {
@@ -421,23 +422,23 @@ impl<'a, 'py> Export<'a, 'py> {
                 torch.tensor(py, tensor, is_storage, has_hooks)?
             }
         };
-        let made = made.ok_or_else(|| {
+        let py_object = py_object.ok_or_else(|| {
             Error::new(Code::InternalError, "the object tree refers to a tensor that does not exist")
         })?;
-        self.handles.insert(tensor, made.clone());
-        Ok(made)
+        self.tensors.insert(tensor, py_object.clone());
+        Ok(py_object)
     }
 
     /// A tensor of torch whose scales are made. Its attributes are set at the end.
     fn tensor_of_parts(&mut self, handle: Handle, tensor: u32) -> PyResult<Bound<'py, PyAny>> {
         let py = self.py;
         let tree: &'a Tree = self.tree;
-        let gone =
+        let missing =
             || Error::new(Code::InternalError, "the object tree refers to a tensor that does not exist");
         let (Target::Torch(torch), Some(extra)) = (&self.target, tree.extra(tensor)) else {
-            return Err(gone().into());
+            return Err(missing().into());
         };
-        let made = match extra.quantization.as_ref().map(|known| &known.scale) {
+        let py_object = match extra.quantization.as_ref().map(|quantization| &quantization.scale) {
             None => torch.tensor(py, tensor, false, self.tree.has_hooks(handle))?,
             Some(Scale::Tensor { scale, zero_point }) => {
                 let (scale, zero_point) = (scale.into_pyobject(py)?, zero_point.into_pyobject(py)?);
@@ -448,12 +449,13 @@ impl<'a, 'py> Export<'a, 'py> {
                 torch.quantized(py, tensor, extra, scale)?
             }
         };
-        let made = made.ok_or_else(gone)?;
+        let py_object = py_object.ok_or_else(missing)?;
         let class = extra.class.map(|class| tree.name_of(class));
-        let made = if class.as_deref() == Some(PARAMETER) { torch.parameter(&made)? } else { made };
-        self.states.extend(extra.states.iter().map(|&state| (made.clone(), state)));
-        self.handles.insert(tensor, made.clone());
-        Ok(made)
+        let py_object =
+            if class.as_deref() == Some(PARAMETER) { torch.parameter(&py_object)? } else { py_object };
+        self.states.extend(extra.states.iter().map(|&state| (py_object.clone(), state)));
+        self.tensors.insert(tensor, py_object.clone());
+        Ok(py_object)
     }
 
     /// Scales or zero points: a tensor, or a list of numbers. The exported list may not be filled yet, so a new one is made.

@@ -52,8 +52,8 @@ const PARAMETER: &str = "torch._utils._rebuild_parameter";
 impl<'py> Lazy<'_, 'py> {
     /// A lazy handle on a tensor, by its first name if it has one; `None` where there is no such tensor.
     pub(super) fn handle(&self, py: Python<'py>, tensor: u32) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let Some(found) = self.checkpoint.tensor_by_id(self.shard, tensor) else { return Ok(None) };
-        self.wrap.call1((Tensor(found).into_pyobject(py)?,)).map(Some)
+        let Some(core_tensor) = self.checkpoint.tensor_by_id(self.shard, tensor) else { return Ok(None) };
+        self.wrap.call1((Tensor(core_tensor).into_pyobject(py)?,)).map(Some)
     }
 }
 
@@ -87,9 +87,13 @@ impl<'a, 'py> Torch<'a, 'py> {
         is_storage: bool,
         has_hooks: bool,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let Some(found) = self.checkpoint.unnamed_tensor(self.shard, tensor) else { return Ok(None) };
-        if is_storage { self.storage(py, &found) } else { self.tensor_on_storage(py, &found, has_hooks) }
-            .map(Some)
+        let Some(core_tensor) = self.checkpoint.unnamed_tensor(self.shard, tensor) else { return Ok(None) };
+        if is_storage {
+            self.storage(py, &core_tensor)
+        } else {
+            self.tensor_on_storage(py, &core_tensor, has_hooks)
+        }
+        .map(Some)
     }
 
     fn storage(&self, py: Python<'py>, tensor: &CoreTensor) -> PyResult<Bound<'py, PyAny>> {
@@ -127,15 +131,15 @@ impl<'a, 'py> Torch<'a, 'py> {
         extra: &Extra,
         scale: (Bound<'py, PyAny>, Bound<'py, PyAny>, Option<u64>),
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let Some(known) = &extra.quantization else { return self.tensor(py, tensor, false, true) };
-        let Some(found) = self.checkpoint.unnamed_tensor(self.shard, tensor) else { return Ok(None) };
-        let (shape, strides, offset) = match &known.packed {
+        let Some(quantization) = &extra.quantization else { return self.tensor(py, tensor, false, true) };
+        let Some(core_tensor) = self.checkpoint.unnamed_tensor(self.shard, tensor) else { return Ok(None) };
+        let (shape, strides, offset) = match &quantization.packed {
             Some(packed) => (&packed.shape, &packed.strides, packed.offset),
-            None => (&found.layout().shape, &found.layout().strides, found.layout().offset),
+            None => (&core_tensor.layout().shape, &core_tensor.layout().strides, core_tensor.layout().offset),
         };
         let (shape, strides) = (PyTuple::new(py, shape)?, PyTuple::new(py, strides)?);
-        let layout = (found.storage().1, known.dtype, offset, shape, strides);
-        self.quantized.call1((layout, flags(&found), known.scheme, scale)).map(Some)
+        let layout = (core_tensor.storage().1, quantization.dtype, offset, shape, strides);
+        self.quantized.call1((layout, flags(&core_tensor), quantization.scheme, scale)).map(Some)
     }
 
     /// A sparse tensor of its parts, in the order of the layout.
@@ -164,8 +168,8 @@ impl<'a, 'py> Torch<'a, 'py> {
     /// The values that a tensor depends on: scales and zero points per channel, and the attributes that are set on it.
     pub(super) fn parts(extra: &Extra) -> Vec<Handle> {
         let mut parts = extra.states.clone();
-        if let Some(known) = &extra.quantization
-            && let Scale::Channel { scales, zero_points, .. } = known.scale
+        if let Some(quantization) = &extra.quantization
+            && let Scale::Channel { scales, zero_points, .. } = quantization.scale
         {
             parts.extend([scales, zero_points]);
         }
@@ -188,8 +192,8 @@ impl<'a, 'py> Torch<'a, 'py> {
         module: &Bound<'py, PyString>,
         name: &str,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let found = self.global.call1((module, name))?;
-        Ok(if found.is_none() { None } else { Some(found) })
+        let value = self.global.call1((module, name))?;
+        Ok(if value.is_none() { None } else { Some(value) })
     }
 
     /// The tensor as a parameter, for files that name the class `Parameter` and do not call the rebuild function.
@@ -198,8 +202,8 @@ impl<'a, 'py> Torch<'a, 'py> {
     }
 
     /// Sets the state of BUILD on a mapping, or the attributes of a tensor.
-    pub(super) fn attributes(&self, made: &Bound<'py, PyAny>, state: &Bound<'py, PyAny>) -> PyResult<()> {
-        self.attributes.call1((made, state)).map(|_| ())
+    pub(super) fn attributes(&self, object: &Bound<'py, PyAny>, state: &Bound<'py, PyAny>) -> PyResult<()> {
+        self.attributes.call1((object, state)).map(|_| ())
     }
 }
 
