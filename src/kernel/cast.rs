@@ -153,11 +153,12 @@ impl Cast {
             src.chunks(BLOCK_ELEMENTS * self.src_size).zip(dst.chunks_mut(BLOCK_ELEMENTS * third.out_size))
         {
             let count = src.len() / self.src_size;
-            let [one, two] = &mut intermediate;
-            let (one, two) = (&mut one[..count * self.first.out_size], &mut two[..count * second.out_size]);
-            (self.first.kernel)(src, one);
-            (second.kernel)(one, two);
-            (third.kernel)(two, dst);
+            let [first_out, second_out] = &mut intermediate;
+            let (first_out, second_out) =
+                (&mut first_out[..count * self.first.out_size], &mut second_out[..count * second.out_size]);
+            (self.first.kernel)(src, first_out);
+            (second.kernel)(first_out, second_out);
+            (third.kernel)(second_out, dst);
         }
     }
 }
@@ -175,8 +176,9 @@ pub fn is_lossy(from: DType, to: DType) -> bool {
 
 /// Converts contiguous elements. Fails with `InternalError` unless the slices hold whole elements, equally many.
 pub fn convert(cast: Cast, src: &[u8], dst: &mut [u8]) -> Result<()> {
-    let whole = src.len().is_multiple_of(cast.src_size) && dst.len().is_multiple_of(cast.dst_size);
-    if !whole || src.len() / cast.src_size != dst.len() / cast.dst_size {
+    let are_whole_elements =
+        src.len().is_multiple_of(cast.src_size) && dst.len().is_multiple_of(cast.dst_size);
+    if !are_whole_elements || src.len() / cast.src_size != dst.len() / cast.dst_size {
         return Err(internal_error(format!("{cast:?} of {} bytes into {} bytes", src.len(), dst.len())));
     }
     cast.run(src, dst);

@@ -76,7 +76,8 @@ pub fn gather(cast: Cast, src: &[u8], dst: &mut [u8], axes: &[Axis]) -> Result<(
             let mut fits = true;
             for_each_offset(&axes, |from, to| {
                 let bytes = &src[from * cast.src_size()..];
-                let src = Matrix { bytes, row: row_axis.src_stride, column: column_axis.src_stride };
+                let src =
+                    Matrix { bytes, row_stride: row_axis.src_stride, column_stride: column_axis.src_stride };
                 let dst = &mut dst[to * cast.dst_size()..][..span_bytes];
                 match Grid::new(dst, column_axis.size, width, pitch) {
                     Some(mut dst) => transpose::transpose_matrix(cast, src, &mut dst, &mut tile),
@@ -100,9 +101,9 @@ fn span(axes: &[Axis], stride: fn(&Axis) -> usize) -> Option<usize> {
 
 /// The axes with more than one element, largest destination stride first.
 fn sort(axes: &[Axis]) -> Axes {
-    let mut kept: Axes = axes.iter().copied().filter(|axis| axis.size > 1).collect();
-    kept.sort_by_key(|axis| Reverse((axis.dst_stride, axis.src_stride)));
-    kept
+    let mut sorted: Axes = axes.iter().copied().filter(|axis| axis.size > 1).collect();
+    sorted.sort_by_key(|axis| Reverse((axis.dst_stride, axis.src_stride)));
+    sorted
 }
 
 /// Whether the destination stride of an axis is smaller than the span of the axes inside it; the axes fit the slices.

@@ -79,8 +79,8 @@ fn check_whole(dtype: DType, data: &[u8]) -> Result<()> {
     }
 }
 
-fn map_in_place<const N: usize>(data: &mut [u8], one: impl Fn([u8; N]) -> [u8; N]) {
-    Level::used().map_in_place(data, one);
+fn map_in_place<const N: usize>(data: &mut [u8], convert: impl Fn([u8; N]) -> [u8; N]) {
+    Level::used().map_in_place(data, convert);
 }
 
 #[cfg(test)]

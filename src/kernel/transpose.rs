@@ -27,9 +27,9 @@ pub(super) struct Matrix<'a> {
     /// The elements, the first at the start.
     pub(super) bytes: &'a [u8],
     /// The distance from one row to the next, in elements.
-    pub(super) row: usize,
+    pub(super) row_stride: usize,
     /// The distance from one column to the next, in elements.
-    pub(super) column: usize,
+    pub(super) column_stride: usize,
 }
 
 /// Scratch for one tile, allocated once per copy.
@@ -74,7 +74,7 @@ pub fn transpose(
             "{cast:?} of {rows} rows of {columns}, {pitch} apart, does not fit {len} bytes"
         )));
     }
-    let src = Matrix { bytes: src, row: pitch, column: 1 };
+    let src = Matrix { bytes: src, row_stride: pitch, column_stride: 1 };
     let mut tile = Tile::new(cast, rows, columns, std::mem::take(scratch));
     transpose_matrix(cast, src, &mut dst, &mut tile);
     *scratch = tile.bytes;
@@ -86,17 +86,18 @@ pub(super) fn transpose_matrix(cast: Cast, src: Matrix<'_>, dst: &mut Grid<'_>, 
     let (src_size, dst_size) = (cast.src_size(), cast.dst_size());
     let (rows, columns) = (dst.width() / dst_size, dst.rows());
     let non_temporal = cast.uses_non_temporal_stores() && dst.slice_len() > NON_TEMPORAL_MIN_BYTES;
-    let is_direct = cast.is_identity() && src.column == 1 && src.row * src_size >= CACHE_LINE_BYTES;
+    let is_direct =
+        cast.is_identity() && src.column_stride == 1 && src.row_stride * src_size >= CACHE_LINE_BYTES;
     // The number of rows that are transposed straight from the source: those that fill cache lines.
     let direct_rows = if is_direct { rows - rows % tile.line_rows } else { 0 };
     for top in (0..direct_rows).step_by(tile.rows) {
         let bottom = direct_rows.min(top + tile.rows);
-        let bytes = &src.bytes[top * src.row * src_size..];
+        let bytes = &src.bytes[top * src.row_stride * src_size..];
         // A panel is transposed in square blocks; those of the last columns may reach past the end of the source.
-        let span = (bottom - top - 1) * src.row + columns.next_multiple_of(tile.line_rows);
+        let span = (bottom - top - 1) * src.row_stride + columns.next_multiple_of(tile.line_rows);
         let width = if span * src_size <= bytes.len() { columns } else { columns - columns % tile.line_rows };
         let lines = (bottom - top) / tile.line_rows;
-        let panel = Panel { bytes, pitch: src.row * src_size, columns: width, lines, non_temporal };
+        let panel = Panel { bytes, pitch: src.row_stride * src_size, columns: width, lines, non_temporal };
         (tile.panel_transpose)(panel, &mut dst.sub_grid(0..width, top * dst_size..bottom * dst_size));
         tile.transpose(cast, src, dst, top..bottom, width..columns, non_temporal);
     }
@@ -139,7 +140,7 @@ impl Tile {
             let width = self.columns.min(columns.end - left);
             for top in rows.clone().step_by(self.rows) {
                 let height = self.rows.min(rows.end - top);
-                let bytes = &src.bytes[(top * src.row + left * src.column) * src_size..];
+                let bytes = &src.bytes[(top * src.row_stride + left * src.column_stride) * src_size..];
                 self.read(cast, Matrix { bytes, ..src }, height, width);
                 let mut dst = dst.sub_grid(left..left + width, top * dst_size..(top + height) * dst_size);
                 self.write(width, height, non_temporal, &mut dst, dst_size);
@@ -150,7 +151,10 @@ impl Tile {
     /// Converts rows of the source into the tile.
     fn read(&mut self, cast: Cast, src: Matrix<'_>, height: usize, width: usize) {
         for (row, out) in self.bytes.chunks_mut(self.pitch).take(height).enumerate() {
-            let src = Strided { bytes: &src.bytes[row * src.row * cast.src_size()..], stride: src.column };
+            let src = Strided {
+                bytes: &src.bytes[row * src.row_stride * cast.src_size()..],
+                stride: src.column_stride,
+            };
             strided::row(cast, src, Strided { bytes: out, stride: 1 }, width, &mut self.strided);
         }
     }

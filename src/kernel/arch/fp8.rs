@@ -22,7 +22,7 @@ trait Format {
     /// Whether zero has no sign, so that 0x80 is NaN.
     const UNSIGNED_ZERO: bool;
 
-    /// The number of mantissa bits that an f32 has more.
+    /// How many more mantissa bits an f32 has.
     const SHIFT: u32 = 23 - Self::MANTISSA_BITS;
     /// The smallest normal number, as the bits of an f32.
     const MIN_NORMAL: u32 = (128 - Self::BIAS) << 23;

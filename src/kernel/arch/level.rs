@@ -123,13 +123,13 @@ impl Level {
         dispatch!(self, I => <I as super::Instructions>::panel_transpose(element_size))
     }
 
-    /// Replaces each element by `one` of it. A remainder shorter than an element stays as it is.
+    /// Applies `convert` to each element in place. A remainder shorter than an element stays as it is.
     pub(in crate::kernel) fn map_in_place<const N: usize>(
         self,
         data: &mut [u8],
-        one: impl Fn([u8; N]) -> [u8; N],
+        convert: impl Fn([u8; N]) -> [u8; N],
     ) {
-        dispatch!(self, I => map_in_place::<I, N>(data, one));
+        dispatch!(self, I => map_in_place::<I, N>(data, convert));
     }
 }
 

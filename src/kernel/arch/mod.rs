@@ -74,29 +74,30 @@ fn row_kernel<I: Instructions>(from: DType, to: DType, overflow: Overflow) -> Op
         .or_else(|| fp8::row_kernel::<I>(from, to, overflow))
 }
 
-/// Writes `one` of each source element to the destination. The loop is vectorized where `one` has no branches.
+/// Applies `convert` to each source element and writes the result to the destination. The loop is vectorized where `convert` has no
+/// branches.
 #[inline(always)]
 fn map<I: Instructions, const SRC: usize, const DST: usize>(
     src: &[u8],
     dst: &mut [u8],
-    one: impl Fn([u8; SRC]) -> [u8; DST],
+    convert: impl Fn([u8; SRC]) -> [u8; DST],
 ) {
     I::run(|| {
         let (src, _) = src.as_chunks();
         let (dst, _) = dst.as_chunks_mut();
         for (dst, src) in dst.iter_mut().zip(src) {
-            *dst = one(*src);
+            *dst = convert(*src);
         }
     });
 }
 
-/// Replaces each element by `one` of it. A remainder shorter than an element stays as it is.
+/// Applies `convert` to each element in place. A remainder shorter than an element stays as it is.
 #[inline(always)]
-fn map_in_place<I: Instructions, const N: usize>(data: &mut [u8], one: impl Fn([u8; N]) -> [u8; N]) {
+fn map_in_place<I: Instructions, const N: usize>(data: &mut [u8], convert: impl Fn([u8; N]) -> [u8; N]) {
     I::run(|| {
         let (units, _) = data.as_chunks_mut();
         for unit in units {
-            *unit = one(*unit);
+            *unit = convert(*unit);
         }
     });
 }
@@ -107,17 +108,17 @@ fn map_in_place<I: Instructions, const N: usize>(data: &mut [u8], one: impl Fn([
 fn map_vectors<const SRC: usize, const DST: usize>(
     src: &[u8],
     dst: &mut [u8],
-    one: impl Fn(&[u8; SRC], &mut [u8; DST]),
+    convert: impl Fn(&[u8; SRC], &mut [u8; DST]),
 ) {
     let (src, src_rest) = src.as_chunks();
     let (dst, dst_rest) = dst.as_chunks_mut();
     for (dst, src) in dst.iter_mut().zip(src) {
-        one(src, dst);
+        convert(src, dst);
     }
     if !src_rest.is_empty() {
         let (mut padded, mut out) = ([0; SRC], [0; DST]);
         padded[..src_rest.len()].copy_from_slice(src_rest);
-        one(&padded, &mut out);
+        convert(&padded, &mut out);
         dst_rest.copy_from_slice(&out[..dst_rest.len()]);
     }
 }

@@ -78,17 +78,17 @@ pub(super) fn panel_transpose(element_size: usize) -> PanelTranspose {
 
 fn transpose_with(interleave: Interleave, size: usize, panel: Panel<'_>, dst: &mut Grid<'_>) {
     let mut lines = [[[0; COLUMNS_PER_PASS]; CACHE_LINE_BYTES / 8]; LINES_PER_PASS];
-    for left in (0..panel.columns).step_by(COLUMNS_PER_PASS) {
-        let columns = COLUMNS_PER_PASS.min(panel.columns - left);
-        for first in (0..panel.lines).step_by(LINES_PER_PASS) {
-            let count = LINES_PER_PASS.min(panel.lines - first);
+    for first_column in (0..panel.columns).step_by(COLUMNS_PER_PASS) {
+        let columns = COLUMNS_PER_PASS.min(panel.columns - first_column);
+        for first_line in (0..panel.lines).step_by(LINES_PER_PASS) {
+            let count = LINES_PER_PASS.min(panel.lines - first_line);
             for (line, words) in lines[..count].iter_mut().enumerate() {
-                let row = (first + line) * (CACHE_LINE_BYTES / size);
-                let bytes = &panel.bytes[row * panel.pitch + left * size..];
+                let row = (first_line + line) * (CACHE_LINE_BYTES / size);
+                let bytes = &panel.bytes[row * panel.pitch + first_column * size..];
                 interleave(Strip { bytes, pitch: panel.pitch, columns }, words);
             }
             for column in 0..columns {
-                let dst = &mut dst.row(left + column)[first * CACHE_LINE_BYTES..];
+                let dst = &mut dst.row(first_column + column)[first_line * CACHE_LINE_BYTES..];
                 write_column(&lines[..count], column, dst);
             }
         }

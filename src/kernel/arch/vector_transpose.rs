@@ -123,38 +123,38 @@ pub(super) unsafe fn transpose_panel<
     // SAFETY: the caller's promise.
     let zero = unsafe { V::zero() };
     let mut lines = [[[zero; COLUMNS_PER_PASS]; PER_LINE]; LINES_PER_PASS];
-    for left in (0..panel.columns).step_by(COLUMNS_PER_PASS) {
-        let columns = COLUMNS_PER_PASS.min(panel.columns - left);
-        for first in (0..panel.lines).step_by(LINES_PER_PASS) {
-            let lines = &mut lines[..LINES_PER_PASS.min(panel.lines - first)];
+    for first_column in (0..panel.columns).step_by(COLUMNS_PER_PASS) {
+        let columns = COLUMNS_PER_PASS.min(panel.columns - first_column);
+        for first_line in (0..panel.lines).step_by(LINES_PER_PASS) {
+            let lines = &mut lines[..LINES_PER_PASS.min(panel.lines - first_line)];
             for (at, vectors) in lines.as_flattened_mut().iter_mut().enumerate() {
-                let rows = &panel.bytes[(PER_LINE * first + at) * side * panel.pitch..];
+                let rows = &panel.bytes[(PER_LINE * first_line + at) * side * panel.pitch..];
                 let vectors = &mut vectors[..columns.next_multiple_of(side)];
                 let blocks = vectors.as_chunks_mut::<PER_LANE>().0.as_chunks_mut::<LANES>().0;
                 for (at, block) in blocks.iter_mut().enumerate() {
-                    let bytes = &rows[left * element_bytes + at * vector_bytes..];
+                    let bytes = &rows[first_column * element_bytes + at * vector_bytes..];
                     // SAFETY: the caller's promise.
                     *block = transpose_block(unsafe { load_rows(zero, bytes, panel.pitch) });
                 }
             }
             for column in 0..columns {
-                let dst =
-                    &mut dst.row(left + column)[first * CACHE_LINE_BYTES..][..lines.len() * CACHE_LINE_BYTES];
+                let dst = &mut dst.row(first_column + column)[first_line * CACHE_LINE_BYTES..]
+                    [..lines.len() * CACHE_LINE_BYTES];
                 if panel.non_temporal
                     && let Ok(dst) = bytemuck::try_cast_slice_mut(&mut *dst)
                 {
                     for (line, dst) in lines.iter().zip(dst) {
-                        V::stream_line(of_column(line, column, zero), dst);
+                        V::stream_line(line_of_column(line, column, zero), dst);
                     }
                 } else if let Some(lines) = lines.first_chunk::<LINES_PER_PASS>() {
                     // A fixed number of lines, so that the compiler unrolls the loop.
                     let dst = dst.as_chunks_mut().0;
                     for (line, dst) in lines.iter().zip(&mut dst[..LINES_PER_PASS]) {
-                        V::store_line(of_column(line, column, zero), dst);
+                        V::store_line(line_of_column(line, column, zero), dst);
                     }
                 } else {
                     for (line, dst) in lines.iter().zip(dst.as_chunks_mut().0) {
-                        V::store_line(of_column(line, column, zero), dst);
+                        V::store_line(line_of_column(line, column, zero), dst);
                     }
                 }
             }
@@ -164,7 +164,7 @@ pub(super) unsafe fn transpose_panel<
 
 /// The cache line of a column that consists of these vectors.
 #[inline(always)]
-fn of_column<V: Copy, const PER_LINE: usize>(
+fn line_of_column<V: Copy, const PER_LINE: usize>(
     line: &[[V; COLUMNS_PER_PASS]; PER_LINE],
     column: usize,
     zero: V,
