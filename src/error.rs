@@ -295,13 +295,13 @@ impl Error {
         error
     }
 
-    /// The error for an unknown tensor name; the note suggests the names in `near`.
-    pub fn not_found(name: &str, near: &[String]) -> Error {
+    /// The error for an unknown tensor name; the note suggests the names in `similar`.
+    pub fn not_found(name: &str, similar: &[String]) -> Error {
         let mut error = Error::new(Code::NotFound, format!("no tensor is named {name:?}"));
         error.0.subject = Subject::Name(name.to_owned());
-        match near {
+        match similar {
             [] => error,
-            near => error.note(format!("did you mean: {}", near.join(", "))),
+            similar => error.note(format!("did you mean: {}", similar.join(", "))),
         }
     }
 

@@ -155,39 +155,39 @@ impl Layout {
                 }
                 TensorIndex::Ellipsis => {
                     for _ in 0..self.ndim() - used {
-                        out.keep(self.shape[dim], self.strides[dim]);
+                        out.push_dim(self.shape[dim], self.strides[dim]);
                         dim += 1;
                     }
                 }
                 TensorIndex::At(at) => {
-                    out.skip(at_index(at, self.shape[dim], dim)?, self.strides[dim]);
+                    out.advance(at_index(at, self.shape[dim], dim)?, self.strides[dim]);
                     dim += 1;
                 }
                 TensorIndex::Range { start, stop, step } => {
                     let (start, count, step) = range_index(start, stop, step, self.shape[dim])?;
                     if count > 0 {
-                        out.skip(start, self.strides[dim]);
+                        out.advance(start, self.strides[dim]);
                     }
                     // The step is not used with fewer than two elements: multiplied, it may not fit 63 bits.
-                    out.keep(count, self.strides[dim].saturating_mul(if count > 1 { step } else { 1 }));
+                    out.push_dim(count, self.strides[dim].saturating_mul(if count > 1 { step } else { 1 }));
                     dim += 1;
                 }
             }
         }
         while dim < self.ndim() {
-            out.keep(self.shape[dim], self.strides[dim]);
+            out.push_dim(self.shape[dim], self.strides[dim]);
             dim += 1;
         }
         Ok(out)
     }
 
     /// Moves the offset by `count` elements along a dimension.
-    fn skip(&mut self, count: u64, stride: u64) {
+    fn advance(&mut self, count: u64, stride: u64) {
         self.offset = self.offset.saturating_add(count.saturating_mul(stride));
     }
 
     /// Adds a dimension.
-    fn keep(&mut self, size: u64, stride: u64) {
+    fn push_dim(&mut self, size: u64, stride: u64) {
         self.shape.push(size);
         self.strides.push(stride);
     }

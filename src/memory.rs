@@ -102,7 +102,7 @@ fn window_in(requested: u64, group: Option<&Cgroup>) -> u64 {
 fn tightest_cgroup(root: &Path) -> Option<Cgroup> {
     let membership = text(&root.join("proc/self/cgroup"));
     let mounts = text(&root.join("proc/self/mountinfo"));
-    let mut found: Vec<Cgroup> = Vec::new();
+    let mut groups: Vec<Cgroup> = Vec::new();
     for line in membership.lines() {
         // cgroups(7): hierarchy-ID:controller-list:cgroup-path; v2 has ID 0 and an empty list.
         let mut parts = line.splitn(3, ':');
@@ -115,10 +115,10 @@ fn tightest_cgroup(root: &Path) -> Option<Cgroup> {
             _ => continue,
         };
         for mount in mounts.lines().filter_map(|line| CgroupMount::parse(line, version)) {
-            found.extend(mount.limited_groups(root, path, version));
+            groups.extend(mount.limited_groups(root, path, version));
         }
     }
-    found.into_iter().min_by_key(Cgroup::headroom)
+    groups.into_iter().min_by_key(Cgroup::headroom)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -36,12 +36,12 @@ impl Cancel {
     }
 }
 
-/// Locks a mutex in at most `tries` attempts; `None` if another thread holds it during all of them.
+/// Locks a mutex within that many attempts; `None` if another thread holds it during all of them.
 ///
 /// A process may fork while another thread holds a lock, which is then never unlocked in the child. Locks that a child can reach
 /// are taken by this function and held only to move a value; a caller that gets `None` continues without the value.
-pub fn lock_within<T>(mutex: &Mutex<T>, tries: u32) -> Option<MutexGuard<'_, T>> {
-    for _ in 0..tries {
+pub fn lock_within<T>(mutex: &Mutex<T>, attempts: u32) -> Option<MutexGuard<'_, T>> {
+    for _ in 0..attempts {
         match mutex.try_lock() {
             Ok(guard) => return Some(guard),
             Err(TryLockError::Poisoned(poisoned)) => {
