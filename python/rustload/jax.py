@@ -77,11 +77,19 @@ def load(
         for name, lazy in tensors.items():
             requested, order = rules.dtype(lazy), rules.transpose(lazy)
             core = lazy._core
-            same = (core.storage, core.offset, lazy.dtype, lazy.shape, lazy.strides, requested, str(order))
-            if same not in tied:
-                tied[same] = lazy.materialize(
+            identity = (
+                core.storage,
+                core.offset,
+                lazy.dtype,
+                lazy.shape,
+                lazy.strides,
+                requested,
+                str(order),
+            )
+            if identity not in tied:
+                tied[identity] = lazy.materialize(
                     target, requested, order, copy=copy, framework="jax", allow_lossy=allow_lossy
                 )
-            arrays[name] = tied[same]
+            arrays[name] = tied[identity]
             report(lazy.nbytes, name)
     return unflatten(arrays) if nested else arrays

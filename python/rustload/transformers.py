@@ -69,9 +69,9 @@ def from_pretrained(
             name of a repository that is in the cache; or a weight file beside its `config.json`.
         dtype: A dtype, or "auto" for the dtype in the config, and that of the file if the config has none.
         device_map: As in transformers (it needs accelerate). Not "disk".
-        config: Replaces the folder's `config.json`.
-        generation_config: In place of the folder's `generation_config.json`.
-        weights: The file in the folder to take, or its index, where the names do not report_read which one is meant.
+        config: A config to use in place of the folder's `config.json`.
+        generation_config: A generation config to use in place of the folder's `generation_config.json`.
+        weights: The weight file in the folder to use, or its index file, if the names do not determine which one is meant.
         subfolder: A folder in `path`.
         revision: The branch, tag or commit, for the cache.
         cache_dir: The cache folder; None is the default one.
@@ -96,8 +96,8 @@ def from_pretrained(
             "Value", "Value", "trust_remote_code=True: rustload runs no code that comes with a checkpoint"
         )
     if "torch_dtype" in kwargs:  # what transformers called it before version 5
-        former = kwargs.pop("torch_dtype")
-        dtype = former if dtype == "auto" and former is not None else dtype
+        torch_dtype_arg = kwargs.pop("torch_dtype")
+        dtype = torch_dtype_arg if dtype == "auto" and torch_dtype_arg is not None else dtype
     if "state_dict" in kwargs:
         raise _make(
             "Value", "Value", "state_dict= is what rustload makes here: give it to cls.from_pretrained itself"
@@ -110,7 +110,7 @@ def from_pretrained(
             "device_map says 'disk', and transformers would write the weights to disk once more",
             "give accelerate's attach_align_device_hook weights_map=rustload.torch.state_dict(path) instead",
         )
-    folder, file = _found(path, revision, cache_dir)
+    folder, file = _locate(path, revision, cache_dir)
     folder /= subfolder
     if weights is not None:
         file = folder / weights
@@ -124,12 +124,12 @@ def from_pretrained(
     if dtype != "auto" and not isinstance(dtype, dict):
         dtype = torch_dtype(dtype_name(dtype))
     tensors = state_dict(file or folder, key=key, strip=strip, rename=rename, limits=limits)
-    with _with_progress(progress, tensors) as watched_tensors, _load_report_from(path):
+    with _with_progress(progress, tensors) as reporting_tensors, _load_report_from(path):
         made = cls.from_pretrained(
             None,
             config=config,
             generation_config=generation_config,
-            state_dict=watched_tensors,
+            state_dict=reporting_tensors,
             dtype=dtype,
             device_map=device_map,
             local_files_only=True,
@@ -147,14 +147,14 @@ def _with_progress(progress: Progress, tensors: StateDict) -> Iterator[StateDict
         yield tensors
         return
     log = transformers.utils.logging
-    theirs = progress is True and log.is_progress_bar_enabled()
-    if theirs:
+    replaces_bar = progress is True and log.is_progress_bar_enabled()
+    if replaces_bar:
         log.disable_progress_bar()
     try:
         with reporting(progress, sum(one.lazy.nbytes for one in tensors.values()), "loading") as report:
             yield with_read_progress(tensors, report)
     finally:
-        if theirs:
+        if replaces_bar:
             log.enable_progress_bar()
 
 
@@ -176,7 +176,7 @@ def _load_report_from(path: str | os.PathLike[str]) -> Iterator[None]:
         logger.removeFilter(put_path)
 
 
-def _found(path: str | os.PathLike[str], revision: str, cache_dir: Any) -> tuple[Path, Path | None]:
+def _locate(path: str | os.PathLike[str], revision: str, cache_dir: Any) -> tuple[Path, Path | None]:
     """The folder, and the file if `path` is one."""
     given = Path(path)
     if given.is_file():
@@ -193,12 +193,12 @@ def _cached(name: str, cache_dir: Any) -> Path:
     from huggingface_hub.constants import HF_HUB_CACHE
 
     folder = Path(cache_dir or HF_HUB_CACHE) / ("models--" + name.replace("/", "--"))
-    plain = not Path(name).is_absolute() and name.count("/") <= 1 and not name.startswith(".")
-    if not plain or not folder.is_dir():
+    is_repository_name = not Path(name).is_absolute() and name.count("/") <= 1 and not name.startswith(".")
+    if not is_repository_name or not folder.is_dir():
         error = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
         error.add_note(
             f"neither a folder nor a repository in {folder.parent}; rustload downloads nothing: hf download {name}"
-            if plain
+            if is_repository_name
             else "there is no such folder"
         )
         raise error

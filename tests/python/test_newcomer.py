@@ -216,7 +216,7 @@ def test_an_object_tree_can_be_copied_deeply(training):
 
 
 def test_a_checkpoint_for_another_process_is_to_be_opened_there(simple):
-    with pytest.raises(TypeError, match="does not pickle") as caught:
+    with pytest.raises(TypeError, match="cannot be pickled") as caught:
         pickle.dumps(rustload.open(simple))
     assert "open the path there" in notes(caught.value)
 

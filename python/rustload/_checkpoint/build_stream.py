@@ -49,11 +49,11 @@ def build_stream(
     allow_lossy: bool,
     dequantize: bool,
     overflow: Overflow,
-    whole: bool,
+    results_kept: bool,
     cast: Cast,
     sync: bool,
 ) -> Stream:
-    """Builds the stream for `Checkpoint.stream`, or for `Checkpoint.materialize`, whose caller keeps all results (`whole`).
+    """Builds the stream for `Checkpoint.stream`, or for `Checkpoint.materialize`, which keeps all results (`results_kept`).
 
     Invalid arguments raise here, before the first tensor.
     """
@@ -62,14 +62,14 @@ def build_stream(
     checked_progress(progress)
     window = parse_bytes(memory, "memory")
     rules = Rules(dtype=dtype, transpose=transpose)
-    chosen = name_list(ckpt, names)
+    selected = name_list(ckpt, names)
     if order == "name":
-        chosen.sort()
-    name = framework or context.resolve_framework()
-    adapter = adapters.load_adapter(name)
-    where = adapter.check_device(device)
+        selected.sort()
+    framework = framework or context.resolve_framework()
+    adapter = adapters.load_adapter(framework)
+    target = adapter.check_device(device)
     cast = checked_cast(cast)
-    tensors = [ckpt[name] for name in chosen]
+    tensors = [ckpt[name] for name in selected]
     numbers: dict[tuple[Any, ...], int] = {}
     requests: list[Request] = []
     request_numbers = []
@@ -99,13 +99,13 @@ def build_stream(
         requests,
         request_numbers,
         adapter,
-        where,
+        target,
         by_file=order == "file",
         window=window,
-        ahead=None if whole else window,
+        gpu_window=None if results_kept else window,
         threads=checked_threads(threads),
-        share_storages=name == "torch",
-        results_kept=whole,
+        share_storages=framework == "torch",
+        results_kept=results_kept,
         cast=cast,
         sync=bool(sync),
     )

@@ -98,10 +98,10 @@ class Checkpoint(Mapping[str, LazyTensor]):
         try:
             return LazyTensor._wrap(self._core.tensor(name), self._context)
         except TensorNotFoundError as error:
-            self._note_where_found(name, error)
+            self._note_other_value(name, error)
             raise
 
-    def _note_where_found(self, name: str, error: TensorNotFoundError) -> None:
+    def _note_other_value(self, name: str, error: TensorNotFoundError) -> None:
         """Adds a note if the name is that of a container of tensors, or of another value, rather than of a tensor."""
         inside = sum(other.startswith(name + ".") for other in self)
         if inside:
@@ -305,7 +305,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
             allow_lossy=allow_lossy,
             dequantize=dequantize,
             overflow=overflow,
-            whole=False,
+            results_kept=False,
             cast=cast,
             sync=sync,
         )
@@ -361,11 +361,11 @@ class Checkpoint(Mapping[str, LazyTensor]):
         self._check_open()
         warn_of_unused_patterns(self._core, dtype=dtype, transpose=transpose)
         framework = None if framework is None else adapters.framework_name(framework)
-        chosen = name_list(self, names)
+        selected = name_list(self, names)
         found = dict(
             build_stream(
                 self,
-                chosen,
+                selected,
                 device=device,
                 dtype=dtype,
                 transpose=transpose,
@@ -379,12 +379,12 @@ class Checkpoint(Mapping[str, LazyTensor]):
                 allow_lossy=allow_lossy,
                 dequantize=dequantize,
                 overflow=overflow,
-                whole=True,
+                results_kept=True,
                 cast=cast,
                 sync=sync,
             )
         )
-        return {name: found[name] for name in chosen}
+        return {name: found[name] for name in selected}
 
     def _check_open(self) -> None:
         if self._closed:
@@ -416,7 +416,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
 
     def __reduce__(self) -> Any:
         """Not picklable; always raises TypeError."""
-        error = TypeError("a checkpoint does not pickle; open it again instead")
+        error = TypeError("a checkpoint cannot be pickled; open it again instead")
         error.add_note(
             "in a worker of a DataLoader or a pool, open the path there; a forked worker may use the checkpoint of its parent"
         )

@@ -98,7 +98,7 @@ def _renamer(rename: Any) -> Callable[[str], str | None]:
     if rename is None:
         return lambda name: name
     if isinstance(rename, Mapping):
-        return _by_mapping(rename)
+        return _mapping_renamer(rename)
     if callable(rename):
         return rename  # type: ignore[no-any-return]  # its return type is not checked
     if isinstance(rename, (str, bytes)) or not isinstance(rename, Iterable):
@@ -123,7 +123,7 @@ def _check_rename(rename: Any, names: list[str]) -> None:
         return
     if not isinstance(rename, Mapping):
         rename = {re.compile(pattern): new for pattern, new in rename}
-    whole = {
+    prefixes = {
         ".".join(parts[:count])
         for parts in (name.split(".") for name in names)
         for count in range(1, len(parts) + 1)
@@ -132,15 +132,15 @@ def _check_rename(rename: Any, names: list[str]) -> None:
         if isinstance(old, re.Pattern):
             if not any(old.search(name) for name in names):
                 warn_user(f"rename= has the pattern {old.pattern!r}, which is found in no name")
-        elif new is not None and old.rstrip(".") not in whole:
-            near = did_you_mean(similar(old.rstrip("."), whole))
+        elif new is not None and old.rstrip(".") not in prefixes:
+            near = did_you_mean(similar(old.rstrip("."), prefixes))
             note = near or "names are renamed after strip= and below key="
             text = f"rename= names {old!r}, and no name is that or begins with it"
             raise _make("NotFound", "NotFound", text, note)
 
 
-def _by_mapping(rename: Mapping[Any, str | None]) -> Callable[[str], str | None]:
-    """Applies the first that matches: the full name, the longest prefix, or else all regular expressions in turn."""
+def _mapping_renamer(rename: Mapping[Any, str | None]) -> Callable[[str], str | None]:
+    """Applies the first that matches: the full name, the longest prefix, or else every regular expression in turn."""
     exact = {key.rstrip("."): new for key, new in rename.items() if isinstance(key, str)}
     patterns = [(key, new) for key, new in rename.items() if not isinstance(key, str)]
     for key, _ in patterns:

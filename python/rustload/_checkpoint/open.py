@@ -66,16 +66,16 @@ def open(
         raise _make("Value", "Value", f"io={io!r} is not 'auto', 'buffered' or 'direct'")
     if limits is not None and not isinstance(limits, Limits):
         raise _make("Type", "Type", f"limits= is a rustload.Limits, not {limits!r}")
-    given = {} if limits is None else limits._given()
+    given = {} if limits is None else limits._to_core()
     data = file_bytes(path)
     if data is not None:
         core = _rustload.open_bytes(
             data, unknown=unknown, trailing=trailing, compat=compat, verify=verify, limits=given
         )
     else:
-        wanted = [hub_snapshot(one) for one in path_list(path)]
-        with note_checkpoints_below(wanted):
+        paths = [hub_snapshot(one) for one in path_list(path)]
+        with note_checkpoints_below(paths):
             core = _rustload.open_paths(
-                wanted, unknown=unknown, trailing=trailing, compat=compat, verify=verify, limits=given, io=io
+                paths, unknown=unknown, trailing=trailing, compat=compat, verify=verify, limits=given, io=io
             )
     return Checkpoint._wrap(core, chosen)

@@ -21,7 +21,7 @@ class Producer(Protocol):
 
     @property
     def order(self) -> Sequence[int]:
-        """The places in the list of tensors, in the order in request_numbers they come."""
+        """The indices in the list of tensors, in the order in which `next` returns the tensors."""
 
     def next(self) -> Any | None:
         """The next tensor of the framework; None after the last one and after `close`."""
@@ -33,7 +33,7 @@ class Producer(Protocol):
 class HostProducer:
     """Makes host tensors from buffers that the core produces in the background."""
 
-    __slots__ = ("_adapter", "_core", "_kept", "_place", "_requests", "_tensors", "order")
+    __slots__ = ("_adapter", "_core", "_device", "_requests", "_reused", "_tensors", "order")
 
     order: list[int]
 
@@ -43,13 +43,13 @@ class HostProducer:
         tensors: Sequence[LazyTensor],
         requests: Sequence[Request],
         adapter: Adapter,
-        place: Any,
+        device: Any,
     ) -> None:
         """Reads nothing yet; `core` is the stream of these tensors, each with the request at the same index."""
         self._core, self._tensors, self._requests = core, tensors, requests
-        self._adapter, self._place = adapter, place
+        self._adapter, self._device = adapter, device
         # Results of tied tensors that occur again later, by the index of the first.
-        self._kept: dict[int, Any] = {}
+        self._reused: dict[int, Any] = {}
         self.order = core.order()
 
     def next(self) -> Any | None:
@@ -57,18 +57,18 @@ class HostProducer:
         found = self._core.next()
         if found is None:
             return None
-        index, first, again, _, buffer = found
+        index, first, has_later_alias, _, buffer = found
         if first != index:
-            made = self._kept[first]
+            made = self._reused[first]
         elif buffer is None:
             tensor = self._tensors[index]
-            made = self._adapter.make(tensor._core, self._requests[index], self._place, tensor._context)
+            made = self._adapter.make(tensor._core, self._requests[index], self._device, tensor._context)
         else:
-            made = self._adapter.wrap(buffer, self._place)
-        if again:
-            self._kept[first] = made
+            made = self._adapter.wrap(buffer, self._device)
+        if has_later_alias:
+            self._reused[first] = made
         elif first != index:
-            del self._kept[first]
+            del self._reused[first]
         return made
 
     def close(self) -> None:
@@ -85,7 +85,7 @@ def producer_for(
     *,
     by_file: bool,
     window: int,
-    ahead: int | None,
+    gpu_window: int | None,
     threads: int | None,
     share_storages: bool,
     results_kept: bool,
@@ -103,7 +103,7 @@ def producer_for(
         device: The result of the adapter's `check_device`.
         by_file: True for the order of the data in the files, False for the order of the list.
         window: The most bytes of host memory to hold.
-        ahead: The most bytes of results to make ahead on a GPU; None for no bound.
+        gpu_window: The most bytes of results to make ahead of the consumer on a GPU; None for no bound.
         threads: The most threads that read and cast.
         share_storages: Whether host results may share the storage of tied tensors.
         results_kept: Whether the consumer uses no result before it has all of them.
@@ -121,15 +121,15 @@ def producer_for(
             requests,
             request_numbers,
             gpu,
-            on_meta=lambda at: adapter.make(
-                cores[at], requests[request_numbers[at]], None, tensors[at]._context
+            on_meta=lambda index: adapter.make(
+                cores[index], requests[request_numbers[index]], None, tensors[index]._context
             ),
             by_file=by_file,
             cast=cast,
             sync=sync,
-            window=ahead,
+            window=gpu_window,
             threads=threads,
-            whole=results_kept,
+            results_kept=results_kept,
             into=into,
         )
     core = _rustload.stream(

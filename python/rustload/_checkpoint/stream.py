@@ -82,17 +82,17 @@ class Stream(Iterator[tuple[str, Any]]):
         "_busy",
         "_display",
         "_ended",
-        "_given",
         "_lock",
         "_names",
         "_process",
         "_producer",
         "_progress",
         "_sizes",
+        "_taken",
     )
 
     _names: list[str]
-    _given: int
+    _taken: int
     _ended: bool
     _lock: threading.RLock
     _busy: bool
@@ -117,7 +117,7 @@ class Stream(Iterator[tuple[str, Any]]):
         # stream.
         made._lock = threading.RLock()
         made._busy = made._ended = False
-        made._producer, made._process, made._given = producer, None, 0
+        made._producer, made._process, made._taken = producer, None, 0
         made._names = [tensors[index].name for index in producer.order]
         made._progress = progress
         made._sizes = [tensors[index].nbytes for index in producer.order] if progress else []
@@ -131,7 +131,7 @@ class Stream(Iterator[tuple[str, Any]]):
 
     def __len__(self) -> int:
         """The number of tensors left; 0 once the stream has ended."""
-        return 0 if self._ended else len(self._names) - self._given
+        return 0 if self._ended else len(self._names) - self._taken
 
     def __iter__(self) -> Self:
         """The stream itself."""
@@ -147,7 +147,7 @@ class Stream(Iterator[tuple[str, Any]]):
             RustloadError: As for `LazyTensor.materialize`; the message or a note names the tensor. The stream ends.
         """
         if self._process not in (None, _ForkCount.forks):
-            raise _make("Value", "Forked", "the stream was begun before the process forked")
+            raise _make("Value", "Forked", "the stream was started before the process forked")
         with self._lock:
             if self._busy:
                 raise _make(
@@ -161,27 +161,27 @@ class Stream(Iterator[tuple[str, Any]]):
             try:
                 self._busy = True
                 if self._process is None:
-                    self._begin()
-                made = producer.next()
-                if made is not None:
-                    given = self._given
-                    self._given = given + 1
+                    self._start()
+                tensor = producer.next()
+                if tensor is not None:
+                    position = self._taken
+                    self._taken = position + 1
                     if self._display is not None:
-                        self._display.report(self._sizes[given], self._names[given])
+                        self._display.report(self._sizes[position], self._names[position])
             except BaseException:
                 self._end()
                 raise
             finally:
                 self._busy = False
-            # The stream may have been closed concurrently. A tensor that was made is returned all the same.
-            if made is None or self._ended:
+            # The stream may have been closed concurrently. A finished tensor is returned nevertheless.
+            if tensor is None or self._ended:
                 self._end()
-            if made is None:
+            if tensor is None:
                 raise StopIteration
             # The stream keeps no reference, so the consumer's memory is free as soon as it drops the tensor.
-            return self._names[given], made
+            return self._names[position], tensor
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         self._process = _ForkCount.forks
         if self._progress:
             self._display = _ProgressDisplay(self._progress, sum(self._sizes))
@@ -209,7 +209,7 @@ class Stream(Iterator[tuple[str, Any]]):
         finally:
             display, self._display = self._display, None
             if display is not None:
-                display.end(is_done=self._given == len(self._names))
+                display.end(is_done=self._taken == len(self._names))
 
     def __enter__(self) -> Self:
         """The stream itself."""
@@ -227,8 +227,8 @@ class Stream(Iterator[tuple[str, Any]]):
     def __repr__(self) -> str:
         """The number of tensors taken, and whether the stream has ended; reads nothing."""
         ended = ", ended" if self._ended else ""
-        return f"<Stream {self._given} of {len(self._names)} tensors given{ended}>"
+        return f"<Stream {self._taken} of {len(self._names)} tensors given{ended}>"
 
     def __reduce__(self) -> NoReturn:
         """Not picklable; always raises TypeError."""
-        raise TypeError("a stream does not pickle; create one where it is used")
+        raise TypeError("a stream cannot be pickled; create one where it is used")

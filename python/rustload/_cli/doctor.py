@@ -35,16 +35,16 @@ def run(paths: Sequence[str], *, json: bool, color: str, io: str, measure: bool)
     machine = _machine()
     found = [_examine(path, io, measure=measure) for path in paths]
     if json:
-        whole = {"schema": 1, "rustload": rustload.__version__, "machine": machine, "checkpoints": found}
-        print_json(whole)
+        document = {"schema": 1, "rustload": rustload.__version__, "machine": machine, "checkpoints": found}
+        print_json(document)
     else:
         page = Page(sys.stdout, color)
         _show_machine(page, machine)
-        for one in found:
-            if "error" not in one:
-                _show(page, one)
+        for report in found:
+            if "error" not in report:
+                _show(page, report)
         page.flush()
-    return READ_FAILED if any("error" in one for one in found) else 0
+    return READ_FAILED if any("error" in report for report in found) else 0
 
 
 def _machine() -> dict[str, Any]:
@@ -81,7 +81,7 @@ def _show_machine(page: Page, machine: dict[str, Any]) -> None:
         "kernels", f"{machine['isa']} (has {', '.join(machine['isa_available'])}; RUSTLOAD_ISA forces one)"
     )
     page.field("threads", str(machine["threads"]))
-    huge = machine["huge_pages"] or "not told"
+    huge = machine["huge_pages"] or "unknown"
     remark = "" if huge in ("always", "madvise") else ": results of 2 MiB and more are slower to make"
     page.field("huge pages", huge + remark)
     page.field("memory", f"{format_bytes(memory['total'])}, {format_bytes(memory['available'])} available")
@@ -103,10 +103,10 @@ def _show(page: Page, found: dict[str, Any]) -> None:
         page.field("reads", f"{file['io']}: {file['reason']}")
         page.field("on", f"{file['file_system']} ({file['kind']}), {format_bytes(file['size'])}")
         cached = file["cached"]
-        page.field("cached", "not told" if cached is None else f"about {cached:.0%}")
+        page.field("cached", "unknown" if cached is None else f"about {cached:.0%}")
         if file["buffered_rate"] is not None:
             page.field("buffered", f"{file['buffered_rate'] / 1e9:.2f} GB/s in a short probe")
         if not file["direct"]:
-            page.field("direct", "not to be had here")
+            page.field("direct", "not supported here")
         elif file["direct_rate"] is not None:
             page.field("direct", f"{file['direct_rate'] / 1e9:.2f} GB/s in a short probe")

@@ -68,13 +68,13 @@ def describe(path: str) -> dict[str, Any]:
     with rustload.open(path) as checkpoint:
         described = []
         dtypes: dict[str, dict[str, int]] = {}
-        places: set[object] = set()
+        identities: set[object] = set()
         elements = nbytes = 0
         for name, tensor in checkpoint.items():
             core = tensor._core
-            place = (core.storage, core.offset, core.dtype, core.shape, core.strides)
-            repeats = place in places and tensor.size > 0
-            places.add(place)
+            identity = (core.storage, core.offset, core.dtype, core.shape, core.strides)
+            repeats = identity in identities and tensor.size > 0
+            identities.add(identity)
             entry = {
                 "name": name,
                 "dtype": core.dtype,
@@ -166,8 +166,8 @@ def show(page: Page, report: dict[str, Any], *, tensors: bool) -> None:
         (_list if tensors else _tree)(page, report["tensors"], report["tied"])
     if report["tied"]:
         page.heading("tied", "names that share a storage")
-        places = {entry["name"]: _place(entry) for entry in report["tensors"]}
-        _first_lines(page, [_group(page, group, places) for group in report["tied"]])
+        identities = {entry["name"]: _identity(entry) for entry in report["tensors"]}
+        _first_lines(page, [_group(page, group, identities) for group in report["tied"]])
     if report["values"]:
         page.heading("values", "at the top, beside tensors")
         _plain_values(page, report["values"])
@@ -213,8 +213,8 @@ def _dtypes(page: Page, report: dict[str, Any]) -> None:
     for seen in report["dtypes"]:
         share = seen["nbytes"] / total
         tensors = count(seen["tensors"], "tensor")
-        if page.narrow(width + BAR_COLUMNS + len(tensors) + 25):
-            page.packed(
+        if page.must_split(width + BAR_COLUMNS + len(tensors) + 25):
+            page.cells(
                 [
                     ("36", seen["dtype"]),
                     ("", format_bytes(seen["nbytes"])),
@@ -238,24 +238,24 @@ def _percent(share: float) -> str:
 
 
 def _tree(page: Page, tensors: list[dict[str, Any]], tied: list[list[str]]) -> None:
-    sharing = {name for group in tied for name in group}
+    tied_names = {name for group in tied for name in group}
     leaves = (
         (
             entry["name"],
-            tree.Leaf(entry["dtype"], tuple(entry["shape"]), entry["nbytes"], entry["name"] in sharing),
+            tree.Leaf(entry["dtype"], tuple(entry["shape"]), entry["nbytes"], entry["name"] in tied_names),
             0 if entry["repeats"] else entry["nbytes"],
         )
         for entry in tensors
     )
     rows = []
     for node, lasts in tree.walk(tree.build(leaves)):
-        before = 3 * (len(lasts) - 1)
-        label = page.clipped(page.safe(node.label) or '""', before)
+        indent = 3 * (len(lasts) - 1)
+        label = page.clipped(page.safe(node.label) or '""', indent)
         name = page.branches(lasts) + (label if node.leaf else page.strong(label))
-        plain = before + len(label)
+        width = indent + len(label)
         if node.times > 1 and node.leaf:
             times = f"  {page.times}{node.times}"
-            name, plain = name + times, plain + len(times)
+            name, width = name + times, width + len(times)
         remark = "  tied" if node.leaf and node.leaf.tied else ""
         if node.times > 1:
             remark += f"  {format_bytes(node.own // node.times)} each"
@@ -263,7 +263,7 @@ def _tree(page: Page, tensors: list[dict[str, Any]], tied: list[list[str]]) -> N
             what, shape = node.leaf.dtype, str(list(node.leaf.shape))
         else:
             what, shape = _inside(page, node), None
-        rows.append((Row(name, plain, what, shape, format_bytes(_shown(node)), remark), before))
+        rows.append((Row(name, width, what, shape, format_bytes(_shown(node)), remark), indent))
     _table(page, rows, widest=64)
 
 
@@ -272,16 +272,16 @@ class Row(NamedTuple):
 
     Attributes:
         name: The name, with its colours and branches.
-        plain: Its width in columns.
-        what: The dtype; for a group, the number of tensors in it.
+        width: Its width in columns.
+        content: The dtype; for a group, the number of tensors in it.
         shape: The shape; None for a group.
         nbytes: The size as text.
         remark: Text after the columns.
     """
 
     name: str
-    plain: int
-    what: str
+    width: int
+    content: str
     shape: str | None
     nbytes: str
     remark: str
@@ -289,25 +289,25 @@ class Row(NamedTuple):
 
 def _table(page: Page, rows: list[tuple[Row, int]], *, widest: int) -> None:
     """Prints rows in columns; on a narrow terminal, the other columns are below the name."""
-    width = min(max(row.plain for row, _ in rows), widest)
-    dtypes = max((len(row.what) for row, _ in rows if row.shape is not None), default=0)
+    width = min(max(row.width for row, _ in rows), widest)
+    dtypes = max((len(row.content) for row, _ in rows if row.shape is not None), default=0)
     shapes = max((len(row.shape) for row, _ in rows if row.shape is not None), default=0)
-    groups = max((len(row.what) for row, _ in rows if row.shape is None), default=0)
+    groups = max((len(row.content) for row, _ in rows if row.shape is None), default=0)
     columns = max(dtypes + 2 + shapes, groups)
-    if page.narrow(2 + width + 2 + columns + 12 + max(len(row.remark) for row, _ in rows)):
-        for row, before in rows:
+    if page.must_split(2 + width + 2 + columns + 12 + max(len(row.remark) for row, _ in rows)):
+        for row, indent in rows:
             page.line(f"  {row.name}")
-            what = [("2", row.what)] if row.shape is None else [("36", row.what), ("", row.shape)]
+            what = [("2", row.content)] if row.shape is None else [("36", row.content), ("", row.shape)]
             remarks = [("2", remark) for remark in row.remark.split("  ") if remark]
-            page.packed([*what, ("", row.nbytes), *remarks], 2 + min(before, 9) + 3)
+            page.cells([*what, ("", row.nbytes), *remarks], 2 + min(indent, 9) + 3)
         return
     shapes = columns - dtypes - 2
     for row, _ in rows:
         if row.shape is None:
-            inside = page.dim(row.what.ljust(columns))
+            inside = page.dim(row.content.ljust(columns))
         else:
-            inside = f"{page.dtype(row.what.ljust(dtypes))}  {row.shape:<{shapes}}"
-        page.line(f"  {row.name}{' ' * (width - row.plain)}  {inside} {row.nbytes:>11}{page.dim(row.remark)}")
+            inside = f"{page.dtype(row.content.ljust(dtypes))}  {row.shape:<{shapes}}"
+        page.line(f"  {row.name}{' ' * (width - row.width)}  {inside} {row.nbytes:>11}{page.dim(row.remark)}")
 
 
 def _inside(page: Page, node: tree.Node) -> str:
@@ -325,14 +325,14 @@ def _shown(node: tree.Node) -> int:
 
 
 def _list(page: Page, tensors: list[dict[str, Any]], tied: list[list[str]]) -> None:
-    sharing = {name for group in tied for name in group}
+    tied_names = {name for group in tied for name in group}
     rows = []
     for entry in tensors:
         # The full name, for other programs; cut only on a narrow terminal.
         name = page.safe(entry["name"]) or '""'
-        if page.narrow(len(name) + 2):
+        if page.must_split(len(name) + 2):
             name = page.clipped(name)
-        remark = "  tied" if entry["name"] in sharing else ""
+        remark = "  tied" if entry["name"] in tied_names else ""
         rows.append(
             (
                 Row(
@@ -349,13 +349,13 @@ def _list(page: Page, tensors: list[dict[str, Any]], tied: list[list[str]]) -> N
     _table(page, rows, widest=80)
 
 
-def _place(entry: dict[str, Any]) -> str:
+def _identity(entry: dict[str, Any]) -> str:
     """A key that is equal for names of the same tensor."""
     return str([entry[key] for key in ("storage", "storage_offset", "dtype", "shape", "strides")])
 
 
-def _group(page: Page, names: list[str], places: dict[str, str]) -> str:
-    same = len({places[name] for name in names}) == 1
+def _group(page: Page, names: list[str], identities: dict[str, str]) -> str:
+    same = len({identities[name] for name in names}) == 1
     return (" = " if same else ", ").join(page.safe(name) or '""' for name in names) + (
         "" if same else "  (different parts)"
     )
@@ -388,4 +388,4 @@ def _first_lines(page: Page, lines: list[str], *, most: int = LINES_SHOWN_MAX) -
     for line in lines[:most]:
         page.line(f"  {page.clipped(line)}")
     if len(lines) > most:
-        page.packed([("2", f"and {len(lines) - most:,} more (--json has all)")], 2)
+        page.cells([("2", f"and {len(lines) - most:,} more (--json has all)")], 2)

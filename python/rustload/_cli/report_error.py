@@ -20,5 +20,5 @@ def report_error(error: Exception) -> dict[str, Any]:
     for note in notes:
         page.line(f"  note: {page.safe(note)}")
     page.flush()
-    place = {name: getattr(error, name, None) for name in ("code", "member", "offset")}
-    return {"class": type(error).__name__, **place, "message": message, "notes": notes}
+    location = {name: getattr(error, name, None) for name in ("code", "member", "offset")}
+    return {"class": type(error).__name__, **location, "message": message, "notes": notes}

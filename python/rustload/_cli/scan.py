@@ -76,8 +76,8 @@ def _failed(path: str, error: dict[str, Any]) -> dict[str, Any]:
         "coverage": {"complete": False, "truncated": False, "scanned": [], "unscanned": []},
         "error": error,
     }
-    about = {"schema": 1, "rustload": rustload.__version__}
-    return {**about, "verdict": "unknown", "complete": False, "files": [file]}
+    header = {"schema": 1, "rustload": rustload.__version__}
+    return {**header, "verdict": "unknown", "complete": False, "files": [file]}
 
 
 def _standard_input() -> dict[str, Any]:
@@ -88,11 +88,11 @@ def _standard_input() -> dict[str, Any]:
     if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
         report = report_on(stream, {})
     else:
-        most = rustload.Limits().scan_bytes
-        content = stream.read(most + 1)
-        if len(content) > most:
+        limit = rustload.Limits().scan_bytes
+        content = stream.read(limit + 1)
+        if len(content) > limit:
             raise ValueError(
-                f"-: standard input goes on beyond {format_bytes(most)}, the most that is read of a pipe; scan a file"
+                f"-: standard input goes on beyond {format_bytes(limit)}, the most that is read of a pipe; scan a file"
             )
         report = report_on(content, {})
     for file in report["files"]:
@@ -110,9 +110,9 @@ def _sum_up(files: list[dict[str, Any]]) -> None:
     """Prints the number of files by verdict to stderr, if there are several."""
     if len(files) < 2:
         return
-    by_word: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for file in files:
         word = file["verdict"] if file["status"] == "scanned" else file["status"]
-        by_word[word] = by_word.get(word, 0) + 1
-    summary = ", ".join(f"{number:,} {word}" for word, number in by_word.items())
+        counts[word] = counts.get(word, 0) + 1
+    summary = ", ".join(f"{number:,} {word}" for word, number in counts.items())
     _print_to_stderr(f"{count(len(files), 'file')}: {summary}")

@@ -40,29 +40,29 @@ def dtype_name(dtype: Any) -> str:
         TypeError: The value is not a dtype.
     """
     if isinstance(dtype, str):
-        return _parsed(dtype)
+        return _parse_name(dtype)
     name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
     if (isinstance(dtype, type) and dtype.__module__ == "builtins") or not isinstance(name, str):
         raise TypeError(
             f"{dtype!r} is no dtype; use a string such as 'bfloat16', a torch.dtype or a NumPy dtype"
         )
-    return _parsed(name)
+    return _parse_name(name)
 
 
-def _parsed(name: str) -> str:
+def _parse_name(name: str) -> str:
     try:
         return _rustload.parse_dtype(name)
     except ValueError as error:
-        wanted = (
+        normalized = (
             name.lower().replace("fp", "float").replace("bf", "bfloat")
             if "float" not in name
             else name.lower()
         )
         known = [one for one, _, _ in _rustload.DTYPES]
-        near = [one for one in known if one.startswith(wanted)] or similar(wanted, known)
+        near = [one for one in known if one.startswith(normalized)] or similar(normalized, known)
         if name == "auto":
             error.add_note("omit dtype= to keep the file's dtype")
-        elif near and wanted:
+        elif near and normalized:
             error.add_note(did_you_mean(near) or "")
         raise
 

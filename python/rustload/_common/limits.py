@@ -51,5 +51,5 @@ class Limits:
         """The description of each limit, by name."""
         return {name: what for name, _, what in _rustload.LIMITS}
 
-    def _given(self) -> dict[str, int]:
+    def _to_core(self) -> dict[str, int]:
         return self._values

@@ -58,13 +58,13 @@ def warn_of_unused_patterns(core: _rustload.Checkpoint, **rules: Any) -> None:
             if not isinstance(pattern, str):
                 kind = type(pattern).__name__
                 raise _make("Type", "Type", f"{argument}= has a {kind} where a name or a pattern belongs")
-            taken = [pattern] if pattern in core else [n for n in names if fnmatchcase(n, pattern)]
-            if not taken and is_literal(pattern):
+            matched = [pattern] if pattern in core else [n for n in names if fnmatchcase(n, pattern)]
+            if not matched and is_literal(pattern):
                 raise unknown_name(f"{argument}=", pattern, core)
-            if not taken:
+            if not matched:
                 warn_user(f"{argument}= has the pattern {pattern!r}, which matches no name", pattern, names)
-            elif all(any(fnmatchcase(name, one) for one in earlier) for name in taken):
-                first = next(one for one in earlier if fnmatchcase(taken[0], one))
+            elif all(any(fnmatchcase(name, one) for one in earlier) for name in matched):
+                first = next(one for one in earlier if fnmatchcase(matched[0], one))
                 warn_user(
                     f"{argument}= has {pattern!r} after {first!r}, which takes its names: the first match counts"
                 )
@@ -77,9 +77,9 @@ def unknown_name(argument: str, name: str, core: _rustload.Checkpoint) -> BaseEx
     try:
         core.tensor(name)
     except TensorNotFoundError as error:
-        made = _make("NotFound", error.code, f"{argument} names {name!r}, and no tensor has that name")
-        made.__notes__ = list(getattr(error, "__notes__", ()))
-        return made
+        unknown = _make("NotFound", error.code, f"{argument} names {name!r}, and no tensor has that name")
+        unknown.__notes__ = list(getattr(error, "__notes__", ()))
+        return unknown
     raise AssertionError(name)
 
 
@@ -95,7 +95,7 @@ def warn_user(message: str, pattern: str | None = None, names: Iterable[str] = (
 
 def similar_parts(pattern: str, names: Iterable[str]) -> str:
     """Similar parts of names for a pattern without a match: `"did you mean: weight"` for `"*.wieght"`; or an empty str."""
-    there = {part for name in itertools.islice(names, _NAMES_SEARCHED_MAX) for part in name.split(".")}
-    wanted = [part for part in re.split(r"[.*?]+", pattern) if part and part not in there]
-    found = [near for part in wanted for near in similar(part, there, 2)]
+    existing = {part for name in itertools.islice(names, _NAMES_SEARCHED_MAX) for part in name.split(".")}
+    unknown = [part for part in re.split(r"[.*?]+", pattern) if part and part not in existing]
+    found = [near for part in unknown for near in similar(part, existing, 2)]
     return did_you_mean(found) or ""

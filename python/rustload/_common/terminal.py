@@ -34,8 +34,8 @@ class Page:
         self._stream = stream
         self._lines: list[str] = []
         on_terminal = stream.isatty()
-        wanted = on_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-        self._color = color == "always" or (color == "auto" and wanted)
+        colored = on_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        self._color = color == "always" or (color == "auto" and colored)
         self._unicode = (stream.encoding or "").lower().replace("-", "") in ("utf8", "utf16", "utf32")
         self._width = self.width or 120
         if on_terminal and not self.width:
@@ -62,23 +62,23 @@ class Page:
         encoding = self._stream.encoding or "utf-8"
         return text if text.isascii() else text.encode(encoding, "backslashreplace").decode(encoding)
 
-    def narrow(self, columns: int) -> bool:
+    def must_split(self, columns: int) -> bool:
         """Whether a row of so many columns has to be split: only on narrow terminals, because other programs parse rows."""
         return self._width < NARROW_COLUMNS and columns > self._width
 
-    def packed(self, cells: Sequence[tuple[str, str]], hang: int) -> None:
-        """Adds cells (SGR code, text), on as few lines as possible, indented by `hang` columns."""
-        room = max(self._width - hang, 10)
+    def cells(self, cells: Sequence[tuple[str, str]], indent: int) -> None:
+        """Adds cells (SGR code, text), on as few lines as possible, indented by `indent` columns."""
+        columns = max(self._width - indent, 10)
         line, length = "", 0
         for code, text in cells:
-            for piece in textwrap.wrap(text, room, break_on_hyphens=False):
-                if line and length + 2 + len(piece) > room:
-                    self.line(" " * hang + line)
+            for piece in textwrap.wrap(text, columns, break_on_hyphens=False):
+                if line and length + 2 + len(piece) > columns:
+                    self.line(" " * indent + line)
                     line, length = "", 0
                 length += (2 if line else 0) + len(piece)
                 line += ("  " if line else "") + self.paint(code, piece)
         if line:
-            self.line(" " * hang + line)
+            self.line(" " * indent + line)
 
     def title(self, text: str) -> None:
         """Adds a checkpoint's title."""
@@ -87,16 +87,16 @@ class Page:
     def heading(self, text: str, remark: str = "") -> None:
         """Adds a section's title."""
         self.line()
-        if remark and self.narrow(len(text) + len(remark) + 3):
+        if remark and self.must_split(len(text) + len(remark) + 3):
             self.line(self.paint("1", text))
-            self.packed([("2", f"({remark})")], 2)
+            self.cells([("2", f"({remark})")], 2)
             return
         self.line(self.paint("1", text) + (self.dim(f" ({remark})") if remark else ""))
 
     def field(self, name: str, value: str) -> None:
         """Adds a line of a name and a value."""
         lines = [value]
-        if self.narrow(14 + len(value)):
+        if self.must_split(14 + len(value)):
             lines = textwrap.wrap(value, max(self._width - 14, 10), break_on_hyphens=False) or [""]
         self.line(f"  {self.dim(name.ljust(10))}  {lines[0]}")
         for line in lines[1:]:
@@ -114,7 +114,7 @@ class Page:
             line += (" " if line else "") + piece
         self.line(f"  {line}")
         if rest:
-            self.packed([("2", rest)], 2)
+            self.cells([("2", rest)], 2)
 
     def clipped(self, text: str, taken: int = 0) -> str:
         """The text, cut to fit a line of which two columns and `taken` more are in use."""
@@ -122,19 +122,19 @@ class Page:
             return text
         return text[: max(self._width - 5 - taken, 10)] + "..."
 
-    def hung(self, cells: Sequence[tuple[str, str]], text: str) -> None:
+    def hanging(self, cells: Sequence[tuple[str, str]], text: str) -> None:
         """Adds cells (SGR code, text) followed by wrapped text with a hanging indent."""
         lead = "  " + "  ".join(self.paint(code, cell) for code, cell in cells)
         width = 2 * len(cells) + sum(len(cell) for _, cell in cells)
         hang = width + 2
-        room = self._width - hang
-        if room < 40:
+        columns = self._width - hang
+        if columns < 40:
             if width > self._width:
-                self.packed([(code, cell.rstrip()) for code, cell in cells], 2)
+                self.cells([(code, cell.rstrip()) for code, cell in cells], 2)
             else:
                 self.line(lead)
-            hang, room, lead = 6, max(self._width - 6, 20), ""
-        lines = textwrap.wrap(text, room, break_long_words=True, break_on_hyphens=False) or [""]
+            hang, columns, lead = 6, max(self._width - 6, 20), ""
+        lines = textwrap.wrap(text, columns, break_long_words=True, break_on_hyphens=False) or [""]
         self.line(f"{lead}  {lines[0]}" if lead else " " * hang + lines[0])
         for line in lines[1:]:
             self.line(" " * hang + line)

@@ -37,16 +37,16 @@ class DriverGpu:
 
     def new(self, shape: Sequence[int], dtype: str, upload: Upload) -> tuple[Buffer, Buffer]:
         """A new buffer: typed, and as 1-D `uint8`."""
-        row = upload.allocate(math.prod(shape) * ITEMSIZE[dtype])
-        return row.part(0, dtype, shape), row
+        memory = upload.allocate(math.prod(shape) * ITEMSIZE[dtype])
+        return memory.part(0, dtype, shape), memory
 
     def empty(self, shape: Sequence[int], dtype: str, upload: Upload) -> Buffer:
         """A buffer without elements. It has one byte of memory, because CUDA does not allocate zero bytes."""
         return upload.allocate(1).part(0, dtype, shape)
 
-    def to_result(self, made: Buffer) -> Any:
+    def to_result(self, tensor: Buffer) -> Any:
         """The buffer itself."""
-        return made
+        return tensor
 
     def wrap(self, buffer: Buffer) -> Buffer:
         """The buffer itself."""

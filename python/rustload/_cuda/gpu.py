@@ -48,7 +48,7 @@ class Gpu(Protocol):
     def empty(self, shape: Sequence[int], dtype: str, upload: Upload) -> Any:
         """A tensor without elements."""
 
-    def to_result(self, made: Any) -> Any:
+    def to_result(self, tensor: Any) -> Any:
         """The object to return to the caller for a finished result of `new`, `wrap` or `empty`."""
 
     def byte_view(self, tensor: Any) -> Buffer:

@@ -34,14 +34,14 @@ def make(core: Core, request: Request, gpu: Gpu, *, cast: Cast, sync: bool) -> A
 def fill(core: Core, request: Request, out: Any, gpu: Gpu, *, cast: Cast, sync: bool) -> None:
     """Materializes a tensor into existing GPU memory; errors as for `make`."""
     task = _task(core, request)
-    task.made = out
+    task.result = out
     _one(task, gpu, cast=cast, sync=sync)
 
 
 def _one(task: UploadTask, gpu: Gpu, *, cast: Cast, sync: bool) -> Any:
     with UploadQueue(gpu, cast=cast, window=None, threads=task.request.threads) as uploads:
-        (done,) = uploads.results([task], sync=sync)
-        return gpu.to_result(done.made)
+        (finished,) = uploads.results([task], sync=sync)
+        return gpu.to_result(finished.result)
 
 
 def _task(core: Core, request: Request) -> UploadTask:
@@ -59,10 +59,10 @@ def upload_all(cores: Sequence[_rustload.Tensor], gpu: Gpu) -> list[Any]:
     """Copies tensors to a GPU without conversion and returns them complete."""
     request = Request(copy=True)
     with UploadQueue(gpu, cast="auto", window=None, threads=None) as uploads:
-        found = uploads.results((_task(core, request) for core in cores), sync=False)
-        made = [gpu.to_result(task.made) for task in found]
+        finished = uploads.results((_task(core, request) for core in cores), sync=False)
+        results = [gpu.to_result(task.result) for task in finished]
         gpu.synchronize()
-    return made
+    return results
 
 
 class CudaProducer:
@@ -76,10 +76,10 @@ class CudaProducer:
         on_meta: Makes the result for a meta tensor, from its index in `cores`.
         by_file: True for the order of the data in the files, False for the order of `cores`.
         cast: Whether the CPU or the GPU casts, as in `LazyTensor.materialize`.
-        sync: Whether each result is complete when it is returned; with `whole`, when the last one is returned.
+        sync: Whether each result is complete when it is returned; with `results_kept`, when the last one is returned.
         window: Bytes of results that may be made ahead of the consumer; None for no bound.
         threads: The most threads that read and cast.
-        whole: Whether the consumer uses no result before it has all of them.
+        results_kept: Whether the consumer uses no result before it has all of them.
         into: For each tensor an existing destination, written even if the same elements went to another one; None allocates.
     """
 
@@ -96,7 +96,7 @@ class CudaProducer:
         sync: bool,
         window: int | None,
         threads: int | None,
-        whole: bool,
+        results_kept: bool,
         into: Sequence[Any] | None = None,
     ) -> None:
         steps = _rustload.steps(cores, requests, request_numbers, by_file=by_file)
@@ -107,12 +107,12 @@ class CudaProducer:
         self._cores, self._requests, self._request_numbers = cores, requests, request_numbers
         self._gpu, self._on_meta, self._into = gpu, on_meta, into
         self._cast: Cast = cast
-        self._sync, self._whole = sync, whole
+        self._sync, self._results_kept = sync, results_kept
         self._window, self._threads = window, threads
         # Results of tied tensors that occur again later, by the index of the first.
-        self._kept: dict[int, Any] = {}
+        self._reused: dict[int, Any] = {}
         self._uploads: UploadQueue | None = None
-        self._found: Iterator[UploadTask] | None = None
+        self._finished: Iterator[UploadTask] | None = None
         self._closed = False
 
     def next(self) -> Any | None:
@@ -130,22 +130,22 @@ class CudaProducer:
         return self._closed
 
     def _next(self) -> Any:
-        if self._found is None:
-            self._found = self._start()
-        index, first, again = self._steps.popleft()
+        if self._finished is None:
+            self._finished = self._start()
+        index, first, has_later_alias = self._steps.popleft()
         if first != index:
-            made = self._kept[first]
+            result = self._reused[first]
         elif self._cores[index].is_meta:
-            made = self._on_meta(index)
+            result = self._on_meta(index)
         else:
-            made = self._gpu.to_result(next(self._found).made)
-        if again:
-            self._kept[first] = made
+            result = self._gpu.to_result(next(self._finished).result)
+        if has_later_alias:
+            self._reused[first] = result
         elif first != index:
-            del self._kept[first]
-        if not self._steps and self._sync and self._whole:
+            del self._reused[first]
+        if not self._steps and self._sync and self._results_kept:
             self._gpu.synchronize()
-        return made
+        return result
 
     def _start(self) -> Iterator[UploadTask]:
         # Lazily: opening the device raises its errors before the first tensor, and no read starts before the first `next`.
@@ -154,7 +154,7 @@ class CudaProducer:
             index for index, first, _ in self._steps if index == first and not self._cores[index].is_meta
         ]
         tasks = self._tasks(firsts, self._cores, self._requests, self._request_numbers, self._into)
-        return self._uploads.results(tasks, sync=self._sync and not self._whole)
+        return self._uploads.results(tasks, sync=self._sync and not self._results_kept)
 
     @staticmethod
     def _tasks(
@@ -168,7 +168,7 @@ class CudaProducer:
         for index in firsts:
             task = _task(cores[index], requests[request_numbers[index]])
             if into is not None:
-                task.made = into[index]
+                task.result = into[index]
             yield task
 
     def close(self) -> None:

@@ -64,7 +64,7 @@ class Piece(NamedTuple):
 def pieces(
     core: _rustload.Tensor | _rustload.Joined,
     request: Request,
-    made: Any,
+    result: Any,
     cast: Cast,
     rate: Callable[[], float],
 ) -> Iterator[Piece]:
@@ -73,50 +73,50 @@ def pieces(
     Args:
         core: What is read.
         request: How to make the result.
-        made: The result, a tensor with memory.
+        result: The result, a tensor with memory.
         cast: Whether the CPU or the GPU casts, as in `LazyTensor.materialize`.
         rate: Returns the rate of H2D copies in bytes per second.
     """
     if isinstance(core, _rustload.Tensor):
-        yield from _pieces_of_tensor(core, request, made, cast, rate)
+        yield from _pieces_of_tensor(core, request, result, cast, rate)
         return
     parts = core.parts()
     if len(parts) == 1:
-        yield from _pieces_of_tensor(parts[0], request, made, cast, rate)
+        yield from _pieces_of_tensor(parts[0], request, result, cast, rate)
         return
     dim = dims_of(request, len(core.shape)).index(core.dim)
-    at = 0
+    start = 0
     for part in parts:
         size = part.shape[core.dim]
         if part.size:
-            yield from _pieces_of_tensor(part, request, made.narrow(dim, at, size), cast, rate)
-        at += size
+            yield from _pieces_of_tensor(part, request, result.narrow(dim, start, size), cast, rate)
+        start += size
 
 
 def _pieces_of_tensor(
     core: _rustload.Tensor, request: Request, target: Any, cast: Cast, rate: Callable[[], float]
 ) -> Iterator[Piece]:
-    result = request.dtype or core.dtype
+    result_dtype = request.dtype or core.dtype
     order = dims_of(request, len(core.shape))
     # Only the CPU dequantizes, and only it expands broadcast tensors (stride 0), up to `Limits.materialize_bytes`.
-    computed = request.dequantize or any(
+    cpu_only = request.dequantize or any(
         stride == 0 and size > 1 for size, stride in zip(core.shape, core.strides, strict=True)
     )
-    if cast == "cpu" or computed:
-        yield from _cpu_pieces(core, request, result, target)
+    if cast == "cpu" or cpu_only:
+        yield from _cpu_pieces(core, request, result_dtype, target)
         return
     core = core.permute(order)
     order_in_file = _memory_order(core.shape, core.strides)
-    on_gpu = result != core.dtype and _casts_on_gpu(core, result, cast, request.threads, rate)
+    on_gpu = result_dtype != core.dtype and _casts_on_gpu(core, result_dtype, cast, request.threads, rate)
     if order_in_file is None and not on_gpu:
-        yield from _cpu_pieces(core, _untransposed(request, request.dtype), result, target)
+        yield from _cpu_pieces(core, _untransposed(request, request.dtype), result_dtype, target)
         return
     if order_in_file is not None:
         core, target = core.permute(order_in_file), target.permute(order_in_file)
-    dtype = core.dtype if on_gpu else result
-    plain = _untransposed(request, dtype)
+    dtype = core.dtype if on_gpu else result_dtype
+    untransposed = _untransposed(request, dtype)
     for part, destination in _staging_parts(core, target, ITEMSIZE[dtype]):
-        yield Piece(part, plain, dtype, destination, is_direct=False)
+        yield Piece(part, untransposed, dtype, destination, is_direct=False)
 
 
 def _cpu_pieces(core: _rustload.Tensor, request: Request, dtype: str, target: Any) -> Iterator[Piece]:
@@ -152,11 +152,11 @@ def dims_of(request: Request, ndim: int) -> list[int]:
 
 def _memory_order(shape: Sequence[int], strides: Sequence[int]) -> list[int] | None:
     """The dimensions by decreasing stride, outermost first; None if they are in that order already."""
-    real = [dim for dim, size in enumerate(shape) if size > 1]
-    order_in_file = sorted(real, key=lambda dim: -strides[dim])
-    if order_in_file == real:
+    long_dims = [dim for dim, size in enumerate(shape) if size > 1]
+    by_stride = sorted(long_dims, key=lambda dim: -strides[dim])
+    if by_stride == long_dims:
         return None
-    return [dim for dim, size in enumerate(shape) if size <= 1] + order_in_file
+    return [dim for dim, size in enumerate(shape) if size <= 1] + by_stride
 
 
 def _casts_on_gpu(
@@ -217,9 +217,9 @@ def cpu_only_pieces(
             "Unsupported", "DtypeUnsupported", "a joined tensor is uploaded along its first dimension", note
         )
     itemsize = ITEMSIZE[request.dtype or core.dtype]
-    at = 0
+    start = 0
     for part in parts:
         nbytes = part.size * itemsize
         if nbytes:
-            yield part, request, buffer.part(at, "uint8", [nbytes])
-        at += nbytes
+            yield part, request, buffer.part(start, "uint8", [nbytes])
+        start += nbytes

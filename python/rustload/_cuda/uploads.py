@@ -43,14 +43,14 @@ class UploadTask:
     Attributes:
         core: What is read.
         request: How; `copy` is ignored.
-        made: The existing destination if there is one; the result once the task is done.
+        result: The existing destination if there is one; the result once the task is done.
         nbytes: Bytes of the result.
         owner: The tensor that owns the result's memory: a slab, or the result itself.
     """
 
     core: _rustload.Tensor | _rustload.Joined
     request: Request
-    made: Any = None
+    result: Any = None
     nbytes: int = 0
     owner: Any = None
 
@@ -73,15 +73,15 @@ class _Batch:
         """Submits the batch to the core, which starts to read and copy."""
         items = self.direct
         if self.staging is not None:
-            row = self.staging.byte_view
+            memory = self.staging.byte_view
             items = items + [
-                (piece.core, piece.request, row.part(start, piece.dtype, piece.core.shape))
+                (piece.core, piece.request, memory.part(start, piece.dtype, piece.core.shape))
                 for start, piece in self.staged_pieces
             ]
         if not items:
             return
         distinct = {id(request): request for _, request, _ in items}
-        numbers = {one: number for number, one in enumerate(distinct)}
+        numbers = {key: number for number, key in enumerate(distinct)}
         self.ticket = upload.submit(
             [tensor for tensor, _, _ in items],
             list(distinct.values()),
@@ -116,7 +116,7 @@ class UploadQueue:
         """Yields the tasks in their order, each once its result is made.
 
         Args:
-            tasks: What to make; the iterator is advanced as the window has room.
+            tasks: What to make; the iterator is advanced as the window allows.
             sync: Whether each result is complete when it is yielded. Otherwise it is complete for work that the caller enqueues
                 on its current stream from then on.
         """
@@ -188,7 +188,7 @@ class UploadQueue:
         ):
             if cursor.parts is None:
                 task = cursor.task
-                if task is None or not self._has_room(task, batch):
+                if task is None or not self._fits_window(task, batch):
                     break
                 self._held_bytes += task.nbytes
                 if _is_unconverted(task):
@@ -207,7 +207,7 @@ class UploadQueue:
             cursor.piece = None
         return batch
 
-    def _has_room(self, task: UploadTask, batch: _Batch) -> bool:
+    def _fits_window(self, task: UploadTask, batch: _Batch) -> bool:
         if self._window is None or not (self._waiting or batch.direct or batch.staged_pieces or batch.done):
             return True
         return self._held_bytes + task.nbytes <= self._window
@@ -217,10 +217,10 @@ class UploadQueue:
         dtype = task.request.dtype or task.core.dtype
         if task.nbytes <= _SLAB_RESULT_MAX_BYTES:
             task.owner, into = self._from_slab(task.nbytes, dtype, shape)
-            task.made = self._gpu.wrap(into)
+            task.result = self._gpu.wrap(into)
         else:
-            task.made, into = self._gpu.new(shape, dtype, self._upload)
-            task.owner = task.made
+            task.result, into = self._gpu.new(shape, dtype, self._upload)
+            task.owner = task.result
         return into
 
     def _pieces_of(self, task: UploadTask) -> Iterator[Piece]:
@@ -230,32 +230,32 @@ class UploadQueue:
         dtype = request.dtype or core.dtype
         if 0 in shape:
             core.materialize(request)  # raises the errors of the request
-            if task.made is None:
-                task.made = self._gpu.empty(shape, dtype, self._upload)
-            task.owner = task.made
+            if task.result is None:
+                task.result = self._gpu.empty(shape, dtype, self._upload)
+            task.owner = task.result
             return iter(())
         into: Buffer | None = None
-        if task.made is None:
+        if task.result is None:
             into = self._memory(task, shape)
         else:
-            task.owner = task.made
+            task.owner = task.result
         if not self._gpu.can_convert:
-            given = into if into is not None else self._gpu.byte_view(task.made)
+            memory = into if into is not None else self._gpu.byte_view(task.result)
             return (
-                Piece(part, request, dtype, row, is_direct=True)
-                for part, request, row in cpu_only_pieces(core, request, given)
+                Piece(part, request, dtype, target, is_direct=True)
+                for part, request, target in cpu_only_pieces(core, request, memory)
             )
-        found = pieces(core, request, task.made, self._cast, self._upload.rate)
+        found = pieces(core, request, task.result, self._cast, self._upload.rate)
         if into is None:
             return found
-        made, whole = task.made, into
+        result, memory = task.result, into
         return (
-            piece._replace(target=whole) if piece.is_direct and piece.target is made else piece
+            piece._replace(target=memory) if piece.is_direct and piece.target is result else piece
             for piece in found
         )
 
     def _add_piece(self, batch: _Batch, piece: Piece) -> bool:
-        """Adds the piece to the batch; False if the staging buffer has no room for it."""
+        """Adds the piece to the batch; False if it does not fit the staging buffer."""
         if piece.is_direct:
             target = piece.target
             into = target if isinstance(target, _rustload.Buffer) else self._gpu.byte_view(target)
@@ -288,16 +288,16 @@ class UploadQueue:
         found = self._slab
         if found is None or found[2] + nbytes > _SLAB_BYTES:
             found = *self._gpu.new([_SLAB_BYTES], "uint8", self._upload), 0
-        owner, slab, at = found
-        self._slab = owner, slab, at + -(-nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-        return owner, slab.part(at, dtype, shape)
+        owner, slab, start = found
+        self._slab = owner, slab, start + -(-nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        return owner, slab.part(start, dtype, shape)
 
     def _finish(self, batch: _Batch, *, sync: bool) -> None:
         """Makes the caller's stream wait for the copies of the batch and enqueues its conversions there."""
         if batch.ticket is not None:
             stream = self._gpu.current_stream()
-            done = (sync or stream is None) and not batch.staged_pieces
-            self._upload.wait(batch.ticket, stream=stream, sync=done)
+            complete = (sync or stream is None) and not batch.staged_pieces
+            self._upload.wait(batch.ticket, stream=stream, sync=complete)
         for start, piece in batch.staged_pieces:
             assert batch.staging is not None  # set by `_submit_ahead` for a batch with staged pieces
             batch.staging.convert_into(start, piece.dtype, piece.core.shape, piece.target)
@@ -311,7 +311,7 @@ def _is_unconverted(task: UploadTask) -> bool:
     core, request = task.core, task.request
     return (
         type(core) is _rustload.Tensor
-        and task.made is None
+        and task.result is None
         and task.nbytes > 0
         and request.dtype in (None, core.dtype)
         and request.transpose in (None, False)

@@ -133,43 +133,44 @@ def import_framework(name: str) -> Any:
         ImportError: It is not installed, is too old, or is a user's folder or file of that name.
         Exception: The error of the import itself, with a note on what to do.
     """
-    line = {"cupy": "the CuPy package of your CUDA version, such as cupy-cuda13x", "transformers": name}.get(
-        name, f"'rustload[{name}]'"
-    )
+    requirement = {
+        "cupy": "the CuPy package of your CUDA version, such as cupy-cuda13x",
+        "transformers": name,
+    }.get(name, f"'rustload[{name}]'")
     what = f"framework {name!r}" if name in NAMES else f"rustload.{name}"
     if name not in sys.modules and importlib.util.find_spec(name) is not None and not _is_installed(name):
         folder = next(
             iter(getattr(importlib.util.find_spec(name), "submodule_search_locations", None) or ()), ""
         )
         raise ImportError(
-            f"{what} needs {name}, and {folder!r} is a folder of that name only: pip install {line}"
+            f"{what} needs {name}, and {folder!r} is a folder of that name only: pip install {requirement}"
         )
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name == name:
-            raise ImportError(f"{what} needs {name}: pip install {line}") from error
-        error.add_note(_import_failed_note(name, line))
+            raise ImportError(f"{what} needs {name}: pip install {requirement}") from error
+        error.add_note(_import_failed_note(name, requirement))
         raise
     except Exception as error:
-        error.add_note(_import_failed_note(name, line))
+        error.add_note(_import_failed_note(name, requirement))
         raise
-    _check_version(name, module, line)
+    _check_version(name, module, requirement)
     return module
 
 
-def _import_failed_note(name: str, line: str) -> str:
+def _import_failed_note(name: str, requirement: str) -> str:
     spec = importlib.util.find_spec(name)
     where = f" ({spec.origin})" if spec and spec.origin else ""
     other = "dlpack" if name == "numpy" else "numpy"
     without = f", or do without: framework={other!r}" if name in NAMES else ""
     return (
         f"{name} is installed{where} and fails to import: that is not rustload's doing, and python -c 'import {name}' shows it. "
-        f"Install it anew (pip install --force-reinstall {line}){without}"
+        f"Install it anew (pip install --force-reinstall {requirement}){without}"
     )
 
 
-def _check_version(name: str, module: Any, line: str) -> None:
+def _check_version(name: str, module: Any, requirement: str) -> None:
     if name not in _MINIMUM_VERSIONS:
         return
     version = getattr(module, "__version__", None)
@@ -180,7 +181,7 @@ def _check_version(name: str, module: Any, line: str) -> None:
     minimum = _MINIMUM_VERSIONS[name]
     if _major_minor(str(version)) < _major_minor(minimum):
         raise ImportError(
-            f"{name} {version} is too old: rustload works with {minimum} and newer: pip install -U {line}, "
+            f"{name} {version} is too old: rustload works with {minimum} and newer: pip install -U {requirement}, "
             "or name another framework="
         )
 

@@ -51,36 +51,36 @@ class _CupyGpu(driver_gpu.DriverGpu):
         self._device = device
         self._stream: Any = None
 
-    def _now(self) -> Any:
+    def _stream_now(self) -> Any:
         with self._device:
             return cupy.cuda.get_current_stream()
 
     def current_stream(self) -> int:  # type: ignore[override]  # CuPy has streams
         """The address of the caller's current stream."""
-        return int(self._now().ptr)
+        return int(self._stream_now().ptr)
 
     def follow_current_stream(self, _held: Iterable[Any]) -> None:
         """Waits for the previous stream if the caller's stream changed, because CuPy's pool keeps free blocks per stream."""
-        now = self._now()
+        now = self._stream_now()
         if self._stream is not None and self._stream != now:
             self._stream.synchronize()
         self._stream = now
 
     def new(self, shape: Sequence[int], dtype: str, upload: Upload) -> tuple[Any, Buffer]:
         """A new array, and its memory as 1-D `uint8`."""
-        made = self.empty(shape, dtype, upload)
-        return made, self.byte_view(made)
+        array = self.empty(shape, dtype, upload)
+        return array, self.byte_view(array)
 
     def empty(self, shape: Sequence[int], dtype: str, _upload: Upload) -> Any:
         """An uninitialized array."""
-        with self._device, _refusals(dtype):
+        with self._device, _unsupported_dtype(dtype):
             return cupy.empty(tuple(shape), numpy_dtype(dtype))
 
     def wrap(self, buffer: Buffer) -> Any:
         """An array that shares the buffer's memory and keeps it alive."""
-        with self._device, _refusals(buffer.dtype):
-            row = cupy.from_dlpack(buffer.as_bytes())
-            return row.view(numpy_dtype(buffer.dtype)).reshape(buffer.shape)
+        with self._device, _unsupported_dtype(buffer.dtype):
+            data = cupy.from_dlpack(buffer.as_bytes())
+            return data.view(numpy_dtype(buffer.dtype)).reshape(buffer.shape)
 
     def byte_view(self, tensor: Any) -> Buffer:
         """The memory of a contiguous array as 1-D `uint8`."""
@@ -89,7 +89,8 @@ class _CupyGpu(driver_gpu.DriverGpu):
 
 
 @contextlib.contextmanager
-def _refusals(dtype: str) -> Iterator[None]:
+def _unsupported_dtype(dtype: str) -> Iterator[None]:
+    """Raises UnsupportedError in place of CuPy's errors for a dtype that it does not have."""
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -118,7 +119,7 @@ def fast_view(core: Core, context: HandleContext) -> None:
 def wrap(buffer: Buffer, device: Any) -> Any:
     """Copies the buffer to the device."""
     array = wrap_numpy(buffer, None)
-    with device, _refusals(array.dtype.name):
+    with device, _unsupported_dtype(array.dtype.name):
         return cupy.asarray(array)
 
 

@@ -59,16 +59,16 @@ class _JaxGpu(driver_gpu.DriverGpu):
         _check_width(buffer.dtype)
         return buffer
 
-    def to_result(self, made: Buffer) -> Any:
+    def to_result(self, tensor: Buffer) -> Any:
         """The array that shares the buffer's memory and keeps it alive."""
         try:
-            return jax.dlpack.from_dlpack(made)
+            return jax.dlpack.from_dlpack(tensor)
         except (TypeError, KeyError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "type" not in str(error):
                 raise
             note = "cast it with dtype=..."
             raise _make(
-                "Unsupported", "DtypeUnsupported", f"JAX has no {made.dtype} on a GPU", note
+                "Unsupported", "DtypeUnsupported", f"JAX has no {tensor.dtype} on a GPU", note
             ) from error
 
 
@@ -87,7 +87,7 @@ def make(core: Core, request: Request, device: Any, context: HandleContext) -> A
     _check_width(request.dtype or core.dtype, _name(core))
     buffer = core.materialize(request)
     made = wrap(buffer, device)
-    if request.copy is False and not _shares(made, wrap_numpy(buffer, None)):
+    if request.copy is False and not _shares_memory(made, wrap_numpy(buffer, None)):
         note = "JAX shares memory of the CPU that is aligned to 64 bytes, contiguous and not empty; copy=None copies otherwise"
         raise _make("Buffer", "Buffer", f"{_name(core)!r} cannot be a JAX array without a copy", note)
     return made
@@ -128,6 +128,6 @@ def _check_width(name: str, tensor: str = "") -> None:
         raise _make("Unsupported", "DtypeUnsupported", f"{what}, and JAX is set to 32 bits", note)
 
 
-def _shares(made: Any, array: np.ndarray[Any, Any]) -> bool:
+def _shares_memory(made: Any, array: np.ndarray[Any, Any]) -> bool:
     shards = made.addressable_shards
     return len(shards) == 1 and shards[0].data.unsafe_buffer_pointer() == array.ctypes.data

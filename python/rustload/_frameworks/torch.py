@@ -54,8 +54,10 @@ def _checked(device: torch.device) -> torch.device:
     try:
         torch.empty(0).to(device)
     except Exception as error:
-        said = str(error).partition("\n")[0]
-        note = f"torch {torch.__version__} says: {said}; use device='cpu', or a torch that was built for it"
+        message = str(error).partition("\n")[0]
+        note = (
+            f"torch {torch.__version__} says: {message}; use device='cpu', or a torch that was built for it"
+        )
         raise _make("Device", "Device", f"device {str(device)!r} is not available", note) from error
     return device
 
@@ -120,8 +122,8 @@ def write_into(core: Core, out: Any, request: Request, *, cast: Cast, sync: bool
         results.fill(core, request, target, gpu, cast=cast, sync=sync)
         torch.autograd.graph.increment_version(out)
     elif target.device.type == "cpu" and target.is_contiguous() and is_plain:
-        row = target.as_strided((target.numel(),), (1,)).view(torch.uint8)
-        core.materialize_into(request, row.__dlpack__())
+        memory = target.as_strided((target.numel(),), (1,)).view(torch.uint8)
+        core.materialize_into(request, memory.__dlpack__())
         torch.autograd.graph.increment_version(out)  # the version counter: autograd must see the write
     else:
         with torch.no_grad():
@@ -169,15 +171,15 @@ def _meta(core: Core, request: Request) -> torch.Tensor:
 
 def _on_shared_storage(core: Core, request: Request, context: HandleContext) -> torch.Tensor | None:
     """A tensor on the `UntypedStorage` that all names of its storage share; None if its elements have to be copied separately."""
-    standing = core.shared_storage(request.copy)
-    if standing is None or not isinstance(core, _rustload.Tensor):
+    kind = core.shared_storage(request.copy)
+    if kind is None or not isinstance(core, _rustload.Tensor):
         return None  # a joined tensor shares no storage
     storages = context.storages
-    key = (*core.storage, standing)
+    key = (*core.storage, kind)
     storage: torch.UntypedStorage | None = storages.get(key)
     if storage is None:
         # setdefault: if two threads get here at once, both must use the same storage.
-        storage = storages.setdefault(key, _storage(core.storage_bytes(standing, request)))
+        storage = storages.setdefault(key, _storage(core.storage_bytes(kind, request)))
     offset = core.offset if core.size else 0
     return torch.empty(0, dtype=torch_dtype(core.dtype)).set_(storage, offset, core.shape, core.strides)
 
@@ -192,6 +194,6 @@ def _owned(buffer: _rustload.Buffer) -> torch.Tensor:
 
 
 def _storage(buffer: _rustload.Buffer) -> torch.UntypedStorage:
-    row: torch.Tensor = torch.from_dlpack(buffer.as_bytes())  # type: ignore[attr-defined]  # exported, not declared
-    storage: torch.UntypedStorage = row.untyped_storage()
+    memory: torch.Tensor = torch.from_dlpack(buffer.as_bytes())  # type: ignore[attr-defined]  # exported, not declared
+    storage: torch.UntypedStorage = memory.untyped_storage()
     return storage

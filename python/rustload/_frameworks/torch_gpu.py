@@ -1,4 +1,4 @@
-"""`TorchGpu`: the `Gpu` of torch. It has every use of `torch.cuda` by uploads, and is short because only a real GPU can test it.
+"""`TorchGpu`: the `Gpu` of torch. All uses of `torch.cuda` by uploads are here, because only a real GPU can test them.
 
 Memory comes from torch's caching allocator, which reuses a freed block for the next allocation on the same stream, without
 waiting for work that is enqueued there. So copies wait for the work on the caller's stream at the time of submission, and a
@@ -86,8 +86,8 @@ class TorchGpu:
         """Makes the caller's current stream wait for the previous one, if it changed."""
         now = torch.cuda.current_stream(self.index)
         with torch.cuda.device(self.index):
-            is_recording = torch.cuda.is_current_stream_capturing()
-        if is_recording:
+            is_capturing = torch.cuda.is_current_stream_capturing()
+        if is_capturing:
             note = "load before the graph is captured, or on a stream that is not capturing"
             raise _make("Device", "Device", "the current stream is capturing a CUDA graph", note)
         if self._stream is not None and self._stream != now:
@@ -109,9 +109,9 @@ class TorchGpu:
         """A tensor without elements."""
         return torch.empty(tuple(shape), dtype=torch_dtype(dtype), device=self.device)
 
-    def to_result(self, made: torch.Tensor) -> torch.Tensor:
+    def to_result(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor itself."""
-        return made
+        return tensor
 
     def staging_buffer(self, nbytes: int) -> TorchStagingBuffer:
         """A staging buffer of so many bytes."""
@@ -119,13 +119,13 @@ class TorchGpu:
 
     def byte_view(self, tensor: torch.Tensor) -> Buffer:
         """The memory of a contiguous tensor as 1-D `uint8`."""
-        row = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
-        return _rustload.adopt(row.__dlpack__(stream=-1))
+        memory = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+        return _rustload.adopt(memory.__dlpack__(stream=-1))
 
     def wrap(self, buffer: Buffer) -> torch.Tensor:
         """A tensor that shares the memory of a GPU buffer, with its own storage."""
         if buffer.dtype in IN_DLPACK:
             return torch.utils.dlpack.from_dlpack(buffer.__dlpack__())
-        row = torch.utils.dlpack.from_dlpack(buffer.as_bytes().__dlpack__())
+        memory = torch.utils.dlpack.from_dlpack(buffer.as_bytes().__dlpack__())
         made = torch.empty(0, dtype=torch_dtype(buffer.dtype), device=self.device)
-        return made.set_(row.untyped_storage(), 0, buffer.shape, buffer.strides)
+        return made.set_(memory.untyped_storage(), 0, buffer.shape, buffer.strides)

@@ -23,7 +23,7 @@ PREFIX = "Error while deserializing header: "
 HEADER_MAX_BYTES = 100_000_000
 
 # Longer headers keep the core's message: parsing them here takes several times their size in memory.
-REREAD_MAX_BYTES = 16 << 20
+HEADER_PARSED_MAX_BYTES = 16 << 20
 
 # Bits per element by dtype code, in the reference's order, which its message lists.
 BITS = {
@@ -96,7 +96,7 @@ def _check_header(path: str, cause: RustloadError) -> None:
             raise HeaderFault("header too large")
         if length + 8 > size:
             raise HeaderFault("invalid header length")
-        if length > REREAD_MAX_BYTES:
+        if length > HEADER_PARSED_MAX_BYTES:
             return
         raw = file.read(length)
     try:
@@ -115,10 +115,10 @@ def _check_header(path: str, cause: RustloadError) -> None:
 
 def _json_error(what: str, text: str, position: int) -> HeaderFault:
     """A JSON error at the position as serde_json counts it: the line from 1, and the bytes read of that line."""
-    return _json_error_at(what, text[:position].encode())
+    return _json_error_after(what, text[:position].encode())
 
 
-def _json_error_at(what: str, before: bytes) -> HeaderFault:
+def _json_error_after(what: str, before: bytes) -> HeaderFault:
     line = before.count(b"\n") + 1
     column = len(before) - (before.rfind(b"\n") + 1)
     return HeaderFault(f"invalid JSON in header: {what} at line {line} column {column}")
@@ -130,7 +130,7 @@ def _syntax_error(text: str, cause: RustloadError) -> HeaderFault:
     if start == len(text):
         return _json_error("EOF while parsing a value", text, start)
     if text[start] != "{":
-        return _json_error_at(
+        return _json_error_after(
             "expected value", text.encode()[: start + 1]
         )  # before it is only whitespace, one byte per character
     if cause.code != "StHeader" or not cause.offset:
@@ -142,7 +142,7 @@ def _syntax_error(text: str, cause: RustloadError) -> HeaderFault:
     read += (
         raw[read - 1 : read] != b"\n"
     )  # the core's offset is that of the last byte read, or one past a line end
-    return _json_error_at(what, raw[:read])
+    return _json_error_after(what, raw[:read])
 
 
 def _tensors(text: str) -> dict[str, Info] | None:
@@ -154,8 +154,8 @@ def _tensors(text: str) -> dict[str, Info] | None:
         top, ensure_ascii=False
     ).encode()  # a lone surrogate is invalid for serde, and a ValueError here
     if not isinstance(top, ObjectPairs):
-        place = start if isinstance(top, list) else end
-        raise _json_error(f"invalid type: {_serde_type(top)}, expected struct HashMetadata", text, place)
+        position = start if isinstance(top, list) else end
+        raise _json_error(f"invalid type: {_serde_type(top)}, expected struct HashMetadata", text, position)
     rest = _skip_blanks(text, end)
     has_metadata = False
     for key, key_end, value, value_start, value_end in _members(text, start, decoder):
@@ -208,8 +208,8 @@ def _check_metadata(text: str, value: Any, start: int, end: int, decoder: json.J
         )
     for _, _, one, one_start, one_end in _members(text, start, decoder):
         if not isinstance(one, str):
-            place = one_start if isinstance(one, list) else one_end
-            raise _json_error(f"invalid type: {_serde_type(one)}, expected a string", text, place)
+            position = one_start if isinstance(one, list) else one_end
+            raise _json_error(f"invalid type: {_serde_type(one)}, expected a string", text, position)
 
 
 def _serde_type(value: Any) -> str:
@@ -219,8 +219,8 @@ def _serde_type(value: Any) -> str:
     if isinstance(value, bool):
         return f"boolean `{str(value).lower()}`"
     if isinstance(value, int):
-        wide = -(1 << 63) <= value < 1 << 64
-        return f"integer `{value}`" if wide else f"floating point `{float(value)!r}`"
+        fits_64_bits = -(1 << 63) <= value < 1 << 64
+        return f"integer `{value}`" if fits_64_bits else f"floating point `{float(value)!r}`"
     if isinstance(value, float):
         return f"floating point `{value!r}`"
     if isinstance(value, str):
@@ -279,7 +279,7 @@ def _check_numbers(values: list[Any]) -> None:
             raise HeaderFault(f"invalid value: integer `{value}`, expected usize")
 
 
-def _check_offsets(tensors: dict[str, Info], have: int) -> None:
+def _check_offsets(tensors: dict[str, Info], data_nbytes: int) -> None:
     """Checks offsets in the reference's order: each tensor by its position in the data, then the end of the file."""
     next_begin = 0
     for name, info in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
@@ -298,5 +298,5 @@ def _check_offsets(tensors: dict[str, Info], have: int) -> None:
             )
         if bits // 8 != info.end - info.begin:
             raise HeaderFault("invalid shape, data type, or offset for tensor")
-    if next_begin != have:
+    if next_begin != data_nbytes:
         raise HeaderFault("incomplete metadata, file not fully covered")

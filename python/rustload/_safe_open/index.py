@@ -21,16 +21,16 @@ Item: TypeAlias = int | slice
 Key: TypeAlias = tuple[Item | None, ...]
 
 
-def torch_part(tensor: LazyTensor, key: Any, place: torch.device | None, *, owned: bool) -> Any:
-    """The result of `tensor[key]` in torch, on device `place`; reads only the part, except for advanced indexing."""
+def torch_part(tensor: LazyTensor, key: Any, device: torch.device | None, *, owned: bool) -> Any:
+    """The result of `tensor[key]` in torch, on device `device`; reads only the part, except for advanced indexing."""
     import torch
 
-    if place is None:
+    if device is None:
         return _host_part(tensor, key, owned=owned)
     if not _is_basic(key):
-        return _host_part(tensor, key, owned=False).to(place)
+        return _host_part(tensor, key, owned=False).to(device)
     torch.empty(tensor.shape, device="meta")[key]  # torch's own errors, before anything is read
-    return tensor[_torch_key(key, tensor.shape)].materialize(place, framework="torch")
+    return tensor[_torch_key(key, tensor.shape)].materialize(device, framework="torch")
 
 
 def _host_part(tensor: LazyTensor, key: Any, *, owned: bool) -> Any:
@@ -97,10 +97,10 @@ def reference_key(key: Any, shape: tuple[int, ...]) -> Key:
     Unlike the reference, it accepts empty ranges in a dimension of size 0, and treats a range whose stop is below its start as
     empty.
     """
-    items = _parsed(key, len(shape))
+    items = _expanded(key, len(shape))
     resolved = [_from_start(item, dim, shape) for dim, item in enumerate(items)]
     if len(resolved) > len(shape):
-        raise _wrong(resolved, shape, "more slicing indexes than dimensions in tensor")
+        raise _out_of_bounds(resolved, shape, "more slicing indexes than dimensions in tensor")
     for dim in reversed(range(len(resolved))):
         _check_bounds(resolved, dim, shape)
     return tuple(
@@ -111,7 +111,7 @@ def reference_key(key: Any, shape: tuple[int, ...]) -> Key:
     )
 
 
-def _parsed(key: Any, ndim: int) -> list[Item]:
+def _expanded(key: Any, ndim: int) -> list[Item]:
     """The items of the key, with an expanded ellipsis."""
     if isinstance(key, list):
         if key:
@@ -186,15 +186,15 @@ def _check_bounds(items: Sequence[Item], dim: int, shape: tuple[int, ...]) -> No
         beyond = start if start >= size else stop - 1 if stop > size else None
     if beyond is not None:
         what = f"index {beyond} out of bounds for tensor dimension #{dim} of size {size}"
-        raise _wrong(items, shape, what)
+        raise _out_of_bounds(items, shape, what)
 
 
-def _wrong(items: Sequence[Item], shape: tuple[int, ...], what: str) -> Exception:
-    shown = ", ".join(_shown(item) for item in items)
-    return _safetensor_error(f"Error during slicing [{shown}] with shape {list(shape)}: {what}")
+def _out_of_bounds(items: Sequence[Item], shape: tuple[int, ...], what: str) -> Exception:
+    indices = ", ".join(_format_item(item) for item in items)
+    return _safetensor_error(f"Error during slicing [{indices}] with shape {list(shape)}: {what}")
 
 
-def _shown(item: Item) -> str:
+def _format_item(item: Item) -> str:
     if not isinstance(item, slice):
         return str(item)
     start, stop = ("" if bound is None else str(bound) for bound in (item.start, item.stop))

@@ -74,7 +74,7 @@ class PrefetchLoader:
         raise TypeError("cannot create 'builtins.PrefetchLoader' instances")
 
     @classmethod
-    def _of(cls, tensors: list[LazyTensor], place: Any, threads: int) -> Self:
+    def _of(cls, tensors: list[LazyTensor], device: Any, threads: int) -> Self:
         made = cls.__new__(cls)
         made._names = [tensor.name for tensor in tensors]
         made._left = set(made._names)
@@ -91,10 +91,10 @@ class PrefetchLoader:
             [request],
             [0] * len(tensors),
             adapter,
-            place,
+            device,
             by_file=True,
             window=_WINDOW_BYTES,
-            ahead=_WINDOW_BYTES,
+            gpu_window=_WINDOW_BYTES,
             threads=threads,
             share_storages=False,
             results_kept=False,

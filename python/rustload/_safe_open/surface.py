@@ -138,11 +138,11 @@ class PySafeSlice:
         if framework != "torch":
             part = self._tensor[index.reference_key(key, self._tensor.shape)]
             return part.materialize(framework=framework, copy=True)
-        place = adapters.load_adapter("torch").check_device(device)
-        return index.torch_part(self._tensor, key, place, owned=owned)
+        target = adapters.load_adapter("torch").check_device(device)
+        return index.torch_part(self._tensor, key, target, owned=owned)
 
     def __reduce__(self) -> NoReturn:
-        """Slices do not pickle."""
+        """Not picklable; always raises TypeError."""
         raise TypeError("cannot pickle 'builtins.PySafeSlice' object")
 
 
@@ -205,17 +205,17 @@ class safe_open:  # noqa: N801 - the reference's name for it
             )
         if framework not in _FRAMEWORKS:
             raise _safetensor_error(f"framework {framework} is invalid")
-        their_name, our_name = _FRAMEWORKS[framework]
-        place, shown = _device(device)
+        reference_name, framework_name = _FRAMEWORKS[framework]
+        target, shown = _device(device)
         if not isinstance(backend, str):
             raise _not_a_str("backend", backend)
         if backend not in _BACKENDS:
             raise _safetensor_error(f'backend "{backend}" is invalid (expected one of: "mmap", "pread")')
         self._offsets = None
-        self._file = _open(path, our_name)
-        if our_name != "torch" and place != "cpu":
-            raise _safetensor_error(f"Device {shown} is not supported for framework {their_name}")
-        self._target = _Target(our_name, place, backend == "pread")
+        self._file = _open(path, framework_name)
+        if framework_name != "torch" and target != "cpu":
+            raise _safetensor_error(f"Device {shown} is not supported for framework {reference_name}")
+        self._target = _Target(framework_name, target, backend == "pread")
 
     def keys(self) -> list[str]:
         """The names, sorted."""
@@ -292,17 +292,17 @@ class safe_open:  # noqa: N801 - the reference's name for it
             DeviceError: torch does not have the GPU.
         """
         file = self._opened()
-        framework, place, _ = self._target
+        framework, target, _ = self._target
         if framework != "torch":
             raise _safetensor_error('prefetch is only compatible with framework="pt"')
-        place, shown = (place, place) if device is None else _device(device)
-        if isinstance(place, str) and place.partition(":")[0] != "cuda":
+        target, shown = (target, target) if device is None else _device(device)
+        if isinstance(target, str) and target.partition(":")[0] != "cuda":
             raise _safetensor_error(f"prefetch loads to cuda devices, not {shown}")
         from rustload._safe_open import prefetch  # imported only when needed
 
         found = prefetch.tensors_of_plan(file, plan)
         return prefetch.PrefetchLoader._of(
-            found, adapters.load_adapter("torch").check_device(place), max(1, int(threads))
+            found, adapters.load_adapter("torch").check_device(target), max(1, int(threads))
         )
 
     def __enter__(self) -> safe_open:

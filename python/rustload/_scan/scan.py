@@ -51,7 +51,7 @@ def scan(
         OSError: A path does not exist, or a directory cannot be listed.
         TypeError: `source` is none of the above.
     """
-    given = {} if limits is None else limits._given()
+    given = {} if limits is None else limits._to_core()
     single = (str, bytes, bytearray, memoryview, os.PathLike, io.IOBase)
     if isinstance(source, single) or hasattr(source, "read") or not isinstance(source, Iterable):
         parts = [report_on(source, given)]
@@ -67,17 +67,17 @@ def report_on(source: Any, limits: dict[str, int]) -> dict[str, Any]:
     if isinstance(source, io.BytesIO):
         source = source.getbuffer()
     if isinstance(source, (bytes, bytearray, memoryview)):
-        return _parsed(_rustload.scan_bytes(bytes(source), limits=limits))
+        return _load_json(_rustload.scan_bytes(bytes(source), limits=limits))
     if hasattr(source, "read"):
         return _open_file(source, limits)
     if not isinstance(source, (str, os.PathLike)):
         raise _make(
             "Type", "Type", f"scan takes paths, bytes and binary files, not a {type(source).__name__}"
         )
-    return _parsed(_rustload.scan_paths(path_list(source), limits=limits))
+    return _load_json(_rustload.scan_paths(path_list(source), limits=limits))
 
 
-def _parsed(text: str) -> dict[str, Any]:
+def _load_json(text: str) -> dict[str, Any]:
     """Parses the extension's JSON; `json` is imported here, not with the package, because that takes time."""
     import json
 
@@ -93,10 +93,10 @@ def _open_file(file: Any, limits: dict[str, int]) -> dict[str, Any]:
         data = file.read()
         if not isinstance(data, bytes):
             raise _make("Type", "Type", "the file is open in text mode; open it with 'rb'") from None
-        return _parsed(_rustload.scan_bytes(data, limits=limits))
+        return _load_json(_rustload.scan_bytes(data, limits=limits))
     if isinstance(file, io.TextIOBase):
         raise _make("Type", "Type", "the file is open in text mode; open it with 'rb'")
-    report = _parsed(_rustload.scan_paths([f"/proc/self/fd/{number}"], limits=limits))
+    report = _load_json(_rustload.scan_paths([f"/proc/self/fd/{number}"], limits=limits))
     for one in report["files"]:
         one["path"] = str(getattr(file, "name", one["path"]))
     return report

@@ -52,12 +52,12 @@ def _file(page: Page, file: dict[str, Any], *, quiet: bool) -> None:
     findings.sort(key=lambda found: -ORDER[found["verdict"]])
     shown = findings[:FINDINGS_SHOWN_MAX]
     codes = [found["code"] for found in shown]
-    places = [_place(page, found) for found in shown]
-    widths = [max(map(len, column), default=0) for column in (codes, places)]
-    for found, code, place in zip(shown, codes, places, strict=True):
+    locations = [_location(page, found) for found in shown]
+    widths = [max(map(len, column), default=0) for column in (codes, locations)]
+    for found, code, location in zip(shown, codes, locations, strict=True):
         severity = (_SEVERITIES[found["severity"]], found["severity"].ljust(7))
-        cells = [severity, ("", code.ljust(min(widths[0], 24))), ("", place.ljust(min(widths[1], 40)))]
-        page.hung(cells, _description(page, found))
+        cells = [severity, ("", code.ljust(min(widths[0], 24))), ("", location.ljust(min(widths[1], 40)))]
+        page.hanging(cells, _description(page, found))
     if len(findings) > FINDINGS_SHOWN_MAX:
         page.line(page.dim(f"  and {len(findings) - FINDINGS_SHOWN_MAX:,} more (--json has all)"))
     for gap in file["coverage"]["unscanned"][: 1 if quiet else 5]:
@@ -65,7 +65,7 @@ def _file(page: Page, file: dict[str, Any], *, quiet: bool) -> None:
         page.line(page.clipped(f"  not scanned: {where}byte {gap['offset']:,}: {page.safe(gap['why'])}"))
 
 
-def _place(page: Page, found: dict[str, Any]) -> str:
+def _location(page: Page, found: dict[str, Any]) -> str:
     member = page.safe(found["member"]) if found["member"] else ""
     if len(member) > 24:
         member = "..." + member[-21:]

@@ -165,10 +165,10 @@ class LazyTensor:
         """
         found: dict[str, Any] = {}
         for state in self._core.attributes(self._wrap_core):
-            for half in state if isinstance(state, tuple) and len(state) == 2 else (state,):
-                if isinstance(half, dict):
-                    found.update(half)
-                elif half is not None:
+            for part in state if isinstance(state, tuple) and len(state) == 2 else (state,):
+                if isinstance(part, dict):
+                    found.update(part)
+                elif part is not None:
                     found["__setstate__"] = state
         return found
 
@@ -293,11 +293,11 @@ class LazyTensor:
             made = self._context.fast_view(self._core)
             if made is not None:
                 return made
-        found = value_for(dtype, self)
-        if dequantize and found is None and out is None and self.quantization is not None:
-            found = "float32"
+        requested = value_for(dtype, self)
+        if dequantize and requested is None and out is None and self.quantization is not None:
+            requested = "float32"
         request = Request(
-            dtype=None if found is None else dtype_name(found),
+            dtype=None if requested is None else dtype_name(requested),
             transpose=transpose_arg(value_for(transpose, self)),
             copy=checked_copy(copy),
             allow_lossy=bool(allow_lossy),
@@ -310,10 +310,10 @@ class LazyTensor:
         if out is not None:
             return self._materialize_out(out, device, request, cast=cast, sync=bool(sync))
         adapter = adapters.load_adapter(framework or self._context.resolve_framework())
-        where = adapter.check_device(device)
-        gpu = None if self.is_meta else adapter.gpu_for(where)
+        target = adapter.check_device(device)
+        gpu = None if self.is_meta else adapter.gpu_for(target)
         if gpu is None:
-            return adapter.make(self._core, request, where, self._context)
+            return adapter.make(self._core, request, target, self._context)
         from rustload._cuda import results  # imported only when needed
 
         return results.make(self._core, request, gpu, cast=cast, sync=bool(sync))
@@ -419,5 +419,5 @@ class LazyTensor:
             raise error
 
     def __reduce__(self) -> Any:
-        """Handles do not pickle."""
-        raise TypeError("a lazy tensor does not pickle; open the checkpoint again, or materialize it first")
+        """Not picklable; always raises TypeError."""
+        raise TypeError("a lazy tensor cannot be pickled; open the checkpoint again, or materialize it first")

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 __all__ = ["DefaultDict", "Global", "Opaque", "Sparse"]
 
 
-def _refuse(what: str, note: str) -> NoReturn:
+def _raise_not_picklable(what: str, note: str) -> NoReturn:
     """Raises for a stand-in that is pickled: the new file would name a class of rustload in place of the original class.
 
     Raises:
         TypeError: Always.
     """
-    error = TypeError(f"{what} does not pickle: it only stands for what the file names, which was not made")
+    error = TypeError(f"{what} cannot be pickled: it is a stand-in for an object that was not created")
     error.add_note(note)
     raise error
 
@@ -71,7 +71,7 @@ class Global:
             TypeError: Always.
         """
         name = f"{self.module}.{self.name}"
-        _refuse(
+        _raise_not_picklable(
             f"the label of {name!r}", "put the class or function itself, or its name, in the label's place"
         )
 
@@ -121,7 +121,7 @@ class Opaque:
         Raises:
             TypeError: Always.
         """
-        raise self._explained(TypeError("'Opaque' object is not subscriptable"), key)
+        raise self._with_note(TypeError("'Opaque' object is not subscriptable"), key)
 
     def __contains__(self, key: object) -> bool:
         """Raises, with a note on where the items of the value are.
@@ -129,7 +129,7 @@ class Opaque:
         Raises:
             TypeError: Always.
         """
-        raise self._explained(TypeError("'Opaque' object is no container"), key)
+        raise self._with_note(TypeError("'Opaque' object is no container"), key)
 
     def keys(self) -> NoReturn:
         """Raises, with a note on where the items of the value are; `dict(value)` and `**value` call this.
@@ -137,7 +137,7 @@ class Opaque:
         Raises:
             TypeError: Always.
         """
-        raise self._explained(TypeError("'Opaque' object is not a mapping"))
+        raise self._with_note(TypeError("'Opaque' object is not a mapping"))
 
     if not TYPE_CHECKING:  # type checkers must still report unknown attributes
 
@@ -145,23 +145,23 @@ class Opaque:
             """Raises, with a note on where the attributes of the value are."""
             error = AttributeError(f"'Opaque' object has no attribute {name!r}", name=name, obj=self)
             if name == "__dict__":
-                self._explained(error)
+                self._with_note(error)
             elif not name.startswith("_"):
-                self._explained(error, name)
+                self._with_note(error, name)
             raise error
 
-    def _explained(self, error: Exception, key: Any = None) -> Exception:
+    def _with_note(self, error: Exception, key: Any = None) -> Exception:
         """Adds a note to the error on where the data of the value are, in particular those of `key`."""
         if isinstance(key, str) and isinstance(self.state, dict) and key in self.state:
             found = f".state[{key!r}] is what the file has"
         elif isinstance(key, str) and any(isinstance(name, str) and name == key for name, _ in self.items):
             found = f"dict(value.items)[{key!r}] is what the file has"
         else:
-            found = self._held()
+            found = self._data_attributes()
         error.add_note(f"{_clipped(self.class_name)!r} is kept as data, and no object was made: {found}")
         return error
 
-    def _held(self) -> str:
+    def _data_attributes(self) -> str:
         """The attributes that hold the data, as text."""
         held = [] if self.state is None else [".state"]
         held += [f".{name}" for name in ("items", "appended", "args", "kwargs") if getattr(self, name)]
@@ -187,9 +187,9 @@ class Opaque:
         Raises:
             TypeError: Always.
         """
-        _refuse(
+        _raise_not_picklable(
             f"the value kept for {self.class_name!r}",
-            f"put in its place what is to be saved, made from what it holds: {self._held()}",
+            f"put in its place what is to be saved, made from what it holds: {self._data_attributes()}",
         )
 
     def __repr__(self) -> str:
@@ -236,7 +236,7 @@ class DefaultDict(collections.defaultdict[Any, Any]):
         Raises:
             TypeError: Always.
         """
-        _refuse(
+        _raise_not_picklable(
             f"a DefaultDict with {self.factory!r}",
             "put in its place dict(value), or collections.defaultdict(factory, value) with a factory of yours",
         )

@@ -60,14 +60,14 @@ def _values() -> dict[str, Any]:
     found |= {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
     for scheme in _SCHEMES:
         found[f"torch.{scheme}"] = getattr(torch, scheme)
-    for place, module in (("torch", torch), ("torch.cuda", torch.cuda)):
-        sparse = module.sparse if place == "torch" else getattr(torch.cuda, "sparse", None)
+    for prefix, module in (("torch", torch), ("torch.cuda", torch.cuda)):
+        sparse = module.sparse if prefix == "torch" else getattr(torch.cuda, "sparse", None)
         for number in _NUMBERS:
-            found[f"{place}.{number}Tensor"] = getattr(module, f"{number}Tensor", None)
+            found[f"{prefix}.{number}Tensor"] = getattr(module, f"{number}Tensor", None)
             if number != "Bool":
-                found[f"{place}.sparse.{number}Tensor"] = getattr(sparse, f"{number}Tensor", None)
-        for number in (*_STORAGES, *(_QUANTIZED if place == "torch" else ())):
-            found[f"{place}.{number}Storage"] = _storage_type(f"{number}Storage")
+                found[f"{prefix}.sparse.{number}Tensor"] = getattr(sparse, f"{number}Tensor", None)
+        for number in (*_STORAGES, *(_QUANTIZED if prefix == "torch" else ())):
+            found[f"{prefix}.{number}Storage"] = _storage_type(f"{number}Storage")
     return found
 
 

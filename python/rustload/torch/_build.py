@@ -45,7 +45,7 @@ class Builder:
     def __init__(self, storages: Storages, *, strict: bool) -> None:
         self._storages = storages
         self._strict = strict
-        self._bare: dict[int, torch.storage.TypedStorage] = {}
+        self._storage_objects: dict[int, torch.storage.TypedStorage] = {}
 
     def tensor(
         self,
@@ -59,7 +59,7 @@ class Builder:
         """A tensor on its storage, as `torch._utils._rebuild_tensor_v2` and similar functions create it."""
         if flags & _META:
             made = torch.empty_strided(shape, strides, dtype=_dtype(dtype), device="meta")
-            made = self._flagged(made, flags)
+            made = self._with_flags(made, flags)
             if flags & _HOOKS:
                 made._backward_hooks = collections.OrderedDict()
             return made
@@ -67,7 +67,7 @@ class Builder:
         made = torch.empty((0,), dtype=_dtype(dtype), device=storages.devices[storage])
         made.set_(storages.by_number[storage], offset, shape, strides)
         if flags | _PLAIN != _PLAIN:
-            made = self._flagged(made, flags)
+            made = self._with_flags(made, flags)
         elif flags & _GRAD:
             made.requires_grad = True
         if flags & _HOOKS:
@@ -76,7 +76,7 @@ class Builder:
             made.fake_device = torch.device(storages.locations[storage] or "cpu")  # type: ignore[attr-defined]
         return made
 
-    def _flagged(self, made: torch.Tensor, flags: int) -> torch.Tensor:
+    def _with_flags(self, made: torch.Tensor, flags: int) -> torch.Tensor:
         signs = {name: True for bit, name in ((_CONJUGATE, "conj"), (_NEGATIVE, "neg")) if flags & bit}
         if signs:
             torch._utils.set_tensor_metadata(made, signs)  # type: ignore[no-untyped-call]
@@ -88,7 +88,7 @@ class Builder:
 
     def quantized(
         self,
-        place: tuple[int, str, int, tuple[int, ...], tuple[int, ...]],
+        location: tuple[int, str, int, tuple[int, ...], tuple[int, ...]],
         flags: int,
         scheme: str,
         scale: tuple[Any, Any, int | None],
@@ -98,12 +98,12 @@ class Builder:
         Raises:
             RuntimeError: torch does not support this quantized tensor, or not on this device.
         """
-        number, name, offset, shape, strides = place
+        number, name, offset, shape, strides = location
         base, device = self._storages.by_number[number], self._storages.devices[number]
         scales, zero_points, axis = scale
-        how: dict[str, Any] = {"dtype": _dtype(name), "device": device}
+        options: dict[str, Any] = {"dtype": _dtype(name), "device": device}
         if scheme == "per_tensor_affine":
-            made = torch._empty_affine_quantized([0], scale=scales, zero_point=zero_points, **how)
+            made = torch._empty_affine_quantized([0], scale=scales, zero_point=zero_points, **options)
         elif scheme in ("per_channel_affine", "per_channel_affine_float_qparams") and axis is not None:
             floats = scheme != "per_channel_affine"
             if isinstance(scales, list) and isinstance(zero_points, list):
@@ -114,13 +114,13 @@ class Builder:
                 [size if dim == axis else 0 for dim, size in enumerate(shape)] if len(shape) > 1 else shape
             )
             made = torch._empty_per_channel_affine_quantized(
-                empty, scales=scales, zero_points=zero_points, axis=axis, **how
+                empty, scales=scales, zero_points=zero_points, axis=axis, **options
             )
         else:
             raise RuntimeError(f"Can't deserialize quantized tensor with qscheme torch.{scheme}")
         made.set_(base, offset, shape, strides)
         if flags:
-            made = self._flagged(made, flags)
+            made = self._with_flags(made, flags)
         made._backward_hooks = collections.OrderedDict()
         return made
 
@@ -148,11 +148,11 @@ class Builder:
 
     def storage(self, storage: int, dtype: str) -> torch.storage.TypedStorage:
         """A storage that is a value of the tree; the same object for each occurrence."""
-        if storage not in self._bare:
-            self._bare[storage] = torch.storage.TypedStorage(  # type: ignore[no-untyped-call]
+        if storage not in self._storage_objects:
+            self._storage_objects[storage] = torch.storage.TypedStorage(  # type: ignore[no-untyped-call]
                 wrap_storage=self._storages.by_number[storage], dtype=_dtype(dtype), _internal=True
             )
-        return self._bare[storage]
+        return self._storage_objects[storage]
 
     def size(self, items: tuple[Any, ...]) -> tuple[Any, ...]:
         """A `torch.Size`; a plain tuple if the items are not valid sizes."""

@@ -24,41 +24,43 @@ if TYPE_CHECKING:
 __all__ = ["execute_steps"]
 
 
-def execute_steps(steps: Sequence[Step], options: LoadOptions, held: Callable[[], None]) -> Iterator[Step]:
+def execute_steps(
+    steps: Sequence[Step], options: LoadOptions, sample_memory: Callable[[], None]
+) -> Iterator[Step]:
     """Executes every step and yields it when it is done.
 
     Args:
         steps: The steps.
         options: The arguments of `load_into`.
-        held: Called at each local maximum of host memory.
+        sample_memory: Called at each local maximum of host memory.
 
     Raises:
         FormatError: The file was truncated or changed; tensors loaded before stay loaded. The same holds for other errors of
             reading.
         ValueError: Tied parameters have different values in the file.
     """
-    ahead: dict[tuple[torch.device, bool], list[Step]] = {}
+    streamed: dict[tuple[torch.device, bool], list[Step]] = {}
     rest = []
     for step in steps:
         if _is_streamed(step):
-            ahead.setdefault((step.device, step.is_new), []).append(step)
+            streamed.setdefault((step.device, step.is_new), []).append(step)
         else:
             rest.append(step)
-    for (device, _), some in ahead.items():
-        for step, data in _stream_steps(some, options, device if is_on_gpu(device) else None):
+    for (device, _), group in streamed.items():
+        for step, data in _stream_steps(group, options, device if is_on_gpu(device) else None):
             _assign_result(step, data, options)
             yield step
     for step in rest:
-        _load_one(step, options, held)
+        _load_one(step, options, sample_memory)
         yield step
 
 
 def _is_streamed(step: Step) -> bool:
     """Whether a stream can make the result: new host memory, or GPU memory."""
-    made = isinstance(step.lazy, ComputedTensor)
+    is_computed = isinstance(step.lazy, ComputedTensor)
     if is_on_gpu(step.device):
-        return not (step.is_lazy or made) and (step.is_new or is_direct(step.slot.tensor))
-    return step.is_new and step.device.type == "cpu" and not step.is_lazy and not made
+        return not (step.is_lazy or is_computed) and (step.is_new or is_direct(step.slot.tensor))
+    return step.is_new and step.device.type == "cpu" and not step.is_lazy and not is_computed
 
 
 def _stream_steps(
@@ -85,7 +87,7 @@ def _stream_steps(
         gpu,
         by_file=True,
         window=options.window,
-        ahead=options.window,
+        gpu_window=options.window,
         threads=None,
         share_storages=True,
         results_kept=True,
@@ -111,10 +113,10 @@ def _assign_result(step: Step, data: torch.Tensor, options: LoadOptions) -> None
         # The parameter stays the same object, because an optimizer may hold it.
         slot.tensor.data = data
         slot.tensor.grad = None
-    _compare(step, options)
+    _check_tied_values(step, options)
 
 
-def _load_one(step: Step, options: LoadOptions, held: Callable[[], None]) -> None:
+def _load_one(step: Step, options: LoadOptions, sample_memory: Callable[[], None]) -> None:
     """Reads one tensor into existing memory, or into new memory on its device."""
     slot = step.slot
     dtype = torch_dtype(step.dtype)
@@ -124,15 +126,15 @@ def _load_one(step: Step, options: LoadOptions, held: Callable[[], None]) -> Non
         slot.tensor.materialize(step.lazy.shape, device=target, dtype=dtype)  # type: ignore[attr-defined]  # a lazy parameter has it
     if step.is_new and (slot.on_meta or not step.is_lazy):
         made = torch.empty(step.lazy.shape, dtype=dtype, device=step.device)
-        _fill(made, step.lazy, options, held)
+        _fill(made, step.lazy, options, sample_memory)
         _assign_result(step, made, options)
         return
-    _fill(slot.tensor.detach(), step.lazy, options, held)
-    _compare(step, options)
+    _fill(slot.tensor.detach(), step.lazy, options, sample_memory)
+    _check_tied_values(step, options)
 
 
-def _compare(step: Step, options: LoadOptions) -> None:
-    """Raises ValueError if other tensors of the file for the same slot are not equal."""
+def _check_tied_values(step: Step, options: LoadOptions) -> None:
+    """Raises ValueError if the other tensors of the file for the same slot are not equal to it."""
     for other in step.others:
         if not _is_equal(step.slot.tensor.detach(), other, options):
             both = f"{step.lazy.name!r} and {other.name!r}"
@@ -142,8 +144,10 @@ def _compare(step: Step, options: LoadOptions) -> None:
             )
 
 
-def _fill(target: torch.Tensor, lazy: LazyTensor, options: LoadOptions, held: Callable[[], None]) -> None:
-    fill(target, lazy, options.window, allow_lossy=options.allow_lossy, held=held)
+def _fill(
+    target: torch.Tensor, lazy: LazyTensor, options: LoadOptions, sample_memory: Callable[[], None]
+) -> None:
+    fill(target, lazy, options.window, allow_lossy=options.allow_lossy, sample_memory=sample_memory)
 
 
 def _is_equal(filled: torch.Tensor, lazy: LazyTensor, options: LoadOptions) -> bool:

@@ -59,10 +59,10 @@ def opened(f: Any, limits: Mapping[str, int]) -> _rustload.Checkpoint:
     anything else is read to its end into memory. Afterwards the position of the open file is after the checkpoint.
     """
     if are_paths(f):
-        wanted = [hub_snapshot(one) for one in path_list(f)]
-        with note_checkpoints_below(wanted):
+        paths = [hub_snapshot(one) for one in path_list(f)]
+        with note_checkpoints_below(paths):
             return _rustload.open_paths(
-                wanted, unknown="keep", trailing="error", compat=False, verify=False, limits=limits
+                paths, unknown="keep", trailing="error", compat=False, verify=False, limits=limits
             )
     if isinstance(f, (bytes, bytearray, memoryview)):
         return _from_memory(bytes(f), "error", limits)

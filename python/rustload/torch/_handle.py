@@ -345,23 +345,23 @@ class TorchHandle(Operators):
         return f"<TorchHandle {_clipped(self._lazy.name)!r} {self._dtype} {list(self._lazy.shape)}>"
 
     def __reduce__(self) -> Any:
-        """Handles do not pickle."""
+        """Not picklable; always raises TypeError."""
         raise TypeError(
-            "a lazy tensor does not pickle; open the checkpoint again, or take its .tensor() first"
+            "a lazy tensor cannot be pickled; open the checkpoint again, or take its .tensor() first"
         )
 
 
 def _read_into(target: Any, source: Any, *rest: Any) -> bool:
     """Reads `source` directly into `target`; returns False if the result could differ from that of `copy_`."""
-    plain = (
+    is_supported = (
         not rest
         and isinstance(source, TorchHandle)
         and isinstance(target, torch.Tensor)
         and not target.is_meta
     )
-    if plain:
+    if is_supported:
         check_numbers(source._lazy)
-    if not plain or target.shape != source.shape or (target.requires_grad and torch.is_grad_enabled()):
+    if not is_supported or target.shape != source.shape or (target.requires_grad and torch.is_grad_enabled()):
         return False
     name = str(target.dtype).removeprefix("torch.")
     if source._dtype != source._lazy.dtype or not _casts_as_torch(source._lazy.dtype, name):

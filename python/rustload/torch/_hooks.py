@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["ComputedTensor", "CustomLoading", "has_custom_loading", "run_custom_loading", "run_post_hooks"]
 
 EXTRA = "_extra_state"
-NO_OP = "for .*: copying from a non-meta parameter in the checkpoint to a meta"
+NO_OP_WARNING = "for .*: copying from a non-meta parameter in the checkpoint to a meta"
 
 
 class ComputedTensor:
@@ -168,19 +168,19 @@ def _run_one(
     messages: list[str] = []
     kind = type(module).__qualname__
     custom.classes.add(kind)
-    notes = _RecordCopies(module, prefix)
+    recorder = _RecordCopies(module, prefix)
     try:
-        with warnings.catch_warnings(), notes:
-            warnings.filterwarnings("ignore", NO_OP, UserWarning)
+        with warnings.catch_warnings(), recorder:
+            warnings.filterwarnings("ignore", NO_OP_WARNING, UserWarning)
             module._load_from_state_dict(state, prefix, metadata, True, missing, unexpected, messages)  # noqa: FBT003 - torch's
     except Exception as error:
         error.add_note(f"in the loading code of {kind} at {prefix[:-1] or 'the root'!r}; nothing was loaded")
         raise
-    for name, value in notes.copied.items():
+    for name, value in recorder.copied.items():
         _add(custom, name, value)
-    for attribute, tensor in _held(module):
+    for attribute, tensor in _own_tensors(module):
         name = prefix + attribute
-        if name in notes.copied:
+        if name in recorder.copied:
             continue
         if name in state and name not in missing and hasattr(state[name], "shape"):
             # Not copied because its shape differs: the plan reports the mismatch, so the code's message is dropped.
@@ -194,8 +194,8 @@ def _run_one(
     for name in unexpected:
         if name in state:
             _add(custom, name, state[name])
-    held = {prefix + attribute for attribute, _ in _held(module)}
-    custom.missing += [name for name in missing if name not in held and name.rpartition(".")[2] != EXTRA]
+    own = {prefix + attribute for attribute, _ in _own_tensors(module)}
+    custom.missing += [name for name in missing if name not in own and name.rpartition(".")[2] != EXTRA]
     custom.messages += [f"{kind}: {message}" for message in messages]
 
 
@@ -208,10 +208,10 @@ def _add(custom: CustomLoading, name: str, value: Any) -> None:
         custom.messages.append(f"{name} is a {type(value).__name__}, not a tensor")
 
 
-def _held(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def _own_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """The module's own parameters and persistent buffers."""
-    held: dict[str, Any] = {**module._parameters, **module._buffers}
-    for name, tensor in held.items():
+    own: dict[str, Any] = {**module._parameters, **module._buffers}
+    for name, tensor in own.items():
         if tensor is not None and name not in module._non_persistent_buffers_set:
             yield name, tensor
 
@@ -237,8 +237,8 @@ class _RecordCopies(TorchFunctionMode):
     def _name(self, target: Any) -> str | None:
         """The target's name in the module, its own tensors first."""
         for prefix, module in self._module.named_modules(remove_duplicate=False):
-            held: dict[str, Any] = {**module._parameters, **module._buffers}
-            for name, tensor in held.items():
+            own: dict[str, Any] = {**module._parameters, **module._buffers}
+            for name, tensor in own.items():
                 if tensor is target:
                     return f"{prefix}.{name}" if prefix else name
         return None

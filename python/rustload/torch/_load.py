@@ -93,7 +93,7 @@ def load(
         mmap = _mmap_by_default()
     if is_safetensors:
         return _safetensors(f, map_location)
-    return _loaded(f, map_location, mmap=mmap, strict=unknown == "error", limits=limits)
+    return _load_pickled(f, map_location, mmap=mmap, strict=unknown == "error", limits=limits)
 
 
 def _check_weights_only(*, weights_only: bool | None, pickle_module: Any, unpickles: bool) -> None:
@@ -107,33 +107,33 @@ def _check_weights_only(*, weights_only: bool | None, pickle_module: Any, unpick
         os.environ.get(name, "0").lower() in _TRUE
         for name in ("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
     )
-    wanted = pickle_module is None if weights_only is None else bool(weights_only)
+    is_safe = pickle_module is None if weights_only is None else bool(weights_only)
     if force and forbid:
         raise RuntimeError(
             "Only one of `TORCH_FORCE_WEIGHTS_ONLY_LOAD` or `TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD` "
             "should be set, but both were set."
         )
     if force:
-        wanted = True
+        is_safe = True
     elif forbid and weights_only is None:
-        wanted = False
-    if wanted and pickle_module is not None:
+        is_safe = False
+    if is_safe and pickle_module is not None:
         raise RuntimeError("Can not safely load weights when explicit pickle_module is specified")
-    if wanted or not unpickles:
+    if is_safe or not unpickles:
         return
-    what, way = "weights_only=False", "leave weights_only out"
+    what, advice = "weights_only=False", "leave weights_only out"
     if pickle_module is not None:
         what = "pickle_module="
-        way = (
+        advice = (
             "leave pickle_module out" if weights_only is None else "leave pickle_module and weights_only out"
         )
     elif weights_only is None:
-        way = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD in the environment stands for it: unset it, or pass weights_only=True"
+        advice = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD in the environment stands for it: unset it, or pass weights_only=True"
     raise _make(
         "Value",
         "Value",
         f"{what} would run code that the file names, which rustload never does",
-        f"{way}; what torch refuses is then kept as inert data (unknown='keep', the default)",
+        f"{advice}; what torch refuses is then kept as inert data (unknown='keep', the default)",
     )
 
 
@@ -158,13 +158,15 @@ def _safetensors(f: Any, map_location: MapLocation) -> dict[str, torch.Tensor]:
         return file.get_tensors()
 
 
-def _loaded(f: Any, map_location: MapLocation, *, mmap: bool, strict: bool, limits: Limits | None) -> Any:
+def _load_pickled(
+    f: Any, map_location: MapLocation, *, mmap: bool, strict: bool, limits: Limits | None
+) -> Any:
     if not _files.are_paths(f) and not isinstance(f, (bytes, bytearray, memoryview)):
         f = _files.seekable(f)
     if mmap and not _files.is_archive(f):
         raise _load_errors.no_archive(f)
     try:
-        core = _files.opened(f, {} if limits is None else limits._given())
+        core = _files.opened(f, {} if limits is None else limits._to_core())
     except UnsupportedError as error:
         if error.code == "TarUnsupported":
             raise _load_errors.tar() from error

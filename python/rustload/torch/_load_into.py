@@ -116,7 +116,7 @@ def load_into(
         window=max(parse_bytes(memory, "memory"), 1 << 20),
     )
     if not isinstance(model, torch.nn.Module):
-        raise _make("Type", "Type", _no_model(model))
+        raise _make("Type", "Type", _not_a_module(model))
     checkpoint = as_checkpoint(path, limits)
     warn_of_unused_patterns(checkpoint._core, dtype=dtype, transpose=transpose)
     context = private_context()  # the model owns its parameters: no other view shares this mapping
@@ -126,15 +126,17 @@ def load_into(
     }
     custom = None
     if has_custom_loading(model):
-        sorted_out = {name: apply_transpose(lazy, options.rules) for name, lazy in tensors.items()}
-        custom = run_custom_loading(model, sorted_out, module_versions(checkpoint, key, strip))
+        transposed = {name: apply_transpose(lazy, options.rules) for name, lazy in tensors.items()}
+        custom = run_custom_loading(model, transposed, module_versions(checkpoint, key, strip))
     slots = slots_of(model)
     check_device_map(model, device_map)
     plan = make_plan(model, slots, tensors, options, checkpoint=checkpoint, key=key, custom=custom)
     # Post hooks may remove names from the lists, so names are checked after the hooks have run.
-    names_only = not (plan.mismatched or plan.messages)
-    later = names_only and any(module._load_state_dict_post_hooks for module in model.modules())
-    if plan.messages or (strict and plan.faults() and not later):
+    only_names_differ = not (plan.mismatched or plan.messages)
+    check_after_hooks = only_names_differ and any(
+        module._load_state_dict_post_hooks for module in model.modules()
+    )
+    if plan.messages or (strict and plan.faults() and not check_after_hooks):
         raise _mismatch(checkpoint, model, plan)
     if not plan.steps and tensors and not strict:
         _warn_of_no_match(checkpoint, model, plan)
@@ -153,7 +155,7 @@ def load_into(
         raise
     for module, extra in plan.extra:
         module.set_extra_state(extra)
-    _move_rest(plan, options)
+    _move_unfilled(plan, options)
     missing, unexpected = list(plan.missing), list(plan.unexpected)
     if run_post_hooks(model, missing, unexpected):
         plan.missing = {name: plan.missing.get(name, ()) for name in missing}
@@ -179,29 +181,29 @@ def load_into(
     )
 
 
-def _no_model(given: Any) -> str:
+def _not_a_module(given: Any) -> str:
     if isinstance(given, type):
         return f"the model is the class {given.__name__}: pass an instance, built under torch.device('meta') to save memory"
     return f"the model is a {type(given).__name__}, not a torch.nn.Module; the path is the second argument"
 
 
-def _move_rest(plan: Plan, options: LoadOptions) -> None:
+def _move_unfilled(plan: Plan, options: LoadOptions) -> None:
     """Moves tensors that the file does not have to their device too, so that the model is complete."""
     for slot in plan.unfilled:
-        place = options.device_of(slot)
+        device = options.device_of(slot)
         if slot.on_meta and is_batch_counter(slot):
-            slot.assign(torch.zeros((), dtype=slot.tensor.dtype, device=place))
+            slot.assign(torch.zeros((), dtype=slot.tensor.dtype, device=device))
         if (
-            place is None
+            device is None
             or slot.on_meta
             or torch.nn.parameter.is_lazy(slot.tensor)
-            or slot.tensor.device == place
+            or slot.tensor.device == device
         ):
             continue
         if slot.is_parameter:
-            slot.tensor.data = slot.tensor.data.to(place)
+            slot.tensor.data = slot.tensor.data.to(device)
         else:
-            slot.assign(slot.tensor.to(place))
+            slot.assign(slot.tensor.to(device))
 
 
 def _custom_loading_notes(model: torch.nn.Module, custom: CustomLoading | None) -> list[str]:

@@ -150,7 +150,7 @@ def _step(
 ) -> Step | None:
     """The step for a slot; None if the tensor does not fit, which is added to `faults`."""
     shape = _shape(slot.tensor)
-    fitting = [(_unboxed(lazy, shape), moved) for lazy, moved in sources]
+    fitting = [(_as_scalar(lazy, shape), moved) for lazy, moved in sources]
     for lazy, _ in fitting:
         if shape is not None and lazy.shape != shape:
             faults.append(Mismatch(slot.names[0], lazy.shape, shape))
@@ -173,11 +173,11 @@ def _step(
         or not _same_device(device, slot.tensor.device)
     )
     if is_new and options.assign is False:
-        where = f"{current} on {slot.tensor.device}"
+        existing = f"{current} on {slot.tensor.device}"
         raise _make(
             "Value",
             "Value",
-            f"assign=False writes into what is there, but {slot.names[0]!r} is {where}, not {dtype} on {device}",
+            f"assign=False writes into what is there, but {slot.names[0]!r} is {existing}, not {dtype} on {device}",
         )
     if is_new and type(slot.tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         kind = type(slot.tensor).__name__
@@ -232,7 +232,7 @@ def _shape(tensor: torch.Tensor) -> tuple[int, ...] | None:
     return None if torch.nn.parameter.is_lazy(tensor) else tuple(tensor.shape)
 
 
-def _unboxed(lazy: LazyTensor, shape: tuple[int, ...] | None) -> LazyTensor:
+def _as_scalar(lazy: LazyTensor, shape: tuple[int, ...] | None) -> LazyTensor:
     """Converts shape (1,) to (), because torch 0.3 and older saved scalars so; `Module.load_state_dict` does the same."""
     return lazy[0] if shape == () and lazy.shape == (1,) else lazy
 
@@ -252,7 +252,7 @@ def is_batch_counter(slot: Slot) -> bool:
     """Whether it is `num_batches_tracked` of a batch norm; files from before torch 0.4 lack it, and it then keeps its value."""
     return any(
         attribute == "num_batches_tracked" and isinstance(module, torch.nn.modules.batchnorm._NormBase)
-        for module, attribute in slot.places
+        for module, attribute in slot.owners
     )
 
 

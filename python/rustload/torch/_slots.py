@@ -24,14 +24,14 @@ class Slot:
 
     Attributes:
         names: All its names, as `state_dict()` has them; more than one where the module ties them.
-        places: The modules and attribute names that hold it.
+        owners: The modules that hold it, each with the attribute's name.
         tensor: The current tensor.
         is_parameter: Whether it is a parameter; otherwise a buffer.
         persistent: Whether `state_dict()` has it.
     """
 
     names: list[str]
-    places: list[tuple[torch.nn.Module, str]]
+    owners: list[tuple[torch.nn.Module, str]]
     tensor: torch.Tensor
     is_parameter: bool
     persistent: bool
@@ -43,7 +43,7 @@ class Slot:
 
     def assign(self, tensor: torch.Tensor) -> None:
         """Replaces the tensor in all modules that hold it; pass a Parameter for a parameter."""
-        for module, attribute in self.places:
+        for module, attribute in self.owners:
             (module._parameters if self.is_parameter else module._buffers)[attribute] = tensor  # type: ignore[assignment]
             if isinstance(module, torch.jit.ScriptModule) and hasattr(module, "_flat_weights"):
                 # A scripted RNN has its parameters a second time in a list; torch.nn.RNNBase refreshes it in __setattr__.
@@ -79,8 +79,8 @@ def slots_of(model: torch.nn.Module) -> list[Slot]:
                 slot.persistent |= persistent
                 if persistent or not slot.names:
                     slot.names.append(lead + attribute)
-                if not any(held is module and name == attribute for held, name in slot.places):
-                    slot.places.append((module, attribute))
+                if not any(held is module and name == attribute for held, name in slot.owners):
+                    slot.owners.append((module, attribute))
     return list(found.values())
 
 
@@ -99,8 +99,8 @@ def device_rule(device: Any, device_map: Any) -> Callable[[Slot], torch.device |
     if device_map is None:
         if device is None:
             return lambda _: None
-        place = check_device(device) or torch.device("cpu")
-        return lambda _: place
+        target = check_device(device) or torch.device("cpu")
+        return lambda _: target
     if device is not None:
         raise _make("Value", "Value", "device= and device_map= are both given")
     if not isinstance(device_map, Mapping):
@@ -110,9 +110,9 @@ def device_rule(device: Any, device_map: Any) -> Callable[[Slot], torch.device |
         raise _make(
             "Value", "Value", f"device_map={device_map!r} is not a mapping from modules to devices", note
         )
-    places: dict[str, torch.device] = {}
-    for name, where in device_map.items():
-        if str(where) == "disk":
+    devices: dict[str, torch.device] = {}
+    for name, target in device_map.items():
+        if str(target) == "disk":
             raise _make(
                 "Value",
                 "Value",
@@ -121,20 +121,20 @@ def device_rule(device: Any, device_map: Any) -> Callable[[Slot], torch.device |
                 "attach_align_device_hook(model, execution_device=..., offload=True, "
                 "weights_map=rustload.torch.state_dict(path))",
             )
-        places[name] = check_device(where) or torch.device("cpu")
+        devices[name] = check_device(target) or torch.device("cpu")
 
     def choose(slot: Slot) -> torch.device:
         name = slot.names[0]
-        while name and name not in places:
+        while name and name not in devices:
             name = name.rpartition(".")[0]
-        if name not in places:
+        if name not in devices:
             raise _make(
                 "Value",
                 "Value",
                 f"device_map says nothing of {slot.names[0]!r}",
                 "'' stands for the whole model",
             )
-        return places[name]
+        return devices[name]
 
     return choose
 
@@ -147,11 +147,11 @@ def check_device_map(model: torch.nn.Module, device_map: Any) -> None:
     """
     if not device_map:
         return
-    there = {name for name, _ in model.named_modules(remove_duplicate=False)}
-    there |= {name for slot in slots_of(model) for name in slot.names}
+    known = {name for name, _ in model.named_modules(remove_duplicate=False)}
+    known |= {name for slot in slots_of(model) for name in slot.names}
     for name in device_map:
-        if name not in there:
-            near = did_you_mean(similar(str(name), there))
+        if name not in known:
+            near = did_you_mean(similar(str(name), known))
             raise _make(
                 "Value",
                 "Value",

@@ -90,10 +90,10 @@ def state_dict(
     rules = Rules(dtype=dtype)
     warn_of_unused_patterns(checkpoint._core, dtype=dtype)
     found = select_tensors(checkpoint, key, strip, rename)
-    place = check_device(device)
+    target = check_device(device)
     views = PrivateViews()
     made = StateDict(
-        (name, TorchHandle(lazy, rules.dtype(lazy), place, views)) for name, lazy in found.items()
+        (name, TorchHandle(lazy, rules.dtype(lazy), target, views)) for name, lazy in found.items()
     )
     made._module_versions = lambda: module_versions(checkpoint, key, strip)
     return made

@@ -194,7 +194,7 @@ impl Stream {
     pub fn next(&mut self, timeout: Duration) -> Result<Taken<StreamItem>, TensorError> {
         self.start()?;
         if self.is_forked() {
-            let text = "the stream was begun before the process forked";
+            let text = "the stream was started before the process forked";
             return Err(TensorError::general(Error::new(Code::Forked, text)));
         }
         match self.queue.take(timeout) {
