@@ -110,7 +110,7 @@ class Buffer:
         Args:
             stream: None or -1 for host memory, which has no streams; on a GPU also 1, 2, or the address of any CUDA stream: the
                 buffer is complete, so no stream has to wait.
-            max_version: The newest version that the consumer knows; from (1, 0) on it gets the versioned structure.
+            max_version: The newest version that the consumer supports; from (1, 0) on it gets the versioned structure.
             dl_device: None, or what `__dlpack_device__` says.
             copy: Not True: a buffer is exported as it is.
             **_extra: Arguments of later versions of the protocol, ignored.
@@ -164,10 +164,10 @@ class Buffer:
         """
 
     def __buffer__(self, flags: int, /) -> memoryview:
-        """The buffer protocol; dtypes that `struct` does not know appear as the unsigned bits they are.
+        """The buffer protocol; dtypes without a `struct` format are exported as unsigned integers of the same size.
 
         Raises:
-            BufferError: The buffer is strided and the consumer wants contiguous bytes; or it is on a GPU.
+            BufferError: The buffer is strided and the consumer requests contiguous bytes, or it is on a GPU.
         """
 
 def adopt(capsule: CapsuleType) -> Buffer:
@@ -178,7 +178,7 @@ def adopt(capsule: CapsuleType) -> Buffer:
 
     Raises:
         TypeError: It is not a DLPack capsule, or was consumed already.
-        BufferError: The tensor is of another kind.
+        BufferError: It is a capsule of another kind of tensor.
     """
 
 @final
@@ -203,7 +203,7 @@ class Checkpoint:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all storages that named tensors lie in, each counted once."""
+        """The size in bytes of all storages with named tensors, each counted once."""
 
     def names(self) -> list[str]:
         """The names, in the files' order."""
@@ -225,7 +225,7 @@ class Checkpoint:
         """Tied weights: the names that share a storage, in groups of two and more."""
 
     def opaque(self) -> list[tuple[str, int, list[str]]]:
-        """The classes kept as data: `module.name`, how many values, and the names of the first few."""
+        """The classes whose values are kept as inert data: `module.name`, how many values, and the paths of the first few."""
 
     def globals(self) -> list[str]:
         """Every class and function that the pickles name, as `module.name`, once, sorted."""
@@ -258,53 +258,53 @@ class Checkpoint:
 
     @property
     def end(self) -> int | None:
-        """One past the last byte of a legacy stream, from where it begins; None where the format does not tell."""
+        """The length of a legacy stream, so the offset of its end from its start; None for other formats."""
 
     @property
     def is_torchscript(self) -> bool:
-        """Whether the archive is a TorchScript program, by the same member as torch uses."""
+        """Whether the archive is a TorchScript program, decided by the same archive member as in torch."""
 
-    def storages(self, shard: int, places: bool) -> list[tuple[int, str | None, int | None]]:
+    def storages(self, shard: int, offsets: bool) -> list[tuple[int, str | None, int | None]]:
         """Every storage of a file, in the order in which tensors name them first.
 
         Args:
-            shard: Which file.
-            places: Whether to find out where each lies, which looks at the headers of members.
+            shard: The index of the file.
+            offsets: Whether to compute offsets, which reads the local headers of the archive members.
 
         Returns:
-            For each its bytes, the location that it was saved from (None where the file has none), and where it starts, counted
-            from the checkpoint's beginning (None where its bytes do not lie there as they are, or without `places`).
+            For each its size in bytes; the location that it was saved from (None if the file has none); and its offset from the
+            start of the checkpoint (None if the file does not have its bytes unchanged, or without `offsets`).
         """
 
     def storage_views(self, shard: int) -> tuple[Buffer, list[int | None]]:
-        """All bytes of a file as a private mapping, and for each storage where it starts in it.
+        """All bytes of a file as a private mapping, and the offset of each storage in it.
 
         Returns:
-            The bytes, and None for a storage that must be copied: compressed, misaligned, in another byte order, inside a pickle,
-            or with bools other than 0 and 1 (bools are read to find out).
+            The bytes, and the offsets; None for a storage that must be copied: compressed, misaligned, in another byte order,
+            inside a pickle, or with bools other than 0 and 1 (bools are read for this check).
 
         Raises:
             BufferError: The bytes are in memory, not in a file.
-            MemoryError: The system refuses the mapping.
-            FormatError: The file was cut or changed.
+            MemoryError: The system cannot map the file.
+            FormatError: The file was truncated or changed.
         """
 
     def storage_tensors(self, shard: int) -> list[Tensor | None]:
-        """Each storage of a file as a row of what it holds: bools, or unsigned numbers of the size of its tensors' elements.
+        """Each storage of a file as a 1-D tensor: of bools, or of unsigned integers with the item size of the tensors on it.
 
         Returns:
-            The rows, which lie over the whole storage; None for one without bytes, or that no plain tensor lies in.
+            The tensors, each over the whole storage; None for a storage without bytes or without a plain tensor.
         """
 
-    def read_storages(self, shard: int, wanted: Sequence[int]) -> tuple[list[Buffer], list[tuple[int, int]]]:
+    def read_storages(self, shard: int, numbers: Sequence[int]) -> tuple[list[Buffer], list[tuple[int, int]]]:
         """Reads storages into owned memory, in native byte order. Reads tensor data.
 
         Returns:
-            Rows of bytes, each with one storage or with several of at most 64 KiB; and for each storage asked for its row and
-            the byte of it where it starts, a multiple of 64.
+            1-D byte buffers, each with one storage or with several of at most 64 KiB; and for each requested storage the index
+            of its buffer and its offset there, a multiple of 64.
 
         Raises:
-            FormatError: The file was cut or changed, or a member is damaged.
+            FormatError: The file was truncated or changed, or a member is damaged.
             MemoryError: The memory could not be allocated.
         """
 
@@ -325,7 +325,7 @@ class _Builder(Protocol):
 
     def quantized(
         self,
-        place: tuple[int, str, int, tuple[int, ...], tuple[int, ...]],
+        location: tuple[int, str, int, tuple[int, ...], tuple[int, ...]],
         flags: int,
         scheme: str,
         scale: tuple[Any, Any, int | None],
@@ -334,7 +334,7 @@ class _Builder(Protocol):
         """A quantized tensor: storage, dtype, offset, shape and strides; flags; and scale, zero point and axis."""
 
     def sparse(self, form: tuple[str, tuple[int, ...], bool | None], parts: tuple[Any, ...], /) -> Any:
-        """A sparse tensor of its layout, shape and coalescence, and its parts in the order of the file."""
+        """A sparse tensor from its layout, shape and `is_coalesced`, and its parts in the order of the file."""
 
     def parameter(self, made: Any, /) -> Any:
         """A tensor as a parameter."""
@@ -349,13 +349,13 @@ class _Builder(Protocol):
         """The class or constant of that name; None keeps it as a `Global`."""
 
     def record(self, class_name: str, args: tuple[Any, ...], /) -> Any:
-        """A device, a layout, or a parameter around a sparse tensor."""
+        """A device, a layout, or a parameter that wraps a sparse tensor."""
 
     def opaque(self, class_name: str, /) -> None:
         """Called for each value that is kept as inert data; may raise to reject the file."""
 
     def attributes(self, made: Any, state: Any, /) -> None:
-        """Sets what BUILD sets on a mapping, or the attributes of a tensor."""
+        """Sets the attributes of a BUILD opcode on a mapping or a tensor."""
 
 def open_paths(
     paths: Sequence[str | os.PathLike[str]],
@@ -376,7 +376,7 @@ def open_paths(
         compat: Whether the last of duplicate keys in a safetensors header wins.
         verify: Whether every storage is read and its checksum compared.
         limits: Values of limits by name; the others keep their defaults.
-        io: `"auto"`, `"buffered"` or `"direct"`: how payload is read.
+        io: `"auto"`, `"buffered"` or `"direct"`: how tensor data is read.
 
     Raises:
         OSError: A file cannot be read.
@@ -384,13 +384,13 @@ def open_paths(
         UnsupportedError: The format of the file is not supported yet.
         DisallowedError: The file names an unknown class or function, and `unknown` is `"error"`.
         LimitError: The file exceeds a limit.
-        ValueError: An argument has a wrong value.
+        ValueError: An argument has an invalid value.
     """
 
 def open_at(
     path: str | os.PathLike[str], start: int, *, unknown: str, trailing: str, limits: Mapping[str, int]
 ) -> Checkpoint:
-    """Opens the checkpoint that begins at byte `start` of a file and ends with it; arguments and errors as for `open_paths`."""
+    """Opens the checkpoint from byte `start` of a file to its end; arguments and errors as for `open_paths`."""
 
 def open_bytes(
     data: bytes,
@@ -418,7 +418,7 @@ class Joined:
 
     @property
     def dtype(self) -> str:
-        """The element type in the files, in torch's words."""
+        """The dtype in the files, as torch spells it."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -433,7 +433,7 @@ class Joined:
         """The dimension along which the parts are joined; meaningless for a single part."""
 
     def parts(self) -> list[Tensor]:
-        """The tensors that it is made of, in order."""
+        """The joined tensors, in order."""
 
     def index(self, key: object) -> Joined:
         """A part by basic indexing; arguments and errors as for `Tensor.index`."""
@@ -444,17 +444,17 @@ class Joined:
     def reversed(self) -> Joined:
         """The same elements with the dimensions reversed."""
 
-    def materialize(self, wanted: _Wanted) -> Buffer:
-        """The elements in memory. Reads tensor data, each part straight to its place; errors as for `Tensor.materialize`."""
+    def materialize(self, request: _Request) -> Buffer:
+        """The elements in memory. Reads tensor data, each part directly into the result; errors as for `Tensor.materialize`."""
 
-    def materialize_into(self, wanted: _Wanted, out: CapsuleType) -> None:
-        """Writes the elements into foreign memory; arguments and errors as for `Tensor.materialize_into`."""
+    def materialize_into(self, request: _Request, out: CapsuleType) -> None:
+        """Writes the elements into memory of another library; arguments and errors as for `Tensor.materialize_into`."""
 
-    def result_shape(self, wanted: _Wanted) -> tuple[int, ...]:
-        """The shape of what `materialize` would give."""
+    def result_shape(self, request: _Request) -> tuple[int, ...]:
+        """The shape of the result of `materialize`."""
 
     def quantization(self, _wrap: Callable[[Tensor], object]) -> None:
-        """None: that of the parts is with the parts."""
+        """None: quantized tensors cannot be joined."""
 
     def shared_storage(self, copy: bool | None) -> Literal["view", "copy"] | None:
         """None: it shares no storage.
@@ -464,7 +464,7 @@ class Joined:
         """
 
 def concat(tensors: Sequence[Tensor], dim: int) -> Joined:
-    """The tensors one after the other along `dim`. Reads nothing.
+    """Concatenates tensors along `dim`. Reads nothing.
 
     Raises:
         ValueError: There are none, or their dtypes or shapes do not fit.
@@ -472,7 +472,7 @@ def concat(tensors: Sequence[Tensor], dim: int) -> Joined:
     """
 
 def stack(tensors: Sequence[Tensor], dim: int) -> Joined:
-    """The tensors side by side along a new dimension `dim`. Reads nothing.
+    """Stacks tensors along a new dimension `dim`. Reads nothing.
 
     Raises:
         ValueError: There are none, or their dtypes or shapes differ.
@@ -492,8 +492,8 @@ class Stream:
             it or the result of the first is reused.
 
         Raises:
-            ValueError: The stream was begun in another process (code `Forked`), or another thread is using it.
-            RustloadError: As for `Tensor.materialize`; the message or a note names the tensor. Nothing comes after it.
+            ValueError: The stream was started before a fork (code `Forked`), or another thread is using it.
+            RustloadError: As for `Tensor.materialize`; the message or a note names the tensor. The stream ends.
         """
 
     def order(self) -> list[int]:
@@ -511,8 +511,8 @@ class Stream:
 
 def stream(
     tensors: Sequence[Tensor],
-    wanted: Sequence[_Wanted],
-    which: Sequence[int],
+    requests: Sequence[_Request],
+    request_numbers: Sequence[int],
     *,
     window: int,
     threads: int | None,
@@ -524,8 +524,8 @@ def stream(
 
     Args:
         tensors: The tensors.
-        wanted: The distinct requests.
-        which: For each tensor, the index of its request in `wanted`.
+        requests: The distinct requests.
+        request_numbers: For each tensor, the index of its request in `requests`.
         window: The most bytes in flight (back pressure).
         threads: The number of threads; None for one per core.
         by_file: True for the order of the data, False for the order of the list.
@@ -533,13 +533,13 @@ def stream(
         results_kept: Whether the caller keeps all results. Otherwise recycled memory of freed results counts in the window.
 
     Raises:
-        ValueError: A number in `which` is too large, or an argument has a wrong value.
+        ValueError: A number in `request_numbers` is out of bounds, or an argument has an invalid value.
     """
 
 def steps(
-    tensors: Sequence[Tensor], wanted: Sequence[_Wanted], which: Sequence[int], *, by_file: bool
+    tensors: Sequence[Tensor], requests: Sequence[_Request], request_numbers: Sequence[int], *, by_file: bool
 ) -> list[tuple[int, int, bool]]:
-    """The order in which `stream` gives these tensors; arguments and errors as there. Reads nothing.
+    """The order in which `stream` returns these tensors; arguments and errors as for `stream`. Reads nothing.
 
     Returns:
         For each its index in the list, the index of the first with the same elements, and whether they occur again later.
@@ -549,8 +549,8 @@ def cuda_info() -> dict[str, Any]:
     """The CUDA driver and GPUs. Initializes the driver, creates no context, and never raises.
 
     Returns:
-        `available`, `reason` (None, or why no GPU can be used), `library` (as it was opened, or None), `driver` (the newest CUDA
-        that it knows, as "13.0", or None) and `devices` (how many).
+        `available`, `reason` (None, or why no GPU can be used), `library` (the library that was loaded, or None), `driver`
+        (the newest CUDA version that it supports, such as "13.0", or None) and `devices` (the number of GPUs).
     """
 
 def upload(device: int, *, window: int, threads: int | None) -> Upload:
@@ -558,13 +558,13 @@ def upload(device: int, *, window: int, threads: int | None) -> Upload:
 
     Args:
         device: The GPU's ordinal in this process.
-        window: Bytes of host memory that it may take beside the pinned ring, which all uploads to the GPU share; no more than
-            128 MiB are taken.
-        threads: Threads that fill the ring; None for as many as keep the link busy.
+        window: The most bytes of host memory in addition to the pinned ring, which all uploads to the GPU share; at most
+            128 MiB are used.
+        threads: The number of threads that fill the ring; None for enough to saturate the link to the GPU.
 
     Raises:
-        DeviceError: There is no driver or no such GPU, this is a child of a process that has used CUDA, or the driver refuses.
-        ValueError: `RUSTLOAD_RING` is no size.
+        DeviceError: There is no driver or no such GPU, the process was forked after it used CUDA, or the driver reports an error.
+        ValueError: `RUSTLOAD_RING` is not a size.
     """
 
 @final
@@ -578,8 +578,8 @@ class Upload:
     def submit(
         self,
         tensors: Sequence[Tensor],
-        wanted: Sequence[_Wanted],
-        which: Sequence[int],
+        requests: Sequence[_Request],
+        request_numbers: Sequence[int],
         into: Sequence[Buffer],
         *,
         stream: int | None,
@@ -588,12 +588,12 @@ class Upload:
 
         Args:
             tensors: The tensors.
-            wanted: The distinct requests. The CPU casts and transposes.
-            which: For each tensor, the index of its request in `wanted`.
-            into: For each tensor contiguous memory of this GPU of exactly the result's bytes. The result is C-contiguous in the
-                order wanted. It is kept until the ticket is waited for.
-            stream: The address of a CUDA stream, 0 for the default stream: the copies wait for the work that it has now. None
-                for no wait.
+            requests: The distinct requests. The CPU casts and transposes.
+            request_numbers: For each tensor, the index of its request in `requests`.
+            into: For each tensor contiguous memory of this GPU of exactly the size of the result, which is C-contiguous in the
+                requested order of dimensions. It is kept alive until `wait`.
+            stream: The address of a CUDA stream, 0 for the default stream: the copies wait for the work that is enqueued there
+                now. None for no wait.
 
         Returns:
             The ticket.
@@ -601,57 +601,57 @@ class Upload:
         Raises:
             ValueError: A destination is of another size, in host memory, on another GPU, or strided; or the upload is closed.
             DeviceError: The stream is capturing a CUDA graph, or the driver reports an error.
-            UnsupportedError: A tensor is on the meta device. What else is wrong with a tensor is raised by `wait`.
+            UnsupportedError: A tensor is on the meta device. `wait` raises the other errors of a tensor.
         """
 
     def wait(self, ticket: int, *, stream: int | None, sync: bool) -> None:
-        """Waits until all copies of a ticket are begun, and ends the ticket. Ctrl-C is seen.
+        """Waits until all copies of a ticket are enqueued, and releases the ticket. Ctrl-C interrupts the wait.
 
         Args:
-            ticket: What `submit` returned; each can be waited for once.
+            ticket: The result of `submit`; each can be waited for once.
             stream: The address of a CUDA stream: work that is enqueued there later waits for the copies. None for no wait.
             sync: Whether to wait until the copies are done.
 
         Raises:
-            RustloadError: The first error of the ticket, with the tensor's name. Nothing of the ticket is in flight then.
-            DeviceError: The driver refuses, or the process forked.
+            RustloadError: The first error of the ticket, with the tensor's name. None of its copies is in flight then.
+            DeviceError: The driver reports an error, or the process forked.
             ValueError: There is no such ticket.
         """
 
     def allocate(self, nbytes: int) -> Buffer:
-        """Memory of this GPU as a row of `uint8`, by the driver; what it holds is not defined.
+        """Allocates memory of this GPU by the driver, as 1-D `uint8`; its contents are undefined.
 
         Raises:
-            DeviceError: There is not so much.
+            DeviceError: The GPU does not have enough free memory.
         """
 
     def rate(self) -> float:
-        """Bytes per second of copies out of the ring, measured once per process and GPU, in a few milliseconds."""
+        """The rate of H2D copies from the ring in bytes per second; measured once per process and GPU, in a few milliseconds."""
 
     def close(self) -> None:
-        """Stops what is under way, and returns when nothing is in flight. Tickets that were not waited for are lost."""
+        """Cancels all work, and returns when no copy is in flight. Tickets that were not waited for become invalid."""
 
 def cast_rate(from_: str, to: str, threads: int | None) -> float:
-    """Bytes of source per second that the CPU casts; measured once per process, in a few milliseconds.
+    """The rate at which the CPU casts, in bytes of the source per second; measured once per process, in a few milliseconds.
 
     Args:
         from_: The dtype of the source.
         to: The dtype of the result.
-        threads: Threads that cast; None for one per core.
+        threads: The number of threads; None for one per core.
 
     Raises:
-        UnsupportedError: There is no such cast.
+        UnsupportedError: The cast is not supported.
         ValueError: A dtype is unknown.
     """
 
 def memory() -> dict[str, Any]:
-    """What this process uses and what its group allows: the fields of `rustload.Memory`, in bytes; `group` is a path or None."""
+    """The memory use of this process and the limit of its cgroup: the fields of `rustload.Memory`; `group` is a path or None."""
 
 def trim() -> int:
     """Frees recycled memory; returns the number of bytes."""
 
 def machine() -> dict[str, Any]:
-    """What decides how fast this machine reads: `isa`, `isa_available`, `threads`, `huge_pages` (None where it is not told)."""
+    """The properties of this machine that affect reading: `isa`, `isa_available`, `threads`, `huge_pages` (None if unknown)."""
 
 def probe(path: str | os.PathLike[str], *, io: str, measure: bool) -> dict[str, Any]:
     """How a file would be read, and why.
@@ -659,19 +659,19 @@ def probe(path: str | os.PathLike[str], *, io: str, measure: bool) -> dict[str, 
     Args:
         path: A regular file.
         io: `"auto"`, `"buffered"` or `"direct"`.
-        measure: Whether up to 64 MiB are read in both ways to tell how fast that is, in bytes per second; what is read through
-            the page cache stays there.
+        measure: Whether to read up to 64 MiB in both ways and measure the rates; the pages that this reads stay in the page
+            cache.
 
     Returns:
-        `size`, `file_system`, `kind`, `cached` (a share or None), `io`, `reason`, `direct` (whether such reads can be had),
-        `buffered_rate` and `direct_rate` (None where not measured).
+        `size`, `file_system`, `kind`, `cached` (the fraction in the page cache, or None), `io`, `reason`, `direct` (whether
+        O_DIRECT is supported), `buffered_rate` and `direct_rate` (bytes per second; None if not measured).
 
     Raises:
         OSError: The file cannot be read.
-        FormatError: It is no regular file.
+        FormatError: It is not a regular file.
     """
 
-class _Wanted(Protocol):
+class _Request(Protocol):
     """The fields of a request; `rustload._common.request.Request` has them."""
 
     dtype: str | None
@@ -691,7 +691,7 @@ class Tensor:
 
     @property
     def name(self) -> str:
-        """The name in the checkpoint; a part has its whole's."""
+        """The name in the checkpoint; a part has the name of the whole tensor."""
 
     @property
     def path(self) -> tuple[Any, ...]:
@@ -703,7 +703,7 @@ class Tensor:
 
     @property
     def dtype(self) -> str:
-        """The element type in the file, in torch's words."""
+        """The dtype in the file, as torch spells it."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -715,7 +715,7 @@ class Tensor:
 
     @property
     def offset(self) -> int:
-        """Elements from the storage's start to the first element."""
+        """The offset of the first element in the storage, in elements."""
 
     @property
     def size(self) -> int:
@@ -727,7 +727,7 @@ class Tensor:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the elements lie in C order without gaps."""
+        """Whether the elements are C-contiguous in the file."""
 
     @property
     def is_parameter(self) -> bool:
@@ -743,37 +743,37 @@ class Tensor:
 
     @property
     def requires_grad(self) -> bool:
-        """Whether the file says that it wants gradients."""
+        """Whether the file has `requires_grad` set."""
 
     @property
     def id(self) -> tuple[int, int]:
-        """Number of the file, and number of the tensor in it; a part has its whole's, and so have several names of one tensor."""
+        """The index of the file, and of the tensor in it; equal for all parts and all names of one tensor."""
 
     @property
     def storage(self) -> tuple[int, int]:
-        """The storage: number of the file and number in it. Tied tensors have the same."""
+        """The storage: the index of the file, and of the storage in it. Tied tensors have the same."""
 
     def attributes(self, wrap: Callable[[Tensor], object]) -> list[Any]:
-        """What the file sets on the tensor, in its order: each a dict of attributes, or a pair of such a dict and one of slots.
+        """The states that the file sets on the tensor, in order: dicts of attributes, or pairs of that and a dict of slots.
 
         Args:
-            wrap: Makes what stands in them for a tensor.
+            wrap: Creates the object for a tensor in a state.
 
         Raises:
-            LimitError: They are nested too deeply, or have too many values.
+            LimitError: The states are nested too deeply, or have too many values.
         """
 
     def quantization(
         self, wrap: Callable[[Tensor], object]
     ) -> tuple[str, str, Any, Any, int | None, tuple[tuple[int, ...], tuple[int, ...], int] | None] | None:
-        """How the integers stand for numbers: dtype, scheme, scale, zero point, axis, and the packed layout.
+        """The quantization parameters: dtype, scheme, scale, zero point, axis, and the packed layout.
 
         Args:
-            wrap: Makes what stands for tensors of scales and zero points.
+            wrap: Creates the object for a tensor of scales or zero points.
 
         Returns:
-            None for a tensor that is not quantized. Scale and zero point are numbers where the axis is None, tensors or lists
-            otherwise. The packed layout is shape, strides and offset, where several numbers share a byte.
+            None for a tensor that is not quantized. Scale and zero point are numbers if the axis is None, tensors or lists
+            otherwise. The packed layout is shape, strides and offset if several elements share a byte, else None.
         """
 
     def index(self, key: object) -> Tensor:
@@ -798,32 +798,32 @@ class Tensor:
     def reversed(self) -> Tensor:
         """The same elements with the dimensions reversed."""
 
-    def materialize(self, wanted: _Wanted) -> Buffer:
+    def materialize(self, request: _Request) -> Buffer:
         """The elements in memory. Reads tensor data, except for a view.
 
         Raises:
-            BufferError: A view is demanded and none is possible.
-            ValueError: The cast is lossy, or the order is no permutation.
-            UnsupportedError: There is no such cast.
-            FormatError: The file was cut or changed, or the member is damaged.
-            LimitError: Repeated elements would grow beyond `materialize_bytes`.
+            BufferError: `copy` is False and no view is possible.
+            ValueError: The cast is lossy, or the transpose is not a permutation.
+            UnsupportedError: The cast is not supported.
+            FormatError: The file was truncated or changed, or the member is damaged.
+            LimitError: A broadcast tensor (stride 0) would need more than `materialize_bytes`.
             MemoryError: The memory could not be allocated.
         """
 
-    def materialize_into(self, wanted: _Wanted, out: CapsuleType) -> None:
-        """Writes the elements, C-contiguous in the order asked for, into foreign memory. Reads tensor data.
+    def materialize_into(self, request: _Request, out: CapsuleType) -> None:
+        """Writes the elements, C-contiguous in the requested order, into memory of another library. Reads tensor data.
 
         Args:
-            wanted: As for `materialize`; `copy` does not count.
-            out: A DLPack capsule of a writable, contiguous row of `uint8` in host memory, exactly as long as the result.
+            request: As for `materialize`; `copy` is ignored.
+            out: A DLPack capsule of a writable, contiguous 1-D `uint8` tensor in host memory, of exactly the result's size.
 
         Raises:
-            TypeError: The capsule is not DLPack's, or was used before.
-            ValueError: The memory is not such a row.
+            TypeError: It is not a DLPack capsule, or was consumed already.
+            ValueError: The capsule is of another kind of tensor, or of another size.
         """
 
-    def result_shape(self, wanted: _Wanted) -> tuple[int, ...]:
-        """The shape of what `materialize` would give."""
+    def result_shape(self, request: _Request) -> tuple[int, ...]:
+        """The shape of the result of `materialize`."""
 
     def shared_storage(self, copy: bool | None) -> Literal["view", "copy"] | None:
         """How the tensor can share its storage with others; reads only bools.
@@ -837,27 +837,27 @@ class Tensor:
         """
 
     def lone_view(self, mappings: Mappings | None = None) -> tuple[tuple[int, int], Any] | None:
-        """The storage and a DLPack capsule of a view, for a tensor that is all of a storage which no other name lies in.
+        """The storage and a DLPack capsule of a view, for a tensor that covers a whole storage which no other name uses.
 
-        None where it takes more to find out, or there is no view.
+        None for other tensors, for bools (whose check reads them), and if no view is possible.
 
         Args:
             mappings: The mapping of the file to use; None for that of the checkpoint, which all its other views share.
 
         Raises:
-            FormatError: The file was cut or changed.
+            FormatError: The file was truncated or changed.
         """
 
-    def storage_bytes(self, standing: str, wanted: _Wanted) -> Buffer:
+    def storage_bytes(self, kind: str, request: _Request) -> Buffer:
         """All bytes of the storage as `uint8`, as a view or a copy.
 
         Args:
-            standing: What `standing` gave.
-            wanted: As for `materialize`.
+            kind: The result of `shared_storage`.
+            request: As for `materialize`.
 
         Raises:
-            BufferError: No view of them exists.
-            FormatError: The file was cut or changed.
+            BufferError: A view is not possible.
+            FormatError: The file was truncated or changed.
         """
 
 @final
@@ -873,17 +873,17 @@ class Mappings:
 def check_sparse(
     layout: str, shape: Sequence[int], is_coalesced: bool | None, parts: Sequence[Tensor]
 ) -> None:
-    """Checks what a sparse tensor's parts say of each other. Reads the indices.
+    """Checks that the parts of a sparse tensor are consistent with each other and with the shape. Reads the indices.
 
     Args:
         layout: `"sparse_coo"` and the like.
         shape: Elements along each dimension.
-        is_coalesced: Whether coordinates must be in order, each once.
+        is_coalesced: Whether the indices must be sorted and unique.
         parts: The parts, in the order of the layout.
 
     Raises:
-        FormatError: They do not fit the shape, or each other (code `SparseInvariant`).
-        ValueError: There is no such layout.
+        FormatError: The parts are not consistent (code `SparseInvariant`).
+        ValueError: No layout has that name.
     """
 
 def similar(name: str, names: Iterable[object], count: int) -> list[str]:
@@ -902,7 +902,7 @@ def parse_dtype(name: str) -> str:
         name: A name as torch, safetensors or NumPy spells it, with or without `torch.`.
 
     Raises:
-        ValueError: There is no such dtype; the note lists those there are.
+        ValueError: No dtype has that name; the note lists all names.
     """
 
 def scan_paths(paths: Sequence[str], *, limits: Mapping[str, int]) -> str:
@@ -913,7 +913,7 @@ def scan_paths(paths: Sequence[str], *, limits: Mapping[str, int]) -> str:
 
     Raises:
         OSError: A path does not exist, or a directory cannot be listed.
-        ValueError: No limit has such a name.
+        ValueError: No limit has that name.
     """
 
 def scan_bytes(data: bytes, *, limits: Mapping[str, int]) -> str:
@@ -923,5 +923,5 @@ def scan_bytes(data: bytes, *, limits: Mapping[str, int]) -> str:
         The report as JSON.
 
     Raises:
-        ValueError: No limit has such a name.
+        ValueError: No limit has that name.
     """

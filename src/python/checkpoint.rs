@@ -237,8 +237,8 @@ impl Checkpoint {
         self.0.is_torchscript()
     }
 
-    fn storages(&self, py: Python<'_>, shard: usize, places: bool) -> PyResult<Vec<StorageInfo>> {
-        let storages = run::detached(py, || self.0.storages(shard, places))?;
+    fn storages(&self, py: Python<'_>, shard: usize, offsets: bool) -> PyResult<Vec<StorageInfo>> {
+        let storages = run::detached(py, || self.0.storages(shard, offsets))?;
         Ok(storages.into_iter().map(|info| (info.nbytes, info.device, info.file_offset)).collect())
     }
 
@@ -255,10 +255,10 @@ impl Checkpoint {
         Ok(tensors.into_iter().map(|tensor| tensor.map(Tensor)).collect())
     }
 
-    fn read_storages(&self, py: Python<'_>, shard: usize, wanted: Vec<u32>) -> PyResult<OwnedStorages> {
+    fn read_storages(&self, py: Python<'_>, shard: usize, numbers: Vec<u32>) -> PyResult<OwnedStorages> {
         let cancel = Cancel::new();
         let owned =
-            run::interruptible_if(py, true, &cancel, || self.0.read_storages(shard, &wanted, &cancel))?;
+            run::interruptible_if(py, true, &cancel, || self.0.read_storages(shard, &numbers, &cancel))?;
         Ok((owned.arrays.into_iter().map(Buffer).collect(), owned.locations))
     }
 }

@@ -13,7 +13,7 @@ use pyo3::types::PyDict;
 use super::buffer::Buffer;
 use super::request::RequestArgs;
 use super::run;
-use super::stream::{exception, requests};
+use super::stream::{exception, pair_requests};
 use super::tensor::Tensor;
 use crate::Upload as Core;
 use crate::dtype::DType;
@@ -55,17 +55,17 @@ impl Upload {
         self.0.device().ordinal()
     }
 
-    #[pyo3(signature = (tensors, wanted, which, into, *, stream))]
+    #[pyo3(signature = (tensors, requests, request_numbers, into, *, stream))]
     fn submit(
         &self,
         py: Python<'_>,
         tensors: Vec<PyRef<'_, Tensor>>,
-        wanted: Vec<RequestArgs>,
-        which: Vec<usize>,
+        requests: Vec<RequestArgs>,
+        request_numbers: Vec<usize>,
         into: Vec<PyRef<'_, Buffer>>,
         stream: Option<u64>,
     ) -> PyResult<u64> {
-        let requests = requests(&tensors, wanted, which)?;
+        let requests = pair_requests(&tensors, requests, request_numbers)?;
         let into = into.iter().map(|buffer| buffer.0.clone()).collect();
         let submitted = run::detached(py, || Ok(self.0.submit(requests, into, caller_stream(stream))))?;
         submitted.map_err(|failed| exception(py, failed))

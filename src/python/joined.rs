@@ -64,18 +64,18 @@ impl Joined {
         Joined(self.0.reversed())
     }
 
-    fn materialize(&self, py: Python<'_>, wanted: RequestArgs) -> PyResult<Buffer> {
-        request::materialize(py, wanted, |_| Ok(self.0.work()), |request| self.0.materialize(request))
+    fn materialize(&self, py: Python<'_>, request: RequestArgs) -> PyResult<Buffer> {
+        request::materialize(py, request, |_| Ok(self.0.work()), |request| self.0.materialize(request))
     }
 
-    fn materialize_into(&self, py: Python<'_>, wanted: RequestArgs, out: &Bound<'_, PyAny>) -> PyResult<()> {
-        request::materialize_into(py, wanted, out, self.0.work(), |request, out| {
+    fn materialize_into(&self, py: Python<'_>, request: RequestArgs, out: &Bound<'_, PyAny>) -> PyResult<()> {
+        request::materialize_into(py, request, out, self.0.work(), |request, out| {
             self.0.materialize_into(request, out)
         })
     }
 
-    fn result_shape<'py>(&self, py: Python<'py>, wanted: RequestArgs) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, &self.0.result_shape(&wanted.request()?.order)?)
+    fn result_shape<'py>(&self, py: Python<'py>, request: RequestArgs) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.0.result_shape(&request.request()?.order)?)
     }
 
     /// None: quantized tensors cannot be joined.

@@ -73,11 +73,11 @@ impl RequestArgs {
 /// Materializes a request as a buffer. `work` gives the bytes to process: long work can be interrupted.
 pub(super) fn materialize(
     py: Python<'_>,
-    wanted: RequestArgs,
+    request: RequestArgs,
     work: impl FnOnce(&Request) -> PyResult<u64>,
     core: impl FnOnce(&Request) -> Result<Array> + Send,
 ) -> PyResult<Buffer> {
-    let request = wanted.request()?;
+    let request = request.request()?;
     let work = work(&request)?;
     let array = run::interruptible(py, work, &request.cancel, || core(&request))?;
     Ok(Buffer(array))
@@ -86,12 +86,12 @@ pub(super) fn materialize(
 /// Materializes a request into the memory behind a DLPack capsule. `work` is the number of bytes to process.
 pub(super) fn materialize_into(
     py: Python<'_>,
-    wanted: RequestArgs,
+    request: RequestArgs,
     out: &Bound<'_, PyAny>,
     work: u64,
     core: impl FnOnce(&Request, &mut [u8]) -> Result<()> + Send,
 ) -> PyResult<()> {
-    let request = wanted.request()?;
+    let request = request.request()?;
     let mut foreign = capsule::import(out)?;
     run::interruptible(py, work, &request.cancel, || core(&request, foreign.bytes_mut()?))
 }

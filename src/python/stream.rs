@@ -26,53 +26,53 @@ pub(crate) struct Stream {
     stop: StopHandle,
 }
 
-/// A stream of these tensors, each materialized as the request `wanted[which[i]]` says.
+/// A stream of these tensors; `requests[request_numbers[i]]` is the request of tensor `i`.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "one for each keyword of the Python function")]
-#[pyo3(signature = (tensors, wanted, which, *, window, threads, by_file, share_storages, results_kept))]
+#[pyo3(signature = (tensors, requests, request_numbers, *, window, threads, by_file, share_storages, results_kept))]
 pub(crate) fn stream(
     tensors: Vec<PyRef<'_, Tensor>>,
-    wanted: Vec<RequestArgs>,
-    which: Vec<usize>,
+    requests: Vec<RequestArgs>,
+    request_numbers: Vec<usize>,
     window: u64,
     threads: Option<usize>,
     by_file: bool,
     share_storages: bool,
     results_kept: bool,
 ) -> PyResult<Stream> {
-    let requests = requests(&tensors, wanted, which)?;
+    let requests = pair_requests(&tensors, requests, request_numbers)?;
     let core = Core::new(requests, StreamOptions { window, threads, by_file, share_storages, results_kept });
     Ok(Stream { stop: core.stop_handle(), core: Mutex::new(core) })
 }
 
-/// Pairs each tensor with its request, `wanted[which[i]]`. Fails where `which` is out of bounds.
-pub(super) fn requests(
+/// Pairs each tensor with its request, `requests[request_numbers[i]]`. Fails if a number is out of bounds.
+pub(super) fn pair_requests(
     tensors: &[PyRef<'_, Tensor>],
-    wanted: Vec<RequestArgs>,
-    which: Vec<usize>,
+    requests: Vec<RequestArgs>,
+    request_numbers: Vec<usize>,
 ) -> PyResult<Vec<(Lazy, Request)>> {
-    let requests = wanted.into_iter().map(RequestArgs::request).collect::<PyResult<Vec<_>>>()?;
-    let pairs = tensors.iter().zip(which).map(|(tensor, which)| {
-        let request = requests.get(which).cloned();
+    let requests = requests.into_iter().map(RequestArgs::request).collect::<PyResult<Vec<_>>>()?;
+    let pairs = tensors.iter().zip(request_numbers).map(|(tensor, number)| {
+        let request = requests.get(number).cloned();
         request.map(|request| (tensor.0.clone(), request))
     });
     let pairs = pairs.collect::<Option<Vec<_>>>();
     pairs.ok_or_else(|| {
-        Error::new(Code::Value, "which= has the index of a request that does not exist").into()
+        Error::new(Code::Value, "request_numbers= has the index of a request that does not exist").into()
     })
 }
 
 /// The order in which a stream of these tensors would give them: index, index of the first request with the same result, and
 /// whether a later one has it too.
 #[pyfunction]
-#[pyo3(signature = (tensors, wanted, which, *, by_file))]
+#[pyo3(signature = (tensors, requests, request_numbers, *, by_file))]
 pub(crate) fn steps(
     tensors: Vec<PyRef<'_, Tensor>>,
-    wanted: Vec<RequestArgs>,
-    which: Vec<usize>,
+    requests: Vec<RequestArgs>,
+    request_numbers: Vec<usize>,
     by_file: bool,
 ) -> PyResult<Vec<(usize, usize, bool)>> {
-    let steps = Core::steps(&requests(&tensors, wanted, which)?, by_file);
+    let steps = Core::steps(&pair_requests(&tensors, requests, request_numbers)?, by_file);
     Ok(steps
         .into_iter()
         .map(|StreamStep { index, first, has_later_alias }| (index, first, has_later_alias))

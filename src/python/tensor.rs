@@ -127,23 +127,23 @@ impl Tensor {
         Tensor(self.0.reversed())
     }
 
-    fn materialize(&self, py: Python<'_>, wanted: RequestArgs) -> PyResult<Buffer> {
+    fn materialize(&self, py: Python<'_>, request: RequestArgs) -> PyResult<Buffer> {
         request::materialize(
             py,
-            wanted,
+            request,
             |request| self.work(py, request),
             |request| self.0.materialize(request),
         )
     }
 
-    fn materialize_into(&self, py: Python<'_>, wanted: RequestArgs, out: &Bound<'_, PyAny>) -> PyResult<()> {
-        request::materialize_into(py, wanted, out, self.0.work(), |request, out| {
+    fn materialize_into(&self, py: Python<'_>, request: RequestArgs, out: &Bound<'_, PyAny>) -> PyResult<()> {
+        request::materialize_into(py, request, out, self.0.work(), |request, out| {
             self.0.materialize_into(request, out)
         })
     }
 
-    fn result_shape<'py>(&self, py: Python<'py>, wanted: RequestArgs) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, &self.0.result_layout(&wanted.request()?.order)?.shape)
+    fn result_shape<'py>(&self, py: Python<'py>, request: RequestArgs) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.0.result_layout(&request.request()?.order)?.shape)
     }
 
     fn shared_storage(&self, py: Python<'_>, copy: Option<bool>) -> PyResult<Option<&'static str>> {
@@ -168,13 +168,12 @@ impl Tensor {
         Ok(Some((self.0.storage(), capsule::export(py, &view, false, false)?)))
     }
 
-    fn storage_bytes(&self, py: Python<'_>, standing: &str, wanted: RequestArgs) -> PyResult<Buffer> {
-        let request = wanted.request()?;
-        let standing = if standing == "view" { SharedStorage::View } else { SharedStorage::Copy };
-        let work = self.0.storage_work(standing);
-        let array =
-            run::interruptible(py, work, &request.cancel, || self.0.storage_bytes(standing, &request))?;
-        Ok(Buffer(array))
+    fn storage_bytes(&self, py: Python<'_>, kind: &str, request: RequestArgs) -> PyResult<Buffer> {
+        let request = request.request()?;
+        let kind = if kind == "view" { SharedStorage::View } else { SharedStorage::Copy };
+        let work = self.0.storage_work(kind);
+        let owned = run::interruptible(py, work, &request.cancel, || self.0.storage_bytes(kind, &request))?;
+        Ok(Buffer(owned))
     }
 }
 

@@ -76,7 +76,7 @@ def storages(core: _rustload.Checkpoint, shard: int, map_location: MapLocation, 
     fake = _is_faking()
     if fake or _is_meta(map_location):
         return _on_meta(core, shard, fake=fake)
-    infos = core.storages(shard, places=False)
+    infos = core.storages(shard, offsets=False)
     out = Storages(len(infos))
     restore = _restorer(map_location)
     todo = [number for number, (nbytes, _, _) in enumerate(infos) if nbytes]
@@ -113,21 +113,21 @@ def _read(
     whole: torch.UntypedStorage | None = None
     if mmap:
         try:
-            row, starts = core.storage_views(shard)
+            mapped, starts = core.storage_views(shard)
         except (BufferError, MemoryError):
             pass  # the system cannot map the file: read into owned memory instead
         else:
-            whole = _row(row)
-    ahead: dict[int, torch.UntypedStorage] = {}
+            whole = _as_storage(mapped)
+    read: dict[int, torch.UntypedStorage] = {}
     owned = iter(_groups([number for number in todo if starts[number] is None], sizes, stays=stays))
     for number in todo:
         start = starts[number]
         if start is not None and whole is not None:
             yield number, whole[start : start + sizes[number]]
             continue
-        if number not in ahead:
-            ahead.update(_owned(core, shard, sizes, next(owned)))
-        yield number, ahead.pop(number)
+        if number not in read:
+            read.update(_owned(core, shard, sizes, next(owned)))
+        yield number, read.pop(number)
 
 
 def _on_gpus(map_location: MapLocation, locations: list[str | None]) -> dict[int, torch.device]:
@@ -156,20 +156,20 @@ def _gpu(target: str | None) -> torch.device | None:
 
 
 def _uploaded(
-    core: _rustload.Checkpoint, shard: int, wanted: dict[int, torch.device]
+    core: _rustload.Checkpoint, shard: int, devices: dict[int, torch.device]
 ) -> Iterator[tuple[int, torch.UntypedStorage]]:
     """Copies storages to their GPUs; skips those that the core cannot read as one tensor."""
-    if not wanted:
+    if not devices:
         return
     by_number = core.storage_tensors(shard)
-    for device in dict.fromkeys(wanted.values()):
+    for device in dict.fromkeys(devices.values()):
         numbers = [
-            number for number, where in wanted.items() if where == device and by_number[number] is not None
+            number for number, target in devices.items() if target == device and by_number[number] is not None
         ]
         gpu = adapter.gpu_for(device)
         if gpu is None:
             continue
-        tensors = [row for number in numbers if (row := by_number[number]) is not None]
+        tensors = [tensor for number in numbers if (tensor := by_number[number]) is not None]
         for number, made in zip(numbers, upload_all(tensors, gpu), strict=True):
             storage: torch.UntypedStorage = made.untyped_storage()
             yield number, storage
@@ -192,30 +192,33 @@ def _groups(todo: list[int], sizes: list[int], *, stays: bool) -> Iterator[list[
 def _owned(
     core: _rustload.Checkpoint, shard: int, sizes: list[int], group: list[int]
 ) -> Iterator[tuple[int, torch.UntypedStorage]]:
-    buffers, places = core.read_storages(shard, group)
-    by_number = [_row(buffer) for buffer in buffers]
-    whole = [row.nbytes() for row in by_number]
+    buffers, locations = core.read_storages(shard, group)
+    storages = [_as_storage(buffer) for buffer in buffers]
+    sizes_read = [storage.nbytes() for storage in storages]
     del buffers
-    for number, (at, start) in zip(group, places, strict=True):
+    for number, (index, start) in zip(group, locations, strict=True):
         nbytes = sizes[number]
-        yield number, by_number[at] if nbytes == whole[at] else by_number[at][start : start + nbytes]
+        yield (
+            number,
+            storages[index] if nbytes == sizes_read[index] else storages[index][start : start + nbytes],
+        )
 
 
-def _row(buffer: _rustload.Buffer) -> torch.UntypedStorage:
-    row: torch.Tensor = torch.from_dlpack(buffer)  # type: ignore[attr-defined]  # exported, not declared
-    storage: torch.UntypedStorage = row.untyped_storage()
+def _as_storage(buffer: _rustload.Buffer) -> torch.UntypedStorage:
+    memory: torch.Tensor = torch.from_dlpack(buffer)  # type: ignore[attr-defined]  # exported, not declared
+    storage: torch.UntypedStorage = memory.untyped_storage()
     return storage
 
 
 def _on_meta(core: _rustload.Checkpoint, shard: int, *, fake: bool) -> Storages:
     """Meta storages with their offset in the file as `_checkpoint_offset`, as in torch."""
-    infos = core.storages(shard, places=True)
+    infos = core.storages(shard, offsets=True)
     out = Storages(len(infos))
     out.has_data = False
-    for number, (nbytes, location, at) in enumerate(infos):
+    for number, (nbytes, location, offset) in enumerate(infos):
         storage: Any = _empty(nbytes, device="meta")
-        if at is not None:
-            storage._checkpoint_offset = at
+        if offset is not None:
+            storage._checkpoint_offset = offset
         if fake:
             storage._fake_device = location
         out.put(number, storage)
@@ -251,11 +254,11 @@ def _restorer(map_location: MapLocation) -> Callable[[torch.UntypedStorage, str]
         name = str(map_location)
         return lambda storage, _: _restore(storage, name)
 
-    def ask(storage: torch.UntypedStorage, location: str) -> Any:
+    def call_user(storage: torch.UntypedStorage, location: str) -> Any:
         moved = map_location(storage, location)
         return _restore(storage, location) if moved is None else moved
 
-    return ask
+    return call_user
 
 
 def _skips_data() -> bool:
