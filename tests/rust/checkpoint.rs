@@ -1,4 +1,4 @@
-//! Checkpoints of several files: whose tensor a name is, what is missing, what is shared, what is near.
+//! Checkpoints of several files: which file a name is taken from, missing names, ties, and similar names.
 #![expect(clippy::unwrap_used, reason = "helpers of tests may panic, and say so by failing")]
 
 use std::path::{Path, PathBuf};
@@ -65,15 +65,15 @@ fn value(checkpoint: &Checkpoint, name: &str) -> f32 {
 }
 
 #[test]
-fn an_index_says_whose_tensor_a_name_is() {
+fn an_index_decides_which_file_has_a_name() {
     for (extension, write) in [
         ("safetensors", floats as fn(&[(&str, f32)]) -> Vec<u8>),
         ("bin", torch as fn(&[(&str, f32)]) -> Vec<u8>),
     ] {
         let stem = if extension == "bin" { "pytorch_model" } else { "model" };
         let (one, two) = (format!("{stem}-1.{extension}"), format!("{stem}-2.{extension}"));
-        // `b` and `d` are in both files; the index takes the second of one and the first of the other. `extra` is in no index
-        // and stays.
+        // `b` and `d` are in both files; the index takes `b` from the second and `d` from the first. `extra` is not in the index
+        // and is kept.
         let folder = Folder::new()
             .with(&one, write(&[("a", 1.0), ("b", 2.0), ("d", 6.0)]))
             .with(&two, write(&[("b", 3.0), ("c", 4.0), ("d", 7.0), ("extra", 5.0)]))
@@ -91,8 +91,8 @@ fn an_index_says_whose_tensor_a_name_is() {
 }
 
 #[test]
-fn a_key_that_its_shard_does_not_hold_is_told() {
-    // `b` exists, but in the other file than the index says; `c` nowhere.
+fn a_name_that_is_not_in_the_shard_of_the_index_is_an_error() {
+    // `b` is in another file than the index says; `c` is in none.
     let folder = Folder::new()
         .with("model-1.safetensors", floats(&[("a", 1.0)]))
         .with("model-2.safetensors", floats(&[("b", 1.0)]))
@@ -132,7 +132,7 @@ fn a_damaged_shard_is_named() {
 }
 
 #[test]
-fn the_limit_on_tensors_is_for_all_files_together() {
+fn tensors_of_all_files_count_towards_one_limit() {
     let folder = Folder::new()
         .with("one.safetensors", floats(&[("a", 1.0), ("b", 2.0)]))
         .with("two.safetensors", floats(&[("c", 3.0)]));
@@ -196,7 +196,7 @@ fn unknown_classes_of_several_files_are_counted_together() {
 }
 
 #[test]
-fn a_note_is_told_once() {
+fn equal_notes_of_several_files_are_merged() {
     let file = |name: &str| {
         Archive::new(torch_dict(&[(name, Tensor::whole(DType::U8, &[0], "0"))])).no_checksums().bytes()
     };
@@ -204,7 +204,7 @@ fn a_note_is_told_once() {
     assert_eq!(folder.open_files(&["1.bin", "2.bin"]).unwrap().notes().len(), 1);
 }
 
-fn near(names: &[&str], wanted: &str) -> Vec<String> {
+fn similar(names: &[&str], wanted: &str) -> Vec<String> {
     let tensors: Vec<(&str, f32)> = names.iter().map(|name| (*name, 0.0)).collect();
     let error = opened(floats(&tensors)).tensor(wanted).unwrap_err();
     assert_eq!(error.code(), Code::NotFound);
@@ -216,19 +216,19 @@ fn near(names: &[&str], wanted: &str) -> Vec<String> {
 }
 
 #[test]
-fn an_absent_name_is_answered_with_near_ones() {
+fn the_error_for_a_missing_name_lists_similar_names() {
     let there = ["model.embed.weight", "model.norm.weight", "lm_head.weight", "lm_head.bias"];
-    assert_eq!(near(&there, "lm_head.weigth")[0], "lm_head.weight");
-    assert_eq!(near(&there, "norm.weight")[0], "model.norm.weight");
-    assert_eq!(near(&there, "base.lm_head.bias")[0], "lm_head.bias");
-    assert_eq!(near(&there, "lm_head").len(), 2);
-    assert_eq!(near(&there, "something else entirely"), Vec::<String>::new());
-    assert_eq!(near(&there, ""), Vec::<String>::new());
-    assert_eq!(near(&[], "a"), Vec::<String>::new());
+    assert_eq!(similar(&there, "lm_head.weigth")[0], "lm_head.weight");
+    assert_eq!(similar(&there, "norm.weight")[0], "model.norm.weight");
+    assert_eq!(similar(&there, "base.lm_head.bias")[0], "lm_head.bias");
+    assert_eq!(similar(&there, "lm_head").len(), 2);
+    assert_eq!(similar(&there, "something else entirely"), Vec::<String>::new());
+    assert_eq!(similar(&there, ""), Vec::<String>::new());
+    assert_eq!(similar(&[], "a"), Vec::<String>::new());
 }
 
 #[test]
-fn a_miss_among_many_long_alike_names_is_quick() {
+fn a_missing_name_among_many_long_similar_names_is_fast() {
     let all: Vec<String> = (0..20_000).map(|n| format!("{}{n:05}", "a".repeat(200))).collect();
     let tensors: Vec<(&str, f32)> = all.iter().map(|name| (name.as_str(), 0.0)).collect();
     let checkpoint = opened(floats(&tensors));
@@ -238,7 +238,7 @@ fn a_miss_among_many_long_alike_names_is_quick() {
 }
 
 #[test]
-fn s09_a_million_metadata_keys_open_in_linear_time() {
+fn s09_many_metadata_keys_open_in_linear_time() {
     let pairs = (0..300_000).map(|n| (format!("k{n}"), "v".into()));
     let header = serde_json::json!({"__metadata__": serde_json::Map::from_iter(pairs)}).to_string();
     let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
@@ -248,7 +248,7 @@ fn s09_a_million_metadata_keys_open_in_linear_time() {
 }
 
 #[test]
-fn opening_shares_and_tensors_keep_the_checkpoint() {
+fn a_tensor_keeps_its_checkpoint_alive() {
     let checkpoint = opened(floats(&[("a", 1.0), ("b", 2.0)]));
     let tensor = checkpoint.tensor("a").unwrap();
     drop(checkpoint);

@@ -1,4 +1,4 @@
-//! Files by their real writers (see `tests/data/make_containers.py`) open and hold what was put in.
+//! Files by real writers (see `tests/data/make_containers.py`) open with the content that was written.
 
 use std::path::PathBuf;
 
@@ -15,7 +15,7 @@ fn source(name: &str) -> Source {
     Source::open(&path).expect("a committed file")
 }
 
-/// The bytes of the member whose name ends so, whatever the root is called.
+/// The bytes of the member whose name ends with `ending`, for any root folder.
 fn member(archive: &Archive, ending: &str) -> Vec<u8> {
     let is_it = |member: &rustload::container::zip::Member| member.name().ends_with(ending);
     let index = archive.members().iter().position(is_it).expect("a member of this name");
@@ -50,7 +50,7 @@ fn archives_of_every_writer_open() {
 }
 
 #[test]
-fn torch_aligns_its_payloads() {
+fn torch_aligns_storages_to_64_bytes() {
     let archive = Archive::open(&source("torch.pt"), &Limits::default(), Trailing::Error).unwrap();
     let index = archive.find("torch/data/0").unwrap();
     assert_eq!(archive.payload(index).unwrap().start() % 64, 0);
@@ -64,7 +64,7 @@ fn a_streamed_zip64_member_opens() {
 }
 
 #[test]
-fn a_legacy_file_is_told_apart() {
+fn a_legacy_file_is_detected() {
     assert_eq!(sniff(&source("legacy.pt")).unwrap(), Format::LegacyTorch);
 }
 

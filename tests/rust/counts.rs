@@ -1,9 +1,9 @@
-//! A fixed piece of work for each parser and kernel, whose instructions `make counts` counts: they do not move with the machine's load.
+//! A fixed job for each parser and kernel. `make counts` counts their instructions, which do not depend on the machine's load.
 //!
-//! Without arguments it lists the jobs, each with how many units it is and what a unit is. `JOB TIMES` prepares one and does it so
-//! often; the difference between two and one is the job alone.
+//! Without arguments it lists the jobs, each with its number of units and the name of a unit. `JOB TIMES` prepares a job and runs
+//! it TIMES times; the difference between two runs and one is the job without its preparation.
 
-#[expect(dead_code, reason = "the builders of the tests, of which a benchmark uses a part")]
+#[expect(dead_code, reason = "a benchmark uses only some of the test builders")]
 mod support;
 
 use std::hint::black_box;
@@ -52,7 +52,7 @@ struct Job {
 }
 
 fn main() {
-    // Cargo passes options of its own.
+    // Cargo passes its own options too.
     let mut arguments = std::env::args().skip(1).filter(|argument| !argument.starts_with('-'));
     let Some(name) = arguments.next() else {
         for job in jobs() {
@@ -60,7 +60,7 @@ fn main() {
         }
         return;
     };
-    let times: usize = arguments.next().and_then(|times| times.parse().ok()).expect("how often");
+    let times: usize = arguments.next().and_then(|times| times.parse().ok()).expect("TIMES is a number");
     let job = jobs().into_iter().find(|job| job.name == name).expect("a job of that name");
     let mut work = (job.prepare)();
     for _ in 0..times {

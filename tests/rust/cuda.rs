@@ -1,5 +1,5 @@
-//! Uploads of the core, without Python and without a GPU: each test runs itself again in a process whose driver is the one of
-//! `tests/data/fakecuda`. Without a C compiler nothing is tested, and that is said.
+//! Uploads of the core, without Python and without a GPU: each test runs itself again in a process with the fake driver of
+//! `tests/data/fakecuda`. Without a C compiler the tests print a message and are skipped.
 #![expect(clippy::unwrap_used, reason = "helpers of tests may panic, and say so by failing")]
 
 use std::path::{Path, PathBuf};
@@ -37,14 +37,14 @@ fn library() -> Option<&'static Path> {
     BUILT.get_or_init(build).as_deref()
 }
 
-/// The name that the test runner knows one of these tests by.
+/// The name of one of these tests in the test runner.
 fn full_name(test: &str) -> String {
-    // Of `integration::cuda`, the crate's name is no part.
+    // The path of the module without the crate's name.
     let (_, module) = module_path!().split_once("::").unwrap();
     format!("{module}::{test}")
 }
 
-/// Runs `test`, which is the test of that name, in a process with the fake driver and this environment.
+/// Runs `test`, the body of the test `name`, in a process with the fake driver and this environment.
 fn on_fake(name: &str, environment: &[(&str, &str)], test: impl FnOnce()) {
     if std::env::var_os(INSIDE).is_some() {
         return test();
@@ -82,8 +82,8 @@ fn expected(tensor: &Tensor, request: &Request) -> Vec<u8> {
     out
 }
 
-/// Memory for each result, and a way to look at it.
-fn places(device: &'static Device, sizes: &[usize]) -> Vec<(Array, Arc<DeviceMemory>)> {
+/// GPU memory for each result: as a destination, and as memory that a test can read back.
+fn destinations(device: &'static Device, sizes: &[usize]) -> Vec<(Array, Arc<DeviceMemory>)> {
     let made = |&size: &usize| {
         let memory = Arc::new(DeviceMemory::new(device, size as u64).unwrap());
         (Array::on_gpu(memory.clone()), memory)
@@ -102,9 +102,9 @@ fn done(upload: &Upload, ticket: u64) -> Result<(), (usize, String, Code)> {
 }
 
 #[test]
-fn what_arrives_is_what_the_cpu_makes() {
+fn uploads_equal_the_results_of_the_cpu() {
     let environment = [("RUSTLOAD_RING", "32768x4"), ("FAKECUDA_DELAY", "300")];
-    on_fake("what_arrives_is_what_the_cpu_makes", &environment, || {
+    on_fake("uploads_equal_the_results_of_the_cpu", &environment, || {
         let ckpt = checkpoint();
         let upload = Upload::new(0, 64 << 20, Some(3)).unwrap();
         for dtype in [None, Some(DType::BF16), Some(DType::F64), Some(DType::F8E4M3Fn)] {
@@ -117,11 +117,11 @@ fn what_arrives_is_what_the_cpu_makes() {
                 let results: Vec<_> =
                     requests.iter().map(|(tensor, request)| expected(tensor, request)).collect();
                 let sizes: Vec<usize> = results.iter().map(Vec::len).collect();
-                let places = places(upload.device(), &sizes);
-                let into = places.iter().map(|(array, _)| array.clone()).collect();
+                let targets = destinations(upload.device(), &sizes);
+                let into = targets.iter().map(|(array, _)| array.clone()).collect();
                 let ticket = upload.submit(requests, into, None).unwrap();
                 done(&upload, ticket).unwrap();
-                for ((_, memory), expected) in places.iter().zip(&results) {
+                for ((_, memory), expected) in targets.iter().zip(&results) {
                     let mut found = vec![0; expected.len()];
                     memory.memcpy_d2h(&mut found).unwrap();
                     assert!(found == *expected, "{dtype:?} {order:?}");
@@ -132,31 +132,31 @@ fn what_arrives_is_what_the_cpu_makes() {
 }
 
 #[test]
-fn an_error_is_about_its_tensor_and_its_ticket() {
-    on_fake("an_error_is_about_its_tensor_and_its_ticket", &[("FAKECUDA_DELAY", "300")], || {
+fn an_error_names_its_tensor_and_ends_only_its_ticket() {
+    on_fake("an_error_names_its_tensor_and_ends_only_its_ticket", &[("FAKECUDA_DELAY", "300")], || {
         let ckpt = checkpoint();
         let upload = Upload::new(0, 64 << 20, Some(2)).unwrap();
-        let wish = |name, dtype| (ckpt.tensor(name).unwrap(), Request { dtype, ..Request::default() });
+        let request = |name, dtype| (ckpt.tensor(name).unwrap(), Request { dtype, ..Request::default() });
         let submit = |requests: Vec<(Tensor, Request)>, sizes: &[usize]| {
-            let into = places(upload.device(), sizes).into_iter().map(|(array, _)| array).collect();
+            let into = destinations(upload.device(), sizes).into_iter().map(|(array, _)| array).collect();
             upload.submit(requests, into, None)
         };
-        let good = submit(vec![wish("small", None)], &[60]).unwrap();
-        let lossy = submit(vec![wish("small", None), wish("next", Some(DType::I8))], &[60, 7]).unwrap();
-        let after = submit(vec![wish("next", None)], &[28]).unwrap();
+        let good = submit(vec![request("small", None)], &[60]).unwrap();
+        let lossy = submit(vec![request("small", None), request("next", Some(DType::I8))], &[60, 7]).unwrap();
+        let after = submit(vec![request("next", None)], &[28]).unwrap();
         assert_eq!(done(&upload, lossy), Err((1, "next".to_owned(), Code::LossyCast)));
         assert_eq!((done(&upload, good), done(&upload, after)), (Ok(()), Ok(())));
         assert_eq!(done(&upload, good).unwrap_err().2, Code::Value);
-        let wrong = submit(vec![wish("small", None)], &[61]).unwrap_err();
+        let wrong = submit(vec![request("small", None)], &[61]).unwrap_err();
         assert_eq!((wrong.name.as_str(), wrong.error.code()), ("small", Code::Value));
         upload.close();
-        assert_eq!(submit(vec![wish("small", None)], &[60]).unwrap_err().error.code(), Code::Closed);
+        assert_eq!(submit(vec![request("small", None)], &[60]).unwrap_err().error.code(), Code::Closed);
     });
 }
 
 #[test]
-fn memory_of_a_device_knows_its_size_and_place() {
-    on_fake("memory_of_a_device_knows_its_size_and_place", &[("FAKECUDA_DEVICES", "2")], || {
+fn device_memory_has_its_size_and_device() {
+    on_fake("device_memory_has_its_size_and_device", &[("FAKECUDA_DEVICES", "2")], || {
         let device = Device::of(1).unwrap();
         let memory = DeviceMemory::new(device, 100).unwrap();
         assert_eq!((memory.device(), memory.nbytes()), (1, 100));
@@ -170,10 +170,10 @@ fn memory_of_a_device_knows_its_size_and_place() {
 }
 
 #[test]
-fn without_a_driver_there_is_a_reason() {
+fn without_a_driver_the_error_has_a_reason() {
     if std::env::var_os(INSIDE).is_none() {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", &full_name("without_a_driver_there_is_a_reason")]).env(INSIDE, "1");
+        command.args(["--exact", &full_name("without_a_driver_the_error_has_a_reason")]).env(INSIDE, "1");
         let done = command.env("RUSTLOAD_LIBCUDA", "/nonexistent/libcuda.so.1").output().unwrap();
         let text = String::from_utf8_lossy(&done.stdout);
         assert!(done.status.success() && text.contains("1 passed"), "{text}");

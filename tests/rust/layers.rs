@@ -1,5 +1,5 @@
-//! Enforces the layers of the crate: imports go down only, `unsafe` stays in its register, parsers forbid it, and only the
-//! binding uses Python. It reads the sources as text, with comments and literals blanked, and reports file and line.
+//! Enforces the layers of the crate: modules import only from layers below, `unsafe` is only in listed files, parsers forbid it,
+//! and only the binding uses pyo3. It reads the sources as text, with comments and literals blanked, and reports file and line.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -11,7 +11,7 @@ const BASE: &[&str] = &["error", "limits", "dtype", "layout", "memory", "num", "
 
 /// Each top-level module, from the top layer down, and the modules below it that it may import. A module may always import
 /// itself and [`BASE`]. ARCHITECTURE.md draws the same layers.
-const FLOOR_PLAN: &[(&str, &[&str])] = &[
+const LAYERS: &[(&str, &[&str])] = &[
     (
         "python",
         &[
@@ -31,11 +31,11 @@ const FLOOR_PLAN: &[(&str, &[&str])] = &[
     ("tensor", &["opened", "stream", "sink", "kernel", "index", "pickle", "bytes"]),
     // The files of a checkpoint and the bytes of its storages: below both the checkpoint and its tensors.
     ("opened", &["stream", "index", "container", "bytes"]),
-    // A scan opens nothing for use: it needs neither tensors nor streams.
+    // A scan reads no tensor data: it needs neither tensors nor streams.
     ("scan", &["index", "pickle", "container", "bytes"]),
-    // It reads by position inside a memory window, so it knows sources; what a checkpoint is stays above it.
+    // It reads ranges of sources within a memory window; it knows nothing of checkpoints.
     ("stream", &["sink", "kernel", "bytes"]),
-    // A view's owner is the mapping it points into.
+    // A view keeps its mapping (`bytes`) alive.
     ("sink", &["kernel", "bytes"]),
     ("kernel", &[]),
     ("index", &["pickle", "container", "bytes"]),
@@ -44,31 +44,31 @@ const FLOOR_PLAN: &[(&str, &[&str])] = &[
     ("bytes", &[]),
 ];
 
-/// Files (or, with a trailing slash, folders) below `src` that may say `unsafe`.
-const UNSAFE_REGISTER: &[&str] = &[
+/// Files (or, with a trailing slash, folders) below `src` that may contain `unsafe`.
+const UNSAFE_FILES: &[&str] = &[
     "bytes/mapping.rs",
     "kernel/arch/",
     "sink/host.rs",
-    // Ranges of memory that are cut, joined and given back: no allocator does that.
+    // Mappings that are split, merged and unmapped in parts, which an allocator cannot do.
     "sink/pages.rs",
     "sink/dlpack.rs",
     "sink/dlpack/tests.rs",
     "sink/cuda/driver.rs",
-    // The promise that `GpuMemory` is, and who makes it.
+    // The unsafe trait `GpuMemory`, and its implementation.
     "sink/gpu.rs",
     "sink/cuda/memory.rs",
     "python/buffer.rs",
     "python/capsule.rs",
-    // A caller's stream comes as a number.
+    // The caller passes a CUDA stream as an address.
     "python/cuda.rs",
 ];
 
-/// Rooms whose root file forbids `unsafe` for all of the room.
+/// Modules whose root file forbids `unsafe` in all of the module.
 const PARSERS: &[&str] = &["container", "pickle", "index", "scan"];
 
 const FORBID: &str = "#![forbid(unsafe_code)]";
 
-/// What parsers may not do with a file's numbers.
+/// Lints against unchecked arithmetic on a file's numbers, which parsers deny.
 const DENIED: &[&str] = &[
     "clippy::indexing_slicing",
     "clippy::arithmetic_side_effects",
@@ -77,20 +77,20 @@ const DENIED: &[&str] = &[
 ];
 
 #[test]
-fn imports_go_down_only() {
+fn modules_import_only_from_layers_below() {
     check(|source, faults| {
-        // `lib.rs` lists the rooms; it is in none.
-        let Some(room) = source.room() else { return };
-        if allowed_from(room).is_none() {
+        // `lib.rs` declares the modules and is in none of them.
+        let Some(module) = source.module() else { return };
+        if allowed_from(module).is_none() {
             faults.add(
                 source,
                 1,
-                format!("`{room}` is no room of the floor plan: add it to tests/rust/layers.rs"),
+                format!("module `{module}` is in no layer: add it to LAYERS in tests/rust/layers.rs"),
             );
             return;
         }
         for import in imports(source) {
-            if let Some(fault) = fault_of(room, &import.name) {
+            if let Some(fault) = fault_of(module, &import.name) {
                 faults.add(source, import.line, fault);
             }
         }
@@ -100,7 +100,7 @@ fn imports_go_down_only() {
 #[test]
 fn only_the_binding_mentions_pyo3() {
     check(|source, faults| {
-        if source.room() == Some("python") {
+        if source.module() == Some("python") {
             return;
         }
         for (line, _) in words(&source.code).filter(|(_, word)| *word == "pyo3") {
@@ -110,9 +110,9 @@ fn only_the_binding_mentions_pyo3() {
 }
 
 #[test]
-fn unsafe_stays_in_its_register() {
+fn unsafe_is_only_in_listed_files() {
     check(|source, faults| {
-        let registered = UNSAFE_REGISTER.iter().any(|entry| match entry.strip_suffix('/') {
+        let registered = UNSAFE_FILES.iter().any(|entry| match entry.strip_suffix('/') {
             Some(_) => source.path.starts_with(entry),
             None => source.path == *entry,
         });
@@ -120,17 +120,17 @@ fn unsafe_stays_in_its_register() {
             return;
         }
         for (line, _) in words(&source.code).filter(|(_, word)| *word == "unsafe") {
-            faults.add(source, line, format!("says unsafe; allowed: {}", UNSAFE_REGISTER.join(", ")));
+            faults.add(source, line, format!("contains unsafe; allowed: {}", UNSAFE_FILES.join(", ")));
         }
     });
 }
 
 #[test]
-fn no_lock_is_held_while_a_value_is_made() {
+fn lazy_values_are_initialized_without_a_lock() {
     check(|source, faults| {
         for (line, word) in words(&source.code).filter(|(_, word)| ["OnceLock", "LazyLock"].contains(word)) {
-            let why = "a child forked meanwhile would wait for ever; use once_cell::race, where the first result wins";
-            faults.add(source, line, format!("says {word}: {why}"));
+            let why = "a child forked during the initialization would deadlock; use once_cell::race, where the first result wins";
+            faults.add(source, line, format!("uses {word}: {why}"));
         }
     });
 }
@@ -138,35 +138,35 @@ fn no_lock_is_held_while_a_value_is_made() {
 #[test]
 fn parsers_forbid_unsafe() {
     check(|source, faults| {
-        let Some(room) = source.room() else { return };
-        let is_root = source.path == format!("{room}.rs") || source.path == format!("{room}/mod.rs");
-        let must = match room {
+        let Some(module) = source.module() else { return };
+        let is_root = source.path == format!("{module}.rs") || source.path == format!("{module}/mod.rs");
+        let must = match module {
             "bytes" => !is_root && source.path != "bytes/mapping.rs",
-            _ => is_root && PARSERS.contains(&room),
+            _ => is_root && PARSERS.contains(&module),
         };
         if must && !source.code.contains(FORBID) {
-            faults.add(source, 1, format!("does not say {FORBID}"));
+            faults.add(source, 1, format!("lacks {FORBID}"));
         }
         let denied = |lint: &&&str| !source.code.contains(**lint);
-        if is_root && PARSERS.contains(&room) && DENIED.iter().any(|lint| denied(&lint)) {
+        if is_root && PARSERS.contains(&module) && DENIED.iter().any(|lint| denied(&lint)) {
             faults.add(source, 1, format!("does not deny {}", DENIED.join(", ")));
         }
     });
 }
 
 #[test]
-fn overflow_is_checked_in_a_release() {
+fn the_release_profile_has_overflow_checks() {
     let manifest = include_str!("../../Cargo.toml");
     let release = manifest.split("[profile.release]").nth(1).and_then(|rest| rest.split("\n[").next());
     assert!(release.is_some_and(|release| release.contains("overflow-checks = true")));
 }
 
 #[test]
-fn the_floor_plan_has_no_cycle() {
-    for (at, (room, below)) in FLOOR_PLAN.iter().enumerate() {
+fn the_layers_have_no_cycle() {
+    for (at, (module, below)) in LAYERS.iter().enumerate() {
         for lower in *below {
-            let place = FLOOR_PLAN.iter().position(|(name, _)| name == lower);
-            assert!(place.is_some_and(|place| place > at), "{room} -> {lower} goes up");
+            let position = LAYERS.iter().position(|(name, _)| name == lower);
+            assert!(position.is_some_and(|position| position > at), "{module} -> {lower} goes up");
         }
     }
 }
@@ -213,30 +213,30 @@ fn literals_and_comments_are_blanked_line_by_line() {
     assert_eq!(blank("r\"a\\\" unsafe"), "r     unsafe");
 }
 
-/// What is wrong with an import of `name` from `room`, if anything.
-fn fault_of(room: &str, name: &str) -> Option<String> {
-    let allowed = allowed_from(room)?;
-    if name == room || allowed.contains(&name) {
+/// The fault of an import of `name` in `module`, if it is one.
+fn fault_of(module: &str, name: &str) -> Option<String> {
+    let allowed = allowed_from(module)?;
+    if name == module || allowed.contains(&name) {
         return None;
     }
     // The binding may use the names at the crate's root too.
-    if room == "python" && name.starts_with(char::is_uppercase) {
+    if module == "python" && name.starts_with(char::is_uppercase) {
         return None;
     }
     let hint = if allowed_from(name).is_some() {
         ""
     } else {
-        " (spell the room an item lives in: crate::room::Item)"
+        " (import through the top-level module of the item: crate::module::Item)"
     };
-    Some(format!("{room} imports {name}{hint}; allowed: {}", allowed.join(", ")))
+    Some(format!("{module} imports {name}{hint}; allowed: {}", allowed.join(", ")))
 }
 
-/// The rooms that `room` may import, or `None` where there is no such room.
-fn allowed_from(room: &str) -> Option<Vec<&'static str>> {
-    if BASE.contains(&room) {
+/// The modules that `module` may import, or `None` if there is no such module.
+fn allowed_from(module: &str) -> Option<Vec<&'static str>> {
+    if BASE.contains(&module) {
         return Some(BASE.to_vec());
     }
-    let (_, below) = FLOOR_PLAN.iter().find(|(name, _)| *name == room)?;
+    let (_, below) = LAYERS.iter().find(|(name, _)| *name == module)?;
     Some(BASE.iter().chain(*below).copied().collect())
 }
 
@@ -253,26 +253,26 @@ impl Source {
         Source { path: path.to_owned(), code: blank(text) }
     }
 
-    fn room(&self) -> Option<&str> {
+    fn module(&self) -> Option<&str> {
         let first = self.path.split('/').next().unwrap_or_default();
-        let room = first.strip_suffix(".rs").unwrap_or(first);
-        (room != "lib").then_some(room)
+        let module = first.strip_suffix(".rs").unwrap_or(first);
+        (module != "lib").then_some(module)
     }
 
-    /// How many modules deep the file is: 1 for a room's root.
+    /// The depth of the file's module: 1 for the root of a top-level module.
     fn depth(&self) -> usize {
         let parts = self.path.split('/').count();
         if self.path.ends_with("/mod.rs") { parts - 1 } else { parts }
     }
 }
 
-/// Everything wrong, so that one run shows all of it.
+/// All faults and their number, so that one run reports all of them.
 #[derive(Default)]
 struct Faults(String, usize);
 
 impl Faults {
     fn add(&mut self, source: &Source, line: usize, what: String) {
-        writeln!(self.0, "  src/{}:{line}: {what}", source.path).expect("a String takes all");
+        writeln!(self.0, "  src/{}:{line}: {what}", source.path).expect("writing to a String cannot fail");
         self.1 += 1;
     }
 }
@@ -307,7 +307,7 @@ struct Import {
     name: String,
 }
 
-/// Every name that the file reaches at the crate's root, through `crate::` or enough `super::`.
+/// Every name at the crate's root that the file uses, through `crate::` or enough `super::`.
 fn imports(source: &Source) -> Vec<Import> {
     let code = &source.code;
     let mut found = Vec::new();
@@ -315,12 +315,12 @@ fn imports(source: &Source) -> Vec<Import> {
         found.push(Import { line: line_of(code, at), name: name.to_owned() });
     };
     for at in starts_of(code, "crate::") {
-        // `pub(in crate::x)` says who may look in, and imports nothing.
+        // `pub(in crate::x)` restricts visibility and imports nothing.
         if code[..at].trim_end().ends_with("(in") {
             continue;
         }
         for (at, name) in heads(code, at + "crate::".len()) {
-            // A macro lives at the root wherever it is written.
+            // An exported macro is at the root wherever it is defined.
             if !code[at + name.len()..].starts_with('!') {
                 add(at, name);
             }
@@ -329,7 +329,7 @@ fn imports(source: &Source) -> Vec<Import> {
     let to_root = "super::".repeat(source.depth());
     for at in starts_of(code, &to_root) {
         for (at, name) in heads(code, at + to_root.len()) {
-            // Inside an inline module one `super` less reaches the root, so only the name of a room counts.
+            // Inside an inline module one `super` less reaches the root, so only the names of top-level modules count.
             if allowed_from(name).is_some() {
                 add(at, name);
             }
@@ -374,7 +374,7 @@ fn ident_at(code: &str, at: usize) -> Option<(usize, &str)> {
     (end > 0).then(|| (at, &rest[..end]))
 }
 
-/// Where `path` starts a path: not in the middle of a longer one.
+/// The positions where a path starts with `path`; not those in the middle of a longer path.
 fn starts_of<'a>(code: &'a str, path: &'a str) -> impl Iterator<Item = usize> + 'a {
     code.match_indices(path)
         .map(|(at, _)| at)
@@ -464,7 +464,7 @@ fn quoted(rest: &str, quote: char) -> usize {
     rest.len()
 }
 
-/// Tells `'a'` from the lifetime `'a`.
+/// Distinguishes the literal `'a'` from the lifetime `'a`.
 fn is_char(rest: &str) -> bool {
     let mut chars = rest.chars().skip(1);
     matches!((chars.next(), chars.next()), (Some('\\'), _) | (Some(_), Some('\'')))

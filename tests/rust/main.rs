@@ -1,5 +1,5 @@
-//! The core's tests that share a process. What needs a process of its own is a binary of its own, in Cargo.toml:
-//! `memory`, `panics` and `pickle_bombs` change or measure something that the whole process has.
+//! The tests of the core that share a process. `memory`, `panics` and `pickle_bombs` are separate binaries (see Cargo.toml), because
+//! they change or measure state of the whole process.
 
 mod bomb_drops;
 mod checkpoint;

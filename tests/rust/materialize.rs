@@ -1,4 +1,4 @@
-//! Materialized tensors against a plain loop over their elements, and the rules of copies, views, limits and destinations.
+//! Materialized tensors, compared with a plain loop over their elements; and the rules of copies, views, limits and destinations.
 #![expect(clippy::unwrap_used, reason = "helpers of tests may panic, and say so by failing")]
 
 use std::io::Write;
@@ -17,7 +17,7 @@ use rustload::{
     StreamOptions, Taken, Tensor as Handle, TensorIndex, kernel,
 };
 
-/// Bytes that look like anything, the same each time.
+/// Pseudo-random bytes, the same at each call.
 fn noise(len: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut next = || {
@@ -31,25 +31,25 @@ fn noise(len: usize) -> Vec<u8> {
     out
 }
 
-/// A layout as a file may have it.
+/// The layout of a tensor in a file.
 #[derive(Clone, Debug)]
-struct Plan {
+struct FileLayout {
     shape: Vec<i64>,
     strides: Vec<i64>,
     offset: i64,
 }
 
-impl Plan {
-    fn new(shape: &[i64], strides: &[i64], offset: i64) -> Plan {
-        Plan { shape: shape.to_vec(), strides: strides.to_vec(), offset }
+impl FileLayout {
+    fn new(shape: &[i64], strides: &[i64], offset: i64) -> FileLayout {
+        FileLayout { shape: shape.to_vec(), strides: strides.to_vec(), offset }
     }
 
-    fn permuted(&self, order: &[usize]) -> Plan {
+    fn permuted(&self, order: &[usize]) -> FileLayout {
         let pick = |from: &[i64]| order.iter().map(|&at| from[at]).collect();
-        Plan { shape: pick(&self.shape), strides: pick(&self.strides), offset: self.offset }
+        FileLayout { shape: pick(&self.shape), strides: pick(&self.strides), offset: self.offset }
     }
 
-    /// Elements that a storage must have.
+    /// The number of elements that the storage needs.
     fn end(&self) -> usize {
         if self.shape.contains(&0) {
             return 0;
@@ -58,7 +58,7 @@ impl Plan {
         usize::try_from(self.offset + last + 1).unwrap()
     }
 
-    /// The source position of every element, in C order: the reference that everything is compared with.
+    /// The position of every element in the storage, in C order.
     fn positions(&self) -> Vec<usize> {
         let mut out = vec![self.offset];
         for (&size, &stride) in self.shape.iter().zip(&self.strides) {
@@ -67,7 +67,7 @@ impl Plan {
         out.into_iter().map(|at| usize::try_from(at).unwrap()).collect()
     }
 
-    /// The elements one by one, swapped one by one, then cast as one row.
+    /// The expected result: elements are copied and swapped one by one, then cast as one row.
     fn reference(&self, storage: &[u8], from: DType, to: DType, big_endian: bool) -> Vec<u8> {
         let size = usize::try_from(from.itemsize()).unwrap();
         let unit = usize::try_from(from.swap_unit()).unwrap();
@@ -86,7 +86,7 @@ impl Plan {
     }
 }
 
-/// Where a checkpoint lies while a test looks at it.
+/// An opened checkpoint, and its temporary file.
 struct Opened {
     checkpoint: Checkpoint,
     file: Option<tempfile::NamedTempFile>,
@@ -103,9 +103,9 @@ fn open_from(bytes: Vec<u8>, in_file: bool, options: Options) -> Opened {
     Opened { checkpoint, file: Some(file) }
 }
 
-fn archive(plan: &Plan, dtype: DType, storage: &[u8], big_endian: bool) -> Archive {
+fn archive(layout: &FileLayout, dtype: DType, storage: &[u8], big_endian: bool) -> Archive {
     let numel = storage.len() as i64 / dtype.itemsize() as i64;
-    let tensor = Tensor::whole(dtype, &[numel], "0").part(&plan.shape, &plan.strides, plan.offset);
+    let tensor = Tensor::whole(dtype, &[numel], "0").part(&layout.shape, &layout.strides, layout.offset);
     let archive = Archive::new(torch_dict(&[("w", tensor)])).storage("0", storage);
     if big_endian { archive.big_endian() } else { archive }
 }
@@ -137,12 +137,12 @@ fn elements(array: &Array) -> Vec<u8> {
     out
 }
 
-fn small_plan() -> impl Strategy<Value = Plan> {
+fn any_layout() -> impl Strategy<Value = FileLayout> {
     let dim = (0_i64..6, 0_usize..4, 1_i64..4);
     (proptest::collection::vec(dim, 0..5), 0_i64..5, any::<u64>()).prop_map(|(dims, offset, seed)| {
         let mut strides = vec![0; dims.len()];
         let mut step = 1;
-        // In an order of their own: each dimension is dense, stepped, repeated or overlapping with the ones before it.
+        // In a random order, each dimension is dense, stepped, broadcast (stride 0) or overlaps with the previous ones.
         let mut order: Vec<usize> = (0..dims.len()).collect();
         order.sort_by_key(|&at| (seed >> (8 * at)) & 0xff);
         for at in order {
@@ -155,7 +155,7 @@ fn small_plan() -> impl Strategy<Value = Plan> {
             };
             step = step.max(strides[at] * size.max(1));
         }
-        Plan { shape: dims.iter().map(|dim| dim.0).collect(), strides, offset }
+        FileLayout { shape: dims.iter().map(|dim| dim.0).collect(), strides, offset }
     })
 }
 
@@ -168,19 +168,19 @@ proptest! {
 
     #[test]
     fn a_materialized_tensor_is_its_elements_in_order(
-        plan in small_plan(),
+        layout in any_layout(),
         (from, to) in (any_dtype(), any_dtype()),
         (big_endian, in_file, deflated) in any::<(bool, bool, bool)>(),
         threads in 1_usize..5,
         seed in any::<u64>(),
     ) {
         let to = if Cast::new(from, to, Overflow::Nan).is_ok() { to } else { from };
-        let storage = noise((plan.end() + 3) * usize::try_from(from.itemsize()).unwrap());
-        let built = archive(&plan, from, &storage, big_endian);
+        let storage = noise((layout.end() + 3) * usize::try_from(from.itemsize()).unwrap());
+        let built = archive(&layout, from, &storage, big_endian);
         let built = if deflated { built.deflated("data/0") } else { built };
         let opened = open_from(built.bytes(), in_file, Options::default());
         let tensor = opened.checkpoint.tensor("w").unwrap();
-        let mut order: Vec<usize> = (0..plan.shape.len()).collect();
+        let mut order: Vec<usize> = (0..layout.shape.len()).collect();
         order.sort_by_key(|&at| (seed >> (8 * at)) & 0xff);
         let request = Request {
             dtype: Some(to),
@@ -189,31 +189,31 @@ proptest! {
             threads: Some(threads),
             ..Request::default()
         };
-        let wanted = plan.permuted(&order).reference(&storage, from, to, big_endian);
-        prop_assert_eq!(&into_vec(&tensor, &request), &wanted);
+        let expected = layout.permuted(&order).reference(&storage, from, to, big_endian);
+        prop_assert_eq!(&into_vec(&tensor, &request), &expected);
         let array = tensor.materialize(&request).unwrap();
         prop_assert!(array.is_contiguous() && !array.is_view());
-        prop_assert_eq!(elements(&array), wanted);
+        prop_assert_eq!(elements(&array), expected);
     }
 
     #[test]
-    fn slices_are_the_elements_they_name(
+    fn slices_have_the_elements_of_pythons_rules(
         ranges in proptest::collection::vec((0_i64..7, -8_i64..9, -8_i64..9, 1_i64..4), 1..4),
         dtype in any_dtype(),
         in_file in any::<bool>(),
     ) {
         let shape: Vec<i64> = ranges.iter().map(|range| range.0).collect();
         let whole = Tensor::whole(dtype, &shape, "0");
-        let plan = Plan::new(&shape, &whole.strides, 0);
+        let layout = FileLayout::new(&shape, &whole.strides, 0);
         let storage: Vec<u8> =
-            noise(plan.positions().len() * usize::try_from(dtype.itemsize()).unwrap()).iter().map(|b| b & 1).collect();
+            noise(layout.positions().len() * usize::try_from(dtype.itemsize()).unwrap()).iter().map(|b| b & 1).collect();
         let bytes = Archive::new(torch_dict(&[("w", whole)])).storage("0", &storage).bytes();
         let opened = open_from(bytes, in_file, Options::default());
         let items: Vec<TensorIndex> = (ranges.iter())
             .map(|&(_, start, stop, step)| TensorIndex::Range { start: Some(start), stop: Some(stop), step: Some(step) })
             .collect();
         let part = opened.checkpoint.tensor("w").unwrap().index(&items).unwrap();
-        // Python's rule for bounds, spelled out: negative ones count from the end, and all are clipped.
+        // Python's rule for bounds: negative ones count from the end, and all are clipped.
         let taken: Vec<Vec<i64>> = (ranges.iter())
             .map(|&(size, start, stop, step)| {
                 let clip = |at: i64| (if at < 0 { at + size } else { at }).clamp(0, size);
@@ -221,62 +221,62 @@ proptest! {
             })
             .collect();
         let mut at = vec![0_i64];
-        for (taken, stride) in taken.iter().zip(&plan.strides) {
+        for (taken, stride) in taken.iter().zip(&layout.strides) {
             at = at.iter().flat_map(|&at| taken.iter().map(move |index| at + index * stride)).collect();
         }
         let size = usize::try_from(dtype.itemsize()).unwrap();
-        let wanted: Vec<u8> = at.iter().flat_map(|&at| storage[at as usize * size..][..size].to_vec()).collect();
-        prop_assert_eq!(into_vec(&part, &Request::default()), wanted.clone());
-        prop_assert_eq!(elements(&part.materialize(&Request::default()).unwrap()), wanted);
+        let expected: Vec<u8> = at.iter().flat_map(|&at| storage[at as usize * size..][..size].to_vec()).collect();
+        prop_assert_eq!(into_vec(&part, &Request::default()), expected.clone());
+        prop_assert_eq!(elements(&part.materialize(&Request::default()).unwrap()), expected);
     }
 }
 
 #[test]
-fn tensors_beyond_every_window_come_out_whole() {
-    // Windows are 1 MiB of scratch, 2 MiB of panel, 4 MiB of piece, 8 MiB of direct read: sizes lie around and beyond them.
+fn tensors_larger_than_every_buffer_are_read_completely() {
+    // The buffers are 1 MiB of scratch, 2 MiB per panel, 4 MiB per piece and 8 MiB per direct read; the sizes are around these.
     let cases = [
-        (DType::F32, DType::F32, Plan::new(&[3000, 1100], &[1100, 1], 0)),
-        (DType::F32, DType::BF16, Plan::new(&[3000, 1100], &[1100, 1], 1)),
-        (DType::F32, DType::F32, Plan::new(&[1100, 3000], &[1, 1100], 0)),
-        (DType::BF16, DType::F32, Plan::new(&[70, 90, 500], &[1, 35_000, 70], 3)),
-        (DType::U8, DType::U8, Plan::new(&[5_000_001], &[2], 0)),
-        (DType::F64, DType::F32, Plan::new(&[700, 900], &[4000, 1], 0)),
-        (DType::I16, DType::I64, Plan::new(&[3, 700_000], &[0, 1], 5)),
-        (DType::U8, DType::F32, Plan::new(&[2000, 1000], &[1, 1], 0)),
-        (DType::C64, DType::C64, Plan::new(&[2, 300_000, 2], &[1, 4, 2], 0)),
-        (DType::F16, DType::F16, Plan::new(&[513, 1025, 5], &[1, 513, 525_825], 0)),
-        (DType::Bool, DType::Bool, Plan::new(&[2049, 2049], &[1, 2049], 0)),
-        // Matrices of which a window takes no whole row, and such with gaps that are read along or skipped.
-        (DType::F32, DType::BF16, Plan::new(&[40_000, 61], &[1, 40_000], 7)),
-        (DType::U8, DType::I16, Plan::new(&[100_000, 30], &[1, 100_000], 0)),
-        // Matrices of so few rows that threads share each, one of them with lines to fill and some over.
-        (DType::F32, DType::F32, Plan::new(&[300_001, 8], &[1, 300_001], 0)),
-        (DType::BF16, DType::F32, Plan::new(&[70_000, 65], &[1, 70_100], 3)),
-        (DType::BF16, DType::BF16, Plan::new(&[1001, 801], &[1, 1100], 0)),
-        (DType::F32, DType::F32, Plan::new(&[701, 999], &[1, 5001], 2)),
+        (DType::F32, DType::F32, FileLayout::new(&[3000, 1100], &[1100, 1], 0)),
+        (DType::F32, DType::BF16, FileLayout::new(&[3000, 1100], &[1100, 1], 1)),
+        (DType::F32, DType::F32, FileLayout::new(&[1100, 3000], &[1, 1100], 0)),
+        (DType::BF16, DType::F32, FileLayout::new(&[70, 90, 500], &[1, 35_000, 70], 3)),
+        (DType::U8, DType::U8, FileLayout::new(&[5_000_001], &[2], 0)),
+        (DType::F64, DType::F32, FileLayout::new(&[700, 900], &[4000, 1], 0)),
+        (DType::I16, DType::I64, FileLayout::new(&[3, 700_000], &[0, 1], 5)),
+        (DType::U8, DType::F32, FileLayout::new(&[2000, 1000], &[1, 1], 0)),
+        (DType::C64, DType::C64, FileLayout::new(&[2, 300_000, 2], &[1, 4, 2], 0)),
+        (DType::F16, DType::F16, FileLayout::new(&[513, 1025, 5], &[1, 513, 525_825], 0)),
+        (DType::Bool, DType::Bool, FileLayout::new(&[2049, 2049], &[1, 2049], 0)),
+        // Matrices whose rows are larger than a buffer, and with gaps that are read or skipped.
+        (DType::F32, DType::BF16, FileLayout::new(&[40_000, 61], &[1, 40_000], 7)),
+        (DType::U8, DType::I16, FileLayout::new(&[100_000, 30], &[1, 100_000], 0)),
+        // Matrices of so few rows that several threads share a row; one has a partial cache line at the end.
+        (DType::F32, DType::F32, FileLayout::new(&[300_001, 8], &[1, 300_001], 0)),
+        (DType::BF16, DType::F32, FileLayout::new(&[70_000, 65], &[1, 70_100], 3)),
+        (DType::BF16, DType::BF16, FileLayout::new(&[1001, 801], &[1, 1100], 0)),
+        (DType::F32, DType::F32, FileLayout::new(&[701, 999], &[1, 5001], 2)),
     ];
-    for (from, to, plan) in cases {
-        let storage = noise(plan.end() * usize::try_from(from.itemsize()).unwrap());
+    for (from, to, layout) in cases {
+        let storage = noise(layout.end() * usize::try_from(from.itemsize()).unwrap());
         for (big_endian, in_file) in [(false, true), (true, false)] {
-            let bytes = archive(&plan, from, &storage, big_endian).bytes();
+            let bytes = archive(&layout, from, &storage, big_endian).bytes();
             let opened = open_from(bytes, in_file, Options::default());
             let tensor = opened.checkpoint.tensor("w").unwrap();
-            let wanted = plan.reference(&storage, from, to, big_endian);
+            let expected = layout.reference(&storage, from, to, big_endian);
             for threads in 1..=4 {
                 let request = Request { dtype: Some(to), threads: Some(threads), ..Request::default() };
                 assert!(
-                    into_vec(&tensor, &request) == wanted,
-                    "{from} to {to}, {plan:?}, {threads} thread(s)"
+                    into_vec(&tensor, &request) == expected,
+                    "{from} to {to}, {layout:?}, {threads} thread(s)"
                 );
             }
         }
     }
 }
 
-/// A tensor that the file calls a lazy conjugate or negative (`conj`, `neg`).
-fn with_flags(plan: &Plan, dtype: DType, flags: &[&str], storage: &[u8]) -> Archive {
+/// A tensor with the flags of a lazy conjugate or negative (`conj`, `neg`).
+fn with_flags(layout: &FileLayout, dtype: DType, flags: &[&str], storage: &[u8]) -> Archive {
     let numel = storage.len() as i64 / dtype.itemsize() as i64;
-    let tensor = Tensor::whole(dtype, &[numel], "0").part(&plan.shape, &plan.strides, plan.offset);
+    let tensor = Tensor::whole(dtype, &[numel], "0").part(&layout.shape, &layout.strides, layout.offset);
     let pickle = pickle(|p| {
         p.tensor_with(&tensor, |p| {
             p.dict_of(|p| {
@@ -290,22 +290,22 @@ fn with_flags(plan: &Plan, dtype: DType, flags: &[&str], storage: &[u8]) -> Arch
 }
 
 #[test]
-fn signs_change_once_in_every_block_of_every_thread() {
-    // Rows, a transpose, gaps that are read along, gaps that are skipped, and elements that repeat.
-    let plans = [
-        Plan::new(&[3_000, 500], &[500, 1], 0),
-        Plan::new(&[500, 3_000], &[1, 500], 0),
-        Plan::new(&[500, 900], &[1_001, 1], 3),
-        Plan::new(&[64, 5_000], &[9_000, 1], 5),
-        Plan::new(&[2, 300_000], &[0, 1], 0),
+fn lazy_signs_are_applied_once_per_element_in_every_block_and_thread() {
+    // Rows, a transpose, gaps that are read, gaps that are skipped, and broadcast elements.
+    let layouts = [
+        FileLayout::new(&[3_000, 500], &[500, 1], 0),
+        FileLayout::new(&[500, 3_000], &[1, 500], 0),
+        FileLayout::new(&[500, 900], &[1_001, 1], 3),
+        FileLayout::new(&[64, 5_000], &[9_000, 1], 5),
+        FileLayout::new(&[2, 300_000], &[0, 1], 0),
     ];
-    for plan in plans {
+    for layout in layouts {
         for (dtype, to, flags) in [
             (DType::C64, DType::C64, &["conj"][..]),
             (DType::C64, DType::C128, &["conj", "neg"]),
             (DType::I16, DType::F64, &["neg"]),
         ] {
-            let storage = noise(plan.end() * usize::try_from(dtype.itemsize()).unwrap());
+            let storage = noise(layout.end() * usize::try_from(dtype.itemsize()).unwrap());
             let mut signed = storage.clone();
             if flags.contains(&"conj") {
                 kernel::conjugate(dtype, &mut signed).unwrap();
@@ -313,23 +313,24 @@ fn signs_change_once_in_every_block_of_every_thread() {
             if flags.contains(&"neg") {
                 kernel::negate(dtype, &mut signed).unwrap();
             }
-            let tensor = opened(with_flags(&plan, dtype, flags, &storage).bytes()).tensor("tensor").unwrap();
-            let wanted = plan.reference(&signed, dtype, to, false);
+            let tensor =
+                opened(with_flags(&layout, dtype, flags, &storage).bytes()).tensor("tensor").unwrap();
+            let expected = layout.reference(&signed, dtype, to, false);
             for threads in [1, 3] {
                 let request = Request { dtype: Some(to), threads: Some(threads), ..Request::default() };
                 let found = into_vec(&tensor, &request);
-                assert!(found == wanted, "{dtype} to {to}, {flags:?}, {plan:?}, {threads} thread(s)");
+                assert!(found == expected, "{dtype} to {to}, {flags:?}, {layout:?}, {threads} thread(s)");
             }
         }
     }
 }
 
 #[test]
-fn conjugates_and_negatives_change_sign_before_the_cast_and_in_slices() {
-    let plan = Plan::new(&[3, 2], &[1, 3], 0);
+fn lazy_signs_are_applied_before_the_cast_and_in_slices() {
+    let layout = FileLayout::new(&[3, 2], &[1, 3], 0);
     let values: Vec<f32> = (0..12_u8).map(f32::from).collect();
     let flagged = |dtype: DType, flag: &'static str, bytes: &[u8]| {
-        opened(with_flags(&plan, dtype, &[flag], bytes).bytes()).tensor("tensor").unwrap()
+        opened(with_flags(&layout, dtype, &[flag], bytes).bytes()).tensor("tensor").unwrap()
     };
     let complex = flagged(DType::C64, "conj", &f32s(&values));
     let row = complex.index(&[TensorIndex::At(1)]).unwrap();
@@ -338,7 +339,7 @@ fn conjugates_and_negatives_change_sign_before_the_cast_and_in_slices() {
     let first: Vec<u8> = [0.0_f64, -1.0, 2.0, -3.0].iter().flat_map(|x| x.to_le_bytes()).collect();
     assert_eq!(into_vec(&complex, &wide)[..32], first);
     assert_eq!(complex.materialize(&Request::default()).unwrap().dtype(), DType::C64);
-    // An unsigned integer wraps before it grows: torch's negate(x).to(int16).
+    // An unsigned integer wraps before it is widened, as in torch's negate(x).to(int16).
     let negative = flagged(DType::U8, "neg", &[0, 1, 2, 3, 4, 5]);
     let request = Request { dtype: Some(DType::I16), ..Request::default() };
     let found: Vec<i16> =
@@ -348,16 +349,16 @@ fn conjugates_and_negatives_change_sign_before_the_cast_and_in_slices() {
     assert_eq!(negative.materialize(&view).unwrap_err().code(), Code::Buffer);
 }
 
-fn square() -> (Plan, Vec<u8>) {
-    (Plan::new(&[4, 5], &[1, 4], 2), noise(22 * 4))
+fn square() -> (FileLayout, Vec<u8>) {
+    (FileLayout::new(&[4, 5], &[1, 4], 2), noise(22 * 4))
 }
 
 #[test]
-fn views_keep_the_files_strides_and_show_what_owned_results_hold() {
-    let (plan, storage) = square();
-    let opened = open_from(archive(&plan, DType::F32, &storage, false).bytes(), true, Options::default());
+fn views_keep_the_files_strides_and_have_the_elements_of_owned_results() {
+    let (layout, storage) = square();
+    let opened = open_from(archive(&layout, DType::F32, &storage, false).bytes(), true, Options::default());
     let tensor = opened.checkpoint.tensor("w").unwrap();
-    // A stored member of this builder may lie anywhere, so the alignment decides.
+    // The builder does not align members, so whether there is a view depends on the offset.
     let array = tensor.materialize(&Request::default()).unwrap();
     let owned = tensor.materialize(&Request { copy: Some(true), ..Request::default() }).unwrap();
     assert!(!owned.is_view() && owned.is_contiguous());
@@ -366,7 +367,7 @@ fn views_keep_the_files_strides_and_show_what_owned_results_hold() {
     if array.is_view() {
         assert_eq!(array.strides(), [1, 4]);
     }
-    let bytes = Plan::new(&[4, 22], &[22, 1], 0);
+    let bytes = FileLayout::new(&[4, 22], &[22, 1], 0);
     let opened = open_from(archive(&bytes, DType::U8, &storage, false).bytes(), true, Options::default());
     let tensor = opened.checkpoint.tensor("w").unwrap();
     let view = tensor.permute(&[1, 0]).unwrap().materialize(&Request::default()).unwrap();
@@ -388,11 +389,11 @@ fn views_keep_the_files_strides_and_show_what_owned_results_hold() {
 
 #[test]
 fn copy_rules_hold_for_every_source() {
-    let (plan, storage) = square();
+    let (layout, storage) = square();
     let request = |copy, dtype, order| Request { copy, dtype, order, ..Request::default() };
     let code = |tensor: &Handle, request: &Request| tensor.materialize(request).unwrap_err().code();
     for (in_file, big_endian) in [(true, false), (false, false), (true, true)] {
-        let bytes = archive(&plan, DType::F32, &storage, big_endian).bytes();
+        let bytes = archive(&layout, DType::F32, &storage, big_endian).bytes();
         let opened = open_from(bytes, in_file, Options::default());
         let tensor = opened.checkpoint.tensor("w").unwrap();
         let no = Some(false);
@@ -429,7 +430,7 @@ fn misaligned_tensors_of_safetensors_are_copied() {
 }
 
 #[test]
-fn t25_bools_that_are_neither_0_nor_1_are_never_shown() {
+fn t25_bools_other_than_0_and_1_are_never_viewed() {
     let file = |bytes: &[u8]| st::File::new().tensor("b", "BOOL", &[bytes.len() as u64], bytes).bytes();
     let good = open_from(file(&[0, 1, 1]), true, Options::default());
     assert!(good.checkpoint.tensor("b").unwrap().materialize(&Request::default()).unwrap().is_view());
@@ -438,12 +439,12 @@ fn t25_bools_that_are_neither_0_nor_1_are_never_shown() {
     assert_eq!(elements(&tensor.materialize(&Request::default()).unwrap()), [0, 1, 1, 1]);
     let view = Request { copy: Some(false), ..Request::default() };
     assert_eq!(tensor.materialize(&view).unwrap_err().code(), Code::Buffer);
-    // The last of more than are looked at together.
+    // The invalid byte is the last one, after more bytes than are checked in one block.
     let long = [&[1; 200_000][..], &[2]].concat();
     let long = open_from(file(&long), true, Options::default());
     let found = long.checkpoint.tensor("b").unwrap().materialize(&Request::default()).unwrap();
     assert!(!found.is_view() && elements(&found) == [1; 200_001]);
-    // What lies outside the slice does not matter.
+    // Only the bytes of the slice are checked.
     let part = tensor.index(&[TensorIndex::Range { start: None, stop: Some(2), step: None }]).unwrap();
     assert!(part.materialize(&view).unwrap().is_view());
 }
@@ -484,7 +485,7 @@ fn tensors_that_share_big_endian_bytes_are_swapped_once_each() {
 }
 
 #[test]
-fn empty_tensors_and_scalars_are_materialized_every_way() {
+fn empty_tensors_and_scalars_are_materialized_with_every_request() {
     let file = st::File::new().tensor("none", "F32", &[0, 7], &[]).tensor("one", "F32", &[], &f32s(&[2.0]));
     for in_file in [true, false] {
         let opened = open_from(file.bytes(), in_file, Options::default());
@@ -503,7 +504,7 @@ fn empty_tensors_and_scalars_are_materialized_every_way() {
 }
 
 #[test]
-fn a_file_that_is_cut_meanwhile_is_an_error_for_owned_results() {
+fn a_file_that_is_truncated_after_opening_is_an_error_for_owned_results() {
     let storage = noise(20 << 20);
     let bytes = st::File::new().tensor("w", "U8", &[20 << 20], &storage).bytes();
     let opened = open_from(bytes, true, Options::default());
@@ -521,12 +522,12 @@ fn a_file_that_is_cut_meanwhile_is_an_error_for_owned_results() {
 
 #[test]
 fn t16_expanded_tensors_grow_up_to_a_limit() {
-    let plan = Plan::new(&[100, 6], &[0, 1], 0);
+    let layout = FileLayout::new(&[100, 6], &[0, 1], 0);
     let storage = noise(24);
     let with = |ratio: u64, bytes: u64| {
         let limits = Limits { materialize_ratio: ratio, materialize_bytes: bytes, ..Limits::default() };
         let options = Options { limits, ..Options::default() };
-        open_from(archive(&plan, DType::F32, &storage, false).bytes(), false, options)
+        open_from(archive(&layout, DType::F32, &storage, false).bytes(), false, options)
     };
     let copy = Request { copy: Some(true), ..Request::default() };
     let result = |opened: &Opened, request: &Request| {
@@ -538,16 +539,16 @@ fn t16_expanded_tensors_grow_up_to_a_limit() {
     // The limit is on the result: a wider dtype takes more.
     let wide = Request { dtype: Some(DType::F64), ..Request::default() };
     assert_eq!(result(&with(0, 2400), &wide).unwrap_err().code(), Code::Limit);
-    // A row of it repeats nothing.
+    // A single row has no broadcast dimension.
     let opened = with(0, 0);
     let row = opened.checkpoint.tensor("w").unwrap().index(&[TensorIndex::At(7)]).unwrap();
     assert_eq!(elements(&row.materialize(&copy).unwrap()), storage);
 }
 
 #[test]
-fn a_destination_has_exactly_the_results_size() {
-    let (plan, storage) = square();
-    let checkpoint = opened(archive(&plan, DType::F32, &storage, false).bytes());
+fn a_destination_of_another_size_than_the_result_is_an_error() {
+    let (layout, storage) = square();
+    let checkpoint = opened(archive(&layout, DType::F32, &storage, false).bytes());
     let tensor = checkpoint.tensor("w").unwrap();
     for len in [0, 79, 81, 160] {
         let error = tensor.materialize_into(&Request::default(), &mut vec![0; len]).unwrap_err();
@@ -559,9 +560,9 @@ fn a_destination_has_exactly_the_results_size() {
 }
 
 #[test]
-fn casts_that_change_the_kind_are_asked_for() {
-    let (plan, storage) = square();
-    let checkpoint = opened(archive(&plan, DType::F32, &storage, false).bytes());
+fn casts_that_change_the_kind_of_number_need_allow_lossy() {
+    let (layout, storage) = square();
+    let checkpoint = opened(archive(&layout, DType::F32, &storage, false).bytes());
     let tensor = checkpoint.tensor("w").unwrap();
     let request = |dtype, allow_lossy| Request { dtype: Some(dtype), allow_lossy, ..Request::default() };
     for dtype in [DType::I32, DType::Bool, DType::U8] {
@@ -575,9 +576,9 @@ fn casts_that_change_the_kind_are_asked_for() {
 }
 
 #[test]
-fn a_request_to_stop_stops() {
-    let (plan, storage) = square();
-    let checkpoint = opened(archive(&plan, DType::F32, &storage, false).bytes());
+fn a_cancelled_request_is_an_error() {
+    let (layout, storage) = square();
+    let checkpoint = opened(archive(&layout, DType::F32, &storage, false).bytes());
     let cancel = Cancel::new();
     let request = Request { copy: Some(true), cancel: cancel.clone(), ..Request::default() };
     checkpoint.tensor("w").unwrap().materialize(&request).unwrap();
@@ -588,18 +589,18 @@ fn a_request_to_stop_stops() {
 
 #[test]
 fn tensors_outlive_their_checkpoint() {
-    let (plan, storage) = square();
-    let opened = open_from(archive(&plan, DType::F32, &storage, false).bytes(), true, Options::default());
+    let (layout, storage) = square();
+    let opened = open_from(archive(&layout, DType::F32, &storage, false).bytes(), true, Options::default());
     let tensor = opened.checkpoint.tensor("w").unwrap();
     let view = tensor.materialize(&Request::default()).unwrap();
     drop(opened);
-    let wanted = plan.reference(&storage, DType::F32, DType::F32, false);
-    assert_eq!(elements(&view), wanted);
-    assert_eq!(into_vec(&tensor, &Request::default()), wanted);
+    let expected = layout.reference(&storage, DType::F32, DType::F32, false);
+    assert_eq!(elements(&view), expected);
+    assert_eq!(into_vec(&tensor, &Request::default()), expected);
 }
 
 #[test]
-fn z37_a_deflated_storage_is_never_larger_than_it_says() {
+fn z37_the_checksum_of_a_deflated_storage_is_verified() {
     let tensor = Tensor::whole(DType::U8, &[4096], "0");
     let built = Archive::new(torch_dict(&[("w", tensor)])).storage("0", &[7; 4096]).deflated("data/0");
     let checkpoint = opened(built.bytes());
@@ -630,11 +631,11 @@ fn a_deflated_storage_is_inflated_once_for_all_its_slices() {
         assert_eq!(row(at), [at as u8; 8192]);
     }
     assert!(start.elapsed() < first * 20, "{:?} for 100 slices, {first:?} for the first", start.elapsed());
-    // Another storage is another one, also where it cannot be read; then the first is inflated anew.
+    // The cache holds one storage: another one replaces it, even if it cannot be read; then the first is inflated again.
     let other = opened.checkpoint.tensor("two").unwrap();
     assert_eq!(other.materialize(&Request::default()).unwrap_err().code(), Code::ZipCrc);
     assert_eq!(row(9), [9; 8192]);
-    // What is kept is no reason to overlook that the file changed.
+    // A change of the file is detected although the storage is cached.
     let file = std::fs::OpenOptions::new().append(true).open(opened.file.as_ref().unwrap().path()).unwrap();
     (&file).write_all(b"x").unwrap();
     let error = tensor.materialize(&Request::default()).unwrap_err();
@@ -642,7 +643,7 @@ fn a_deflated_storage_is_inflated_once_for_all_its_slices() {
 }
 
 #[test]
-fn a_copy_of_the_whole_storage_is_offered_where_it_says_more() {
+fn a_whole_storage_is_copied_to_preserve_ties_and_strides() {
     let two = |one: Tensor, two: Tensor, dtype: DType| {
         let bytes = noise(usize::try_from(48 * dtype.itemsize()).unwrap());
         Archive::new(torch_dict(&[("one", one), ("two", two)])).storage("0", &bytes).deflated("data/0")
@@ -651,11 +652,11 @@ fn a_copy_of_the_whole_storage_is_offered_where_it_says_more() {
         opened(archive.bytes()).tensor(name).unwrap().shared_storage(None, &Cancel::new()).unwrap()
     };
     let whole = |dtype| Tensor::whole(dtype, &[48], "0");
-    // Deflated, so there is no view: tied names and strange strides are worth the storage.
+    // Deflated, so there is no view: a copy of the whole storage preserves tied names and strides.
     let tied = || two(whole(DType::F32), whole(DType::F32).part(&[4], &[1], 1), DType::F32);
     assert_eq!(shared_storage(tied(), "one"), Some(SharedStorage::Copy));
     assert_eq!(shared_storage(tied(), "two"), Some(SharedStorage::Copy));
-    // Swapped as a whole, unless the numbers on it have several sizes.
+    // A big-endian storage is swapped as a whole, unless its tensors have different item sizes.
     assert_eq!(shared_storage(tied().big_endian(), "one"), Some(SharedStorage::Copy));
     assert_eq!(
         shared_storage(
@@ -672,7 +673,7 @@ fn a_copy_of_the_whole_storage_is_offered_where_it_says_more() {
         .shared_storage(Some(false), &Cancel::new())
         .unwrap_err();
     assert_eq!(error.code(), Code::RecordCompressed);
-    // A part of a handle is no reason to copy the rest.
+    // For a part of a tensor, the whole storage is not copied.
     let part = opened(tied().bytes()).tensor("one").unwrap().index(&[TensorIndex::At(0)]).unwrap();
     assert_eq!(part.shared_storage(None, &Cancel::new()).unwrap(), None);
 }

@@ -1,9 +1,9 @@
-//! What a process says of its own memory. The one test of its process: others would give memory back beside it.
+//! The memory use of the process itself. The only test in its process, because a concurrent test would free memory.
 
 use rustload::Memory;
 
 #[test]
-fn this_process_uses_memory() {
+fn an_allocation_raises_anonymous_memory() {
     let before = Memory::now();
     let block = std::hint::black_box(vec![1_u8; 32 << 20]);
     let after = Memory::now();

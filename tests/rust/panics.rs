@@ -1,11 +1,11 @@
-//! Y01: a panic below the edge to Python becomes an error that says it is a bug.
+//! Y01: a panic below the Python binding becomes an `InternalError`, which asks for a bug report.
 
 use rustload::error::{Kind, Result, guarded};
 use rustload::parallel::for_each;
 use rustload::{Code, error::Error};
 
 fn quietly<T>(job: impl FnOnce() -> T) -> T {
-    // What the hook would print is no part of what is tested.
+    // Without the default hook, which would print the panics.
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
     let result = job();
@@ -14,7 +14,7 @@ fn quietly<T>(job: impl FnOnce() -> T) -> T {
 }
 
 #[test]
-fn a_panic_at_the_edge_is_an_internal_error() {
+fn a_panic_below_the_binding_is_an_internal_error() {
     quietly(|| {
         let error = guarded::<()>(|| panic!("index {} is past the end", 3)).unwrap_err();
         assert_eq!((error.code(), error.kind()), (Code::InternalError, Kind::Internal));
@@ -26,7 +26,7 @@ fn a_panic_at_the_edge_is_an_internal_error() {
         let most = std::hint::black_box(u8::MAX);
         let error = guarded(|| Ok(most + std::hint::black_box(1))).unwrap_err();
         assert!(error.message().contains("overflow"), "{error}");
-        // A panic on a worker's thread reaches the edge, too.
+        // A panic on a worker thread is caught too.
         let work = || -> Result<()> {
             for_each(2, 0..100, || (), |(), item| if item == 50 { panic!("item") } else { Ok(()) })
         };

@@ -1,4 +1,4 @@
-//! What the pickle room reads: against CPython's pure-Python unpickler, opcode by opcode, and with damage everywhere.
+//! The pickle machine: compared with CPython's pure-Python unpickler, opcode by opcode, and with damaged pickles.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
@@ -21,7 +21,7 @@ fn unhex(text: &str) -> Vec<u8> {
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::new(), |mut text, byte| {
-        write!(text, "{byte:02x}").expect("strings take all");
+        write!(text, "{byte:02x}").expect("writing to a String cannot fail");
         text
     })
 }
@@ -84,7 +84,7 @@ fn values_are_what_cpython_reads_for_every_protocol() {
     }
 }
 
-/// The smallest use of each opcode that no writer's output covers, and what it means.
+/// The smallest use of each opcode, and its value.
 const OPCODES: &[(&[u8], &str)] = &[
     (b"I5\n.", "5"),
     (b"I-5\n.", "-5"),
@@ -186,7 +186,7 @@ fn calls_come_in_program_order_with_their_kinds_and_offsets() {
 }
 
 #[test]
-fn a_call_can_be_called_and_keeps_its_parts() {
+fn the_result_of_a_call_can_be_called() {
     let pickle = read(b"cm\nn\n)R)R.");
     let Value::Call(outer) = pickle.values.get(pickle.root) else { panic!("no call") };
     assert!(matches!(pickle.values.get(pickle.values.call(outer).callable), Value::Call(_)));
@@ -242,14 +242,14 @@ fn a_pickle_may_begin_anywhere_and_ends_at_stop() {
 }
 
 #[test]
-fn a_torch_pickle_cut_at_every_byte_is_an_error() {
+fn a_torch_pickle_truncated_at_any_byte_is_an_error() {
     for len in 0..SMALL.len() {
         assert!(run(SMALL[..len].to_vec(), 0, &Limits::default()).is_err(), "{len}");
     }
 }
 
 #[test]
-fn a_torch_pickle_flipped_at_every_bit_is_an_error_or_a_value() {
+fn a_torch_pickle_with_any_bit_flipped_is_an_error_or_a_value() {
     for at in 0..SMALL.len() {
         for bit in 0..8 {
             let mut data = SMALL.to_vec();
@@ -259,7 +259,7 @@ fn a_torch_pickle_flipped_at_every_bit_is_an_error_or_a_value() {
     }
 }
 
-/// Reads everything once, if there is anything to read.
+/// Reads the pickle, and looks up all its calls and globals if that succeeds.
 fn visit(data: &[u8]) {
     let limits = Limits { nodes: 1 << 20, ..Limits::default() };
     let Ok(pickle) = run(data.to_vec(), 0, &limits) else { return };

@@ -1,4 +1,4 @@
-//! The attack matrix, "Pickle syntax": each case P01 to P56 with the code it must have, or the meaning it must keep.
+//! The attack matrix, "Pickle syntax": the expected error code or value of each case P01 to P56.
 
 use rustload::error::{Code, Error, Subject};
 use rustload::limits::Limits;
@@ -53,7 +53,7 @@ fn p04_a_byte_that_is_no_opcode_is_refused_with_its_offset() {
 }
 
 #[test]
-fn p05_p06_what_follows_stop_is_left_to_the_caller() {
+fn p05_p06_bytes_after_stop_are_left_to_the_caller() {
     assert_eq!(read(b"N.garbage").end, 2);
 }
 
@@ -91,7 +91,7 @@ fn p11_p12_p14_memo_indices_are_set_and_canonical() {
 }
 
 #[test]
-fn p13_p15_memoize_numbers_by_the_count_of_entries() {
+fn p13_p15_memoize_takes_the_number_of_entries_as_index() {
     // LONG_BINPUT 0xffffffff, then MEMOIZE gives number 1.
     let pickle = read(b"K\x05r\xff\xff\xff\xff0K\x06\x940h\x01.");
     assert_eq!(pickle.values.get(pickle.root), Value::Int(6));
@@ -118,7 +118,7 @@ fn p16_to_p18_numbers_have_one_spelling() {
 }
 
 #[test]
-fn p19_no_bytes_are_zero() {
+fn p19_long1_of_zero_bytes_is_zero() {
     assert_eq!(read(b"\x8a\x00.").values.get(read(b"\x8a\x00.").root), Value::Int(0));
 }
 
@@ -165,7 +165,7 @@ fn p29_p30_global_lines_end_at_a_line_feed_only() {
 }
 
 #[test]
-fn p31_p33_marks_must_be_there() {
+fn p31_p33_a_missing_mark_is_a_stack_error() {
     for data in
         [&b"Nt."[..], b"N1.", b"Nl.", b"Nd.", b"]e.", b"}u.", b"\x8f\x90.", b"im\nn\n.", b"(o.", b"No."]
     {
@@ -180,14 +180,14 @@ fn opcodes_do_not_reach_below_a_mark() {
     {
         assert_eq!(code(data), Code::PickleStack, "{}", data.escape_ascii());
     }
-    // Between two marks there is nothing, whatever lies below the first: the value that is to be filled is not there.
+    // Nothing is between the two marks, so the container to fill is missing, whatever is below the first mark.
     for data in [&b"]((e1."[..], b"]((Ne1.", b"}((u1.", b"}((NNu1."] {
         assert_eq!(code(data), Code::PickleStack, "{}", data.escape_ascii());
     }
 }
 
 #[test]
-fn p32_pop_takes_a_mark_that_carries_nothing() {
+fn p32_pop_removes_a_mark_without_items() {
     let pickle = read(b"N(0.");
     assert_eq!(pickle.values.get(pickle.root), Value::None);
     assert_eq!(code(b"0."), Code::PickleStack);
@@ -250,7 +250,7 @@ fn unhashable_keys_and_items_are_refused() {
 }
 
 #[test]
-fn p40_to_p43_p45_frames_are_not_straddled_nested_cut_or_too_long() {
+fn p40_to_p43_p45_straddled_nested_truncated_and_too_long_frames_are_refused() {
     for data in [
         frame(1 << 62, b"N."),
         frame(3, b"N."),
@@ -261,10 +261,10 @@ fn p40_to_p43_p45_frames_are_not_straddled_nested_cut_or_too_long() {
     ] {
         assert_eq!(code(&data), Code::PickleFrame, "{}", data.escape_ascii());
     }
-    // P43: a string that begins inside a frame and ends behind it.
+    // P43: a string that starts inside a frame and ends after it.
     let pad = [b"B\0\0\x02\0", &[b'x'; 1 << 17][..], b"."].concat();
     assert_eq!(code(&frame(100, &pad)), Code::PickleFrame);
-    // An opcode that straddles is refused, one that ends with the frame is not.
+    // An opcode may end exactly with the frame.
     read(&frame(2, b"K\x01."));
     read(&frame(0, b"N."));
 }
@@ -283,9 +283,9 @@ fn p46_stack_global_takes_two_strings() {
 }
 
 #[test]
-fn p47_to_p51_stack_global_takes_what_is_on_the_stack() {
+fn p47_to_p51_stack_global_takes_the_strings_on_the_stack() {
     let expected = named("m", "n");
-    // P47 from the memo, P48 a POP between, P49 POP before MEMOIZE, P50 DUP, P51 BINSTRING.
+    // P47: from the memo. P48: a POP in between. P49: POP before MEMOIZE. P50: DUP. P51: BINSTRING.
     assert_eq!(global(b"\x8c\x01m\x940\x8c\x01n\x940h\0h\x01\x93."), expected);
     assert_eq!(global(b"\x8c\x01m\x8c\x01x0\x8c\x01n\x93."), expected);
     assert_eq!(global(b"\x8c\x01m\x8c\x01x0\x94\x8c\x01n\x93."), expected);
@@ -317,14 +317,14 @@ fn p54_out_of_band_buffers_are_refused() {
 #[test]
 fn p55_text_persistent_ids_are_a_defect() {
     assert_eq!(code(b"P123\n."), Code::PersistentId);
-    let found =
-        run_recovering(b"P123\n.".to_vec(), 0, &Limits::default(), &Cancel::new()).expect("a tar's pickle");
+    let found = run_recovering(b"P123\n.".to_vec(), 0, &Limits::default(), &Cancel::new())
+        .expect("a recovered pickle");
     let Value::PersistentId(id) = found.values.get(found.root.unwrap()) else { panic!("no id") };
     assert!(matches!(found.values.get(id), Value::Str(text) if text.as_str() == Some("123")));
 }
 
 #[test]
-fn p56_any_value_may_be_a_persistent_id_here() {
+fn p56_the_machine_accepts_any_value_as_a_persistent_id() {
     for data in [&b"U\x01aQ."[..], b"]Q.", b"NQ.", b")Q.", b"NQQ."] {
         let pickle = read(data);
         assert!(matches!(pickle.values.get(pickle.root), Value::PersistentId(_)));

@@ -1,4 +1,4 @@
-//! The attack matrix, "Resource bombs": parsing is linear, memory follows the pickle's bytes, nothing recurses.
+//! The attack matrix, "Resource bombs": parsing takes linear time and memory, and nothing recurses.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -8,7 +8,7 @@ use rustload::error::{Code, Error, Result, Subject};
 use rustload::limits::Limits;
 use rustload::pickle::{Pickle, Value, run};
 
-/// Counts what each thread allocates, and the most there was at once.
+/// An allocator that counts the bytes that each thread has allocated, and their peak.
 struct Counting;
 
 thread_local! {
@@ -22,7 +22,7 @@ fn count(change: isize) {
     PEAK.set(PEAK.get().max(now));
 }
 
-// SAFETY: every call goes to the system allocator as it is; the counters touch no memory of the caller and allocate none.
+// SAFETY: every call is forwarded unchanged to the system allocator; the counters touch no memory of the caller and allocate none.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size().cast_signed());
@@ -37,7 +37,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // Large blocks move by mremap, so old and new are never there at once.
+        // Large blocks are moved by mremap, so the old and the new block never exist at the same time.
         count(size.cast_signed() - layout.size().cast_signed());
         // SAFETY: the caller keeps `realloc`'s contract.
         unsafe { System.realloc(memory, layout, size) }
@@ -47,21 +47,22 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// The law grants 64 MiB; the machine keeps to less, so that short tests can tell.
+/// The memory bound of the attack matrix is 64 MiB plus 40 times the pickle's size; the machine meets one with 4 MiB, so that
+/// small pickles can show a violation.
 const SLACK: usize = 4 << 20;
 
-/// Runs a pickle on a thread with a small stack, drop and Debug included, and holds it to the memory law.
+/// Runs a pickle on a thread with a small stack, drop and Debug included, and checks the memory bound.
 fn bomb(data: Vec<u8>, limits: Limits) -> Result<()> {
-    let law = SLACK + 40 * data.len();
+    let bound = SLACK + 40 * data.len();
     let small = thread::Builder::new().stack_size(256 << 10);
     let thread = small.spawn(move || {
-        // The data came from another thread, and counts.
+        // The data was allocated by another thread; it counts too.
         let base = NOW.get() - data.len().cast_signed();
         let outcome = run(data, 0, &limits).map(|pickle| visit(&pickle));
         (outcome, (PEAK.get() - base).unsigned_abs())
     });
     let (outcome, peak) = thread.expect("a thread").join().expect("no panic and no stack overflow");
-    assert!(peak <= law, "peak {peak}, law {law}");
+    assert!(peak <= bound, "peak {peak}, bound {bound}");
     outcome
 }
 
@@ -96,7 +97,7 @@ fn r01_a_dag_of_depth_60_costs_60_values() {
 }
 
 #[test]
-fn r02_r03_laughs_stay_as_small_as_they_are() {
+fn r02_r03_billion_laughs_are_not_expanded() {
     let level = b"q\x000(h\0h\0h\0h\0h\0h\0h\0h\0h\0h\0t";
     passes(repeat(b"U\x03lol", level, 100, b"."));
     passes(repeat(b"cm\nn\n", level, 100, b"."));
@@ -104,20 +105,20 @@ fn r02_r03_laughs_stay_as_small_as_they_are() {
 }
 
 #[test]
-fn r04_to_r06_a_dag_is_no_key() {
+fn r04_to_r06_a_dag_as_a_key_is_a_limit_error() {
     let dag = repeat(b"N", b"2\x86", 60, b"");
     for data in [[b"}", &dag[..], b"Ns."].concat(), [b"\x8f(", &dag[..], b"\x90."].concat()] {
         assert_eq!(limit(bomb(data, Limits::default())), "key_depth");
     }
     let wide = repeat(b"}(", b"N", 65, b"tNs.");
     assert_eq!(limit(bomb(wide, Limits::default())), "key_nodes");
-    // Two equal DAGs side by side are compared level by level, as keys within the limits.
+    // Two equal DAGs as keys, within the limits: they are compared level by level.
     let dag = b"N2\x862\x862\x86";
     passes([&b"}("[..], dag, b"N", dag, b"Nu."].concat());
 }
 
 #[test]
-fn r07_r08_r14_deep_nesting_neither_recurses_nor_outgrows_the_law() {
+fn r07_r08_r14_deep_nesting_does_not_recurse_and_keeps_the_memory_bound() {
     passes(repeat(b"N", b"\x85", 10 * MILLION, b"."));
     passes(repeat(b"", b"]", 10 * MILLION, &repeat(b"", b"a", 10 * MILLION - 1, b".")));
     passes(repeat(b"N", b"Q", 10 * MILLION, b"."));
@@ -125,7 +126,7 @@ fn r07_r08_r14_deep_nesting_neither_recurses_nor_outgrows_the_law() {
 }
 
 #[test]
-fn r09_floods_stop_at_a_limit_or_keep_the_law() {
+fn r09_floods_stop_at_a_limit_or_keep_the_memory_bound() {
     assert_eq!(limit(bomb(vec![b'N'; 17 << 20], Limits::default())), "stack");
     assert_eq!(limit(bomb(vec![b')'; 17 << 20], Limits::default())), "stack");
     let few = Limits { nodes: 1000, ..Limits::default() };
@@ -139,7 +140,7 @@ fn r09_floods_stop_at_a_limit_or_keep_the_law() {
 }
 
 #[test]
-fn every_small_pattern_keeps_the_memory_law() {
+fn every_repeated_pattern_keeps_the_memory_bound() {
     for (head, body, tail) in [
         (&b"("[..], &b"]]a"[..], &b"t."[..]),
         (b"(", b"]2a", b"t."),
@@ -167,7 +168,7 @@ fn every_small_pattern_keeps_the_memory_law() {
     ] {
         passes(repeat(head, body, 6 * MILLION / body.len(), tail));
     }
-    // Lists that grow in turns, each time to the double.
+    // Two lists that grow alternately and double each time.
     let mut data = b"]q\0]q\x01".to_vec();
     for round in 0..21 {
         for list in [b"h\0(", b"h\x01("] {
@@ -180,7 +181,7 @@ fn every_small_pattern_keeps_the_memory_law() {
 }
 
 #[test]
-fn sparse_memo_numbers_and_distinct_names_keep_the_law() {
+fn sparse_memo_numbers_and_distinct_names_keep_the_memory_bound() {
     let mut puts = b"N".to_vec();
     (0..1_000_000u32)
         .for_each(|at| puts.extend([&b"r"[..], &at.wrapping_mul(0x9e37_79b1).to_le_bytes()].concat()));
@@ -191,14 +192,14 @@ fn sparse_memo_numbers_and_distinct_names_keep_the_law() {
 }
 
 #[test]
-fn r10_a_big_list_fetched_often_is_one_list() {
+fn r10_a_large_list_fetched_many_times_is_one_list() {
     let list = repeat(b"](", b"N", 100_000, b"eq\0");
     passes([&list[..], &repeat(b"](", b"h\0", MILLION, b"e\x86.")].concat());
 }
 
 #[test]
 fn names_and_keys_are_hashed_once_each() {
-    // 4,000 bytes of a name, used a million times; a megabyte of a key, used a million times.
+    // A name of 4,000 bytes, used a million times; a key of 1 MiB, used a million times.
     let name = [b"X\xa0\x0f\0\0", &[b'a'; 4000][..], b"q\0"].concat();
     passes([&name[..], &repeat(b"(", b"h\0h\0\x93", MILLION, b"t\x86.")].concat());
     let key = [b"X\0\0\x10\0", &[b'a'; 1 << 20][..], b"q\0"].concat();
@@ -214,7 +215,7 @@ fn r17_a_million_equal_keys_are_one_entry_in_linear_time() {
 }
 
 #[test]
-fn r11_values_may_hold_themselves_through_a_container() {
+fn r11_values_may_contain_themselves() {
     let read = |data: &[u8]| run(data.to_vec(), 0, &Limits::default()).expect("a cyclic value");
     let list = read(b"]q\0h\0a.");
     assert_eq!(list.values.get(list.root), Value::List(&[list.root]));
@@ -229,6 +230,6 @@ fn r11_values_may_hold_themselves_through_a_container() {
 }
 
 #[test]
-fn r16_a_line_without_end_stops_at_the_limit() {
+fn r16_an_endless_line_stops_at_the_limit() {
     assert_eq!(limit(bomb(repeat(b"c", b"a", 10 * MILLION, b""), Limits::default())), "line");
 }

@@ -1,4 +1,4 @@
-//! Streams and joins of the core: order, ties, errors, the batches' reads, and how they end.
+//! Streams and joins of the core: order, ties, errors, and how streams end.
 #![expect(clippy::unwrap_used, reason = "helpers of tests may panic, and say so by failing")]
 
 use std::sync::Arc;
@@ -39,7 +39,7 @@ fn all(ckpt: &Checkpoint, request: &Request) -> Vec<(rustload::Tensor, Request)>
     ckpt.names().map(|name| (ckpt.tensor(name).unwrap(), request.clone())).collect()
 }
 
-/// What a stream gives until it ends.
+/// All outputs of a stream, or the index and code of its error.
 fn drain(mut stream: Stream) -> Result<Vec<(usize, Output)>, (usize, Code)> {
     let mut out = Vec::new();
     loop {
@@ -55,12 +55,12 @@ fn drain(mut stream: Stream) -> Result<Vec<(usize, Output)>, (usize, Code)> {
 fn shape_of(output: &Output) -> Vec<u64> {
     match output {
         Output::Array(array) => array.shape().to_vec(),
-        other => panic!("{other:?} is no array"),
+        other => panic!("{other:?} is not an array"),
     }
 }
 
 #[test]
-fn listed_order_is_kept_and_file_order_is_that_of_the_data() {
+fn order_is_that_of_the_list_or_of_the_data_in_the_file() {
     let ckpt = safetensors(&[("a", &[2], counting(2)), ("b", &[3], counting(3)), ("c", &[4], counting(4))]);
     let copy = Request { copy: Some(true), ..Request::default() };
     let mut requests = all(&ckpt, &copy);
@@ -73,7 +73,7 @@ fn listed_order_is_kept_and_file_order_is_that_of_the_data() {
 }
 
 #[test]
-fn equal_wishes_are_made_once() {
+fn equal_requests_are_materialized_once() {
     let ckpt = safetensors(&[("a", &[2], counting(2))]);
     let tensor = ckpt.tensor("a").unwrap();
     let cast = Request { dtype: Some(DType::F16), ..Request::default() };
@@ -85,7 +85,7 @@ fn equal_wishes_are_made_once() {
 }
 
 #[test]
-fn an_error_names_its_wish_and_ends_the_stream() {
+fn an_error_names_its_tensor_and_ends_the_stream() {
     let ckpt = safetensors(&[("a", &[2], counting(2)), ("b", &[3], counting(3))]);
     let mut requests = all(&ckpt, &Request { copy: Some(true), ..Request::default() });
     requests[1].1.dtype = Some(DType::I8);
@@ -98,7 +98,7 @@ fn an_error_names_its_wish_and_ends_the_stream() {
 }
 
 #[test]
-fn a_stream_that_is_dropped_early_ends() {
+fn a_stream_that_is_closed_early_ends() {
     let tensors: Vec<(String, Vec<f32>)> = (0..50).map(|n| (format!("t{n:02}"), counting(10_000))).collect();
     let tensors: Vec<(&str, &[u64], Vec<f32>)> =
         tensors.iter().map(|(name, values)| (&**name, &[100, 100][..], values.clone())).collect();
@@ -115,7 +115,7 @@ fn a_stream_that_is_dropped_early_ends() {
 }
 
 #[test]
-fn a_join_is_a_strided_fill() {
+fn a_join_is_filled_with_the_strides_of_each_part() {
     let ckpt = safetensors(&[("a", &[3, 2], counting(6)), ("b", &[3, 1], vec![90.0, 91.0, 92.0])]);
     let parts = || vec![ckpt.tensor("a").unwrap(), ckpt.tensor("b").unwrap()];
     let joined = Joined::concat(parts(), 1).unwrap();
@@ -125,9 +125,9 @@ fn a_join_is_a_strided_fill() {
         out
     };
     assert_eq!(read(&joined, Order::Same), f32s(&[0.0, 1.0, 90.0, 2.0, 3.0, 91.0, 4.0, 5.0, 92.0]));
-    let turned = f32s(&[0.0, 2.0, 4.0, 1.0, 3.0, 5.0, 90.0, 91.0, 92.0]);
-    assert_eq!(read(&joined, Order::Transpose), turned);
-    assert_eq!(read(&joined.reversed(), Order::Same), turned);
+    let transposed = f32s(&[0.0, 2.0, 4.0, 1.0, 3.0, 5.0, 90.0, 91.0, 92.0]);
+    assert_eq!(read(&joined, Order::Transpose), transposed);
+    assert_eq!(read(&joined.reversed(), Order::Same), transposed);
     let one = joined.index(&[TensorIndex::Ellipsis, TensorIndex::At(2)]).unwrap();
     assert_eq!((one.shape(), one.parts()[0].name()), (&[3][..], "b"));
     assert_eq!(Joined::concat(parts(), 0).unwrap_err().code(), Code::Value);
@@ -137,11 +137,11 @@ fn a_join_is_a_strided_fill() {
 }
 
 #[test]
-fn a_layout_outside_its_storage_is_an_error_before_anything_is_computed_with_it() {
+fn a_layout_outside_its_storage_is_an_internal_error() {
     let bytes = [7_u8; 4096];
     let payload = Payload { source: Source::memory(Arc::new(bytes)), big_endian: false };
     let cast = Cast::new(DType::F32, DType::F32, rustload::Overflow::Nan).unwrap();
-    let how = Fill { signs: Signs::default(), cast, threads: Some(1), cancel: Cancel::new() };
+    let options = Fill { signs: Signs::default(), cast, threads: Some(1), cancel: Cancel::new() };
     let huge = u64::MAX / 3;
     let cases: [(&[u64], &[u64], u64); 7] = [
         (&[4, 4], &[huge, 1], 0),
@@ -155,15 +155,15 @@ fn a_layout_outside_its_storage_is_an_error_before_anything_is_computed_with_it(
     for (shape, strides, offset) in cases {
         let layout = Layout { shape: shape.into(), strides: strides.into(), offset };
         let mut out = [0_u8; 64];
-        let found = stream::fill(&payload, &layout, &how, &mut out);
+        let found = stream::fill(&payload, &layout, &options, &mut out);
         assert_eq!(found.unwrap_err().code(), Code::InternalError, "{layout:?}");
-        let parts = vec![(payload.clone(), layout.clone(), how.clone()); 2];
+        let parts = vec![(payload.clone(), layout.clone(), options.clone()); 2];
         let found = stream::fill_joined(parts, 0, Some(1), &mut [0; 128]);
         assert_eq!(found.unwrap_err().1.code(), Code::InternalError, "{layout:?}");
         assert_eq!(out, [0; 64]);
     }
     let last = Layout { shape: [4, 4][..].into(), strides: [4, 1][..].into(), offset: 1008 };
     let mut out = [0_u8; 64];
-    stream::fill(&payload, &last, &how, &mut out).unwrap();
+    stream::fill(&payload, &last, &options, &mut out).unwrap();
     assert_eq!(out, [7; 64]);
 }

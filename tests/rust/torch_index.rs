@@ -1,4 +1,4 @@
-//! What the torch index takes: every way to put a tensor together, every container around it, and the names that follow.
+//! The torch index: every function that creates a tensor, every container of tensors, and the resulting names.
 
 use crate::support::pickle::{Pickle, Tensor, pickle, torch_dict, torch_state_dict};
 use crate::support::zip::Archive;
@@ -14,7 +14,7 @@ fn floats(shape: &[i64], key: &str) -> Tensor {
     Tensor::whole(DType::F32, shape, key)
 }
 
-/// An archive of one pickle whose storages 0 to 3 hold `0.0, 1.0, ...` as f32, 6 of them each.
+/// An archive of one pickle with storages 0 to 3, each with the f32 values 0.0 to 5.0.
 fn archive(build: impl FnOnce(&mut Pickle)) -> Archive {
     let bytes = six();
     let archive = Archive::new(pickle(build));
@@ -59,7 +59,7 @@ fn every_dtype_and_its_storage_class_is_read() {
 }
 
 #[test]
-fn a_storage_class_may_be_cudas_or_python_2s_bytes() {
+fn storage_classes_of_cuda_and_python_2_strings_are_read() {
     let checkpoint = opened(
         archive(|p| {
             p.call("torch._utils", "_rebuild_tensor_v2", |p| {
@@ -140,7 +140,7 @@ fn a_state_dict_keeps_its_metadata_beside_its_tensors() {
 }
 
 #[test]
-fn the_other_mappings_and_sequences_are_walked() {
+fn other_mappings_and_sequences_are_searched_for_tensors() {
     let found = names_of(|p| {
         p.dict_of(|p| {
             p.text("default").call("collections", "defaultdict", |p| {
@@ -282,8 +282,8 @@ fn colliding_names_are_both_spelled_with_brackets() {
 }
 
 #[test]
-fn what_collides_even_when_spelled_out_gets_a_number_that_is_free() {
-    // State and items of one object are different places of one spelling; the third is an honest name.
+fn names_that_collide_even_with_brackets_get_an_unused_number() {
+    // A state key and an item of one object have the same name; the third name is an existing `w#2`.
     let found = names_of(|p| {
         p.new_object("mine", "Dict").dict_of(|p| {
             p.text("w");
@@ -403,7 +403,7 @@ fn z35_z37_deflated_members_are_inflated() {
 }
 
 #[test]
-fn z34b_no_checksums_at_all_are_taken_and_told() {
+fn z34b_an_archive_without_checksums_opens_with_a_note() {
     let checkpoint = opened(archive(w).no_checksums().bytes());
     assert!(checkpoint.notes().iter().any(|note| note.contains("checksum")), "{:?}", checkpoint.notes());
     let options = rustload::Options { verify: true, ..Default::default() };
@@ -425,12 +425,12 @@ fn z44_big_endian_numbers_are_swapped() {
     let swapped: Vec<u8> = six().chunks(4).flat_map(|float| float.iter().rev().copied()).collect();
     let checkpoint = opened(archive(w).big_endian().replace("data/0", &swapped).bytes());
     assert_eq!(bytes_of(&checkpoint, "tensor"), six());
-    // Absent means little.
+    // Without the member, the byte order is little-endian.
     assert_eq!(bytes_of(&opened(archive(w).without("byteorder").bytes()), "tensor"), six());
 }
 
 #[test]
-fn z44_t27_the_halves_of_complex_numbers_are_swapped_apart() {
+fn z44_t27_real_and_imaginary_parts_are_swapped_separately() {
     let pickle = torch_dict(&[("w", Tensor::whole(DType::C64, &[3], "0"))]);
     let swapped: Vec<u8> = six().chunks(4).flat_map(|float| float.iter().rev().copied()).collect();
     let checkpoint = opened(Archive::new(pickle).big_endian().storage("0", &swapped).bytes());
@@ -458,7 +458,7 @@ fn t28_conjugates_and_negatives_are_resolved() {
 }
 
 #[test]
-fn t29_a_property_that_is_unknown_is_refused() {
+fn t29_an_unknown_property_of_a_tensor_is_refused() {
     let built = archive(|p| {
         p.tensor_with(&floats(&[6], "0"), |p| {
             p.dict_of(|p| {
@@ -587,7 +587,7 @@ fn attributes_of_an_ordered_dict_are_reachable() {
 }
 
 #[test]
-fn unknown_classes_are_listed_with_count_and_place() {
+fn unknown_classes_are_listed_with_count_and_paths() {
     let checkpoint = opened(
         archive(|p| {
             p.dict_of(|p| {
@@ -600,7 +600,7 @@ fn unknown_classes_are_listed_with_count_and_place() {
                     p.global("mine", "Old").global("builtins", "object").none();
                 });
             });
-            // Made and thrown away: counted, but nowhere to be found.
+            // Created and popped: it is counted, but has no path.
             p.call("mine", "lost", |_| {}).pop();
         })
         .bytes(),
@@ -665,7 +665,7 @@ fn t22_a_storage_on_two_devices_is_noted() {
 }
 
 #[test]
-fn containers_that_hold_themselves_are_walked_once() {
+fn containers_that_contain_themselves_are_visited_once() {
     let found = names_of(|p| {
         p.dict().put_at(0).text("self").get(0).op(b's').text("w");
         w(p);

@@ -1,4 +1,4 @@
-"""Y: the edge to Python."""
+"""Y: the Python binding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ shown(
     "Y01",
     "a panic",
     "`InternalError`, counted as a bug",
-    "tests/rust/panics.rs::a_panic_at_the_edge_is_an_internal_error",
+    "tests/rust/panics.rs::a_panic_below_the_binding_is_an_internal_error",
 )
 shown(
     "Y02",

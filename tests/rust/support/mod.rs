@@ -1,4 +1,4 @@
-//! Builders for the files that tests open: pickles, torch archives and safetensors, each planted defect one call.
+//! Builders for the files that tests open: pickles, torch archives and safetensors. Each defect is one method call.
 
 pub(crate) mod pickle;
 pub(crate) mod st;
@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use rustload::{Checkpoint, Code, Error, Options, Unknown};
 
-/// Opens bytes as a checkpoint, the default way.
+/// Opens bytes as a checkpoint, with default options.
 pub(crate) fn open(bytes: Vec<u8>) -> Result<Checkpoint, Error> {
     Checkpoint::from_bytes(Arc::new(bytes), Options::default())
 }
 
-/// Opens bytes that must be a checkpoint.
+/// Opens the bytes of a valid checkpoint.
 pub(crate) fn opened(bytes: Vec<u8>) -> Checkpoint {
     open(bytes).expect("a checkpoint that opens")
 }
@@ -24,7 +24,7 @@ pub(crate) fn open_strict(bytes: Vec<u8>) -> Result<Checkpoint, Error> {
     Checkpoint::from_bytes(Arc::new(bytes), Options { unknown: Unknown::Error, ..Options::default() })
 }
 
-/// The code of the error that opening gives.
+/// The error code of opening.
 pub(crate) fn code(bytes: Vec<u8>) -> Code {
     open(bytes).map(|checkpoint| names(&checkpoint)).expect_err("a file that is refused").code()
 }
@@ -47,7 +47,7 @@ pub(crate) fn f32s(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-/// Runs a job, drops included, on a thread with a stack of 256 KiB, and gives its time.
+/// Runs a job on a thread with a stack of 256 KiB; returns its result and its time.
 pub(crate) fn on_small_stack<T: Send>(job: impl FnOnce() -> T + Send) -> (T, Duration) {
     let start = Instant::now();
     let result = std::thread::scope(|scope| {

@@ -1,23 +1,23 @@
 //! A pickle assembler: opcodes as methods, and the forms that torch.save writes.
 //!
-//! With `memoizing`, strings, globals and tuples get the memo entries that CPython's pickler gives them, so that a state
-//! dict comes out byte for byte as torch writes it (a test compares it with a real file).
+//! With `memoizing`, strings, globals and tuples get the same memo entries as in CPython's pickler, so that a state dict is
+//! byte-equal to torch's (a test compares it with a real file).
 
 use std::collections::HashMap;
 
 use rustload::DType;
 
-/// A pickle under construction; it begins with PROTO 2.
+/// A pickle under construction; it starts with PROTO 2.
 #[derive(Clone)]
 pub(crate) struct Pickle {
     bytes: Vec<u8>,
     memoizing: bool,
     next: u32,
-    /// Memo numbers of strings and globals, by their own bytes.
+    /// Memo numbers of strings and globals, by their bytes.
     known: HashMap<Vec<u8>, u32>,
 }
 
-/// A tensor as `_rebuild_tensor_v2` or `_v3` takes it.
+/// The arguments of `_rebuild_tensor_v2` or `_v3` for a tensor.
 #[derive(Clone, Debug)]
 pub(crate) struct Tensor {
     pub(crate) dtype: DType,
@@ -25,12 +25,12 @@ pub(crate) struct Tensor {
     pub(crate) strides: Vec<i64>,
     pub(crate) offset: i64,
     pub(crate) key: String,
-    /// Elements of the storage (bytes for an untyped one).
+    /// The number of elements of the storage (bytes for an untyped one).
     pub(crate) numel: i64,
 }
 
 impl Tensor {
-    /// A C-contiguous tensor that is the whole of storage `key`.
+    /// A C-contiguous tensor that covers the whole storage `key`.
     pub(crate) fn whole(dtype: DType, shape: &[i64], key: &str) -> Tensor {
         let mut strides = vec![1; shape.len()];
         for at in (1..shape.len()).rev() {
@@ -55,7 +55,7 @@ impl Tensor {
     }
 }
 
-/// The class that torch.save names for a storage of this dtype; `None` where it writes an untyped one.
+/// torch.save's storage class for this dtype; `None` if it writes an untyped storage.
 pub(crate) fn storage_class(dtype: DType) -> Option<&'static str> {
     Some(match dtype {
         DType::F64 => "DoubleStorage",
@@ -236,7 +236,7 @@ impl Pickle {
         self.op(b'e')
     }
 
-    /// A dict of what `build` writes, key and value in turns.
+    /// A dict of what `build` writes, keys and values alternately.
     pub(crate) fn dict_of(&mut self, build: impl FnOnce(&mut Pickle)) -> &mut Pickle {
         self.dict().put().mark();
         build(self);
@@ -278,7 +278,7 @@ impl Pickle {
         self.op(b'2')
     }
 
-    /// PUT under a number of the caller's.
+    /// PUT with the given memo number.
     pub(crate) fn put_at(&mut self, number: u32) -> &mut Pickle {
         match u8::try_from(number) {
             Ok(number) => self.op(b'q').op(number),
@@ -321,7 +321,7 @@ impl Pickle {
         .binpersid()
     }
 
-    /// The storage of a dtype's own class, or an untyped one of `numel` bytes.
+    /// A storage of the dtype's class, or an untyped one of `numel` bytes.
     pub(crate) fn storage(&mut self, dtype: DType, key: &str, numel: i64) -> &mut Pickle {
         match storage_class(dtype) {
             Some(class) => self.storage_in(("torch", class), key, numel),
@@ -329,13 +329,13 @@ impl Pickle {
         }
     }
 
-    /// The storage, offset, size and stride that every rebuild begins with.
+    /// Storage, offset, size and stride: the first arguments of every rebuild function.
     pub(crate) fn place(&mut self, tensor: &Tensor) -> &mut Pickle {
         self.storage(tensor.dtype, &tensor.key, tensor.numel).int(tensor.offset);
         self.ints(&tensor.shape).ints(&tensor.strides)
     }
 
-    /// `_rebuild_tensor_v2(...)`, or `_v3` where torch writes that.
+    /// `_rebuild_tensor_v2(...)`, or `_v3` if torch writes that for the dtype.
     pub(crate) fn tensor(&mut self, tensor: &Tensor) -> &mut Pickle {
         self.tensor_with(tensor, |_| {})
     }

@@ -18,13 +18,13 @@ impl File {
         self
     }
 
-    /// One more tensor; `dtype` is the header's code, and the bytes need not fit the shape.
+    /// Adds a tensor; `dtype` is the header's code. The bytes need not fit the shape.
     pub(crate) fn tensor(mut self, name: &str, dtype: &str, shape: &[u64], bytes: &[u8]) -> File {
         self.tensors.push((name.to_owned(), dtype.to_owned(), shape.to_vec(), bytes.to_vec()));
         self
     }
 
-    /// So many spaces beyond those that round the header up to 8 bytes: with 1, every tensor lies misaligned.
+    /// Adds so many spaces after the header, which is a multiple of 8 bytes long without: with 1, every tensor is misaligned.
     pub(crate) fn pad(self, padding: usize) -> File {
         File { padding, ..self }
     }

@@ -1,4 +1,4 @@
-//! A writer of torch's zip archives: stored members with right checksums, unless a planted defect says otherwise.
+//! A writer of torch's zip archives: stored members with correct checksums, and optional defects.
 
 /// A torch archive under construction.
 #[derive(Clone)]
@@ -11,7 +11,7 @@ pub(crate) struct Archive {
 
 #[derive(Clone)]
 struct Member {
-    /// With the root.
+    /// With the root folder.
     name: String,
     bytes: Vec<u8>,
     deflated: bool,
@@ -30,25 +30,25 @@ impl Archive {
         empty.with("data.pkl", &pickle).with("byteorder", b"little").with("version", b"3\n")
     }
 
-    /// An archive with nothing in it yet.
+    /// An empty archive.
     pub(crate) fn bare() -> Archive {
         Archive { members: Vec::new(), ..Archive::new(Vec::new()) }
     }
 
-    /// One more member below the root.
+    /// Adds a member in the root folder.
     pub(crate) fn with(self, name: &str, bytes: &[u8]) -> Archive {
         let name = format!("{}/{name}", self.root);
         self.with_path(&name, bytes)
     }
 
-    /// One more member of exactly this name.
+    /// Adds a member with exactly this name.
     pub(crate) fn with_path(mut self, name: &str, bytes: &[u8]) -> Archive {
         let (name, bytes) = (name.to_owned(), bytes.to_vec());
         self.members.push(Member { name, bytes, deflated: false, flipped_crc: false });
         self
     }
 
-    /// The same as the first member.
+    /// As `with`, but as the first member.
     pub(crate) fn with_first(mut self, name: &str, bytes: &[u8]) -> Archive {
         self = self.with(name, bytes);
         let last = self.members.pop().expect("it was just added");
@@ -56,7 +56,7 @@ impl Archive {
         self
     }
 
-    /// A storage `data/key`.
+    /// Adds a storage `data/key`.
     pub(crate) fn storage(self, key: &str, bytes: &[u8]) -> Archive {
         self.with(&format!("data/{key}"), bytes)
     }
@@ -67,7 +67,7 @@ impl Archive {
         self
     }
 
-    /// Other bytes for a member.
+    /// Replaces the bytes of a member.
     pub(crate) fn replace(mut self, name: &str, bytes: &[u8]) -> Archive {
         self.member(name).bytes = bytes.to_vec();
         self
@@ -84,13 +84,13 @@ impl Archive {
         self
     }
 
-    /// A checksum that is wrong by one bit.
+    /// Flips a bit of a member's checksum.
     pub(crate) fn wrong_crc(mut self, name: &str) -> Archive {
         self.member(name).flipped_crc = true;
         self
     }
 
-    /// Says that numbers lie big-endian.
+    /// Sets the byte order to big-endian.
     pub(crate) fn big_endian(self) -> Archive {
         self.replace("byteorder", b"big")
     }
@@ -99,17 +99,17 @@ impl Archive {
         self.replace("version", text)
     }
 
-    /// Zero in place of every checksum, as `set_crc32_options(False)` makes torch write.
+    /// Writes zero for every checksum, as torch does after `set_crc32_options(False)`.
     pub(crate) fn no_checksums(self) -> Archive {
         Archive { no_checksums: true, ..self }
     }
 
-    /// Sizes and checksums in data descriptors, as torch writes them.
+    /// Writes sizes and checksums in data descriptors, as torch does.
     pub(crate) fn descriptors(self) -> Archive {
         Archive { descriptors: true, ..self }
     }
 
-    /// Every name without the root folder.
+    /// Removes the root folder from every name.
     pub(crate) fn without_root(mut self) -> Archive {
         let root = format!("{}/", self.root);
         for member in &mut self.members {
