@@ -113,12 +113,12 @@ def cpython(data: bytes) -> bool:
             raise
         except MemoryError:
             continue  # the C unpickler before CPython 3.14 allocates every memo index below the largest
-        _same(ours, theirs)
+        _assert_equal(ours, theirs)
     return True
 
 
-def _same(one: Any, two: Any) -> None:
-    """Fails where two object graphs differ, in values or in the sharing of mutable objects.
+def _assert_equal(one: Any, two: Any) -> None:
+    """Fails if two object graphs differ, in values or in the sharing of mutable objects.
 
     A call that rustload interprets (as a tensor, a container, a number) is skipped.
     """
@@ -137,7 +137,7 @@ def _same(one: Any, two: Any) -> None:
 
 
 def _children(ours: Any, theirs: Any) -> list[tuple[Any, Any]]:
-    """The pairs of child values that must be equal; fails where the two values themselves differ."""
+    """The pairs of child values that must be equal; fails if the two values themselves differ."""
     if isinstance(theirs, Call):
         pairs = [(ours.args, theirs.args)]
         if theirs.states:
@@ -176,13 +176,13 @@ def weights_only(data: bytes) -> bool:
     except Exception:  # noqa: BLE001 - torch raises errors of any type
         return False
     compared = False
-    for path, want in theirs.items():
+    for path, expected in theirs.items():
         found = ours.get(".".join(map(str, path)) or "tensor")
         if found is None:
             continue  # colliding names are renamed
-        assert found.dtype == want.dtype, (path, found.dtype, want.dtype)
-        assert found.shape == want.shape, (path, found.shape, want.shape)
-        left, right = (_bytes(one) for one in (found, want.resolve_conj().resolve_neg()))
+        assert found.dtype == expected.dtype, (path, found.dtype, expected.dtype)
+        assert found.shape == expected.shape, (path, found.shape, expected.shape)
+        left, right = (_bytes(one) for one in (found, expected.resolve_conj().resolve_neg()))
         assert torch.equal(left, right), path
         compared = True
     return compared

@@ -88,7 +88,7 @@ def saved(obj: Any, *, legacy: bool = False, protocol: int = 2) -> bytes:
     return out.getvalue()
 
 
-def data_pkl(archive: bytes) -> bytes:
+def pickle_of(archive: bytes) -> bytes:
     """The pickle inside an archive."""
     with zipfile.ZipFile(io.BytesIO(archive)) as opened:
         return next(opened.read(name) for name in opened.namelist() if name.endswith("/data.pkl"))
@@ -119,16 +119,16 @@ def safetensors(
 
 def seeds() -> dict[str, dict[str, bytes]]:
     """The seeds of each target, by file name."""
-    made: dict[str, dict[str, bytes]] = {
+    found: dict[str, dict[str, bytes]] = {
         name: {} for name in ("pickle", "zip", "legacy", "safetensors", "open")
     }
     for name, obj in objects().items():
         archive = saved(obj)
-        made["pickle"][f"{name}.torch"] = data_pkl(archive)
-        made["open"][f"{name}.zip"] = archive
+        found["pickle"][f"{name}.torch"] = pickle_of(archive)
+        found["open"][f"{name}.zip"] = archive
         stream = saved(obj, legacy=True)
-        made["legacy"][name] = stream
-        made["open"][f"{name}.legacy"] = stream
+        found["legacy"][name] = stream
+        found["open"][f"{name}.legacy"] = stream
     plain = {
         "a": [1, -2, 1 << 70, 0.5, True, None],
         "b": ("é", b"x", bytearray(b"y")),
@@ -137,20 +137,20 @@ def seeds() -> dict[str, dict[str, bytes]]:
         "e": 1j,
     }
     for protocol in range(6):
-        made["pickle"][f"plain.{protocol}"] = pickle.dumps(plain, protocol)
+        found["pickle"][f"plain.{protocol}"] = pickle.dumps(plain, protocol)
     for protocol in (3, 4, 5):
-        made["pickle"][f"training.{protocol}"] = data_pkl(saved(objects()["training"], protocol=protocol))
-    made["open"]["numpy.pickle"] = pickle.dumps(objects()["numpy"], 4)
+        found["pickle"][f"training.{protocol}"] = pickle_of(saved(objects()["training"], protocol=protocol))
+    found["open"]["numpy.pickle"] = pickle.dumps(objects()["numpy"], 4)
     state = saved(objects()["state_dict"])
-    made["zip"] = {
+    found["zip"] = {
         "torch": state,
         "stored": rezipped(state, zipfile.ZIP_STORED),
         "deflated": rezipped(state, zipfile.ZIP_DEFLATED),
         "tied": saved(objects()["tied"]),
     }
-    made["open"]["deflated.zip"] = made["zip"]["deflated"]
+    found["open"]["deflated.zip"] = found["zip"]["deflated"]
     ones = struct.pack("<4f", 1, 2, 3, 4)
-    made["safetensors"] = {
+    found["safetensors"] = {
         "two": safetensors({"a": ("F32", [2, 2], ones), "b": ("I64", [1], bytes(8))}, {"format": "pt"}),
         "empty": safetensors({}),
         "edges": safetensors(
@@ -160,9 +160,9 @@ def seeds() -> dict[str, dict[str, bytes]]:
             {"a": ("F4", [4], b"ab"), "b": ("F8_E4M3", [2], b"ab"), "c": ("BF16", [1], b"ab")}
         ),
     }
-    made["open"]["two.safetensors"] = made["safetensors"]["two"]
-    made["scan"] = scanned(state)
-    return made
+    found["open"]["two.safetensors"] = found["safetensors"]["two"]
+    found["scan"] = scanned(state)
+    return found
 
 
 def scanned(state: bytes) -> dict[str, bytes]:

@@ -10,7 +10,7 @@ mod pickles;
 mod targets;
 
 #[path = "../../tests/rust/support/zip.rs"]
-#[allow(dead_code, missing_docs, reason = "the tests' own zip writer; each user needs a part of it")]
+#[allow(dead_code, missing_docs, reason = "the zip writer of the tests, of which each user needs a part")]
 mod zip;
 
 pub use mutate::Random;

@@ -78,8 +78,8 @@ pub(crate) fn legacy(data: &[u8], random: &mut Random) -> Vec<u8> {
     if random.one_in(4) {
         return bytes(data, random);
     }
-    let (mut start, which) = (0, random.below(5));
-    for _ in 0..which {
+    let (mut start, skipped) = (0, random.below(5));
+    for _ in 0..skipped {
         start = pickles::split(data, start).1;
     }
     pickles::mutate(data, start, random)

@@ -48,7 +48,7 @@ pub(crate) fn mutate(data: &[u8], start: usize, random: &mut Random) -> Vec<u8> 
                 ops.insert(at, other);
             }
             4 => ops[at] = mutate::bytes(&ops[at], random),
-            _ => ops.insert(at, fresh(random)),
+            _ => ops.insert(at, random_opcode(random)),
         }
     }
     let before = data.get(..start).unwrap_or_default();
@@ -69,8 +69,8 @@ pub(crate) fn split(data: &[u8], start: usize) -> (Vec<Vec<u8>>, usize) {
     (ops, begin)
 }
 
-/// An opcode with an argument of its own.
-fn fresh(random: &mut Random) -> Vec<u8> {
+/// A random opcode with a random argument.
+fn random_opcode(random: &mut Random) -> Vec<u8> {
     let opcode = Opcode::ALL[random.below(Opcode::ALL.len())];
     let (module, name) = NAMES[random.below(NAMES.len())];
     let number = mutate::number(random);

@@ -56,31 +56,31 @@ fn check_invariants(name: &str) {
 }
 
 #[test]
-fn pickle_holds() {
+fn pickle_invariants_hold() {
     check_invariants("pickle");
 }
 
 #[test]
-fn zip_holds() {
+fn zip_invariants_hold() {
     check_invariants("zip");
 }
 
 #[test]
-fn legacy_holds() {
+fn legacy_invariants_hold() {
     check_invariants("legacy");
 }
 
 #[test]
-fn safetensors_holds() {
+fn safetensors_invariants_hold() {
     check_invariants("safetensors");
 }
 
 #[test]
-fn open_holds() {
+fn open_invariants_hold() {
     check_invariants("open");
 }
 
 #[test]
-fn scan_holds() {
+fn scan_invariants_hold() {
     check_invariants("scan");
 }
