@@ -1,8 +1,8 @@
 //! Throughput of the kernels on resident memory, at each SIMD level of the CPU. The limit is a memcpy of the same bytes, which is
 //! the first row.
 //!
-//! The rounds of a row's levels are interleaved, so that other load on the machine affects all of them, and the fastest round
-//! counts: on a shared machine the mean measures the other load. Throughput is bytes read plus bytes written.
+//! The rounds of a row's levels are interleaved, so that other load on the machine affects all of them. The result is the fastest
+//! round, because on a shared machine the mean measures the other load. Throughput is bytes read plus bytes written.
 //! `GLIBC_TUNABLES=glibc.malloc.hugetlb=1 cargo bench --bench kernel [SUBSTRING OF A NAME]` (with huge pages, as rustload's own
 //! destinations have).
 
@@ -14,15 +14,15 @@ use std::time::{Duration, Instant};
 use rustload::dtype::DType::{self, BF16, Bool, F8E4M3Fn, F8E5M2, F16, F32, F64, I32, I64, U8};
 use rustload::kernel::{Axis, Cast, Level, Overflow, convert, gather, swap_bytes_with_level};
 
-/// Elements of a contiguous cast: far more than the L2 cache holds, and few enough that it holds source and destination.
+/// Element counts of contiguous casts: far larger than the L2 cache, and small enough that source and destination fit it.
 const COUNTS: [(usize, &str); 2] = [(16 << 20, "in memory"), (32 << 10, "in cache")];
-/// Casts per measured round in the cache.
+/// Casts per measured round of the small count.
 const REPEATS: usize = 32;
 
-/// How long a row is measured at least.
-const ROW_TIME: Duration = Duration::from_millis(1000);
-/// How many rounds a row is measured at least.
-const MIN_ROUNDS: usize = 5;
+/// The minimal duration of a row's measurement.
+const ROW_DURATION_MIN: Duration = Duration::from_millis(1000);
+/// The minimal number of measured rounds of a row.
+const ROUNDS_MIN: usize = 5;
 
 const CASTS: [(DType, DType); 22] = [
     (F32, F32),
@@ -101,11 +101,11 @@ fn row(name: &str, bytes: usize, mut job: impl FnMut(Level)) {
     let mut best = vec![Duration::MAX; levels.len()];
     let start = Instant::now();
     let mut round = 0;
-    while round <= MIN_ROUNDS || start.elapsed() < ROW_TIME {
+    while round <= ROUNDS_MIN || start.elapsed() < ROW_DURATION_MIN {
         for (level, best) in levels.iter().zip(&mut best) {
             let start = Instant::now();
             job(*level);
-            // The first round touches the memory.
+            // The first round is not measured: it faults the pages in.
             *best = if round == 0 { *best } else { start.elapsed().min(*best) };
         }
         round += 1;

@@ -4,7 +4,7 @@
 //! instructions, which do not depend on the load of the machine.
 
 #[path = "../tests/rust/support/mod.rs"]
-#[expect(dead_code, reason = "the builders of the tests, of which a benchmark uses a part")]
+#[expect(dead_code, reason = "a benchmark uses only some of the test builders")]
 mod support;
 
 use std::hint::black_box;

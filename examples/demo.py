@@ -60,7 +60,7 @@ def main() -> None:
 # The loaders: `open`, after which every name and shape is known, and `load`, which loads everything.
 
 
-def as_asked(tensor: torch.Tensor) -> torch.Tensor:
+def convert(tensor: torch.Tensor) -> torch.Tensor:
     """Converts with torch as every loader has to: matrices transposed, everything bfloat16 and contiguous."""
     if tensor.ndim == 2:
         return tensor.t().to(torch.bfloat16).contiguous()
@@ -97,7 +97,7 @@ def torch_load(path: Path, *, mmap: bool) -> Tensors:
     for file in files_of(path):
         state = torch.load(file, weights_only=True, mmap=mmap)
         for name in list(state):
-            loaded[name] = as_asked(state.pop(name))
+            loaded[name] = convert(state.pop(name))
     return loaded
 
 
@@ -114,7 +114,7 @@ def safetensors_load(path: Path) -> Tensors:
     import safetensors
 
     with safetensors.safe_open(path, framework="pt") as file:
-        return {name: as_asked(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        return {name: convert(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118 - not a mapping
 
 
 def ways_for(path: Path) -> dict[str, tuple[Callable[[Path], Shapes], Callable[[Path], Tensors]]]:
@@ -168,7 +168,7 @@ def time_open(begin: Callable[[], None], path: Path, name: str) -> float:
 def time_load(begin: Callable[[], None], path: Path, name: str) -> float:
     """Returns the seconds from the closed file to the last tensor."""
     _, way = ways_for(path)[name]
-    as_asked(torch.ones(1024, 1024))  # starts torch's threads
+    convert(torch.ones(1024, 1024))  # starts torch's threads
     measure.settle(sum(file.stat().st_size for file in files_of(path)) * 5 // 4)
     begin()
     start = time.perf_counter()
@@ -188,7 +188,7 @@ def compare(begin: Callable[[], None], path: Path) -> tuple[int, int]:
 
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Tells whether both are contiguous and hold the same bytes in the same shape and dtype."""
+    """Whether both are contiguous and have the same dtype, shape and bytes."""
     return (
         left.dtype == right.dtype
         and left.is_contiguous()

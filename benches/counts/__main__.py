@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = Path(__file__).with_name("kept.json")
-# Hashes are seeded anew in each process, which changes the counts of parsers slightly.
+# Each process has another hash seed, which changes the counts of parsers slightly.
 TOLERANCE = 0.02
 # Enough repetitions that variations of the preparation do not matter.
 TIMES = 6
@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     known: dict[str, int] = kept.get("counts", {}) if kept.get("tool") == tool else {}
     print(f"instructions, by {tool}; kept: {kept.get('compiler', 'none')}, now: {compiler()}")
     counts: dict[str, int] = {}
-    more = []
+    regressed = []
     for job in jobs(program, tool):
         if args.filter in job.name:
             once, often = (TOOLS[tool]([program, job.name, str(times)]) for times in (1, 1 + TIMES))
@@ -58,31 +58,35 @@ def main(arguments: list[str] | None = None) -> int:
             change = changed(counts[job.name], known.get(job.name))
             print_job(job, counts[job.name], change)
             if change is not None and change > TOLERANCE:
-                more.append(job.name)
+                regressed.append(job.name)
     if args.update:
         found = {"tool": tool, "compiler": compiler(), "counts": {**known, **counts}}
         KEPT.write_text(json.dumps(found, indent=1) + "\n")
-    elif more:
-        print(f"{len(more)} take more than they did; --update keeps the new counts")
-    return int(args.check and bool(more))
+    elif regressed:
+        print(f"{len(regressed)} take more instructions than the kept counts; --update keeps the new ones")
+    return int(args.check and bool(regressed))
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(prog="python -m benches.counts", description=__doc__.splitlines()[0])
     parser.add_argument("--filter", default="", metavar="TEXT", help="only the jobs whose name contains TEXT")
-    parser.add_argument("--update", action="store_true", help="keep the counts")
-    parser.add_argument("--check", action="store_true", help="a job that takes more is an error")
+    parser.add_argument("--update", action="store_true", help="write the counts to kept.json")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="exit with 1 if a job takes more instructions than its kept count",
+    )
     return parser.parse_args(arguments)
 
 
 def built() -> str:
     """Builds the jobs in release mode and returns the program."""
     command = ["cargo", "bench", "--quiet", "--locked", "--bench", "counts", "--no-run"]
-    told = subprocess.run(
+    output = subprocess.run(
         [*command, "--message-format=json"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
     )
-    messages = [json.loads(line) for line in told.stdout.splitlines()]
+    messages = [json.loads(line) for line in output.stdout.splitlines()]
     found = [one["executable"] for one in messages if one.get("target", {}).get("name") == "counts"]
     program: str = found[-1]
     return program
@@ -96,8 +100,8 @@ def compiler() -> str:
 def jobs(program: str, tool: str) -> list[Job]:
     """The jobs, at the levels that the tool supports."""
     prefix = ["valgrind", "--quiet", "--tool=none"] if tool == "valgrind" else []
-    told = subprocess.run([*prefix, program], check=True, capture_output=True, text=True).stdout
-    rows = [line.split("\t") for line in told.splitlines()]
+    output = subprocess.run([*prefix, program], check=True, capture_output=True, text=True).stdout
+    rows = [line.split("\t") for line in output.splitlines()]
     return [Job(name, int(units), unit) for name, units, unit in rows]
 
 
@@ -107,14 +111,14 @@ def by_perf(command: list[str]) -> int:
     Raises:
         ValueError: No counter is available.
     """
-    told = subprocess.run(
+    output = subprocess.run(
         ["perf", "stat", "-x", ",", "-e", "instructions:u", *command],
         check=True,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
     ).stderr
-    return int(told.splitlines()[-1].partition(",")[0])
+    return int(output.splitlines()[-1].partition(",")[0])
 
 
 def by_valgrind(command: list[str]) -> int:
@@ -123,16 +127,16 @@ def by_valgrind(command: list[str]) -> int:
     Raises:
         ValueError: Its output has no count.
     """
-    told = subprocess.run(
+    output = subprocess.run(
         ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", *command],
         check=True,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
     ).stderr
-    found = re.search(r"Collected : (\d+)", told)
+    found = re.search(r"Collected : (\d+)", output)
     if found is None:
-        raise ValueError(f"valgrind told {told[-200:]!r}")
+        raise ValueError(f"valgrind printed {output[-200:]!r}")
     return int(found[1])
 
 
@@ -154,9 +158,9 @@ def changed(count: int, known: int | None) -> float | None:
 
 def print_job(job: Job, count: int, change: float | None) -> None:
     """Prints a line."""
-    told = "new" if change is None else f"{change:+.1%}"
+    relative = "new" if change is None else f"{change:+.1%}"
     mark = "  MORE" if change is not None and change > TOLERANCE else ""
-    print(f"  {job.name:<46}{count / job.units:>12,.2f} per {job.unit:<8}{told:>8}{mark}", flush=True)
+    print(f"  {job.name:<46}{count / job.units:>12,.2f} per {job.unit:<8}{relative:>8}{mark}", flush=True)
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def outcome(way: str, checks: Iterator[Check]) -> Outcome:
             if not (samples.is_same_number if is_cast else samples.is_same)(got, expected):
                 found.wrong.append(what)
             del got
-    except Exception as error:  # noqa: BLE001 - it belongs into the report, and the other ways go on
+    except Exception as error:  # noqa: BLE001 - it is reported, and the other calls are still checked
         found.wrong.append(f"{type(error).__name__} after {found.checks} checks: {error}")
     return found
 

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
     from .checks import Check, Place
 
-PLAIN_AND_TURNED: tuple[dict[str, Any], ...] = ({}, {"transpose": True})
+PLAIN_AND_TRANSPOSED: tuple[dict[str, Any], ...] = ({}, {"transpose": True})
 
 
 def streams(folder: Path, place: Place) -> Iterator[Check]:
     """Results on the default stream, a stream of the caller and a high-priority stream.
 
-    Memory that a long kernel of the caller's stream still writes to is freed and used again at once, and results of
+    Memory that a long kernel of the caller's stream still writes to is freed and reused at once, and results of
     `sync=False` are used by the next operation of that stream.
     """
     expected = samples.patterns("float32", (4096, 2048), 3)
@@ -34,33 +34,33 @@ def streams(folder: Path, place: Place) -> Iterator[Check]:
         for stream in (torch.cuda.default_stream(place.device), new(place.device), new(place.device, -1)):
             with torch.cuda.stream(stream):
                 for sync in (SYNC, ASYNC):
-                    for wanted in PLAIN_AND_TURNED:
+                    for wanted in PLAIN_AND_TRANSPOSED:
                         torch.cuda.empty_cache()
-                        old = _busy(expected, place)
+                        old = _written_by_stream(expected, place)
                         del old
                         before = torch.cuda.memory_allocated(place.device)
                         found = handle.materialize(place.device, **wanted, **sync)
                         taken = torch.cuda.memory_allocated(place.device) - before
                         assert taken >= found.nbytes, "the result is not in torch's allocator"
-                        used = _used(found, stream)
-                        right = expected.mT if wanted else expected
-                        yield f"{sync} {wanted} on {stream}", used, right, False
-                given = _busy(expected, place)
+                        used = _value_seen_by(found, stream)
+                        correct = expected.mT if wanted else expected
+                        yield f"{sync} {wanted} on {stream}", used, correct, False
+                given = _written_by_stream(expected, place)
                 handle.materialize(out=given, **ASYNC)
-                yield f"out=, sync=False on {stream}", _used(given, stream), expected, False
+                yield f"out=, sync=False on {stream}", _value_seen_by(given, stream), expected, False
                 state = ckpt.materialize(device=place.device, **ASYNC)
-                used = _used(state["weight"], stream)
+                used = _value_seen_by(state["weight"], stream)
                 yield f"Checkpoint.materialize(sync=False) on {stream}", used, expected, False
                 for name, found in ckpt.stream(device=place.device, **ASYNC):
                     yield (
                         f"{name} of Checkpoint.stream(sync=False) on {stream}",
-                        _used(found, stream),
+                        _value_seen_by(found, stream),
                         expected,
                         False,
                     )
 
 
-def _busy(like: torch.Tensor, place: Place) -> torch.Tensor:
+def _written_by_stream(like: torch.Tensor, place: Place) -> torch.Tensor:
     """Device memory that the current stream keeps writing to for some milliseconds."""
     made = torch.empty(like.shape, dtype=like.dtype, device=place.device)
     for _ in range(200):
@@ -68,7 +68,7 @@ def _busy(like: torch.Tensor, place: Place) -> torch.Tensor:
     return made
 
 
-def _used(found: torch.Tensor, stream: Any) -> torch.Tensor:
+def _value_seen_by(found: torch.Tensor, stream: Any) -> torch.Tensor:
     """The value that the stream's next operation sees, before the memory is overwritten."""
     used = found.clone()
     found.fill_(3)

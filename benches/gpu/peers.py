@@ -56,7 +56,7 @@ class Result(dict[str, torch.Tensor]):
     """Tensors by name, and the object that has to be closed after them."""
 
     def __init__(self, tensors: dict[str, torch.Tensor], close: Callable[[], object] | None = None) -> None:
-        """Takes both."""
+        """Keeps both."""
         super().__init__(tensors)
         self._close = close
 

@@ -4,7 +4,7 @@
 
 It needs an installed rustload, torch for CUDA and safetensors, no network, and the folder `benches` of the repository. All files
 are made in a temporary folder (25 GB at full size, and as much memory to hold them in the page cache). Other installed loaders
-are timed too. Without a GPU it says so and exits with 0. `--check` makes figures below the goals an error.
+are timed too. Without a GPU it prints a message and exits with 0. `--check` makes figures below the goals an error.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(prog="python -m benches.gpu.run", description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--quick", action="store_true", help="small sizes and few rounds: a smoke test, no figures"
+        "--quick",
+        action="store_true",
+        help="small sizes and few rounds: a smoke test whose times mean nothing",
     )
     parser.add_argument("--check", action="store_true", help="figures below the goals are an error")
     parser.add_argument(
@@ -68,7 +70,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--filter", default="", metavar="TEXT", help="only the cases whose title contains TEXT"
     )
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds per case (7, with --quick 3)")
-    parser.add_argument("--device", default="cuda:0", help="which GPU; cpu runs the correctness part only")
+    parser.add_argument("--device", default="cuda:0", help="the GPU; cpu runs only the correctness part")
     parser.add_argument("--folder", type=Path, help="where to create the temporary folder")
     parser.add_argument("--json", type=Path, metavar="OUT", help="also write the results to this file")
     args = parser.parse_args(arguments)
@@ -146,8 +148,8 @@ def swept(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
     found = []
     for slot, workers, rate in sweep.sweep(file, args.device, quick=args.quick):
         found.append({"slot": slot, "workers": workers, "rate": rate})
-        told = rate if isinstance(rate, str) else f"{rate:.1f}"
-        print(f"  slots of {slot >> 10:>6} KiB, {workers:>2} workers: {told}", flush=True)
+        label = rate if isinstance(rate, str) else f"{rate:.1f}"
+        print(f"  slots of {slot >> 10:>6} KiB, {workers:>2} workers: {label}", flush=True)
     return found
 
 

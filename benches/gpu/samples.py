@@ -1,4 +1,4 @@
-"""The tensors of the correctness matrix, and files of them in every format; all are made here, in a folder given."""
+"""The tensors of the correctness matrix, and files of them in every format; all are created here."""
 
 from __future__ import annotations
 
@@ -98,11 +98,11 @@ class Files:
 
     Attributes:
         paths: The path to open, by format.
-        holds: The tensors, by format and name.
+        tensors: The tensors, by format and name.
     """
 
     def __init__(self, folder: Path, given: dict[str, torch.Tensor]) -> None:
-        """Writes the files; omits a dtype from a format whose own writer refuses it."""
+        """Writes the files; omits a dtype from a format whose own writer rejects it."""
         zipped = {name: tensor for name, tensor in given.items() if _is_saved(tensor.dtype, legacy=False)}
         old = {name: tensor for name, tensor in zipped.items() if _is_saved(tensor.dtype, legacy=True)}
         header = {dtype for dtype, _, code in _rustload.DTYPES if code is not None}
@@ -113,7 +113,7 @@ class Files:
             # That format has no conjugate flag and no packed half-byte dtypes.
             if not tensor.is_conj() and (tensor.ndim or not name.startswith("float4"))
         }
-        self.holds = {"zip": zipped, "legacy": old, "sharded": zipped, "safetensors": plain}
+        self.tensors = {"zip": zipped, "legacy": old, "sharded": zipped, "safetensors": plain}
         self.paths = {
             "zip": folder / "model.bin",
             "legacy": folder / "legacy.bin",

@@ -18,7 +18,7 @@ def main() -> None:
     """Parses the command line and runs."""
     parser = argparse.ArgumentParser(prog="make memory", description=__doc__)
     parser.add_argument(
-        "--rounds", type=int, default=3, help="runs of each way; the one of middle duration is shown"
+        "--rounds", type=int, default=3, help="runs of each loader; the one of median duration is shown"
     )
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--kinds", default=",".join(model.KINDS), help="kinds of files, separated by commas")
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument(
         "--limit",
         action="store_true",
-        help="say instead which ways finish with the final size and 512 MiB beyond the imports",
+        help="report instead which loaders finish with the final size plus 512 MiB beyond the imports",
     )
     options = parser.parse_args()
     folder = model.made()
@@ -46,7 +46,7 @@ def main() -> None:
                 way = ways[(number + offset) % len(ways)]
                 if (curve := sample.run(way, folder / kind, options.dtype)) is not None:
                     runs[way].append(curve)
-        curves[kind] = {way: middle(found) for way, found in runs.items()}
+        curves[kind] = {way: median_run(found) for way, found in runs.items()}
         report(kind, options.dtype, curves[kind])
     size = sum(file.stat().st_size for file in model.files_of(folder / "single")) / MIB
     title = f"Loading {size:.0f} MiB of float32 as {options.dtype}"
@@ -64,17 +64,17 @@ def limit(folder: Path, kinds: list[str], dtype: str) -> None:
     for kind in kinds:
         files = model.files_of(folder / kind)
         size = sum(file.stat().st_size for file in files) // (2 if dtype == "bfloat16" else 1)
-        most = size + 512 * MIB
-        print(f"\n{kind}, as {dtype}, in {most / MIB:.0f} MiB beyond the imports")
+        limit_bytes = size + 512 * MIB
+        print(f"\n{kind}, as {dtype}, in {limit_bytes / MIB:.0f} MiB beyond the imports")
         for way in WAYS:
             if can(way, kind):
                 measure.read_through(*files)
-                curve = sample.run(way, folder / kind, dtype, most)
+                curve = sample.run(way, folder / kind, dtype, limit_bytes)
                 outcome = "killed" if curve is None else f"finished, peak {curve.peak / MIB:.0f} MiB"
                 print(f"{way:28}{outcome}", flush=True)
 
 
-def middle(curves: list[sample.Curve]) -> sample.Curve:
+def median_run(curves: list[sample.Curve]) -> sample.Curve:
     """The run of median duration."""
     return sorted(curves, key=lambda curve: curve.seconds)[(len(curves) - 1) // 2]
 
@@ -82,7 +82,7 @@ def middle(curves: list[sample.Curve]) -> sample.Curve:
 def report(kind: str, dtype: str, curves: dict[str, sample.Curve]) -> None:
     """Prints a table; marks loaders whose parameters differ in a bit from the first one's."""
     if len({curve.digest for curve in curves.values()}) > 1:
-        raise SystemExit(f"{kind}: the ways disagree on the parameters' bits")
+        raise SystemExit(f"{kind}: the loaders disagree on the parameters' bits")
     print(f"\n{kind}, as {dtype} (all parameters bitwise equal)")
     print(f"{'loader':28}{'seconds':>9}{'peak MiB':>10}{'anonymous':>11}{'at the end':>12}")
     for way, curve in curves.items():

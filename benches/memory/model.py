@@ -28,7 +28,7 @@ SHAPE = {
 
 
 def made() -> Path:
-    """The folder with one folder per kind; writes missing ones; an existing folder is complete."""
+    """The folder of the model, with one folder per kind; writes it if it does not exist."""
     folder = CACHE / "llama-892"
     if not folder.exists():
         partial = folder.with_name(folder.name + ".partial")

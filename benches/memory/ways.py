@@ -1,6 +1,6 @@
-"""Stock loaders of a checkpoint into a bfloat16 model, and rustload's; each returns the model.
+"""Stock loaders of a checkpoint into a model, and rustload's; each returns the model.
 
-All of them end with every parameter in bfloat16 and owned by the model, except those of the float32 set, which convert nothing.
+Afterwards, every parameter has the requested dtype and is owned by the model; with float32, nothing is converted.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def torch_load(folder: Path, dtype: torch.dtype) -> Any:
 
 
 def torch_load_mmap(folder: Path, dtype: torch.dtype) -> Any:
-    """The same with the file mapped, into a model of the final dtype."""
+    """As `torch_load` with the file mapped, into a model of the final dtype."""
     model = _empty(folder).to(dtype)
     model.load_state_dict(_state(folder, mmap=True))
     return model

@@ -41,17 +41,17 @@ def main() -> None:
     args = parse()
     huge_pages = os.environ.get(HUGE_PAGES) == "1"
     cases = [case for case in all_cases(quick=args.quick) if args.filter in case.title]
-    again = [case for case in cases if case.allocates]
+    rerun = [case for case in cases if case.allocates]
     print_heading(args.rounds, huge_pages=huge_pages)
     if huge_pages:
-        results = run_all(again, args, args.minutes, huge_pages=True)
-    elif args.quick or not again:
+        results = run_all(rerun, args, args.minutes, huge_pages=True)
+    elif args.quick or not rerun:
         results = run_all(cases, args, args.minutes, huge_pages=False)
     else:
         # The second process does not check results, so it is faster.
-        minutes = args.minutes * len(cases) / (len(cases) + len(again) / 2)
+        minutes = args.minutes * len(cases) / (len(cases) + len(rerun) / 2)
         results = run_all(cases, args, minutes, huge_pages=False)
-        results += again_with_huge_pages(args, args.minutes - minutes)
+        results += rerun_with_huge_pages(args, args.minutes - minutes)
     if args.json:
         args.json.write_text(json.dumps({"machine": machine(), "results": results}, indent=1) + "\n")
     if args.plot:
@@ -62,7 +62,9 @@ def parse() -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(prog="python -m benches.python", description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--quick", action="store_true", help="small sizes and few rounds: a smoke test, no figures"
+        "--quick",
+        action="store_true",
+        help="small sizes and few rounds: a smoke test whose times mean nothing",
     )
     parser.add_argument(
         "--filter", default="", metavar="TEXT", help="only the cases whose title contains TEXT"
@@ -73,7 +75,7 @@ def parse() -> argparse.Namespace:
         type=float,
         default=18,
         metavar="N",
-        help="how long it may take (18): slow cases get fewer rounds, but three, and the last may be skipped",
+        help="the time limit (18): slow cases get fewer rounds, at least three; the last cases may be skipped",
     )
     parser.add_argument("--json", type=Path, metavar="OUT", help="also write the results to this file")
     parser.add_argument("--plot", type=Path, metavar="OUT", help="also draw the results as SVG")
@@ -105,7 +107,9 @@ def run_all(
     results = []
     for at, case in enumerate(cases):
         left = end - time.monotonic()
-        reason = case.reason_to_skip() or (None if left > 0 else "the time is over; --filter runs it alone")
+        reason = case.reason_to_skip() or (
+            None if left > 0 else "the time limit is reached; --filter runs this case alone"
+        )
         if reason is None:
             # About half of the time is spent on files, checks and peaks.
             results.append(run(case, args.rounds, left / (len(cases) - at) / 2, huge_pages=huge_pages))
@@ -153,7 +157,7 @@ def run(case: Case, rounds: int, budget: float, *, huge_pages: bool) -> dict[str
     }
 
 
-def again_with_huge_pages(args: argparse.Namespace, minutes: float) -> list[dict[str, Any]]:
+def rerun_with_huge_pages(args: argparse.Namespace, minutes: float) -> list[dict[str, Any]]:
     """Runs the cases in which torch allocates again, with torch requesting huge pages as rustload does."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "results.json"
@@ -169,11 +173,11 @@ def print_heading(rounds: int, *, huge_pages: bool) -> None:
     switch = f", torch with {HUGE_PAGES}=1" if huge_pages else ""
     print(f"\n=== {', '.join(f'{key} {value}' for key, value in machine().items())}{switch} ===")
     print(
-        f"Warm files, if not called cold. Medians of up to {rounds} interleaved rounds. GB/s of file bytes. "
-        f"spread = (slowest - fastest) / median."
+        f"Files are in the page cache, unless a title says cold. Medians of up to {rounds} interleaved rounds. "
+        f"GB/s of file bytes. spread = (slowest - fastest) / median."
     )
     print(
-        "x rustload = the row's time over rustload's: below 1, that row is faster.  peak = anonymous memory."
+        "x rustload = the row's time / rustload's time: below 1, that row is faster.  peak = anonymous memory."
     )
 
 
@@ -183,13 +187,13 @@ def print_case(case: Case, rows: list[dict[str, Any]]) -> None:
     print(f"  {'':<42}{'ms':>10}{'GB/s':>8}{'spread':>8}{'x rustload':>12}{'peak MB':>9}")
     for row in rows:
         rate = "" if not case.reads else f"{case.nbytes / row['median_s'] / 1e9:.1f}"
-        high = "" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:.1f}"
+        peak = "" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:.1f}"
         ratio = "" if row["way"] == "rustload" else f"{row['times_rustload']:.2f}"
         is_peer = row["way"] != LIMIT and not row["way"].startswith("rustload")
         slower = "  faster than rustload" if is_peer and row["times_rustload"] < 1 else ""
         print(
             f"  {row['way']:<42}{row['median_s'] * 1e3:>10.3f}{rate:>8}{row['spread']:>8.0%}"
-            f"{ratio:>12}{high:>9}{slower}",
+            f"{ratio:>12}{peak:>9}{slower}",
             flush=True,
         )
     for note in case.notes:

@@ -1,9 +1,9 @@
 """A case: the timed operation, the bytes that it moves, its limit, and the loaders that can do it.
 
 A case writes its files once to `.cache/bench`. All loaders give the same result; `check` verifies this
-before anything is timed. The limit is the same copy or cast between touched buffers in memory.
+before anything is timed. The limit is the same copy or cast between buffers in memory whose pages are mapped already (touched).
 A load from a file into fresh memory cannot reach it. It depends on the machine's load, so
-it is timed beside the loaders.
+it is timed in the same rounds as the loaders.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 CACHE = Path(__file__).resolve().parent.parent.parent / ".cache" / "bench"
 MIB = 1 << 20
-# Loaders of this name start without recycled memory; rustload's other rows reuse what the previous round dropped.
+# Loaders with this suffix start without recycled memory; rustload's other rows reuse the memory of the previous round.
 FRESH = "fresh memory"
 DTYPES = {None: torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BITS = {2: torch.int16, 4: torch.int32}

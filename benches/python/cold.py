@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-READ = 8 * MIB
-BLOCK = 4096
+READ_BYTES = 8 * MIB
+BLOCK_BYTES = 4096
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -25,7 +25,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class ColdCase(LoadCase):
     """Load a whole float32 model from a cold file."""
 
-    # The disk limits its rows, not the page size of torch's memory.
+    # The disk limits the rows, not the page size of torch's memory.
     allocates = False
     limit = "reading the file with O_DIRECT, 8 MiB at a time"
 
@@ -70,7 +70,7 @@ class ColdCase(LoadCase):
     def reason_to_skip(self) -> str | None:
         CACHE.mkdir(parents=True, exist_ok=True)
         probe = CACHE / "direct.probe"
-        probe.write_bytes(bytes(BLOCK))
+        probe.write_bytes(bytes(BLOCK_BYTES))
         try:
             read_directly(probe)
             evict(probe)
@@ -101,22 +101,22 @@ def cached_share(path: Path) -> float:
     """The share of a file's pages that is in the page cache."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
         pages = -(-len(mapped) // mmap.PAGESIZE)
-        held = (ctypes.c_ubyte * pages)()
+        residency = (ctypes.c_ubyte * pages)()
         first = ctypes.c_char.from_buffer(mapped)
         status = _libc.mincore(
-            ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(len(mapped)), ctypes.byref(held)
+            ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(len(mapped)), ctypes.byref(residency)
         )
         del first
         if status:
             raise OSError(ctypes.get_errno(), "mincore failed")
-        return sum(byte & 1 for byte in held) / pages
+        return sum(byte & 1 for byte in residency) / pages
 
 
 def read_directly(path: Path) -> int:
     """Reads a file with O_DIRECT into one buffer; returns the number of bytes."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
     try:
-        with mmap.mmap(-1, READ) as buffer:
+        with mmap.mmap(-1, READ_BYTES) as buffer:
             size, done = os.fstat(descriptor).st_size, 0
             while done < size:
                 # The last read is short, because the file does not end at a block boundary.

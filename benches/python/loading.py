@@ -92,7 +92,7 @@ class LoadCase(DataCase):
         if self.suffix == ".bin":
             ways["torch.load(mmap=True)"] = lambda: each(torch_load(path, mmap=True), finish)
             if self.to != "view":
-                # Its result is owned already, and needs no copy.
+                # torch.load without mmap returns owned tensors, which need no copy.
                 plain = (lambda tensor: tensor) if copies else finish
                 ways["torch.load"] = lambda: each(torch_load(path, mmap=False), plain)
         else:

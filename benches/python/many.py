@@ -152,7 +152,7 @@ class JoinCase(DataCase):
 
 
 class GrowthCase(DataCase):
-    """Stream a sparse checkpoint as bfloat16 and drop every tensor: time should be linear in its size, memory constant."""
+    """Stream a sparse checkpoint as bfloat16 and drop every tensor: time should be linear in the size, and memory constant."""
 
     suffix = ".safetensors"
     arena = 0  # results are dropped again
@@ -174,7 +174,7 @@ class GrowthCase(DataCase):
         return {}
 
     def prepare(self) -> None:
-        """Writes a header and a sparse hole."""
+        """Writes a header, and the data as a hole of a sparse file."""
         if self.path.exists():
             return
         CACHE.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """Measures time and memory so that the figures are usable on a shared machine.
 
-- Loaders of one case run interleaved, in rotating order, so that a slow minute affects all of them;
+- Loaders of one case run interleaved, in rotating order, so that temporary load affects all of them;
   figures are medians.
 - On a virtual machine, memory that was free for a while may have been reclaimed by the host, and the next first
   touch is slow. So an arena is touched and freed right before each timed run,
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 MILLISECOND = 1e-3
-SHORTEST_RUN = 5 * MILLISECOND
-FEWEST_ROUNDS = 3
+SHORTEST_RUN_SECONDS = 5 * MILLISECOND
+ROUNDS_MIN = 3
 
 _libc = ctypes.CDLL(None)
 
 
 def anonymous_bytes(pid: int | str = "self") -> int:
-    """Returns the anonymous memory a process holds: what it allocated and touched, no file pages."""
+    """Returns the resident anonymous memory of a process in bytes, without file pages."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
@@ -99,7 +99,7 @@ def interleave(
         ways: The loaders to time, by name. Each has run once before, so that nothing is timed cold.
         rounds: The number of rounds.
         arena: Bytes of memory to touch and free before each timed run.
-        budget: Seconds after which no further round begins, after at least three.
+        budget: Seconds after which no further round is started, after at least three.
         before: Called with a loader's name before each run, untimed.
 
     Returns:
@@ -110,7 +110,7 @@ def interleave(
     names = list(ways)
     end = time.monotonic() + budget
     for start in range(rounds):
-        if start >= FEWEST_ROUNDS and time.monotonic() > end:
+        if start >= ROUNDS_MIN and time.monotonic() > end:
             break
         for offset in range(len(names)):
             name = names[(start + offset) % len(names)]
@@ -122,7 +122,7 @@ def interleave(
 
 def _repeats(way: Callable[[], object]) -> int:
     once = _seconds(way, 1)
-    return max(1, min(1000, round(SHORTEST_RUN / once)))
+    return max(1, min(1000, round(SHORTEST_RUN_SECONDS / once)))
 
 
 def _seconds(way: Callable[[], object], repeats: int) -> float:
@@ -153,19 +153,19 @@ def in_child(work: Callable[..., Any], *args: object) -> tuple[Any, int]:
     Returns:
         Its return value, and the peak of its anonymous memory since `begin()`, above its size then.
     """
-    ours, theirs = _processes.Pipe()
-    child = _processes.Process(target=_child, args=(theirs, work, args), daemon=True)
+    parent_end, child_end = _processes.Pipe()
+    child = _processes.Process(target=_child, args=(child_end, work, args), daemon=True)
     child.start()
-    theirs.close()
+    child_end.close()
     try:
-        _expect(ours, "begin")
-        held = peak = anonymous_bytes(child.pid or 0)
-        ours.send("go")
-        while not ours.poll(MILLISECOND):
+        _expect(parent_end, "begin")
+        start = peak = anonymous_bytes(child.pid or 0)
+        parent_end.send("go")
+        while not parent_end.poll(MILLISECOND):
             peak = max(peak, anonymous_bytes(child.pid or 0))
-        return _expect(ours, "result"), peak - held
+        return _expect(parent_end, "result"), peak - start
     finally:
-        ours.close()
+        parent_end.close()
         child.join()
 
 

@@ -98,7 +98,7 @@ class ScanCase(OpenCase):
 
 
 class LegacyOpenCase(OpenCase):
-    """The same for a legacy stream from before torch's zip format, for which torch has no lazy reader."""
+    """As `OpenCase`, for a legacy stream (before torch's zip format), for which torch has no lazy reader."""
 
     def __init__(self, count: int, each: int) -> None:
         super().__init__(count, each, ".legacy")

@@ -32,11 +32,11 @@ def _bar(row: dict[str, Any], top: int, longest: float) -> list[str]:
     faster = row["times_rustload"] < 1 and not ours and not limit
     colour = OURS if ours else LIMIT if limit else FASTER if faster else THEIRS
     length = max(1.0, row["median_s"] / longest * (WIDTH - LABEL - 130))
-    told = f"{row['median_s'] * 1e3:,.1f} ms" + (" (faster than rustload)" if faster else "")
+    label = f"{row['median_s'] * 1e3:,.1f} ms" + (" (faster than rustload)" if faster else "")
     return [
         _text(LABEL - 6, top + 13, name, anchor="end"),
         f'<rect x="{LABEL}" y="{top + 2}" width="{length:.1f}" height="{ROW - 4}" fill="{colour}"/>',
-        _text(LABEL + length + 5, top + 13, told),
+        _text(LABEL + length + 5, top + 13, label),
     ]
 
 

@@ -48,7 +48,7 @@ class SetCase(SmallCase):
 
 
 def dense(layers: int, width: int) -> Shapes:
-    """Nine tensors for each layer, and three more."""
+    """The shapes of a dense model: nine tensors per layer, the embedding, the final norm and the head."""
     attention = [f"self_attn.{name}_proj.weight" for name in "qkvo"]
     found: Shapes = [("model.embed_tokens.weight", (4 * width, width))]
     for layer in range(layers):
@@ -61,7 +61,7 @@ def dense(layers: int, width: int) -> Shapes:
 
 
 def experts(layers: int, each: int, width: int, inner: int) -> Shapes:
-    """Three small matrices for each expert of each layer."""
+    """The shapes of a mixture of experts: three small matrices per expert and layer."""
     shapes = {"gate": (inner, width), "up": (inner, width), "down": (width, inner)}
     return [
         (f"model.layers.{layer}.mlp.experts.{expert}.{name}_proj.weight", shape)

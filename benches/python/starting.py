@@ -88,7 +88,7 @@ SCRIPTS = {
     "torch.load(mmap=True): one as torch": "import torch; torch.load(path[:-12] + '.bin', mmap=True)['weight']",
 }
 HEAVY = ("jax", "ml_dtypes", "numpy", "safetensors", "torch")
-TELL = f"; import sys, json; print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))"
+PRINT_IMPORTS = f"; import sys, json; print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))"
 
 
 class StartCase(Case):
@@ -122,7 +122,7 @@ class StartCase(Case):
         return {name: lambda script=script: self.run(script) for name, script in SCRIPTS.items()}  # type: ignore[misc]  # bound early
 
     def run(self, script: str) -> str:
-        """Runs a line in a process of its own; returns its output."""
+        """Runs a line of code in a fresh process; returns its output."""
         line = f"path = {str(self.path)!r}; {script}"
         done = subprocess.run([sys.executable, "-c", line], check=True, capture_output=True, text=True)
         return done.stdout
@@ -133,7 +133,8 @@ class StartCase(Case):
     def check(self) -> None:
         """Reports what each loader imports: rustload only the requested framework."""
         imports = {
-            name: json.loads(self.run(script + TELL).splitlines()[-1]) for name, script in SCRIPTS.items()
+            name: json.loads(self.run(script + PRINT_IMPORTS).splitlines()[-1])
+            for name, script in SCRIPTS.items()
         }
         for name in ("rustload", "rustload info", "rustload: open and list", "rustload: one as a Buffer"):
             assert imports[name] == [], f"{name} imports {imports[name]}"

@@ -90,7 +90,7 @@ def test_rounds_end_with_the_budget_but_not_before_three():
 
 def test_what_is_left_when_the_time_is_over_is_skipped_and_says_so(capsys):
     assert main.run_all(QUICK[:2], main.argparse.Namespace(rounds=3), 0.0, huge_pages=False) == []
-    assert capsys.readouterr().out.count("skipped: the time is over") == 2
+    assert capsys.readouterr().out.count("skipped: the time limit is reached") == 2
 
 
 def test_the_picture_marks_the_peer_that_is_faster():
