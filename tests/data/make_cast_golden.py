@@ -1,4 +1,4 @@
-"""Writes cast_golden.bin: what torch 2.13 makes of special and random values, for every ordered pair of dtypes.
+"""Writes cast_golden.bin: the results of torch 2.13 for special and random values, for every ordered pair of dtypes.
 
 Where rustload defines another result than torch (see `Cast::new`), the value is left out: float to int out of range or
 NaN, and fp8 overflow. The pair is then shorter; it is never changed.
@@ -18,7 +18,7 @@ NAMES = (  # noqa: SIM905 - a list of quoted names is harder to read
 ).split()
 DTYPES = [getattr(torch, name) for name in NAMES]
 LARGEST = {
-    torch.float8_e4m3fn: 464.0,  # halfway to the next step, which is even, so this is the last that is no overflow
+    torch.float8_e4m3fn: 464.0,  # halfway to the next step, which is even, so this is the largest value that does not overflow
     torch.float8_e5m2: float("inf"),  # overflows to infinity in torch, too
     torch.float8_e4m3fnuz: float("inf"),  # NaN in torch, too
     torch.float8_e5m2fnuz: float("inf"),
@@ -65,7 +65,7 @@ def sources(dtype: torch.dtype) -> torch.Tensor:
 
 
 def keep(values: torch.Tensor, to: torch.dtype) -> torch.Tensor:
-    """Which of the values torch and rustload agree to define."""
+    """A mask of the values for which torch and rustload define the same result."""
     if values.dtype.is_complex:
         values = torch.view_as_real(values.to(torch.complex128))[:, 0]
     if not (values.dtype.is_floating_point or to in LARGEST):

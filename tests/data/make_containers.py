@@ -1,4 +1,4 @@
-"""Makes tests/data/containers: small real archives by their real writers (torch, zipfile, Info-ZIP, safetensors).
+"""Makes tests/data/containers: small archives by real writers (torch, zipfile, Info-ZIP, safetensors).
 
 Run with a Python that has torch and safetensors, and with `zip` on the path:
     python tests/data/make_containers.py
@@ -18,7 +18,7 @@ OUT = pathlib.Path(__file__).parent / "containers"
 
 
 class Unseekable(io.RawIOBase):
-    """A stream that zipfile cannot go back in, so that it writes data descriptors."""
+    """A stream that cannot seek, so that zipfile writes data descriptors."""
 
     def __init__(self):
         self.bytes = b""

@@ -1,4 +1,4 @@
-"""Makes every error of the catalogue happen, and writes its text to error_texts.txt: `python tests/data/make_error_texts.py`.
+"""Triggers every error of the catalogue, and writes its text to error_texts.txt: `python tests/data/make_error_texts.py`.
 
 The file is to be read: it is the text that users see, word for word, and `tests/python/test_catalogue.py` holds rustload to it.
 A code's input is the first of the attack matrix that ends in it, or one of `TRIGGERS` below.
@@ -32,9 +32,9 @@ PAGE = Path(__file__).with_name("error_texts.txt")
 ELSEWHERE = {
     "Forked": "tests/python/test_stream.py",  # it takes a forked child
     "Cancelled": "tests/rust/materialize.rs",  # Python raises its own KeyboardInterrupt
-    "InternalError": "tests/rust/panics.rs",  # there is no way to make one happen
+    "InternalError": "tests/rust/panics.rs",  # no input triggers one
 }
-"""Codes that Python never sees with a text, and the file that shows them."""
+"""Codes without a text in the file, and the test that triggers them."""
 
 
 def good(folder: Path) -> Path:
@@ -134,7 +134,7 @@ TRIGGERS: dict[str, Callable[[Path], Any]] = {
 
 
 def registry_trigger(code: str) -> Callable[[Path], Any] | None:
-    """Opens the first input of the matrix that ends in this code."""
+    """Opens the first input of the attack matrix that is refused with this code."""
     for case in CASES:
         if isinstance(case.load, (Refused, Fails)) and case.load.code == code:
 
@@ -150,7 +150,7 @@ def registry_trigger(code: str) -> Callable[[Path], Any] | None:
 
 
 def text_of(code: str) -> str | None:
-    """The class, the message and the notes of the error of this code, without the folder's name; None where nothing raises it."""
+    """The class, the message and the notes of the error of this code, without the folder's name; None if nothing raises it."""
     trigger = TRIGGERS.get(code) or registry_trigger(code)
     if trigger is None:
         return None

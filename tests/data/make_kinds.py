@@ -1,4 +1,4 @@
-"""Every kind of object that people save with torch: a function each, in `KINDS`, that returns a fresh one.
+"""Every kind of object that is saved with torch: for each a function, in `KINDS`, that returns a new one.
 
 The tests save them in every container and pickle protocol and compare with what `torch.load(weights_only=False)` gives. Run it to
 write the files into a folder, and to count the kinds:
@@ -40,12 +40,12 @@ def ramp(*shape, dtype=torch.float32):
 
 
 def raw(name, count):
-    """A tensor of a dtype that torch only knows as bits."""
+    """A tensor of a dtype that torch has only as bits."""
     dtype = getattr(torch, name)
     return torch.arange(count * dtype.itemsize, dtype=torch.uint8).view(dtype)
 
 
-# Classes of the file's own
+# Classes of this file
 
 
 class Plain:
@@ -61,7 +61,7 @@ class Slotted:
 
 
 class Stateful:
-    """Has a state of its own form."""
+    """Has a state that is not a dict."""
 
     def __init__(self, tensor):
         self.tensor = tensor
@@ -74,7 +74,7 @@ class Stateful:
 
 
 class Reduced:
-    """Is made by a function."""
+    """Is reduced to a call of a function."""
 
     def __init__(self, tensor, name):
         self.tensor, self.name = tensor, name
@@ -84,7 +84,7 @@ class Reduced:
 
 
 class NewArgs:
-    """Wants keyword arguments to be made (NEWOBJ_EX from protocol 4 on)."""
+    """Needs keyword arguments to be created (NEWOBJ_EX from protocol 4 on)."""
 
     def __new__(cls, *, tensor):
         made = super().__new__(cls)
@@ -155,7 +155,7 @@ class Subclass(torch.Tensor):
 
 
 class WithState(torch.Tensor):
-    """A subclass that has its own idea of a state."""
+    """A subclass with `__setstate__`."""
 
     def __setstate__(self, state):
         self.told = state
@@ -774,15 +774,15 @@ def grad_scaler():
 
 
 def make(name):
-    """A fresh object of a kind, made from the same numbers each time."""
+    """A new object of a kind, with the same random numbers each time."""
     torch.manual_seed(0)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # beta, deprecated and prototype features are what this is about
+        warnings.simplefilter("ignore")  # warnings of beta, deprecated and prototype features
         return KINDS[name]()
 
 
 def saved(name, *, zip_format=True, protocol=2):
-    """What `torch.save` writes of a kind."""
+    """The bytes that `torch.save` writes for a kind."""
     file = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it cannot find the source of some modules

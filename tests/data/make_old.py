@@ -1,4 +1,4 @@
-"""Files that only old writers made, byte by byte: archives in every way of packing, and streams of torch before 0.4.
+"""Files of old writers, built byte by byte: archives with every kind of packing, and streams of torch before 0.4.
 
 Run it to write them into a folder:
     python tests/data/make_old.py FOLDER
@@ -25,7 +25,7 @@ SYSTEM = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short
 
 
 class Storage:
-    """Stands for a storage: the pickler writes its persistent id."""
+    """A storage; the pickler writes its persistent id."""
 
     def __init__(self, *pid: Any) -> None:
         self.pid = pid
@@ -47,7 +47,7 @@ class New:
     def __init__(self, cls: Any, state: Any) -> None:
         self.cls, self.state = cls, state
 
-    @property  # type: ignore[misc]  # the pickler believes it
+    @property  # type: ignore[misc]  # NEWOBJ requires that it is the class
     def __class__(self) -> Any:
         return self.cls
 
@@ -55,15 +55,15 @@ class New:
         return copyreg.__newobj__, (self.cls,), self.state  # type: ignore[attr-defined]  # not declared
 
 
-class Pickler(pickle._Pickler):  # type: ignore[name-defined]  # the one in Python: it can be told the persistent id
-    """Writes storages as their persistent ids."""
+class Pickler(pickle._Pickler):  # type: ignore[name-defined]  # the Python pickler, whose persistent ids can be overridden
+    """A pickler that writes storages as persistent ids."""
 
     def persistent_id(self, obj: Any) -> Any:
         return obj.pid if isinstance(obj, Storage) else None
 
 
 class Python2(Pickler):
-    """Writes text as Python 2 wrote `str`: SHORT_BINSTRING."""
+    """A pickler that writes str as Python 2 did: SHORT_BINSTRING."""
 
     dispatch: ClassVar[dict[Any, Any]] = dict(Pickler.dispatch)
 
@@ -141,7 +141,7 @@ def storage(dtype: str, key: str, count: int, view: Any = "none in an archive") 
 
 
 def tensor(on: Storage, *size: int, offset: int = 0, stride: tuple[int, ...] | None = None) -> Call:
-    """`_rebuild_tensor_v2`, contiguous unless told otherwise."""
+    """A call of `_rebuild_tensor_v2`, by default contiguous."""
     stride = torch.empty(size, device="meta").stride() if stride is None else stride
     return Call(torch._utils._rebuild_tensor_v2, (on, offset, size, stride, False, collections.OrderedDict()))
 
@@ -166,7 +166,7 @@ def big_endian() -> bytes:
 
 
 def views() -> bytes:
-    """Before 0.4, a part of a storage was a storage of its own, with a key of its own, on a root."""
+    """Storage views of torch before 0.4: a part of a root storage, with its own key."""
     part, other = ("11", 2, 4), ("12", 0, 3)
     obj = {
         "whole": tensor(storage("Float", "10", 6, None), 2, 3),
@@ -195,7 +195,7 @@ def parameters() -> bytes:
 
 
 def of_python_2(protocol: int = 2) -> bytes:
-    """Byte strings for text, `__builtin__`, `copy_reg`: Python 3 maps the names below protocol 3."""
+    """Byte strings for str, `__builtin__`, `copy_reg`: Python 3 maps these names for protocols below 3."""
     obj = collections.OrderedDict(
         weight=tensor(storage("Float", "0", 6, None), 2, 3),
         config={"kinds": {1, 2}, "range": range(3), "note": "text", "args": argparse.Namespace(lr=0.5)},

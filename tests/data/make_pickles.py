@@ -65,7 +65,6 @@ class Recorder(pickle._Unpickler):
     def persistent_load(self, pid):
         return Persistent(pid)
 
-    # Arguments stay as they are, where the unpickler would call.
     dispatch: ClassVar[dict] = dict(pickle._Unpickler.dispatch)
 
 
@@ -126,7 +125,7 @@ class Colour(enum.Enum):
 
 
 class Old:
-    """With a `__reduce_ex__` that gives keyword arguments (NEWOBJ_EX)."""
+    """Has a `__reduce_ex__` with keyword arguments (NEWOBJ_EX)."""
 
     def __new__(cls, a, *, b=0):  # noqa: ARG004 - pickled by __reduce_ex__
         return super().__new__(cls)

@@ -1,4 +1,4 @@
-"""Writes checkpoints of any size that take almost no disk: holes between a few planted values.
+"""Writes large checkpoints as sparse files, which take almost no disk space: a few values with holes in between.
 
 The archive has the headers that torch's writer makes, past 4 GiB too: a record of 4 GiB or more has a zip64 extra with its
 sizes in its local header, one that starts past 4 GiB has one with its header's offset; either makes the data descriptor 24
@@ -38,7 +38,7 @@ TENSORS = {
 
 
 def planted(name: str) -> list[tuple[int, bytes]]:
-    """What stands where in a tensor, by element: something at its start, in its middle and at its end."""
+    """The values of a tensor, as pairs of element index and bytes: at its start, in its middle and at its end."""
     count = TENSORS[name]
     return [(at, struct.pack("<f", 1.0 + at % 1000)) for at in (0, count // 2, count - 1)]
 

@@ -1,16 +1,15 @@
-"""Plants faults in a copy of the sources and counts those that the tests catch: `make mutants`.
+"""Mutation testing: plants faults in a copy of the sources and counts those that the tests catch: `make mutants`.
 
-A line that no test misses when it is wrong is a line that no test holds. The faults are data, in `faults.toml`. Those in Rust are
-all built in at once, each behind a switch that reads one number from the environment at its first use, so there is one build for
-all; those in Python are written into the copy one after another. For each fault the tests named with it run first, and all tests
-if these pass. Nothing outside of target/mutants is written to.
+If a fault is not caught, no test covers that line. The faults are in `faults.toml`. All faults in Rust are compiled into one
+build, each behind a switch that an environment variable turns on; faults in Python are written into the copy one after another.
+For each fault, the tests that it names run first, and all tests if these pass. Only target/mutants is written to.
 
     make mutants                       all faults
-    make mutants MUTANTS="zip-gap"     some, by id or by the start of one
-    make mutants MUTANTS="--list"      what there is
-    make mutants MUTANTS="--named"     only the tests named with each fault, not all tests where these pass
+    make mutants MUTANTS="zip-gap"     some, by id or a prefix of ids
+    make mutants MUTANTS="--list"      lists the faults
+    make mutants MUTANTS="--named"     runs only the tests that each fault names
 
-Exits with 1 if more than one fault in twenty gets through, and with 2 if a fault's text is no longer where it was.
+Exits with 1 if more than 5% of the faults are not caught, and with 2 if a fault's text is not in its file.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ FAULTS = Path(__file__).with_name("faults.toml")
 VARIABLE = "RUSTLOAD_MUTANT"
 
 NAMED_SECONDS, ALL_SECONDS = 300, 3600
-"""How long the tests named with a fault may take, and all of them. What takes longer has hung, and was caught."""
+"""The time limits of the tests that a fault names, and of all tests. A fault that makes tests exceed them is caught."""
 
 SWITCH = f"""//! The planted fault that is switched on.
 
@@ -50,12 +49,12 @@ pub(crate) fn on(fault: u32) -> bool {{
 
 
 class BrokenError(Exception):
-    """What keeps the faults from being planted or tested at all."""
+    """The faults cannot be planted or tested."""
 
 
 @dataclasses.dataclass
 class Fault:
-    """One fault: the exact text in a file, found there once, and what is planted instead."""
+    """One fault: a text that occurs once in a file, and its faulty replacement."""
 
     number: int
     id: str
@@ -79,13 +78,13 @@ class Fault:
         if not self.is_rust:
             return text.replace(self.original, self.faulty)
         switched = f"if crate::mutant::on({self.number}) {{ {self.faulty} }} else {{ {self.original} }}"
-        # A statement stands as it is; an expression may be a part of a larger one.
+        # An expression needs parentheses, because it may be a part of a larger one.
         return text.replace(self.original, switched if self.original.endswith(";") else f"({switched})")
 
 
 @dataclasses.dataclass
 class Result:
-    """What became of a fault."""
+    """The result of testing a fault."""
 
     fault: Fault
     by: str
@@ -107,7 +106,7 @@ def faults() -> list[Fault]:
 def copy_tree(every: list[Fault]) -> None:
     """Brings the copy up to date with the checkout, with all Rust faults behind their switches.
 
-    What is unchanged keeps its time, so that little is built anew.
+    Unchanged files keep their modification time, so that little is rebuilt.
     """
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -132,17 +131,17 @@ def copy_tree(every: list[Fault]) -> None:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Writes a file unless it is that already."""
+    """Writes a file if its content differs."""
     if not path.is_file() or path.read_bytes() != data:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
 
 
 def environment(fault: Fault | None) -> dict[str, str]:
-    """For the tests; with a Rust fault, its number."""
+    """The environment of the tests; it turns on the switch of a Rust fault."""
     env = {name: value for name, value in os.environ.items() if name != VARIABLE}
     env["CARGO_TARGET_DIR"] = str(WORK / "target")
-    # A file that is changed twice in a second would be taken from the cache.
+    # Cached bytecode is not used: it would be stale for a file that changes twice within a second.
     env["PYTHONDONTWRITEBYTECODE"] = "1"
     if fault is not None and fault.is_rust:
         env[VARIABLE] = str(fault.number)
@@ -150,7 +149,7 @@ def environment(fault: Fault | None) -> dict[str, str]:
 
 
 def interpreter() -> str:
-    """A Python of the copy's own: the copy's package, then all that is installed here, whatever PYTHONPATH a test sets."""
+    """A virtual environment with the copy's package before the installed ones, also if a test sets PYTHONPATH."""
     home = WORK / "venv"
     if not (home / "bin" / "python").exists():
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
@@ -186,7 +185,7 @@ class Build:
         """The commands for `"unit FILTER"`, `"rust FILTER"` or `"python ARGUMENTS"`; for None, those for all tests."""
         pytest = [self.python, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header"]
         if named is None:
-            # The plan of the modules is of the sources as they are, and knows no switch.
+            # The layer test would reject the switches in the sources.
             skip = ["--skip", "layers::"]
             return [*([str(one), *skip] for one in [*self.unit, *self.rust]), pytest]
         kind, _, rest = named.partition(" ")
@@ -214,7 +213,7 @@ def passes(commands: list[list[str]], fault: Fault | None, seconds: float) -> st
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.communicate()
-                return "no answer in time"
+                return "timed out"
         if "pytest" in command:
             ran += process.returncode != 5
         else:
@@ -223,12 +222,12 @@ def passes(commands: list[list[str]], fault: Fault | None, seconds: float) -> st
             (WORK / "last-failure.txt").write_text(output)
             return failure(output, process.returncode)
     if not ran:
-        raise BrokenError(f"no test is named so: {shlex.join(commands[0])}")
+        raise BrokenError(f"no test matches: {shlex.join(commands[0])}")
     return ""
 
 
 def failure(output: str, status: int) -> str:
-    """The first test that failed, from what the tests said."""
+    """The name of the first test that failed, from the output."""
     for line in output.splitlines():
         if line.startswith(("FAILED ", "ERROR ")):
             return line.split(" - ")[0].removeprefix("FAILED ").removeprefix("ERROR ")
@@ -259,10 +258,10 @@ def test(fault: Fault, build: Build, *, only_named: bool) -> Result:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make mutants", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("ids", nargs="*", help="which faults, by id or the start of one; all by default")
+    parser.add_argument("ids", nargs="*", help="the faults, by id or a prefix of ids; all by default")
     parser.add_argument("--list", action="store_true", help="print the faults and stop")
     parser.add_argument("--named", action="store_true", help="run only the tests named with each fault")
-    parser.add_argument("--json", type=Path, help="write the results there, too")
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
     arguments = parser.parse_args()
     every = faults()
     chosen = [one for one in every if not arguments.ids or one.id.startswith(tuple(arguments.ids))]
@@ -287,19 +286,19 @@ def main() -> int:
         results.append(result)
         by = f"caught by {result.by}" if result.by else "NOT CAUGHT"
         print(f"{fault.id:26} {result.seconds:6.1f} s  {by}", flush=True)
-    through = [one.fault for one in results if not one.by]
-    if through and not arguments.named:
-        # What fails anyhow has caught nothing.
+    missed = [one.fault for one in results if not one.by]
+    if missed and not arguments.named:
+        # Tests that also fail without a fault have caught nothing.
         why = passes(build.commands(None), None, ALL_SECONDS)
         if why:
             raise BrokenError(f"with no fault planted, the tests fail: {why}")
-    print(f"\n{len(results) - len(through)} of {len(results)} faults were caught")
-    for fault in through:
+    print(f"\n{len(results) - len(missed)} of {len(results)} faults were caught")
+    for fault in missed:
         print(f"not caught: {fault.id} ({fault.file}): {fault.what}")
     if arguments.json:
         rows = [{"id": one.fault.id, "by": one.by, "seconds": round(one.seconds, 1)} for one in results]
         arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
-    return int(20 * len(through) > len(results))
+    return int(20 * len(missed) > len(results))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The attack matrix: every bad input by its id, with what must come of it.
+"""The attack matrix: every malicious or malformed input by its id, with the expected outcome.
 
-Each module of one letter holds the ids of that letter; importing this package fills `registry.CASES`. The files are built from
-bytes, the same ones each time. What they would run if something ran them is harmless: it touches a file in the folder that
-the environment variable RUSTLOAD_CANARY names.
+The module that starts with a letter has the ids of that letter; importing this package fills `registry.CASES`. The files are
+built byte by byte and are reproducible. Their payloads are harmless if executed: they create a file in the folder that the
+environment variable RUSTLOAD_CANARY names.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A: files, and which reader gets them."""
+"""A: files, and the detection of their format."""
 
 from __future__ import annotations
 

@@ -30,21 +30,21 @@ DTYPES = (
 
 
 class Stage(enum.Enum):
-    """An enumeration of somebody's training script."""
+    """An enum of a training script."""
 
     WARM = 1
     MAIN = "main"
 
 
 class Config:
-    """A class of somebody's training script."""
+    """A class of a training script."""
 
     def __init__(self, **values: Any) -> None:
         self.__dict__.update(values)
 
 
 class Block(nn.Module):
-    """A module of somebody's training script."""
+    """A module of a training script."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ def adam_of(parameters: int) -> dict[str, Any]:
 
 
 def lightning(**more: Any) -> dict[str, Any]:
-    """What Lightning writes."""
+    """A checkpoint in the form of Lightning's."""
     return {
         "epoch": 3, "global_step": 1200, "pytorch-lightning_version": "2.4.0", "state_dict": state_dict(),
         "loops": {"fit_loop": {"state_dict": {}, "epoch_progress": {"total": {"ready": 4, "completed": 3}}}},
@@ -117,7 +117,7 @@ def lightning(**more: Any) -> dict[str, Any]:
 
 
 def objects() -> dict[str, Any]:
-    """Things that stand beside tensors in checkpoints."""
+    """Values other than tensors in checkpoints."""
     return {
         "namespace": argparse.Namespace(lr=0.1, data=pathlib.PurePosixPath("/data"), device="cuda"),
         "simple_namespace": types.SimpleNamespace(a=1), "path": pathlib.PurePosixPath("a/b"), "datetime": datetime.datetime(2024, 1, 2),
@@ -138,7 +138,7 @@ def tensors() -> dict[str, Any]:
     """Tensors of every kind."""
     base = torch.arange(24.0).reshape(4, 6)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that CSR is young, and quantization old
+        warnings.simplefilter("ignore")  # torch warns that CSR is in beta and quantization is deprecated
         csr, quantized = torch.eye(3).to_sparse_csr(), torch.quantize_per_tensor(base, 0.1, 0, torch.qint8)
     return {
         "transposed": base.T, "sliced": base[1:3, ::2], "expanded": torch.ones(1).expand(4, 5), "tied": {"a": base, "b": base, "c": base[0]},
@@ -151,7 +151,7 @@ def tensors() -> dict[str, Any]:
 def scripted(path: pathlib.Path) -> None:
     """A TorchScript archive."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch would rather not be asked
+        warnings.simplefilter("ignore")  # torch warns that TorchScript is deprecated
         torch.jit.save(torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.ReLU())), path)
 
 
@@ -175,7 +175,7 @@ def all_of_them() -> Iterator[tuple[str, str, Callable[[pathlib.Path], None]]]:
     for name, module in networks().items():
         yield f"module_state-{name}", ".pth", torch_file(module.state_dict)
         if name == "weight_norm":
-            continue  # torch itself refuses to pickle a parametrized module whole
+            continue  # torch refuses to pickle a parametrized module
         yield f"module-{name}", ".pt", torch_file(lambda module=module: module)
         yield (
             f"module_legacy-{name}",

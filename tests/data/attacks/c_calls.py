@@ -151,7 +151,7 @@ NESTED = {
 }  # fmt: skip
 for loader, given in NESTED.items():
     runs = () if loader == "numpy.load" else RUNS
-    # Storages are written so, where the bytes are a legacy stream: the name is known, this use of it is not.
+    # A storage is pickled as this call with a legacy stream; the function is known, these arguments are not.
     strict = "DisallowedCall" if loader == "torch.storage._load_from_bytes" else "DisallowedGlobal"
     calls(
         "C15",

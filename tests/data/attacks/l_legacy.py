@@ -146,7 +146,7 @@ family(
     "L14", "a storage that is not in the list of keys", lambda: legacy(keys=listing(), data=b""), keys_wrong
 )
 
-# Tar. rustload says what the file is and reads no tensor of it; a scan reads its pickles.
+# Tar: a load reports the format as unsupported; a scan reads the pickles.
 
 unread = Refused("TarUnsupported")
 TAR = "a tar file of torch 0.1 "

@@ -1,4 +1,4 @@
-"""P: pickles that readers disagree about, or that are none."""
+"""P: invalid pickles, and pickles that readers read differently."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ RUNS = ("posix.system",)
 
 
 def raw(data: bytes) -> Callable[[], bytes]:
-    """An archive around these bytes as its pickle."""
+    """An archive with these bytes as its pickle."""
     return lambda: torch_zip(data)
 
 
@@ -54,11 +54,11 @@ def bodies(protocol: int = 2, /, **parts: bytes) -> dict[str, Build]:
 
 
 def agrees(ident: str, what: str, protocol: int = 2, /, *finds: str, **parts: bytes) -> None:
-    """Inputs that must come out as CPython's own unpickler has them."""
+    """Inputs whose values must equal those of CPython's unpickler."""
     for key, body in parts.items():
 
         def check(ckpt, body=body) -> None:
-            # The one in Python, as the C one of older versions makes the memo an array of the largest index.
+            # The Python unpickler, because the C unpickler of older versions allocates the memo up to the largest index.
             expected = cpython._Unpickler(io.BytesIO(pickle(body, protocol=protocol))).load()
             assert ckpt.objects == expected
             assert type(ckpt.objects) is type(expected)
@@ -153,7 +153,7 @@ agrees(
 )
 agrees("P15", "", 4, gap=b"]" + put(5) + text("x") + b"\x94" + get(1) + b"\x87")
 
-# Numbers. Only what all readers take alike is taken.
+# Numbers. Only spellings that all readers read as the same number are accepted.
 
 ambiguous = Refused("AmbiguousNumber")
 family("P16", "an INT that readers parse differently", bodies(
@@ -240,7 +240,7 @@ family(
     Named("mark.mark"),
 )
 
-# What stands in what.
+# Items of containers.
 
 family("P36", "SETITEMS of an odd number of values", bodies(items=b"}(NNNu", dict=b"(NNNd"), wrong_type)
 STR = text("s")
@@ -283,7 +283,7 @@ family(
 
 
 def padded_straddle() -> bytes:
-    """A frame ends inside a text of 128 KiB, and what follows reads as opcodes to a reader that trusts the frame."""
+    """A frame ends inside a str of 128 KiB; a reader that trusts the frame reads the rest of the str as opcodes."""
     inside = b"B" + struct.pack("<I", 128 << 10) + SYSTEM + b"0"
     return torch_zip(proto(4) + frame(len(inside)) + inside + bytes((128 << 10) - len(SYSTEM) - 1) + b"0N.")
 

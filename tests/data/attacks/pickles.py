@@ -1,11 +1,11 @@
-"""A pickle assembler: each function gives the opcodes that make one value, and values are joined by `+`."""
+"""A pickle assembler: each function returns the opcodes of one value; values are concatenated with `+`."""
 
 from __future__ import annotations
 
 import struct
 
 CANARY = 'touch "${RUSTLOAD_CANARY:-/dev}/null"'
-"""A command that leaves a file called `null` in the canary folder, and does nothing where there is no such folder."""
+"""A command that creates a file `null` in the canary folder; without that folder it has no effect."""
 
 SIX = struct.pack("<6f", *range(6))
 """The bytes of storage 0 of most files here: six floats."""
@@ -33,7 +33,7 @@ def pickle(*body: bytes, protocol: int = 2) -> bytes:
 
 
 def framed(*body: bytes, length: int | None = None, protocol: int = 4) -> bytes:
-    """A pickle in one frame, whose length may be a lie."""
+    """A pickle in one frame, whose length may be wrong."""
     inside = b"".join(body) + STOP
     return proto(protocol) + frame(len(inside) if length is None else length) + inside
 
@@ -132,10 +132,10 @@ def ordered(*pairs: tuple[bytes, bytes]) -> bytes:
 
 
 SYSTEM = call("posix.system", text(CANARY))
-"""`os.system`, to be found in `posix`, of the canary."""
+"""A call of `os.system` (defined in `posix`) with the canary command."""
 
 
-# What torch writes.
+# The pickles of torch.save.
 
 
 def persistent(*items: bytes) -> bytes:
@@ -200,7 +200,7 @@ def contiguous(size: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def ndarray(dtype: bytes, shape: tuple[int, ...], data: bytes, *, fortran: bytes = FALSE) -> bytes:
-    """What NumPy's `__reduce__` writes."""
+    """An array as `ndarray.__reduce__` pickles it."""
     state = many(integer(1), ints(*shape), dtype, fortran, latin1(data))
     return (
         call("numpy._core.multiarray._reconstruct", name("numpy.ndarray"), ints(0), latin1(b"b"))
@@ -215,5 +215,5 @@ def numpy_dtype(code: str, *, order: str = "<", state: bytes | None = None) -> b
 
 
 def latin1(data: bytes) -> bytes:
-    """Bytes as protocol 2 has them."""
+    """Bytes as protocol 2 pickles them."""
     return call("_codecs.encode", text(data.decode("latin1")), text("latin1"))

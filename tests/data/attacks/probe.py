@@ -1,8 +1,8 @@
-"""Opens or scans files for the tests, each in a forked child of this process, and says what came of it.
+"""Opens or scans files for the tests, each in a forked child of this process, and reports the outcome and the cost.
 
-The process that runs this has imported rustload and nothing else of note, so that a child's growth is the file's: the peak of
-resident memory is reset after the fork (`/proc/self/clear_refs`) and read at the end (`VmHWM`). Lines of JSON come in, lines of
-JSON go out. A child that does not answer in time is killed.
+This process imports only rustload, so the memory growth of a child is caused by the file: the peak of resident memory is reset
+after the fork (`/proc/self/clear_refs`) and read at the end (`VmHWM`). Requests are lines of JSON on stdin, answers lines of JSON
+on stdout. A child that does not answer in time is killed.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ import time
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 60.0
-"""Seconds until a child counts as hanging; what it may take in CPU time is for the test to say."""
+CHILD_TIMEOUT_SECONDS = 60.0
+"""Seconds until a child is killed as hanging. The tests check its CPU time."""
 
 
-HANDLES = 250_000
-"""More tensors than this are not shown as Python objects, a handle each: how many there are is the limit `tensors`'s to say."""
+EXPORTED_TENSORS_MAX = 250_000
+"""Object trees with more tensors are not exported, because each tensor is a Python object; the limit `tensors` bounds their number."""
 
 
 def status(field: str) -> int:
-    """Bytes, from `/proc/self/status`."""
+    """The value of a field of `/proc/self/status` in bytes."""
     text = Path("/proc/self/status").read_bytes()
     return int(text.partition(field.encode() + b":")[2].split()[0]) << 10
 
 
 class Cost:
-    """What the process spends from here on: seconds of CPU, and the peak of resident memory above what it has now."""
+    """The cost from here on: seconds of CPU time, and the peak growth of resident memory."""
 
     def __init__(self) -> None:
         self._start = resource.getrusage(resource.RUSAGE_SELF)
@@ -41,14 +41,14 @@ class Cost:
         self._base = status("VmRSS")
 
     def now(self) -> dict[str, Any]:
-        """Both, so far."""
+        """The cost so far."""
         start, now = self._start, resource.getrusage(resource.RUSAGE_SELF)
         seconds = now.ru_utime + now.ru_stime - start.ru_utime - start.ru_stime
         return {"seconds": seconds, "peak": max(status("VmHWM") - self._base, 0)}
 
 
 def scan(source: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Scans, and says what that cost."""
+    """Scans the source; returns the verdict and the cost."""
     import rustload
 
     limits = rustload.Limits(**options["limits"]) if "limits" in options else None
@@ -60,8 +60,10 @@ def scan(source: str, options: dict[str, Any]) -> dict[str, Any]:
     return said | {"scan": cost.now()}
 
 
-def look(source: str, options: dict[str, Any], label: str | None, *, again: bool = False) -> dict[str, Any]:
-    """Opens, looks at all there is to see, and makes the case's own check; `again` times the opening and the export only."""
+def open_and_list(
+    source: str, options: dict[str, Any], label: str | None, *, again: bool = False
+) -> dict[str, Any]:
+    """Opens the source, lists everything and runs the case's check; with `again`, only opens and exports it, to measure the cost."""
     import rustload
 
     if "limits" in options:
@@ -88,9 +90,9 @@ def look(source: str, options: dict[str, Any], label: str | None, *, again: bool
             raise
         said["stage"] = "look"
         if not again:
-            _look_on(ckpt, label)
+            _list_tensors(ckpt, label)
         said["stage"] = "export"
-        if len(ckpt) <= HANDLES:
+        if len(ckpt) <= EXPORTED_TENSORS_MAX:
             try:
                 said["root"] = type(ckpt.objects).__name__
             finally:
@@ -108,7 +110,7 @@ def look(source: str, options: dict[str, Any], label: str | None, *, again: bool
     return said
 
 
-def _look_on(ckpt: Any, label: str | None) -> None:
+def _list_tensors(ckpt: Any, label: str | None) -> None:
     from itertools import islice
 
     for name in islice(ckpt, 300):
@@ -128,9 +130,9 @@ def _cases() -> dict[str, Any]:
 
 
 def serve() -> None:
-    """Answers until the input ends."""
+    """Answers requests until the end of stdin."""
     import rustload._frameworks.dlpack
-    import rustload._tensor.inert  # noqa: F401 - imported when asked for, which is no doing of a file's
+    import rustload._tensor.inert  # noqa: F401 - imported here, because they would be imported with the first file
 
     _cases()
     for line in sys.stdin:
@@ -142,7 +144,7 @@ def serve() -> None:
             if asked["scan"]:
                 found = scan(asked["source"], asked["options"])
             else:
-                found = look(asked["source"], asked["options"], asked["label"], again=asked["again"])
+                found = open_and_list(asked["source"], asked["options"], asked["label"], again=asked["again"])
             answer = json.dumps(found).encode()
             while answer:
                 answer = answer[os.write(write, answer) :]
@@ -152,7 +154,7 @@ def serve() -> None:
 
 
 def _wait(child: int, read: int) -> dict[str, Any]:
-    parts, end = [], time.monotonic() + PATIENCE
+    parts, end = [], time.monotonic() + CHILD_TIMEOUT_SECONDS
     while select.select([read], [], [], max(end - time.monotonic(), 0))[0]:
         part = os.read(read, 1 << 16)
         if not part:

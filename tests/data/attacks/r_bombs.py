@@ -1,4 +1,4 @@
-"""R: files that cost more than they weigh. Each must open, or give its limit, within the memory law and two seconds."""
+"""R: resource bombs: small files that are expensive to read. Each opens or exceeds a limit, within the memory bound and 2 s."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def objects(ckpt):
 
 
 def exported(which: str) -> Fails:
-    """It opens, and its object tree is too much to show."""
+    """It opens, and exporting its object tree exceeds a limit."""
     return Fails("Limit", objects, "export", which)
 
 
 def dag(levels: int, kind: str, bottom: bytes) -> bytes:
-    """Containers, each holding the one before twice."""
+    """Containers, each of which contains the previous one twice."""
     out = [bottom]
     for level in range(levels):
         out.append(put(level) + b"0")
@@ -106,7 +106,7 @@ family(
 
 
 def tiny_tensors(count: int) -> bytes:
-    """Tensors of 12 bytes of pickle each."""
+    """Tensors that take 12 bytes of pickle each."""
     shared = name("torch._utils._rebuild_tensor") + put(0) + b"0" + many(
         text("storage"), name("torch.FloatStorage"), text("0"), text("cpu"), integer(6)
     ) + b"Q" + put(1) + b"0"  # fmt: skip
@@ -126,7 +126,7 @@ shown("R14", "dropping, showing and exporting each of these on a small stack", "
 
 
 def overlapping() -> bytes:
-    """A thousand members that all are the one storage."""
+    """A thousand members whose directory entries point to the same local header."""
     archive = Zip()
     at = sum(len(one.header()) for one in archive.members[:2])
     for number in range(1000):
@@ -138,7 +138,7 @@ family("R15", "a thousand members that share bytes", overlapping, Refused("Recor
 
 
 def sparse_gigabyte(folder: Path) -> Path:
-    """An archive whose pickle is a gigabyte of one GLOBAL line, of which the disk holds the ends only."""
+    """An archive whose pickle is one GLOBAL line of 1 GB, as a sparse file."""
     size = 1 << 30
     fields = {"csize": size, "usize": size, "crc": 1}
     whole = Zip(b"c").spoil("data.pkl", local=fields, central=fields)

@@ -1,4 +1,4 @@
-"""What a case of the matrix is: how its input is made, what a load must answer, and what a scan must find."""
+"""A case of the matrix: how its input is built, the expected outcome of a load, and the expected findings of a scan."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class Opens:
-    """It opens, all there is to see can be seen, and `check` holds."""
+    """It opens, everything in it can be listed, and `check` passes."""
 
     what: str = "opens"
     check: Callable[[Any], None] | None = None
@@ -51,7 +51,7 @@ class Named(Kept):
 
 @dataclass(frozen=True)
 class Fails:
-    """It opens; what `ask` does with the checkpoint raises the error of this code."""
+    """It opens; calling `ask` with the checkpoint raises the error of this code."""
 
     code: str
     ask: Callable[[Any], Any]
@@ -64,7 +64,7 @@ class Fails:
 
 @dataclass(frozen=True)
 class Shown:
-    """A behaviour that no single file shows: the test of that name does."""
+    """A behaviour that needs more than one file to show; a test of its own shows it."""
 
     what: str
     test: str
@@ -83,18 +83,18 @@ class Case:
 
     Attributes:
         id: The id in the matrix, such as `"Z17"`.
-        name: Which of the id's inputs it is.
-        build: The file's bytes, a function that makes them, or (`placed`) one that makes something in a folder and
-            returns what to open.
-        load: What `rustload.open` must do.
-        finds: The codes that a scan's findings must hold.
-        verdict: What a scan must conclude, or None where more than one word is right.
-        runs: The calls that a scan's trace must hold, in this order.
+        name: The name of the input, among those of the id.
+        build: The file's bytes, a function that returns them, or (`placed`) a function that writes files into a folder and
+            returns the path to open.
+        load: The expected outcome of `rustload.open`.
+        finds: The codes that a scan's findings must include.
+        verdict: The expected verdict of a scan; None if several are correct.
+        runs: The calls that a scan's trace must include, in this order.
         options: Arguments of `open`.
         suffix: The extension of the file's name.
-        metadata: Bytes of metadata after inflation, where that is more than the file has.
-        tensors: How many tensors the metadata describes, where that is many.
-        placed: Whether `build` wants a folder.
+        metadata: Bytes of metadata after inflation, if more than the file's size.
+        tensors: The number of tensors that the metadata describes, if large.
+        placed: Whether `build` takes a folder.
     """
 
     id: str
@@ -112,11 +112,11 @@ class Case:
 
     @property
     def label(self) -> str:
-        """The id and the name, as the tests are called."""
+        """The id and the name, as in the names of the tests."""
         return f"{self.id}-{self.name}" if self.name else self.id
 
     def make(self, folder: Path) -> Any:
-        """Makes the input in `folder`; returns what to open."""
+        """Creates the input in `folder`; returns the path to open."""
         if self.placed:
             assert callable(self.build)
             return self.build(folder)  # type: ignore[call-arg]
@@ -129,7 +129,7 @@ class Case:
 
 CASES: list[Case] = []
 IDS: dict[str, str] = {}
-"""Every id with what its input is, in words."""
+"""The description of every id's input."""
 
 
 def family(
@@ -140,9 +140,9 @@ def family(
     *finds: str,
     **more: Any,
 ) -> None:
-    """Adds the inputs of one id; `load` may name an outcome for each.
+    """Adds the inputs of one id; `load` may be a dict of outcomes by name.
 
-    A refusal is what a scan must find, too; other findings are given as `finds`, an empty text for none.
+    By default, a scan must find the code of a refusal too. `finds` are other findings; an empty string means none.
     """
     IDS.setdefault(ident, what)
     for name, build in (builds if isinstance(builds, dict) else {"": builds}).items():
@@ -152,14 +152,14 @@ def family(
 
 
 def _found(outcome: Outcome) -> list[str]:
-    """What a scan finds unless a case says otherwise: the reason of a refusal, or of a strict one."""
+    """The default findings of a scan: the code of a refusal, with `unknown="keep"` or `"error"`."""
     if isinstance(outcome, Named):
         return ["Import"]
     return [outcome.code] if isinstance(outcome, (Refused, Kept)) else []
 
 
 def shown(ident: str, what: str, outcome: str, test: str, *finds: str) -> None:
-    """Adds an id that a test of its own shows."""
+    """Adds an id that has a test of its own."""
     IDS.setdefault(ident, what)
     CASES.append(
         Case(ident, test.partition("::")[2].removeprefix("test_"), None, Shown(outcome, test), finds)

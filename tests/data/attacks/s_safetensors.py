@@ -1,4 +1,4 @@
-"""S: safetensors headers that the format does not allow, or that readers take differently."""
+"""S: safetensors headers that violate the format, or that readers read differently."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def many(count: int) -> bytes:
     return safetensors(b"{" + entries + b"}")
 
 
-# Four million names fit no header of 100,000,000 bytes, so the limit is lowered to be met.
+# A header of 100,000,000 bytes, the most that is allowed, has fewer than four million names, so the limit is lowered.
 add(
     "S17",
     "more tensors than the limit",
@@ -192,7 +192,7 @@ def same_length_names(ckpt) -> None:
 
 
 def flood() -> bytes:
-    """Names of one length that differ in their last characters only."""
+    """Names of equal length that differ only in their last characters."""
     entries = b",".join(
         b'"%s%06d":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}' % (b"a" * 20, n) for n in range(200_000)
     )

@@ -30,7 +30,7 @@ def legacy(
     version: bytes | None = None,
     system: bytes = SYSTEM_INFO,
 ) -> bytes:
-    """A legacy stream of one storage of six floats, unless its parts are given."""
+    """A legacy stream; by default with one storage of six floats."""
     version = pickle(integer(1001)) if version is None else version
     keys = pickle(listed(text("0"))) if keys is None else keys
     return magic + version + system + obj + keys + (block(6, SIX) if data is None else data)

@@ -46,7 +46,7 @@ def w(body: bytes, storages: dict[str, bytes] | None = None) -> Callable[[], byt
 
 
 def states(numel: bytes | int) -> Callable[[], bytes]:
-    """A tensor of one element on a storage that states this size."""
+    """A tensor of one element on a storage of this stated size."""
     return w(tensor((1,), on=storage(numel=numel)))
 
 
@@ -123,7 +123,7 @@ family(
 
 
 def huge_overlap() -> bytes:
-    """Two gigabytes of a window that slides over one megabyte."""
+    """A 2 GB tensor of overlapping windows over 1 MB."""
     numel = (1 << 18) + 2047
     return around(
         named({"w": tensor((1 << 18, 2048), (1, 1), on=storage(numel=numel))}),
@@ -213,7 +213,7 @@ family("T25", "bools that are neither 0 nor 1", lambda: around(
 
 
 def misaligned() -> bytes:
-    """The storage's payload at an odd offset."""
+    """An archive whose storage is at an odd offset."""
     archive = Zip()
     for odd in range(4):
         archive = Zip().spoil("data/0", local={"extra": struct.pack("<HH", 0x4246, odd) + bytes(odd)})

@@ -1,4 +1,4 @@
-"""Z: archives that two readers would understand differently, or that are more than they say."""
+"""Z: archives that two readers would read differently, or whose sizes or names are wrong."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ good = holds("w")
 
 
 def read(ckpt):
-    """Reads every tensor into memory of its own."""
+    """Reads every tensor into owned memory."""
     return [lazy.materialize(copy=True, framework="dlpack").tobytes() for lazy in ckpt.values()]
 
 
@@ -25,7 +25,7 @@ def view(ckpt):
 
 
 def later(code: str) -> Fails:
-    """A storage's local header is looked at when the storage is read."""
+    """The outcome for a defect in a storage's local header, which is checked when the storage is read."""
     return Fails(code, read, "reading")
 
 
@@ -221,7 +221,7 @@ family(
 )
 family("Z29", "an empty name", path(b""), bad_name)
 
-# Bytes that two members share, and sizes that lie.
+# Bytes that two members share, and wrong sizes.
 
 overlap = Refused("RecordOverlap")
 
@@ -305,7 +305,7 @@ family("Z35", "a deflated `data.pkl`", deflated("data.pkl"), Opens("opens", six)
 
 
 def bomb(size: int) -> bytes:
-    """Zeros, deflated without ever being held: one MiB over and over."""
+    """Deflated zeros: one compressed MiB, repeated, so that they need no memory."""
     deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
     block = deflate.compress(bytes(1 << 20)) + deflate.flush(zlib.Z_FULL_FLUSH)
     raw = block * (size >> 20) + deflate.flush()
@@ -314,7 +314,7 @@ def bomb(size: int) -> bytes:
 
 
 def lying_bomb() -> bytes:
-    """It inflates to 64 MiB and says 1,000 bytes."""
+    """It inflates to 64 MiB, and its stated size is 1,000 bytes."""
     deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
     raw = deflate.compress(bytes(64 << 20)) + deflate.flush()
     fields = {"csize": len(raw), "usize": 1000}
@@ -356,7 +356,7 @@ family("Z40", "a deflate stream that does not end where its member does", {
 
 
 def entries(count: int) -> bytes:
-    """An end record that says so, and a directory of so many members."""
+    """An archive with so many members."""
     archive = Zip()
     start = len(b"".join(one.header() for one in archive.members))
     one = Member(b"a", b"").entry(0)

@@ -1,4 +1,4 @@
-"""A zip writer into which one defect can be planted: every field of every header may be given."""
+"""A zip writer for defects: every field of every header can be set."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from attacks.pickles import SIX, named, pickle, tensor
 
 ROOT = "archive"
 GOOD = pickle(named({"w": tensor()}))
-"""One tensor, `w`, of storage 0."""
+"""The pickle of a dict with one tensor, `w`, on storage 0."""
 
 
 @dataclass
 class Member:
-    """A member; `local` and `central` hold fields that are not what they should be."""
+    """A member; `local` and `central` override fields of its headers."""
 
     name: bytes
     data: bytes
@@ -25,9 +25,9 @@ class Member:
     local: dict[str, Any] = field(default_factory=dict)
     central: dict[str, Any] = field(default_factory=dict)
     after: bytes = b""
-    """What stands between its data and the next member, such as a descriptor."""
+    """Bytes between its data and the next member, such as a data descriptor."""
     raw: bytes | None = None
-    """What stands in the file in place of the data as `method` has it."""
+    """Bytes in the file in place of the data compressed with `method`."""
 
     def stored(self) -> bytes:
         if self.raw is not None:
@@ -37,7 +37,7 @@ class Member:
         deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
         return deflate.compress(self.data) + deflate.flush()
 
-    def true(self) -> dict[str, Any]:
+    def correct_fields(self) -> dict[str, Any]:
         data = self.stored()
         return {
             "flags": self.flags, "method": self.method, "crc": zlib.crc32(self.data), "csize": len(data),
@@ -45,8 +45,8 @@ class Member:
         }  # fmt: skip
 
     def header(self) -> bytes:
-        """The local header, the data, and what comes after."""
-        at = self.true() | {"sig": b"PK\3\4"} | self.local
+        """The local header, the data, and the bytes after it."""
+        at = self.correct_fields() | {"sig": b"PK\3\4"} | self.local
         fields = struct.pack(
             "<4s5H3I2H", at["sig"], 20, at["flags"], at["method"], 0, 33, at["crc"], at["csize"], at["usize"],
             at.get("name_len", len(at["name"])), len(at["extra"]),
@@ -54,8 +54,8 @@ class Member:
         return fields + at["name"] + at["extra"] + self.stored() + self.after
 
     def entry(self, offset: int) -> bytes:
-        """The directory's entry."""
-        at = self.true() | {"sig": b"PK\1\2", "offset": offset} | self.central
+        """The entry of the central directory."""
+        at = self.correct_fields() | {"sig": b"PK\1\2", "offset": offset} | self.central
         fields = struct.pack(
             "<4s6H3I5H2I", at["sig"], 20, 20, at["flags"], at["method"], 0, 33, at["crc"], at["csize"], at["usize"],
             len(at["name"]), len(at["extra"]), len(at["comment"]), at["disk"], 0, 0, at["offset"],
@@ -69,7 +69,7 @@ def member(name: str, data: bytes, **more: Any) -> Member:
 
 
 class Zip:
-    """A torch archive to be spoiled; `bytes()` writes it."""
+    """A torch archive with optional defects; `bytes()` writes it."""
 
     def __init__(self, data_pkl: bytes = GOOD, storages: dict[str, bytes] | None = None) -> None:
         kept = {"0": SIX} if storages is None else storages
@@ -125,7 +125,7 @@ class Zip:
         return bytes(out) + self.ends(len(self.members), start, len(out) - start)
 
     def ends(self, count: int, start: int, size: int) -> bytes:
-        """What comes after the directory."""
+        """The records after the central directory."""
         out = self.before_end
         if self.zip64 is not None:
             true = {"count": count, "size": size, "start": start, "disk": 0, "at": start + size, "disks": 1}
@@ -168,10 +168,10 @@ class Zip:
 
 
 def torch_zip(data_pkl: bytes, storages: dict[str, bytes] | None = None) -> bytes:
-    """A good archive around this pickle."""
+    """A valid archive with this pickle."""
     return Zip(data_pkl, storages).bytes()
 
 
 def around(*body: bytes, protocol: int = 2, storages: dict[str, bytes] | None = None) -> bytes:
-    """A good archive around a pickle of this body."""
+    """A valid archive with a pickle of this body."""
     return torch_zip(pickle(*body, protocol=protocol), storages)
