@@ -26,14 +26,14 @@ def load(folder: str | Path, dtype: str = "float32") -> dict[str, Any]:
     return params
 
 
-def normed(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
+def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     """Root mean square normalization."""
-    wide = x.astype(jnp.float32)
-    return weight * (wide * jax.lax.rsqrt((wide * wide).mean(-1, keepdims=True) + eps)).astype(x.dtype)
+    x32 = x.astype(jnp.float32)
+    return weight * (x32 * jax.lax.rsqrt((x32 * x32).mean(-1, keepdims=True) + eps)).astype(x.dtype)
 
 
-def turned(x: jax.Array, theta: float) -> jax.Array:
-    """Rotary positions, on (heads, tokens, width)."""
+def rotated(x: jax.Array, theta: float) -> jax.Array:
+    """Rotary position embedding (RoPE) of (heads, tokens, width)."""
     half = x.shape[-1] // 2
     angles = jnp.arange(x.shape[1])[:, None] * theta ** (-jnp.arange(half) / half)
     cos, sin = jnp.cos(angles).astype(x.dtype), jnp.sin(angles).astype(x.dtype)
@@ -41,18 +41,18 @@ def turned(x: jax.Array, theta: float) -> jax.Array:
     return jnp.concatenate([one * cos - two * sin, two * cos + one * sin], axis=-1)
 
 
-def attended(p: dict[str, Any], x: jax.Array, heads: int, groups: int, theta: float) -> jax.Array:
-    """Causal attention with `heads` queries on `groups` keys."""
+def attention(p: dict[str, Any], x: jax.Array, heads: int, groups: int, theta: float) -> jax.Array:
+    """Causal grouped-query attention: `heads` query heads, `groups` key and value heads."""
     tokens = x.shape[0]
     q, k, v = (
         (x @ p[f"{name}_proj"]["weight"]).reshape(tokens, count, -1).swapaxes(0, 1)
         for name, count in (("q", heads), ("k", groups), ("v", groups))
     )
-    q, k = turned(q, theta), turned(k, theta)
+    q, k = rotated(q, theta), rotated(k, theta)
     k, v = (jnp.repeat(part, heads // groups, axis=0) for part in (k, v))
     scores = q @ k.swapaxes(1, 2) / q.shape[-1] ** 0.5
-    seen = jnp.tril(jnp.ones((tokens, tokens), bool))
-    weights = jax.nn.softmax(jnp.where(seen, scores.astype(jnp.float32), -jnp.inf)).astype(x.dtype)
+    causal = jnp.tril(jnp.ones((tokens, tokens), bool))
+    weights = jax.nn.softmax(jnp.where(causal, scores.astype(jnp.float32), -jnp.inf)).astype(x.dtype)
     return (weights @ v).swapaxes(0, 1).reshape(tokens, -1) @ p["o_proj"]["weight"]
 
 
@@ -64,12 +64,12 @@ def logits(
     embed = params["embed_tokens"]["weight"]
     x = embed[tokens]
     for p in params["layers"]:
-        x += attended(p["self_attn"], normed(x, p["input_layernorm"]["weight"], eps), heads, groups, theta)
-        y, mlp = normed(x, p["post_attention_layernorm"]["weight"], eps), p["mlp"]
+        x += attention(p["self_attn"], rms_norm(x, p["input_layernorm"]["weight"], eps), heads, groups, theta)
+        y, mlp = rms_norm(x, p["post_attention_layernorm"]["weight"], eps), p["mlp"]
         gated = jax.nn.silu(y @ mlp["gate_proj"]["weight"]) * (y @ mlp["up_proj"]["weight"])
         x += gated @ mlp["down_proj"]["weight"]
     head = params.get("lm_head", {"weight": embed})["weight"]  # tied if the file has none
-    return normed(x, params["norm"]["weight"], eps) @ head.T
+    return rms_norm(x, params["norm"]["weight"], eps) @ head.T
 
 
 def settings(folder: str | Path) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def settings(folder: str | Path) -> dict[str, Any]:
     config = json.loads((Path(folder) / "config.json").read_text())
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if config["model_type"] != "llama" or rope.get("rope_type", "default") != "default":
-        raise SystemExit("this example knows plain Llama models only")
+        raise SystemExit("this example supports only Llama models without RoPE scaling")
     heads = config["num_attention_heads"]
     return {
         "heads": heads,

@@ -57,21 +57,21 @@ class Case:
     Attributes:
         title: A description.
         file: The file.
-        wanted: The conversion of each tensor.
+        conversion: The conversion of each tensor.
         goal: The fraction of the limit that rustload has to reach; None without a goal.
         times_stock: The required speed-up over the stock loaders; None without a goal.
     """
 
     title: str
     file: File
-    wanted: peers.Wanted = field(default_factory=peers.Wanted)
+    conversion: peers.Conversion = field(default_factory=peers.Conversion)
     goal: float | None = None
     times_stock: float | None = None
 
     @property
     def result_bytes(self) -> int:
         """Bytes of the results."""
-        dtype = _dtype(self.wanted.dtype or self.file.dtype)
+        dtype = _dtype(self.conversion.dtype or self.file.dtype)
         return self.file.nbytes // _dtype(self.file.dtype).itemsize * dtype.itemsize
 
     @property
@@ -98,10 +98,10 @@ def cases(*, quick: bool) -> list[Case]:
         Case(f"a model of {layers} bfloat16 tensors", model, goal=0.80, times_stock=4),
         Case(f"a model of {experts:,} bfloat16 tensors", moe, goal=0.60, times_stock=4),
         Case(f"{tiny:,} float32 tensors of 1 KiB", small),
-        Case("float32 to bfloat16", large, peers.Wanted("bfloat16"), goal=0.80),
-        Case("bfloat16 to float32", half, peers.Wanted("float32"), goal=0.85),
-        Case("float32 transposed", large, peers.Wanted(transpose=True), goal=0.85),
-        Case("float32 to bfloat16, transposed", large, peers.Wanted("bfloat16", transpose=True)),
+        Case("float32 to bfloat16", large, peers.Conversion("bfloat16"), goal=0.80),
+        Case("bfloat16 to float32", half, peers.Conversion("float32"), goal=0.85),
+        Case("float32 transposed", large, peers.Conversion(transpose=True), goal=0.85),
+        Case("float32 to bfloat16, transposed", large, peers.Conversion("bfloat16", transpose=True)),
     ]
 
 
@@ -109,15 +109,15 @@ def run(case: Case, suffix: str, folder: Path, device: str, rounds: int) -> dict
     """Checks, times and measures one case in one format; a loader that fails gets a row with the reason."""
     path = case.file.path(folder, suffix)
     measure.read_through(path)
-    expected = safe_reference(path, case.wanted)
+    expected = safe_reference(path, case.conversion)
     ready: dict[str, Callable[[], object]] = {}
     failed: dict[str, str] = {}
-    for name, way in peers.ways(suffix, case.wanted).items():
-        problem = _problem(way, path, case.wanted, device, expected)
+    for name, way in peers.ways(suffix, case.conversion).items():
+        problem = _problem(way, path, case.conversion, device, expected)
         if problem:
             failed[name] = problem
         else:
-            ready[name] = _timed(way, path, case.wanted, device)
+            ready[name] = _timed(way, path, case.conversion, device)
     del expected
     limits: dict[str, Callable[[], object]] = {LIMIT: probes.pinned_copies(device, 256 * MIB, case.crossing)}
     if case.narrows:
@@ -144,19 +144,19 @@ def run(case: Case, suffix: str, folder: Path, device: str, rounds: int) -> dict
     }
 
 
-def safe_reference(path: Path, wanted: peers.Wanted) -> dict[str, torch.Tensor]:
+def safe_reference(path: Path, conversion: peers.Conversion) -> dict[str, torch.Tensor]:
     """The results by torch on the CPU."""
     if path.suffix == ".bin":
         state: dict[str, torch.Tensor] = torch.load(path, weights_only=True, mmap=True)
     else:
         state = safetensors.torch.load_file(path)
-    return {name: wanted.finish(tensor) for name, tensor in state.items()}
+    return {name: conversion.finish(tensor) for name, tensor in state.items()}
 
 
 def peaks(name: str, suffix: str, path: Path, case: Case, device: str) -> dict[str, Any]:
     """Peaks of host and device memory above the results, for a first load in a process of its own."""
     try:
-        (torch_peak, held), host = measure.in_child(hold, name, suffix, str(path), case.wanted, device)
+        (torch_peak, held), host = measure.in_child(hold, name, suffix, str(path), case.conversion, device)
     except RuntimeError as error:
         return {"peaks_failed": str(error)}
     return {
@@ -167,12 +167,12 @@ def peaks(name: str, suffix: str, path: Path, case: Case, device: str) -> dict[s
 
 
 def hold(
-    begin: Callable[[], None], name: str, suffix: str, path: str, wanted: peers.Wanted, device: str
+    begin: Callable[[], None], name: str, suffix: str, path: str, conversion: peers.Conversion, device: str
 ) -> tuple[int, int]:
     """Runs one loader once in a watched process; returns the peak of torch's allocator and the device memory still in use."""
     from pathlib import Path
 
-    way = peers.ways(suffix, wanted)[name]
+    way = peers.ways(suffix, conversion)[name]
     torch.ones(64, 64, device=device).to(torch.bfloat16).t().contiguous()  # starts CUDA and loads kernels
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
@@ -180,7 +180,7 @@ def hold(
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     begin()
-    result = way(Path(path), wanted, device)
+    result = way(Path(path), conversion, device)
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device) - before
     held = free - torch.cuda.mem_get_info(device)[0]
@@ -220,9 +220,9 @@ def goals(results: list[dict[str, Any]], *, quick: bool) -> Iterator[tuple[str, 
             yield f"{title}: time of .bin over .safetensors", seconds / other, 1.05, seconds / other <= 1.05
 
 
-def _timed(way: peers.Way, path: Path, wanted: peers.Wanted, device: str) -> Callable[[], object]:
+def _timed(way: peers.Way, path: Path, conversion: peers.Conversion, device: str) -> Callable[[], object]:
     def work() -> object:
-        result = way(path, wanted, device)
+        result = way(path, conversion, device)
         torch.cuda.synchronize(device)
         return result
 
@@ -230,10 +230,10 @@ def _timed(way: peers.Way, path: Path, wanted: peers.Wanted, device: str) -> Cal
 
 
 def _problem(
-    way: peers.Way, path: Path, wanted: peers.Wanted, device: str, expected: dict[str, torch.Tensor]
+    way: peers.Way, path: Path, conversion: peers.Conversion, device: str, expected: dict[str, torch.Tensor]
 ) -> str | None:
     try:
-        found = way(path, wanted, device)
+        found = way(path, conversion, device)
         if found.keys() != expected.keys():
             return "other names"
         wrong = [name for name, tensor in expected.items() if not _is_equal(found[name], tensor, device)]

@@ -88,14 +88,14 @@ def casts(ckpt: rustload.Checkpoint, saved: dict[str, torch.Tensor], place: Plac
             if not place.is_cuda and target.startswith("float8") and layout != "moderate":
                 continue
             for transpose in (None, True):
-                wanted: dict[str, Any] = {"dtype": target, "transpose": transpose, "copy": True}
+                arguments: dict[str, Any] = {"dtype": target, "transpose": transpose, "copy": True}
                 if place.is_cuda:
-                    expected = ckpt[name].materialize(**wanted)
+                    expected = ckpt[name].materialize(**arguments)
                 else:
                     expected = (given if transpose is None else given.mT).to(getattr(torch, target))
                 for option in place.casts:
-                    found = ckpt[name].materialize(place.device, **wanted, **option)
-                    yield f"{name} {wanted} {option}", _contiguous(placed(found, place)), expected, True
+                    found = ckpt[name].materialize(place.device, **arguments, **option)
+                    yield f"{name} {arguments} {option}", _contiguous(placed(found, place)), expected, True
 
 
 def all_at_once(ckpt: rustload.Checkpoint, saved: dict[str, torch.Tensor], place: Place) -> Iterator[Check]:

@@ -34,17 +34,17 @@ def streams(folder: Path, place: Place) -> Iterator[Check]:
         for stream in (torch.cuda.default_stream(place.device), new(place.device), new(place.device, -1)):
             with torch.cuda.stream(stream):
                 for sync in (SYNC, ASYNC):
-                    for wanted in PLAIN_AND_TRANSPOSED:
+                    for arguments in PLAIN_AND_TRANSPOSED:
                         torch.cuda.empty_cache()
                         old = _written_by_stream(expected, place)
                         del old
                         before = torch.cuda.memory_allocated(place.device)
-                        found = handle.materialize(place.device, **wanted, **sync)
+                        found = handle.materialize(place.device, **arguments, **sync)
                         taken = torch.cuda.memory_allocated(place.device) - before
                         assert taken >= found.nbytes, "the result is not in torch's allocator"
                         used = _value_seen_by(found, stream)
-                        correct = expected.mT if wanted else expected
-                        yield f"{sync} {wanted} on {stream}", used, correct, False
+                        correct = expected.mT if arguments else expected
+                        yield f"{sync} {arguments} on {stream}", used, correct, False
                 given = _written_by_stream(expected, place)
                 handle.materialize(out=given, **ASYNC)
                 yield f"out=, sync=False on {stream}", _value_seen_by(given, stream), expected, False

@@ -29,7 +29,7 @@ INSTANT = "InstantTensor"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Conversion:
     """The conversion of every tensor.
 
     Attributes:
@@ -67,13 +67,13 @@ class Result(dict[str, torch.Tensor]):
             self._close()
 
 
-Way: TypeAlias = "Callable[[Path, Wanted, str], Result]"
+Way: TypeAlias = "Callable[[Path, Conversion, str], Result]"
 
 
-def ways(suffix: str, wanted: Wanted) -> dict[str, Way]:
+def ways(suffix: str, conversion: Conversion) -> dict[str, Way]:
     """All loaders that are available for this kind of file, rustload first."""
     found: dict[str, Way] = {OURS: ours, "rustload, stream": ours_streamed}
-    if wanted.converts:
+    if conversion.converts:
         found |= {"rustload, cast='cpu'": _ours_at("cpu"), "rustload, cast='gpu'": _ours_at("gpu")}
     if suffix == ".bin":
         found |= {
@@ -81,7 +81,7 @@ def ways(suffix: str, wanted: Wanted) -> dict[str, Way]:
             "torch.load(mmap), map_location": torch_load_mapped,
             "torch.load(mmap), pin_memory, non_blocking": torch_load_pinned,
         }
-        if wanted.converts:
+        if conversion.converts:
             found["torch.load(mmap), on the CPU, then .to"] = torch_load_on_cpu
         return found
     found[LOAD_FILE] = load_file
@@ -97,68 +97,68 @@ def ways(suffix: str, wanted: Wanted) -> dict[str, Way]:
     return found
 
 
-def ours(path: Path, wanted: Wanted, device: str, **options: Any) -> Result:
+def ours(path: Path, conversion: Conversion, device: str, **options: Any) -> Result:
     """`Checkpoint.materialize`."""
     with rustload.open(path, framework="torch") as ckpt:
-        transpose = {"*": True} if wanted.transpose else None
-        return Result(ckpt.materialize(device=device, dtype=wanted.dtype, transpose=transpose, **options))
+        transpose = {"*": True} if conversion.transpose else None
+        return Result(ckpt.materialize(device=device, dtype=conversion.dtype, transpose=transpose, **options))
 
 
 def _ours_at(cast: str) -> Way:
-    return lambda path, wanted, device: ours(path, wanted, device, cast=cast)
+    return lambda path, conversion, device: ours(path, conversion, device, cast=cast)
 
 
-def ours_streamed(path: Path, wanted: Wanted, device: str) -> Result:
-    """`Checkpoint.stream`, all of it kept."""
+def ours_streamed(path: Path, conversion: Conversion, device: str) -> Result:
+    """`Checkpoint.stream`; keeps all results."""
     with rustload.open(path, framework="torch") as ckpt:
-        transpose = {"*": True} if wanted.transpose else None
-        return Result(dict(ckpt.stream(device=device, dtype=wanted.dtype, transpose=transpose)))
+        transpose = {"*": True} if conversion.transpose else None
+        return Result(dict(ckpt.stream(device=device, dtype=conversion.dtype, transpose=transpose)))
 
 
-def torch_load(path: Path, wanted: Wanted, device: str) -> Result:
-    """Read to the CPU, storage by storage, and copied."""
-    return _finished(torch.load(path, map_location=device, weights_only=True), wanted)
+def torch_load(path: Path, conversion: Conversion, device: str) -> Result:
+    """`torch.load(map_location=device)`: reads each storage to the CPU and copies it."""
+    return _finished(torch.load(path, map_location=device, weights_only=True), conversion)
 
 
-def torch_load_mapped(path: Path, wanted: Wanted, device: str) -> Result:
-    """Copied from the mapped file."""
-    return _finished(torch.load(path, map_location=device, weights_only=True, mmap=True), wanted)
+def torch_load_mapped(path: Path, conversion: Conversion, device: str) -> Result:
+    """`torch.load(mmap=True)`, then copies from the mapped file."""
+    return _finished(torch.load(path, map_location=device, weights_only=True, mmap=True), conversion)
 
 
-def torch_load_pinned(path: Path, wanted: Wanted, device: str) -> Result:
-    """Copied to pinned memory, and from there asynchronously."""
+def torch_load_pinned(path: Path, conversion: Conversion, device: str) -> Result:
+    """Copies the mapped file to pinned memory, and from there asynchronously to the device."""
     state = torch.load(path, weights_only=True, mmap=True)
     return Result(
         {
-            name: wanted.finish(tensor.pin_memory().to(device, non_blocking=True))
+            name: conversion.finish(tensor.pin_memory().to(device, non_blocking=True))
             for name, tensor in state.items()
         }
     )
 
 
-def torch_load_on_cpu(path: Path, wanted: Wanted, device: str) -> Result:
-    """Converted on the CPU, then copied."""
+def torch_load_on_cpu(path: Path, conversion: Conversion, device: str) -> Result:
+    """Converts on the CPU, then copies."""
     state = torch.load(path, weights_only=True, mmap=True)
-    return Result({name: wanted.finish(tensor).to(device) for name, tensor in state.items()})
+    return Result({name: conversion.finish(tensor).to(device) for name, tensor in state.items()})
 
 
-def load_file(path: Path, wanted: Wanted, device: str) -> Result:
-    """The released reader of safetensors."""
-    return _finished(safetensors.torch.load_file(path, device=device), wanted)
+def load_file(path: Path, conversion: Conversion, device: str) -> Result:
+    """`safetensors.torch.load_file`."""
+    return _finished(safetensors.torch.load_file(path, device=device), conversion)
 
 
-def prefetch(path: Path, wanted: Wanted, device: str) -> Result:
-    """The threaded reader of safetensors' pre-releases."""
+def prefetch(path: Path, conversion: Conversion, device: str) -> Result:
+    """`safe_open.prefetch`, which reads in threads; only in pre-releases of safetensors."""
     with safetensors.safe_open(path, framework="pt", device=device) as file:
         loader = file.prefetch()
         try:
-            return _finished(dict(iter(loader)), wanted)
+            return _finished(dict(iter(loader)), conversion)
         finally:
             loader.close()
 
 
-def fastsafetensors(path: Path, wanted: Wanted, device: str) -> Result:
-    """Without GPUDirect Storage, as files here are in the page cache."""
+def fastsafetensors(path: Path, conversion: Conversion, device: str) -> Result:
+    """fastsafetensors without GPUDirect Storage, because the files are in the page cache."""
     from fastsafetensors import SafeTensorsFileLoader, SingleGroup
 
     loader = SafeTensorsFileLoader(SingleGroup(), torch.device(device), nogds=True)
@@ -170,31 +170,31 @@ def fastsafetensors(path: Path, wanted: Wanted, device: str) -> Result:
         buffers.close()
         loader.close()
 
-    result = Result({name: wanted.finish(tensor) for name, tensor in state.items()}, close)
+    result = Result({name: conversion.finish(tensor) for name, tensor in state.items()}, close)
     state.clear()
     return result
 
 
-def instanttensor(path: Path, wanted: Wanted, device: str) -> Result:
-    """Its `safe_open`; older versions return a buffer that they reuse, so it must be copied."""
+def instanttensor(path: Path, conversion: Conversion, device: str) -> Result:
+    """InstantTensor's `safe_open`; older versions return a buffer that they reuse, so it is copied."""
     from instanttensor import safe_open
 
     owned = "copy" in inspect.signature(safe_open).parameters
     with safe_open(str(path), framework="pt", device=torch.device(device).index or 0) as file:
         return Result(
-            {name: wanted.finish(tensor if owned else tensor.clone()) for name, tensor in file.tensors()}
+            {name: conversion.finish(tensor if owned else tensor.clone()) for name, tensor in file.tensors()}
         )
 
 
-def runai(path: Path, wanted: Wanted, device: str) -> Result:
-    """Streamed through host memory that is reused, hence copied at once."""
+def runai(path: Path, conversion: Conversion, device: str) -> Result:
+    """The Run:ai streamer: its host memory is reused, so each tensor is copied at once."""
     from runai_model_streamer import SafetensorsStreamer
 
     with SafetensorsStreamer() as streamer:
         streamer.stream_file(str(path))
-        return Result({name: wanted.finish(tensor.to(device)) for name, tensor in streamer.get_tensors()})
+        return Result({name: conversion.finish(tensor.to(device)) for name, tensor in streamer.get_tensors()})
 
 
-def _finished(state: dict[str, torch.Tensor], wanted: Wanted) -> Result:
-    # Frees each source as soon as its result exists, so that the other loaders' peaks are those of careful use.
-    return Result({name: wanted.finish(state.pop(name)) for name in list(state)})
+def _finished(state: dict[str, torch.Tensor], conversion: Conversion) -> Result:
+    # Frees each source as soon as its result exists, as careful users do, so that the peaks of other loaders are fair.
+    return Result({name: conversion.finish(state.pop(name)) for name in list(state)})

@@ -86,13 +86,13 @@ def test_a_comparison_sees_a_wrong_bit_shape_and_dtype_and_an_exception():
 def test_all_ways_of_loading_give_the_same(tmp_path, suffix):
     for case in cases.cases(quick=True):
         path = case.file.path(tmp_path, suffix)
-        expected = cases.safe_reference(path, case.wanted)
+        expected = cases.safe_reference(path, case.conversion)
         assert sum(tensor.nbytes for tensor in expected.values()) == case.result_bytes
-        for name, way in peers.ways(suffix, case.wanted).items():
+        for name, way in peers.ways(suffix, case.conversion).items():
             if "cast=" not in name and "pin_memory" not in name:
-                assert cases._problem(way, path, case.wanted, "cpu", expected) is None, name
+                assert cases._problem(way, path, case.conversion, "cpu", expected) is None, name
         expected[next(iter(expected))][0] += 1
-        assert cases._problem(peers.ours, path, case.wanted, "cpu", expected) is not None
+        assert cases._problem(peers.ours, path, case.conversion, "cpu", expected) is not None
 
 
 def test_the_limit_is_that_of_the_bytes_that_cross():
