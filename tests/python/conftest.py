@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-# The tests are imported by path (`--import-mode=importlib`), so their helpers need a place to be found.
+# The tests are imported by path (`--import-mode=importlib`), so `sys.path` needs the folder of their helpers,
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-# And so do the generators of test data; last, as their names are common ones.
+# and that of the generators of test data; last, as their names are common ones.
 sys.path.append(str(Path(__file__).resolve().parents[1] / "data"))
 
-# A shell has what it runs in the background ignore Ctrl-C, and children inherit that: tests of Ctrl-C would wait for ever.
+# Background jobs of a shell ignore SIGINT, and children inherit that: tests of Ctrl-C would hang.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def save(tmp_path: Path) -> Callable[..., Path]:
-    """`save(obj, name)`: writes a file of the format that the name's extension says, by torch or safetensors."""
+    """`save(obj, name)`: writes a file in the format of the name's extension, by torch or safetensors."""
     import safetensors.torch
     import torch
 
@@ -50,7 +50,7 @@ def simple(save: Callable[..., Path]) -> Path:
 
 @pytest.fixture
 def collect() -> Callable[[], None]:
-    """Collects garbage until nothing more falls off."""
+    """Runs the garbage collector until it finds nothing."""
 
     def run() -> None:
         while gc.collect():

@@ -133,12 +133,12 @@ family("A16", "a saved web page or a Git LFS pointer", {
 }, unknown)  # fmt: skip
 
 shown("A17", "a valid file truncated at every byte, or with any bit flipped", "an error, or a result that breaks no promise; never a panic",
-      "test_boundary.py::test_a17_a_file_cut_at_any_byte_is_an_error")  # fmt: skip
+      "test_boundary.py::test_a17_a_file_truncated_at_any_byte_is_an_error")  # fmt: skip
 shown(
     "A17",
     "",
     "an error, or a result that breaks no promise; never a panic",
-    "test_boundary.py::test_a17_a_flipped_bit_breaks_no_promise",
+    "test_boundary.py::test_a17_a_flipped_bit_is_never_an_internal_error",
 )
 shown("A18", "a file that grows, shrinks or is replaced after opening", "owned results: `FileChanged`, never SIGBUS",
       "test_boundary.py::test_a18_a_file_that_changed_is_file_changed")  # fmt: skip

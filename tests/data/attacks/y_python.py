@@ -17,13 +17,13 @@ shown(
     "Y02",
     "a failed allocation",
     "`MemoryError`",
-    f"{HERE}test_y02_memory_that_cannot_be_had_is_memory_error",
+    f"{HERE}test_y02_a_failed_allocation_is_memory_error",
 )
 shown(
     "Y03",
     "Ctrl-C",
     "`KeyboardInterrupt` within a tick",
-    f"{HERE}test_y03_ctrl_c_is_honoured_while_a_file_is_opened",
+    f"{HERE}test_y03_ctrl_c_interrupts_the_opening_of_a_file",
 )
 shown(
     "Y04",
@@ -68,4 +68,4 @@ family(
 )
 shown("Y08", "a path as `bytes`", "opens", f"{HERE}test_y08_a_path_may_be_bytes")
 shown("Y09", "a file that is truncated while it is open", "owned results: `FileChanged`; views: SIGBUS, as documented",
-      f"{HERE}test_y09_a_cut_file_ends_a_view_by_sigbus_and_an_owned_read_by_an_error")  # fmt: skip
+      f"{HERE}test_y09_a_truncated_file_is_sigbus_for_a_view_and_an_error_for_an_owned_read")  # fmt: skip

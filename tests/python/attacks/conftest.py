@@ -1,4 +1,4 @@
-"""Makes the registry of attacks importable, which lies with the test data, and starts the process that opens files."""
+"""Puts the attack registry (`tests/data/attacks`) on `sys.path`, and starts the process that opens the files."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "data")]
 
 @pytest.fixture(scope="session")
 def prober(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
-    """The process that opens files, one for all tests."""
+    """The process that opens files, shared by all tests."""
     from prober import Prober
 
-    made = Prober(tmp_path_factory.mktemp("prober"))
-    yield made
-    made.close()
+    process = Prober(tmp_path_factory.mktemp("prober"))
+    yield process
+    process.close()
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder for a case's files. Some are large, and pytest keeps what a test leaves."""
+    """A folder for a case's files, emptied after the test: some are large, and pytest keeps temporary folders."""
     yield tmp_path
-    for left in tmp_path.iterdir():
-        if left.is_file() and not left.is_symlink():
-            left.unlink()
+    for path in tmp_path.iterdir():
+        if path.is_file() and not path.is_symlink():
+            path.unlink()

@@ -1,4 +1,4 @@
-"""A process that opens files for the tests and reports: see `tests/data/attacks/probe.py`."""
+"""A process that opens files for the tests and reports the outcome: see `tests/data/attacks/probe.py`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pathlib.Path(os.environ["RUSTLOAD_CANARY"], "imported").touch()
 
 
 class Prober:
-    """Opens files in forked children of one process, with a canary folder that whatever runs would leave a file in."""
+    """Opens files in forked children of one process, with a canary folder in which any executed payload creates a file."""
 
     def __init__(self, folder: Path) -> None:
         self.canary = folder / "canary"
@@ -51,14 +51,14 @@ class Prober:
         scan: bool = False,
         **options: Any,
     ) -> dict[str, Any]:
-        """What comes of opening `source` with these options; `label` names the case whose check is to be made.
+        """Opens `source` with these options and returns the outcome; `label` names the case whose own check runs as well.
 
-        With `again`, only the opening and the export are timed; with `scan`, it is scanned instead.
+        With `again`, the opening and the export are only timed; with `scan`, the source is scanned instead.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        asked = {"source": str(source), "options": options, "label": label, "again": again, "scan": scan}
-        self._process.stdin.write(json.dumps(asked) + "\n")
+        question = {"source": str(source), "options": options, "label": label, "again": again, "scan": scan}
+        self._process.stdin.write(json.dumps(question) + "\n")
         self._process.stdin.flush()
         return json.loads(self._process.stdout.readline())
 

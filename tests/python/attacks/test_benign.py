@@ -1,4 +1,4 @@
-"""Two hundred honest checkpoints: all open, nothing they name is imported, and none is said to execute."""
+"""Two hundred benign checkpoints: all open, no module that they name is imported, and no verdict is "would execute"."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ def test_there_are_two_hundred():
     assert len({name for name, _, _ in FILES}) == len(FILES)
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's own, about what it is asked to save
+@pytest.mark.filterwarnings("ignore")  # torch warns about some of the objects that it saves
 @pytest.mark.parametrize(("name", "suffix", "write"), FILES, ids=[name for name, _, _ in FILES])
-def test_an_honest_checkpoint_opens(name, suffix, write, tmp_path, prober):
+def test_a_benign_checkpoint_opens(name, suffix, write, tmp_path, prober):
     path = tmp_path / f"{name}{suffix}"
     write(path)
-    said = prober.ask(path)
-    assert said.get("stage") == "done", said
+    outcome = prober.ask(path)
+    assert outcome.get("stage") == "done", outcome
     assert list(prober.canary.iterdir()) == []
-    assert [module for module in said["modules"] if not module.startswith(("rustload", "collections"))] == []
+    assert [
+        module for module in outcome["modules"] if not module.startswith(("rustload", "collections"))
+    ] == []
     scan = getattr(rustload, "scan", None)
     if scan is not None:
         report = scan(path)

@@ -1,4 +1,4 @@
-"""What no single file shows: damage at every byte, files that change, signals, threads, forks, memory that runs out."""
+"""Cases that take more than one input file: truncation, bit flips, files that change, signals, threads, forks, out of memory."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ SMALL = {
 }
 
 
-def looked_at(data: bytes) -> None:
+def read_everything(data: bytes) -> None:
     ckpt = rustload.open(bytearray(data), framework="dlpack")
-    ckpt.notes, ckpt.tied, ckpt.opaque, ckpt.globals, ckpt.objects  # noqa: B018 - looked at
+    ckpt.notes, ckpt.tied, ckpt.opaque, ckpt.globals, ckpt.objects  # noqa: B018 - evaluated on purpose
     for lazy in ckpt.values():
         if lazy.nbytes < 1 << 20:
             assert len(lazy.materialize(copy=True).tobytes()) == lazy.nbytes
@@ -41,23 +41,23 @@ def looked_at(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a17_a_file_cut_at_any_byte_is_an_error(name):
+def test_a17_a_file_truncated_at_any_byte_is_an_error(name):
     data = SMALL[name]
-    looked_at(data)
+    read_everything(data)
     for end in range(len(data)):
         with pytest.raises(rustload.RustloadError) as caught:
-            looked_at(data[:end])
+            read_everything(data[:end])
         assert not isinstance(caught.value, rustload.InternalError), end
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a17_a_flipped_bit_breaks_no_promise(name):
+def test_a17_a_flipped_bit_is_never_an_internal_error(name):
     data = SMALL[name]
     for at in range(len(data) * 8):
         flipped = bytearray(data)
         flipped[at // 8] ^= 1 << at % 8
         try:
-            looked_at(bytes(flipped))
+            read_everything(bytes(flipped))
         except rustload.InternalError as error:
             pytest.fail(f"bit {at}: {error}")
         except (rustload.RustloadError, MemoryError):
@@ -69,7 +69,7 @@ def numbers(count: int) -> bytes:
 
 
 def big(folder: Path, name: str = "m.pt", count: int = 1 << 20) -> Path:
-    """A file of one tensor of many pages, in the container that the name says."""
+    """A file of one tensor of many pages, in the container that the name's suffix selects."""
     path = folder / name
     if name.endswith(".safetensors"):
         data = safetensors({"w": info("F32", [count], 0, 4 * count)}, numbers(count))
@@ -111,7 +111,7 @@ def test_a18_a_file_that_changed_is_file_changed(tmp_path, change, name, asked):
     assert "again" in caught.value.__notes__[0]
 
 
-def test_a18_a_file_that_is_replaced_by_renaming_stays_what_was_opened(tmp_path):
+def test_a18_a_file_replaced_by_rename_is_read_as_it_was_opened(tmp_path):
     path = big(tmp_path, count=1 << 12)
     lazy = rustload.open(path, framework="numpy")["w"]
     other = tmp_path / "other.pt"
@@ -121,7 +121,7 @@ def test_a18_a_file_that_is_replaced_by_renaming_stays_what_was_opened(tmp_path)
     assert rustload.open(path)["w"].shape == (2, 3)
 
 
-def test_a18_a_file_cut_while_it_is_read_is_an_error_and_no_sigbus(tmp_path):
+def test_a18_a_file_truncated_during_a_read_is_an_error_and_not_sigbus(tmp_path):
     code = """
     import os, sys, threading
     import rustload
@@ -148,11 +148,11 @@ def test_a18_a_file_cut_while_it_is_read_is_an_error_and_no_sigbus(tmp_path):
     assert child(code, big(tmp_path)).stdout == "['FileChanged']\n"
 
 
-# The edge to Python.
+# The boundary to Python.
 
 
-def test_y02_memory_that_cannot_be_had_is_memory_error(tmp_path):
-    """The address space is bounded, so that the kernel says no rather than later."""
+def test_y02_a_failed_allocation_is_memory_error(tmp_path):
+    """RLIMIT_AS bounds the address space, so that the allocation itself fails."""
     huge = tmp_path / "huge.pt"
     huge.write_bytes(around(named({"w": tensor((1 << 32,), (0,))})))
     code = """
@@ -172,7 +172,7 @@ def test_y02_memory_that_cannot_be_had_is_memory_error(tmp_path):
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT])
-def test_y03_ctrl_c_is_honoured_while_a_file_is_opened(tmp_path, signum):
+def test_y03_ctrl_c_interrupts_the_opening_of_a_file(tmp_path, signum):
     path = tmp_path / "long.pt"
     path.write_bytes(around(b"](" + b"(K\1K\2t" * 8_000_000 + b"e"))
     code = """
@@ -190,9 +190,9 @@ def test_y03_ctrl_c_is_honoured_while_a_file_is_opened(tmp_path, signum):
     except KeyboardInterrupt:
         print(time.perf_counter() - sent)
     """
-    said = child(code, path, int(signum)).stdout.strip()
-    assert said != "opened", "the file is too small to be interrupted"
-    assert float(said) < 1.0
+    output = child(code, path, int(signum)).stdout.strip()
+    assert output != "opened", "the file is too small to be interrupted"
+    assert float(output) < 1.0
 
 
 @pytest.mark.parametrize("framework", ["torch", "numpy", "dlpack"])
@@ -204,19 +204,19 @@ def test_y04_views_outlive_their_checkpoint(tmp_path, framework):
     del ckpt
     path.unlink()
     gc.collect()
-    found = np.from_dlpack(view) if framework == "dlpack" else np.asarray(view)
-    assert found.tobytes() == numbers(1 << 12)
+    array = np.from_dlpack(view) if framework == "dlpack" else np.asarray(view)
+    assert array.tobytes() == numbers(1 << 12)
 
 
 @pytest.mark.parametrize("name", ["m.pt", "m.safetensors"])
 def test_y05_threads_share_a_file(tmp_path, name):
-    """One checkpoint among eight threads, and a checkpoint for each on one file."""
+    """Eight threads read one shared checkpoint, and each reads its own checkpoint on the same file."""
     path = big(tmp_path, name)
     shared, right, wrong = rustload.open(path, framework="numpy"), numbers(1 << 20), []
     with np.errstate(over="ignore"):
         half = np.frombuffer(right, np.float32).astype(np.float16).tobytes()
 
-    def work(own: int) -> None:
+    def work(number: int) -> None:
         for ckpt in (shared, rustload.open(path, framework="numpy")):
             for asked, expected in (
                 ({"copy": True}, right),
@@ -224,9 +224,9 @@ def test_y05_threads_share_a_file(tmp_path, name):
                 ({"dtype": "float16"}, half),
             ):
                 if ckpt["w"].materialize(**asked).tobytes() != expected:
-                    wrong.append((own, asked))
+                    wrong.append((number, asked))
 
-    threads = [threading.Thread(target=work, args=(own,)) for own in range(8)]
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -236,14 +236,14 @@ def test_y05_threads_share_a_file(tmp_path, name):
 
 def test_y05_two_checkpoints_on_one_file_share_no_edits(tmp_path):
     path = big(tmp_path, count=1 << 12)
-    one, two = (rustload.open(path, framework="numpy")["w"].materialize(copy=False) for _ in range(2))
-    one[:] = -1
-    assert two.tobytes() == numbers(1 << 12)
+    first, second = (rustload.open(path, framework="numpy")["w"].materialize(copy=False) for _ in range(2))
+    first[:] = -1
+    assert second.tobytes() == numbers(1 << 12)
     assert rustload.open(path, framework="numpy")["w"].materialize(copy=True).tobytes() == numbers(1 << 12)
 
 
 def test_y06_a_forked_child_reads_the_same(tmp_path):
-    """Forked while threads of the parent are in the middle of reading: nothing is locked for good."""
+    """Forked while threads of the parent read: no lock stays held in the child."""
     code = """
     import os, sys, threading, warnings
     import rustload
@@ -282,8 +282,8 @@ def test_y08_a_path_may_be_bytes(tmp_path):
         assert list(rustload.open(given)) == ["w"]
 
 
-def test_y09_a_cut_file_ends_a_view_by_sigbus_and_an_owned_read_by_an_error(tmp_path):
-    """As SECURITY.md says: no library can turn a fault in somebody's array into an error."""
+def test_y09_a_truncated_file_is_sigbus_for_a_view_and_an_error_for_an_owned_read(tmp_path):
+    """As SECURITY.md says: no library can turn a page fault in a user's array into an error."""
     code = """
     import os, sys
     import rustload
@@ -301,7 +301,7 @@ def test_y09_a_cut_file_ends_a_view_by_sigbus_and_an_owned_read_by_an_error(tmp_
     assert done.returncode == -signal.SIGBUS
 
 
-def test_no_file_is_written_to_and_none_is_made(tmp_path):
+def test_an_edited_view_changes_and_creates_no_file(tmp_path):
     path = big(tmp_path, count=1 << 12)
     before = path.read_bytes(), path.stat().st_mtime_ns, sorted(tmp_path.iterdir())
     view = rustload.open(path, framework="numpy")["w"].materialize(copy=False)
@@ -310,8 +310,8 @@ def test_no_file_is_written_to_and_none_is_made(tmp_path):
     assert (path.read_bytes(), path.stat().st_mtime_ns, sorted(tmp_path.iterdir())) == before
 
 
-def test_the_payloads_would_work_on_pythons_unpickler(tmp_path):
-    """Otherwise a canary that stays silent shows nothing."""
+def test_the_payload_executes_in_pythons_unpickler(tmp_path):
+    """The control: without it, an untouched canary folder would prove nothing."""
     from attacks.pickles import SYSTEM
 
     (tmp_path / "p.pkl").write_bytes(pickle(SYSTEM))

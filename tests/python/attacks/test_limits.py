@@ -1,4 +1,4 @@
-"""Every limit: a small file that meets it when it is lowered, an error that names it and its override."""
+"""Every limit: a small file that exceeds the lowered limit, and the error, which names the limit and its override."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def index(folder: Path) -> Path:
 
 
 EXPANDED = around(named({"w": tensor((1000,), (0,))}))
-MET: dict[str, tuple[int, bytes | Callable[[Path], Path], Callable]] = {
+EXCEEDING: dict[str, tuple[int, bytes | Callable[[Path], Path], Callable]] = {
     "pickle_bytes": (100, around(text("x" * 200)), opened),
     "nodes": (10, around(listed(*(integer(1000 + number) for number in range(300)))), opened),
     "stack": (10, around(b"(" + NONE * 20 + b"t"), opened),
@@ -83,10 +83,10 @@ MET: dict[str, tuple[int, bytes | Callable[[Path], Path], Callable]] = {
     "index_bytes": (10, index, opened),
     "materialize_bytes": (100, EXPANDED, read),
 }
-NOT_BY_THEMSELVES = {
-    # A longer name is no name that torch writes, so its code is ZipName, and the text says the limit.
+REPORTED_OTHERWISE = {
+    # torch writes no longer name, so the code is ZipName, and the message states the limit.
     "name_bytes": lambda path: rustload.open(path, limits=rustload.Limits(name_bytes=5)),
-    # The larger of two bounds; the error names the one in bytes.
+    # The larger of two limits applies; the error names the one in bytes.
     "materialize_ratio": lambda path: read(rustload.Limits(materialize_ratio=1, materialize_bytes=1), path),
 }
 
@@ -98,7 +98,7 @@ def nested() -> bytes:
     return out.getvalue()
 
 
-# A scan goes on where it meets one, and says what it did not look at.
+# A scan continues past an exceeded limit, and reports what it did not scan.
 SCANS: dict[str, tuple[int, bytes]] = {
     "scan_depth": (0, nested()),
     "scan_bytes": (10, nested()),
@@ -106,15 +106,17 @@ SCANS: dict[str, tuple[int, bytes]] = {
 }
 
 
-def test_every_limit_is_met_here():
-    assert {name for name, _, _ in _rustload.LIMITS} == MET.keys() | NOT_BY_THEMSELVES.keys() | SCANS.keys()
+def test_every_limit_has_a_case():
+    assert {
+        name for name, _, _ in _rustload.LIMITS
+    } == EXCEEDING.keys() | REPORTED_OTHERWISE.keys() | SCANS.keys()
 
 
 @pytest.mark.parametrize("limit", SCANS)
-def test_a_scan_that_meets_a_limit_says_what_is_missing(limit):
-    most, data = SCANS[limit]
+def test_a_scan_that_exceeds_a_limit_reports_what_it_skipped(limit):
+    lowered, data = SCANS[limit]
     whole = rustload.scan(bytearray(data)).files[0]
-    cut = rustload.scan(bytearray(data), limits=rustload.Limits(**{limit: most})).files[0]
+    cut = rustload.scan(bytearray(data), limits=rustload.Limits(**{limit: lowered})).files[0]
     assert whole.coverage.complete
     assert not whole.coverage.truncated
     if limit == "findings":
@@ -126,31 +128,31 @@ def test_a_scan_that_meets_a_limit_says_what_is_missing(limit):
         assert cut.verdict != "inert"
 
 
-@pytest.mark.parametrize("limit", MET)
-def test_a_limit_is_named_with_its_override_and_lets_honest_files_pass(limit, tmp_path):
-    most, made, ask = MET[limit]
-    if callable(made):
-        path = made(tmp_path)
+@pytest.mark.parametrize("limit", EXCEEDING)
+def test_a_limit_error_names_its_override_and_the_default_accepts_the_file(limit, tmp_path):
+    lowered, content, use = EXCEEDING[limit]
+    if callable(content):
+        path = content(tmp_path)
     else:
         path = tmp_path / "model.bin"
-        path.write_bytes(made)
+        path.write_bytes(content)
     with pytest.raises(rustload.LimitError) as caught:
-        ask(rustload.Limits(**{limit: most}), path)
+        use(rustload.Limits(**{limit: lowered}), path)
     error = caught.value
     assert (error.code, error.name) == ("Limit", limit)
     assert error.found > error.limit
     assert f"limit {limit} exceeded" in str(error)
     assert f"limits=rustload.Limits({limit}=...)" in error.__notes__[0]
-    ask(rustload.Limits(), path)
+    use(rustload.Limits(), path)
     assert next(what for name, _, what in _rustload.LIMITS if name == limit)
 
 
-def test_the_limits_that_are_told_otherwise(tmp_path):
+def test_limits_that_are_reported_by_another_error(tmp_path):
     path = tmp_path / "model.bin"
     path.write_bytes(EXPANDED)
     with pytest.raises(rustload.FormatError, match="name_bytes is 5") as caught:
-        NOT_BY_THEMSELVES["name_bytes"](path)
+        REPORTED_OTHERWISE["name_bytes"](path)
     assert caught.value.code == "ZipName"
     with pytest.raises(rustload.LimitError) as caught:
-        NOT_BY_THEMSELVES["materialize_ratio"](path)
+        REPORTED_OTHERWISE["materialize_ratio"](path)
     assert caught.value.name == "materialize_bytes"

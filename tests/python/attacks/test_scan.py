@@ -1,4 +1,4 @@
-"""What a scan says of every input of the attack matrix: its findings, the calls in program order, and its verdict."""
+"""The scan of every input of the attack matrix: its findings, the calls in program order, and its verdict."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MIB = 1 << 20
 FILES = [case for case in CASES if not isinstance(case.load, Shown)]
 KIND_OF = {code: kind for code, kind, _, _ in rustload._rustload.CODES}
 NO_FINDING = {"Io", "NotRegularFile"}
-"""What a scan is told as an error of the path, not as a finding in a file."""
+"""Codes that a scan raises as an error of the path and does not list as a finding in a file."""
 
 
 @pytest.mark.parametrize("case", FILES, ids=lambda case: case.label)
@@ -46,7 +46,7 @@ def test_scans(case: Case, folder: Path):
     elif "posix.system" in case.runs:
         assert report.verdict == "would execute"
     elif KIND_OF.get(getattr(case.load, "code", "")) == "Unsupported":
-        pass  # nothing would run, and rustload cannot read it: either word is right
+        pass  # nothing would run, and rustload cannot read it: inert and unknown are both right
     elif set(case.finds) & KIND_OF.keys() and not isinstance(case.load, Named):
         assert report.verdict != "inert", sorted(codes)
 
@@ -59,13 +59,15 @@ BOMBS = [
 
 
 @pytest.mark.parametrize("case", BOMBS, ids=lambda case: case.label)
-def test_a_scan_of_a_bomb_keeps_to_the_law_of_memory_and_time(case: Case, folder: Path, prober):
+def test_a_scan_of_a_bomb_stays_within_the_memory_and_time_bounds(case: Case, folder: Path, prober):
     source = case.make(folder)
     metadata = max(source.stat().st_size if source.is_file() else 0, case.metadata)
-    said = prober.ask(source, scan=True, **case.options)
+    outcome = prober.ask(source, scan=True, **case.options)
     bound = 64 * MIB + 40 * min(metadata, 1 << 28) + 512 * case.tensors
-    assert said["scan"]["peak"] <= bound, f"{said['scan']['peak'] >> 20} MiB, the law allows {bound >> 20}"
-    seconds = [said["scan"]["seconds"]]
+    assert outcome["scan"]["peak"] <= bound, (
+        f"{outcome['scan']['peak'] >> 20} MiB, the bound is {bound >> 20}"
+    )
+    seconds = [outcome["scan"]["seconds"]]
     allowed = 2.0 * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
     while seconds[-1] > allowed and len(seconds) < 3:
         seconds.append(prober.ask(source, scan=True, **case.options)["scan"]["seconds"])
