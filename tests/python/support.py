@@ -1,4 +1,4 @@
-"""What several test files need: dtypes, samples of every bit pattern, comparison by bits, child processes."""
+"""Helpers of several test files: dtypes, random bit patterns, comparison by bits, child processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INTS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 REAL = ("bool", *INTS, *FP8, *FLOATS)
 DTYPES = (*REAL, "complex64", "complex128")
-# Of these, what safetensors' own Python package can write.
+# The dtypes of these that safetensors' own Python package can write.
 IN_SAFETENSORS = frozenset(DTYPES) - {"complex128", "float8_e8m0fnu"}
 
 
@@ -58,7 +58,7 @@ def assert_same_bits(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def assert_same_values(found: torch.Tensor, expected: torch.Tensor) -> None:
-    """Equal to the bit, but a NaN only needs to be a NaN."""
+    """Equal to the bit, except that any NaN equals any other."""
     assert found.dtype == expected.dtype
     assert tuple(found.shape) == tuple(expected.shape)
     if not expected.dtype.is_floating_point or not expected.numel():
@@ -67,10 +67,10 @@ def assert_same_values(found: torch.Tensor, expected: torch.Tensor) -> None:
     found, expected = (
         tensor.clone(memory_format=torch.contiguous_format).reshape(-1) for tensor in (found, expected)
     )
-    one, two = found.to(torch.float64).isnan(), expected.to(torch.float64).isnan()
-    assert torch.equal(one, two)
+    found_nan, is_nan = (tensor.to(torch.float64).isnan() for tensor in (found, expected))
+    assert torch.equal(found_nan, is_nan)
     in_bytes = (tensor.clone().view(torch.uint8).reshape(len(tensor), -1) for tensor in (found, expected))
-    assert torch.equal(*(rows[~one] for rows in in_bytes))
+    assert torch.equal(*(rows[~is_nan] for rows in in_bytes))
 
 
 def saved(obj: Any, **options: Any) -> bytes:
@@ -108,7 +108,7 @@ def child(
     check: bool = True,
     env: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs Python code in a fresh process, `args` in `sys.argv[1:]`; by default it must end well and say nothing.
+    """Runs Python code in a fresh process, `args` in `sys.argv[1:]`; by default it must exit with 0 and write nothing to stderr.
 
     `env` adds to the environment.
     """
@@ -121,7 +121,7 @@ def child(
 
 
 def sizes_of(path: Path) -> tuple[int, int]:
-    """The file's apparent size and what it takes on the disk."""
+    """The file's apparent size and the bytes allocated for it on the disk."""
     status = path.stat()
     return status.st_size, status.st_blocks * 512
 
@@ -133,7 +133,7 @@ def rss_anon() -> int:
 
 
 def held_anon() -> int:
-    """As `rss_anon`, after what is kept for later results was given back: what is left, somebody holds."""
+    """As `rss_anon`, after `rustload.trim()` freed the memory kept for later results: the rest is in use."""
     import rustload
 
     rustload.trim()

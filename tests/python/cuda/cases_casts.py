@@ -1,4 +1,4 @@
-"""Casts on the way to a GPU, on the fake driver: whoever makes them, they are the CPU's."""
+"""Casts during an upload, on the fake driver: whether the CPU or the GPU casts, the result is that of the CPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CASTS = ("auto", "cpu", "gpu")
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("cast", CASTS)
-def test_every_cast_is_the_cpus(save: Callable[..., Path], cast: str) -> None:
+def test_every_cast_equals_the_cpus(save: Callable[..., Path], cast: str) -> None:
     path = save({name: patterns(name, (7, 33)) for name in DTYPES})
     for source, lazy in rustload.open(path, framework="torch").items():
         for target in DTYPES:
@@ -45,27 +45,31 @@ def test_a_lossy_cast_is_refused_as_on_the_cpu(simple: Path) -> None:
         lazy.materialize("cuda", cast="host")
     with pytest.raises(BufferError, match="copy=False is not possible"):
         lazy.materialize("cuda", copy=False)
-    assert HostGpu.moves == 0
+    assert HostGpu.conversions == 0
 
 
-def test_who_casts(save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cpu_or_the_gpu_casts_whichever_is_faster(
+    save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = save({"f": torch.ones(8, 4), "b": torch.ones(8, 4, dtype=torch.bfloat16)})
     f, b = rustload.open(path, framework="torch").values()
 
-    def moves(lazy: Any, dtype: str, cast: str = "auto", rate: float = 0.0, **how: Any) -> int:
+    def gpu_conversions(lazy: Any, dtype: str, cast: str = "auto", rate: float = 0.0, **how: Any) -> int:
         monkeypatch.setattr(split, "_cast_rate", lambda *_: rate)
-        HostGpu.moves = 0
+        HostGpu.conversions = 0
         lazy.materialize("cuda", dtype, cast=cast, **how)
-        return HostGpu.moves
+        return HostGpu.conversions
 
-    assert moves(b, "float32") == 1, "widening is the GPU's"
-    assert moves(f, "bfloat16") == 0, "a small cast is not worth finding out"
+    assert gpu_conversions(b, "float32") == 1, "widening is the GPU's"
+    assert gpu_conversions(f, "bfloat16") == 0, "a small cast is not worth a measurement"
     monkeypatch.setattr(split, "_CPU_CAST_MIN_BYTES", 0)
-    assert moves(f, "bfloat16", rate=0.0) == 1, "the CPU would hold up the copies"
-    assert moves(f, "bfloat16", rate=1e18) == 0, "the CPU is faster than the link"
-    assert moves(f, "bfloat16", rate=1e18, cast="gpu") == 1
-    assert moves(f, "bfloat16", rate=0.0, cast="cpu") == 0
-    assert moves(b, "float32", cast="cpu", transpose=True) == 0
-    assert moves(f, "float8_e4m3fn", cast="gpu") == 0, "this cast is the CPU's"
-    assert moves(f, "int32", cast="gpu", allow_lossy=True) == 0
-    assert moves(f, "bfloat16", rate=1e18, transpose=True) == 1, "cast by the CPU, transposed by the GPU"
+    assert gpu_conversions(f, "bfloat16", rate=0.0) == 1, "the CPU would hold up the copies"
+    assert gpu_conversions(f, "bfloat16", rate=1e18) == 0, "the CPU is faster than the link"
+    assert gpu_conversions(f, "bfloat16", rate=1e18, cast="gpu") == 1
+    assert gpu_conversions(f, "bfloat16", rate=0.0, cast="cpu") == 0
+    assert gpu_conversions(b, "float32", cast="cpu", transpose=True) == 0
+    assert gpu_conversions(f, "float8_e4m3fn", cast="gpu") == 0, "this cast is the CPU's"
+    assert gpu_conversions(f, "int32", cast="gpu", allow_lossy=True) == 0
+    assert gpu_conversions(f, "bfloat16", rate=1e18, transpose=True) == 1, (
+        "cast by the CPU, transposed by the GPU"
+    )

@@ -1,4 +1,4 @@
-"""The other faces on a GPU, on the fake driver: models, `torch.load`, `safe_open`."""
+"""The other interfaces on a GPU, on the fake driver: `load_into`, `torch.load`, `safe_open`, state dicts, JAX."""
 
 from __future__ import annotations
 
@@ -31,19 +31,21 @@ def model(seed: int = 0) -> torch.nn.Module:
         torch.nn.Linear(50, 40),
         torch.nn.Linear(40, 50),
     ]
-    made = torch.nn.Sequential(*layers)
-    made[3].weight = made[0].weight
-    return made
+    module = torch.nn.Sequential(*layers)
+    module[3].weight = module[0].weight
+    return module
 
 
-def same_state(found: torch.nn.Module, expected: torch.nn.Module, dtype: torch.dtype | None = None) -> None:
+def assert_same_state(
+    found: torch.nn.Module, expected: torch.nn.Module, dtype: torch.dtype | None = None
+) -> None:
     for name, tensor in expected.state_dict().items():
         wanted = tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
         assert_same_bits(found.state_dict()[name], wanted)
 
 
-def uploads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Counts what is begun on the GPU."""
+def count_upload_queues(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list with an element for each upload queue that is created."""
     counted: list[int] = []
 
     class Counted(results.UploadQueue):
@@ -59,98 +61,104 @@ def uploads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     "how", [{"device": "cuda"}, {"device_map": {"": 0}}, {"device_map": {"0": 0, "": "cuda:0"}}]
 )
 @pytest.mark.parametrize("dtype", [None, "bfloat16", "float64"])
-def test_a_model_without_memory(save: Callable[..., Path], how: dict[str, Any], dtype: str | None) -> None:
+def test_load_into_fills_a_meta_model_on_the_gpu(
+    save: Callable[..., Path], how: dict[str, Any], dtype: str | None
+) -> None:
     saved = model()
     with torch.device("meta"):
-        made = model()
+        target = model()
     fakecuda.delay(500)
-    report = rustload.torch.load_into(made, save(saved.state_dict()), dtype=dtype, **how)
+    report = rustload.torch.load_into(target, save(saved.state_dict()), dtype=dtype, **how)
     fakecuda.delay(0)
-    same_state(made, saved, None if dtype is None else getattr(torch, dtype))
-    assert made[3].weight is made[0].weight
+    assert_same_state(target, saved, None if dtype is None else getattr(torch, dtype))
+    assert target[3].weight is target[0].weight
     assert not report.missing
 
 
 @pytest.mark.parametrize("assign", ["auto", True])
-def test_a_model_with_memory(save: Callable[..., Path], assign: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved, made = model(), model(seed=1)
-    # A parameter with gaps between its rows, as slices of a fused one are; and one that is transposed.
-    made[2].weight.data = torch.zeros(40, 100)[:, ::2]
-    made[0].bias.data = torch.zeros(100)[::2]
-    before = {name: tensor.data_ptr() for name, tensor in made.state_dict().items()}
-    counted = uploads(monkeypatch)
+def test_load_into_fills_an_allocated_model_on_the_gpu(
+    save: Callable[..., Path], assign: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved, target = model(), model(seed=1)
+    # A weight with gaps between its columns, as slices of a fused tensor have, and a strided bias.
+    target[2].weight.data = torch.zeros(40, 100)[:, ::2]
+    target[0].bias.data = torch.zeros(100)[::2]
+    before = {name: tensor.data_ptr() for name, tensor in target.state_dict().items()}
+    counted = count_upload_queues(monkeypatch)
     fakecuda.delay(500)
-    rustload.torch.load_into(made, save(saved.state_dict()), assign=assign)
+    rustload.torch.load_into(target, save(saved.state_dict()), assign=assign)
     fakecuda.delay(0)
-    same_state(made, saved)
-    after = {name: tensor.data_ptr() for name, tensor in made.state_dict().items()}
+    assert_same_state(target, saved)
+    after = {name: tensor.data_ptr() for name, tensor in target.state_dict().items()}
     assert (before == after) == (assign == "auto")
-    assert len(counted) == 1, "all tensors go up in one go"
+    assert len(counted) == 1, "all tensors go through one queue"
 
 
 def test_names_tied_in_the_file_fill_tensors_that_are_not(save: Callable[..., Path]) -> None:
-    made = torch.nn.ParameterDict({name: torch.nn.Parameter(torch.zeros(30, 30)) for name in ("a", "b", "c")})
+    target = torch.nn.ParameterDict(
+        {name: torch.nn.Parameter(torch.zeros(30, 30)) for name in ("a", "b", "c")}
+    )
     shared = torch.randn(30, 30)
-    rustload.torch.load_into(made, save({"a": shared, "b": shared, "c": torch.ones(30, 30)}))
-    assert torch.equal(made["a"], shared)
-    assert torch.equal(made["b"], shared)
-    assert made["a"].data_ptr() != made["b"].data_ptr()
+    rustload.torch.load_into(target, save({"a": shared, "b": shared, "c": torch.ones(30, 30)}))
+    assert torch.equal(target["a"], shared)
+    assert torch.equal(target["b"], shared)
+    assert target["a"].data_ptr() != target["b"].data_ptr()
 
 
-def test_a_model_is_told_which_tensor_cannot_be_read(save: Callable[..., Path]) -> None:
+def test_load_into_from_a_truncated_file_is_a_format_error(save: Callable[..., Path]) -> None:
     path = save(model().state_dict())
     ckpt = rustload.open(path)
     os.truncate(path, path.stat().st_size // 2)
     with torch.device("meta"):
-        made = model()
+        target = model()
     with pytest.raises(rustload.FormatError, match="cut or changed"):
-        rustload.torch.load_into(made, ckpt, device="cuda")
+        rustload.torch.load_into(target, ckpt, device="cuda")
 
 
 # torch.load
 
 
-def kinds() -> dict[str, Any]:
+def state_of_every_kind() -> dict[str, Any]:
     whole = torch.randn(60, 50)
-    made: dict[str, Any] = {name: patterns(name, (7, 9)) for name in DTYPES}
-    made |= {"whole": whole, "view": whole[3:7, ::2], "turned": whole.T, "empty": torch.empty(0, 3)}
-    made |= {"conjugate": torch.randn(4, 4, dtype=torch.complex64).conj(), "scalar": torch.tensor(3)}
-    made["parameter"] = torch.nn.Parameter(torch.randn(3, 3))
-    made["imaginary"] = torch.randn(8, dtype=torch.complex64).conj().imag
-    return made
+    state: dict[str, Any] = {name: patterns(name, (7, 9)) for name in DTYPES}
+    state |= {"whole": whole, "view": whole[3:7, ::2], "turned": whole.T, "empty": torch.empty(0, 3)}
+    state |= {"conjugate": torch.randn(4, 4, dtype=torch.complex64).conj(), "scalar": torch.tensor(3)}
+    state["parameter"] = torch.nn.Parameter(torch.randn(3, 3))
+    state["imaginary"] = torch.randn(8, dtype=torch.complex64).conj().imag
+    return state
 
 
 @pytest.mark.parametrize("where", ["cuda", "cuda:0", torch.device("cuda:0"), {"cpu": "cuda:0"}])
 @pytest.mark.parametrize("zipped", [True, False])
-def test_torch_load_gives_storages_on_the_gpu(
+def test_torch_load_returns_storages_on_the_gpu(
     save: Callable[..., Path], where: Any, zipped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state = kinds()
+    state = state_of_every_kind()
     if not zipped:
-        # The legacy format has no storages of these: torch does not read back what it writes.
+        # The legacy format has no storages of these dtypes: torch cannot read its own files of them.
         unread = ("uint1", "uint3", "uint6", "float8")
         state = {name: t for name, t in state.items() if not name.startswith(unread)}
     path = save(state, _use_new_zipfile_serialization=zipped)
     expected = torch.load(path, map_location="cpu")
-    # What torch moves by itself: storages without elements, and those that are not uploaded.
+    # torch itself moves storages that rustload does not upload, such as empty ones.
     monkeypatch.setattr(_locations, "_restore", lambda storage, _: storage)
     copies = fakecuda.count("copies")
     for source in (path, path.read_bytes(), io.BytesIO(path.read_bytes())):
         found = rustload.torch.load(source, map_location=where)
         for name, tensor in expected.items():
-            one = found[name]
-            assert (one.stride(), one.storage_offset()) == (tensor.stride(), tensor.storage_offset())
-            assert (type(one), one.is_conj()) == (type(tensor), tensor.is_conj())
-            assert_same_bits(one, tensor)
+            loaded = found[name]
+            assert (loaded.stride(), loaded.storage_offset()) == (tensor.stride(), tensor.storage_offset())
+            assert (type(loaded), loaded.is_conj()) == (type(tensor), tensor.is_conj())
+            assert_same_bits(loaded, tensor)
         assert found["view"].untyped_storage().data_ptr() == found["whole"].untyped_storage().data_ptr()
-    # All but the empty one, many together; only a storage of conjugates alone is read on the host.
+    # All storages but the empty one are uploaded, many in one copy; only a storage of conjugates alone is read on the host.
     assert fakecuda.count("copies") - copies >= 3
 
 
-def test_torch_load_goes_by_the_location_of_each_storage(
+def test_torch_load_maps_the_location_of_each_storage(
     save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counted = uploads(monkeypatch)
+    counted = count_upload_queues(monkeypatch)
     path = save({"a": torch.randn(5), "b": torch.randn(6)})
     rustload.torch.load(path, map_location={"somewhere": "cuda:0"})
     rustload.torch.load(path, map_location="cpu")
@@ -160,7 +168,7 @@ def test_torch_load_goes_by_the_location_of_each_storage(
     assert len(counted) == 1
 
 
-def test_torch_load_of_a_damaged_file(save: Callable[..., Path]) -> None:
+def test_torch_load_with_a_failed_copy_is_a_device_error(save: Callable[..., Path]) -> None:
     path = save({"a": torch.randn(5000)})
     data = bytearray(path.read_bytes())
     fakecuda.fail("cuMemcpyHtoDAsync_v2", 1)
@@ -173,9 +181,11 @@ def test_torch_load_of_a_damaged_file(save: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model.bin"])
-def test_safe_open(save: Callable[..., Path], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_safe_open_reads_onto_the_gpu(
+    save: Callable[..., Path], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     state = {f"t{n}": torch.randn(30 + n, 20) for n in range(8)}
-    counted = uploads(monkeypatch)
+    counted = count_upload_queues(monkeypatch)
     with rustload.safe_open(save(state, name), "pt", device="cuda") as file:
         everything = file.get_tensors()
         assert len(counted) == 1
@@ -196,18 +206,18 @@ def test_safe_open(save: Callable[..., Path], name: str, monkeypatch: pytest.Mon
             assert_same_bits(loader.take("t1"), state["t1"][:5])
 
 
-def test_a_lazy_state_dict(save: Callable[..., Path]) -> None:
-    made = model(seed=2)
-    path = save(made.state_dict())
+def test_a_lazy_state_dict_reads_onto_the_gpu(save: Callable[..., Path]) -> None:
+    source = model(seed=2)
+    path = save(source.state_dict())
     state = rustload.torch.state_dict(path, device="cuda:0")
-    for name, tensor in made.state_dict().items():
+    for name, tensor in source.state_dict().items():
         assert_same_bits(state[name].tensor(), tensor)
 
 
 # JAX
 
 
-def test_jax_gets_arrays_over_memory_of_the_driver(
+def test_jax_arrays_are_made_over_memory_of_the_driver(
     save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jax = pytest.importorskip("jax")
@@ -234,7 +244,7 @@ def test_jax_gets_arrays_over_memory_of_the_driver(
         ckpt["wide"].materialize()
 
 
-def test_a_process_may_end_in_the_middle(save: Callable[..., Path]) -> None:
+def test_a_process_exits_cleanly_during_a_stream(save: Callable[..., Path]) -> None:
     path = save({f"t{n}": torch.randn(300, 300) for n in range(20)})
     code = """
         import sys

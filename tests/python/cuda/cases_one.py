@@ -52,7 +52,7 @@ def orders(ndim: int) -> Iterator[Any]:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("cast", CASTS)
-def test_every_dtype_and_layout_is_what_the_cpu_makes(save: Callable[..., Path], cast: str) -> None:
+def test_every_dtype_and_layout_equals_the_cpus(save: Callable[..., Path], cast: str) -> None:
     path = save(
         {f"{name} {how}": t for name in DTYPES for how, t in layouts(patterns(name, (6, 10, 16))).items()}
     )
@@ -63,22 +63,22 @@ def test_every_dtype_and_layout_is_what_the_cpu_makes(save: Callable[..., Path],
             found = lazy.materialize("cuda", transpose=order, cast=cast)
             assert found.is_contiguous(), name
             assert_same_bits(found, expected)
-    assert (HostGpu.moves == 0) == (cast == "cpu")
+    assert (HostGpu.conversions == 0) == (cast == "cpu")
 
 
 @pytest.mark.usefixtures("small")
-def test_there_are_two_small_staging_buffers(save: Callable[..., Path]) -> None:
+def test_a_result_takes_at_most_two_staging_buffers(save: Callable[..., Path]) -> None:
     path = save({"w": torch.randn(300, 70), "wide": torch.randn(2, 5000)})
     ckpt = rustload.open(path, framework="torch")
     for lazy in ckpt.values():
         HostGpu.staging_buffers.clear()
         assert_same_bits(lazy.materialize("cuda", transpose=True), lazy.materialize(transpose=True))
         assert_same_bits(lazy.T.materialize("cuda", "float64"), lazy.T.materialize(dtype="float64"))
-        # Panels come in whole slabs.
+        # Two for each of the two results, as panels are whole slabs.
         assert len(HostGpu.staging_buffers) <= 4
 
 
-def test_quantized_tensors_become_numbers(save: Callable[..., Path]) -> None:
+def test_quantized_tensors_are_dequantized(save: Callable[..., Path]) -> None:
     plain = torch.quantize_per_tensor(torch.randn(40, 30), 0.1, 3, torch.quint8)
     channels = torch.quantize_per_channel(
         torch.randn(40, 30), torch.rand(30) + 0.1, torch.zeros(30, dtype=torch.long), 1, torch.qint8
@@ -96,7 +96,7 @@ def test_quantized_tensors_become_numbers(save: Callable[..., Path]) -> None:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("cast", CASTS)
-def test_joined_tensors(save: Callable[..., Path], cast: Any) -> None:
+def test_joined_tensors_equal_the_cpus(save: Callable[..., Path], cast: Any) -> None:
     path = save({name: torch.randn(size, 24) for name, size in (("q", 32), ("k", 8), ("none", 0), ("v", 16))})
     ckpt = rustload.open(path, framework="torch")
     q, k, none, v = ckpt.values()
@@ -109,20 +109,20 @@ def test_joined_tensors(save: Callable[..., Path], cast: Any) -> None:
             assert_same_bits(lazy.materialize("cuda", dtype, order, cast=cast), expected)
 
 
-def test_meta_tensors_stay_what_they_are(save: Callable[..., Path]) -> None:
+def test_meta_tensors_stay_on_meta(save: Callable[..., Path]) -> None:
     path = save({"m": torch.empty(3, 4, device="meta"), "w": torch.ones(3)})
     ckpt = rustload.open(path, framework="torch")
     assert ckpt["m"].materialize("cuda").device.type == "meta"
     assert [t.device.type for _, t in ckpt.stream(device="cuda")] == ["meta", "cpu"]
 
 
-# Into memory that is there.
+# Into existing memory (`out=`).
 
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("cast", CASTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_out_of_every_layout(save: Callable[..., Path], cast: Any, dtype: torch.dtype) -> None:
+def test_out_may_have_any_layout(save: Callable[..., Path], cast: Any, dtype: torch.dtype) -> None:
     lazy = rustload.open(save({"w": torch.randn(60, 48)}), framework="torch")["w"]
     expected = lazy.materialize(dtype=dtype)
     whole = torch.zeros(120, 96, dtype=dtype)
@@ -175,7 +175,7 @@ def bytes_of(buffer: rustload.Buffer) -> bytes:
 
 
 @pytest.mark.parametrize("cast", CASTS)
-def test_plain_buffers(many: tuple[Path, dict[str, torch.Tensor]], cast: Any) -> None:
+def test_buffers_equal_the_cpus(many: tuple[Path, dict[str, torch.Tensor]], cast: Any) -> None:
     ckpt = rustload.open(many[0], framework="dlpack")
     for device, how in (
         ("cuda", {}),
@@ -183,9 +183,12 @@ def test_plain_buffers(many: tuple[Path, dict[str, torch.Tensor]], cast: Any) ->
         ("cuda:0", {"transpose": {"*.weight": True}}),
     ):
         for name, buffer in ckpt.stream(device=device, cast=cast, sync=False, **how):
-            one: Any = {"dtype": buffer.dtype, "transpose": "transpose" in how and name.endswith(".weight")}
+            request: Any = {
+                "dtype": buffer.dtype,
+                "transpose": "transpose" in how and name.endswith(".weight"),
+            }
             assert buffer.__dlpack_device__() == (2, 0)
-            assert bytes_of(buffer) == ckpt[name].materialize(copy=True, **one).tobytes()
+            assert bytes_of(buffer) == ckpt[name].materialize(copy=True, **request).tobytes()
     w = ckpt["large"]
     assert (
         bytes_of(w.materialize("cuda", "float32", transpose=True))
@@ -207,7 +210,7 @@ def test_plain_buffers(many: tuple[Path, dict[str, torch.Tensor]], cast: Any) ->
             w.materialize(wrong)
 
 
-def test_what_there_is_of_cuda() -> None:
+def test_cuda_info_finds_the_fake_driver() -> None:
     found = rustload.cuda_info()
     assert found["available"]
     assert found["reason"] is None

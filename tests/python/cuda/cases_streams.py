@@ -1,4 +1,4 @@
-"""Many tensors on a GPU, on the fake driver: order, streams, memory, how it ends."""
+"""Many tensors on a GPU, on the fake driver: order, CUDA streams, memory, closing and errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 
 
-# Order and streams.
+# Order and CUDA streams.
 
 
 @pytest.mark.parametrize("how", [{}, {"dtype": "float64"}, {"transpose": True}])
@@ -45,7 +45,7 @@ def test_sync_false_is_ordered_with_the_callers_stream(
         fakecuda.delay(0)
 
 
-def test_copies_wait_for_what_the_caller_has_enqueued(save: Callable[..., Path]) -> None:
+def test_copies_wait_for_work_that_the_caller_enqueued(save: Callable[..., Path]) -> None:
     lazy = rustload.open(save({"w": torch.randn(100, 100)}), framework="torch")["w"]
     out = torch.zeros(100, 100)
     HostGpu.current = fakecuda.stream()
@@ -54,7 +54,7 @@ def test_copies_wait_for_what_the_caller_has_enqueued(save: Callable[..., Path])
     assert_same_bits(out, lazy.materialize())
 
 
-def test_a_stream_goes_on_where_the_caller_works(save: Callable[..., Path]) -> None:
+def test_a_stream_follows_the_callers_current_cuda_stream(save: Callable[..., Path]) -> None:
     state = {f"{n}": torch.randn(300, 300 + n) for n in range(12)}
     ckpt = rustload.open(save(state), framework="torch")
     fakecuda.delay(3000)
@@ -68,7 +68,7 @@ def test_a_stream_goes_on_where_the_caller_works(save: Callable[..., Path]) -> N
                 HostGpu.current = streams[number // 4 % 2]
     finally:
         fakecuda.delay(0)
-    assert set(HostGpu.left) == set(streams)
+    assert set(HostGpu.left_streams) == set(streams)
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def many(save: Callable[..., Path]) -> tuple[Path, dict[str, torch.Tensor]]:
         ("given", {"dtype": "float16", "transpose": {"layer.*.weight": True}}, "1MiB"),
     ],
 )
-def test_a_stream_gives_what_it_gives_on_the_cpu(
+def test_a_stream_yields_what_it_yields_on_the_cpu(
     many: tuple[Path, dict[str, torch.Tensor]], order: Any, how: dict[str, Any], memory: str
 ) -> None:
     ckpt = rustload.open(many[0], framework="torch")
@@ -108,18 +108,20 @@ def test_a_stream_gives_what_it_gives_on_the_cpu(
         assert found.names == [name for name, _ in on_host]
         on_gpu = list(found)
     fakecuda.delay(0)
-    for (name, one), (other, two) in zip(on_gpu, on_host, strict=True):
-        assert name == other
-        assert_same_values(one, two)
-    same = dict(on_gpu)
-    assert same["large"] is same["tied"] is same["last"]
+    for (gpu_name, on_gpu_tensor), (host_name, on_host_tensor) in zip(on_gpu, on_host, strict=True):
+        assert gpu_name == host_name
+        assert_same_values(on_gpu_tensor, on_host_tensor)
+    by_name = dict(on_gpu)
+    assert by_name["large"] is by_name["tied"] is by_name["last"]
     assert done[-1] == sum(tensor.nbytes for tensor in ckpt.values())
-    # 320 small tensors are few copies.
+    # 320 small tensors take few copies.
     assert fakecuda.count("copies") - copies < (400 if memory == "1MiB" else 200)
 
 
 @pytest.mark.parametrize("sync", [True, False])
-def test_a_whole_load(many: tuple[Path, dict[str, torch.Tensor]], sync: bool) -> None:
+def test_materialize_uploads_a_whole_checkpoint(
+    many: tuple[Path, dict[str, torch.Tensor]], sync: bool
+) -> None:
     ckpt = rustload.open(many[0], framework="torch")
     fakecuda.delay(500)
     found = ckpt.materialize(device="cuda", dtype="float16", sync=sync)
@@ -132,27 +134,27 @@ def test_a_whole_load(many: tuple[Path, dict[str, torch.Tensor]], sync: bool) ->
         assert_same_values(tensor, ckpt[name].materialize(dtype=tensor.dtype, copy=True))
 
 
-def test_no_more_than_the_window_is_made_ahead(save: Callable[..., Path]) -> None:
+def test_results_ahead_of_the_consumer_fit_the_window(save: Callable[..., Path]) -> None:
     ckpt = rustload.open(
         save({f"{n}": torch.full((256, 1024), float(n)) for n in range(14)}), framework="torch"
     )
     for how in ({}, {"transpose": {"*": True}}):
-        at_most = 0
+        peak = 0
         with ckpt.stream(device="cuda", memory="6MiB", **how) as found:
             for number, (_, tensor) in enumerate(found):
                 assert tensor.flatten()[0] == number
                 del tensor
-                at_most = max(at_most, HostGpu.alive - sum(HostGpu.staging_buffers))
+                peak = max(peak, HostGpu.alive - sum(HostGpu.staging_buffers))
         HostGpu.staging_buffers.clear()
-        assert 2 * MIB < at_most <= 7 * MIB
+        assert 2 * MIB < peak <= 7 * MIB
 
 
-def test_small_results_share_memory_that_goes_with_the_last(save: Callable[..., Path]) -> None:
+def test_small_results_share_a_slab_that_is_freed_with_the_last_of_them(save: Callable[..., Path]) -> None:
     ckpt = rustload.open(save({f"{n}": torch.full((5,), float(n)) for n in range(1000)}), framework="torch")
     copies = fakecuda.count("copies")
     found = ckpt.materialize(device="cuda")
     assert fakecuda.count("copies") - copies < 10
-    assert len(hostgpu.lent) == 1
+    assert len(hostgpu.imported) == 1
     assert HostGpu.alive == 2 * MIB
     assert len({tensor.untyped_storage().data_ptr() for tensor in found.values()}) == 1000
     assert all(tensor.data_ptr() % 256 == 0 for tensor in found.values())
@@ -160,11 +162,11 @@ def test_small_results_share_memory_that_goes_with_the_last(save: Callable[..., 
     kept = found["77"]
     del found
     gc.collect()
-    assert len(hostgpu.lent) == 1
+    assert len(hostgpu.imported) == 1
     assert kept.tolist() == [77.0] * 5
 
 
-def test_a_stream_that_is_dropped_leaves_nothing_on_its_way(
+def test_a_dropped_stream_leaves_no_copy_in_flight(
     many: tuple[Path, dict[str, torch.Tensor]],
 ) -> None:
     ckpt = rustload.open(many[0], framework="torch")
@@ -175,14 +177,14 @@ def test_a_stream_that_is_dropped_leaves_nothing_on_its_way(
             next(found)
             del found
             gc.collect()
-            assert not hostgpu.lent
+            assert not hostgpu.imported
             assert HostGpu.alive == 0
         assert fakecuda.count("stray") == 0
     finally:
         fakecuda.delay(0)
 
 
-def test_it_may_be_closed_by_another_thread(many: tuple[Path, dict[str, torch.Tensor]]) -> None:
+def test_another_thread_may_close_a_stream(many: tuple[Path, dict[str, torch.Tensor]]) -> None:
     found = rustload.open(many[0], framework="torch").stream(device="cuda", memory="1MiB")
     next(found)
     fakecuda.delay(100_000)
@@ -196,7 +198,7 @@ def test_it_may_be_closed_by_another_thread(many: tuple[Path, dict[str, torch.Te
 
 
 @pytest.mark.parametrize("how", [{}, {"dtype": "float64"}, {"transpose": {"*": True}}])
-def test_an_error_names_its_tensor_and_leaves_nothing(save: Callable[..., Path], how: dict[str, Any]) -> None:
+def test_an_error_names_its_tensor(save: Callable[..., Path], how: dict[str, Any]) -> None:
     path = save({f"t{n}": torch.randn(300, 300) for n in range(20)}, "model.safetensors")
     ckpt = rustload.open(path, framework="torch")
     os.truncate(path, path.stat().st_size - 1000)
@@ -211,7 +213,9 @@ def test_an_error_names_its_tensor_and_leaves_nothing(save: Callable[..., Path],
     del kept, caught
 
 
-def test_every_call_of_the_driver_may_fail_in_the_middle(many: tuple[Path, dict[str, torch.Tensor]]) -> None:
+def test_a_driver_call_that_fails_during_a_load_is_a_device_error(
+    many: tuple[Path, dict[str, torch.Tensor]],
+) -> None:
     ckpt = rustload.open(many[0], framework="torch")
     for name in ("cuMemcpyHtoDAsync_v2", "cuEventRecord", "cuStreamWaitEvent"):
         fakecuda.fail(name, 1)
@@ -219,11 +223,11 @@ def test_every_call_of_the_driver_may_fail_in_the_middle(many: tuple[Path, dict[
             ckpt.materialize(device="cuda", dtype="float64")
         fakecuda.fail(name, 0)
         gc.collect()
-        assert not hostgpu.lent
+        assert not hostgpu.imported
     assert len(ckpt.materialize(device="cuda")) == len(ckpt)
 
 
-def test_a_device_that_is_not_there(simple: Path) -> None:
+def test_a_missing_device_is_a_device_error(simple: Path) -> None:
     with pytest.raises(rustload.DeviceError):
         rustload.open(simple, framework="torch")["w"].materialize("cuda:3")
     found = rustload.open(simple, framework="torch").stream(device="cuda:3")

@@ -1,4 +1,4 @@
-"""The driver without a GPU, built once, and child processes that find it."""
+"""Builds the fake CUDA driver once, and runs child processes on it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ sys.path.insert(0, str(HERE))
 
 @pytest.fixture(scope="session")
 def libcuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library that stands in for the driver's, built from `tests/data/fakecuda`."""
+    """The fake driver library, built from `tests/data/fakecuda`."""
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         pytest.skip("no C compiler to build the fake driver with")
@@ -33,17 +33,17 @@ def libcuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def on_fake(libcuda: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """`on_fake(code, *args, **environment)`: Python code in a process of its own whose driver is the fake one.
+    """`on_fake(code, *args, **environment)`: Python code in a process of its own, which loads the fake driver.
 
-    The code may import `fakecuda` and `support`. By default it has to end well and say nothing on stderr.
+    The code may import `fakecuda` and `support`. By default it must exit with 0 and write nothing to stderr.
     """
     from support import child
 
     def run(
         code: str, *args: object, check: bool = True, **environment: Any
     ) -> subprocess.CompletedProcess[str]:
-        places = os.pathsep.join([str(HERE), str(HERE.parent)])
-        env = {"RUSTLOAD_LIBCUDA": str(libcuda), "PYTHONPATH": places}
+        path = os.pathsep.join([str(HERE), str(HERE.parent)])
+        env = {"RUSTLOAD_LIBCUDA": str(libcuda), "PYTHONPATH": path}
         env |= {key: str(value) for key, value in environment.items()}
         done = child(code, *args, check=False, env=env)
         if check:

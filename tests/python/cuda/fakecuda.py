@@ -1,4 +1,4 @@
-"""What a child process whose driver is the fake one asks and tells it; see tests/data/fakecuda/fakecuda.c."""
+"""Controls and queries of the fake driver, for child processes that run on it; see tests/data/fakecuda/fakecuda.c."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def library() -> ctypes.CDLL:
 
 
 def count(what: str) -> int:
-    """How many of something are alive or happened, or the calls of a function."""
+    """The number of live objects or events of a kind, or of calls of a driver function."""
     return int(library().fakecuda_count(what.encode()))
 
 
 def alive() -> dict[str, int]:
-    """What was made and not destroyed."""
+    """The numbers of objects that were created and not destroyed."""
     return {what: count(what) for what in ("memory", "streams", "events", "registered", "contexts")}
 
 
@@ -64,7 +64,7 @@ def check(code: int) -> None:
 
 
 def enter(device: int = 0) -> None:
-    """Makes the device's primary context the thread's."""
+    """Makes the device's primary context current on this thread."""
     check(library().cuInit(0))
     context = ctypes.c_void_p()
     check(library().cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
@@ -72,11 +72,11 @@ def enter(device: int = 0) -> None:
 
 
 def stream() -> int:
-    """A new stream, as a caller has one."""
-    made = ctypes.c_void_p()
-    check(library().cuStreamCreate(ctypes.byref(made), 0))
-    assert made.value
-    return made.value
+    """Creates a CUDA stream, as a caller would."""
+    handle = ctypes.c_void_p()
+    check(library().cuStreamCreate(ctypes.byref(handle), 0))
+    assert handle.value
+    return handle.value
 
 
 def synchronize(stream: int) -> None:
@@ -84,8 +84,8 @@ def synchronize(stream: int) -> None:
 
 
 def fill(stream: int, buffer: _rustload.Buffer, byte: int, microseconds: int) -> None:
-    """Work in a stream that, after a delay, sets all bytes of a buffer."""
-    address, size = place(buffer)
+    """Enqueues work on a stream that, after a delay, sets all bytes of a buffer."""
+    address, size = address_and_size(buffer)
     check(
         library().fakecuda_fill(
             ctypes.c_void_p(stream),
@@ -98,10 +98,10 @@ def fill(stream: int, buffer: _rustload.Buffer, byte: int, microseconds: int) ->
 
 
 class Snapshot:
-    """What a consumer sees that reads a buffer when its turn comes in a stream."""
+    """The bytes of a buffer as a read enqueued on a stream sees them."""
 
     def __init__(self, stream: int, buffer: _rustload.Buffer) -> None:
-        address, size = place(buffer)
+        address, size = address_and_size(buffer)
         self._bytes = (ctypes.c_char * size)()
         self._stream = stream
         where = ctypes.c_uint64(address)
@@ -113,7 +113,7 @@ class Snapshot:
 
 
 class _Tensor(ctypes.Structure):
-    """`DLTensor`, as far as it is needed."""
+    """The first fields of `DLTensor`."""
 
     _fields_ = (
         ("data", ctypes.c_uint64),
@@ -122,7 +122,7 @@ class _Tensor(ctypes.Structure):
     )
 
 
-def place(buffer: _rustload.Buffer) -> tuple[int, int]:
+def address_and_size(buffer: _rustload.Buffer) -> tuple[int, int]:
     """A buffer's device address and size in bytes."""
     capsule = buffer.__dlpack__()
     api = ctypes.pythonapi
@@ -134,15 +134,15 @@ def place(buffer: _rustload.Buffer) -> tuple[int, int]:
 
 
 def read(buffer: _rustload.Buffer) -> bytes:
-    """The bytes on the device as they are now: the fake waits for nothing."""
-    address, size = place(buffer)
+    """The bytes on the device now, without waiting for any stream."""
+    address, size = address_and_size(buffer)
     if not size:
         return b""
     return ctypes.string_at(address & ~TAG, size)
 
 
 def expected(tensor: rustload.LazyTensor, wanted: Request) -> bytes:
-    """The bytes of the result as the CPU makes it."""
+    """The bytes of the CPU's result."""
     return tensor._core.materialize(_owned(wanted)).tobytes()
 
 
@@ -180,7 +180,7 @@ def submit(
     stream: int | None = None,
     slab: bool = True,
 ) -> tuple[int, Sequence[_rustload.Buffer]]:
-    """Submits tensors; the ticket and where they go."""
+    """Submits tensors; returns the ticket and the destinations."""
     many = [wanted] * len(tensors) if isinstance(wanted, Request) else list(wanted)
     into = destinations(upload, tensors, many, slab=slab) if into is None else into
     cores = [tensor._core for tensor in tensors]
@@ -191,6 +191,7 @@ __all__ = [
     "TAG",
     "Request",
     "Snapshot",
+    "address_and_size",
     "alive",
     "count",
     "delay",
@@ -202,7 +203,6 @@ __all__ = [
     "functions",
     "ignore_events",
     "library",
-    "place",
     "read",
     "rustload",
     "stream",

@@ -1,7 +1,7 @@
-"""A torch without a GPU on the fake driver: what it calls CUDA memory is the host's, at addresses with the tag of the fake.
+"""torch without a GPU on the fake driver: its CUDA memory is host memory, at addresses that carry the fake driver's tag.
 
-Everything of `rustload._cuda` runs as on a GPU, but for the few functions of `rustload._frameworks.torch_gpu` that are replaced
-here. What the GPU would do, torch does on the CPU when its turn in the stream has come.
+All of `rustload._cuda` runs as on a GPU, except for the few functions of `rustload._frameworks.torch_gpu` that are replaced
+here. Conversions of the GPU run in torch on the CPU, after all earlier work of the stream.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype = ctypes.py_object
 _new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 
-# What was taken over and not yet deleted, by the address of its structure.
-lent: dict[int, Any] = {}
+# DLPack tensors that rustload imported and has not deleted, by the address of their DLManagedTensor.
+imported: dict[int, Any] = {}
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 def _delete(address: int) -> None:
-    del lent[address]
+    del imported[address]
 
 
 def as_gpu_memory(row: torch.Tensor, device: int = 0) -> Buffer:
@@ -72,13 +72,13 @@ def as_gpu_memory(row: torch.Tensor, device: int = 0) -> Buffer:
     tensor.ndim, tensor.code, tensor.bits, tensor.lanes = 1, 1, 8, 1
     tensor.shape = ctypes.cast(shape, ctypes.POINTER(ctypes.c_int64))
     address = ctypes.addressof(managed)
-    lent[address] = (row, shape, managed)
+    imported[address] = (row, shape, managed)
     return _rustload.adopt(_new_capsule(address, b"dltensor", None))
 
 
 def as_host_memory(buffer: Buffer) -> torch.Tensor:
     """The bytes of a buffer of the fake GPU as a host tensor, which keeps the buffer alive."""
-    address, nbytes = fakecuda.place(buffer)
+    address, nbytes = fakecuda.address_and_size(buffer)
     memory = (ctypes.c_ubyte * nbytes).from_address(address & ~fakecuda.TAG)
     memory.keeps = buffer  # type: ignore[attr-defined]
     return torch.frombuffer(memory, dtype=torch.uint8)
@@ -88,7 +88,7 @@ class StagingBuffer(torch_gpu.TorchStagingBuffer):
     """Converts once all earlier work of the stream is done."""
 
     def convert_into(self, start: int, dtype: str, shape: Sequence[int], target: torch.Tensor) -> None:
-        HostGpu.moves += 1
+        HostGpu.conversions += 1
         fakecuda.synchronize(HostGpu.current)
         super().convert_into(start, dtype, shape, target)
 
@@ -96,13 +96,13 @@ class StagingBuffer(torch_gpu.TorchStagingBuffer):
 class HostGpu(torch_gpu.TorchGpu):
     """The GPU."""
 
-    # The caller's stream; how often the GPU converted something; bytes of the staging buffers; streams that were left;
-    # bytes that are allocated now.
+    # Bytes that are allocated now; the caller's stream; the number of conversions on the GPU; sizes of the staging buffers;
+    # streams that were followed before the current one.
     alive = 0
     current = 0
-    moves = 0
-    staging_buffers: list[int] = []  # noqa: RUF012 - the one of all
-    left: list[int] = []  # noqa: RUF012 - the one of all
+    conversions = 0
+    staging_buffers: list[int] = []  # noqa: RUF012 - shared by all instances
+    left_streams: list[int] = []  # noqa: RUF012 - shared by all instances
 
     def __init__(self, index: int = 0) -> None:
         super().__init__(torch.device("cuda", index))
@@ -117,7 +117,7 @@ class HostGpu(torch_gpu.TorchGpu):
         if self._stream is not None and self._stream != now:
             assert all(isinstance(tensor, torch.Tensor) for tensor in held)
             fakecuda.synchronize(self._stream)
-            HostGpu.left.append(self._stream)
+            HostGpu.left_streams.append(self._stream)
         self._stream = now
 
     def synchronize(self) -> None:
@@ -127,13 +127,13 @@ class HostGpu(torch_gpu.TorchGpu):
     def new(self, shape: Sequence[int], dtype: str, _upload: Any) -> tuple[torch.Tensor, Buffer]:
         kind = getattr(torch, dtype)
         count = torch.Size(shape).numel()
-        # Aligned as a GPU's is; and what was not copied is seen.
+        # Page-aligned, as GPU memory is aligned too; the fill pattern shows bytes that were not copied.
         memory = mmap.mmap(-1, count * kind.itemsize)
         memory.write(b"\xa5" * len(memory))
         HostGpu.alive += len(memory)
         weakref.finalize(memory, HostGpu._free, len(memory))
-        made = torch.frombuffer(memory, dtype=kind).view(tuple(shape))
-        return made, self.byte_view(made)
+        tensor = torch.frombuffer(memory, dtype=kind).view(tuple(shape))
+        return tensor, self.byte_view(tensor)
 
     @staticmethod
     def _free(nbytes: int) -> None:
@@ -148,17 +148,17 @@ class HostGpu(torch_gpu.TorchGpu):
 
     def wrap(self, buffer: Buffer) -> torch.Tensor:
         row = as_host_memory(buffer)
-        made = torch.empty(0, dtype=getattr(torch, buffer.dtype))
-        return made.set_(row.untyped_storage(), 0, buffer.shape, buffer.strides)
+        tensor = torch.empty(0, dtype=getattr(torch, buffer.dtype))
+        return tensor.set_(row.untyped_storage(), 0, buffer.shape, buffer.strides)
 
 
 def install(patch: pytest.MonkeyPatch) -> None:
-    """Makes "cuda" mean the fake for torch, until the patch is undone. Memory of the CPU counts as the GPU's for `out=`."""
+    """Makes "cuda" the fake GPU for torch, until the patch is undone. `out=` takes CPU memory for the GPU's."""
     from rustload._frameworks import torch as adapter
 
-    assert rustload.cuda_info()["available"]  # which begins with the driver
+    assert rustload.cuda_info()["available"]  # which loads the driver
     fakecuda.enter()
-    HostGpu.current, HostGpu.moves, HostGpu.staging_buffers, HostGpu.left = 0, 0, [], []
+    HostGpu.current, HostGpu.conversions, HostGpu.staging_buffers, HostGpu.left_streams = 0, 0, [], []
     numbered = lambda device: torch.device("cuda", device.index or 0)  # noqa: E731
     patch.setattr(torch_gpu, "checked", numbered)
     patch.setattr(adapter, "gpu_for", lambda device: None if device is None else HostGpu(device.index or 0))
@@ -166,11 +166,11 @@ def install(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The GPU, for every test of a process that has this as a plugin; nothing may be left over on it."""
+    """The GPU, for every test of a process with this plugin; fails on leaked memory and stray copies."""
     install(monkeypatch)
     yield
     gc.collect()
-    assert not lent
+    assert not imported
     assert HostGpu.alive == 0
     assert fakecuda.count("memory") == fakecuda.count("stray") == 0
 

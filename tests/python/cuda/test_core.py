@@ -1,4 +1,4 @@
-"""Uploads through the pinned ring: what arrives on the device is what the CPU makes, for every dtype, layout and format."""
+"""Uploads through the pinned ring: the bytes on the device equal the CPU's result, for every dtype, layout and format."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Run = Callable[..., subprocess.CompletedProcess[str]]
 
-# Uploads all tensors of a file in some ways and compares.
+# Uploads all tensors of a file with several requests and compares them with the CPU's results.
 COMPARE = """
     import sys
     import fakecuda, rustload
@@ -40,12 +40,14 @@ COMPARE = """
         assert fakecuda.count("stray") == fakecuda.count("pageable") == 0
 """
 
-# A small ring, so that it goes round many times, and copies that take their time.
+# A small ring, which wraps around many times, and delayed copies.
 SMALL = {"RUSTLOAD_RING": "65536x5", "FAKECUDA_DELAY": 200}
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-def test_every_dtype_in_every_layout(on_fake: Run, save: Callable[..., Path], threads: int) -> None:
+def test_every_dtype_in_every_layout_equals_the_cpus(
+    on_fake: Run, save: Callable[..., Path], threads: int
+) -> None:
     tensors = {}
     for name in DTYPES:
         base = patterns(name, (40, 30, 60))
@@ -78,7 +80,7 @@ def test_every_dtype_in_every_layout(on_fake: Run, save: Callable[..., Path], th
     )
 
 
-def test_every_cast(on_fake: Run, save: Callable[..., Path]) -> None:
+def test_every_cast_equals_the_cpus(on_fake: Run, save: Callable[..., Path]) -> None:
     path = save({name: patterns(name, (90, 130)) for name in DTYPES}, "casts.pt")
     on_fake(
         COMPARE
@@ -100,7 +102,7 @@ def test_every_cast(on_fake: Run, save: Callable[..., Path]) -> None:
     )
 
 
-def test_large_tensors_are_cut_and_permuted_ones_made_in_bands(
+def test_large_tensors_are_split_and_permuted_ones_uploaded_in_bands(
     on_fake: Run, save: Callable[..., Path]
 ) -> None:
     path = save(
@@ -130,9 +132,9 @@ def test_large_tensors_are_cut_and_permuted_ones_made_in_bands(
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize:UserWarning", "ignore:.*quantized:UserWarning")
-def test_whatever_a_file_has(on_fake: Run, save: Callable[..., Path], tmp_path: Path) -> None:
-    """Other byte orders, compressed members, legacy files, lazy signs, ties, views of one storage, NumPy's arrays, numbers
-    that have to be made first: one way for all."""
+def test_every_storage_form_is_uploaded(on_fake: Run, save: Callable[..., Path], tmp_path: Path) -> None:
+    """Big-endian and compressed members, legacy files, lazy conjugates and negatives, ties, views of one storage, NumPy
+    arrays, and quantized tensors that are dequantized first."""
     z = patterns("complex64", (70, 90))
     base = patterns("float32", (120, 130))
     plain = {
@@ -188,8 +190,8 @@ def test_whatever_a_file_has(on_fake: Run, save: Callable[..., Path], tmp_path: 
     )
 
 
-def test_bands_of_what_was_inflated_do_not_wait_for_one_another(on_fake: Run, tmp_path: Path) -> None:
-    """An inflated storage fills the window as long as bands of it are to be made."""
+def test_bands_of_inflated_storages_do_not_deadlock(on_fake: Run, tmp_path: Path) -> None:
+    """An inflated storage occupies the window until all of its bands are uploaded."""
     parts = {"a": patterns("uint8", (900, 5000)), "b": patterns("uint8", (900, 5000), seed=1)}
     torch.save(parts, tmp_path / "plain.pt")
     path = tmp_path / "packed.pt"
@@ -214,7 +216,7 @@ def test_bands_of_what_was_inflated_do_not_wait_for_one_another(on_fake: Run, tm
     )
 
 
-def test_thousands_of_small_tensors_go_by_few_copies(on_fake: Run, tmp_path: Path) -> None:
+def test_thousands_of_small_tensors_take_few_copies(on_fake: Run, tmp_path: Path) -> None:
     header, end = {}, 0
     for number in range(20_000):
         size = 900 + number % 200
@@ -254,10 +256,10 @@ def test_thousands_of_small_tensors_go_by_few_copies(on_fake: Run, tmp_path: Pat
     )
 
 
-def test_gaps_between_neighbours_are_zero_and_others_are_left_alone(
+def test_alignment_gaps_are_zeroed_and_wider_gaps_are_not_written(
     on_fake: Run, save: Callable[..., Path]
 ) -> None:
-    """What a slot held before does not reach the device; bytes that no allocator leaves between two results stay."""
+    """Stale bytes of a slot never reach the device; only gaps that alignment to 256 bytes explains are written."""
     dirt = torch.full((1 << 20,), 255, dtype=torch.uint8)
     path = save({"a": patterns("uint8", (100,)), "b": patterns("uint8", (100,), seed=1), "dirt": dirt})
     on_fake(
@@ -288,7 +290,7 @@ def test_gaps_between_neighbours_are_zero_and_others_are_left_alone(
     )
 
 
-def test_two_sessions_share_the_ring(on_fake: Run, save: Callable[..., Path]) -> None:
+def test_concurrent_uploads_share_the_ring(on_fake: Run, save: Callable[..., Path]) -> None:
     path = save({f"w{number}": patterns("float32", (300 + number, 501), seed=number) for number in range(30)})
     on_fake(
         COMPARE
@@ -315,8 +317,10 @@ def test_two_sessions_share_the_ring(on_fake: Run, save: Callable[..., Path]) ->
     )
 
 
-def test_a_slot_that_is_reused_too_early_is_caught(on_fake: Run, save: Callable[..., Path]) -> None:
-    """The test of the tests: without the events, the same upload arrives damaged."""
+def test_the_fake_driver_detects_a_slot_that_is_reused_too_early(
+    on_fake: Run, save: Callable[..., Path]
+) -> None:
+    """The control: if waiting for events is ignored, the same upload arrives damaged."""
     path = save({"w": patterns("uint8", (4 << 20,))})
     on_fake(
         COMPARE
@@ -328,7 +332,7 @@ def test_a_slot_that_is_reused_too_early_is_caught(on_fake: Run, save: Callable[
     for ignored in (False, True, False):
         fakecuda.ignore_events(ignored)
         ticket, into = fakecuda.submit(upload, [tensor], Request())
-        # The stream waits by itself, so that all copies are done when it is.
+        # The stream waits for the events, so that all copies are done when the snapshot is taken.
         upload.wait(ticket, stream=stream, sync=False)
         seen = fakecuda.Snapshot(stream, into[0]).bytes()
         assert (seen == fakecuda.expected(tensor, Request())) is not ignored
@@ -340,7 +344,7 @@ def test_a_slot_that_is_reused_too_early_is_caught(on_fake: Run, save: Callable[
     )
 
 
-def test_rates_are_measured_once(on_fake: Run) -> None:
+def test_transfer_and_cast_rates_are_measured_once(on_fake: Run) -> None:
     on_fake(
         COMPARE
         + """

@@ -1,4 +1,4 @@
-"""The CUDA driver at run time: what is said where it, or a GPU, is missing, and that nothing happens before it is asked for."""
+"""The CUDA driver at run time: errors if it or a GPU is missing, and no driver call before a GPU is requested."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ REFUSED = """
 """
 
 
-def test_import_asks_for_no_driver(tmp_path: Path) -> None:
-    """A library that ends the process when it is opened is not opened."""
+def test_import_does_not_load_the_driver(tmp_path: Path) -> None:
+    """A library whose constructor ends the process is loaded by `cuda_info` and not by the import."""
     child("import rustload", env={"RUSTLOAD_LIBCUDA": "/nonexistent"})
     source = tmp_path / "bomb.c"
     source.write_text("#include <unistd.h>\n__attribute__((constructor)) static void f(void) { _exit(3); }\n")
@@ -38,7 +38,7 @@ def test_import_asks_for_no_driver(tmp_path: Path) -> None:
     assert child("import rustload\nrustload._rustload.cuda_info()", env=env, check=False).returncode == 3
 
 
-def test_without_a_library_it_says_so() -> None:
+def test_a_missing_driver_library_is_reported() -> None:
     out = child(
         REFUSED
         + """
@@ -53,7 +53,7 @@ def test_without_a_library_it_says_so() -> None:
     assert out.startswith("there is no CUDA driver: /nonexistent/libcuda.so.1")
 
 
-def test_a_library_that_is_no_driver_is_named(tmp_path: Path) -> None:
+def test_a_library_without_the_driver_functions_is_refused(tmp_path: Path) -> None:
     source = tmp_path / "empty.c"
     source.write_text("int cuInit(unsigned flags) { return 0; }\n")
     library = tmp_path / "empty.so"
@@ -62,7 +62,7 @@ def test_a_library_that_is_no_driver_is_named(tmp_path: Path) -> None:
     assert out == "the CUDA driver has no cuDriverGetVersion\n"
 
 
-def test_what_there_is(on_fake: Run, libcuda: Path) -> None:
+def test_cuda_info_reports_library_version_and_devices(on_fake: Run, libcuda: Path) -> None:
     code = """
         import fakecuda
         from rustload import _rustload
@@ -74,7 +74,7 @@ def test_what_there_is(on_fake: Run, libcuda: Path) -> None:
     assert found == str(expected)
 
 
-def test_no_device_is_said(on_fake: Run) -> None:
+def test_missing_devices_are_reported(on_fake: Run) -> None:
     code = REFUSED + "\n    print(_rustload.cuda_info()['reason'])\n    print(refused())"
     for text, environment in {
         "the CUDA driver finds no GPU (CUDA_ERROR_NO_DEVICE)": {"FAKECUDA_INIT": 100},
@@ -86,7 +86,7 @@ def test_no_device_is_said(on_fake: Run) -> None:
     )
 
 
-def test_a_driver_that_starts_later_is_used(on_fake: Run) -> None:
+def test_a_driver_that_initializes_at_the_second_try_is_used(on_fake: Run) -> None:
     on_fake(
         REFUSED
         + """
@@ -99,12 +99,12 @@ def test_a_driver_that_starts_later_is_used(on_fake: Run) -> None:
     )
 
 
-def test_a_wrong_index_says_how_many_there_are(on_fake: Run) -> None:
+def test_a_wrong_device_index_is_refused_with_the_device_count(on_fake: Run) -> None:
     code = REFUSED + "\n    print(refused(2))\n    print(_rustload.upload(1, window=0, threads=1).device)"
     assert on_fake(code, FAKECUDA_DEVICES=2).stdout == "there is no CUDA device 2: there are 2\n1\n"
 
 
-def test_a_wrong_ring_is_said(on_fake: Run) -> None:
+def test_an_invalid_ring_setting_is_a_value_error(on_fake: Run) -> None:
     code = """
         import pytest
         from rustload import _rustload
@@ -116,8 +116,8 @@ def test_a_wrong_ring_is_said(on_fake: Run) -> None:
     on_fake(code, RUSTLOAD_RING="seven")
 
 
-def test_a_forked_child_is_refused_and_calls_nothing(on_fake: Run, simple: Path) -> None:
-    """Everything that the parent has is let go of in the child without a call."""
+def test_a_forked_child_is_refused_and_calls_no_driver_function(on_fake: Run, simple: Path) -> None:
+    """The child drops the parent's upload and buffers without a driver call."""
     on_fake(
         REFUSED
         + """
@@ -158,23 +158,23 @@ def test_a_forked_child_is_refused_and_calls_nothing(on_fake: Run, simple: Path)
     )
 
 
-def test_children_do_not_have_the_ring(on_fake: Run) -> None:
-    """On older kernels a child that shares the pinned pages parts what is written from what the device reads."""
+def test_forked_children_do_not_inherit_the_ring(on_fake: Run) -> None:
+    """MADV_DONTFORK: with copy-on-write, the parent could write to new pages while the device reads the pinned ones."""
     on_fake(
         """
         from rustload import _rustload
-        def withheld():
+        def dontfork_mappings():
             with open("/proc/self/smaps") as maps:
                 return sum(" dc" in line for line in maps if line.startswith("VmFlags"))
-        before = withheld()
+        before = dontfork_mappings()
         upload = _rustload.upload(0, window=1 << 28, threads=1)
-        assert withheld() == before + 1
+        assert dontfork_mappings() == before + 1
         """
     )
 
 
-def test_the_driver_that_python_ends_with_is_left_alone(on_fake: Run, simple: Path) -> None:
-    """Neither an upload in progress nor memory that is left is in the way of the end, with the interpreter's or by `_exit`."""
+def test_python_exits_cleanly_with_an_upload_in_flight(on_fake: Run, simple: Path) -> None:
+    """Neither an upload in flight nor unfreed memory disturbs the exit, through the interpreter or by `os._exit`."""
     for end in ("pass", "import os; os._exit(0)", "raise SystemExit(0)"):
         on_fake(
             f"""

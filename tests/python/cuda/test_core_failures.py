@@ -1,4 +1,4 @@
-"""Every call of the driver fails once: an error that says which, nothing leaked, nothing in flight, and the next upload works."""
+"""Every driver call fails once: the error names the call, nothing leaks or stays in flight, and the next upload works."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     Run = Callable[..., subprocess.CompletedProcess[str]]
 
-# `once` uploads, and says whether it arrived; an error is a DeviceError that names the call.
+# `once` uploads and returns whether it arrived; it may only fail with a DeviceError that names the call.
 ONCE = """
     import gc, os, sys
     import fakecuda, rustload
@@ -26,7 +26,7 @@ ONCE = """
     expected = [fakecuda.expected(tensor, want) for tensor, want in zip(tensors, wanted, strict=True)]
 
     def once(name="", rate=False):
-        # What the driver calls it is in the text, without the version of the function.
+        # The message has the function's name without its version suffix.
         short = name.removesuffix("_v2")
         try:
             upload = _rustload.upload(0, window=1 << 20, threads=2)
@@ -35,19 +35,21 @@ ONCE = """
             ticket, into = fakecuda.submit(upload, tensors, wanted, stream=0)
             upload.wait(ticket, stream=0, sync=True)
             assert [fakecuda.read(buffer) for buffer in into] == expected
-            again, into = fakecuda.submit(upload, tensors, wanted, into)
-            upload.wait(again, stream=None, sync=True)
+            second, into = fakecuda.submit(upload, tensors, wanted, into)
+            upload.wait(second, stream=None, sync=True)
             assert [fakecuda.read(buffer) for buffer in into] == expected
             upload.close()
             return True
         except DeviceError as error:
-            told = str(error)
-            assert short in told or (name == "cuInit" and "no GPU" in told), (name, told)
+            message = str(error)
+            assert short in message or (name == "cuInit" and "no GPU" in message), (name, message)
             return False
 """
 
 
-def test_every_call_fails_first_in_a_fresh_process(on_fake: Run, save: Callable[..., Path]) -> None:
+def test_the_first_call_of_each_function_fails_in_a_fresh_process(
+    on_fake: Run, save: Callable[..., Path]
+) -> None:
     path = save({f"w{number}": patterns("float32", (60, 70 + number)) for number in range(6)})
     out = on_fake(
         ONCE
@@ -82,8 +84,8 @@ def test_every_call_fails_first_in_a_fresh_process(on_fake: Run, save: Callable[
         RUSTLOAD_RING="65536x4",
         FAKECUDA_DELAY=100,
     ).stdout
-    told = set(out.split())
-    # What is destroyed is not missed, and what no upload needs is not called.
+    reported = set(out.split())
+    # Failures to release are not reported, and an upload does not need the last three functions.
     quiet = {
         "cuMemFree_v2",
         "cuStreamDestroy_v2",
@@ -98,11 +100,11 @@ def test_every_call_fails_first_in_a_fresh_process(on_fake: Run, save: Callable[
         "cuStreamCreate",
         "cuEventRecord",
         "cuMemcpyHtoDAsync_v2",
-    } <= told
-    assert not told & (quiet - {"cuStreamSynchronize"})
+    } <= reported
+    assert not reported & (quiet - {"cuStreamSynchronize"})
 
 
-def test_later_calls_fail_too(on_fake: Run, save: Callable[..., Path]) -> None:
+def test_the_nth_call_of_each_function_fails(on_fake: Run, save: Callable[..., Path]) -> None:
     path = save({f"w{number}": patterns("float32", (60, 170 + number)) for number in range(12)})
     out = on_fake(
         ONCE
@@ -122,7 +124,7 @@ def test_later_calls_fail_too(on_fake: Run, save: Callable[..., Path]) -> None:
     assert once()
     gc.collect()
     alive = fakecuda.alive()
-    # A stream or an event whose destruction was made to fail is the driver's.
+    # A stream or an event whose destruction failed stays alive in the driver.
     assert alive["registered"] == alive["contexts"] == 1, alive
     assert alive["streams"] <= most["streams"] + 1 and alive["events"] <= most["events"] + 8, (alive, most)
     assert fakecuda.count("stray") == fakecuda.count("pageable") == 0
@@ -145,7 +147,7 @@ def test_later_calls_fail_too(on_fake: Run, save: Callable[..., Path]) -> None:
     } <= set(out.split())
 
 
-def test_a_device_without_memory_says_so(on_fake: Run) -> None:
+def test_a_failed_device_allocation_is_reported(on_fake: Run) -> None:
     on_fake(
         ONCE.split("    tensors =")[0]
         + """

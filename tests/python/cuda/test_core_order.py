@@ -1,4 +1,4 @@
-"""What is done before what: streams of the caller, errors, the end, Ctrl-C."""
+"""Ordering of uploads: the caller's streams, errors, closing, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ START = """
     expected = [fakecuda.expected(tensor, Request()) for tensor in tensors]
     upload = _rustload.upload(0, window=1 << 28, threads=3)
 
-    def is_there(into):
+    def has_arrived(into):
         return [fakecuda.read(buffer) for buffer in into] == expected
 """
 
 
-def test_no_copy_begins_before_what_the_stream_has(on_fake: Run, simple: Path) -> None:
-    """The memory may still be in use by what the caller enqueued; and what it enqueues next wants the upload."""
+def test_copies_wait_for_earlier_work_of_the_callers_stream(on_fake: Run, simple: Path) -> None:
+    """Work that the caller enqueued may still use the memory, and work that it enqueues next must see the upload."""
     on_fake(
         START
         + """
@@ -43,18 +43,18 @@ def test_no_copy_begins_before_what_the_stream_has(on_fake: Run, simple: Path) -
         start = time.monotonic()
         ticket, _ = fakecuda.submit(upload, tensors, Request(), into, stream=stream)
         upload.wait(ticket, stream=stream, sync=False)
-        # Nothing waited on the host.
-        assert time.monotonic() - start < 0.5 and not is_there(into)
+        # The host did not wait.
+        assert time.monotonic() - start < 0.5 and not has_arrived(into)
         seen = [fakecuda.Snapshot(stream, buffer).bytes() for buffer in into]
-        assert seen == expected and is_there(into)
-        # Without an order, the first to come is the upload.
+        assert seen == expected and has_arrived(into)
+        # Without `stream=` nothing orders the upload after the fill, and the upload arrives first.
         for buffer in into:
             fakecuda.fill(stream, buffer, 0xBB, 150_000)
         ticket, _ = fakecuda.submit(upload, tensors, Request(), into)
         upload.wait(ticket, stream=None, sync=True)
-        assert is_there(into)
+        assert has_arrived(into)
         fakecuda.synchronize(stream)
-        assert not is_there(into)
+        assert not has_arrived(into)
     """,
         simple,
     )
@@ -69,14 +69,14 @@ def test_sync_waits_on_the_host(on_fake: Run, simple: Path) -> None:
     fakecuda.fill(stream, into[0], 0xAA, 100_000)
     ticket, _ = fakecuda.submit(upload, tensors, Request(), into, stream=stream)
     upload.wait(ticket, stream=None, sync=True)
-    assert is_there(into)
+    assert has_arrived(into)
     """,
         simple,
         FAKECUDA_DELAY=50_000,
     )
 
 
-def test_a_graph_that_is_recorded_is_refused(on_fake: Run, simple: Path) -> None:
+def test_a_stream_that_captures_a_graph_is_refused(on_fake: Run, simple: Path) -> None:
     on_fake(
         START
         + """
@@ -88,13 +88,13 @@ def test_a_graph_that_is_recorded_is_refused(on_fake: Run, simple: Path) -> None
     os.environ["FAKECUDA_CAPTURING"] = "0"
     ticket, into = fakecuda.submit(upload, tensors, Request(), stream=stream)
     upload.wait(ticket, stream=stream, sync=True)
-    assert is_there(into)
+    assert has_arrived(into)
     """,
         simple,
     )
 
 
-def test_the_callers_context_stays(on_fake: Run, simple: Path) -> None:
+def test_the_callers_context_is_restored(on_fake: Run, simple: Path) -> None:
     on_fake(
         START
         + """
@@ -110,11 +110,11 @@ def test_the_callers_context_stays(on_fake: Run, simple: Path) -> None:
         else:
             fakecuda.enter(device)
         before = current()
-        for one in (upload, other):
-            ticket, into = fakecuda.submit(one, tensors, Request(), stream=None)
-            one.wait(ticket, stream=None, sync=True)
-            one.rate()
-            assert is_there(into) and current() == before
+        for session in (upload, other):
+            ticket, into = fakecuda.submit(session, tensors, Request(), stream=None)
+            session.wait(ticket, stream=None, sync=True)
+            session.rate()
+            assert has_arrived(into) and current() == before
             del into
     assert {d: b.__dlpack_device__() for d, b in enumerate([upload.allocate(1), other.allocate(1)])} == {0: (2, 0), 1: (2, 1)}
     with pytest.raises(ValueError, match="the destination is on CUDA device 1, the upload goes to 0"):
@@ -170,13 +170,13 @@ def test_an_error_names_its_tensor_and_leaves_nothing_in_flight(
     with pytest.raises(ValueError, match="lossy") as error:
         upload.wait(ticket, stream=None, sync=True)
     assert "w30" in str(error.value) + "".join(error.value.__notes__)
-    # The memory may go at once.
+    # The memory may be freed at once.
     del free, error
     assert fakecuda.count("copies") > 5
-    # The tickets before and after it are as they should be.
+    # The tickets before and after it are unaffected.
     for ticket, into in (good, after):
         upload.wait(ticket, stream=None, sync=True)
-        assert is_there(into)
+        assert has_arrived(into)
     time.sleep(0.1)
     assert fakecuda.count("stray") == 0
     """,
@@ -186,7 +186,7 @@ def test_an_error_names_its_tensor_and_leaves_nothing_in_flight(
     )
 
 
-def test_a_file_that_changes_is_an_error(on_fake: Run, save: Callable[..., Path]) -> None:
+def test_a_file_that_changes_after_open_is_an_error(on_fake: Run, save: Callable[..., Path]) -> None:
     for change in ("os.truncate(sys.argv[1], 5_000_000)", "os.utime(sys.argv[1])"):
         path = save({f"w{number}": patterns("float32", (500, 700), seed=number) for number in range(6)})
         on_fake(
@@ -208,9 +208,7 @@ def test_a_file_that_changes_is_an_error(on_fake: Run, save: Callable[..., Path]
         )
 
 
-def test_an_upload_that_is_dropped_stops_and_leaves_nothing_in_flight(
-    on_fake: Run, save: Callable[..., Path]
-) -> None:
+def test_a_dropped_upload_stops_and_leaves_nothing_in_flight(on_fake: Run, save: Callable[..., Path]) -> None:
     path = save({f"w{number}": patterns("float32", (500, 700), seed=number) for number in range(40)})
     on_fake(
         START
@@ -233,7 +231,7 @@ def test_an_upload_that_is_dropped_stops_and_leaves_nothing_in_flight(
         upload = _rustload.upload(0, window=1 << 28, threads=3)
     ticket, into = fakecuda.submit(upload, tensors, Request())
     upload.wait(ticket, stream=None, sync=True)
-    assert is_there(into)
+    assert has_arrived(into)
     """,
         path,
         RUSTLOAD_RING="65536x6",
@@ -241,8 +239,8 @@ def test_an_upload_that_is_dropped_stops_and_leaves_nothing_in_flight(
     )
 
 
-def test_ctrl_c_is_seen_while_waiting(on_fake: Run, simple: Path) -> None:
-    """Before the copies are begun, and while they are under way."""
+def test_ctrl_c_interrupts_a_wait(on_fake: Run, simple: Path) -> None:
+    """With and without `sync`, while the copies wait for a slow stream."""
     on_fake(
         START
         + """

@@ -1,4 +1,4 @@
-"""Random tensors, ways, rings, threads, windows and delays: what arrives is what the CPU makes, whatever comes first."""
+"""Random tensors, requests, rings, threads, windows and delays: the bytes on the device equal the CPU's in any order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def some(dice: random.Random) -> torch.Tensor:
+def random_tensor(dice: random.Random) -> torch.Tensor:
     """A tensor of any dtype, shape and strides, mostly small."""
     shape = [dice.choice([0, 1, 1, 2, 3, 7, 20, 61]) for _ in range(dice.randrange(4))]
     if dice.random() < 0.15:
@@ -32,9 +32,9 @@ def some(dice: random.Random) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_comes_first(on_fake: Run, save: Callable[..., Path], seed: int) -> None:
+def test_random_uploads_equal_the_cpus_results(on_fake: Run, save: Callable[..., Path], seed: int) -> None:
     dice = random.Random(seed)
-    path = save({f"t{number}": some(dice) for number in range(250)})
+    path = save({f"t{number}": random_tensor(dice) for number in range(250)})
     on_fake(
         """
         import random, sys
@@ -46,7 +46,7 @@ def test_whatever_comes_first(on_fake: Run, save: Callable[..., Path], seed: int
         tensors = list(rustload.open(sys.argv[1]).values())
         uploads = [_rustload.upload(0, window=dice.choice([0, 1 << 16, 1 << 28]), threads=dice.randrange(1, 5)) for _ in range(2)]
 
-        def way(tensor):
+        def random_request(tensor):
             dims = list(range(tensor.ndim))
             dice.shuffle(dims)
             return Request(
@@ -65,7 +65,7 @@ def test_whatever_comes_first(on_fake: Run, save: Callable[..., Path], seed: int
             else:
                 upload = dice.choice(uploads)
                 chosen = dice.choices(tensors, k=dice.randrange(60))
-                wanted = [way(tensor) for tensor in chosen]
+                wanted = [random_request(tensor) for tensor in chosen]
                 stream, slab = dice.choice([None, 0]), dice.random() < 0.7
                 ticket, into = fakecuda.submit(upload, chosen, wanted, stream=stream, slab=slab)
                 open_tickets.append((upload, ticket, chosen, wanted, into))

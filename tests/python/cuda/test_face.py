@@ -1,4 +1,4 @@
-"""What users ask of a GPU, on the fake driver: the cases of each file run in a process of their own, whose driver it is."""
+"""The public interfaces on the fake driver: each `cases_*.py` runs in a process of its own, which loads that driver."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HERE = Path(__file__).resolve().parent
 
 
 @pytest.mark.parametrize("cases", sorted(path.name for path in HERE.glob("cases_*.py")))
-def test_on_the_fake_driver(libcuda: Path, cases: str) -> None:
+def test_cases_pass_on_the_fake_driver(libcuda: Path, cases: str) -> None:
     command = [
         sys.executable,
         "-m",
