@@ -1,4 +1,4 @@
-"""The benches at small size: they run, their ways agree, and losing rows are told."""
+"""The benchmarks at small size: they run, all ways of a case agree, and rows where a peer is faster are marked."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_run_prints_a_table_and_writes_json_and_a_picture(tmp_path):
 @pytest.mark.parametrize(
     "case", [case for case in QUICK if "fresh process" not in case.title], ids=lambda case: case.title
 )
-def test_all_ways_of_a_case_give_the_same(case):
+def test_all_ways_of_a_case_return_equal_results(case):
     if reason := case.reason_to_skip():
         pytest.skip(reason)
     case.prepare()
@@ -57,7 +57,7 @@ def test_all_ways_of_a_case_give_the_same(case):
     case.limit_probe()()
 
 
-def test_titles_are_those_of_one_case_each():
+def test_case_titles_are_unique():
     for quick in (True, False):
         titles = [case.title for case in all_cases(quick=quick)]
         assert len(set(titles)) == len(titles)
@@ -68,7 +68,7 @@ def test_sets_have_as_many_tensors_as_their_titles_say():
     assert counts == {"dense": 300, "mixture-of-experts": 18_000}
 
 
-def test_a_cold_case_begins_with_nothing_in_the_page_cache():
+def test_a_cold_case_starts_with_its_file_out_of_the_page_cache():
     case = next(case for case in QUICK if isinstance(case, cold.ColdCase))
     if reason := case.reason_to_skip():
         pytest.skip(reason)
@@ -81,14 +81,14 @@ def test_a_cold_case_begins_with_nothing_in_the_page_cache():
     assert cold.cached_share(case.path) == 0
 
 
-def test_rounds_end_with_the_budget_but_not_before_three():
+def test_at_least_three_rounds_run_although_the_budget_is_spent():
     done = measure.interleave({"one": lambda: None, "two": lambda: None}, rounds=9, arena=0, budget=0)
     assert {name: len(times.seconds) for name, times in done.items()} == {"one": 3, "two": 3}
     done = measure.interleave({"one": lambda: None}, rounds=5, arena=0, budget=60)
     assert len(done["one"].seconds) == 5
 
 
-def test_what_is_left_when_the_time_is_over_is_skipped_and_says_so(capsys):
+def test_cases_past_the_time_limit_are_reported_as_skipped(capsys):
     assert main.run_all(QUICK[:2], main.argparse.Namespace(rounds=3), 0.0, huge_pages=False) == []
     assert capsys.readouterr().out.count("skipped: the time limit is reached") == 2
 
@@ -107,11 +107,11 @@ def test_the_picture_marks_the_peer_that_is_faster():
 
 @pytest.fixture
 def counting(monkeypatch, tmp_path):
-    """Counts of two jobs, by a tool that takes them from a dict: 100 for what is prepared, and the given number for each time."""
-    taken = {"parse": 1000, "cast": 500}
+    """Instruction counts of two jobs by a fake tool: 100 for the set-up, plus the dict's number per repetition."""
+    per_repetition = {"parse": 1000, "cast": 500}
 
     def count(command):
-        return 100 if len(command) == 1 else 100 + taken[command[1]] * int(command[2])
+        return 100 if len(command) == 1 else 100 + per_repetition[command[1]] * int(command[2])
 
     monkeypatch.setattr(counts, "TOOLS", {"perf": count})
     monkeypatch.setattr(counts, "built", lambda: "program")
@@ -122,18 +122,18 @@ def counting(monkeypatch, tmp_path):
         lambda _program, _tool: [counts.Job("parse", 10, "tensor"), counts.Job("cast", 5, "element")],
     )
     monkeypatch.setattr(counts, "KEPT", tmp_path / "kept.json")
-    return taken
+    return per_repetition
 
 
-def test_counts_are_kept_and_a_job_that_takes_more_is_told(counting, capsys):
+def test_counts_are_stored_and_a_regression_is_reported(counting, capsys):
     assert counts.main(["--update"]) == 0
     assert json.loads(counts.KEPT.read_text())["counts"] == {"parse": 1000, "cast": 500}
     assert "100.00 per tensor" in capsys.readouterr().out
     counting |= {"parse": 1015, "cast": 515}
     assert counts.main([]) == 0
-    told = capsys.readouterr().out
-    assert "+1.5%" in told
-    assert told.count("MORE") == 1
+    printed = capsys.readouterr().out
+    assert "+1.5%" in printed
+    assert printed.count("MORE") == 1
     assert counts.main(["--check"]) == 1
     assert counts.main(["--check", "--filter", "parse"]) == 0
 

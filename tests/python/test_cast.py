@@ -1,4 +1,4 @@
-"""Casts and orders: equal to torch's `.to()` to the bit for every pair of dtypes and any layout."""
+"""Casts and permutations: bit-equal to torch's `.to()` for every pair of dtypes and any layout."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SPECIAL = [
 
 
 def source(name: str) -> torch.Tensor:
-    """Values of one dtype: special ones, moderate ones and random bit patterns; an odd count, so that no vector fits."""
+    """Values of one dtype: special ones, moderate ones and random bit patterns; the count is no multiple of a vector."""
     dtype = dtype_of(name)
     if dtype.itemsize == 1 and dtype != torch.bool:
         return torch.arange(256).to(torch.uint8).view(dtype).repeat(3)[:-1]
@@ -52,9 +52,9 @@ def source(name: str) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory):
     path = tmp_path_factory.mktemp("cast") / "all.bin"
-    made = {name: source(name) for name in DTYPES}
-    torch.save(made, path)
-    return rustload.open(path, framework="torch"), made
+    tensors = {name: source(name) for name in DTYPES}
+    torch.save(tensors, path)
+    return rustload.open(path, framework="torch"), tensors
 
 
 def fits(values: torch.Tensor, to: torch.dtype) -> torch.Tensor:
@@ -74,9 +74,9 @@ def in_fp8_range(values: torch.Tensor, to: torch.dtype) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("src", "dst"), list(itertools.product(REAL, REAL)))
-def test_a_cast_is_torchs_to(sources, src, dst):
-    ckpt, made = sources
-    values, to = made[src], dtype_of(dst)
+def test_a_cast_equals_torchs_to(sources, src, dst):
+    ckpt, tensors = sources
+    values, to = tensors[src], dtype_of(dst)
     found = ckpt[src].materialize(dtype=dst, allow_lossy=True)
     expected = values.to(to)
     assert found.dtype == to
@@ -96,23 +96,23 @@ def test_a_cast_is_torchs_to(sources, src, dst):
 
 @pytest.mark.parametrize("dst", [name for name in FP8 if name != "float8_e8m0fnu"])
 @pytest.mark.parametrize("src", FLOATS)
-def test_fp8_overflow_is_as_ml_dtypes_by_default(sources, src, dst):
-    ckpt, made = sources
+def test_fp8_overflow_equals_ml_dtypes_by_default(sources, src, dst):
+    ckpt, tensors = sources
     found = ckpt[src].materialize(framework="numpy", dtype=dst).astype(np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
-        expected = made[src].to(torch.float32).numpy().astype(getattr(ml_dtypes, dst)).astype(np.float32)
+        expected = tensors[src].to(torch.float32).numpy().astype(getattr(ml_dtypes, dst)).astype(np.float32)
     np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("dst", [name for name in FP8 if name != "float8_e8m0fnu"])
 @pytest.mark.parametrize("src", FLOATS)
 def test_fp8_overflow_saturates_on_request(sources, src, dst):
-    ckpt, made = sources
+    ckpt, tensors = sources
     found = ckpt[src].materialize(framework="numpy", dtype=dst, overflow="saturate").astype(np.float32)
     target = getattr(ml_dtypes, dst)
     most = float(ml_dtypes.finfo(target).max)
     with np.errstate(over="ignore", invalid="ignore"):
-        clipped = np.clip(made[src].to(torch.float32).numpy(), -most, most)
+        clipped = np.clip(tensors[src].to(torch.float32).numpy(), -most, most)
         expected = clipped.astype(target).astype(np.float32)
     np.testing.assert_array_equal(found, expected)
 
@@ -137,7 +137,7 @@ def test_float_to_int_saturates_and_takes_nan_to_zero(save):
     *itertools.product(["complex64", "complex128"], ["complex64", "complex128", "float32", "float16", "int64", "bool"]),
     *itertools.product(["bool", "int16", "bfloat16", "float32", "float64"], ["complex64", "complex128"]),
 ])  # fmt: skip
-def test_complex_casts_are_torchs_to(save, src, dst):
+def test_complex_casts_equal_torchs_to(save, src, dst):
     if src.startswith("complex"):
         generator = torch.Generator().manual_seed(5)
         values = (torch.randn(63, dtype=torch.complex128, generator=generator) * 50).to(dtype_of(src))
@@ -159,7 +159,7 @@ def test_complex_casts_are_torchs_to(save, src, dst):
     ("complex64", "float32"), ("complex64", "int64"), ("float32", "int32"), ("bfloat16", "uint8"),
     ("float8_e5m2", "int8"), ("int64", "bool"), ("float32", "bool"), ("complex64", "bool"),
 ])  # fmt: skip
-def test_a_cast_that_changes_the_kind_downwards_needs_allow_lossy(sources, src, dst):
+def test_a_cast_to_a_lower_kind_of_number_needs_allow_lossy(sources, src, dst):
     lazy = sources[0][src]
     with pytest.raises(ValueError, match="lossy") as caught:
         lazy.materialize(dtype=dst)
@@ -171,7 +171,7 @@ def test_a_cast_that_changes_the_kind_downwards_needs_allow_lossy(sources, src, 
 @pytest.mark.parametrize("spelling", [
     "bfloat16", "bf16", "BF16", "torch.bfloat16", torch.bfloat16, ml_dtypes.bfloat16, np.dtype(ml_dtypes.bfloat16),
 ])  # fmt: skip
-def test_a_dtype_is_spelled_in_torchs_safetensors_or_numpys_words(simple, spelling):
+def test_a_dtype_may_have_its_torch_safetensors_or_numpy_name(simple, spelling):
     assert rustload.open(simple, framework="torch")["w"].materialize(dtype=spelling).dtype == torch.bfloat16
 
 
@@ -181,7 +181,7 @@ def test_a_numpy_scalar_type_is_a_dtype(simple, spelling):
 
 
 @pytest.mark.parametrize("wrong", ["floaty", "", "f", 5, object(), float, int, ["float32"]])
-def test_what_is_no_dtype_is_refused(simple, wrong):
+def test_an_invalid_dtype_is_refused(simple, wrong):
     with pytest.raises((TypeError, ValueError)):
         rustload.open(simple, framework="torch")["w"].materialize(dtype=wrong)
 
@@ -236,7 +236,7 @@ def test_a_transpose_of_a_wrong_type_is_a_type_error(simple, wrong):
         rustload.open(simple)["w"].materialize(transpose=wrong)
 
 
-def test_overflow_takes_two_words_only(simple):
+def test_an_unknown_overflow_mode_is_a_value_error(simple):
     with pytest.raises(ValueError, match="overflow="):
         rustload.open(simple)["w"].materialize(overflow="wrap")
 
@@ -306,7 +306,7 @@ def test_any_strided_tensor_casts_and_permutes_as_in_torch(data, pair):
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data(), name=st.sampled_from(DTYPES))
-def test_any_strided_tensor_comes_out_of_a_file_as_torch_reads_it(data, name, tmp_path_factory):
+def test_any_strided_tensor_of_a_file_reads_as_in_torch(data, name, tmp_path_factory):
     tensor = data.draw(strided(name))
     path = tmp_path_factory.getbasetemp() / "strided.bin"
     torch.save({"x": tensor}, path)

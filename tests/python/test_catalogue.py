@@ -1,4 +1,4 @@
-"""The error catalogue: every code has a text, tested word for word, with its class, its place and its next step."""
+"""The error catalogue: every code has a text, compared word for word, with its class, location and next step."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from rustload import _rustload
 from rustload.errors import _CLASSES
 
 ROOT = Path(__file__).resolve().parents[2]
-MADE = runpy.run_path(str(ROOT / "tests/data/make_error_texts.py"))
+GENERATOR = runpy.run_path(str(ROOT / "tests/data/make_error_texts.py"))
 KIND_OF = {code: kind for code, kind, _, _ in _rustload.CODES}
 CALLERS = ("Value", "Index", "Type")
-"""Wrong arguments, of which the message says all there is to say."""
+"""Codes of wrong arguments, whose message needs no further advice."""
 OWN = {"Io": "FileNotFoundError", "ModelMismatch": "ModelMismatchError"}
-"""Codes with a class of their own beneath that of their kind."""
-ON_FILE = {
+"""Codes with a subclass of their kind's class."""
+RECORDED = {
     block.partition("\n")[0]: block.partition("\n")[2]
-    for block in MADE["PAGE"].read_text(encoding="utf-8").rstrip("\n").split("\n\n")[1:]
+    for block in GENERATOR["PAGE"].read_text(encoding="utf-8").rstrip("\n").split("\n\n")[1:]
 }
 
 
-def test_every_code_is_on_file_or_shown_elsewhere():
-    assert ON_FILE.keys() == KIND_OF.keys() - MADE["ELSEWHERE"].keys()
-    for path in MADE["ELSEWHERE"].values():
+def test_every_code_has_a_recorded_text_or_another_test():
+    assert RECORDED.keys() == KIND_OF.keys() - GENERATOR["ELSEWHERE"].keys()
+    for path in GENERATOR["ELSEWHERE"].values():
         assert (ROOT / path).is_file()
 
 
-@pytest.mark.parametrize("code", ON_FILE)
-def test_an_error_says_what_is_on_file(code):
-    expected = ON_FILE[code] + "\n"
-    assert MADE["text_of"](code) == expected
+@pytest.mark.parametrize("code", RECORDED)
+def test_an_error_text_equals_the_recorded_one(code):
+    expected = RECORDED[code] + "\n"
+    assert GENERATOR["text_of"](code) == expected
     kind, message, *notes = (line.strip() for line in expected.splitlines())
     assert kind == OWN.get(code, _CLASSES.get(KIND_OF[code], OSError).__name__)
     assert not message.endswith(".")
@@ -47,7 +47,7 @@ def test_every_code_has_a_meaning_and_a_next_step():
         assert kind in (*_CLASSES, "Io")
 
 
-def test_every_limit_that_the_matrix_meets_is_named_with_its_override():
+def test_limit_names_are_lower_case_and_the_error_names_the_override():
     for name, _, _ in _rustload.LIMITS:
         assert name.islower()
-    assert "limits=rustload.Limits(" in ON_FILE["Limit"]
+    assert "limits=rustload.Limits(" in RECORDED["Limit"]

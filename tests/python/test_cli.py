@@ -14,7 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from rustload._cli import tree  # noqa: E402 - below the check for torch, which the fixtures need
+from rustload._cli import tree  # noqa: E402 - after the check for torch, which the fixtures need
 
 GOLDEN = """\
 small.pt
@@ -79,7 +79,7 @@ def run(folder, *args, **env):
     )
 
 
-def test_a_small_checkpoint_reads_as_written_here(folder):
+def test_info_of_a_small_checkpoint_equals_the_golden_text(folder):
     done = run(folder, "info", "small.pt")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == GOLDEN
@@ -94,14 +94,14 @@ def test_tensors_lists_every_tensor_on_a_line(folder):
     assert listed[1].split() == ["blocks.0.attn.weight", "float32", "[2,", "3]", "24", "B"]
 
 
-def test_json_says_what_torch_says(folder):
+def test_json_agrees_with_torch(folder):
     done = run(folder, "info", "--json", "small.pt", "page.pt", "none.pt")
     assert done.returncode == 3
     document = json.loads(done.stdout)
     assert document.keys() == {"schema", "rustload", "checkpoints"}
     assert document["schema"] == 1
     good, page, none = document["checkpoints"]
-    # What docs/cli.md promises.
+    # The keys that docs/cli.md promises.
     keys = (
         "path, format, files, elements, nbytes, storage_nbytes, dtypes, tied, values, opaque, globals, notes"
     )
@@ -123,7 +123,7 @@ def test_json_says_what_torch_says(folder):
     assert none["error"]["class"] == "FileNotFoundError"
 
 
-def test_an_unreadable_path_is_said_on_stderr_and_the_rest_is_shown(folder):
+def test_an_unreadable_path_is_reported_on_stderr_and_the_rest_is_shown(folder):
     done = run(folder, "info", "page.pt", "small.pt")
     assert done.returncode == 3
     assert done.stdout.strip() == GOLDEN.strip()
@@ -134,7 +134,7 @@ def test_an_unreadable_path_is_said_on_stderr_and_the_rest_is_shown(folder):
 
 
 @pytest.mark.parametrize("args", [(), ("info",), ("info", "--nonsense", "x"), ("frobnicate",)])
-def test_wrong_usage_ends_with_2(folder, args):
+def test_wrong_usage_exits_with_2(folder, args):
     done = run(folder, *args)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("rustload: error: ")
@@ -176,7 +176,7 @@ values (at the top, beside tensors)
 """
 
 
-def test_values_at_the_top_are_shown_and_cut(folder):
+def test_top_level_values_are_shown_abbreviated(folder):
     state = {
         "epoch": 3, "lr": 0.1, "done": False, "best": None, "name": "it's \x1b[31m", "text": "x" * 1000, "huge": 1 << 8000,
         "nan": float("nan"), "state_dict": torch.nn.Linear(1, 1).state_dict(), "steps": [1, 2, 3], "raw": b"bytes",
@@ -186,8 +186,8 @@ def test_values_at_the_top_are_shown_and_cut(folder):
     shown = run(folder, "info", "values.pt").stdout
     assert VALUES in shown
     values = json.loads(run(folder, "info", "--json", "values.pt").stdout)["checkpoints"][0]["values"]
-    assert [one["name"] for one in values] == [str(name) for name in state if name not in ("args", "w")]
-    found = {one["name"]: one.get("value", one.get("length")) for one in values}
+    assert [value["name"] for value in values] == [str(name) for name in state if name not in ("args", "w")]
+    found = {value["name"]: value.get("value", value.get("length")) for value in values}
     for name in ("epoch", "lr", "done", "best", "name", "text"):
         assert found[name] == state[name]
     assert (found["nan"], found["huge"], found["state_dict"]) == ("nan", "int of 8,001 bits", 2)
@@ -202,14 +202,14 @@ def test_values_beyond_a_limit_are_noted(folder):
     assert "the values are not shown: " in done.stdout
 
 
-def test_standard_input_is_not_for_info(folder):
+def test_info_and_doctor_refuse_standard_input(folder):
     for command in ("info", "doctor"):
         done = run(folder, command, "-")
         assert (done.returncode, done.stdout) == (2, "")
         assert "works only with rustload scan" in done.stderr
 
 
-def test_colour_is_only_where_it_is_wanted(folder):
+def test_colour_is_off_in_a_pipe_and_on_by_request(folder):
     assert "\x1b" not in run(folder, "info", "small.pt").stdout
     coloured = run(folder, "info", "--color", "always", "small.pt").stdout
     assert "\x1b[1m" in coloured
@@ -220,7 +220,7 @@ def test_colour_is_only_where_it_is_wanted(folder):
 @pytest.mark.parametrize(
     ("env", "wanted"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
 )
-def test_a_terminal_gets_colours_unless_told_otherwise(folder, env, wanted):
+def test_a_terminal_gets_colours_unless_the_environment_disables_them(folder, env, wanted):
     import pty
 
     ours, theirs = pty.openpty()
@@ -234,14 +234,14 @@ def test_a_terminal_gets_colours_unless_told_otherwise(folder, env, wanted):
         try:
             while part := os.read(ours, 4096):
                 shown += part
-        except OSError:  # how Linux says that the other side is closed
+        except OSError:  # Linux reports the closed other side as an error
             pass
     os.close(ours)
     assert process.returncode == 0
     assert (b"\x1b[" in shown) == wanted
 
 
-def test_names_from_a_file_cannot_steer_the_terminal(folder):
+def test_control_characters_in_names_are_escaped(folder):
     for args in ((), ("--tensors",)):
         shown = run(folder, "info", *args, "escape.pt").stdout
         assert "\x1b" not in shown
@@ -255,16 +255,16 @@ def test_a_stream_without_unicode_gets_ascii(folder):
     assert "`- norm.weight" in done.stdout
 
 
-def test_a_reader_that_goes_away_is_no_error(folder):
+def test_a_closed_pipe_exits_with_141_without_a_message(folder):
     command = [sys.executable, "-m", "rustload", "info", "--tensors", "many.pt"]
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.readline()
         process.stdout.close()
-        said = process.stderr.read()
-    assert (process.returncode, said) == (141, b"")
+        errors = process.stderr.read()
+    assert (process.returncode, errors) == (141, b"")
 
 
-def test_ctrl_c_is_quiet(monkeypatch, capsys):
+def test_ctrl_c_exits_with_130_without_a_message(monkeypatch, capsys):
     from rustload import _cli
     from rustload._cli import info
 
@@ -277,7 +277,7 @@ def test_ctrl_c_is_quiet(monkeypatch, capsys):
 
 
 def test_neither_torch_nor_numpy_is_imported_and_no_tensor_is_read(folder, tmp_path):
-    # A member's local header and bytes are spoilt: only a reader of tensors would notice.
+    # A member's local header is damaged: only reading the tensor would fail.
     spoilt = tmp_path / "spoilt.pt"
     with zipfile.ZipFile(folder / "small.pt") as archive:
         at = archive.getinfo("small/data/0").header_offset
@@ -292,7 +292,7 @@ def test_neither_torch_nor_numpy_is_imported_and_no_tensor_is_read(folder, tmp_p
     assert (done.returncode, done.stderr) == (0, "\n")
 
 
-def test_columns_line_up_whatever_is_in_them(folder):
+def test_columns_line_up_for_any_names(folder):
     names = [f"m.{n}.{m}.{part}" for n in range(12) for m in range(9) for part in "ab"]
     torch.save({name: torch.zeros(2) for name in names}, folder / "wide.pt")
     torch.save({"": torch.zeros(2), "a": torch.zeros(3)}, folder / "nameless.pt")
@@ -330,16 +330,16 @@ def test_folds_nest():
     assert rows(names) == [("l.{0..2}.e.{0..3}", 12, 24), ("  a", 1, 1), ("  b", 1, 1)]
 
 
-def test_numbered_words_fold_from_three_on():
+def test_three_or_more_numbered_words_fold():
     assert rows([("conv1.w", 3), ("conv2.w", 3)]) == [("conv1.w", 1, 1), ("conv2.w", 1, 1)]
     assert rows([("conv1.w", 3), ("conv2.w", 3), ("conv3.w", 3)]) == [("conv{1..3}.w", 3, 3)]
 
 
-def test_a_name_may_be_a_tensor_and_a_folder():
+def test_a_name_may_be_a_tensor_and_a_prefix():
     assert rows([("a", 1), ("a.b", 2)]) == [("a", 1, 2), ("  b", 1, 1)]
 
 
-def test_a_name_of_very_many_parts_is_no_burden():
+def test_a_name_of_very_many_parts_takes_few_rows():
     assert len(rows([(".".join("ab" * 100_000), 1), (".".join("ab" * 100_000) + "c", 1)])) < 5
 
 
@@ -367,7 +367,7 @@ def test_dots_in_brackets_do_not_split(name, parts):
         ([0, 1, 2, 5, 7, 8, 9], "0..2, 5, 7..9"),
     ],
 )
-def test_numbers_are_spelled_short(numbers, text):
+def test_numbers_are_abbreviated_as_ranges(numbers, text):
     assert tree.spell_numbers(numbers) == text
 
 
@@ -385,7 +385,7 @@ def test_sums_count_the_same_tensor_once_where_it_folds(folder):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")  # noqa: PTH110
 @pytest.mark.parametrize("args", [("info",), ("info", "--json"), ("scan",), ("doctor", "--no-measure")])
-def test_output_that_cannot_be_written_is_one_line_and_3(folder, args):
+def test_a_failed_write_of_the_output_is_one_line_and_exit_code_3(folder, args):
     torch.save({"w": torch.zeros(2)}, folder / "ok.pt")
     with open("/dev/full", "w") as full:  # noqa: PTH123
         done = subprocess.run(
@@ -400,7 +400,7 @@ def test_output_that_cannot_be_written_is_one_line_and_3(folder, args):
     assert (done.returncode, done.stderr) == (3, wanted)
 
 
-def test_a_closed_stdout_is_one_line_and_3(monkeypatch, capsys):
+def test_a_closed_stdout_is_one_line_and_exit_code_3(monkeypatch, capsys):
     from rustload import _cli
 
     monkeypatch.setattr(sys, "stdout", None)
@@ -419,7 +419,7 @@ def test_columns_line_up_where_names_are_escaped_for_the_encoding(folder):
         assert len({re.search(r"\d B", line).end() for line in lines}) == 1
 
 
-def test_an_empty_name_is_seen_among_the_tied(folder):
+def test_an_empty_name_is_quoted_in_the_tied_names(folder):
     weight = torch.zeros(2)
     torch.save({"": weight, "a": weight}, folder / "empty-name.pt")
     assert '\n  "" = a\n' in run(folder, "info", "empty-name.pt").stdout
@@ -443,12 +443,14 @@ def test_rows_fit_narrow_terminals(folder, monkeypatch, capsys, width, args):
         assert word in shown
 
 
-def test_doctor_words_a_missing_path_as_info_does_and_shows_no_heading_for_it(folder):
+def test_doctor_reports_a_missing_path_as_info_does_without_a_heading(folder):
     info, doctor = (run(folder, command, "none.pt") for command in ("info", "doctor"))
     assert (doctor.returncode, doctor.stderr) == (3, info.stderr)
     assert "none.pt" not in doctor.stdout
-    told = json.loads(run(folder, "doctor", "--json", "none.pt").stdout)
-    assert told["checkpoints"] == json.loads(run(folder, "info", "--json", "none.pt").stdout)["checkpoints"]
+    document = json.loads(run(folder, "doctor", "--json", "none.pt").stdout)
+    assert (
+        document["checkpoints"] == json.loads(run(folder, "info", "--json", "none.pt").stdout)["checkpoints"]
+    )
 
 
 def test_a_path_without_a_command_gets_a_hint(folder):
@@ -458,12 +460,12 @@ def test_a_path_without_a_command_gets_a_hint(folder):
     assert "did you mean" not in run(folder, "frobnicate").stderr
 
 
-def test_all_commands_say_the_same_of_color(folder):
-    said = {
+def test_all_commands_document_color_alike(folder):
+    texts = {
         run(folder, name, "--help").stdout.split("--color")[-1].split("exit")[0]
         for name in ("info", "scan", "doctor")
     }
-    assert len(said) == 1
+    assert len(texts) == 1
 
 
 @pytest.mark.parametrize(
@@ -477,5 +479,5 @@ def test_all_commands_say_the_same_of_color(folder):
         ("plain", None),
     ],
 )
-def test_the_last_number_of_a_label_is_what_folds(label, parts):
+def test_labels_fold_by_their_last_number(label, parts):
     assert tree._split_number(label) == parts

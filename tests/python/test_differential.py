@@ -1,4 +1,4 @@
-"""What rustload reads, CPython's unpicklers and torch's restricted one read alike; `make fuzz` goes on for longer."""
+"""Differential tests against CPython's unpicklers and torch's restricted one; `make fuzz` runs them for longer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def differential() -> Any:
 
 
 @pytest.mark.parametrize("target", ["cpython", "weights_only"])
-def test_seeds_and_changes_to_them_are_read_alike(differential: Any, target: str) -> None:
+def test_seeds_and_their_mutations_are_read_alike(differential: Any, target: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of protocols that it still reads
         runs, compared = differential.loop(target, seed=1, seconds=4.0)
@@ -33,7 +33,7 @@ def test_seeds_and_changes_to_them_are_read_alike(differential: Any, target: str
     assert compared >= 10, f"of {runs} inputs only {compared} were read by both"
 
 
-def test_what_is_called_is_a_name_or_the_result_of_a_call() -> None:
+def test_reduce_calls_only_a_global_or_the_result_of_a_call() -> None:
     import rustload
 
     for callable_ in (b")", b"]", b"K\x01", b"X\x01\0\0\0a"):
@@ -42,7 +42,7 @@ def test_what_is_called_is_a_name_or_the_result_of_a_call() -> None:
         assert caught.value.code == "PickleType"
 
 
-def test_what_a_persistent_id_stands_for_is_not_called() -> None:
+def test_reduce_refuses_to_call_a_persistent_id() -> None:
     import rustload
 
     with pytest.raises(rustload.FormatError) as caught:
@@ -50,8 +50,8 @@ def test_what_a_persistent_id_stands_for_is_not_called() -> None:
     assert caught.value.code == "PersistentId"
 
 
-def test_a_lazy_sign_is_set_or_the_file_refused() -> None:
-    # torch looks at the key and not at the value; a False there is nobody's.
+def test_a_conjugate_flag_that_is_false_is_refused() -> None:
+    # torch looks at the key and not at the value; no writer stores False.
     import io
     import re
     import zipfile
@@ -73,7 +73,7 @@ def test_a_lazy_sign_is_set_or_the_file_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["set", "frozenset", "dict"])
-def test_what_cannot_be_hashed_is_an_error_of_the_file(name: str) -> None:
+def test_an_unhashable_element_or_key_is_a_format_error(name: str) -> None:
     import rustload
 
     body = b"](]Nta" if name == "dict" else b"]]a"

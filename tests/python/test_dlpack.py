@@ -1,4 +1,4 @@
-"""DLPack and the buffer protocol: what handles and Buffers export, and what frees it when."""
+"""DLPack and the buffer protocol: what handles and Buffers export, and when it is freed."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def versioned(capsule) -> DLManagedTensorVersioned:
 
 
 class Wrapped:
-    """Hands a ready capsule to a consumer."""
+    """A producer that returns a given capsule."""
 
     def __init__(self, capsule):
         self.capsule = capsule
@@ -110,7 +110,7 @@ CODES = {
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_the_structure_says_what_the_tensor_is(save, name):
+def test_the_dlpack_struct_describes_the_tensor(save, name):
     value = patterns(name, (3, 4, 5)).transpose(0, 2)[1:, ::2]
     capsule = rustload.open(save({"x": value}))["x"].__dlpack__(max_version=(1, 0))
     managed = versioned(capsule)
@@ -127,13 +127,13 @@ def is_copied(exported) -> bool:
     return bool(versioned(exported).flags & 2)
 
 
-def test_is_copied_is_set_where_the_consumer_is_the_sole_owner(lazy):
+def test_is_copied_is_set_if_the_consumer_is_the_sole_owner(lazy):
     """dlpack.h: a tensor with this flag is "considered solely owned throughout its lifetime by the consumer"."""
     version = {"max_version": (1, 0)}
-    # Nobody but the consumer has what a handle made for it, unless that is a view.
+    # A copy that a handle made belongs to the consumer alone; a view does not.
     assert is_copied(lazy.__dlpack__(copy=True, **version))
     assert not is_copied(lazy.__dlpack__(**version))
-    # Whoever has a Buffer can export it again.
+    # A Buffer can be exported again by its owner.
     buffer = lazy.materialize(copy=True)
     first, second = buffer.__dlpack__(**version), buffer.__dlpack__(**version)
     assert (is_copied(first), is_copied(second)) == (False, False)
@@ -146,9 +146,9 @@ def test_is_copied_is_set_where_the_consumer_is_the_sole_owner(lazy):
 
 def test_two_consumers_of_one_buffer_share_its_memory(lazy):
     buffer = lazy.materialize(copy=True)
-    one, two = torch.from_dlpack(buffer), np.from_dlpack(buffer)
-    one[0, 0] = -5
-    assert two[0, 0] == -5
+    tensor, array = torch.from_dlpack(buffer), np.from_dlpack(buffer)
+    tensor[0, 0] = -5
+    assert array[0, 0] == -5
 
 
 @pytest.mark.parametrize("max_version", [(1, 0), (1, 1), (1, 3), (1, 99), (2, 0), (99, 0)])
@@ -167,7 +167,7 @@ def test_other_consumers_get_the_legacy_struct(producer, max_version):
 
 
 @pytest.mark.parametrize("max_version", [None, (1, 0)])
-def test_both_structs_are_taken_by_torch_and_numpy(producer, max_version):
+def test_torch_and_numpy_accept_both_structs(producer, max_version):
     for consume in (torch.from_dlpack, np.from_dlpack):
         found = consume(Wrapped(producer.__dlpack__(max_version=max_version)))
         np.testing.assert_array_equal(np.asarray(found), W.numpy())
@@ -198,7 +198,7 @@ def test_another_device_or_a_stream_is_a_buffer_error(producer, options):
     {}, {"stream": None}, {"stream": -1}, {"dl_device": (1, 0)}, {"dl_device": None}, {"copy": None}, {"copy": False},
     {"some_later_keyword": 5},
 ])  # fmt: skip
-def test_ordinary_and_unknown_keywords_are_taken(producer, options):
+def test_ordinary_and_unknown_keywords_are_accepted(producer, options):
     assert_same_bits(torch.from_dlpack(Wrapped(producer.__dlpack__(max_version=(1, 0), **options))), W)
 
 
@@ -211,16 +211,16 @@ def test_keywords_of_a_wrong_type_are_refused(producer, options):
         producer.__dlpack__(**{"max_version": (1, 0), **options})
 
 
-def test_copy_true_gives_memory_of_its_own(lazy):
-    one = torch.from_dlpack(Wrapped(lazy.__dlpack__(max_version=(1, 0), copy=True)))
+def test_copy_true_exports_memory_of_its_own(lazy):
+    owned = torch.from_dlpack(Wrapped(lazy.__dlpack__(max_version=(1, 0), copy=True)))
     view = lazy.torch()
     view[0, 0] = 5
-    assert one[0, 0] == 0
+    assert owned[0, 0] == 0
 
 
 @pytest.mark.parametrize("kind", ["view", "owned"])
-def test_a_buffer_copies_when_asked_to(lazy, kind):
-    """The protocol: `copy=True` demands a copy, and BufferError is the answer of who cannot make one."""
+def test_a_buffer_copies_on_request_or_raises_buffer_error(lazy, kind):
+    """The protocol: `copy=True` demands a copy, and a producer that cannot copy raises BufferError."""
     buffer = lazy.materialize(copy=True if kind == "owned" else None)
     try:
         capsule = buffer.__dlpack__(max_version=(1, 0), copy=True)
@@ -253,7 +253,7 @@ def test_numpy_takes_its_dtypes_from_a_handle(save, name):
     assert found.flags.writeable
 
 
-def test_numpy_refuses_what_it_does_not_know_and_nothing_leaks(save, collect):
+def test_numpy_refuses_a_dtype_that_it_does_not_have(save, collect):
     lazy = rustload.open(save({"x": torch.ones(3, dtype=torch.bfloat16)}), framework="dlpack")["x"]
     buffer = lazy.materialize()
     with pytest.raises((BufferError, RuntimeError, TypeError)):
@@ -261,20 +261,20 @@ def test_numpy_refuses_what_it_does_not_know_and_nothing_leaks(save, collect):
     collect()
 
 
-def test_torch_asks_the_handle_with_its_own_keywords(lazy):
+def test_a_handle_accepts_the_keywords_of_torch_from_dlpack(lazy):
     assert_same_bits(torch.from_dlpack(lazy, copy=True), W)
     assert_same_bits(torch.from_dlpack(lazy, copy=False), W)
     assert_same_bits(torch.from_dlpack(lazy, device="cpu"), W)
 
 
-def test_numpy_asks_the_handle_with_its_own_keywords(lazy):
+def test_a_handle_accepts_the_keywords_of_numpy_from_dlpack(lazy):
     assert not np.shares_memory(np.from_dlpack(lazy, copy=True), lazy.numpy())
     assert np.shares_memory(np.from_dlpack(lazy, copy=False), lazy.numpy())
     np.testing.assert_array_equal(np.from_dlpack(lazy, device="cpu"), W.numpy())
 
 
 @pytest.mark.parametrize("name", ["uint64", "float16", "float32", "complex64"])
-def test_torch_takes_a_handle_wherever_it_takes_an_array(save, name):
+def test_torch_accepts_a_handle_as_an_array(save, name):
     """torch.as_tensor looks for DLPack, the buffer protocol and __array__, in an order of its own."""
     value = patterns(name, (3, 4))
     lazy = rustload.open(save({"x": value}))["x"]
@@ -282,7 +282,7 @@ def test_torch_takes_a_handle_wherever_it_takes_an_array(save, name):
     assert_same_bits(torch.asarray(lazy), value)
 
 
-def test_an_error_of_the_file_passes_through_the_protocol(simple):
+def test_a_file_error_propagates_through_dlpack(simple):
     lazy = rustload.open(simple)["w"]
     with simple.open("r+b") as file:
         file.truncate(100)
@@ -295,7 +295,7 @@ def test_an_error_of_the_file_passes_through_the_protocol(simple):
 FORMATS = {
     "bool": "?", "uint8": "B", "int8": "b", "uint16": "H", "int16": "h", "uint32": "I", "int32": "i", "float16": "e",
     "float32": "f", "float64": "d",
-    # As NumPy has them: `l` and `L` where C's long has 64 bits, `q` and `Q` elsewhere.
+    # As in NumPy: `l` and `L` where C's long has 64 bits, `q` and `Q` elsewhere.
     "int64": memoryview(np.zeros(1, np.int64)).format, "uint64": memoryview(np.zeros(1, np.uint64)).format,
 }  # fmt: skip
 
@@ -323,7 +323,7 @@ def test_numpy_reads_the_dtype_from_the_buffer_protocol(save, name):
     assert_same_bits(torch.from_numpy(found.astype(name, copy=False)), torch.from_dlpack(buffer))
 
 
-def test_scalars_and_empties_have_buffers(save):
+def test_scalars_and_empty_tensors_export_buffers(save):
     ckpt = rustload.open(save({"s": torch.tensor(2.5), "e": torch.empty(0, 3)}), framework="dlpack")
     for copy in (None, True):
         scalar = memoryview(ckpt["s"].materialize(copy=copy))
@@ -332,7 +332,7 @@ def test_scalars_and_empties_have_buffers(save):
         assert (empty.shape, empty.nbytes, empty.tobytes()) == ((0, 3), 0, b"")
 
 
-def test_a_consumer_that_wants_contiguous_bytes_gets_no_strided_ones(lazy):
+def test_a_strided_buffer_is_refused_to_a_consumer_of_contiguous_bytes(lazy):
     assert bytes(lazy.materialize()) == bits(W)
     with pytest.raises(BufferError):
         hashlib.sha256(lazy.T.materialize())
@@ -351,7 +351,7 @@ class PyBuffer(ctypes.Structure):
     )
 
 
-def test_a_buffer_that_cannot_be_had_leaves_no_object_behind(lazy):
+def test_a_refused_buffer_request_sets_obj_to_null(lazy):
     """The buffer protocol: on error, set `view->obj` to NULL."""
     view = PyBuffer(obj=0xDEAD0)
     with pytest.raises(BufferError):
@@ -365,7 +365,7 @@ def test_writes_through_a_memoryview_reach_the_memory(lazy):
     assert torch.from_dlpack(buffer)[1, 2] == 55
 
 
-def test_a_released_export_leaves_nothing_behind(lazy):
+def test_a_released_export_frees_its_memory_and_reference(lazy):
     buffer, strided = lazy.materialize(), lazy.T.materialize()
 
     def rounds(count: int) -> None:
@@ -375,12 +375,12 @@ def test_a_released_export_leaves_nothing_behind(lazy):
 
     rounds(1000)
     base, counts = held_anon(), (sys.getrefcount(buffer), sys.getrefcount(strided))
-    rounds(150_000)  # shape and strides of one export are 100 bytes and more
+    rounds(150_000)  # shape and strides of an export take 100 bytes or more
     assert held_anon() - base < 4 << 20
     assert (sys.getrefcount(buffer), sys.getrefcount(strided)) == counts
 
 
-def test_a_refused_export_leaves_nothing_behind(lazy):
+def test_a_refused_export_keeps_no_reference(lazy):
     strided = lazy.T.materialize()
     count = sys.getrefcount(strided)
     for _ in range(100):
@@ -389,7 +389,7 @@ def test_a_refused_export_leaves_nothing_behind(lazy):
     assert sys.getrefcount(strided) == count
 
 
-def test_file_writers_take_a_buffer(lazy, tmp_path):
+def test_write_bytes_accepts_a_buffer(lazy, tmp_path):
     (tmp_path / "raw").write_bytes(lazy.materialize())
     assert (tmp_path / "raw").read_bytes() == bits(W)
 
@@ -413,15 +413,15 @@ def test_a_memoryview_keeps_the_memory_alive(lazy, collect):
     view.release()
 
 
-def test_a_buffer_says_what_it_is(lazy):
+def test_the_repr_of_a_buffer_has_dtype_shape_and_ownership(lazy):
     assert repr(lazy.materialize()) == "<rustload.Buffer float32 [4, 6] view>"
     assert "owned" in repr(lazy.materialize(copy=True))
     with pytest.raises(TypeError):
         rustload.Buffer()
 
 
-# Deleters. Each case runs in a process of its own: a deleter that needs the interpreter crashes at its end. (Daemon threads
-# with torch are left out: there torch 2.13 aborts by itself.)
+# Deleters. Each case runs in a process of its own: a deleter that needs the interpreter crashes at interpreter shutdown.
+# (Daemon threads with torch are left out: torch 2.13 itself aborts there.)
 
 LIFE = """
 import sys, threading, gc, builtins
@@ -485,11 +485,11 @@ print("done")
     ("torch", "autograd"), ("numpy", "cycle"), ("numpy", "module"), ("numpy", "legacy"), ("dlpack", "leak"),
     ("dlpack", "module"), ("dlpack", "capsule"), ("dlpack", "thread"), ("dlpack", "daemon"), ("dlpack", "cycle"),
 ])  # fmt: skip
-def test_what_is_alive_at_the_end_of_the_process_is_freed_in_silence(simple, framework, case, copy):
+def test_objects_alive_at_exit_are_freed_without_an_error(simple, framework, case, copy):
     assert child(LIFE, simple, framework, copy, case).stdout == "done\n"
 
 
-def test_a_deleter_runs_in_a_thread_without_the_interpreter(simple):
+def test_a_deleter_runs_in_a_thread_that_does_not_hold_the_interpreter(simple):
     """torch frees saved tensors from its own threads."""
     lazy = rustload.open(simple, framework="torch")["w"]
     for how in ({}, {"copy": True}):
@@ -539,7 +539,7 @@ class Foreign:
         return ctypes.pythonapi.PyCapsule_New(address, b"dltensor_versioned", None)
 
 
-def test_adopted_gpu_memory_lives_as_long_as_what_was_made_of_it(collect):
+def test_adopted_gpu_memory_lives_as_long_as_its_exports(collect):
     foreign = Foreign(96)
     row = _rustload.adopt(foreign.capsule())
     assert (row.dtype, row.shape, row.nbytes, row.is_view) == ("uint8", (96,), 96, False)
@@ -587,7 +587,7 @@ def test_a_gpu_buffer_is_exported_for_any_stream_to_its_own_device():
             buffer.__dlpack__(**wrong)
 
 
-def test_only_a_writable_row_of_bytes_on_a_gpu_is_adopted():
+def test_only_writable_contiguous_gpu_bytes_are_adopted():
     for foreign, text in (
         (Foreign(8, kind=1), "not in the memory of a CUDA device"),
         (Foreign(8, kind=3), "not in the memory of a CUDA device"),
@@ -608,7 +608,7 @@ def test_only_a_writable_row_of_bytes_on_a_gpu_is_adopted():
         _rustload.adopt(b"")
 
 
-def test_parts_lie_inside_and_are_aligned(simple):
+def test_a_part_must_lie_inside_its_buffer_and_be_aligned(simple):
     foreign = Foreign(8)
     row = _rustload.adopt(foreign.capsule())
     assert row.part(8, "float32", (0,)).nbytes == 0

@@ -1,4 +1,4 @@
-"""Every refusal has a type, a stable code, the place, and a next step as a note."""
+"""Every error has a type, a stable code, a location, and a next step as a note."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import rustload.torch
 
 
 def refused(source, kind, code, **options) -> Exception:
-    """The error that `open` gives, checked for type and code."""
+    """The error that `open` raises, checked for type and code."""
     with pytest.raises(kind) as caught:
         rustload.open(source, **options)
     assert type(caught.value) is kind
@@ -55,7 +55,7 @@ LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 12345\
     (b"\xff" * 1000, "ff ff", ""),
     (b"just some text, and more of it, for a while\n" * 20, "", ""),
 ])  # fmt: skip
-def test_what_is_no_checkpoint_is_told_apart(tmp_path, data, says, advises):
+def test_the_error_for_another_format_names_it_with_advice(tmp_path, data, says, advises):
     path = file(tmp_path, data)
     error = refused(path, rustload.FormatError, "UnknownFormat")
     assert says in str(error)
@@ -69,13 +69,13 @@ def test_what_is_no_checkpoint_is_told_apart(tmp_path, data, says, advises):
     "magic",
     [b"\x1f\x8b", b"\xfd7zXZ\0", b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a\x07\0", b"\x28\xb5\x2f\xfd", b"BZh9"],
 )
-def test_a_compressed_archive_says_unpack_it(tmp_path, magic):
+def test_a_compressed_archive_is_unsupported_with_the_advice_to_unpack_it(tmp_path, magic):
     error = refused(file(tmp_path, magic + bytes(100)), rustload.UnsupportedError, "UnsupportedContainer")
     assert "npack it" in note_of(error)
     assert isinstance(error, NotImplementedError)
 
 
-def test_an_npz_says_numpy_load(tmp_path):
+def test_the_error_for_an_npz_advises_numpy_load(tmp_path):
     import numpy as np
 
     np.savez(tmp_path / "x.npz", a=np.ones(2))
@@ -83,7 +83,7 @@ def test_an_npz_says_numpy_load(tmp_path):
 
 
 @pytest.mark.parametrize("keep", [0.02, 0.3, 0.6, 0.9, 0.99, 0.9999])
-def test_a_truncated_bin_says_so(tmp_path, keep):
+def test_a_truncated_bin_is_a_format_error_with_advice(tmp_path, keep):
     data = saved({f"t{number}": torch.ones(500) for number in range(9)})
     path = file(tmp_path, data[: int(len(data) * keep)])
     with pytest.raises(rustload.FormatError) as caught:
@@ -93,7 +93,7 @@ def test_a_truncated_bin_says_so(tmp_path, keep):
 
 
 @pytest.mark.parametrize("cut", [1, 8, 100, 3999])
-def test_a_truncated_safetensors_says_how_much_is_missing(save, cut):
+def test_the_error_for_a_truncated_safetensors_has_the_sizes(save, cut):
     path = save({"x": torch.ones(1000)}, "m.safetensors")
     size = path.stat().st_size
     os.truncate(path, size - cut)
@@ -106,9 +106,9 @@ def test_a_truncated_safetensors_says_how_much_is_missing(save, cut):
 
 
 @pytest.mark.parametrize("suffix", ["bin", "safetensors"])
-def test_a_file_cut_at_any_byte_is_a_rustload_error(suffix):
-    made = {"x": torch.arange(5.0), "y": torch.ones(2, dtype=torch.uint8)}
-    data = saved(made) if suffix == "bin" else safetensors.torch.save(made)
+def test_a_file_truncated_at_any_byte_is_a_rustload_error(suffix):
+    state = {"x": torch.arange(5.0), "y": torch.ones(2, dtype=torch.uint8)}
+    data = saved(state) if suffix == "bin" else safetensors.torch.save(state)
     step = 7 if suffix == "bin" else 1
     for end in range(0, len(data), step):
         with pytest.raises(rustload.RustloadError):
@@ -185,7 +185,7 @@ def test_a_gap_in_numbered_shards_is_listed(tmp_path):
     assert "00003" in str(error)
 
 
-def test_an_index_that_names_an_absent_key_says_which(tmp_path):
+def test_the_error_for_an_index_with_an_absent_key_names_the_key(tmp_path):
     safetensors.torch.save_file({"a": torch.ones(1)}, tmp_path / "one.safetensors")
     error = refused(
         index_of(tmp_path, {"a": "one.safetensors", "b": "one.safetensors"}), rustload.FormatError, "IndexKey"
@@ -244,7 +244,7 @@ def test_a_bad_safetensors_header_has_its_code(header, data, code):
         rustload.open(bytearray(safetensors_bytes(header, data)))
     if code is not None:
         assert caught.value.code == code
-    if code != "StDuplicateKey":  # of which the reference takes the last
+    if code != "StDuplicateKey":  # the reference takes the last of them
         with pytest.raises(safetensors.SafetensorError):
             safetensors.torch.load(safetensors_bytes(header, data))
 
@@ -342,7 +342,7 @@ def test_a_view_outside_its_storage_is_tensor_bounds():
 # Limits.
 
 
-def test_a_limit_names_itself_what_is_allowed_and_what_was_found(save):
+def test_a_limit_error_has_the_name_the_limit_and_the_found_value(save):
     path = save({f"t{number}": torch.ones(1) for number in range(5)})
     with pytest.raises(rustload.LimitError) as caught:
         rustload.open(path, limits=rustload.Limits(tensors=3))
@@ -378,9 +378,9 @@ def test_the_tensor_limit_holds_for_every_format_and_over_shards(tmp_path, suffi
 ])  # fmt: skip
 def test_every_limit_is_enforced_and_can_be_raised(limit, make):
     data = bytearray(saved({"v": make()}))
-    most = 4 if limit == "line" else 10
+    low = 4 if limit == "line" else 10
     with pytest.raises(rustload.LimitError) as caught:
-        rustload.open(data, limits=rustload.Limits(**{limit: most})).objects  # noqa: B018 - may fail
+        rustload.open(data, limits=rustload.Limits(**{limit: low})).objects  # noqa: B018 - may fail
     assert caught.value.name == limit
     rustload.open(data, limits=rustload.Limits(**{limit: 1 << 20})).objects  # noqa: B018 - must not fail
 
@@ -392,7 +392,7 @@ def _nested(depth):
     return value
 
 
-def test_a_tree_deeper_than_the_limit_opens_and_fails_when_shown():
+def test_a_tree_deeper_than_the_limit_opens_and_its_objects_are_a_limit_error():
     ckpt = rustload.open(torch_zip(b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b"."))
     assert len(ckpt) == 0
     with pytest.raises(rustload.LimitError) as caught:
@@ -409,7 +409,7 @@ def test_limits_are_checked_and_described():
         with pytest.raises(ValueError, match="tensor"):
             rustload.Limits(**wrong)
     with pytest.raises(AttributeError):
-        rustload.Limits().no_such_limit  # noqa: B018 - the question is what is refused
+        rustload.Limits().no_such_limit  # noqa: B018 - the access must fail
 
 
 @pytest.mark.parametrize("wrong", ["3", 1.5, None, 2**64, 2**70])
@@ -421,9 +421,9 @@ def test_a_limit_of_a_wrong_type_or_size_is_refused(simple, wrong):
 # Devices, and other arguments of materialize.
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="asks what happens without a GPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", 0, torch.device("cuda", 1)])
-def test_a_gpu_that_is_not_there_is_a_device_error_with_the_reason(simple, device):
+def test_a_missing_gpu_is_a_device_error_with_the_reason(simple, device):
     with pytest.raises(rustload.DeviceError) as caught:
         rustload.open(simple, framework="torch")["w"].materialize(device=device)
     assert caught.value.code == "Device"
@@ -443,12 +443,12 @@ def test_a_device_that_torch_does_not_know_is_a_device_error(simple, device):
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", 0, torch.device("cuda")])
-def test_numpy_has_no_gpus(simple, device):
+def test_numpy_refuses_gpu_devices(simple, device):
     with pytest.raises(rustload.DeviceError, match="NumPy has host memory only"):
         rustload.open(simple, framework="numpy")["w"].materialize(device=device)
 
 
-@pytest.mark.skipif(rustload.cuda_info()["available"], reason="asks what happens without a driver")
+@pytest.mark.skipif(rustload.cuda_info()["available"], reason="needs a machine without a CUDA driver")
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", 0, torch.device("cuda")])
 def test_buffers_on_a_gpu_need_the_driver(simple, device):
     with pytest.raises(rustload.DeviceError, match=r"is not available: there is no CUDA driver"):
@@ -456,14 +456,14 @@ def test_buffers_on_a_gpu_need_the_driver(simple, device):
 
 
 @pytest.mark.parametrize("device", ["toaster", "cuda:x", "cuda:", "mps"])
-def test_a_device_that_buffers_do_not_know(simple, device):
+def test_a_device_unknown_to_buffers_is_a_device_error(simple, device):
     with pytest.raises(rustload.DeviceError, match="is none of"):
         rustload.open(simple, framework="dlpack")["w"].materialize(device=device)
 
 
 @pytest.mark.parametrize("framework", ["torch", "numpy", "dlpack"])
 @pytest.mark.parametrize("device", [None, "cpu", torch.device("cpu")])
-def test_the_cpu_is_always_there(simple, framework, device):
+def test_every_framework_accepts_the_cpu(simple, framework, device):
     assert tuple(rustload.open(simple, framework=framework)["w"].materialize(device=device).shape) == (4, 6)
 
 
@@ -486,29 +486,29 @@ def test_an_argument_of_a_wrong_type_is_a_type_error(simple, options):
 
 
 @pytest.mark.parametrize("threads", [0, -1])
-def test_no_threads_at_all_is_refused_or_means_one(simple, threads):
+def test_fewer_than_one_thread_is_refused_or_means_one(simple, threads):
     lazy = rustload.open(simple, framework="torch")["w"]
     try:
         found = lazy.materialize(dtype="float16", threads=threads)
     except (ValueError, OverflowError) as error:
-        assert "threads" in str(error)  # noqa: PT017 - either answer will do
+        assert "threads" in str(error)  # noqa: PT017 - both outcomes are right
         return
     assert_same_bits(found, torch.arange(24.0).reshape(4, 6).half())
 
 
-def tasks_so_far() -> int:
+def newest_task() -> int:
     """The newest task's number: Linux counts processes and threads upwards, over the whole machine."""
     return int(Path("/proc/loadavg").read_text().split()[-1])
 
 
-def test_no_more_threads_start_than_there_is_work_for(save):
-    """As many as asked for would exhaust the machine."""
+def test_no_more_threads_start_than_the_work_needs(save):
+    """4,000 threads would exhaust the machine."""
     lazy = rustload.open(save({"x": torch.ones(3_000_000)}), framework="torch")["x"]
-    before = tasks_so_far()
+    before = newest_task()
     found = lazy.materialize(dtype="bfloat16", threads=4000)
-    started = (tasks_so_far() - before) % int(Path("/proc/sys/kernel/pid_max").read_text())
+    started = (newest_task() - before) % int(Path("/proc/sys/kernel/pid_max").read_text())
     assert found.sum() > 0
-    assert started < 2000  # others start some, too
+    assert started < 2000  # other processes start tasks too
 
 
 # The classes.
@@ -560,7 +560,7 @@ def test_an_open_file_is_refused_before_it_is_read(tmp_path):
             rustload.open(wrong)
 
 
-def test_a_path_that_is_not_there_names_its_neighbour(tmp_path):
+def test_a_missing_path_suggests_a_similar_name(tmp_path):
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(FileNotFoundError) as caught:
         rustload.open(tmp_path / "model.safetensor")
@@ -571,7 +571,7 @@ def test_a_path_that_is_not_there_names_its_neighbour(tmp_path):
 
 
 @pytest.mark.parametrize("length", [199, 200, 201, 100_000])
-def test_texts_about_a_name_are_bounded(length):
+def test_reprs_and_messages_abbreviate_long_names(length):
     name = "a" * (length - 1) + "z"
     data = saved({name: torch.ones(2), "argparse": argparse.Namespace(w=1)})
     ckpt = rustload.open(data, framework="torch")
@@ -595,6 +595,6 @@ def test_texts_about_a_name_are_bounded(length):
     with pytest.raises(rustload.ModelMismatchError) as caught:
         rustload.torch.load_into(torch.nn.Linear(2, 2), data)
     assert len(str(caught.value)) <= 2000
-    with pytest.warns(rustload.RustloadWarning) as told:
+    with pytest.warns(rustload.RustloadWarning) as warned:
         assert ckpt.select("q" * length + "*") == {}
-    assert len(str(told[0].message)) <= 1010
+    assert len(str(warned[0].message)) <= 1010

@@ -1,4 +1,4 @@
-"""The examples and the Python blocks of the pages about models run, and do what they say."""
+"""The examples and the Python blocks of the pages about models run with the documented results."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ PAGES = ("load_into", "training_checkpoints", "transformers", "accelerate", "jax
 
 
 @pytest.fixture(autouse=True)
-def _the_examples_are_found(monkeypatch):
+def _examples_on_sys_path(monkeypatch):
     monkeypatch.syspath_prepend(ROOT)
 
 
 @pytest.mark.examples
-@pytest.mark.filterwarnings("ignore")  # transformers is not ours to keep quiet
+@pytest.mark.filterwarnings("ignore")  # transformers' own warnings
 @pytest.mark.parametrize("page", PAGES)
-def test_the_blocks_of_a_page_run_one_after_the_other(page):
+def test_the_blocks_of_a_page_run_in_order(page):
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
     blocks = list(FENCE.finditer(text))
     assert blocks
@@ -104,8 +104,8 @@ def test_jax_params(tmp_path, tied, groups, shards):
     np.save(sys.argv[1], jax_params.main(*sys.argv[2:]))
     assert "torch" not in sys.modules
     """
-    said = child(code, tmp_path / "out.npy", folder, *tokens).stdout
+    output = child(code, tmp_path / "out.npy", folder, *tokens).stdout
     found = torch.from_numpy(np.load(tmp_path / "out.npy"))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    assert f"after {tokens} comes {int(expected[-1].argmax())}" in said
-    assert "'q_proj': {'weight': 'float32[32, 32]'}" in said
+    assert f"after {tokens} comes {int(expected[-1].argmax())}" in output
+    assert "'q_proj': {'weight': 'float32[32, 32]'}" in output

@@ -1,4 +1,4 @@
-"""The tables of `docs/formats.md`, row by row: each cell is read from the page and held against files of the stock writers."""
+"""The tables of `docs/formats.md`, row by row: each cell is read from the page and checked on files of the stock writers."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "formats.md"
 COUNT = 2 << 20
 NBYTES = COUNT * 4
-# Opening and reading a part may read this much beside what they are for: a legacy stream's head is read in one piece of 1 MiB.
-BESIDE = 2 << 20
+# Opening a file or reading a slice may read this much metadata in addition: a legacy stream's head is read as 1 MiB at once.
+READ_OVERHEAD = 2 << 20
 
 
 def table(heading: str) -> list[dict[str, str]]:
@@ -49,8 +49,8 @@ def table(heading: str) -> list[dict[str, str]]:
     return [dict(zip(heads, row, strict=True)) for row in rows]
 
 
-def each(heading: str, first: str = "file") -> Any:
-    """Parametrizes a test by the rows of a table."""
+def rows_of(heading: str, first: str = "file") -> Any:
+    """Parametrizes a test with the rows of a table."""
     return pytest.mark.parametrize("row", [pytest.param(row, id=row[first]) for row in table(heading)])
 
 
@@ -76,7 +76,7 @@ class Buffers(torch.nn.Module):
 def torchscript(tensors: dict[str, torch.Tensor]) -> bytes:
     file = io.BytesIO()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch.jit is deprecated, its files are not gone
+        warnings.simplefilter("ignore")  # torch.jit is deprecated, its files are still read
         torch.jit.save(torch.jit.script(Buffers(tensors)), file)
     return file.getvalue()
 
@@ -93,8 +93,8 @@ def deflated(tensors: dict[str, torch.Tensor]) -> bytes:
 
 
 def arrays(tensors: dict[str, torch.Tensor]) -> bytes:
-    made = {tensor.data_ptr(): tensor.numpy() for tensor in tensors.values()}
-    return pickle.dumps({name: made[tensor.data_ptr()] for name, tensor in tensors.items()}, protocol=4)
+    by_address = {tensor.data_ptr(): tensor.numpy() for tensor in tensors.values()}
+    return pickle.dumps({name: by_address[tensor.data_ptr()] for name, tensor in tensors.items()}, protocol=4)
 
 
 def pickled(tensors: dict[str, torch.Tensor]) -> bytes:
@@ -111,7 +111,7 @@ WRITERS: dict[str, Callable[[dict[str, torch.Tensor]], bytes]] = {
     "safetensors": safetensors.torch.save,
 }
 
-formats = each("Supported formats")
+formats = rows_of("Supported formats")
 given = pytest.mark.parametrize("given", ["one file", "list", "folder"])
 Written = tuple[Any, list[Path]]
 
@@ -143,7 +143,7 @@ def large() -> torch.Tensor:
     return torch.rand(COUNT, generator=torch.Generator().manual_seed(0))
 
 
-def bytes_read() -> int:
+def file_bytes_read() -> int:
     """What this process has read from files so far."""
     with open("/proc/self/io") as counts:  # noqa: PTH123 - a proc file
         return next(int(line.split()[1]) for line in counts if line.startswith("rchar"))
@@ -166,10 +166,10 @@ def test_format(row: dict[str, str], given: str, write: Callable[..., Written]) 
 @formats
 def test_lazy(row: dict[str, str], given: str, write: Callable[..., Written]) -> None:
     path, _ = write(row, given, {"w": large()})
-    before = bytes_read()
+    before = file_bytes_read()
     ckpt = rustload.open(path)
-    spent = bytes_read() - before
-    assert {"yes": spent < BESIDE, "no": spent >= NBYTES}[row["lazy"]], spent
+    spent = file_bytes_read() - before
+    assert {"yes": spent < READ_OVERHEAD, "no": spent >= NBYTES}[row["lazy"]], spent
     assert ckpt["w"].shape == (COUNT,)
 
 
@@ -179,11 +179,15 @@ def test_slice(row: dict[str, str], given: str, write: Callable[..., Written]) -
     want = large()
     path, _ = write(row, given, {"w": want})
     ckpt = rustload.open(path)
-    before = bytes_read()
+    before = file_bytes_read()
     part = ckpt["w"][10:20_010].materialize(copy=True)
-    spent = bytes_read() - before
+    spent = file_bytes_read() - before
     assert torch.equal(part, want[10:20_010])
-    expected = {"yes": 80_000 <= spent < BESIDE, "storage": spent > NBYTES // 2, "memory": spent < 4096}
+    expected = {
+        "yes": 80_000 <= spent < READ_OVERHEAD,
+        "storage": spent > NBYTES // 2,
+        "memory": spent < 4096,
+    }
     assert expected[row["slice"]], spent
 
 
@@ -211,7 +215,7 @@ def test_ties(row: dict[str, str], given: str, write: Callable[..., Written]) ->
 @formats
 def test_view(row: dict[str, str], given: str, write: Callable[..., Written]) -> None:
     seen = set()
-    # The pickles before them, or the header, put the elements at another address each time.
+    # The length of the name changes the address of the elements.
     for length in range(1, 9):
         name = "n" * length
         path, _ = write(row, given, {name: torch.arange(6.0)})
@@ -237,7 +241,7 @@ def test_view(row: dict[str, str], given: str, write: Callable[..., Written]) ->
 
 
 def unpad(path: Path, spaces: int) -> None:
-    """Gives a safetensors file a header with this many blanks at its end."""
+    """Gives a safetensors file a header with this many spaces at its end."""
     data = path.read_bytes()
     size = int.from_bytes(data[:8], "little")
     header = data[8 : 8 + size].rstrip() + b" " * spaces
@@ -281,14 +285,14 @@ def test_a_pickle_that_names_a_storage_is_refused() -> None:
 class Outside:
     """Pickles as a tensor, or as a NumPy array, of one element more than its bytes have."""
 
-    def __init__(self, made: tuple[Any, ...]) -> None:
-        self.made = made
+    def __init__(self, reduced: tuple[Any, ...]) -> None:
+        self.reduced = reduced
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return self.made
+        return self.reduced
 
 
-def test_what_reaches_outside_its_storage_is_refused_at_open() -> None:
+def test_a_tensor_or_array_outside_its_storage_is_refused_at_open() -> None:
     tensor = Outside((torch._utils._rebuild_tensor, (torch.ones(2)._typed_storage(), 0, (3,), (1,))))
     function, args, state = np.ones(2).__reduce__()  # type: ignore[misc]
     array = Outside((function, args, (state[0], (3,), *state[2:])))
@@ -350,7 +354,7 @@ def flax() -> bytes:
 
 def distributed(folder: Path) -> list[Path]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there is one process only
+        warnings.simplefilter("ignore")  # about the single process
         torch.distributed.checkpoint.save(
             {"w": torch.ones(2), "b": torch.ones(3)}, checkpoint_id=folder / "dcp", no_dist=True
         )
@@ -383,11 +387,11 @@ REFUSED: dict[str, Callable[[Path], Sequence[bytes | Path]]] = {
 }
 
 
-@each("Recognized formats that are not supported")
+@rows_of("Recognized formats that are not supported")
 def test_refused(row: dict[str, str], tmp_path: Path) -> None:
     for given in REFUSED[row["file"]](tmp_path):
         with pytest.raises((rustload.FormatError, rustload.UnsupportedError)) as caught:
-            # bytes of text alone could be a path
+            # bytes that are plain text could be a path
             rustload.open(bytearray(given) if isinstance(given, bytes) else given)
         assert [caught.value.code] == codes(row["code"])
         assert row["next step"] in " ".join(caught.value.__notes__)
@@ -395,7 +399,7 @@ def test_refused(row: dict[str, str], tmp_path: Path) -> None:
 
 # Names, objects, rebuilds
 
-WORDS: dict[str, Any] = {
+EVAL_NAMES: dict[str, Any] = {
     "argparse": argparse,
     "collections": collections,
     "datetime": datetime,
@@ -408,11 +412,11 @@ WORDS: dict[str, Any] = {
 
 
 def value_of(cell: str) -> Any:
-    return eval(cell.strip("`"), dict(WORDS))
+    return eval(cell.strip("`"), dict(EVAL_NAMES))
 
 
 @pytest.mark.parametrize("zip_format", [True, False], ids=["zip", "legacy"])
-@each("Tensor names", "saved")
+@rows_of("Tensor names", "saved")
 def test_names(row: dict[str, str], zip_format: bool) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.save cannot find the source of some modules
@@ -420,7 +424,7 @@ def test_names(row: dict[str, str], zip_format: bool) -> None:
     assert list(rustload.open(data)) == codes(row["names"])
 
 
-def test_a_module_is_named_as_its_state_dict_and_the_rest_stands_in_objects() -> None:
+def test_a_module_is_named_as_its_state_dict_and_the_rest_is_in_objects() -> None:
     module = torch.nn.Linear(1, 1)
     module.register_buffer("hidden", torch.ones(1), persistent=False)
     ckpt = rustload.open(saved(module))
@@ -428,7 +432,7 @@ def test_a_module_is_named_as_its_state_dict_and_the_rest_stands_in_objects() ->
     assert ckpt.objects.state["_buffers"]["hidden"].name == ""
 
 
-@each("Values in `ckpt.objects`", "saved")
+@rows_of("Values in `ckpt.objects`", "saved")
 def test_objects(row: dict[str, str]) -> None:
     found = rustload.open(saved(value_of(row["saved"]))).objects
     if isinstance(found, rustload.DefaultDict):
@@ -443,7 +447,7 @@ def test_objects(row: dict[str, str]) -> None:
         assert repr(found) == repr(expected)
 
 
-def test_small_values_of_torch_are_known() -> None:
+def test_small_torch_values_are_not_opaque() -> None:
     values = [torch.device("cpu"), slice(1, 2), torch.float32, np.dtype("f4"), w := torch.ones(1), w.layout]
     assert rustload.open(saved(values), unknown="error").opaque == []
 
@@ -463,11 +467,11 @@ class Subclass(torch.Tensor):
 class Reduced:
     """Pickles as a call, with a state to set on the result if there is one."""
 
-    def __init__(self, *made: Any) -> None:
-        self.made = made
+    def __init__(self, *reduced: Any) -> None:
+        self.reduced = reduced
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return self.made
+        return self.reduced
 
 
 class Wrapper(torch.Tensor):
@@ -477,9 +481,9 @@ class Wrapper(torch.Tensor):
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> Wrapper:
-        made = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
-        made.inner = inner
-        return made  # type: ignore[return-value]  # torch has it as a plain tensor
+        wrapper = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        wrapper.inner = inner
+        return wrapper  # type: ignore[return-value]  # torch's stubs say a plain tensor
 
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -487,13 +491,13 @@ class Wrapper(torch.Tensor):
 
 
 def with_attributes() -> torch.Tensor:
-    made = torch.ones(2)
-    made.note, made.mask = "x", torch.zeros(2)  # type: ignore[attr-defined]
-    return made
+    tensor = torch.ones(2)
+    tensor.note, tensor.mask = "x", torch.zeros(2)  # type: ignore[attr-defined]
+    return tensor
 
 
 def old_object(kind: Any) -> Reduced:
-    """An empty object on which BUILD sets data, flags and hooks, as variables were; or a storage, as tensors were."""
+    """An empty object on which BUILD sets data, flags and hooks (an old variable) or a storage (an old tensor)."""
     w = torch.ones(2)
     state = (w._typed_storage(), 0, (2,), (1,)) if kind is torch.FloatTensor else (w, None, {}, True, False)
     return Reduced(kind, (), state)
@@ -506,9 +510,9 @@ def per_channel(dtype: torch.dtype) -> torch.Tensor:
 
 
 def parameter_with_attributes() -> torch.nn.Parameter:
-    made = torch.nn.Parameter(torch.ones(2))
-    made.note = "x"  # type: ignore[attr-defined]
-    return made
+    parameter = torch.nn.Parameter(torch.ones(2))
+    parameter.note = "x"  # type: ignore[attr-defined]
+    return parameter
 
 
 REBUILT: dict[str, Callable[[], Any]] = {
@@ -553,8 +557,8 @@ REBUILT: dict[str, Callable[[], Any]] = {
 }
 
 
-@each("Functions that rebuild tensors", "saved")
-def test_rebuilds(row: dict[str, str]) -> None:
+@rows_of("Functions that rebuild tensors", "saved")
+def test_rebuild_functions(row: dict[str, str]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # sparse CSR, nested and quantized tensors warn when they are made
         data = saved(REBUILT[row["saved"]]())

@@ -1,4 +1,4 @@
-"""The GPU suite, as far as it runs without a GPU: it says why it skips, its comparisons see a wrong bit, its tables are whole."""
+"""The GPU benchmark without a GPU: it reports why it skips, its comparisons detect a wrong bit, its tables are complete."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
 @no_gpu
 @pytest.mark.parametrize("command", [["-m", "benches.gpu.run"], ["benches/gpu/run.py", "--only", "probes"]])
-def test_without_a_gpu_the_suite_says_why_it_skips_and_ends_well(command):
+def test_without_a_gpu_the_suite_skips_with_the_reason_and_exits_with_0(command):
     done = subprocess.run(
         [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False, timeout=100
     )
@@ -34,22 +34,22 @@ def test_with_a_gpu_every_part_runs_and_nothing_is_wrong():
     assert run.main(["--quick"]) == 0
 
 
-def test_every_way_of_asking_on_the_cpu_gives_what_torch_wrote(tmp_path, capsys):
+def test_every_request_on_the_cpu_returns_what_torch_wrote(tmp_path, capsys):
     out = tmp_path / "out.json"
     assert run.main(["--device", "cpu", "--quick", "--folder", str(tmp_path), "--json", str(out)]) == 0
     found = json.loads(out.read_text())
     assert set(found) == {"machine", "correctness"}
-    assert [one for one in found["correctness"] if one["wrong"] or not one["checks"]] == []
-    total = sum(one["checks"] for one in found["correctness"])
+    assert [group for group in found["correctness"] if group["wrong"] or not group["checks"]] == []
+    total = sum(group["checks"] for group in found["correctness"])
     assert total > 20_000
     assert f"{total:,} checks, 0 wrong" in capsys.readouterr().out
 
 
-def test_every_dtype_is_in_the_matrix_in_every_layout():
-    made = samples.tensors(quick=True)
-    layouts = {name.partition(".")[2] for name in made} - {"conjugate"}
+def test_the_samples_have_every_dtype_in_every_layout():
+    names = set(samples.tensors(quick=True))
+    layouts = {name.partition(".")[2] for name in names} - {"conjugate"}
     assert {"sliced", "transposed", "permuted", "strided", "zero_d", "empty", "large"} <= layouts
-    assert {f"{dtype}.{layout}" for dtype in samples.dtypes() for layout in layouts} <= set(made)
+    assert {f"{dtype}.{layout}" for dtype in samples.dtypes() for layout in layouts} <= names
     # More than a slot of the ring, at full size.
     assert all(
         tensor.nbytes > 2 << 20
@@ -58,17 +58,17 @@ def test_every_dtype_is_in_the_matrix_in_every_layout():
     )
 
 
-def test_a_comparison_sees_a_wrong_bit_shape_and_dtype_and_an_exception():
+def test_a_comparison_detects_a_wrong_bit_shape_dtype_or_an_exception():
     def wrong():
-        one = torch.tensor([1.0, float("nan")])
-        negative = one.clone()
+        values = torch.tensor([1.0, float("nan")])
+        negative = values.clone()
         negative.view(torch.int32)[1] += 1
-        yield "equal", one, one.clone(), False
-        yield "another NaN", one, negative, False
-        yield "another NaN of a cast", one, negative, True
+        yield "equal", values, values.clone(), False
+        yield "another NaN", values, negative, False
+        yield "another NaN of a cast", values, negative, True
         yield "zeros of two signs", torch.tensor([0.0]), torch.tensor([-0.0]), True
-        yield "shape", one, one[None], False
-        yield "dtype", one, one.double(), True
+        yield "shape", values, values[None], False
+        yield "dtype", values, values.double(), True
         raise ValueError("no more")
 
     found = checks.outcome("a way", wrong())
@@ -83,7 +83,7 @@ def test_a_comparison_sees_a_wrong_bit_shape_and_dtype_and_an_exception():
 
 
 @pytest.mark.parametrize("suffix", [".bin", ".safetensors"])
-def test_all_ways_of_loading_give_the_same(tmp_path, suffix):
+def test_all_ways_of_loading_return_equal_tensors(tmp_path, suffix):
     for case in cases.cases(quick=True):
         path = case.file.path(tmp_path, suffix)
         expected = cases.safe_reference(path, case.conversion)
@@ -95,7 +95,7 @@ def test_all_ways_of_loading_give_the_same(tmp_path, suffix):
         assert cases._problem(peers.ours, path, case.conversion, "cpu", expected) is not None
 
 
-def test_the_limit_is_that_of_the_bytes_that_cross():
+def test_the_limit_counts_the_bytes_that_cross_the_link():
     by_title = {case.title: case for case in cases.cases(quick=False)}
     narrowing, widening = by_title["float32 to bfloat16"], by_title["bfloat16 to float32"]
     assert narrowing.narrows
@@ -104,26 +104,26 @@ def test_the_limit_is_that_of_the_bytes_that_cross():
     assert widening.crossing == widening.file.nbytes == widening.result_bytes // 2
 
 
-def test_the_cases_run_through_with_a_cpu_in_the_place_of_the_gpu(tmp_path, monkeypatch, capsys):
+def test_the_cases_run_on_the_cpu_in_place_of_the_gpu(tmp_path, monkeypatch, capsys):
     peaks = {"device_beyond": 1 << 20, "device_held_beyond": 1 << 20, "host_beyond": 1 << 20}
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
     monkeypatch.setattr(probes, "pinned_copies", lambda _device, _size, total: probes.cpu_cast(total))
     monkeypatch.setattr(cases, "peaks", lambda *_: peaks)
     args = run.parse(["--quick", "--filter", "to bfloat16", "--device", "cpu"])
     found = run.timed(tmp_path, args)
-    told = capsys.readouterr().out
-    assert [(one["case"], one["format"]) for one in found["results"]] == [
+    printed = capsys.readouterr().out
+    assert [(result["case"], result["format"]) for result in found["results"]] == [
         (title, suffix)
         for title in ("float32 to bfloat16", "float32 to bfloat16, transposed")
         for suffix in (".safetensors", ".bin")
     ]
-    for one in found["results"]:
-        rows = {row["way"]: row for row in one["rows"]}
+    for result in found["results"]:
+        rows = {row["way"]: row for row in result["rows"]}
         limits = [rows[name] for name in (cases.LIMIT, cases.CAST_LIMIT)]
         assert max(row["of_limit"] for row in limits) >= 1 == min(row["of_limit"] for row in limits)
         assert rows[peers.OURS]["device_beyond"] == 1 << 20
         assert "failed" not in rows[peers.OURS]
-        assert all(way in told for way in rows)
+        assert all(way in printed for way in rows)
     goals = [goal["goal"] for goal in found["goals"]]
     assert "float32 to bfloat16: time of .bin over .safetensors" in goals
     assert any("MiB of device memory" in goal for goal in goals)
@@ -159,7 +159,7 @@ def test_a_table_has_losing_and_failed_rows(capsys):
     assert "1.00" in limit
 
 
-def test_goals_say_what_was_missed(capsys):
+def test_missed_goals_are_reported(capsys):
     found = {
         what: holds
         for what, _, _, holds in cases.goals(
@@ -178,7 +178,7 @@ def test_goals_say_what_was_missed(capsys):
     assert "MISSED  speed: 0.50, bound 0.9" in capsys.readouterr().out
 
 
-def test_a_part_of_the_command_line_that_is_unknown_is_refused(capsys):
+def test_an_unknown_part_in_only_is_refused(capsys):
     with pytest.raises(SystemExit):
         run.parse(["--only", "nothing"])
     assert "invalid choice" in capsys.readouterr().err
@@ -187,8 +187,8 @@ def test_a_part_of_the_command_line_that_is_unknown_is_refused(capsys):
 
 
 @no_gpu
-def test_a_setting_of_the_sweep_that_fails_says_why(tmp_path):
+def test_a_sweep_yields_the_error_of_a_setting_that_fails(tmp_path):
     path = cases.cases(quick=True)[3].file.path(tmp_path, ".safetensors")
-    _, _, told = next(sweep.sweep(path, "cuda:0", quick=True))
-    assert isinstance(told, str)
-    assert "CUDA" in told or "NVIDIA" in told
+    _, _, message = next(sweep.sweep(path, "cuda:0", quick=True))
+    assert isinstance(message, str)
+    assert "CUDA" in message or "NVIDIA" in message
