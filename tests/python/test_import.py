@@ -1,4 +1,4 @@
-"""What importing and opening bring in: nothing of a third party; and how frameworks are found."""
+"""Imports: importing and opening load no third-party package; how frameworks are found and their errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support import child, saved
 import rustload
 
 
-def test_import_brings_in_nothing_of_a_third_party():
+def test_import_loads_no_third_party_package():
     code = """
     import sys
     before = set(sys.modules)
@@ -31,7 +31,7 @@ before = set(sys.modules)
 {what}
 print(*(name for name in {unwanted!r} if name in sys.modules and name not in before))
 """
-# What takes long to import, and only some verbs need.
+# Modules that take long to import and that only some functions need.
 SLOW = [
     *("argparse", "asyncio", "ast", "copy", "ctypes", "dataclasses", "difflib", "inspect", "json"),
     *(
@@ -50,13 +50,13 @@ SLOW = [
 ]
 
 
-def test_import_brings_in_nothing_that_only_some_verbs_need(save):
+def test_import_and_open_load_no_slow_module(save):
     assert child(IMPORTED.format(what="import rustload", unwanted=SLOW)).stdout.strip() == ""
     what = "import rustload; rustload.open(sys.argv[1])['w'].shape"
     assert child(IMPORTED.format(what=what, unwanted=SLOW), save({"w": torch.ones(2)})).stdout.strip() == ""
 
 
-def test_the_command_line_brings_in_nothing_that_info_does_not_need(save):
+def test_the_info_command_loads_no_slow_module_that_it_does_not_need(save):
     what = "import rustload._cli; rustload._cli.main(['info', sys.argv[1]])"
     unwanted = [
         name for name in SLOW if name not in ("argparse", "copy", "shutil", "textwrap", "rustload._cli")
@@ -65,7 +65,7 @@ def test_the_command_line_brings_in_nothing_that_info_does_not_need(save):
     assert found.splitlines()[-1] == ""
 
 
-def test_what_is_imported_late_is_there_all_the_same():
+def test_lazily_imported_names_are_attributes_of_the_package():
     code = """
     import rustload
     assert set(rustload.__all__) <= set(dir(rustload))
@@ -101,11 +101,12 @@ ckpt = rustload.open(sys.argv[1])
 """
 
 
-def use(path, work: str, blocked: tuple[str, ...] = ()) -> str:
+def run_on_checkpoint(path, work: str, blocked: tuple[str, ...] = ()) -> str:
+    """What `work` prints in a fresh process, with the file open as `ckpt`; `blocked` packages cannot be imported."""
     return child(USE.format(blocked=blocked) + work, path).stdout.strip()
 
 
-def test_opening_and_looking_import_no_framework(save):
+def test_opening_and_inspecting_import_no_framework(save):
     import argparse
 
     path = save(
@@ -123,23 +124,23 @@ ckpt.select("*"), lazy.bytes(), lazy.materialize(framework="dlpack"), lazy.mater
 lazy.__dlpack__(), ckpt.format, ckpt.files
 print(sorted({"torch", "numpy", "ml_dtypes", "argparse", "safetensors"} & set(sys.modules)))
 """
-    assert use(path, work) == "[]"
+    assert run_on_checkpoint(path, work) == "[]"
 
 
 def test_without_torch_the_default_is_numpy(simple):
     work = (
         "a = ckpt['w'].materialize(); print(ckpt.framework, type(a).__name__, a.sum(), sys.modules['torch'])"
     )
-    assert use(simple, work, ("torch",)) == "numpy ndarray 276.0 None"
+    assert run_on_checkpoint(simple, work, ("torch",)) == "numpy ndarray 276.0 None"
 
 
 def test_without_torch_and_numpy_the_default_is_dlpack(simple):
     work = "a = ckpt['w'].materialize(); print(ckpt.framework, type(a).__name__, sum(memoryview(a).cast('B').cast('f')))"
-    assert use(simple, work, ("torch", "numpy", "ml_dtypes")) == "dlpack Buffer 276.0"
+    assert run_on_checkpoint(simple, work, ("torch", "numpy", "ml_dtypes")) == "dlpack Buffer 276.0"
 
 
-def test_numpy_works_where_torch_cannot_be_imported(save):
-    made = {
+def test_numpy_works_without_torch(save):
+    state = {
         name: torch.ones(3).to(getattr(torch, name))
         for name in ("bfloat16", "float8_e5m2", "float32", "int8")
     }
@@ -154,10 +155,10 @@ for name, lazy in ckpt.items():
     assert out.sum() == 3
 print("done")
 """
-    assert use(save(made), work, ("torch",)) == "done"
+    assert run_on_checkpoint(save(state), work, ("torch",)) == "done"
 
 
-def test_numpy_without_ml_dtypes_gives_its_own_dtypes_and_says_what_to_install(save):
+def test_numpy_without_ml_dtypes_reads_its_own_dtypes_and_advises_what_to_install(save):
     path = save({"f": torch.ones(3), "b": torch.ones(3).bfloat16()})
     work = """
 print(ckpt["f"].numpy().sum())
@@ -167,28 +168,28 @@ try:
 except ImportError as error:
     print(error)
 """
-    lines = use(path, work, ("torch", "ml_dtypes")).splitlines()
+    lines = run_on_checkpoint(path, work, ("torch", "ml_dtypes")).splitlines()
     assert lines[:2] == ["3.0", "3.0"]
     assert "pip install 'rustload[numpy]'" in lines[2]
 
 
 @pytest.mark.parametrize("name", ["torch", "numpy"])
-def test_a_missing_framework_says_what_to_install(simple, name):
+def test_the_error_for_a_missing_framework_advises_what_to_install(simple, name):
     work = f"""
 try:
     ckpt["w"].materialize(framework={name!r})
 except ImportError as error:
     print(error)
 """
-    assert f"pip install 'rustload[{name}]'" in use(simple, work, ("torch", "numpy"))
+    assert f"pip install 'rustload[{name}]'" in run_on_checkpoint(simple, work, ("torch", "numpy"))
 
 
 def test_numpy_use_never_imports_torch(simple):
     work = "ckpt['w'].materialize(framework='numpy', dtype='float16'); ckpt['w'].numpy(); print('torch' in sys.modules)"
-    assert use(simple, work) == "False"
+    assert run_on_checkpoint(simple, work) == "False"
 
 
-def test_the_default_framework_is_settled_at_the_first_materialize(simple):
+def test_the_default_framework_is_imported_at_the_first_materialize(simple):
     work = """
 print(ckpt.framework, "torch" in sys.modules)
 ckpt["w"].materialize(framework="dlpack")
@@ -196,20 +197,22 @@ print("torch" in sys.modules)
 ckpt["w"].materialize()
 print("torch" in sys.modules)
 """
-    assert use(simple, work) == "torch False\nFalse\nTrue"
+    assert run_on_checkpoint(simple, work) == "torch False\nFalse\nTrue"
 
 
 @pytest.mark.skipif(not hasattr(ml_dtypes, "complex32"), reason="ml_dtypes before 0.6 has no complex32")
 def test_complex32_in_numpy_does_not_depend_on_who_imported_ml_dtypes(tmp_path):
     path = tmp_path / "c.bin"
-    # complex64 saved, its pickle is then told to be complex32: torch warns when it makes one itself.
+    # Saved by another process, as torch warns when it creates complex32.
     code = """
     import sys, warnings, torch
     warnings.simplefilter("ignore")
     torch.save({"z": torch.ones(4, dtype=torch.float16).view(torch.complex32)}, sys.argv[1])
     """
     child(code, path)
-    assert use(path, "print(ckpt['z'].materialize(framework='numpy').dtype.name)") == "complex32"
+    assert (
+        run_on_checkpoint(path, "print(ckpt['z'].materialize(framework='numpy').dtype.name)") == "complex32"
+    )
 
 
 def test_a_debug_build_warns():
@@ -231,7 +234,7 @@ def test_a_debug_build_warns():
     assert child(code).stdout == "[('RuntimeWarning', True)]\n"
 
 
-def test_a_release_build_says_nothing():
+def test_a_release_build_does_not_warn():
     assert child("import rustload").stdout == ""
 
 
@@ -254,7 +257,7 @@ def test_the_package_is_typed():
 
 
 def test_a_fresh_process_reads_a_tensor_in_well_under_a_second(tmp_path):
-    """Without torch in the way."""
+    """In a process that does not import torch."""
     path = tmp_path / "x.bin"
     path.write_bytes(saved({"x": torch.ones(10)}))
     start = time.perf_counter()
@@ -264,8 +267,11 @@ def test_a_fresh_process_reads_a_tensor_in_well_under_a_second(tmp_path):
     assert time.perf_counter() - start < 1
 
 
-def with_fake(path, tmp_path, name: str, source: str | None, work: str) -> str:
-    """What `work` prints where a package of that name stands first; without source a bare folder, and no framework is there."""
+def run_with_fake_package(path, tmp_path, name: str, source: str | None, work: str) -> str:
+    """What `work` prints with a fake package of that name first on `sys.path`.
+
+    Without `source` it is an empty folder, and no framework is installed.
+    """
     package = tmp_path / "fake" / name
     package.mkdir(parents=True)
     if source is not None:
@@ -274,7 +280,7 @@ def with_fake(path, tmp_path, name: str, source: str | None, work: str) -> str:
 import sys, traceback
 import rustload
 if {source is None}:
-    sys.path = [one for one in sys.path if "site-packages" not in one]
+    sys.path = [folder for folder in sys.path if "site-packages" not in folder]
 sys.path.insert(0, sys.argv[2])
 ckpt = rustload.open(sys.argv[1])
 try:
@@ -291,59 +297,62 @@ except Exception as error:
     "import no_such_module",
     "raise ImportError('undefined symbol')",
 ])  # fmt: skip
-def test_a_broken_framework_keeps_its_error_and_says_how_to_go_on(simple, tmp_path, work, source):
-    said = with_fake(simple, tmp_path, "torch", source, work)
-    assert said.startswith(
+def test_a_broken_framework_raises_its_own_error_with_advice(simple, tmp_path, work, source):
+    output = run_with_fake_package(simple, tmp_path, "torch", source, work)
+    assert output.startswith(
         (
             "OSError: libtorch_cpu.so",
             "ModuleNotFoundError: No module named 'no_such",
             "ImportError: undefined",
         )
     )
-    assert f"torch is installed ({tmp_path}/fake/torch/__init__.py) and fails to import" in said
-    assert "pip install --force-reinstall 'rustload[torch]'" in said
-    assert "framework='numpy'" in said
+    assert f"torch is installed ({tmp_path}/fake/torch/__init__.py) and fails to import" in output
+    assert "pip install --force-reinstall 'rustload[torch]'" in output
+    assert "framework='numpy'" in output
 
 
 @pytest.mark.parametrize(
     ("name", "version", "oldest"),
     [("torch", "1.13.1", "2.4"), ("numpy", "1.24.0", "1.26"), ("jax", "0.4.37", "0.5")],
 )
-def test_a_framework_that_is_too_old_is_told_apart_from_a_missing_one(
+def test_the_error_for_an_old_framework_has_its_version_and_the_oldest_supported(
     simple, tmp_path, name, version, oldest
 ):
-    said = with_fake(
+    output = run_with_fake_package(
         simple, tmp_path, name, f"__version__ = '{version}'", f"ckpt['w'].materialize(framework='{name}')"
     )
-    assert said.startswith(
+    assert output.startswith(
         f"ImportError: {name} {version} is too old: rustload works with {oldest} and newer"
     )
-    assert f"pip install -U 'rustload[{name}]'" in said
+    assert f"pip install -U 'rustload[{name}]'" in output
 
 
-def test_a_file_of_a_frameworks_name_is_named(simple, tmp_path):
-    said = with_fake(simple, tmp_path, "torch", "", "ckpt['w'].materialize()")
-    place = f"{tmp_path}/fake/torch/__init__.py"
+def test_the_error_for_a_module_that_shadows_a_framework_names_its_file(simple, tmp_path):
+    output = run_with_fake_package(simple, tmp_path, "torch", "", "ckpt['w'].materialize()")
+    path = f"{tmp_path}/fake/torch/__init__.py"
     assert (
-        said == f"ImportError: the module 'torch' at {place!r} is not torch: give a file of that name another"
+        output
+        == f"ImportError: the module 'torch' at {path!r} is not torch: give a file of that name another"
     )
 
 
-def test_a_folder_of_a_frameworks_name_is_no_framework(simple, tmp_path):
+def test_an_empty_folder_with_a_frameworks_name_is_no_framework(simple, tmp_path):
     work = "print(ckpt.framework, type(ckpt['w'].materialize()).__name__); ckpt['w'].torch()"
-    found, said = with_fake(simple, tmp_path, "torch", None, work).splitlines()
+    found, error = run_with_fake_package(simple, tmp_path, "torch", None, work).splitlines()
     assert found == "dlpack Buffer"
-    says = f"ImportError: framework 'torch' needs torch, and '{tmp_path}/fake/torch' is a folder of that name only"
-    assert said == f"{says}: pip install 'rustload[torch]'"
+    message = f"ImportError: framework 'torch' needs torch, and '{tmp_path}/fake/torch' is a folder of that name only"
+    assert error == f"{message}: pip install 'rustload[torch]'"
 
 
-@pytest.mark.parametrize("room", ["torch", "jax", "transformers"])
-def test_a_room_that_was_not_imported_says_so(room):
-    code = f"import rustload\ntry:\n    rustload.{room}\nexcept AttributeError as error:\n    print(error)"
-    assert child(code).stdout == f"rustload.{room} has to be imported: import rustload.{room}\n"
+@pytest.mark.parametrize("submodule", ["torch", "jax", "transformers"])
+def test_the_error_for_a_submodule_that_was_not_imported_advises_the_import(submodule):
+    code = (
+        f"import rustload\ntry:\n    rustload.{submodule}\nexcept AttributeError as error:\n    print(error)"
+    )
+    assert child(code).stdout == f"rustload.{submodule} has to be imported: import rustload.{submodule}\n"
 
 
-def test_a_missing_transformers_says_what_to_install():
+def test_the_error_for_missing_transformers_advises_what_to_install():
     code = """
     import sys
     sys.modules["transformers"] = None

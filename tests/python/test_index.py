@@ -1,4 +1,4 @@
-"""Basic indexing of a handle: what NumPy and torch give, without reading."""
+"""Basic indexing of a handle: lazy, and equal to NumPy's and torch's."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ KEYS = [
 
 @pytest.mark.parametrize("key", KEYS, ids=repr)
 @pytest.mark.parametrize("name", ["x", "turned"])
-def test_basic_indexing_is_numpys(lazy, name, key):
+def test_basic_indexing_equals_numpys(lazy, name, key):
     whole = {"x": BASE, "turned": BASE.permute(2, 0, 1)}[name].numpy()
     expected = whole[key]
     part = lazy[name][key]
@@ -94,7 +94,7 @@ def test_two_ellipses_are_refused(lazy):
         lazy["x"][..., 0, ...]
 
 
-def test_iteration_gives_the_parts_along_the_first_dimension(lazy):
+def test_iteration_yields_the_parts_along_the_first_dimension(lazy):
     parts = list(lazy["x"])
     assert len(parts) == len(lazy["x"]) == 4
     for found, expected in zip(parts, BASE, strict=True):
@@ -108,7 +108,7 @@ def test_a_scalar_has_no_length_and_no_parts(lazy):
         iter(lazy["scalar"])
 
 
-def test_a_handle_is_true_as_objects_are_even_if_empty(save):
+def test_an_empty_handle_is_not_false(save):
     """`if handle:` must not silently mean `len(handle) > 0`."""
     ckpt = rustload.open(save({"empty": torch.empty(0, 3), "scalar": torch.tensor(1.0)}))
     for lazy in ckpt.values():
@@ -119,9 +119,9 @@ def test_a_handle_is_true_as_objects_are_even_if_empty(save):
         assert truth
 
 
-def test_membership_never_walks_the_parts(lazy):
+def test_the_in_operator_is_a_type_error(lazy):
     with pytest.raises(TypeError):
-        3 in lazy["x"]  # noqa: B015 - the question is what is refused
+        3 in lazy["x"]  # noqa: B015 - the comparison must fail
 
 
 def test_t_reverses_all_dimensions(lazy):
@@ -132,7 +132,7 @@ def test_t_reverses_all_dimensions(lazy):
 
 
 @pytest.mark.parametrize("dims", [(2, 0, 1), (0, 1, 2), (-1, -2, -3), (1, -1, 0)])
-def test_permute_takes_numbers_a_tuple_or_a_list(lazy, dims):
+def test_permute_accepts_numbers_a_tuple_or_a_list(lazy, dims):
     expected = BASE.permute(dims)
     for part in (lazy["x"].permute(*dims), lazy["x"].permute(dims), lazy["x"].permute(list(dims))):
         assert part.shape == tuple(expected.shape)
@@ -148,14 +148,14 @@ def test_a_wrong_permute_is_a_value_error(lazy, dims):
         lazy["x"].permute(*dims)
 
 
-def test_an_index_of_an_index_is_an_index_of_the_whole(lazy):
+def test_chained_indexing_equals_torchs(lazy):
     part = lazy["x"][1:][:, ::2][..., -1].T[1:, None]
     expected = BASE[1:][:, ::2][..., -1].T[1:, None]
     assert part.shape == tuple(expected.shape)
     assert_same_bits(part.materialize(), expected)
 
 
-def test_a_part_keeps_name_path_and_parameterhood(save):
+def test_a_part_keeps_name_path_and_parameter_flags(save):
     value = torch.nn.Parameter(torch.ones(3, 4))
     part = rustload.open(save({"m": {"w": value}}))["m.w"][1:, 2]
     assert (part.name, part.path, part.is_parameter, part.requires_grad) == ("m.w", ("m", "w"), True, True)
@@ -175,7 +175,7 @@ ITEMS = st.one_of(
     ellipsis=st.none() | st.integers(0, 5),
     name=st.sampled_from(["uint8", "bfloat16", "float32", "complex128"]),
 )
-def test_any_basic_index_is_numpys(shape, items, ellipsis, name):
+def test_any_basic_index_equals_numpys(shape, items, ellipsis, name):
     whole = patterns(name, tuple(shape))
     key = list(items)
     if ellipsis is not None:

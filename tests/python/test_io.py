@@ -1,4 +1,4 @@
-"""`io=`: direct reads (O_DIRECT) give the same bytes and fall back with a note; files of network file systems are not mapped."""
+"""`io=`: direct reads (O_DIRECT) read the same bytes and fall back with a note; files on network file systems are not mapped."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def has_direct(path) -> bool:
     return bool(rustload._rustload.probe(path, io="direct", measure=False)["direct"])
 
 
-def forget(path) -> None:
-    """Drops the file from the page cache, as far as the system does that."""
+def drop_from_page_cache(path) -> None:
+    """Drops the file from the page cache, if the system does that (POSIX_FADV_DONTNEED)."""
     descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -48,13 +48,13 @@ def model(request, tmp_path_factory):
 
 @pytest.mark.parametrize("threads", [None, 1, 3])
 @pytest.mark.parametrize("io", ["auto", "buffered", "direct"])
-def test_every_way_gives_the_same_bits(model, io, threads):
+def test_every_io_mode_reads_the_same_bits(model, io, threads):
     path, tensors = model
-    forget(path)
+    drop_from_page_cache(path)
     ckpt = rustload.open(path, framework="torch", io=io)
     for name, expected in tensors.items():
         assert_same_bits(ckpt[name].materialize(copy=True, threads=threads), expected)
-    forget(path)
+    drop_from_page_cache(path)
     assert_same_bits(
         ckpt["large"].materialize(dtype="float64", threads=threads).float(),
         tensors["large"].double().float(),
@@ -66,16 +66,16 @@ def test_every_way_gives_the_same_bits(model, io, threads):
 
 
 @pytest.mark.parametrize("way", ["handle", "stream", "whole"])
-def test_large_copies_lie_in_their_pages_as_in_the_files_blocks(tmp_path, way):
-    """So the disk writes straight to them. Results are aligned to 64 bytes all the same."""
+def test_large_direct_reads_keep_the_page_offset_of_the_file(tmp_path, way):
+    """O_DIRECT then reads into the results without a bounce buffer. Results are still aligned to 64 bytes."""
     path = tmp_path / "w.bin"
     expected = {f"w{n}": patterns("float32", (3 * MIB + 1000 * n,), n) for n in range(3)}
     torch.save(expected, path)
     if not has_direct(path):
         pytest.skip("the file system has no direct reads")
     data = path.read_bytes()
-    for _ in range(2):  # the second time from memory that was in use
-        forget(path)
+    for _ in range(2):  # the second time into recycled memory
+        drop_from_page_cache(path)
         ckpt = rustload.open(path, framework="torch", io="direct")
         if way == "handle":
             found = {name: ckpt[name].materialize(copy=True) for name in ckpt}
@@ -90,7 +90,7 @@ def test_large_copies_lie_in_their_pages_as_in_the_files_blocks(tmp_path, way):
 
 
 @pytest.mark.parametrize("at", [0, 1, 63])
-def test_copies_are_aligned_where_the_file_is_not(tmp_path, at):
+def test_copies_are_aligned_although_the_file_is_not(tmp_path, at):
     import struct
 
     numbers = patterns("float32", (3 * MIB,), 1)
@@ -108,10 +108,10 @@ def test_direct_reads_leave_nothing_in_the_page_cache(tmp_path):
     torch.save({"w": torch.ones(16 * MIB)}, path)
     if not has_direct(path):
         pytest.skip("the file system has no direct reads")
-    forget(path)
+    drop_from_page_cache(path)
     cached = rustload._rustload.probe(path, io="direct", measure=False)["cached"]
     if cached is None or cached > 0.1:
-        pytest.skip("the system does not tell what is cached, or keeps it")
+        pytest.skip("the system does not report what is cached, or keeps it")
     lazy = rustload.open(path, framework="numpy", io="direct")["w"]
     assert bool((lazy.materialize(copy=True) == 1).all())
     assert rustload._rustload.probe(path, io="direct", measure=False)["cached"] < 0.2
@@ -120,13 +120,13 @@ def test_direct_reads_leave_nothing_in_the_page_cache(tmp_path):
     assert rustload._rustload.probe(path, io="direct", measure=False)["cached"] > 0.9
 
 
-def test_an_unknown_way_is_a_value_error(simple):
+def test_an_unknown_io_mode_is_a_value_error(simple):
     with pytest.raises(ValueError, match="'auto', 'buffered' or 'direct'"):
         rustload.open(simple, io="mmap")  # type: ignore[arg-type]
 
 
-def test_where_direct_reads_are_refused_a_note_says_so_and_the_bytes_come_all_the_same(save):
-    """The file cannot be opened a second time, as no descriptor is left."""
+def test_refused_direct_reads_fall_back_to_buffered_ones_with_a_note(save):
+    """The file cannot be opened again with O_DIRECT, as no descriptor is left."""
     code = """
     import os, resource, sys, rustload
     rustload.open(sys.argv[1], framework="dlpack")["w"].materialize(copy=True)
@@ -150,10 +150,10 @@ import sys, rustload
 with open("/proc/self/maps") as maps:
     assert sys.argv[1] not in maps.read()
 ckpt = rustload.open(sys.argv[1], framework=sys.argv[2], io=sys.argv[3])
-made = {name: lazy.materialize() for name, lazy in ckpt.items()}
+results = {name: lazy.materialize() for name, lazy in ckpt.items()}
 if sys.argv[2] == "torch":
-    assert made["a"].untyped_storage().data_ptr() == made["b"].untyped_storage().data_ptr()
-    assert made["b"].stride() == (1, 512) and made["b"].tolist() == made["a"].T.tolist()
+    assert results["a"].untyped_storage().data_ptr() == results["b"].untyped_storage().data_ptr()
+    assert results["b"].stride() == (1, 512) and results["b"].tolist() == results["a"].T.tolist()
 with open("/proc/self/maps") as maps:
     mapped = sys.argv[1] in maps.read()
 view = ckpt["a"].materialize(copy=False)
@@ -163,7 +163,7 @@ with open("/proc/self/maps") as maps:
 
 
 @pytest.mark.parametrize("framework", ["torch", "numpy", "dlpack"])
-def test_a_file_on_a_network_is_read_and_not_mapped_unless_a_view_is_demanded(save, framework):
+def test_a_network_file_is_read_and_not_mapped_unless_a_view_is_requested(save, framework):
     a = torch.randn(512, 512)
     path = save({"a": a, "b": a.T, "c": torch.ones(3)})
     assert child(NETWORK, path, framework, "auto", env=ON_NETWORK).stdout.split() == ["False", "True"]
@@ -177,7 +177,7 @@ def doctor(*args: object, env: dict[str, str] | None = None) -> subprocess.Compl
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env=whole, check=False)
 
 
-def test_doctor_says_how_a_checkpoint_would_be_read_and_why(simple):
+def test_doctor_reports_the_io_mode_and_its_reason(simple):
     done = doctor(simple, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout)
@@ -186,8 +186,8 @@ def test_doctor_says_how_a_checkpoint_would_be_read_and_why(simple):
     assert machine["isa"] in machine["isa_available"]
     assert machine["threads"] >= 1
     assert machine["memory"]["total"] >= machine["memory"]["available"] > 0
-    (one,) = found["checkpoints"]
-    (file,) = one["files"]
+    (checkpoint,) = found["checkpoints"]
+    (file,) = checkpoint["files"]
     assert file["io"] == "buffered"
     assert file["size"] == simple.stat().st_size
     assert file["reason"]
@@ -202,7 +202,7 @@ def test_doctor_gives_network_as_the_reason(simple):
     assert "GB/s" not in done.stdout
 
 
-def test_doctor_measures_both_ways(tmp_path):
+def test_doctor_measures_both_io_modes(tmp_path):
     path = tmp_path / "w.bin"
     torch.save({"w": torch.ones(4 * MIB)}, path)
     (file,) = json.loads(doctor(path, "--json", "--io", "direct").stdout)["checkpoints"][0]["files"]
@@ -211,7 +211,7 @@ def test_doctor_measures_both_ways(tmp_path):
     assert (file["direct_rate"] is not None) == file["direct"] == has_direct(path)
 
 
-def test_doctor_goes_on_past_what_cannot_be_read(simple, tmp_path):
+def test_doctor_continues_after_an_unreadable_path(simple, tmp_path):
     done = doctor(tmp_path / "absent.bin", simple, "--json", "--no-measure")
     assert done.returncode == 3
     first, second = json.loads(done.stdout)["checkpoints"]

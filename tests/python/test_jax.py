@@ -1,4 +1,4 @@
-"""Frameworks "jax" and "cupy": JAX's arrays of every dtype it has, without torch; CuPy by a stand-in."""
+"""Frameworks "jax" and "cupy": JAX arrays of every dtype that JAX has, without torch; CuPy by a fake module."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def wide():
 @pytest.mark.usefixtures("wide")
 @pytest.mark.parametrize("layout", ["whole", "transposed", "sliced", "scalar", "empty"])
 @pytest.mark.parametrize("name", DTYPES + WIDE)
-def test_every_dtype_arrives_bit_by_bit(save, name, layout):
+def test_every_dtype_is_bit_exact(save, name, layout):
     value = patterns(name, (6, 5))
     view = {
         "whole": value,
@@ -42,15 +42,15 @@ def test_every_dtype_arrives_bit_by_bit(save, name, layout):
         "scalar": value[2, 3],
         "empty": value[:0],
     }[layout]
-    made = rustload.open(save({"x": view}), framework="jax")["x"].materialize()
-    assert isinstance(made, jax.Array)
-    assert made.dtype == np.dtype(getattr(ml_dtypes, name, name))
-    assert made.shape == tuple(view.shape)
-    assert np.asarray(made).tobytes() == bits(view)
+    array = rustload.open(save({"x": view}), framework="jax")["x"].materialize()
+    assert isinstance(array, jax.Array)
+    assert array.dtype == np.dtype(getattr(ml_dtypes, name, name))
+    assert array.shape == tuple(view.shape)
+    assert np.asarray(array).tobytes() == bits(view)
 
 
 @pytest.mark.parametrize("name", WIDE)
-def test_64_bits_are_never_made_32_in_silence(save, name):
+def test_64_bit_dtypes_are_refused_if_jax_is_set_to_32_bits(save, name):
     lazy = rustload.open(save({"x": patterns(name, (3,))}), framework="jax")["x"]
     with pytest.raises(
         rustload.UnsupportedError, match=f"'x' is {name}, and JAX is set to 32 bits"
@@ -59,18 +59,18 @@ def test_64_bits_are_never_made_32_in_silence(save, name):
     assert "jax_enable_x64" in caught.value.__notes__[0]
 
 
-def test_casts_and_transposes_are_done_on_the_way(simple):
+def test_casts_and_transposes(simple):
     lazy = rustload.open(simple, framework="jax")["w"]
-    made = lazy.materialize(dtype="bfloat16", transpose=True)
-    assert (str(made.dtype), made.shape) == ("bfloat16", (6, 4))
+    array = lazy.materialize(dtype="bfloat16", transpose=True)
+    assert (str(array.dtype), array.shape) == ("bfloat16", (6, 4))
     np.testing.assert_array_equal(
-        np.asarray(made, dtype=np.float32), np.arange(24, dtype=np.float32).reshape(4, 6).T
+        np.asarray(array, dtype=np.float32), np.arange(24, dtype=np.float32).reshape(4, 6).T
     )
     assert lazy.materialize(dtype=jax.numpy.float16).dtype == np.float16
     assert lazy[1:3, 0].materialize().tolist() == [6.0, 12.0]
 
 
-def test_devices_are_jaxs_own(simple):
+def test_devices_are_those_of_jax(simple):
     lazy = rustload.open(simple)["w"]
     device = jax.devices("cpu")[0]
     sharding = jax.sharding.SingleDeviceSharding(device)
@@ -81,7 +81,7 @@ def test_devices_are_jaxs_own(simple):
             lazy.materialize(given, framework="jax")
 
 
-def test_a_view_stays_one_where_jax_takes_the_memory(simple, save):
+def test_a_view_is_zero_copy_if_jax_accepts_the_memory(simple, save):
     lazy = rustload.open(simple, framework="jax")["w"]
     assert lazy.materialize(copy=False).shape == (4, 6)
     with pytest.raises(BufferError, match="without a copy"):
@@ -91,15 +91,15 @@ def test_a_view_stays_one_where_jax_takes_the_memory(simple, save):
     assert owned.sum() == 64
 
 
-def test_arrays_outlive_everything(save, collect):
+def test_arrays_outlive_checkpoint_and_file(save, collect):
     path = save({"w": torch.arange(100_000, dtype=torch.float32)})
-    made = rustload.open(path, framework="jax")["w"].materialize()
+    array = rustload.open(path, framework="jax")["w"].materialize()
     collect()
     path.unlink()
-    np.testing.assert_array_equal(np.asarray(made), np.arange(100_000, dtype=np.float32))
+    np.testing.assert_array_equal(np.asarray(array), np.arange(100_000, dtype=np.float32))
 
 
-def test_jax_arrays_are_not_written_to(simple):
+def test_out_refuses_a_jax_array(simple):
     with pytest.raises(TypeError, match="cannot be written to"):
         rustload.open(simple)["w"].materialize(out=jax.numpy.zeros((4, 6)))
 
@@ -129,7 +129,7 @@ def test_a_checkpoint_becomes_a_pytree(save):
     assert list(flat) == ["0.kernel", "1.kernel", "1.bias"]
 
 
-def test_names_inside_of_values_make_no_tree():
+def test_a_name_that_is_a_value_and_a_prefix_is_a_value_error():
     from rustload.jax import unflatten
 
     assert unflatten({"a.b": 1, "a.c.d": 2, "e": 3}) == {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
@@ -141,7 +141,7 @@ def test_names_inside_of_values_make_no_tree():
         unflatten({"a": {}, "a.b": 1})
 
 
-def test_jax_reads_bin_files_where_there_is_no_torch(save):
+def test_jax_reads_bin_files_without_torch(save):
     names = ("float32", "float16", "bfloat16", "int64", "bool", "float8_e4m3fn", "float8_e5m2", "complex64")
     values = {name: patterns(name, (7, 3), seed=5) for name in names}
     golden = {name: bits(value).hex() for name, value in values.items()}
@@ -169,7 +169,7 @@ def test_jax_reads_bin_files_where_there_is_no_torch(save):
         }
 
 
-def test_a_missing_jax_says_which_line_installs_it(simple):
+def test_the_error_for_a_missing_jax_has_the_pip_command(simple):
     code = """
     import sys
     sys.modules["jax"] = None
@@ -182,7 +182,7 @@ def test_a_missing_jax_says_which_line_installs_it(simple):
     assert child(code, simple).stdout == "framework 'jax' needs jax: pip install 'rustload[jax]'\n"
 
 
-# CuPy needs a GPU; a stand-in with its surface shows what is asked of it.
+# CuPy needs a GPU; a fake module with its API stands in for it.
 
 
 class FakeArray:
@@ -230,11 +230,11 @@ def cupy(monkeypatch):
 
 
 @pytest.mark.usefixtures("cupy")
-def test_cupy_gets_the_array_on_the_device_asked_for(simple):
+def test_cupy_arrays_are_on_the_requested_device(simple):
     lazy = rustload.open(simple, framework="cupy")["w"]
     for given, number in ((None, 0), ("cuda", 0), ("cuda:1", 1), (1, 1), ("1", 1)):
-        made = lazy.materialize(given, "float16", transpose=True)
-        assert (made.device.id, made.dtype, made.shape) == (number, np.float16, (6, 4))
+        array = lazy.materialize(given, "float16", transpose=True)
+        assert (array.device.id, array.dtype, array.shape) == (number, np.float16, (6, 4))
     assert FakeDevice.current == 0
     for given in ("cpu", "cuda:2", "cuda:x"):
         with pytest.raises(rustload.DeviceError):
@@ -246,7 +246,7 @@ def test_cupy_gets_the_array_on_the_device_asked_for(simple):
 
 
 @pytest.mark.usefixtures("cupy")
-def test_cupy_arrays_are_written_to(simple):
+def test_out_fills_a_cupy_array(simple):
     out = FakeArray(np.zeros((4, 6), np.float64), FakeDevice(1))
     assert rustload.open(simple)["w"].materialize(out=out) is out
     np.testing.assert_array_equal(out.array, np.arange(24.0).reshape(4, 6))

@@ -1,4 +1,4 @@
-"""`rustload.concat` and `rustload.stack`: what torch's cat and stack give, with no copy between."""
+"""`rustload.concat` and `rustload.stack`: equal to `torch.cat` and `torch.stack`, without copies of the parts."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def parts():
 
 @pytest.fixture
 def ckpt(save, parts):
-    # One that lies transposed in the file, as another writer may have left it.
+    # A part that is stored transposed.
     odd = parts[1].permute(2, 0, 1).contiguous().permute(1, 2, 0)
     return rustload.open(save({"a": parts[0], "b": odd, "c": parts[2]}))
 
 
 @pytest.mark.parametrize("dim", [1, -2])
-def test_concat_is_torchs(ckpt, parts, dim):
+def test_concat_equals_torch_cat(ckpt, parts, dim):
     joined = rustload.concat(ckpt.values(), dim=dim)
     expected = torch.cat(parts, dim=dim)
     assert (joined.shape, joined.dtype, joined.ndim) == (expected.shape, "float32", 3)
@@ -39,7 +39,7 @@ def test_concat_is_torchs(ckpt, parts, dim):
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2, -1, -3])
-def test_stack_is_torchs(save, dim):
+def test_stack_equals_torch_stack(save, dim):
     parts = [torch.randn(5, 6) for _ in range(3)]
     ckpt = rustload.open(save(dict(zip("abc", parts, strict=True))))
     joined = rustload.stack(list(ckpt.values()), dim)
@@ -49,7 +49,7 @@ def test_stack_is_torchs(save, dim):
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 @pytest.mark.parametrize("dtype", [None, "bfloat16", "float64"])
-def test_orders_and_casts_on_the_way(ckpt, parts, order, dtype):
+def test_joined_tensors_are_permuted_and_cast(ckpt, parts, order, dtype):
     expected = torch.cat(parts, 1).permute(order).contiguous()
     if dtype:
         expected = expected.to(getattr(torch, dtype))
@@ -59,8 +59,8 @@ def test_orders_and_casts_on_the_way(ckpt, parts, order, dtype):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_large_parts_that_lie_transposed_stay_apart(save, seed):
-    """The rows of the result have bytes of every part, and no whole number of them is a huge page."""
+def test_large_transposed_parts_do_not_overwrite_one_another(save, seed):
+    """A row of the result has bytes of every part, and rows do not end on the boundaries of huge pages."""
     random = np.random.default_rng(seed)
     columns, *rows = (
         int(random.integers(*bounds)) for bounds in ((2500, 4500), (300, 1500), (1, 700), (300, 1500))
@@ -68,7 +68,7 @@ def test_large_parts_that_lie_transposed_stay_apart(save, seed):
     parts = [torch.from_numpy(random.random((size, columns), dtype=np.float32) + 1) for size in rows]
     ckpt = rustload.open(save(dict(zip("abc", parts, strict=True))))
     expected = torch.cat(parts).T.contiguous()
-    rustload.trim()  # memory that is new is touched first
+    rustload.trim()  # so that the result is new memory, whose pages are touched first
     turned = rustload.concat([tensor.T for tensor in ckpt.values()], dim=1)
     assert_same_bits(turned.materialize(), expected)
     rustload.trim()
@@ -82,7 +82,7 @@ def test_large_parts_that_lie_transposed_stay_apart(save, seed):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_large_stacks_in_any_order(save, seed):
+def test_large_stacks_in_any_permutation(save, seed):
     random = np.random.default_rng(seed)
     shape = tuple(int(size) for size in random.integers(60, 170, 3))
     parts = [torch.from_numpy(random.random(shape, dtype=np.float32)) for _ in range(3)]
@@ -90,8 +90,8 @@ def test_large_stacks_in_any_order(save, seed):
     for dim in range(4):
         order = [int(axis) for axis in random.permutation(4)]
         rustload.trim()
-        made = rustload.stack(ckpt.values(), dim).materialize(transpose=order)
-        assert_same_bits(made, torch.stack(parts, dim).permute(order).contiguous())
+        found = rustload.stack(ckpt.values(), dim).materialize(transpose=order)
+        assert_same_bits(found, torch.stack(parts, dim).permute(order).contiguous())
 
 
 def test_reversed_dimensions(ckpt, parts):
@@ -110,7 +110,7 @@ KEYS = [
 
 
 @pytest.mark.parametrize("key", KEYS, ids=str)
-def test_indexing_is_torchs(ckpt, parts, key):
+def test_indexing_equals_torchs(ckpt, parts, key):
     found = rustload.concat(ckpt.values(), dim=1)[key]
     expected = torch.cat(parts, 1)[key]
     assert found.shape == expected.shape
@@ -122,17 +122,17 @@ def test_indexing_is_torchs(ckpt, parts, key):
         assert_same_bits(found.T[:1].materialize(), expected.permute(*range(expected.ndim)[::-1])[:1].contiguous())  # fmt: skip
 
 
-def test_indexing_lets_go_of_parts(ckpt):
+def test_indexing_drops_parts_outside_the_index(ckpt):
     joined = rustload.concat(ckpt.values(), dim=1)
     assert [part.name for part in joined.parts] == ["a", "b", "c"]
     assert [part.name for part in joined[:, 4:9].parts] == ["b"]
     assert [part.shape for part in joined[:, 2:4].parts] == [(4, 1, 5), (4, 1, 5)]
 
 
-def test_several_checkpoints_and_parts_of_tensors(save, parts):
-    one = rustload.open(save({"a": parts[0]}, "one.bin"))
-    two = rustload.open(save({"b": parts[1]}, "two.safetensors"))
-    joined = rustload.concat([one["a"][:, 1:], two["b"][:, ::2], one["a"]], dim=1)
+def test_parts_may_be_slices_of_several_checkpoints(save, parts):
+    first = rustload.open(save({"a": parts[0]}, "one.bin"))
+    second = rustload.open(save({"b": parts[1]}, "two.safetensors"))
+    joined = rustload.concat([first["a"][:, 1:], second["b"][:, ::2], first["a"]], dim=1)
     expected = torch.cat([parts[0][:, 1:], parts[1][:, ::2], parts[0]], dim=1)
     assert_same_bits(joined.materialize(), expected)
 
@@ -145,7 +145,7 @@ def test_any_dtype(save, dtype):
     assert_same_bits(rustload.concat(ckpt.values(), 1).materialize(), expected)
 
 
-def test_lazy_signs_and_byte_orders(tmp_path):
+def test_lazy_conjugates_are_resolved(tmp_path):
     parts = [torch.randn(4, 4, dtype=torch.complex64) for _ in range(2)]
     torch.save({"a": parts[0].conj(), "b": parts[1]}, tmp_path / "m.bin")
     found = rustload.concat(rustload.open(tmp_path / "m.bin").values(), 1)
@@ -160,7 +160,7 @@ def test_empty_and_single_rows(save, shapes):
     assert_same_bits(rustload.concat(ckpt.values(), dim).materialize(), torch.cat(parts, dim))
 
 
-def test_large_ones_on_several_threads(save):
+def test_large_joins_on_several_threads(save):
     parts = [torch.randn(3000, width) for width in (700, 301, 1024)]
     ckpt = rustload.open(save(dict(zip("abc", parts, strict=True))))
     expected = torch.cat(parts, 1)
@@ -193,7 +193,7 @@ def test_other_frameworks_and_out(ckpt, parts):
         joined.materialize(copy=False, framework="numpy")
 
 
-def test_what_does_not_fit_is_named(save):
+def test_parts_that_do_not_match_are_named(save):
     ckpt = rustload.open(
         save({"q": torch.zeros(4, 3), "k": torch.zeros(4, 2), "i": torch.zeros(4, 3, dtype=torch.int32), "v": torch.zeros(4)})
     )  # fmt: skip
@@ -220,7 +220,7 @@ def test_what_does_not_fit_is_named(save):
         rustload.JoinedTensor()
 
 
-def test_it_has_no_name_and_says_what_it_is(ckpt):
+def test_a_joined_tensor_has_no_name_and_its_own_repr(ckpt):
     joined = rustload.concat(ckpt.values(), 1)
     assert (joined.name, joined.path, joined.is_contiguous, joined.requires_grad) == ("", (), False, False)
     assert repr(joined) == "<JoinedTensor of 3 float32 [4, 11, 5] 880 B>"
@@ -241,7 +241,7 @@ def test_an_error_while_reading_names_the_part(save):
 
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("changed", ["one.bin", "two.bin"])
-def test_a_file_that_changed_is_told_though_all_its_bytes_are_there(save, dim, changed):
+def test_a_changed_file_is_an_error_although_no_byte_is_missing(save, dim, changed):
     paths = [save({"w": torch.ones(4, 3)}, name) for name in ("one.bin", "two.bin")]
     joined = rustload.concat([rustload.open(path)["w"] for path in paths], dim=dim)
     path = paths[0].with_name(changed)
@@ -253,8 +253,8 @@ def test_a_file_that_changed_is_told_though_all_its_bytes_are_there(save, dim, c
 
 
 @pytest.mark.parametrize("how", ["dict(copy=True)", "dict(dtype='bfloat16')", "dict(transpose=True)"])
-def test_there_is_no_copy_of_a_part(save, how):
-    """Six parts of 16 MiB: no more than the result and the scratch at any time."""
+def test_no_part_is_copied(save, how):
+    """Six parts of 16 MiB: the peak is the result and the scratch buffers."""
     path = save({f"t{n}": torch.full((4096, 1024), float(n)) for n in range(6)})
     code = """
     import sys, rustload
@@ -271,7 +271,7 @@ def test_there_is_no_copy_of_a_part(save, how):
 
 @pytest.mark.filterwarnings(
     "ignore:torch.quantize_per_tensor:UserWarning"
-)  # torch will drop them; files keep them
+)  # torch deprecates quantized tensors; files still have them
 def test_quantized_tensors_are_not_joined(save):
     ckpt = rustload.open(save({"q": torch.quantize_per_tensor(torch.ones(2), 0.5, 1, torch.qint8)}))
     for join in (rustload.concat, rustload.stack):

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-# Legacy files that torch 2.13 writes and cannot read: it asks an untyped storage for its dtype, sets a generator's state before
-# its bytes are read, and puts nested tensors together before that too. The zip file of the same object says what is in them.
+# Legacy files that torch 2.13 writes and cannot read: it asks an untyped storage for its dtype, and sets a generator's state and
+# builds nested tensors before their bytes are read. The zip file of the same object is the oracle for them.
 ONLY_ZIP_LOADS = {
     "bits_dtypes",
     "complex_dtypes",
@@ -40,7 +40,7 @@ ONLY_ZIP_LOADS = {
     "storages",
     "unsigned_dtypes",
 }
-# What rustload has beside what torch's objects still hold: arguments of calls whose results keep something else.
+# Kinds of which rustload has more tensors than torch's objects: arguments of calls that the results do not keep.
 MORE_THAN_TORCH = {"generators", "jagged_tensor", "wrapper_subclass"}
 
 Key = tuple[Any, ...]
@@ -48,21 +48,21 @@ Groups = list[collections.Counter[Key]]
 
 
 def key_of(tensor: torch.Tensor) -> Key:
-    """What must be equal of a tensor beside its storage; of one without elements, strides and offset mean nothing."""
-    grad, place = tensor.requires_grad, None
+    """What must be equal besides the storage; strides and offset do not count for a tensor without elements."""
+    grad, layout = tensor.requires_grad, None
     if tensor.numel():
-        place = (tensor.stride(), 0 if tensor.is_meta else tensor.storage_offset())
-    head = (str(tensor.dtype), tuple(tensor.shape), place, grad)
+        layout = (tensor.stride(), 0 if tensor.is_meta else tensor.storage_offset())
+    head = (str(tensor.dtype), tuple(tensor.shape), layout, grad)
     if tensor.is_meta:
         return ("meta", *head)
     if "bits" in head[0] or "float4" in head[0]:
-        # Of these, torch cannot make a copy.
+        # torch cannot copy tensors of these dtypes.
         tensor = tensor.view({1: torch.uint8, 2: torch.int16}[tensor.dtype.itemsize])
     return (*head, bits(tensor))
 
 
-def grouped(found: Iterable[tuple[Any, Key]]) -> Groups:
-    """Tensors by storage."""
+def by_storage(found: Iterable[tuple[Any, Key]]) -> Groups:
+    """Groups tensors by their storage."""
     groups: dict[Any, collections.Counter[Key]] = collections.defaultdict(collections.Counter)
     for storage, key in found:
         groups[storage][key] += 1
@@ -72,100 +72,100 @@ def grouped(found: Iterable[tuple[Any, Key]]) -> Groups:
 # torch's side
 
 
-def graph(root: Any, inside: Any) -> Iterator[Any]:
-    """Every object that can be reached, each once."""
+def reachable(root: Any, children: Any) -> Iterator[Any]:
+    """Every object that can be reached from the root, each once."""
     seen: dict[int, Any] = {}
     waiting = [root]
     while waiting:
-        one = waiting.pop()
-        if id(one) not in seen:
-            seen[id(one)] = one
-            yield one
-            waiting.extend(inside(one))
+        obj = waiting.pop()
+        if id(obj) not in seen:
+            seen[id(obj)] = obj
+            yield obj
+            waiting.extend(children(obj))
 
 
-def inside_torch(one: Any) -> list[Any]:
+def children_in_torch(obj: Any) -> list[Any]:
     found: list[Any] = []
-    if isinstance(one, (type, types.ModuleType, types.FunctionType, str, bytes, torch.TypedStorage)):
+    if isinstance(obj, (type, types.ModuleType, types.FunctionType, str, bytes, torch.TypedStorage)):
         return found
-    if isinstance(one, np.ma.MaskedArray):
-        return found  # its bytes stand in the pickle without an array of their own
-    if isinstance(one, collections.abc.Mapping):
-        found += [*one.keys(), *one.values()]
-    elif isinstance(one, (list, tuple, set, frozenset, collections.deque)):
-        found += list(one)
-    elif isinstance(one, np.ndarray) and one.dtype == object:
-        found += list(one.flat)
-    elif isinstance(one, functools.partial):
-        found += [one.args, one.keywords]
-    elif isinstance(one, types.MethodType):
-        found.append(one.__self__)
-    elif isinstance(one, BaseException):
-        found.append(one.args)
-    elif isinstance(one, (torch.Generator, np.random.RandomState)):
-        found.append(one.get_state())
-    elif isinstance(one, np.random.Generator):
-        found.append(one.bit_generator.state)
-    for name in itertools.chain.from_iterable(getattr(cls, "__slots__", ()) for cls in type(one).__mro__):
+    if isinstance(obj, np.ma.MaskedArray):
+        return found  # its bytes are in the pickle without an array of their own
+    if isinstance(obj, collections.abc.Mapping):
+        found += [*obj.keys(), *obj.values()]
+    elif isinstance(obj, (list, tuple, set, frozenset, collections.deque)):
+        found += list(obj)
+    elif isinstance(obj, np.ndarray) and obj.dtype == object:
+        found += list(obj.flat)
+    elif isinstance(obj, functools.partial):
+        found += [obj.args, obj.keywords]
+    elif isinstance(obj, types.MethodType):
+        found.append(obj.__self__)
+    elif isinstance(obj, BaseException):
+        found.append(obj.args)
+    elif isinstance(obj, (torch.Generator, np.random.RandomState)):
+        found.append(obj.get_state())
+    elif isinstance(obj, np.random.Generator):
+        found.append(obj.bit_generator.state)
+    for name in itertools.chain.from_iterable(getattr(cls, "__slots__", ()) for cls in type(obj).__mro__):
         if isinstance(name, str) and not name.startswith("__"):
-            found.append(getattr(one, name, None))
-    found += list(getattr(one, "__dict__", {}).values())
-    if isinstance(one, torch.Tensor):
-        if one.layout == torch.sparse_coo:
-            found += [one._indices(), one._values()]
-        elif one.layout in (torch.sparse_csr, torch.sparse_bsr):
-            found += [one.crow_indices(), one.col_indices(), one.values()]
-        elif one.layout in (torch.sparse_csc, torch.sparse_bsc):
-            found += [one.ccol_indices(), one.row_indices(), one.values()]
-        elif one.is_nested and one.layout == torch.strided:
-            found += [one.values(), one._nested_tensor_size(), one._nested_tensor_strides()]
-            found.append(one._nested_tensor_storage_offsets())
+            found.append(getattr(obj, name, None))
+    found += list(getattr(obj, "__dict__", {}).values())
+    if isinstance(obj, torch.Tensor):
+        if obj.layout == torch.sparse_coo:
+            found += [obj._indices(), obj._values()]
+        elif obj.layout in (torch.sparse_csr, torch.sparse_bsr):
+            found += [obj.crow_indices(), obj.col_indices(), obj.values()]
+        elif obj.layout in (torch.sparse_csc, torch.sparse_bsc):
+            found += [obj.ccol_indices(), obj.row_indices(), obj.values()]
+        elif obj.is_nested and obj.layout == torch.strided:
+            found += [obj.values(), obj._nested_tensor_size(), obj._nested_tensor_strides()]
+            found.append(obj._nested_tensor_storage_offsets())
     return found
 
 
-def in_torch(root: Any) -> Iterator[tuple[Any, Key]]:
-    for one in graph(root, inside_torch):
-        if isinstance(one, (torch.TypedStorage, torch.UntypedStorage)):
-            untyped = one._untyped_storage if isinstance(one, torch.TypedStorage) else one
-            dtype = one.dtype if isinstance(one, torch.TypedStorage) else torch.uint8
+def tensors_of_torch(root: Any) -> Iterator[tuple[Any, Key]]:
+    for obj in reachable(root, children_in_torch):
+        if isinstance(obj, (torch.TypedStorage, torch.UntypedStorage)):
+            untyped = obj._untyped_storage if isinstance(obj, torch.TypedStorage) else obj
+            dtype = obj.dtype if isinstance(obj, torch.TypedStorage) else torch.uint8
             yield untyped._cdata, key_of(torch.empty(0, dtype=dtype).set_(untyped))  # type: ignore[call-overload]  # untyped
         elif (
-            isinstance(one, np.ndarray)
-            and one.dtype.kind in "biufc"
-            and not isinstance(one, np.ma.MaskedArray)
+            isinstance(obj, np.ndarray)
+            and obj.dtype.kind in "biufc"
+            and not isinstance(obj, np.ma.MaskedArray)
         ):
-            native = np.array(one, dtype=one.dtype.newbyteorder("="), order="K", copy=True)
-            made = torch.from_numpy(native)
+            native = np.array(obj, dtype=obj.dtype.newbyteorder("="), order="K", copy=True)
+            tensor = torch.from_numpy(native)
             if native.ndim and native.size:
                 strides = [stride // native.itemsize for stride in native.strides]
-                assert list(made.stride()) == strides
-            yield ("array", id(one)), key_of(made)
+                assert list(tensor.stride()) == strides
+            yield ("array", id(obj)), key_of(tensor)
         elif (
-            isinstance(one, torch.Tensor) and type(one).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+            isinstance(obj, torch.Tensor) and type(obj).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
         ):
             if (
-                isinstance(one, torch.nn.UninitializedParameter)
-                or one.layout != torch.strided
-                or one.is_nested
+                isinstance(obj, torch.nn.UninitializedParameter)
+                or obj.layout != torch.strided
+                or obj.is_nested
             ):
-                continue  # without elements of its own
-            yield one.untyped_storage()._cdata, quantized_key(one) if one.is_quantized else key_of(one)
+                continue  # it has no elements of its own
+            yield obj.untyped_storage()._cdata, quantized_key(obj) if obj.is_quantized else key_of(obj)
 
 
-def quantized_key(one: torch.Tensor) -> Key:
-    if one.qscheme() == torch.per_tensor_affine:
-        scale: Any = (one.q_scale(), one.q_zero_point(), None)
+def quantized_key(obj: torch.Tensor) -> Key:
+    if obj.qscheme() == torch.per_tensor_affine:
+        scale: Any = (obj.q_scale(), obj.q_zero_point(), None)
     else:
-        scales, zeros = one.q_per_channel_scales(), one.q_per_channel_zero_points()
-        scale = (scales.tolist(), zeros.tolist(), one.q_per_channel_axis())
-    ints = one.int_repr()
-    data = bytes(one.untyped_storage().tolist()) if one.dtype == torch.quint4x2 else bits(ints)
+        scales, zeros = obj.q_per_channel_scales(), obj.q_per_channel_zero_points()
+        scale = (scales.tolist(), zeros.tolist(), obj.q_per_channel_axis())
+    ints = obj.int_repr()
+    data = bytes(obj.untyped_storage().tolist()) if obj.dtype == torch.quint4x2 else bits(ints)
     return (
         "quantized",
-        str(one.dtype),
-        tuple(one.shape),
-        one.stride(),
-        str(one.qscheme()),
+        str(obj.dtype),
+        tuple(obj.shape),
+        obj.stride(),
+        str(obj.qscheme()),
         repr(scale),
         data,
     )
@@ -174,49 +174,51 @@ def quantized_key(one: torch.Tensor) -> Key:
 # rustload's side
 
 
-def inside_ours(one: Any) -> list[Any]:
-    if isinstance(one, collections.abc.Mapping):
-        return [*one.keys(), *one.values()]
-    if isinstance(one, (list, tuple, set, frozenset, collections.deque)):
-        return list(one)
-    if isinstance(one, rustload.Opaque):
-        return [one.args, one.kwargs, one.state, one.items, one.appended, one.function]
-    if isinstance(one, rustload.Sparse):
-        return list(one.parts.values())
+def children_in_rustload(obj: Any) -> list[Any]:
+    if isinstance(obj, collections.abc.Mapping):
+        return [*obj.keys(), *obj.values()]
+    if isinstance(obj, (list, tuple, set, frozenset, collections.deque)):
+        return list(obj)
+    if isinstance(obj, rustload.Opaque):
+        return [obj.args, obj.kwargs, obj.state, obj.items, obj.appended, obj.function]
+    if isinstance(obj, rustload.Sparse):
+        return list(obj.parts.values())
     return []
 
 
-def ours(ckpt: rustload.Checkpoint) -> Iterator[tuple[Any, Key]]:
-    """All tensors: those of the tree, and those on tensors that only names lead to."""
+def tensors_of_rustload(ckpt: rustload.Checkpoint) -> Iterator[tuple[Any, Key]]:
+    """All tensors: those of the tree, and the attributes of tensors, which only names lead to."""
     seen = set()
-    in_tree = (one for one in graph(ckpt.objects, inside_ours) if isinstance(one, rustload.LazyTensor))
-    for one in itertools.chain(in_tree, ckpt.values()):
-        place = one._core.id
-        if place in seen or is_scale(ckpt, one):
+    in_tree = (
+        obj for obj in reachable(ckpt.objects, children_in_rustload) if isinstance(obj, rustload.LazyTensor)
+    )
+    for obj in itertools.chain(in_tree, ckpt.values()):
+        identity = obj._core.id
+        if identity in seen or is_scale(ckpt, obj):
             continue
-        seen.add(place)
-        quantization = one.quantization
+        seen.add(identity)
+        quantization = obj.quantization
         if quantization is None:
-            made = one.materialize(framework="torch")
-            dtype, shape, *_, data = key_of(made)[made.is_meta :]
-            place = (one.strides, one._core.offset) if one.size else None
-            key = (dtype, shape, place, one.requires_grad)
-            yield one._core.storage, ("meta", *key) if one.is_meta else (*key, data)
+            tensor = obj.materialize(framework="torch")
+            dtype, shape, *_, data = key_of(tensor)[tensor.is_meta :]
+            layout = (obj.strides, obj._core.offset) if obj.size else None
+            key = (dtype, shape, layout, obj.requires_grad)
+            yield obj._core.storage, ("meta", *key) if obj.is_meta else (*key, data)
             continue
         scale, zero = (
             value.materialize().tolist() if isinstance(value, rustload.LazyTensor) else value
             for value in (quantization.scale, quantization.zero_point)
         )
-        shape, strides, _ = quantization.packed or (one.shape, one.strides, 0)
+        shape, strides, _ = quantization.packed or (obj.shape, obj.strides, 0)
         how = repr((scale, zero, quantization.axis))
         names = (f"torch.{quantization.dtype}", shape, strides, f"torch.{quantization.scheme}")
-        yield one._core.storage, ("quantized", *names, how, one.bytes())
+        yield obj._core.storage, ("quantized", *names, how, obj.bytes())
 
 
-def is_scale(ckpt: rustload.Checkpoint, one: rustload.LazyTensor) -> bool:
-    """Whether it is a part of a quantized tensor, which torch does not show as a tensor of the file."""
-    around, _, part = one.name.rpartition(".")
-    name = around or ("tensor" if part in ("scale", "zero_point") else "")
+def is_scale(ckpt: rustload.Checkpoint, obj: rustload.LazyTensor) -> bool:
+    """Whether it is a scale or zero point of a quantized tensor, which torch does not list as a tensor."""
+    parent, _, part = obj.name.rpartition(".")
+    name = parent or ("tensor" if part in ("scale", "zero_point") else "")
     return part in ("scale", "zero_point") and name in ckpt and ckpt[name].quantization is not None
 
 
@@ -230,9 +232,9 @@ protocols = pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 containers = pytest.mark.parametrize("zip_format", [True, False], ids=["zip", "legacy"])
 
 
-def test_there_are_kinds_enough(capsys: pytest.CaptureFixture[str]) -> None:
+def test_there_are_at_least_63_kinds(capsys: pytest.CaptureFixture[str]) -> None:
     with capsys.disabled():
-        print(f" {len(make_kinds.KINDS)} kinds ", end="")  # noqa: T201 - how many there are is worth a look
+        print(f" {len(make_kinds.KINDS)} kinds ", end="")  # noqa: T201 - shows the number of kinds
     assert len(make_kinds.KINDS) >= 63
 
 
@@ -245,9 +247,9 @@ def test_every_tensor_of_a_kind_is_found_and_equal(name: str, zip_format: bool, 
     oracle = data
     if not zip_format and name in ONLY_ZIP_LOADS:
         oracle = make_kinds.saved(name, protocol=protocol)
-    want = grouped(in_torch(load(oracle)))
+    want = by_storage(tensors_of_torch(load(oracle)))
     ckpt = rustload.open(data, framework="torch")
-    found = grouped(ours(ckpt))
+    found = by_storage(tensors_of_rustload(ckpt))
     if name in MORE_THAN_TORCH:
         for group in want:
             match = next((other for other in found if group <= other), None)
@@ -259,7 +261,7 @@ def test_every_tensor_of_a_kind_is_found_and_equal(name: str, zip_format: bool, 
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_nothing_of_any_kind_is_imported(tmp_path: Path) -> None:
+def test_reading_any_kind_imports_nothing(tmp_path: Path) -> None:
     for name in make_kinds.KINDS:
         for zip_format in (True, False):
             data = make_kinds.saved(name, zip_format=zip_format, protocol=random.Random(name).choice([2, 4]))

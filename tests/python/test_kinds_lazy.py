@@ -1,4 +1,4 @@
-"""Opening reads metadata only, whatever holds the tensors; converting a legacy stream takes the result and a window."""
+"""Opening reads metadata only in every format; converting a legacy stream takes the memory of the result and a window."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-COUNT, EACH = 32, 512 << 10
-NBYTES = COUNT * EACH * 4
-# A legacy stream's head is read in one piece of this size; all the metadata of these files is less.
+COUNT, NUMEL = 32, 512 << 10
+NBYTES = COUNT * NUMEL * 4
+# The first read of a legacy stream's head has this size; the metadata of these files is smaller.
 HEAD = 1 << 20
 
 
@@ -27,7 +27,7 @@ class Net(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        parts = [torch.nn.Linear(512, EACH // 512, bias=False) for _ in range(COUNT)]
+        parts = [torch.nn.Linear(512, NUMEL // 512, bias=False) for _ in range(COUNT)]
         self.parts = torch.nn.ModuleList(parts)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -81,11 +81,11 @@ def test_opening_reads_metadata_only(name: str, tmp_path: Path) -> None:
     print(f"{name}: {spent} of {size} bytes")  # noqa: T201 - pytest shows it with -s
     assert count == COUNT
     assert size > NBYTES
-    # The legacy head is one piece; an archive's directory and pickle are a few kilobytes for each tensor at most.
+    # The legacy head is one read; an archive's directory and pickle are a few kilobytes for each tensor at most.
     assert spent <= HEAD + COUNT * 1024
 
 
-def test_a_legacy_stream_becomes_bfloat16_within_the_result_and_a_window(tmp_path: Path) -> None:
+def test_converting_a_legacy_stream_takes_the_memory_of_the_result_and_a_window(tmp_path: Path) -> None:
     path = tmp_path / "m.bin"
     state = {f"layers.{at}.weight": torch.ones(2048, 4096) for at in range(9)}
     torch.save(state, path, _use_new_zipfile_serialization=False)
@@ -103,9 +103,9 @@ def test_a_legacy_stream_becomes_bfloat16_within_the_result_and_a_window(tmp_pat
         torch.ones(4).to(torch.bfloat16)
         before = peak()
         ckpt = rustload.open(sys.argv[1], framework="torch")
-        made = {name: t.materialize(dtype="bfloat16") for name, t in ckpt.items()}
-        assert all(t.dtype == torch.bfloat16 and t[0, 0] == 1 for t in made.values())
-        print(peak() - before, sum(t.nbytes for t in made.values()))
+        tensors = {name: t.materialize(dtype="bfloat16") for name, t in ckpt.items()}
+        assert all(t.dtype == torch.bfloat16 and t[0, 0] == 1 for t in tensors.values())
+        print(peak() - before, sum(t.nbytes for t in tensors.values()))
     """
     grown, result = map(int, child(code, path).stdout.split())
     assert result == sum(t.nbytes for t in state.values()) // 2

@@ -1,4 +1,4 @@
-"""Quantized, sparse and meta tensors, and what stands on tensors: values equal to torch's, and claims that do not hold."""
+"""Quantized, sparse and meta tensors, subclasses and attributes: values equal torch's, and invalid metadata is refused."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sparse:UserWarning", "ignore:.*q
 class Reduced:
     """Pickles as a call, with a state to set on the result if there is one."""
 
-    def __init__(self, *made: Any) -> None:
-        self.made = made
+    def __init__(self, *reduced: Any) -> None:
+        self.reduced = reduced
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return self.made
+        return self.reduced
 
 
 def numbers() -> torch.Tensor:
@@ -54,7 +54,7 @@ def quantized() -> dict[str, torch.Tensor]:
 
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch's quantization moves to another package
+    warnings.simplefilter("ignore")  # torch deprecates its quantization
     QUANTIZED = quantized()
 
 containers = pytest.mark.parametrize("zip_format", [True, False], ids=["zip", "legacy"])
@@ -87,7 +87,7 @@ def test_a_large_quantized_tensor_is_dequantized_block_by_block() -> None:
         assert torch.equal(found, q.dequantize().transpose(0, 1))
 
 
-def test_quantization_says_how() -> None:
+def test_quantization_has_dtype_scheme_and_parameters() -> None:
     scales, zeros = channels(40)
     ckpt = rustload.open(
         saved({"q": QUANTIZED["tensor torch.qint8"], "c": QUANTIZED["channel 0 torch.qint32"]})
@@ -107,7 +107,7 @@ def test_quantization_says_how() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "to_byte"), [(torch.quint4x2, 2), (torch.quint2x4, 4)])
-def test_t24_packed_numbers_are_handed_on_as_bytes(dtype: torch.dtype, to_byte: int) -> None:
+def test_t24_packed_integers_are_read_as_bytes(dtype: torch.dtype, to_byte: int) -> None:
     scales, zeros = torch.full((3,), 0.5), torch.zeros(3)
     q = torch.quantize_per_channel(torch.ones(3, 5), scales, zeros, 0, dtype)
     t = rustload.open(saved(q))["tensor"]
@@ -148,7 +148,7 @@ def qtensor(params: tuple[Any, ...], size: tuple[int, ...] = (2, 3)) -> bytes:
     ],
     ids=str,
 )
-def test_t30_a_quantizer_that_does_not_fit_is_refused_at_open(params: tuple[Any, ...]) -> None:
+def test_t30_invalid_quantization_parameters_are_refused_at_open(params: tuple[Any, ...]) -> None:
     with pytest.raises(rustload.FormatError) as caught:
         rustload.open(qtensor(params))
     assert caught.value.code == "TensorBounds"
@@ -164,7 +164,7 @@ def test_t30_scales_in_tensors_are_checked_when_they_are_used() -> None:
     assert caught.value.code == "TensorBounds"
 
 
-def test_scales_in_lists_are_as_good_as_in_tensors() -> None:
+def test_scales_may_be_lists() -> None:
     t = rustload.open(qtensor((torch.per_channel_affine, [0.5, 2], [0, 1], 0)))["tensor"]
     assert t.quantization == ("qint8", "per_channel_affine", [0.5, 2], [0, 1], 0, None)
     assert t.materialize(dequantize=True).tolist() == [[1] * 3, [2] * 3]
@@ -176,13 +176,13 @@ def test_a_quantizer_of_an_unknown_scheme_leaves_the_tensor_as_data() -> None:
     assert list(ckpt) == ["args.0"]
 
 
-def test_a_quantized_tensor_gives_floats_only() -> None:
+def test_dequantize_to_an_integer_dtype_is_a_value_error() -> None:
     t = rustload.open(saved(QUANTIZED["tensor torch.qint8"]))["tensor"]
     with pytest.raises(ValueError, match="to a float dtype, not to int32"):
         t.materialize(dequantize=True, dtype="int32")
 
 
-def test_few_scales_for_many_repeated_numbers_are_a_limit() -> None:
+def test_expanded_scales_are_a_limit_error() -> None:
     scales, zeros = torch.ones(1).expand(1 << 40), torch.zeros(1).expand(1 << 40)
     q = torch.quantize_per_tensor(torch.ones(1), 0.5, 0, torch.qint8)
     params = (torch.per_channel_affine, scales, zeros, 0)
@@ -194,29 +194,29 @@ def test_few_scales_for_many_repeated_numbers_are_a_limit() -> None:
 
 @containers
 @pytest.mark.parametrize("whole", [True, False], ids=["materialize", "stream"])
-def test_whole_checkpoints_are_dequantized_too(zip_format: bool, whole: bool) -> None:
+def test_materialize_and_stream_dequantize(zip_format: bool, whole: bool) -> None:
     plain = {"float": torch.randn(9), "int": torch.arange(5)}
     ckpt = rustload.open(saved(QUANTIZED | plain, _use_new_zipfile_serialization=zip_format))
 
-    def made(**how: Any) -> dict[str, torch.Tensor]:
+    def load(**how: Any) -> dict[str, torch.Tensor]:
         return ckpt.materialize(**how) if whole else dict(ckpt.stream(**how))
 
-    found = made(dequantize=True)
+    found = load(dequantize=True)
     assert all(torch.equal(found[name], q.dequantize()) for name, q in QUANTIZED.items())
     assert all(torch.equal(found[name], t) for name, t in plain.items())
-    # A plain dtype means the floats, which these are now; rules mean what they name.
-    found = made(
+    # A plain dtype applies to floats, which these are now; rules apply to the names that they match.
+    found = load(
         dequantize=True, dtype="bfloat16", transpose=lambda t: t.name.startswith("channel") and t.ndim == 2
     )
     for name, q in QUANTIZED.items():
         expected = q.dequantize().bfloat16()
         assert torch.equal(found[name], expected.T if name.startswith("channel") else expected)
     assert (found["float"].dtype, found["int"].dtype) == (torch.bfloat16, torch.int64)
-    found = made(dequantize=True, dtype={"tensor*": "float16"})
+    found = load(dequantize=True, dtype={"tensor*": "float16"})
     assert {found[name].dtype for name in QUANTIZED if name.startswith("tensor")} == {torch.float16}
     assert found["channel 0 torch.qint8"].dtype == torch.float32
-    # Without it they are their integers, and stay so.
-    assert all(torch.equal(made(dtype="bfloat16")[name], q.int_repr()) for name, q in QUANTIZED.items())
+    # Without `dequantize` they are their integers, to which a plain dtype does not apply.
+    assert all(torch.equal(load(dtype="bfloat16")[name], q.int_repr()) for name, q in QUANTIZED.items())
 
 
 def test_names_of_the_same_integers_with_other_scales_are_tied_as_integers_only() -> None:
@@ -226,8 +226,8 @@ def test_names_of_the_same_integers_with_other_scales_are_tied_as_integers_only(
         args = (q._typed_storage(), 0, (2, 3), (3, 1), params, False, {})
         return Reduced(torch._utils._rebuild_qtensor, args)
 
-    one = on_them(torch.per_tensor_affine, 0.5, 0)
-    state = {"one": one, "again": one, "two": on_them(torch.per_tensor_affine, 0.5, 1)}
+    first = on_them(torch.per_tensor_affine, 0.5, 0)
+    state = {"one": first, "again": first, "two": on_them(torch.per_tensor_affine, 0.5, 1)}
     state["three"] = on_them(torch.per_channel_affine, [0.5, 2], [0, 1], 0)
     ckpt = rustload.open(saved(state))
     found = ckpt.materialize(dequantize=True)
@@ -245,9 +245,9 @@ def test_names_of_the_same_integers_with_other_scales_are_tied_as_integers_only(
 
 
 def matrix() -> torch.Tensor:
-    made = torch.arange(24.0).reshape(4, 6)
-    made[made % 3 == 0] = 0
-    return made
+    dense = torch.arange(24.0).reshape(4, 6)
+    dense[dense % 3 == 0] = 0
+    return dense
 
 
 SPARSE = {
@@ -266,20 +266,20 @@ SPARSE = {
 
 @containers
 @pytest.mark.parametrize("name", SPARSE)
-def test_a_sparse_tensor_is_its_parts(name: str, zip_format: bool) -> None:
+def test_a_sparse_tensor_has_its_parts_and_becomes_a_torch_tensor(name: str, zip_format: bool) -> None:
     s = SPARSE[name]()
     found = rustload.open(saved({"s": s}, _use_new_zipfile_serialization=zip_format)).objects["s"]
     assert isinstance(found, rustload.Sparse)
     assert (found.layout, found.shape, found.dtype) == (str(s.layout)[6:], tuple(s.shape), "float32")
     assert found.is_coalesced == (s.is_coalesced() if s.layout == torch.sparse_coo else None)
-    for part, tensor in found.parts.items():
-        torches = getattr(s, part if s.layout != torch.sparse_coo else f"_{part}")()
-        assert tensor.name == f"s.{part}"
-        assert torch.equal(tensor.materialize(), torches)
+    for part, lazy in found.parts.items():
+        expected = getattr(s, part if s.layout != torch.sparse_coo else f"_{part}")()
+        assert lazy.name == f"s.{part}"
+        assert torch.equal(lazy.materialize(), expected)
     found.check()
-    made = found.torch()
-    assert (made.layout, made.shape) == (s.layout, s.shape)
-    assert torch.equal(made.to_dense(), s.to_dense())
+    tensor = found.torch()
+    assert (tensor.layout, tensor.shape) == (s.layout, s.shape)
+    assert torch.equal(tensor.to_dense(), s.to_dense())
     assert repr(found) == f"<Sparse {found.layout} float32 {list(s.shape)}>"
 
 
@@ -323,7 +323,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_t31_indices_that_do_not_hold_are_refused_when_checked(name: str) -> None:
+def test_t31_invalid_sparse_indices_are_refused_by_check(name: str) -> None:
     layout, *data = BROKEN[name]
     found = sparse_of(layout, *data)
     for use in (found.check, found.torch):
@@ -340,19 +340,25 @@ def test_t31_indices_that_do_not_hold_are_refused_when_checked(name: str) -> Non
 
 def test_long_rows_and_many_rows_are_checked_across_blocks() -> None:
     columns = torch.arange(200_000)
-    one = (CSR, ints(0, 200_000), columns, F(200_000), (1, 200_000))
-    many = (CSR, torch.arange(200_001), torch.zeros(200_000, dtype=torch.int64), F(200_000), (200_000, 1))
-    sparse_of(*one).check()
-    sparse_of(*many).check()
+    one_row = (CSR, ints(0, 200_000), columns, F(200_000), (1, 200_000))
+    many_rows = (
+        CSR,
+        torch.arange(200_001),
+        torch.zeros(200_000, dtype=torch.int64),
+        F(200_000),
+        (200_000, 1),
+    )
+    sparse_of(*one_row).check()
+    sparse_of(*many_rows).check()
     sparse_of(COO, columns.reshape(1, -1), F(200_000), (200_000,), True).check()
     columns[70_000] = columns[69_999]
     with pytest.raises(rustload.FormatError):
-        sparse_of(*one).check()
+        sparse_of(*one_row).check()
     with pytest.raises(rustload.FormatError):
         sparse_of(COO, columns.reshape(1, -1), F(200_000), (200_000,), True).check()
 
 
-def test_indices_that_repeat_without_end_are_a_limit() -> None:
+def test_expanded_indices_are_a_limit_error() -> None:
     bounds, columns = ints(0, 0).expand(1 << 40, 2), torch.empty(0, dtype=torch.int64).expand(1 << 40, 0)
     found = sparse_of(CSR, bounds, columns, torch.empty(0).expand(1 << 40, 0), (1 << 40, 1, 1))
     with pytest.raises(rustload.LimitError):
@@ -362,7 +368,7 @@ def test_indices_that_repeat_without_end_are_a_limit() -> None:
         found.check()
 
 
-def test_values_without_coordinates_are_not_counted_one_by_one() -> None:
+def test_expanded_values_without_coordinates_are_checked_at_once() -> None:
     nowhere, values = torch.empty(0, 1, dtype=torch.int64).expand(0, 1 << 50), F(1).expand(1 << 50)
     sparse_of(COO, nowhere, values, ()).check()
     with pytest.raises(rustload.FormatError):
@@ -381,7 +387,7 @@ def test_values_without_coordinates_are_not_counted_one_by_one() -> None:
     ],
     ids=["no size", "too long", "flag", "negative", "huge"],
 )
-def test_a_sparse_tensor_in_a_wrong_form_is_refused_at_open(data: tuple[Any, ...], code: str) -> None:
+def test_a_malformed_sparse_tensor_is_refused_at_open(data: tuple[Any, ...], code: str) -> None:
     with pytest.raises(rustload.FormatError) as caught:
         rustload.open(saved(Reduced(torch._utils._rebuild_sparse_tensor, (COO, data))))
     assert caught.value.code == code
@@ -390,7 +396,7 @@ def test_a_sparse_tensor_in_a_wrong_form_is_refused_at_open(data: tuple[Any, ...
 # Meta
 
 
-def test_t32_a_meta_tensor_of_any_size_costs_nothing() -> None:
+def test_t32_a_meta_tensor_of_any_size_takes_no_memory() -> None:
     huge = torch.empty(1 << 31, 1 << 31, device="meta", dtype=torch.uint8).requires_grad_(False)
     ckpt = rustload.open(saved({"m": huge, "w": torch.ones(2)}))
     t = ckpt["m"]
@@ -402,7 +408,7 @@ def test_t32_a_meta_tensor_of_any_size_costs_nothing() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1 << 40, 1 << 20), (1 << 40, 0)])
-def test_t32_a_part_of_what_has_no_elements_is_had_with_any_strides(shape: tuple[int, int]) -> None:
+def test_t32_a_tensor_without_data_is_sliced_whatever_its_strides(shape: tuple[int, int]) -> None:
     t = rustload.open(saved(torch.empty_strided(shape, (1 << 62, 1 << 62), device="meta")))["tensor"]
     assert t[5].shape == shape[1:]
     assert t[3:, -1:].shape == (shape[0] - 3, min(shape[1], 1))
@@ -410,7 +416,7 @@ def test_t32_a_part_of_what_has_no_elements_is_had_with_any_strides(shape: tuple
     assert joined.shape == (2 * shape[1],)
 
 
-def test_a_meta_tensor_keeps_strides_and_takes_part_in_conversions() -> None:
+def test_a_meta_tensor_keeps_strides_and_is_cast_and_transposed() -> None:
     m = torch.empty(2, 3, device="meta").T
     t = rustload.open(saved(m))["tensor"]
     assert t.materialize().stride() == m.stride()
@@ -476,7 +482,7 @@ def test_a_tensor_among_its_own_attributes_is_named_once() -> None:
     assert "all" in ckpt["tensor"].attributes
 
 
-def test_a_parameters_attributes() -> None:
+def test_attributes_of_a_parameter_are_kept() -> None:
     p = torch.nn.Parameter(torch.ones(2))
     p.mask = torch.zeros(2)  # type: ignore[attr-defined]
     ckpt = rustload.open(saved({"p": p}))
@@ -485,7 +491,7 @@ def test_a_parameters_attributes() -> None:
     assert ckpt["p"].attributes["mask"].name == "p.mask"
 
 
-def test_attributes_of_many_tensors_take_time_in_their_number() -> None:
+def test_attributes_of_many_tensors_take_linear_time() -> None:
     class Noted:
         def __init__(self, tensor: torch.Tensor) -> None:
             self.tensor = tensor
@@ -500,8 +506,8 @@ def test_attributes_of_many_tensors_take_time_in_their_number() -> None:
     assert time.process_time() - start < 2
 
 
-def test_nothing_that_a_file_names_is_imported() -> None:
-    """A subclass, its function and a default dict's factory, all of a module that would leave a mark."""
+def test_a_module_that_a_file_names_is_not_imported() -> None:
+    """A subclass, an object and a default dict's factory, all of a module whose import would show in `sys.modules`."""
     code = """
         import io, sys, types, rustload
         ckpt = rustload.open(sys.argv[1])
@@ -537,7 +543,7 @@ def test_nothing_that_a_file_names_is_imported() -> None:
 
 
 def test_an_object_of_a_tensor_class_with_a_size_is_no_tensor() -> None:
-    """C25: `torch.FloatTensor(2**36)` would be an order to allocate."""
+    """C25: `torch.FloatTensor(2**36)` would allocate 256 GiB."""
     data = saved(Reduced(torch.FloatTensor, (1 << 36,)))
     assert isinstance(rustload.open(data).objects, rustload.Opaque)
     with pytest.raises(rustload.DisallowedError) as caught:
@@ -545,7 +551,7 @@ def test_an_object_of_a_tensor_class_with_a_size_is_no_tensor() -> None:
     assert caught.value.code == "DisallowedCall"
 
 
-def test_old_variables_within_variables() -> None:
+def test_nested_old_variables_are_tensors() -> None:
     w = torch.ones(2)
     inner = Reduced(torch.autograd.Variable, (), (w, None, {}, False, False))
     outer = Reduced(torch.nn.Parameter, (), (inner, None, {}, True, False))

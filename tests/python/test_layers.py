@@ -1,7 +1,7 @@
 """Holds the package to its layers: imports go down only, and no file is part of a cycle.
 
-It reads the sources and counts every import statement: at the top, in functions, and those for type checkers alone. The import of
-a package's own `__init__` that comes with each of its modules is no statement, so those say little: they must not import upward.
+It reads the sources and checks every import statement: at the top, in functions, and those for type checkers only. Importing a
+module also runs the `__init__` of its packages, which is no statement, so these files contain little and never import upward.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ BASE = ("_rustload", "errors")
 """What every layer may import: the extension, and the exceptions."""
 
 # From the top, each layer and the layers below it that it may import. Its own files and BASE are always allowed.
-PLAN: dict[str, tuple[str, ...]] = {
+LAYERS: dict[str, tuple[str, ...]] = {
     "__main__": ("_cli",),
     "transformers": ("torch", "_frameworks", "_common", "_checkpoint"),
     "torch": ("_safe_open", "_checkpoint", "_tensor", "_frameworks", "_cuda", "_common"),
     "jax": ("_checkpoint", "_tensor", "_frameworks", "_common"),
-    # It shows what users see, by what users call.
+    # It prints what the public functions return.
     "_cli": ("rustload", "_scan", "_common"),
     # `rustload/__init__.py`: the public names.
     "rustload": ("_safe_open", "_scan", "_checkpoint", "_tensor", "_frameworks", "_cuda", "_common"),
     "_safe_open": ("_checkpoint", "_tensor", "_frameworks", "_common"),
     "_checkpoint": ("_tensor", "_frameworks", "_cuda", "_common"),
     "_tensor": ("_frameworks", "_cuda", "_common"),
-    # A core's tensor or buffer in, a framework's tensor out: it knows no handle.
+    # Converts a tensor or buffer of the extension into a framework's tensor, without handles.
     "_frameworks": ("_cuda", "_common"),
-    # It knows no framework.
+    # Independent of the frameworks.
     "_cuda": ("_common",),
     "_scan": ("_common",),
     "_common": (),
@@ -40,7 +40,7 @@ PLAN: dict[str, tuple[str, ...]] = {
 
 
 class Import(NamedTuple):
-    """A module that a file imports, with the place of the statement."""
+    """A module that a file imports, with the line of the statement."""
 
     file: str
     line: int
@@ -85,57 +85,61 @@ def imports(files: dict[str, str]) -> list[Import]:
     return found
 
 
-def faults(files: dict[str, str]) -> list[str]:
-    """Imports that do not go down."""
-    told = []
+def violations(files: dict[str, str]) -> list[str]:
+    """Imports of a layer that is not below."""
+    messages = []
     for file, line, module in imports(files):
         here, there = layer(module_of(file)), layer(module)
-        if here not in PLAN:
-            told.append(f"{file}:{line}: {here} is no layer: add it to PLAN in tests/python/test_layers.py")
-        elif there not in (here, *BASE, *PLAN[here]):
-            told.append(
-                f"{file}:{line}: {here} imports {module}; allowed: {', '.join(PLAN[here]) or 'nothing'}"
+        if here not in LAYERS:
+            messages.append(
+                f"{file}:{line}: {here} is no layer: add it to LAYERS in tests/python/test_layers.py"
             )
-    return told
+        elif there not in (here, *BASE, *LAYERS[here]):
+            messages.append(
+                f"{file}:{line}: {here} imports {module}; allowed: {', '.join(LAYERS[here]) or 'nothing'}"
+            )
+    return messages
 
 
 def cycles(files: dict[str, str]) -> list[str]:
-    """Imports that lead back to the file that they are in."""
+    """Imports that lead back to their own file."""
     arrows: dict[str, list[Import]] = {}
     for found in imports(files):
         arrows.setdefault(module_of(found.file), []).append(found)
-    told = []
+    messages = []
     for start, found in arrows.items():
-        for one in found:
-            seen, todo = set(), [one.module]
+        for imported in found:
+            seen, todo = set(), [imported.module]
             while todo:
                 module = todo.pop()
                 if module not in seen:
                     seen.add(module)
                     todo += [further.module for further in arrows.get(module, ())]
             if start in seen:
-                told.append(f"{one.file}:{one.line}: the import of {one.module} leads back to {start}")
-    return told
+                messages.append(
+                    f"{imported.file}:{imported.line}: the import of {imported.module} leads back to {start}"
+                )
+    return messages
 
 
 def test_imports_go_down_only() -> None:
-    assert not faults(sources()), "\n".join(faults(sources()))
+    assert not violations(sources()), "\n".join(violations(sources()))
 
 
 def test_no_file_is_part_of_a_cycle() -> None:
     assert not cycles(sources()), "\n".join(cycles(sources()))
 
 
-def test_the_plan_has_no_cycle_and_names_what_is_there() -> None:
-    order = list(PLAN)
+def test_the_layers_have_no_cycle_and_are_those_of_the_package() -> None:
+    order = list(LAYERS)
     for upper, lower in itertools.chain.from_iterable(
-        ((one, it) for it in below) for one, below in PLAN.items()
+        ((above, it) for it in below) for above, below in LAYERS.items()
     ):
         assert order.index(lower) > order.index(upper), f"{upper} -> {lower} goes up"
-    assert set(PLAN) == {layer(module_of(file)) for file in sources()}
+    assert set(LAYERS) == {layer(module_of(file)) for file in sources()}
 
 
-def test_an_init_of_a_private_folder_says_what_lives_there_and_defines_nothing() -> None:
+def test_the_init_of_a_private_folder_has_a_docstring_and_no_definitions() -> None:
     for file, text in sources().items():
         if Path(file).name == "__init__.py" and file.startswith("_") and "/" in file:
             first, *rest = ast.parse(text).body
@@ -145,7 +149,7 @@ def test_an_init_of_a_private_folder_says_what_lives_there_and_defines_nothing()
             )
 
 
-def test_each_kind_of_fault_is_told_with_its_place() -> None:
+def test_each_kind_of_violation_is_reported_with_file_and_line() -> None:
     files = {
         "errors.py": "",
         "_common/limits.py": "def f():\n    from rustload._tensor import handle\n",
@@ -155,10 +159,10 @@ def test_each_kind_of_fault_is_told_with_its_place() -> None:
         "_more/one.py": "import rustload.errors\n",
     }
     allowed = {"_cuda": "_common", "_common": "nothing"}
-    assert faults(files) == [
+    assert violations(files) == [
         f"_common/limits.py:2: _common imports rustload._tensor.handle; allowed: {allowed['_common']}",
         f"_cuda/gpu.py:2: _cuda imports rustload._frameworks.torch; allowed: {allowed['_cuda']}",
-        "_more/one.py:1: _more is no layer: add it to PLAN in tests/python/test_layers.py",
+        "_more/one.py:1: _more is no layer: add it to LAYERS in tests/python/test_layers.py",
     ]
     assert cycles(files) == [
         "_tensor/handle.py:1: the import of rustload._tensor.joined leads back to rustload._tensor.handle",

@@ -1,4 +1,4 @@
-"""Files from before torch's zip format: the same tensors as torch gives, and nothing that their stream does not prove."""
+"""Files from before torch's zip format: tensors equal torch's, and an inconsistent stream is refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Reduce:
         return self.parts
 
 
-class _Pickler(pickle._Pickler):  # the Python one: it can be told the persistent id
+class _Pickler(pickle._Pickler):  # the Python implementation, which calls an overridden persistent_id
     def persistent_id(self, obj: Any) -> Any:
         return obj.pid if isinstance(obj, Storage) else None
 
@@ -109,7 +109,7 @@ def test_values_strides_and_sharing_equal_torchs(tmp_path: Path, dtype: torch.dt
     assert found["whole"].data_ptr() == found["transposed"].data_ptr()
 
 
-def test_a_whole_module_is_named_as_its_state_dict(tmp_path: Path) -> None:
+def test_tensors_of_a_module_are_named_as_in_its_state_dict(tmp_path: Path) -> None:
     class Tied(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -153,7 +153,7 @@ def test_views_of_torch_before_0_4_are_read() -> None:
     assert ckpt.tied == [["root", "view"]]
 
 
-def test_a_large_pickle_is_read_on_until_it_ends() -> None:
+def test_a_pickle_larger_than_the_first_read_is_read_to_its_end() -> None:
     obj = {"filler": "x" * (3 << 20), "w": tensor(floats(), 0, (4,), (1,))}
     ckpt = rustload.open(bytearray(stream(obj, ["7"], [(4, FLOATS)])), framework="torch")
     assert ckpt["w"].materialize().tolist() == [1, 2, 3, 4]
@@ -228,13 +228,13 @@ GOOD = {"w": tensor(floats(), 0, (4,), (1,))}
         ),
     ],
 )
-def test_what_the_stream_does_not_prove_is_refused(code: str, data: bytes) -> None:
+def test_an_inconsistent_stream_is_refused(code: str, data: bytes) -> None:
     with pytest.raises(rustload.RustloadError) as caught:
         rustload.open(bytearray(data))
     assert caught.value.code == code
 
 
-def test_l12_trailing_bytes_can_be_passed_over() -> None:
+def test_l12_trailing_bytes_can_be_ignored() -> None:
     data = stream(GOOD, ["7"], [(4, FLOATS)], tail=b"x")
     assert list(rustload.open(bytearray(data), trailing="ignore")) == ["w"]
 
@@ -247,14 +247,14 @@ def test_l13_an_untyped_storage_counts_bytes() -> None:
     assert bytes(ckpt["w"].materialize().tolist()) == FLOATS
 
 
-def test_every_cut_of_a_small_stream_is_an_error() -> None:
+def test_a_stream_truncated_at_any_byte_is_an_error() -> None:
     data = stream(GOOD, ["7"], [(4, FLOATS)])
     for length in range(len(data)):
         with pytest.raises((rustload.RustloadError, ValueError)):
             rustload.open(bytearray(data[:length]))
 
 
-def test_c18_a_call_in_the_system_information_is_never_made(tmp_path: Path) -> None:
+def test_c18_a_call_in_the_system_information_is_not_executed(tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     data = stream(GOOD, ["7"], [(4, FLOATS)], system=_Reduce(Path.touch, (canary,)))
     assert "system information imports" in rustload.open(bytearray(data)).notes[0]
@@ -263,7 +263,7 @@ def test_c18_a_call_in_the_system_information_is_never_made(tmp_path: Path) -> N
     assert not canary.exists()
 
 
-def test_a_sound_stream_over_the_limit_is_a_limit_error_and_no_truncation(tmp_path: Path) -> None:
+def test_a_valid_stream_over_the_limit_is_a_limit_error_and_not_truncated(tmp_path: Path) -> None:
     path = save(tmp_path / "model.pt", {"w": torch.ones(2), "text": "x" * (3 << 20)})
     for limit in (1000, 1 << 20, 2 << 20):
         with pytest.raises(rustload.LimitError) as caught:
@@ -273,8 +273,8 @@ def test_a_sound_stream_over_the_limit_is_a_limit_error_and_no_truncation(tmp_pa
     assert list(rustload.open(path, limits=rustload.Limits(pickle_bytes=4 << 20))) == ["w"]
 
 
-def test_a_damaged_opcode_of_a_stream_is_no_limit_error(tmp_path: Path) -> None:
-    """What more data would not mend keeps its own error, also where the file goes on past the limit."""
+def test_a_damaged_opcode_of_a_stream_is_not_a_limit_error(tmp_path: Path) -> None:
+    """An error that more data would not resolve keeps its code, even if the file continues past the limit."""
     path = save(tmp_path / "model.pt", {"w": torch.ones(1 << 20)})
     data = bytearray(path.read_bytes())
     nested = b"\x80\x04\x95" + struct.pack("<Q", 40) + b"\x95" + struct.pack("<Q", 8)

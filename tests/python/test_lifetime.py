@@ -1,4 +1,4 @@
-"""What keeps what alive, forks and threads, files that change while they are open, closing and pickling."""
+"""Lifetimes of results, handles and checkpoints; closing and pickling; threads and forks; files that change while open."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_deleted_file_is_still_read(simple):
 
 
 @pytest.mark.parametrize("framework", ["torch", "numpy", "dlpack"])
-def test_mapping_and_descriptor_go_with_the_last_result(simple, collect, framework):
+def test_mapping_and_descriptor_are_released_with_the_last_result(simple, collect, framework):
     assert (mappings_of(simple), descriptors_of(simple)) == (0, 0)
     ckpt = rustload.open(simple, framework=framework)
     assert (mappings_of(simple), descriptors_of(simple)) == (0, 1)
@@ -109,7 +109,7 @@ def test_an_owned_result_holds_neither_mapping_nor_descriptor(simple, collect):
 
 
 @pytest.mark.parametrize("framework", ["torch", "numpy", "dlpack"])
-def test_owned_memory_goes_back_when_the_result_is_dropped(save, collect, framework):
+def test_owned_memory_is_freed_when_the_result_is_dropped(save, collect, framework):
     lazy = rustload.open(save({"x": torch.ones(16 * MIB // 4)}), framework=framework)["x"]
     lazy.materialize(copy=True)
     collect()
@@ -134,8 +134,8 @@ def test_unconsumed_capsules_free_their_memory(save, collect):
         assert held_anon() - before < 3 * MIB
 
 
-def test_a_thousand_opens_and_views_leave_nothing_behind(simple, collect):
-    def once():
+def test_a_thousand_opens_and_views_do_not_leak(simple, collect):
+    def open_and_read():
         ckpt = rustload.open(simple, framework="torch")
         return (
             ckpt["w"].materialize(),
@@ -145,17 +145,17 @@ def test_a_thousand_opens_and_views_leave_nothing_behind(simple, collect):
         )
 
     for _ in range(50):
-        once()
+        open_and_read()
     collect()
     before = held_anon()
     for _ in range(1000):
-        once()
+        open_and_read()
     collect()
     assert held_anon() - before < 2 * MIB
     assert (mappings_of(simple), descriptors_of(simple)) == (0, 0)
 
 
-def test_failures_leave_no_descriptor_behind(simple, collect):
+def test_failed_opens_leak_no_descriptor(simple, collect):
     path = simple.with_name("cut.bin")
     path.write_bytes(simple.read_bytes()[:-30])
     for _ in range(50):
@@ -186,7 +186,7 @@ def test_checkpoint_and_handle_do_not_keep_each_other_alive(simple):
 # Closing and pickling.
 
 
-def test_a_closed_checkpoint_gives_no_new_handles_and_old_ones_go_on(simple):
+def test_a_closed_checkpoint_returns_no_handle_and_existing_handles_still_read(simple):
     with rustload.open(simple, framework="torch") as ckpt:
         lazy = ckpt["w"]
     with pytest.raises(ValueError, match="closed") as caught:
@@ -201,7 +201,7 @@ def test_a_closed_checkpoint_gives_no_new_handles_and_old_ones_go_on(simple):
     assert repr(ckpt)
 
 
-def test_a_closed_checkpoint_gives_no_handles_by_get_values_items_select_or_objects(simple):
+def test_a_closed_checkpoint_refuses_get_values_items_select_and_objects(simple):
     ckpt = rustload.open(simple)
     ckpt.close()
     for look_up in (
@@ -229,7 +229,7 @@ def test_checkpoints_and_handles_do_not_pickle(simple, what):
 
 
 @pytest.mark.parametrize("do", [copy.copy, copy.deepcopy], ids=lambda do: do.__name__)
-def test_a_copy_of_a_handle_is_the_handle_and_a_checkpoint_has_none(simple, do):
+def test_copying_a_handle_returns_it_and_copying_a_checkpoint_is_a_type_error(simple, do):
     ckpt = rustload.open(simple)
     for handle in (ckpt["w"], ckpt["w"][1:]):
         assert do(handle) is handle, "it cannot change"
@@ -237,7 +237,7 @@ def test_a_copy_of_a_handle_is_the_handle_and_a_checkpoint_has_none(simple, do):
         do(ckpt)
 
 
-def test_neither_checkpoints_nor_handles_are_made_by_hand():
+def test_checkpoints_and_handles_have_no_public_constructor():
     for wrong in (rustload.Checkpoint, rustload.LazyTensor):
         with pytest.raises(TypeError):
             wrong()
@@ -252,21 +252,21 @@ def reference(path):
 
 @pytest.fixture
 def many(save):
-    made = {}
+    state = {}
     for number, name in enumerate(
         ["float32", "bfloat16", "int64", "bool", "float16", "uint8", "complex64", "float64"] * 3
     ):
-        made[f"t{number}"] = patterns(name, (37, 11 + number), seed=number)
-    made["big"] = torch.arange(2_500_000, dtype=torch.float32).reshape(1250, 2000)
-    made["tied"] = made["big"]
-    return save(made)
+        state[f"t{number}"] = patterns(name, (37, 11 + number), seed=number)
+    state["big"] = torch.arange(2_500_000, dtype=torch.float32).reshape(1250, 2000)
+    state["tied"] = state["big"]
+    return save(state)
 
 
 def comparable(tensor: torch.Tensor) -> torch.Tensor:
     return torch.nan_to_num(torch.view_as_real(tensor) if tensor.is_complex() else tensor.float())
 
 
-def test_eight_threads_on_one_checkpoint_read_what_one_reads(many):
+def test_eight_threads_read_correct_values_of_one_checkpoint(many):
     expected = reference(many)
     ckpt = rustload.open(many, framework="torch")
     failures: list[str] = []
@@ -296,7 +296,7 @@ def test_eight_threads_on_one_checkpoint_read_what_one_reads(many):
     assert failures == []
 
 
-def test_threads_that_make_the_first_view_at_once_get_one_storage(many):
+def test_concurrent_first_views_share_one_storage(many):
     for _ in range(20):
         ckpt = rustload.open(many, framework="torch")
         barrier, found = threading.Barrier(4), []
@@ -338,7 +338,7 @@ def _in_child(work) -> bytes:
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
-        # Ends a child that waits for ever, wherever it waits.
+        # SIGALRM ends a child that hangs.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(30)
         try:
@@ -361,7 +361,7 @@ def test_a_forked_child_reads_the_same(many):
         sums = [handle.materialize(**how).tobytes() for how in ({}, {"copy": True}, {"dtype": "bfloat16"})]
         sums.append(rustload.open(many, framework="numpy")["big"].materialize(dtype="bfloat16").tobytes())
         sums.append(view.tobytes())
-        return "".join(hashlib.sha256(one).hexdigest() for one in sums).encode()
+        return "".join(hashlib.sha256(data).hexdigest() for data in sums).encode()
 
     parent = work()
     assert _in_child(work) == parent
@@ -415,8 +415,8 @@ def test_a_fork_while_another_thread_measures_casts_does_not_hang():
         thread.join()
 
 
-def test_a_fork_while_another_thread_makes_what_a_file_needs_first_does_not_hang(many):
-    """The file system, the way of reading, the O_DIRECT descriptor and the mapping are made at first use, without a lock."""
+def test_a_fork_during_the_lazy_initialization_of_a_file_does_not_hang(many):
+    """The file system, the io mode, the O_DIRECT descriptor and the mapping are initialized at first use, without a lock."""
     expected = hashlib.sha256(rustload.open(many, framework="numpy")["big"].materialize(copy=True)).digest()
     for attempt in range(60):
         ckpt = rustload.open(many, framework="numpy")
@@ -428,7 +428,7 @@ def test_a_fork_while_another_thread_makes_what_a_file_needs_first_does_not_hang
         assert found == expected
 
 
-def test_an_edit_in_a_forked_child_stays_there(many):
+def test_the_parent_does_not_see_an_edit_in_a_forked_child(many):
     ckpt = rustload.open(many, framework="numpy")
     view = ckpt["big"].materialize()
 
@@ -463,7 +463,7 @@ def test_a_pool_of_forked_workers_shares_the_parents_handles(many):
 # Files that change.
 
 
-def test_an_owned_result_of_a_cut_file_is_file_changed(simple):
+def test_an_owned_result_of_a_truncated_file_is_file_changed(simple):
     ckpt = rustload.open(simple, framework="torch")
     with simple.open("r+b") as file:
         file.truncate(simple.stat().st_size // 2)
@@ -481,7 +481,7 @@ def test_a_result_of_a_changed_file_is_file_changed(simple, how, change):
     ckpt = rustload.open(simple, framework="torch")
     lazy = ckpt["w"]
     data = simple.read_bytes()
-    time.sleep(0.01)  # the clock of file times ticks every few milliseconds
+    time.sleep(0.01)  # file times have a resolution of a few milliseconds
     if change == "cut":
         os.truncate(simple, 200)
     elif change == "grown":
@@ -495,7 +495,7 @@ def test_a_result_of_a_changed_file_is_file_changed(simple, how, change):
     assert caught.value.code == "FileChanged"
 
 
-def test_a_file_that_is_replaced_by_rename_is_still_the_old_one(simple, save):
+def test_a_file_that_is_replaced_by_rename_is_still_read(simple, save):
     """Writers that rename into place never disturb readers."""
     ckpt = rustload.open(simple, framework="torch")
     save({"w": torch.zeros(4, 6), "b": torch.zeros(3)}, "new.bin").replace(simple)
@@ -504,8 +504,8 @@ def test_a_file_that_is_replaced_by_rename_is_still_the_old_one(simple, save):
     assert rustload.open(simple, framework="torch")["w"].materialize().sum() == 0
 
 
-def test_a_file_cut_while_it_is_read_is_an_error_and_no_crash(tmp_path):
-    """In a process of its own: SIGBUS would end it."""
+def test_a_file_truncated_during_a_read_is_an_error_and_no_crash(tmp_path):
+    """In a process of its own, which SIGBUS would end."""
     code = """
     import os, sys, threading, time
     import rustload
@@ -532,7 +532,7 @@ def test_a_file_cut_while_it_is_read_is_an_error_and_no_crash(tmp_path):
 
 @pytest.mark.parametrize("what", ["checkpoint", "handle", "part", "objects", "opaque"])
 def test_a_repr_reads_no_data(save, what):
-    """The file is empty by then."""
+    """The file is truncated to nothing before."""
     import argparse
 
     path = save(
