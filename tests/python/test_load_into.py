@@ -1,4 +1,4 @@
-"""`rustload.torch.load_into`: a checkpoint into modules of every kind, and what it says where they do not fit."""
+"""`rustload.torch.load_into`: a checkpoint into modules of every kind, and the errors if they do not fit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _torch_load_is_never_called(monkeypatch):
 
 
 class Model(torch.nn.Module):
-    """Tied ends, a normalization with buffers, a buffer that no file has."""
+    """Tied embedding and head, a BatchNorm, and a non-persistent buffer, which no file has."""
 
     def __init__(self, *, tied: bool = True) -> None:
         super().__init__()
@@ -43,7 +43,8 @@ class Model(torch.nn.Module):
             self.head.weight = self.embed.weight
 
 
-def made(*, tied: bool = True, seed: int = 0) -> Model:
+def allocated(*, tied: bool = True, seed: int = 0) -> Model:
+    """A model whose parameters have memory on the CPU."""
     torch.manual_seed(seed)
     model = Model(tied=tied)
     model.norm.running_mean.uniform_()
@@ -65,20 +66,20 @@ def assert_equal(found: torch.nn.Module, expected: dict[str, torch.Tensor], dtyp
 
 @pytest.fixture(params=["bin", "safetensors", "legacy"])
 def file(request, save):
-    state = made().state_dict()
+    state = allocated().state_dict()
     if request.param == "safetensors":
         return save({name: tensor.clone() for name, tensor in state.items()}, "model.safetensors")
     return save(state, "model.bin", _use_new_zipfile_serialization=request.param == "bin")
 
 
 def test_a_module_with_memory_is_filled_in_place(file):
-    model = made(seed=1)
+    model = allocated(seed=1)
     before = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
     parameters = list(model.parameters())
     report = load_into(model, file)
-    assert_equal(model, made().state_dict())
+    assert_equal(model, allocated().state_dict())
     assert {name: tensor.data_ptr() for name, tensor in model.state_dict().items()} == before
-    assert all(one is two for one, two in zip(parameters, model.parameters(), strict=True))
+    assert all(old is new for old, new in zip(parameters, model.parameters(), strict=True))
     assert (report.missing, report.unexpected, report.mismatched, report.converted) == ([], [], [], [])
     assert report.tied == [["embed.weight", "head.weight"]]
     assert report.bytes == sum(p.nbytes for p in model.parameters()) + sum(
@@ -86,8 +87,8 @@ def test_a_module_with_memory_is_filled_in_place(file):
     )
 
 
-def test_a_matrix_and_its_transpose_on_one_storage_are_two(save):
-    """They have dtype, shape and place in common."""
+def test_a_matrix_and_its_transpose_on_one_storage_are_two_parameters(save):
+    """They have dtype, shape and offset in common, and differ in strides."""
     square = torch.arange(9.0).reshape(3, 3)
     model = torch.nn.Module()
     model.a = torch.nn.Parameter(torch.empty(3, 3, device="meta"))
@@ -98,8 +99,8 @@ def test_a_matrix_and_its_transpose_on_one_storage_are_two(save):
     assert_same_bits(model.b.detach(), square.t())
 
 
-def test_a_fill_in_place_counts_as_a_change(save):
-    """Autograd keeps values by their version: of those that were overwritten it must know."""
+def test_a_fill_in_place_increments_the_version_counter(save):
+    """Autograd detects by the version counter that a saved value was overwritten."""
     state = {
         "straight": torch.ones(3, 4),
         "cast": torch.ones(5),
@@ -128,7 +129,7 @@ def test_a_module_on_meta_gets_storage_and_keeps_ties_and_requires_grad(file):
     model.norm.requires_grad_(requires_grad=False)
     model.embed.weight.tag = "kept"
     report = load_into(model, file)
-    assert_equal(model, made().state_dict())
+    assert_equal(model, allocated().state_dict())
     assert model.head.weight is model.embed.weight
     assert model.embed.weight.tag == "kept"
     assert not model.norm.weight.requires_grad
@@ -146,40 +147,40 @@ def test_a_module_on_meta_can_be_trained_and_the_file_stays_as_it_is(file):
     model.head(model.layers[0](model.embed(torch.tensor([1, 2])))).sum().backward()
     optimizer.step()
     assert file.read_bytes() == before
-    assert not torch.equal(model.embed.weight, made().embed.weight)
+    assert not torch.equal(model.embed.weight, allocated().embed.weight)
 
 
-@pytest.mark.parametrize("start", [made, on_meta])
+@pytest.mark.parametrize("start", [allocated, on_meta])
 @pytest.mark.parametrize("dtype", ["bfloat16", torch.float16, "F64"])
-def test_a_plain_dtype_applies_to_floats_alone(file, start, dtype):
+def test_a_plain_dtype_applies_to_floats_only(file, start, dtype):
     model = start()
     parameters = list(model.parameters())
     report = load_into(model, file, dtype=dtype)
     wanted = {"bfloat16": torch.bfloat16, "F64": torch.float64}.get(dtype, dtype)
-    assert_equal(model, made().state_dict(), wanted)
+    assert_equal(model, allocated().state_dict(), wanted)
     assert model.norm.num_batches_tracked.dtype == torch.int64
     assert model.head.weight is model.embed.weight
     assert (
         len(report.converted) == sum(1 for name in model.state_dict()) - 2
     )  # the counter, and the tied name
     assert report.converted[0].source == "float32"
-    if start is made:  # an optimizer that has them goes on working
-        assert all(one is two for one, two in zip(parameters, model.parameters(), strict=True))
+    if start is allocated:  # so an optimizer that has them keeps working
+        assert all(old is new for old, new in zip(parameters, model.parameters(), strict=True))
 
 
-def test_without_a_dtype_the_models_dtypes_rule(file):
+def test_without_a_dtype_the_model_keeps_its_dtypes(file):
     model = on_meta().to(torch.bfloat16)
     load_into(model, file)
-    assert_equal(model, made().state_dict(), torch.bfloat16)
-    model = made(seed=1).half()
+    assert_equal(model, allocated().state_dict(), torch.bfloat16)
+    model = allocated(seed=1).half()
     load_into(model, file)
-    assert_equal(model, made().state_dict(), torch.float16)
+    assert_equal(model, allocated().state_dict(), torch.float16)
 
 
-def test_assign_takes_the_files_dtypes(file):
-    model = made(seed=1).half()
+def test_assign_true_takes_the_files_dtypes(file):
+    model = allocated(seed=1).half()
     load_into(model, file, assign=True)
-    assert_equal(model, made().state_dict())
+    assert_equal(model, allocated().state_dict())
     assert model.head.weight is model.embed.weight
 
 
@@ -193,9 +194,9 @@ def test_a_dtype_by_pattern_and_by_callable(file):
     assert (model.embed.weight.dtype, model.norm.weight.dtype) == (torch.float16, torch.float32)
 
 
-@pytest.mark.parametrize("start", [made, on_meta])
+@pytest.mark.parametrize("start", [allocated, on_meta])
 def test_a_transpose_by_pattern(save, start):
-    state = made().state_dict()
+    state = allocated().state_dict()
     path = save({name: tensor.t().contiguous() if "layers" in name and tensor.ndim == 2 else tensor
                  for name, tensor in state.items()})  # fmt: skip
     model = start()
@@ -206,7 +207,7 @@ def test_a_transpose_by_pattern(save, start):
 
 def test_a_plain_transpose_is_refused(file):
     with pytest.raises(ValueError, match="for all tensors at once"):
-        load_into(made(), file, transpose=True)
+        load_into(allocated(), file, transpose=True)
 
 
 class Recurrent(torch.nn.Module):
@@ -222,7 +223,7 @@ class Recurrent(torch.nn.Module):
         return self.out(self.norm(found[-1])) * self.scale
 
 
-@pytest.mark.filterwarnings("ignore")  # of torch.jit, about itself
+@pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated
 @pytest.mark.parametrize(
     "options", [{}, {"assign": True}, {"copy": True, "assign": True}, {"dtype": "float64"}]
 )
@@ -244,7 +245,7 @@ def test_a_torchscript_file_loads_into_the_matching_script_module(tmp_path, star
     assert (report.missing, report.unexpected, report.on_meta) == ([], [], [])
     dtype = getattr(torch, options.get("dtype", "float32"))
     if start == "traced" and dtype == torch.float64:
-        return  # the traced code makes the first state in float32
+        return  # the traced code creates the initial state in float32
     found = model(x.to(dtype))
     assert found.dtype == dtype
     torch.testing.assert_close(found, source.to(dtype)(x.to(dtype)), rtol=0, atol=1e-6)
@@ -253,14 +254,14 @@ def test_a_torchscript_file_loads_into_the_matching_script_module(tmp_path, star
 @pytest.mark.parametrize("legacy", [False, True])
 @pytest.mark.parametrize("load", ["load_into", "state_dict", "own_code"])
 def test_models_that_are_loaded_from_one_handle_share_no_memory(save, load, legacy):
-    state = made().state_dict()
+    state = allocated().state_dict()
     path = save(state, _use_new_zipfile_serialization=not legacy)
     ckpt = rustload.open(path, framework="torch")
     lazy = rustload.torch.state_dict(ckpt)
     view = ckpt["embed.weight"].materialize()
     models = [on_meta(), on_meta()]
     for model in models:
-        if load == "state_dict":  # as transformers loads: what each handle gives is assigned
+        if load == "state_dict":  # as transformers loads: the tensor of each handle is assigned
             tensors = {name: handle.tensor() for name, handle in lazy.items()}
             model.load_state_dict(tensors, assign=True)
             model.tie = tensors["embed.weight"].data_ptr() == tensors["head.weight"].data_ptr()
@@ -285,7 +286,7 @@ def test_models_that_are_loaded_from_one_handle_share_no_memory(save, load, lega
 
 
 def test_a_model_with_views_outlives_its_checkpoint_and_keeps_its_edits(save):
-    state = made().state_dict()
+    state = allocated().state_dict()
     model = on_meta()
     load_into(model, save(state))
     gc.collect()
@@ -295,8 +296,8 @@ def test_a_model_with_views_outlives_its_checkpoint_and_keeps_its_edits(save):
     assert_equal(model, state)
 
 
-def test_copy_true_gives_new_storage_memory_of_its_own(save):
-    state = made().state_dict()
+def test_copy_true_loads_owned_memory_instead_of_views(save):
+    state = allocated().state_dict()
     path = save(state)
     views, copies = on_meta(), on_meta()
     load_into(views, path)
@@ -315,7 +316,7 @@ def test_a_strided_parameter_is_filled_in_windows(save):
     assert model.w.stride() == (1, 700)
 
 
-def test_a_row_larger_than_the_window_is_cut_again(save):
+def test_a_row_larger_than_the_window_is_split(save):
     value = torch.randn(2, 3, 400_000)
     path = save({"w": value})
     model = torch.nn.Module()
@@ -328,7 +329,7 @@ def test_a_row_larger_than_the_window_is_cut_again(save):
 
 
 def test_nested_and_prefixed_names(save):
-    state = made().state_dict()
+    state = allocated().state_dict()
     path = save({"epoch": 3, "state_dict": {f"module.{name}": tensor for name, tensor in state.items()},
                  "optimizer": {"state": {0: {"exp_avg": torch.zeros(3)}}}})  # fmt: skip
     for key in ("state_dict", ("state_dict",)):
@@ -340,23 +341,25 @@ def test_nested_and_prefixed_names(save):
     assert_equal(model, state)
 
 
-def test_the_error_says_which_prefix_is_meant(save):
-    path = save({"state_dict": {f"module.{name}": tensor for name, tensor in made().state_dict().items()}})
+def test_the_error_suggests_the_matching_prefix(save):
+    path = save(
+        {"state_dict": {f"module.{name}": tensor for name, tensor in allocated().state_dict().items()}}
+    )
     with pytest.raises(rustload.ModelMismatchError) as caught:
-        load_into(made(), path)
+        load_into(allocated(), path)
     assert "strip='state_dict.module.'" in "\n".join(caught.value.__notes__)
     with pytest.raises(ValueError, match="no tensor is under key 'model'") as caught:
-        load_into(made(), path, key="model")
+        load_into(allocated(), path, key="model")
     assert "'state_dict' (" in caught.value.__notes__[0]
 
 
-def test_the_error_says_into_which_part_a_file_fits(save):
-    path = save(made().layers.state_dict())
+def test_the_error_suggests_the_matching_submodule(save):
+    path = save(allocated().layers.state_dict())
     with pytest.raises(rustload.ModelMismatchError) as caught:
-        load_into(made().layers[0], path)
+        load_into(allocated().layers[0], path)
     assert "key='0'" in "\n".join(caught.value.__notes__)
     with pytest.raises(rustload.ModelMismatchError) as caught:
-        load_into(torch.nn.ModuleDict({"layers": made().layers}), path)
+        load_into(torch.nn.ModuleDict({"layers": allocated().layers}), path)
     assert "under 'layers'" in "\n".join(caught.value.__notes__)
 
 
@@ -367,7 +370,7 @@ def test_the_error_says_into_which_part_a_file_fits(save):
         name.replace("enc.", "layers.").replace("tok.", "embed.").replace("out.", "head.").replace("ln.", "norm.")),
 ])  # fmt: skip
 def test_names_are_renamed_by_mapping_regex_or_callable(save, rename):
-    state = made().state_dict()
+    state = allocated().state_dict()
     others = {"layers": "enc", "embed": "tok", "head": "out", "norm": "ln"}
     path = save({
         **{f"{others[name.partition('.')[0]]}.{name.partition('.')[2]}": tensor for name, tensor in state.items()},
@@ -379,28 +382,28 @@ def test_names_are_renamed_by_mapping_regex_or_callable(save, rename):
     assert report.unexpected == (["scratchy"] if isinstance(rename, list) else [])
 
 
-def test_two_tensors_of_one_name_are_refused(save):
+def test_two_tensors_renamed_to_one_name_are_a_value_error(save):
     path = save({"a": torch.ones(2), "b": torch.ones(2)})
     with pytest.raises(ValueError, match="'a' and 'b' would both be named 'c'"):
         load_into(torch.nn.Module(), path, rename=lambda _: "c")
 
 
 @pytest.mark.parametrize("rename", ["a", 3, {1: "a"}])
-def test_a_rename_of_another_kind_is_a_type_error(simple, rename):
+def test_a_rename_of_a_wrong_type_is_a_type_error(simple, rename):
     with pytest.raises(TypeError, match="rename="):
         load_into(torch.nn.Module(), simple, rename=rename)
 
 
-# What does not fit.
+# Mismatches.
 
 
-def test_all_that_does_not_fit_is_in_one_error_and_nothing_is_changed(save):
-    state = dict(made().state_dict())
+def test_all_mismatches_are_in_one_error_and_nothing_is_changed(save):
+    state = dict(allocated().state_dict())
     state["layers.0.0.wieght"] = state.pop("layers.0.0.weight")
     state["norm.bias"] = torch.zeros(17)
     state["layers.1.0.bias"] = state["layers.1.0.bias"].to(torch.complex64)
     path = save(state)
-    model = made(seed=1)
+    model = allocated(seed=1)
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(rustload.ModelMismatchError) as caught:
         load_into(model, path)
@@ -420,12 +423,12 @@ def test_all_that_does_not_fit_is_in_one_error_and_nothing_is_changed(save):
 
 
 def test_not_strict_loads_what_fits_and_reports_the_rest(save):
-    state = dict(made().state_dict())
+    state = dict(allocated().state_dict())
     del state["norm.weight"]
     state["norm.bias"] = torch.zeros(17)
     state["more"] = torch.zeros(1)
     path = save(state)
-    model = made(seed=1)
+    model = allocated(seed=1)
     model.norm.weight.data.fill_(7)
     report = load_into(model, path, strict=False)
     assert (report.missing, report.unexpected) == (["norm.weight"], ["more"])
@@ -438,15 +441,15 @@ def test_not_strict_loads_what_fits_and_reports_the_rest(save):
 
 @pytest.mark.parametrize("drop", [(), ("a.weight",), ("a.weight", "a.bias", "b.weight", "b.bias")])
 @pytest.mark.parametrize("add", [(), ("c", "a.more")])
-def test_missing_and_unexpected_are_those_of_torch(save, drop, add):
+def test_missing_and_unexpected_names_equal_torchs(save, drop, add):
     model = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2) for name in "ab"})
     state = {name: tensor for name, tensor in model.state_dict().items() if name not in drop}
     state |= {name: torch.zeros(1) for name in add} or {"a.bias": state.get("a.bias", torch.zeros(2))}
     path = save(state)
     expected = model.load_state_dict(state, strict=False)
     nothing_fits = state.keys().isdisjoint(model.state_dict())
-    told = pytest.warns(rustload.RustloadWarning) if nothing_fits else contextlib.nullcontext()
-    with told:
+    warning = pytest.warns(rustload.RustloadWarning) if nothing_fits else contextlib.nullcontext()
+    with warning:
         report = load_into(model, path, strict=False)
     assert sorted(report.missing) == sorted(expected.missing_keys)
     assert sorted(report.unexpected) == sorted(expected.unexpected_keys)
@@ -454,34 +457,34 @@ def test_missing_and_unexpected_are_those_of_torch(save, drop, add):
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_the_advice_names_every_prefix_that_fits(save, strict):
-    state = made().state_dict()
+    state = allocated().state_dict()
     few = dict(list(state.items())[:2])
     path = save(
         {"state_dict": state, "state_dict_ema": state, "few": few, "optimizer": {"step": torch.ones(1)}}
     )
-    model = made()
+    model = allocated()
     with (
         pytest.raises(rustload.ModelMismatchError)
         if strict
-        else pytest.warns(rustload.RustloadWarning) as told
+        else pytest.warns(rustload.RustloadWarning) as caught
     ):
         load_into(model, path, strict=strict)
-    text = "\n".join(told.value.__notes__) if strict else str(told[0].message)
+    text = "\n".join(caught.value.__notes__) if strict else str(caught[0].message)
     assert re.search(r"under 'state_dict' \((\d+) of \1\), 'state_dict_ema' \((\d+) of \2\): pass", text)
     assert "'few'" not in text
     assert "key='state_dict'" in text
     if not strict:
-        assert told[0].filename == __file__
+        assert caught[0].filename == __file__
         assert "nothing was loaded" in text
 
 
-def test_a_hundred_missing_names_are_not_all_spelled(save):
+def test_many_missing_names_are_abbreviated_in_the_error(save):
     model = torch.nn.ModuleList(torch.nn.Linear(1, 1) for _ in range(100))
     with pytest.raises(rustload.ModelMismatchError, match=r"200 missing.*\n(.*\n)*.*and 192 more"):
         load_into(model, save({"x": torch.ones(1)}))
 
 
-def test_a_cast_that_loses_the_kind_of_number_has_to_be_allowed(save):
+def test_a_lossy_cast_needs_allow_lossy(save):
     path = save({"n": torch.tensor([1.5, 2.5])})
     model = torch.nn.Module()
     model.register_buffer("n", torch.zeros(2, dtype=torch.int64))
@@ -491,15 +494,15 @@ def test_a_cast_that_loses_the_kind_of_number_has_to_be_allowed(save):
     assert model.n.tolist() == [1, 2]
 
 
-def test_scalars_of_old_files_have_one_dimension(save):
+def test_a_vector_of_one_element_in_an_old_file_fills_a_scalar(save):
     model = torch.nn.Module()
     model.s = torch.nn.Parameter(torch.zeros(()))
     load_into(model, save({"s": torch.tensor([4.0])}))
     assert model.s.item() == 4
 
 
-def test_files_from_before_batch_norm_counted(save):
-    state = made().state_dict()
+def test_num_batches_tracked_is_zero_if_an_old_file_lacks_it(save):
+    state = allocated().state_dict()
     del state["norm.num_batches_tracked"]
     path = save(state)
     model = on_meta()
@@ -512,18 +515,18 @@ def test_files_from_before_batch_norm_counted(save):
 
 
 def test_one_of_two_tied_names_is_enough(save):
-    state = made().state_dict()
+    state = allocated().state_dict()
     del state["head.weight"]
     path = save(state)
-    for model in (made(seed=1), on_meta()):
+    for model in (allocated(seed=1), on_meta()):
         report = load_into(model, path)
         assert report.missing == []
         assert model.head.weight is model.embed.weight
         assert_same_bits(model.head.weight.detach(), state["embed.weight"])
 
 
-def test_names_that_are_tied_in_the_file_end_as_one_parameter(save):
-    path = save(made().state_dict())
+def test_names_tied_in_the_file_become_one_parameter_of_a_meta_model(save):
+    path = save(allocated().state_dict())
     model = on_meta(tied=False)
     report = load_into(model, path, dtype="bfloat16")
     assert model.head.weight is model.embed.weight
@@ -531,16 +534,16 @@ def test_names_that_are_tied_in_the_file_end_as_one_parameter(save):
     assert report.bytes < sum(tensor.nbytes for tensor in model.state_dict().values())
 
 
-def test_parameters_with_memory_of_their_own_are_not_tied_by_a_file(save):
-    model = made(tied=False, seed=1)
-    report = load_into(model, save(made().state_dict()))
+def test_allocated_parameters_are_not_tied_by_a_file(save):
+    model = allocated(tied=False, seed=1)
+    report = load_into(model, save(allocated().state_dict()))
     assert model.head.weight is not model.embed.weight
     assert report.tied == []
-    assert_equal(model, made().state_dict())
+    assert_equal(model, allocated().state_dict())
 
 
-def test_tied_parameters_take_two_equal_tensors_and_refuse_two_different_ones(save):
-    state = {name: tensor.clone() for name, tensor in made().state_dict().items()}
+def test_tied_parameters_accept_two_equal_tensors_and_refuse_different_ones(save):
+    state = {name: tensor.clone() for name, tensor in allocated().state_dict().items()}
     state["embed.weight"][0, 0] = state["head.weight"][0, 0] = float("nan")
     load_into(on_meta(), save(state))
     state["head.weight"][39, 15] += 1
@@ -555,14 +558,14 @@ def test_tied_parameters_take_two_equal_tensors_and_refuse_two_different_ones(sa
 def test_a_device_map_is_read_as_accelerate_writes_it(file):
     model = on_meta()
     load_into(model, file, device_map={"": "cpu", "layers.1": torch.device("cpu")})
-    assert_equal(model, made().state_dict())
+    assert_equal(model, allocated().state_dict())
 
 
 @pytest.mark.parametrize("first", ["", "layers.1"])
 def test_the_longest_name_in_a_device_map_wins(first):
-    """In any order; the tensors of the shorter name stay on meta, and so show where they were put."""
+    """In any order of the entries."""
     where = {"": "meta", "layers": "cpu", "layers.1": "meta", "layers.1.0.bias": "cpu"}
-    model = made(seed=1)
+    model = allocated(seed=1)
     chosen = device_rule(None, {first: where[first], **where})
     found = {name: chosen(slot).type for slot in slots_of(model) for name in slot.names}
     for name, device in found.items():
@@ -572,7 +575,7 @@ def test_the_longest_name_in_a_device_map_wins(first):
     assert (found["layers.0.1.weight"], found["norm.weight"]) == ("cpu", "meta")
 
 
-def test_a_device_map_that_cannot_be_is_refused(file):
+def test_an_invalid_device_map_is_refused(file):
     with pytest.raises(ValueError, match="on disk") as caught:
         load_into(on_meta(), file, device_map={"": "cpu", "layers.1": "disk"})
     assert "weights_map=rustload.torch.state_dict(path)" in caught.value.__notes__[0]
@@ -585,7 +588,7 @@ def test_a_device_map_that_cannot_be_is_refused(file):
         load_into(on_meta(), file, device_map={"": "cpu"}, device="cpu")
 
 
-def test_a_gpu_that_is_not_there_is_a_device_error(file):
+def test_a_missing_gpu_is_a_device_error(file):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     for options in ({"device": "cuda:0"}, {"device_map": {"": 0}}):
@@ -594,24 +597,24 @@ def test_a_gpu_that_is_not_there_is_a_device_error(file):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("start", [made, on_meta, lambda: made(seed=1).cuda()])
-def test_a_model_ends_on_the_gpu(file, start):
+@pytest.mark.parametrize("start", [allocated, on_meta, lambda: allocated(seed=1).cuda()])
+def test_a_model_is_loaded_onto_the_gpu(file, start):
     model = start()
     report = load_into(model, file, dtype="bfloat16", device_map={"": 0})
     assert {tensor.device.type for tensor in model.state_dict().values()} == {"cuda"}
-    assert_equal(model.cpu(), made().state_dict(), torch.bfloat16)
+    assert_equal(model.cpu(), allocated().state_dict(), torch.bfloat16)
     assert report.peak_device >= report.bytes
 
 
-# The rest.
+# Other options.
 
 
 def test_assign_false_writes_in_place_or_not_at_all(file):
     with pytest.raises(ValueError, match=r"'embed\.weight' is float32 on meta"):
         load_into(on_meta(), file, assign=False)
     with pytest.raises(ValueError, match="not bfloat16"):
-        load_into(made(), file, assign=False, dtype="bf16")
-    load_into(made(), file, assign=False)
+        load_into(allocated(), file, assign=False, dtype="bf16")
+    load_into(allocated(), file, assign=False)
 
 
 @pytest.mark.parametrize(("options", "says"), [
@@ -620,10 +623,10 @@ def test_assign_false_writes_in_place_or_not_at_all(file):
 ])  # fmt: skip
 def test_wrong_arguments_are_value_errors(file, options, says):
     with pytest.raises(ValueError, match=says):
-        load_into(made(), file, **options)
+        load_into(allocated(), file, **options)
 
 
-def test_progress_is_told_in_bytes_of_the_result(file):
+def test_progress_counts_bytes_of_the_result(file):
     calls = []
     report = load_into(on_meta(), file, dtype="bf16", progress=lambda *call: calls.append(call))
     assert calls[-1][0] == calls[-1][1] == report.bytes
@@ -632,11 +635,11 @@ def test_progress_is_told_in_bytes_of_the_result(file):
         load_into(on_meta(), file, progress=3)
 
 
-def test_an_open_checkpoint_is_taken_too(file):
+def test_an_open_checkpoint_is_accepted(file):
     model = on_meta()
     with rustload.open(file, framework="numpy") as ckpt:
         load_into(model, ckpt)
-    assert_equal(model, made().state_dict())
+    assert_equal(model, allocated().state_dict())
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
@@ -656,7 +659,7 @@ class Counting(torch.nn.Linear):
         self.extra = state
 
 
-def test_extra_state_is_given_to_its_module(save):
+def test_extra_state_is_passed_to_set_extra_state(save):
     path = save({"model": OrderedDict(torch.nn.Sequential(Counting(2, 2)).state_dict())})
     model = torch.nn.Sequential(Counting(2, 2))
     load_into(model, path, key="model")
@@ -665,8 +668,8 @@ def test_extra_state_is_given_to_its_module(save):
         load_into(model, save(torch.nn.Sequential(torch.nn.Linear(2, 2)).state_dict()))
 
 
-def test_an_error_on_the_way_names_the_tensor(save):
-    path = save(made().state_dict())
+def test_an_error_while_loading_has_a_note_with_the_tensor(save):
+    path = save(allocated().state_dict())
     ckpt = rustload.open(path)
     path.write_bytes(path.read_bytes()[:-3000])
     with pytest.raises(rustload.FormatError) as caught:
@@ -674,14 +677,14 @@ def test_an_error_on_the_way_names_the_tensor(save):
     assert any("while loading" in note for note in caught.value.__notes__)
 
 
-def test_a_parameter_that_changed_its_dtype_loses_its_gradient(file):
-    model = made()
+def test_a_parameter_whose_dtype_changes_loses_its_gradient(file):
+    model = allocated()
     model.head.weight.grad = torch.ones_like(model.head.weight)
     load_into(model, file, dtype="bf16")
     assert model.head.weight.grad is None
 
 
-# What it costs.
+# Peak memory.
 
 PEAK = """
 import sys, threading, time
@@ -724,10 +727,10 @@ def large(request, tmp_path_factory):
 @pytest.mark.parametrize(("start", "options", "final"), [
     ("meta", "dtype='bfloat16'", 144), ("meta", "copy=True", 288), ("cpu", "", 0), ("meta", "dtype='float8_e4m3fn'", 72),
 ])  # fmt: skip
-def test_the_peak_is_the_final_size_and_a_little(large, start, options, final):
-    peak, told, nbytes = map(int, child(PEAK.replace("OPTIONS", options), large, start).stdout.split())
+def test_the_peak_memory_is_close_to_the_final_size(large, start, options, final):
+    peak, reported, nbytes = map(int, child(PEAK.replace("OPTIONS", options), large, start).stdout.split())
     assert peak <= final + 40
-    assert abs(peak - told) <= 24
+    assert abs(peak - reported) <= 24
     assert nbytes == (final or 288)
 
 
@@ -750,17 +753,17 @@ print("finished")
 """
 
 
-def test_a_load_finishes_where_torch_load_is_killed(large, tmp_path):
+def test_a_load_fits_a_memory_limit_that_kills_torch_load(large, tmp_path):
     from pathlib import Path
 
     group = Path("/sys/fs/cgroup/memory") / f"rustload-{tmp_path.name}"
     try:
         group.mkdir()
     except OSError as error:
-        pytest.skip(f"no memory cgroup can be made here: {error}")
+        pytest.skip(f"a memory cgroup cannot be created: {error}")
     try:
         if not (group / "memory.limit_in_bytes").exists():
-            pytest.skip("the groups of this system are of another version")
+            pytest.skip("the system has no cgroup v1 memory controller")
         assert child(LIMITED, large, group, "rustload").stdout == "finished\n"
         killed = child(LIMITED, large, group, "torch", check=False)
         assert (killed.returncode, killed.stdout) == (-9, "")

@@ -1,4 +1,4 @@
-"""`load_into` and loading code of the model's own: it has the effect that it has in `Module.load_state_dict`, the oracle here."""
+"""`load_into` runs a model's own loading code with the effect that it has in `Module.load_state_dict`, the oracle."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Renaming(torch.nn.Linear):
 
 
 class Computing(torch.nn.Linear):
-    """Makes its weight of two tensors, and fills in what old files lack."""
+    """Concatenates its weight from two tensors, and fills in the bias that old files lack."""
 
     def _load_from_state_dict(self, state_dict, prefix, metadata, *rest):
         if prefix + "up" in state_dict:
@@ -51,7 +51,7 @@ class Growing(torch.nn.Module):
 
 
 class Forgiving(torch.nn.Linear):
-    """Does not want its bias in the file, and takes a name that it has no use for."""
+    """Does not require its bias in the file, and removes a name that it does not use."""
 
     def _load_from_state_dict(self, state_dict, prefix, metadata, strict, missing, unexpected, errors):
         state_dict.pop(prefix + "unused", None)
@@ -61,7 +61,7 @@ class Forgiving(torch.nn.Linear):
 
 
 def hooked():
-    """A pre-hook of the public kind, on the parent of what it renames, and one of the older kind."""
+    """A public pre-hook on the parent of what it renames, and a pre-hook of the older private method."""
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
 
     def rename(_module, state_dict, prefix, *_):
@@ -77,10 +77,10 @@ def hooked():
 
 
 def weight_norm(*, new: bool):
-    made = torch.nn.utils.parametrizations.weight_norm if new else torch.nn.utils.weight_norm
+    apply = torch.nn.utils.parametrizations.weight_norm if new else torch.nn.utils.weight_norm
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the older one is deprecated
-        return torch.nn.Sequential(made(torch.nn.Linear(3, 4)), torch.nn.BatchNorm1d(4))
+        return torch.nn.Sequential(apply(torch.nn.Linear(3, 4)), torch.nn.BatchNorm1d(4))
 
 
 def r(*shape):
@@ -116,12 +116,12 @@ CASES = {
 }  # fmt: skip
 
 
-def started(build, start):
-    made = build()
+def built(build, start):
+    model = build()
     if start == "memory":
-        return made
-    if not any(torch.nn.parameter.is_lazy(one) for one in made.parameters()):
-        return made.to("meta")
+        return model
+    if not any(torch.nn.parameter.is_lazy(parameter) for parameter in model.parameters()):
+        return model.to("meta")
     with torch.device("meta"):
         return build()
 
@@ -136,7 +136,7 @@ def assert_like(found, expected, dtype=None):
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_its_effect_is_that_of_load_state_dict(save, case, start, dtype):
+def test_loading_code_has_the_effect_of_load_state_dict(save, case, start, dtype):
     build, file = CASES[case]
     torch.manual_seed(0)
     path = save(file())
@@ -144,22 +144,22 @@ def test_its_effect_is_that_of_load_state_dict(save, case, start, dtype):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         expected.load_state_dict(torch.load(path))
-    model = started(build, start)
+    model = built(build, start)
     load_into(model, path, dtype=dtype)
     assert_like(model.state_dict(), expected.state_dict(), dtype)
     assert not any(tensor.is_meta for tensor in model.state_dict().values())
     if dtype is None and "norm" in case and "spectral" not in case:
         assert torch.equal(model.eval()(torch.ones(2, 3)), expected.eval()(torch.ones(2, 3)))
-    if "weight norm" not in case:  # those compute where nothing is in memory
+    if "weight norm" not in case:  # those compute with tensors that have no memory yet
         lazily = build()
         lazily.load_state_dict(state_dict(path))
         assert_like(lazily.state_dict(), expected.state_dict())
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_forward_hooks_have_no_part_in_it(save, start):
+def test_forward_hooks_are_not_called(save, start):
     calls = []
-    model = started(lambda: torch.nn.Sequential(torch.nn.Linear(2, 2)), start)
+    model = built(lambda: torch.nn.Sequential(torch.nn.Linear(2, 2)), start)
     model.register_forward_hook(lambda *_: calls.append("after"))
     model[0].register_forward_pre_hook(lambda *_: calls.append("before"))
     report = load_into(model, save(torch.nn.Sequential(torch.nn.Linear(2, 2)).state_dict()))
@@ -168,17 +168,17 @@ def test_forward_hooks_have_no_part_in_it(save, start):
     assert calls == ["before", "after"]
 
 
-def test_what_was_renamed_only_is_read_once_and_stays_a_view(save):
+def test_a_renamed_and_transposed_tensor_stays_a_view(save):
     value = r(3, 4)
     path = save({"0.kernel": value, "0.bias": r(4)})
-    model = started(lambda: torch.nn.Sequential(Renaming(3, 4)), "meta")
+    model = built(lambda: torch.nn.Sequential(Renaming(3, 4)), "meta")
     report = load_into(model, path)
     assert report.notes == ["the loading code of Renaming itself was run"]
-    assert model[0].weight.stride() == (1, 4)  # the file's elements, seen the other way round
+    assert model[0].weight.stride() == (1, 4)  # a transposed view of the file's elements
     assert report.missing == report.unexpected == report.on_meta == []
 
 
-def test_transposes_and_rules_are_of_the_files_names(save):
+def test_transpose_and_dtype_rules_match_names_of_the_file(save):
     value = r(3, 4)
     path = save({"0.kernel": value.t().contiguous(), "0.bias": r(4)})
     model = torch.nn.Sequential(Renaming(3, 4))
@@ -187,7 +187,7 @@ def test_transposes_and_rules_are_of_the_files_names(save):
     assert model[0].bias.dtype == torch.float32
 
 
-def test_what_does_not_fit_is_in_one_error_and_nothing_is_changed(save):
+def test_all_mismatches_are_in_one_error_and_nothing_is_changed(save):
     path = save({"a.up": r(1, 3), "a.down": r(9, 3), "b.weight": r(5, 5), "c.x": r(1), "b.y": r(2)})
     model = torch.nn.ModuleDict({"a": Computing(3, 4), "b": Renaming(5, 5)})
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -206,7 +206,7 @@ def test_what_does_not_fit_is_in_one_error_and_nothing_is_changed(save):
     assert_same_bits(model["a"].bias.detach(), torch.full((4,), 0.5))
 
 
-def test_a_tensor_that_is_not_wanted_stays_as_it_is(save):
+def test_a_parameter_that_loading_code_does_not_require_is_unchanged(save):
     path = save({"0.weight": r(2, 2)})
     model = torch.nn.Sequential(Forgiving(2, 2))
     bias = model[0].bias.detach().clone()
@@ -215,10 +215,10 @@ def test_a_tensor_that_is_not_wanted_stays_as_it_is(save):
     with pytest.raises(
         rustload.ModelMismatchError, match="1 missing"
     ):  # on meta it would stay without memory
-        load_into(started(lambda: torch.nn.Sequential(Forgiving(2, 2)), "meta"), path)
+        load_into(built(lambda: torch.nn.Sequential(Forgiving(2, 2)), "meta"), path)
 
 
-def test_messages_and_exceptions_of_its_own_come_out(save):
+def test_messages_and_exceptions_of_loading_code_propagate(save):
     class Refusing(torch.nn.Linear):
         def _load_from_state_dict(self, *rest):
             rest[-1].append("this file is of a model that has not been released")
@@ -239,10 +239,10 @@ def test_messages_and_exceptions_of_its_own_come_out(save):
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_hooks_that_run_after_loading_see_the_values_and_forgive_names(save, start):
+def test_post_hooks_see_the_loaded_values_and_may_clear_names(save, start):
     state = torch.nn.Sequential(torch.nn.Linear(2, 2)).state_dict()
     path = save({"0.weight": state["0.weight"], "0.extra": r(1), "other": r(1)})
-    model = started(lambda: torch.nn.Sequential(torch.nn.Linear(2, 2)), start)
+    model = built(lambda: torch.nn.Sequential(torch.nn.Linear(2, 2)), start)
     seen = []
 
     def forgive(module, keys):
@@ -286,7 +286,7 @@ def test_versions_of_modules_are_those_that_were_saved(save):
     assert state_dict(path, key="run.model")._metadata == OrderedDict(plain._metadata)
 
 
-def test_swapping_of_parameters_is_left_as_it_was(save):
+def test_the_swap_module_params_setting_is_unchanged(save):
     path = save({"0.kernel": r(3, 4), "0.bias": r(4)})
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:
@@ -298,7 +298,7 @@ def test_swapping_of_parameters_is_left_as_it_was(save):
         torch.__future__.set_swap_module_params_on_conversion(False)
 
 
-def test_a_load_state_dict_of_the_models_own_is_named(save):
+def test_an_overridden_load_state_dict_is_noted_and_not_called(save):
     class Whole(torch.nn.Linear):
         def load_state_dict(self, *_args, **_kwargs):
             raise AssertionError("was called")

@@ -1,4 +1,4 @@
-"""Every dtype in every layout from every container: equal to the bit, and in strides, to what torch and safetensors read."""
+"""Every dtype in every layout from every container: bits and strides equal those that torch and safetensors read."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ LAYOUTS = [
     "parameter",
 ]
 ALL_DTYPES = (*DTYPES, "complex32")
-# What NumPy can hold by itself or with ml_dtypes, whether or not somebody imported that before.
+# The dtypes that NumPy has by itself or with ml_dtypes, whether or not ml_dtypes was imported before.
 IN_NUMPY = ALL_DTYPES if hasattr(ml_dtypes, "complex32") else DTYPES
 
 
 def tensors(name: str) -> dict[str, torch.Tensor]:
     base = patterns(name, (4, 5, 6), seed=1)
     shared = patterns(name, (6, 7), seed=2)
-    made = {
+    state = {
         "contiguous": patterns(name, (3, 4, 5)),
         "transposed": base.transpose(0, 2),
         "permuted": base.permute(1, 2, 0),
@@ -54,34 +54,34 @@ def tensors(name: str) -> dict[str, torch.Tensor]:
             patterns(name, (5, 3), seed=3), requires_grad=name in ("float32", "bfloat16", "complex64")
         ),
     }
-    assert tuple(made) == tuple(LAYOUTS)
-    return made
+    assert tuple(state) == tuple(LAYOUTS)
+    return state
 
 
 @pytest.fixture(scope="module", params=ALL_DTYPES)
 def files(request, tmp_path_factory):
-    """For one dtype: the .bin and what torch reads from it, the .safetensors (None where there is none) and the same."""
+    """For one dtype: the .bin and what torch reads from it, the .safetensors (or None) and what safetensors reads from it."""
     import safetensors.torch
 
     folder = tmp_path_factory.mktemp(request.param)
-    made = tensors(request.param)
-    torch.save(made, folder / "model.bin")
+    state = tensors(request.param)
+    torch.save(state, folder / "model.bin")
     as_torch = torch.load(folder / "model.bin", weights_only=True)
     if request.param not in IN_SAFETENSORS:
         return request.param, folder / "model.bin", as_torch, None, None
-    plain = {key: value.detach().contiguous().clone() for key, value in made.items()}
+    plain = {key: value.detach().contiguous().clone() for key, value in state.items()}
     safetensors.torch.save_file(plain, folder / "model.safetensors")
     as_plain = safetensors.torch.load_file(folder / "model.safetensors")
     return request.param, folder / "model.bin", as_torch, folder / "model.safetensors", as_plain
 
 
 def strides_that_matter(shape, strides):
-    """Strides without those that no element depends on: of dimensions of size 1, and of empty tensors."""
+    """Strides without those that no element depends on: those of dimensions of size 1 and of empty tensors."""
     return [] if 0 in shape else [stride for size, stride in zip(shape, strides, strict=True) if size > 1]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_handle_says_what_torch_load_says(files, layout):
+def test_a_handles_metadata_equals_torch_loads(files, layout):
     name, bin_path, as_torch, *_ = files
     lazy, expected = rustload.open(bin_path)[layout], as_torch[layout]
     assert lazy.name == layout
@@ -145,22 +145,22 @@ def test_a_dlpack_result_has_torch_loads_bits_and_strides(files, layout, copy):
     assert type(found) is rustload.Buffer
     expected = as_torch[layout]
     assert (found.dtype, found.shape, found.nbytes) == (name, tuple(expected.shape), expected.nbytes)
-    taken = torch.from_dlpack(found)
-    assert_same_bits(taken, expected)
+    tensor = torch.from_dlpack(found)
+    assert_same_bits(tensor, expected)
     wanted = expected.stride() if copy is None else expected.contiguous().stride()
-    assert strides_that_matter(taken.shape, taken.stride()) == strides_that_matter(expected.shape, wanted)
+    assert strides_that_matter(tensor.shape, tensor.stride()) == strides_that_matter(expected.shape, wanted)
 
 
 @pytest.mark.parametrize("framework", ["torch", "numpy", "dlpack"])
 @pytest.mark.parametrize("copy", [None, True])
-def test_safetensors_give_what_the_reference_reads(files, framework, copy):
+def test_safetensors_tensors_equal_the_references(files, framework, copy):
     name, _, _, path, expected = files
     if path is None:
         pytest.skip(f"safetensors' Python package does not write {name}")
     ckpt = rustload.open(path, framework=framework)
     with safetensors.safe_open(path, framework="pt") as reference:
         assert sorted(ckpt) == sorted(reference.keys())
-        # Empty tensors begin where their neighbours do; the reference shuffles such ties.
+        # Empty tensors have the offset of their neighbours; the reference orders equal offsets at random.
         in_order = [key for key in reference.offset_keys() if expected[key].numel()]
     assert [key for key in ckpt if expected[key].numel()] == in_order
     for key, tensor in expected.items():
@@ -179,14 +179,14 @@ def test_bytes_are_the_elements_in_c_order(files):
         assert lazy.bytes() == bits(as_torch[key]), key
 
 
-def test_a_checkpoint_in_memory_gives_the_same_bits(files):
+def test_a_checkpoint_in_memory_has_the_same_bits(files):
     _, bin_path, as_torch, *_ = files
     ckpt = rustload.open(bytearray(bin_path.read_bytes()), framework="torch")
     for key, lazy in ckpt.items():
         assert_same_bits(lazy.materialize(), as_torch[key])
 
 
-def test_conjugates_and_negatives_come_out_as_torch_reads_them(save):
+def test_lazy_conjugates_and_negatives_are_resolved_as_in_torch(save):
     z = patterns("complex64", (4, 5), seed=9)
     z = torch.where(z.isnan(), torch.ones_like(z), z)
     path = save({"conj": z.conj(), "neg": z.clone().conj().imag, "part": z.conj()[1:, ::2].t()})
@@ -198,14 +198,14 @@ def test_conjugates_and_negatives_come_out_as_torch_reads_them(save):
             ckpt[key].materialize(copy=False)
 
 
-def test_a_big_endian_file_comes_out_as_torch_reads_it(tmp_path):
+def test_a_big_endian_file_is_read_as_in_torch(tmp_path):
     """torch swaps by the width of the element, and of each half of a complex number."""
     import zipfile
 
-    made = {
+    state = {
         name: patterns(name, (3, 4), seed=4) for name in ("int16", "float32", "float64", "complex64", "uint8")
     }
-    torch.save(made, tmp_path / "little.bin")
+    torch.save(state, tmp_path / "little.bin")
     with (
         zipfile.ZipFile(tmp_path / "little.bin") as little,
         zipfile.ZipFile(tmp_path / "big.bin", "w") as big,
@@ -216,6 +216,6 @@ def test_a_big_endian_file_comes_out_as_torch_reads_it(tmp_path):
     expected = torch.load(tmp_path / "big.bin", weights_only=True)
     ckpt = rustload.open(tmp_path / "big.bin", framework="torch")
     for key, tensor in expected.items():
-        assert bits(tensor) != bits(made[key]) or key == "uint8"
+        assert bits(tensor) != bits(state[key]) or key == "uint8"
         assert_same_bits(ckpt[key].materialize(), tensor)
         assert_same_bits(ckpt[key][1:, ::2].T.materialize(), tensor[1:, ::2].t())

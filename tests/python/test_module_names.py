@@ -1,4 +1,4 @@
-"""The names of a whole module are the keys of its `state_dict()`, in their order; whatever else it has stands in `objects`."""
+"""The names of a whole module are the keys of its `state_dict()`, in their order; other values are in `objects`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Extras(nn.Module):
-    """Everything that a module may hold beside its state dict."""
+    """Everything that a module may hold besides its state dict."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ def tensors_of(state: dict[str, Any], prefix: str = "") -> dict[str, torch.Tenso
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
 @pytest.mark.parametrize("name", MODULES)
-def test_a_modules_names_are_its_state_dicts(name: str, legacy: bool) -> None:
+def test_the_tensor_names_of_a_module_are_its_state_dict_keys(name: str, legacy: bool) -> None:
     module = MODULES[name]()
     with rustload.open(stored(module, legacy=legacy), framework="torch") as ckpt:
         expected = tensors_of(module.state_dict())
@@ -129,7 +129,7 @@ def test_a_modules_names_are_its_state_dicts(name: str, legacy: bool) -> None:
         assert list(ckpt) == [*first, "x", *second]
 
 
-def test_what_a_module_has_beside_its_state_dict_stands_in_objects() -> None:
+def test_other_tensors_of_a_module_are_in_objects_without_a_name() -> None:
     ckpt = rustload.open(stored(Extras()), framework="torch")
     state = ckpt.objects.state
     unnamed = [
@@ -147,8 +147,8 @@ def test_what_a_module_has_beside_its_state_dict_stands_in_objects() -> None:
     assert [lazy.name for lazy in lstm["_flat_weights"]] == lstm["_flat_weights_names"]
 
 
-def test_a_module_that_is_shared_without_number_has_bounded_names() -> None:
-    """Lists of lists of one module have two to the 40 ways to tensors that no state dict names."""
+def test_a_module_with_exponentially_many_paths_has_bounded_names() -> None:
+    """40 levels of shared lists have 2**40 paths to tensors that no state dict names."""
     module = Extras()
     shared: Any = module.cache["key"]
     for _ in range(40):
@@ -214,7 +214,7 @@ def archive(module: Any) -> bytes:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("make", [scripted, traced, frozen])
-def test_a_torchscript_archives_names_are_its_state_dicts(make: Callable[[], Any]) -> None:
+def test_the_tensor_names_of_a_torchscript_archive_are_its_state_dict_keys(make: Callable[[], Any]) -> None:
     data = archive(make())
     expected = torch.jit.load(io.BytesIO(data)).state_dict()
     with rustload.open(data, framework="torch") as ckpt:
@@ -234,7 +234,7 @@ def repacked(data: bytes, change: Callable[[str, bytes], bytes | None]) -> bytes
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-def test_a_torchscript_archive_of_old_torch_has_all_other_tensors_for_buffers() -> None:
+def test_all_other_tensors_of_an_old_torchscript_archive_are_buffers() -> None:
     """Its sources list parameters only, and its `state_dict()` had every other tensor of a module."""
 
     def old(name: str, data: bytes) -> bytes:

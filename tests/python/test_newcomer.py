@@ -1,4 +1,4 @@
-"""Mistakes that people made with rustload at first sight: each is told as what it is."""
+"""Mistakes of new users: each error names the mistake and what to do instead."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from rustload._cli import main
 @pytest.fixture
 def quantized(save):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch will drop them; files keep them
+        warnings.simplefilter("ignore")  # torch deprecates quantized tensors; files still have them
         weight = torch.quantize_per_tensor(torch.tensor([[0.3, -0.6], [1.0, 0.4]]), 0.1, 0, torch.qint8)
     return save({"weight": weight, "bias": torch.zeros(2)})
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_the_integers_of_a_quantized_tensor_are_no_weights(quantized, device):
+def test_load_into_refuses_a_quantized_tensor_for_a_float_parameter(quantized, device):
     model = torch.nn.Linear(2, 2, device=device)
     with pytest.raises(rustload.errors.ModelMismatchError, match=r"quantized \(qint8\)"):
         rustload.torch.load_into(model, quantized)
 
 
-def test_a_lazy_state_dict_does_not_pass_them_on_either(quantized):
+def test_a_lazy_state_dict_refuses_to_read_a_quantized_tensor_as_integers(quantized):
     state = rustload.torch.state_dict(quantized)
     with pytest.raises(RuntimeError, match="is quantized"):
         torch.nn.Linear(2, 2).load_state_dict(state)
@@ -63,31 +63,31 @@ def test_a_lazy_state_dict_does_not_pass_them_on_either(quantized):
         state["bias"].int_repr()
 
 
-def test_a_dict_of_tensors_is_no_list_of_paths(save):
+def test_a_dict_or_a_checkpoint_as_a_path_is_a_type_error(save):
     path = save({"w": torch.ones(2)})
     for given in ({"w": torch.ones(2)}, rustload.open(path)):
         with pytest.raises(TypeError, match="path is a"):
             rustload.open(given)
 
 
-def test_urls_are_shown_as_they_were_given():
+def test_the_error_for_a_url_quotes_it_unchanged():
     with pytest.raises(FileNotFoundError) as caught:
         rustload.open("https://example.org/x/y.bin")
     assert caught.value.filename == "https://example.org/x/y.bin"
     assert "rustload downloads nothing" in caught.value.__notes__[0]
 
 
-def test_limits_are_no_dict(save):
+def test_limits_as_a_dict_are_a_type_error(save):
     with pytest.raises(TypeError, match=r"rustload\.Limits"):
         rustload.open(save({"w": torch.ones(2)}), limits={"tensors": 1})
 
 
-def test_model_and_path_the_wrong_way_round(save):
+def test_swapped_model_and_path_are_a_type_error(save):
     with pytest.raises(TypeError, match="the path is the second argument"):
         rustload.torch.load_into(save({"w": torch.ones(2)}), torch.nn.Linear(1, 1))
 
 
-def test_a_mistyped_argument_of_load_is_no_pickle_argument(save):
+def test_a_mistyped_argument_of_load_is_a_type_error(save):
     path = save({"w": torch.ones(2)})
     with pytest.raises(TypeError, match="map_loaction"):
         rustload.torch.load(path, map_loaction="meta")
@@ -96,7 +96,7 @@ def test_a_mistyped_argument_of_load_is_no_pickle_argument(save):
     assert_same_bits(found["w"], torch.ones(2))
 
 
-def test_an_ordinary_tar_archive_is_to_be_unpacked():
+def test_the_error_for_a_tar_archive_advises_unpacking():
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:
         archive.addfile(tarfile.TarInfo("readme.txt"))
@@ -105,7 +105,7 @@ def test_an_ordinary_tar_archive_is_to_be_unpacked():
     assert "Unpack it" in caught.value.__notes__[0]
 
 
-def test_a_missing_name_is_looked_up_as_safe_open_has_it(save):
+def test_the_error_of_safe_open_for_a_missing_name_does_not_mention_a_checkpoint(save):
     with (
         rustload.safe_open(save({"w": torch.ones(2)}), "pt") as file,
         pytest.raises(rustload.SafetensorError) as caught,
@@ -118,7 +118,7 @@ def test_a_missing_name_is_looked_up_as_safe_open_has_it(save):
     (torch.float32, torch.int8, "allow_lossy=True"), (torch.complex64, torch.float32, "allow_lossy=True"),
     (torch.qint8, torch.float32, "materialize(dequantize=True)"),
 ])  # fmt: skip
-def test_a_kind_of_number_that_does_not_fit_says_what_to_do(save, found, dtype, advice):
+def test_the_error_for_a_lossy_or_quantized_tensor_advises_the_option(save, found, dtype, advice):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         value = (
@@ -156,7 +156,7 @@ def training(save):
     ("model", "'model' holds 2 tensor(s): ckpt.select('model.*')"), ("epoch", "it is in ckpt.objects, of type int"),
     ("args", "of type Opaque"), ("wholly.different", ""),
 ])  # fmt: skip
-def test_a_name_that_is_no_tensor_is_said_to_be_what_it_is(training, name, says):
+def test_the_error_for_a_name_that_is_no_tensor_says_what_it_is(training, name, says):
     ckpt = rustload.open(training)
     with pytest.raises(rustload.TensorNotFoundError) as caught:
         ckpt[name]
@@ -165,10 +165,10 @@ def test_a_name_that_is_no_tensor_is_said_to_be_what_it_is(training, name, says)
     assert ckpt.get(name, 5) == 5
 
 
-def test_an_opaque_value_says_where_its_attributes_are(training):
+def test_the_error_for_an_attribute_of_an_opaque_value_points_to_state(training):
     args = rustload.torch.load(training)["args"]
     with pytest.raises(AttributeError) as caught:
-        args.lr  # noqa: B018 - asking is the test
+        args.lr  # noqa: B018 - the access must fail
     assert (
         notes(caught.value)
         == "'argparse.Namespace' is kept as data, and no object was made: .state['lr'] is what the file has"
@@ -181,13 +181,13 @@ def test_an_opaque_value_says_where_its_attributes_are(training):
 
 
 @pytest.mark.parametrize("name", ["to", "float", "mean", "tolist", "item", "device", "cuda"])
-def test_a_lazy_tensor_says_how_to_get_at_the_tensors_methods(simple, name):
+def test_the_error_for_a_tensor_method_of_a_lazy_tensor_advises_materialize(simple, name):
     with pytest.raises(AttributeError, match=f"'LazyTensor' object has no attribute '{name}'") as caught:
         getattr(rustload.open(simple)["w"], name)
     assert ".materialize()" in notes(caught.value)
 
 
-def test_a_checkpoint_says_what_to_use_in_place_of_a_modules_methods(simple):
+def test_the_error_for_a_module_method_of_a_checkpoint_names_the_function_to_use(simple):
     ckpt = rustload.open(simple)
     for name, says in {
         "state_dict": "rustload.torch.state_dict(ckpt)",
@@ -202,7 +202,7 @@ def test_a_checkpoint_says_what_to_use_in_place_of_a_modules_methods(simple):
 @pytest.mark.parametrize(("name", "says"), [
     ("load", "rustload.open(path)"), ("load_file", ".materialize()"), ("save_file", "writes no files"), ("info", "rustload info"),
 ])  # fmt: skip
-def test_functions_of_others_are_pointed_to_ours(name, says):
+def test_the_error_for_a_function_of_another_library_names_the_equivalent(name, says):
     with pytest.raises(AttributeError, match=f"no attribute '{name}'") as caught:
         getattr(rustload, name)
     assert says in notes(caught.value)
@@ -210,12 +210,12 @@ def test_functions_of_others_are_pointed_to_ours(name, says):
 
 def test_an_object_tree_can_be_copied_deeply(training):
     tree = rustload.open(training).objects
-    made = copy.deepcopy(tree)
-    assert made["model"]["a.w"] is tree["model"]["a.w"]
+    copied = copy.deepcopy(tree)
+    assert copied["model"]["a.w"] is tree["model"]["a.w"]
     assert copy.copy(tree["model"]["a.w"]) is tree["model"]["a.w"]
 
 
-def test_a_checkpoint_for_another_process_is_to_be_opened_there(simple):
+def test_the_error_for_pickling_a_checkpoint_advises_to_open_the_path(simple):
     with pytest.raises(TypeError, match="cannot be pickled") as caught:
         pickle.dumps(rustload.open(simple))
     assert "open the path there" in notes(caught.value)
@@ -241,30 +241,30 @@ def test_forked_workers_of_a_data_loader_read_what_their_parent_opened(save):
     assert torch.equal(torch.cat(found), torch.stack([tensor.double() for tensor in state.values()]))
 
 
-def test_threads_of_asyncio_read_at_the_same_time(save):
+def test_threads_of_asyncio_read_concurrently(save):
     state = {f"t{number}": torch.full((300,), float(number)) for number in range(16)}
     ckpt = rustload.open(save(state))
 
-    async def every():
+    async def read_all():
         return await asyncio.gather(
             *(asyncio.to_thread(ckpt[name].materialize, dtype="float16") for name in ckpt)
         )
 
-    for tensor, expected in zip(asyncio.run(every()), state.values(), strict=True):
+    for tensor, expected in zip(asyncio.run(read_all()), state.values(), strict=True):
         assert_same_bits(tensor, expected.half())
 
 
-@pytest.mark.parametrize(("dtype", "near"), [
+@pytest.mark.parametrize(("dtype", "suggested"), [
     ("bfloat", "bfloat16"), ("bf", "bfloat16"), ("fp8", "float8_e4m3fn, float8_e5m2"), ("flaot32", "float32"),
     ("Float64x", "float64"), ("auto", "omit dtype="),
 ])  # fmt: skip
-def test_a_mistyped_dtype_has_near_names(simple, dtype, near):
+def test_the_error_for_a_mistyped_dtype_suggests_names(simple, dtype, suggested):
     with pytest.raises(ValueError, match="is no dtype") as caught:
         rustload.open(simple)["w"].materialize(dtype=dtype)
-    assert near in notes(caught.value)
+    assert suggested in notes(caught.value)
 
 
-def test_a_lazy_state_dict_has_near_names_too(simple):
+def test_the_error_for_a_missing_key_of_a_lazy_state_dict_suggests_names(simple):
     state = rustload.torch.state_dict(simple)
     with pytest.raises(KeyError) as caught:
         state["W"]
@@ -276,7 +276,7 @@ def test_a_lazy_state_dict_has_near_names_too(simple):
     assert "nothing" not in state
 
 
-def test_a_class_is_no_model(simple):
+def test_a_model_class_instead_of_an_instance_is_a_type_error(simple):
     with pytest.raises(TypeError, match="the model is the class Linear: pass an instance"):
         rustload.torch.load_into(torch.nn.Linear, simple)
 
@@ -298,22 +298,22 @@ def hub(tmp_path, monkeypatch):
     return repository
 
 
-def test_a_repository_of_the_hubs_cache_is_opened_by_its_folder(hub):
+def test_a_repository_in_the_hugging_face_cache_opens_by_its_folder(hub):
     for given in (hub, hub / "snapshots" / "abc", str(hub)):
         assert list(rustload.open(given)) == ["w"]
     other = hub / "snapshots" / "def"
     other.mkdir()
     torch.save({"v": torch.ones(2)}, other / "pytorch_model.bin")
-    assert list(rustload.open(hub)) == ["w"]  # main is still what it was
+    assert list(rustload.open(hub)) == ["w"]  # refs/main still names abc
     (hub / "refs" / "main").write_text("def")
     assert list(rustload.open(hub)) == ["v"]
     (hub / "refs" / "main").unlink()
     with pytest.raises(rustload.FormatError, match="holds no checkpoint") as caught:
-        rustload.open(hub)  # two snapshots, and nothing says which
+        rustload.open(hub)  # two snapshots and no refs/main
     assert "snapshots/abc/pytorch_model.bin" in notes(caught.value)
 
 
-def test_a_repositorys_name_is_told_where_the_cache_has_it(hub):
+def test_the_error_for_a_repository_name_has_its_path_in_the_cache(hub):
     with pytest.raises(FileNotFoundError) as caught:
         rustload.open("org/tiny")
     assert notes(caught.value) == f"it is in the Hugging Face cache: rustload.open({str(hub)!r})"
@@ -322,7 +322,7 @@ def test_a_repositorys_name_is_told_where_the_cache_has_it(hub):
     assert "rustload downloads nothing" in notes(caught.value)
 
 
-def test_a_folder_above_checkpoints_says_where_they_are(tmp_path):
+def test_the_error_for_a_folder_lists_the_checkpoints_below_it(tmp_path):
     for number in range(5):
         (tmp_path / f"run{number}").mkdir()
         torch.save({"w": torch.ones(1)}, tmp_path / f"run{number}" / "model.pt")
@@ -336,7 +336,7 @@ def test_a_folder_above_checkpoints_says_where_they_are(tmp_path):
     assert "below it" not in notes(caught.value)
 
 
-def test_what_failed_in_a_folder_is_not_pointed_at(tmp_path):
+def test_the_error_for_a_bad_file_in_a_folder_does_not_suggest_that_file(tmp_path):
     for content in (b"", b"version https://git-lfs.github.com/spec/v1\n"):
         (tmp_path / "pytorch_model.bin").write_bytes(content)
         for load in (rustload.open, rustload.torch.load):
@@ -355,28 +355,28 @@ def test_several_files_in_a_folder_are_listed_once(tmp_path):
         assert notes(caught.value).count("epoch1.pt") == 1
 
 
-def test_safe_open_says_of_a_missing_file_what_open_says(tmp_path):
+def test_the_error_of_safe_open_for_a_missing_file_has_the_notes_of_open(tmp_path):
     (tmp_path / "model.safetensors").touch()
     for given in (str(tmp_path / "model.safetensor"), "~/model.pt", "org/model"):
         with pytest.raises(FileNotFoundError) as theirs:
             rustload.open(given)
         with pytest.raises(FileNotFoundError) as ours:
             rustload.safe_open(given, "pt")
-        again = pickle.loads(pickle.dumps(ours.value))
-        for error in (ours.value, again):
+        unpickled = pickle.loads(pickle.dumps(ours.value))
+        for error in (ours.value, unpickled):
             assert (error.errno, error.filename) == (errno.ENOENT, given)
         assert str(ours.value) == f"No such file or directory: {given}"
         assert ours.value.__notes__ == theirs.value.__notes__
         assert ours.value.code == "Io"
 
 
-def test_safe_open_takes_no_list_and_says_what_does(save):
+def test_the_error_of_safe_open_for_a_list_points_to_open(save):
     with pytest.raises(TypeError, match="filename") as caught:
         rustload.safe_open([save({"w": torch.ones(2)})], "pt")
     assert "rustload.open takes a list" in notes(caught.value)
 
 
-def test_a_list_of_shards_that_are_parts_is_to_be_joined(tmp_path):
+def test_the_error_for_model_parallel_shards_advises_concat(tmp_path):
     for number in range(2):
         torch.save({"w": torch.ones(2)}, tmp_path / f"consolidated.0{number}.pth")
     with pytest.raises(rustload.FormatError, match="in two shards") as caught:
@@ -385,7 +385,7 @@ def test_a_list_of_shards_that_are_parts_is_to_be_joined(tmp_path):
 
 
 @pytest.mark.parametrize("device", ["mps", "xpu", "hpu:1"])
-def test_a_device_of_another_maker_that_is_not_there_is_a_device_error(save, device):
+def test_a_missing_device_other_than_cuda_is_a_device_error(save, device):
     path = save({"w": torch.ones(2, 2)}, "m.safetensors")
     uses = (
         lambda: rustload.open(path)["w"].materialize(device=device),
@@ -404,7 +404,7 @@ def test_a_device_of_another_maker_that_is_not_there_is_a_device_error(save, dev
     assert rustload.open(path)["w"].materialize(device="meta").is_meta
 
 
-def test_a_failed_download_is_quoted(tmp_path):
+def test_the_error_for_a_failed_download_quotes_its_text(tmp_path):
     path = tmp_path / "model.bin"
     path.write_text("Invalid username or password.")
     with pytest.raises(rustload.FormatError, match=r"the text 'Invalid username or password\.'") as caught:
@@ -412,13 +412,13 @@ def test_a_failed_download_is_quoted(tmp_path):
     assert "downloaded" in notes(caught.value)
 
 
-def test_a_pattern_of_paths_is_not_expanded():
+def test_the_error_for_a_pattern_of_paths_advises_glob():
     with pytest.raises(FileNotFoundError) as caught:
         rustload.open("model-*.bin")
     assert "glob.glob" in notes(caught.value)
 
 
-def test_a_mistyped_command_is_near_another(capsys):
+def test_the_error_for_a_mistyped_command_suggests_one(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["infoo", "model.pt"])
     assert caught.value.code == 2
