@@ -1,4 +1,4 @@
-"""What only old writers made, byte by byte, against `torch.load`."""
+"""Files of old writers, compared byte by byte with `torch.load`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def load(data: bytes) -> Any:
 
 @pytest.mark.parametrize("in_memory", [True, False], ids=["bytes", "file"])
 @pytest.mark.parametrize("name", make_old.OLD)
-def test_every_tensor_is_as_torch_gives_it(name: str, in_memory: bool, tmp_path: Path) -> None:
+def test_every_tensor_equals_torchs(name: str, in_memory: bool, tmp_path: Path) -> None:
     data = make_old.OLD[name]()
     path = tmp_path / "m.pt"
     path.write_bytes(data)
@@ -57,7 +57,7 @@ def ties(tensors: dict[str, torch.Tensor]) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("bits", range(13))
-def test_a_view_is_had_wherever_the_alignment_allows_it(bits: int, tmp_path: Path) -> None:
+def test_a_view_is_possible_if_the_alignment_allows_it(bits: int, tmp_path: Path) -> None:
     path = tmp_path / "m.pt"
     path.write_bytes(make_old.OLD[f"alignment {1 << bits}"]())
     ckpt = rustload.open(path, framework="numpy")
@@ -67,7 +67,7 @@ def test_a_view_is_had_wherever_the_alignment_allows_it(bits: int, tmp_path: Pat
         assert ckpt["w"].materialize(copy=False).tolist() == [[1, 2, 3], [4, 5, 6]]
 
 
-def test_no_checksums_are_noted() -> None:
+def test_a_note_reports_missing_checksums() -> None:
     assert rustload.open(make_old.OLD["plain"]()).notes == []
     (note,) = rustload.open(make_old.OLD["no checksums"]()).notes
     assert "no checksums" in note
@@ -98,8 +98,8 @@ def test_t27_big_endian_storages_equal_torchs(name: str) -> None:
     dtype = getattr(torch, f"{name}Storage").dtype
     want = torch.arange(6).to(dtype).reshape(2, 3)
     unit = dtype.itemsize // (2 if dtype.is_complex else 1)
-    on = make_old.storage(name, "0", 6)
-    obj = {"w": make_old.tensor(on, 2, 3), "t": make_old.tensor(on, 3, 2, stride=(1, 3))}
+    storage = make_old.storage(name, "0", 6)
+    obj = {"w": make_old.tensor(storage, 2, 3), "t": make_old.tensor(storage, 3, 2, stride=(1, 3))}
     members = {"data.pkl": make_old.pickled(obj), "byteorder": b"big", "version": b"3\n"}
     data = make_old.archive({**members, "data/0": swapped(bits(want), unit)})
     expected = load(data)
@@ -115,9 +115,13 @@ def test_big_endian_tensors_have_torchs_strides_and_ties(name: str) -> None:
     dtype = getattr(torch, f"{name}Storage").dtype
     want = torch.arange(6).to(dtype).reshape(2, 3)
     unit = dtype.itemsize // (2 if dtype.is_complex else 1)
-    on = make_old.storage(name, "0", 6)
+    storage = make_old.storage(name, "0", 6)
     alone = make_old.tensor(make_old.storage(name, "1", 6), 3, 2, stride=(1, 3))
-    obj = {"w": make_old.tensor(on, 2, 3), "t": make_old.tensor(on, 3, 2, stride=(1, 3)), "alone": alone}
+    obj = {
+        "w": make_old.tensor(storage, 2, 3),
+        "t": make_old.tensor(storage, 3, 2, stride=(1, 3)),
+        "alone": alone,
+    }
     raw = swapped(bits(want), unit)
     members = {"data.pkl": make_old.pickled(obj), "byteorder": b"big", "version": b"3\n", "data/0": raw}
     data = make_old.archive({**members, "data/1": raw})
@@ -152,17 +156,17 @@ UNTYPED = {
 
 @pytest.mark.parametrize("name", UNTYPED)
 def test_big_endian_tensors_on_untyped_storages_are_swapped_by_their_own_dtype(name: str) -> None:
-    """torch takes their storages for bytes and swaps nothing, which is not what the writer had; the writer's numbers count."""
+    """torch swaps nothing, as it reads these storages as bytes; rustload reads the writer's numbers."""
     dtype = getattr(torch, name)
     raw = bytes(range(6 * dtype.itemsize))
-    on = make_old.Storage("storage", torch.UntypedStorage, "0", "cpu", len(raw))
-    call = make_old.Call(torch._utils._rebuild_tensor_v3, (on, 0, (6,), (1,), False, {}, dtype))
+    storage = make_old.Storage("storage", torch.UntypedStorage, "0", "cpu", len(raw))
+    call = make_old.Call(torch._utils._rebuild_tensor_v3, (storage, 0, (6,), (1,), False, {}, dtype))
     members = {"data.pkl": make_old.pickled(call), "byteorder": b"big", "version": b"3\n", "data/0": raw}
     t = rustload.open(make_old.archive(members))["tensor"]
     assert (t.dtype, t.bytes()) == (name, swapped(raw, UNTYPED[name]))
 
 
-def test_big_endian_integers_of_a_quantized_tensor() -> None:
+def test_big_endian_integers_of_a_quantized_tensor_are_swapped() -> None:
     ints, params = struct.pack(">3i", 1, -2, 300), (torch.per_tensor_affine, 0.5, 0)
     args = (make_old.storage("QInt32", "0", 3), 0, (3,), (1,), params, False, {})
     call = make_old.Call(torch._utils._rebuild_qtensor, args)
@@ -172,7 +176,7 @@ def test_big_endian_integers_of_a_quantized_tensor() -> None:
     assert t.materialize(dequantize=True).tolist() == [0.5, -1, 150]
 
 
-def test_python_2s_names_and_strings_come_out_as_python_3_has_them() -> None:
+def test_names_and_strings_of_python_2_are_those_of_python_3() -> None:
     for name in ("Python 2", "Python 2, protocol 1"):
         data = make_old.OLD[name]()
         assert b"__builtin__" in data
@@ -186,15 +190,15 @@ def test_python_2s_names_and_strings_come_out_as_python_3_has_them() -> None:
 
 
 def test_a_view_beyond_its_root_is_refused() -> None:
-    """L10, L11: parts of storages are proved like all else."""
+    """L10, L11: views of storages are validated."""
     for view in (("11", 4, 3), ("11", -1, 2), ("11", 0, -1), ("11", 1 << 62, 1)):
         obj = {"w": make_old.tensor(make_old.storage("Float", "10", 6, view), 1)}
         with pytest.raises(rustload.FormatError) as caught:
             rustload.open(make_old.stream(obj, {"10": (6, make_old.FLOATS)}))
         assert caught.value.code == "StorageBounds"
         assert caught.value.offset is not None
-    one, two = (make_old.storage("Float", "10", 6, ("11", at, 2)) for at in (0, 2))
-    obj = {"a": make_old.tensor(one, 2), "b": make_old.tensor(two, 2)}
+    first, second = (make_old.storage("Float", "10", 6, ("11", at, 2)) for at in (0, 2))
+    obj = {"a": make_old.tensor(first, 2), "b": make_old.tensor(second, 2)}
     with pytest.raises(rustload.FormatError) as caught:
         rustload.open(make_old.stream(obj, {"10": (6, make_old.FLOATS)}))
     assert caught.value.code == "StorageConflict"

@@ -1,4 +1,4 @@
-"""What `open` takes, and what the mapping, its metadata and its names say."""
+"""The sources that `open` accepts, and the mapping, metadata and names of a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support import assert_same_bits, safetensors_bytes, saved
 
 import rustload
 
-ONE, TWO = {"a": torch.ones(2), "b": torch.zeros(3)}, {"c": torch.full((4,), 7.0)}
+FIRST_SHARD, SECOND_SHARD = {"a": torch.ones(2), "b": torch.zeros(3)}, {"c": torch.full((4,), 7.0)}
 
 
 @pytest.fixture(params=["bin", "safetensors"])
@@ -25,7 +25,7 @@ def sharded(request, tmp_path):
     stem, suffix = {"bin": ("pytorch_model", "bin"), "safetensors": ("model", "safetensors")}[request.param]
     write = torch.save if suffix == "bin" else safetensors.torch.save_file
     weight_map = {}
-    for number, part in enumerate((ONE, TWO), start=1):
+    for number, part in enumerate((FIRST_SHARD, SECOND_SHARD), start=1):
         file = f"{stem}-{number:05}-of-00002.{suffix}"
         write(part, tmp_path / file)
         weight_map |= dict.fromkeys(part, file)
@@ -34,36 +34,36 @@ def sharded(request, tmp_path):
     return tmp_path, index, sorted(tmp_path.glob(f"*.{suffix}"))
 
 
-def assert_both(ckpt) -> None:
+def assert_all_tensors(ckpt) -> None:
     assert list(ckpt) == ["a", "b", "c"]
     assert len(ckpt) == 3
-    for name, value in (ONE | TWO).items():
+    for name, value in (FIRST_SHARD | SECOND_SHARD).items():
         assert_same_bits(ckpt[name].torch(), value)
 
 
 def test_a_directory_opens_by_its_index(sharded):
     folder, _, shards = sharded
     ckpt = rustload.open(folder)
-    assert_both(ckpt)
+    assert_all_tensors(ckpt)
     assert ckpt.files == [str(path) for path in shards]
     assert ckpt.metadata["by"] == "test"
     assert ckpt.metadata["total_size"] == "36"
 
 
 def test_an_index_file_opens(sharded):
-    assert_both(rustload.open(sharded[1]))
+    assert_all_tensors(rustload.open(sharded[1]))
 
 
 @pytest.mark.parametrize("kind", [list, tuple, iter, lambda paths: (str(path) for path in paths)])
 def test_a_list_of_shards_opens_in_its_order(sharded, kind):
-    assert_both(rustload.open(kind(sharded[2])))
+    assert_all_tensors(rustload.open(kind(sharded[2])))
     assert list(rustload.open(list(reversed(sharded[2])))) == ["c", "a", "b"]
 
 
 def test_numbered_shards_open_without_an_index(sharded):
     folder, index, _ = sharded
     index.unlink()
-    assert_both(rustload.open(folder))
+    assert_all_tensors(rustload.open(folder))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_relative_path_opens(simple, monkeypatch):
     assert ckpt["w"].materialize(copy=True).sum() == 276
 
 
-def test_a_name_that_is_no_unicode_opens(simple):
+def test_a_file_name_that_is_no_unicode_opens(simple):
     odd = os.fsencode(simple.parent) + b"/\xff\xfe.bin"
     simple.rename(os.fsdecode(odd))
     for path in (odd, os.fsdecode(odd), Path(os.fsdecode(odd))):
@@ -102,19 +102,19 @@ def test_a_name_that_is_no_unicode_opens(simple):
 
 
 def test_symlinks_are_followed(sharded, tmp_path):
-    """As the Hugging Face cache has them."""
+    """The Hugging Face cache has such links."""
     folder, _, shards = sharded
     link = tmp_path / "link"
     link.mkdir()
     for path in folder.iterdir():
         if path.is_file():
             (link / path.name).symlink_to(path)
-    assert_both(rustload.open(link))
+    assert_all_tensors(rustload.open(link))
     (tmp_path / "one").symlink_to(shards[0])
     assert list(rustload.open(tmp_path / "one")) == ["a", "b"]
 
 
-def test_the_content_decides_not_the_name(simple, save):
+def test_the_content_and_not_the_name_decides_the_format(simple, save):
     as_safetensors = simple.rename(simple.with_suffix(".safetensors"))
     assert rustload.open(as_safetensors).format == "torch-zip"
     other = save({"x": torch.ones(2)}, "y.safetensors")
@@ -122,7 +122,7 @@ def test_the_content_decides_not_the_name(simple, save):
 
 
 @pytest.mark.parametrize("wrong", [None, 5, 3.0, object(), [1, 2], [None]])
-def test_what_is_no_path_is_a_type_error(wrong):
+def test_a_value_that_is_no_path_is_a_type_error(wrong):
     with pytest.raises(TypeError):
         rustload.open(wrong)
 
@@ -133,7 +133,7 @@ def test_an_empty_list_is_a_value_error():
 
 
 @pytest.mark.parametrize("options", [{"framework": "tensorflow"}, {"unknown": "ask"}, {"trailing": "maybe"}])
-def test_unknown_words_for_options_are_value_errors(simple, options):
+def test_unknown_option_values_are_value_errors(simple, options):
     with pytest.raises(ValueError, match=next(iter(options.values()))):
         rustload.open(simple, **options)
 
@@ -143,16 +143,16 @@ def test_options_are_keyword_only(simple):
         rustload.open(simple, "torch")
 
 
-def descriptors() -> int:
+def open_descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 def test_open_keeps_no_more_than_one_descriptor_per_file(sharded):
-    before = descriptors()
+    before = open_descriptors()
     ckpt = rustload.open(sharded[0])
-    assert descriptors() == before + 2
+    assert open_descriptors() == before + 2
     del ckpt
-    assert descriptors() == before
+    assert open_descriptors() == before
 
 
 # The mapping.
@@ -193,7 +193,7 @@ def test_names_of_safetensors_come_in_the_order_of_the_data(tmp_path):
     assert [lazy.bytes() for lazy in ckpt.values()] == [b"AAAA", b"ZZ", b"M"]
 
 
-def test_select_takes_a_glob(save):
+def test_select_accepts_a_glob(save):
     ckpt = rustload.open(
         save({"layers": [{"w": torch.ones(1), "b": torch.ones(1)} for _ in range(3)], "W": torch.ones(1)})
     )
@@ -205,7 +205,7 @@ def test_select_takes_a_glob(save):
     assert all(isinstance(lazy, rustload.LazyTensor) for lazy in ckpt.select("*").values())
 
 
-def test_metadata_is_safetensors_own(save):
+def test_metadata_is_that_of_the_safetensors_header(save):
     path = save(
         {"x": torch.ones(1)}, "m.safetensors", metadata={"format": "pt", "ünï": "cødé\n", "": "empty"}
     )
@@ -225,8 +225,8 @@ def test_nbytes_counts_a_storage_once(save):
 
 
 def test_tied_lists_the_names_that_share_a_storage(save):
-    one, two = torch.zeros(4), torch.zeros(4)
-    ckpt = rustload.open(save({"a": one, "b": two, "c": one, "d": two[1:], "e": torch.zeros(4)}))
+    first, second = torch.zeros(4), torch.zeros(4)
+    ckpt = rustload.open(save({"a": first, "b": second, "c": first, "d": second[1:], "e": torch.zeros(4)}))
     assert ckpt.tied == [["a", "c"], ["b", "d"]]
 
 
@@ -234,7 +234,7 @@ def test_safetensors_have_no_ties(save):
     assert rustload.open(save({"a": torch.zeros(4), "b": torch.zeros(4)}, "m.safetensors")).tied == []
 
 
-def test_framework_is_torch_where_installed_and_settled_by_no_question(simple):
+def test_the_default_framework_is_torch_if_installed(simple):
     ckpt = rustload.open(simple)
     assert ckpt.framework == "torch"
     assert rustload.open(simple, framework="numpy").framework == "numpy"
@@ -253,14 +253,16 @@ def test_verify_checks_the_storages_checksums():
 
 
 def test_a_variant_index_opens(tmp_path):
-    safetensors.torch.save_file(ONE, tmp_path / "model.fp16-00001-of-00001.safetensors")
+    safetensors.torch.save_file(FIRST_SHARD, tmp_path / "model.fp16-00001-of-00001.safetensors")
     index = tmp_path / "model.safetensors.index.fp16.json"
-    index.write_text(json.dumps({"weight_map": dict.fromkeys(ONE, "model.fp16-00001-of-00001.safetensors")}))
+    index.write_text(
+        json.dumps({"weight_map": dict.fromkeys(FIRST_SHARD, "model.fp16-00001-of-00001.safetensors")})
+    )
     assert list(rustload.open(index)) == ["a", "b"]
     assert list(rustload.open(tmp_path)) == ["a", "b"]
 
 
-def test_names_of_the_index_decide_where_shards_overlap(tmp_path):
+def test_the_index_decides_which_shard_a_name_is_read_from(tmp_path):
     safetensors.torch.save_file({"a": torch.ones(1), "b": torch.ones(1)}, tmp_path / "one.safetensors")
     safetensors.torch.save_file({"b": torch.zeros(1)}, tmp_path / "two.safetensors")
     index = tmp_path / "model.safetensors.index.json"
@@ -269,16 +271,16 @@ def test_names_of_the_index_decide_where_shards_overlap(tmp_path):
     assert ckpt["b"].materialize() == 0
 
 
-def test_a_directory_with_both_formats_takes_safetensors_and_says_so(tmp_path):
-    safetensors.torch.save_file(ONE, tmp_path / "model.safetensors")
-    torch.save(TWO, tmp_path / "pytorch_model.bin")
+def test_a_directory_with_both_formats_opens_safetensors_with_a_note(tmp_path):
+    safetensors.torch.save_file(FIRST_SHARD, tmp_path / "model.safetensors")
+    torch.save(SECOND_SHARD, tmp_path / "pytorch_model.bin")
     ckpt = rustload.open(tmp_path)
     assert list(ckpt) == ["a", "b"]
     assert any("also has PyTorch files" in note for note in ckpt.notes)
 
 
-def test_a_trainers_files_beside_the_weights_are_passed_over(tmp_path):
-    torch.save(TWO, tmp_path / "pytorch_model.bin")
+def test_a_trainers_files_beside_the_weights_are_ignored(tmp_path):
+    torch.save(SECOND_SHARD, tmp_path / "pytorch_model.bin")
     torch.save({"lr": 1}, tmp_path / "training_args.bin")
     torch.save({"s": torch.ones(1)}, tmp_path / "optimizer.pt")
     assert list(rustload.open(tmp_path)) == ["c"]
@@ -291,7 +293,7 @@ def test_an_empty_checkpoint_opens(save):
         assert repr(ckpt)
 
 
-def test_reads_of_a_file_without_permission_are_permission_errors(simple):
+def test_opening_a_file_without_permission_is_a_permission_error(simple):
     if os.geteuid() == 0:
         code = (
             "import os, sys; os.setuid(65534); import rustload\n"

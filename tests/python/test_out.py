@@ -1,4 +1,4 @@
-"""`out=`: results written into memory that the caller has."""
+"""`out=`: results written into the caller's memory."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def test_out_is_returned_and_filled(lazy):
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_outs_dtype_decides_the_cast(lazy, name):
+def test_the_dtype_of_out_decides_the_cast(lazy, name):
     out = torch.zeros((4, 6), dtype=dtype_of(name))
     lazy.materialize(out=out, allow_lossy=True)
-    # Counting to 23 overflows no dtype.
+    # 23, the largest value, overflows no dtype.
     assert_same_bits(out, W.to(out.dtype))
 
 
@@ -48,7 +48,7 @@ def test_every_dtype_is_written_to_torch_and_numpy(save, name):
 
 @pytest.mark.parametrize("name", ["bool", "float8_e4m3fn", "bfloat16", "int64", "complex64"])
 @pytest.mark.parametrize("layout", ["transposed", "sliced", "offset", "channels"])
-def test_a_strided_out_is_filled_and_its_gaps_are_left_alone(save, name, layout):
+def test_a_strided_out_is_filled_and_its_gaps_are_unchanged(save, name, layout):
     value = patterns(name, (6, 8))
     lazy = rustload.open(save({"x": value}))["x"]
     backing = torch.zeros((20, 20), dtype=value.dtype)
@@ -78,8 +78,8 @@ def test_a_strided_leaf_that_requires_grad_is_filled_in_place(lazy):
     assert_same_bits(out.detach(), W)
 
 
-def test_a_written_out_counts_as_an_in_place_change_for_autograd(lazy):
-    """A graph that saved `out` must not go on with other values silently."""
+def test_filling_out_increments_the_version_counter(lazy):
+    """An autograd graph that saved `out` must not continue with other values silently."""
     out = torch.zeros((4, 6))
     weight = torch.ones((4, 6), requires_grad=True)
     product = (weight * out).sum()
@@ -100,8 +100,8 @@ def test_a_scalar_out_is_filled(save, name):
     assert array.tobytes() == bits(value)
 
 
-def test_one_element_with_an_odd_stride_is_filled(save):
-    """Such a tensor counts as contiguous, whatever its stride."""
+def test_an_out_of_one_element_with_any_stride_is_filled(save):
+    """torch reports such a tensor as contiguous, whatever its stride."""
     lazy = rustload.open(save({"x": torch.tensor([[3.5]])}))["x"]
     backing = torch.zeros(4, 4)
     out = backing[1:2, ::3][:, :1]
@@ -113,7 +113,7 @@ def test_one_element_with_an_odd_stride_is_filled(save):
     assert array[1, 0] == 3.5
 
 
-def test_an_empty_out_is_left_alone(save):
+def test_an_empty_out_is_returned(save):
     ckpt = rustload.open(save({"x": torch.empty(0, 3), "y": torch.empty(3, 0)}))
     for out in (
         torch.empty(0, 3),
@@ -155,7 +155,7 @@ def test_a_read_only_numpy_out_is_refused(lazy):
     assert not out.any()
 
 
-def test_a_buffer_is_written_to(lazy, simple):
+def test_a_buffer_out_is_filled(lazy, simple):
     out = rustload.open(simple, framework="dlpack")["w"].materialize(dtype="bfloat16")
     memoryview(out).cast("B")[:] = bytes(48)
     assert lazy.materialize(out=out) is out
@@ -180,7 +180,7 @@ def test_a_wrong_shape_is_a_value_error(lazy, out):
     assert not out.any()
 
 
-def test_outs_shape_is_that_of_the_order_asked_for(lazy):
+def test_out_has_the_transposed_shape(lazy):
     out = torch.zeros(6, 4, dtype=torch.float16)
     lazy.materialize(transpose=True, out=out)
     assert_same_bits(out, W.t().half())
@@ -213,7 +213,7 @@ def test_a_lossy_cast_into_out_needs_allow_lossy(lazy):
 
 
 @pytest.mark.parametrize("how", [{"copy": False}, {"device": "cpu"}, {"device": "cuda"}])
-def test_out_goes_with_neither_device_nor_copy_false(lazy, how):
+def test_out_with_device_or_copy_false_is_an_error(lazy, how):
     with pytest.raises((ValueError, BufferError), match="out="):
         lazy.materialize(out=torch.zeros(4, 6), **how)
 
@@ -221,24 +221,24 @@ def test_out_goes_with_neither_device_nor_copy_false(lazy, how):
 @pytest.mark.parametrize(
     "out", [bytearray(96), [0.0] * 24, "out", 5, object()], ids=lambda out: type(out).__name__
 )
-def test_what_is_no_array_is_a_type_error(lazy, out):
+def test_an_out_that_is_no_array_is_a_type_error(lazy, out):
     with pytest.raises(TypeError, match="out="):
         lazy.materialize(out=out)
 
 
-def test_a_meta_tensor_is_refused(lazy):
+def test_a_meta_out_is_refused(lazy):
     with pytest.raises((ValueError, RuntimeError, NotImplementedError, rustload.DeviceError)):
         lazy.materialize(out=torch.zeros(4, 6, device="meta"))
 
 
 def test_an_expanded_out_is_refused(lazy):
-    """Its elements share memory: no values can be right."""
+    """Its elements share memory, which cannot hold different values."""
     out = torch.zeros(1, 6).expand(4, 6)
     with pytest.raises((ValueError, RuntimeError)):
         lazy.materialize(out=out)
 
 
-def test_a_conjugated_out_gets_the_values(save):
+def test_a_lazily_conjugated_out_is_filled(save):
     z = torch.tensor([1 + 2j, 3 - 4j])
     lazy = rustload.open(save({"z": z}))["z"]
     out = torch.zeros(2, dtype=torch.complex64).conj()
@@ -252,7 +252,7 @@ def test_a_subclass_of_ndarray_is_filled(lazy, tmp_path):
     np.testing.assert_array_equal(out, W.numpy())
 
 
-def test_an_own_subclass_of_tensor_is_filled(lazy):
+def test_a_subclass_of_tensor_is_filled(lazy):
     class Mine(torch.Tensor):
         pass
 
@@ -275,7 +275,7 @@ def test_an_out_on_the_gpu_is_filled(lazy):
     assert_same_bits(out.cpu(), W.half())
 
 
-def test_two_calls_do_not_write_to_one_out_at_once(save):
+def test_concurrent_calls_with_one_out_are_refused(save):
     lazy = rustload.open(save({"x": torch.zeros(16_000_000)}))["x"]
     out = torch.empty(16_000_000, dtype=torch.float64)
     refused, done, barrier = [], [], threading.Barrier(2)
@@ -300,7 +300,7 @@ def test_two_calls_do_not_write_to_one_out_at_once(save):
     assert lazy.materialize(out=out) is out
 
 
-def test_parts_of_one_out_are_written_at_once(save):
+def test_concurrent_calls_with_parts_of_one_out_succeed(save):
     value = patterns("float32", (4_000_000,))
     lazy = rustload.open(save({"x": value}))["x"]
     out = torch.empty(16_000_000, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""One rule for what a user writes: a name that is not there is an error, a pattern without effect a warning."""
+"""Names and patterns in arguments: a missing name is an error, and a pattern without effect is a warning."""
 
 from __future__ import annotations
 
@@ -23,93 +23,95 @@ def path(save):
 
 
 def model():
-    made = torch.nn.ModuleDict({"enc": torch.nn.Linear(2, 2), "lm_head": torch.nn.Linear(2, 2, bias=False)})
-    made.enc.bias = torch.nn.Parameter(torch.zeros(2, 2))
-    return made
+    module = torch.nn.ModuleDict({"enc": torch.nn.Linear(2, 2), "lm_head": torch.nn.Linear(2, 2, bias=False)})
+    module.enc.bias = torch.nn.Parameter(torch.zeros(2, 2))
+    return module
 
 
-def into(path, **options):
+def load_into(path, **options):
     return rustload.torch.load_into(model(), path, strict=False, **options)
 
 
-# Everything that takes dtype=, and what also takes transpose=.
-WAYS = {
+# The functions with dtype=, and those of them with transpose=.
+FUNCTIONS = {
     "stream": lambda path, **options: list(rustload.open(path).stream(**options)),
     "materialize": lambda path, **options: rustload.open(path).materialize(**options),
-    "load_into": into,
+    "load_into": load_into,
     "jax": lambda path, **options: rustload.jax.load(path, nested=False, **options),
     "state_dict": rustload.torch.state_dict,
 }
 ARGUMENTS = [
-    (way, what)
-    for way in WAYS
+    (function, what)
+    for function in FUNCTIONS
     for what in ("dtype", "transpose")
-    if (way, what) != ("state_dict", "transpose")
+    if (function, what) != ("state_dict", "transpose")
 ]
-VALUE = {"dtype": "bfloat16", "transpose": True}
+EXAMPLE_VALUE = {"dtype": "bfloat16", "transpose": True}
 
 
-@pytest.mark.parametrize(("way", "argument"), ARGUMENTS)
-def test_a_name_that_is_not_there_is_an_error_with_near_names(path, way, argument):
+@pytest.mark.parametrize(("function", "argument"), ARGUMENTS)
+def test_a_missing_name_is_an_error_that_suggests_similar_names(path, function, argument):
     with pytest.raises(rustload.TensorNotFoundError, match=f"{argument}= names 'lm_haed.weight'") as caught:
-        WAYS[way](path, **{argument: {"*.bias": VALUE[argument], "lm_haed.weight": VALUE[argument]}})
+        FUNCTIONS[function](
+            path, **{argument: {"*.bias": EXAMPLE_VALUE[argument], "lm_haed.weight": EXAMPLE_VALUE[argument]}}
+        )
     assert caught.value.code == "NotFound"
     assert "did you mean: lm_head.weight" in caught.value.__notes__[0]
 
 
-@pytest.mark.parametrize(("way", "argument"), ARGUMENTS)
-def test_a_pattern_that_matches_nothing_is_a_warning_at_the_users_line(path, way, argument):
-    with pytest.warns(RustloadWarning) as told:
-        WAYS[way](path, **{argument: {"*.wieght": VALUE[argument]}})
+@pytest.mark.parametrize(("function", "argument"), ARGUMENTS)
+def test_an_unmatched_pattern_is_a_warning_at_the_users_line(path, function, argument):
+    with pytest.warns(RustloadWarning) as warned:
+        FUNCTIONS[function](path, **{argument: {"*.wieght": EXAMPLE_VALUE[argument]}})
     assert (
-        str(told[0].message)
+        str(warned[0].message)
         == f"{argument}= has the pattern '*.wieght', which matches no name (did you mean: weight)"
     )
-    assert told[0].filename == __file__
-    assert len(told) == 1
+    assert warned[0].filename == __file__
+    assert len(warned) == 1
 
 
-@pytest.mark.parametrize(("way", "argument"), ARGUMENTS)
-def test_a_pattern_behind_one_that_takes_its_names_is_a_warning(path, way, argument):
+@pytest.mark.parametrize(("function", "argument"), ARGUMENTS)
+def test_a_shadowed_pattern_is_a_warning(path, function, argument):
     with pytest.warns(RustloadWarning, match=r"has 'lm_head.\*' after '\*.weight', which takes its names"):
-        WAYS[way](path, **{argument: {"*.weight": VALUE[argument], "lm_head.*": None}})
+        FUNCTIONS[function](path, **{argument: {"*.weight": EXAMPLE_VALUE[argument], "lm_head.*": None}})
 
 
 @pytest.mark.parametrize("rule", [
     {"lm_head.weight": "float16", "*": "bfloat16"}, {"enc.*": None, "*.weight": "F16"}, {}, None, "bf16", lambda _: None,
     {"a[0].weight": "bf16"},
 ])  # fmt: skip
-@pytest.mark.parametrize("way", WAYS)
-def test_rules_that_have_an_effect_are_silent(path, way, rule):
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_rules_that_have_an_effect_do_not_warn(path, function, rule):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        WAYS[way](path, dtype=rule)
+        FUNCTIONS[function](path, dtype=rule)
 
 
-def test_a_name_with_brackets_takes_itself(path):
+def test_a_name_with_brackets_matches_itself(path):
     found = rustload.open(path).materialize(dtype={"a[0].weight": "float16"})
     assert found["a[0].weight"].dtype == torch.float16
     assert list(rustload.open(path).select("a[0].weight")) == ["a[0].weight"]
 
 
-def test_one_mapping_serves_for_parts_of_a_checkpoint(path):
+def test_a_mapping_for_the_whole_checkpoint_does_not_warn_for_parts(path):
     ckpt = rustload.open(path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         rules = {"lm_head.weight": "float16", "enc.*": "bfloat16"}
-        made = dict(ckpt.stream(["enc.bias"], dtype=rules)) | dict(
+        found = dict(ckpt.stream(["enc.bias"], dtype=rules)) | dict(
             ckpt.stream(ckpt.select("lm_head.*"), dtype=rules)
         )
-        made["a"] = ckpt["a[0].weight"].materialize(dtype=rules)  # of a single tensor nothing is told
-    assert [tensor.dtype for tensor in made.values()] == [torch.bfloat16, torch.float16, torch.float32]
+        found["a"] = ckpt["a[0].weight"].materialize(dtype=rules)  # a single tensor does not warn
+    assert [tensor.dtype for tensor in found.values()] == [torch.bfloat16, torch.float16, torch.float32]
 
 
-def test_a_pattern_that_is_no_text_is_a_type_error(path):
+def test_a_compiled_pattern_is_a_type_error(path):
     with pytest.raises(TypeError, match="dtype= has a Pattern where a name or a pattern belongs"):
         rustload.open(path).materialize(dtype={re.compile("x"): "bf16"})
 
 
-def test_select_follows_the_rule(path):
+def test_select_warns_of_unmatched_patterns_and_refuses_missing_names(path):
     ckpt = rustload.open(path)
     with pytest.warns(RustloadWarning, match=r"no name matches '\*.wieght' \(did you mean: weight\)"):
         assert ckpt.select("*.wieght") == {}
@@ -117,7 +119,7 @@ def test_select_follows_the_rule(path):
         ckpt.select("enc.wieght")
 
 
-def test_strip_and_rename_follow_it_too(path):
+def test_strip_and_rename_warn_of_unmatched_patterns_and_refuse_missing_names(path):
     state_dict = rustload.torch.state_dict
     with pytest.warns(RustloadWarning, match=r"strip='modul.' takes nothing off"):
         state_dict(path, strip="modul.")
@@ -133,36 +135,36 @@ def test_strip_and_rename_follow_it_too(path):
             "e.weight", "e.bias", "weight", "a[0].weight"]  # fmt: skip
 
 
-def test_a_device_map_follows_it_too(path):
+def test_a_device_map_refuses_missing_names(path):
     with pytest.raises(
         ValueError, match="device_map names 'lm_haed', which the model does not have"
     ) as caught:
-        into(path, device_map={"": "cpu", "lm_haed": "cpu"})
+        load_into(path, device_map={"": "cpu", "lm_haed": "cpu"})
     assert "did you mean: lm_head" in caught.value.__notes__[0]
-    into(path, device_map={"": "cpu", "lm_head": "cpu", "enc.bias": "cpu"})
+    load_into(path, device_map={"": "cpu", "lm_head": "cpu", "enc.bias": "cpu"})
 
 
-def test_frameworks_have_the_names_of_safetensors_too(path):
+def test_frameworks_have_the_aliases_of_safetensors(path):
     expected = torch.full((2, 2), 1.0)
     for word, name in {"pt": "torch", "pytorch": "torch", "np": "numpy", "flax": "jax"}.items():
         ckpt = rustload.open(path, framework=word)
         assert ckpt.framework == name
         other = rustload.open(path, framework="dlpack")
-        made = [
+        found = [
             ckpt["enc.bias"].materialize(), other["enc.bias"].materialize(framework=word),
             other.materialize(["enc.bias"], framework=word)["enc.bias"],
             *(tensor for _, tensor in other.stream(["enc.bias"], framework=word)),
         ]  # fmt: skip
-        assert {type(one) for one in made} == {type(ckpt["enc.bias"].materialize(framework=name))}
-        for one in made:
-            assert_same_bits(torch.tensor(one.tolist()), expected)
+        assert {type(tensor) for tensor in found} == {type(ckpt["enc.bias"].materialize(framework=name))}
+        for tensor in found:
+            assert_same_bits(torch.tensor(tensor.tolist()), expected)
 
 
 @pytest.mark.parametrize(("word", "advice"), [
     ("tensorflow", "framework='numpy'"), ("mlx", "framework='numpy'"), ("PT", "write 'pt'"), ("Torch", "write 'torch'"),
     ("cuda", "into device="),
 ])  # fmt: skip
-def test_other_frameworks_are_told_how_to_go_on(path, word, advice):
+def test_the_error_for_another_framework_has_advice(path, word, advice):
     for use in (
         lambda: rustload.open(path, framework=word),
         lambda: rustload.open(path)["enc.bias"].materialize(framework=word),
@@ -173,7 +175,7 @@ def test_other_frameworks_are_told_how_to_go_on(path, word, advice):
 
 
 @pytest.mark.parametrize("framework", ["flax", "jax"])
-def test_safe_open_gives_jax_arrays_as_the_reference_does(save, framework):
+def test_safe_open_returns_jax_arrays_as_the_reference_does(save, framework):
     import jax
     import safetensors
 
@@ -185,9 +187,13 @@ def test_safe_open_gives_jax_arrays_as_the_reference_does(save, framework):
             lambda f: f.get_slice("x")[1:, 0:2],
             lambda f: f.get_tensors()["x"] if f is ours else f.get_tensor("x"),
         ):
-            one, two = get(ours), get(theirs)
-            assert isinstance(one, jax.Array)
-            assert (one.dtype, one.shape, one.tolist()) == (two.dtype, two.shape, two.tolist())
+            found, expected = get(ours), get(theirs)
+            assert isinstance(found, jax.Array)
+            assert (found.dtype, found.shape, found.tolist()) == (
+                expected.dtype,
+                expected.shape,
+                expected.tolist(),
+            )
         with pytest.raises(
             rustload.SafetensorError, match="Device cuda:0 is not supported for framework flax"
         ):

@@ -24,7 +24,7 @@ def load(obj: Any, protocol: int = 2) -> rustload.Checkpoint:
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_arrays_come_out_as_they_went_in(dtype: str, protocol: int) -> None:
+def test_arrays_equal_what_was_pickled(dtype: str, protocol: int) -> None:
     base = (np.arange(24) % 5).reshape(4, 6).astype(dtype)
     arrays = {
         "c": base,
@@ -46,7 +46,7 @@ def test_arrays_come_out_as_they_went_in(dtype: str, protocol: int) -> None:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_scalars_are_numbers(dtype: str, protocol: int) -> None:
+def test_numpy_scalars_are_python_numbers(dtype: str, protocol: int) -> None:
     value = np.dtype(dtype).type(3)
     found = load({"x": value}, protocol).objects["x"]
     assert found == value.item()
@@ -57,13 +57,13 @@ def test_the_largest_unsigned_scalar_fits() -> None:
     assert load([np.uint64(2**64 - 1)]).objects == [2**64 - 1]
 
 
-def test_what_numpy_keeps_as_objects_stays_opaque() -> None:
+def test_arrays_of_objects_and_texts_are_opaque() -> None:
     ckpt = load({"o": np.array([1, "x", None], dtype=object), "s": np.array(["a", "b"]), "w": np.ones(2)}, 4)
     assert list(ckpt) == ["w"]
     assert {found.class_name for found in ckpt.opaque} >= {"numpy._core.multiarray._reconstruct"}
 
 
-def test_arrays_in_a_torch_file_are_tensors_too(tmp_path: Path) -> None:
+def test_arrays_in_a_torch_file_are_tensors(tmp_path: Path) -> None:
     path = tmp_path / "m.pt"
     state = {"w": torch.ones(2), "rng": np.arange(5, dtype=np.uint32), "best": np.float64(0.5)}
     for new_format in (True, False):

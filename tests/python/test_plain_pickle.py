@@ -1,4 +1,4 @@
-"""Plain pickles of torch tensors: each storage is the bytes of a legacy stream, which is as hostile as any file."""
+"""Plain pickles of torch tensors: each storage is a legacy stream in a bytes object, as untrusted as any file."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ PROTOCOLS = range(6)
 UNTYPED = frozenset(name for name in DTYPES if name.startswith(("uint16", "uint32", "uint64", "float8")))
 
 
-def test_a_numpy_dtype_of_several_parts_is_no_plain_one() -> None:
-    """Base and shape of a subarray, names and fields: such an array has other elements than its dtype's name says."""
+def test_a_structured_or_subarray_dtype_is_not_read_as_a_plain_one() -> None:
+    """With a subarray, or names and fields, the elements are not those that the dtype's name states."""
     array = np.arange(4, dtype="f4")
     data = pickle.dumps({"w": array}, 2)
     assert rustload.open(data, framework="numpy")["w"].materialize().tolist() == array.tolist()
@@ -48,8 +48,8 @@ class Reduce:
         return self.parts
 
 
-def on(storage: Any, count: int = 3) -> Reduce:
-    """A tensor on a storage, as torch writes one."""
+def tensor_on(storage: Any, count: int = 3) -> Reduce:
+    """A tensor on a storage, as torch writes it."""
     return Reduce(torch._utils._rebuild_tensor_v2, storage, 0, (count,), (1,), False, OrderedDict())
 
 
@@ -58,7 +58,7 @@ def load_from(stream: bytes) -> Reduce:
 
 
 def storage_stream(tensor: torch.Tensor) -> bytes:
-    """The bytes that torch gives to `_load_from_bytes`."""
+    """The bytes that torch passes to `_load_from_bytes`."""
     _, (stream,) = tensor._typed_storage().__reduce__()
     assert isinstance(stream, bytes)
     return stream
@@ -78,13 +78,13 @@ def stream_of(
     location: str = "cpu",
     data: bytes = struct.pack("<q3f", 3, 1, 2, 3),
 ) -> bytes:
-    """A stream with a FloatStorage, each part as given; `before` is what the object's pickle does first."""
+    """A stream with a FloatStorage, each part as given; `before` are the first opcodes of the object's pickle."""
     if storage is None:
         count = b"\x8a\x09" + numel.to_bytes(9, "little", signed=True)
         named = b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text(key) + text(location)
         storage = named + count + view + b"tQ"
-    made = b"\x80\x02" + before + storage + b"."
-    return pickle.dumps(magic, 2) + protocol + system + made + pickle.dumps(list(keys), 2) + data
+    obj = b"\x80\x02" + before + storage + b"."
+    return pickle.dumps(magic, 2) + protocol + system + obj + pickle.dumps(list(keys), 2) + data
 
 
 def text(value: str) -> bytes:
@@ -125,9 +125,9 @@ def test_values_of_every_dtype_equal_torchs(tmp_path: Path, dtype: str, protocol
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_models_parameters_and_what_is_put_together_open(protocol: int) -> None:
+def test_models_parameters_and_composite_tensors_open(protocol: int) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that these tensors are deprecated, or in beta
+        warnings.simplefilter("ignore")  # torch warns that these tensors are deprecated or in beta
         values: dict[str, Any] = {
             "parameter": torch.nn.Parameter(torch.ones(2, 3), requires_grad=False),
             "conj": torch.tensor([1 + 2j]).conj(),
@@ -158,9 +158,9 @@ def test_models_parameters_and_what_is_put_together_open(protocol: int) -> None:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_storage_by_itself_is_a_tensor_and_under_torch_a_storage(protocol: int) -> None:
+def test_a_bare_storage_is_a_tensor_for_open_and_a_storage_for_torch_load(protocol: int) -> None:
     storage = torch.arange(3.0)._typed_storage()
-    # Short bytes of text alone could be a path.
+    # Short bytes that are plain text could be a path.
     data = bytearray(pickle.dumps([storage, torch.arange(4, dtype=torch.uint8).untyped_storage()], protocol))
     ckpt = rustload.open(data)
     assert [ckpt[name].materialize().tolist() for name in ckpt] == [[0, 1, 2], [0, 1, 2, 3]]
@@ -171,10 +171,10 @@ def test_a_storage_by_itself_is_a_tensor_and_under_torch_a_storage(protocol: int
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_what_shares_a_storage_object_is_tied(protocol: int) -> None:
+def test_tensors_that_share_a_storage_object_are_tied(protocol: int) -> None:
     storage = torch.arange(3.0)._typed_storage()
     same = torch.ones(2)
-    tensors = {"a": on(storage), "b": on(storage, 2), "c": same, "d": same, "e": same[:]}
+    tensors = {"a": tensor_on(storage), "b": tensor_on(storage, 2), "c": same, "d": same, "e": same[:]}
     data = pickle.dumps(tensors, protocol)
     assert rustload.open(bytearray(data)).tied == [["a", "b"], ["c", "d"]]
     ours, theirs = rustload.torch.load(data), pickle.loads(data)
@@ -186,44 +186,44 @@ def test_what_shares_a_storage_object_is_tied(protocol: int) -> None:
         assert found["c"] is found["d"]
 
 
-def test_two_calls_on_one_bytes_object_make_two_storages() -> None:
+def test_two_calls_with_one_bytes_object_create_two_storages() -> None:
     stream = storage_stream(torch.arange(3.0))
-    data = pickle.dumps([on(load_from(stream)), on(load_from(stream))], 4)
+    data = pickle.dumps([tensor_on(load_from(stream)), tensor_on(load_from(stream))], 4)
     assert data.count(b"FloatStorage") == 1
     assert rustload.open(data).tied == []
     ours, theirs = rustload.torch.load(data), pickle.loads(data)
-    for one, two in (ours, theirs):
-        one.zero_()
-        assert two.tolist() == [0, 1, 2]
+    for first, second in (ours, theirs):
+        first.zero_()
+        assert second.tolist() == [0, 1, 2]
 
 
-def test_a_device_is_what_the_stream_says(tmp_path: Path) -> None:
+def test_map_location_gets_the_location_in_the_stream(tmp_path: Path) -> None:
     path = tmp_path / "cuda.pkl"
-    path.write_bytes(pickle.dumps(on(load_from(stream_of(location="cuda:1"))), 4))
-    asked = []
+    path.write_bytes(pickle.dumps(tensor_on(load_from(stream_of(location="cuda:1"))), 4))
+    locations = []
 
-    def location(storage: torch.UntypedStorage, place: str) -> torch.UntypedStorage:
-        asked.append(place)
+    def location(storage: torch.UntypedStorage, saved_at: str) -> torch.UntypedStorage:
+        locations.append(saved_at)
         return storage
 
     assert rustload.torch.load(path, map_location=location).tolist() == [1, 2, 3]
-    assert asked == ["cuda:1"]
+    assert locations == ["cuda:1"]
     assert rustload.torch.load(path, map_location="meta").device.type == "meta"
 
 
-def test_torchs_archives_may_hold_such_storages_too() -> None:
-    ckpt = rustload.open(saved({"w": on(load_from(storage_stream(torch.ones(3))))}))
+def test_torch_archives_may_contain_such_storages() -> None:
+    ckpt = rustload.open(saved({"w": tensor_on(load_from(storage_stream(torch.ones(3))))}))
     assert ckpt["w"].materialize().tolist() == [1, 1, 1]
 
 
-def test_where_torch_refuses_and_is_to_be_followed_there_is_its_error() -> None:
+def test_torch_load_with_unknown_error_raises_torchs_error() -> None:
     data = pickle.dumps({"w": torch.ones(1)}, 2)
     with pytest.raises(RuntimeError, match="Invalid magic number"):
         rustload.torch.load(data, unknown="error")
     assert rustload.open(data, unknown="error")["w"].materialize().tolist() == [1]
 
 
-# What it refuses
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -251,24 +251,28 @@ def test_where_torch_refuses_and_is_to_be_followed_there_is_its_error() -> None:
         (stream_of(system=b"\x80\x02cposix\nsystem\n."), "DisallowedGlobal", "posix.system"),
     ],
 )  # fmt: skip
-def test_a_bad_stream_is_an_error(stream: bytes, code: str, words: str) -> None:
-    for obj in (on(load_from(stream)), load_from(stream), {"w": torch.ones(1), "x": [load_from(stream)]}):
+def test_an_invalid_stream_is_an_error_at_the_call(stream: bytes, code: str, words: str) -> None:
+    for obj in (
+        tensor_on(load_from(stream)),
+        load_from(stream),
+        {"w": torch.ones(1), "x": [load_from(stream)]},
+    ):
         for options in ({}, {"trailing": "ignore"}):
             error = refused(obj, **options)
             assert error.code == code
             assert words in str(error)
             assert "in the bytes for torch.storage._load_from_bytes" in str(error)
             assert "one storage" in error.__notes__[0]
-            # The place is the call's: what it is given ends there.
+            # The offset is that of the call, where its argument ends.
             data = pickle.dumps(obj, 4)
             assert error.offset is not None
             assert data[error.offset : error.offset + 1] == b"R"
 
 
-def test_a_stream_that_is_cut_is_an_error_wherever_it_is_cut() -> None:
+def test_a_stream_truncated_at_any_byte_is_an_error() -> None:
     whole = storage_stream(torch.ones(3))
     for length in range(len(whole)):
-        error = refused(on(load_from(whole[:length])))
+        error = refused(tensor_on(load_from(whole[:length])))
         assert isinstance(error, rustload.FormatError), length
         # The magic number decides whether this is a stream at all.
         assert (error.code == "PersistentId") == (length < 15), (length, error)
@@ -300,16 +304,16 @@ def test_a_stream_inside_a_stream_is_refused() -> None:
         None,
     ],
 )
-def test_what_is_no_legacy_stream_is_kept_and_holds_no_tensor(given: Any) -> None:
+def test_bytes_that_are_no_legacy_stream_are_kept_without_a_tensor(given: Any) -> None:
     data = pickle.dumps({"x": load_from(given)}, 4)
     assert rustload.open(data).objects["x"].class_name == "torch.storage._load_from_bytes"
     assert refused({"x": load_from(given)}, unknown="error").code == "DisallowedCall"
-    error = refused({"w": on(load_from(given))})
+    error = refused({"w": tensor_on(load_from(given))})
     assert error.code == "PersistentId"
     assert "not a legacy stream of torch" in str(error)
 
 
-def test_a_call_in_another_form_is_kept() -> None:
+def test_a_call_with_other_arguments_is_kept() -> None:
     stream = storage_stream(torch.ones(3))
 
     class Built(Reduce):
@@ -326,16 +330,16 @@ def test_a_call_in_another_form_is_kept() -> None:
         assert ckpt.objects["x"].class_name == "torch.storage._load_from_bytes"
 
 
-def test_a_tensor_that_reaches_outside_its_stream_is_refused() -> None:
+def test_a_tensor_outside_its_storage_is_refused() -> None:
     stream = storage_stream(torch.ones(3))
-    assert refused(on(load_from(stream), 4)).code == "TensorBounds"
-    # What follows in the bytes is no part of the storage, and neither is what comes before.
+    assert refused(tensor_on(load_from(stream), 4)).code == "TensorBounds"
+    # Bytes of the stream before and after the storage are no part of it.
     for offset, count in ((1, 3), (-1, 3)):
         args = (load_from(stream), offset, (count,), (1,), False, OrderedDict())
         assert refused(Reduce(torch._utils._rebuild_tensor_v2, *args)).code == "TensorBounds"
 
 
-def test_items_and_a_parameters_call_on_a_storage_are_refused() -> None:
+def test_items_and_a_parameter_on_a_storage_are_refused() -> None:
     stream = storage_stream(torch.ones(3))
 
     class Items(Reduce):
@@ -348,14 +352,14 @@ def test_items_and_a_parameters_call_on_a_storage_are_refused() -> None:
     assert isinstance(rustload.open(pickle.dumps(rebuilt, 4)).objects, rustload.Opaque)
 
 
-def test_the_limits_of_the_file_hold_for_its_streams() -> None:
+def test_limits_apply_to_nested_streams() -> None:
     stream = stream_of(before=b"]0" * 2000)
-    data = pickle.dumps(on(load_from(stream)), 4)
+    data = pickle.dumps(tensor_on(load_from(stream)), 4)
     assert rustload.open(data)["tensor"].materialize().tolist() == [1, 2, 3]
     for limits in (rustload.Limits(nodes=1000), rustload.Limits(stack=2), rustload.Limits(line=4)):
         with pytest.raises(rustload.LimitError):
             rustload.open(data, limits=limits)
-    two = pickle.dumps([on(load_from(storage_stream(torch.ones(count)))) for count in (3, 4)], 4)
+    two = pickle.dumps([tensor_on(load_from(storage_stream(torch.ones(count)))) for count in (3, 4)], 4)
     for limits in ({"tensors": 3}, {"entries": 1}):
         with pytest.raises(rustload.LimitError) as caught:
             rustload.open(two, limits=rustload.Limits(**limits))
@@ -363,7 +367,7 @@ def test_the_limits_of_the_file_hold_for_its_streams() -> None:
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
-def test_bytes_are_read_once_however_many_calls_share_them(protocol: int) -> None:
+def test_shared_bytes_are_read_once_for_all_calls(protocol: int) -> None:
     count = 20_000
     stream = storage_stream(torch.zeros(1 << 20, dtype=torch.uint8))
     calls = b"h\x01h\x00\x85R0" * count
@@ -381,11 +385,11 @@ def test_bytes_are_read_once_however_many_calls_share_them(protocol: int) -> Non
     assert time.perf_counter() - started < 5  # 20 GB of copies would take longer
 
 
-# What a scan says
+# Scans
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_scan_calls_such_a_pickle_inert(protocol: int) -> None:
+def test_a_scan_of_a_plain_pickle_is_inert(protocol: int) -> None:
     model = {"epoch": 3, "state": torch.nn.Linear(2, 2).state_dict(), "p": torch.nn.Parameter(torch.ones(2))}
     report = rustload.scan(pickle.dumps(model, protocol))
     assert (report.verdict, report.complete) == ("inert", True)
@@ -394,31 +398,31 @@ def test_a_scan_calls_such_a_pickle_inert(protocol: int) -> None:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("part", ["before", "system", "protocol"])
-def test_a_scan_sees_what_a_stream_would_run(part: str, protocol: int) -> None:
+def test_a_scan_finds_calls_in_a_stream(part: str, protocol: int) -> None:
     call = b"cposix\nsystem\n" + text("x") + b"\x85R0"
-    made = {
+    changes = {
         "before": {"before": call},
         "system": {"system": b"\x80\x02" + call + b"}."},
         "protocol": {"protocol": b"\x80\x02" + call + b"M\xe9\x03."},
     }[part]
-    for obj in (on(load_from(stream_of(**made))), load_from(stream_of(**made))):
+    for obj in (tensor_on(load_from(stream_of(**changes))), load_from(stream_of(**changes))):
         report = rustload.scan(pickle.dumps(obj, protocol))
         assert report.verdict == "would execute"
         assert any(finding.name == "system" for finding in report.findings)
 
 
-def test_a_scan_does_not_vouch_for_bytes_that_it_does_not_know() -> None:
+def test_a_scan_of_unknown_bytes_is_not_inert() -> None:
     for given in (b"abcdefgh", b"GGUF\0\0\0\0", 7):
-        assert rustload.scan(pickle.dumps(on(load_from(given)), 4)).verdict != "inert"
+        assert rustload.scan(pickle.dumps(tensor_on(load_from(given)), 4)).verdict != "inert"
     partial = b"\x80\x02cfunctools\npartial\nctorch.storage\n_load_from_bytes\nU\x03abc\x86R)R."
     assert rustload.scan(partial).verdict == "would execute"
 
 
-def test_opening_runs_nothing_of_a_stream(tmp_path: Path) -> None:
+def test_opening_executes_nothing_of_a_stream(tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     call = b"cposix\nsystem\n" + text(f"touch {canary}") + b"\x85R0"
     for stream in (stream_of(before=call), stream_of(protocol=b"\x80\x02" + call + b"M\xe9\x03.")):
-        data = pickle.dumps(on(load_from(stream)), 4)
+        data = pickle.dumps(tensor_on(load_from(stream)), 4)
         with contextlib.suppress(rustload.RustloadError):
             rustload.open(data)
         rustload.scan(data)

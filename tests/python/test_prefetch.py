@@ -1,4 +1,4 @@
-"""`safe_open.prefetch`: the reference's names and texts; tensors come once, by name or as they are ready."""
+"""`safe_open.prefetch`: names and error texts of the reference; each tensor is taken once, by name or as it is ready."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def path(request, save, state):
 
 
 def loader(path, plan=None) -> PrefetchLoader:
-    """What `prefetch` makes, on the CPU instead of a GPU."""
+    """The loader that `prefetch` returns, on the CPU instead of a GPU."""
     file = rustload.open(path, framework="torch")
     return PrefetchLoader._of(prefetch.tensors_of_plan(file, plan), None, 2)
 
 
-def test_all_tensors_come_once(path, state):
+def test_iteration_yields_every_tensor_once(path, state):
     with loader(path) as found:
         assert (found.names(), len(found)) == (list(rustload.open(path)), 6)
         seen = dict(found)
@@ -73,7 +73,7 @@ def test_a_wrong_plan_is_refused(path, plan, error, text):
         loader(path, plan)
 
 
-def test_a_closed_loader_gives_nothing_more(path, state):
+def test_a_closed_loader_refuses_to_take(path, state):
     found = loader(path)
     first = found.take("w0")
     found.close()
@@ -97,7 +97,7 @@ def test_threads_share_a_loader(path, state):
     assert seen.keys() == state.keys()
 
 
-def test_it_is_for_torch_and_for_gpus(path):
+def test_prefetch_requires_torch_and_a_cuda_device(path):
     with (
         rustload.safe_open(path, "np") as file,
         pytest.raises(rustload.SafetensorError, match='prefetch is only compatible with framework="pt"'),
@@ -115,7 +115,7 @@ def test_it_is_for_torch_and_for_gpus(path):
         file.prefetch(device="cuda")
 
 
-def test_loaders_neither_pickle_nor_are_made(path):
+def test_loaders_do_not_pickle_and_have_no_public_constructor(path):
     with pytest.raises(TypeError, match="cannot pickle"):
         pickle.dumps(loader(path))
     with pytest.raises(TypeError, match="cannot create"):
@@ -123,7 +123,7 @@ def test_loaders_neither_pickle_nor_are_made(path):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_tensors_arrive_on_the_gpu(path, state):
+def test_tensors_are_on_the_gpu(path, state):
     with rustload.safe_open(path, "pt", "cuda") as file, file.prefetch() as found:
         for name, tensor in found:
             assert tensor.device.type == "cuda"

@@ -1,4 +1,4 @@
-"""What `progress=` shows, and that it ends well."""
+"""`progress=`: what is shown, and how it ends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(progress, *, fail_at: int | None = None) -> None:
 
 
 @pytest.mark.parametrize("progress", [None, False])
-def test_it_is_silent_when_not_asked_for(capsys, progress):
+def test_nothing_is_printed_by_default(capsys, progress):
     run(progress)
     assert capsys.readouterr() == ("", "")
 
@@ -39,7 +39,7 @@ def test_a_callable_gets_done_total_and_name():
     assert seen == [((number + 1) * MIB, 10 * MIB, f"layer.{number}") for number in range(10)]
 
 
-def test_what_the_callable_raises_comes_out():
+def test_an_exception_of_the_callable_propagates():
     def wrong(_done, _total, _name):
         raise RuntimeError("mine")
 
@@ -55,14 +55,14 @@ def test_a_log_gets_a_few_lines_on_stderr(capsys):
     assert len(err.splitlines()) <= 12
 
 
-def test_a_log_says_where_it_stopped(capsys):
+def test_the_last_line_of_a_log_says_where_it_stopped(capsys):
     with pytest.raises(KeyboardInterrupt):
         run(True, fail_at=4)
     assert capsys.readouterr().err.splitlines()[-1] == "loading: 4.0 MiB of 10.0 MiB stopped"
 
 
 @pytest.mark.parametrize("fail_at", [None, 3])
-def test_a_plain_terminal_has_one_line_that_ends(monkeypatch, fail_at):
+def test_a_plain_terminal_gets_one_line_with_a_final_newline(monkeypatch, fail_at):
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     monkeypatch.setattr(progress.importlib.util, "find_spec", lambda _name: None)
     if fail_at is None:
@@ -79,7 +79,7 @@ def test_a_plain_terminal_has_one_line_that_ends(monkeypatch, fail_at):
 
 
 @pytest.mark.parametrize("fail_at", [None, 3])
-def test_richs_bar_gives_the_terminal_back(monkeypatch, fail_at):
+def test_the_bar_of_rich_restores_the_cursor(monkeypatch, fail_at):
     pytest.importorskip("rich")
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     monkeypatch.setenv("TERM", "xterm")
@@ -93,21 +93,21 @@ def test_richs_bar_gives_the_terminal_back(monkeypatch, fail_at):
     assert written.count("\x1b[?25l") == written.count("\x1b[?25h") == 1  # the cursor, hidden and shown
 
 
-def test_names_cannot_steer_the_terminal(capsys):
+def test_control_characters_in_names_are_escaped(capsys):
     with reporting(True, 1) as report:
         report(1, "w\x1b[2J\r\nw")
     assert "\x1b" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("face", ["none", "rich", "callable"])
-def test_nothing_to_do_ends_as_well(monkeypatch, face):
-    monkeypatch.setattr(sys, "stderr", Terminal() if face == "rich" else io.StringIO())
-    with reporting((lambda *_told: None) if face == "callable" else True, 0):
+@pytest.mark.parametrize("output", ["none", "rich", "callable"])
+def test_a_total_of_zero_is_no_error(monkeypatch, output):
+    monkeypatch.setattr(sys, "stderr", Terminal() if output == "rich" else io.StringIO())
+    with reporting((lambda *_told: None) if output == "callable" else True, 0):
         pass
 
 
 @pytest.mark.parametrize("wrong", [1, "yes", []])
-def test_another_value_is_a_type_error(wrong):
+def test_a_value_of_another_type_is_a_type_error(wrong):
     with pytest.raises(TypeError, match="progress="):
         checked_progress(wrong)
 

@@ -1,4 +1,4 @@
-"""Memory of dropped results: reused, never shown, bounded, given back, dropped in a forked child; and slabs of small results."""
+"""The pool of memory of dropped results: reused, never exposed, bounded, freed, empty in a forked child; and slabs."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ def empty_pool():
 
 @pytest.fixture
 def poison(save):
-    """`poison(nbytes)`: leaves that many bytes of 0xA5 behind for the next results."""
+    """`poison(nbytes)`: fills the pool with that many bytes of 0xA5 for the next results."""
 
     def leave(nbytes: int) -> None:
         path = save({"p": torch.full((nbytes,), 0xA5, dtype=torch.uint8)}, "poison.safetensors")
-        made = rustload.open(path, framework="dlpack")["p"].materialize(copy=True)
+        result = rustload.open(path, framework="dlpack")["p"].materialize(copy=True)
         before = rustload.memory().kept
-        del made
+        del result
         assert rustload.memory().kept - before >= nbytes // (2 * MIB) * 2 * MIB
 
     return leave
 
 
-def test_a_dropped_result_is_the_memory_of_the_next(save):
+def test_the_memory_of_a_dropped_result_is_reused(save):
     lazy = rustload.open(save({"w": patterns("float32", (2048, 2048))}), framework="numpy")["w"]
     first = lazy.materialize(copy=True)
     at = first.__array_interface__["data"][0]
     del first
     assert rustload.memory().kept == 16 * MIB
-    again = lazy.materialize(copy=True)
-    assert again.__array_interface__["data"][0] == at
+    second = lazy.materialize(copy=True)
+    assert second.__array_interface__["data"][0] == at
     assert rustload.memory().kept == 0
     half = lazy.materialize(dtype="float16")
-    del again, half
+    del second, half
     assert rustload.memory().kept == 24 * MIB
     assert rustload.trim() == 24 * MIB
     assert rustload.memory().kept == 0
 
 
-HOWS = (
+REQUESTS = (
     {"copy": True},
     {"transpose": True},
     {"transpose": (1, 0, 2)},
@@ -63,8 +63,8 @@ HOWS = (
 )
 
 
-@pytest.mark.parametrize("how", HOWS, ids=repr)
-def test_recycled_memory_never_shows_what_it_held(save, poison, how):
+@pytest.mark.parametrize("how", REQUESTS, ids=repr)
+def test_recycled_memory_never_exposes_old_contents(save, poison, how):
     whole = patterns("float32", (90, 130, 240))
     tensors = {"plain": whole, "strided": whole.transpose(0, 2), "part": whole[3:, ::2, 5:]}
     ckpt = rustload.open(save(tensors), framework="torch")
@@ -77,10 +77,12 @@ def test_recycled_memory_never_shows_what_it_held(save, poison, how):
             found = ckpt[name][key].materialize(**how)
             assert_same_bits(found, fresh)
             if fresh.nbytes >= 16 * MIB:
-                assert rustload.memory().kept < 32 * MIB, "it was not recycled, so nothing was shown"
+                assert rustload.memory().kept < 32 * MIB, (
+                    "the poisoned memory was not reused, so the test shows nothing"
+                )
 
 
-def test_a_failed_result_shows_nothing_and_leaks_nothing(save, poison):
+def test_a_failed_result_leaks_no_memory(save, poison):
     path = save({"w": torch.ones(8 * MIB)}, "w.safetensors")
     ckpt = rustload.open(path, framework="torch")
     poison(32 * MIB)
@@ -95,24 +97,24 @@ def test_a_failed_result_shows_nothing_and_leaks_nothing(save, poison):
     assert rss_anon() - base < 8 * MIB
 
 
-def in_child(path, queue):
+def read_in_child(path, queue):
     kept = rustload.memory().kept
     before = rss_anon()
     lazy = rustload.open(path, framework="numpy")["w"]
-    made = lazy.materialize(copy=True)
-    ones = bool((made == 1).all())
-    del made
+    result = lazy.materialize(copy=True)
+    ones = bool((result == 1).all())
+    del result
     queue.put((kept, ones, rustload.memory().kept, rustload.trim(), rss_anon() - before))
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_forked_child_starts_without_and_has_a_pool_of_its_own(save, poison):
+def test_a_forked_child_has_an_empty_pool_of_its_own(save, poison):
     path = save({"w": torch.ones(4 * MIB)})
     held = rustload.open(path, framework="numpy")["w"].materialize(copy=True)
     poison(64 * MIB)
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
-    process = context.Process(target=in_child, args=(path, queue))
+    process = context.Process(target=read_in_child, args=(path, queue))
     process.start()
     kept, ones, left, trimmed, grown = queue.get(timeout=60)
     process.join(60)
@@ -123,7 +125,7 @@ def test_a_forked_child_starts_without_and_has_a_pool_of_its_own(save, poison):
     assert bool((held == 1).all())
 
 
-def test_memory_that_a_child_inherits_in_a_result_is_not_kept_there(save):
+def test_a_child_does_not_keep_the_memory_of_an_inherited_result(save):
     code = """
     import os, sys, rustload
     held = rustload.open(sys.argv[1], framework="dlpack")["w"].materialize(copy=True)
@@ -139,7 +141,7 @@ def test_memory_that_a_child_inherits_in_a_result_is_not_kept_there(save):
     assert int(child(code, path).stdout) == 16 * MIB
 
 
-def test_threads_that_drop_and_make_at_once_get_memory_of_their_own(save, collect):
+def test_concurrent_results_do_not_share_recycled_memory(save, collect):
     tensors = {f"t{number}": torch.full((MIB,), float(number)) for number in range(8)}
     ckpt = rustload.open(save(tensors), framework="numpy")
     wrong = []
@@ -152,7 +154,7 @@ def test_threads_that_drop_and_make_at_once_get_memory_of_their_own(save, collec
                 wrong.append(number)
 
     held = []
-    for _ in range(3):  # the first makes threads' arenas and the like
+    for _ in range(3):  # the first round creates the arenas of threads
         threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
         for thread in threads:
             thread.start()
@@ -181,8 +183,8 @@ base = peak()
 """
 
 
-def test_what_is_kept_never_raises_the_peak(save):
-    """Results of all sizes come and go, at most 96 MiB at a time; without the rule 200 MiB would be there in the end."""
+def test_kept_memory_does_not_raise_the_peak(save):
+    """Results of all sizes, at most 96 MiB alive at a time; a pool without that rule would end with 200 MiB."""
     tensors = {f"t{size}": torch.zeros(size * MIB, dtype=torch.uint8) for size in (3, 7, 16, 33, 64, 96)}
     tensors["small"] = torch.zeros(10)
     code = (
@@ -200,8 +202,8 @@ print((peak() - base) >> 20, rustload.memory().kept >> 20)
     assert kept > 0
 
 
-def test_memory_is_found_where_only_the_pool_has_it(save):
-    """With 420 MiB of addresses, 200 of them kept, a result of 300 MiB has to have them given back."""
+def test_the_pool_is_freed_if_an_allocation_would_fail(save):
+    """With 420 MiB of address space and 200 of them in the pool, a result of 300 MiB makes the pool free them."""
     tensors = {f"t{size}": torch.zeros(size * MIB, dtype=torch.uint8) for size in (200, 300)}
     code = """
     import resource, sys, rustload
@@ -228,7 +230,7 @@ def test_memory_is_found_where_only_the_pool_has_it(save):
 
 
 @pytest.mark.parametrize(("asked", "kept"), [("0", 0), ("8388608", 8), ("nonsense", 16)])
-def test_the_bound_is_what_the_environment_says(save, asked, kept):
+def test_the_environment_sets_the_bound_of_the_pool(save, asked, kept):
     code = """
     import sys, rustload
     ckpt = rustload.open(sys.argv[1], framework="dlpack")
@@ -241,7 +243,7 @@ def test_the_bound_is_what_the_environment_says(save, asked, kept):
     assert int(child(code, save(tensors), env={"RUSTLOAD_POOL": asked}).stdout) == kept
 
 
-def test_small_results_share_slabs_and_keep_no_more_than_one_each(save, collect):
+def test_small_results_share_slabs_and_keep_one_slab_alive_each(save, collect):
     count = 20_000
     path = save(
         {f"t{number}": torch.full((256,), float(number)) for number in range(count)}, "many.safetensors"

@@ -1,4 +1,4 @@
-"""`rustload.memory` and what is built on it: anonymous memory and file pages apart, the cgroup's limit."""
+"""`rustload.memory`: anonymous memory, file pages, and the cgroup's limit."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ import rustload
 MIB = 1 << 20
 
 
-def test_memory_tells_anonymous_pages_from_those_of_files(save):
+def test_memory_counts_anonymous_and_file_pages_separately(save):
     path = save({"w": torch.ones(16 * MIB // 4)}, "model.safetensors")
     lazy = rustload.open(path, framework="torch")["w"]
-    rustload.trim()  # an owned result would be made in memory that is there
+    rustload.trim()  # else the owned result would reuse memory of the pool
     before = rustload.memory()
     view = lazy.materialize()
     assert float(view.sum()) == 4 * MIB
-    looked = rustload.memory()
-    assert looked.file - before.file >= 15 * MIB
-    assert looked.anon - before.anon < 8 * MIB
+    viewed = rustload.memory()
+    assert viewed.file - before.file >= 15 * MIB
+    assert viewed.anon - before.anon < 8 * MIB
     owned = lazy.materialize(copy=True)
     copied = rustload.memory()
     assert owned.shape == view.shape
-    assert copied.anon - looked.anon >= 15 * MIB
+    assert copied.anon - viewed.anon >= 15 * MIB
     assert abs(rustload.memory().anon - rss_anon()) < 4 * MIB
 
 
-def test_memory_shows_the_limit_of_the_cgroup_if_there_is_one():
+def test_memory_has_the_limit_of_the_cgroup_if_there_is_one():
     found = rustload.memory()
     assert found.peak >= found.anon > 0
     assert found.total >= found.available > 0

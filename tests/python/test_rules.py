@@ -1,4 +1,4 @@
-"""What `dtype=` and `transpose=` mean for many tensors at once."""
+"""`dtype=` and `transpose=` for many tensors: plain values, patterns, callables."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rustload._common.rules import Rules
 
 @pytest.fixture
 def ckpt(save):
-    made = {name: torch.zeros(2, 2).to(dtype_of(name)) for name in DTYPES if name != "float8_e8m0fnu"}
-    return rustload.open(save(made))
+    state = {name: torch.zeros(2, 2).to(dtype_of(name)) for name in DTYPES if name != "float8_e8m0fnu"}
+    return rustload.open(save(state))
 
 
-def test_a_plain_dtype_is_for_floats_of_16_bits_and_more(ckpt):
+def test_a_plain_dtype_applies_to_floats_of_16_bits_or_more(ckpt):
     rules = Rules(dtype=torch.bfloat16)
     changed = {name for name, tensor in ckpt.items() if rules.dtype(tensor) is not None}
     assert changed == {"float64", "float32", "float16", "bfloat16"}
@@ -25,7 +25,7 @@ def test_a_plain_dtype_is_for_floats_of_16_bits_and_more(ckpt):
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "BF16", "bfloat16", torch.bfloat16])
-def test_dtypes_are_spelled_in_any_words(ckpt, dtype):
+def test_a_dtype_may_have_any_of_its_names(ckpt, dtype):
     assert Rules(dtype=dtype).dtype(ckpt["float32"]) == "bfloat16"
     assert Rules(dtype={"*": dtype}).dtype(ckpt["int8"]) == "bfloat16"
     assert Rules(dtype=lambda _: dtype).dtype(ckpt["int8"]) == "bfloat16"
@@ -37,7 +37,7 @@ def test_a_numpy_scalar_type_is_a_value_not_a_callable(ckpt):
     assert rules.dtype(ckpt["int8"]) is None
 
 
-def test_the_first_pattern_that_matches_counts(ckpt):
+def test_the_first_matching_pattern_decides(ckpt):
     rules = Rules(dtype={"float8*": "float32", "float*": None, "*": "int64"}, transpose={"int?": (1, 0)})
     assert rules.dtype(ckpt["float8_e5m2"]) == "float32"
     assert rules.dtype(ckpt["float64"]) is None
@@ -46,11 +46,11 @@ def test_the_first_pattern_that_matches_counts(ckpt):
     assert rules.transpose(ckpt["int16"]) is None
 
 
-def test_patterns_heed_case(ckpt):
+def test_patterns_are_case_sensitive(ckpt):
     assert Rules(dtype={"FLOAT32": "bfloat16"}).dtype(ckpt["float32"]) is None
 
 
-def test_a_callable_sees_the_handle(ckpt):
+def test_a_callable_gets_the_handle(ckpt):
     rules = Rules(
         dtype=lambda t: "float16" if t.dtype == "int8" else None, transpose=lambda t: t.dtype == "int8"
     )
@@ -58,7 +58,7 @@ def test_a_callable_sees_the_handle(ckpt):
     assert (rules.dtype(ckpt["float32"]), rules.transpose(ckpt["float32"])) == (None, None)
 
 
-def test_what_a_callable_raises_names_the_tensor(ckpt):
+def test_an_exception_of_a_callable_has_a_note_with_the_tensor(ckpt):
     def wrong(_):
         raise KeyError("mine")
 
@@ -76,11 +76,11 @@ def test_a_plain_transpose_is_refused(value):
 
 
 @pytest.mark.parametrize("value", [None, False, {}, lambda _: None])
-def test_no_transpose_is_no_transpose(ckpt, value):
+def test_an_empty_transpose_has_no_effect(ckpt, value):
     assert Rules(transpose=value).transpose(ckpt["int8"]) is None
 
 
-def test_wrong_values_are_told_before_a_tensor_is_seen(ckpt):
+def test_wrong_values_are_errors_before_a_tensor_is_read(ckpt):
     with pytest.raises(ValueError, match="dtype"):
         Rules(dtype={"nothing": "float31"})
     with pytest.raises(TypeError, match="transpose="):

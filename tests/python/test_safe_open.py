@@ -1,4 +1,4 @@
-"""`rustload.safe_open` answers as `safetensors.safe_open` does: each rule asks both and compares."""
+"""`rustload.safe_open` behaves as `safetensors.safe_open`: each test calls both and compares."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import torch
 import rustload
 from rustload._safe_open import header_errors
 
-# ruff: noqa: UP031, RUF005, PT017 - JSON is full of braces; the long lists are joined; one rule is about a race
+# ruff: noqa: UP031, RUF005, PT017 - JSON is full of braces; the long lists are joined; one test is about a race
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,8 +70,8 @@ def any_format(request: pytest.FixtureRequest, model: Path, pickled: Path, tmp_p
     return tmp_path
 
 
-def plain(value: Any) -> Any:
-    """What can be compared: kind, dtype, shape and bytes of tensors and arrays."""
+def comparable(value: Any) -> Any:
+    """A value that can be compared: kind, dtype, shape and bytes of tensors and arrays."""
     if isinstance(value, torch.Tensor):
         raw = (
             value.detach()
@@ -86,28 +86,28 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return "array", str(value.dtype), value.shape, value.flags.writeable, value.tobytes()
     if isinstance(value, tuple):
-        return tuple(plain(one) for one in value)
-    if isinstance(value, dict) and not any(isinstance(one, torch.Tensor) for one in value.values()):
-        return value  # metadata: in the reference its order is a hash's
+        return tuple(comparable(item) for item in value)
+    if isinstance(value, dict) and not any(isinstance(item, torch.Tensor) for item in value.values()):
+        return value  # metadata, which the reference orders by hash
     if isinstance(value, dict):
-        return [(key, plain(one)) for key, one in value.items()]
+        return [(key, comparable(item)) for key, item in value.items()]
     if isinstance(value, (rustload.safe_open, REFERENCE)):
         return "handle"
     return value
 
 
-def answer(call: Callable[[], Any]) -> Any:
-    """What a call gives: its result, or the name and text of its error."""
+def outcome_of(call: Callable[[], Any]) -> Any:
+    """The result of a call, or the name and text of its error."""
     try:
-        return plain(call())
+        return comparable(call())
     except BaseException as error:  # the reference panics on some
         return "raises", type(error).__name__, str(error)
 
 
-def same(ask: Callable[[Any], Any]) -> Any:
-    """Both packages answer alike; gives the answer."""
-    expected = answer(lambda: ask(REFERENCE))
-    assert answer(lambda: ask(rustload.safe_open)) == expected
+def assert_same_outcome(ask: Callable[[Any], Any]) -> Any:
+    """Asserts that both packages have the same outcome, and returns it."""
+    expected = outcome_of(lambda: ask(REFERENCE))
+    assert outcome_of(lambda: ask(rustload.safe_open)) == expected
     return expected
 
 
@@ -121,16 +121,19 @@ def header(text: str | bytes, data: bytes = b"", length: int | None = None) -> b
 
 @pytest.mark.parametrize("framework", ["pt", "torch", "pytorch", "np", "numpy"])
 def test_a_framework_has_its_aliases(model: Path, framework: str) -> None:
-    assert same(lambda safe_open: safe_open(model, framework).get_tensor("b"))[0] in ("tensor", "array")
+    assert assert_same_outcome(lambda safe_open: safe_open(model, framework).get_tensor("b"))[0] in (
+        "tensor",
+        "array",
+    )
 
 
 @pytest.mark.parametrize("framework", ["PT", "xx", "", "paddlepaddle", None, 3, b"pt"])
 def test_an_unknown_framework_is_refused_in_the_same_words(model: Path, framework: Any) -> None:
-    assert same(lambda safe_open: safe_open(model, framework))[0] == "raises"
+    assert assert_same_outcome(lambda safe_open: safe_open(model, framework))[0] == "raises"
 
 
 @pytest.mark.parametrize("framework", ["tf", "tensorflow", "mlx", "paddle"])
-def test_a_framework_that_is_not_served_is_named(model: Path, framework: str) -> None:
+def test_an_unsupported_framework_is_named(model: Path, framework: str) -> None:
     with pytest.raises(rustload.SafetensorError, match=f"framework {framework} is not supported"):
         rustload.safe_open(model, framework)
 
@@ -156,8 +159,8 @@ def test_a_framework_that_is_not_served_is_named(model: Path, framework: str) ->
     + ["cuda", "cuda:0", "npu:1", "xpu", "xla:2", "mlu", "musa", "hpu:3", 0, 1, True, -1, 2**70, 1.5, b"cpu"],
 )
 @pytest.mark.parametrize("framework", ["pt", "np"])
-def test_devices_are_read_and_refused_in_the_same_words(model: Path, framework: str, device: Any) -> None:
-    same(lambda safe_open: safe_open(model, framework, device))
+def test_devices_are_parsed_and_refused_as_by_the_reference(model: Path, framework: str, device: Any) -> None:
+    assert_same_outcome(lambda safe_open: safe_open(model, framework, device))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
@@ -174,19 +177,19 @@ def test_without_a_gpu_the_file_opens_and_a_tensor_is_a_device_error(model: Path
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", 0])
-def test_tensors_arrive_on_the_gpu(any_format: Path, device: Any, backend: Any) -> None:
+def test_tensors_are_on_the_gpu(any_format: Path, device: Any, backend: Any) -> None:
     with rustload.safe_open(any_format, "pt", device, backend=backend) as f:
         for name, tensor in f.get_tensors().items():
             assert tensor.device == torch.device("cuda", torch.cuda.current_device())
-            assert plain(tensor.cpu()) == plain(STATE[name])
+            assert comparable(tensor.cpu()) == comparable(STATE[name])
         part = f.get_slice("b")[1:3, ::2]
         assert part.is_cuda
         assert torch.equal(part.cpu(), STATE["b"][1:3, ::2])
 
 
 @pytest.mark.parametrize("backend", ["mmap", "pread", "xx", "MMAP", "", None, 3])
-def test_backends_are_the_two(model: Path, backend: Any) -> None:
-    same(lambda safe_open: safe_open(model, "pt", backend=backend))
+def test_backends_are_those_of_the_reference(model: Path, backend: Any) -> None:
+    assert_same_outcome(lambda safe_open: safe_open(model, "pt", backend=backend))
 
 
 def test_the_backend_is_keyword_only(model: Path) -> None:
@@ -196,11 +199,11 @@ def test_the_backend_is_keyword_only(model: Path) -> None:
 
 @pytest.mark.parametrize("path", [b"m", 3, None, ["m"], "missing", "", "m\0", "/missing/x"])
 def test_a_wrong_or_missing_path_is_refused_in_the_same_words(path: Any) -> None:
-    assert same(lambda safe_open: safe_open(path, "pt"))[0] == "raises"
+    assert assert_same_outcome(lambda safe_open: safe_open(path, "pt"))[0] == "raises"
 
 
 def test_a_path_below_a_file_is_missing(model: Path) -> None:
-    assert same(lambda safe_open: safe_open(model / "x", "pt"))[1] == "FileNotFoundError"
+    assert assert_same_outcome(lambda safe_open: safe_open(model / "x", "pt"))[1] == "FileNotFoundError"
 
 
 def test_a_directory_without_a_checkpoint_is_an_error(tmp_path: Path) -> None:
@@ -220,15 +223,18 @@ def test_a_directory_without_a_checkpoint_is_an_error(tmp_path: Path) -> None:
 )
 def test_arguments_are_checked_in_the_same_order(given: tuple[Any, Any, Any, Any]) -> None:
     path, framework, device, backend = given
-    assert same(lambda safe_open: safe_open(path, framework, device, backend=backend))[0] == "raises"
+    assert (
+        assert_same_outcome(lambda safe_open: safe_open(path, framework, device, backend=backend))[0]
+        == "raises"
+    )
 
 
 # The handle
 
 
 @pytest.mark.parametrize("method", ["keys", "offset_keys", "metadata", "get_tensors"])
-def test_a_method_without_arguments_gives_the_same(model: Path, method: str) -> None:
-    same(lambda safe_open: getattr(safe_open(model, "pt"), method)())
+def test_a_method_without_arguments_returns_the_same(model: Path, method: str) -> None:
+    assert_same_outcome(lambda safe_open: getattr(safe_open(model, "pt"), method)())
 
 
 def test_keys_is_a_sorted_list_and_offset_keys_the_files_order(model: Path) -> None:
@@ -240,20 +246,20 @@ def test_keys_is_a_sorted_list_and_offset_keys_the_files_order(model: Path) -> N
 @pytest.mark.parametrize("text", ["{}", '{"__metadata__":null}', '{"__metadata__":{"a":"b"}}'])
 def test_metadata_is_a_dict_or_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "m").write_bytes(header(text))
-    same(lambda safe_open: safe_open(tmp_path / "m", "pt").metadata())
+    assert_same_outcome(lambda safe_open: safe_open(tmp_path / "m", "pt").metadata())
 
 
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
 @pytest.mark.parametrize("framework", ["pt", "np"])
 @pytest.mark.parametrize("name", sorted(STATE))
-def test_a_tensor_is_the_same(model: Path, framework: str, backend: str, name: str) -> None:
+def test_get_tensor_returns_the_same(model: Path, framework: str, backend: str, name: str) -> None:
     if framework == "np" and name in ("e8", "h"):
-        # The reference has no fp8 in NumPy, and bf16 only once somebody imported ml_dtypes.
+        # The reference has no fp8 in NumPy, and bf16 only after ml_dtypes was imported.
         array = rustload.safe_open(model, framework, backend=backend).get_tensor(name)  # type: ignore[arg-type]
         assert array.tobytes() == bytes(STATE[name].view(torch.uint8).flatten().tolist())
         assert array.flags.writeable
         return
-    same(lambda safe_open: safe_open(model, framework, backend=backend).get_tensor(name))
+    assert_same_outcome(lambda safe_open: safe_open(model, framework, backend=backend).get_tensor(name))
 
 
 def test_numpy_arrays_are_independent_and_do_not_own_their_memory(model: Path) -> None:
@@ -263,13 +269,13 @@ def test_numpy_arrays_are_independent_and_do_not_own_their_memory(model: Path) -
         first[:] = -1
         return first.flags.owndata, f.get_tensor("b"), f.get_slice("b")[1:]
 
-    same(edited)
+    assert_same_outcome(edited)
 
 
 @pytest.mark.parametrize("method", ["get_tensor", "get_slice"])
 @pytest.mark.parametrize("name", ["zz", "", 3, b"b", None])
 def test_an_unknown_name_is_refused_in_the_same_words(model: Path, method: str, name: Any) -> None:
-    assert same(lambda safe_open: getattr(safe_open(model, "pt"), method)(name))[0] == "raises"
+    assert assert_same_outcome(lambda safe_open: getattr(safe_open(model, "pt"), method)(name))[0] == "raises"
 
 
 def test_an_unknown_name_is_no_key_error_and_notes_near_names(model: Path) -> None:
@@ -284,16 +290,16 @@ def test_an_unknown_name_is_no_key_error_and_notes_near_names(model: Path) -> No
     [("keys", ()), ("offset_keys", ()), ("metadata", ()), ("get_tensors", ()), ("get_tensor", ("a",))]
     + [("get_tensor", ("zz",)), ("get_slice", ("a",))],
 )
-def test_a_closed_file_refuses_everything(model: Path, method: str, given: tuple[str, ...]) -> None:
+def test_every_method_of_a_closed_file_is_refused(model: Path, method: str, given: tuple[str, ...]) -> None:
     def closed(safe_open: Any) -> Any:
         with safe_open(model, "pt") as f:
             pass
         return getattr(f, method)(*given)
 
-    assert same(closed) == ("raises", "SafetensorError", "File is closed")
+    assert assert_same_outcome(closed) == ("raises", "SafetensorError", "File is closed")
 
 
-def test_closing_twice_and_entering_after_it_are_fine(model: Path) -> None:
+def test_closing_twice_and_entering_a_closed_file_are_no_errors(model: Path) -> None:
     f = rustload.safe_open(model, "pt")
     assert f.__exit__(None, None, None) is None  # type: ignore[func-returns-value]
     f.__exit__(None, None, None)
@@ -319,13 +325,13 @@ def test_a_handle_is_hashable_and_no_container(model: Path) -> None:
             wrong()
 
 
-def test_handles_and_slices_do_not_pickle_in_the_same_words(model: Path) -> None:
+def test_pickling_handles_and_slices_is_refused_in_the_same_words(model: Path) -> None:
     for use in (pickle.dumps, copy.copy, copy.deepcopy):
-        same(lambda safe_open, use=use: use(safe_open(model, "pt")))
-        same(lambda safe_open, use=use: use(safe_open(model, "pt").get_slice("a")))
+        assert_same_outcome(lambda safe_open, use=use: use(safe_open(model, "pt")))
+        assert_same_outcome(lambda safe_open, use=use: use(safe_open(model, "pt").get_slice("a")))
 
 
-def test_slices_are_not_made_by_hand() -> None:
+def test_slices_have_no_public_constructor() -> None:
     with pytest.raises(TypeError, match="cannot create"):
         rustload.PySafeSlice()
 
@@ -346,7 +352,7 @@ def test_torch_tensors_are_copy_on_write_views_of_one_memory(any_format: Path) -
     assert rustload.safe_open(any_format, "pt").get_tensor("b")[0, 0] == 0
 
 
-def test_pread_gives_memory_of_its_own(any_format: Path) -> None:
+def test_pread_returns_owned_memory(any_format: Path) -> None:
     with rustload.safe_open(any_format, "pt", backend="pread") as f:
         first = f.get_tensor("b")
         first[0, 0] = 99
@@ -365,7 +371,7 @@ def test_a_slice_reads_its_bytes_only(tmp_path: Path) -> None:
         "    f = rustload.safe_open(sys.argv[1], framework, backend=backend)\n"
         "    assert f.get_slice('w')[-1:].shape == (1, 4) if framework == 'pt' else f.get_slice('w')[-1].shape == (4,)\n"
         "    assert tuple(f.get_slice('w')[::1 << 20, 1].shape) == (256,)\n"
-        # Not ru_maxrss: that counts the parent's memory, which the child shares until it runs its own program.
+        # Not ru_maxrss, which counts the parent's memory until exec.
         "status = pathlib.Path('/proc/self/status').read_text()\n"
         "print(status.split('VmHWM:')[1].split()[0])\n"
     )
@@ -376,14 +382,14 @@ def test_a_slice_reads_its_bytes_only(tmp_path: Path) -> None:
     assert int(done.stdout) < 1 << 20  # KiB
 
 
-def test_unaligned_tensors_are_right(tmp_path: Path) -> None:
+def test_misaligned_tensors_are_read(tmp_path: Path) -> None:
     entry = '"{}":{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}}'
     text = "{" + entry.format("a", "U8", 1, 0, 1) + "," + entry.format("b", "F32", 3, 1, 13) + "}"
     path = tmp_path / "odd.safetensors"
     path.write_bytes(header(text, b"\1" + np.arange(3, dtype="<f4").tobytes()))
     for name, key in (("b", ...), ("b", slice(1, None)), ("b", -1), ("b", None), ("b", [0, 2])):
-        same(lambda safe_open, name=name, key=key: safe_open(path, "pt").get_slice(name)[key])
-    same(lambda safe_open: safe_open(path, "np").get_tensor("b"))
+        assert_same_outcome(lambda safe_open, name=name, key=key: safe_open(path, "pt").get_slice(name)[key])
+    assert_same_outcome(lambda safe_open: safe_open(path, "np").get_tensor("b"))
 
 
 # Slices
@@ -411,11 +417,11 @@ KEYS: list[Any] = [
 @pytest.mark.parametrize("name", ["b", "a", "s", "z", "t"])
 @pytest.mark.parametrize("key", [key for key in KEYS if repr(key) != repr(k[:: 2**70])], ids=repr)
 @pytest.mark.filterwarnings("ignore:Using a non-tuple sequence")
-def test_torch_indexes_as_torch_does(model: Path, any_format: Path, name: str, key: Any) -> None:
-    expected = answer(lambda: REFERENCE(model, "pt").get_slice(name)[key])
+def test_torch_indexes_as_the_reference_does(model: Path, any_format: Path, name: str, key: Any) -> None:
+    expected = outcome_of(lambda: REFERENCE(model, "pt").get_slice(name)[key])
     for backend in ("mmap", "pread"):
         f = rustload.safe_open(any_format, "pt", backend=backend)  # type: ignore[arg-type]
-        found = answer(lambda f=f: f.get_slice(name)[key])
+        found = outcome_of(lambda f=f: f.get_slice(name)[key])
         assert (
             found[:2] == expected[:2]
             if expected[0] == "raises" and "C++" in expected[2]
@@ -426,13 +432,13 @@ def test_torch_indexes_as_torch_does(model: Path, any_format: Path, name: str, k
 @pytest.mark.parametrize("name", ["b", "a", "s", "z", "t"])
 @pytest.mark.parametrize("key", KEYS, ids=repr)
 def test_numpy_indexes_as_the_reference_does(model: Path, any_format: Path, name: str, key: Any) -> None:
-    expected = answer(lambda: REFERENCE(model, "np").get_slice(name)[key])
-    found = answer(lambda: rustload.safe_open(any_format, "np").get_slice(name)[key])
+    expected = outcome_of(lambda: REFERENCE(model, "np").get_slice(name)[key])
+    found = outcome_of(lambda: rustload.safe_open(any_format, "np").get_slice(name)[key])
     reversed_range = expected[1] in ("SystemError", "PanicException")
     empty = name == "z" and expected[0] == "raises" and "of size 0" in expected[2]
     if found[0] != "raises" and (reversed_range or empty):
-        # Better than the reference, which fails on a range that ends before it begins and on dimensions of size 0.
-        assert found == plain(STATE[name].numpy()[key])
+        # The reference fails on a range that ends before it begins and on dimensions of size 0; rustload returns NumPy's result.
+        assert found == comparable(STATE[name].numpy()[key])
     else:
         assert found == expected
 
@@ -440,16 +446,14 @@ def test_numpy_indexes_as_the_reference_does(model: Path, any_format: Path, name
 @pytest.mark.parametrize("key", [k[...], k[()], k[:], k[:, :], k[0:0], k[:, 1], k[..., 0:2], k[[]]], ids=repr)
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
 @pytest.mark.parametrize("framework", ["pt", "np"])
-def test_tensors_without_elements_are_sliced_as_others(
-    model: Path, framework: str, backend: Any, key: Any
-) -> None:
+def test_empty_tensors_are_sliced(model: Path, framework: str, backend: Any, key: Any) -> None:
     found = rustload.safe_open(model, framework, backend=backend).get_slice("z")[key]
     assert tuple(found.shape) == STATE["z"].numpy()[key].shape
 
 
-def test_a_slice_tells_shape_and_code(model: Path) -> None:
+def test_a_slice_has_the_shape_and_dtype_code_of_the_reference(model: Path) -> None:
     for name in STATE:
-        shape, code = same(
+        shape, code = assert_same_outcome(
             lambda safe_open, s=name: (lambda f: (f.get_shape(), f.get_dtype()))(
                 safe_open(model, "pt").get_slice(s)
             )
@@ -459,7 +463,7 @@ def test_a_slice_tells_shape_and_code(model: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support")
-def test_codes_that_the_format_lacks_are_spelled_alike(tmp_path: Path) -> None:
+def test_dtypes_that_the_format_lacks_have_codes_of_the_same_pattern(tmp_path: Path) -> None:
     torch.save(
         {"c": torch.ones(2, dtype=torch.complex128), "h": torch.ones(2, dtype=torch.complex32)},
         tmp_path / "c.pt",
@@ -473,12 +477,12 @@ def test_every_dtype_of_the_format_has_its_code(tmp_path: Path) -> None:
     for code, width in bits.items():
         text = '{"a":{"dtype":"%s","shape":[2,4],"data_offsets":[0,%d]}}' % (code, width)
         (tmp_path / "m").write_bytes(header(text, bytes(width)))
-        same(
+        assert_same_outcome(
             lambda safe_open: (lambda s: (s.get_shape(), s.get_dtype()))(
                 safe_open(tmp_path / "m", "pt").get_slice("a")
             )
         )
-        same(lambda safe_open: safe_open(tmp_path / "m", "pt").get_tensor("a"))
+        assert_same_outcome(lambda safe_open: safe_open(tmp_path / "m", "pt").get_tensor("a"))
         assert rustload.safe_open(tmp_path / "m", "pt").get_tensor_meta("a") == (code, [2, 4], (0, width))
 
 
@@ -491,7 +495,7 @@ def test_f4_has_half_as_many_columns_in_torch_and_can_be_sliced(tmp_path: Path) 
         assert part.view(torch.uint8).tolist() == [0x56]
 
 
-def test_meta_gives_dtype_shape_and_place(model: Path, pickled: Path) -> None:
+def test_tensor_meta_has_dtype_shape_and_data_offsets(model: Path, pickled: Path) -> None:
     f, data = rustload.safe_open(model, "pt"), model.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     described = json.loads(data[8:start])
@@ -507,7 +511,7 @@ def test_meta_gives_dtype_shape_and_place(model: Path, pickled: Path) -> None:
         f.get_tensor_meta("zz")
 
 
-def test_meta_of_shards_counts_from_each_files_data(any_format: Path) -> None:
+def test_data_offsets_of_shards_have_the_size_of_the_tensor(any_format: Path) -> None:
     f = rustload.safe_open(any_format, "pt")
     for name in f.keys():  # noqa: SIM118 - a handle is no mapping
         offsets = f.get_tensor_meta(name).data_offsets
@@ -517,7 +521,7 @@ def test_meta_of_shards_counts_from_each_files_data(any_format: Path) -> None:
 # Other formats
 
 
-def test_every_format_gives_the_same_tensors(any_format: Path) -> None:
+def test_every_format_has_the_same_tensors(any_format: Path) -> None:
     for framework in ("pt", "np"):
         with rustload.safe_open(any_format, framework) as f:
             assert f.keys() == sorted(STATE)
@@ -529,7 +533,7 @@ def test_every_format_gives_the_same_tensors(any_format: Path) -> None:
                 assert f.get_slice(name).get_shape() == list(STATE[name].shape)
 
 
-def test_strided_and_tied_tensors_of_a_pickle_are_theirs(tmp_path: Path) -> None:
+def test_strided_and_tied_tensors_of_a_pickle_are_sliced(tmp_path: Path) -> None:
     base = torch.arange(12.0).reshape(3, 4)
     torch.save({"w": base.T, "tied": base, "p": torch.nn.Parameter(base[1])}, tmp_path / "m.pt")
     f = rustload.safe_open(tmp_path / "m.pt", "pt")
@@ -556,7 +560,7 @@ def with_fields(**fields: str) -> str:
     return '{"a":{' + ",".join(f'"{name}":{value}' for name, value in every.items() if value) + "}}"
 
 
-def two(first: str, second: str) -> str:
+def two_tensors(first: str, second: str) -> str:
     return f'{{"a":{{"dtype":"F32",{first}}},"b":{{"dtype":"F32",{second}}}}}'
 
 
@@ -581,12 +585,12 @@ BROKEN = {
     "truncated": header(FIELDS, bytes(7)),
     "no data": header(FIELDS),
     "data without tensors": header("{}", b"x"),
-    "hole": header(two('"shape":[1],"data_offsets":[0,4]', '"shape":[1],"data_offsets":[8,12]'), bytes(12)),
-    "overlap": header(two('"shape":[2],"data_offsets":[0,8]', '"shape":[2],"data_offsets":[4,12]'), bytes(12)),
+    "hole": header(two_tensors('"shape":[1],"data_offsets":[0,4]', '"shape":[1],"data_offsets":[8,12]'), bytes(12)),
+    "overlap": header(two_tensors('"shape":[2],"data_offsets":[0,8]', '"shape":[2],"data_offsets":[4,12]'), bytes(12)),
     "first not at zero": header(with_fields(shape="[1]", data_offsets="[4,8]"), bytes(8)),
     "end before begin": header(with_fields(data_offsets="[8,0]"), bytes(8)),
     "size": header(with_fields(shape="[3]"), bytes(8)),
-    "size before a hole": header(two('"shape":[9],"data_offsets":[0,4]', '"shape":[1],"data_offsets":[8,12]'), bytes(12)),
+    "size before a hole": header(two_tensors('"shape":[9],"data_offsets":[0,4]', '"shape":[1],"data_offsets":[8,12]'), bytes(12)),
     "size and trailing bytes": header(with_fields(shape="[3]"), bytes(16)),
     "offsets past 64 bits of file": header(with_fields(data_offsets="[0,18446744073709551615]"), bytes(8)),
     "overflow": header(with_fields(shape="[18446744073709551615,2]"), bytes(8)),
@@ -618,12 +622,12 @@ BROKEN |= {text: header(text, bytes(8)) for text in JSON}
 def test_a_broken_header_is_refused_in_the_same_words(tmp_path: Path, what: str, suffix: str) -> None:
     path = tmp_path / f"m{suffix}"
     path.write_bytes(BROKEN[what])
-    kind, name, text = same(lambda safe_open: safe_open(path, "pt"))
+    kind, name, text = assert_same_outcome(lambda safe_open: safe_open(path, "pt"))
     assert (kind, name) == ("raises", "SafetensorError")
     assert text.startswith("Error while deserializing header: ")
 
 
-def test_an_error_about_a_file_is_rustloads_own_as_well(tmp_path: Path) -> None:
+def test_an_error_of_the_file_is_a_rustload_error_as_well(tmp_path: Path) -> None:
     (tmp_path / "m").write_bytes(BROKEN["truncated"])
     with pytest.raises(safetensors.SafetensorError) as caught:
         rustload.safe_open(tmp_path / "m", "pt")
@@ -632,9 +636,9 @@ def test_an_error_about_a_file_is_rustloads_own_as_well(tmp_path: Path) -> None:
     assert isinstance(error, rustload.FormatError)
     assert error.code == "StOffsets"
     assert "the file is truncated" in error.__notes__[0]
-    again = pickle.loads(pickle.dumps(error))
-    assert str(again) == str(error)
-    assert isinstance(again, safetensors.SafetensorError)
+    unpickled = pickle.loads(pickle.dumps(error))
+    assert str(unpickled) == str(error)
+    assert isinstance(unpickled, safetensors.SafetensorError)
 
 
 def test_errors_do_not_import_safetensors(tmp_path: Path) -> None:
@@ -670,10 +674,10 @@ def test_a_broken_pickle_is_refused_in_rustloads_words(pickled: Path, tmp_path: 
         '{"\\u0000":%s}' % TENSOR,
     ],
 )
-def test_what_the_reference_accepts_is_accepted(tmp_path: Path, text: str) -> None:
+def test_headers_that_the_reference_accepts_are_accepted(tmp_path: Path, text: str) -> None:
     (tmp_path / "m").write_bytes(header(text, bytes(8) if "F32" in text else b""))
-    names, _, _ = same(
-        lambda safe_open: (lambda f: (f.keys(), f.metadata(), plain(f.get_tensors())))(
+    names, _, _ = assert_same_outcome(
+        lambda safe_open: (lambda f: (f.keys(), f.metadata(), comparable(f.get_tensors())))(
             safe_open(tmp_path / "m", "pt")
         )
     )
@@ -687,7 +691,7 @@ def test_what_the_reference_accepts_is_accepted(tmp_path: Path, text: str) -> No
     + [(with_fields(dtype='"F4"', shape="[2,3]", data_offsets="[0,3]"), bytes(3))]
     + [(with_fields(shape=f"[{','.join('1' * 70)}]", data_offsets="[0,4]"), bytes(4))],
 )
-def test_what_rustload_refuses_more_strictly_is_a_safetensor_error(
+def test_headers_that_only_rustload_refuses_are_a_safetensor_error(
     tmp_path: Path, text: str, data: bytes
 ) -> None:
     (tmp_path / "m").write_bytes(header(text, data))
@@ -696,7 +700,7 @@ def test_what_rustload_refuses_more_strictly_is_a_safetensor_error(
         rustload.safe_open(tmp_path / "m", "pt")
 
 
-# As others use it
+# As other libraries use it
 
 
 def test_transformers_slices_from_four_threads(any_format: Path) -> None:
@@ -707,7 +711,7 @@ def test_transformers_slices_from_four_threads(any_format: Path) -> None:
             for _ in range(20):
                 got = dict(zip(names, pool.map(lambda name: parts[name][...], names), strict=True))
                 for name in names:
-                    assert plain(got[name]) == plain(STATE[name])
+                    assert comparable(got[name]) == comparable(STATE[name])
 
 
 def test_a_handle_is_used_by_threads_while_it_is_closed(model: Path) -> None:
@@ -732,7 +736,7 @@ def test_a_handle_is_used_by_threads_while_it_is_closed(model: Path) -> None:
         assert not failed
 
 
-def test_accelerate_asks_bare_keys_and_checks_the_metadata(any_format: Path) -> None:
+def test_accelerate_lists_keys_and_checks_the_metadata(any_format: Path) -> None:
     weights = rustload.safe_open(any_format, framework="pt")
     names = weights.keys()
     metadata = weights.metadata()
@@ -742,7 +746,7 @@ def test_accelerate_asks_bare_keys_and_checks_the_metadata(any_format: Path) -> 
     }
 
 
-def test_quantizers_ask_whether_a_code_is_a_float(any_format: Path) -> None:
+def test_quantizers_check_whether_a_code_is_a_float(any_format: Path) -> None:
     f = rustload.safe_open(any_format, framework="pt")
     floats = [name for name in f.keys() if f.get_slice(name).get_dtype().startswith(("F", "BF"))]  # noqa: SIM118
     assert floats == sorted(name for name, tensor in STATE.items() if tensor.is_floating_point())
@@ -754,13 +758,17 @@ def test_distributed_checkpoints_slice_with_tuples(any_format: Path) -> None:
     assert torch.equal(source[slices], STATE["b"][slices])
 
 
-def test_the_packages_own_load_file_works_on_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_file_of_safetensors_works_with_rustloads_safe_open(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(safetensors.torch, "safe_open", rustload.safe_open)
     loaded = safetensors.torch.load_file(model)
-    assert {name: plain(tensor) for name, tensor in loaded.items()} == {n: plain(t) for n, t in STATE.items()}
+    assert {name: comparable(tensor) for name, tensor in loaded.items()} == {
+        n: comparable(t) for n, t in STATE.items()
+    }
 
 
-def test_a_path_object_of_any_kind_is_taken(model: Path) -> None:
+def test_any_path_like_object_is_accepted(model: Path) -> None:
     class Custom:
         def __fspath__(self) -> str:
             return str(model)

@@ -1,4 +1,4 @@
-"""Nothing that a file names is imported, called or built; and Ctrl-C stops long work."""
+"""Nothing that a file names is imported, called or instantiated; and Ctrl-C stops long work."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def short(text: str) -> bytes:
     return b"\x8c" + bytes([len(text)]) + text.encode()
 
 
-def attacks(canary: str) -> dict[str, bytes]:
-    """Pickles that touch the canary file when they are loaded by Python; each a different opcode."""
+def payloads(canary: str) -> dict[str, bytes]:
+    """Pickles that create the canary file when Python loads them, each by a different opcode."""
     command = short(f"touch {canary}")
     make = b"(" + short(canary)
     return {
@@ -49,12 +49,12 @@ def attacks(canary: str) -> dict[str, bytes]:
     }  # fmt: skip
 
 
-NAMES = list(attacks("x"))
+NAMES = list(payloads("x"))
 
 
 @pytest.fixture
 def canary(tmp_path, monkeypatch):
-    """A file that exists only if something was executed, and a module that notes its import."""
+    """A file that exists only if a payload was executed; and a module that records its import."""
     (tmp_path / "canary_module.py").write_text(
         "import builtins\nbuiltins.canary_was_imported = True\n\n\nclass Thing:\n    pass\n"
     )
@@ -62,8 +62,8 @@ def canary(tmp_path, monkeypatch):
     return tmp_path / "canary"
 
 
-def everything(ckpt) -> None:
-    """Looks at all there is to look at."""
+def read_everything(ckpt) -> None:
+    """Reads every attribute and tensor."""
     repr(ckpt), repr(ckpt.objects), ckpt.opaque, ckpt.globals, ckpt.tied, ckpt.notes
     for lazy in ckpt.values():
         repr(lazy), lazy.path, lazy.materialize(framework="numpy")
@@ -71,16 +71,16 @@ def everything(ckpt) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("unknown", ["keep", "error"])
-def test_no_opcode_executes_anything(canary, name, unknown):
+def test_no_opcode_executes_a_payload(canary, name, unknown):
     import builtins
 
     before = set(sys.modules)
-    data = torch_zip(attacks(str(canary))[name])
+    data = torch_zip(payloads(str(canary))[name])
     if unknown == "error":
         with pytest.raises(rustload.DisallowedError):
             rustload.open(data, unknown="error")
     else:
-        everything(rustload.open(data))
+        read_everything(rustload.open(data))
     assert not canary.exists()
     assert not hasattr(builtins, "canary_was_imported")
     assert not {
@@ -88,18 +88,20 @@ def test_no_opcode_executes_anything(canary, name, unknown):
     }
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files that nobody closes
-def test_the_attacks_would_work_on_pythons_unpickler(canary):
-    """Otherwise the tests above show nothing."""
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # files that the payloads leave open
+def test_the_payloads_execute_in_pythons_unpickler(canary):
+    """The control: without it, the tests above would prove nothing."""
     import pickle
 
     for name in ("reduce", "inst", "obj", "stack_global", "discarded", "open", "eval"):
-        pickle.loads(attacks(str(canary))[name])
+        pickle.loads(payloads(str(canary))[name])
         assert canary.exists(), name
         canary.unlink()
 
 
-def test_tensors_beside_an_attack_still_come_out(canary):
+def test_tensors_beside_a_payload_are_read(canary):
     class Evil:
         def __reduce__(self):
             return os.system, (f"touch {canary}",)
@@ -117,9 +119,9 @@ def test_tensors_beside_an_attack_still_come_out(canary):
     assert not canary.exists()
 
 
-def test_python_sees_no_import_call_or_unpickling_while_a_file_is_read(canary, tmp_path):
-    """By audit hook, in a process of its own since hooks stay."""
-    for name, pickled in attacks(str(canary)).items():
+def test_audit_hooks_see_no_import_call_or_unpickling_during_a_read(canary, tmp_path):
+    """In a process of its own, as audit hooks cannot be removed."""
+    for name, pickled in payloads(str(canary)).items():
         (tmp_path / f"{name}.bin").write_bytes(torch_zip(pickled))
     code = """
     import sys
@@ -148,7 +150,7 @@ def test_python_sees_no_import_call_or_unpickling_while_a_file_is_read(canary, t
     assert not canary.exists()
 
 
-def test_a_lookup_in_a_dict_of_the_file_runs_no_code_of_the_file():
+def test_a_lookup_in_a_dict_of_the_file_executes_no_code_of_the_file():
     """Opaque values as keys are compared by identity, never by what the file says."""
     data = torch_zip(b"\x80\x02}cevil\nKey\n)\x81K\x01scevil\nKey\n)\x81K\x02s.")
     tree = rustload.open(data).objects
@@ -183,7 +185,7 @@ def test_allocation_gadgets_allocate_nothing(pickled):
     assert rss_anon() - before < 8 << 20
 
 
-def test_a_bomb_of_shared_lists_is_shown_or_refused_in_no_time():
+def test_a_bomb_of_shared_lists_is_built_within_a_second():
     """ATTACKS.md R01: 2**60 leaves in 60 lists."""
     data = b"\x80\x02]q\x00"
     for level in range(60):
@@ -226,7 +228,7 @@ assert part.shape == (1000,)
 
 
 @pytest.mark.parametrize("how", ["cast", "copy", "one"])
-def test_ctrl_c_stops_a_long_materialize_at_once(tmp_path, how):
+def test_ctrl_c_stops_a_long_materialize_within_250_ms(tmp_path, how):
     out = child(INTERRUPT, tmp_path / "x.safetensors", how).stdout.strip()
     assert out != "finished"
     assert float(out) < 0.25
@@ -242,7 +244,7 @@ def bools(path: Path) -> None:
 
 
 def deflated(path: Path) -> None:
-    """A tensor of ten bytes in a storage of a GiB, packed anew."""
+    """A tensor of ten bytes in a deflated storage of a GiB."""
     nbytes = 1 << 30
     storage = (
         b"(\x8c\x07storagectorch\nByteStorage\n\x8c\x010\x8c\x03cpuJ" + struct.pack("<i", nbytes) + b"tQ"
@@ -258,7 +260,7 @@ def deflated(path: Path) -> None:
                 member.write(bytes(nbytes // 64))
 
 
-LOOK = """
+INTERRUPT_VIEW = """
 import os, signal, sys, threading, time
 import rustload
 path, how = sys.argv[1:]
@@ -285,16 +287,16 @@ except KeyboardInterrupt:
     ("make", "how"),
     [(bools, "whole"), (bools, "few"), (bools, "stream"), (deflated, "whole"), (deflated, "stream")],
 )
-def test_ctrl_c_stops_what_looks_at_bools_or_inflates(tmp_path, make, how):
+def test_ctrl_c_stops_checking_bools_and_inflating_within_250_ms(tmp_path, make, how):
     path = tmp_path / "x"
     make(path)
-    out = child(LOOK, path, how).stdout.strip()
+    out = child(INTERRUPT_VIEW, path, how).stdout.strip()
     assert out != "finished"
     assert float(out) < 0.25
 
 
-def test_a_refused_thread_is_done_without(tmp_path):
-    """Where the system has no memory for another stack, one thread does all the work."""
+def test_one_thread_does_all_the_work_if_no_other_can_start(tmp_path):
+    """The system has no memory for the stack of another thread (RUST_MIN_STACK)."""
     path = tmp_path / "large.pt"
     torch.save({"w": torch.arange(12 << 20, dtype=torch.float32)}, path)
     code = """
@@ -307,7 +309,7 @@ def test_a_refused_thread_is_done_without(tmp_path):
     assert done.stdout == f"{48 << 20} ({12 << 20},) inert\n"
 
 
-def test_another_signal_does_not_stop_the_work(tmp_path):
+def test_another_signal_does_not_stop_a_materialize(tmp_path):
     code = """
     import os, signal, sys, threading
     import rustload
@@ -327,8 +329,8 @@ def test_another_signal_does_not_stop_the_work(tmp_path):
     assert child(code, tmp_path / "x.safetensors").stdout.strip() == f"{1 << 28} [1]"
 
 
-def test_a_conjugate_is_read_in_pieces(tmp_path):
-    """The peak is the result and a window: the signs change in each block, not in a copy of the tensor."""
+def test_a_conjugate_is_resolved_block_by_block(tmp_path):
+    """The peak is the result and a window: signs are flipped in each block and not in a copy of the tensor."""
     path = tmp_path / "m.pt"
     torch.save({"w": torch.zeros(16 << 20, dtype=torch.complex64).conj()}, path)
     code = """
@@ -346,7 +348,7 @@ def test_a_conjugate_is_read_in_pieces(tmp_path):
     assert peak < 64
 
 
-def test_globals_with_one_long_module_are_a_limit_when_they_are_listed():
+def test_listing_many_globals_of_a_long_module_is_a_limit_error():
     names = b"".join(b"h\x00" + short(f"N{number}") + b"\x93" for number in range(100_000))
     ckpt = rustload.open(torch_zip(b"\x80\x04X\xa0\x0f\0\0" + b"m" * 4000 + b"q\x000](" + names + b"e."))
     with pytest.raises(rustload.LimitError) as caught:
