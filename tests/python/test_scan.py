@@ -1,4 +1,4 @@
-"""`rustload.scan`: the verdict, what is found where, what is looked at, and what is never done."""
+"""`rustload.scan`: verdicts, findings, trace, the formats that are scanned, bounds, and that nothing is executed."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class TestVerdicts:
             (b"csomelib\nf\n}b.", "would execute"),
         ],
     )
-    def test_three_words(self, data: bytes, verdict: str) -> None:
+    def test_each_verdict(self, data: bytes, verdict: str) -> None:
         assert rustload.scan(data).verdict == verdict
 
     def test_a_verdict_is_the_worst_of_the_findings_and_severity_follows_it(self) -> None:
@@ -125,13 +125,13 @@ class TestVerdicts:
         assert found.offset == report.trace[1].offset
         assert [named.calls for named in report.globals] == [5]
 
-    def test_the_words_for_what_is_merely_unknown_do_not_accuse(self) -> None:
+    def test_the_text_for_an_unknown_class_does_not_call_it_malicious(self) -> None:
         text = str(rustload.scan(b"\x80\x02" + UNKNOWN + b"."))
         assert not any(word in text.lower() for word in ("malicious", "dangerous", "safe", "attack"))
 
 
 class TestTrace:
-    def test_calls_come_in_program_order_with_offset_and_arguments(self) -> None:
+    def test_the_trace_has_calls_in_program_order_with_offset_and_arguments(self) -> None:
         data = b"\x80\x02(" + CALL + b"cos\ngetcwd\n)R" + UNKNOWN + b"l."
         report = rustload.scan(data)
         steps = [(step.effect, f"{step.module}.{step.name}", step.arguments) for step in report.trace]
@@ -146,7 +146,7 @@ class TestTrace:
         call = report.trace[1]
         assert (call.opcode, data[call.offset : call.offset + 1]) == ("REDUCE", b"R")
 
-    def test_understood_calls_are_counted_and_not_listed(self) -> None:
+    def test_known_calls_are_counted_and_not_in_the_trace(self) -> None:
         report = rustload.scan(torch_bytes({f"w{i}": torch.ones(2) for i in range(50)}))
         assert (report.verdict, report.trace) == ("inert", [])
         calls = {f"{named.module}.{named.name}": named.calls for named in report.globals}
@@ -158,13 +158,13 @@ class TestTrace:
         [step] = [step for step in rustload.scan(data).trace if step.effect == "call"]
         assert len(step.arguments) <= 256
 
-    def test_a_state_that_is_set_is_a_step(self) -> None:
+    def test_build_is_a_setstate_in_the_trace(self) -> None:
         report = rustload.scan(b"\x80\x02" + UNKNOWN + b"}b.")
         assert [step.effect for step in report.trace] == ["import", "call", "setstate"]
 
 
 class TestReaders:
-    """What one reader refuses and another runs is seen."""
+    """A call that one reader refuses and another executes is found."""
 
     @pytest.mark.parametrize(
         ("data", "code"),
@@ -179,7 +179,7 @@ class TestReaders:
             (b"N." + CALL + b".", "TrailingData"),
         ],
     )
-    def test_the_defect_is_a_finding_and_the_call_is_seen(self, data: bytes, code: str) -> None:
+    def test_the_defect_and_the_call_after_it_are_findings(self, data: bytes, code: str) -> None:
         report = rustload.scan(data)
         assert report.verdict == "would execute"
         assert code in codes(report)
@@ -188,7 +188,7 @@ class TestReaders:
         assert caught.value.code in codes(report)
 
     def test_the_unpicklers_agree_about_arguments_that_are_no_tuple(self) -> None:
-        # The finding says that pickle.py goes on; it does.
+        # The finding says that pickle.py continues, and it does.
         data = b"ccollections\nOrderedDict\n]R."
         [found] = [found for found in rustload.scan(data).findings if found.code == "PickleType"]
         assert found.readers == ("python",)
@@ -196,7 +196,7 @@ class TestReaders:
         with pytest.raises(TypeError, match="must be a tuple"):
             pickle.loads(data)
 
-    def test_frames_are_told_with_what_follows(self) -> None:
+    def test_a_frame_divergence_names_what_follows(self) -> None:
         report = rustload.scan(b"\x80\x04\x95\x01\0\0\0\0\0\0\0" + CALL + b".")
         [found] = [found for found in report.findings if found.code == "FrameDivergence"]
         assert "posix.system" in found.message
@@ -205,12 +205,12 @@ class TestReaders:
         data = b"\x80\x04\x8c\x02osc_codecs\ndecode\n(S'flfgrz'\nS'rot13'\ntR\x93(S'x'\ntR."
         assert rustload.scan(data).verdict == "would execute"
 
-    def test_dotted_names_walk(self) -> None:
+    def test_a_dotted_name_is_an_attribute_walk(self) -> None:
         found = rustload.scan(b"\x80\x04\x8c\x13torch.serialization\x8c\x09os.system\x93(S'x'\ntR.")
         assert (found.verdict, "AttributeWalk" in codes(found)) == ("would execute", True)
 
 
-PACKED = {
+COMPRESSED = {
     "7z": b"7z\xbc\xaf\x27\x1c" + bytes(100),
     "rar": b"Rar!\x1a\x07" + bytes(100),
     "zstd": b"\x28\xb5\x2f\xfd" + bytes(100),
@@ -233,7 +233,7 @@ def torch_bytes(obj: Any, **options: Any) -> bytes:
 
 class TestContainers:
     @pytest.mark.parametrize("legacy", [False, True])
-    def test_both_torch_formats(self, legacy: bool) -> None:
+    def test_zip_and_legacy_files_are_scanned(self, legacy: bool) -> None:
         options = {"_use_new_zipfile_serialization": not legacy}
         assert rustload.scan(torch_bytes({"w": torch.ones(3)}, **options)).verdict == "inert"
         report = rustload.scan(torch_bytes({"w": torch.ones(3), "e": Evil()}, **options))
@@ -246,7 +246,7 @@ class TestContainers:
         )
         assert found.member == ("object" if legacy else "archive/data.pkl")
 
-    def test_every_copy_of_a_pickle_is_read(self) -> None:
+    def test_every_duplicate_of_a_pickle_is_scanned(self) -> None:
         for first in (True, False):
             good, bad = pickle.dumps({}), CALL + b"."
             file = io.BytesIO()
@@ -259,32 +259,32 @@ class TestContainers:
             assert report.verdict == "would execute"
             assert "ZipDuplicate" in codes(report)
 
-    def test_local_header_and_directory_are_both_believed(self) -> None:
+    def test_names_of_local_headers_and_of_the_directory_are_scanned(self) -> None:
         data = checkpoint(CALL + b".")
-        # The directory says another name, as a reader of the directory would then not take it for the pickle.
+        # The directory has another name, so that a reader of the directory does not take the member for the pickle.
         at = data.rindex(b"archive/data.pkl")
         report = rustload.scan(data[:at] + b"archive/data.txt" + data[at + 16 :])
         assert report.verdict == "would execute"
         assert "ZipMismatch" in codes(report)
 
     @pytest.mark.parametrize("where", ["before", "after"])
-    def test_junk_around_an_archive(self, where: str) -> None:
+    def test_an_archive_with_junk_around_it_is_scanned(self, where: str) -> None:
         data = checkpoint(CALL + b".")
         report = rustload.scan(b"junk" * 9 + data if where == "before" else data + b"junk")
         assert report.verdict == "would execute"
         assert ("ZipPrefix" if where == "before" else "ZipTrailing") in codes(report)
 
-    def test_members_that_no_directory_lists(self) -> None:
+    def test_members_outside_the_directory_are_scanned(self) -> None:
         hidden = checkpoint(CALL + b".")
         data = checkpoint(pickle.dumps({}))
         end = data.index(b"PK\x01\x02")
         local = hidden[: hidden.index(b"PK\x01\x02")]
         tail = bytearray(data[end:])
-        struct.pack_into("<I", tail, len(tail) - 6, end + len(local))  # where the directory lies now
+        struct.pack_into("<I", tail, len(tail) - 6, end + len(local))  # the new offset of the directory
         report = rustload.scan(data[:end] + local + bytes(tail))
         assert report.verdict == "would execute"
 
-    def test_a_cut_archive_is_read_as_far_as_it_goes(self) -> None:
+    def test_a_truncated_archive_is_scanned_up_to_its_end(self) -> None:
         data = torch_bytes({"e": Evil(), "w": torch.ones(1000)})
         report = rustload.scan(data[: len(data) // 2])
         assert (report.verdict, report.complete) == ("would execute", False)
@@ -292,18 +292,18 @@ class TestContainers:
         report = rustload.scan(good[: len(good) // 2])
         assert (report.verdict, report.complete) == ("unknown", False)
 
-    def test_deflated_pickles(self) -> None:
+    def test_deflated_pickles_are_scanned(self) -> None:
         data = stored({"a/data.pkl": CALL + b".", "a/version": b"3\n"}, zipfile.ZIP_DEFLATED)
         assert rustload.scan(data).verdict == "would execute"
 
-    def test_pickles_that_nothing_refers_to(self) -> None:
+    def test_unreferenced_pickles_are_findings(self) -> None:
         data = checkpoint(pickle.dumps({}), **{".data/x.pkl": CALL + b".", "data/9": CALL + b"."})
         report = rustload.scan(data)
         members = {found.member for found in report.findings if found.code == "UnreferencedRecord"}
         assert members == {"archive/.data/x.pkl", "archive/data/9"}
         assert report.verdict == "would execute"
 
-    def test_archives_nest_to_a_depth(self) -> None:
+    def test_nested_archives_are_scanned_up_to_a_depth(self) -> None:
         data = checkpoint(CALL + b".")
         for level in range(3):
             report = rustload.scan(data)
@@ -317,7 +317,7 @@ class TestContainers:
         assert (report.verdict, report.complete) == ("unknown", False)
         assert any("deep" in gap.what for gap in report.coverage[0].unscanned)
 
-    def test_bytes_for_a_loader_are_scanned(self) -> None:
+    def test_bytes_passed_to_a_loader_are_scanned(self) -> None:
         inner = checkpoint(CALL + b".")
         for loader in (b"torch.storage\n_load_from_bytes", b"pickle\nloads"):
             body = b"\x80\x03c" + loader + b"\nB" + struct.pack("<I", len(inner)) + inner + b"\x85R."
@@ -325,7 +325,7 @@ class TestContainers:
             assert "NestedLoad" in codes(report)
             assert any(found.name == "system" for found in report.findings)
 
-    def test_polyglots(self) -> None:
+    def test_polyglots_are_scanned_in_every_format(self) -> None:
         evil = checkpoint(CALL + b".")
         legacy = torch_bytes({"w": torch.ones(2)}, _use_new_zipfile_serialization=False)
         st = safetensors_bytes(b'{"w":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}', b"ab")
@@ -335,7 +335,7 @@ class TestContainers:
             assert report.verdict == "would execute"
         assert rustload.scan(st).verdict == "inert"
 
-    def test_arrays_of_objects(self) -> None:
+    def test_pickles_in_arrays_of_objects_are_scanned(self) -> None:
         file = io.BytesIO()
         np.save(file, np.array([Evil()], dtype=object))
         assert rustload.scan(file.getvalue()).verdict == "would execute"
@@ -346,7 +346,7 @@ class TestContainers:
         np.savez(file, a=np.arange(3))
         assert rustload.scan(file.getvalue()).verdict == "inert"
 
-    def test_tar_members(self) -> None:
+    def test_tar_members_are_scanned(self) -> None:
         file = io.BytesIO()
         with tarfile.open(fileobj=file, mode="w") as archive:
             for name, data in {"sys_info": pickle.dumps({}, 2), "pickle": CALL + b"."}.items():
@@ -357,18 +357,18 @@ class TestContainers:
         assert report.verdict == "would execute"
         assert report.findings[-1].member == "pickle" or any(f.member == "pickle" for f in report.findings)
 
-    @pytest.mark.parametrize("name", PACKED)
-    def test_packed_archives_are_not_known_alone_or_as_members(self, name: str) -> None:
-        alone = rustload.scan(PACKED[name])
-        for report in (alone, rustload.scan(checkpoint(b"N.", inner=PACKED[name]))):
+    @pytest.mark.parametrize("name", COMPRESSED)
+    def test_compressed_files_and_members_are_unknown(self, name: str) -> None:
+        alone = rustload.scan(COMPRESSED[name])
+        for report in (alone, rustload.scan(checkpoint(b"N.", inner=COMPRESSED[name]))):
             assert (report.verdict, report.complete) == ("unknown", False)
             assert {"OpaqueContainer", "UnsupportedContainer"} <= codes(report)
         with pytest.raises(rustload.UnsupportedError, match="archive") as caught:
-            rustload.open(bytearray(PACKED[name]))
+            rustload.open(bytearray(COMPRESSED[name]))
         assert caught.value.code == "UnsupportedContainer"
 
     @pytest.mark.parametrize("magic", ["7801", "785e", "789c", "78da"])
-    def test_numbers_that_begin_like_zlib_are_numbers(self, magic: str) -> None:
+    def test_numbers_that_begin_like_zlib_are_not_a_finding(self, magic: str) -> None:
         numbers = np.random.default_rng(0).normal(size=1000)
         for payload in (
             bytes(100),
@@ -380,23 +380,23 @@ class TestContainers:
             assert (report.verdict, report.findings) == ("inert", []), str(report)
             assert rustload.scan(data).files[0].status == "skipped"
 
-    def test_a_storage_is_numbers_whatever_it_begins_with(self) -> None:
-        for packed in PACKED.values():
-            tensor = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+    def test_a_storage_that_begins_like_an_archive_is_not_a_finding(self) -> None:
+        for compressed in COMPRESSED.values():
+            tensor = torch.frombuffer(bytearray(compressed), dtype=torch.uint8)
             for legacy in (False, True):
                 data = torch_bytes({"w": tensor}, _use_new_zipfile_serialization=not legacy)
                 report = rustload.scan(data)
                 assert (report.verdict, report.findings) == ("inert", []), str(report)
 
     @pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
-    def test_legacy_streams_of_any_protocol_are_seen_as_members(self, protocol: int) -> None:
+    def test_legacy_streams_of_any_protocol_are_scanned_as_members(self, protocol: int) -> None:
         data = torch_bytes({"e": Evil()}, pickle_protocol=protocol, _use_new_zipfile_serialization=False)
         report = rustload.scan(checkpoint(b"N.", inner=data))
         assert {found.member for found in report.findings if found.verdict == "would execute"} == {
             "archive/inner!object"
         }
 
-    def test_torchscript_is_code(self) -> None:
+    def test_a_torchscript_archive_is_unknown_as_it_contains_code(self) -> None:
         file = io.BytesIO()
         with quiet():
             torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), file)
@@ -404,7 +404,7 @@ class TestContainers:
         assert report.verdict == "unknown"
         assert "CodeInArchive" in codes(report)
 
-    def test_a_name_that_promises_another_format(self, tmp_path: Path) -> None:
+    def test_an_extension_of_another_format_is_a_finding(self, tmp_path: Path) -> None:
         path = tmp_path / "m.safetensors"
         path.write_bytes(torch_bytes({"w": torch.ones(2)}))
         report = rustload.scan(path)
@@ -412,8 +412,8 @@ class TestContainers:
 
     @pytest.mark.parametrize("size", [1000, (1 << 20) - 1024, (1 << 20) - 512, 1 << 20, 3 << 20])
     @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-    def test_a_container_that_is_deflated_is_scanned_to_its_end(self, size: int, method: int) -> None:
-        """Wherever its members lie: inflated to a MiB only, it may seem to end there."""
+    def test_a_deflated_container_is_scanned_to_its_end(self, size: int, method: int) -> None:
+        """Whatever the offsets of its members: with only the first MiB inflated, the container may seem to end there."""
         tar, whole = io.BytesIO(), io.BytesIO()
         with tarfile.open(fileobj=tar, mode="w", format=tarfile.USTAR_FORMAT) as out:
             for name, data in ("first", bytes(size)), ("second", CALL + b"."):
@@ -429,7 +429,7 @@ class TestContainers:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without the warnings of torch's older features."""
+    """Suppresses the deprecation warnings of torch."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -470,10 +470,10 @@ def benign() -> dict[str, Any]:
     }
 
 
-class TestHonestFiles:
+class TestBenignFiles:
     @pytest.mark.parametrize("legacy", [False, True])
     @pytest.mark.parametrize("name", sorted(benign()))
-    def test_none_would_execute(self, name: str, legacy: bool) -> None:
+    def test_a_benign_file_would_not_execute(self, name: str, legacy: bool) -> None:
         with quiet():
             data = torch_bytes(benign()[name], _use_new_zipfile_serialization=not legacy)
         report = rustload.scan(data)
@@ -493,7 +493,7 @@ class TestHonestFiles:
 
 
 class TestSources:
-    def test_all_kinds_give_one_verdict(self, tmp_path: Path) -> None:
+    def test_all_kinds_of_sources_have_the_same_verdict(self, tmp_path: Path) -> None:
         data = checkpoint(CALL + b".")
         path = tmp_path / "x.pt"
         path.write_bytes(data)
@@ -513,10 +513,10 @@ class TestSources:
             file.seek(10)
             assert rustload.scan(file).files[0].path == str(path)
 
-    def test_a_short_pickle_without_zeros_is_no_path(self) -> None:
+    def test_a_short_pickle_in_bytes_is_not_taken_for_a_path(self) -> None:
         assert rustload.scan(CALL + b".").files[0].path is None
 
-    def test_directories_are_walked_and_other_files_passed_over(self, tmp_path: Path) -> None:
+    def test_directories_are_walked_and_other_files_skipped(self, tmp_path: Path) -> None:
         (tmp_path / "sub").mkdir()
         (tmp_path / "sub" / "b.bin").write_bytes(checkpoint(CALL + b"."))
         (tmp_path / "a.pt").write_bytes(torch_bytes({"w": torch.ones(2)}))
@@ -537,7 +537,7 @@ class TestSources:
         }
         assert report.complete
 
-    def test_what_holds_no_pickle_is_not_scanned(self) -> None:
+    def test_a_source_without_a_pickle_is_skipped(self) -> None:
         for data in (b"", b"abc", b"<html></html>", b"version https://git-lfs.github.com/spec/v1\n"):
             report = rustload.scan(data)
             assert (report.verdict, report.files[0].status, codes(report)) == (
@@ -546,7 +546,7 @@ class TestSources:
                 {"UnknownFormat"},
             )
 
-    def test_what_cannot_be_read(self, tmp_path: Path) -> None:
+    def test_unreadable_sources(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "pipe")
         report = rustload.scan(tmp_path / "pipe")
         assert (report.files[0].status, codes(report)) == ("unreadable", {"NotRegularFile"})
@@ -561,9 +561,9 @@ class TestSources:
 
     def test_json_is_the_report(self) -> None:
         report = rustload.scan(checkpoint(CALL + b"."))
-        told = json.loads(report.to_json())
-        assert (told["schema"], told["verdict"], told["complete"]) == (1, "would execute", True)
-        [file] = told["files"]
+        document = json.loads(report.to_json())
+        assert (document["schema"], document["verdict"], document["complete"]) == (1, "would execute", True)
+        [file] = document["files"]
         assert [found["code"] for found in file["findings"]] == [found.code for found in report.findings]
         assert file["coverage"]["scanned"][0]["member"] == "archive/data.pkl"
         assert repr(report) == "<ScanReport 'bytes' would execute, 1 finding>"
@@ -574,29 +574,28 @@ def zip_local(name: str, data: bytes) -> bytes:
     return struct.pack("<4s5H3I2H", b"PK\3\4", 20, 0, 0, 0, 0, *sizes) + name.encode() + data
 
 
-def zip_entry(name: str, size: int, place: int) -> bytes:
-    sizes = (0, size, size, len(name), 0, 0, 0, 0, 0, place)
+def zip_entry(name: str, size: int, offset: int) -> bytes:
+    sizes = (0, size, size, len(name), 0, 0, 0, 0, 0, offset)
     return struct.pack("<4s6H3I5H2I", b"PK\1\2", 20, 20, 0, 0, 0, 0, *sizes) + name.encode()
 
 
-def zip_end(entries: int, size: int, place: int) -> bytes:
-    return struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, entries, entries, size, place, 0)
+def zip_end(entries: int, size: int, offset: int) -> bytes:
+    return struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, entries, entries, size, offset, 0)
 
 
-def sharing(body: bytes, places: list[tuple[str, int]], others: dict[str, bytes]) -> bytes:
-    """An archive whose members in `places` are all of `body` from an offset on, and `others` behind it.
+def sharing(body: bytes, shared: list[tuple[str, int]], others: dict[str, bytes]) -> bytes:
+    """An archive with members that are all `body` from an offset on (`shared`), followed by `others`.
 
-    Names in `places` are of one length: where no local header stands, a reader takes it to be as long as the entry's name
-    makes it.
+    Names in `shared` have one length: without a local header, a reader assumes the length that the entry's name implies.
     """
-    data = zip_local("-" * len(places[0][0]), body)
+    data = zip_local("-" * len(shared[0][0]), body)
     entries = b""
-    for name, offset in places:
+    for name, offset in shared:
         entries += zip_entry(name, len(body) - offset, offset)
     for name, member in others.items():
         entries += zip_entry(name, len(member), len(data))
         data += zip_local(name, member)
-    return data + entries + zip_end(len(places) + len(others), len(entries), len(data))
+    return data + entries + zip_end(len(shared) + len(others), len(entries), len(data))
 
 
 class TestBounds:
@@ -617,7 +616,7 @@ class TestBounds:
         assert not any(name in modules for name in ("antigravity", "'this'", "torch", "numpy"))
         assert not canary.exists()
 
-    def test_an_inflating_pickle_is_bounded(self) -> None:
+    def test_the_inflated_size_of_a_pickle_is_limited(self) -> None:
         data = stored(
             {"a/data.pkl": b"\x80\x02" + b"N0" * (32 << 20) + b"N.", "a/version": b"3\n"},
             zipfile.ZIP_DEFLATED,
@@ -625,25 +624,25 @@ class TestBounds:
         report = rustload.scan(data, limits=rustload.Limits(pickle_bytes=4 << 20))
         assert (report.verdict, report.complete, "Limit" in codes(report)) == ("unknown", False, True)
 
-    def test_what_is_nested_shares_a_budget(self) -> None:
+    def test_nested_members_share_the_limit_scan_bytes(self) -> None:
         payload = b"\x80\x02" + b"N0" * (1 << 20) + b"N."
         inner = stored({"x.pkl": payload, "y.pkl": payload}, zipfile.ZIP_DEFLATED)
         assert rustload.scan(inner, limits=rustload.Limits(scan_bytes=8 << 20)).complete
         report = rustload.scan(inner, limits=rustload.Limits(scan_bytes=3 << 20))
         assert (report.verdict, report.complete) == ("unknown", False)
 
-    def test_lists_end_and_the_verdict_does_not(self) -> None:
+    def test_truncated_lists_do_not_change_the_verdict(self) -> None:
         unknown = b"".join(f"csome\nC{i}\n)\x81".encode("latin1") for i in range(200))
         report = rustload.scan(b"\x80\x02(" + unknown + CALL + b"l.", limits=rustload.Limits(findings=50))
         assert report.verdict == "would execute"
         assert report.coverage[0].truncated
         assert len(report.findings) == len(report.trace) == len(report.globals) == 50
 
-    def test_many_pickles_in_a_row(self) -> None:
+    def test_the_number_of_pickles_in_a_row_is_limited(self) -> None:
         report = rustload.scan(b"N." * 20_000 + CALL + b".")
         assert (report.verdict, report.complete) == ("unknown", False)
 
-    def test_pickles_in_a_row_are_counted_for_the_file(self) -> None:
+    def test_pickles_in_a_row_are_counted_over_all_members(self) -> None:
         def members(count: int) -> dict[str, bytes]:
             return {f"{number}.pkl": b"N." * 4000 for number in range(count)}
 
@@ -651,7 +650,7 @@ class TestBounds:
         report = rustload.scan(stored(members(3) | {"x.pkl": CALL + b"."}))
         assert (report.verdict, report.complete) == ("would execute", False)
 
-    def test_bytes_that_many_calls_share_are_looked_at_once(self) -> None:
+    def test_bytes_shared_by_many_calls_are_scanned_once(self) -> None:
         data = pickle.dumps([float(number) for number in range(2000)])
         for _ in range(3):
             data = pickle.dumps([Loads(data)] + [Loads(data) for _ in range(39)])
@@ -660,7 +659,7 @@ class TestBounds:
         assert [part.what for part in report.coverage[0].scanned] == ["pickle"] * 4
         assert [found.times for found in report.findings if found.code == "NestedLoad"] == [40] * 3
 
-    def test_a_text_that_many_calls_share_is_decoded_once(self) -> None:
+    def test_a_text_shared_by_many_calls_is_decoded_once(self) -> None:
         for last in ("\x80", "\u0101"):
             text = ("\x80" * 100_000 + last).encode()
             shared = b"cpickle\nloads\nq\x000X" + struct.pack("<I", len(text)) + text + b"q\x010"
@@ -674,19 +673,19 @@ class TestBounds:
             assert not any("scan_bytes" in part.what for part in report.coverage[0].unscanned)
 
     @pytest.mark.parametrize("shift", [0, 2])
-    def test_members_in_the_same_bytes_are_not_all_looked_at(self, shift: int) -> None:
+    def test_of_many_members_on_the_same_bytes_not_all_are_scanned(self, shift: int) -> None:
         body = b"N0" * 100_000 + b"N."
-        places = [(f"{number:03}.pkl", number * shift) for number in range(400)]
-        data = sharing(body, places, {"evil.pkl": CALL + b"."})
+        shared = [(f"{number:03}.pkl", number * shift) for number in range(400)]
+        data = sharing(body, shared, {"evil.pkl": CALL + b"."})
         report = rustload.scan(data)
-        # What shares no bytes with others is looked at, however many members do.
+        # A member that shares no bytes with others is scanned, however many members do.
         assert (report.verdict, report.complete) == ("would execute", False)
-        looked_at = sum(part.nbytes for part in report.coverage[0].scanned)
-        assert looked_at <= 5 * len(data)
+        scanned = sum(part.nbytes for part in report.coverage[0].scanned)
+        assert scanned <= 5 * len(data)
         named = {part.member for part in report.coverage[0].scanned + report.coverage[0].unscanned}
-        assert named >= {name for name, _ in places}
+        assert named >= {name for name, _ in shared}
 
-    def test_members_in_the_same_bytes_are_looked_at_a_few_times(self) -> None:
+    def test_of_a_few_members_on_the_same_bytes_all_are_scanned(self) -> None:
         body = CALL + b"." + b"N." * 10
         report = rustload.scan(sharing(body, [("a.pkl", 0), ("b.pkl", 0)], {}))
         assert report.complete
@@ -695,7 +694,7 @@ class TestBounds:
             "b.pkl",
         }
 
-    def test_equal_entries_of_a_directory_are_counted(self) -> None:
+    def test_many_equal_directory_entries_are_scanned_in_bounded_time(self) -> None:
         entry = zip_entry("a", 0, 0)
         directory = entry * 300_000
         start = len(zip_local("a", b""))
@@ -703,12 +702,12 @@ class TestBounds:
         for number in range(16):
             skipped = number * len(entry)
             data += zip_end(1, len(directory) - skipped, start + skipped)
-        taken = time.perf_counter()
+        start_time = time.perf_counter()
         report = rustload.scan(data)
-        assert time.perf_counter() - taken < 2
+        assert time.perf_counter() - start_time < 2
         assert (report.verdict, report.complete) == ("unknown", False)
 
-    def test_main_pickles_share_what_one_may_inflate_to(self) -> None:
+    def test_main_pickles_share_the_limit_pickle_bytes(self) -> None:
         body = b"\x80\x02" + b"N0" * (1 << 20) + b"N."
         members = {f"{number}/data.pkl": body for number in range(3)}
         data = stored(members, zipfile.ZIP_DEFLATED)
@@ -717,7 +716,7 @@ class TestBounds:
         assert (report.verdict, report.complete) == ("unknown", False)
 
     @pytest.mark.parametrize("left", [0, 1, 20])
-    def test_what_is_left_of_a_budget_hides_nothing(self, left: int) -> None:
+    def test_a_member_beyond_the_rest_of_the_budget_is_reported_as_unscanned(self, left: int) -> None:
         body = b"\x80\x02" + b"N0" * 1000 + b"N."
         data = stored({"x.pkl": body, "y.bin": b"\x80\x02(" + CALL + b"."}, zipfile.ZIP_DEFLATED)
         report = rustload.scan(data, limits=rustload.Limits(scan_bytes=len(body) + left))
@@ -768,7 +767,7 @@ class TestBounds:
         ("os", "a." * 100 + "b"),
     ],
 )
-def test_what_touches_the_system_by_another_way_would_execute(module: str, name: str) -> None:
+def test_system_access_through_another_module_would_execute(module: str, name: str) -> None:
     def short(text: str) -> bytes:
         return b"\x8c" + bytes([len(text)]) + text.encode()
 

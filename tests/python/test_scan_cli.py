@@ -1,4 +1,4 @@
-"""`rustload scan`: exit codes, what is printed where, and names from files that cannot steer a terminal."""
+"""`rustload scan`: exit codes, what is printed on stdout and stderr, and escaped names."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def folder(tmp_path: Path) -> Path:
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
     code = main(["scan", *map(str, arguments)])
-    told = capsys.readouterr()
-    return code, told.out, told.err
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_exit_codes(folder: Path, capsys: pytest.CaptureFixture[str], names: lis
     assert run(capsys, *(folder / name for name in names))[0] == code
 
 
-def test_no_path_is_a_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_path_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["scan"])
     assert caught.value.code == 2
@@ -69,23 +69,25 @@ def test_an_empty_directory_has_nothing_to_scan(tmp_path: Path, capsys: pytest.C
     assert err == f"rustload: nothing to scan: {tmp_path}/none has no files\n"
 
 
-def test_a_scan_of_what_holds_no_pickle_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_scan_of_a_file_without_a_pickle_is_reported(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, _, err = run(capsys, folder / "README.md")
     assert (code, err) == (3, "rustload: nothing was scanned: no file holds a pickle, as far as is known\n")
 
 
-def test_json_has_what_could_not_be_opened(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_files_that_could_not_be_opened(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "--json", folder / "absent.pt", folder / "good.pt")
-    told = json.loads(out)
-    assert (code, told["complete"], told["verdict"]) == (3, False, "unknown")
-    assert list(told) == ["schema", "rustload", "verdict", "complete", "files"]
-    absent, good = told["files"]
+    document = json.loads(out)
+    assert (code, document["complete"], document["verdict"]) == (3, False, "unknown")
+    assert list(document) == ["schema", "rustload", "verdict", "complete", "files"]
+    absent, good = document["files"]
     assert (absent["path"], absent["status"]) == (f"{folder}/absent.pt", "unreadable")
     assert f"rustload: error: {absent['error']['message']}\n" in err
     assert absent.keys() == {*good, "error"}
     assert absent["coverage"].keys() == good["coverage"].keys()
-    # One alone has the same keys.
-    assert list(json.loads(run(capsys, "--json", folder / "absent.pt")[1])) == list(told)
+    # A single path has the same keys.
+    assert list(json.loads(run(capsys, "--json", folder / "absent.pt")[1])) == list(document)
     assert out.startswith('{\n "schema": 1,\n "rustload": ')
 
 
@@ -100,7 +102,7 @@ def test_standard_input_is_scanned_from_a_pipe_and_from_a_file(folder: Path, nam
     assert (read.returncode, read.stdout, read.stderr) == (0, b"-: inert\n", b"")
 
 
-def test_a_pipe_is_read_up_to_a_bound() -> None:
+def test_a_pipe_is_read_up_to_64_mib() -> None:
     command = [sys.executable, "-m", "rustload", "scan", "-"]
     done = subprocess.run(command, input=bytes((64 << 20) + 1), capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (3, b"")
@@ -119,7 +121,9 @@ def test_findings_fit_narrow_terminals(
     assert "runs programs" in " ".join(out.split())
 
 
-def test_one_line_for_each_file_and_findings_below(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_is_one_line_per_file_followed_by_its_findings(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out, err = run(capsys, folder)
     lines = out.splitlines()
     assert code == 1
@@ -133,22 +137,22 @@ def test_one_line_for_each_file_and_findings_below(folder: Path, capsys: pytest.
     assert "\x1b" not in out
 
 
-def test_quiet_leaves_out_what_is_inert(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_omits_inert_and_skipped_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "-q", folder)
     assert "good.pt" not in out
     assert "README" not in out
     assert "evil.bin" in out
 
 
-def test_json_has_all_of_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_verdict_and_trace(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "--json", folder / "evil.bin", folder / "absent.pt")
-    told = json.loads(out)
-    assert (code, told["schema"], told["verdict"]) == (1, 1, "would execute")
-    assert told["files"][0]["trace"][1]["arguments"] == "('x')"
+    document = json.loads(out)
+    assert (code, document["schema"], document["verdict"]) == (1, 1, "would execute")
+    assert document["files"][0]["trace"][1]["arguments"] == "('x')"
     assert "absent.pt" in err
 
 
-def test_names_cannot_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_in_names_are_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "x.pkl"
     path.write_bytes(b"\x80\x04\x8c\x08\x1b[31mlib\x8c\x03\x07Ne\x93)R.")
     _, out, _ = run(capsys, path)
@@ -156,7 +160,7 @@ def test_names_cannot_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureF
     assert "\\x1b[31mlib.\\x07Ne()" in out
 
 
-def test_colours_on_request(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_colour_is_on_by_request(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "--color", "always", folder / "evil.bin")
     assert "\x1b[1;31mwould execute\x1b[0m" in out
 

@@ -1,4 +1,4 @@
-"""`rustload.torch.state_dict`: lazy handles that torch, accelerate and diffusers take for tensors."""
+"""`rustload.torch.state_dict`: lazy handles that torch, accelerate and diffusers accept as tensors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def net(seed: int = 0) -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 2), torch.nn.BatchNorm2d(4), torch.nn.Linear(4, 5))
 
 
-def test_it_is_a_dict_of_handles_in_the_files_order(simple):
+def test_state_dict_is_a_dict_of_handles_in_the_files_order(simple):
     found = state_dict(simple)
     assert isinstance(found, dict)
     assert type(found) is StateDict
@@ -44,8 +44,8 @@ def test_it_is_a_dict_of_handles_in_the_files_order(simple):
     assert repr(found) == "<StateDict of 2 lazy tensors, 120 bytes>"
 
 
-def test_metadata_is_answered_without_reading(handle, simple):
-    simple.write_bytes(b"")  # whoever reads now fails
+def test_metadata_of_a_handle_reads_no_data(handle, simple):
+    simple.write_bytes(b"")  # a read would fail now
     assert (handle.dtype, handle.shape, handle.ndim, handle.dim()) == (
         torch.float32,
         torch.Size([4, 6]),
@@ -66,13 +66,13 @@ def test_metadata_is_answered_without_reading(handle, simple):
     assert repr(handle) == "<TorchHandle 'w' float32 [4, 6]>"
     assert torch.overrides.is_tensor_like(handle)
     for name in ("cpu", "chunk", "no_such_thing", "SCB"):
-        hasattr(handle, name)  # asking is not using
+        hasattr(handle, name)  # hasattr reads nothing
 
 
 @pytest.mark.parametrize("key", [
     0, -1, slice(1, 3), (slice(None), slice(0, 6, 2)), ..., (..., None), (1, 2), (), None, (slice(1, 2), -1),
 ])  # fmt: skip
-def test_slices_are_lazy_and_equal_torchs(handle, key):
+def test_basic_slices_are_lazy_and_equal_torchs(handle, key):
     part = handle[key]
     assert type(part) is TorchHandle
     assert_same_bits(part.tensor(), W[key])
@@ -81,11 +81,11 @@ def test_slices_are_lazy_and_equal_torchs(handle, key):
 @pytest.mark.parametrize(
     "key", [W > 5, [0, 2], torch.tensor([1, 1]), (slice(None), [0, 1]), np.array([3, 0])]
 )
-def test_other_indices_give_tensors(handle, key):
+def test_advanced_indices_return_tensors(handle, key):
     assert_same_bits(handle[key], W[key])
 
 
-def test_orders_of_dimensions_are_lazy(handle):
+def test_permutations_are_lazy(handle):
     for found in (handle.T, handle.t(), handle.permute(1, 0), handle.permute((1, 0))):
         assert type(found) is TorchHandle
         assert_same_bits(found.tensor(), W.t())
@@ -104,18 +104,24 @@ def test_orders_of_dimensions_are_lazy(handle):
     lambda t: t.to(device=torch.device("cpu"), dtype=None), lambda t: t.to(torch.float8_e5m2).float(), lambda t: t.new_ones(3),
     lambda t: t.clone(memory_format=torch.contiguous_format), lambda t: torch.nn.Parameter(t.to("cpu")).detach(),
 ])  # fmt: skip
-def test_uses_of_the_elements_give_what_tensors_give(handle, use):
+def test_operations_on_a_handle_equal_those_on_a_tensor(handle, use):
     assert_same_bits(use(handle), use(W))
 
 
-def test_a_handle_is_a_number_and_an_array_where_a_tensor_is(simple):
-    one = state_dict(simple)["b"][1]
-    assert (int(one), float(one), bool(one), [5, 6, 7][one], one.item()) == (-2, -2.0, True, 6, -2)
+def test_a_handle_converts_to_numbers_and_arrays_as_a_tensor(simple):
+    scalar = state_dict(simple)["b"][1]
+    assert (int(scalar), float(scalar), bool(scalar), [5, 6, 7][scalar], scalar.item()) == (
+        -2,
+        -2.0,
+        True,
+        6,
+        -2,
+    )
     np.testing.assert_array_equal(np.asarray(state_dict(simple)["w"]), W.numpy())
     assert [part.tensor().tolist() for part in state_dict(simple)["b"]] == [1, -2, 3]
 
 
-def test_a_copy_goes_straight_into_its_target(handle):
+def test_copy_from_a_handle_fills_the_target(handle):
     for target in (
         torch.zeros(4, 6),
         torch.zeros(6, 4).t(),
@@ -143,7 +149,7 @@ def test_every_dtype_is_that_of_the_file(save, name):
     assert_same_bits(handle.to("cpu"), value)
 
 
-def test_a_dtype_is_what_reading_gives(simple):
+def test_a_dtype_argument_sets_the_dtype_of_the_handles(simple):
     found = state_dict(simple, dtype="bfloat16")
     assert (found["w"].dtype, found["b"].dtype, found["w"].nbytes, found["w"].get_dtype()) == (
         torch.bfloat16, torch.int64, 48, "BF16")  # fmt: skip
@@ -153,7 +159,7 @@ def test_a_dtype_is_what_reading_gives(simple):
     assert_same_bits(target, W.bfloat16().float())
 
 
-def test_names_are_chosen_and_changed(save):
+def test_key_strip_and_rename_change_the_names(save):
     path = save({"sd": {"module.a": W, "module.b": W + 1}, "other": W})
     assert list(state_dict(path, key="sd", strip="module", rename={"a": "c"})) == ["c", "b"]
 
@@ -162,8 +168,8 @@ PATTERNS = [(r"^encoder\.", "body."), (r"^body\.layer(\d)", r"blocks.\1"), (r"no
 
 
 @pytest.mark.parametrize("how", [lambda: PATTERNS, lambda: {re.compile(old): new for old, new in PATTERNS}])
-@pytest.mark.filterwarnings("ignore:rename= has the pattern")  # it is looked for in the names as they were
-def test_every_pattern_is_applied_to_what_the_ones_before_it_made(save, how):
+@pytest.mark.filterwarnings("ignore:rename= has the pattern")  # patterns are looked for in the original names
+def test_every_pattern_is_applied_to_the_result_of_those_before_it(save, how):
     path = save({"encoder.layer1.w": W, "encoder.layer2.w": W + 1, "encoder.norm": W + 2, "head": W + 3})
     assert list(state_dict(path, rename=how())) == ["blocks.1.w", "blocks.2.w", "body.norm", "head"]
     # In the other order, the second one finds nothing.
@@ -172,7 +178,7 @@ def test_every_pattern_is_applied_to_what_the_ones_before_it_made(save, how):
     assert list(state_dict(path, rename=turned)) == ["body.layer1.w", "body.layer2.w", "body.norm", "head"]
 
 
-def test_handles_do_not_pickle_and_copy_as_themselves(handle):
+def test_handles_do_not_pickle_and_a_deep_copy_returns_them(handle):
     assert copy.deepcopy({"h": handle})["h"] is handle
     assert hash(handle) == hash(handle)
     with pytest.raises(TypeError, match="cannot be pickled"):
@@ -183,15 +189,15 @@ def test_handles_are_used_from_many_threads(save):
     state = {f"t{n}": torch.full((64, 64), float(n)) for n in range(64)}
     found = state_dict(save(state))
     with ThreadPoolExecutor(8) as pool:
-        made = list(pool.map(lambda name: found[name][...].to("cpu", torch.bfloat16), [*found] * 4))
-    assert all(bool((tensor == n % 64).all()) for n, tensor in enumerate(made))
+        tensors = list(pool.map(lambda name: found[name][...].to("cpu", torch.bfloat16), [*found] * 4))
+    assert all(bool((tensor == n % 64).all()) for n, tensor in enumerate(tensors))
 
 
 # torch.nn
 
 
 @pytest.mark.parametrize("suffix", ["bin", "safetensors"])
-def test_a_module_loads_it(save, suffix):
+def test_load_state_dict_accepts_a_lazy_state_dict(save, suffix):
     path = save(net().state_dict(), f"model.{suffix}")
     model = net(seed=1)
     keys = model.load_state_dict(state_dict(path))
@@ -203,14 +209,14 @@ def test_a_module_loads_it(save, suffix):
     assert_same_bits(half[0].weight.detach(), net()[0].weight.detach().bfloat16())
 
 
-def test_a_module_says_what_does_not_fit_as_it_always_does(save):
+def test_a_size_mismatch_is_the_error_of_load_state_dict(save):
     state = net().state_dict()
     state["2.bias"] = torch.zeros(6)
     with pytest.raises(RuntimeError, match=r"size mismatch for 2.bias.*\[6\]"):
         net().load_state_dict(state_dict(save(state)))
 
 
-def test_assign_names_load_into(save):
+def test_the_error_for_assign_advises_load_into(save):
     with torch.device("meta"):
         model = torch.nn.Linear(2, 2)
     path = save(torch.nn.Linear(2, 2).state_dict())
@@ -218,7 +224,7 @@ def test_assign_names_load_into(save):
         model.load_state_dict(state_dict(path), assign=True)
 
 
-def test_loading_a_module_in_place_takes_no_memory_beside_it(tmp_path):
+def test_loading_a_module_in_place_takes_little_additional_memory(tmp_path):
     path = tmp_path / "model.bin"
     torch.save({f"{n}.weight": torch.full((3072, 2048), float(n)) for n in range(8)}, path)  # 192 MiB
     peak = child(
@@ -249,7 +255,7 @@ def test_loading_a_module_in_place_takes_no_memory_beside_it(tmp_path):
 # accelerate and diffusers
 
 
-def test_accelerate_offloads_straight_from_the_file(save, tmp_path):
+def test_accelerate_offloads_from_the_file_without_a_copy_on_disk(save, tmp_path):
     accelerate = pytest.importorskip("accelerate")
     from accelerate.hooks import attach_align_device_hook
 
@@ -269,11 +275,11 @@ def test_accelerate_offloads_straight_from_the_file(save, tmp_path):
         for _ in range(2):
             assert torch.equal(model(inputs), expected(inputs))
         assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
-    assert [one.name for one in tmp_path.iterdir()] == ["model.bin"]
+    assert [file.name for file in tmp_path.iterdir()] == ["model.bin"]
 
 
-@pytest.mark.filterwarnings("ignore")  # what diffusers imports warns
-def test_diffusers_takes_it_for_a_state_dict(save):
+@pytest.mark.filterwarnings("ignore")  # of what diffusers imports
+def test_diffusers_accepts_a_lazy_state_dict(save):
     pytest.importorskip("diffusers")
     from diffusers import UNet2DModel
     from diffusers.models.model_loading_utils import load_state_dict
@@ -294,7 +300,7 @@ def test_diffusers_takes_it_for_a_state_dict(save):
         assert_same_bits(model.state_dict()[name], tensor)
 
 
-def test_nothing_of_torch_is_patched():
+def test_torch_is_not_monkeypatched():
     code = """
     import torch
     before = {name: id(value) for name, value in vars(torch.nn.Module).items()}, id(torch.load), id(torch.Tensor.copy_)

@@ -1,4 +1,4 @@
-"""`Checkpoint.stream` and `Checkpoint.materialize`: what comes, in which order, inside which memory, and how it ends."""
+"""`Checkpoint.stream` and `Checkpoint.materialize`: results, order, memory, errors and closing."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ FORMATS = ("model.bin", "model.safetensors", "model.legacy", "shards", "deflated
 
 @pytest.fixture
 def state():
-    made = {name: patterns(name, (6, 10)) for name in DTYPES if name not in ("complex128", "float8_e8m0fnu")}
+    tensors = {
+        name: patterns(name, (6, 10)) for name in DTYPES if name not in ("complex128", "float8_e8m0fnu")
+    }
     generator = torch.Generator().manual_seed(1)
-    made |= {f"layer.{n}.weight": torch.randn(64, 33, generator=generator) for n in range(40)}
-    made["large.weight"] = torch.randn(1500, 1200, generator=generator)
-    made["empty"] = torch.empty(0, 3)
-    made["scalar"] = torch.tensor(1.5)
-    return made
+    tensors |= {f"layer.{n}.weight": torch.randn(64, 33, generator=generator) for n in range(40)}
+    tensors["large.weight"] = torch.randn(1500, 1200, generator=generator)
+    tensors["empty"] = torch.empty(0, 3)
+    tensors["scalar"] = torch.tensor(1.5)
+    return tensors
 
 
 @pytest.fixture(params=FORMATS)
 def opened(request, state, save, tmp_path):
-    """The state as a checkpoint of each format, to be opened with these options."""
+    """`opened(**options)`: the state as a checkpoint of each format, opened with these options."""
 
     def write(**options):
         if request.param == "shards":
@@ -52,7 +54,7 @@ def opened(request, state, save, tmp_path):
                     new.writestr(member.filename, old.read(member), zipfile.ZIP_DEFLATED)
             return rustload.open(tmp_path / "packed.bin", **options)
         if request.param == "model.legacy":
-            # torch.save's legacy writer knows no unsigned ints beyond a byte.
+            # torch.save's legacy writer supports no unsigned ints wider than a byte.
             kept = {name: t for name, t in state.items() if not name.startswith(("uint1", "uint3", "uint6"))}
             return rustload.open(save(kept, "model.bin", _use_new_zipfile_serialization=False), **options)
         path = save(state, "model.bin" if request.param == "memory" else request.param)
@@ -62,7 +64,7 @@ def opened(request, state, save, tmp_path):
 
 
 @pytest.mark.parametrize("copy", [None, True])
-def test_every_format_gives_what_the_file_holds(opened, state, copy):
+def test_a_stream_of_every_format_yields_what_was_saved(opened, state, copy):
     ckpt = opened()
     found = dict(ckpt.stream(copy=copy))
     assert set(found) == set(ckpt) <= set(state)
@@ -70,7 +72,7 @@ def test_every_format_gives_what_the_file_holds(opened, state, copy):
         assert_same_bits(tensor, state[name])
 
 
-def test_casts_and_transposes_are_those_of_single_tensors(opened, state):
+def test_casts_and_transposes_equal_torchs(opened, state):
     ckpt = opened()
     rules = {"layer.*": True, "large.*": (1, 0)}
     found = dict(ckpt.stream(dtype="bfloat16", transpose=rules))
@@ -83,7 +85,7 @@ def test_casts_and_transposes_are_those_of_single_tensors(opened, state):
         assert_same_values(tensor, expected)
 
 
-def test_numpy_and_plain_buffers(opened, state):
+def test_numpy_arrays_and_buffers_equal_what_was_saved(opened, state):
     found = opened().materialize(framework="numpy", dtype={"layer*": ml_dtypes.bfloat16})
     assert all(isinstance(array, np.ndarray) for array in found.values())
     assert found["layer.3.weight"].dtype == ml_dtypes.bfloat16
@@ -93,30 +95,30 @@ def test_numpy_and_plain_buffers(opened, state):
         assert buffer.tobytes() == bits(state[name])
 
 
-def test_without_a_conversion_they_are_views(save):
+def test_results_without_a_conversion_are_views(save):
     state = {"a": torch.randn(100), "b": torch.randn(4, 4).t(), "c": torch.zeros(3, dtype=torch.int64)}
     ckpt = rustload.open(save(state))
-    one, two = dict(ckpt.stream()), ckpt.materialize()
-    for name, tensor in one.items():
-        assert tensor.data_ptr() == two[name].data_ptr() == ckpt[name].materialize().data_ptr()
+    streamed, materialized = dict(ckpt.stream()), ckpt.materialize()
+    for name, tensor in streamed.items():
+        assert tensor.data_ptr() == materialized[name].data_ptr() == ckpt[name].materialize().data_ptr()
         assert tensor.stride() == state[name].stride()
     mixed = ckpt.materialize(dtype="float16")
-    assert mixed["c"].data_ptr() == one["c"].data_ptr()  # ints are left as they are, and so are a view
-    assert ckpt.materialize(copy=True)["a"].data_ptr() != one["a"].data_ptr()
+    assert mixed["c"].data_ptr() == streamed["c"].data_ptr()  # ints are not cast, and stay views
+    assert ckpt.materialize(copy=True)["a"].data_ptr() != streamed["a"].data_ptr()
     with pytest.raises(BufferError, match="needs a copy") as caught:
         ckpt.materialize(dtype="float16", copy=False)
     assert "a" in str(caught.value)
 
 
 @pytest.mark.parametrize("framework", ["numpy", "dlpack"])
-def test_views_of_other_frameworks(save, framework):
+def test_numpy_and_dlpack_results_without_a_conversion_are_views(save, framework):
     ckpt = rustload.open(save({"a": torch.arange(6.0)}), framework=framework)
     for found in (ckpt.materialize()["a"], dict(ckpt.stream(copy=False))["a"]):
         assert np.asarray(found).tolist() == [0, 1, 2, 3, 4, 5]
         assert np.asarray(found).ctypes.data == np.asarray(ckpt["a"].materialize()).ctypes.data
 
 
-def test_orders(save):
+def test_file_name_and_given_order(save):
     state = {name: torch.full((4,), float(n)) for n, name in enumerate(["b", "d", "a", "c"])}
     path = save(state, "m.safetensors", metadata={})
     ckpt = rustload.open(path)
@@ -130,24 +132,24 @@ def test_orders(save):
 
 
 @pytest.mark.parametrize("by_file", [True, False])
-def test_steps_are_the_order_and_the_ties_of_the_stream(save, by_file):
+def test_steps_have_the_order_and_the_ties_of_the_stream(save, by_file):
     shared = torch.arange(64.0)
     path = save({"b": shared, "c": torch.ones(3), "a": shared, "part": shared[8:], "d": shared})
     tensors = [tensor._core for tensor in rustload.open(path).values()]
     wanted, which = [Request(copy=True), Request(dtype="float16")], [0, 0, 0, 0, 1]
     steps = _rustload.steps(tensors, wanted, which, by_file=by_file)
-    flow = {"window": MIB, "threads": None, "share_storages": False, "results_kept": True}
-    stream = _rustload.stream(tensors, wanted, which, by_file=by_file, **flow)
+    options = {"window": MIB, "threads": None, "share_storages": False, "results_kept": True}
+    stream = _rustload.stream(tensors, wanted, which, by_file=by_file, **options)
     assert steps == [found[:3] for found in iter(stream.next, None)]
-    assert [again for _, _, again in steps].count(True) == 1
-    with pytest.raises(ValueError, match="request_numbers="):
+    assert [has_later_alias for _, _, has_later_alias in steps].count(True) == 1
+    with pytest.raises(ValueError, match="which="):
         _rustload.steps(tensors, wanted, [0, 0, 0, 0, 2], by_file=by_file)
 
 
 def test_file_order_is_that_of_the_data_and_shards_take_turns(save, tmp_path):
-    each = {name: torch.zeros(1 << 20) for name in ("p", "q", "r", "s")}  # 4 MiB
-    save({f"1{name}": t for name, t in each.items()}, "model-00001-of-00002.safetensors")
-    save({f"2{name}": t for name, t in each.items()}, "model-00002-of-00002.safetensors")
+    tensors = {name: torch.zeros(1 << 20) for name in ("p", "q", "r", "s")}  # 4 MiB
+    save({f"1{name}": t for name, t in tensors.items()}, "model-00001-of-00002.safetensors")
+    save({f"2{name}": t for name, t in tensors.items()}, "model-00002-of-00002.safetensors")
     ckpt = rustload.open(tmp_path)
     assert [n for n, _ in ckpt.stream(threads=1)] == ["1p", "1q", "1r", "1s", "2p", "2q", "2r", "2s"]
     assert [n for n, _ in ckpt.stream(threads=2)] == ["1p", "1q", "2p", "2q", "1r", "1s", "2r", "2s"]
@@ -171,24 +173,24 @@ def test_tied_names_are_one_object(save, order, how):
     assert found["embed"] is not found["zz.part"]
     for name, tensor in found.items():
         assert_same_values(tensor, state[name].to(tensor.dtype))
-    again = ckpt.materialize(**how)
-    assert again["embed"] is again["zz.head"]
+    whole = ckpt.materialize(**how)
+    assert whole["embed"] is whole["zz.head"]
 
 
-def test_tied_names_that_are_made_differently_are_two_objects(save):
+def test_tied_names_with_different_requests_are_two_objects(save):
     weight = torch.randn(8, 4)
     ckpt = rustload.open(save({"embed": weight, "head": weight}))
     found = ckpt.materialize(dtype={"embed": "bfloat16"}, transpose={"head": True})
     assert (found["embed"].dtype, found["head"].shape) == (torch.bfloat16, (4, 8))
 
 
-def test_a_name_that_is_asked_for_twice_is_one_object(save):
+def test_a_name_requested_twice_is_one_object(save):
     ckpt = rustload.open(save({"a": torch.randn(4)}))
-    (_, one), (_, two) = ckpt.stream(["a", "a"], copy=True)
-    assert one is two
+    (_, first), (_, second) = ckpt.stream(["a", "a"], copy=True)
+    assert first is second
 
 
-def test_a_tensor_larger_than_the_window_comes_alone(save):
+def test_tensors_larger_than_the_window_are_streamed(save):
     state = {f"t{n}": torch.randn(2000, 1000) for n in range(3)}
     for name, tensor in rustload.open(save(state)).stream(dtype="float16", memory="1MiB"):
         assert_same_values(tensor, state[name].half())
@@ -228,17 +230,17 @@ peak = 0
 for name, tensor in ckpt.stream(memory="64MiB", **how):
     end = time.monotonic() + 0.01
     while time.monotonic() < end:
-        # Nothing is subtracted: what the consumer dropped and is kept for the next results counts in the window.
+        # The pool of dropped results counts in the window, so nothing is subtracted.
         peak = max(peak, status("RssAnon") - base)
     held = tensor.nbytes
 print((peak - held) >> 20, held >> 20)
 """
     over, held = map(int, child(PEAK.format(work=work), many, how).stdout.split())
-    assert over <= 64 + held  # while the consumer takes one, it still has the one before
+    assert over <= 64 + held  # while the consumer takes a result, it still holds the one before
 
 
-def test_the_window_is_used(many):
-    """While the consumer holds the first tensor, the next ones are made."""
+def test_results_are_made_ahead_up_to_the_window(many):
+    """The next tensors are read while the consumer holds the first."""
     work = """
 stream = ckpt.stream(memory="64MiB", **how)
 next(stream)
@@ -250,7 +252,7 @@ print(peak >> 20)
     assert int(child(PEAK.format(work=work), many, "dict(copy=True)").stdout) >= 32
 
 
-def test_a_dropped_stream_gives_back_threads_and_memory(many):
+def test_a_dropped_stream_ends_its_threads_and_frees_memory(many):
     work = """
 assert threads() == 1
 for end in ("close", "del", "break", "unused"):
@@ -270,13 +272,13 @@ for end in ("close", "del", "break", "unused"):
     assert threads() == 1, end
     rustload.trim()
     assert status("RssAnon") - base < 10 << 20, (end, status("RssAnon") - base)
-print("well")
+print("done")
 """
-    assert child(PEAK.format(work=work), many, "dict(copy=True)").stdout == "well\n"
+    assert child(PEAK.format(work=work), many, "dict(copy=True)").stdout == "done\n"
 
 
-def test_what_was_inflated_goes_with_the_batch(save, tmp_path):
-    """32 MiB storages, two tensors on each: none is left when the stream is over, and no more than the window is held."""
+def test_inflated_storages_are_freed_with_their_batch(save, tmp_path):
+    """32 MiB storages with two tensors each: memory stays within the window, and none is left after the stream."""
     import zipfile
 
     state = {}
@@ -313,13 +315,13 @@ print(peak >> 20, (status("RssAnon") - base) >> 20)
     assert left < 8
 
 
-def test_a_whole_load_peaks_at_the_output_and_the_window(many):
+def test_materialize_peaks_at_the_result_and_the_window(many):
     work = "kept = ckpt.materialize(memory='64MiB', **how); print((status('VmHWM') - status('RssFile') - base) >> 20)"
     assert int(child(PEAK.format(work=work), many, "dict(dtype='bfloat16')").stdout) <= 160 + 64
 
 
 @pytest.mark.parametrize("where", ["waiting", "between"])
-def test_ctrl_c_ends_it_within_100_ms(many, where):
+def test_ctrl_c_ends_a_stream_within_100_ms(many, where):
     work = """
 import signal, threading
 gap = None
@@ -346,7 +348,7 @@ print(gap)
 
 
 def test_ctrl_c_ends_a_large_transposing_cast_within_100_ms(save):
-    """Its first block writes to every page of the result, which the system has to make first."""
+    """Its first block writes to every page of the result, and each first write is a page fault."""
     path = save({"w": torch.ones(8192, 8192)})
     work = """
 import signal, threading
@@ -379,14 +381,14 @@ def test_an_error_names_the_tensor(save):
         list(stream)
     assert caught.value.code == "LossyCast"
     stream = rustload.open(path).stream(dtype={"wrong*": "int8", "*": "float16"}, order="given", memory=1)
-    assert next(stream)[0] == "fine"  # what was made before the error is given
+    assert next(stream)[0] == "fine"  # results made before the error are yielded
     with pytest.raises(ValueError, match="wrong"):
         next(stream)
     assert list(stream) == []
 
 
 @pytest.mark.parametrize("how", [{"copy": True}, {"dtype": "float16"}])
-def test_a_file_cut_meanwhile_is_an_error_that_names_the_tensor(save, how):
+def test_a_file_truncated_during_a_stream_is_an_error_that_names_the_tensor(save, how):
     path = save({f"t{n}": torch.randn(1 << 20) for n in range(8)})
     stream = rustload.open(path).stream(memory="12MiB", threads=1, **how)
     next(stream)
@@ -394,8 +396,8 @@ def test_a_file_cut_meanwhile_is_an_error_that_names_the_tensor(save, how):
     with pytest.raises(rustload.FormatError) as caught:
         list(stream)
     assert caught.value.code == "FileChanged"
-    told = str(caught.value) + "".join(getattr(caught.value, "__notes__", []))
-    assert any(f"t{n}" in told for n in range(8))
+    text = str(caught.value) + "".join(getattr(caught.value, "__notes__", []))
+    assert any(f"t{n}" in text for n in range(8))
     assert str(path) == caught.value.path
 
 
@@ -411,7 +413,7 @@ def test_damage_in_an_archive_names_member_and_tensor(save):
     assert 'for tensor "second"' in caught.value.__notes__
 
 
-def test_names_that_are_not_there_and_other_wrong_arguments(simple):
+def test_missing_names_and_wrong_arguments_are_refused(simple):
     ckpt = rustload.open(simple)
     with pytest.raises(rustload.TensorNotFoundError, match='"nope"'):
         ckpt.stream(["w", "nope"])
@@ -448,13 +450,13 @@ def test_a_stream_outlives_its_checkpoint(simple):
 @pytest.mark.parametrize(("text", "size"), [
     ("1", 1), ("1k", 1000), ("1KB", 1000), ("1 KiB", 1024), ("1.5MiB", 3 << 19), ("2gb", 2 * 10**9), ("1TiB", 1 << 40), (7, 7),
 ])  # fmt: skip
-def test_sizes(text, size):
+def test_memory_sizes_are_parsed(text, size):
     from rustload._common.sizes import parse_bytes
 
     assert parse_bytes(text, "memory") == size
 
 
-def in_threads(count, work):
+def run_in_threads(count, work):
     threads = [threading.Thread(target=work) for _ in range(count)]
     for thread in threads:
         thread.start()
@@ -462,7 +464,7 @@ def in_threads(count, work):
         thread.join()
 
 
-def test_any_thread_may_use_it(many):
+def test_streams_run_in_any_thread(many):
     ckpt, found, errors = rustload.open(many), [], []
 
     def work(stream):
@@ -483,7 +485,7 @@ def test_any_thread_may_use_it(many):
 
 
 def test_threads_share_one_stream(many):
-    """Each pair goes to one of them, tied names too."""
+    """Each pair is yielded to one of the threads."""
     stream, found, errors = rustload.open(many).stream(dtype="float16", memory="32MiB"), [], []
 
     def work():
@@ -492,12 +494,12 @@ def test_threads_share_one_stream(many):
         except BaseException as error:
             errors.append(error)
 
-    in_threads(4, work)
+    run_in_threads(4, work)
     assert not errors
     assert sorted(found) == [(f"t{n:02}", float(n)) for n in range(40)]
 
 
-def test_one_of_the_threads_that_share_a_stream_is_told_of_an_error(save):
+def test_one_of_the_threads_that_share_a_stream_gets_the_error(save):
     path = save({f"t{n}": torch.randn(1 << 18) for n in range(40)})
     stream = rustload.open(path).stream(dtype={"t30": "int8"}, memory="4MiB", order="given", copy=True)
     found, errors = [], []
@@ -508,7 +510,7 @@ def test_one_of_the_threads_that_share_a_stream_is_told_of_an_error(save):
         except BaseException as error:
             errors.append(error)
 
-    in_threads(4, work)
+    run_in_threads(4, work)
     assert [error.code for error in errors] == ["LossyCast"]
     assert sorted(found) == sorted(f"t{n}" for n in range(30))
     assert list(stream) == []
@@ -516,7 +518,7 @@ def test_one_of_the_threads_that_share_a_stream_is_told_of_an_error(save):
 
 
 @pytest.mark.parametrize("where", ["waiting", "at work"])
-def test_a_stream_is_closed_while_another_thread_takes(many, where):
+def test_a_stream_may_be_closed_while_another_thread_iterates(many, where):
     stream, ended = rustload.open(many).stream(dtype="float64", memory="32MiB", threads=1), threading.Event()
 
     def work():
@@ -535,7 +537,7 @@ def test_a_stream_is_closed_while_another_thread_takes(many, where):
     assert list(stream) == []
 
 
-def test_a_stream_says_what_comes_and_what_is_left(simple):
+def test_a_stream_has_names_a_length_and_a_repr(simple):
     stream = rustload.open(simple).stream(["w", "b"], order="name", copy=True)
     assert isinstance(stream, rustload.Stream)
     assert iter(stream) is stream
@@ -555,26 +557,26 @@ def test_a_stream_says_what_comes_and_what_is_left(simple):
     assert [name for name, _ in rustload.open(simple).stream()] == rustload.open(simple).stream().names
 
 
-def test_streams_neither_pickle_nor_are_made(simple):
+def test_streams_do_not_pickle_and_have_no_public_constructor(simple):
     with pytest.raises(TypeError, match="cannot be pickled"):
         pickle.dumps(rustload.open(simple).stream())
     with pytest.raises(TypeError, match="made by a checkpoint"):
         rustload.Stream()
 
 
-def test_a_streams_own_progress_can_close_it_but_not_take_from_it(simple):
-    def told(_done, _total, name):
+def test_a_progress_callable_may_close_its_stream_and_not_iterate_it(simple):
+    def report(_done, _total, name):
         if name == "w":
             with pytest.raises(ValueError, match="busy"):
                 next(stream)
             stream.close()
 
-    stream = rustload.open(simple).stream(["w", "b"], order="given", progress=told, copy=True)
+    stream = rustload.open(simple).stream(["w", "b"], order="given", progress=report, copy=True)
     assert [name for name, _ in stream] == ["w"]
     assert len(stream) == 0
 
 
-def test_a_signals_handler_may_close_the_stream_that_waits(many):
+def test_a_signal_handler_may_close_a_waiting_stream(many):
     work = """
 import signal
 stream = ckpt.stream(threads=1, **how)
@@ -584,13 +586,13 @@ begun = time.monotonic()
 given = len(list(stream))
 assert given < 40 and time.monotonic() - begun < 5
 assert threads() == 1
-print("well")
+print("done")
 """
     how = "dict(dtype='float64', transpose={'*': True})"
-    assert child(PEAK.format(work=work), many, how).stdout == "well\n"
+    assert child(PEAK.format(work=work), many, how).stdout == "done\n"
 
 
-def test_a_child_forked_while_a_thread_waits_is_told_so(many):
+def test_a_child_forked_while_a_thread_waits_gets_an_error(many):
     code = """
     import os, sys, threading, warnings, rustload
     warnings.simplefilter("ignore")
@@ -616,8 +618,8 @@ def test_a_child_forked_while_a_thread_waits_is_told_so(many):
     child(code, many)
 
 
-def test_a_forked_child_does_not_touch_its_parents_stream(many):
-    """It is told so, and it can end; a stream that was not begun works there."""
+def test_a_forked_child_does_not_use_its_parents_stream(many):
+    """It gets an error and can exit; a stream that had not started works in it."""
     code = """
     import os, sys, warnings, rustload
     ckpt = rustload.open(sys.argv[1], framework="dlpack")
@@ -645,14 +647,14 @@ def test_a_forked_child_does_not_touch_its_parents_stream(many):
 def test_progress_counts_every_byte_once(save, how):
     weight = torch.randn(64)
     state = {"a": weight, "tied": weight, "b": torch.zeros(3, dtype=torch.int8)}
-    ckpt, told = rustload.open(save(state)), []
-    ckpt.materialize(progress=lambda *what: told.append(what), **how)
-    assert [done for done, _, _ in told] == [256, 512, 515]
-    assert {total for _, total, _ in told} == {515}
-    assert [name for _, _, name in told] == ["a", "tied", "b"]
+    ckpt, calls = rustload.open(save(state)), []
+    ckpt.materialize(progress=lambda *call: calls.append(call), **how)
+    assert [done for done, _, _ in calls] == [256, 512, 515]
+    assert {total for _, total, _ in calls} == {515}
+    assert [name for _, _, name in calls] == ["a", "tied", "b"]
 
 
-def test_what_progress_raises_ends_the_stream(simple):
+def test_an_exception_of_progress_ends_the_stream(simple):
     def wrong(*_told):
         raise RuntimeError("mine")
 
@@ -661,7 +663,7 @@ def test_what_progress_raises_ends_the_stream(simple):
 
 
 @pytest.mark.parametrize("name", ["small.bin", "small.safetensors"])
-def test_20000_small_tensors_cost_few_system_calls(save, name):
+def test_20000_small_tensors_take_few_system_calls(save, name):
     state = {f"layer.{n}.weight": torch.full((64,), float(n)) for n in range(20_000)}
     path = save(state, name)
     ckpt = rustload.open(path)
@@ -677,11 +679,11 @@ def test_20000_small_tensors_cost_few_system_calls(save, name):
     print(reads() - before)
     assert all(float(found[f"layer.{n}.weight"][63]) == torch.tensor(float(n)).half() for n in (0, 7, 19_999))
     """
-    assert int(child(work, path).stdout) < 250  # half of them to see whether a cgroup has a limit
+    assert int(child(work, path).stdout) < 250  # half of them read the limit of the cgroup
     assert len(ckpt) == 20_000
 
 
-def test_the_consumer_may_write_to_what_it_got(many):
+def test_the_consumer_may_write_to_results(many):
     ckpt = rustload.open(many)
     for _, tensor in ckpt.stream(dtype="float16", memory="32MiB"):
         tensor.zero_()
@@ -689,7 +691,7 @@ def test_the_consumer_may_write_to_what_it_got(many):
     assert all(float(tensor[5, 5]) == float(name[1:]) for name, tensor in ckpt.stream(copy=True))
 
 
-def test_meta_tensors_come_as_they_do_alone(save):
+def test_meta_tensors_are_streamed_as_meta_tensors(save):
     state = {"m": torch.empty(3, 2, device="meta"), "a": torch.ones(4)}
     ckpt = rustload.open(save(state))
     for how in ({}, {"dtype": "float16"}, {"copy": True}):

@@ -22,9 +22,9 @@ def examples():
 
 @pytest.mark.examples
 @pytest.mark.parametrize(("name", "text", "line"), [*examples()])
-def test_every_example_of_the_stub_holds(name, text, line):
+def test_every_example_of_the_stub_passes(name, text, line):
     test = doctest.DocTestParser().get_doctest(text, {}, name, str(STUB), line)
-    said = []
+    output = []
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-    failed, _ = doctest.DocTestRunner(optionflags=flags).run(test, out=said.append)
-    assert not failed, "".join(said)
+    failed, _ = doctest.DocTestRunner(optionflags=flags).run(test, out=output.append)
+    assert not failed, "".join(output)

@@ -1,4 +1,4 @@
-"""`rustload.torch.load` gives the object graph that `torch.load(weights_only=True)` gives, and never runs it or a pickle."""
+"""`rustload.torch.load` returns the object graph of `torch.load(weights_only=True)`, without calling it or an unpickler."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def no_torch_load(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write(path: Path, make: Callable[[], Any], *, new: bool) -> Any:
-    """Saves a kind, and says what torch gives for it."""
+    """Saves a kind, and returns what torch loads from the file."""
     torch.manual_seed(0)
     torch.save(make(), path, _use_new_zipfile_serialization=new)
     return torch.load(path, weights_only=True)
@@ -55,7 +55,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "new", "mmap"), CASES)
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated", "ignore:Sparse", "ignore:.*quantiz")
-def test_the_graph_is_torchs(name: str, new: bool, mmap: bool, tmp_path: Path) -> None:
+def test_the_object_graph_equals_torchs(name: str, new: bool, mmap: bool, tmp_path: Path) -> None:
     path = tmp_path / "kind.pt"
     expected = write(path, {**KINDS, **ZIP_ONLY}[name], new=new)
     assert_same_graph(rustload.torch.load(path, mmap=mmap), expected)
@@ -75,7 +75,7 @@ def test_importing_rustload_imports_no_torch() -> None:
     assert child(code).stdout == "False False\n"
 
 
-def test_a_tied_storage_is_one_storage_with_all_names_on_it(save: Callable[..., Path]) -> None:
+def test_tied_tensors_share_one_storage(save: Callable[..., Path]) -> None:
     weight = torch.randn(4, 4)
     path = save({"a": weight, "b": weight[1:], "t": weight.t()})
     for mmap in (False, True):
@@ -85,7 +85,7 @@ def test_a_tied_storage_is_one_storage_with_all_names_on_it(save: Callable[..., 
         assert found["b"][0, 0] == found["t"][0, 1] == 7
 
 
-def test_a_gradient_flows_through_what_was_loaded(save: Callable[..., Path]) -> None:
+def test_gradients_flow_to_loaded_parameters(save: Callable[..., Path]) -> None:
     path = save({"w": torch.nn.Parameter(torch.ones(2, 2))})
     weight = rustload.torch.load(path)["w"]
     (weight * 3).sum().backward()
@@ -94,7 +94,7 @@ def test_a_gradient_flows_through_what_was_loaded(save: Callable[..., Path]) -> 
     model.load_state_dict({"weight": weight})
 
 
-def test_an_attribute_of_the_file_hides_no_method(save: Callable[..., Path]) -> None:
+def test_an_attribute_of_the_file_does_not_shadow_a_method(save: Callable[..., Path]) -> None:
     state = OrderedDict(a=torch.ones(1))
     vars(state).update(pop=None, _metadata={"": 1}, own=2)
     found = rustload.torch.load(save(state))
@@ -106,7 +106,7 @@ def test_owned_tensors_do_not_depend_on_the_file(save: Callable[..., Path]) -> N
     expected = torch.randn(300, 300)
     path = save({"w": expected, "b": torch.ones(3)})
     found = rustload.torch.load(path)
-    torch.save(found, path)  # cuts the file to nothing before it writes
+    torch.save(found, path)  # truncates the file before it writes
     assert torch.equal(found["w"], expected)
     assert torch.equal(rustload.torch.load(path)["w"], expected)
 
@@ -121,7 +121,7 @@ def test_an_edit_of_a_mapped_tensor_never_reaches_the_file(save: Callable[..., P
     assert found["w"].sum() == 1000
 
 
-def test_mapped_storages_lie_in_one_mapping_and_owned_ones_apart(save: Callable[..., Path]) -> None:
+def test_mapped_storages_lie_in_one_mapping(save: Callable[..., Path]) -> None:
     path = save({"a": torch.zeros(30_000), "b": torch.zeros(30_000)})
     mapped = rustload.torch.load(path, mmap=True)
     distance = mapped["b"].data_ptr() - mapped["a"].data_ptr()
@@ -130,14 +130,14 @@ def test_mapped_storages_lie_in_one_mapping_and_owned_ones_apart(save: Callable[
     assert distance == expected["b"].data_ptr() - expected["a"].data_ptr()
 
 
-def test_saving_one_small_tensor_again_saves_its_own_bytes_alone(save: Callable[..., Path]) -> None:
+def test_saving_a_loaded_small_tensor_saves_its_bytes_only(save: Callable[..., Path]) -> None:
     found = rustload.torch.load(save({f"t{n}": torch.full((10,), float(n)) for n in range(100)}))
-    again = saved(found["t7"])
-    assert len(again) < 3000
-    assert torch.equal(torch.load(io.BytesIO(again)), torch.full((10,), 7.0))
+    data = saved(found["t7"])
+    assert len(data) < 3000
+    assert torch.equal(torch.load(io.BytesIO(data)), torch.full((10,), 7.0))
 
 
-def test_bools_that_are_none_become_bools(tmp_path: Path) -> None:
+def test_bools_that_are_neither_0_nor_1_become_true(tmp_path: Path) -> None:
     path = tmp_path / "odd.pt"
     path.write_bytes(saved({"b": torch.tensor([True, False, True])}).replace(b"\1\0\1", b"\2\0\3"))
     for mmap in (False, True):
@@ -183,34 +183,34 @@ KEYS = st.one_of(st.text(max_size=4), st.integers(0, 5), st.tuples(st.integers(0
 def graphs(draw: st.DrawFn) -> Any:
     """Containers in containers, some of them twice, with tensors that share storages."""
     bases = [torch.randn(4, 6), torch.arange(12), torch.zeros(3, 0)]
-    made: list[Any] = []
+    objects: list[Any] = []
     for _ in range(draw(st.integers(1, 6))):
         base = draw(st.sampled_from(bases))
         start = draw(st.integers(0, base.shape[0]))
         view = base[start:]
-        made.append(view.t() if draw(st.booleans()) and view.dim() == 2 else view)
+        objects.append(view.t() if draw(st.booleans()) and view.dim() == 2 else view)
     for _ in range(draw(st.integers(1, 12))):
-        part = st.one_of(LEAVES, st.sampled_from(made))
+        part = st.one_of(LEAVES, st.sampled_from(objects))
         items = draw(st.lists(part, max_size=4))
         kind = draw(st.sampled_from(["list", "tuple", "dict", "ordered", "counter"]))
         if kind == "list":
-            made.append(items)
+            objects.append(items)
         elif kind == "tuple":
-            made.append(tuple(items))
+            objects.append(tuple(items))
         elif kind == "counter":
-            made.append(Counter(draw(st.dictionaries(KEYS, st.integers(0, 9), max_size=3))))
+            objects.append(Counter(draw(st.dictionaries(KEYS, st.integers(0, 9), max_size=3))))
         else:
             pairs = list(zip(draw(st.lists(KEYS, max_size=4)), items, strict=False))
-            made.append(dict(pairs) if kind == "dict" else OrderedDict(pairs))
-    for holder in made:
+            objects.append(dict(pairs) if kind == "dict" else OrderedDict(pairs))
+    for holder in objects:
         if isinstance(holder, list) and draw(st.booleans()):
-            holder.append(made[-1])  # perhaps a cycle
-    return made if draw(st.booleans()) else made[-1]
+            holder.append(objects[-1])  # perhaps a cycle
+    return objects if draw(st.booleans()) else objects[-1]
 
 
 @settings(max_examples=60, deadline=None)
 @given(graphs(), st.booleans())
-def test_any_graph_is_torchs(graph: Any, new: bool) -> None:
+def test_any_object_graph_equals_torchs(graph: Any, new: bool) -> None:
     data = saved(graph, _use_new_zipfile_serialization=new)
     expected = torch.load(io.BytesIO(data), weights_only=True)
     assert_same_graph(rustload.torch.load(io.BytesIO(data)), expected)
@@ -230,7 +230,7 @@ def test_storages_of_any_size_keep_their_bytes(shapes: list[tuple[int, torch.dty
 
 @settings(max_examples=40, deadline=None)
 @given(graphs(), st.sampled_from(["meta", "callable", "dict"]))
-def test_any_graph_is_torchs_wherever_it_is_mapped(graph: Any, how: str) -> None:
+def test_any_object_graph_equals_torchs_with_map_location(graph: Any, how: str) -> None:
     data = saved(graph)
     asked: tuple[list[Any], list[Any]] = ([], [])
 
@@ -244,11 +244,11 @@ def test_any_graph_is_torchs_wherever_it_is_mapped(graph: Any, how: str) -> None
     expected = torch.load(io.BytesIO(data), map_location=location(0), weights_only=True)
     found = rustload.torch.load(io.BytesIO(data), map_location=location(1))
     assert_same_graph(found, expected)
-    # torch asks again for a storage without bytes, each time it meets one.
-    assert [one for one in asked[1] if one[1]] == [one for one in asked[0] if one[1]]
+    # torch calls it for an empty storage each time it meets one.
+    assert [call for call in asked[1] if call[1]] == [call for call in asked[0] if call[1]]
 
 
-def test_tied_tensors_share_their_storage_on_meta_too(save: Callable[..., Path]) -> None:
+def test_tied_tensors_share_their_storage_on_meta(save: Callable[..., Path]) -> None:
     weight = torch.ones(4)
     found = rustload.torch.load(save({"a": weight, "b": weight[1:]}), map_location="meta")
     assert found["a"].untyped_storage()._cdata == found["b"].untyped_storage()._cdata

@@ -1,4 +1,4 @@
-"""`rustload.torch.load` beside `torch.load`: arguments, environment, error texts, files and locations."""
+"""`rustload.torch.load` beside `torch.load`: arguments, environment, error texts, file objects and locations."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def errors(*args: Any, **options: Any) -> tuple[BaseException, BaseException]:
     for load in LOADERS:
         if hasattr(args[0], "seek") and args[0].seekable():
             args[0].seek(0)
-        with pytest.raises(Exception) as info:  # noqa: PT011 - both are looked at
+        with pytest.raises(Exception) as info:  # noqa: PT011 - the caller compares both
             load(*args, **options)
         found.append(info.value)
     return found[0], found[1]
 
 
 def assert_same_error(*args: Any, **options: Any) -> str:
-    """The text, which must be torch's, and the kind of error too."""
+    """Asserts that type and text of the error are torch's; returns the text."""
     theirs, ours = errors(*args, **options)
     assert isinstance(ours, type(theirs))
     assert str(ours) == str(theirs)
@@ -54,7 +54,7 @@ def assert_same_error(*args: Any, **options: Any) -> str:
 # Arguments and environment.
 
 
-def test_weights_only_false_is_refused_and_says_what_to_do_instead(simple: Path) -> None:
+def test_weights_only_false_is_refused_with_advice(simple: Path) -> None:
     with pytest.raises(ValueError, match="weights_only=False would run code") as info:
         rustload.torch.load(simple, weights_only=False)
     assert "leave weights_only out" in info.value.__notes__[0]
@@ -66,14 +66,14 @@ def test_weights_only_false_is_refused_and_says_what_to_do_instead(simple: Path)
 def test_a_pickle_module_is_refused(simple: Path) -> None:
     assert "pickle_module" in assert_same_error(simple, weights_only=True, pickle_module=pickle)
     with pytest.raises(ValueError, match="pickle_module= would run code") as info:
-        rustload.torch.load(simple, "cpu", pickle)  # torch would go on without weights_only
+        rustload.torch.load(simple, "cpu", pickle)  # torch would load it without weights_only
     assert "leave pickle_module out" in info.value.__notes__[0]
     with pytest.raises(ValueError, match="pickle_module=") as info:
         rustload.torch.load(simple, pickle_module=pickle, weights_only=False)
     assert "leave pickle_module and weights_only out" in info.value.__notes__[0]
 
 
-def test_a_safetensors_file_has_no_code_that_weights_only_could_keep_out(tmp_path: Path) -> None:
+def test_weights_only_false_is_accepted_for_a_safetensors_file(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     safetensors.torch.save_file(STATE, path)
     for options in ({"weights_only": False}, {"pickle_module": pickle}):
@@ -81,7 +81,7 @@ def test_a_safetensors_file_has_no_code_that_weights_only_could_keep_out(tmp_pat
     assert "pickle_module" in assert_same_error(path, weights_only=True, pickle_module=pickle)
 
 
-def test_shards_are_given_as_a_list_or_as_a_folder_of_the_hubs_cache(tmp_path: Path) -> None:
+def test_shards_load_from_a_list_or_a_folder_of_the_hugging_face_cache(tmp_path: Path) -> None:
     repository = tmp_path / "models--org--tiny"
     folder = repository / "snapshots" / "abc"
     folder.mkdir(parents=True)
@@ -98,11 +98,11 @@ def test_shards_are_given_as_a_list_or_as_a_folder_of_the_hubs_cache(tmp_path: P
         rustload.torch.load([paths[0], tmp_path / "none.bin"])
 
 
-def test_a_path_in_bytes_is_content_and_the_note_says_so(simple: Path) -> None:
+def test_the_error_for_a_path_in_bytes_says_that_bytes_are_content(simple: Path) -> None:
     with pytest.raises(rustload.FormatError) as info:
         rustload.torch.load(os.fsencode(simple))
     assert "bytes are the content of a file" in info.value.__notes__[-1]
-    assert len(rustload.open(os.fsencode(simple))) == 2  # there they are a path
+    assert len(rustload.open(os.fsencode(simple))) == 2  # `open` takes bytes as a path
     with pytest.raises(rustload.FormatError) as info:
         rustload.torch.load(b"\xde\xad\xbe\xef" * 4)
     assert "content" not in "".join(info.value.__notes__)
@@ -115,13 +115,13 @@ def test_the_environment_can_force_weights_only(simple: Path, monkeypatch: pytes
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "yes")
     assert "both were set" in assert_same_error(simple)
     monkeypatch.delenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD")
-    assert len(rustload.torch.load(simple, weights_only=True)) == 2  # what the call says counts
+    assert len(rustload.torch.load(simple, weights_only=True)) == 2  # the argument takes precedence
     with pytest.raises(ValueError, match="weights_only=False") as info:
         rustload.torch.load(simple)
     assert "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD" in info.value.__notes__[0]
 
 
-def test_arguments_for_a_pickle_warn_and_do_nothing(simple: Path) -> None:
+def test_pickle_arguments_warn_and_have_no_effect(simple: Path) -> None:
     for load in LOADERS:
         with pytest.warns(UserWarning, match="pickle_load_args only works if `weights_only=False`"):
             load(simple, encoding="ascii")
@@ -158,12 +158,12 @@ def test_mmap_follows_torchs_configuration(simple: Path) -> None:
             assert not is_mapped(rustload.torch.load(simple, mmap=False))
 
 
-def test_an_unknown_choice_of_unknown_is_an_error(simple: Path) -> None:
+def test_an_invalid_value_of_unknown_is_a_value_error(simple: Path) -> None:
     with pytest.raises(ValueError, match="unknown= is 'keep' or 'error'"):
         rustload.torch.load(simple, unknown="ignore")  # type: ignore[arg-type]
 
 
-def test_limits_hold(simple: Path) -> None:
+def test_limits_are_enforced(simple: Path) -> None:
     with pytest.raises(rustload.LimitError):
         rustload.torch.load(simple, limits=rustload.Limits(tensors=1))
     assert len(rustload.torch.load(simple, limits=rustload.Limits(tensors=2))) == 2
@@ -172,7 +172,7 @@ def test_limits_hold(simple: Path) -> None:
 # Safetensors paths.
 
 
-def test_a_safetensors_path_is_loaded_as_load_file_does(tmp_path: Path) -> None:
+def test_a_safetensors_path_loads_as_in_torch(tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     state = {"b": torch.arange(3), "a": torch.randn(2, 2), "c": torch.zeros(0, dtype=torch.float16)}
     safetensors.torch.save_file(state, path)
@@ -186,7 +186,7 @@ def test_a_safetensors_path_is_loaded_as_load_file_does(tmp_path: Path) -> None:
         assert torch.equal(rustload.torch.load(str(path), location)["a"], state["a"])
 
 
-def test_a_safetensors_path_takes_no_dict_and_no_callable(tmp_path: Path) -> None:
+def test_a_safetensors_path_refuses_a_dict_or_callable_map_location(tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     safetensors.torch.save_file({"a": torch.ones(1)}, path)
     assert "with dict map_location" in assert_same_error(path, map_location={"cpu": "cpu"})
@@ -200,7 +200,7 @@ def test_a_safetensors_file_under_another_name_is_loaded_by_its_content(tmp_path
         assert rustload.torch.load(path, mmap_location)["a"].tolist() == [0, 1, 2]
 
 
-# What torch refuses as a whole.
+# Files that torch refuses.
 
 
 def test_a_torchscript_archive_is_refused(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_a_tar_is_refused(tmp_path: Path) -> None:
     assert str(ours) == "Cannot use ``weights_only=True`` with files saved in the legacy .tar format."
 
 
-def test_a_bare_pickle_has_no_magic_number(tmp_path: Path) -> None:
+def test_a_bare_pickle_has_torchs_error_of_the_magic_number(tmp_path: Path) -> None:
     path = tmp_path / "bare.pkl"
     path.write_bytes(pickled({"a": 1}))
     assert assert_same_error(path) == "Invalid magic number; corrupt file?"
@@ -251,13 +251,13 @@ def test_a_bomb_is_stopped_by_a_limit() -> None:
     for _ in range(60):
         doubled = [doubled, doubled]
     found = rustload.torch.load(torch_zip(pickled(doubled)))
-    assert found[0] is found[1]  # a list is made once, however often it is named
+    assert found[0] is found[1]  # a list is built once, however many references it has
     deep = b"\x80\x02)" + b"\x85" * 100_000 + b"."
     with pytest.raises(rustload.LimitError):
         rustload.torch.load(torch_zip(deep))
 
 
-# What else an archive may be like.
+# Other forms of archives.
 
 
 def test_a_big_endian_file_is_swapped() -> None:
@@ -291,7 +291,7 @@ def test_deflated_storages_are_inflated(tmp_path: Path) -> None:
         assert_same_graph(rustload.torch.load(path, mmap=mmap), expected)
 
 
-def test_a_misaligned_storage_is_copied_where_a_mapping_is_asked_for(tmp_path: Path) -> None:
+def test_a_misaligned_storage_is_copied_with_mmap(tmp_path: Path) -> None:
     path = tmp_path / "odd.pt"
     members = {"0": bytes(torch.arange(40.0, dtype=torch.float64).untyped_storage())}
     with zipfile.ZipFile(io.BytesIO(saved(torch.arange(40.0, dtype=torch.float64)))) as archive:
@@ -301,7 +301,7 @@ def test_a_misaligned_storage_is_copied_where_a_mapping_is_asked_for(tmp_path: P
     assert found.data_ptr() % 8 == 0
 
 
-def test_checksums_need_not_be_there(tmp_path: Path) -> None:
+def test_a_file_without_checksums_is_loaded(tmp_path: Path) -> None:
     path = tmp_path / "nocrc.pt"
     torch.serialization.set_crc32_options(False)
     try:
@@ -351,7 +351,7 @@ def compressed(path: Path) -> Any:
 
 
 class Wrapped:
-    """No more than torch asks of a file."""
+    """The methods that torch requires of a file, and no others."""
 
     def __init__(self, path: Path) -> None:
         self.file = io.BytesIO(path.read_bytes())
@@ -381,45 +381,43 @@ def test_open_files_are_read(make: Callable[[Path], Any], new: bool, tmp_path: P
 
 @pytest.mark.parametrize("make", [ordinary, in_memory, compressed], ids=lambda make: make.__name__)
 @pytest.mark.parametrize("new", [True, False])
-def test_an_open_file_is_read_from_where_it_stands(
+def test_an_open_file_is_read_from_its_position(
     make: Callable[[Path], Any], new: bool, tmp_path: Path
 ) -> None:
     path = tmp_path / "m.pt"
     path.write_bytes(b"before" + saved(STATE, _use_new_zipfile_serialization=new))
-    file, again = make(path), make(path)
-    for one in (file, again):
-        one.seek(6)
-    assert_same_graph(rustload.torch.load(file), torch.load(again))
+    file, theirs = make(path), make(path)
     file.seek(6)
-    again.seek(6)
-    expected = torch.load(again, map_location="meta")
+    theirs.seek(6)
+    assert_same_graph(rustload.torch.load(file), torch.load(theirs))
+    file.seek(6)
+    theirs.seek(6)
+    expected = torch.load(theirs, map_location="meta")
     assert_same_graph(rustload.torch.load(file, map_location="meta"), expected)
     file.close()
-    again.close()
+    theirs.close()
 
 
 @pytest.mark.parametrize("make", [ordinary, in_memory, Wrapped], ids=lambda make: make.__name__)
-def test_legacy_streams_that_follow_one_another_are_read_in_turn(
-    make: Callable[[Path], Any], tmp_path: Path
-) -> None:
+def test_consecutive_legacy_streams_are_read_one_by_one(make: Callable[[Path], Any], tmp_path: Path) -> None:
     path = tmp_path / "several.pt"
     parts = [{"a": torch.arange(3)}, 7, {"b": torch.ones(2, 2)}]
     path.write_bytes(b"".join(saved(part, _use_new_zipfile_serialization=False) for part in parts))
-    file, again = make(path), make(path)
+    file, theirs = make(path), make(path)
     for _ in parts:
-        assert_same_graph(rustload.torch.load(file), torch.load(again))
-        assert file.tell() == again.tell()
-    for one in (file, again):
-        getattr(one, "close", int)()
+        assert_same_graph(rustload.torch.load(file), torch.load(theirs))
+        assert file.tell() == theirs.tell()
+    for opened in (file, theirs):
+        getattr(opened, "close", int)()
 
 
-def test_bytes_are_a_file_too() -> None:
+def test_bytes_are_accepted_as_a_file() -> None:
     data = saved(STATE)
     for given in (data, bytearray(data), memoryview(data)):
         assert torch.equal(rustload.torch.load(given)["w"], STATE["w"])
 
 
-def test_what_is_no_file_is_refused_as_torch_refuses_it() -> None:
+def test_an_object_that_is_no_file_has_torchs_error() -> None:
     theirs, ours = errors(7)
     assert type(ours) is type(theirs) is AttributeError
     assert str(ours).partition(".")[0] == str(theirs).partition(".")[0]
@@ -441,7 +439,7 @@ def test_a_pipe_is_read_to_its_end(legacy: bool) -> None:
         assert_same_graph(found, torch.load(io.BytesIO(data)))
 
 
-def test_a_pipe_has_errors_as_bytes_have(simple: Path) -> None:
+def test_errors_of_a_pipe(simple: Path) -> None:
     def pipe(data: bytes) -> Any:
         reading, writing = os.pipe()
         with os.fdopen(writing, "wb") as file:
@@ -477,7 +475,7 @@ def test_a_text_file_is_a_type_error(simple: Path) -> None:
         rustload.torch.load(file)  # type: ignore[arg-type]
 
 
-def test_an_open_file_gives_tensors_of_their_own(tmp_path: Path) -> None:
+def test_tensors_of_an_open_file_are_owned(tmp_path: Path) -> None:
     path = tmp_path / "m.pt"
     torch.save({"w": torch.zeros(1000)}, path)
     with path.open("r+b") as file:
@@ -492,7 +490,7 @@ def test_an_open_file_gives_tensors_of_their_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("new", [True, False])
-def test_a_callable_is_asked_once_per_storage_with_its_location(new: bool) -> None:
+def test_a_callable_is_called_once_per_storage_with_its_location(new: bool) -> None:
     weight = torch.ones(4)
     data = saved({"a": weight, "b": weight[1:], "c": torch.zeros(2)}, _use_new_zipfile_serialization=new)
     calls: list[Any] = []
@@ -508,13 +506,13 @@ def test_a_callable_is_asked_once_per_storage_with_its_location(new: bool) -> No
     assert found["b"].data_ptr() == found["a"].data_ptr() + 4
 
 
-def test_a_callable_that_gives_none_leaves_it_to_the_saved_location() -> None:
+def test_a_callable_that_returns_none_keeps_the_saved_location() -> None:
     data = saved(STATE)
     found = rustload.torch.load(data, lambda _storage, _location: None)
     assert_same_graph(found, torch.load(io.BytesIO(data)))
 
 
-def test_a_callable_may_give_another_storage() -> None:
+def test_a_callable_may_return_another_storage() -> None:
     def zeros(storage: torch.UntypedStorage, _: str) -> torch.UntypedStorage:
         return torch.zeros(storage.nbytes(), dtype=torch.uint8).untyped_storage()
 
@@ -524,13 +522,13 @@ def test_a_callable_may_give_another_storage() -> None:
     assert not found["w"].any()
 
 
-def test_a_callable_that_gives_no_storage_is_a_type_error() -> None:
+def test_a_callable_that_returns_no_storage_is_a_type_error() -> None:
     theirs, ours = errors(io.BytesIO(saved(STATE)), lambda _storage, _location: 7)
     assert type(ours) is type(theirs) is TypeError
 
 
 def on_cuda(new: bool) -> bytes:
-    """A file that says it was saved from a GPU."""
+    """A file whose storages have the location `cuda:0`."""
     data = saved({"a": torch.ones(2), "n": 1}, _use_new_zipfile_serialization=new)
     if not new:
         return data.replace(b"X\x03\x00\x00\x00cpu", b"X\x06\x00\x00\x00cuda:0")
@@ -541,7 +539,7 @@ def on_cuda(new: bool) -> bytes:
 
 
 @pytest.mark.parametrize("new", [True, False])
-def test_without_a_gpu_a_file_saved_on_one_is_torchs_error(new: bool) -> None:
+def test_without_a_gpu_a_file_saved_on_one_has_torchs_error(new: bool) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     text = assert_same_error(io.BytesIO(on_cuda(new)))
@@ -552,13 +550,13 @@ def test_without_a_gpu_a_file_saved_on_one_is_torchs_error(new: bool) -> None:
     assert_same_error(io.BytesIO(on_cuda(new)), map_location={"cpu": "meta"})
 
 
-def test_a_location_that_nobody_knows_is_torchs_error() -> None:
+def test_an_unknown_location_has_torchs_error() -> None:
     text = assert_same_error(io.BytesIO(saved(STATE)), map_location="nowhere")
     assert text.startswith("don't know how to restore data location of torch.storage.UntypedStorage")
     assert_same_error(io.BytesIO(saved(STATE)), map_location=7)
 
 
-def test_a_registered_package_is_asked() -> None:
+def test_a_registered_package_restores_its_location() -> None:
     registry = torch.serialization._package_registry
     before = list(registry)
     asked: list[str] = []
@@ -579,7 +577,7 @@ def test_a_registered_package_is_asked() -> None:
 
 
 @pytest.mark.parametrize("location", ["meta", torch.device("meta")], ids=str)
-def test_meta_keeps_shapes_strides_and_the_place_in_the_file(
+def test_meta_keeps_shapes_strides_and_the_offset_in_the_file(
     location: Any, save: Callable[..., Path]
 ) -> None:
     base = torch.arange(24.0).reshape(4, 6)
@@ -620,7 +618,7 @@ def test_skip_data_reads_nothing() -> None:
     assert_same_graph(found, expected, values=False)
 
 
-def test_under_a_fake_mode_tensors_are_fake() -> None:
+def test_tensors_are_fake_under_a_fake_tensor_mode() -> None:
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
     data = saved({"w": torch.ones(2, 3)})
@@ -630,7 +628,7 @@ def test_under_a_fake_mode_tensors_are_fake() -> None:
     assert (found.device, found.shape) == (expected.device, expected.shape)
 
 
-def test_what_leaves_the_host_is_read_a_few_storages_at_a_time(tmp_path: Path) -> None:
+def test_storages_for_another_device_are_read_a_few_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "large.pt"
     torch.save({f"t{n}": torch.zeros(4 << 20) for n in range(24)}, path)  # 384 MiB
     code = """
@@ -663,7 +661,7 @@ def test_loading_peaks_at_the_size_of_the_tensors(tmp_path: Path) -> None:
     assert int(child(code, path).stdout) < (256 + 24) << 20
 
 
-# What is refused.
+# Refused objects.
 
 
 class Custom:
@@ -682,7 +680,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.parametrize("new", [True, False])
 @pytest.mark.filterwarnings("ignore:Couldn't retrieve source code")
-def test_what_torch_refuses_is_refused_with_the_name_that_torch_says(name: str, new: bool) -> None:
+def test_the_error_for_a_refused_name_has_the_name_in_torchs_error(name: str, new: bool) -> None:
     data = saved(REFUSED[name][0](), _use_new_zipfile_serialization=new)
     with pytest.raises(pickle.UnpicklingError) as theirs:
         torch.load(io.BytesIO(data))
@@ -718,7 +716,7 @@ def test_a_nested_tensor_is_named_as_such() -> None:
         rustload.torch.load(data, unknown="error")
 
 
-def test_a_known_class_called_in_an_unknown_way_is_refused() -> None:
+def test_a_known_class_with_unknown_arguments_is_refused() -> None:
     data = torch_zip(b"\x80\x02ctorch\nFloatTensor\nK\x05\x85R.")
     with pytest.raises(pickle.UnpicklingError, match=r"Weights only load failed\..*torch.FloatTensor"):
         rustload.torch.load(data, unknown="error")
@@ -727,7 +725,7 @@ def test_a_known_class_called_in_an_unknown_way_is_refused() -> None:
     assert kept.args == (5,)
 
 
-def test_what_torch_refuses_is_kept_as_data_with_its_tensors() -> None:
+def test_refused_objects_are_kept_as_data_with_their_tensors() -> None:
     data = saved({"x": Custom(), "y": [slice(0, 3)], "f": torch.nn.functional.relu})
     found = rustload.torch.load(data)
     assert isinstance(found["x"], rustload.Opaque)
@@ -736,7 +734,7 @@ def test_what_torch_refuses_is_kept_as_data_with_its_tensors() -> None:
     assert isinstance(found["f"], rustload.Global)
 
 
-def test_users_safe_globals_stay_data() -> None:
+def test_safe_globals_of_the_user_are_kept_as_data() -> None:
     with torch.serialization.safe_globals([Custom]):
         data = saved({"x": Custom()})
         assert type(torch.load(io.BytesIO(data))["x"]) is Custom
@@ -756,7 +754,7 @@ def test_the_list_of_allowed_names_is_torchs() -> None:
 
 
 @pytest.mark.parametrize("protocol", [3, 4, 5])
-def test_later_pickle_protocols_are_read_as_well(protocol: int) -> None:
+def test_later_pickle_protocols_are_read(protocol: int) -> None:
     state = {"w": torch.arange(4.0), "s": {1, 2}, "n": [2**70, "x", None]}
     data = saved(state, pickle_protocol=protocol)
     for unknown in ("keep", "error"):
@@ -765,7 +763,7 @@ def test_later_pickle_protocols_are_read_as_well(protocol: int) -> None:
         assert found == {name: value for name, value in state.items() if name != "w"}
 
 
-def test_views_of_torch_before_0_4_stand_on_their_root() -> None:
+def test_views_of_torch_before_0_4_share_the_memory_of_their_root() -> None:
     from test_legacy import FLOATS, floats, stream, tensor
 
     parts = {"root": tensor(floats(), 0, (4,), (1,)), "view": tensor(floats(view=("9", 1, 2)), 0, (2,), (1,))}
@@ -773,11 +771,11 @@ def test_views_of_torch_before_0_4_stand_on_their_root() -> None:
     found, expected = rustload.torch.load(data), torch.load(io.BytesIO(data))
     for name, tensor_ in expected.items():
         assert torch.equal(found[name], tensor_)
-    for one in (found, expected):
-        assert one["view"].data_ptr() - one["root"].data_ptr() == 4
+    for loaded in (found, expected):
+        assert loaded["view"].data_ptr() - loaded["root"].data_ptr() == 4
 
 
-def test_arrays_of_numpy_are_tensors_and_its_scalars_numbers() -> None:
+def test_numpy_arrays_are_tensors_and_scalars_are_numbers() -> None:
     import numpy as np
 
     data = saved({"a": np.arange(6, dtype=np.float32).reshape(2, 3), "s": np.float64(0.5)})
@@ -805,7 +803,7 @@ def test_a_folder_of_shards_is_one_dict(tmp_path: Path) -> None:
             }
 
 
-def test_a_file_cut_while_it_is_loaded_is_an_error(tmp_path: Path) -> None:
+def test_a_file_truncated_during_a_load_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "m.pt"
     torch.save({f"t{n}": torch.zeros(20 << 20) for n in range(2)}, path)
 
@@ -819,14 +817,16 @@ def test_a_file_cut_while_it_is_loaded_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "uint16", "bfloat16", "complex128"])
-def test_dtypes_that_legacy_files_cannot_hold(dtype: str, save: Callable[..., Path]) -> None:
+def test_dtypes_that_legacy_files_cannot_hold_are_loaded_with_mmap(
+    dtype: str, save: Callable[..., Path]
+) -> None:
     expected = patterns(dtype, (3, 4))
     path = save({"t": expected.t()})
     assert_same_graph(rustload.torch.load(path, mmap=True), torch.load(path))
 
 
 def edited(obj: Any, member: str, old: bytes, new: bytes) -> bytes:
-    """A file of torch's with bytes of one member replaced, packed again."""
+    """A file of torch with bytes of one member replaced."""
     with zipfile.ZipFile(io.BytesIO(saved(obj))) as archive:
         members = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
     assert members[member].count(old) == 1
@@ -851,8 +851,8 @@ def test_sparse_indices_outside_the_shape_are_refused(layout: torch.layout) -> N
 
 @pytest.mark.filterwarnings("ignore:.*quantiz")
 def test_an_expanded_quantized_tensor_allocates_no_more_than_its_storage() -> None:
-    one = torch.quantize_per_tensor(torch.ones(1), 0.5, 0, torch.qint8)
-    data = saved(one.expand(1 << 30))
+    tensor = torch.quantize_per_tensor(torch.ones(1), 0.5, 0, torch.qint8)
+    data = saved(tensor.expand(1 << 30))
     before = rss_anon()
     found = rustload.torch.load(data)
     assert found.shape == (1 << 30,)
@@ -860,7 +860,7 @@ def test_an_expanded_quantized_tensor_allocates_no_more_than_its_storage() -> No
     assert rss_anon() - before < 64 << 20
 
 
-def test_an_attribute_hides_nothing_of_a_tensor() -> None:
+def test_an_attribute_of_the_file_does_not_shadow_one_of_the_tensor() -> None:
     tensor = torch.arange(3.0)
     vars(tensor).update(mine=1)
     data = edited(tensor, "data.pkl", b"X\x04\x00\x00\x00mine", b"X\x04\x00\x00\x00data")
@@ -869,15 +869,15 @@ def test_an_attribute_hides_nothing_of_a_tensor() -> None:
     assert torch.equal(found.data, tensor)
 
 
-def test_an_unknown_subclass_gives_its_inner_tensor() -> None:
+def test_an_unknown_subclass_loads_as_its_plain_tensor() -> None:
     class Mine(torch.Tensor):
         pass
 
-    made = torch.arange(3.0).as_subclass(Mine)
-    made.note = "kept"  # type: ignore[attr-defined]
+    tensor = torch.arange(3.0).as_subclass(Mine)
+    tensor.note = "kept"  # type: ignore[attr-defined]
     Mine.__module__, Mine.__qualname__ = __name__, "Mine"
     globals()["Mine"] = Mine
-    data = saved(made)
+    data = saved(tensor)
     found = rustload.torch.load(data)
     assert type(found) is torch.Tensor
     assert vars(found) == {"note": "kept"}

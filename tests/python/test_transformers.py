@@ -10,7 +10,7 @@ import pytest
 import torch
 from support import assert_same_bits
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # transformers is not ours to keep quiet
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own warnings
 
 transformers = pytest.importorskip("transformers")
 transformers.utils.logging.disable_progress_bar()
@@ -31,15 +31,15 @@ def config(**options):
 @pytest.fixture(scope="session")
 def repositories(tmp_path_factory):
     """One model as a folder of each kind."""
-    return written(tmp_path_factory.mktemp("llama"), config())
+    return write_folders(tmp_path_factory.mktemp("llama"), config())
 
 
 @pytest.fixture(scope="session")
 def tied(tmp_path_factory):
-    return written(tmp_path_factory.mktemp("tied"), config(tie_word_embeddings=True))
+    return write_folders(tmp_path_factory.mktemp("tied"), config(tie_word_embeddings=True))
 
 
-def written(folder, settings):
+def write_folders(folder, settings):
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(settings)
     model.generation_config = transformers.GenerationConfig(
@@ -73,10 +73,10 @@ def _torch_load_is_never_called(monkeypatch):
 
 
 def assert_equal(found, expected):
-    one, two = found.state_dict(), expected.state_dict()
-    assert list(one) == list(two)
-    for name, tensor in two.items():
-        assert_same_bits(one[name], tensor)
+    state, wanted = found.state_dict(), expected.state_dict()
+    assert list(state) == list(wanted)
+    for name, tensor in wanted.items():
+        assert_same_bits(state[name], tensor)
     buffers = dict(expected.named_buffers())
     for name, buffer in found.named_buffers():
         assert_same_bits(buffer, buffers[name])
@@ -85,7 +85,7 @@ def assert_equal(found, expected):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, "float16", "auto"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_parameter_is_that_of_the_stock_loader(repositories, monkeypatch, kind, dtype):
+def test_every_parameter_equals_the_stock_loaders(repositories, monkeypatch, kind, dtype):
     found = from_pretrained(transformers.LlamaForCausalLM, repositories / kind, dtype=dtype)
     monkeypatch.undo()
     expected = transformers.LlamaForCausalLM.from_pretrained(repositories / kind, dtype=dtype)
@@ -99,12 +99,12 @@ def test_every_parameter_is_that_of_the_stock_loader(repositories, monkeypatch, 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_tied_ends_stay_tied(tied, kind):
+def test_tied_weights_stay_tied(tied, kind):
     model = from_pretrained(transformers.LlamaForCausalLM, tied / kind, dtype="bf16")
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
-def test_auto_without_a_dtype_in_the_config_takes_the_files(repositories, tmp_path):
+def test_auto_without_a_dtype_in_the_config_is_the_files_dtype(repositories, tmp_path):
     folder = shutil.copytree(repositories / "single", tmp_path / "model")
     settings = json.loads((folder / "config.json").read_text())
     settings.pop("dtype", None)
@@ -136,7 +136,7 @@ def test_a_device_map_goes_to_transformers(repositories):
         assert "weights_map=" in caught.value.__notes__[0]
 
 
-def test_the_layout_of_the_hugging_face_cache(repositories, tmp_path):
+def test_models_load_from_the_hugging_face_cache(repositories, tmp_path):
     """blobs hold the files, snapshots link to them, refs name commits."""
     repository = tmp_path / "hub" / "models--some--llama"
     snapshot = repository / "snapshots" / "0123abc"
@@ -166,7 +166,7 @@ def test_the_layout_of_the_hugging_face_cache(repositories, tmp_path):
         from_pretrained(cls, tmp_path / "nowhere")
 
 
-def test_a_file_or_one_of_several_can_be_named(repositories, tmp_path):
+def test_weights_may_be_a_file_or_its_name_in_the_folder(repositories, tmp_path):
     cls = transformers.LlamaForCausalLM
     expected = from_pretrained(cls, repositories / "single")
     assert_equal(from_pretrained(cls, repositories / "single" / "pytorch_model.bin"), expected)
@@ -178,7 +178,7 @@ def test_a_file_or_one_of_several_can_be_named(repositories, tmp_path):
     )
 
 
-def test_a_nested_checkpoint_of_a_trainer(repositories, tmp_path):
+def test_a_nested_checkpoint_of_a_trainer_is_loaded(repositories, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     shutil.copy(repositories / "single" / "config.json", folder)
@@ -190,7 +190,9 @@ def test_a_nested_checkpoint_of_a_trainer(repositories, tmp_path):
 
 
 def test_missing_weights_are_in_the_loading_info(repositories, tmp_path):
-    source = rustload.open(repositories / "single")  # not the file that is written: these are views of it
+    source = rustload.open(
+        repositories / "single"
+    )  # not of the folder that is written to, as its tensors are views
     folder = shutil.copytree(repositories / "single", tmp_path / "model")
     state = {name: lazy.torch() for name, lazy in source.items() if name != "lm_head.weight"}
     torch.save(state, folder / "pytorch_model.bin")
@@ -200,12 +202,12 @@ def test_missing_weights_are_in_the_loading_info(repositories, tmp_path):
 
 
 @pytest.mark.parametrize("options", [{"trust_remote_code": True}, {"state_dict": {}}])
-def test_what_is_not_ours_to_do_is_refused(repositories, options):
+def test_unsupported_options_are_refused(repositories, options):
     with pytest.raises(ValueError, match=next(iter(options))):
         from_pretrained(transformers.LlamaForCausalLM, repositories / "single", **options)
 
 
-def test_progress_is_told_in_bytes_of_the_file(repositories):
+def test_progress_counts_bytes_of_the_file(repositories):
     calls = []
     model = from_pretrained(
         transformers.LlamaForCausalLM,
@@ -222,7 +224,7 @@ def test_progress_is_told_in_bytes_of_the_file(repositories):
         from_pretrained(transformers.LlamaForCausalLM, repositories / "single", progress="yes")
 
 
-def test_a_bar_of_ours_takes_the_place_of_theirs(repositories, capfd):
+def test_the_progress_bar_replaces_that_of_transformers(repositories, capfd):
     logging = transformers.utils.logging
     logging.enable_progress_bar()
     try:
@@ -237,7 +239,7 @@ def test_a_bar_of_ours_takes_the_place_of_theirs(repositories, capfd):
     assert "Loading weights" not in shown
 
 
-def test_what_the_callable_of_progress_raises_comes_out(repositories):
+def test_an_exception_of_the_progress_callable_propagates(repositories):
     def stop(*_):
         raise ZeroDivisionError("mine")
 
@@ -249,17 +251,17 @@ def test_the_load_report_names_the_path(repositories, tmp_path):
     folder = shutil.copytree(repositories / "single", tmp_path / "extra")
     state = transformers.LlamaForCausalLM(config()).state_dict()
     torch.save(state | {"stray.weight": torch.ones(2)}, folder / "pytorch_model.bin")
-    told = logging.getLogger("transformers.modeling_utils")
+    logger = logging.getLogger("transformers.modeling_utils")
     records: list[logging.LogRecord] = []
     keep = logging.Handler()
     keep.emit = records.append
-    told.addHandler(keep)
+    logger.addHandler(keep)
     try:
         from_pretrained(transformers.LlamaForCausalLM, folder)
     finally:
-        told.removeHandler(keep)
+        logger.removeHandler(keep)
     reports = [record.getMessage() for record in records if "LOAD REPORT" in record.getMessage()]
     assert len(reports) == 1
     assert "stray.weight" in reports[0]
     assert f"from: {folder}\n" in reports[0]
-    assert not told.filters
+    assert not logger.filters

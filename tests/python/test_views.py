@@ -1,4 +1,4 @@
-"""What `copy=` means, what views share, and that the file never changes."""
+"""`copy=`, the memory that views share, and that the file never changes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_an_edit_of_a_view_never_reaches_the_file(simple, framework):
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("how", [{"copy": True}, {"dtype": "float64"}, {"transpose": True}])
-def test_an_owned_result_reads_the_file_anew(simple, framework, how):
+def test_an_owned_result_does_not_see_edits_of_a_view(simple, framework, how):
     ckpt = rustload.open(simple, framework=framework)
     writable(ckpt["w"].materialize())[:] = -1
     first = writable(ckpt["w"].materialize(**how))
@@ -60,8 +60,8 @@ def test_an_owned_result_reads_the_file_anew(simple, framework, how):
 
 
 @pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
-def test_views_of_a_tensor_with_a_storage_of_its_own_stand_on_one_storage(save, name):
-    """The first comes by a shorter way than the others, whatever is asked for first; none is kept alive by the checkpoint."""
+def test_views_of_a_tensor_that_is_a_whole_storage_share_one_torch_storage(save, name):
+    """The first view takes a shorter code path than the others; the checkpoint keeps no view alive."""
     ckpt = rustload.open(
         save({"w": patterns("float32", (6, 4)), "v": torch.zeros(3)}, name), framework="torch"
     )
@@ -76,7 +76,7 @@ def test_views_of_a_tensor_with_a_storage_of_its_own_stand_on_one_storage(save, 
         assert not ckpt._context.storages
 
 
-def test_threads_that_ask_for_one_view_at_once_get_one_storage(save):
+def test_concurrent_views_of_a_tensor_share_one_storage(save):
     ckpt = rustload.open(save({f"t{at}": torch.zeros(5) for at in range(50)}), framework="torch")
     with ThreadPoolExecutor(8) as pool:
         for name in ckpt:
@@ -84,41 +84,41 @@ def test_threads_that_ask_for_one_view_at_once_get_one_storage(save):
             assert len({view.untyped_storage()._cdata for view in views}) == 1
 
 
-def test_handing_out_many_small_views_takes_few_calls_each(save):
-    """Time is measured by the benches; calls of Python's are the same on every machine."""
+def test_a_small_view_takes_few_python_calls(save):
+    """Counts calls of Python functions, which are the same on every machine; the benchmarks measure time."""
     count = 500
     path = save({f"layer.{at}.weight": torch.zeros(64) for at in range(count)}, "many.safetensors")
     calls = 0
 
-    def told(_frame, event, _argument):
+    def count_calls(_frame, event, _argument):
         nonlocal calls
         calls += event in ("call", "c_call")
 
     with rustload.open(path, framework="torch") as ckpt:
         ckpt["layer.0.weight"].materialize()
         before = sys.getprofile()
-        sys.setprofile(told)
+        sys.setprofile(count_calls)
         try:
-            made = {name: lazy.materialize() for name, lazy in ckpt.items()}
+            views = {name: lazy.materialize() for name, lazy in ckpt.items()}
         finally:
             sys.setprofile(before)
-    assert len(made) == count
+    assert len(views) == count
     assert calls <= 24 * count
 
 
 def test_views_of_two_frameworks_share_one_mapping(simple):
     ckpt = rustload.open(simple)
-    one, two, three = (ckpt["w"].materialize(framework=name) for name in FRAMEWORKS)
-    assert one.data_ptr() == address(two) == address(three)
-    one[0, 0] = 42
-    assert two[0, 0] == 42
-    assert np.asarray(three)[0, 0] == 42
+    tensor, array, buffer = (ckpt["w"].materialize(framework=name) for name in FRAMEWORKS)
+    assert tensor.data_ptr() == address(array) == address(buffer)
+    tensor[0, 0] = 42
+    assert array[0, 0] == 42
+    assert np.asarray(buffer)[0, 0] == 42
 
 
-def test_two_checkpoints_of_one_file_share_nothing(simple):
-    one, two = (rustload.open(simple, framework="torch")["w"].materialize() for _ in range(2))
-    one[0, 0] = 42
-    assert two[0, 0] == 0
+def test_two_checkpoints_of_one_file_share_no_edits(simple):
+    first, second = (rustload.open(simple, framework="torch")["w"].materialize() for _ in range(2))
+    first[0, 0] = 42
+    assert second[0, 0] == 0
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -137,7 +137,7 @@ def test_the_files_own_dtype_is_no_conversion(simple):
     )
 
 
-def test_memory_has_no_views(simple):
+def test_a_checkpoint_in_memory_has_no_views(simple):
     lazy = rustload.open(memoryview(simple.read_bytes()), framework="torch")["w"]
     with pytest.raises(BufferError):
         lazy.materialize(copy=False)
@@ -198,7 +198,7 @@ def test_tied_names_share_memory_under_numpy(save):
     assert tail[0] == 99
 
 
-def test_separate_storages_do_not_touch(save):
+def test_separate_storages_do_not_overlap(save):
     ckpt = rustload.open(save({"a": torch.zeros(4), "b": torch.zeros(4)}), framework="torch")
     a, b = ckpt["a"].materialize(), ckpt["b"].materialize()
     assert ckpt.tied == []
@@ -245,7 +245,7 @@ def test_bools_that_are_neither_0_nor_1_are_copied_and_become_true(save):
     path = save({"x": torch.tensor([False, True, True, False])})
     data = path.read_bytes()
     at = data.index(b"\0\1\1\0", data.index(b"data/0"))
-    # The checksum of a stored record is not checked unless asked for.
+    # The checksum of a stored record is only checked with `verify=True`.
     path.write_bytes(data[:at] + b"\0\2\xff\0" + data[at + 4 :])
     lazy = rustload.open(path, framework="numpy")["x"]
     assert lazy.materialize().view(np.uint8).tolist() == [0, 1, 1, 0]
@@ -255,7 +255,7 @@ def test_bools_that_are_neither_0_nor_1_are_copied_and_become_true(save):
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-def test_a_parameter_keeps_the_lazy_signs_of_its_tensor(save, legacy):
+def test_a_parameter_keeps_the_lazy_conjugate_or_negative_of_its_tensor(save, legacy):
     value = torch.tensor([1 + 2j, 3 - 4j])
     state = {
         "conjugate": torch.nn.Parameter(value.conj()),
@@ -285,8 +285,8 @@ def test_a_misaligned_tensor_is_copied(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.complex128, torch.complex64, torch.float64, torch.int16])
-def test_an_address_is_a_multiple_of_the_element_wherever_the_file_has_it(tmp_path, dtype):
-    """torch's kernels load a complex number as a whole: one of 16 bytes at a multiple of 8 alone ends the process."""
+def test_results_are_aligned_to_the_element_size_whatever_the_offset_in_the_file(tmp_path, dtype):
+    """torch's kernels use aligned loads: a complex128 that is only aligned to 8 bytes crashes the process."""
     value = torch.arange(24).to(dtype)
     plain = saved({"x": value, "y": value})
     with zipfile.ZipFile(io.BytesIO(plain)) as archive:
@@ -299,10 +299,10 @@ def test_an_address_is_a_multiple_of_the_element_wherever_the_file_has_it(tmp_pa
         whole = ckpt.materialize()
         mapped = rustload.torch.load(path, mmap=True)
         part = ckpt["x"][3:]
-        for made in (ckpt["x"].materialize(), part.materialize(), *whole.values(), *mapped.values()):
-            assert made.data_ptr() % value.element_size() == 0
-            assert_same_bits(made, value[-len(made) :])
-            assert torch.equal(made[::2].clone(), value[-len(made) :][::2])
+        for result in (ckpt["x"].materialize(), part.materialize(), *whole.values(), *mapped.values()):
+            assert result.data_ptr() % value.element_size() == 0
+            assert_same_bits(result, value[-len(result) :])
+            assert torch.equal(result[::2].clone(), value[-len(result) :][::2])
         try:
             part.materialize(copy=False)
             views.add(True)
@@ -311,7 +311,7 @@ def test_an_address_is_a_multiple_of_the_element_wherever_the_file_has_it(tmp_pa
     assert views == {True, False}
 
 
-def test_a_compressed_record_is_inflated_and_has_no_view(tmp_path):
+def test_a_deflated_record_is_inflated_and_has_no_view(tmp_path):
     value = torch.arange(5000.0)
     packed = tmp_path / "packed.bin"
     with (
@@ -382,7 +382,7 @@ SEES_EDITS = {
     "from_dlpack": lambda ckpt: torch.from_dlpack(ckpt["w"]),
     "asarray": lambda ckpt: np.asarray(ckpt["w"]),
 }
-IS_THE_FILE = {
+HAS_THE_FILES_VALUES = {
     "copy=True": lambda ckpt: ckpt["w"].materialize(copy=True),
     "cast": lambda ckpt: ckpt["w"].materialize(dtype="float64"),
     "transpose": lambda ckpt: ckpt["w"].materialize(transpose=True).T,
@@ -402,14 +402,14 @@ def _into(lazy, out):
     return out
 
 
-@pytest.mark.parametrize("verb", [*SEES_EDITS, *IS_THE_FILE])
-def test_views_of_a_checkpoint_share_edits_and_what_is_owned_is_the_files(tmp_path, verb):
+@pytest.mark.parametrize("verb", [*SEES_EDITS, *HAS_THE_FILES_VALUES])
+def test_views_see_edits_and_owned_results_have_the_files_values(tmp_path, verb):
     original = torch.arange(16.0).reshape(4, 4)
     torch.save({"w": original}, tmp_path / "w.pt")
     ckpt = rustload.open(tmp_path / "w.pt", framework="torch")
     ckpt["w"].materialize()[1, 2] = 99
     edited = original.clone()
     edited[1, 2] = 99
-    made = (SEES_EDITS | IS_THE_FILE)[verb](ckpt)
-    np.testing.assert_array_equal(np.asarray(made), np.asarray(edited if verb in SEES_EDITS else original))
+    found = (SEES_EDITS | HAS_THE_FILES_VALUES)[verb](ckpt)
+    np.testing.assert_array_equal(np.asarray(found), np.asarray(edited if verb in SEES_EDITS else original))
     assert torch.equal(torch.load(tmp_path / "w.pt")["w"], original)

@@ -1,4 +1,4 @@
-"""Whole loads of a few hundred MB peak at the result and the window, whatever the format, and fit a cgroup of that size."""
+"""`materialize` and streams of a few hundred MB peak at the result and the window in every format, and fit such a cgroup."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 from support import child
 
 MIB = 1 << 20
-TENSORS, EACH = 16, 32 * MIB  # 512 MiB of float32, 256 MiB as bfloat16
-OUTPUT = TENSORS * EACH // 2 // MIB
+TENSORS, TENSOR_BYTES = 16, 32 * MIB  # 512 MiB of float32, 256 MiB as bfloat16
+OUTPUT = TENSORS * TENSOR_BYTES // 2 // MIB
 
 LOAD = """
 import sys, rustload
@@ -34,7 +34,7 @@ def model(request, tmp_path_factory):
     import safetensors.torch
 
     folder = tmp_path_factory.mktemp("window")
-    tensor = torch.empty(EACH // 4096, 1024)
+    tensor = torch.empty(TENSOR_BYTES // 4096, 1024)
     state = {f"t{n:02}": tensor.clone().fill_(n) for n in range(TENSORS)}
     path = folder / f"model.{'safetensors' if request.param == 'safetensors' else 'bin'}"
     if request.param == "safetensors":
@@ -53,20 +53,20 @@ def model(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_direct_reads_stay_in_the_window_too(model, dtype):
-    """The blocks that threads read into are part of it; float32 needs none, as the disk writes to the results."""
+def test_direct_reads_stay_in_the_window(model, dtype):
+    """The bounce buffers of threads count in it; float32 needs none, as it is read into the results."""
     code = LOAD.replace('framework="dlpack"', 'framework="dlpack", io="direct"')
     code = code.replace('dtype="bfloat16"', f'dtype="{dtype}", copy=True').replace(
         f"{OUTPUT} << 20", "output << 20"
     )
     output = OUTPUT * (2 if dtype == "float32" else 1)
     code = f"output = {output}\n" + code
-    # A shifted result ends with a page more.
+    # A result with the page offset of the file takes one page more.
     assert int(child(code, model, {"memory": "64MiB"}).stdout) <= output + 64 + 1
 
 
 @pytest.mark.parametrize("how", [{}, {"transpose": {"*": True}}, {"memory": "32MiB"}])
-def test_a_whole_load_peaks_at_the_result_and_the_window(model, how):
+def test_materialize_peaks_at_the_result_and_the_window(model, how):
     window = 32 if "memory" in how else 256
     assert int(child(LOAD, model, how).stdout) <= OUTPUT + window
 
@@ -101,16 +101,18 @@ print((peak - base) >> 20, rustload.memory().kept >> 20)
 
 
 @pytest.mark.parametrize("how", [{"dtype": "bfloat16"}, {"copy": True}, {"transpose": {"*": True}}])
-def test_a_stream_holds_the_window_and_no_more_whatever_is_dropped(model, how):
-    """One tensor is the consumer's, and for a moment the one before too; nothing that is kept for later is subtracted."""
-    held = EACH // MIB // (2 if "dtype" in how else 1)
+def test_a_stream_and_the_pool_stay_in_the_window(model, how):
+    """The consumer holds one tensor, and for a moment also the one before; the pool is not subtracted."""
+    held = TENSOR_BYTES // MIB // (2 if "dtype" in how else 1)
     code = STREAM.replace("{window}", "128").replace("{before}", "")
     peak, kept = map(int, child(code, model, how).stdout.split())
     assert peak <= 128 + 2 * held
-    assert 0 < kept <= 128 + held, "what was dropped is recycled; the last was, when the stream was over"
+    assert 0 < kept <= 128 + held, (
+        "dropped results are kept; the last was dropped after the end of the stream"
+    )
 
 
-def test_what_was_kept_before_a_stream_counts_in_its_window(model):
+def test_memory_kept_before_a_stream_counts_in_its_window(model):
     before = """held = ckpt.materialize(**how)
 held = None
 assert rustload.memory().kept >> 20 == 256
@@ -118,7 +120,7 @@ next(ckpt.stream(memory=window, **how))"""
     code = STREAM.replace("{window}", "64").replace("{before}", before)
     peak, kept = map(int, child(code, model, {"dtype": "bfloat16"}).stdout.split())
     assert peak <= 64 + 2 * 16
-    assert kept <= 64 + 16, "the last tensor went when the stream was over"
+    assert kept <= 64 + 16, "the last tensor was dropped after the end of the stream"
 
 
 KEPT = """
@@ -132,11 +134,11 @@ def watch():
     global peak
     while not done:
         peak = max(peak, anon())
-def places(arrays):
+def addresses(arrays):
     return {array.__array_interface__["data"][0] for array in arrays}
 ckpt = rustload.open(path, framework="numpy")
 held = ckpt.materialize(dtype="float16")
-before = places(held.values())
+before = addresses(held.values())
 held = None
 kept = rustload.memory().kept
 assert kept == 256 << 20
@@ -146,24 +148,24 @@ base = anon() - kept
 """
 
 
-def test_what_was_kept_before_a_stream_serves_results_that_are_kept(model):
-    """It is resident already: on fresh pages they would take longer, and as much of it would be unmapped for them."""
+def test_memory_kept_before_a_stream_is_reused_for_results_that_are_held(model):
+    """Kept memory is resident: results on fresh pages would take longer, and kept memory would be unmapped for them."""
     code = (
         KEPT
         + """
 held = dict(ckpt.stream(dtype="float16", **how))
 done = True
 watcher.join()
-print((peak - base) >> 20, rustload.memory().kept >> 20, places(held.values()) == before)
+print((peak - base) >> 20, rustload.memory().kept >> 20, addresses(held.values()) == before)
 """
     )
     peak, kept, recycled = child(code, model, {"memory": "64MiB"}).stdout.split()
-    assert int(peak) <= 256 + 8, "no more than was there before, and scratch"
+    assert int(peak) <= 256 + 8, "the kept memory and scratch"
     assert (int(kept), recycled) == (0, "True")
 
 
 @pytest.mark.parametrize("after", [0, 1, 5])
-def test_the_first_result_that_is_dropped_ends_that(model, after):
+def test_kept_memory_is_freed_down_to_the_window_after_a_result_is_dropped(model, after):
     code = (
         KEPT
         + f"""
@@ -181,7 +183,7 @@ print((peak - base) >> 20)
     assert int(child(code, model, {}).stdout) <= 256 + 8
 
 
-def test_what_was_kept_before_a_stream_goes_with_one_that_is_closed_early(model):
+def test_memory_kept_before_a_stream_is_freed_when_it_is_closed_early(model):
     code = (
         KEPT
         + """
@@ -195,7 +197,7 @@ done = True
     assert int(child(code, model, {}).stdout) <= 64
 
 
-def test_no_more_is_kept_for_a_stream_than_it_can_use(model):
+def test_no_more_memory_is_kept_for_a_stream_than_it_can_use(model):
     code = (
         KEPT
         + """
@@ -208,36 +210,36 @@ done = True
     assert int(child(code, model, {}).stdout) <= 5 * 16
 
 
-def test_a_whole_load_uses_up_what_was_kept(model):
-    """The second load is made of the memory of the first, and peaks no higher than a load at all."""
+def test_materialize_reuses_all_kept_memory(model):
+    """The second load reuses the memory of the first, and peaks no higher than a single load."""
     code = LOAD.replace("kept = ckpt", "kept = ckpt.materialize(dtype='bfloat16'); kept = None; kept = ckpt")
     code += "print(rustload.memory().kept >> 20)"
     peak, left = map(int, child(code, model, {"memory": "64MiB"}).stdout.split())
     assert peak <= OUTPUT + 64
-    assert left == 0, "all of it lies in the results"
+    assert left == 0, "all of it is in the results"
 
 
 def cgroup(limit: int) -> Path:
-    """A fresh cgroup with this memory limit that this process may put a child into; skips where there can be none."""
+    """Creates a cgroup with this memory limit, or skips the test."""
     reason = "there is no cgroup file system"
     for parent in (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory")):
         group = parent / f"rustload-test-{os.getpid()}"
         try:
             group.mkdir()
         except OSError as error:
-            reason = f"no cgroup can be made: {error}"
+            reason = f"a cgroup cannot be created: {error}"
             continue
-        # A kernel's folder has these files from its start; in any other folder they would be made by writing them.
+        # Only in a cgroup file system do these files exist; elsewhere, writing would create them.
         found = [group / name for name in ("memory.max", "memory.limit_in_bytes") if (group / name).exists()]
         try:
             for file in found[:1]:
                 file.write_text(str(limit))
-                for swap, most in (("memory.swap.max", 0), ("memory.memsw.limit_in_bytes", limit)):
+                for swap, value in (("memory.swap.max", 0), ("memory.memsw.limit_in_bytes", limit)):
                     if (group / swap).exists():
-                        (group / swap).write_text(str(most))
+                        (group / swap).write_text(str(value))
                 return group
         except OSError as error:
-            reason = f"no memory limit can be set: {error}"
+            reason = f"a memory limit cannot be set: {error}"
         group.rmdir()
     pytest.skip(reason)
 
@@ -250,7 +252,7 @@ def test_a_load_fits_a_cgroup_of_the_result_and_512_mib(model):
         def join() -> None:
             (group / "cgroup.procs").write_text(str(os.getpid()))
 
-        # What the test wants is the limit on the child from its first page on.
+        # The child joins before exec, so that the limit holds from its first page.
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=100, preexec_fn=join, check=False
         )

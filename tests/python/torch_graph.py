@@ -1,4 +1,4 @@
-"""Compares two object graphs that torch and rustload made of one file: types, identity, ties, strides, values."""
+"""Compares the object graphs that torch and rustload load from one file: types, identity, ties, strides, values."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def assert_same_graph(found: Any, expected: Any, *, values: bool = True) -> int:
     """Fails where two graphs differ; returns how many tensors they have.
 
     Args:
-        found: What rustload gave.
-        expected: What torch gave.
+        found: What rustload loaded.
+        expected: What torch loaded.
         values: Whether tensors have data to compare.
     """
     walk = Walk(values=values)
@@ -41,13 +41,13 @@ class Walk:
         # Objects and storages must correspond one to one, in both directions.
         self.objects: tuple[dict[int, int], dict[int, int]] = ({}, {})
         self.storages: tuple[dict[int, int], dict[int, int]] = ({}, {})
-        self.kept: list[Any] = []  # so that no id is used twice
+        self.kept: list[Any] = []  # keeps the objects alive, so that no id is reused
 
-    def pair(self, table: tuple[dict[int, int], dict[int, int]], one: int, two: int, at: str) -> bool:
-        """Whether the pair is new."""
-        new = one not in table[0] and two not in table[1]
-        assert table[0].setdefault(one, two) == two, f"{at}: shared in one graph only"
-        assert table[1].setdefault(two, one) == one, f"{at}: shared in one graph only"
+    def pair(self, table: tuple[dict[int, int], dict[int, int]], first: int, second: int, at: str) -> bool:
+        """Records that two objects correspond; returns whether the pair is new."""
+        new = first not in table[0] and second not in table[1]
+        assert table[0].setdefault(first, second) == second, f"{at}: shared in one graph only"
+        assert table[1].setdefault(second, first) == first, f"{at}: shared in one graph only"
         return new
 
     def compare(self, found: Any, expected: Any, at: str) -> list[tuple[Any, Any, str]]:
@@ -67,12 +67,16 @@ class Walk:
                 assert bytes(found._untyped_storage) == bytes(expected._untyped_storage), at
         elif isinstance(expected, dict):
             assert len(found) == len(expected), at
-            for number, (one, two) in enumerate(zip(found, expected, strict=True)):
-                todo += [(one, two, f"{at}.key{number}"), (found[one], expected[two], f"{at}[{two!r}]")]
+            for number, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+                todo += [
+                    (ours, theirs, f"{at}.key{number}"),
+                    (found[ours], expected[theirs], f"{at}[{theirs!r}]"),
+                ]
         elif isinstance(expected, (list, tuple)):
             assert len(found) == len(expected), at
             todo = [
-                (one, two, f"{at}[{n}]") for n, (one, two) in enumerate(zip(found, expected, strict=True))
+                (ours, theirs, f"{at}[{n}]")
+                for n, (ours, theirs) in enumerate(zip(found, expected, strict=True))
             ]
         elif isinstance(expected, (float, complex)):
             plain = (expected.real, expected.imag)
@@ -115,9 +119,9 @@ class Walk:
         if expected.nbytes() and expected.device.type != "meta":
             self.kept += [found, expected]
             self.pair(self.storages, found.data_ptr(), expected.data_ptr(), at)
-        # torch gives tied tensors a meta storage each, rustload the one that they share; the place in the file is the same.
-        place = getattr(expected, "_checkpoint_offset", None)
-        assert place is None or found._checkpoint_offset == place, at  # type: ignore[attr-defined]
+        # torch creates a meta storage for each tied tensor, rustload one for all; the offset in the file is the same.
+        offset = getattr(expected, "_checkpoint_offset", None)
+        assert offset is None or found._checkpoint_offset == offset, at  # type: ignore[attr-defined]
 
 
 def quantizer(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Objects that `torch.load(weights_only=True)` accepts, one kind each; files of them are what `load` is compared on."""
+"""Kinds of objects that `torch.load(weights_only=True)` accepts; `rustload.torch.load` is compared on files of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 KINDS: dict[str, Callable[[], Any]] = {}
 
 
-# What only the zip format can hold: a legacy file cannot name these storages.
+# Kinds that only the zip format can hold: a legacy file cannot name their storages.
 ZIP_ONLY: dict[str, Callable[[], Any]] = {}
 
 
@@ -202,17 +202,18 @@ def meta() -> Any:
 @kind
 def quantized_per_tensor() -> Any:
     dtypes = (torch.qint8, torch.quint8, torch.qint32)
-    made = [torch.quantize_per_tensor(torch.randn(3, 4), 0.1, 2, dtype) for dtype in dtypes]
-    return [*made, made[0], made[0].t(), made[1][1:], torch.nn.Parameter(made[0], requires_grad=False)]
+    tensors = [torch.quantize_per_tensor(torch.randn(3, 4), 0.1, 2, dtype) for dtype in dtypes]
+    first = tensors[0]
+    return [*tensors, first, first.t(), tensors[1][1:], torch.nn.Parameter(first, requires_grad=False)]
 
 
 @kind
 def quantized_per_channel() -> Any:
     scales, zeros = torch.rand(4) + 0.1, torch.arange(4)
-    made = torch.quantize_per_channel(torch.randn(4, 6), scales, zeros, 0, torch.qint8)
+    weight = torch.quantize_per_channel(torch.randn(4, 6), scales, zeros, 0, torch.qint8)
     floats = torch.quantize_per_channel(torch.randn(2, 4), scales, zeros.float(), 1, torch.quint8)
     return {
-        "w": made,
+        "w": weight,
         "f": floats,
         "row": torch.quantize_per_channel(torch.ones(4), scales, zeros, 0, torch.qint8),
     }
