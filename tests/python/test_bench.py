@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.append(str(ROOT))
 
-from benches.counts import __main__ as counts  # noqa: E402 - it lies beside the tests
+from benches.counts import __main__ as counts  # noqa: E402 - from the repository's root
 from benches.python import __main__ as main  # noqa: E402
 from benches.python import cold, measure, plot  # noqa: E402
 from benches.python.cases import all_cases  # noqa: E402

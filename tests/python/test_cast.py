@@ -117,7 +117,7 @@ def test_fp8_overflow_saturates_on_request(sources, src, dst):
     np.testing.assert_array_equal(found, expected)
 
 
-def test_float_to_int_saturates_and_takes_nan_to_zero(save):
+def test_float_to_int_saturates_and_casts_nan_to_zero(save):
     values = torch.tensor(
         [float("nan"), float("inf"), float("-inf"), 1e30, -1e30, 300.0, -300.0, 2.0**63, 2.0**64]
     )

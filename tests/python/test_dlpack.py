@@ -238,7 +238,7 @@ def test_copy_false_of_a_handle_without_a_view_is_a_buffer_error(simple):
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_torch_takes_every_dtype_from_a_handle(save, name):
+def test_torch_accepts_every_dtype_from_a_handle(save, name):
     value = patterns(name, (5, 3)).t()
     lazy = rustload.open(save({"x": value, "empty": value[:, :0], "scalar": value[1, 2]}))
     for key, expected in (("x", value), ("empty", value[:, :0]), ("scalar", value[1, 2])):
@@ -246,7 +246,7 @@ def test_torch_takes_every_dtype_from_a_handle(save, name):
 
 
 @pytest.mark.parametrize("name", [name for name in DTYPES if not name.startswith(("bfloat", "float8"))])
-def test_numpy_takes_its_dtypes_from_a_handle(save, name):
+def test_numpy_accepts_its_dtypes_from_a_handle(save, name):
     value = patterns(name, (5, 3)).t()
     found = np.from_dlpack(rustload.open(save({"x": value}))["x"])
     assert found.tobytes() == bits(value)

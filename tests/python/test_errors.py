@@ -142,7 +142,7 @@ def test_an_empty_file_of_proc_is_an_error():
     assert caught.value.code == "NotRegularFile"
 
 
-def test_a_directory_without_a_checkpoint_lists_what_was_looked_for(tmp_path):
+def test_the_error_for_a_directory_without_a_checkpoint_lists_the_expected_names(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     error = refused(tmp_path, rustload.FormatError, "UnknownFormat")
     for looked_for in ("model.safetensors.index.json", "pytorch_model.bin", "consolidated"):
@@ -321,7 +321,7 @@ def test_an_unknown_archive_version_is_unsupported(version):
     refused(bytearray(repack(saved({}), version=version)), rustload.UnsupportedError, "ZipVersion")
 
 
-def test_an_error_in_a_pickle_gives_member_and_offset():
+def test_an_error_in_a_pickle_has_member_and_offset():
     error = refused(bytearray(torch_zip(b"\x80\x02]q\x00\xfe.")), rustload.FormatError, "PickleOpcode")
     assert error.member == "archive/data.pkl"
     assert error.offset == 5
@@ -356,7 +356,7 @@ def test_a_limit_error_has_the_name_the_limit_and_the_found_value(save):
 
 
 @pytest.mark.parametrize("suffix", ["bin", "safetensors"])
-def test_the_tensor_limit_holds_for_every_format_and_over_shards(tmp_path, suffix):
+def test_the_tensor_limit_applies_to_every_format_and_over_shards(tmp_path, suffix):
     write = torch.save if suffix == "bin" else safetensors.torch.save_file
     for number in (1, 2):
         write({f"t{number}{part}": torch.ones(1) for part in "ab"}, tmp_path / f"{number}.{suffix}")

@@ -241,7 +241,7 @@ def test_view(row: dict[str, str], given: str, write: Callable[..., Written]) ->
 
 
 def unpad(path: Path, spaces: int) -> None:
-    """Gives a safetensors file a header with this many spaces at its end."""
+    """Replaces the padding of a safetensors header by this many spaces."""
     data = path.read_bytes()
     size = int.from_bytes(data[:8], "little")
     header = data[8 : 8 + size].rstrip() + b" " * spaces

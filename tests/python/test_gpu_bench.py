@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.append(str(ROOT))
 
-from benches.gpu import cases, checks, peers, probes, run, samples, sweep  # noqa: E402 - it lies beside the tests
+from benches.gpu import cases, checks, peers, probes, run, samples, sweep  # noqa: E402 - from the repository's root
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 

@@ -194,7 +194,7 @@ def test_doctor_reports_the_io_mode_and_its_reason(simple):
     assert file["kind"] in ("local", "memory", "network", "unknown")
 
 
-def test_doctor_gives_network_as_the_reason(simple):
+def test_doctor_reports_network_as_the_reason(simple):
     done = doctor(simple, "--no-measure", env=ON_NETWORK)
     assert done.returncode == 0
     assert "not on a disk of this machine" in done.stdout

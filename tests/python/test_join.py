@@ -263,8 +263,8 @@ def test_no_part_is_copied(save, how):
             return next(int(line.split()[1]) << 10 for line in lines if line.startswith(key))
     joined = rustload.concat(rustload.open(sys.argv[1], framework="dlpack").values(), dim=1)
     base = status("VmRSS")
-    made = joined.materialize(**eval(sys.argv[2]))
-    print((status("VmHWM") - base - made.nbytes) >> 20)
+    result = joined.materialize(**eval(sys.argv[2]))
+    print((status("VmHWM") - base - result.nbytes) >> 20)
     """
     assert int(child(code, path, how).stdout) < 12
 

@@ -468,7 +468,7 @@ def test_a_subclass_and_its_attributes_are_kept_as_data() -> None:
     assert (ckpt["plain"].class_name, ckpt["plain"].attributes) == (None, {})
 
 
-def test_slots_are_attributes_too() -> None:
+def test_slots_are_attributes() -> None:
     t = torch.ones(2).as_subclass(Slotted)
     t.depth, t.note = 3, "x"  # type: ignore[attr-defined]
     assert rustload.open(saved(t))["tensor"].attributes == {"depth": 3, "note": "x"}

@@ -99,7 +99,7 @@ def test_views_may_exceed_the_machines_memory(large):
     assert [view[5] for view in views] == [0, 1, 2, 3]
 
 
-def test_torch_takes_a_view_of_a_tensor_past_4_gib(large):
+def test_torch_views_a_tensor_beyond_4_gib(large):
     lazy = rustload.open(large, framework="torch")["late"]
     at, data = sparse.planted("late")[1]
     assert lazy.materialize()[at] == struct.unpack("<f", data)[0]

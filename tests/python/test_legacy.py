@@ -19,7 +19,7 @@ SYSTEM = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short
 
 
 class Storage:
-    """Stands for a storage in a hand-made stream: the pickler below writes its persistent id."""
+    """A placeholder for a storage in a hand-made stream: the pickler below writes its persistent id."""
 
     def __init__(self, *pid: Any) -> None:
         self.pid = pid

@@ -72,7 +72,7 @@ def file(request, save):
     return save(state, "model.bin", _use_new_zipfile_serialization=request.param == "bin")
 
 
-def test_a_module_with_memory_is_filled_in_place(file):
+def test_an_allocated_module_is_filled_in_place(file):
     model = allocated(seed=1)
     before = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
     parameters = list(model.parameters())

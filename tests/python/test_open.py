@@ -175,12 +175,12 @@ def test_a_checkpoint_is_a_read_only_mapping(simple):
         ckpt[0]
 
 
-def test_names_come_in_the_order_of_the_pickle(save):
+def test_names_are_in_the_order_of_the_pickle(save):
     names = [f"n{number * 7 % 31}" for number in range(31)]
     assert list(rustload.open(save({name: torch.ones(1) for name in names}))) == names
 
 
-def test_names_of_safetensors_come_in_the_order_of_the_data(tmp_path):
+def test_names_of_safetensors_are_in_the_order_of_the_data(tmp_path):
     header = {
         "z": {"dtype": "U8", "shape": [2], "data_offsets": [4, 6]},
         "a": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]},

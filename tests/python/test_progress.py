@@ -35,7 +35,7 @@ def test_nothing_is_printed_by_default(capsys, progress):
 
 def test_a_callable_gets_done_total_and_name():
     seen = []
-    run(lambda *told: seen.append(told))
+    run(lambda *call: seen.append(call))
     assert seen == [((number + 1) * MIB, 10 * MIB, f"layer.{number}") for number in range(10)]
 
 
@@ -102,7 +102,7 @@ def test_control_characters_in_names_are_escaped(capsys):
 @pytest.mark.parametrize("output", ["none", "rich", "callable"])
 def test_a_total_of_zero_is_no_error(monkeypatch, output):
     monkeypatch.setattr(sys, "stderr", Terminal() if output == "rich" else io.StringIO())
-    with reporting((lambda *_told: None) if output == "callable" else True, 0):
+    with reporting((lambda *_call: None) if output == "callable" else True, 0):
         pass
 
 
@@ -118,7 +118,7 @@ def test_rich_is_imported_for_a_bar_only():
     from rustload._common.progress import reporting
     with reporting(None, 10) as report:
         report(10, "w")
-    with reporting(lambda *told: None, 10) as report:
+    with reporting(lambda *_call: None, 10) as report:
         report(10, "w")
     assert "rich" not in sys.modules
     """)

@@ -148,9 +148,9 @@ def test_concurrent_results_do_not_share_recycled_memory(save, collect):
 
     def work(number):
         for _ in range(10):
-            made = ckpt[f"t{number}"].materialize(copy=True)
+            result = ckpt[f"t{number}"].materialize(copy=True)
             cast = ckpt[f"t{number}"].materialize(dtype="float64")
-            if not ((made == number).all() and (cast == number).all()):
+            if not ((result == number).all() and (cast == number).all()):
                 wrong.append(number)
 
     held = []
@@ -192,8 +192,8 @@ def test_kept_memory_does_not_raise_the_peak(save):
         + """
 for _ in range(3):
     for size in (96, 3, 64, 33, 7, 16, 96, 33, 64):
-        made = ckpt[f"t{size}"].materialize(copy=True)
-        del made
+        result = ckpt[f"t{size}"].materialize(copy=True)
+        del result
 print((peak() - base) >> 20, rustload.memory().kept >> 20)
 """
     )
@@ -211,14 +211,14 @@ def test_the_pool_is_freed_if_an_allocation_would_fail(save):
     with open("/proc/self/status") as status:
         now = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmSize"))
     resource.setrlimit(resource.RLIMIT_AS, (now + (420 << 20), resource.getrlimit(resource.RLIMIT_AS)[1]))
-    made = ckpt["t200"].materialize(copy=True, threads=1)
-    del made
+    result = ckpt["t200"].materialize(copy=True, threads=1)
+    del result
     kept = rustload.memory().kept
-    made = ckpt["t300"].materialize(copy=True, threads=1)
+    result = ckpt["t300"].materialize(copy=True, threads=1)
     try:
         ckpt["t200"].materialize(copy=True, threads=1)
     except MemoryError as error:
-        print(kept >> 20, made.nbytes >> 20, error.code)
+        print(kept >> 20, result.nbytes >> 20, error.code)
     """
     assert child(
         code, save(tensors), env={"RUSTLOAD_POOL": str(1 << 30), "MALLOC_ARENA_MAX": "1"}
@@ -235,8 +235,8 @@ def test_the_environment_sets_the_bound_of_the_pool(save, asked, kept):
     import sys, rustload
     ckpt = rustload.open(sys.argv[1], framework="dlpack")
     for name in ("a", "b"):
-        made = ckpt[name].materialize(copy=True)
-        del made
+        result = ckpt[name].materialize(copy=True)
+        del result
     print(rustload.memory().kept >> 20)
     """
     tensors = {"a": torch.zeros(16 * MIB, dtype=torch.uint8), "b": torch.zeros(8 * MIB, dtype=torch.uint8)}
@@ -253,16 +253,16 @@ def test_small_results_share_slabs_and_keep_one_slab_alive_each(save, collect):
     lazies = list(ckpt.values())
     rustload.trim()
     base = rss_anon()
-    made = [lazy.materialize(copy=True) for lazy in lazies]
-    addresses = np.array([array.__array_interface__["data"][0] for array in made])
+    results = [lazy.materialize(copy=True) for lazy in lazies]
+    addresses = np.array([array.__array_interface__["data"][0] for array in results])
     assert not (addresses % 64).any()
     assert (np.diff(np.sort(addresses)) >= 1024).all()
     assert len({*(addresses // (2 * MIB))}) <= 16, "20 MiB of results lie in ten slabs"
     assert all(
-        float(array[0]) == number == float(array[-1]) for number, array in zip(numbers, made, strict=True)
+        float(array[0]) == number == float(array[-1]) for number, array in zip(numbers, results, strict=True)
     )
-    kept = made[numbers.index(777)]
-    del made
+    kept = results[numbers.index(777)]
+    del results
     collect()
     rustload.trim()
     assert float(kept.sum()) == 777 * 256

@@ -655,7 +655,7 @@ def test_progress_counts_every_byte_once(save, how):
 
 
 def test_an_exception_of_progress_ends_the_stream(simple):
-    def wrong(*_told):
+    def wrong(*_call):
         raise RuntimeError("mine")
 
     with pytest.raises(RuntimeError, match="mine"):

@@ -124,7 +124,7 @@ def test_an_auto_class_finds_the_model_class(repositories):
     assert_same_bits(base.norm.weight.detach().bfloat16(), model.model.norm.weight.detach())
 
 
-def test_a_device_map_goes_to_transformers(repositories):
+def test_a_device_map_is_passed_to_transformers(repositories):
     pytest.importorskip("accelerate")
     model = from_pretrained(
         transformers.LlamaForCausalLM, repositories / "single", dtype="bf16", device_map={"": "cpu"}

@@ -33,8 +33,8 @@ def address(result) -> int:
 def test_without_a_conversion_the_result_is_a_view_that_later_views_share(simple, framework):
     ckpt = rustload.open(simple, framework=framework)
     writable(ckpt["w"].materialize())[1, 2] = 99
-    for again in (ckpt["w"].materialize(), ckpt["w"].materialize(copy=False)):
-        assert writable(again)[1, 2] == 99
+    for view in (ckpt["w"].materialize(), ckpt["w"].materialize(copy=False)):
+        assert writable(view)[1, 2] == 99
     assert writable(ckpt["w"][1].materialize())[2] == 99
 
 

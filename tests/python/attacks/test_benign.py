@@ -10,7 +10,7 @@ import rustload
 FILES = list(benign.all_of_them())
 
 
-def test_there_are_two_hundred():
+def test_there_are_at_least_200_files():
     assert len(FILES) >= 200
     assert len({name for name, _, _ in FILES}) == len(FILES)
 

@@ -102,8 +102,8 @@ def check_cost(case: Case, source: Path, outcome: dict, prober) -> None:
     for what in ("load", "export"):
         seconds = [outcome.get(what, {}).get("seconds", 0)]
         while seconds[-1] > allowed and len(seconds) < 3:
-            again = prober.ask(source, again=True, **case.options)
-            seconds.append(again.get(what, {}).get("seconds", 0))
+            repeated = prober.ask(source, again=True, **case.options)
+            seconds.append(repeated.get(what, {}).get("seconds", 0))
         if _rustload.DEBUG:
             continue
         # Creating a handle takes some microseconds; the limit `tensors` bounds how many there are.
