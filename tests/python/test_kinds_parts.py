@@ -368,7 +368,7 @@ def test_expanded_indices_are_a_limit_error() -> None:
         found.check()
 
 
-def test_expanded_values_without_coordinates_are_checked_at_once() -> None:
+def test_expanded_values_without_coordinates_are_checked_without_iteration() -> None:
     nowhere, values = torch.empty(0, 1, dtype=torch.int64).expand(0, 1 << 50), F(1).expand(1 << 50)
     sparse_of(COO, nowhere, values, ()).check()
     with pytest.raises(rustload.FormatError):

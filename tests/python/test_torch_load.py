@@ -145,7 +145,7 @@ def test_bools_that_are_neither_0_nor_1_become_true(tmp_path: Path) -> None:
         assert found.view(torch.uint8).tolist() == [1, 0, 1]
 
 
-def test_loading_from_many_threads_at_once(save: Callable[..., Path]) -> None:
+def test_many_threads_load_concurrently(save: Callable[..., Path]) -> None:
     expected = {f"t{n}": torch.randn(50, n + 1) for n in range(50)}
     path = save(expected)
     data = path.read_bytes()

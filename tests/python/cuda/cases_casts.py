@@ -48,7 +48,7 @@ def test_a_lossy_cast_is_refused_as_on_the_cpu(simple: Path) -> None:
     assert HostGpu.conversions == 0
 
 
-def test_the_cpu_or_the_gpu_casts_whichever_is_faster(
+def test_dtype_size_and_rate_decide_whether_the_cpu_or_the_gpu_casts(
     save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = save({"f": torch.ones(8, 4), "b": torch.ones(8, 4, dtype=torch.bfloat16)})
