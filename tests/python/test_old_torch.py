@@ -1,4 +1,4 @@
-"""Files of old writers, compared byte by byte with `torch.load`."""
+"""Files of old writers, compared with `torch.load` to the bit."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ base = peak()
 
 
 def test_kept_memory_does_not_raise_the_peak(save):
-    """Results of all sizes, at most 96 MiB alive at a time; a pool without that rule would end with 200 MiB."""
+    """Results of all sizes, at most 96 MiB alive at a time; a pool that raised the peak would end with 200 MiB."""
     tensors = {f"t{size}": torch.zeros(size * MIB, dtype=torch.uint8) for size in (3, 7, 16, 33, 64, 96)}
     tensors["small"] = torch.zeros(10)
     code = (
