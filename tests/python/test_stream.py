@@ -142,7 +142,7 @@ def test_steps_have_the_order_and_the_ties_of_the_stream(save, by_file):
     stream = _rustload.stream(tensors, wanted, which, by_file=by_file, **options)
     assert steps == [found[:3] for found in iter(stream.next, None)]
     assert [has_later_alias for _, _, has_later_alias in steps].count(True) == 1
-    with pytest.raises(ValueError, match="which="):
+    with pytest.raises(ValueError, match="request_numbers="):
         _rustload.steps(tensors, wanted, [0, 0, 0, 0, 2], by_file=by_file)
 
 
