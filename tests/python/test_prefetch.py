@@ -7,7 +7,7 @@ import threading
 
 import pytest
 import torch
-from support import assert_same_bits
+from support import assert_same_bits, child
 
 import rustload
 from rustload._safe_open import prefetch
@@ -95,6 +95,79 @@ def test_threads_share_a_loader(path, state):
     for thread in threads:
         thread.join()
     assert seen.keys() == state.keys()
+
+
+FORKED = """
+import os, signal, sys, threading, warnings, rustload
+from rustload._safe_open import prefetch
+warnings.simplefilter("ignore")
+file = rustload.open(sys.argv[1], framework="torch")
+loader = prefetch.PrefetchLoader._of(prefetch.tensors_of_plan(file, None), None, 1)
+inside, leave = threading.Event(), threading.Event()
+kind = type(loader._stream._producer)
+fast_next = kind.next
+
+def slow_next(self):
+    inside.set()
+    leave.wait()
+    return fast_next(self)
+
+kind.next = slow_next
+
+def in_child(use):
+    # Forks while the other thread holds the locks; SIGALRM ends a child that waits for ever.
+    inside.wait()
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(20)
+        kind.next = fast_next
+        try:
+            use()
+        except ValueError as error:
+            os._exit(7 if error.code == "Forked" else 8)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+"""
+
+
+@pytest.mark.parametrize(
+    ("use", "code"),
+    [("lambda: loader.take('w1')", 7), ("lambda: list(loader)", 7), ("lambda: loader.close()", 0)],
+)
+def test_a_child_forked_while_a_thread_takes_a_tensor_does_not_wait(path, use, code):
+    run = f"""
+thread = threading.Thread(target=lambda: loader.take("w0"))
+thread.start()
+print(in_child({use}))
+leave.set()
+thread.join()
+"""
+    assert child(FORKED + run, path).stdout == f"{code}\n"
+
+
+def test_a_loader_that_was_not_used_works_in_a_forked_child(path):
+    run = """
+inside.set(), leave.set()
+print(in_child(lambda: loader.take("w1")), len(dict(loader)))
+"""
+    assert child(FORKED + run, path).stdout == "0 6\n"
+
+
+def test_a_signals_handler_may_close_the_loader_that_waits(path):
+    found = loader(path)
+    stream = found._stream
+
+    class Interrupted:
+        def __init__(self):
+            self._is_own, self._claim, self.close = stream._is_own, stream._claim, stream.close
+
+        def __next__(self):
+            found.close()  # as a signal handler does in the thread that waits
+            return next(stream)
+
+    found._stream = Interrupted()
+    with pytest.raises(rustload.SafetensorError, match="the loader is closed"):
+        found.take("w0")
 
 
 def test_prefetch_requires_torch_and_a_cuda_device(path):

@@ -618,6 +618,42 @@ def test_a_child_forked_while_a_thread_waits_gets_an_error(many):
     child(code, many)
 
 
+def test_a_child_forked_while_a_threads_first_use_holds_the_lock_is_told_so(many):
+    code = """
+    import os, signal, sys, threading, warnings, rustload
+    warnings.simplefilter("ignore")
+    stream = rustload.open(sys.argv[1], framework="dlpack").stream(copy=True)
+    inside, leave = threading.Event(), threading.Event()
+
+    class Held:
+        # The thread stops as soon as it has the lock.
+        def __enter__(self):
+            lock.acquire()
+            inside.set()
+            leave.wait()
+        def __exit__(self, *_):
+            lock.release()
+
+    lock, stream._lock = stream._lock, Held()
+    thread = threading.Thread(target=lambda: list(stream))
+    thread.start()
+    inside.wait()
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(20)
+        stream.close()
+        try:
+            next(stream)
+        except ValueError as error:
+            os._exit(0 if error.code == "Forked" else 3)
+        os._exit(4)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    leave.set()
+    thread.join()
+    """
+    child(code, many)
+
+
 def test_a_forked_child_does_not_use_its_parents_stream(many):
     """It gets an error and can exit; a stream that had not started works in it."""
     code = """

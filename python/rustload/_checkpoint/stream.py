@@ -146,8 +146,7 @@ class Stream(Iterator[tuple[str, Any]]):
             KeyboardInterrupt: Ctrl-C, within a tenth of a second.
             RustloadError: As for `LazyTensor.materialize`; the message or a note names the tensor. The stream ends.
         """
-        if self._process not in (None, _ForkCount.forks):
-            raise _make("Value", "Forked", "the stream was started before the process forked")
+        self._claim()
         with self._lock:
             if self._busy:
                 raise _make(
@@ -160,8 +159,8 @@ class Stream(Iterator[tuple[str, Any]]):
                 raise StopIteration
             try:
                 self._busy = True
-                if self._process is None:
-                    self._start()
+                if self._taken == 0 and self._progress:
+                    self._display = _ProgressDisplay(self._progress, sum(self._sizes))
                 tensor = producer.next()
                 if tensor is not None:
                     position = self._taken
@@ -181,15 +180,28 @@ class Stream(Iterator[tuple[str, Any]]):
             # The stream keeps no reference, so the consumer's memory is free as soon as it drops the tensor.
             return self._names[position], tensor
 
-    def _start(self) -> None:
-        self._process = _ForkCount.forks
-        if self._progress:
-            self._display = _ProgressDisplay(self._progress, sum(self._sizes))
+    def _is_own(self) -> bool:
+        """Whether this process may use the stream; the first use decides.
+
+        To be asked before a lock is taken: in a child that was forked while another thread held the lock, nobody releases it.
+        """
+        if self._process is None:
+            self._process = _ForkCount.forks
+        return self._process == _ForkCount.forks
+
+    def _claim(self) -> None:
+        """As `_is_own`.
+
+        Raises:
+            ValueError: The stream was started before a fork (code `Forked`).
+        """
+        if not self._is_own():
+            raise _make("Value", "Forked", "the stream was started before the process forked")
 
     def close(self) -> None:
         """Stops the threads, waits for them, and frees results that were not taken. Idempotent."""
         producer = self._producer
-        if producer is None or self._process not in (None, _ForkCount.forks):
+        if producer is None or not self._is_own():
             return
         self._ended = True
         # Before taking the lock, because another thread may hold it while it waits in `next`.

@@ -63,7 +63,7 @@ class PrefetchLoader:
     _left: set[str]
     _ready: dict[str, Any]
     _stream: Stream
-    _lock: threading.Lock
+    _lock: threading.RLock
 
     def __init__(self) -> None:
         """Not for users: `safe_open.prefetch` makes loaders.
@@ -79,7 +79,8 @@ class PrefetchLoader:
         made._names = [tensor.name for tensor in tensors]
         made._left = set(made._names)
         made._ready = {}
-        made._lock = threading.Lock()
+        # Reentrant, because a signal handler may close the loader while `take` waits.
+        made._lock = threading.RLock()
         # Owned memory (copy=True), so that the file is read in the background and not during the H2D copy of a view.
         request = Request(
             dtype=None, transpose=None, copy=True, allow_lossy=False, overflow="nan", threads=threads
@@ -115,7 +116,9 @@ class PrefetchLoader:
 
         Raises:
             SafetensorError: The name is not in the plan, the tensor was already taken, or the loader is closed.
+            ValueError: The loader was used before a fork (code `Forked`): it works in the parent only.
         """
+        self._stream._claim()
         with self._lock:
             if name not in self._left:
                 what = "was already taken" if name in self._names else "is not in the plan"
@@ -126,8 +129,13 @@ class PrefetchLoader:
             return self._ready.pop(name)
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        """Yields the remaining pairs of name and tensor, as they become ready."""
+        """Yields the remaining pairs of name and tensor, as they become ready.
+
+        Raises:
+            ValueError: As for `take`.
+        """
         while True:
+            self._stream._claim()
             with self._lock:
                 if not self._left:
                     return
@@ -147,7 +155,12 @@ class PrefetchLoader:
         self._ready[name] = tensor
 
     def close(self) -> None:
-        """Stops reading; tensors that were returned stay valid."""
+        """Stops reading; tensors that were returned stay valid.
+
+        In a forked child it has no effect if the loader was used before the fork.
+        """
+        if not self._stream._is_own():
+            return
         self._stream.close()
         with self._lock:
             self._ready.clear()
