@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -12,7 +14,9 @@ import pytest
 import torch
 from support import DTYPES, assert_same_bits, child, patterns
 
+from rustload._common.progress import reporting
 from rustload.torch import StateDict, TorchHandle, state_dict
+from rustload.torch._read_progress import with_read_progress
 
 W = torch.arange(24, dtype=torch.float32).reshape(4, 6)
 
@@ -315,3 +319,64 @@ def test_rustload_torch_is_not_imported_by_rustload():
     assert child(
         "import sys, rustload; print('torch' in sys.modules, hasattr(rustload, 'torch'))"
     ).stdout == ("False False\n")
+
+
+# Reads that are reported.
+
+
+def test_the_progress_callback_may_read_tensors_of_the_same_state_dict(simple):
+    told = []
+
+    def callback(done, total, name):
+        told.append((done, total, name))
+        if name == "w":
+            assert torch.equal(watched["b"].tensor(), torch.tensor([1, -2, 3]))
+            assert len(told) == 1  # not called inside of itself
+
+    with reporting(callback, 120) as report:
+        watched = with_read_progress(state_dict(simple), report)
+        watched["w"].tensor()
+    assert told == [(96, 120, "w"), (120, 120, "b")]
+
+
+def test_a_child_forked_in_the_progress_callback_may_read(simple):
+    code = """
+    import os, signal, sys, warnings
+    from rustload._common.progress import reporting
+    from rustload.torch import state_dict
+    from rustload.torch._read_progress import with_read_progress
+
+    def callback(done, total, name):
+        pid = os.fork() if name == "w" else None
+        if pid == 0:
+            signal.alarm(20)
+            watched["b"].tensor()
+            os._exit(0)
+        if pid is not None:
+            print(name, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+    warnings.simplefilter("ignore")
+    with reporting(callback, 120) as report:
+        watched = with_read_progress(state_dict(sys.argv[1]), report)
+        watched["w"].tensor()
+    """
+    assert child(code, simple).stdout == "w 0\n"
+
+
+def test_threads_report_every_read_once_and_one_at_a_time(save):
+    state = {f"t{number}": torch.zeros(number + 1) for number in range(200)}
+    told, inside = [], threading.Lock()
+
+    def callback(done, _total, name):
+        assert inside.acquire(blocking=False)
+        told.append((done, name))
+        time.sleep(0.0001)  # lets the other threads run
+        inside.release()
+
+    with reporting(callback, 0) as report:
+        watched = with_read_progress(state_dict(save(state)), report)
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda handle: handle.tensor(), [*watched.values()] * 2))
+    assert sorted(name for _, name in told) == sorted(state)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert told[-1][0] == sum(4 * len(tensor) for tensor in state.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from rustload.torch._handle import TorchHandle
@@ -46,19 +47,32 @@ def _handle(like: TorchHandle, lazy: LazyTensor, report_read: Callable[[LazyTens
 def with_read_progress(state: StateDict, report: Report) -> StateDict:
     """Wraps the handles of a state dict so that they report reads; a tensor that is read again counts once.
 
+    No thread waits for another one's report: the callback of the user may read tensors of the same state dict, or fork.
+
     Args:
         state: A result of `state_dict`.
         report: The function from `reporting`; it is called by one thread at a time.
     """
     left = {handle.lazy.name: handle.lazy.nbytes for handle in state.values()}
-    lock = threading.Lock()
+    unreported: deque[LazyTensor] = deque()
+    reporter = threading.Lock()
 
     def report_read(part: LazyTensor) -> None:
-        with lock:
-            counted = min(part.nbytes, left[part.name])
-            left[part.name] -= counted
-            if counted:
-                report(counted, part.name)
+        unreported.append(part)
+        # One thread reports for all; the others go on. A read that is appended while the reporter leaves its loop finds the lock
+        # taken, so the reporter looks once more after the release.
+        while unreported and reporter.acquire(blocking=False):
+            try:
+                while unreported:
+                    report_one(unreported.popleft())
+            finally:
+                reporter.release()
+
+    def report_one(part: LazyTensor) -> None:
+        counted = min(part.nbytes, left[part.name])
+        left[part.name] -= counted
+        if counted:
+            report(counted, part.name)
 
     made = StateDict((name, _handle(one, one.lazy, report_read)) for name, one in state.items())
     made._module_versions = state._module_versions
