@@ -72,7 +72,7 @@ class LimitError(RustloadError):
     """A limit was exceeded. Raise the limit with `limits=rustload.Limits(...)`, or reject the file.
 
     Attributes:
-        name: The limit's name.
+        name: The limit's name; `"available_memory"`, which is not one of `Limits`, for a file object that is read into memory.
         limit: Its value.
         found: The value that the file needs.
     """

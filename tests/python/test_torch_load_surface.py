@@ -22,6 +22,7 @@ from support import bits, child, patterns, pickled, rss_anon, saved, torch_zip
 from torch_graph import assert_same_graph
 
 import rustload.torch
+from rustload.torch import _files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -468,6 +469,85 @@ def test_a_file_that_refuses_to_seek_is_read_to_its_end() -> None:
 
     data = saved(STATE)
     assert_same_graph(rustload.torch.load(Refusing(data)), torch.load(io.BytesIO(data)))
+
+
+class Endless(io.RawIOBase):
+    """The bytes of a checkpoint, and then zeros for ever."""
+
+    def __init__(self, start: bytes, *, seekable: bool) -> None:
+        self.start, self.position, self._seekable = start, 0, seekable
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return self._seekable
+
+    def tell(self) -> int:
+        return self.position
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        if not self._seekable:
+            raise io.UnsupportedOperation("seek")
+        self.position = offset if whence == 0 else self.position
+        return self.position
+
+    def readinto(self, buffer: Any, /) -> int:
+        wanted = len(buffer)
+        data = self.start[self.position : self.position + wanted]
+        buffer[:wanted] = data + bytes(wanted - len(data))
+        self.position += wanted
+        return wanted
+
+
+@pytest.mark.parametrize("seekable", [False, True])
+@pytest.mark.parametrize("start", [b"", saved(STATE), saved(STATE, _use_new_zipfile_serialization=False)])
+def test_an_endless_file_is_read_up_to_half_of_the_available_memory(
+    monkeypatch: pytest.MonkeyPatch, seekable: bool, start: bytes
+) -> None:
+    monkeypatch.setattr(_files, "headroom", lambda: 5_000_001)
+    file = Endless(start, seekable=seekable)
+    with pytest.raises(rustload.LimitError, match=r"more than 2\.4 MiB") as caught:
+        rustload.torch.load(file)  # type: ignore[arg-type]  # mypy wants IO[bytes]
+    error = caught.value
+    assert (error.code, error.name, error.limit, error.found) == (
+        "Limit",
+        "available_memory",
+        2_500_000,
+        2_500_001,
+    )
+    assert file.position == 2_500_001
+    assert "pass its path" in error.__notes__[0]
+
+
+def test_a_device_without_an_end_is_read_up_to_half_of_the_available_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_files, "headroom", lambda: 1 << 22)
+    with open("/dev/zero", "rb") as file, pytest.raises(rustload.LimitError):  # noqa: PTH123 - a device
+        rustload.torch.load(file)
+
+
+def test_a_pipe_of_as_many_bytes_as_the_bound_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = saved({"large": torch.arange(1_000_000)})
+    monkeypatch.setattr(_files, "headroom", lambda: 2 * len(data))
+    with gzip.open(io.BytesIO(gzip.compress(data, 1))) as file:
+        assert_same_graph(rustload.torch.load(file), torch.load(io.BytesIO(data)))
+    monkeypatch.setattr(_files, "headroom", lambda: 2 * len(data) - 1)
+    with gzip.open(io.BytesIO(gzip.compress(data, 1))) as file, pytest.raises(rustload.LimitError):
+        rustload.torch.load(file)
+
+
+def test_a_file_that_would_block_is_an_error() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    os.write(writing, saved(STATE)[:100])
+    with (
+        os.fdopen(writing, "wb"),
+        os.fdopen(reading, "rb", buffering=0) as file,
+        pytest.raises(BlockingIOError),
+    ):
+        rustload.torch.load(file)
 
 
 def test_a_text_file_is_a_type_error(simple: Path) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import NamedTuple
 
 from rustload import _rustload
 
-__all__ = ["Memory", "memory", "trim"]
+__all__ = ["Memory", "headroom", "memory", "trim"]
 
 
 class Memory(NamedTuple):
@@ -56,6 +57,18 @@ def memory() -> Memory:
     found = _rustload.memory()
     group = found.pop("group")
     return Memory(**found, group=None if group is None else os.fspath(group))
+
+
+def headroom() -> int:
+    """The bytes that this process may still use: the machine's available memory, or less under the limit of its cgroup.
+
+    `sys.maxsize` if the kernel does not say.
+    """
+    found = memory()
+    available = found.available or sys.maxsize
+    if found.limit is None:
+        return available
+    return min(available, max(found.limit - (found.used or 0), 0))
 
 
 def trim() -> int:

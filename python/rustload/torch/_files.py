@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import errno
 import io
 import os
 import stat
@@ -11,8 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rustload import _rustload
+from rustload._common.memory import headroom
 from rustload._common.paths import hub_snapshot, note_checkpoints_below, path_list
-from rustload.errors import FormatError, _make
+from rustload._common.sizes import format_bytes
+from rustload.errors import FormatError, _from_core, _make
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["are_paths", "is_archive", "is_path", "opened", "seekable"]
 
 _ZIP = b"PK\x03\x04"
+_CHUNK_BYTES = 1 << 20
 
 
 def is_path(f: object) -> bool:
@@ -48,7 +52,7 @@ def is_archive(f: Any) -> bool:
     head = f.read(4)
     f.seek(start)
     if not isinstance(head, builtins.bytes):
-        raise _make("Type", "Type", "the file is open in text mode; open it with mode 'rb'")
+        raise _text_mode()
     return head == _ZIP
 
 
@@ -57,6 +61,9 @@ def opened(f: Any, limits: Mapping[str, int]) -> _rustload.Checkpoint:
 
     An open file is read from its current position. A regular file is reopened by its path and read with positional reads;
     anything else is read to its end into memory. Afterwards the position of the open file is after the checkpoint.
+
+    Raises:
+        LimitError: The rest of such a file is larger than half of the available memory.
     """
     if are_paths(f):
         paths = [hub_snapshot(one) for one in path_list(f)]
@@ -74,7 +81,7 @@ def opened(f: Any, limits: Mapping[str, int]) -> _rustload.Checkpoint:
         core = _rustload.open_at(path, start, unknown="keep", trailing=trailing, limits=limits)
     else:
         whole = isinstance(f, io.BytesIO) and start == 0
-        core = _from_memory(f.getvalue() if whole else builtins.bytes(f.read()), trailing, limits)
+        core = _from_memory(f.getvalue() if whole else _read_to_end(f), trailing, limits)
     if core.end is None:
         f.seek(0, os.SEEK_END)
     else:
@@ -104,6 +111,7 @@ def seekable(f: Any) -> Any:
     Raises:
         AttributeError: The object has no `read`.
         TypeError: The file is open in text mode.
+        LimitError: As for `opened`.
     """
     try:
         f.seek(f.tell())
@@ -113,10 +121,50 @@ def seekable(f: Any) -> Any:
             raise type(error)(f"{error}. {advice}") from None
     else:
         return f
-    data = f.read()
-    if isinstance(data, str):
-        raise _make("Type", "Type", "the file is open in text mode; open it with mode 'rb'")
-    return builtins.bytes(data)
+    return _read_to_end(f)
+
+
+def _read_to_end(f: Any) -> bytes:
+    """Reads the rest of a file into memory, up to half of what is available, because the tensors may need as much again.
+
+    A pipe, a decompressor or a device may have no end.
+    """
+    limit = headroom() // 2
+    read = io.BytesIO()
+    while chunk := _chunk(f, min(_CHUNK_BYTES, limit + 1 - read.tell())):
+        read.write(chunk)
+        if read.tell() > limit:
+            raise _too_large(limit, read.tell())
+    return read.getvalue()
+
+
+def _chunk(f: Any, size: int) -> bytes:
+    chunk = f.read(size)
+    if isinstance(chunk, str):
+        raise _text_mode()
+    if chunk is None:
+        raise BlockingIOError(errno.EAGAIN, "the file is in non-blocking mode and has no data yet")
+    return builtins.bytes(chunk)
+
+
+def _text_mode() -> BaseException:
+    return _make("Type", "Type", "the file is open in text mode; open it with mode 'rb'")
+
+
+def _too_large(limit: int, found: int) -> BaseException:
+    return _from_core(
+        kind="Limit",
+        code="Limit",
+        message=f"the file object has more than {format_bytes(limit)}, the most that is read into memory",
+        note="that is half of the available memory; copy the data into a regular file and pass its path: it is read in parts",
+        errno=None,
+        path=None,
+        member=None,
+        offset=None,
+        name="available_memory",
+        limit=limit,
+        found=found,
+    )
 
 
 def _path_of(f: Any) -> str | None:

@@ -77,7 +77,8 @@ def load(
         ValueError: `weights_only=False`, or `mmap=True` without a path.
         RuntimeError: As in torch: the device does not exist, `mmap=True` for a legacy file, or a TorchScript archive.
         FormatError: The file is not a checkpoint, or is damaged.
-        LimitError: The file exceeds a limit.
+        LimitError: The file exceeds a limit, or it is a pipe or another object that is not a regular file, and larger than half
+            of the available memory.
         OSError: The file cannot be read.
     """
     if unknown not in ("keep", "error"):
