@@ -7,22 +7,16 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from rustload._checkpoint.producers import producer_for
 from rustload._checkpoint.stream import Stream
+from rustload._common.patterns import warn_of_unused_patterns
 from rustload._common.progress import checked_progress
-from rustload._common.request import (
-    Cast,
-    Overflow,
-    Request,
-    checked_cast,
-    checked_copy,
-    checked_overflow,
-    checked_threads,
-)
+from rustload._common.request import Cast, Request, checked_cast
 from rustload._common.rules import Rules
 from rustload._common.sizes import parse_bytes
 from rustload._frameworks import adapters
 from rustload.errors import _make
 
 if TYPE_CHECKING:
+    from rustload import _rustload
     from rustload._common.progress import Progress
     from rustload._frameworks.adapters import HandleContext
     from rustload._tensor.handle import LazyTensor
@@ -34,29 +28,28 @@ Order: TypeAlias = Literal["file", "name", "given"]
 
 def build_stream(
     ckpt: Mapping[str, LazyTensor],
+    core: _rustload.Checkpoint,
+    context: HandleContext,
     names: Iterable[str] | None,
-    *,
     device: Any,
     dtype: Any,
     transpose: Any,
+    request: Request,
+    *,
     memory: int | str,
     order: Order,
     progress: Progress,
-    threads: int | None,
-    copy: bool | None,
     framework: str | None,
-    context: HandleContext,
-    allow_lossy: bool,
-    dequantize: bool,
-    overflow: Overflow,
-    results_kept: bool,
     cast: Cast,
     sync: bool,
+    results_kept: bool,
 ) -> Stream:
     """Builds the stream for `Checkpoint.stream`, or for `Checkpoint.materialize`, which keeps all results (`results_kept`).
 
-    Invalid arguments raise here, before the first tensor.
+    Invalid arguments raise here, before the first tensor. `request` has the arguments that are the same for all tensors.
     """
+    warn_of_unused_patterns(core, dtype=dtype, transpose=transpose)
+    framework = None if framework is None else adapters.framework_name(framework)
     if order not in ("file", "name", "given"):
         raise _make("Value", "Value", f"order= is 'file', 'name' or 'given', not {order!r}")
     checked_progress(progress)
@@ -75,24 +68,14 @@ def build_stream(
     request_numbers = []
     for tensor in tensors:
         dims = rules.transpose(tensor)
-        is_float = bool(dequantize) and tensor.quantization is not None
+        is_float = request.dequantize and tensor.quantization is not None
         key = (
             rules.dtype(tensor, is_float=is_float) or ("float32" if is_float else None),
             tuple(dims) if isinstance(dims, list) else dims,
         )
         if key not in numbers:
             numbers[key] = len(requests)
-            requests.append(
-                Request(
-                    dtype=key[0],
-                    transpose=dims,
-                    copy=checked_copy(copy),
-                    allow_lossy=bool(allow_lossy),
-                    dequantize=bool(dequantize),
-                    overflow=checked_overflow(overflow),
-                    threads=checked_threads(threads),
-                )
-            )
+            requests.append(request.but(dtype=key[0], transpose=dims))
         request_numbers.append(numbers[key])
     producer = producer_for(
         tensors,
@@ -103,7 +86,7 @@ def build_stream(
         by_file=order == "file",
         window=window,
         gpu_window=None if results_kept else window,
-        threads=checked_threads(threads),
+        threads=request.threads,
         share_storages=framework == "torch",
         results_kept=results_kept,
         cast=cast,

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rustload._checkpoint.build_stream import build_stream, name_list
-from rustload._common.patterns import is_literal, matches, unknown_name, warn_of_unused_patterns, warn_user
+from rustload._common.patterns import is_literal, matches, unknown_name, warn_user
+from rustload._common.request import Request
 from rustload._common.sizes import format_bytes
 from rustload._frameworks import adapters
 from rustload._frameworks.adapters import HandleContext
@@ -287,27 +288,25 @@ class Checkpoint(Mapping[str, LazyTensor]):
             RustloadError: As for `LazyTensor.materialize`; the message or a note names the tensor.
         """
         self._check_open()
-        warn_of_unused_patterns(self._core, dtype=dtype, transpose=transpose)
-        framework = None if framework is None else adapters.framework_name(framework)
+        request = Request.checked(
+            copy=copy, allow_lossy=allow_lossy, dequantize=dequantize, overflow=overflow, threads=threads
+        )
         return build_stream(
             self,
+            self._core,
+            self._context,
             names,
-            device=device,
-            dtype=dtype,
-            transpose=transpose,
+            device,
+            dtype,
+            transpose,
+            request,
             memory=memory,
             order=order,
             progress=progress,
-            threads=threads,
-            copy=copy,
             framework=framework,
-            context=self._context,
-            allow_lossy=allow_lossy,
-            dequantize=dequantize,
-            overflow=overflow,
-            results_kept=False,
             cast=cast,
             sync=sync,
+            results_kept=False,
         )
 
     def materialize(
@@ -359,31 +358,28 @@ class Checkpoint(Mapping[str, LazyTensor]):
             RustloadError: As for `stream`.
         """
         self._check_open()
-        warn_of_unused_patterns(self._core, dtype=dtype, transpose=transpose)
-        framework = None if framework is None else adapters.framework_name(framework)
-        selected = name_list(self, names)
-        found = dict(
-            build_stream(
-                self,
-                selected,
-                device=device,
-                dtype=dtype,
-                transpose=transpose,
-                memory=memory,
-                order="file",
-                progress=progress,
-                threads=threads,
-                copy=copy,
-                framework=framework,
-                context=self._context,
-                allow_lossy=allow_lossy,
-                dequantize=dequantize,
-                overflow=overflow,
-                results_kept=True,
-                cast=cast,
-                sync=sync,
-            )
+        request = Request.checked(
+            copy=copy, allow_lossy=allow_lossy, dequantize=dequantize, overflow=overflow, threads=threads
         )
+        selected = name_list(self, names)
+        stream = build_stream(
+            self,
+            self._core,
+            self._context,
+            selected,
+            device,
+            dtype,
+            transpose,
+            request,
+            memory=memory,
+            order="file",
+            progress=progress,
+            framework=framework,
+            cast=cast,
+            sync=sync,
+            results_kept=True,
+        )
+        found = dict(stream)
         return {name: found[name] for name in selected}
 
     def _check_open(self) -> None:

@@ -18,9 +18,6 @@ __all__ = [
     "Request",
     "Transpose",
     "checked_cast",
-    "checked_copy",
-    "checked_overflow",
-    "checked_threads",
     "request_for_out",
 ]
 
@@ -56,6 +53,36 @@ class Request:
         self.overflow, self.threads = overflow, threads
         self.mappings = mappings
 
+    @classmethod
+    def checked(
+        cls,
+        *,
+        dtype: str | None = None,
+        transpose: bool | list[int] | None = None,
+        copy: Any,
+        allow_lossy: Any,
+        dequantize: Any,
+        overflow: Any,
+        threads: Any,
+        mappings: _rustload.Mappings | None = None,
+    ) -> Request:
+        """As the constructor, for arguments as the user gave them; `dtype` and `transpose` are parsed before.
+
+        Raises:
+            ValueError: `overflow` or `threads` has an invalid value.
+            TypeError: `copy` or `threads` has a wrong type.
+        """
+        return cls(
+            dtype=dtype,
+            transpose=transpose,
+            copy=_checked_copy(copy),
+            allow_lossy=bool(allow_lossy),
+            dequantize=bool(dequantize),
+            overflow=_checked_overflow(overflow),
+            threads=_checked_threads(threads),
+            mappings=mappings,
+        )
+
     def but(self, **changes: Any) -> Request:
         """A copy with some fields changed."""
         return Request(**{name: getattr(self, name) for name in self.__slots__} | changes)
@@ -87,7 +114,7 @@ def checked_cast(cast: Any) -> Cast:
     return cast  # type: ignore[no-any-return]
 
 
-def checked_copy(copy: Any) -> bool | None:
+def _checked_copy(copy: Any) -> bool | None:
     """Returns the argument `copy=` if it is valid.
 
     Raises:
@@ -98,7 +125,7 @@ def checked_copy(copy: Any) -> bool | None:
     raise _make("Type", "Type", f"copy= is True, False or None, not {copy!r}")
 
 
-def checked_overflow(overflow: Any) -> Overflow:
+def _checked_overflow(overflow: Any) -> Overflow:
     """Returns the argument `overflow=` if it is valid.
 
     Raises:
@@ -109,7 +136,7 @@ def checked_overflow(overflow: Any) -> Overflow:
     return overflow  # type: ignore[no-any-return]
 
 
-def checked_threads(threads: Any) -> int | None:
+def _checked_threads(threads: Any) -> int | None:
     """Returns the argument `threads=` as an int of at most 65,536, or None.
 
     Raises:

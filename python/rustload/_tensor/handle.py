@@ -11,9 +11,6 @@ from rustload._common.request import (
     Request,
     Transpose,
     checked_cast,
-    checked_copy,
-    checked_overflow,
-    checked_threads,
 )
 from rustload._common.sizes import format_bytes
 from rustload._frameworks import adapters
@@ -296,14 +293,14 @@ class LazyTensor:
         requested = value_for(dtype, self)
         if dequantize and requested is None and out is None and self.quantization is not None:
             requested = "float32"
-        request = Request(
+        request = Request.checked(
             dtype=None if requested is None else dtype_name(requested),
             transpose=transpose_arg(value_for(transpose, self)),
-            copy=checked_copy(copy),
-            allow_lossy=bool(allow_lossy),
-            dequantize=bool(dequantize),
-            overflow=checked_overflow(overflow),
-            threads=checked_threads(threads),
+            copy=copy,
+            allow_lossy=allow_lossy,
+            dequantize=dequantize,
+            overflow=overflow,
+            threads=threads,
             mappings=self._context.mappings,
         )
         cast = checked_cast(cast)
