@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import gc
 import os
 import sys
@@ -11,9 +12,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 import rustload
 from rustload._cli.exit_codes import BROKEN_PIPE, INTERRUPTED, READ_FAILED, USAGE
+from rustload._common.terminal import escape, terminal_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["main"]
 
@@ -112,8 +114,6 @@ def _hint(given: Sequence[str]) -> str:
         return ""
     import shlex
 
-    from rustload._common.terminal import escape
-
     return f"  did you mean: rustload info {escape(shlex.quote(words[0]))}\n"
 
 
@@ -132,9 +132,13 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _parser() -> Parser:
+    # The formatters get the width here, because they would import `shutil` to find it out, also where no help is printed.
+    width = terminal_columns(80) - 2
+    formatter = functools.partial(argparse.RawDescriptionHelpFormatter, width=width)
     parser = Parser(
         prog="rustload",
         description="Looks into PyTorch and safetensors checkpoints without running anything in them.",
+        formatter_class=functools.partial(argparse.HelpFormatter, width=width),
     )
     parser.add_argument("--version", action="version", version=f"rustload {rustload.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, dest="command")
@@ -145,7 +149,7 @@ def _parser() -> Parser:
         "repeated layers folded. Reads metadata only, never the tensors, and imports\n"
         "neither torch nor NumPy.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=formatter,
     )
     info.add_argument(
         "paths",
@@ -167,7 +171,7 @@ def _parser() -> Parser:
         "would execute. Runs nothing, reads no tensors, and imports neither torch nor\n"
         "NumPy.",
         epilog=SCAN_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=formatter,
     )
     scan.add_argument(
         "paths",
@@ -179,7 +183,7 @@ def _parser() -> Parser:
     scan.add_argument(
         "--json", action="store_true", help="print everything as one JSON document (see docs/scan.md)"
     )
-    for command in (info, scan, _add_doctor(commands)):
+    for command in (info, scan, _add_doctor(commands, formatter)):
         command.add_argument(
             "--color",
             choices=("auto", "always", "never"),
@@ -198,7 +202,9 @@ def _file(path: str) -> str:
     return path
 
 
-def _add_doctor(commands: argparse._SubParsersAction[Parser]) -> Parser:
+def _add_doctor(
+    commands: argparse._SubParsersAction[Parser], formatter: Callable[..., argparse.HelpFormatter]
+) -> Parser:
     doctor = commands.add_parser(
         "doctor",
         help="say how a checkpoint would be read here, and why",
@@ -206,7 +212,7 @@ def _add_doctor(commands: argparse._SubParsersAction[Parser]) -> Parser:
         "file system, what is in the page cache, how fast a short probe reads, and what\n"
         "the machine has.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=formatter,
     )
     doctor.add_argument(
         "paths",

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-import textwrap
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["BAR_COLUMNS", "Page", "count", "escape", "print_json"]
+__all__ = ["BAR_COLUMNS", "Page", "count", "escape", "print_json", "terminal_columns"]
 
 BAR_COLUMNS = 24
 # On a terminal with fewer columns, table rows are split into several lines.
@@ -39,9 +38,7 @@ class Page:
         self._unicode = (stream.encoding or "").lower().replace("-", "") in ("utf8", "utf16", "utf32")
         self._width = self.width or 120
         if on_terminal and not self.width:
-            import shutil  # importing it (it imports archive formats) takes longer than most commands run
-
-            self._width = shutil.get_terminal_size((120, 24)).columns
+            self._width = terminal_columns(120)
         self.times = "×" if self._unicode else "x"  # noqa: RUF001 - the sign for "times"
 
     def line(self, text: str = "") -> None:
@@ -71,7 +68,7 @@ class Page:
         columns = max(self._width - indent, 10)
         line, length = "", 0
         for code, text in cells:
-            for piece in textwrap.wrap(text, columns, break_on_hyphens=False):
+            for piece in _wrap(text, columns):
                 if line and length + 2 + len(piece) > columns:
                     self.line(" " * indent + line)
                     line, length = "", 0
@@ -97,7 +94,7 @@ class Page:
         """Adds a line of a name and a value."""
         lines = [value]
         if self.must_split(14 + len(value)):
-            lines = textwrap.wrap(value, max(self._width - 14, 10), break_on_hyphens=False) or [""]
+            lines = _wrap(value, max(self._width - 14, 10)) or [""]
         self.line(f"  {self.dim(name.ljust(10))}  {lines[0]}")
         for line in lines[1:]:
             self.line(" " * 14 + line)
@@ -134,7 +131,7 @@ class Page:
             else:
                 self.line(lead)
             hang, columns, lead = 6, max(self._width - 6, 20), ""
-        lines = textwrap.wrap(text, columns, break_long_words=True, break_on_hyphens=False) or [""]
+        lines = _wrap(text, columns) or [""]
         self.line(f"{lead}  {lines[0]}" if lead else " " * hang + lines[0])
         for line in lines[1:]:
             self.line(" " * hang + line)
@@ -170,6 +167,29 @@ class Page:
     def paint(self, code: str, text: str) -> str:
         """Text in a colour, by its SGR code."""
         return f"\x1b[{code}m{text}\x1b[0m" if self._color and text else text
+
+
+def terminal_columns(default: int) -> int:
+    """The columns of the terminal, or `default` without one.
+
+    As `shutil.get_terminal_size`; importing that takes longer than most commands run, because it imports archive formats.
+    """
+    try:
+        columns = int(os.environ["COLUMNS"])
+    except (KeyError, ValueError):
+        columns = 0
+    if columns > 0:
+        return columns
+    try:
+        return os.get_terminal_size(sys.__stdout__.fileno()).columns or default  # type: ignore[union-attr]  # None: as below
+    except (AttributeError, ValueError, OSError):  # stdout is None, closed or no terminal
+        return default
+
+
+def _wrap(text: str, columns: int) -> list[str]:
+    import textwrap  # imported only when needed
+
+    return textwrap.wrap(text, columns, break_on_hyphens=False)
 
 
 def escape(text: str) -> str:
