@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import compileall
 import json
 import mmap
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +22,6 @@ from .case import CACHE, MIB, Case, torch_load
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 
 class ViewCase(Case):
@@ -116,6 +117,8 @@ class StartCase(Case):
 
     def prepare(self) -> None:
         super().prepare()
+        # As pip does at installation; a source tree has no .pyc files where PYTHONDONTWRITEBYTECODE is set.
+        compileall.compile_dir(Path(rustload.__file__).parent, quiet=2)
         torch.save(self.tensors(), self.path.with_suffix(".bin"))
 
     def ways(self) -> dict[str, Callable[[], Any]]:
