@@ -1,0 +1,118 @@
+//! The first visit of a value: one without items is made, a mutable container is made empty, and the others wait for their items.
+
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList, PySet, PyString, PyTuple};
+
+use super::{Export, Frame, TEXT_NODE_BYTES};
+use crate::index::{DictKind, Object, Tree};
+use crate::limits::Limits;
+use crate::pickle::{Call, Handle};
+use crate::python::objects::cost;
+use crate::python::objects::target::{Target, Torch};
+
+impl<'a, 'py> Export<'a, 'py> {
+    /// Makes a value that has no items, or returns the frame of one that has.
+    pub(super) fn enter(&mut self, handle: Handle, depth: u64) -> PyResult<Option<Frame<'a, 'py>>> {
+        let py = self.py;
+        let tree: &'a Tree = self.tree;
+        self.charge(tree.weight(handle).saturating_add(1))?;
+        let object = tree.get(handle)?;
+        self.bytes = self.bytes.saturating_add(cost::bytes(&object));
+        Limits::check("export_bytes", self.limits.export_bytes, self.bytes)?;
+        let mut children: Vec<Handle> = Vec::new();
+        let py_object = match &object {
+            Object::List(items) => {
+                children.extend_from_slice(items);
+                Some(PyList::empty(py).into_any())
+            }
+            Object::Tuple(items) => {
+                children.extend_from_slice(items);
+                None
+            }
+            Object::Set(items) => {
+                children.extend_from_slice(items);
+                Some(PySet::empty(py)?.into_any())
+            }
+            Object::FrozenSet(items) => {
+                children.extend_from_slice(items);
+                None
+            }
+            Object::Deque(items, maxlen) => {
+                children.extend_from_slice(items);
+                let maxlen = maxlen.filter(|&maxlen| maxlen >= 0);
+                Some(py.import("collections")?.getattr("deque")?.call1(((), maxlen))?)
+            }
+            Object::Dict { kind, entries, states, factory } => {
+                children.extend(entries.iter().flat_map(|&(key, value)| [key, value]));
+                children.extend_from_slice(states);
+                children.extend(*factory);
+                Some(match factory {
+                    Some(_) => self.default_dict.call0()?,
+                    None => self.empty_dict(*kind)?,
+                })
+            }
+            Object::Sparse(sparse) => {
+                children.extend(sparse.components.iter().map(|&(_, part)| part));
+                let shape = PyTuple::new(py, &sparse.shape)?;
+                match self.target {
+                    Target::Torch(_) => None,
+                    _ => Some(self.sparse.call1((sparse.layout.name(), shape, sparse.is_coalesced))?),
+                }
+            }
+            Object::Tensor(tensor) if self.has_parts(*tensor) => {
+                children.extend(tree.extra(*tensor).map(Torch::parts).unwrap_or_default());
+                None
+            }
+            Object::Opaque { class, call, .. } if self.is_record(class, call) => {
+                children.push(call.args);
+                None
+            }
+            Object::Opaque { class, call, function } => {
+                if let Target::Torch(torch) = &self.target {
+                    torch.opaque(class)?;
+                }
+                children.push(call.args);
+                children.extend(*function);
+                children.extend(call.kwargs);
+                children.extend_from_slice(call.states);
+                children.extend(call.items.iter().flat_map(|&(key, value)| [key, value]));
+                children.extend_from_slice(call.appended);
+                self.charge(class.len() as u64 / TEXT_NODE_BYTES)?;
+                let class = self.classes.entry(class.clone()).or_insert_with(|| PyString::new(py, class));
+                Some(self.opaque.call1((&*class,))?)
+            }
+            plain => {
+                let py_object = self.plain(handle, plain)?;
+                self.done.insert(handle, Some(py_object));
+                return Ok(None);
+            }
+        };
+        self.done.insert(handle, py_object.clone());
+        if children.is_empty() && py_object.is_some() {
+            return Ok(None);
+        }
+        Ok(Some(Frame { handle, object, py_object, children, next: 0, depth }))
+    }
+
+    /// Whether this is a value of a class of torch, which is made once its arguments are.
+    fn is_record(&self, class: &str, call: &Call<'_>) -> bool {
+        matches!(self.target, Target::Torch(_)) && Torch::is_record(self.tree, class, call)
+    }
+
+    /// Whether a tensor of torch is made only once other values are.
+    fn has_parts(&self, tensor: u32) -> bool {
+        matches!(self.target, Target::Torch(_))
+            && self.tree.extra(tensor).is_some()
+            && !self.tensors.contains_key(&tensor)
+    }
+
+    fn empty_dict(&self, kind: DictKind) -> PyResult<Bound<'py, PyAny>> {
+        let name = match kind {
+            DictKind::Dict => return Ok(PyDict::new(self.py).into_any()),
+            DictKind::OrderedDict => "OrderedDict",
+            DictKind::DefaultDict => "defaultdict",
+            DictKind::Counter => "Counter",
+        };
+        self.py.import("collections")?.getattr(name)?.call0()
+    }
+}
