@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::direct::cached_share;
 use super::{AllocateAligned, FileSystem, Io, IoChoice, Reader, Scratch, Source};
 use crate::error::{Code, Error, Result};
+use crate::num::to_usize;
 use crate::parallel;
 
 /// The most bytes that are read in each mode.
@@ -76,7 +77,7 @@ fn read_rate(source: &Source, start: u64, allocate: AllocateAligned) -> Result<O
         || (Reader::direct(source), Scratch::new(allocate)),
         |(reader, scratch), at| {
             if begun.elapsed() < PROBE_TIME {
-                reader.read(at, usize::try_from(READ_BYTES).unwrap_or(usize::MAX), scratch)?;
+                reader.read(at, to_usize(READ_BYTES), scratch)?;
                 done.fetch_add(READ_BYTES, std::sync::atomic::Ordering::Relaxed);
             }
             Ok(())

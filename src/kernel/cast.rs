@@ -10,6 +10,7 @@ use super::arch::{self, Level, RowKernel};
 use super::internal_error;
 use crate::dtype::{DType, Kind};
 use crate::error::{Code, Error, Result};
+use crate::num::to_usize;
 
 /// How f32 -> fp8 converts values out of range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -239,5 +240,5 @@ impl Chain {
 
 /// Bytes of one element; 16 at most.
 pub(super) fn size(dtype: DType) -> usize {
-    usize::try_from(dtype.itemsize()).unwrap_or(usize::MAX)
+    to_usize(dtype.itemsize())
 }

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use serde_json::{Value as Json, json};
 
 use crate::error::{Code, Error, Kind};
+use crate::num::to_usize;
 
 /// What a file would do in a reader that executes pickles. Ordered: the worst verdict is the largest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -169,7 +170,7 @@ type FindingKey = (&'static str, Verdict, Option<String>, (String, String));
 impl FileReport {
     /// A report without findings; each list has at most `limit` items.
     pub(super) fn new(path: Option<String>, limit: u64) -> FileReport {
-        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        let limit = to_usize(limit);
         FileReport { path, limit, ..FileReport::default() }
     }
 

@@ -10,6 +10,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+use crate::num::to_usize;
+
 /// The budgets in force.
 #[derive(Debug, Default)]
 pub(super) struct Budgets(Vec<Budget>);
@@ -58,11 +60,6 @@ impl Budgets {
             budget.carried_over = 0;
         }
     }
-}
-
-/// Bytes as a `usize`, saturating at the size of the address space.
-pub(super) fn to_usize(bytes: u64) -> usize {
-    usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]

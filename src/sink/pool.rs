@@ -19,9 +19,10 @@ use std::time::{Duration, Instant};
 
 use once_cell::race::OnceBox;
 
-use super::budgets::{Budgets, to_usize};
+use super::budgets::Budgets;
 use super::pages::{HUGE_PAGE_BYTES, Pages};
 use crate::memory::Memory;
+use crate::num::to_usize;
 use crate::parallel;
 
 /// The most bytes that are kept, however much memory the machine has.
@@ -176,7 +177,7 @@ fn pool_limit() -> usize {
         let cgroup = memory.group.map_or(u64::MAX, |group| group.limit);
         (memory.total.min(cgroup) / POOL_MEMORY_DIVISOR).min(POOL_MAX_BYTES)
     });
-    usize::try_from(bytes).unwrap_or(usize::MAX)
+    to_usize(bytes)
 }
 
 /// The free ranges.

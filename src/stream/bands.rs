@@ -2,11 +2,12 @@
 //! to some columns of the destination. A matrix with few, long rows is cut into bands of columns instead.
 
 use super::plan::READ_GAP_MAX_BYTES;
-use super::read::{Fill, PIECE_MIN_BYTES, Payload, incomplete_write, scratch, to_usize};
+use super::read::{Fill, PIECE_MIN_BYTES, Payload, incomplete_write, scratch};
 use crate::bytes::{Reader, Scratch};
 use crate::error::Result;
 use crate::kernel::{self, Grid};
 use crate::layout::Layout;
+use crate::num::to_usize;
 
 /// Matrices with fewer rows or columns are not cut into bands.
 const MATRIX_SIDE_MIN: u64 = 8;

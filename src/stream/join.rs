@@ -5,10 +5,11 @@ use super::batch::{Task, fill_all};
 use super::plan::Piece;
 use super::read::{
     Fill, PIECE_MIN_BYTES, Payload, ReadMode, check_bounds, fill_piece, incomplete_write, needs_prefault,
-    prefault, scratch, to_usize,
+    prefault, scratch,
 };
 use crate::error::Error;
 use crate::layout::{Dims, Layout, contiguous_strides};
+use crate::num::to_usize;
 use crate::parallel;
 
 /// Fills `out` with the parts concatenated along `dim`, C-contiguous. Their shapes are equal except in `dim`, and their casts are

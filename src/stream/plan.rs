@@ -7,10 +7,10 @@
 
 use smallvec::SmallVec;
 
-use super::read::to_usize;
 use crate::bytes::DIRECT_ALIGNMENT;
 use crate::kernel::Axis;
 use crate::layout::Layout;
+use crate::num::to_usize;
 
 /// Gaps between runs of up to this many bytes are read and discarded, not skipped: the system reads whole pages anyway.
 pub(super) const READ_GAP_MAX_BYTES: u64 = 4096;

@@ -8,6 +8,7 @@ use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::kernel::{self, Cast};
 use crate::layout::{self, Layout};
+use crate::num::to_usize;
 use crate::parallel::{self, Cancel};
 use crate::sink::HostBuffer;
 
@@ -313,11 +314,6 @@ fn read_block<'s>(
         (src.saturating_mul(itemsize), size(dst)..size(dst.saturating_add(block.run)))
     });
     reader.read_runs(size(block.scratch), runs, scratch)
-}
-
-/// Converts a number that is bounded by the size of the scratch or the destination, which are in memory.
-pub(super) fn to_usize(n: u64) -> usize {
-    usize::try_from(n).unwrap_or(usize::MAX)
 }
 
 /// The bytes of an owned result of this layout and dtype; `None` if that does not fit 64 bits.

@@ -8,6 +8,7 @@ use crate::error::{Code, Error, Result};
 use crate::index::{Object, Quantization, Scale};
 use crate::kernel::{Cast, convert};
 use crate::layout::{Layout, TensorIndex};
+use crate::num::to_usize;
 use crate::opened::Opened;
 use crate::parallel;
 use crate::pickle::Handle;
@@ -126,7 +127,7 @@ impl Tensor {
     pub(super) fn zeroed_bytes(&self, dtype: DType) -> Result<Vec<u8>> {
         let nbytes = self.result_bytes(&self.layout, dtype)?;
         let no_memory = |_| Error::new(Code::Memory, format!("no memory for {nbytes} byte(s)"));
-        let len = usize::try_from(nbytes).unwrap_or(usize::MAX);
+        let len = to_usize(nbytes);
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(len).map_err(no_memory)?;
         bytes.resize(len, 0);
@@ -206,7 +207,7 @@ impl<'a> BlockIter<'a> {
         let layout = self.layout.index(&items)?;
         let channel_layout =
             self.channel_layout.as_ref().map(|channel_layout| channel_layout.index(&items)).transpose()?;
-        let bytes = usize::try_from(count * self.itemsize).unwrap_or(usize::MAX);
+        let bytes = to_usize(count * self.itemsize);
         let gap = || Error::new(Code::InternalError, "a part of the destination would not be written");
         let (block, rest) = take(&mut self.out).split_at_mut_checked(bytes).ok_or_else(gap)?;
         self.out = rest;

@@ -8,6 +8,7 @@ use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::kernel::Cast;
 use crate::layout::Layout;
+use crate::num::to_usize;
 use crate::parallel::Cancel;
 use crate::sink::{Array, HostBuffer};
 use crate::stream::{self, Fill, Signs};
@@ -173,7 +174,7 @@ pub(crate) fn check_bools(source: &Source, layout: &Layout, cancel: &Cancel) -> 
     let mut chunk = vec![0_u8; 64 << 10];
     while at < end {
         cancel.check()?;
-        let len = usize::try_from(end - at).unwrap_or(usize::MAX).min(chunk.len());
+        let len = to_usize(end - at).min(chunk.len());
         let part = &mut chunk[..len];
         source.read_at(at, part)?;
         if part.iter().any(|&byte| byte > 1) {

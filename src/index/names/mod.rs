@@ -16,6 +16,7 @@ use super::tree::{Child, Naming, View};
 use super::{Entry, OpaqueClass, Path, PathStep};
 use crate::error::{Error, Result};
 use crate::limits::Limits;
+use crate::num::{to_usize, u32_to_usize};
 use crate::parallel::Cancel;
 use crate::pickle::{GlobalId, Handle, Value};
 
@@ -271,7 +272,7 @@ impl<'a> Walk<'a> {
         write: fn(View<'_>, &[PathStep], &mut NameBuffer) -> fmt::Result,
     ) -> Result<Arc<str>> {
         let left = self.max_bytes.saturating_sub(self.bytes);
-        self.scratch.max_len = usize::try_from(left).unwrap_or(usize::MAX);
+        self.scratch.max_len = to_usize(left);
         self.scratch.text.clear();
         match write(self.view, path, &mut self.scratch) {
             Ok(()) => self.charge(self.scratch.text.len())?,
@@ -407,7 +408,7 @@ fn values_with_tensor(view: View<'_>) -> Vec<bool> {
                 } else {
                     // Each list is filled from its end backwards, so that in the end this is its start.
                     *slot = slot.saturating_sub(1);
-                    let at = usize::try_from(*slot).unwrap_or(usize::MAX);
+                    let at = u32_to_usize(*slot);
                     if let Some(edge) = edges.get_mut(at) {
                         *edge = u32::try_from(handle.index()).unwrap_or(u32::MAX);
                     }
@@ -428,7 +429,7 @@ fn values_with_tensor(view: View<'_>) -> Vec<bool> {
         let (Some(&start), Some(&end)) = bounds else { continue };
         let range = usize::try_from(start).unwrap_or(0)..usize::try_from(end).unwrap_or(0);
         for &parent in edges.get(range).unwrap_or_default() {
-            let index = usize::try_from(parent).unwrap_or(usize::MAX);
+            let index = u32_to_usize(parent);
             if let Some(mark @ false) = contains_tensor.get_mut(index) {
                 *mark = true;
                 pending.extend(view.values.handle(index));
