@@ -10,6 +10,7 @@ from rustload import errors
 from rustload._checkpoint.checkpoint import Checkpoint, OpaqueClass
 from rustload._checkpoint.open import open
 from rustload._checkpoint.stream import Stream
+from rustload._common.files import Ranges
 from rustload._common.limits import Limits
 from rustload._common.memory import Memory, memory, trim
 from rustload._tensor.handle import LazyTensor, Quantization
@@ -56,6 +57,7 @@ __all__ = [
     "OpaqueClass",
     "PySafeSlice",
     "Quantization",
+    "Ranges",
     "RustloadError",
     "RustloadWarning",
     "SafetensorError",

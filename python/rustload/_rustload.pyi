@@ -32,10 +32,12 @@ __all__ = [
     "memory",
     "open_at",
     "open_bytes",
+    "open_file",
     "open_paths",
     "parse_dtype",
     "probe",
     "scan_bytes",
+    "scan_file",
     "scan_paths",
     "similar",
     "stack",
@@ -405,6 +407,30 @@ def open_bytes(
 
     Args:
         data: The bytes, which the checkpoint keeps and does not copy.
+        unknown: As for `open_paths`.
+        trailing: As for `open_paths`.
+        compat: As for `open_paths`.
+        verify: As for `open_paths`.
+        limits: As for `open_paths`.
+    """
+
+def open_file(
+    file: object,
+    start: int,
+    name: str | None,
+    *,
+    unknown: str,
+    trailing: str,
+    compat: bool,
+    verify: bool,
+    limits: Mapping[str, int],
+) -> Checkpoint:
+    """Opens a binary file object that can seek, or an object with `size` and `read_ranges`; else as `open_paths`.
+
+    Args:
+        file: The object, which the checkpoint keeps and reads from when tensors are read.
+        start: The offset of the checkpoint's first byte.
+        name: The object's name in messages.
         unknown: As for `open_paths`.
         trailing: As for `open_paths`.
         compat: As for `open_paths`.
@@ -914,6 +940,21 @@ def scan_paths(paths: Sequence[str], *, limits: Mapping[str, int]) -> str:
     Raises:
         OSError: A path does not exist, or a directory cannot be listed.
         ValueError: No limit has that name.
+    """
+
+def scan_file(file: object, name: str | None, *, limits: Mapping[str, int]) -> str:
+    """Scans a binary file object that can seek, or an object with `size` and `read_ranges`.
+
+    Args:
+        file: The object.
+        name: Its name in the report.
+        limits: As for `scan_paths`.
+
+    Returns:
+        The report as JSON.
+
+    Raises:
+        ValueError: No limit has such a name.
     """
 
 def scan_bytes(data: bytes, *, limits: Mapping[str, int]) -> str:

@@ -1,12 +1,16 @@
-//! Byte sources: files and memory, positional reads (buffered or `O_DIRECT`), mappings, and a checked little-endian cursor.
+//! Byte sources: one trait for files, memory and everything else that is read by position; buffered and `O_DIRECT` reads, mappings,
+//! and a checked little-endian cursor.
 
+mod block_cache;
 mod chunk;
 mod cursor;
-mod direct;
-mod file_system;
+mod file;
+mod in_memory;
 mod mapping;
 mod mappings;
+mod os;
 mod probe;
+mod read_ranges;
 mod reader;
 mod region;
 mod scratch;
@@ -14,12 +18,14 @@ mod source;
 
 pub use chunk::Chunk;
 pub use cursor::Cursor;
-pub use direct::{DIRECT_ALIGNMENT, Io, IoChoice};
-pub use file_system::{FileSystem, FileSystemKind};
+pub use file::LocalFile;
 pub use mapping::Mapping;
 pub use mappings::Mappings;
+pub use os::direct::{DIRECT_ALIGNMENT, Io, IoChoice};
+pub use os::file_system::{FileSystem, FileSystemKind};
 pub use probe::Probe;
-pub use reader::Reader;
+pub use read_ranges::{Access, RangeRead, ReadRanges};
+pub use reader::{ReadMode, Reader, scratch_bounds};
 pub use region::Region;
 pub use scratch::{AlignedMemory, AllocateAligned, Scratch};
 pub use source::{Bytes, Source};

@@ -1,4 +1,5 @@
-//! Positional reads of a source by one thread: buffered (through the page cache) or direct (`O_DIRECT`, which bypasses it).
+//! Positional reads of a source by one thread. A local file is read buffered (through the page cache) or direct (`O_DIRECT`, which
+//! bypasses it), anything else by its own positional reads.
 //!
 //! A direct read covers whole blocks. It goes straight into the destination if that is aligned like the file, and through a bounce
 //! buffer otherwise. If the system refuses a direct read, the same bytes are read through the page cache; that read also reports
@@ -9,10 +10,11 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-use super::direct::{DIRECT_ALIGNMENT, open_sequential};
+use super::os::direct::{DIRECT_ALIGNMENT, open_sequential};
 use super::scratch::BounceBuffer;
-use super::{Scratch, Source};
+use super::{Access, LocalFile, RangeRead, Scratch, Source};
 use crate::error::{Code, Error, Result};
+use crate::parallel;
 
 /// Reads of fewer bytes go through the page cache: they are not worth the wait for the disk.
 const DIRECT_READ_MIN_BYTES: usize = 256 << 10;
@@ -20,9 +22,95 @@ const DIRECT_READ_MIN_BYTES: usize = 256 << 10;
 /// Longer direct reads are split.
 const DIRECT_READ_MAX_BYTES: usize = 4 << 20;
 
+/// If at least this many bytes are read, each thread reads through a file descriptor of its own.
+const SEQUENTIAL_READ_MIN_BYTES: u64 = 16 << 20;
+
+/// The number of threads that keep a disk busy, however few cores there are.
+const DISK_THREADS: usize = 4;
+
+/// How some bytes of a source are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadMode {
+    way: ReadWay,
+    access: Access,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ReadWay {
+    /// By the source's own positional reads; those of a file go through the page cache.
+    Plain,
+    /// Through the page cache, each thread with a file descriptor and read-ahead of its own.
+    Sequential,
+    /// With `O_DIRECT`, which bypasses the page cache.
+    Direct,
+}
+
+impl ReadMode {
+    /// How to read `bytes` bytes for one result. If they are not contiguous, they are read in short runs, and those of a file
+    /// through the page cache.
+    pub fn of(source: &Source, bytes: u64, contiguous: bool) -> ReadMode {
+        let access = source.access();
+        let plain = ReadMode { way: ReadWay::Plain, access };
+        let Some(file) = source.file() else { return plain };
+        if bytes >= DIRECT_READ_MAX_BYTES as u64 && contiguous && file.direct().is_some() {
+            ReadMode { way: ReadWay::Direct, access: direct_access() }
+        } else if bytes >= SEQUENTIAL_READ_MIN_BYTES {
+            ReadMode { way: ReadWay::Sequential, access }
+        } else {
+            plain
+        }
+    }
+
+    /// The sizes that suit it.
+    pub fn access(self) -> Access {
+        self.access
+    }
+
+    /// Whether reads are direct, so that they bypass the page cache.
+    pub fn is_direct(self) -> bool {
+        self.way == ReadWay::Direct
+    }
+
+    /// One thread's reads of the source.
+    pub fn reader(self, source: &Source) -> Reader<'_> {
+        let way = match self.way {
+            ReadWay::Direct => Reader { direct: source.direct(), ..Reader::new(source) },
+            ReadWay::Sequential => {
+                let sequential = source.file().map(LocalFile::descriptor).and_then(open_sequential);
+                Reader { sequential, ..Reader::new(source) }
+            }
+            ReadWay::Plain => Reader::new(source),
+        };
+        Reader { access: self.access, ..way }
+    }
+}
+
+/// How the disk behind a file is read best.
+fn direct_access() -> Access {
+    Access {
+        // Larger than the L2 cache, but the disk is slower than the cache misses.
+        block: DIRECT_READ_MAX_BYTES as u64,
+        alignment: DIRECT_ALIGNMENT,
+        in_flight: Some(DISK_THREADS.max(parallel::cores())),
+        ..Access::BUFFERED
+    }
+}
+
+/// Upper bounds for the reads of a source: the bytes of one thread's scratch and bounce buffer, and the number of threads, where
+/// the source suggests one.
+pub fn scratch_bounds(source: &Source) -> (u64, Option<usize>) {
+    let access = source.access();
+    if source.may_be_direct() {
+        (access.block + DIRECT_READ_MAX_BYTES as u64, direct_access().in_flight)
+    } else {
+        (access.block, access.in_flight)
+    }
+}
+
 /// One thread's reads of one source.
 pub struct Reader<'a> {
     source: &'a Source,
+    access: Access,
     direct: Option<&'a File>,
     /// This reader's own file descriptor, so that the kernel's read-ahead follows this thread alone.
     sequential: Option<File>,
@@ -30,26 +118,22 @@ pub struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     /// The most bytes of one direct read.
-    pub const DIRECT_READ_MAX_BYTES: u64 = DIRECT_READ_MAX_BYTES as u64;
+    pub(super) const DIRECT_READ_MAX_BYTES: u64 = DIRECT_READ_MAX_BYTES as u64;
 
-    /// A reader that reads through the page cache.
+    /// A reader that reads a file through the page cache, and anything else by its own positional reads.
     pub fn new(source: &'a Source) -> Reader<'a> {
-        Reader { source, direct: None, sequential: None }
-    }
-
-    /// As [`Reader::new`], with a file descriptor of its own and sequential read-ahead, for a thread that reads much in file order.
-    pub fn sequential(source: &'a Source) -> Reader<'a> {
-        Reader { sequential: source.descriptor().and_then(open_sequential), ..Reader::new(source) }
+        Reader { source, access: source.access(), direct: None, sequential: None }
     }
 
     /// A reader that reads with `O_DIRECT` if that is chosen for the source's file and the file system supports it.
-    pub fn direct(source: &'a Source) -> Reader<'a> {
-        Reader { direct: source.direct(), ..Reader::new(source) }
+    pub(super) fn direct(source: &'a Source) -> Reader<'a> {
+        let way = if source.direct().is_some() { ReadWay::Direct } else { ReadWay::Plain };
+        ReadMode { way, access: source.access() }.reader(source)
     }
 
-    /// Whether reads are direct, so that they bypass the page cache.
-    pub fn is_direct(&self) -> bool {
-        self.direct.is_some()
+    /// The sizes that suit its reads.
+    pub fn access(&self) -> Access {
+        self.access
     }
 
     /// Fills `out` with the bytes at `offset` of the source's window.
@@ -65,11 +149,12 @@ impl<'a> Reader<'a> {
             return last_read(range, scratch.bounce_buffer());
         }
         let bytes = scratch.bytes(len)?;
-        self.source.read_from(self.sequential.as_ref(), offset, bytes)?;
+        self.read_plain(offset, bytes)?;
         Ok(bytes)
     }
 
-    /// Reads runs of bytes into `len` bytes of scratch: each from an offset of the source's window to a range of the scratch.
+    /// Reads runs of bytes into `len` bytes of scratch: each from an offset of the source's window to a range of the scratch. The runs
+    /// are in the order of these ranges.
     pub fn read_runs<'s>(
         &self,
         len: usize,
@@ -77,12 +162,44 @@ impl<'a> Reader<'a> {
         scratch: &'s mut Scratch,
     ) -> Result<&'s mut [u8]> {
         let (bytes, bounce_buffer) = scratch.bytes_and_bounce_buffer(len)?;
-        for (offset, range) in runs {
-            let run = bytes.get_mut(range);
+        if self.access.metadata_block > 0 {
+            return self.request_runs(bytes, runs);
+        }
+        for (offset, place) in runs {
+            let run = bytes.get_mut(place);
             let run = run.ok_or_else(|| Error::new(Code::InternalError, "a run does not fit the scratch"))?;
             self.read_with_bounce_buffer(offset, run, bounce_buffer)?;
         }
         Ok(bytes)
+    }
+
+    /// Reads all runs with one call, so that a source whose requests take long can send them at once. The runs are in the order of
+    /// their ranges of the scratch.
+    fn request_runs<'s>(
+        &self,
+        bytes: &'s mut [u8],
+        runs: impl IntoIterator<Item = (u64, Range<usize>)>,
+    ) -> Result<&'s mut [u8]> {
+        let outside = || Error::new(Code::InternalError, "a run does not fit the scratch");
+        let (mut reads, mut rest, mut end) = (Vec::new(), &mut *bytes, 0);
+        for (offset, range) in runs {
+            let len = range.len();
+            let skip = range.start.checked_sub(end).ok_or_else(outside)?;
+            let (_, tail) = rest.split_at_mut_checked(skip).ok_or_else(outside)?;
+            let (out, tail) = tail.split_at_mut_checked(len).ok_or_else(outside)?;
+            reads.push(RangeRead { offset, out });
+            (rest, end) = (tail, range.end);
+        }
+        self.source.read_ranges(&mut reads)?;
+        Ok(bytes)
+    }
+
+    /// Reads without `O_DIRECT`.
+    fn read_plain(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        match &self.sequential {
+            Some(descriptor) => self.source.read_through(descriptor, offset, out),
+            None => self.source.read_at(offset, out),
+        }
     }
 
     fn read_with_bounce_buffer(
@@ -92,9 +209,9 @@ impl<'a> Reader<'a> {
         bounce_buffer: &mut BounceBuffer,
     ) -> Result<()> {
         let Some(file) = self.direct.filter(|_| out.len() >= DIRECT_READ_MIN_BYTES) else {
-            return self.source.read_from(self.sequential.as_ref(), offset, out);
+            return self.read_plain(offset, out);
         };
-        let block_offset = self.source.block_offset(offset);
+        let block_offset = self.source.block_offset(offset, DIRECT_ALIGNMENT);
         if out.as_ptr().addr() as u64 % DIRECT_ALIGNMENT != block_offset {
             return self.read_via_bounce_buffer(file, offset, out, bounce_buffer);
         }
@@ -106,7 +223,7 @@ impl<'a> Reader<'a> {
         let mut at = offset.saturating_add(head_len);
         for part in middle.chunks_mut(DIRECT_READ_MAX_BYTES) {
             if !read_into_place(file, self.source, at, part) {
-                self.source.read_from(self.sequential.as_ref(), at, part)?;
+                self.read_plain(at, part)?;
             }
             at = at.saturating_add(part.len() as u64);
         }
@@ -124,9 +241,10 @@ impl<'a> Reader<'a> {
     ) -> Result<()> {
         let mut offset = offset;
         for part in out.chunks_mut(DIRECT_READ_MAX_BYTES) {
-            match self.read_blocks(file, offset, part.len(), bounce_buffer) {
-                Some(range) => part.copy_from_slice(last_read(range, bounce_buffer)?),
-                None => self.source.read_from(self.sequential.as_ref(), offset, part)?,
+            let found = self.read_blocks(file, offset, part.len(), bounce_buffer);
+            match found {
+                Some(found) => part.copy_from_slice(last_read(found, bounce_buffer)?),
+                None => self.read_plain(offset, part)?,
             }
             offset = offset.saturating_add(part.len() as u64);
         }
@@ -145,11 +263,11 @@ impl<'a> Reader<'a> {
         if !self.source.has_range(offset, len as u64) {
             return None;
         }
-        let skip = self.source.block_offset(offset);
+        let skip = self.source.block_offset(offset, DIRECT_ALIGNMENT);
         let first_block = self.source.file_offset(offset) - skip;
-        let blocks_len = skip.checked_add(len as u64)?.checked_next_multiple_of(DIRECT_ALIGNMENT)?;
+        let whole = skip.checked_add(len as u64)?.checked_next_multiple_of(DIRECT_ALIGNMENT)?;
         let range = usize::try_from(skip).ok()?..usize::try_from(skip).ok()?.checked_add(len)?;
-        let bytes = bounce_buffer.bytes(usize::try_from(blocks_len).ok()?)?;
+        let bytes = bounce_buffer.bytes(usize::try_from(whole).ok()?)?;
         let mut done = 0;
         while done < range.end {
             // A short read ends on a block boundary; at the end of the file it ends anywhere.
@@ -239,7 +357,7 @@ mod tests {
         let window = whole.window(77, whole.len() - 77).unwrap();
         let bytes = &bytes[77..];
         let (reader, mut scratch) = (Reader::direct(&window), scratch());
-        if !reader.is_direct() {
+        if reader.direct.is_none() {
             eprintln!("skipped: this file system has no direct I/O");
         }
         let mut out = vec![0; bytes.len()];
@@ -262,9 +380,9 @@ mod tests {
             .read((4 << 20) - 5, DIRECT_READ_MIN_BYTES, &mut scratch)
             .map(|bytes| bytes.len());
         assert_eq!(past.unwrap_err().code(), Code::Truncated);
-        // Two runs, the later one first, with a byte of the scratch between them.
+        // Two runs, with a byte of the scratch between them.
         let runs =
-            [(7, DIRECT_READ_MIN_BYTES + 1..2 * DIRECT_READ_MIN_BYTES + 1), (4096, 0..DIRECT_READ_MIN_BYTES)];
+            [(4096, 0..DIRECT_READ_MIN_BYTES), (7, DIRECT_READ_MIN_BYTES + 1..2 * DIRECT_READ_MIN_BYTES + 1)];
         let found = reader.read_runs(2 * DIRECT_READ_MIN_BYTES + 1, runs, &mut scratch).unwrap();
         assert!(
             found[..DIRECT_READ_MIN_BYTES] == bytes[4096..][..DIRECT_READ_MIN_BYTES]
@@ -353,7 +471,7 @@ mod tests {
     fn a_source_in_memory_is_copied() {
         let source = Source::memory(Arc::new(random_bytes(1 << 20)));
         let reader = Reader::direct(&source);
-        assert!(!reader.is_direct());
+        assert!(reader.direct.is_none());
         assert_eq!(reader.read(3, 4, &mut scratch()).unwrap(), &random_bytes(7)[3..]);
     }
 }

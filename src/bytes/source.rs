@@ -1,66 +1,26 @@
-//! A window of a file or of bytes in memory, read by position. Cloning shares the open file.
+//! A window of a file, of bytes in memory or of any other [`ReadRanges`], read by position. Cloning shares what is behind it.
 #![forbid(unsafe_code)]
 
 use std::fmt;
-use std::fs::{self, File, Metadata};
-use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::fs::File;
+use std::path::Path;
 use std::sync::Arc;
 
-use once_cell::race::OnceBox;
-
-use super::direct::{self, DIRECT_ALIGNMENT, Io, IoChoice};
-use super::file_system::{FileSystem, FileSystemKind};
-use super::{Chunk, Mapping, Region};
-use crate::error::{Code, Error, Result, ResultExt};
+use super::block_cache::BlockCache;
+use super::in_memory::{self, InMemory};
+use super::os::direct::{Io, IoChoice};
+use super::os::file_system::FileSystem;
+use super::{Access, Chunk, LocalFile, Mapping, RangeRead, ReadRanges, Region};
+use crate::error::{Code, Error, Result};
 
 /// Shared bytes in memory.
 pub type Bytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
-/// A window of a file or of bytes in memory.
+/// A window of bytes that are read by position.
 #[derive(Clone)]
 pub struct Source {
-    backing: Backing,
+    backing: Arc<dyn ReadRanges>,
     window: Region,
-}
-
-#[derive(Clone)]
-enum Backing {
-    File(Arc<OpenFile>),
-    Memory(Bytes),
-}
-
-struct OpenFile {
-    file: File,
-    path: PathBuf,
-    stamp: Stamp,
-    /// Created at first use, like the fields below. Two threads may both create it, and the first result is kept: a lock held
-    /// during such work would stay locked for ever in a child that is forked meanwhile.
-    mapping: OnceBox<Arc<Mapping>>,
-    io: Io,
-    file_system: OnceBox<FileSystem>,
-    /// Decided at the first large read.
-    io_choice: OnceBox<IoChoice>,
-    /// The file opened again with `O_DIRECT`, if that is chosen and the file system supports it.
-    direct: OnceBox<Option<File>>,
-}
-
-/// Size, modification time and inode: whether a file is still the one that was opened.
-#[derive(PartialEq, Eq)]
-struct Stamp {
-    len: u64,
-    modified: (i64, i64),
-    inode: (u64, u64),
-}
-
-impl Stamp {
-    fn of(metadata: &Metadata) -> Stamp {
-        Stamp {
-            len: metadata.len(),
-            modified: (metadata.mtime(), metadata.mtime_nsec()),
-            inode: (metadata.dev(), metadata.ino()),
-        }
-    }
 }
 
 impl Source {
@@ -71,35 +31,21 @@ impl Source {
 
     /// Opens a regular file. `io` says how tensor data is read.
     pub fn open_with(path: &Path, io: Io) -> Result<Source> {
-        let failed = |error| Error::io(error, path.to_owned());
-        // Checked before opening: opening a pipe would wait for its writer.
-        check_regular(&fs::metadata(path).map_err(failed)?, path)?;
-        let file = File::open(path).map_err(failed)?;
-        let metadata = file.metadata().map_err(failed)?;
-        check_regular(&metadata, path)?;
-        let stamp = Stamp::of(&metadata);
-        if stamp.len == 0 && file.read_at(&mut [0], 0).is_ok_and(|read| read > 0) {
-            let text = "this is no regular file: its size is 0, but it has bytes to read";
-            return Err(Error::new(Code::NotRegularFile, text)).in_file(path);
-        }
-        let window = Region::new(0, stamp.len).unwrap_or_default();
-        let file = OpenFile {
-            file,
-            path: path.to_owned(),
-            stamp,
-            mapping: OnceBox::new(),
-            io,
-            file_system: OnceBox::new(),
-            io_choice: OnceBox::new(),
-            direct: OnceBox::new(),
-        };
-        Ok(Source { backing: Backing::File(Arc::new(file)), window })
+        Ok(Source::new(Arc::new(LocalFile::open(path, io)?)))
     }
 
     /// A source of bytes in memory.
     pub fn memory(bytes: Bytes) -> Source {
-        let len = (*bytes).as_ref().len() as u64;
-        Source { backing: Backing::Memory(bytes), window: Region::new(0, len).unwrap_or_default() }
+        Source::new(Arc::new(InMemory::new(bytes)))
+    }
+
+    /// All bytes of anything that is read by position. If its requests are expensive ([`Access::metadata_block`]), few bytes are
+    /// read in larger blocks, which are kept in a small cache.
+    pub fn new(backing: Arc<dyn ReadRanges>) -> Source {
+        let block = backing.access().metadata_block;
+        let backing = if block > 0 { Arc::new(BlockCache::new(backing, block)) } else { backing };
+        let window = Region::new(0, backing.len()).unwrap_or_default();
+        Source { backing, window }
     }
 
     /// The number of bytes in the window.
@@ -117,77 +63,66 @@ impl Source {
         self.window.is_empty()
     }
 
-    /// The file's path; `None` for memory.
+    /// The file's path; `None` for everything but local files.
     pub fn path(&self) -> Option<&Path> {
-        match &self.backing {
-            Backing::File(file) => Some(&file.path),
-            Backing::Memory(_) => None,
-        }
+        self.file().map(LocalFile::path)
+    }
+
+    /// The name in messages of what is neither a local file nor bytes in memory.
+    pub fn name(&self) -> Option<&str> {
+        self.backing.name()
+    }
+
+    /// The local file behind it.
+    pub(super) fn file(&self) -> Option<&LocalFile> {
+        self.backing.as_file()
     }
 
     /// Whether both sources are windows of one opened file, or of the same bytes in memory.
     pub fn same_backing(&self, other: &Source) -> bool {
-        match (&self.backing, &other.backing) {
-            (Backing::File(one), Backing::File(two)) => Arc::ptr_eq(one, two),
-            (Backing::Memory(one), Backing::Memory(two)) => Arc::ptr_eq(one, two),
-            _ => false,
-        }
+        let is_same = || Some(Arc::ptr_eq(self.backing.as_memory()?, other.backing.as_memory()?));
+        Arc::ptr_eq(&self.backing, &other.backing) || is_same() == Some(true)
     }
 
-    /// The file system; `None` for memory.
-    pub fn file_system(&self) -> Option<&FileSystem> {
-        match &self.backing {
-            Backing::File(file) => Some(file.file_system()),
-            Backing::Memory(_) => None,
-        }
+    /// The file system; `None` for everything but local files.
+    pub(super) fn file_system(&self) -> Option<&FileSystem> {
+        self.file().map(LocalFile::file_system)
     }
 
-    /// How tensor data is read, and why. Decided at the first call; `None` for memory.
-    pub fn io_choice(&self) -> Option<&IoChoice> {
-        match &self.backing {
-            Backing::File(file) => Some(file.io_choice()),
-            Backing::Memory(_) => None,
-        }
+    /// How tensor data is read, and why. Decided at the first call; `None` for everything but local files.
+    pub(super) fn io_choice(&self) -> Option<&IoChoice> {
+        self.file().map(LocalFile::io_choice)
     }
 
-    pub(super) fn descriptor(&self) -> Option<&File> {
-        match &self.backing {
-            Backing::File(file) => Some(&file.file),
-            Backing::Memory(_) => None,
-        }
+    /// The file opened with `O_DIRECT`; `None` if tensor data is read otherwise, or the file system has no direct I/O.
+    pub(super) fn direct(&self) -> Option<&File> {
+        self.file()?.direct()
     }
 
-    /// The file opened with `O_DIRECT`; `None` if tensor data is read through the page cache, or the file system has no direct I/O.
-    pub fn direct(&self) -> Option<&File> {
-        match &self.backing {
-            Backing::File(file) => file.direct(),
-            Backing::Memory(_) => None,
-        }
-    }
-
-    /// Whether [`Source::direct`] may return a file. Compares sizes only.
+    /// Whether it may be read with `O_DIRECT`. Compares sizes only.
     pub fn may_be_direct(&self) -> bool {
-        match &self.backing {
-            Backing::File(file) => IoChoice::may_be_direct(file.io, file.stamp.len),
-            Backing::Memory(_) => false,
-        }
+        self.file().is_some_and(LocalFile::may_be_direct)
+    }
+
+    /// What a user should know about how it is read; `None` if there is nothing to say.
+    pub fn note(&self) -> Option<String> {
+        self.file()?.note()
     }
 
     /// The name of the file system if it is a network one, where a view's page faults go over the network one by one. `None`
     /// otherwise, and if the caller chose `io` explicitly.
     pub fn avoids_views(&self) -> Option<&str> {
-        match &self.backing {
-            Backing::File(file) if file.io == Io::Auto => {
-                let file_system = file.file_system();
-                (file_system.kind == FileSystemKind::Network).then_some(file_system.name.as_str())
-            }
-            _ => None,
-        }
+        self.file()?.avoids_views()
     }
 
-    /// The offset of a window position from the start of its disk block (of [`DIRECT_ALIGNMENT`] bytes).
-    pub fn block_offset(&self, offset: u64) -> u64 {
-        self.file_offset(offset) % DIRECT_ALIGNMENT
+    /// How it is read best, unless a large contiguous range is read with `O_DIRECT`: see [`ReadMode`](super::ReadMode).
+    pub fn access(&self) -> Access {
+        self.backing.access()
+    }
+
+    /// The offset of a window position from the start of its block of `size` bytes.
+    pub fn block_offset(&self, offset: u64, size: u64) -> u64 {
+        self.file_offset(offset) % size.max(1)
     }
 
     /// The offset in the file, or in memory, of an offset in the window.
@@ -230,32 +165,22 @@ impl Source {
 
     /// Fills `out` with the bytes at `offset` of the window. Fails if the window ends before, or the file was truncated.
     pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
-        self.read_from(None, offset, out)
+        let range = self.range(offset, out.len() as u64)?;
+        self.backing.read_at(range.start(), out).map_err(|error| self.locate_error(error))
     }
 
-    /// As [`Source::read_at`], through another file descriptor of the same file if one is given.
-    pub(super) fn read_from(&self, descriptor: Option<&File>, offset: u64, out: &mut [u8]) -> Result<()> {
-        let range = self.range(offset, out.len() as u64)?;
-        match &self.backing {
-            Backing::File(file) => {
-                descriptor.unwrap_or(&file.file).read_exact_at(out, range.start()).map_err(|error| {
-                    if error.kind() == std::io::ErrorKind::UnexpectedEof {
-                        file.changed_error()
-                    } else {
-                        Error::io(error, file.path.clone())
-                    }
-                })
-            }
-            Backing::Memory(bytes) => {
-                let bytes_from_start =
-                    usize::try_from(range.start()).ok().and_then(|start| (**bytes).as_ref().get(start..));
-                match bytes_from_start.and_then(|bytes| bytes.get(..out.len())) {
-                    Some(bytes) => out.copy_from_slice(bytes),
-                    None => return Err(Error::new(Code::FileChanged, "the bytes in memory became shorter")),
-                }
-                Ok(())
-            }
+    /// Reads several ranges of the window in one call. See [`ReadRanges::read_ranges`].
+    pub fn read_ranges(&self, ranges: &mut [RangeRead<'_>]) -> Result<()> {
+        for range in ranges.iter_mut() {
+            range.offset = self.range(range.offset, range.out.len() as u64)?.start();
         }
+        self.backing.read_ranges(ranges).map_err(|error| self.locate_error(error))
+    }
+
+    /// As [`Source::read_at`], through another file descriptor of the same file.
+    pub(super) fn read_through(&self, descriptor: &File, offset: u64, out: &mut [u8]) -> Result<()> {
+        let Some(file) = self.file() else { return self.read_at(offset, out) };
+        file.read_through(descriptor, self.range(offset, out.len() as u64)?.start(), out)
     }
 
     /// Copies `len` bytes at `offset` of the window. The caller has checked `len` against a limit.
@@ -269,42 +194,32 @@ impl Source {
         Ok(out)
     }
 
-    /// `len` bytes at `offset` for a parser: borrowed from bytes in memory, read from a file. The caller has checked `len`.
+    /// `len` bytes at `offset` for a parser: borrowed from bytes in memory, else read. The caller has checked `len`.
     pub fn chunk(&self, offset: u64, len: u64) -> Result<Chunk> {
-        let Backing::Memory(bytes) = &self.backing else {
+        let Some(bytes) = self.backing.as_memory() else {
             return self.read_vec(offset, len).map(Chunk::from);
         };
         let range = self.range(offset, len)?;
-        let (start, len) = (usize::try_from(range.start()), usize::try_from(range.len()));
-        let chunk =
-            start.ok().zip(len.ok()).and_then(|(start, len)| Chunk::shared(bytes.clone(), start, len));
-        chunk.ok_or_else(|| Error::new(Code::FileChanged, "the bytes in memory became shorter"))
+        in_memory::chunk(bytes, range.start(), range.len())
     }
 
-    /// Fails if the file's size, modification time or inode differ from when it was opened.
+    /// Fails if these are no longer the bytes that were opened; for a file, if its size, modification time or inode differ.
     pub fn check_unchanged(&self) -> Result<()> {
-        match &self.backing {
-            Backing::File(file) => file.check_unchanged(),
-            Backing::Memory(_) => Ok(()),
-        }
+        self.backing.check_unchanged().map_err(|error| self.locate_error(error))
     }
 
-    /// The private mapping of the whole file, and this window's range in it; `None` for memory.
+    /// The private mapping of the whole file, and this window's range in it; `None` for everything but local files.
     ///
     /// The mapping is made at the first call and shared by all clones. Fails if the file is not the one that was opened.
     pub fn map(&self) -> Result<Option<(Arc<Mapping>, Region)>> {
-        match &self.backing {
-            Backing::File(file) => file.map().map(|mapping| Some((mapping, self.window))),
-            Backing::Memory(_) => Ok(None),
-        }
+        let Some(file) = self.file() else { return Ok(None) };
+        Ok(Some((file.map()?, self.window)))
     }
 
-    /// A private mapping of the whole file that nothing else shares; `None` for memory. The file is checked as by [`Source::map`].
+    /// A private mapping of the whole file that nothing else shares; `None` for everything but local files. The file is checked as
+    /// by [`Source::map`].
     pub(super) fn map_unshared(&self) -> Result<Option<Mapping>> {
-        match &self.backing {
-            Backing::File(file) => file.map_unshared().map(Some),
-            Backing::Memory(_) => Ok(None),
-        }
+        self.file().map(LocalFile::map_unshared).transpose()
     }
 
     /// The window, in the file or in memory.
@@ -312,62 +227,14 @@ impl Source {
         self.window
     }
 
-    /// Adds the file's path to an error.
+    /// Adds the file's path, or the name of what is behind it, to an error.
     pub fn locate_error(&self, error: Error) -> Error {
-        match self.path() {
-            Some(path) => error.in_file(path),
-            None => error,
+        match (self.path(), self.backing.name()) {
+            (Some(path), _) => error.in_file(path),
+            (None, Some(name)) => error.in_file(Path::new(name)),
+            (None, None) => error,
         }
     }
-}
-
-impl OpenFile {
-    fn file_system(&self) -> &FileSystem {
-        self.file_system.get_or_init(|| Box::new(FileSystem::of(&self.file)))
-    }
-
-    fn io_choice(&self) -> &IoChoice {
-        let choose = || IoChoice::of(&self.file, self.stamp.len, self.file_system(), self.io);
-        self.io_choice.get_or_init(|| Box::new(choose()))
-    }
-
-    fn direct(&self) -> Option<&File> {
-        if self.io_choice().io != Io::Direct {
-            return None;
-        }
-        self.direct.get_or_init(|| Box::new(direct::open_direct(&self.file))).as_ref()
-    }
-
-    fn changed_error(&self) -> Error {
-        Error::new(Code::FileChanged, "the file was cut or changed after it was opened").in_file(&self.path)
-    }
-
-    fn check_unchanged(&self) -> Result<()> {
-        let metadata = self.file.metadata().map_err(|error| Error::io(error, self.path.clone()))?;
-        if Stamp::of(&metadata) == self.stamp { Ok(()) } else { Err(self.changed_error()) }
-    }
-
-    fn map(&self) -> Result<Arc<Mapping>> {
-        if let Some(mapping) = self.mapping.get() {
-            self.check_unchanged()?;
-            return Ok(mapping.clone());
-        }
-        let mapping = self.map_unshared()?;
-        Ok(self.mapping.get_or_init(|| Box::new(Arc::new(mapping))).clone())
-    }
-
-    fn map_unshared(&self) -> Result<Mapping> {
-        self.check_unchanged()?;
-        Mapping::new(&self.file).map_err(|error| Error::io(error, self.path.clone()))
-    }
-}
-
-fn check_regular(metadata: &Metadata, path: &Path) -> Result<()> {
-    if metadata.is_file() {
-        return Ok(());
-    }
-    let what = if metadata.is_dir() { "a directory" } else { "no regular file" };
-    Err(Error::new(Code::NotRegularFile, format!("this is {what}"))).in_file(path)
 }
 
 fn out_of_memory(len: u64) -> Error {
@@ -376,7 +243,8 @@ fn out_of_memory(len: u64) -> Error {
 
 impl fmt::Debug for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = self.path().map_or_else(|| "memory".into(), |path| path.display().to_string());
+        let path = self.path().map(|path| path.display().to_string());
+        let name = path.or_else(|| self.backing.name().map(str::to_owned)).unwrap_or_else(|| "memory".into());
         write!(f, "Source({name}, {}..{})", self.window.start(), self.window.end())
     }
 }

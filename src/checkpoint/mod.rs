@@ -10,7 +10,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 
-use crate::bytes::Bytes;
+use crate::bytes::{Bytes, Source};
 use crate::container::Format;
 use crate::error::{Error, Result};
 use crate::index::{OpaqueClass, Options, Tree};
@@ -44,7 +44,12 @@ impl Checkpoint {
 
     /// Opens bytes in memory.
     pub fn from_bytes(bytes: Bytes, options: Options) -> Result<Checkpoint> {
-        Ok(Checkpoint(Arc::new(Opened::from_bytes(bytes, options)?)))
+        Checkpoint::from_source(&Source::memory(bytes), options)
+    }
+
+    /// Opens anything that is read by position; see [`ReadRanges`](crate::bytes::ReadRanges). Its tensors have no views.
+    pub fn from_source(source: &Source, options: Options) -> Result<Checkpoint> {
+        Ok(Checkpoint(Arc::new(Opened::from_source(source, options)?)))
     }
 
     /// The format of the files.

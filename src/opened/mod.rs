@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use once_cell::race::OnceBox;
 
-use crate::bytes::{Bytes, Io, Source};
+use crate::bytes::{self, Source};
 use crate::container::shards;
 use crate::error::{Code, Error, Kind, Result};
 use crate::index::{self, Contents, Index, Options, Path, Storage, StorageLocation, Tree};
@@ -61,7 +61,7 @@ impl Opened {
         let mut notes = resolved.notes;
         for path in resolved.files {
             let source = Source::open_with(&path, options.io)?;
-            notes.extend(direct_io_note(&source, options.io));
+            notes.extend(source.note());
             let index = read(&source, &options).map_err(|error| error.in_file(&path))?;
             bytes = bytes.saturating_add(text_bytes(&index));
             Limits::check("name_bytes_total", options.limits.name_bytes_total, bytes)
@@ -84,9 +84,9 @@ impl Opened {
         Ok(opened)
     }
 
-    /// See `Checkpoint::from_bytes`.
-    pub(crate) fn from_bytes(bytes: Bytes, options: Options) -> Result<Opened> {
-        let index = read(&Source::memory(bytes), &options)?;
+    /// See `Checkpoint::from_source`.
+    pub(crate) fn from_source(source: &Source, options: Options) -> Result<Opened> {
+        let index = read(source, &options)?;
         let mut opened = Opened::new(vec![Shard { path: None, index }], options);
         opened.merge(None)?;
         Ok(opened)
@@ -282,24 +282,15 @@ impl Opened {
         index.ok_or_else(|| Error::new(Code::InternalError, "the checkpoint has no file of that number"))
     }
 
-    /// Whether this file may be read with O_DIRECT.
-    pub(crate) fn may_be_direct(&self, shard: u32) -> bool {
-        source_of(self.index(shard)).may_be_direct()
+    /// Upper bounds on the scratch memory of a thread that reads this file, and the number of its threads: see
+    /// [`bytes::scratch_bounds`].
+    pub(crate) fn scratch_bounds(&self, shard: u32) -> (u64, Option<usize>) {
+        bytes::scratch_bounds(source_of(self.index(shard)))
     }
 
     fn index(&self, shard: u32) -> &Index {
         &self.shards[shard as usize].index
     }
-}
-
-/// A note for the user where direct reads were asked for and the file system does not support them.
-fn direct_io_note(source: &Source, io: Io) -> Option<String> {
-    let refused = io == Io::Direct && source.direct().is_none();
-    let file_system = source.file_system().filter(|_| refused)?;
-    Some(format!(
-        "direct reads (O_DIRECT) are not possible on {}: files there are read through the page cache",
-        file_system.name
-    ))
 }
 
 /// Bytes of the names, opaque classes and their paths in an index, each of which a small file can make large.

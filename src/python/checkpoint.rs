@@ -11,6 +11,7 @@ use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyList, PyString};
 
 use super::buffer::Buffer;
+use super::file_object::FileObject;
 use super::tensor::Tensor;
 use super::{objects, run};
 use crate::bytes::Io;
@@ -85,6 +86,27 @@ pub(crate) fn open_bytes(
     let cancel = options.cancel.clone();
     let long = verify || is_long(data.len() as u64);
     Ok(Checkpoint(run::interruptible_if(py, long, &cancel, || Core::from_bytes(Arc::new(data), options))?))
+}
+
+/// Opens a binary file object, or an object with `size` and `read_ranges`, from byte `start` on. `name` is for messages.
+#[expect(clippy::too_many_arguments, reason = "one for each keyword of the Python function")]
+#[pyfunction]
+#[pyo3(signature = (file, start, name, *, unknown, trailing, compat, verify, limits))]
+pub(crate) fn open_file(
+    py: Python<'_>,
+    file: &Bound<'_, PyAny>,
+    start: u64,
+    name: Option<String>,
+    unknown: &str,
+    trailing: &str,
+    compat: bool,
+    verify: bool,
+    limits: BTreeMap<String, u64>,
+) -> PyResult<Checkpoint> {
+    let options = options(unknown, trailing, compat, verify, limits)?;
+    let cancel = options.cancel.clone();
+    let source = FileObject::source(file, start, name)?;
+    Ok(Checkpoint(run::interruptible_if(py, true, &cancel, || Core::from_source(&source, options))?))
 }
 
 /// Whether reading so many bytes of metadata can be interrupted by Ctrl-C. The shards of an index file or a folder do not count.

@@ -1,5 +1,8 @@
 //! Converts core errors to Python exceptions. The classes are in `rustload/errors.py`; this passes the fields on.
 
+use std::io;
+
+use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -34,6 +37,15 @@ fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
         Subject::Name(name) => fields.set_item("name", name)?,
         Subject::Nothing => {}
     }
+    let cause = error.io_error().and_then(io::Error::get_ref).and_then(|cause| cause.downcast_ref::<PyErr>());
+    if let Some(cause) = cause.filter(|cause| !cause.is_instance_of::<PyException>(py)) {
+        // KeyboardInterrupt and the like are passed on as they are.
+        return Ok(cause.clone_ref(py));
+    }
     let exception = py.import("rustload.errors")?.getattr("_from_core")?.call((), Some(&fields))?;
-    Ok(PyErr::from_value(exception))
+    let exception = PyErr::from_value(exception);
+    if let Some(cause) = cause {
+        exception.set_cause(py, Some(cause.clone_ref(py)));
+    }
+    Ok(exception)
 }

@@ -8,6 +8,7 @@ mod cuda;
 mod doctor;
 mod error;
 mod extra;
+mod file_object;
 mod joined;
 mod memory;
 mod objects;
@@ -30,7 +31,7 @@ mod _rustload {
     #[pymodule_export]
     use super::buffer::{Buffer, adopt};
     #[pymodule_export]
-    use super::checkpoint::{Checkpoint, open_at, open_bytes, open_paths, similar};
+    use super::checkpoint::{Checkpoint, open_at, open_bytes, open_file, open_paths, similar};
     #[pymodule_export]
     use super::cuda::{Upload, cast_rate, cuda_info, upload};
     #[pymodule_export]
@@ -44,7 +45,7 @@ mod _rustload {
     #[pymodule_export]
     use super::request::Mappings;
     #[pymodule_export]
-    use super::scan::{scan_bytes, scan_paths};
+    use super::scan::{scan_bytes, scan_file, scan_paths};
     #[pymodule_export]
     use super::stream::{Stream, steps, stream};
     #[pymodule_export]

@@ -1,4 +1,4 @@
-//! `scan_paths` and `scan_bytes`: wrap scanning. A report is passed to Python as JSON.
+//! `scan_paths`, `scan_bytes` and `scan_file`: wrap scanning. A report is passed to Python as JSON.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -7,6 +7,7 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 
+use super::file_object::FileObject;
 use super::{checkpoint, run};
 use crate::parallel::Cancel;
 use crate::scan::{self, Options};
@@ -36,6 +37,23 @@ pub(crate) fn scan_bytes(
     let cancel = options.cancel.clone();
     run::interruptible_if(py, true, &cancel, || {
         scan::scan_bytes(Arc::new(data), &options).map(|report| report.to_json())
+    })
+}
+
+/// Scans a binary file object, or an object with `size` and `read_ranges`. `name` is for messages.
+#[pyfunction]
+#[pyo3(signature = (file, name, *, limits))]
+pub(crate) fn scan_file(
+    py: Python<'_>,
+    file: &Bound<'_, PyAny>,
+    name: Option<String>,
+    limits: BTreeMap<String, u64>,
+) -> PyResult<String> {
+    let options = options(limits)?;
+    let cancel = options.cancel.clone();
+    let source = FileObject::source(file, 0, name)?;
+    run::interruptible_if(py, true, &cancel, || {
+        scan::scan_source(&source, &options).map(|report| report.to_json())
     })
 }
 

@@ -56,7 +56,13 @@ pub fn scan(paths: &[PathBuf], options: &Options) -> Result<Report> {
 
 /// Scans the bytes of one file.
 pub fn scan_bytes(bytes: Bytes, options: &Options) -> Result<Report> {
-    Ok(Report { files: vec![file::scan_source(&Source::memory(bytes), None, true, options)?] })
+    scan_source(&Source::memory(bytes), options)
+}
+
+/// Scans anything that is read by position.
+pub fn scan_source(source: &Source, options: &Options) -> Result<Report> {
+    let name = source.name().map(str::to_owned);
+    Ok(Report { files: vec![file::scan_source(source, name, true, options)?] })
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! Transposes of matrices, cut into bands of source rows: each band is read in the file's order, with few long reads, and written
 //! to some columns of the destination. A matrix with few, long rows is cut into bands of columns instead.
 
-use super::plan::READ_GAP_MAX_BYTES;
 use super::read::{Fill, PIECE_MIN_BYTES, Payload, incomplete_write, scratch};
 use crate::bytes::{Reader, Scratch};
 use crate::error::Result;
@@ -120,9 +119,10 @@ impl Band {
         bands
     }
 
-    /// The rows and columns of one panel. Elements have `from` bytes in the source and `to` in the destination.
-    fn panel(self, from: u64, to: u64) -> (u64, u64) {
-        let rows = PANEL_MAX_BYTES / self.row_step(from).saturating_mul(from).max(1);
+    /// The rows and columns of one panel. Elements have `from` bytes in the source and `to` in the destination; gaps between rows of up
+    /// to `gap` bytes are read too.
+    fn panel(self, from: u64, to: u64, gap: u64) -> (u64, u64) {
+        let rows = PANEL_MAX_BYTES / self.row_step(from, gap).saturating_mul(from).max(1);
         let (line, run) = ((CACHE_LINE_BYTES / to).max(1), (DST_RUN_BYTES / to).max(1));
         match rows {
             _ if rows >= run => (rows / run * run, self.columns),
@@ -134,18 +134,14 @@ impl Band {
         }
     }
 
-    /// The stride from one row to the next in the scratch: small gaps between rows are read too.
-    fn row_step(self, size: u64) -> u64 {
-        if (self.pitch - self.columns).saturating_mul(size) <= READ_GAP_MAX_BYTES {
-            self.pitch
-        } else {
-            self.columns
-        }
+    /// The stride from one row to the next in the scratch: gaps between rows of up to `gap` bytes are read too.
+    fn row_step(self, size: u64, gap: u64) -> u64 {
+        if (self.pitch - self.columns).saturating_mul(size) <= gap { self.pitch } else { self.columns }
     }
 
     /// Reads the rows into scratch, one [`Band::row_step`] apart.
     fn read<'s>(self, size: u64, reader: &Reader<'_>, scratch: &'s mut Scratch) -> Result<&'s mut [u8]> {
-        let row_step = self.row_step(size);
+        let row_step = self.row_step(size, reader.access().gap);
         let elements = (self.rows - 1).saturating_mul(row_step).saturating_add(self.columns);
         let len = to_usize(elements.saturating_mul(size));
         if row_step == self.pitch {
@@ -173,7 +169,8 @@ pub(super) fn fill_band(
     if (out.rows(), out.width()) != (to_usize(band.columns), to_usize(band.rows.saturating_mul(to))) {
         return Err(incomplete_write());
     }
-    let (height, width) = band.panel(from, to);
+    let gap = reader.access().gap;
+    let (height, width) = band.panel(from, to, gap);
     for top in (0..band.rows).step_by(to_usize(height)) {
         let rows = height.min(band.rows - top);
         for left in (0..band.columns).step_by(to_usize(width)) {
@@ -183,9 +180,9 @@ pub(super) fn fill_band(
             let bytes = panel.read(from, reader, &mut space.scratch)?;
             // Bytes of gaps are changed too; they are not used.
             how.prepare_for_cast(payload, bytes)?;
-            let dst_range = to_usize(top * to)..to_usize((top + rows) * to);
-            let dst = out.sub_grid(to_usize(left)..to_usize(left + columns), dst_range);
-            kernel::transpose(how.cast, bytes, to_usize(panel.row_step(from)), dst, &mut space.tile)?;
+            let across = to_usize(top * to)..to_usize((top + rows) * to);
+            let part = out.sub_grid(to_usize(left)..to_usize(left + columns), across);
+            kernel::transpose(how.cast, bytes, to_usize(panel.row_step(from, gap)), part, &mut space.tile)?;
         }
     }
     Ok(())
@@ -194,6 +191,9 @@ pub(super) fn fill_band(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The gap of buffered reads.
+    const GAP: u64 = 4096;
 
     fn layout(shape: &[u64], strides: &[u64]) -> Layout {
         Layout { shape: shape.into(), strides: strides.into(), offset: 3 }
@@ -246,7 +246,7 @@ mod tests {
                 assert_eq!((top, left) == (0, 0), number == 0);
                 let is_part = band.columns < columns;
                 assert!(
-                    !is_part || band.row_step(size) == band.columns,
+                    !is_part || band.row_step(size, GAP) == band.columns,
                     "a part of a row is read without its gap"
                 );
                 for column in 0..grid.rows() {
@@ -271,12 +271,12 @@ mod tests {
         ] {
             for (from, to) in [(1, 1), (4, 2), (4, 4), (8, 16), (16, 16), (1, 16), (16, 1)] {
                 let band = Band { src: 0, rows, columns, pitch };
-                let (height, width) = band.panel(from, to);
+                let (height, width) = band.panel(from, to, GAP);
                 let whole = (height * to).is_multiple_of(CACHE_LINE_BYTES) || height == rows;
                 assert!(whole && width > 0, "{band:?} {from} {to}");
                 let panel = Band { columns: width.min(columns), ..band };
                 assert!(
-                    height * panel.row_step(from) * from <= PANEL_MAX_BYTES,
+                    height * panel.row_step(from, GAP) * from <= PANEL_MAX_BYTES,
                     "{band:?} {from} {to}: {height} {width}"
                 );
             }

@@ -2,19 +2,19 @@
 //! from one list of such jobs. So threads start once for many tensors, and one read serves many.
 
 use super::bands::{Band, Workspace, fill_band};
-use super::plan::{Piece, READ_GAP_MAX_BYTES, aligned_pieces, pieces};
+use super::plan::{Piece, aligned_pieces, pieces};
 use super::read::{
-    Fill, HUGE_PAGE_BYTES, Payload, ReadMode, SCRATCH_BYTES, check_bounds, disk_threads, fill_piece,
-    incomplete_write, needs_prefault, piece_count, prefault,
+    Fill, HUGE_PAGE_BYTES, Payload, check_bounds, fill_piece, incomplete_write, needs_prefault, piece_count,
+    prefault, read_mode, reading_threads,
 };
-use crate::bytes::{Reader, Scratch, Source};
+use crate::bytes::{Access, ReadMode, Reader, Scratch, Source};
 use crate::error::{Code, Error, Result};
 use crate::kernel::{self, Grid};
 use crate::layout::Layout;
 use crate::parallel::{self, Cancel};
 
-/// A contiguous tensor of at most this many bytes is coalesced with its neighbours into one read.
-const COALESCED_MAX_BYTES: u64 = 128 << 10;
+/// Transposes of more bytes are cut into bands.
+const TRANSPOSED_IN_CACHE_MAX_BYTES: u64 = 1 << 20;
 
 /// A tensor and the destination to read it into.
 #[derive(Debug)]
@@ -76,11 +76,8 @@ struct CoalescedTensor<'a> {
 pub fn fill_all(mut tasks: Vec<Task<'_>>, threads: Option<usize>) -> Result<(), (usize, Error)> {
     let weights: Vec<u64> = tasks.iter().map(Task::weight).collect();
     let modes: Vec<ReadMode> = tasks.iter().zip(&weights).map(|(task, &weight)| task.mode(weight)).collect();
-    // A disk needs several reads at once, however few cores there are.
-    let any_direct = modes.iter().any(|mode| mode.is_direct());
-    let requested = if any_direct { Some(disk_threads(threads)) } else { threads };
-    let threads =
-        parallel::threads(weights.iter().fold(0, |sum, &weight| sum.saturating_add(weight)), requested);
+    let bytes = weights.iter().fold(0, |sum: u64, &weight| sum.saturating_add(weight));
+    let threads = reading_threads(modes.iter().copied(), bytes, threads);
     prefault_transposes(&mut tasks, threads)?;
     let mut plans = Vec::with_capacity(tasks.len());
     let mut files: Vec<(Source, Vec<Job<'_>>)> = Vec::new();
@@ -94,7 +91,7 @@ pub fn fill_all(mut tasks: Vec<Task<'_>>, threads: Option<usize>) -> Result<(), 
                 files.len() - 1
             }
         };
-        let cut = TaskCutter { number, weight, threads, uses_direct_io: mode.is_direct() };
+        let cut = TaskCutter { number, weight, threads, access: mode.access() };
         cut.into_jobs(&mut files[file].1, &payload, &layout, &how, out).map_err(|error| (number, error))?;
         plans.push(TaskPlan { payload, how, mode });
     }
@@ -145,9 +142,9 @@ fn prefault_transposes(tasks: &mut [Task<'_>], threads: usize) -> Result<(), (us
     parallel::for_each(threads, pages.into_iter(), || (), prefault)
 }
 
-/// The matrix that a layout of `nbytes` bytes transposes. `None` if it is not a transpose, or fits the scratch.
+/// The matrix that a layout of `nbytes` bytes transposes. `None` if it is not a transpose, or stays in a core's cache.
 fn transposed_matrix(layout: &Layout, nbytes: u64) -> Option<Band> {
-    Band::of(layout).filter(|_| nbytes > SCRATCH_BYTES)
+    Band::of(layout).filter(|_| nbytes > TRANSPOSED_IN_CACHE_MAX_BYTES)
 }
 
 impl Task<'_> {
@@ -158,7 +155,7 @@ impl Task<'_> {
     }
 
     fn mode(&self, weight: u64) -> ReadMode {
-        ReadMode::of(&self.payload, &self.layout, weight)
+        read_mode(&self.payload, &self.layout, weight)
     }
 
     fn check(&self) -> Result<()> {
@@ -173,8 +170,8 @@ struct TaskCutter {
     number: usize,
     weight: u64,
     threads: usize,
-    /// Whether the file is read with `O_DIRECT`.
-    uses_direct_io: bool,
+    /// How the source is read best.
+    access: Access,
 }
 
 impl TaskCutter {
@@ -191,17 +188,21 @@ impl TaskCutter {
         if nbytes == 0 {
             return Ok(());
         }
-        if nbytes <= COALESCED_MAX_BYTES && layout.is_contiguous() {
+        if nbytes <= self.access.small && layout.is_contiguous() {
             let source = payload.source.window(layout.offset.saturating_mul(src), nbytes)?;
             let part = CoalescedTensor { task: self.number, source, out };
             match jobs.last_mut() {
-                Some(Job::CoalescedRead { span, parts }) => match coalesced_span(span, &part.source) {
-                    Some(wider) => {
-                        *span = wider;
-                        parts.push(part);
+                Some(Job::CoalescedRead { span, parts }) => {
+                    match coalesced_span(span, &part.source, self.access) {
+                        Some(wider) => {
+                            *span = wider;
+                            parts.push(part);
+                        }
+                        None => {
+                            jobs.push(Job::CoalescedRead { span: part.source.clone(), parts: vec![part] })
+                        }
                     }
-                    None => jobs.push(Job::CoalescedRead { span: part.source.clone(), parts: vec![part] }),
-                },
+                }
                 _ => jobs.push(Job::CoalescedRead { span: part.source.clone(), parts: vec![part] }),
             }
             return Ok(());
@@ -211,11 +212,17 @@ impl TaskCutter {
             jobs.extend(bands.into_iter().map(|(band, out)| Job::Band { task: self.number, band, out }));
             return Ok(());
         }
-        let is_single = self.threads == 1 || parallel::threads(self.weight, Some(self.threads)) == 1;
-        let count = if is_single { 1 } else { piece_count(layout, self.weight, self.threads as u64) };
+        let alone = self.threads == 1 || parallel::threads(self.weight, Some(self.threads)) == 1;
+        let count = match alone {
+            _ if self.access.metadata_block > 0 => nbytes.div_ceil(self.access.block),
+            true => 1,
+            false => piece_count(layout, self.weight, self.threads as u64),
+        };
         let mut rest = out;
-        let pieces = if self.uses_direct_io {
-            aligned_pieces(layout, src, payload.source.block_offset(layout.offset.saturating_mul(src)), count)
+        let alignment = self.access.alignment;
+        let pieces = if alignment > 1 {
+            let offset = payload.source.block_offset(layout.offset.saturating_mul(src), alignment);
+            aligned_pieces(layout, src, (offset, alignment), count)
         } else {
             pieces(layout, count)
         };
@@ -233,9 +240,9 @@ impl TaskCutter {
 
 /// One window for a coalesced read and the next tensor. `None` if the gap between them is large, they do not fit the scratch, or
 /// they overlap: bytes are swapped in the scratch, which must happen once.
-fn coalesced_span(span: &Source, next: &Source) -> Option<Source> {
-    let wider = span.span(next, READ_GAP_MAX_BYTES)?;
-    (next.start_in(&wider)? >= span.len() && wider.len() <= SCRATCH_BYTES).then_some(wider)
+fn coalesced_span(span: &Source, next: &Source, access: Access) -> Option<Source> {
+    let wider = span.span(next, access.gap)?;
+    (next.start_in(&wider)? >= span.len() && wider.len() <= access.block).then_some(wider)
 }
 
 /// The jobs of all files in turn, so that several files are read at the same time.

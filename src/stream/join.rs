@@ -4,8 +4,8 @@
 use super::batch::{Task, fill_all};
 use super::plan::Piece;
 use super::read::{
-    Fill, PIECE_MIN_BYTES, Payload, ReadMode, check_bounds, fill_piece, incomplete_write, needs_prefault,
-    prefault, scratch,
+    Fill, PIECE_MIN_BYTES, Payload, check_bounds, fill_piece, incomplete_write, needs_prefault, prefault,
+    read_mode, scratch,
 };
 use crate::error::Error;
 use crate::layout::{Dims, Layout, contiguous_strides};
@@ -125,7 +125,7 @@ impl RowJoin {
                 let part = out.get_mut(start..).unwrap_or_default();
                 let piece = self.piece(layout, first_row, count);
                 let bytes = piece.numel.saturating_mul(how.cast.from().itemsize());
-                let reader = ReadMode::of(payload, layout, bytes).reader(&payload.source);
+                let reader = read_mode(payload, layout, bytes).reader(&payload.source);
                 fill_piece(payload, &piece, how, &reader, scratch, part).map_err(|error| (number, error))?;
             }
             Ok(())

@@ -14,6 +14,5 @@ pub use batch::{Task, fill_all};
 pub use join::fill_joined;
 pub use queue::{Queue, Taken};
 pub use read::{
-    Fill, Payload, SCRATCH_BYTES, Signs, allocate_aligned, destination_offset, disk_threads, fill,
-    is_worth_aligning, result_bytes,
+    Fill, Payload, Signs, allocate_aligned, destination_offset, fill, is_worth_aligning, result_bytes,
 };

@@ -7,13 +7,9 @@
 
 use smallvec::SmallVec;
 
-use crate::bytes::DIRECT_ALIGNMENT;
 use crate::kernel::Axis;
 use crate::layout::Layout;
 use crate::num::to_usize;
-
-/// Gaps between runs of up to this many bytes are read and discarded, not skipped: the system reads whole pages anyway.
-pub(super) const READ_GAP_MAX_BYTES: u64 = 4096;
 
 /// The least number of source rows in a transposing block: a full cache line of 2-byte results.
 const TRANSPOSE_ROWS_MIN: u64 = 32;
@@ -124,18 +120,21 @@ pub(super) fn pieces(layout: &Layout, count: u64) -> Vec<Piece> {
     }
 }
 
-/// As [`pieces`] for a contiguous layout whose first byte is `block_offset` bytes into a disk block: all pieces but the first start
-/// on a block boundary (or at the last element that starts before it), so that no block is read twice.
-pub(super) fn aligned_pieces(layout: &Layout, itemsize: u64, block_offset: u64, count: u64) -> Vec<Piece> {
+/// As [`pieces`] for a contiguous layout whose first byte is `block_offset` bytes into a block of `alignment` bytes: all pieces but
+/// the first start on a block boundary (or at the last element that starts before it), so that no block is read twice.
+pub(super) fn aligned_pieces(
+    layout: &Layout,
+    itemsize: u64,
+    (block_offset, alignment): (u64, u64),
+    count: u64,
+) -> Vec<Piece> {
     let numel = layout.numel();
-    let step = (numel.saturating_mul(itemsize) / count.max(1)).max(DIRECT_ALIGNMENT);
+    let step = (numel.saturating_mul(itemsize) / count.max(1)).max(alignment);
     let mut out = Vec::new();
     let mut first = 0;
     while first < numel {
         let from = block_offset.saturating_add(first.saturating_mul(itemsize));
-        let end = (from.saturating_add(step) / DIRECT_ALIGNMENT * DIRECT_ALIGNMENT)
-            .saturating_sub(block_offset)
-            / itemsize;
+        let end = (from.saturating_add(step) / alignment * alignment).saturating_sub(block_offset) / itemsize;
         let size = end.saturating_sub(first).clamp(1, numel - first);
         out.push(Piece::strided(&[size], &[1], &[1], layout.offset.saturating_add(first)));
         first += size;
@@ -168,6 +167,8 @@ pub(super) struct BlockGrid {
     chunk: SmallVec<[u64; 4]>,
     src: u64,
     itemsize: u64,
+    /// Gaps between runs of up to this many bytes are read and discarded, not skipped.
+    gap: u64,
 }
 
 /// A box of elements that is read into the scratch and copied to the destination.
@@ -204,12 +205,12 @@ impl Block {
 }
 
 impl BlockGrid {
-    /// Chooses blocks that take at most `window` bytes of scratch, or one element.
-    pub(super) fn new(piece: &Piece, itemsize: u64, window: u64) -> BlockGrid {
+    /// Chooses blocks that take at most `window` bytes of scratch, or one element. Gaps of up to `gap` bytes are read too.
+    pub(super) fn new(piece: &Piece, itemsize: u64, window: u64, gap: u64) -> BlockGrid {
         let mut dims = piece.dims.clone();
         dims.sort_by_key(|dim| std::cmp::Reverse(dim.src));
         let mut grid =
-            BlockGrid { chunk: SmallVec::from_elem(1, dims.len()), dims, src: piece.src, itemsize };
+            BlockGrid { chunk: SmallVec::from_elem(1, dims.len()), dims, src: piece.src, itemsize, gap };
         let fits = |grid: &BlockGrid| grid.block(&grid.chunk).scratch.saturating_mul(itemsize) <= window;
         // A transposing block first takes several source rows, then makes them longer: the destination is contiguous across rows.
         let rows = grid.dims.iter().position(|dim| dim.dst == 1).filter(|row| row + 1 != grid.dims.len());
@@ -256,7 +257,7 @@ impl BlockGrid {
                 continue;
             }
             let near = dim.src.saturating_mul(self.itemsize)
-                <= block.run.saturating_mul(self.itemsize).saturating_add(READ_GAP_MAX_BYTES);
+                <= block.run.saturating_mul(self.itemsize).saturating_add(self.gap);
             let stride = if block.reads.is_empty() && near {
                 block.run = block.run.saturating_add((size - 1).saturating_mul(dim.src));
                 block.scratch = block.run;
@@ -301,6 +302,10 @@ impl BlockGrid {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bytes::DIRECT_ALIGNMENT;
+
+    /// The gap of buffered reads.
+    const GAP: u64 = 4096;
 
     fn layout(shape: &[u64], strides: &[u64]) -> Layout {
         Layout { shape: shape.into(), strides: strides.into(), offset: 3 }
@@ -313,7 +318,7 @@ mod tests {
             found,
             [Piece { dims: [Dim { size: 120, src: 1, dst: 1 }][..].into(), src: 3, numel: 120 }]
         );
-        let grid: Vec<_> = BlockGrid::new(&found[0], 4, 100).iter().collect();
+        let grid: Vec<_> = BlockGrid::new(&found[0], 4, 100, GAP).iter().collect();
         assert!(grid.iter().all(Block::is_contiguous_copy));
         assert_eq!(grid.iter().map(|block| block.run).collect::<Vec<_>>(), [25, 25, 25, 25, 20]);
     }
@@ -335,7 +340,8 @@ mod tests {
             (5, 2, 100, 9),
             (99_999, 1, 7, 1),
         ] {
-            let found = aligned_pieces(&layout(&[numel], &[1]), itemsize, block_offset, count);
+            let found =
+                aligned_pieces(&layout(&[numel], &[1]), itemsize, (block_offset, DIRECT_ALIGNMENT), count);
             assert!(found.len() as u64 <= count + 2, "{} pieces", found.len());
             let mut next = 3;
             for piece in &found {
@@ -349,7 +355,7 @@ mod tests {
             assert_eq!(next, numel + 3);
         }
         // If a disk block starts inside an element, the piece starts with that element.
-        let found = aligned_pieces(&layout(&[10_000], &[1]), 8, 3, 4);
+        let found = aligned_pieces(&layout(&[10_000], &[1]), 8, (3, DIRECT_ALIGNMENT), 4);
         assert!(
             found[1..]
                 .iter()
@@ -361,7 +367,7 @@ mod tests {
     fn a_transposing_block_takes_many_rows_before_long_ones() {
         // 1000 x 100000 in the file, requested as 100000 x 1000.
         let piece = &pieces(&layout(&[100_000, 1000], &[1, 100_000]), 1)[0];
-        let block = BlockGrid::new(piece, 4, 1 << 20).iter().next().unwrap();
+        let block = BlockGrid::new(piece, 4, 1 << 20, GAP).iter().next().unwrap();
         assert_eq!(block.reads[..], [Dim { size: 32, src: 100_000, dst: 8192 }]);
         assert_eq!(block.run, 8192);
     }
@@ -369,10 +375,10 @@ mod tests {
     #[test]
     fn small_gaps_are_read_and_large_ones_skipped() {
         let near = &pieces(&layout(&[8, 10], &[20, 1]), 1)[0];
-        let block = BlockGrid::new(near, 4, 1 << 20).iter().next().unwrap();
+        let block = BlockGrid::new(near, 4, 1 << 20, GAP).iter().next().unwrap();
         assert_eq!((block.run, block.reads.len()), (7 * 20 + 10, 0));
         let far = &pieces(&layout(&[8, 10], &[20_000, 1]), 1)[0];
-        let block = BlockGrid::new(far, 4, 1 << 20).iter().next().unwrap();
+        let block = BlockGrid::new(far, 4, 1 << 20, GAP).iter().next().unwrap();
         assert_eq!((block.run, block.scratch), (10, 80));
     }
 
@@ -386,7 +392,7 @@ mod tests {
         ] {
             for piece in pieces(&layout(shape, strides), 3) {
                 let mut numel = 0;
-                for block in BlockGrid::new(&piece, 2, 4096).iter() {
+                for block in BlockGrid::new(&piece, 2, 4096, GAP).iter() {
                     assert!(block.scratch * 2 <= 4096);
                     numel += block.axes.iter().map(|axis| axis.size as u64).product::<u64>();
                 }

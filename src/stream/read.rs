@@ -3,7 +3,7 @@
 
 use super::batch::{Task, fill_all};
 use super::plan::{Block, BlockGrid, Piece};
-use crate::bytes::{AlignedMemory, Reader, Scratch, Source};
+use crate::bytes::{AlignedMemory, DIRECT_ALIGNMENT, ReadMode, Reader, Scratch, Source};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::kernel::{self, Cast};
@@ -11,9 +11,6 @@ use crate::layout::{self, Layout};
 use crate::num::to_usize;
 use crate::parallel::{self, Cancel};
 use crate::sink::HostBuffer;
-
-/// The size of one thread's scratch: a good part of a core's L2 cache.
-pub const SCRATCH_BYTES: u64 = 1 << 20;
 
 /// Results of at least this size start at the file's offset in a disk block, so that direct reads can go straight into them.
 const ALIGNED_RESULT_MIN_BYTES: u64 = 8 << 20;
@@ -23,15 +20,6 @@ pub(super) const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// The most bytes of one read without scratch; bounded so that a cancellation is noticed soon.
 const PLAIN_READ_MAX_BYTES: u64 = 8 << 20;
-
-/// The size of a block that is read with `O_DIRECT`. It exceeds the L2 cache, but the disk is slower than the cache misses.
-const DIRECT_BLOCK_BYTES: u64 = Reader::DIRECT_READ_MAX_BYTES;
-
-/// If at least this many bytes are read, each thread reads through a file descriptor of its own.
-const SEQUENTIAL_READ_MIN_BYTES: u64 = 16 << 20;
-
-/// The number of threads that keep a disk busy, however few cores there are.
-const DISK_THREADS: usize = 4;
 
 /// Smaller pieces are not worth a job of their own.
 pub(super) const PIECE_MIN_BYTES: u64 = 4 << 20;
@@ -102,45 +90,32 @@ impl Fill {
     }
 }
 
-/// How a tensor's bytes are read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ReadMode {
-    /// Through the page cache.
-    Buffered,
-    /// Through the page cache, each thread with a file descriptor and read-ahead of its own.
-    Sequential,
-    /// With `O_DIRECT`, which bypasses the page cache.
-    Direct,
+/// How the payload is read for `bytes` bytes of work on this layout.
+pub(super) fn read_mode(payload: &Payload, layout: &Layout, bytes: u64) -> ReadMode {
+    ReadMode::of(&payload.source, bytes, layout.is_contiguous())
 }
 
-impl ReadMode {
-    /// The mode for `bytes` bytes of work. Strided layouts are read in short runs, and so through the page cache.
-    pub(super) fn of(payload: &Payload, layout: &Layout, bytes: u64) -> ReadMode {
-        if bytes >= DIRECT_BLOCK_BYTES && layout.is_contiguous() && payload.source.direct().is_some() {
-            ReadMode::Direct
-        } else if bytes >= SEQUENTIAL_READ_MIN_BYTES {
-            ReadMode::Sequential
-        } else {
-            ReadMode::Buffered
+/// The number of threads for `bytes` bytes of work that are read in these ways: `requested` at most, one alone if a source does not
+/// support several, and otherwise enough for the disk or the network, or for the cores.
+pub(super) fn reading_threads(
+    modes: impl Iterator<Item = ReadMode>,
+    bytes: u64,
+    requested: Option<usize>,
+) -> usize {
+    let (mut in_flight, mut requests) = (None, 0_u64);
+    for access in modes.map(ReadMode::access) {
+        if !access.concurrent {
+            return 1;
         }
+        in_flight = in_flight.max(access.in_flight);
+        requests += u64::from(access.metadata_block > 0);
     }
-
-    pub(super) fn is_direct(self) -> bool {
-        self == ReadMode::Direct
+    match in_flight {
+        // Waiting for answers takes no core, so the number of requests counts and not that of bytes.
+        Some(in_flight) if requests > 0 => requested.unwrap_or(in_flight).max(1),
+        Some(in_flight) => parallel::threads(bytes, Some(requested.unwrap_or(in_flight))),
+        None => parallel::threads(bytes, requested),
     }
-
-    pub(super) fn reader(self, source: &Source) -> Reader<'_> {
-        match self {
-            ReadMode::Buffered => Reader::new(source),
-            ReadMode::Sequential => Reader::sequential(source),
-            ReadMode::Direct => Reader::direct(source),
-        }
-    }
-}
-
-/// The number of threads for direct reads: `requested`, else enough for the disk and for the cores.
-pub fn disk_threads(requested: Option<usize>) -> usize {
-    requested.unwrap_or_else(|| DISK_THREADS.max(parallel::cores()))
 }
 
 /// Scratch for one thread.
@@ -162,9 +137,9 @@ pub fn is_worth_aligning(nbytes: u64) -> bool {
 /// its bytes are the result's, so that they are read straight into place; else 0.
 pub fn destination_offset(payload: &Payload, layout: &Layout, how: &Fill) -> u64 {
     let src = how.cast.from().itemsize();
-    let reads_directly = || ReadMode::of(payload, layout, layout.numel().saturating_mul(src)).is_direct();
+    let reads_directly = || read_mode(payload, layout, layout.numel().saturating_mul(src)).is_direct();
     if how.is_copy(payload) && layout.is_contiguous() && reads_directly() {
-        payload.source.block_offset(layout.offset.saturating_mul(src))
+        payload.source.block_offset(layout.offset.saturating_mul(src), DIRECT_ALIGNMENT)
     } else {
         0
     }
@@ -196,8 +171,10 @@ pub fn fill(payload: &Payload, layout: &Layout, how: &Fill, out: &mut [u8]) -> R
     let src = how.cast.from().itemsize();
     let bytes = layout.numel().saturating_mul(src);
     let plain = bytes == out.len() as u64 && how.is_copy(payload) && layout.is_contiguous();
-    let buffered = !ReadMode::of(payload, layout, bytes).is_direct();
-    if plain && buffered && bytes <= PLAIN_READ_MAX_BYTES && parallel::threads(bytes, how.threads) == 1 {
+    let mode = read_mode(payload, layout, bytes);
+    let alone =
+        || reading_threads(std::iter::once(mode), bytes, how.threads) == 1 || bytes <= mode.access().block;
+    if plain && !mode.is_direct() && bytes <= PLAIN_READ_MAX_BYTES && alone() {
         // Most tensors of most files: one read, no plan.
         how.cancel.check()?;
         if !out.is_empty() {
@@ -227,13 +204,8 @@ pub(super) fn fill_piece(
     let grid = BlockGrid::new(
         piece,
         src,
-        if plain {
-            PLAIN_READ_MAX_BYTES
-        } else if reader.is_direct() {
-            DIRECT_BLOCK_BYTES
-        } else {
-            SCRATCH_BYTES
-        },
+        if plain { PLAIN_READ_MAX_BYTES } else { reader.access().block },
+        reader.access().gap,
     );
     // Blocks do not overlap. So if they have as many elements as the piece, every byte of it is written: the destination may be
     // memory of an earlier result.

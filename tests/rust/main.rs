@@ -9,6 +9,7 @@ mod layers;
 mod materialize;
 mod pickle;
 mod pickle_attacks;
+mod sources;
 mod stream;
 mod support;
 mod torch_attacks;

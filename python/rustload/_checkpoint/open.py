@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import builtins
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from rustload import _rustload
 from rustload._checkpoint.checkpoint import Checkpoint
+from rustload._common.files import FileObject, file_name, is_file_object, source_of
 from rustload._common.limits import Limits
 from rustload._common.paths import StrPath, file_bytes, hub_snapshot, note_checkpoints_below, path_list
 from rustload._frameworks import adapters
@@ -21,7 +23,7 @@ Framework: TypeAlias = Literal["torch", "numpy", "jax", "cupy", "dlpack", "pt", 
 
 
 def open(
-    path: StrPath | Iterable[StrPath] | bytes | bytearray | memoryview | BytesIO,
+    path: StrPath | Iterable[StrPath] | bytes | bytearray | memoryview | BytesIO | FileObject,
     *,
     framework: Framework | None = None,
     unknown: Literal["keep", "error"] = "keep",
@@ -36,6 +38,10 @@ def open(
     Args:
         path: A file, a directory, an index file (`*.index.json`), or a list of shards; or the content of one file, as a
             `bytearray`, `memoryview`, `BytesIO` or `bytes`. `bytes` of fewer than 4096 bytes without a zero byte are a path.
+            Or an open binary file, whose content is the checkpoint whatever its position: a file on disk is opened again by its
+            path; any other object that can seek is read by `seek` and `read` when tensors are, by one thread at a time, and stays
+            in use as long as the checkpoint. Pipes and decompressors (gzip) are read into memory first. An object with `size` and
+            `read_ranges` (`rustload.Ranges`) is read by ranges, from several threads.
         framework: The framework of results: `"torch"`, `"numpy"`, `"jax"`, `"cupy"` or `"dlpack"`; safetensors' names `"pt"`,
             `"np"` and `"flax"` mean the first three. None: torch if it is installed, else NumPy, else plain buffers; chosen at
             the first `materialize`.
@@ -57,9 +63,9 @@ def open(
         FormatError: The file is not a checkpoint, or is damaged.
         UnsupportedError: The format of the file is not supported yet.
         DisallowedError: The pickle names an unknown class or function, and `unknown="error"`.
-        LimitError: The file exceeds a limit.
+        LimitError: The file exceeds a limit; or a pipe's content, half of the available memory.
         OSError: The file cannot be read.
-        TypeError: `path` is neither a path nor bytes; open files are not accepted.
+        TypeError: `path` is neither a path, bytes nor an open binary file that can seek.
     """
     chosen = None if framework is None else adapters.framework_name(framework)
     if io not in ("auto", "buffered", "direct"):
@@ -68,7 +74,27 @@ def open(
         raise _make("Type", "Type", f"limits= is a rustload.Limits, not {limits!r}")
     given = {} if limits is None else limits._to_core()
     data = file_bytes(path)
-    if data is not None:
+    file: FileObject | None = None
+    if data is None and is_file_object(path):
+        match source_of(path, from_start=True):
+            case str(path_of_file):
+                path = path_of_file
+            case builtins.bytes(data):
+                pass
+            case file_object:
+                file = file_object
+    if file is not None:
+        core = _rustload.open_file(
+            file,
+            0,
+            file_name(file),
+            unknown=unknown,
+            trailing=trailing,
+            compat=compat,
+            verify=verify,
+            limits=given,
+        )
+    elif data is not None:
         core = _rustload.open_bytes(
             data, unknown=unknown, trailing=trailing, compat=compat, verify=verify, limits=given
         )

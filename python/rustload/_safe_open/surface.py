@@ -12,6 +12,7 @@ import re
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, final
 
 from rustload._checkpoint.open import open as open_checkpoint
+from rustload._common.files import is_file_object
 from rustload._frameworks import adapters
 from rustload._safe_open import index
 from rustload._safe_open.header_errors import reference_message
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from rustload._checkpoint.checkpoint import Checkpoint
+    from rustload._common.files import FileObject
     from rustload._safe_open.prefetch import PrefetchLoader
     from rustload._tensor.handle import LazyTensor
 
@@ -173,7 +175,7 @@ class safe_open:  # noqa: N801 - the reference's name for it
 
     def __init__(
         self,
-        filename: str | os.PathLike[str],
+        filename: str | os.PathLike[str] | FileObject,
         framework: str,
         device: str | int | None = "cpu",
         *,
@@ -182,7 +184,7 @@ class safe_open:  # noqa: N801 - the reference's name for it
         """Opens the file and reads its metadata.
 
         Args:
-            filename: A file of any format, a directory of shards, or an index file.
+            filename: A file of any format, a directory of shards, an index file, or an open binary file as for `rustload.open`.
             framework: `"pt"`, `"torch"` or `"pytorch"`; `"np"` or `"numpy"`; `"flax"` or `"jax"`.
             device: The device of results: `"cpu"`, `"cuda"` (the current device of the calling thread), `"cuda:1"`, a GPU number,
                 or another device of torch. NumPy has only the CPU, JAX its default device.
@@ -195,7 +197,7 @@ class safe_open:  # noqa: N801 - the reference's name for it
             OSError: The file cannot be read.
             TypeError: An argument has a wrong type.
         """
-        path = _path(filename)
+        path = filename if is_file_object(filename) else _path(filename)
         if not isinstance(framework, str):
             raise _not_a_str("framework", framework)
         if framework in _UNSUPPORTED_FRAMEWORKS:
@@ -345,8 +347,8 @@ class safe_open:  # noqa: N801 - the reference's name for it
         return tensor.materialize(device, framework=framework, copy=copy)
 
 
-def _open(path: str, framework: str) -> Checkpoint:
-    """Opens the checkpoint; raises the reference's error."""
+def _open(path: Any, framework: str) -> Checkpoint:
+    """Opens the checkpoint at a path or in an open file; raises the reference's error."""
     try:
         return open_checkpoint(path, framework=framework, compat=True)  # type: ignore[arg-type]  # one of its names
     except (FileNotFoundError, NotADirectoryError) as cause:
@@ -357,7 +359,7 @@ def _open(path: str, framework: str) -> Checkpoint:
             missing.add_note(note)
         raise missing from None
     except (FormatError, UnsupportedError, LimitError) as cause:
-        text = reference_message(path, cause)
+        text = reference_message(path, cause) if isinstance(path, str) else None
         error = _safetensor_error(text or str(cause), cause)
         if text:
             error.__notes__.insert(0, str(cause))

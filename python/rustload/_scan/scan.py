@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rustload import _rustload
+from rustload._common.files import FileObject, file_name, is_file_object, source_of
 from rustload._common.paths import path_list
 from rustload._scan.report import ScanReport
 from rustload._scan.verdict import ORDER
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["merged", "report_on", "scan"]
 
 StrPath: TypeAlias = str | os.PathLike[str] | os.PathLike[bytes]
-Source: TypeAlias = StrPath | bytes | bytearray | memoryview | io.IOBase
+Source: TypeAlias = StrPath | bytes | bytearray | memoryview | FileObject
 
 
 def scan(
@@ -39,7 +40,8 @@ def scan(
 
     Args:
         source: A file; a directory, of which all files are scanned; the content of a file (`bytes` are never a path here); an
-            open binary file, which is scanned from its start whatever its position; or a list of any of these.
+            open binary file or an object with `read_ranges` (`rustload.Ranges`), which is scanned from its start whatever its
+            position; or a list of any of these.
         limits: Upper bounds on the memory and work of the scan; if one is exceeded, the report is not complete.
 
     Returns:
@@ -53,7 +55,7 @@ def scan(
     """
     given = {} if limits is None else limits._to_core()
     single = (str, bytes, bytearray, memoryview, os.PathLike, io.IOBase)
-    if isinstance(source, single) or hasattr(source, "read") or not isinstance(source, Iterable):
+    if isinstance(source, single) or is_file_object(source) or not isinstance(source, Iterable):
         parts = [report_on(source, given)]
     else:
         parts = [report_on(one, given) for one in source]
@@ -68,7 +70,7 @@ def report_on(source: Any, limits: dict[str, int]) -> dict[str, Any]:
         source = source.getbuffer()
     if isinstance(source, (bytes, bytearray, memoryview)):
         return _load_json(_rustload.scan_bytes(bytes(source), limits=limits))
-    if hasattr(source, "read"):
+    if is_file_object(source):
         return _open_file(source, limits)
     if not isinstance(source, (str, os.PathLike)):
         raise _make(
@@ -86,17 +88,13 @@ def _load_json(text: str) -> dict[str, Any]:
 
 
 def _open_file(file: Any, limits: dict[str, int]) -> dict[str, Any]:
-    """Scans an open file: a file with a descriptor from its start, anything else by reading it to its end."""
-    try:
-        number = file.fileno()
-    except (AttributeError, OSError):
-        data = file.read()
-        if not isinstance(data, bytes):
-            raise _make("Type", "Type", "the file is open in text mode; open it with 'rb'") from None
-        return _load_json(_rustload.scan_bytes(data, limits=limits))
-    if isinstance(file, io.TextIOBase):
-        raise _make("Type", "Type", "the file is open in text mode; open it with 'rb'")
-    report = _load_json(_rustload.scan_paths([f"/proc/self/fd/{number}"], limits=limits))
+    """Scans an open file from its start: one on disk by its path, any other by position or in memory."""
+    source = source_of(file, from_start=True)
+    if isinstance(source, bytes):
+        return _load_json(_rustload.scan_bytes(source, limits=limits))
+    if not isinstance(source, str):
+        return _load_json(_rustload.scan_file(source, file_name(source), limits=limits))
+    report = _load_json(_rustload.scan_paths([source], limits=limits))
     for one in report["files"]:
         one["path"] = str(getattr(file, "name", one["path"]))
     return report

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import builtins
-import errno
 import io
 import os
-import stat
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rustload import _rustload
-from rustload._common.memory import headroom
+from rustload._common.files import file_name, read_to_end, source_of, text_mode
 from rustload._common.paths import hub_snapshot, note_checkpoints_below, path_list
-from rustload._common.sizes import format_bytes
-from rustload.errors import FormatError, _from_core, _make
+from rustload.errors import FormatError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["are_paths", "is_archive", "is_path", "opened", "seekable"]
+__all__ = ["are_paths", "is_archive", "is_path", "opened", "seek_past", "seekable"]
 
 _ZIP = b"PK\x03\x04"
-_CHUNK_BYTES = 1 << 20
 
 
 def is_path(f: object) -> bool:
@@ -52,15 +47,15 @@ def is_archive(f: Any) -> bool:
     head = f.read(4)
     f.seek(start)
     if not isinstance(head, builtins.bytes):
-        raise _text_mode()
+        raise text_mode()
     return head == _ZIP
 
 
 def opened(f: Any, limits: Mapping[str, int]) -> _rustload.Checkpoint:
     """Opens the core checkpoint; reads only metadata.
 
-    An open file is read from its current position. A regular file is reopened by its path and read with positional reads;
-    anything else is read to its end into memory. Afterwards the position of the open file is after the checkpoint.
+    An open file is read from its current position. A regular file is reopened by its path and read with positional reads, any
+    other by `seek` and `read`, and a decompressor to its end into memory. `seek_past` sets its position after the load.
 
     Raises:
         LimitError: The rest of such a file is larger than half of the available memory.
@@ -76,17 +71,31 @@ def opened(f: Any, limits: Mapping[str, int]) -> _rustload.Checkpoint:
     # A legacy stream has its own end marker, and other data may follow it in the file, as in torch.
     trailing = "error" if is_archive(f) else "ignore"
     start = f.tell()
-    path = _path_of(f)
-    if path is not None:
-        core = _rustload.open_at(path, start, unknown="keep", trailing=trailing, limits=limits)
-    else:
-        whole = isinstance(f, io.BytesIO) and start == 0
-        core = _from_memory(f.getvalue() if whole else _read_to_end(f), trailing, limits)
+    if isinstance(f, io.BytesIO):
+        return _from_memory(f.getvalue() if start == 0 else f.read(), trailing, limits)
+    source = source_of(f, from_start=False)
+    if isinstance(source, str):
+        return _rustload.open_at(source, start, unknown="keep", trailing=trailing, limits=limits)
+    if isinstance(source, builtins.bytes):
+        return _from_memory(source, trailing, limits)
+    return _rustload.open_file(
+        f,
+        start,
+        file_name(f),
+        unknown="keep",
+        trailing=trailing,
+        compat=False,
+        verify=False,
+        limits=limits,
+    )
+
+
+def seek_past(f: Any, start: int, core: _rustload.Checkpoint) -> None:
+    """Sets the position of an open file after the checkpoint that begins at `start`, as torch leaves it."""
     if core.end is None:
         f.seek(0, os.SEEK_END)
     else:
         f.seek(start + core.end)
-    return core
 
 
 def _from_memory(data: bytes, trailing: str, limits: Mapping[str, int]) -> _rustload.Checkpoint:
@@ -111,7 +120,7 @@ def seekable(f: Any) -> Any:
     Raises:
         AttributeError: The object has no `read`.
         TypeError: The file is open in text mode.
-        LimitError: As for `opened`.
+        LimitError: The rest of such a file is larger than half of the available memory.
     """
     try:
         f.seek(f.tell())
@@ -121,76 +130,4 @@ def seekable(f: Any) -> Any:
             raise type(error)(f"{error}. {advice}") from None
     else:
         return f
-    return _read_to_end(f)
-
-
-def _read_to_end(f: Any) -> bytes:
-    """Reads the rest of a file into memory, up to half of what is available, because the tensors may need as much again.
-
-    A pipe, a decompressor or a device may have no end.
-    """
-    limit = headroom() // 2
-    read = io.BytesIO()
-    while chunk := _chunk(f, min(_CHUNK_BYTES, limit + 1 - read.tell())):
-        read.write(chunk)
-        if read.tell() > limit:
-            raise _too_large(limit, read.tell())
-    return read.getvalue()
-
-
-def _chunk(f: Any, size: int) -> bytes:
-    chunk = f.read(size)
-    if isinstance(chunk, str):
-        raise _text_mode()
-    if chunk is None:
-        raise BlockingIOError(errno.EAGAIN, "the file is in non-blocking mode and has no data yet")
-    return builtins.bytes(chunk)
-
-
-def _text_mode() -> BaseException:
-    return _make("Type", "Type", "the file is open in text mode; open it with mode 'rb'")
-
-
-def _too_large(limit: int, found: int) -> BaseException:
-    return _from_core(
-        kind="Limit",
-        code="Limit",
-        message=f"the file object has more than {format_bytes(limit)}, the most that is read into memory",
-        note="that is half of the available memory; copy the data into a regular file and pass its path: it is read in parts",
-        errno=None,
-        path=None,
-        member=None,
-        offset=None,
-        name="available_memory",
-        limit=limit,
-        found=found,
-    )
-
-
-def _path_of(f: Any) -> str | None:
-    """A path that opens the same file, if it is a regular file opened by Python's `io` classes; None otherwise.
-
-    Other classes may return other bytes than their descriptor (gzip does).
-    """
-    if isinstance(f, tempfile._TemporaryFileWrapper):
-        f = f.file
-    if type(f) in (io.BufferedReader, io.BufferedRandom):
-        raw = f.raw
-    elif type(f) is io.FileIO:
-        raw = f
-    else:
-        return None
-    if type(raw) is not io.FileIO or not raw.readable():
-        return None
-    f.flush()
-    status = os.fstat(raw.fileno())
-    if not stat.S_ISREG(status.st_mode):
-        return None
-    # Errors show the name, so it is preferred to /proc if it still refers to the same file.
-    if isinstance(raw.name, (str, bytes)):
-        try:
-            if os.path.samestat(Path(os.fsdecode(raw.name)).stat(), status):
-                return os.fsdecode(raw.name)
-        except OSError:
-            pass
-    return f"/proc/self/fd/{raw.fileno()}"
+    return read_to_end(f)

@@ -164,6 +164,7 @@ def _load_pickled(
 ) -> Any:
     if not _files.are_paths(f) and not isinstance(f, (bytes, bytearray, memoryview)):
         f = _files.seekable(f)
+    start = f.tell() if hasattr(f, "tell") else None
     if mmap and not _files.is_archive(f):
         raise _load_errors.no_archive(f)
     try:
@@ -179,6 +180,8 @@ def _load_pickled(
     if mmap and not _files.are_paths(f):
         raise _load_errors.no_path()
     trees = [_tree(core, shard, map_location, mmap=mmap, strict=strict) for shard in range(core.shards)]
+    if start is not None:
+        _files.seek_past(f, start, core)
     if len(trees) == 1:
         return trees[0]
     if all(isinstance(tree, dict) for tree in trees):

@@ -16,16 +16,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crate::bytes::Reader;
 use crate::error::{Code, Error, Result};
 use crate::memory;
 use crate::parallel::{self, Cancel};
 use crate::sink::{self, Array};
-use crate::stream::{Queue, SCRATCH_BYTES, Taken, Task, disk_threads, fill_all};
+use crate::stream::{Queue, Taken, Task, fill_all};
 use crate::tensor::{MaterializePlan, OwnedPlan, Request, SharedStorage, Tensor};
-
-/// Bytes of one thread's scratch where files may be read with O_DIRECT. Scratch counts in the window.
-const DIRECT_SCRATCH_BYTES: u64 = SCRATCH_BYTES + Reader::DIRECT_READ_MAX_BYTES;
 
 /// Bytes of results that one batch has at most: large enough to amortize starting threads.
 const BATCH_BYTES: u64 = 32 << 20;
@@ -162,15 +158,15 @@ impl Stream {
         let steps = order::steps(&requests, options.by_file, threads);
         let order = steps.iter().map(|step| step.index).collect();
         // Consecutive requests are mostly of one file, so each run of them is looked up once.
-        let may_be_direct = requests
-            .chunk_by(|(one, _), (two, _)| one.file() == two.file())
-            .filter_map(<[_]>::first)
-            .any(|(tensor, _)| tensor.opened.may_be_direct(tensor.shard()));
-        let scratch = if may_be_direct {
-            DIRECT_SCRATCH_BYTES.saturating_mul(disk_threads(options.threads) as u64)
-        } else {
-            SCRATCH_BYTES.saturating_mul(threads as u64)
-        };
+        let sources =
+            requests.chunk_by(|(one, _), (two, _)| one.file() == two.file()).filter_map(<[_]>::first);
+        let scratch = sources
+            .map(|(tensor, _)| {
+                let (per_thread, in_flight) = tensor.opened.scratch_bounds(tensor.shard());
+                per_thread.saturating_mul(options.threads.or(in_flight).unwrap_or(threads) as u64)
+            })
+            .max()
+            .unwrap_or(0);
         let budget =
             if runs_inline { INLINE_MEMORY_MAX_BYTES } else { options.window.saturating_sub(scratch).max(1) };
         let queue = Arc::new(Queue::new(budget));

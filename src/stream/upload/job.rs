@@ -12,7 +12,7 @@ use crate::sink::cuda::{Ring, Stream};
 use crate::sink::{Array, HostBuffer};
 use crate::stream::batch::{Task, fill_all};
 use crate::stream::plan::pieces;
-use crate::stream::read::{Fill, Payload, ReadMode, fill, fill_piece, scratch};
+use crate::stream::read::{Fill, Payload, fill, fill_piece, read_mode, scratch};
 
 /// Makes a slice of a result in memory of exactly its size.
 pub type FillSlice = Box<dyn Fn(&ResultSlice, &mut [u8]) -> Result<()> + Send + Sync>;
@@ -189,7 +189,7 @@ impl<'w> Worker<'w> {
             ItemData::Elements(elements) => {
                 let Elements { payload, layout, how } = &**elements;
                 let mode =
-                    ReadMode::of(payload, layout, layout.numel().saturating_mul(how.cast.from().itemsize()));
+                    read_mode(payload, layout, layout.numel().saturating_mul(how.cast.from().itemsize()));
                 let reader = mode.reader(&payload.source);
                 self.read(result, elements, &reader, (first, count), cancel)?;
                 // Before the job is reported as done.

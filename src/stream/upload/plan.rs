@@ -8,12 +8,10 @@ use super::cut::ResultCutter;
 use super::job::{CutResult, Elements, HostBudget, ItemData, Job, PackedResult};
 use super::{UploadData, UploadItem};
 use crate::error::{Code, Error, Result};
-use crate::kernel::Cast;
-use crate::layout::Layout;
 use crate::parallel::Cancel;
 use crate::sink::Array;
 use crate::stream::plan::{BlockGrid, pieces};
-use crate::stream::read::{SCRATCH_BYTES, check_bounds};
+use crate::stream::read::check_bounds;
 
 /// A result of at most this many bytes shares a slot with its neighbours.
 const PACKED_MAX_BYTES: u64 = 256 << 10;
@@ -163,9 +161,7 @@ impl Planner {
         };
         let cut = ResultCutter::new(&shape, sizes.slot / itemsize);
         let banded = match &data {
-            ItemData::Elements(elements) => {
-                cut.len() > 1 && !fills_slots_efficiently(&elements.layout, elements.how.cast, &cut)
-            }
+            ItemData::Elements(elements) => cut.len() > 1 && !fills_slots_efficiently(elements, &cut),
             ItemData::InSlices(_) => cut.len() > 1,
         };
         let cut = if banded {
@@ -240,7 +236,8 @@ impl Sizes {
 
 /// Whether a result can be made slot by slot. Not if a slot would be read in short runs, or with many unused bytes in gaps, as
 /// with most transposed matrices.
-fn fills_slots_efficiently(layout: &Layout, cast: Cast, cut: &ResultCutter) -> bool {
+fn fills_slots_efficiently(elements: &Elements, cut: &ResultCutter) -> bool {
+    let Elements { payload, layout, how } = elements;
     let Some(piece) = pieces(&cut.slice(0).layout_of(layout), 1).into_iter().next() else { return true };
     // In the file's order, larger slices are no better.
     if piece
@@ -250,8 +247,8 @@ fn fills_slots_efficiently(layout: &Layout, cast: Cast, cut: &ResultCutter) -> b
     {
         return true;
     }
-    let itemsize = cast.from().itemsize();
-    let block = BlockGrid::new(&piece, itemsize, SCRATCH_BYTES).iter().next();
+    let (itemsize, access) = (how.cast.from().itemsize(), payload.source.access());
+    let block = BlockGrid::new(&piece, itemsize, access.block, access.gap).iter().next();
     block.is_none_or(|block| {
         block.run.saturating_mul(itemsize) >= SLOT_READ_RUN_MIN_BYTES
             && block.scratch <= block.numel().saturating_mul(2)

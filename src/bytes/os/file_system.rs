@@ -58,7 +58,7 @@ const MAGIC_NUMBERS: &[(u32, &str, FileSystemKind)] = &[
 
 impl FileSystem {
     /// The file system of an open file. `RUSTLOAD_FILESYSTEM=local|network` overrides the kind where it is detected wrongly.
-    pub(super) fn of(file: &File) -> FileSystem {
+    pub(in crate::bytes) fn of(file: &File) -> FileSystem {
         let override_kind = std::env::var("RUSTLOAD_FILESYSTEM").ok();
         let magic = fstatfs(file).ok().map(|stat| stat.f_type as u32);
         FileSystem::classify(magic, override_kind.as_deref())

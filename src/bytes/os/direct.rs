@@ -14,7 +14,7 @@ use rustix::fs::{Advice, OFlags, fadvise};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
 use super::file_system::{FileSystem, FileSystemKind};
-use super::scratch::BounceBuffer;
+use crate::bytes::scratch::BounceBuffer;
 use crate::memory::Memory;
 
 /// How tensor data is read.
@@ -54,13 +54,13 @@ const CACHE_SAMPLES: u64 = 64;
 
 impl IoChoice {
     /// How to read a file of `len` bytes for which the caller requested `requested`.
-    pub(super) fn of(file: &File, len: u64, file_system: &FileSystem, requested: Io) -> IoChoice {
+    pub(in crate::bytes) fn of(file: &File, len: u64, file_system: &FileSystem, requested: Io) -> IoChoice {
         let cached = || cached_share(file, len);
         IoChoice::from(requested, len, file_system, Memory::now().headroom(), cached)
     }
 
     /// Whether [`IoChoice::of`] may choose direct reads for a file of `len` bytes.
-    pub(super) fn may_be_direct(requested: Io, len: u64) -> bool {
+    pub(in crate::bytes) fn may_be_direct(requested: Io, len: u64) -> bool {
         match requested {
             Io::Buffered => false,
             Io::Direct => true,
@@ -113,7 +113,7 @@ impl IoChoice {
 }
 
 /// The share of a file that is in the page cache, from samples. Each sample reads one byte with `RWF_NOWAIT`.
-pub(super) fn cached_share(file: &File, len: u64) -> Option<f64> {
+pub(in crate::bytes) fn cached_share(file: &File, len: u64) -> Option<f64> {
     // Its own file descriptor, so that `POSIX_FADV_RANDOM` does not apply to the readers: for a byte that is not cached the kernel
     // then reads no more than its page.
     let probe = reopen(file, OFlags::empty())?;
@@ -136,7 +136,7 @@ pub(super) fn cached_share(file: &File, len: u64) -> Option<f64> {
 }
 
 /// Opens the file again with `O_DIRECT`; `None` if the file system has no direct I/O.
-pub(super) fn open_direct(file: &File) -> Option<File> {
+pub(in crate::bytes) fn open_direct(file: &File) -> Option<File> {
     let direct = reopen(file, OFlags::DIRECT)?;
     let mut memory = BounceBuffer::new(|_| None);
     // Some file systems accept the flag and refuse the reads.
@@ -145,7 +145,7 @@ pub(super) fn open_direct(file: &File) -> Option<File> {
 }
 
 /// Opens the file again for one thread that reads in file order: the kernel's read-ahead is per file descriptor.
-pub(super) fn open_sequential(file: &File) -> Option<File> {
+pub(in crate::bytes) fn open_sequential(file: &File) -> Option<File> {
     let sequential = reopen(file, OFlags::empty())?;
     fadvise(&sequential, 0, None, Advice::Sequential).ok()?;
     Some(sequential)

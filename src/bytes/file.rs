@@ -1,0 +1,185 @@
+//! A regular file on this machine as a source: positional reads, a mapping, `O_DIRECT` and read-ahead.
+#![forbid(unsafe_code)]
+
+use std::fs::{self, File, Metadata};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use once_cell::race::OnceBox;
+
+use super::os::direct::{self, Io, IoChoice};
+use super::os::file_system::{FileSystem, FileSystemKind};
+use super::{Access, Mapping, ReadRanges};
+use crate::error::{Code, Error, Result, ResultExt};
+
+/// An open regular file.
+pub struct LocalFile {
+    file: File,
+    path: PathBuf,
+    stamp: Stamp,
+    /// Made at first use, like the fields below. Two threads may both make it, and the first result is kept: a lock held during
+    /// such work would stay locked for ever in a child that is forked meanwhile.
+    mapping: OnceBox<Arc<Mapping>>,
+    io: Io,
+    file_system: OnceBox<FileSystem>,
+    /// Decided at the first large read.
+    io_choice: OnceBox<IoChoice>,
+    /// The file opened again with `O_DIRECT`, if that is chosen and the file system supports it.
+    direct: OnceBox<Option<File>>,
+}
+
+/// Size, modification time and inode: whether a file is still the one that was opened.
+#[derive(PartialEq, Eq)]
+struct Stamp {
+    len: u64,
+    modified: (i64, i64),
+    inode: (u64, u64),
+}
+
+impl Stamp {
+    fn of(metadata: &Metadata) -> Stamp {
+        Stamp {
+            len: metadata.len(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            inode: (metadata.dev(), metadata.ino()),
+        }
+    }
+}
+
+impl LocalFile {
+    /// Opens a regular file. `io` says how tensor data is read.
+    pub(super) fn open(path: &Path, io: Io) -> Result<LocalFile> {
+        let failed = |error| Error::io(error, path.to_owned());
+        // Checked before opening: opening a pipe would wait for its writer.
+        check_regular(&fs::metadata(path).map_err(failed)?, path)?;
+        let file = File::open(path).map_err(failed)?;
+        let metadata = file.metadata().map_err(failed)?;
+        check_regular(&metadata, path)?;
+        let stamp = Stamp::of(&metadata);
+        if stamp.len == 0 && file.read_at(&mut [0], 0).is_ok_and(|read| read > 0) {
+            let text = "this is no regular file: its size is 0, but it has bytes to read";
+            return Err(Error::new(Code::NotRegularFile, text)).in_file(path);
+        }
+        Ok(LocalFile {
+            file,
+            path: path.to_owned(),
+            stamp,
+            mapping: OnceBox::new(),
+            io,
+            file_system: OnceBox::new(),
+            io_choice: OnceBox::new(),
+            direct: OnceBox::new(),
+        })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn descriptor(&self) -> &File {
+        &self.file
+    }
+
+    /// Fills `out` through this descriptor of the file.
+    pub(super) fn read_through(&self, descriptor: &File, offset: u64, out: &mut [u8]) -> Result<()> {
+        descriptor.read_exact_at(out, offset).map_err(|error| {
+            if error.kind() == std::io::ErrorKind::UnexpectedEof {
+                self.changed_error()
+            } else {
+                Error::io(error, self.path.clone())
+            }
+        })
+    }
+
+    pub(super) fn file_system(&self) -> &FileSystem {
+        self.file_system.get_or_init(|| Box::new(FileSystem::of(&self.file)))
+    }
+
+    /// How tensor data is read, and why. Decided at the first call.
+    pub(super) fn io_choice(&self) -> &IoChoice {
+        let of = || IoChoice::of(&self.file, self.stamp.len, self.file_system(), self.io);
+        self.io_choice.get_or_init(|| Box::new(of()))
+    }
+
+    /// The file opened with `O_DIRECT`; `None` if tensor data is read through the page cache, or the file system has no direct I/O.
+    pub(super) fn direct(&self) -> Option<&File> {
+        if self.io_choice().io != Io::Direct {
+            return None;
+        }
+        self.direct.get_or_init(|| Box::new(direct::open_direct(&self.file))).as_ref()
+    }
+
+    /// Whether [`LocalFile::direct`] may return a file. Compares sizes only.
+    pub(super) fn may_be_direct(&self) -> bool {
+        IoChoice::may_be_direct(self.io, self.stamp.len)
+    }
+
+    /// A note for the user where direct reads were asked for and the file system does not support them.
+    pub(super) fn note(&self) -> Option<String> {
+        let is_refused = self.io == Io::Direct && self.direct().is_none();
+        is_refused.then(|| {
+            format!(
+                "direct reads (O_DIRECT) are not possible on {}: files there are read through the page cache",
+                self.file_system().name
+            )
+        })
+    }
+
+    /// The name of the file system if it is a network one and the caller left the choice of `io` open.
+    pub(super) fn avoids_views(&self) -> Option<&str> {
+        let file_system = (self.io == Io::Auto).then(|| self.file_system())?;
+        (file_system.kind == FileSystemKind::Network).then_some(file_system.name.as_str())
+    }
+
+    fn changed_error(&self) -> Error {
+        Error::new(Code::FileChanged, "the file was cut or changed after it was opened").in_file(&self.path)
+    }
+
+    /// The mapping that all views share by default. Made at the first call.
+    pub(super) fn map(&self) -> Result<Arc<Mapping>> {
+        if let Some(mapping) = self.mapping.get() {
+            self.check_unchanged()?;
+            return Ok(mapping.clone());
+        }
+        let mapping = self.map_unshared()?;
+        Ok(self.mapping.get_or_init(|| Box::new(Arc::new(mapping))).clone())
+    }
+
+    /// A mapping that nothing else shares.
+    pub(super) fn map_unshared(&self) -> Result<Mapping> {
+        self.check_unchanged()?;
+        Mapping::new(&self.file).map_err(|error| Error::io(error, self.path.clone()))
+    }
+}
+
+impl ReadRanges for LocalFile {
+    fn len(&self) -> u64 {
+        self.stamp.len
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        self.read_through(&self.file, offset, out)
+    }
+
+    fn access(&self) -> Access {
+        Access::BUFFERED
+    }
+
+    fn check_unchanged(&self) -> Result<()> {
+        let metadata = self.file.metadata().map_err(|error| Error::io(error, self.path.clone()))?;
+        if Stamp::of(&metadata) == self.stamp { Ok(()) } else { Err(self.changed_error()) }
+    }
+
+    fn as_file(&self) -> Option<&LocalFile> {
+        Some(self)
+    }
+}
+
+fn check_regular(metadata: &Metadata, path: &Path) -> Result<()> {
+    if metadata.is_file() {
+        return Ok(());
+    }
+    let what = if metadata.is_dir() { "a directory" } else { "no regular file" };
+    Err(Error::new(Code::NotRegularFile, format!("this is {what}"))).in_file(path)
+}
