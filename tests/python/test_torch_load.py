@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support import child, saved
 from torch_graph import assert_same_graph
@@ -208,11 +208,21 @@ def graphs(draw: st.DrawFn) -> Any:
     return objects if draw(st.booleans()) else objects[-1]
 
 
+def loaded_by_torch(data: bytes, **options: Any) -> Any:
+    """What torch loads; rejects the example if the graph is one that torch saves and does not load."""
+    try:
+        return torch.load(io.BytesIO(data), weights_only=True, **options)
+    except pickle.UnpicklingError as error:
+        # A tuple that contains itself through a list is written with POP, which torch's restricted unpickler does not know.
+        assume("Unsupported operand 48" not in str(error))
+        raise
+
+
 @settings(max_examples=60, deadline=None)
 @given(graphs(), st.booleans())
 def test_any_object_graph_equals_torchs(graph: Any, new: bool) -> None:
     data = saved(graph, _use_new_zipfile_serialization=new)
-    expected = torch.load(io.BytesIO(data), weights_only=True)
+    expected = loaded_by_torch(data)
     assert_same_graph(rustload.torch.load(io.BytesIO(data)), expected)
 
 
@@ -241,7 +251,7 @@ def test_any_object_graph_equals_torchs_with_map_location(graph: Any, how: str) 
 
         return {"meta": "meta", "dict": {"cpu": "cpu"}, "callable": ask}[how]
 
-    expected = torch.load(io.BytesIO(data), map_location=location(0), weights_only=True)
+    expected = loaded_by_torch(data, map_location=location(0))
     found = rustload.torch.load(io.BytesIO(data), map_location=location(1))
     assert_same_graph(found, expected)
     # torch calls it for an empty storage each time it meets one.
