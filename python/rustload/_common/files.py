@@ -97,6 +97,8 @@ def source_of(file: Any, *, from_start: bool) -> str | bytes | FileObject:
         file.seek(start)
     except (OSError, AttributeError):
         return read_to_end(file)
+    if start < 0:  # a device, whose position does not move when it is read
+        return read_to_end(file)
     if any((kind.__module__, kind.__name__) in _DECOMPRESSORS for kind in type(file).__mro__):
         file.seek(0 if from_start else start)
         return read_to_end(file)
