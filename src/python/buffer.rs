@@ -1,7 +1,7 @@
 //! `Buffer`: an array in memory, exported by DLPack, and from host memory by the buffer protocol too.
 //!
 //! **Protocol.** An export of the buffer protocol holds a reference to the `Buffer` (`view.obj`), which owns the array, so the
-//! address stays valid. Shape and strides of an export are in a box, which the release frees. The bytes are writable: they are
+//! address stays valid. The export marks the memory as exported, so that no slice of it is made any more. Shape and strides of an export are in a box, which the release frees. The bytes are writable: they are
 //! the result's own memory, or the private (copy-on-write) mapping of a view.
 
 use std::ffi::{CStr, c_int, c_long, c_void};
@@ -97,7 +97,7 @@ impl Buffer {
     /// The same memory as one-dimensional `uint8`. Fails for a strided buffer.
     fn as_bytes(&self) -> PyResult<Buffer> {
         let strided = || PyBufferError::new_err("the buffer is strided: its bytes are not contiguous");
-        self.0.as_bytes().map(Buffer).ok_or_else(strided)
+        self.0.byte_array().map(Buffer).ok_or_else(strided)
     }
 
     /// A contiguous part of the same memory.
@@ -159,6 +159,7 @@ impl Buffer {
             shape: numbers(array.shape(), 1).map_err(too_large)?,
             strides: numbers(array.strides(), item).map_err(too_large)?,
         };
+        array.mark_exported();
         let export = Box::into_raw(Box::new(export));
         // SAFETY: leaked from a box just now; `__releasebuffer__` frees it.
         let numbers = unsafe { &mut *export };

@@ -1,7 +1,8 @@
 //! DLPack structures (header 1.3): export of arrays to torch, NumPy, JAX and others, and import of a tensor to write to.
 //!
 //! **Protocol.** An exported tensor is a box that owns a clone of the array. The consumer calls the deleter once, from any thread,
-//! with or without the interpreter, even after the interpreter has ended: the deleter only drops the box. A [`Foreign`] owns an
+//! with or without the interpreter, even after the interpreter has ended: the deleter only drops the box. The consumer may write to
+//! the elements, so an export marks their memory as exported: no slice of it is made any more. A [`Foreign`] owns an
 //! imported tensor; its drop calls the producer's deleter. An imported tensor in GPU memory can be adopted ([`Foreign::into_gpu`]):
 //! then the arrays made of it keep it alive.
 
@@ -157,6 +158,7 @@ pub fn export_versioned(array: &Array, hands_over: bool) -> Result<NonNull<Manag
     let is_copied = hands_over && array.is_sole_owner();
     let mut context = Box::new(context(array)?);
     let tensor = tensor(array, &mut context)?;
+    array.mark_exported();
     let managed = Box::new(ManagedTensorVersioned {
         major: 1,
         minor: 1,
@@ -172,6 +174,7 @@ pub fn export_versioned(array: &Array, hands_over: bool) -> Result<NonNull<Manag
 pub fn export_legacy(array: &Array) -> Result<NonNull<ManagedTensor>> {
     let mut context = Box::new(context(array)?);
     let tensor = tensor(array, &mut context)?;
+    array.mark_exported();
     let context = Box::into_raw(context).cast();
     let managed = Box::new(ManagedTensor { tensor, context, deleter: Some(delete_legacy) });
     Ok(NonNull::from(Box::leak(managed)))

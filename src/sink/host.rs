@@ -1,8 +1,9 @@
 //! Host memory for results: on huge pages from 2 MiB, always aligned to 64 bytes, recycled if it is going to be overwritten.
 //!
-//! **Protocol.** A buffer is filled through `&mut` while it has one owner. From then on it only hands out its address:
-//! the holder of the address (a NumPy array, a torch tensor) keeps the `Arc<HostBuffer>` alive and may write, as with any
-//! array memory in Python; rustload makes no reference to the bytes any more.
+//! **Protocol.** A buffer is filled through `&mut` while it has one owner. From then on safe Rust only reads it. Code that hands the
+//! address to others (a NumPy array, a torch tensor) first marks the buffer as exported: the holder of the address keeps the
+//! `Arc<HostBuffer>` alive and may write, as with any array memory in Python, and rustload makes no reference to the bytes any more.
+//! It exports no buffer of which a slice is alive: the binding, which alone exports, takes no slices.
 //!
 //! Memory that may hold the bytes of an earlier result is an [`Unfilled`]. Its bytes are initialised, so reading them is not
 //! undefined behaviour, and they come from this process; but no caller may see them. So only [`Unfilled::filled`] makes a buffer of
@@ -10,6 +11,7 @@
 
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::pages::HUGE_PAGE_BYTES;
 use super::pool::{self, Pooled};
@@ -30,6 +32,8 @@ pub struct HostBuffer {
     start: NonNull<u8>,
     len: usize,
     memory: Memory,
+    /// Whether code outside Rust may write to the bytes.
+    exported: AtomicBool,
 }
 
 /// Memory that must be overwritten from end to end: until then it may hold bytes of earlier results.
@@ -45,10 +49,10 @@ enum Memory {
     Slab { _slab: Arc<Pooled> },
 }
 
-// SAFETY: `start` points into `memory`, which this struct owns and which is Send; references are only made through
-// `&mut self`, and after sharing only the address is handed out.
+// SAFETY: `start` points into `memory`, which this struct owns and which is Send; mutable references are only made through
+// `&mut self`.
 unsafe impl Send for HostBuffer {}
-// SAFETY: as above: a shared `HostBuffer` only computes its address.
+// SAFETY: as above: a shared `HostBuffer` only computes its address, and reads bytes that nobody writes.
 unsafe impl Sync for HostBuffer {}
 
 impl HostBuffer {
@@ -90,7 +94,7 @@ impl HostBuffer {
         // A `Vec`, not a `Box`: its address stays valid when the owner moves, which a `Box`, being unique, does not promise.
         let mut lines: Vec<CacheLine> = bytemuck::try_zeroed_vec(len.div_ceil(64)).ok()?;
         let start = NonNull::new(lines.as_mut_ptr().cast::<u8>())?;
-        Some(HostBuffer { start, len, memory: Memory::Allocator { _memory: lines } })
+        Some(HostBuffer::of(start, len, Memory::Allocator { _memory: lines }))
     }
 
     /// `len` bytes of the pages, from `offset`.
@@ -98,12 +102,34 @@ impl HostBuffer {
         let pooled = pooled?;
         let pages = pooled.pages().filter(|pages| pages.len().checked_sub(offset) >= Some(len))?;
         let start = NonNull::new(pages.start().as_ptr().wrapping_add(offset))?;
-        Some(HostBuffer { start, len, memory: Memory::Pages { pages: pooled } })
+        Some(HostBuffer::of(start, len, Memory::Pages { pages: pooled }))
     }
 
     fn from_slab(len: usize) -> Option<HostBuffer> {
         let slice = slab::take(len)?;
-        Some(HostBuffer { start: slice.start, len, memory: Memory::Slab { _slab: slice.slab } })
+        Some(HostBuffer::of(slice.start, len, Memory::Slab { _slab: slice.slab }))
+    }
+
+    /// `len` bytes from `start`, which lie in `memory`.
+    fn of(start: NonNull<u8>, len: usize, memory: Memory) -> HostBuffer {
+        HostBuffer { start, len, memory, exported: AtomicBool::new(false) }
+    }
+
+    /// The bytes; `None` once the buffer was exported.
+    pub fn bytes(&self) -> Option<&[u8]> {
+        if self.exported.load(Ordering::Relaxed) {
+            return None;
+        }
+        // SAFETY: `start` points to `len` initialised bytes that this buffer alone has, see `bytes_mut`. That needs `&mut self`, so
+        // safe code does not write while the slice lives; nor does other code, which gets the address from an export or promises it
+        // (see the protocol).
+        Some(unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) })
+    }
+
+    /// Records that code which knows the address may write to the bytes at any time: [`HostBuffer::bytes`] gives none from now on.
+    /// A slice that was taken before must not be alive any more when that code writes.
+    pub(super) fn mark_exported(&self) {
+        self.exported.store(true, Ordering::Relaxed);
     }
 
     /// The bytes, to be filled.

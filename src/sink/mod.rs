@@ -5,6 +5,7 @@ mod budgets;
 mod claims;
 pub mod cuda;
 pub mod dlpack;
+mod elements;
 mod gpu;
 mod host;
 mod huge_page_probe;
@@ -15,6 +16,7 @@ mod slab;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+pub use elements::Element;
 pub use gpu::GpuMemory;
 pub use host::{HostBuffer, Unfilled, pool_usage, trim};
 pub use pool::{CarriedOver, enforce_limits, footprint, limit_while_alive};
@@ -104,14 +106,17 @@ impl Array {
     }
 
     /// The same bytes as a one-dimensional array of `uint8`; `None` if this array is not contiguous.
-    pub fn as_bytes(&self) -> Option<Array> {
+    pub fn byte_array(&self) -> Option<Array> {
         let nbytes = self.nbytes();
         let (shape, strides) = ([nbytes][..].into(), [1][..].into());
         let bytes = Array { owner: self.owner.clone(), start: self.start, dtype: DType::U8, shape, strides };
         self.is_contiguous().then_some(bytes)
     }
 
-    /// The address of the first element: in GPU memory for an array on a GPU.
+    /// The address of the first element: in GPU memory for an array on a GPU. It stays valid as long as the array or a clone lives.
+    ///
+    /// Code that writes through it makes sure that no slice of the same memory is alive ([`Array::as_bytes`] of this array, of a
+    /// clone or of a part), and that no other thread copies it meanwhile.
     pub fn address(&self) -> NonNull<u8> {
         let address = match &self.owner {
             Owner::Memory(memory) => usize::try_from(self.start)
@@ -183,6 +188,13 @@ impl Array {
     /// Whether the elements are C-contiguous.
     pub fn is_contiguous(&self) -> bool {
         Layout { shape: self.shape.clone(), strides: self.strides.clone(), offset: 0 }.is_contiguous()
+    }
+
+    /// Marks the memory as exported: code that knows its address may write to it at any time. No slice of it is made afterwards.
+    pub(crate) fn mark_exported(&self) {
+        if let Owner::Memory(memory) = &self.owner {
+            memory.mark_exported();
+        }
     }
 
     /// Whether this is host memory that no other array shares.

@@ -49,6 +49,8 @@ const UNSAFE_FILES: &[&str] = &[
     "bytes/mapping.rs",
     "kernel/arch/",
     "sink/host.rs",
+    // Slices and copies of an array's elements.
+    "sink/elements.rs",
     // Mappings that are split, merged and unmapped in parts, which an allocator cannot do.
     "sink/pages.rs",
     "sink/dlpack.rs",
