@@ -81,11 +81,12 @@ clean:
 	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis dist target
 	rm -f python/rustload/*.so
 
-# The core without Python, then with the binding.
+# The core with its default features, with none, and with all, which includes the binding.
 lint-rust: $(INSTALLED) cargo
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
-	$(CARGO) clippy --locked --all-targets --features python -- -D warnings
+	$(CARGO) clippy --locked --no-default-features -- -D warnings
+	$(CARGO) clippy --locked --all-targets --all-features -- -D warnings
 
 # Without advisories, which would have to be downloaded.
 deny: cargo

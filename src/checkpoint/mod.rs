@@ -3,6 +3,7 @@
 mod similar;
 mod storages;
 mod stream;
+#[cfg(feature = "cuda")]
 mod upload;
 
 use std::collections::hash_map::Entry;
@@ -21,6 +22,7 @@ use crate::tensor::Tensor;
 pub(crate) use self::similar::similar;
 pub use self::storages::{OwnedStorages, StorageInfo};
 pub use self::stream::{Output, StopHandle, Stream, StreamItem, StreamOptions, StreamStep, TensorError};
+#[cfg(feature = "cuda")]
 pub use self::upload::Upload;
 
 /// Similar names in the error for a name that was not found.

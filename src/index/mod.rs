@@ -13,6 +13,7 @@
 
 mod extra;
 mod known;
+#[cfg(feature = "scan")]
 mod known_calls;
 mod meaning;
 mod names;
@@ -36,7 +37,9 @@ use crate::parallel::Cancel;
 use crate::pickle::{self, Handle, Pickle};
 
 pub use extra::{Component, Extra, Packed, Quantization, Scale, Sparse, SparseLayout};
+#[cfg(feature = "scan")]
 pub use known_calls::{KnownCalls, known_calls};
+#[cfg(feature = "scan")]
 pub(crate) use torch_legacy::PICKLES as LEGACY_PICKLES;
 pub use tree::{DictKind, Object, Tree};
 pub use validate::{RawTensor, Sizes, Tensor};

@@ -4,6 +4,7 @@
 //! unpicklers treat differently is a typed error at the opcode's offset.
 
 mod literals;
+#[cfg(feature = "scan")]
 pub(super) mod recover;
 mod stack;
 

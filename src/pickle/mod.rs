@@ -31,6 +31,7 @@ use crate::limits::Limits;
 use crate::parallel::Cancel;
 
 pub use disasm::{Arg, Disasm, Op, ResumePoint};
+#[cfg(feature = "scan")]
 pub use machine::recover::{RUN_TIME_MODULE, RecoveredPickle};
 pub use opcode::{ArgKind, Opcode};
 pub use value::{BigInt, Call, CallId, CallKind, Global, GlobalId, Handle, Text, Value, Values};
@@ -70,6 +71,7 @@ pub fn run_cancellable(
 ///
 /// For scanning hostile files: the values must not be loaded. Fails where `data` is larger than `pickle_bytes`, where memory
 /// runs out, and with `Cancelled` once `cancel` is cancelled.
+#[cfg(feature = "scan")]
 pub fn run_recovering(
     data: impl Into<Chunk>,
     start: usize,

@@ -3,6 +3,7 @@
 
 mod budgets;
 mod claims;
+#[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod dlpack;
 mod elements;

@@ -8,6 +8,7 @@ mod join;
 mod plan;
 mod queue;
 mod read;
+#[cfg(feature = "cuda")]
 pub mod upload;
 
 pub use batch::{Task, fill_all};

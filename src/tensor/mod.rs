@@ -3,6 +3,7 @@
 mod joined;
 mod quantized;
 mod sparse;
+#[cfg(feature = "cuda")]
 mod upload;
 mod view;
 

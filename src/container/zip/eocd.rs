@@ -8,6 +8,7 @@ use crate::bytes::{Cursor, Region, Source};
 use crate::error::{Code, Error, Result};
 use crate::num::to_u64;
 
+#[cfg(feature = "scan")]
 use super::salvage::DirectoryCandidate;
 use super::{Trailing, recode, structure};
 
@@ -18,6 +19,7 @@ const EOCD_LEN: u64 = 22;
 const ZIP64_LOCATOR_LEN: u64 = 20;
 const ZIP64_EOCD_LEN: u64 = 56;
 /// The number of EOCD records that [`directory_candidates`] follows, the last ones first.
+#[cfg(feature = "scan")]
 const EOCD_RECORDS_MAX: usize = 16;
 const TAIL_LEN: u64 = ZIP64_EOCD_LEN + ZIP64_LOCATOR_LEN + EOCD_LEN + 0xffff;
 
@@ -64,6 +66,7 @@ pub(crate) fn has_central_directory(source: &Source) -> Result<bool> {
 }
 
 /// The central directories that any EOCD record near the source's end points to, for a reader that accepts all of them.
+#[cfg(feature = "scan")]
 pub(super) fn directory_candidates(source: &Source) -> Result<Vec<DirectoryCandidate>> {
     let tail = Tail::read(source)?;
     let mut out = Vec::new();
@@ -98,6 +101,7 @@ pub(super) fn directory_candidates(source: &Source) -> Result<Vec<DirectoryCandi
 }
 
 /// Size and offset of the central directory, from the zip64 EOCD record at `offset`; `None` where there is no such record.
+#[cfg(feature = "scan")]
 fn zip64_eocd(source: &Source, offset: u64) -> Option<(u64, u64)> {
     let bytes = source.read_vec(offset, ZIP64_EOCD_LEN).ok()?;
     let mut cursor = Cursor::new(&bytes, offset);

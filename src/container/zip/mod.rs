@@ -9,6 +9,7 @@ mod central_directory;
 mod eocd;
 mod inflate;
 mod local_header;
+#[cfg(feature = "scan")]
 mod salvage;
 
 use std::collections::HashMap;
@@ -24,6 +25,7 @@ use crate::parallel::Cancel;
 pub use central_directory::Member;
 pub(super) use eocd::ends_in_zip;
 pub(crate) use eocd::has_central_directory;
+#[cfg(feature = "scan")]
 pub use salvage::{SalvagedArchive, SalvagedMember, salvage, salvage_range};
 
 /// What to do with trailing bytes, after the end-of-central-directory record.

@@ -352,6 +352,7 @@ fn nested_archives_and_unusual_records_are_opaque_bytes() {
     assert_eq!(open(outer.bytes()).unwrap().read(2, "pickle_bytes", 9999, &Cancel::new()).unwrap(), inner);
 }
 
+#[cfg(feature = "scan")]
 #[test]
 fn duplicate_entries_count_towards_the_salvage_limit() {
     let whole = small().bytes();
