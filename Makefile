@@ -81,12 +81,15 @@ clean:
 	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis dist target
 	rm -f python/rustload/*.so
 
-# The core with its default features, with none, and with all, which includes the binding.
+# The core with all its tests, benches and fuzz targets; what others depend on, with its default features and with none; all
+# features, which include the binding; and the documentation.
 lint-rust: $(INSTALLED) cargo
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	$(CARGO) clippy --locked --workspace --all-targets --features internals -- -D warnings
+	$(CARGO) clippy --locked -- -D warnings
 	$(CARGO) clippy --locked --no-default-features -- -D warnings
 	$(CARGO) clippy --locked --all-targets --all-features -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps
 
 # Without advisories, which would have to be downloaded.
 deny: cargo
@@ -97,7 +100,7 @@ deny: cargo
 	fi
 
 test-rust: cargo
-	$(CARGO) test --locked --workspace
+	$(CARGO) test --locked --workspace --features internals
 
 lint-python: $(BUILT)
 	$(VENV)/bin/ruff check .

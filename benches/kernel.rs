@@ -3,7 +3,7 @@
 //!
 //! The rounds of a row's levels are interleaved, so that other load on the machine affects all of them. The result is the fastest
 //! round, because on a shared machine the mean measures the other load. Throughput is bytes read plus bytes written.
-//! `GLIBC_TUNABLES=glibc.malloc.hugetlb=1 cargo bench --bench kernel [SUBSTRING OF A NAME]` (with huge pages, as rustload's own
+//! `GLIBC_TUNABLES=glibc.malloc.hugetlb=1 cargo bench --features internals --bench kernel [SUBSTRING OF A NAME]` (with huge pages, as rustload's own
 //! destinations have).
 
 #![expect(clippy::unwrap_used, reason = "a bench that cannot run should stop")]
@@ -11,8 +11,8 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use rustload::dtype::DType::{self, BF16, Bool, F8E4M3Fn, F8E5M2, F16, F32, F64, I32, I64, U8};
-use rustload::kernel::{Axis, Cast, Level, Overflow, convert, gather, swap_bytes_with_level};
+use rustload::DType::{self, BF16, Bool, F8E4M3Fn, F8E5M2, F16, F32, F64, I32, I64, U8};
+use rustload::internals::kernel::{Axis, Cast, Level, Overflow, convert, gather, swap_bytes_with_level};
 
 /// Element counts of contiguous casts: far larger than the L2 cache, and small enough that source and destination fit it.
 const COUNTS: [(usize, &str); 2] = [(16 << 20, "in memory"), (32 << 10, "in cache")];

@@ -1,6 +1,6 @@
 //! Time to open files of 20,000 tensors from memory, and time of each parser.
 //!
-//! The target is 250 MB/s for executing a pickle. Run `cargo bench --bench parsers [SUBSTRING OF A NAME]`. `make counts` counts the
+//! The target is 250 MB/s for executing a pickle. Run `cargo bench --features internals --bench parsers [SUBSTRING OF A NAME]`. `make counts` counts the
 //! instructions, which do not depend on the load of the machine.
 
 #[path = "../tests/rust/support/mod.rs"]
@@ -11,14 +11,13 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use criterion::{BatchSize, Criterion, Throughput};
-use rustload::bytes::Source;
-use rustload::container::safetensors::Header;
-use rustload::container::zip::{Archive, Trailing};
-use rustload::dtype::DType::{BF16, F32};
-use rustload::limits::Limits;
-use rustload::pickle::{Disasm, run};
+use rustload::DType::{BF16, F32};
+use rustload::internals::bytes::Source;
+use rustload::internals::container::safetensors::Header;
+use rustload::internals::container::zip::{Archive, Trailing};
+use rustload::internals::pickle::{Disasm, run};
 use rustload::scan;
-use rustload::{Checkpoint, Options, Request};
+use rustload::{Checkpoint, Limits, Options, Request};
 use support::pickle::{Pickle, Tensor, torch_state_dict};
 use support::{st, zip};
 

@@ -19,45 +19,65 @@
 //! `ARCHITECTURE.md` describes the layers. Imports go down only, which a test enforces.
 
 #![cfg_attr(
-    not(all(feature = "cuda", feature = "scan")),
-    allow(dead_code, reason = "code that only these features use; a build with both finds code that nothing uses")
+    not(all(feature = "internals", feature = "python")),
+    allow(
+        dead_code,
+        unreachable_pub,
+        reason = "some code is for the binding, the tests or one feature: a build with all features finds what nothing uses"
+    )
 )]
 
-pub mod bytes;
+#[cfg(not(target_os = "linux"))]
+compile_error!(
+    "rustload supports Linux only: it maps and reads files with Linux system calls, and finds memory limits in /proc"
+);
+
+mod bytes;
 mod checkpoint;
-pub mod container;
-pub mod dtype;
-pub mod error;
-pub mod index;
-pub mod kernel;
-pub mod layout;
-pub mod limits;
-pub mod memory;
-pub mod num;
+mod container;
+mod dtype;
+mod error;
+mod index;
+mod kernel;
+mod layout;
+mod limits;
+mod memory;
+mod num;
 mod opened;
-pub mod parallel;
-pub mod pickle;
+mod parallel;
+mod pickle;
 #[cfg(feature = "python")]
 mod python;
-#[cfg(feature = "scan")]
-pub mod scan;
-pub mod sink;
-pub mod stream;
+mod sink;
+mod stream;
 mod tensor;
 
-pub use checkpoint::{
-    Checkpoint, Output, OwnedStorages, StopHandle, StorageInfo, Stream, StreamItem, StreamOptions,
-    StreamStep, TensorError,
-};
-#[cfg(feature = "cuda")]
-pub use checkpoint::Upload;
-pub use dtype::DType;
-pub use error::{Code, Error, Kind, Result};
-pub use index::{Options, Unknown};
+#[doc(hidden)]
+#[cfg(feature = "internals")]
+pub mod internals;
+#[cfg(feature = "scan")]
+pub mod scan;
+
+pub use bytes::{Bytes, Io};
+pub use checkpoint::{Checkpoint, Output, StopHandle, Stream, StreamItem, StreamOptions, TensorError};
+pub use container::Format;
+pub use dtype::{DType, Kind as NumberKind};
+pub use error::{Code, Error, Kind, Result, Subject};
+pub use half::{bf16, f16};
+pub use index::{OpaqueClass, Options, Unknown};
 pub use kernel::Overflow;
-pub use layout::{Layout, TensorIndex};
+pub use layout::{Dims, Layout, TensorIndex};
 pub use limits::Limits;
-pub use memory::Memory;
-pub use sink::Array;
+pub use parallel::Cancel;
+pub use sink::{Array, Element};
 pub use stream::Taken;
 pub use tensor::{Joined, Order, Request, SharedStorage, Tensor};
+
+/// Uploads to NVIDIA GPUs, through a ring of pinned host memory.
+#[cfg(feature = "cuda")]
+pub mod cuda {
+    pub use crate::checkpoint::Upload;
+    pub use crate::sink::GpuMemory;
+    pub use crate::sink::cuda::{CallerStream, Device, DeviceMemory, Info, info};
+    pub use crate::stream::upload::Waited;
+}

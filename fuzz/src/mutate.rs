@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
-use rustload::Limits;
-use rustload::bytes::Source;
-use rustload::container::zip::{Archive, Trailing};
-use rustload::parallel::Cancel;
+use rustload::internals::bytes::Source;
+use rustload::internals::container::zip::{Archive, Trailing};
+use rustload::{Cancel, Limits};
 
 use crate::{pickles, zip as writer};
 

@@ -1,7 +1,7 @@
 //! Mutates pickles opcode by opcode.
 
 use rustload::Limits;
-use rustload::pickle::{Disasm, Opcode};
+use rustload::internals::pickle::{Disasm, Opcode};
 
 use crate::mutate::{self, Random};
 

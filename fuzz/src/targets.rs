@@ -3,13 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use rustload::bytes::Source;
-use rustload::container::safetensors::Header;
-use rustload::container::zip::{Archive, Trailing};
-use rustload::parallel::Cancel;
-use rustload::pickle::{self, Disasm, Handle, Value, Values};
+use rustload::internals::bytes::Source;
+use rustload::internals::container::safetensors::Header;
+use rustload::internals::container::zip::{Archive, Trailing};
+use rustload::internals::pickle::{self, Disasm, Handle, Value, Values};
 use rustload::scan::{self, Verdict};
-use rustload::{Checkpoint, DType, Limits, Options, Order, Request, Tensor, TensorIndex, Unknown};
+use rustload::{Cancel, Checkpoint, DType, Limits, Options, Order, Request, Tensor, TensorIndex, Unknown};
 
 use crate::mutate::{self, Random};
 

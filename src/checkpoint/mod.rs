@@ -20,8 +20,9 @@ use crate::opened::Opened;
 use crate::tensor::Tensor;
 
 pub(crate) use self::similar::similar;
-pub use self::storages::{OwnedStorages, StorageInfo};
-pub use self::stream::{Output, StopHandle, Stream, StreamItem, StreamOptions, StreamStep, TensorError};
+pub(crate) use self::storages::{OwnedStorages, StorageInfo};
+pub(crate) use self::stream::StreamStep;
+pub use self::stream::{Output, StopHandle, Stream, StreamItem, StreamOptions, TensorError};
 #[cfg(feature = "cuda")]
 pub use self::upload::Upload;
 
@@ -172,12 +173,12 @@ impl Checkpoint {
     }
 
     /// The path and object tree of each file; both are `None` where there is none (bytes in memory; safetensors).
-    pub fn trees(&self) -> impl Iterator<Item = (Option<&FilePath>, Option<&Arc<Tree>>)> {
+    pub(crate) fn trees(&self) -> impl Iterator<Item = (Option<&FilePath>, Option<&Arc<Tree>>)> {
         self.0.shards.iter().map(|shard| (shard.path.as_deref(), shard.index.tree.as_ref()))
     }
 
     /// The named tensors of file `shard`, in the order of [`Checkpoint::names`].
-    pub fn tensors_of(&self, shard: usize) -> impl Iterator<Item = Tensor> {
+    pub(crate) fn tensors_of(&self, shard: usize) -> impl Iterator<Item = Tensor> {
         let entries = (0_u32..).zip(&self.0.entries);
         entries
             .filter(move |(_, entry)| entry.shard as usize == shard)
@@ -185,12 +186,12 @@ impl Checkpoint {
     }
 
     /// Tensor number `tensor` of file `shard`, without a name; `None` where there is no such tensor.
-    pub fn unnamed_tensor(&self, shard: usize, tensor: u32) -> Option<Tensor> {
+    pub(crate) fn unnamed_tensor(&self, shard: usize, tensor: u32) -> Option<Tensor> {
         Tensor::unnamed(&self.0, shard, tensor)
     }
 
     /// As [`Checkpoint::unnamed_tensor`], with the tensor's first name if it has one.
-    pub fn tensor_by_id(&self, shard: usize, tensor: u32) -> Option<Tensor> {
+    pub(crate) fn tensor_by_id(&self, shard: usize, tensor: u32) -> Option<Tensor> {
         let unnamed = self.unnamed_tensor(shard, tensor)?;
         let entry = self.0.first_name(unnamed.id());
         Some(entry.map_or(unnamed, |entry| self.tensor_of_entry(entry)))

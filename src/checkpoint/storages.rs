@@ -23,7 +23,7 @@ const STORAGE_ALIGNMENT_BYTES: u64 = 64;
 
 /// A storage as the file describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StorageInfo {
+pub(crate) struct StorageInfo {
     /// Its size in bytes.
     pub nbytes: u64,
     /// The device that it was saved from.
@@ -35,7 +35,7 @@ pub struct StorageInfo {
 
 /// Copies of storages in memory.
 #[derive(Clone, Debug)]
-pub struct OwnedStorages {
+pub(crate) struct OwnedStorages {
     /// One-dimensional `u8` arrays, each with one storage or, as a slab, several small ones.
     pub arrays: Vec<Array>,
     /// For each storage the index of its array, and the byte offset in it.
@@ -77,13 +77,13 @@ impl StorageUse {
 
 impl Checkpoint {
     /// The number of files.
-    pub fn shards(&self) -> usize {
+    pub(crate) fn shards(&self) -> usize {
         self.0.shards.len()
     }
 
     /// Every storage of a file, in the order in which tensors refer to them first. `with_offsets` fills in
     /// [`StorageInfo::file_offset`], which reads the header of each archive member.
-    pub fn storages(&self, shard: usize, with_offsets: bool) -> Result<Vec<StorageInfo>> {
+    pub(crate) fn storages(&self, shard: usize, with_offsets: bool) -> Result<Vec<StorageInfo>> {
         let index = self.0.file(shard)?;
         let base = source_of(index).start();
         let info = |(number, storage): (usize, &crate::index::Storage)| {
@@ -108,7 +108,7 @@ impl Checkpoint {
 
     /// A view of all bytes of a file, and the offset of each storage in it; `None` for a storage that has to be copied, as it is
     /// compressed, byte-swapped, misaligned, inside a pickle, or has bools other than 0 and 1. Fails for bytes in memory.
-    pub fn storage_views(&self, shard: usize, cancel: &Cancel) -> Result<(Array, Vec<Option<u64>>)> {
+    pub(crate) fn storage_views(&self, shard: usize, cancel: &Cancel) -> Result<(Array, Vec<Option<u64>>)> {
         let source = source_of(self.0.file(shard)?);
         let Some((mapping, window)) = source.map()? else {
             return Err(Error::new(Code::Buffer, "bytes in memory have no view, they are copied"));
@@ -126,7 +126,7 @@ impl Checkpoint {
     }
 
     /// Bytes that [`Checkpoint::storage_views`] reads: storages with bools, which it validates.
-    pub fn storage_views_work(&self, shard: usize) -> Result<u64> {
+    pub(crate) fn storage_views_work(&self, shard: usize) -> Result<u64> {
         let storage_uses = self.storage_uses(shard)?;
         let storages = storage_uses.iter().zip(&self.0.file(shard)?.storages);
         let bools =
@@ -135,7 +135,12 @@ impl Checkpoint {
     }
 
     /// Copies some storages of a file into memory, in native byte order. Small ones share slabs.
-    pub fn read_storages(&self, shard: usize, numbers: &[u32], cancel: &Cancel) -> Result<OwnedStorages> {
+    pub(crate) fn read_storages(
+        &self,
+        shard: usize,
+        numbers: &[u32],
+        cancel: &Cancel,
+    ) -> Result<OwnedStorages> {
         let uses = self.storage_uses(shard)?;
         let mut plan = ArrayPlan::default();
         for &number in numbers {
@@ -191,7 +196,7 @@ impl Checkpoint {
 
     /// Each storage of a file as a one-dimensional tensor of the dtype that [`Checkpoint::read_storages`] reads it as; `None` for
     /// an empty storage, and for one that only meta tensors, lazy conjugates or lazy negatives use.
-    pub fn storage_tensors(&self, shard: usize) -> Result<Vec<Option<Tensor>>> {
+    pub(crate) fn storage_tensors(&self, shard: usize) -> Result<Vec<Option<Tensor>>> {
         let index = self.0.file(shard)?;
         let uses = self.storage_uses(shard)?;
         let mut out = vec![None; index.storages.len()];
@@ -219,12 +224,12 @@ impl Checkpoint {
     }
 
     /// The end of the checkpoint in its file; `None` where the format does not tell.
-    pub fn end(&self) -> Option<u64> {
+    pub(crate) fn end(&self) -> Option<u64> {
         self.0.shards.first()?.index.end
     }
 
     /// Whether this is a TorchScript archive: one with a member `constants.pkl` (torch/serialization.py: `_is_torchscript_zip`).
-    pub fn is_torchscript(&self) -> bool {
+    pub(crate) fn is_torchscript(&self) -> bool {
         self.0.shards.iter().any(|shard| match &shard.index.contents {
             Contents::Archive(archive) => {
                 let is_constants =

@@ -15,7 +15,7 @@ use super::request::RequestArgs;
 use super::run;
 use super::stream::{exception, pair_requests};
 use super::tensor::Tensor;
-use crate::Upload as Core;
+use crate::checkpoint::Upload as Core;
 use crate::dtype::DType;
 use crate::sink::Array;
 use crate::sink::cuda::{self, CallerStream, DeviceMemory};

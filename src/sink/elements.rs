@@ -216,7 +216,8 @@ mod tests {
     fn views_are_copied_in_the_order_of_their_strides() {
         let numbers: Vec<f32> = (0_u8..24).map(f32::from).collect();
         let whole = Layout::contiguous(&[2, 3, 4]).unwrap();
-        let range = |start, stop, step| TensorIndex::Range { start: Some(start), stop: Some(stop), step: Some(step) };
+        let range =
+            |start, stop, step| TensorIndex::Range { start: Some(start), stop: Some(stop), step: Some(step) };
         let layouts = [
             whole.clone(),
             whole.permute(&[2, 0, 1]).unwrap(),

@@ -29,7 +29,7 @@ use crate::layout::{Dims, Layout, contiguous_strides, numel};
 
 /// What keeps an array's bytes alive.
 #[derive(Clone, Debug)]
-pub enum Owner {
+pub(crate) enum Owner {
     /// Host memory allocated for it.
     Memory(Arc<HostBuffer>),
     /// A private mapping of the file.
@@ -51,7 +51,7 @@ pub struct Array {
 
 impl Array {
     /// An owned, C-contiguous array over all of `memory`. Fails unless that has exactly the bytes that the elements take.
-    pub fn owned(memory: HostBuffer, dtype: DType, shape: Dims) -> Result<Array> {
+    pub(crate) fn owned(memory: HostBuffer, dtype: DType, shape: Dims) -> Result<Array> {
         let nbytes = numel(&shape).and_then(|numel| numel.checked_mul(dtype.itemsize()));
         let strides = contiguous_strides(&shape).filter(|_| nbytes == Some(memory.len() as u64));
         let strides = strides.ok_or_else(|| {
@@ -63,7 +63,7 @@ impl Array {
 
     /// A view of mapped bytes, whose first element is at byte `start` of the mapping; the layout's own offset is ignored. Fails if
     /// an element lies outside the mapping.
-    pub fn view(mapping: Arc<Mapping>, start: u64, dtype: DType, layout: Layout) -> Result<Array> {
+    pub(crate) fn view(mapping: Arc<Mapping>, start: u64, dtype: DType, layout: Layout) -> Result<Array> {
         let outside = || Error::new(Code::InternalError, "a view lies outside its file");
         let Layout { shape, strides, .. } = layout;
         if shape.len() != strides.len() {
@@ -134,7 +134,7 @@ impl Array {
     }
 
     /// The device that it is on, as DLPack describes it.
-    pub fn device(&self) -> dlpack::Device {
+    pub(crate) fn device(&self) -> dlpack::Device {
         match &self.owner {
             Owner::Gpu(memory) => {
                 dlpack::Device { kind: dlpack::CUDA, id: i32::try_from(memory.device()).unwrap_or(i32::MAX) }

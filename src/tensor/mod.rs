@@ -149,7 +149,7 @@ impl Tensor {
     }
 
     /// The path from the root of the object tree; `None` for a tensor without a name.
-    pub fn path(&self) -> Option<&Path> {
+    pub(crate) fn path(&self) -> Option<&Path> {
         self.entry.map(|entry| &self.opened.entry(entry).path)
     }
 
@@ -190,7 +190,7 @@ impl Tensor {
     }
 
     /// The attributes that the file sets on it: each a dict of attributes, or a pair of such a dict and a dict of slots.
-    pub fn states(&self) -> &[Handle] {
+    pub(crate) fn states(&self) -> &[Handle] {
         self.opened.extra(self.id).map_or(&[], |extra| &extra.states)
     }
 

@@ -43,7 +43,7 @@ pub(super) fn channel_layout(opened: &Opened, id: (u32, u32), layout: &Layout) -
 
 impl Tensor {
     /// The quantization parameters; `None` for a tensor that is not quantized.
-    pub fn quantization(&self) -> Option<&Quantization> {
+    pub(crate) fn quantization(&self) -> Option<&Quantization> {
         self.opened.extra(self.id)?.quantization.as_ref()
     }
 

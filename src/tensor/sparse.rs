@@ -18,7 +18,7 @@ fn invariant_error(text: String) -> Error {
 impl Tensor {
     /// Validates the parts of a sparse tensor, given in the order of the layout (torch's `indices, values` or
     /// `compressed_indices, plain_indices, values`). Fails with [`Code::SparseInvariant`] where an invariant does not hold.
-    pub fn check_sparse(
+    pub(crate) fn check_sparse(
         layout: SparseLayout,
         shape: &[u64],
         is_coalesced: Option<bool>,

@@ -42,7 +42,7 @@ impl Tensor {
 
     /// A view of a tensor that covers a whole storage which no other name uses. `None` where there is no view, or where finding
     /// out would need reads (bools). Reads nothing. The mapping is `owner`'s, or else the checkpoint's.
-    pub fn lone_view(&self, owner: Option<&Mappings>) -> Result<Option<Array>> {
+    pub(crate) fn lone_view(&self, owner: Option<&Mappings>) -> Result<Option<Array>> {
         let is_simple = !self.is_meta() && self.dtype != DType::Bool && self.layout.numel() > 0;
         if !is_simple || !self.has_own_storage() {
             return Ok(None);

@@ -162,7 +162,7 @@ class Build:
     """The test programs, built once with all Rust faults in them."""
 
     def __init__(self) -> None:
-        tests = self._cargo("test", "--workspace", "--no-run", "--lib", "--tests")
+        tests = self._cargo("test", "--workspace", "--features", "internals", "--no-run", "--lib", "--tests")
         self.unit = [Path(one["executable"]) for one in tests if "lib" in one["target"]["kind"][0]]
         self.rust = [Path(one["executable"]) for one in tests if one["target"]["kind"] == ["test"]]
         self._cargo("build", "--release", "--features", "python", "--lib")

@@ -3,9 +3,10 @@
 use crate::support::pickle::{Pickle, pickle};
 use crate::support::zip::Archive;
 use crate::support::{on_small_stack, open};
-use rustload::index::Object;
-use rustload::limits::Limits;
-use rustload::pickle::run;
+use rustload::Limits;
+use rustload::internals::index::Object;
+use rustload::internals::pickle::run;
+use rustload::internals::trees;
 
 const DEEP: usize = 1_000_000;
 
@@ -67,7 +68,7 @@ fn every_bomb_is_dropped_on_a_small_stack() {
             // The checkpoint: its tables, its trees and their roots.
             if let Ok(checkpoint) = open(Archive::new(bytes).bytes()) {
                 drop((checkpoint.tied(), checkpoint.opaque().len(), checkpoint.globals()));
-                for (_, tree) in checkpoint.trees() {
+                for (_, tree) in trees(&checkpoint) {
                     let Some(tree) = tree else { continue };
                     let root = tree.get(tree.root()).expect("the root is a value");
                     assert!(!matches!(root, Object::Tensor(_)), "{name}");

@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 use crate::support::pickle::{Tensor, pickle, torch_dict};
 use crate::support::zip::Archive;
 use crate::support::{bytes_of, f32s, names, opened, st};
-use rustload::container::Format;
-use rustload::error::Subject;
-use rustload::{Checkpoint, Code, DType, Error, Options};
+use rustload::internals::trees;
+use rustload::{Checkpoint, Code, DType, Error, Format, Options, Subject};
 
 struct Folder(tempfile::TempDir);
 
@@ -164,7 +163,7 @@ fn files_of_both_formats_merge() {
     assert_eq!(names(&checkpoint), ["a", "b"]);
     assert_eq!((value(&checkpoint, "a"), value(&checkpoint, "b")), (1.0, 2.0));
     assert_eq!(checkpoint.format(), Format::Zip);
-    let trees: Vec<bool> = checkpoint.trees().map(|(_, tree)| tree.is_some()).collect();
+    let trees: Vec<bool> = trees(&checkpoint).map(|(_, tree)| tree.is_some()).collect();
     assert_eq!(trees, [true, false]);
 }
 

@@ -2,13 +2,11 @@
 
 use std::path::PathBuf;
 
-use rustload::bytes::Source;
-use rustload::container::safetensors::Header;
-use rustload::container::zip::{Archive, Trailing};
-use rustload::container::{Format, sniff};
-use rustload::dtype::DType;
-use rustload::limits::Limits;
-use rustload::parallel::Cancel;
+use rustload::internals::bytes::Source;
+use rustload::internals::container::safetensors::Header;
+use rustload::internals::container::zip::{Archive, Trailing};
+use rustload::internals::container::{Format, sniff};
+use rustload::{Cancel, DType, Limits};
 
 fn source(name: &str) -> Source {
     let path: PathBuf = [env!("CARGO_MANIFEST_DIR"), "tests/data/containers", name].iter().collect();
@@ -17,7 +15,7 @@ fn source(name: &str) -> Source {
 
 /// The bytes of the member whose name ends with `ending`, for any root folder.
 fn member(archive: &Archive, ending: &str) -> Vec<u8> {
-    let is_it = |member: &rustload::container::zip::Member| member.name().ends_with(ending);
+    let is_it = |member: &rustload::internals::container::zip::Member| member.name().ends_with(ending);
     let index = archive.members().iter().position(is_it).expect("a member of this name");
     archive.read(index, "pickle_bytes", 1 << 20, &Cancel::new()).expect("a readable member")
 }

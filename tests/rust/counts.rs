@@ -9,15 +9,14 @@ mod support;
 use std::hint::black_box;
 use std::sync::Arc;
 
-use rustload::bytes::Source;
-use rustload::container::safetensors::Header;
-use rustload::container::zip::{Archive as Zip, Trailing};
-use rustload::dtype::DType::{self, BF16, Bool, F8E4M3Fn, F16, F32, F64, I32};
-use rustload::kernel::{Axis, Cast, Level, Overflow, convert, gather, swap_bytes_with_level};
-use rustload::limits::Limits;
-use rustload::pickle::{Disasm, run};
+use rustload::DType::{self, BF16, Bool, F8E4M3Fn, F16, F32, F64, I32};
+use rustload::internals::bytes::Source;
+use rustload::internals::container::safetensors::Header;
+use rustload::internals::container::zip::{Archive as Zip, Trailing};
+use rustload::internals::kernel::{Axis, Cast, Level, Overflow, convert, gather, swap_bytes_with_level};
+use rustload::internals::pickle::{Disasm, run};
 use rustload::scan;
-use rustload::{Checkpoint, Options, Request};
+use rustload::{Checkpoint, Limits, Options, Request};
 use support::pickle::{Tensor, torch_state_dict};
 use support::{st, zip};
 

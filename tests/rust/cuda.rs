@@ -8,10 +8,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::support::{f32s, st};
-use rustload::sink::GpuMemory;
-use rustload::sink::cuda::{self, Device, DeviceMemory};
-use rustload::stream::upload::Waited;
-use rustload::{Array, Checkpoint, Code, DType, Options, Order, Request, Tensor, Upload};
+use rustload::cuda::GpuMemory;
+use rustload::cuda::{self, Device, DeviceMemory, Upload, Waited};
+use rustload::{Array, Checkpoint, Code, DType, Options, Order, Request, Tensor};
 
 /// Set in the process that has the fake driver.
 const INSIDE: &str = "RUSTLOAD_TEST_INSIDE";

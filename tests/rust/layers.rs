@@ -12,6 +12,11 @@ const BASE: &[&str] = &["error", "limits", "dtype", "layout", "memory", "num", "
 /// Each top-level module, from the top layer down, and the modules below it that it may import. A module may always import
 /// itself and [`BASE`]. ARCHITECTURE.md draws the same layers.
 const LAYERS: &[(&str, &[&str])] = &[
+    // Only re-exports, for what is built outside the crate: tests, benches and fuzz targets.
+    (
+        "internals",
+        &["checkpoint", "tensor", "stream", "sink", "kernel", "index", "pickle", "container", "bytes"],
+    ),
     (
         "python",
         &[

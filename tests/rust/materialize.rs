@@ -9,12 +9,10 @@ use crate::support::pickle::{Tensor, pickle, torch_dict};
 use crate::support::zip::Archive;
 use crate::support::{f32s, open, opened, st};
 use proptest::prelude::*;
-use rustload::kernel::{Cast, convert};
-use rustload::limits::Limits;
-use rustload::parallel::Cancel;
+use rustload::internals::kernel::{self, Cast, convert};
 use rustload::{
-    Array, Checkpoint, Code, DType, Options, Order, Output, Overflow, Request, SharedStorage, Stream,
-    StreamOptions, Taken, Tensor as Handle, TensorIndex, kernel,
+    Array, Cancel, Checkpoint, Code, DType, Limits, Options, Order, Output, Overflow, Request, SharedStorage,
+    Stream, StreamOptions, Taken, Tensor as Handle, TensorIndex,
 };
 
 /// Pseudo-random bytes, the same at each call.

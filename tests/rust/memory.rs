@@ -1,6 +1,6 @@
 //! The memory use of the process itself. The only test in its process, because a concurrent test would free memory.
 
-use rustload::Memory;
+use rustload::internals::memory::Memory;
 
 #[test]
 fn an_allocation_raises_anonymous_memory() {

@@ -1,8 +1,8 @@
 //! Y01: a panic below the Python binding becomes an `InternalError`, which asks for a bug report.
 
-use rustload::error::{Kind, Result, guarded};
-use rustload::parallel::for_each;
-use rustload::{Code, error::Error};
+use rustload::internals::error::guarded;
+use rustload::internals::parallel::for_each;
+use rustload::{Code, Error, Kind, Result};
 
 fn quietly<T>(job: impl FnOnce() -> T) -> T {
     // Without the default hook, which would print the panics.

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::fmt::Write as _;
 
 use proptest::prelude::*;
-use rustload::limits::Limits;
-use rustload::pickle::{CallKind, Disasm, Handle, Opcode, Pickle, Value, run};
+use rustload::Limits;
+use rustload::internals::pickle::{CallKind, Disasm, Handle, Opcode, Pickle, Value, run};
 
 const PICKLES: &str = include_str!("../data/pickles.txt");
 const SMALL: &[u8] = include_bytes!("../data/small_data.pkl");

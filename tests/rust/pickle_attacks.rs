@@ -1,9 +1,7 @@
 //! The attack matrix, "Pickle syntax": the expected error code or value of each case P01 to P56.
 
-use rustload::error::{Code, Error, Subject};
-use rustload::limits::Limits;
-use rustload::parallel::Cancel;
-use rustload::pickle::{Pickle, Value, run, run_recovering};
+use rustload::internals::pickle::{Pickle, Value, run, run_recovering};
+use rustload::{Cancel, Code, Error, Limits, Subject};
 
 fn fails(data: &[u8]) -> Error {
     run(data.to_vec(), 0, &Limits::default()).expect_err("a bad pickle")

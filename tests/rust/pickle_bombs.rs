@@ -4,9 +4,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::thread;
 
-use rustload::error::{Code, Error, Result, Subject};
-use rustload::limits::Limits;
-use rustload::pickle::{Pickle, Value, run};
+use rustload::internals::pickle::{Pickle, Value, run};
+use rustload::{Code, Error, Limits, Result, Subject};
 
 /// An allocator that counts the bytes that each thread has allocated, and their peak.
 struct Counting;

@@ -5,14 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::{f32s, st};
-use rustload::bytes::Source;
-use rustload::kernel::Cast;
-use rustload::layout::Layout;
-use rustload::parallel::Cancel;
-use rustload::stream::{self, Fill, Payload, Signs};
+use rustload::internals::bytes::Source;
+use rustload::internals::kernel::Cast;
+use rustload::internals::stream::{self, Fill, Payload, Signs};
 use rustload::{
-    Checkpoint, Code, DType, Joined, Options, Order, Output, Request, Stream, StreamOptions, Taken,
-    TensorIndex,
+    Cancel, Checkpoint, Code, DType, Joined, Layout, Options, Order, Output, Request, Stream, StreamOptions,
+    Taken, TensorIndex,
 };
 
 const OPTIONS: StreamOptions = StreamOptions {

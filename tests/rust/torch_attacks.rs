@@ -9,9 +9,7 @@ use std::time::Duration;
 use crate::support::pickle::{Pickle, Tensor, pickle, torch_dict};
 use crate::support::zip::Archive;
 use crate::support::{bytes_of, code, f32s, names, on_small_stack, open, open_strict, opened};
-use rustload::error::{Kind, Subject};
-use rustload::limits::Limits;
-use rustload::{Checkpoint, Code, DType, Options, Request};
+use rustload::{Checkpoint, Code, DType, Kind, Limits, Options, Request, Subject};
 
 const SIX: [f32; 6] = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0];
 

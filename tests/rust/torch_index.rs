@@ -3,12 +3,11 @@
 use crate::support::pickle::{Pickle, Tensor, pickle, torch_dict, torch_state_dict};
 use crate::support::zip::Archive;
 use crate::support::{bytes_of, f32s, names, opened};
-use rustload::DType;
-use rustload::bytes::Source;
-use rustload::container::zip::{Archive as Zip, Trailing};
-use rustload::index::{DictKind, Object, Path, PathStep};
-use rustload::limits::Limits;
-use rustload::parallel::Cancel;
+use rustload::internals::bytes::Source;
+use rustload::internals::container::zip::{Archive as Zip, Trailing};
+use rustload::internals::index::{DictKind, Object, Path, PathStep};
+use rustload::internals::{path, quantization, trees};
+use rustload::{Cancel, DType, Limits};
 
 fn floats(shape: &[i64], key: &str) -> Tensor {
     Tensor::whole(DType::F32, shape, key)
@@ -131,7 +130,7 @@ fn a_state_dict_keeps_its_metadata_beside_its_tensors() {
     let built = Archive::new(torch_state_dict(&entries)).storage("0", &six()).storage("1", &six());
     let checkpoint = opened(built.bytes());
     assert_eq!(names(&checkpoint), ["fc.weight", "fc.bias"]);
-    let (_, tree) = checkpoint.trees().next().unwrap();
+    let (_, tree) = trees(&checkpoint).next().unwrap();
     let tree = tree.unwrap();
     let Object::Dict { kind, entries, states, .. } = tree.get(tree.root()).unwrap() else {
         panic!("no dict")
@@ -198,7 +197,7 @@ fn nested_containers_give_dotted_names_and_exact_paths() {
         .bytes(),
     );
     assert_eq!(names(&checkpoint), ["optimizer.state.0.exp_avg", "optimizer.list.1"]);
-    let Some(Path::Steps(steps)) = checkpoint.tensor("optimizer.list.1").unwrap().path().cloned() else {
+    let Some(Path::Steps(steps)) = path(&checkpoint.tensor("optimizer.list.1").unwrap()).cloned() else {
         panic!("a pickle's tensors have steps")
     };
     assert!(matches!(&steps[..], [PathStep::Key(_), PathStep::Key(_), PathStep::Index(1)]), "{steps:?}");
@@ -635,7 +634,7 @@ fn t24_packed_and_quantized_storages_keep_their_raw_bytes() {
     );
     assert_eq!(names(&checkpoint), ["q", "fp4"]);
     let q = checkpoint.tensor("q").unwrap();
-    assert_eq!((q.dtype(), q.quantization().unwrap().dtype), (DType::I8, "qint8"));
+    assert_eq!((q.dtype(), quantization(&q).unwrap().dtype), (DType::I8, "qint8"));
     assert_eq!(bytes_of(&checkpoint, "fp4"), six());
 }
 

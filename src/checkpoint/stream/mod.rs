@@ -8,7 +8,7 @@
 
 mod order;
 
-pub use order::StreamStep;
+pub(crate) use order::StreamStep;
 
 use std::process;
 use std::sync::Arc;
@@ -181,7 +181,7 @@ impl Stream {
     }
 
     /// The order in which a stream of these requests gives its items.
-    pub fn steps(requests: &[(Tensor, Request)], by_file: bool) -> Vec<StreamStep> {
+    pub(crate) fn steps(requests: &[(Tensor, Request)], by_file: bool) -> Vec<StreamStep> {
         order::steps(requests, by_file, parallel::threads(u64::MAX, None))
     }
 

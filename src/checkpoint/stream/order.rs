@@ -9,13 +9,13 @@ const INTERLEAVE_BYTES: u64 = 8 << 20;
 
 /// One step of a stream: which request comes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StreamStep {
+pub(crate) struct StreamStep {
     /// The index of the request.
-    pub index: usize,
+    pub(crate) index: usize,
     /// The index of the first request with the same result: its own, or an earlier step's.
-    pub first: usize,
+    pub(crate) first: usize,
     /// Whether a later step has the same result.
-    pub has_later_alias: bool,
+    pub(crate) has_later_alias: bool,
 }
 
 /// The steps for these requests: in file order, with up to `threads` files interleaved, or in the order of the list.
