@@ -109,8 +109,8 @@ fn bench_files(criterion: &mut Criterion, files: &[(&str, Arc<Vec<u8>>)]) {
             || Checkpoint::from_bytes(black_box(data.clone()), Options::default()).expect("a checkpoint");
         group.bench_function(format!("{name}: open"), |bench| bench.iter(open));
         let checkpoint = open();
-        let owned = Request { copy: Some(true), ..Request::default() };
-        let cast = Request { dtype: Some(BF16), ..Request::default() };
+        let owned = Request::new().copy(true);
+        let cast = Request::new().dtype(BF16);
         for (what, request) in [("read", owned), ("view", Request::default()), ("read as bfloat16", cast)] {
             group.bench_function(format!("{name}: {what} each tensor"), |bench| {
                 bench.iter(|| {

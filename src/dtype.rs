@@ -6,6 +6,7 @@ use crate::error::{Code, Error, Result};
 
 /// The kind of number of an element. The kinds are ordered; a cast to a lower kind is lossy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub enum Kind {
     /// True or false.
     Bool,

@@ -3,6 +3,8 @@
 //! Sizes, strides and offsets count elements. A [`Layout`] is plain numbers. `index::validate` proves once that it is inside its
 //! storage; every operation here only selects a subset of its elements.
 
+use std::ops::{Range, RangeFrom, RangeFull, RangeTo};
+
 use smallvec::SmallVec;
 
 use crate::error::{Code, Error, Result};
@@ -23,6 +25,7 @@ pub struct Layout {
 
 /// One item of a basic index, as in NumPy and in torch's `TensorIndex`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum TensorIndex {
     /// Selects one element along a dimension and removes the dimension; counts from the end if negative.
     At(i64),
@@ -39,6 +42,36 @@ pub enum TensorIndex {
     Ellipsis,
     /// A new dimension of size one.
     NewAxis,
+}
+
+impl From<i64> for TensorIndex {
+    fn from(at: i64) -> TensorIndex {
+        TensorIndex::At(at)
+    }
+}
+
+impl From<Range<i64>> for TensorIndex {
+    fn from(range: Range<i64>) -> TensorIndex {
+        TensorIndex::Range { start: Some(range.start), stop: Some(range.end), step: None }
+    }
+}
+
+impl From<RangeFrom<i64>> for TensorIndex {
+    fn from(range: RangeFrom<i64>) -> TensorIndex {
+        TensorIndex::Range { start: Some(range.start), stop: None, step: None }
+    }
+}
+
+impl From<RangeTo<i64>> for TensorIndex {
+    fn from(range: RangeTo<i64>) -> TensorIndex {
+        TensorIndex::Range { start: None, stop: Some(range.end), step: None }
+    }
+}
+
+impl From<RangeFull> for TensorIndex {
+    fn from(_: RangeFull) -> TensorIndex {
+        TensorIndex::Range { start: None, stop: None, step: None }
+    }
 }
 
 /// The number of elements; `None` where it does not fit 64 bits.
@@ -289,6 +322,14 @@ mod tests {
         assert_eq!(whole.index(&[TensorIndex::NewAxis]).unwrap().shape[..], [1, 4, 6, 8]);
         assert!(whole.index(&[TensorIndex::At(4)]).is_err());
         assert!(whole.index(&[TensorIndex::At(0); 4]).is_err());
+    }
+
+    #[test]
+    fn numbers_and_ranges_are_indices() {
+        let whole = layout(&[4, 6, 8]);
+        let part = whole.index(&[(-1).into(), (2..).into(), (..3).into()]).unwrap();
+        assert_eq!((&part.shape[..], part.offset), (&[4, 3][..], 3 * 48 + 2 * 8));
+        assert_eq!(whole.index(&[(..).into(), (1..-1).into()]).unwrap().shape[..], [4, 4, 8]);
     }
 
     #[test]

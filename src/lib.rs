@@ -3,18 +3,38 @@
 //! A restricted unpickler finds the dtype, layout and storage of each tensor; it never imports or calls anything that a file
 //! names. Opening reads metadata only. A tensor's bytes are read when it is materialized, and cast and transposed as they are read.
 //!
-//! ```no_run
-//! use rustload::{Checkpoint, DType, Order, Request};
+//! ```
+//! use rustload::{Checkpoint, DType, Request};
 //!
-//! let checkpoint = Checkpoint::open(&["model.bin".into()], rustload::Options::default())?;
+//! # let folder = std::env::temp_dir().join(format!("rustload-lib-{}", std::process::id()));
+//! # std::fs::create_dir_all(&folder)?;
+//! # let path = folder.join("model.safetensors");
+//! # let header = br#"{"head.weight":{"dtype":"F32","shape":[3,2],"data_offsets":[0,24]}}"#;
+//! # let numbers = [1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0].map(f32::to_le_bytes).concat();
+//! # std::fs::write(&path, [&(header.len() as u64).to_le_bytes()[..], header, &numbers].concat())?;
+//! let checkpoint = Checkpoint::open(&path)?;
 //! for name in checkpoint.names() {
 //!     let tensor = checkpoint.tensor(name)?;
-//!     println!("{name} {} {:?}", tensor.dtype(), tensor.layout().shape);
+//!     println!("{name} {} {:?}", tensor.dtype(), tensor.shape());
 //! }
-//! let request = Request { dtype: Some(DType::BF16), order: Order::Transpose, ..Request::default() };
-//! let array = checkpoint.tensor("lm_head.weight")?.materialize(&request)?;
-//! # Ok::<(), rustload::Error>(())
+//!
+//! // Two rows of it, converted and transposed as they are read.
+//! let rows = checkpoint.tensor("head.weight")?.index(&[(0..2).into()])?;
+//! let array = rows.materialize(&Request::new().dtype(DType::F64).transpose())?;
+//! assert_eq!(array.shape(), [2, 2]);
+//! assert_eq!(array.as_slice::<f64>(), Some(&[1.0, 3.0, 2.0, 4.0][..]));
+//! # std::fs::remove_dir_all(&folder)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! Without a conversion a result may be a view of the file; [`Array::to_vec`] copies either. A file may come from anyone:
+//! [`Limits`] bound what opening it costs, and [`scan`] says what a reader that unpickles it would execute.
+//!
+//! # Features
+//!
+//! - `cuda` (default): uploads to NVIDIA GPUs. The driver is loaded at run time.
+//! - `scan` (default): the module [`scan`].
+//! - `python`: the extension module of the Python package.
 //!
 //! `ARCHITECTURE.md` describes the layers. Imports go down only, which a test enforces.
 

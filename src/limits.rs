@@ -6,6 +6,7 @@ macro_rules! limits {
     ($($name:ident = $default:expr, $what:literal;)*) => {
         /// Upper bounds on the resources that a file may make the reader use. The defaults suffice for real checkpoints.
         #[derive(Clone, Debug, PartialEq, Eq)]
+        #[non_exhaustive]
         pub struct Limits { $(#[doc = $what] pub $name: u64,)* }
 
         impl Default for Limits {
@@ -15,6 +16,17 @@ macro_rules! limits {
         }
 
         impl Limits {
+            /// The defaults.
+            pub fn new() -> Limits {
+                Limits::default()
+            }
+
+            $(#[doc = concat!("Sets the limit `", stringify!($name), "`.")]
+            #[must_use]
+            pub fn $name(self, $name: u64) -> Limits {
+                Limits { $name, ..self }
+            })*
+
             /// The names of all limits, each with what it bounds.
             pub const NAMES: &'static [(&'static str, &'static str)] = &[$((stringify!($name), $what),)*];
 
@@ -75,6 +87,7 @@ mod tests {
             *limits.by_name(name).expect("a name from the list") = 1;
         }
         assert_eq!(limits.marks, 1);
+        assert_eq!(Limits::new().marks(1), Limits { marks: 1, ..Limits::default() });
         assert!(limits.by_name("nonsense").is_none());
     }
 }

@@ -34,14 +34,12 @@ pub const TARGETS: &[Target] = &[
 
 /// Limits so low that no input within them is slow.
 fn limits() -> Limits {
-    Limits {
-        pickle_bytes: 1 << 20,
-        inflate_bytes: 1 << 20,
-        nodes: 1 << 16,
-        name_bytes_total: 1 << 20,
-        materialize_bytes: 1 << 16,
-        ..Limits::default()
-    }
+    Limits::new()
+        .pickle_bytes(1 << 20)
+        .inflate_bytes(1 << 20)
+        .nodes(1 << 16)
+        .name_bytes_total(1 << 20)
+        .materialize_bytes(1 << 16)
 }
 
 fn memory(data: &[u8]) -> Source {
@@ -157,7 +155,7 @@ fn bits(dtype: ::safetensors::Dtype) -> u64 {
 
 /// Opens a checkpoint and lists, slices and materializes its tensors.
 fn open(data: &[u8]) {
-    let options = |unknown| Options { limits: limits(), unknown, ..Options::default() };
+    let options = |unknown| Options::new().limits(limits()).unknown(unknown);
     let bytes = Arc::new(data.to_vec());
     let strict = Checkpoint::from_bytes(bytes.clone(), options(Unknown::Error));
     let Ok(checkpoint) = Checkpoint::from_bytes(bytes, options(Unknown::Keep)) else {
@@ -183,7 +181,7 @@ fn open(data: &[u8]) {
 
 /// The scanner: its report is consistent, and agrees with the loader about the globals of a file and about unknown calls.
 fn scan(data: &[u8]) {
-    let options = scan::Options { limits: Limits { scan_bytes: 1 << 20, ..limits() }, ..Default::default() };
+    let options = scan::Options::new().limits(limits().scan_bytes(1 << 20));
     let bytes = Arc::new(data.to_vec());
     let report = scan::scan_bytes(bytes.clone(), &options).expect("bytes can be read");
     let _ = report.to_json();
@@ -195,7 +193,7 @@ fn scan(data: &[u8]) {
         assert!(found <= verdict, "a finding is worse than the verdict");
     }
     assert!(report.is_complete() || verdict != Verdict::Inert, "inert, but the scan is incomplete");
-    let open = |unknown| Options { limits: limits(), unknown, ..Options::default() };
+    let open = |unknown| Options::new().limits(limits()).unknown(unknown);
     if Checkpoint::from_bytes(bytes.clone(), open(Unknown::Error)).is_ok() {
         assert_ne!(verdict, Verdict::WouldExecute, "unknown=error accepts what would execute");
     }
@@ -222,11 +220,11 @@ fn elements(tensor: &Tensor) {
     assert_eq!(twice, whole, "reversing twice changes it");
     let reversed = read(&tensor.reversed()).expect("a transposed tensor");
     let all: Vec<i64> = (0..shape.len()).rev().map(|dim| i64::try_from(dim).expect("few")).collect();
-    let request = Request { order: Order::Permute(all), ..Request::default() };
+    let request = Request::new().order(Order::Permute(all));
     let mut permuted = vec![0; whole.len()];
     tensor.materialize_into(&request, &mut permuted).expect("a permuted tensor");
     assert_eq!(permuted, reversed, "a permuted request differs from a reversed tensor");
-    let cast = Request { dtype: Some(DType::F64), allow_lossy: true, ..Request::default() };
+    let cast = Request::new().dtype(DType::F64).allow_lossy(true);
     let _ = tensor.materialize(&cast);
 }
 

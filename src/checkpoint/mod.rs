@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::index::{OpaqueClass, Options, Tree};
 use crate::limits::Limits;
 use crate::opened::Opened;
-use crate::tensor::Tensor;
+use crate::tensor::{Request, Tensor};
 
 pub(crate) use self::similar::similar;
 pub(crate) use self::storages::{OwnedStorages, StorageInfo};
@@ -34,15 +34,29 @@ const SUGGESTIONS_MAX: usize = 3;
 pub struct Checkpoint(Arc<Opened>);
 
 impl Checkpoint {
-    /// Opens a file, a directory, an index file, or a list of shards. Reads metadata only. Fails where a file is not a checkpoint
-    /// or is damaged, for names in two shards, and over the limits of `options`.
-    pub fn open(paths: &[PathBuf], options: Options) -> Result<Checkpoint> {
-        Ok(Checkpoint(Arc::new(Opened::open(paths, options)?)))
+    /// Opens a file, a directory or an index file. Reads metadata only. Fails where a file is not a checkpoint or is damaged, for
+    /// names in two shards, and over the default [`Limits`].
+    pub fn open(path: impl AsRef<FilePath>) -> Result<Checkpoint> {
+        Checkpoint::open_with(path, Options::new())
+    }
+
+    /// As [`Checkpoint::open`], with options.
+    pub fn open_with(path: impl AsRef<FilePath>, options: Options) -> Result<Checkpoint> {
+        Checkpoint::open_all([path], options)
+    }
+
+    /// As [`Checkpoint::open_with`], for a list of shards.
+    pub fn open_all<P>(paths: impl IntoIterator<Item = P>, options: Options) -> Result<Checkpoint>
+    where
+        P: AsRef<FilePath>,
+    {
+        let paths: Vec<PathBuf> = paths.into_iter().map(|path| path.as_ref().to_owned()).collect();
+        Ok(Checkpoint(Arc::new(Opened::open(&paths, options)?)))
     }
 
     /// Opens the checkpoint that begins at byte `start` of a file, and ignores the bytes before it.
-    pub fn open_at(path: &FilePath, start: u64, options: Options) -> Result<Checkpoint> {
-        Ok(Checkpoint(Arc::new(Opened::open_at(path, start, options)?)))
+    pub fn open_at(path: impl AsRef<FilePath>, start: u64, options: Options) -> Result<Checkpoint> {
+        Ok(Checkpoint(Arc::new(Opened::open_at(path.as_ref(), start, options)?)))
     }
 
     /// Opens bytes in memory.
@@ -107,6 +121,12 @@ impl Checkpoint {
     pub fn tensor_at(&self, position: usize) -> Option<Tensor> {
         let entry = u32::try_from(position).ok()?;
         (position < self.len()).then(|| self.tensor_of_entry(entry))
+    }
+
+    /// A stream of all tensors, in file order, each materialized as `request` says.
+    pub fn stream(&self, request: &Request, options: StreamOptions) -> Stream {
+        let tensors = (0_u32..).zip(&self.0.entries).map(|(entry, _)| self.tensor_of_entry(entry));
+        Stream::new(tensors.map(|tensor| (tensor, request.clone())).collect(), options)
     }
 
     fn tensor_of_entry(&self, entry: u32) -> Tensor {

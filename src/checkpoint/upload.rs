@@ -20,15 +20,14 @@ use crate::tensor::{Request, Tensor};
 ///
 /// ```no_run
 /// use std::{sync::Arc, time::Duration};
-/// use rustload::sink::cuda::DeviceMemory;
-/// use rustload::stream::upload::Waited;
-/// use rustload::{Array, Checkpoint, Options, Request, Upload};
+/// use rustload::cuda::{DeviceMemory, Upload, Waited};
+/// use rustload::{Array, Checkpoint, Request};
 ///
-/// let checkpoint = Checkpoint::open(&["model.bin".into()], Options::default())?;
+/// let checkpoint = Checkpoint::open("model.bin")?;
 /// let tensor = checkpoint.tensor("lm_head.weight")?;
 /// let upload = Upload::new(0, 128 << 20, None)?;
 /// let destination = Array::on_gpu(Arc::new(DeviceMemory::new(upload.device(), tensor.nbytes())?));
-/// let ticket = upload.submit(vec![(tensor, Request::default())], vec![destination], None).map_err(|failed| failed.error)?;
+/// let ticket = upload.submit(vec![(tensor, Request::new())], vec![destination], None).map_err(|failed| failed.error)?;
 /// while upload.wait(ticket, None, true, Duration::from_secs(1)).map_err(|failed| failed.error)? == Waited::Waiting {}
 /// # Ok::<(), rustload::Error>(())
 /// ```

@@ -17,6 +17,7 @@ use crate::num::to_u64;
 /// The outer byte format of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
+#[non_exhaustive]
 pub enum Format {
     /// A zip archive, as torch has written since 1.6.
     Zip,

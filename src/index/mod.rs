@@ -46,6 +46,7 @@ pub use validate::{RawTensor, Sizes, Tensor};
 
 /// How to treat a value of an unknown class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Unknown {
     /// Keep it as inert data.
     #[default]
@@ -56,6 +57,7 @@ pub enum Unknown {
 
 /// How to open a checkpoint.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct Options {
     /// Bounds on memory and work that the file can cause.
     pub limits: Limits,
@@ -71,6 +73,55 @@ pub struct Options {
     pub io: Io,
     /// Cancels the opening.
     pub cancel: Cancel,
+}
+
+impl Options {
+    /// The defaults: unknown classes are kept as inert data, trailing bytes are an error, checksums are not verified.
+    pub fn new() -> Options {
+        Options::default()
+    }
+
+    /// Sets `limits`.
+    #[must_use]
+    pub fn limits(self, limits: Limits) -> Options {
+        Options { limits, ..self }
+    }
+
+    /// Sets `unknown`.
+    #[must_use]
+    pub fn unknown(self, unknown: Unknown) -> Options {
+        Options { unknown, ..self }
+    }
+
+    /// Sets `ignore_trailing`.
+    #[must_use]
+    pub fn ignore_trailing(self, ignore_trailing: bool) -> Options {
+        Options { ignore_trailing, ..self }
+    }
+
+    /// Sets `compat`.
+    #[must_use]
+    pub fn compat(self, compat: bool) -> Options {
+        Options { compat, ..self }
+    }
+
+    /// Sets `verify`.
+    #[must_use]
+    pub fn verify(self, verify: bool) -> Options {
+        Options { verify, ..self }
+    }
+
+    /// Sets `io`.
+    #[must_use]
+    pub fn io(self, io: Io) -> Options {
+        Options { io, ..self }
+    }
+
+    /// Sets `cancel`.
+    #[must_use]
+    pub fn cancel(self, cancel: Cancel) -> Options {
+        Options { cancel, ..self }
+    }
 }
 
 /// The index of one file.
@@ -172,6 +223,7 @@ pub enum Contents {
 
 /// An unknown class, and where the file has values of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct OpaqueClass {
     /// `module.name`.
     pub class: String,

@@ -14,6 +14,7 @@ use crate::num::to_usize;
 
 /// How f32 -> fp8 converts values out of range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Overflow {
     /// To NaN, or to infinity where the format has one (e5m2): the OCP rule, as in ml_dtypes.
     #[default]

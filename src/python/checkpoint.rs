@@ -50,7 +50,7 @@ pub(crate) fn open_paths(
     let sum = || paths.iter().fold(0_u64, |sum, path| sum.saturating_add(metadata_bytes(path)));
     let nbytes = py.detach(sum);
     let long = verify || is_long(nbytes);
-    Ok(Checkpoint(run::interruptible_if(py, long, &cancel, || Core::open(&paths, options))?))
+    Ok(Checkpoint(run::interruptible_if(py, long, &cancel, || Core::open_all(&paths, options))?))
 }
 
 /// Opens the checkpoint that begins at byte `start` of a file.

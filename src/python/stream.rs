@@ -92,10 +92,10 @@ impl Stream {
             run::detached(py, || Ok(core.start()))?.map_err(|failed| exception(py, failed))?;
         }
         // Mostly an item is ready, and then the call does not detach from the interpreter.
-        let mut taken = core.next(Duration::ZERO).map_err(|failed| exception(py, failed))?;
+        let mut taken = core.next_within(Duration::ZERO).map_err(|failed| exception(py, failed))?;
         while let Taken::Waiting = taken {
             py.check_signals()?;
-            let next = run::detached(py, || Ok(core.next(SIGNAL_CHECK_INTERVAL)))?;
+            let next = run::detached(py, || Ok(core.next_within(SIGNAL_CHECK_INTERVAL)))?;
             taken = next.map_err(|failed| exception(py, failed))?;
         }
         let Taken::Item(StreamItem { index, first, has_later_alias, output }) = taken else {

@@ -23,7 +23,7 @@ mod preview;
 mod report;
 mod walk;
 
-use std::path::PathBuf;
+use std::path::Path;
 
 use crate::bytes::{Bytes, Source};
 use crate::error::Result;
@@ -34,6 +34,7 @@ pub use report::{ByteRange, FileReport, Finding, GlobalUse, Report, Status, Trac
 
 /// How to scan.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct Options {
     /// Bounds on memory and work that a file can cause.
     pub limits: Limits,
@@ -41,12 +42,47 @@ pub struct Options {
     pub cancel: Cancel,
 }
 
+impl Options {
+    /// The defaults.
+    pub fn new() -> Options {
+        Options::default()
+    }
+
+    /// Sets `limits`.
+    #[must_use]
+    pub fn limits(self, limits: Limits) -> Options {
+        Options { limits, ..self }
+    }
+
+    /// Sets `cancel`.
+    #[must_use]
+    pub fn cancel(self, cancel: Cancel) -> Options {
+        Options { cancel, ..self }
+    }
+}
+
 /// Scans files, and all files in directories. Faults of a file are in the report. Fails where a path does not exist, or when
 /// the scan is cancelled.
-pub fn scan(paths: &[PathBuf], options: &Options) -> Result<Report> {
+///
+/// ```
+/// use rustload::scan::{self, Verdict};
+///
+/// # let folder = std::env::temp_dir().join(format!("rustload-scan-{}", std::process::id()));
+/// # std::fs::create_dir_all(&folder)?;
+/// # let path = folder.join("model.pkl");
+/// std::fs::write(&path, b"cos\nsystem\n(S'id'\ntR.")?;
+/// let report = scan::scan([&path], &scan::Options::new())?;
+/// assert_eq!(report.verdict(), Verdict::WouldExecute);
+/// # std::fs::remove_dir_all(&folder)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn scan<P>(paths: impl IntoIterator<Item = P>, options: &Options) -> Result<Report>
+where
+    P: AsRef<Path>,
+{
     let mut report = Report::default();
     for path in paths {
-        for (path, named) in walk::files(path)? {
+        for (path, named) in walk::files(path.as_ref())? {
             options.cancel.check()?;
             report.files.push(file::scan_path(&path, named, options)?);
         }

@@ -43,6 +43,7 @@ impl Verdict {
 
 /// Whether a file was scanned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Status {
     /// It was scanned.
     #[default]
@@ -66,6 +67,7 @@ impl Status {
 
 /// One fact about a file.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Finding {
     /// Its stable code: that of an error, or one that only scans use.
     pub code: &'static str,
@@ -89,6 +91,7 @@ pub struct Finding {
 
 /// One effect that unpickling would have.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct TraceStep {
     /// The member, as in a finding.
     pub member: Option<String>,
@@ -108,6 +111,7 @@ pub struct TraceStep {
 
 /// A global that the file imports.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct GlobalUse {
     /// The member that imports it first.
     pub member: Option<String>,
@@ -125,6 +129,7 @@ pub struct GlobalUse {
 
 /// A byte range that was scanned, or was not.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct ByteRange {
     /// The member, as in a finding.
     pub member: Option<String>,
@@ -138,6 +143,7 @@ pub struct ByteRange {
 
 /// The report of one file.
 #[derive(Debug, Default)]
+#[non_exhaustive]
 pub struct FileReport {
     /// The path, as text; `None` for bytes in memory.
     pub path: Option<String>,
@@ -330,6 +336,7 @@ impl Finding {
 
 /// The reports of all files.
 #[derive(Debug, Default)]
+#[non_exhaustive]
 pub struct Report {
     /// One report per file, in the order of the paths.
     pub files: Vec<FileReport>,

@@ -42,6 +42,7 @@ pub struct Tensor {
 
 /// The order of a result's dimensions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Order {
     /// As in the file.
     #[default]
@@ -54,6 +55,7 @@ pub enum Order {
 
 /// How to materialize a tensor.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct Request {
     /// The result's dtype; `None` for the file's.
     pub dtype: Option<DType>,
@@ -70,7 +72,7 @@ pub struct Request {
     /// Threads to use; `None` for one per core, or one alone where the work is too small for more.
     pub threads: Option<usize>,
     /// The mappings that a view is of; `None` for the one that all views of the checkpoint share.
-    pub mappings: Option<Arc<Mappings>>,
+    pub(crate) mappings: Option<Arc<Mappings>>,
     /// The token that cancels the work.
     pub cancel: Cancel,
 }
@@ -87,6 +89,65 @@ impl Order {
 }
 
 impl Request {
+    /// A request for the elements as the file has them: a view where one is possible, else owned memory.
+    pub fn new() -> Request {
+        Request::default()
+    }
+
+    /// Sets `dtype`.
+    #[must_use]
+    pub fn dtype(self, dtype: impl Into<Option<DType>>) -> Request {
+        Request { dtype: dtype.into(), ..self }
+    }
+
+    /// Sets `order`.
+    #[must_use]
+    pub fn order(self, order: Order) -> Request {
+        Request { order, ..self }
+    }
+
+    /// Swaps the last two dimensions: `order(Order::Transpose)`.
+    #[must_use]
+    pub fn transpose(self) -> Request {
+        self.order(Order::Transpose)
+    }
+
+    /// Sets `copy`.
+    #[must_use]
+    pub fn copy(self, copy: impl Into<Option<bool>>) -> Request {
+        Request { copy: copy.into(), ..self }
+    }
+
+    /// Sets `allow_lossy`.
+    #[must_use]
+    pub fn allow_lossy(self, allow_lossy: bool) -> Request {
+        Request { allow_lossy, ..self }
+    }
+
+    /// Sets `overflow`.
+    #[must_use]
+    pub fn overflow(self, overflow: Overflow) -> Request {
+        Request { overflow, ..self }
+    }
+
+    /// Sets `dequantize`.
+    #[must_use]
+    pub fn dequantize(self, dequantize: bool) -> Request {
+        Request { dequantize, ..self }
+    }
+
+    /// Sets `threads`.
+    #[must_use]
+    pub fn threads(self, threads: impl Into<Option<usize>>) -> Request {
+        Request { threads: threads.into(), ..self }
+    }
+
+    /// Sets `cancel`.
+    #[must_use]
+    pub fn cancel(self, cancel: Cancel) -> Request {
+        Request { cancel, ..self }
+    }
+
     /// Whether both requests have the same result for the same elements. Threads and cancellation do not count.
     pub(crate) fn is_equivalent_to(&self, other: &Request) -> bool {
         let fields = |request: &Request| (request.dtype, request.copy, request.allow_lossy, request.overflow);
@@ -161,6 +222,11 @@ impl Tensor {
     /// The element type in the file.
     pub fn dtype(&self) -> DType {
         self.dtype
+    }
+
+    /// Elements along each dimension.
+    pub fn shape(&self) -> &[u64] {
+        &self.layout.shape
     }
 
     /// Shape, strides and offset, in elements.

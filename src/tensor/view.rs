@@ -15,6 +15,7 @@ use crate::stream::{self, Fill, Signs};
 
 /// Where tensors that share a storage get its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum SharedStorage {
     /// From the file's mapping.
     View,

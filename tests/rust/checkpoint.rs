@@ -27,12 +27,12 @@ impl Folder {
     }
 
     fn open(&self) -> Result<Checkpoint, Error> {
-        Checkpoint::open(&[self.0.path().to_owned()], Options::default())
+        Checkpoint::open_all(&[self.0.path().to_owned()], Options::default())
     }
 
     fn open_files(&self, names: &[&str]) -> Result<Checkpoint, Error> {
         let paths: Vec<PathBuf> = names.iter().map(|name| self.path(name)).collect();
-        Checkpoint::open(&paths, Options::default())
+        Checkpoint::open_all(&paths, Options::default())
     }
 }
 
@@ -138,7 +138,7 @@ fn tensors_of_all_files_count_towards_one_limit() {
     let mut options = Options::default();
     options.limits.tensors = 2;
     let paths = [folder.path("one.safetensors"), folder.path("two.safetensors")];
-    let error = Checkpoint::open(&paths, options).unwrap_err();
+    let error = Checkpoint::open_all(&paths, options).unwrap_err();
     assert!(matches!(error.subject(), Subject::Limit { name: "tensors", found: 3, .. }), "{error:?}");
 }
 

@@ -129,7 +129,7 @@ fn opening(file: Vec<u8>) -> Box<dyn FnMut()> {
 
 fn reading(file: Vec<u8>) -> Box<dyn FnMut()> {
     let checkpoint = support::opened(file);
-    let request = Request { copy: Some(true), ..Request::default() };
+    let request = Request::new().copy(true);
     Box::new(move || {
         for at in 0..checkpoint.len() {
             let tensor = checkpoint.tensor_at(at).expect("a tensor");

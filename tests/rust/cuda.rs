@@ -111,7 +111,7 @@ fn uploads_equal_the_results_of_the_cpu() {
                 let wide = |name: &&str| order == Order::Same || *name != "next";
                 let names = ["matrix", "small", "next", "empty", "cube"];
                 let tensors = names.iter().filter(|name| wide(name)).map(|name| ckpt.tensor(name).unwrap());
-                let request = Request { dtype, order: order.clone(), ..Request::default() };
+                let request = Request::new().dtype(dtype).order(order.clone());
                 let requests: Vec<_> = tensors.map(|tensor| (tensor, request.clone())).collect();
                 let results: Vec<_> =
                     requests.iter().map(|(tensor, request)| expected(tensor, request)).collect();
@@ -135,7 +135,7 @@ fn an_error_names_its_tensor_and_ends_only_its_ticket() {
     on_fake("an_error_names_its_tensor_and_ends_only_its_ticket", &[("FAKECUDA_DELAY", "300")], || {
         let ckpt = checkpoint();
         let upload = Upload::new(0, 64 << 20, Some(2)).unwrap();
-        let request = |name, dtype| (ckpt.tensor(name).unwrap(), Request { dtype, ..Request::default() });
+        let request = |name, dtype| (ckpt.tensor(name).unwrap(), Request::new().dtype(dtype));
         let submit = |requests: Vec<(Tensor, Request)>, sizes: &[usize]| {
             let into = destinations(upload.device(), sizes).into_iter().map(|(array, _)| array).collect();
             upload.submit(requests, into, None)

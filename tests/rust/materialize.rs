@@ -97,7 +97,7 @@ fn open_from(bytes: Vec<u8>, in_file: bool, options: Options) -> Opened {
     }
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(&bytes).unwrap();
-    let checkpoint = Checkpoint::open(&[file.path().to_owned()], options).unwrap();
+    let checkpoint = Checkpoint::open_all(&[file.path().to_owned()], options).unwrap();
     Opened { checkpoint, file: Some(file) }
 }
 
@@ -180,13 +180,7 @@ proptest! {
         let tensor = opened.checkpoint.tensor("w").unwrap();
         let mut order: Vec<usize> = (0..layout.shape.len()).collect();
         order.sort_by_key(|&at| (seed >> (8 * at)) & 0xff);
-        let request = Request {
-            dtype: Some(to),
-            order: Order::Permute(order.iter().map(|&at| at as i64).collect()),
-            allow_lossy: true,
-            threads: Some(threads),
-            ..Request::default()
-        };
+        let request = Request::new().dtype(to).order(Order::Permute(order.iter().map(|&at| at as i64).collect())).allow_lossy(true).threads(threads);
         let expected = layout.permuted(&order).reference(&storage, from, to, big_endian);
         prop_assert_eq!(&into_vec(&tensor, &request), &expected);
         let array = tensor.materialize(&request).unwrap();
@@ -261,7 +255,7 @@ fn tensors_larger_than_every_buffer_are_read_completely() {
             let tensor = opened.checkpoint.tensor("w").unwrap();
             let expected = layout.reference(&storage, from, to, big_endian);
             for threads in 1..=4 {
-                let request = Request { dtype: Some(to), threads: Some(threads), ..Request::default() };
+                let request = Request::new().dtype(to).threads(threads);
                 assert!(
                     into_vec(&tensor, &request) == expected,
                     "{from} to {to}, {layout:?}, {threads} thread(s)"
@@ -315,7 +309,7 @@ fn lazy_signs_are_applied_once_per_element_in_every_block_and_thread() {
                 opened(with_flags(&layout, dtype, flags, &storage).bytes()).tensor("tensor").unwrap();
             let expected = layout.reference(&signed, dtype, to, false);
             for threads in [1, 3] {
-                let request = Request { dtype: Some(to), threads: Some(threads), ..Request::default() };
+                let request = Request::new().dtype(to).threads(threads);
                 let found = into_vec(&tensor, &request);
                 assert!(found == expected, "{dtype} to {to}, {flags:?}, {layout:?}, {threads} thread(s)");
             }
@@ -333,17 +327,17 @@ fn lazy_signs_are_applied_before_the_cast_and_in_slices() {
     let complex = flagged(DType::C64, "conj", &f32s(&values));
     let row = complex.index(&[TensorIndex::At(1)]).unwrap();
     assert_eq!(into_vec(&row, &Request::default()), f32s(&[2.0, -3.0, 8.0, -9.0]));
-    let wide = Request { dtype: Some(DType::C128), order: Order::Transpose, ..Request::default() };
+    let wide = Request::new().dtype(DType::C128).transpose();
     let first: Vec<u8> = [0.0_f64, -1.0, 2.0, -3.0].iter().flat_map(|x| x.to_le_bytes()).collect();
     assert_eq!(into_vec(&complex, &wide)[..32], first);
     assert_eq!(complex.materialize(&Request::default()).unwrap().dtype(), DType::C64);
     // An unsigned integer wraps before it is widened, as in torch's negate(x).to(int16).
     let negative = flagged(DType::U8, "neg", &[0, 1, 2, 3, 4, 5]);
-    let request = Request { dtype: Some(DType::I16), ..Request::default() };
+    let request = Request::new().dtype(DType::I16);
     let found: Vec<i16> =
         into_vec(&negative, &request).chunks(2).map(|x| i16::from_le_bytes([x[0], x[1]])).collect();
     assert_eq!(found, [0, 253, 255, 252, 254, 251]);
-    let view = Request { copy: Some(false), ..Request::default() };
+    let view = Request::new().copy(false);
     assert_eq!(negative.materialize(&view).unwrap_err().code(), Code::Buffer);
 }
 
@@ -358,7 +352,7 @@ fn views_keep_the_files_strides_and_have_the_elements_of_owned_results() {
     let tensor = opened.checkpoint.tensor("w").unwrap();
     // The builder does not align members, so whether there is a view depends on the offset.
     let array = tensor.materialize(&Request::default()).unwrap();
-    let owned = tensor.materialize(&Request { copy: Some(true), ..Request::default() }).unwrap();
+    let owned = tensor.materialize(&Request::new().copy(true)).unwrap();
     assert!(!owned.is_view() && owned.is_contiguous());
     assert_eq!(owned.strides(), [5, 1]);
     assert_eq!(elements(&array), elements(&owned));
@@ -375,7 +369,7 @@ fn views_keep_the_files_strides_and_have_the_elements_of_owned_results() {
     let part = tensor
         .index(&[TensorIndex::At(-1), TensorIndex::Range { start: Some(3), stop: None, step: Some(5) }])
         .unwrap();
-    let part = part.materialize(&Request { copy: Some(false), ..Request::default() }).unwrap();
+    let part = part.materialize(&Request::new().copy(false)).unwrap();
     assert_eq!(elements(&part), [69, 74, 79, 84].map(|at| storage[at]));
     assert_eq!(tensor.shared_storage(None, &Cancel::new()).unwrap(), Some(SharedStorage::View));
     let whole = tensor.storage_bytes(SharedStorage::View, &Request::default()).unwrap();
@@ -388,7 +382,7 @@ fn views_keep_the_files_strides_and_have_the_elements_of_owned_results() {
 #[test]
 fn copy_rules_hold_for_every_source() {
     let (layout, storage) = square();
-    let request = |copy, dtype, order| Request { copy, dtype, order, ..Request::default() };
+    let request = |copy, dtype, order| Request::new().copy(copy).dtype(dtype).order(order);
     let code = |tensor: &Handle, request: &Request| tensor.materialize(request).unwrap_err().code();
     for (in_file, big_endian) in [(true, false), (false, false), (true, true)] {
         let bytes = archive(&layout, DType::F32, &storage, big_endian).bytes();
@@ -415,7 +409,7 @@ fn misaligned_tensors_of_safetensors_are_copied() {
     for padding in 0..8 {
         let opened = open_from(file.clone().pad(padding).bytes(), true, Options::default());
         let of = |name: &str, copy| {
-            opened.checkpoint.tensor(name).unwrap().materialize(&Request { copy, ..Request::default() })
+            opened.checkpoint.tensor(name).unwrap().materialize(&Request::new().copy(copy))
         };
         let array = of("a", None).unwrap();
         assert_eq!(array.is_view(), padding % 4 == 0, "{padding}");
@@ -435,7 +429,7 @@ fn t25_bools_other_than_0_and_1_are_never_viewed() {
     let bad = open_from(file(&[0, 1, 2, 255]), true, Options::default());
     let tensor = bad.checkpoint.tensor("b").unwrap();
     assert_eq!(elements(&tensor.materialize(&Request::default()).unwrap()), [0, 1, 1, 1]);
-    let view = Request { copy: Some(false), ..Request::default() };
+    let view = Request::new().copy(false);
     assert_eq!(tensor.materialize(&view).unwrap_err().code(), Code::Buffer);
     // The invalid byte is the last one, after more bytes than are checked in one block.
     let long = [&[1; 200_000][..], &[2]].concat();
@@ -455,19 +449,13 @@ fn tensors_that_share_big_endian_bytes_are_swapped_once_each() {
     let pickle = torch_dict(&[("a", part(0)), ("b", part(2)), ("c", part(1))]);
     let opened =
         open_from(Archive::new(pickle).storage("0", &storage).big_endian().bytes(), true, Options::default());
-    let request = Request { copy: Some(true), ..Request::default() };
+    let request = Request::new().copy(true);
     let requests = ["a", "b", "c"].map(|name| (opened.checkpoint.tensor(name).unwrap(), request.clone()));
-    let options = StreamOptions {
-        window: 64 << 20,
-        threads: Some(1),
-        by_file: true,
-        share_storages: false,
-        results_kept: false,
-    };
+    let options = StreamOptions::new().window(64 << 20).threads(1);
     let mut stream = Stream::new(requests.to_vec(), options);
     let mut given = 0;
     loop {
-        match stream.next(Duration::from_secs(10)).unwrap() {
+        match stream.next_within(Duration::from_secs(10)).unwrap() {
             Taken::Item(found) => {
                 let Output::Array(array) = found.output else { panic!("an owned array") };
                 let first = offsets[found.index] as u8 + 1;
@@ -489,14 +477,14 @@ fn empty_tensors_and_scalars_are_materialized_with_every_request() {
         let opened = open_from(file.bytes(), in_file, Options::default());
         let of = |name: &str, request: &Request| opened.checkpoint.tensor(name).unwrap().materialize(request);
         for copy in [None, Some(true)] {
-            let request = Request { copy, ..Request::default() };
+            let request = Request::new().copy(copy);
             assert_eq!(of("none", &request).unwrap().shape(), [0, 7]);
             assert_eq!(elements(&of("one", &request).unwrap()), f32s(&[2.0]));
         }
-        let cast = Request { dtype: Some(DType::F64), ..Request::default() };
+        let cast = Request::new().dtype(DType::F64);
         assert_eq!(elements(&of("one", &cast).unwrap()), 2.0_f64.to_le_bytes());
         assert_eq!(of("none", &cast).unwrap().nbytes(), 0);
-        let transpose = Request { order: Order::Transpose, ..Request::default() };
+        let transpose = Request::new().transpose();
         assert_eq!(of("one", &transpose).unwrap_err().code(), Code::Value);
     }
 }
@@ -507,12 +495,12 @@ fn a_file_that_is_truncated_after_opening_is_an_error_for_owned_results() {
     let bytes = st::File::new().tensor("w", "U8", &[20 << 20], &storage).bytes();
     let opened = open_from(bytes, true, Options::default());
     let tensor = opened.checkpoint.tensor("w").unwrap();
-    assert!(tensor.materialize(&Request { copy: Some(true), ..Request::default() }).is_ok());
+    assert!(tensor.materialize(&Request::new().copy(true)).is_ok());
     opened.file.as_ref().unwrap().as_file().set_len(15 << 20).unwrap();
     for threads in [1, 4] {
-        let cast = Request { dtype: Some(DType::F32), threads: Some(threads), ..Request::default() };
+        let cast = Request::new().dtype(DType::F32).threads(threads);
         assert_eq!(tensor.materialize(&cast).unwrap_err().code(), Code::FileChanged);
-        let copy = Request { copy: Some(true), threads: Some(threads), ..Request::default() };
+        let copy = Request::new().copy(true).threads(threads);
         assert_eq!(tensor.materialize(&copy).unwrap_err().code(), Code::FileChanged);
     }
     assert_eq!(tensor.materialize(&Request::default()).unwrap_err().code(), Code::FileChanged);
@@ -523,11 +511,11 @@ fn t16_expanded_tensors_grow_up_to_a_limit() {
     let layout = FileLayout::new(&[100, 6], &[0, 1], 0);
     let storage = noise(24);
     let with = |ratio: u64, bytes: u64| {
-        let limits = Limits { materialize_ratio: ratio, materialize_bytes: bytes, ..Limits::default() };
-        let options = Options { limits, ..Options::default() };
+        let limits = Limits::new().materialize_ratio(ratio).materialize_bytes(bytes);
+        let options = Options::new().limits(limits);
         open_from(archive(&layout, DType::F32, &storage, false).bytes(), false, options)
     };
-    let copy = Request { copy: Some(true), ..Request::default() };
+    let copy = Request::new().copy(true);
     let result = |opened: &Opened, request: &Request| {
         opened.checkpoint.tensor("w").unwrap().materialize(request).map(|array| array.nbytes())
     };
@@ -535,7 +523,7 @@ fn t16_expanded_tensors_grow_up_to_a_limit() {
     assert_eq!(result(&with(100, 1000), &copy).unwrap(), 2400);
     assert_eq!(result(&with(0, 2400), &copy).unwrap(), 2400);
     // The limit is on the result: a wider dtype takes more.
-    let wide = Request { dtype: Some(DType::F64), ..Request::default() };
+    let wide = Request::new().dtype(DType::F64);
     assert_eq!(result(&with(0, 2400), &wide).unwrap_err().code(), Code::Limit);
     // A single row has no broadcast dimension.
     let opened = with(0, 0);
@@ -552,7 +540,7 @@ fn a_destination_of_another_size_than_the_result_is_an_error() {
         let error = tensor.materialize_into(&Request::default(), &mut vec![0; len]).unwrap_err();
         assert_eq!(error.code(), Code::Value, "{len}");
     }
-    let half = Request { dtype: Some(DType::F16), ..Request::default() };
+    let half = Request::new().dtype(DType::F16);
     assert_eq!(tensor.materialize_into(&half, &mut [0; 80]).unwrap_err().code(), Code::Value);
     tensor.materialize_into(&half, &mut [0; 40]).unwrap();
 }
@@ -562,7 +550,7 @@ fn casts_that_change_the_kind_of_number_need_allow_lossy() {
     let (layout, storage) = square();
     let checkpoint = opened(archive(&layout, DType::F32, &storage, false).bytes());
     let tensor = checkpoint.tensor("w").unwrap();
-    let request = |dtype, allow_lossy| Request { dtype: Some(dtype), allow_lossy, ..Request::default() };
+    let request = |dtype, allow_lossy| Request::new().dtype(dtype).allow_lossy(allow_lossy);
     for dtype in [DType::I32, DType::Bool, DType::U8] {
         assert_eq!(tensor.materialize(&request(dtype, false)).unwrap_err().code(), Code::LossyCast);
         assert!(kernel::is_lossy(DType::F32, dtype));
@@ -578,7 +566,7 @@ fn a_cancelled_request_is_an_error() {
     let (layout, storage) = square();
     let checkpoint = opened(archive(&layout, DType::F32, &storage, false).bytes());
     let cancel = Cancel::new();
-    let request = Request { copy: Some(true), cancel: cancel.clone(), ..Request::default() };
+    let request = Request::new().copy(true).cancel(cancel.clone());
     checkpoint.tensor("w").unwrap().materialize(&request).unwrap();
     cancel.cancel();
     let error = checkpoint.tensor("w").unwrap().materialize(&request).unwrap_err();

@@ -261,7 +261,7 @@ fn a_torch_pickle_with_any_bit_flipped_is_an_error_or_a_value() {
 
 /// Reads the pickle, and looks up all its calls and globals if that succeeds.
 fn visit(data: &[u8]) {
-    let limits = Limits { nodes: 1 << 20, ..Limits::default() };
+    let limits = Limits::new().nodes(1 << 20);
     let Ok(pickle) = run(data.to_vec(), 0, &limits) else { return };
     let values = &pickle.values;
     assert!(pickle.root.index() < values.len());

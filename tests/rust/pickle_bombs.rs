@@ -128,11 +128,11 @@ fn r07_r08_r14_deep_nesting_does_not_recurse_and_keeps_the_memory_bound() {
 fn r09_floods_stop_at_a_limit_or_keep_the_memory_bound() {
     assert_eq!(limit(bomb(vec![b'N'; 17 << 20], Limits::default())), "stack");
     assert_eq!(limit(bomb(vec![b')'; 17 << 20], Limits::default())), "stack");
-    let few = Limits { nodes: 1000, ..Limits::default() };
+    let few = Limits::new().nodes(1000);
     assert_eq!(limit(bomb(vec![b']'; MILLION], few)), "nodes");
-    let few = Limits { memo: 1000, ..Limits::default() };
+    let few = Limits::new().memo(1000);
     assert_eq!(limit(bomb(repeat(b"N", b"\x94", MILLION, b"."), few)), "memo");
-    let few = Limits { pickle_bytes: 10, ..Limits::default() };
+    let few = Limits::new().pickle_bytes(10);
     assert_eq!(limit(bomb(vec![b'N'; 11], few)), "pickle_bytes");
     let data = vec![b']'; 10 * MILLION];
     assert_eq!(bomb(data, Limits::default()).expect_err("no STOP").code(), Code::PickleStack);

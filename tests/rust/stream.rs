@@ -13,13 +13,9 @@ use rustload::{
     Taken, TensorIndex,
 };
 
-const OPTIONS: StreamOptions = StreamOptions {
-    window: 64 << 20,
-    threads: Some(2),
-    by_file: true,
-    share_storages: false,
-    results_kept: false,
-};
+fn options() -> StreamOptions {
+    StreamOptions::new().window(64 << 20).threads(2)
+}
 
 fn safetensors(tensors: &[(&str, &[u64], Vec<f32>)]) -> Checkpoint {
     let file = st::File::new();
@@ -41,7 +37,7 @@ fn all(ckpt: &Checkpoint, request: &Request) -> Vec<(rustload::Tensor, Request)>
 fn drain(mut stream: Stream) -> Result<Vec<(usize, Output)>, (usize, Code)> {
     let mut out = Vec::new();
     loop {
-        match stream.next(Duration::from_secs(10)) {
+        match stream.next_within(Duration::from_secs(10)) {
             Ok(Taken::Item(item)) => out.push((item.index, item.output)),
             Ok(Taken::Finished) => return Ok(out),
             Ok(Taken::Waiting) => {}
@@ -60,12 +56,12 @@ fn shape_of(output: &Output) -> Vec<u64> {
 #[test]
 fn order_is_that_of_the_list_or_of_the_data_in_the_file() {
     let ckpt = safetensors(&[("a", &[2], counting(2)), ("b", &[3], counting(3)), ("c", &[4], counting(4))]);
-    let copy = Request { copy: Some(true), ..Request::default() };
+    let copy = Request::new().copy(true);
     let mut requests = all(&ckpt, &copy);
     requests.reverse();
-    let found = drain(Stream::new(requests.clone(), StreamOptions { by_file: false, ..OPTIONS })).unwrap();
+    let found = drain(Stream::new(requests.clone(), options().by_file(false))).unwrap();
     assert_eq!(found.iter().map(|(index, _)| *index).collect::<Vec<_>>(), [0, 1, 2]);
-    let found = drain(Stream::new(requests, OPTIONS)).unwrap();
+    let found = drain(Stream::new(requests, options())).unwrap();
     assert_eq!(found.iter().map(|(index, _)| *index).collect::<Vec<_>>(), [2, 1, 0]);
     assert_eq!(found.iter().map(|(_, made)| shape_of(made)[0]).collect::<Vec<_>>(), [2, 3, 4]);
 }
@@ -74,9 +70,9 @@ fn order_is_that_of_the_list_or_of_the_data_in_the_file() {
 fn equal_requests_are_materialized_once() {
     let ckpt = safetensors(&[("a", &[2], counting(2))]);
     let tensor = ckpt.tensor("a").unwrap();
-    let cast = Request { dtype: Some(DType::F16), ..Request::default() };
+    let cast = Request::new().dtype(DType::F16);
     let requests = vec![(tensor.clone(), cast.clone()), (tensor.clone(), cast), (tensor, Request::default())];
-    let found = drain(Stream::new(requests, OPTIONS)).unwrap();
+    let found = drain(Stream::new(requests, options())).unwrap();
     assert!(matches!(&found[0].1, Output::Array(array) if array.dtype() == DType::F16));
     assert!(matches!(found[1].1, Output::Alias));
     assert!(matches!(&found[2].1, Output::Array(array) if array.dtype() == DType::F32));
@@ -85,14 +81,14 @@ fn equal_requests_are_materialized_once() {
 #[test]
 fn an_error_names_its_tensor_and_ends_the_stream() {
     let ckpt = safetensors(&[("a", &[2], counting(2)), ("b", &[3], counting(3))]);
-    let mut requests = all(&ckpt, &Request { copy: Some(true), ..Request::default() });
+    let mut requests = all(&ckpt, &Request::new().copy(true));
     requests[1].1.dtype = Some(DType::I8);
-    assert_eq!(drain(Stream::new(requests.clone(), OPTIONS)).unwrap_err(), (1, Code::LossyCast));
-    let mut stream = Stream::new(requests, StreamOptions { window: 1, ..OPTIONS });
-    assert!(matches!(stream.next(Duration::from_secs(10)), Ok(Taken::Item(_))));
-    let failed = stream.next(Duration::from_secs(10)).unwrap_err();
+    assert_eq!(drain(Stream::new(requests.clone(), options())).unwrap_err(), (1, Code::LossyCast));
+    let mut stream = Stream::new(requests, options().window(1));
+    assert!(matches!(stream.next_within(Duration::from_secs(10)), Ok(Taken::Item(_))));
+    let failed = stream.next_within(Duration::from_secs(10)).unwrap_err();
     assert_eq!((failed.index, &*failed.name, failed.error.member()), (1, "b", Some("b")));
-    assert!(matches!(stream.next(Duration::from_secs(10)), Ok(Taken::Finished)));
+    assert!(matches!(stream.next_within(Duration::from_secs(10)), Ok(Taken::Finished)));
 }
 
 #[test]
@@ -102,13 +98,13 @@ fn a_stream_that_is_closed_early_ends() {
         tensors.iter().map(|(name, values)| (&**name, &[100, 100][..], values.clone())).collect();
     let ckpt = safetensors(&tensors);
     for taken in 0..3 {
-        let request = Request { order: Order::Transpose, ..Request::default() };
-        let mut stream = Stream::new(all(&ckpt, &request), StreamOptions { window: 100_000, ..OPTIONS });
+        let request = Request::new().transpose();
+        let mut stream = Stream::new(all(&ckpt, &request), options().window(100_000));
         for _ in 0..taken {
-            assert!(matches!(stream.next(Duration::from_secs(10)), Ok(Taken::Item(_))));
+            assert!(matches!(stream.next_within(Duration::from_secs(10)), Ok(Taken::Item(_))));
         }
         stream.close();
-        assert!(matches!(stream.next(Duration::ZERO), Ok(Taken::Finished)));
+        assert!(matches!(stream.next_within(Duration::ZERO), Ok(Taken::Finished)));
     }
 }
 
@@ -119,7 +115,7 @@ fn a_join_is_filled_with_the_strides_of_each_part() {
     let joined = Joined::concat(parts(), 1).unwrap();
     let read = |joined: &Joined, order: Order| {
         let mut out = vec![0; 4 * 9];
-        joined.materialize_into(&Request { order, ..Request::default() }, &mut out).unwrap();
+        joined.materialize_into(&Request::new().order(order), &mut out).unwrap();
         out
     };
     assert_eq!(read(&joined, Order::Same), f32s(&[0.0, 1.0, 90.0, 2.0, 3.0, 91.0, 4.0, 5.0, 92.0]));

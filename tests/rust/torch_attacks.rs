@@ -199,7 +199,7 @@ fn p06_bytes_after_the_pickle_are_refused_unless_ignored() {
     let bytes = Archive::new(bytes).storage("0", &f32s(&SIX)).bytes();
     let error = open(bytes.clone()).unwrap_err();
     assert_eq!((error.code(), error.member()), (Code::TrailingData, Some("archive/data.pkl")));
-    let options = Options { ignore_trailing: true, ..Options::default() };
+    let options = Options::new().ignore_trailing(true);
     assert_eq!(Checkpoint::from_bytes(Arc::new(bytes), options).unwrap().len(), 1);
 }
 
@@ -997,8 +997,8 @@ fn r12_calls_of_one_class_are_counted_though_none_is_a_tensor() {
             });
             p.op(b'e');
         });
-        let limits = Limits { tensors: 10, ..Limits::default() };
-        Checkpoint::from_bytes(Arc::new(bytes.bytes()), Options { limits, ..Options::default() })
+        let limits = Limits::new().tensors(10);
+        Checkpoint::from_bytes(Arc::new(bytes.bytes()), Options::new().limits(limits))
     };
     assert_eq!(calls(10, 10).unwrap().len(), 0);
     for (first, second) in [(11, 0), (0, 11)] {
@@ -1217,8 +1217,8 @@ fn r20_long_keys_on_deep_paths_are_a_limit_error_before_names_are_built() {
             .op(b't');
         p.tensor(&floats(&[6])).op(b's');
     });
-    let limits = Limits { name_bytes_total: 16 << 20, ..Limits::default() };
-    let options = Options { limits, ..Options::default() };
+    let limits = Limits::new().name_bytes_total(16 << 20);
+    let options = Options::new().limits(limits);
     assert_eq!(bomb(tuple.bytes()), Ok(1));
     let error = Checkpoint::from_bytes(Arc::new(tuple.bytes()), options).unwrap_err();
     assert!(matches!(error.subject(), Subject::Limit { name: "name_bytes_total", .. }), "{error:?}");
@@ -1265,9 +1265,9 @@ fn r22_name_bytes_of_all_shards_are_counted_together() {
         .collect();
     let mut options = Options::default();
     options.limits.name_bytes_total = 100_000;
-    let error = Checkpoint::open(&paths, options.clone()).unwrap_err();
+    let error = Checkpoint::open_all(&paths, options.clone()).unwrap_err();
     assert!(matches!(error.subject(), Subject::Limit { name: "name_bytes_total", .. }), "{error:?}");
-    assert_eq!(Checkpoint::open(&paths[..2], options).unwrap().opaque().len(), 40);
+    assert_eq!(Checkpoint::open_all(&paths[..2], options).unwrap().opaque().len(), 40);
 }
 
 #[test]
@@ -1362,8 +1362,8 @@ fn the_head_of_a_legacy_stream_is_bounded_as_a_whole() {
     let size = pickles.len() as u64;
     let open = |pickle_bytes: u64, after: usize| {
         let bytes = [&pickles[..], &vec![0; after]].concat();
-        let limits = Limits { pickle_bytes, ..Limits::default() };
-        let options = Options { limits, ignore_trailing: true, ..Options::default() };
+        let limits = Limits::new().pickle_bytes(pickle_bytes);
+        let options = Options::new().limits(limits).ignore_trailing(true);
         // With a timeout, so that a reader that makes no progress fails the test instead of hanging it.
         let (done, found) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
@@ -1389,7 +1389,7 @@ fn a14_a15_the_content_decides_the_format_not_the_name() {
     let as_torch = folder.path().join("model.pt");
     std::fs::write(&as_torch, crate::support::st::File::new().tensor("v", "F32", &[1], &[0; 4]).bytes())
         .unwrap();
-    let names_in = |path| names(&Checkpoint::open(&[path], Options::default()).unwrap());
+    let names_in = |path| names(&Checkpoint::open_all(&[path], Options::default()).unwrap());
     assert_eq!(names_in(as_safetensors), ["w"]);
     assert_eq!(names_in(as_torch), ["v"]);
 }
@@ -1424,7 +1424,7 @@ fn a17_a_flipped_bit_is_never_an_internal_error() {
         for position in 0..checkpoint.len() {
             let tensor = checkpoint.tensor_at(position).unwrap();
             if tensor.nbytes() < 1 << 20 {
-                let result = tensor.materialize(&Request { copy: Some(true), ..Request::default() });
+                let result = tensor.materialize(&Request::new().copy(true));
                 assert_ne!(result.err().map(|error| error.code()), Some(Code::InternalError), "bit {at}");
             }
         }
@@ -1436,16 +1436,16 @@ fn a18_a_file_that_changes_is_an_error_when_it_is_read() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.pt");
     std::fs::write(&path, good().bytes()).unwrap();
-    let checkpoint = Checkpoint::open(std::slice::from_ref(&path), Options::default()).unwrap();
+    let checkpoint = Checkpoint::open_all(std::slice::from_ref(&path), Options::default()).unwrap();
     let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
     file.set_len(40).unwrap();
     let tensor = checkpoint.tensor("w").unwrap();
     for copy in [None, Some(true), Some(false)] {
-        let error = tensor.materialize(&Request { copy, ..Request::default() }).unwrap_err();
+        let error = tensor.materialize(&Request::new().copy(copy)).unwrap_err();
         assert_eq!(error.code(), Code::FileChanged, "{copy:?}");
     }
     file.set_len(1 << 20).unwrap();
-    let error = tensor.materialize(&Request { copy: Some(true), ..Request::default() }).unwrap_err();
+    let error = tensor.materialize(&Request::new().copy(true)).unwrap_err();
     assert_eq!(error.code(), Code::FileChanged);
 }
 

@@ -396,7 +396,7 @@ fn z35_z37_deflated_members_are_inflated() {
     let built = archive(w).deflated("data.pkl").deflated("data/0").descriptors();
     let checkpoint = opened(built.bytes());
     assert_eq!(bytes_of(&checkpoint, "tensor"), six());
-    let view = rustload::Request { copy: Some(false), ..Default::default() };
+    let view = rustload::Request::new().copy(false);
     let error = checkpoint.tensor("tensor").unwrap().materialize(&view).unwrap_err();
     assert_eq!(error.code(), rustload::Code::RecordCompressed);
 }
@@ -405,7 +405,7 @@ fn z35_z37_deflated_members_are_inflated() {
 fn z34b_an_archive_without_checksums_opens_with_a_note() {
     let checkpoint = opened(archive(w).no_checksums().bytes());
     assert!(checkpoint.notes().iter().any(|note| note.contains("checksum")), "{:?}", checkpoint.notes());
-    let options = rustload::Options { verify: true, ..Default::default() };
+    let options = rustload::Options::new().verify(true);
     let bytes = archive(w).no_checksums().bytes();
     rustload::Checkpoint::from_bytes(std::sync::Arc::new(bytes), options).unwrap();
 }
@@ -414,7 +414,7 @@ fn z34b_an_archive_without_checksums_opens_with_a_note() {
 fn z34_a_storages_checksum_is_checked_on_request() {
     let bytes = archive(w).wrong_crc("data/0").bytes();
     assert_eq!(bytes_of(&opened(bytes.clone()), "tensor"), six());
-    let options = rustload::Options { verify: true, ..Default::default() };
+    let options = rustload::Options::new().verify(true);
     let error = rustload::Checkpoint::from_bytes(std::sync::Arc::new(bytes), options).unwrap_err();
     assert_eq!(error.code(), rustload::Code::ZipCrc);
 }
@@ -681,7 +681,7 @@ fn real_files_of_torch_open() {
         [("torch.pt", 0), ("no_crc.pt", 1), ("zipfile_deflated.pt", 0), ("info_zip_piped.pt", 0)]
     {
         let path = format!("{}/tests/data/containers/{name}", env!("CARGO_MANIFEST_DIR"));
-        let checkpoint = rustload::Checkpoint::open(&[path.into()], Default::default()).expect(name);
+        let checkpoint = rustload::Checkpoint::open_all(&[path.into()], Default::default()).expect(name);
         assert_eq!(names(&checkpoint), ["w", "b"], "{name}");
         assert_eq!(bytes_of(&checkpoint, "w"), six(), "{name}");
         assert_eq!(checkpoint.notes().len(), notes, "{name}: {:?}", checkpoint.notes());

@@ -19,6 +19,7 @@ use crate::memory::Memory;
 
 /// How tensor data is read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Io {
     /// Direct or buffered, decided from the file system and the page cache.
     #[default]

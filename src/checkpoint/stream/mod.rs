@@ -1,7 +1,7 @@
 //! Materializes many tensors ahead of the consumer, with back pressure.
 //!
 //! A stream has one producer thread. It gathers small tensors into batches, blocks until a batch fits the window, and fills the
-//! batch with scoped threads while the consumer has the batch before. The thread starts with the first call of [`Stream::next`].
+//! batch with scoped threads while the consumer has the batch before. The thread starts with the first call of [`Stream::next_within`].
 //! Dropping a stream stops the thread and joins it. Small streams have no producer thread: they run on the consumer's thread.
 //!
 //! A forked child has no producer thread, and a lock may have been held at the fork, so a stream of another process is left alone.
@@ -10,6 +10,7 @@ mod order;
 
 pub(crate) use order::StreamStep;
 
+use std::fmt;
 use std::process;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -37,8 +38,12 @@ const PER_TENSOR_COST_BYTES: u64 = 4 << 10;
 /// The most memory that the results of an inline stream occupy, including the unused ends of their pages and slabs.
 const INLINE_MEMORY_MAX_BYTES: u64 = 16 << 20;
 
+/// The longest single wait of the iterator.
+const WAIT_INTERVAL: Duration = Duration::from_secs(60);
+
 /// Options of a stream.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct StreamOptions {
     /// Bytes that may be in flight beyond what the consumer holds; lowered where the process's cgroup has little memory left.
     pub window: u64,
@@ -54,8 +59,61 @@ pub struct StreamOptions {
     pub results_kept: bool,
 }
 
+/// The default window of a stream.
+const WINDOW_BYTES: u64 = 256 << 20;
+
+impl Default for StreamOptions {
+    fn default() -> StreamOptions {
+        StreamOptions {
+            window: WINDOW_BYTES,
+            threads: None,
+            by_file: true,
+            share_storages: false,
+            results_kept: false,
+        }
+    }
+}
+
+impl StreamOptions {
+    /// The defaults: file order, a window of 256 MiB, as many threads as are of use.
+    pub fn new() -> StreamOptions {
+        StreamOptions::default()
+    }
+
+    /// Sets `window`.
+    #[must_use]
+    pub fn window(self, window: u64) -> StreamOptions {
+        StreamOptions { window, ..self }
+    }
+
+    /// Sets `threads`.
+    #[must_use]
+    pub fn threads(self, threads: impl Into<Option<usize>>) -> StreamOptions {
+        StreamOptions { threads: threads.into(), ..self }
+    }
+
+    /// Sets `by_file`.
+    #[must_use]
+    pub fn by_file(self, by_file: bool) -> StreamOptions {
+        StreamOptions { by_file, ..self }
+    }
+
+    /// Sets `share_storages`.
+    #[must_use]
+    pub fn share_storages(self, share_storages: bool) -> StreamOptions {
+        StreamOptions { share_storages, ..self }
+    }
+
+    /// Sets `results_kept`.
+    #[must_use]
+    pub fn results_kept(self, results_kept: bool) -> StreamOptions {
+        StreamOptions { results_kept, ..self }
+    }
+}
+
 /// One item of a stream.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct StreamItem {
     /// The index of its request.
     pub index: usize,
@@ -69,6 +127,7 @@ pub struct StreamItem {
 
 /// The result of one request of a stream.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum Output {
     /// An array: owned, or a view.
     Array(Array),
@@ -80,6 +139,7 @@ pub enum Output {
 
 /// An error of a stream or an upload, and the tensor that it is about.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct TensorError {
     /// The index of the request; 0 where the error is about no single tensor.
     pub index: usize,
@@ -89,7 +149,24 @@ pub struct TensorError {
     pub error: Error,
 }
 
-/// An iterator over materialized tensors; see [`Stream::next`].
+/// An iterator over materialized tensors, which are made ahead of the consumer. It ends after an error.
+///
+/// ```
+/// # use rustload::{Checkpoint, Options};
+/// use rustload::{DType, Output, Request, StreamOptions};
+/// # let header = br#"{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#;
+/// # let file = [&(header.len() as u64).to_le_bytes()[..], header, &[0; 8]].concat();
+/// # let checkpoint = Checkpoint::from_bytes(std::sync::Arc::new(file), Options::new())?;
+///
+/// let names: Vec<_> = checkpoint.names().collect();
+/// for item in checkpoint.stream(&Request::new().dtype(DType::F16), StreamOptions::new()) {
+///     let item = item?;
+///     if let Output::Array(array) = item.output {
+///         println!("{} {} {:?}", names[item.index], array.dtype(), array.shape());
+///     }
+/// }
+/// # Ok::<(), rustload::TensorError>(())
+/// ```
 #[derive(Debug)]
 pub struct Stream {
     queue: Arc<Queue<Result<StreamItem, TensorError>>>,
@@ -104,7 +181,7 @@ pub struct Stream {
     worker: Option<JoinHandle<()>>,
 }
 
-/// Stops a stream from any thread, also while another is blocked in [`Stream::next`].
+/// Stops a stream from any thread, also while another is blocked in [`Stream::next_within`].
 #[derive(Clone, Debug)]
 pub struct StopHandle {
     queue: Arc<Queue<Result<StreamItem, TensorError>>>,
@@ -131,6 +208,26 @@ struct Plan {
     options: StreamOptions,
 }
 
+impl fmt::Display for TensorError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)?;
+        let is_named = self.name.is_empty() || self.error.member() == Some(&self.name);
+        if is_named { Ok(()) } else { write!(f, " (tensor {:?})", self.name) }
+    }
+}
+
+impl std::error::Error for TensorError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        std::error::Error::source(&self.error)
+    }
+}
+
+impl From<Error> for TensorError {
+    fn from(error: Error) -> TensorError {
+        TensorError::general(error)
+    }
+}
+
 impl TensorError {
     /// An error about one tensor.
     pub(super) fn at(index: usize, tensor: &Tensor, error: Error) -> TensorError {
@@ -144,7 +241,7 @@ impl TensorError {
 }
 
 impl Stream {
-    /// A stream of these tensors. Nothing is read and no thread is started before the first call of [`Stream::next`].
+    /// A stream of these tensors. Nothing is read and no thread is started before the first call of [`Stream::next_within`].
     pub fn new(mut requests: Vec<(Tensor, Request)>, mut options: StreamOptions) -> Stream {
         let runs_inline = options.window >= INLINE_MEMORY_MAX_BYTES && runs_inline(&requests);
         if !runs_inline {
@@ -187,7 +284,7 @@ impl Stream {
 
     /// Waits up to `timeout` for the next item, and starts the stream if need be. After an error the stream is finished. Fails
     /// with [`Code::Forked`] in a forked child.
-    pub fn next(&mut self, timeout: Duration) -> Result<Taken<StreamItem>, TensorError> {
+    pub fn next_within(&mut self, timeout: Duration) -> Result<Taken<StreamItem>, TensorError> {
         self.start()?;
         if self.is_forked() {
             let text = "the stream was started before the process forked";
@@ -245,6 +342,21 @@ impl Stream {
     /// Whether this process is a forked child of the one that made or started the stream.
     fn is_forked(&self) -> bool {
         self.process.load(Ordering::Relaxed) != process::id()
+    }
+}
+
+impl Iterator for Stream {
+    type Item = Result<StreamItem, TensorError>;
+
+    fn next(&mut self) -> Option<Result<StreamItem, TensorError>> {
+        loop {
+            match self.next_within(WAIT_INTERVAL) {
+                Ok(Taken::Item(item)) => return Some(Ok(item)),
+                Ok(Taken::Waiting) => {}
+                Ok(Taken::Finished) => return None,
+                Err(error) => return Some(Err(error)),
+            }
+        }
     }
 }
 

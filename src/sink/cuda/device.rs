@@ -11,6 +11,7 @@ use crate::sink::HostBuffer;
 
 /// The driver and its GPUs, found without creating a context.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct Info {
     /// Why no GPU can be used; `None` if one can.
     pub reason: Option<String>,

@@ -21,7 +21,7 @@ pub(crate) fn opened(bytes: Vec<u8>) -> Checkpoint {
 
 /// Opens bytes with `unknown="error"`.
 pub(crate) fn open_strict(bytes: Vec<u8>) -> Result<Checkpoint, Error> {
-    Checkpoint::from_bytes(Arc::new(bytes), Options { unknown: Unknown::Error, ..Options::default() })
+    Checkpoint::from_bytes(Arc::new(bytes), Options::new().unknown(Unknown::Error))
 }
 
 /// The error code of opening.
