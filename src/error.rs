@@ -1,7 +1,8 @@
 //! The crate's error type: what went wrong, where, who must act, and what to try next.
 //!
 //! A [`Code`] is stable and belongs to exactly one [`Kind`]; the kind decides which Python class is raised. `Display` composes the
-//! text from the path, the message, the member and the byte offset; advice is separate, as a note.
+//! text from the path, the message, the member and the byte offset; advice is separate, as a note. The advice here is for any
+//! caller. Where Python has a keyword or function for it, `src/python/advice.rs` says so instead.
 
 use std::fmt;
 use std::io;
@@ -98,7 +99,7 @@ codes! {
     ShardMissing: Format, "Files that the index or the shard numbers imply are missing.",
         "Download the missing files into the same directory.";
     ShardDuplicate: Format, "A tensor name is in two shards and no index says which to use.",
-        "Open the shards one by one, or give the index file; rustload.concat joins the parts that tensor-parallel training saves.";
+        "Open the shards one by one, or give the index file; the parts that tensor-parallel training saves can be joined.";
     IndexFormat: Format, "The index file is not JSON of the expected form.",
         "Download the index file again.";
     IndexKey: Format, "The index names a tensor that its shard does not contain.",
@@ -110,7 +111,7 @@ codes! {
     ZipAmbiguous: Format, "The archive's end-of-central-directory record is missing or not the only one.",
         "The download is probably incomplete: fetch the file again.";
     ZipTrailing: Format, "There are bytes after the archive's end.",
-        "Open it with trailing=\"ignore\" if you know why they are there.";
+        "Open it with trailing bytes ignored if you know why they are there.";
     ZipMismatch: Format, "A member's local file header contradicts the central directory.",
         "The file is damaged or was made by hand: fetch it again, or ask its author.";
     ZipDuplicate: Format, "Two members have one name.", "Other readers may take the other one.";
@@ -124,7 +125,7 @@ codes! {
         "It is from a newer torch, or damaged: look for a newer rustload, or fetch it again.";
     RecordOverlap: Format, "Two members overlap in the file.", "The file is damaged or was made by hand: fetch it again, or ask its author.";
     RecordCompressed: Buffer, "The bytes are compressed in the file, so no view of them exists.",
-        "Ask with copy=None or copy=True.";
+        "Ask for a copy.";
     RecordMissing: Format, "A member that the checkpoint needs is missing.",
         "The file is incomplete or was packed by hand.";
     ByteOrder: Format, "The byteorder record is neither little nor big.",
@@ -145,7 +146,7 @@ codes! {
     AmbiguousNumber: Format, "A number has a form that unpicklers disagree about.",
         "No writer uses this form: do not use the file before you know why.";
     TrailingData: Format, "There are bytes after the pickle's end.",
-        "Open it with trailing=\"ignore\" if you know why they are there.";
+        "Open it with trailing bytes ignored if you know why they are there.";
     ExtRegistry: Format, "The pickle refers to a class by its code in the process's extension registry.",
         "Only the writer's process knows the class: save it again without copyreg.add_extension.";
     OutOfBand: Format, "The pickle needs out-of-band buffers, from outside the file.",
@@ -153,9 +154,9 @@ codes! {
     PersistentId: Format, "A persistent id is not one that torch writes.",
         "Another program wrote the pickle: open the file with that program.";
     DisallowedGlobal: Disallowed, "The pickle names a class or function that rustload does not know.",
-        "Open it with unknown=\"keep\" to get such values as inert data.";
+        "Open it with unknown values kept, to get them as inert data.";
     DisallowedCall: Disallowed, "The pickle calls something in a way that rustload does not know.",
-        "Open it with unknown=\"keep\" to get such values as inert data.";
+        "Open it with unknown values kept, to get them as inert data.";
     CyclicValue: Format, "A value contains itself in a way that no Python object can.",
         "The pickle was made by hand; its tensors can still be read.";
 
@@ -178,13 +179,13 @@ codes! {
     SparseInvariant: Format, "A sparse tensor's indices do not match its shape, or each other.",
         "The file is damaged or was made by hand; the component tensors can be read one by one.";
     MetaTensor: Unsupported, "The tensor was saved on the meta device, so the file has none of its elements.",
-        "Under framework=\"torch\" it comes out as a meta tensor.";
+        "Use its dtype and shape alone.";
     TensorShape: Format, "A tensor's shape is impossible.", "The file is damaged or was made by hand: fetch it again, or ask its author.";
 
     StHeader: Format, "The safetensors header is not what the format allows.",
         "The file is damaged or not safetensors.";
     StDuplicateKey: Format, "The safetensors header has a duplicate key.",
-        "Open it with compat=True to take the last, as the reference reader does.";
+        "Open it in compatibility mode to take the last, as the reference reader does.";
     StOffsets: Format, "The safetensors data offsets do not cover the data exactly once.",
         "The file is damaged or its download is incomplete.";
     StDtype: Unsupported, "A safetensors dtype is unknown or cannot be addressed by bytes.",
@@ -192,19 +193,19 @@ codes! {
 
     DtypeUnsupported: Unsupported, "A conversion between these dtypes does not exist.",
         "Ask for another dtype, or for none and convert the result yourself.";
-    LossyCast: Value, "The cast would change the kind of number.", "Pass allow_lossy=True to do it anyway.";
+    LossyCast: Value, "The cast would change the kind of number.", "Allow a lossy cast to do it anyway.";
     Limit: Limit, "A limit was exceeded.", "Raise the limit if you trust the file.";
-    NotFound: NotFound, "No tensor has that name.", "List the names: list(ckpt).";
+    NotFound: NotFound, "No tensor has that name.", "List the names.";
     Closed: Value, "The checkpoint is closed.", "Existing handles still work; open it again for new ones.";
     ModelMismatch: Value, "The checkpoint and the model have different names or shapes.",
-        "The error lists them with similar names; try key=, strip=, rename= or strict=False.";
+        "The error lists them with similar names: select or rename the tensors.";
     Forked: Value, "The stream was started before the process forked, and its threads exist only in the parent.",
         "Start the stream in the process that uses it.";
     Value: Value, "An argument has a wrong value.", "";
     Index: Index, "An index is out of bounds, or there are too many.", "";
     Type: Type, "An argument has a wrong type.", "";
-    Buffer: Buffer, "No view without a copy is possible.", "Ask with copy=None or copy=True.";
-    Device: Device, "The device is missing or reported an error.", "Ask for device=\"cpu\", or check that the driver finds the GPU.";
+    Buffer: Buffer, "No view without a copy is possible.", "Ask for a copy.";
+    Device: Device, "The device is missing or reported an error.", "Use the CPU, or check that the driver finds the GPU.";
     Memory: Memory, "The memory could not be allocated.", "Ask for a slice of the tensor or for views, or free other memory.";
     Cancelled: Cancelled, "The operation was cancelled.", "Start it again; no file was changed.";
     InternalError: Internal, "rustload has a bug.", "Please report it with the file, if you can share it.";
@@ -285,7 +286,7 @@ impl Error {
             format!("limit {name} exceeded: the file needs {found}, the limit is {limit}"),
         );
         error.0.subject = Subject::Limit { name, limit, found };
-        error.note(format!("raise it with limits=rustload.Limits({name}=...) if you trust the file"))
+        error.note(format!("raise the limit {name} if you trust the file"))
     }
 
     /// An error about a global that is not allowed as the pickle uses it.
@@ -372,9 +373,14 @@ impl Error {
         self.0.offset
     }
 
+    /// The note that was set, which replaces the code's own next step.
+    pub(crate) fn own_note(&self) -> Option<&str> {
+        self.0.note.as_deref()
+    }
+
     /// The note, or the code's own next step: what to try next.
     pub fn next_step(&self) -> Option<&str> {
-        self.0.note.as_deref().or_else(|| Some(self.0.code.next_step()).filter(|step| !step.is_empty()))
+        self.own_note().or_else(|| Some(self.0.code.next_step()).filter(|step| !step.is_empty()))
     }
 
     /// The subject of the error as data.
@@ -469,6 +475,18 @@ mod tests {
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), Code::ALL.len());
+    }
+
+    #[test]
+    fn advice_names_no_keyword_of_python() {
+        for code in Code::ALL {
+            for word in ["=\"", "=True", "=None", "ckpt", "rustload.concat"] {
+                assert!(
+                    !code.next_step().contains(word),
+                    "{code:?}: src/python/advice.rs is the place for {word}"
+                );
+            }
+        }
     }
 
     #[test]

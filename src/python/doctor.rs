@@ -21,15 +21,19 @@ pub(crate) fn probe<'py>(
     io: &str,
     measure: bool,
 ) -> PyResult<Bound<'py, PyDict>> {
-    let io = parse_io(io)?;
+    let (requested, io) = (io, parse_io(io)?);
     let result = run::detached(py, || Probe::run(&path, io, measure, allocate_aligned))?;
+    let reason = match io {
+        Io::Auto => result.io_choice.reason,
+        _ => format!("io={requested:?} was asked for"),
+    };
     let out = PyDict::new(py);
     out.set_item("size", result.size)?;
     out.set_item("file_system", result.file_system.name)?;
     out.set_item("kind", result.file_system.kind.name())?;
     out.set_item("cached", result.cached)?;
     out.set_item("io", if result.io_choice.io == Io::Direct { "direct" } else { "buffered" })?;
-    out.set_item("reason", result.io_choice.reason)?;
+    out.set_item("reason", reason)?;
     out.set_item("direct", result.direct)?;
     out.set_item("buffered_rate", result.buffered_rate)?;
     out.set_item("direct_rate", result.direct_rate)?;

@@ -6,6 +6,7 @@ use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use super::advice;
 use crate::error::{Error, Subject};
 
 impl From<Error> for PyErr {
@@ -22,7 +23,7 @@ fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
     fields.set_item("path", error.path().map(|path| path.as_os_str().to_owned()))?;
     fields.set_item("member", error.member())?;
     fields.set_item("offset", error.offset())?;
-    fields.set_item("note", error.next_step())?;
+    fields.set_item("note", advice::note(error))?;
     fields.set_item("errno", error.io_error().and_then(std::io::Error::raw_os_error))?;
     match error.subject() {
         Subject::Global { module, name } => {

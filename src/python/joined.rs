@@ -3,6 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
+use super::advice;
 use super::buffer::Buffer;
 use super::request::{self, RequestArgs, index_items};
 use super::tensor::Tensor;
@@ -16,13 +17,15 @@ pub(crate) struct Joined(Core);
 /// Concatenates tensors along `dim`.
 #[pyfunction]
 pub(crate) fn concat(tensors: Vec<PyRef<'_, Tensor>>, dim: i64) -> PyResult<Joined> {
-    Ok(Joined(Core::concat(tensors.iter().map(|tensor| tensor.0.clone()).collect(), dim)?))
+    let parts = tensors.iter().map(|tensor| tensor.0.clone()).collect();
+    Ok(Joined(Core::concat(parts, dim).map_err(advice::on_join)?))
 }
 
 /// Stacks tensors along a new dimension `dim`.
 #[pyfunction]
 pub(crate) fn stack(tensors: Vec<PyRef<'_, Tensor>>, dim: i64) -> PyResult<Joined> {
-    Ok(Joined(Core::stack(tensors.iter().map(|tensor| tensor.0.clone()).collect(), dim)?))
+    let parts = tensors.iter().map(|tensor| tensor.0.clone()).collect();
+    Ok(Joined(Core::stack(parts, dim).map_err(advice::on_join)?))
 }
 
 #[pymethods]

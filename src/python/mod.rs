@@ -1,6 +1,7 @@
 //! The extension module `rustload._rustload`: thin wrappers around the core. They parse arguments, detach from the interpreter,
 //! call the core and wrap the result. Framework objects are made in Python.
 
+mod advice;
 mod buffer;
 mod capsule;
 mod checkpoint;
@@ -23,7 +24,7 @@ use pyo3::prelude::*;
 /// The compiled core of rustload; use the package `rustload` instead.
 #[pymodule]
 mod _rustload {
-    use super::PyModule;
+    use super::{PyModule, advice};
     use crate::dtype::DType;
     use crate::limits::Limits;
     use pyo3::prelude::*;
@@ -66,7 +67,10 @@ mod _rustload {
         module.add("LIMITS", limits)?;
         let codes: Vec<_> = crate::Code::ALL
             .iter()
-            .map(|code| (code.as_str(), format!("{:?}", code.kind()), code.meaning(), code.next_step()))
+            .map(|&code| {
+                let kind = format!("{:?}", code.kind());
+                (code.as_str(), kind, code.meaning(), advice::next_step(code))
+            })
             .collect();
         module.add("CODES", codes)
     }

@@ -30,7 +30,7 @@ impl Joined {
             if part.quantization().is_some() {
                 let text = format!("tensor {:?} is quantized, and has a scale of its own", part.name());
                 let error = Error::new(Code::DtypeUnsupported, text);
-                return Err(error.note("Materialize each with dequantize=True, and join what that gives."));
+                return Err(error.note("Dequantize each, and join the results."));
             }
         }
         let mut shape = first.layout.shape.clone();
@@ -229,9 +229,7 @@ fn check_compatible(first: &Tensor, part: &Tensor, dim: usize) -> Result<()> {
     let names = || format!("{:?} and {:?}", first.name(), part.name());
     if first.dtype != part.dtype {
         let text = format!("{} cannot be joined: they are {} and {}", names(), first.dtype, part.dtype);
-        return Err(
-            Error::new(Code::Value, text).note("materialize one of them with dtype=... and join after")
-        );
+        return Err(Error::new(Code::Value, text).note("cast one of them, and join the results"));
     }
     let mut sizes = first_shape.iter().zip(part_shape).enumerate();
     if first_shape.len() != part_shape.len()

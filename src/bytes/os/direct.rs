@@ -78,8 +78,8 @@ impl IoChoice {
     ) -> IoChoice {
         let choose = |io, reason: &str, cached| IoChoice { io, reason: reason.to_owned(), cached };
         match requested {
-            Io::Buffered => return choose(Io::Buffered, "io=\"buffered\" was asked for", None),
-            Io::Direct => return choose(Io::Direct, "io=\"direct\" was asked for", None),
+            Io::Buffered => return choose(Io::Buffered, "buffered reads were requested", None),
+            Io::Direct => return choose(Io::Direct, "direct reads were requested", None),
             Io::Auto => {}
         }
         match file_system.kind {
