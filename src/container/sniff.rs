@@ -3,7 +3,7 @@
 mod other_formats;
 
 use std::fs::{File, Metadata};
-use std::os::unix::fs::FileExt;
+use std::io::Read;
 use std::path::Path;
 
 use miniz_oxide::inflate::stream::{InflateState, inflate};
@@ -16,7 +16,6 @@ use crate::num::to_u64;
 
 /// The outer byte format of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
 #[non_exhaustive]
 pub enum Format {
     /// A zip archive, as torch has written since 1.6.
@@ -153,7 +152,7 @@ fn is_zfile(head: &[u8]) -> bool {
 pub fn metadata_bytes(path: &Path) -> u64 {
     let Some(metadata) = path.metadata().ok().filter(Metadata::is_file) else { return 0 };
     let mut head = [0; 10];
-    let read = File::open(path).and_then(|file| file.read_exact_at(&mut head, 0));
+    let read = File::open(path).and_then(|mut file| file.read_exact(&mut head));
     match head.split_first_chunk::<8>() {
         Some((length, b"{\"")) if read.is_ok() => u64::from_le_bytes(*length).min(metadata.len()),
         // APPNOTE 4.3.7: the method is at byte 8.

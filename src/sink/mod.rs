@@ -10,6 +10,7 @@ mod elements;
 mod gpu;
 mod host;
 mod huge_page_probe;
+mod os;
 mod pages;
 mod pool;
 mod slab;

@@ -5,15 +5,11 @@
 //! Splitting and joining move ownership of parts; a part starts on a huge page. Addresses that are handed out stay valid as long
 //! as the `Pages` lives; the code that hands them on keeps it alive.
 
-use std::ffi::c_void;
 use std::process;
-use std::ptr::{self, NonNull};
-use std::time::Duration;
-
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
-use rustix::time::{ClockId, clock_gettime};
+use std::ptr::NonNull;
 
 use super::huge_page_probe::{self, Decision};
+use super::os::{self, Advice};
 
 /// The size of a huge page on x86-64 and most of arm64.
 pub(super) const HUGE_PAGE_BYTES: usize = 2 << 20;
@@ -55,37 +51,36 @@ impl Pages {
         Some(pages)
     }
 
-    /// Requests huge pages (`MADV_HUGEPAGE`), or small ones where [`huge_page_probe`] finds huge ones slow.
+    /// Requests huge pages, or small ones where [`huge_page_probe`] finds huge ones slow.
     fn advise_huge_pages(&self) {
         let (mut at, count) = (0, self.len / HUGE_PAGE_BYTES);
         while at < count {
             at += match huge_page_probe::decide(count - at) {
                 Decision::Huge(pages) => {
-                    self.advise(at, pages, Advice::LinuxHugepage);
+                    self.advise(at, pages, Advice::HugePages);
                     pages
                 }
                 Decision::Small(pages) => {
-                    self.advise(at, pages, Advice::LinuxNoHugepage);
+                    self.advise(at, pages, Advice::SmallPages);
                     pages
                 }
                 Decision::Probe => {
-                    self.advise(at, 1, Advice::LinuxHugepage);
-                    let before = thread_cpu_time();
-                    self.advise(at, 1, Advice::LinuxPopulateWrite);
-                    huge_page_probe::record_probe(thread_cpu_time().saturating_sub(before), count);
+                    self.advise(at, 1, Advice::HugePages);
+                    let before = os::thread_cpu_time();
+                    self.advise(at, 1, Advice::Populate);
+                    huge_page_probe::record_probe(os::thread_cpu_time().saturating_sub(before), count);
                     1
                 }
             };
         }
     }
 
-    /// Advises the system (madvise(2)) about `count` whole huge pages from huge page number `at`, all inside the range.
+    /// Advises the system about `count` whole huge pages from huge page number `at`, all inside the range.
     fn advise(&self, at: usize, count: usize, advice: Advice) {
         let start = self.start.as_ptr().wrapping_add(at * HUGE_PAGE_BYTES);
         // SAFETY: the range is owned, and private to this file, whose advice (huge pages or none, populating) changes no byte.
-        // Refused if huge pages are switched off, or by an old kernel: small pages work too, and a probe of an untouched page is
-        // fast.
-        let _ = unsafe { madvise(start.cast(), count * HUGE_PAGE_BYTES, advice) };
+        // Where it is refused, small pages work too, and a probe of an untouched page is fast.
+        unsafe { os::advise(start, count * HUGE_PAGE_BYTES, advice) };
     }
 
     /// The address of the first byte.
@@ -117,14 +112,14 @@ impl Pages {
     pub(super) fn mark_free(&self) {
         // SAFETY: the range is owned, and any byte in it may become zero: the pool promises nothing about the bytes of pages that
         // it keeps.
-        let _ = unsafe { madvise(self.start.as_ptr().cast(), self.len, Advice::LinuxFree) };
+        unsafe { os::advise(self.start.as_ptr(), self.len, Advice::MarkFree) };
     }
 
     /// Excludes the range from forked children (`MADV_DONTFORK`). On older kernels, after a fork the parent's writes to memory that
     /// a device reads can go to other pages (copy on write) than the device reads.
     pub(super) fn exclude_from_fork(&self) {
         // SAFETY: the range is owned; it is not mapped in a child, and the callers never access it from one.
-        let _ = unsafe { madvise(self.start.as_ptr().cast(), self.len, Advice::LinuxDontFork) };
+        unsafe { os::advise(self.start.as_ptr(), self.len, Advice::ExcludeFromFork) };
     }
 
     /// Splits the range at `at` and returns the rest; this value keeps the front. `None`, with no change, unless `at` is a multiple
@@ -161,21 +156,17 @@ impl Drop for Pages {
     }
 }
 
-/// The processor time of this thread: waiting while other threads run does not count.
-fn thread_cpu_time() -> Duration {
-    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
-}
-
 /// Maps `len` bytes that start on a huge page boundary.
 fn map_aligned(len: usize) -> Option<NonNull<u8>> {
-    let start = map(len)?;
+    let start = os::map(len)?;
     if start.align_offset(HUGE_PAGE_BYTES) == 0 {
         // Newer kernels align a large mapping by themselves, and adjacent ranges can then be joined.
-        return NonNull::new(start);
+        return Some(start);
     }
+    let start = start.as_ptr();
     unmap(start, len);
     let padded = len.checked_add(HUGE_PAGE_BYTES)?;
-    let start = map(padded)?;
+    let start = os::map(padded)?.as_ptr();
     let lead = start.align_offset(HUGE_PAGE_BYTES);
     let inside = start.wrapping_add(lead);
     unmap(start, lead);
@@ -183,20 +174,11 @@ fn map_aligned(len: usize) -> Option<NonNull<u8>> {
     NonNull::new(inside)
 }
 
-fn map(len: usize) -> Option<*mut u8> {
-    // SAFETY: a new private mapping at an address that the system chooses touches no other memory.
-    let mapped = unsafe {
-        mmap_anonymous(ptr::null_mut::<c_void>(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
-    };
-    mapped.ok().map(<*mut c_void>::cast)
-}
-
 /// Unmaps a range that the caller owns and does not use any more.
 fn unmap(start: *mut u8, len: usize) {
     if len > 0 {
         // SAFETY: private to this file, whose callers own the range and use none of its addresses afterwards.
-        // Refused where the process has too many mappings: then the range stays, unused.
-        let _ = unsafe { munmap(start.cast(), len) };
+        unsafe { os::unmap(start, len) };
     }
 }
 

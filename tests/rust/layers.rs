@@ -58,6 +58,7 @@ const UNSAFE_FILES: &[&str] = &[
     "sink/elements.rs",
     // Mappings that are split, merged and unmapped in parts, which an allocator cannot do.
     "sink/pages.rs",
+    "sink/os.rs",
     "sink/dlpack.rs",
     "sink/dlpack/tests.rs",
     "sink/cuda/driver.rs",

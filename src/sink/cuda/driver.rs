@@ -22,9 +22,7 @@ use once_cell::race::OnceBox;
 
 use crate::error::{Code, Error, Result};
 use crate::sink::HostBuffer;
-
-/// The library that is opened if `RUSTLOAD_LIBCUDA` is not set.
-const DEFAULT_LIBRARY: &str = "libcuda.so.1";
+use crate::sink::os::CUDA_LIBRARY;
 
 /// `CU_STREAM_NON_BLOCKING`: the stream does not synchronize with the default stream.
 const STREAM_NON_BLOCKING: c_uint = 1;
@@ -158,7 +156,7 @@ impl Driver {
         }
         let name = match std::env::var("RUSTLOAD_LIBCUDA") {
             Ok(name) if !name.is_empty() => name,
-            _ => DEFAULT_LIBRARY.to_owned(),
+            _ => CUDA_LIBRARY.to_owned(),
         };
         // SAFETY: the driver's library, or the one that the user names in its place, is trusted to start itself.
         let library = unsafe { Library::new(&name) }.map_err(|error| {

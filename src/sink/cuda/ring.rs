@@ -14,7 +14,7 @@ use super::driver::Pinned;
 use super::memory::DeviceMemory;
 use crate::error::{Code, Error, Result};
 use crate::parallel::{self, Cancel};
-use crate::sink::{Array, HostBuffer};
+use crate::sink::{Array, HostBuffer, os};
 
 /// The size of a slot, if enough slots of this size fit the cache.
 const SLOT_BYTES: usize = 2 << 20;
@@ -100,7 +100,7 @@ impl RingSize {
                     .note("for example RUSTLOAD_RING=1048576x16; slots are multiples of 4096 bytes")
             }),
             _ => Ok(RingSize::fitting_cache(
-                last_level_cache_bytes().unwrap_or(DEFAULT_CACHE_BYTES),
+                os::last_level_cache_bytes().unwrap_or(DEFAULT_CACHE_BYTES),
                 default_workers(parallel::cores()),
             )),
         }
@@ -122,13 +122,6 @@ impl RingSize {
         let count = enough_slots.max(RING_MIN_BYTES / slot).min(budget / slot);
         RingSize { slot, count }
     }
-}
-
-/// The size of the last-level cache in bytes, as Linux reports it ("32768K").
-fn last_level_cache_bytes() -> Option<usize> {
-    let text = std::fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index3/size").ok()?;
-    let kilobytes: usize = text.trim().strip_suffix('K')?.parse().ok()?;
-    kilobytes.checked_mul(1 << 10)
 }
 
 impl Ring {

@@ -1,87 +1,23 @@
-//! Memory accounting: the process's usage, its cgroup's limit, and the memory window that fits the limit.
+//! The memory of a Linux process and its limits, from text files of the kernel in `/proc` and the cgroup file systems (v2 and v1).
 //!
-//! Everything is parsed from text files of the kernel, in `/proc` and the cgroup file systems (v2 and v1). A file that cannot be
-//! read counts as absent, and an absent limit as no limit.
-#![forbid(unsafe_code)]
+//! A file that cannot be read counts as absent, and an absent limit as no limit.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-/// The smallest window, unless a smaller one is requested: below it, system calls cost more than the memory saved.
-const WINDOW_MIN_BYTES: u64 = 8 << 20;
+use super::{Cgroup, Memory};
 
 /// A limit from here on means "no limit": cgroup v1 writes the largest multiple of the page size below 2^63.
 const UNLIMITED_MIN_BYTES: u64 = 1 << 60;
 
-/// Memory of this process and of its cgroup, in bytes.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Memory {
-    /// Resident anonymous memory (RssAnon): results, Python's objects, copied-on-write pages of views.
-    pub anon: u64,
-    /// Resident pages of mapped files (RssFile), such as views that were read. The kernel reclaims them under memory pressure.
-    pub file: u64,
-    /// Resident shared memory (RssShmem).
-    pub shared: u64,
-    /// The peak resident set size (VmHWM), of all three kinds.
-    pub peak: u64,
-    /// The machine's memory (MemTotal).
-    pub total: u64,
-    /// The kernel's estimate of the memory that is available without swapping (MemAvailable).
-    pub available: u64,
-    /// The tightest memory limit of the process's cgroup and its ancestors, if there is one.
-    pub group: Option<Cgroup>,
+/// The memory of this process and of its cgroup, now.
+pub(super) fn memory() -> Memory {
+    memory_under(Path::new("/"))
 }
 
-/// A cgroup with a memory limit.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cgroup {
-    /// The limit in bytes.
-    pub limit: u64,
-    /// Bytes in use that the kernel cannot reclaim by dropping page cache.
-    pub used: u64,
-    /// The cgroup's directory.
-    pub path: PathBuf,
-}
-
-impl Cgroup {
-    /// Bytes that may still be used.
-    pub fn headroom(&self) -> u64 {
-        self.limit.saturating_sub(self.used)
-    }
-}
-
-impl Memory {
-    /// Reads the current values.
-    pub fn now() -> Memory {
-        Memory::read_under(Path::new("/"))
-    }
-
-    /// As [`Memory::now`], from a file tree at `root`, for tests.
-    fn read_under(root: &Path) -> Memory {
-        let status = text(&root.join("proc/self/status"));
-        let machine = text(&root.join("proc/meminfo"));
-        let kib = |text: &str, key: &str| field(text, key).unwrap_or(0).saturating_mul(1024);
-        Memory {
-            anon: kib(&status, "RssAnon:"),
-            file: kib(&status, "RssFile:"),
-            shared: kib(&status, "RssShmem:"),
-            peak: kib(&status, "VmHWM:"),
-            total: kib(&machine, "MemTotal:"),
-            available: kib(&machine, "MemAvailable:"),
-            group: tightest_cgroup(root),
-        }
-    }
-
-    /// Bytes that may still be used, by the cgroup's limit and by the machine's available memory.
-    pub fn headroom(&self) -> u64 {
-        self.group.as_ref().map_or(u64::MAX, Cgroup::headroom).min(self.available)
-    }
-}
-
-/// The memory window to use where `requested` bytes were requested: at most half of the headroom of the process's cgroup, so that the
-/// other half is left for the results; at least 8 MiB, unless less was requested. Without a limit, `requested`.
-pub fn window(requested: u64) -> u64 {
-    window_in(requested, tightest_cgroup(Path::new("/")).as_ref())
+/// The tightest memory limit of the process's cgroup and its ancestors, if there is one.
+pub(super) fn cgroup() -> Option<Cgroup> {
+    tightest_cgroup(Path::new("/"))
 }
 
 /// The mode of transparent huge pages: `always`, `madvise` or `never`; `None` where it is unknown.
@@ -94,8 +30,20 @@ fn bracketed(text: &str) -> Option<String> {
     Some(text.split_once('[')?.1.split_once(']')?.0.to_owned())
 }
 
-fn window_in(requested: u64, group: Option<&Cgroup>) -> u64 {
-    group.map_or(requested, |group| requested.min((group.headroom() / 2).max(WINDOW_MIN_BYTES)))
+/// As [`memory`], from a file tree at `root`, for tests.
+fn memory_under(root: &Path) -> Memory {
+    let status = text(&root.join("proc/self/status"));
+    let machine = text(&root.join("proc/meminfo"));
+    let kib = |text: &str, key: &str| field(text, key).unwrap_or(0).saturating_mul(1024);
+    Memory {
+        anon: kib(&status, "RssAnon:"),
+        file: kib(&status, "RssFile:"),
+        shared: kib(&status, "RssShmem:"),
+        peak: kib(&status, "VmHWM:"),
+        total: kib(&machine, "MemTotal:"),
+        available: kib(&machine, "MemAvailable:"),
+        group: tightest_cgroup(root),
+    }
 }
 
 /// The cgroup with the least headroom among the process's cgroup and its ancestors, in v1 and v2.
@@ -214,6 +162,7 @@ fn text(path: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{WINDOW_MIN_BYTES, window_in};
     use super::*;
 
     /// A temporary directory with the given files.
@@ -284,7 +233,7 @@ mod tests {
     #[test]
     fn without_readable_files_there_is_no_limit() {
         let root = tree(&[("proc/self/cgroup", "nonsense\n0::/x\n"), ("proc/self/mountinfo", "a b - c\n")]);
-        assert_eq!(Memory::read_under(root.path()), Memory::default());
+        assert_eq!(memory_under(root.path()), Memory::default());
         assert_eq!(window_in(256 * MIB, None), 256 * MIB);
     }
 

@@ -1,0 +1,76 @@
+//! The system calls for ranges of anonymous memory, on Linux: mmap(2), munmap(2), madvise(2), and the clock of a thread.
+//!
+//! **Protocol.** The functions map and unmap exactly the ranges that they are given. `sink/pages.rs` owns the ranges.
+
+use std::ffi::c_void;
+use std::ptr::{self, NonNull};
+use std::time::Duration;
+
+use rustix::mm::{self, MapFlags, ProtFlags, mmap_anonymous, munmap};
+use rustix::time::{ClockId, clock_gettime};
+
+/// Advice on a range.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Advice {
+    /// Put it on huge pages (`MADV_HUGEPAGE`).
+    HugePages,
+    /// Put it on small pages (`MADV_NOHUGEPAGE`).
+    SmallPages,
+    /// Fault its pages in, as a write would (`MADV_POPULATE_WRITE`).
+    Populate,
+    /// Take its pages when memory is needed, until they are written to again (`MADV_FREE`): any byte may become zero.
+    MarkFree,
+    /// Leave it out of forked children (`MADV_DONTFORK`), which must not access it.
+    ExcludeFromFork,
+}
+
+/// Maps `len` zeroed bytes; `None` if that fails.
+pub(super) fn map(len: usize) -> Option<NonNull<u8>> {
+    // SAFETY: a new private mapping at an address that the system chooses touches no other memory.
+    let found = unsafe {
+        mmap_anonymous(ptr::null_mut::<c_void>(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
+    };
+    found.ok().and_then(|start| NonNull::new(start.cast()))
+}
+
+/// Unmaps a range. If the process has too many mappings, the range stays, unused.
+///
+/// # Safety
+/// The caller owns the range, and no code uses its addresses afterwards.
+pub(super) unsafe fn unmap(start: *mut u8, len: usize) {
+    // SAFETY: promised by the caller.
+    let _ = unsafe { munmap(start.cast(), len) };
+}
+
+/// Gives advice. It may be refused: if huge pages are switched off, or by an old kernel.
+///
+/// # Safety
+/// The caller owns the range, and accepts what the [`Advice`] does to its bytes.
+pub(super) unsafe fn advise(start: *mut u8, len: usize, advice: Advice) {
+    let advice = match advice {
+        Advice::HugePages => mm::Advice::LinuxHugepage,
+        Advice::SmallPages => mm::Advice::LinuxNoHugepage,
+        Advice::Populate => mm::Advice::LinuxPopulateWrite,
+        Advice::MarkFree => mm::Advice::LinuxFree,
+        Advice::ExcludeFromFork => mm::Advice::LinuxDontFork,
+    };
+    // SAFETY: promised by the caller.
+    let _ = unsafe { mm::madvise(start.cast(), len, advice) };
+}
+
+/// The processor time of this thread: waiting while other threads run does not count.
+pub(super) fn thread_cpu_time() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
+}
+
+/// The size of the last-level cache in bytes, as Linux reports it ("32768K").
+#[cfg(feature = "cuda")]
+pub(super) fn last_level_cache_bytes() -> Option<usize> {
+    let text = std::fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index3/size").ok()?;
+    let kilobytes: usize = text.trim().strip_suffix('K')?.parse().ok()?;
+    kilobytes.checked_mul(1 << 10)
+}
+
+/// The CUDA driver's library, which is opened if `RUSTLOAD_LIBCUDA` is not set.
+#[cfg(feature = "cuda")]
+pub(super) const CUDA_LIBRARY: &str = "libcuda.so.1";
