@@ -41,7 +41,7 @@ BUILT := $(VENV)/.built
 EXTENSION := python/rustload/_rustload.abi3.so
 RUST := $(shell find src -name '*.rs')
 
-.PHONY: help demo test bench counts sanitize fuzz mutants memory build fmt clean cargo lint-rust deny test-rust lint-python test-python
+.PHONY: help demo test bench counts sanitize fuzz mutants memory build fmt clean cargo lint-rust deny crate-user test-rust lint-python test-python
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -68,7 +68,7 @@ memory: build $(VENV)/.plots
 	@$(PY) -m benches.memory $(MEMORY)
 
 # `sanitize` runs all that `test-rust` does, and builds it once.
-test: lint-rust deny sanitize build lint-python test-python
+test: lint-rust deny sanitize crate-user build lint-python test-python
 
 build: $(BUILT)
 
@@ -98,6 +98,12 @@ deny: cargo
 	else \
 		echo "skipped: make deny: cargo-deny is not installed (cargo install cargo-deny --locked)" >&2; \
 	fi
+
+# A program that depends on the crate, with the versions of this repository. It needs no tests' features, so it is built apart.
+crate-user: cargo
+	@cp Cargo.lock tests/crate_user/Cargo.lock
+	CARGO_TARGET_DIR="$${CARGO_TARGET_DIR:-$(CURDIR)/target}" \
+		$(CARGO) run --quiet --manifest-path tests/crate_user/Cargo.toml
 
 test-rust: cargo
 	$(CARGO) test --locked --workspace --features internals

@@ -3,8 +3,8 @@
 //!
 //! The rounds of a row's levels are interleaved, so that other load on the machine affects all of them. The result is the fastest
 //! round, because on a shared machine the mean measures the other load. Throughput is bytes read plus bytes written.
-//! `GLIBC_TUNABLES=glibc.malloc.hugetlb=1 cargo bench --features internals --bench kernel [SUBSTRING OF A NAME]` (with huge pages, as rustload's own
-//! destinations have).
+//! `GLIBC_TUNABLES=glibc.malloc.hugetlb=1 cargo bench --features internals --bench kernel [SUBSTRING OF A NAME]` (with huge pages, as
+//! rustload's own destinations have).
 
 #![expect(clippy::unwrap_used, reason = "a bench that cannot run should stop")]
 

@@ -1,7 +1,7 @@
 //! Time to open files of 20,000 tensors from memory, and time of each parser.
 //!
-//! The target is 250 MB/s for executing a pickle. Run `cargo bench --features internals --bench parsers [SUBSTRING OF A NAME]`. `make counts` counts the
-//! instructions, which do not depend on the load of the machine.
+//! The target is 250 MB/s for executing a pickle. Run `cargo bench --features internals --bench parsers [SUBSTRING OF A NAME]`.
+//! `make counts` counts the instructions, which do not depend on the load of the machine.
 
 #[path = "../tests/rust/support/mod.rs"]
 #[expect(dead_code, reason = "a benchmark uses only some of the test builders")]

@@ -10,7 +10,7 @@ use crate::tensor::Tensor;
 macro_rules! modules {
     ($($name:ident)*) => {
         $(
-            #[allow(missing_docs, reason = "the module has its documentation")]
+            #[doc = concat!("The module `", stringify!($name), "`.")]
             pub mod $name {
                 pub use crate::$name::*;
             }
