@@ -46,6 +46,8 @@
         reason = "some code is for the binding, the tests or one feature: a build with all features finds what nothing uses"
     )
 )]
+// The list below is complete: what a public function takes or gives can be named.
+#![cfg_attr(all(feature = "cuda", feature = "scan", not(feature = "internals")), warn(unnameable_types))]
 
 #[cfg(not(target_os = "linux"))]
 compile_error!(

@@ -20,7 +20,7 @@ use crate::opened::Opened;
 use crate::tensor::{Request, Tensor};
 
 pub(crate) use self::similar::similar;
-pub(crate) use self::storages::{OwnedStorages, StorageInfo};
+#[cfg(feature = "python")]
 pub(crate) use self::stream::StreamStep;
 pub use self::stream::{Output, StopHandle, Stream, StreamItem, StreamOptions, TensorError};
 #[cfg(feature = "cuda")]

@@ -50,7 +50,7 @@ fn use_files(folder: &Path) -> Result<(), Box<dyn Error>> {
     let both = Checkpoint::open_all([&one, &two], options)?;
     let joined = Joined::concat(vec![both.tensor("one")?, both.tensor("two")?], 0)?;
     let joined = joined.materialize(&Request::new().dtype(DType::F64))?;
-    assert_eq!(joined.as_slice::<f64>().map(|all| all.iter().sum()), Some(78.0));
+    assert_eq!(joined.as_slice::<f64>().map(|all| all.iter().sum::<f64>()), Some(78.0));
     let mut sum = 0.0;
     for item in both.stream(&Request::new().copy(true), StreamOptions::new().window(1 << 20)) {
         let Output::Array(array) = item?.output else { return Err("an array for each name".into()) };
