@@ -1,10 +1,10 @@
 //! The modules behind the façade, for the project's own tests, benches and fuzz targets. Anything here may change in any release.
 
-use std::path::Path;
+use std::path;
 use std::sync::Arc;
 
 use crate::checkpoint::Checkpoint;
-use crate::index::{self, Quantization, Tree};
+use crate::index::{Path, Quantization, Tree};
 use crate::tensor::Tensor;
 
 macro_rules! modules {
@@ -23,12 +23,12 @@ modules! {
 }
 
 /// The path and object tree of each file; both are `None` where there is none (bytes in memory; safetensors).
-pub fn trees(checkpoint: &Checkpoint) -> impl Iterator<Item = (Option<&Path>, Option<&Arc<Tree>>)> {
+pub fn trees(checkpoint: &Checkpoint) -> impl Iterator<Item = (Option<&path::Path>, Option<&Arc<Tree>>)> {
     checkpoint.trees()
 }
 
 /// The path of a tensor from the root of the object tree; `None` for a tensor without a name.
-pub fn path(tensor: &Tensor) -> Option<&index::Path> {
+pub fn path(tensor: &Tensor) -> Option<&Path> {
     tensor.path()
 }
 

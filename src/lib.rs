@@ -43,6 +43,7 @@
     allow(
         dead_code,
         unreachable_pub,
+        unused_imports,
         reason = "some code is for the binding, the tests or one feature: a build with all features finds what nothing uses"
     )
 )]

@@ -17,21 +17,16 @@ use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::num::to_usize;
 
-/// A Rust type with the elements of one [`DType`]: numbers, and pairs of floats for complex numbers. It is implemented for
-/// all dtypes that Rust or the crate `half` has a type for.
-pub trait Element: bytemuck::Pod + sealed::Sealed {
-    /// The dtype.
+/// A Rust type of the elements of one [`DType`]. Rust's numbers and those of the crate `half` are elements, and pairs of floats are
+/// complex ones. A program can implement it for other dtypes, such as those of one byte.
+pub trait Element: bytemuck::Pod {
+    /// The dtype. Its elements have the size of this type.
     const DTYPE: DType;
-}
-
-mod sealed {
-    pub trait Sealed {}
 }
 
 macro_rules! elements {
     ($($element:ty: $dtype:ident),* $(,)?) => {
-        $(impl sealed::Sealed for $element {}
-        impl Element for $element {
+        $(impl Element for $element {
             const DTYPE: DType = DType::$dtype;
         })*
     };
@@ -66,7 +61,7 @@ impl Array {
     /// # Ok::<(), rustload::Error>(())
     /// ```
     pub fn as_slice<T: Element>(&self) -> Option<&[T]> {
-        let bytes = self.as_bytes().filter(|_| self.dtype == T::DTYPE)?;
+        let bytes = self.as_bytes().filter(|_| self.has_elements_of::<T>())?;
         bytemuck::try_cast_slice(bytes).ok()
     }
 
@@ -79,11 +74,15 @@ impl Array {
 
     /// A copy of the elements, in C order. Fails where their dtype is not `T`'s, and where [`Array::to_bytes`] does.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
-        if self.dtype != T::DTYPE {
+        if !self.has_elements_of::<T>() {
             let text = format!("the array has elements of {}, not of {}", self.dtype, T::DTYPE);
             return Err(Error::new(Code::Type, text));
         }
         self.copy_as()
+    }
+
+    fn has_elements_of<T: Element>(&self) -> bool {
+        self.dtype == T::DTYPE && size_of::<T>() as u64 == self.dtype.itemsize()
     }
 
     fn copy_as<T: bytemuck::Pod>(&self) -> Result<Vec<T>> {
@@ -191,6 +190,37 @@ mod tests {
         assert_eq!(part.as_slice::<f32>(), Some(&[2.0, 3.0][..]));
         let empty = owned(&[], &[0, 3]);
         assert_eq!((empty.as_slice::<f32>(), empty.to_bytes().unwrap()), (Some(&[][..]), vec![]));
+    }
+
+    #[test]
+    fn elements_have_the_size_of_their_dtype() {
+        fn check<T: Element>() {
+            assert_eq!(size_of::<T>() as u64, T::DTYPE.itemsize(), "{}", T::DTYPE);
+        }
+        check::<u8>();
+        check::<i64>();
+        check::<f16>();
+        check::<bf16>();
+        check::<f64>();
+        check::<[f16; 2]>();
+        check::<[f32; 2]>();
+        check::<[f64; 2]>();
+    }
+
+    /// Of another size than the elements.
+    #[derive(Clone, Copy, PartialEq, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+    #[repr(C)]
+    struct Empty;
+
+    impl Element for Empty {
+        const DTYPE: DType = DType::F32;
+    }
+
+    #[test]
+    fn a_type_of_another_size_is_refused() {
+        let array = owned(&[1.0, 2.0], &[2]);
+        assert_eq!(array.as_slice::<Empty>(), None);
+        assert_eq!(array.to_vec::<Empty>().unwrap_err().code(), Code::Type);
     }
 
     #[test]

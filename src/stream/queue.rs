@@ -34,7 +34,7 @@ struct State<T> {
     ended: bool,
 }
 
-/// What [`Queue::take`] returns.
+/// The outcome of waiting for the next item.
 #[derive(Debug)]
 pub enum Taken<T> {
     /// The next item; its bytes no longer count in the window.

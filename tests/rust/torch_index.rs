@@ -681,7 +681,7 @@ fn real_files_of_torch_open() {
         [("torch.pt", 0), ("no_crc.pt", 1), ("zipfile_deflated.pt", 0), ("info_zip_piped.pt", 0)]
     {
         let path = format!("{}/tests/data/containers/{name}", env!("CARGO_MANIFEST_DIR"));
-        let checkpoint = rustload::Checkpoint::open_all(&[path.into()], Default::default()).expect(name);
+        let checkpoint = rustload::Checkpoint::open(path).expect(name);
         assert_eq!(names(&checkpoint), ["w", "b"], "{name}");
         assert_eq!(bytes_of(&checkpoint, "w"), six(), "{name}");
         assert_eq!(checkpoint.notes().len(), notes, "{name}: {:?}", checkpoint.notes());

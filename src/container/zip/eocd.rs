@@ -61,6 +61,7 @@ pub(in crate::container) fn ends_in_zip(source: &Source) -> Result<bool> {
 }
 
 /// Whether an EOCD record near the source's end points to a central directory, with any prefix and any trailing bytes.
+#[cfg(feature = "scan")]
 pub(crate) fn has_central_directory(source: &Source) -> Result<bool> {
     Ok(!directory_candidates(source)?.is_empty())
 }

@@ -24,6 +24,7 @@ use crate::parallel::Cancel;
 
 pub use central_directory::Member;
 pub(super) use eocd::ends_in_zip;
+#[cfg(feature = "scan")]
 pub(crate) use eocd::has_central_directory;
 #[cfg(feature = "scan")]
 pub use salvage::{SalvagedArchive, SalvagedMember, salvage, salvage_range};

@@ -72,6 +72,8 @@ fn use_files(folder: &Path) -> Result<(), Box<dyn Error>> {
 /// A file of one 2x3 tensor.
 fn safetensors(name: &str, numbers: [f32; 6]) -> Vec<u8> {
     let header = format!(r#"{{"{name}":{{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}}}}"#);
+    // Padded with spaces, so that the data is aligned and can be viewed.
+    let header = format!("{header:<64}");
     let data = numbers.map(f32::to_le_bytes).concat();
     [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat()
 }
