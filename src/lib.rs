@@ -81,7 +81,9 @@ pub mod internals;
 #[cfg(feature = "scan")]
 pub mod scan;
 
-pub use bytes::{Bytes, Io};
+#[doc(hidden)]
+pub use bytes::LocalFile;
+pub use bytes::{Access, Bytes, Io, RangeRead, ReadRanges};
 pub use checkpoint::{Checkpoint, Output, StopHandle, Stream, StreamItem, StreamOptions, TensorError};
 pub use container::Format;
 pub use dtype::{DType, Kind as NumberKind};

@@ -11,7 +11,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 
-use crate::bytes::{Bytes, Source};
+use crate::bytes::{Bytes, ReadRanges, Source};
 use crate::container::Format;
 use crate::error::{Error, Result};
 use crate::index::{OpaqueClass, Options, Tree};
@@ -64,8 +64,13 @@ impl Checkpoint {
         Checkpoint::from_source(&Source::memory(bytes), options)
     }
 
-    /// Opens anything that is read by position; see [`ReadRanges`](crate::bytes::ReadRanges). Its tensors have no views.
-    pub fn from_source(source: &Source, options: Options) -> Result<Checkpoint> {
+    /// Opens anything that is read by position, such as an object in a store. Its tensors have no views.
+    pub fn from_ranges(source: Arc<dyn ReadRanges>, options: Options) -> Result<Checkpoint> {
+        Checkpoint::from_source(&Source::new(source), options)
+    }
+
+    /// As [`Checkpoint::from_ranges`], for a window of a source.
+    pub(crate) fn from_source(source: &Source, options: Options) -> Result<Checkpoint> {
         Ok(Checkpoint(Arc::new(Opened::from_source(source, options)?)))
     }
 

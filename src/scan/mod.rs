@@ -24,8 +24,9 @@ mod report;
 mod walk;
 
 use std::path::Path;
+use std::sync::Arc;
 
-use crate::bytes::{Bytes, Source};
+use crate::bytes::{Bytes, ReadRanges, Source};
 use crate::error::Result;
 use crate::limits::Limits;
 use crate::parallel::Cancel;
@@ -95,8 +96,13 @@ pub fn scan_bytes(bytes: Bytes, options: &Options) -> Result<Report> {
     scan_source(&Source::memory(bytes), options)
 }
 
-/// Scans anything that is read by position.
-pub fn scan_source(source: &Source, options: &Options) -> Result<Report> {
+/// Scans anything that is read by position, such as an object in a store.
+pub fn scan_ranges(source: Arc<dyn ReadRanges>, options: &Options) -> Result<Report> {
+    scan_source(&Source::new(source), options)
+}
+
+/// As [`scan_ranges`], for a window of a source.
+pub(crate) fn scan_source(source: &Source, options: &Options) -> Result<Report> {
     let name = source.name().map(str::to_owned);
     Ok(Report { files: vec![file::scan_source(source, name, true, options)?] })
 }

@@ -9,12 +9,10 @@ use std::time::{Duration, Instant};
 use crate::support::pickle::{Tensor, torch_state_dict};
 use crate::support::zip::Archive;
 use crate::support::{names, opened, st};
-use rustload::bytes::{Access, RangeRead, ReadRanges, Source};
-use rustload::error::{Code, Error, Result};
-use rustload::scan::{Verdict, scan_source};
+use rustload::scan::{Verdict, scan_ranges};
 use rustload::{
-    Checkpoint, DType, Options, Order, Output, Request, Stream, StreamOptions, Taken, Tensor as Handle,
-    TensorIndex,
+    Access, Checkpoint, Code, DType, Error, Options, Output, RangeRead, ReadRanges, Request, Result, Stream,
+    StreamOptions, Taken, Tensor as Handle, TensorIndex,
 };
 
 /// Bytes in memory behind the trait, with a count of requests and bytes, a delay, and a request that fails.
@@ -124,7 +122,7 @@ fn model() -> Vec<u8> {
 
 fn open(source: TestSource) -> (Arc<TestSource>, Result<Checkpoint>) {
     let source = Arc::new(source);
-    let opened = Checkpoint::from_source(&Source::new(source.clone()), Options::default());
+    let opened = Checkpoint::from_ranges(source.clone(), Options::new());
     (source, opened)
 }
 
@@ -170,9 +168,9 @@ fn every_kind_of_result_is_that_of_bytes_in_memory() {
     assert_eq!(names(&checkpoint), names(&expected));
     let requests = [
         Request::default(),
-        Request { dtype: Some(DType::BF16), ..Request::default() },
-        Request { order: Order::Transpose, ..Request::default() },
-        Request { order: Order::Transpose, dtype: Some(DType::F16), ..Request::default() },
+        Request::new().dtype(DType::BF16),
+        Request::new().transpose(),
+        Request::new().transpose().dtype(DType::F16),
     ];
     for request in &requests {
         for items in [vec![], vec![range(5, 9)], vec![range(0, 64), range(100, 103)]] {
@@ -181,26 +179,17 @@ fn every_kind_of_result_is_that_of_bytes_in_memory() {
         }
     }
     let view = checkpoint.tensor("layers.0.weight").unwrap();
-    let error = view.materialize(&Request { copy: Some(false), ..Request::default() }).unwrap_err();
+    let error = view.materialize(&Request::new().copy(false)).unwrap_err();
     assert_eq!(error.code(), Code::Buffer);
     assert_eq!(source.in_flight.load(Ordering::Relaxed), 0);
 }
 
 fn stream_all(checkpoint: &Checkpoint) -> Result<u64> {
-    let requests = (0..checkpoint.len()).map(|at| (checkpoint.tensor_at(at).unwrap(), Request::default()));
-    let mut stream = Stream::new(
-        requests.collect(),
-        StreamOptions {
-            window: 64 << 20,
-            threads: None,
-            by_file: true,
-            share_storages: false,
-            results_kept: false,
-        },
-    );
+    let requests = (0..checkpoint.len()).map(|at| (checkpoint.tensor_at(at).unwrap(), Request::new()));
+    let mut stream = Stream::new(requests.collect(), StreamOptions::new());
     let mut nbytes = 0;
     loop {
-        match stream.next(Duration::from_secs(60)).map_err(|error| error.error)? {
+        match stream.next_within(Duration::from_secs(60)).map_err(|error| error.error)? {
             Taken::Item(item) => match item.output {
                 Output::Array(array) => nbytes += array.nbytes(),
                 other => panic!("{other:?}"),
@@ -264,7 +253,7 @@ fn an_object_that_changed_is_an_error() {
 #[test]
 fn a_scan_reads_the_parts_that_readers_run_and_no_tensors() {
     let source = Arc::new(TestSource::new(model()));
-    let report = scan_source(&Source::new(source.clone()), &rustload::scan::Options::default()).unwrap();
+    let report = scan_ranges(source.clone(), &rustload::scan::Options::default()).unwrap();
     assert_eq!(report.verdict(), Verdict::Inert);
     assert_eq!(report.files[0].path.as_deref(), Some("test://model"));
 }
