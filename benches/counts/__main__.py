@@ -82,7 +82,17 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def built() -> str:
     """Builds the jobs in release mode and returns the program."""
-    command = ["cargo", "bench", "--quiet", "--locked", "--bench", "counts", "--features", "internals", "--no-run"]
+    command = [
+        "cargo",
+        "bench",
+        "--quiet",
+        "--locked",
+        "--bench",
+        "counts",
+        "--features",
+        "internals",
+        "--no-run",
+    ]
     output = subprocess.run(
         [*command, "--message-format=json"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
     )

@@ -49,7 +49,7 @@ def path_list(given: Any) -> list[str]:
     elif isinstance(given, Iterable) and not isinstance(given, Mapping) and not hasattr(given, "read"):
         found = list(given)
     else:
-        note = "for an open file, pass its path (its .name); for bytes in memory, a bytearray, a memoryview or a BytesIO"
+        note = "pass a path, a list of paths, a binary file object, or bytes in memory (a bytearray, a memoryview, a BytesIO)"
         if isinstance(given, Mapping):
             note = "it is a state dict already, which model.load_state_dict takes; rustload opens the file"
         raise _make("Type", "Type", f"path is a {type(given).__name__}, not a path or a list of paths", note)
