@@ -3,10 +3,8 @@
 use super::Checkpoint;
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
-use crate::index::{Contents, StorageLocation};
 use crate::kernel::{Cast, Overflow};
 use crate::layout::Layout;
-use crate::opened::source_of;
 use crate::parallel::{self, Cancel};
 use crate::sink::{Array, HostBuffer};
 use crate::stream::{self, Fill, Signs};
@@ -85,10 +83,9 @@ impl Checkpoint {
     /// [`StorageInfo::file_offset`], which reads the header of each archive member.
     pub(crate) fn storages(&self, shard: usize, with_offsets: bool) -> Result<Vec<StorageInfo>> {
         let index = self.0.file(shard)?;
-        let base = source_of(index).start();
+        let base = index.source.start();
         let info = |(number, storage): (usize, &crate::index::Storage)| {
-            let is_absent = matches!(storage.location, StorageLocation::Empty | StorageLocation::Meta);
-            let file_offset = if with_offsets && !is_absent {
+            let file_offset = if with_offsets && !storage.is_absent() {
                 match self.0.viewable_source((shard as u32, number as u32)) {
                     Ok(source) => Some(source.start().saturating_sub(base)),
                     Err(error) if is_view_unavailable(&error) => None,
@@ -109,7 +106,7 @@ impl Checkpoint {
     /// A view of all bytes of a file, and the offset of each storage in it; `None` for a storage that has to be copied, as it is
     /// compressed, byte-swapped, misaligned, inside a pickle, or has bools other than 0 and 1. Fails for bytes in memory.
     pub(crate) fn storage_views(&self, shard: usize, cancel: &Cancel) -> Result<(Array, Vec<Option<u64>>)> {
-        let source = source_of(self.0.file(shard)?);
+        let source = &self.0.file(shard)?.source;
         let Some((mapping, window)) = source.map()? else {
             return Err(Error::new(Code::Buffer, "bytes in memory have no view, they are copied"));
         };
@@ -230,14 +227,7 @@ impl Checkpoint {
 
     /// Whether this is a TorchScript archive: one with a member `constants.pkl` (torch/serialization.py: `_is_torchscript_zip`).
     pub(crate) fn is_torchscript(&self) -> bool {
-        self.0.shards.iter().any(|shard| match &shard.index.contents {
-            Contents::Archive(archive) => {
-                let is_constants =
-                    |name: &str| name.split_once('/').is_some_and(|(_, name)| name == "constants.pkl");
-                archive.members().iter().any(|member| is_constants(member.name()))
-            }
-            Contents::Plain(_) => false,
-        })
+        self.0.shards.iter().any(|shard| shard.index.is_torchscript)
     }
 }
 

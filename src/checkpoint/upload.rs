@@ -137,7 +137,8 @@ impl Upload {
 fn prefetch_headers(tensors: &[Tensor]) {
     for same_file in tensors.chunk_by(|one, two| one.file() == two.file()) {
         if let Some(first) = same_file.first() {
-            first.opened.prefetch_headers(first.shard(), same_file.iter().map(Tensor::storage));
+            let storages = same_file.iter().map(|tensor| tensor.storage().1);
+            first.opened.index(first.shard()).prefetch_headers(storages);
         }
     }
 }

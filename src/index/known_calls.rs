@@ -1,7 +1,7 @@
 //! Tells a scan which globals and calls of a pickle are known. Works for any pickle, also of a damaged checkpoint.
 
-use super::meaning::{CallInterpreter, Meaning, PersistentIdForm};
-use super::{StorageLocation, known};
+use super::meaning::{CallInterpreter, Found, Meaning, PersistentIdForm};
+use super::{Location, known};
 use crate::limits::Limits;
 use crate::pickle::{CallId, GlobalId, Values};
 
@@ -28,7 +28,7 @@ impl KnownCalls {
 /// Classifies the calls of a pickle by their forms. `legacy` is whether persistent ids have the form of the legacy stream.
 pub fn known_calls(values: &Values, legacy: bool, limits: &Limits) -> KnownCalls {
     let form = if legacy { PersistentIdForm::Legacy } else { PersistentIdForm::Archive };
-    let no_bytes = |_: &str, _: u64| Ok(StorageLocation::Empty);
+    let no_bytes = |_: &str, _: u64| Ok(Found::At(Location::Empty));
     let meanings = CallInterpreter::by_form(values, limits, form, &no_bytes).finish();
     let named = values.globals().map(|(id, _)| values.global(id));
     let is_inert = |known: known::Known| known != known::Known::LoadFromBytes;

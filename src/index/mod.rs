@@ -15,6 +15,7 @@ mod extra;
 mod known;
 #[cfg(feature = "scan")]
 mod known_calls;
+mod location;
 mod meaning;
 mod names;
 mod pickled;
@@ -39,6 +40,7 @@ use crate::pickle::{self, Handle, Pickle};
 pub use extra::{Component, Extra, Packed, Quantization, Scale, Sparse, SparseLayout};
 #[cfg(feature = "scan")]
 pub use known_calls::{KnownCalls, known_calls};
+pub use location::{Deflated, Location, StorageBytes};
 #[cfg(feature = "scan")]
 pub(crate) use torch_legacy::PICKLES as LEGACY_PICKLES;
 pub use tree::{DictKind, Object, Tree};
@@ -143,10 +145,12 @@ pub struct Index {
     pub opaque: Vec<OpaqueClass>,
     /// Remarks that are not errors.
     pub notes: Vec<String>,
-    /// The source of the storages' bytes.
-    pub contents: Contents,
+    /// The bytes of the file, or of memory, that it was read from.
+    pub source: Source,
     /// One past the last byte that belongs to the checkpoint; `None` where that is all of the source.
     pub end: Option<u64>,
+    /// Whether this is a TorchScript archive.
+    pub is_torchscript: bool,
 }
 
 /// A named tensor.
@@ -182,11 +186,11 @@ pub enum PathStep {
     Component(Component),
 }
 
-/// A storage: bytes that one or more tensors refer to.
+/// A storage: bytes that one or more tensors refer to. `L` is the location of its bytes, or what is known of it so far.
 #[derive(Clone, Debug)]
-pub struct Storage {
+pub struct Storage<L = Location> {
     /// The location of its bytes.
-    pub location: StorageLocation,
+    pub location: L,
     /// Its size in bytes.
     pub nbytes: u64,
     /// The number of elements of its class's dtype; bytes for an untyped one.
@@ -195,30 +199,6 @@ pub struct Storage {
     pub big_endian: bool,
     /// The device that it was saved from (`location` in torch); `None` where the file names none.
     pub device: Option<Arc<str>>,
-}
-
-/// The location of a storage's bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StorageLocation {
-    /// A range of the file.
-    Region(crate::bytes::Region),
-    /// A member of the archive, by number.
-    Member(usize),
-    /// In the pickle itself: the bytes of this value, from this offset on.
-    Value(Handle, u64),
-    /// No bytes: the storage is empty.
-    Empty,
-    /// No bytes: the tensor is on the meta device, and its elements were not saved.
-    Meta,
-}
-
-/// The source of the storages' bytes.
-#[derive(Debug)]
-pub enum Contents {
-    /// Ranges of the file itself.
-    Plain(Source),
-    /// Members of the archive.
-    Archive(Archive),
 }
 
 /// An unknown class, and where the file has values of it.
@@ -269,5 +249,5 @@ pub fn read_pickle(source: &Source, pickle: Pickle, options: &Options) -> Result
     let mut read =
         pickled::read_executed(pickle, meaning::PersistentIdForm::Archive, &locate, HashMap::new(), options)?;
     let notes = std::mem::take(&mut read.notes);
-    Ok(read.into_index(Format::Pickle, notes, Contents::Plain(source.clone())))
+    read.into_index(Format::Pickle, notes, source)
 }

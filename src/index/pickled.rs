@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use super::meaning::{CallInterpreter, Locate, Meaning, PersistentIdForm};
+use super::meaning::{CallInterpreter, Found, Locate, Meaning, PersistentIdForm};
 use super::script::ScriptClasses;
 use super::tree::{Tree, View};
-use super::{Contents, Entry, Index, OpaqueClass, Options, Storage, Tensor, Unknown, names};
+use super::{Entry, Index, OpaqueClass, Options, Storage, Tensor, Unknown, names};
+use crate::bytes::Source;
 use crate::container::Format;
 use crate::error::{Code, Error, Result};
 use crate::pickle::{self, Pickle, Value};
@@ -14,7 +15,7 @@ use crate::pickle::{self, Pickle, Value};
 pub(super) struct Pickled {
     pub(super) entries: Vec<Entry>,
     pub(super) tensors: Vec<Tensor>,
-    pub(super) storages: Vec<Storage>,
+    pub(super) storages: Vec<Storage<Found>>,
     pub(super) opaque: Vec<OpaqueClass>,
     pub(super) notes: Vec<String>,
     tree: Tree,
@@ -82,20 +83,21 @@ pub(super) fn read_executed(
 }
 
 impl Pickled {
-    /// The index of a file that has only this pickle.
-    pub(super) fn into_index(self, format: Format, notes: Vec<String>, contents: Contents) -> Index {
-        Index {
+    /// The index of a file that has only this pickle. The locations of all storages are known.
+    pub(super) fn into_index(self, format: Format, notes: Vec<String>, source: &Source) -> Result<Index> {
+        Ok(Index {
             format,
             entries: self.entries,
             tensors: self.tensors,
-            storages: self.storages,
+            storages: self.storages.into_iter().map(Storage::located).collect::<Result<_>>()?,
             metadata: Vec::new(),
             tree: Some(Arc::new(self.tree)),
             opaque: self.opaque,
             notes,
-            contents,
+            source: source.clone(),
             end: None,
-        }
+            is_torchscript: false,
+        })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Contents, Entry, Index, Options, Path, Storage, StorageLocation, Tensor};
+use super::{Entry, Index, Location, Options, Path, Storage, Tensor};
 use crate::bytes::Source;
 use crate::container::Format;
 use crate::container::safetensors::Header;
@@ -23,8 +23,9 @@ pub(super) fn read(source: &Source, options: &Options) -> Result<Index> {
         tree: None,
         opaque: Vec::new(),
         notes: header.notes,
-        contents: Contents::Plain(source.clone()),
+        source: source.clone(),
         end: None,
+        is_torchscript: false,
     };
     for raw in header.tensors {
         let nbytes = raw.region.len();
@@ -32,7 +33,7 @@ pub(super) fn read(source: &Source, options: &Options) -> Result<Index> {
             u32::try_from(index.tensors.len()).map_err(|_| Error::new(Code::Limit, "too many tensors"))?;
         let tensor = Tensor::contiguous(raw.dtype, &raw.shape, id, nbytes)?;
         let numel = tensor.layout().numel();
-        let location = StorageLocation::Region(raw.region);
+        let location = Location::Range(raw.region);
         index.storages.push(Storage { location, nbytes, numel, big_endian: false, device: None });
         index.tensors.push(tensor);
         index.entries.push(Entry { name: Arc::from(raw.name), path: Path::Name, tensor: id });

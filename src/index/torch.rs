@@ -4,9 +4,11 @@
 //! no member is outside the root folder, required names have this exact case, and each storage has exactly the size that the pickle
 //! states.
 
-use super::meaning::PersistentIdForm;
+use std::sync::Arc;
+
+use super::meaning::{Found, PersistentIdForm};
 use super::script::{self, ScriptClasses};
-use super::{Contents, Index, Options, StorageLocation, pickled};
+use super::{Index, Location, Options, pickled};
 use crate::container::Format;
 use crate::container::zip::Archive;
 use crate::error::{Code, Error, Result, ResultExt};
@@ -18,6 +20,7 @@ const CASE_SENSITIVE_NAMES: [&str; 4] = ["data.pkl", "constants.pkl", "version",
 
 /// Reads the index of an opened archive.
 pub(super) fn read(archive: Archive, options: &Options) -> Result<Index> {
+    let archive = Arc::new(archive);
     let root = root(&archive)?;
     let mut notes = Vec::new();
     check_version(&archive, &root)?;
@@ -48,17 +51,15 @@ pub(super) fn read(archive: Archive, options: &Options) -> Result<Index> {
     let mut read = pickled::read_executed(pickle, PersistentIdForm::Archive, &locate, scripts, options)
         .in_member(&member)?;
     notes.append(&mut read.notes);
-    for storage in &mut read.storages {
-        storage.big_endian |= big_endian && matches!(storage.location, StorageLocation::Member(_));
-    }
-    if options.verify {
-        for storage in &read.storages {
-            if let StorageLocation::Member(member) = storage.location {
-                archive.verify(member, &options.cancel)?;
-            }
+    let mut index = read.into_index(Format::Zip, notes, archive.source())?;
+    index.is_torchscript = is_script;
+    for storage in &mut index.storages {
+        storage.big_endian |= big_endian && matches!(storage.location, Location::Member { .. });
+        if options.verify {
+            storage.location.verify(&options.cancel)?;
         }
     }
-    Ok(read.into_index(Format::Zip, notes, Contents::Archive(archive)))
+    Ok(index)
 }
 
 /// The root folder with its slash: that of the first member (inline_container.cc: `init`). Fails with `ZipName` where another
@@ -161,16 +162,19 @@ fn small_member(archive: &Archive, name: &str) -> Result<Option<Vec<u8>>> {
 }
 
 /// The member of a storage. Fails where it does not exist, or its size is not what the pickle states.
-fn locate(archive: &Archive, root: &str, key: &str, nbytes: u64) -> Result<StorageLocation> {
+fn locate(archive: &Arc<Archive>, root: &str, key: &str, nbytes: u64) -> Result<Found> {
     let name = format!("{root}data/{key}");
     let member = archive.find(&name).and_then(|position| Some((position, archive.members().get(position)?)));
     match member {
-        None if nbytes == 0 => Ok(StorageLocation::Empty),
+        None if nbytes == 0 => Ok(Found::At(Location::Empty)),
         None => Err(Error::new(
             Code::RecordMissing,
             format!("the archive has no member {name:?} of {nbytes} byte(s)"),
         )),
-        Some((position, member)) if member.size() == nbytes => Ok(StorageLocation::Member(position)),
+        Some((position, member)) if member.size() == nbytes => {
+            let number = u32::try_from(position).unwrap_or(u32::MAX);
+            Ok(Found::At(Location::Member { archive: archive.clone(), number, skip: 0 }))
+        }
         Some((_, member)) => {
             let text = format!("{name:?} has {} byte(s), the pickle states {nbytes}", member.size());
             Err(Error::new(Code::StorageBounds, text))

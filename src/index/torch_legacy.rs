@@ -4,8 +4,8 @@
 //! storage keys; then for each key an int64 count of elements and the bytes. Stricter than torch: every storage that a tensor
 //! names is in the list, the list names nothing else, and the last storage ends with the file.
 
-use super::meaning::{CallInterpreter, PersistentIdForm, SHORT_STRING_MAX_BYTES};
-use super::{Contents, Index, Options, Storage, StorageLocation, Unknown, pickled};
+use super::meaning::{CallInterpreter, Found, PersistentIdForm, SHORT_STRING_MAX_BYTES};
+use super::{Index, Location, Options, Storage, Unknown, pickled};
 use crate::bytes::{Region, Source};
 use crate::container::Format;
 use crate::dtype::DType;
@@ -44,7 +44,7 @@ pub(super) fn read(source: &Source, options: &Options) -> Result<Index> {
     let end = locate_storages(source, &mut read.storages, &keys, head.end())?;
     check_end(source, end, options)?;
     notes.append(&mut read.notes);
-    let index = read.into_index(Format::LegacyTorch, notes, Contents::Plain(source.clone()));
+    let index = read.into_index(Format::LegacyTorch, notes, source)?;
     Ok(Index { end: Some(end), ..index })
 }
 
@@ -80,7 +80,7 @@ pub(super) fn read_single_storage(source: &Source, options: &Options) -> Result<
         // The tensor of a view is only a slice of the storage.
         ([tensor], Some(storage)) if tensor.layout().numel() == storage.numel => {
             let class = values.global(class).name.into();
-            Ok(SingleStorage { storage, dtype: tensor.dtype(), class })
+            Ok(SingleStorage { storage: storage.located()?, dtype: tensor.dtype(), class })
         }
         _ => Err(not_single()),
     }
@@ -100,11 +100,11 @@ fn positions(keys: &[String]) -> HashMap<&str, usize> {
     keys.iter().enumerate().map(|(at, key)| (key.as_str(), at)).collect()
 }
 
-/// Returns the position of a storage in the key list as its location: the offset depends on the sizes of the storages before it,
-/// so `locate_storages` computes it once all are known.
-fn locate(positions: &HashMap<&str, usize>, key: &str) -> Result<StorageLocation> {
+/// The position of a storage in the key list. Its offset depends on the sizes of the storages before it, so `locate_storages`
+/// computes it once all are known.
+fn locate(positions: &HashMap<&str, usize>, key: &str) -> Result<Found> {
     match positions.get(key) {
-        Some(&at) => Ok(StorageLocation::Member(at)),
+        Some(&at) => Ok(Found::Listed(at)),
         None => Err(Error::new(
             Code::LegacyKeys,
             format!("storage {key} is not in the list of storage keys, so it has no bytes"),
@@ -312,10 +312,15 @@ fn keys(head: &Head, limits: &Limits) -> Result<Vec<String>> {
 }
 
 /// Sets the range of every storage in the file; returns the end of the last one.
-fn locate_storages(source: &Source, storages: &mut [Storage], keys: &[String], start: u64) -> Result<u64> {
-    let mut by_key: Vec<Option<&mut Storage>> = keys.iter().map(|_| None).collect();
+fn locate_storages(
+    source: &Source,
+    storages: &mut [Storage<Found>],
+    keys: &[String],
+    start: u64,
+) -> Result<u64> {
+    let mut by_key: Vec<Option<&mut Storage<Found>>> = keys.iter().map(|_| None).collect();
     for storage in storages {
-        if let StorageLocation::Member(at) = storage.location
+        if let Found::Listed(at) = storage.location
             && let Some(slot) = by_key.get_mut(at)
         {
             *slot = Some(storage);
@@ -341,7 +346,7 @@ fn locate_storages(source: &Source, storages: &mut [Storage], keys: &[String], s
                 format!("the file is cut short: it has {have} byte(s), storage {key} ends at byte {end}");
             Error::new(Code::Truncated, text).at(at)
         })?;
-        storage.location = StorageLocation::Region(region);
+        storage.location = Found::At(Location::Range(region));
         at = region.end();
     }
     Ok(at)

@@ -12,7 +12,7 @@ use once_cell::race::OnceBox;
 use crate::bytes::{self, Source};
 use crate::container::shards;
 use crate::error::{Code, Error, Kind, Result};
-use crate::index::{self, Contents, Index, Options, Path, Storage, StorageLocation, Tree};
+use crate::index::{self, Index, Options, Path, Storage, Tree};
 use crate::limits::Limits;
 
 /// The metadata of an open checkpoint, and the sources of its bytes. A checkpoint and its tensors share one.
@@ -235,45 +235,13 @@ impl Opened {
         &self.shards[shard as usize].index.storages[storage as usize]
     }
 
-    /// The offset of a storage in its file, in bytes. Within an archive it is approximate: good for sorting only. 0 inside a
-    /// pickle.
-    pub(crate) fn position(&self, id: (u32, u32)) -> u64 {
-        match (&self.index(id.0).contents, self.storage(id).location) {
-            (_, StorageLocation::Region(region)) => region.start(),
-            (Contents::Archive(archive), StorageLocation::Member(member)) => {
-                archive.members()[member].header_offset()
-            }
-            _ => 0,
-        }
-    }
-
-    /// Reads the archive headers of these storages of one file, with one read for several small neighbours.
-    pub(crate) fn prefetch_headers(&self, shard: u32, storages: impl Iterator<Item = (u32, u32)>) {
-        if let Contents::Archive(archive) = &self.index(shard).contents {
-            archive.verify_headers(storages.filter_map(|id| match self.storage(id).location {
-                StorageLocation::Member(member) => Some(member),
-                _ => None,
-            }));
-        }
-    }
-
-    /// Whether a storage is compressed in its file.
-    pub(crate) fn is_compressed(&self, id: (u32, u32)) -> bool {
-        match (&self.index(id.0).contents, self.storage(id).location) {
-            (Contents::Archive(archive), StorageLocation::Member(member)) => {
-                archive.members()[member].is_compressed()
-            }
-            _ => false,
-        }
-    }
-
     /// `error`, or, for a format error in a file that has changed since it was opened, the error that says so: the change explains
     /// any contradiction.
     pub(crate) fn file_changed_or(&self, shard: u32, error: Error) -> Error {
         if error.kind() != Kind::Format {
             return error;
         }
-        source_of(self.index(shard)).check_unchanged().err().unwrap_or(error)
+        self.index(shard).source.check_unchanged().err().unwrap_or(error)
     }
 
     /// The index of a file. Fails where there is no file of that number.
@@ -285,10 +253,10 @@ impl Opened {
     /// Upper bounds on the scratch memory of a thread that reads this file, and the number of its threads: see
     /// [`bytes::scratch_bounds`].
     pub(crate) fn scratch_bounds(&self, shard: u32) -> (u64, Option<usize>) {
-        bytes::scratch_bounds(source_of(self.index(shard)))
+        bytes::scratch_bounds(&self.index(shard).source)
     }
 
-    fn index(&self, shard: u32) -> &Index {
+    pub(crate) fn index(&self, shard: u32) -> &Index {
         &self.shards[shard as usize].index
     }
 }
@@ -303,12 +271,4 @@ fn text_bytes(index: &Index) -> u64 {
 
 fn read(source: &Source, options: &Options) -> Result<Index> {
     index::read(source, options).map_err(|error| source.locate_error(error))
-}
-
-/// The bytes of a file that belong to the checkpoint.
-pub(crate) fn source_of(index: &Index) -> &Source {
-    match &index.contents {
-        Contents::Plain(source) => source,
-        Contents::Archive(archive) => archive.source(),
-    }
 }

@@ -293,7 +293,7 @@ impl Tensor {
     /// The byte offset of the first element in the file. Within an archive it is approximate: good for sorting only.
     pub(crate) fn position(&self) -> u64 {
         let offset = self.layout.offset.saturating_mul(self.dtype.itemsize());
-        self.opened.position(self.storage()).saturating_add(offset)
+        self.opened.storage(self.storage()).position().saturating_add(offset)
     }
 
     /// Whether it covers a whole storage that no other name uses.
@@ -427,7 +427,8 @@ impl Tensor {
 
     /// Bytes of the storage once it is inflated; 0 where it is not compressed.
     fn inflated_bytes(&self) -> u64 {
-        if self.opened.is_compressed(self.storage()) { self.opened.storage(self.storage()).nbytes } else { 0 }
+        let storage = self.opened.storage(self.storage());
+        if storage.is_compressed() { storage.nbytes } else { 0 }
     }
 
     /// The offset within a block of the disk at which a result's first byte is to be, so that direct reads need no bounce

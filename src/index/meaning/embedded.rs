@@ -8,14 +8,14 @@
 use std::sync::Arc;
 
 use super::storage::StorageSlice;
-use super::{CallInterpreter, Meaning, PersistentIdForm};
+use super::{CallInterpreter, Found, Meaning, PersistentIdForm};
 use crate::bytes::Source;
 use crate::container::{Format, sniff};
 use crate::error::{Code, Error, Kind, Result};
 use crate::index::known::Known;
 use crate::index::torch_legacy::{SingleStorage, read_single_storage};
 use crate::index::tree::{Object, View};
-use crate::index::{Options, Storage, StorageLocation, Tensor, Unknown};
+use crate::index::{Location, Options, Storage, Tensor, Unknown};
 use crate::limits::Limits;
 use crate::pickle::{Call, Handle, Value};
 
@@ -35,8 +35,12 @@ impl<'a> CallInterpreter<'a> {
         let Some(Some(SingleStorage { storage, dtype, .. })) = self.embedded.get(&key) else {
             return Ok(Meaning::Opaque);
         };
-        let StorageLocation::Region(region) = storage.location else { return Ok(Meaning::Opaque) };
-        let storage = Storage { location: StorageLocation::Value(bytes, region.start()), ..storage.clone() };
+        let Storage { location: Location::Range(region), nbytes, numel, big_endian, device } = storage else {
+            return Ok(Meaning::Opaque);
+        };
+        let location = Found::At(Location::Value(bytes, region.start()));
+        let (device, nbytes) = (device.clone(), *nbytes);
+        let storage = Storage { location, nbytes, numel: *numel, big_endian: *big_endian, device };
         let number = u32::try_from(self.out.storages.len()).unwrap_or(u32::MAX);
         let tensor = Tensor::contiguous(*dtype, &[storage.numel], number, storage.nbytes)?;
         self.out.storages.push(storage);

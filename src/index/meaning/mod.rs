@@ -21,7 +21,7 @@ use super::extra::{Extra, SparseLayout};
 use super::known::{Known, Rebuild, lookup};
 use super::script::ScriptClasses;
 use super::torch_legacy::SingleStorage;
-use super::{Storage, StorageLocation, Tensor};
+use super::{Location, Storage, Tensor};
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
 use crate::parallel::Cancel;
@@ -75,8 +75,28 @@ pub(super) enum PersistentIdForm {
     Legacy,
 }
 
-/// Returns the location of the storage with this key and this size in bytes, as the pickle states it.
-pub(super) type Locate<'a> = &'a dyn Fn(&str, u64) -> Result<StorageLocation>;
+/// Finds the storage with this key and this size in bytes, as the pickle states it.
+pub(super) type Locate<'a> = &'a dyn Fn(&str, u64) -> Result<Found>;
+
+/// What is known of the location of a storage while its pickle is interpreted.
+#[derive(Clone, Debug)]
+pub(super) enum Found {
+    /// Its location.
+    At(Location),
+    /// Its position in the list of storage keys of a legacy stream. The location follows from the sizes of those before it.
+    Listed(usize),
+}
+
+impl Storage<Found> {
+    /// The storage with its location. Fails where that is not known.
+    pub(super) fn located(self) -> Result<Storage> {
+        let Storage { location, nbytes, numel, big_endian, device } = self;
+        match location {
+            Found::At(location) => Ok(Storage { location, nbytes, numel, big_endian, device }),
+            Found::Listed(_) => Err(Error::new(Code::InternalError, "a storage was not located")),
+        }
+    }
+}
 
 /// The interpretation of all calls of one pickle.
 #[derive(Debug, Default)]
@@ -92,7 +112,7 @@ pub(super) struct Meanings {
     pub(super) tensors: Vec<Tensor>,
     /// The further properties of tensors that have any, by tensor number.
     pub(super) extras: HashMap<u32, Extra>,
-    pub(super) storages: Vec<Storage>,
+    pub(super) storages: Vec<Storage<Found>>,
     pub(super) notes: Vec<String>,
     /// The TorchScript classes of the pickle's values.
     pub(super) scripts: ScriptClasses,

@@ -4,12 +4,12 @@
 //! `_frombuffer(bytes, dtype, shape, order)`. A dtype is `dtype('f4', False, True)` with BUILD `(3, byte order, ...)`. Arrays of
 //! objects, records, strings and times remain opaque.
 
-use super::{CallInterpreter, Meaning};
+use super::{CallInterpreter, Found, Meaning};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::index::known::Known;
 use crate::index::validate::{Flags, RawTensor, Sizes};
-use crate::index::{Storage, StorageLocation};
+use crate::index::{Location, Storage};
 use crate::layout::contiguous_strides;
 use crate::pickle::{Call, Handle, Value};
 
@@ -86,7 +86,7 @@ impl<'a> CallInterpreter<'a> {
         }
         let storage = u32::try_from(self.out.storages.len()).unwrap_or(u32::MAX);
         self.out.storages.push(Storage {
-            location: StorageLocation::Value(bytes, 0),
+            location: Found::At(Location::Value(bytes, 0)),
             nbytes,
             numel: numel.unwrap_or(0),
             big_endian: numpy_type.big_endian,

@@ -1,12 +1,12 @@
 //! Calls that rebuild a tensor. The argument forms are those of `torch/_utils.py` and `torch/_tensor.py`.
 
 use super::storage::StorageSlice;
-use super::{CallInterpreter, Meaning};
+use super::{CallInterpreter, Found, Meaning};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::index::known::{Known, Rebuild};
 use crate::index::validate::{Flags, RawTensor, Sizes, Tensor};
-use crate::index::{Storage, StorageLocation};
+use crate::index::{Location, Storage};
 use crate::limits::Limits;
 use crate::pickle::{Handle, Value};
 
@@ -275,7 +275,7 @@ impl<'a> CallInterpreter<'a> {
         let storage = u32::try_from(self.out.storages.len()).unwrap_or(u32::MAX);
         let flags = Flags { requires_grad, meta: true, ..Flags::default() };
         let tensor = RawTensor { dtype, shape, strides, offset: 0, storage, flags }.into_meta(self.limits)?;
-        let location = StorageLocation::Meta;
+        let location = Found::At(Location::Meta);
         self.out.storages.push(Storage { location, nbytes: 0, numel: 0, big_endian: false, device: None });
         self.push(tensor)
     }
