@@ -135,6 +135,27 @@ impl DType {
         DType::ALL.iter().copied().find(|dtype| dtype.safetensors() == Some(code))
     }
 
+    /// The dtype with this type code in NumPy, without a byte order: `"f4"`.
+    pub fn from_numpy_code(code: &str) -> Option<DType> {
+        Some(match code {
+            "b1" => DType::Bool,
+            "u1" => DType::U8,
+            "i1" => DType::I8,
+            "u2" => DType::U16,
+            "i2" => DType::I16,
+            "u4" => DType::U32,
+            "i4" => DType::I32,
+            "u8" => DType::U64,
+            "i8" => DType::I64,
+            "f2" => DType::F16,
+            "f4" => DType::F32,
+            "f8" => DType::F64,
+            "c8" => DType::C64,
+            "c16" => DType::C128,
+            _ => return None,
+        })
+    }
+
     /// The dtype of the real and of the imaginary part of a complex dtype; `None` for other dtypes.
     pub fn real_part(self) -> Option<DType> {
         match self {

@@ -213,6 +213,11 @@ pub struct OpaqueClass {
     pub at: Vec<String>,
 }
 
+impl OpaqueClass {
+    /// The maximum number of paths that are listed.
+    pub(crate) const PATHS_MAX: usize = 16;
+}
+
 /// Reads the index of one file. Its format is detected by its first bytes.
 pub fn read(source: &Source, options: &Options) -> Result<Index> {
     let unsupported = |code, text: &str| Err(Error::new(code, text));

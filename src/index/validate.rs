@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
-use crate::layout::{Dims, Layout, numel};
+use crate::layout::{Dims, Layout, contiguous_strides, numel};
 use crate::limits::Limits;
 
 /// One number per dimension, as the file states it; up to four are stored inline.
@@ -95,6 +95,23 @@ impl Tensor {
 }
 
 impl RawTensor {
+    /// A tensor at the start of its storage without gaps; with `fortran`, its first dimension varies fastest.
+    pub(super) fn contiguous(dtype: DType, shape: Sizes, fortran: bool, storage: u32) -> Result<RawTensor> {
+        let mut sizes: Dims = shape.iter().map(|&size| u64::try_from(size).unwrap_or(0)).collect();
+        if fortran {
+            sizes.reverse();
+        }
+        let strides = contiguous_strides(&sizes);
+        let strides: Option<Sizes> =
+            strides.and_then(|strides| strides.iter().map(|&stride| i64::try_from(stride).ok()).collect());
+        let mut strides =
+            strides.ok_or_else(|| Error::new(Code::TensorShape, "an array's strides do not fit 63 bits"))?;
+        if fortran {
+            strides.reverse();
+        }
+        Ok(RawTensor { dtype, shape, strides, offset: 0, storage, flags: Flags::default() })
+    }
+
     /// Checks the tensor against a storage of `nbytes`. Fails with `TensorShape`, `TensorBounds` or `Limit`.
     pub fn prove(self, nbytes: u64, limits: &Limits) -> Result<Tensor> {
         let tensor = self.checked_layout(limits)?;

@@ -8,9 +8,8 @@ use super::{CallInterpreter, Found, Meaning};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::index::known::Known;
-use crate::index::validate::{Flags, RawTensor, Sizes};
+use crate::index::validate::RawTensor;
 use crate::index::{Location, Storage};
-use crate::layout::contiguous_strides;
 use crate::pickle::{Call, Handle, Value};
 
 /// A NumPy dtype that rustload supports.
@@ -63,26 +62,12 @@ impl<'a> CallInterpreter<'a> {
         nbytes: u64,
         fortran: bool,
     ) -> Result<u32> {
-        let mut shape = self.ints(shape, "shape")?;
+        let shape = self.ints(shape, "shape")?;
         let sizes: Option<Vec<u64>> = shape.iter().map(|&size| u64::try_from(size).ok()).collect();
         let numel = sizes.as_deref().and_then(crate::layout::numel);
         if numel.and_then(|numel| numel.checked_mul(numpy_type.dtype.itemsize())) != Some(nbytes) {
             let text = format!("an array of {} and shape {shape:?} has {nbytes} byte(s)", numpy_type.dtype);
             return Err(Error::new(Code::NdarrayBounds, text));
-        }
-        if fortran {
-            shape.reverse();
-        }
-        let c_strides = |shape: &[i64]| -> Option<Sizes> {
-            let sizes: Vec<u64> = shape.iter().map(|&size| u64::try_from(size).unwrap_or(0)).collect();
-            contiguous_strides(&sizes)?.iter().map(|&stride| i64::try_from(stride).ok()).collect()
-        };
-        let strides = c_strides(&shape);
-        let mut strides =
-            strides.ok_or_else(|| Error::new(Code::TensorShape, "an array's strides do not fit 63 bits"))?;
-        if fortran {
-            shape.reverse();
-            strides.reverse();
         }
         let storage = u32::try_from(self.out.storages.len()).unwrap_or(u32::MAX);
         self.out.storages.push(Storage {
@@ -92,8 +77,7 @@ impl<'a> CallInterpreter<'a> {
             big_endian: numpy_type.big_endian,
             device: None,
         });
-        let flags = Flags::default();
-        let raw = RawTensor { dtype: numpy_type.dtype, shape, strides, offset: 0, storage, flags };
+        let raw = RawTensor::contiguous(numpy_type.dtype, shape, fortran, storage)?;
         self.push(raw.prove(nbytes, self.limits)?)
     }
 
@@ -102,23 +86,7 @@ impl<'a> CallInterpreter<'a> {
         let (&[name] | &[name, _, _]) = args else { return Meaning::Opaque };
         let Value::Str(name) = self.values.get(name) else { return Meaning::Opaque };
         let name = if name.as_bytes().len() <= 8 { name.as_str().unwrap_or_default() } else { "" };
-        let dtype = match name {
-            "b1" => DType::Bool,
-            "u1" => DType::U8,
-            "i1" => DType::I8,
-            "u2" => DType::U16,
-            "i2" => DType::I16,
-            "u4" => DType::U32,
-            "i4" => DType::I32,
-            "u8" => DType::U64,
-            "i8" => DType::I64,
-            "f2" => DType::F16,
-            "f4" => DType::F32,
-            "f8" => DType::F64,
-            "c8" => DType::C64,
-            "c16" => DType::C128,
-            _ => return Meaning::Opaque,
-        };
+        let Some(dtype) = DType::from_numpy_code(name) else { return Meaning::Opaque };
         let order = match states {
             [] => Some("|"),
             [state] => match self.values.get(*state) {

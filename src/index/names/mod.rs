@@ -20,9 +20,6 @@ use crate::num::{to_usize, u32_to_usize};
 use crate::parallel::Cancel;
 use crate::pickle::{GlobalId, Handle, Value};
 
-/// The maximum number of paths that are listed for one opaque class.
-const MAX_PATHS_PER_OPAQUE_CLASS: usize = 16;
-
 /// The number of steps between two checks for cancellation.
 const CANCEL_CHECK_INTERVAL_STEPS: u32 = 1 << 12;
 
@@ -258,7 +255,7 @@ impl<'a> Walk<'a> {
                 position
             }
         };
-        if self.found.opaque.get(position).is_some_and(|class| class.at.len() < MAX_PATHS_PER_OPAQUE_CLASS) {
+        if self.found.opaque.get(position).is_some_and(|class| class.at.len() < OpaqueClass::PATHS_MAX) {
             let path = self.text(path, dotted)?;
             self.found.opaque.get_mut(position).into_iter().for_each(|class| class.at.push(path.to_string()));
         }
