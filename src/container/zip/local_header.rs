@@ -3,7 +3,8 @@
 //! Name, method and flags must be equal; checksum and sizes equal, or zero where a data descriptor follows (bit 3). Version, time
 //! and other extra fields may differ. Past 4 GiB torch's writer adds a zip64 extra field of 8 bytes (the header's own offset), 16
 //! (the sizes) or 24 (both) to the header; the data descriptor is 24 bytes long if and only if that field exists, whatever the
-//! size.
+//! size. Python's `zipfile` with `force_zip64`, and so `numpy.savez`, adds the field of 16 bytes whatever the size: the header's own
+//! sizes are then ffffffff, those of the central directory plain.
 
 use super::Member;
 use super::central_directory::check_unicode_path;
@@ -94,7 +95,12 @@ fn check_header(cursor: &mut Cursor<'_>, member: &Member) -> Result<bool> {
     if !(crc == member.crc() || (has_descriptor && crc == 0)) {
         return Err(mismatch(member, format!("has checksum {crc:08x}, not {:08x}", member.crc())));
     }
-    if !size_agrees(size, member.size()) || !size_agrees(compressed_size, member.compressed_size()) {
+    // Readers take the sizes in the field one by one for each sentinel, so a single sentinel could be read as the other size.
+    let has_one_sentinel = (size == u32::MAX) != (compressed_size == u32::MAX);
+    if (zip64.has_sizes && has_one_sentinel)
+        || !size_agrees(size, member.size())
+        || !size_agrees(compressed_size, member.compressed_size())
+    {
         let (expected, stored) = (member.size(), member.compressed_size());
         let text = format!("has sizes {compressed_size} and {size}, not {stored} and {expected}");
         return Err(mismatch(member, text));

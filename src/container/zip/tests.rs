@@ -175,6 +175,33 @@ fn a_local_header_that_contradicts_the_central_directory_is_a_mismatch() {
 }
 
 #[test]
+fn local_headers_with_their_sizes_in_a_zip64_field_are_accepted_as_numpy_writes_them() {
+    const SENTINEL: u32 = u32::MAX;
+    let field = |sizes: [u64; 2]| [&[1, 0, 16, 0][..], &sizes.map(u64::to_le_bytes).concat()].concat();
+    let with = |sizes: [u32; 2], extra: Vec<u8>| {
+        let mut planted = deflated("a.npy", &[7; 100]);
+        [planted.local.size, planted.local.compressed_size] = sizes;
+        planted.local.extra = extra;
+        code_of(ZipBuilder::new([planted]).bytes())
+    };
+    let [size, stored] = [100, u64::from(deflated("a.npy", &[7; 100]).central.compressed_size)];
+    let mismatch = Some(Code::ZipMismatch);
+    assert_eq!(with([SENTINEL; 2], field([size, stored])), None);
+    assert_eq!(with([SENTINEL; 2], Vec::new()), mismatch);
+    // Other sizes in the field, in the other order, zero without a data descriptor, or an offset in place of the sizes.
+    for sizes in [[size + 1, stored], [size, stored + 1], [stored, size], [0, 0], [u64::MAX, u64::MAX]] {
+        assert_eq!(with([SENTINEL; 2], field(sizes)), mismatch, "{sizes:?}");
+    }
+    assert_eq!(with([SENTINEL; 2], [1, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0].to_vec()), mismatch);
+    // A single sentinel, or none and other sizes.
+    assert_eq!(with([SENTINEL, stored as u32], field([size, stored])), mismatch);
+    assert_eq!(with([100, SENTINEL], field([size, stored])), mismatch);
+    assert_eq!(with([0, 0], field([size, stored])), mismatch);
+    // The field twice.
+    assert_eq!(with([SENTINEL; 2], field([size, stored]).repeat(2)), mismatch);
+}
+
+#[test]
 fn duplicate_names_are_refused() {
     // Z17: the good one first, the bad one first
     for payloads in [[b"good", b"evil"], [b"evil", b"good"]] {
