@@ -69,6 +69,7 @@ LETTERS = {
     "T": "Tensors and storages",
     "L": "Legacy streams and tar",
     "S": "safetensors",
+    "N": "NumPy arrays",
     "Y": "The boundary to Python",
 }
 

@@ -103,6 +103,13 @@ def rezipped(archive: bytes, compression: int) -> bytes:
     return out.getvalue()
 
 
+def npy(array: np.ndarray, version: tuple[int, int] = (1, 0)) -> bytes:
+    """A `.npy` file of this version of the format."""
+    file = io.BytesIO()
+    np.lib.format.write_array(file, array, version)
+    return file.getvalue()
+
+
 def safetensors(
     tensors: dict[str, tuple[str, list[int], bytes]], metadata: dict[str, str] | None = None
 ) -> bytes:
@@ -120,7 +127,7 @@ def safetensors(
 def seeds() -> dict[str, dict[str, bytes]]:
     """The seeds of each target, by file name."""
     found: dict[str, dict[str, bytes]] = {
-        name: {} for name in ("pickle", "zip", "legacy", "safetensors", "open")
+        name: {} for name in ("pickle", "zip", "legacy", "safetensors", "npy", "open")
     }
     for name, obj in objects().items():
         archive = saved(obj)
@@ -161,6 +168,21 @@ def seeds() -> dict[str, dict[str, bytes]]:
         ),
     }
     found["open"]["two.safetensors"] = found["safetensors"]["two"]
+    found["npy"] = {
+        "float": npy(np.arange(6, dtype="<f4").reshape(2, 3)),
+        "fortran": npy(np.asfortranarray(np.arange(6, dtype=">i2").reshape(2, 3))),
+        "scalar": npy(np.array(1.5), (2, 0)),
+        "empty": npy(np.zeros((0, 3), bool), (3, 0)),
+        "record": npy(np.zeros(1, [("é", "<i4"), ("b", "O")]), (3, 0)),
+        "objects": npy(np.array([1, "x"], object)),
+        "text": npy(np.array(["a"])),
+    }
+    arrays = {"w": np.arange(6.0), "c": np.ones((2, 2), ">c8"), "o": np.array([None])}
+    for name, write in {"stored.npz": np.savez, "deflated.npz": np.savez_compressed}.items():
+        file = io.BytesIO()
+        write(file, **arrays)
+        found["open"][name] = found["zip"][name] = file.getvalue()
+    found["open"]["fortran.npy"] = found["npy"]["fortran"]
     found["scan"] = scanned(state)
     return found
 

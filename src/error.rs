@@ -145,7 +145,7 @@ codes! {
         "The pickle is damaged or was made by hand: fetch the file again, or ask its author.";
     AmbiguousNumber: Format, "A number has a form that unpicklers disagree about.",
         "No writer uses this form: do not use the file before you know why.";
-    TrailingData: Format, "There are bytes after the pickle's end.",
+    TrailingData: Format, "There are bytes after the end of a pickle or an array.",
         "Open it with trailing bytes ignored if you know why they are there.";
     ExtRegistry: Format, "The pickle refers to a class by its code in the process's extension registry.",
         "Only the writer's process knows the class: save it again without copyreg.add_extension.";
@@ -170,7 +170,13 @@ codes! {
     StorageBounds: Format, "A storage's stated size differs from the bytes in the file.",
         "The file is damaged or was made by hand: fetch it again, or ask its author.";
     NdarrayBounds: Format, "The number of bytes of a NumPy array or scalar does not match its dtype and shape.",
-        "The pickle is damaged or was made by hand: fetch the file again, or ask its author.";
+        "The file is damaged or was made by hand: fetch it again, or ask its author.";
+    NpyHeader: Format, "The header of a NumPy array is not one that writers of the format write.",
+        "The file is damaged or was made by hand: fetch it again, or ask its author.";
+    NpyDtype: Unsupported, "The elements of a NumPy array are no numbers: strings, times, records or long doubles.",
+        "Read it with numpy.load(..., allow_pickle=False).";
+    NpyObjects: Unsupported, "The elements of a NumPy array are Python objects, which NumPy stores as a pickle.",
+        "Scan it before you load it with NumPy: unpickling the objects runs what the pickle says.";
     StorageConflict: Format, "One storage is described in two contradicting ways.",
         "The file was made by hand: ask its author.";
     TensorBounds: Format, "A tensor reaches outside its storage.", "The file is damaged or was made by hand: fetch it again, or ask its author.";

@@ -150,7 +150,7 @@ pub(crate) fn safetensors(data: &[u8], random: &mut Random) -> Vec<u8> {
     });
     match header {
         Some((header, rest)) if !random.one_in(4) => {
-            let header = json(header, random);
+            let header = literal(header, JSON_TOKENS, random);
             let rest = if random.one_in(6) { bytes(rest, random) } else { rest.to_vec() };
             [&(header.len() as u64).to_le_bytes()[..], &header, &rest].concat()
         }
@@ -158,32 +158,72 @@ pub(crate) fn safetensors(data: &[u8], random: &mut Random) -> Vec<u8> {
     }
 }
 
-/// Mutates JSON: replaces the text between two punctuation characters, or changes some bytes.
-fn json(text: &[u8], random: &mut Random) -> Vec<u8> {
-    const TOKENS: &[&str] = &[
-        "\"F32\"",
-        "\"F4\"",
-        "\"F8_E4M3\"",
-        "\"BF16\"",
-        "\"BOOL\"",
-        "[]",
-        "[0]",
-        "[0,0]",
-        "[2,2]",
-        "null",
-        "-1",
-        "1e1",
-        "18446744073709551616",
-        "{}",
-        "\"\"",
-        "\"\\ud800\"",
-        "\"__metadata__\"",
-        "\"dtype\"",
-        "\"shape\"",
-        "\"data_offsets\"",
-    ];
-    let punctuation: Vec<usize> =
-        (0..text.len()).filter(|&at| matches!(text[at], b'{' | b'}' | b'[' | b']' | b',' | b':')).collect();
+/// Mutates a `.npy` file: mostly the dict in its header, with a correct length; sometimes its bytes.
+pub(crate) fn npy(data: &[u8], random: &mut Random) -> Vec<u8> {
+    let (start, len) = match data {
+        [_, _, _, _, _, _, 1, _, a, b, ..] => (10, u32::from(u16::from_le_bytes([*a, *b]))),
+        [_, _, _, _, _, _, _, _, a, b, c, d, ..] => (12, u32::from_le_bytes([*a, *b, *c, *d])),
+        _ => return bytes(data, random),
+    };
+    let (before, rest) = data.split_at(start);
+    let found = usize::try_from(len).ok().and_then(|len| rest.split_at_checked(len));
+    let Some((text, rest)) = found.filter(|_| !random.one_in(4)) else { return bytes(data, random) };
+    let text = literal(text, PYTHON_TOKENS, random);
+    let rest = if random.one_in(6) { bytes(rest, random) } else { rest.to_vec() };
+    let len = u32::try_from(text.len()).expect("a short header").to_le_bytes();
+    [&before[..8], &len[..start - 8], &text, &rest].concat()
+}
+
+const JSON_TOKENS: &[&str] = &[
+    "\"F32\"",
+    "\"F4\"",
+    "\"F8_E4M3\"",
+    "\"BF16\"",
+    "\"BOOL\"",
+    "[]",
+    "[0]",
+    "[0,0]",
+    "[2,2]",
+    "null",
+    "-1",
+    "1e1",
+    "18446744073709551616",
+    "{}",
+    "\"\"",
+    "\"\\ud800\"",
+    "\"__metadata__\"",
+    "\"dtype\"",
+    "\"shape\"",
+    "\"data_offsets\"",
+];
+
+const PYTHON_TOKENS: &[&str] = &[
+    "'<f4'",
+    "'>c16'",
+    "'|O'",
+    "'=O8'",
+    "'<U5'",
+    "'|b1'",
+    "[('a', '|O')]",
+    "('<f4', (2,))",
+    "()",
+    "(0,)",
+    "(2, 3)",
+    "(3)",
+    "3L",
+    "True",
+    "-1",
+    "9223372036854775808",
+    "'descr'",
+    "'shape'",
+    "'fortran_order'",
+    "#",
+];
+
+/// Mutates JSON or a Python literal: replaces the text between two punctuation characters, or changes some bytes.
+fn literal(text: &[u8], tokens: &[&str], random: &mut Random) -> Vec<u8> {
+    let is_punctuation = |byte| matches!(byte, b'{' | b'}' | b'[' | b']' | b'(' | b')' | b',' | b':');
+    let punctuation: Vec<usize> = (0..text.len()).filter(|&at| is_punctuation(text[at])).collect();
     if punctuation.len() < 2 || random.one_in(4) {
         return bytes(text, random);
     }
@@ -197,7 +237,7 @@ fn json(text: &[u8], random: &mut Random) -> Vec<u8> {
             let from = random.below(punctuation.len() - 1);
             text[punctuation[from] + 1..punctuation[from + 1]].to_vec()
         }
-        _ => TOKENS[random.below(TOKENS.len())].as_bytes().to_vec(),
+        _ => tokens[random.below(tokens.len())].as_bytes().to_vec(),
     };
     [&text[..start], &replacement, &text[end..]].concat()
 }
@@ -208,6 +248,7 @@ pub(crate) fn any(data: &[u8], random: &mut Random) -> Vec<u8> {
         [b'P', b'K', ..] => zip(data, random),
         [0x80, 2, 0x8a, 0x0a, ..] => legacy(data, random),
         [0x80, ..] => pickle(data, random),
+        [0x93, ..] => npy(data, random),
         _ => safetensors(data, random),
     }
 }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use rustload::internals::bytes::Source;
+use rustload::internals::container::npy;
 use rustload::internals::container::safetensors::Header;
 use rustload::internals::container::zip::{Archive, Trailing};
 use rustload::internals::pickle::{self, Disasm, Handle, Value, Values};
@@ -28,6 +29,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "zip", run: zip, mutate: mutate::zip },
     Target { name: "legacy", run: legacy, mutate: mutate::legacy },
     Target { name: "safetensors", run: safetensors, mutate: mutate::safetensors },
+    Target { name: "npy", run: npy, mutate: mutate::npy },
     Target { name: "open", run: open, mutate: mutate::any },
     Target { name: "scan", run: scan, mutate: mutate::any },
 ];
@@ -151,6 +153,44 @@ fn safetensors(data: &[u8]) {
 fn bits(dtype: ::safetensors::Dtype) -> u64 {
     // rustload's element is two F4 elements.
     if dtype == ::safetensors::Dtype::F4 { 8 } else { dtype.bitsize() as u64 }
+}
+
+/// The header of a NumPy array: it ends inside the file, whose start alone gives the same header, and a file of it opens only with as
+/// many bytes as its array has.
+fn npy(data: &[u8]) {
+    let prefix = |len: u64| Ok(data[..data.len().min(usize::try_from(len).unwrap_or(usize::MAX))].to_vec());
+    let found = npy::Header::read(prefix);
+    let opened = Checkpoint::from_bytes(Arc::new(data.to_vec()), Options::new().limits(limits()));
+    let Ok(header) = found else {
+        assert!(opened.is_err() || !data.starts_with(npy::MAGIC), "opens with a header that is refused");
+        return;
+    };
+    let len = usize::try_from(header.len).expect("a short header");
+    let again = npy::Header::read(|wanted| prefix(wanted.min(header.len))).expect("the same header");
+    assert_eq!(again, header);
+    assert!(len <= data.len());
+    let npy::Elements::Numbers { dtype, .. } = header.elements else {
+        assert!(opened.is_err(), "an array of no numbers opens");
+        return;
+    };
+    let fits = header.nbytes(dtype).is_ok_and(|nbytes| nbytes == (data.len() - len) as u64);
+    match opened {
+        Ok(checkpoint) => {
+            assert!(fits);
+            let tensor = checkpoint.tensor("arr_0").expect("the name of the only array");
+            assert_eq!((tensor.dtype(), &tensor.layout().shape[..]), (dtype, &header.shape[..]));
+            if tensor.nbytes() <= 1 << 16 {
+                elements(&tensor);
+            }
+        }
+        // Too many dimensions, or empty with strides beyond 63 bits.
+        Err(error) => {
+            assert!(
+                !fits || matches!(error.code(), rustload::Code::Limit | rustload::Code::TensorShape),
+                "{error}"
+            );
+        }
+    }
 }
 
 /// Opens a checkpoint and lists, slices and materializes its tensors.

@@ -76,6 +76,11 @@ fn safetensors_invariants_hold() {
 }
 
 #[test]
+fn npy_invariants_hold() {
+    check_invariants("npy");
+}
+
+#[test]
 fn open_invariants_hold() {
     check_invariants("open");
 }

@@ -189,7 +189,7 @@ class Checkpoint:
 
     @property
     def format(self) -> str:
-        """The files' format: `"torch-zip"`, `"torch-legacy"` or `"safetensors"`."""
+        """The files' format: `"torch-zip"`, `"safetensors"`, ...; docs/formats.md lists all."""
 
     @property
     def files(self) -> list[str]:

@@ -1,4 +1,4 @@
-//! Container formats: zip archives, safetensors files and directories of shards, as named byte ranges.
+//! Container formats: zip archives, safetensors files, NumPy arrays and directories of shards, as named byte ranges.
 //!
 //! This module turns a [`Source`](crate::bytes::Source) into names and regions. It knows neither pickle nor torch: the `index`
 //! module interprets the members. Every reader here accepts only what all readers of the format interpret alike.
@@ -11,6 +11,7 @@
 )]
 
 mod json;
+pub mod npy;
 pub mod safetensors;
 pub mod shards;
 mod sniff;

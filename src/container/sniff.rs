@@ -9,7 +9,7 @@ use std::path::Path;
 use miniz_oxide::inflate::stream::{InflateState, inflate};
 use miniz_oxide::{DataFormat, MZError, MZFlush, MZStatus};
 
-use super::zip;
+use super::{npy, zip};
 use crate::bytes::Source;
 use crate::error::{Code, Error, Result};
 use crate::num::to_u64;
@@ -28,6 +28,10 @@ pub enum Format {
     Pickle,
     /// A tar archive, as torch 0.1 wrote.
     Tar,
+    /// One NumPy array.
+    Npy,
+    /// A zip archive of NumPy arrays.
+    Npz,
 }
 
 impl Format {
@@ -39,6 +43,8 @@ impl Format {
             Format::LegacyTorch => "torch-legacy",
             Format::Pickle => "pickle",
             Format::Tar => "torch-tar",
+            Format::Npy => "npy",
+            Format::Npz => "npz",
         }
     }
 }
@@ -67,7 +73,6 @@ const COMPRESSED_FORMATS: &[(&[u8], &str)] = &[
 const OTHER_FORMATS: &[(&[u8], &str, &str)] = &[
     (b"GGUF", "a GGUF file", "Read it with llama.cpp or the gguf package."),
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file, as Keras writes", "Read it with h5py or keras.models.load_model."),
-    (b"\x93NUMPY", "a NumPy array file (.npy)", "Read it with numpy.load(..., allow_pickle=False)."),
 ];
 
 /// The source's format.
@@ -83,9 +88,11 @@ fn sniff_inner(source: &Source) -> Result<Format> {
         return Ok(Format::LegacyTorch);
     }
     match head.as_slice() {
-        [b'P', b'K', 3, 4, ..] => return zip_or_npz(&head),
+        [b'P', b'K', 3, 4, ..] if is_npz(&head) => return Ok(Format::Npz),
+        [b'P', b'K', 3, 4, ..] => return Ok(Format::Zip),
         [b'P', b'K', 5, 6, ..] => return Err(zip_start("the zip archive is empty")),
         [b'P', b'K', 7, 8, ..] => return Err(zip_start("the zip archive starts with a split marker")),
+        _ if head.starts_with(npy::MAGIC) => return Ok(Format::Npy),
         _ => {}
     }
     if looks_like_safetensors(source, &head) {
@@ -112,7 +119,7 @@ pub fn is_container(head: &[u8]) -> bool {
     head.starts_with(b"PK\x03\x04")
         || head.starts_with(b"PK\x05\x06")
         || is_legacy(head)
-        || head.starts_with(b"\x93NUMPY")
+        || head.starts_with(npy::MAGIC)
         || head.get(257..262) == Some(b"ustar")
         || compressed_format(head).is_some()
 }
@@ -171,19 +178,16 @@ fn zip_start(text: &str) -> Error {
     Error::new(Code::ZipStructure, text).at(0)
 }
 
-/// A zip archive, or the error for a NumPy archive: numpy.savez writes its arrays without a folder in their names, torch always with
-/// one.
-fn zip_or_npz(head: &[u8]) -> Result<Format> {
+/// Whether the first member of a zip archive is a NumPy array: torch writes `data.pkl` first. Another program may pack the members in
+/// another order, so the index decides once it has all names.
+fn is_npz(head: &[u8]) -> bool {
+    // APPNOTE 4.3.7: the name's length is at byte 26, the name at byte 30.
     let name_len = match head.get(26..28) {
         Some(&[low, high]) => usize::from(u16::from_le_bytes([low, high])),
         _ => 0,
     };
     let name = head.get(30..).and_then(|rest| rest.get(..name_len)).unwrap_or_default();
-    if name.ends_with(b".npy") && !name.contains(&b'/') {
-        let error = Error::new(Code::UnknownFormat, "this is a NumPy archive (.npz), not a checkpoint");
-        return Err(error.note("Read it with numpy.load(..., allow_pickle=False)."));
-    }
-    Ok(Format::Zip)
+    name.ends_with(b".npy")
 }
 
 /// Whether the file starts with a length and a plausible start of a header; the safetensors reader then reports an invalid header.

@@ -18,6 +18,7 @@ mod known_calls;
 mod location;
 mod meaning;
 mod names;
+mod numpy_files;
 mod pickled;
 mod safetensors;
 mod script;
@@ -223,10 +224,13 @@ pub fn read(source: &Source, options: &Options) -> Result<Index> {
     let unsupported = |code, text: &str| Err(Error::new(code, text));
     match sniff(source)? {
         Format::Safetensors => safetensors::read(source, options),
-        Format::Zip => {
+        Format::Zip | Format::Npz => {
             let trailing = if options.ignore_trailing { Trailing::Ignore } else { Trailing::Error };
-            torch::read(Archive::open(source, &options.limits, trailing)?, options)
+            let archive = Archive::open(source, &options.limits, trailing)?;
+            let read = if numpy_files::is_npz(&archive) { numpy_files::read_npz } else { torch::read };
+            read(archive, options)
         }
+        Format::Npy => numpy_files::read_npy(source, options),
         Format::LegacyTorch => torch_legacy::read(source, options),
         Format::Pickle => plain_pickle(source, options),
         Format::Tar => unsupported(

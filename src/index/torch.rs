@@ -96,9 +96,7 @@ fn root(archive: &Archive) -> Result<String> {
 /// The error for an archive without `data.pkl`; it names the format that the archive probably has.
 fn no_pickle(archive: &Archive) -> Error {
     let has = |test: &dyn Fn(&str) -> bool| archive.members().iter().any(|member| test(member.name()));
-    let (text, note) = if has(&|name| name.ends_with(".npy")) {
-        ("this is a NumPy archive (.npz)", "open it with numpy.load")
-    } else if has(&|name| name.ends_with("model.weights.h5")) {
+    let (text, note) = if has(&|name| name.ends_with("model.weights.h5")) {
         ("this is a Keras model", "open it with keras.saving.load_model")
     } else if has(&|name| name.ends_with("archive_format")) {
         ("this is a torch.export archive (.pt2), which is not read yet", "open it with torch.export.load")

@@ -128,11 +128,18 @@ impl Scanner<'_> {
                 let executed = self.executed.take();
                 self.strict_with(source, label, executed)?;
             }
-            Ok(Format::Zip) => {
+            Ok(format @ (Format::Zip | Format::Npz)) => {
                 self.archive(source, label, depth)?;
                 let index = self.strict(source, label)?;
                 self.add_oversized_views(index.as_ref(), label);
-                return Ok(Some(Format::Zip));
+                return Ok(Some(*format));
+            }
+            Ok(Format::Npy) => {
+                self.npy(source, label, depth)?;
+                // The strict reader of an archive reads the headers of its arrays, also where only the start was inflated.
+                if label.is_none() {
+                    self.strict(source, label)?;
+                }
             }
             Err(error) => {
                 if matches!(error.code(), Code::Io | Code::FileChanged) {
@@ -164,7 +171,7 @@ impl Scanner<'_> {
         let is_zip = head.starts_with(b"PK") || ends_as_zip;
         if is_zip {
             let empty = source.len() == 22 && head.starts_with(b"PK\x05\x06");
-            // A .npz is scanned as any archive; that it is not a checkpoint does not raise the verdict.
+            // That an archive is not a checkpoint does not raise the verdict.
             let verdict = if error.code() == Code::UnknownFormat { Verdict::Inert } else { Verdict::Unknown };
             if !empty {
                 self.archive(source, label, depth)?;
@@ -176,12 +183,6 @@ impl Scanner<'_> {
                 self.stream(source, label, false, depth)?;
             }
             self.report.format.get_or_insert("zip");
-            return Ok(None);
-        }
-        if head.starts_with(b"\x93NUMPY") {
-            self.npy(source, label, depth)?;
-            self.add_refusal(error, label, Verdict::Inert);
-            self.report.format.get_or_insert("npy");
             return Ok(None);
         }
         // A pickle of protocol 0 or 1 has no PROTO opcode, so any bytes may be one.
@@ -252,7 +253,10 @@ impl Scanner<'_> {
             Err(error) => {
                 if !self.report.has(error.code().as_str()) {
                     match error.code() {
-                        Code::UnknownFormat => self.add_refusal(&error, label, Verdict::Inert),
+                        // The elements of arrays of objects were scanned.
+                        Code::UnknownFormat | Code::NpyDtype | Code::NpyObjects => {
+                            self.add_refusal(&error, label, Verdict::Inert);
+                        }
                         _ => self.report.add_error(&error, label),
                     }
                 }

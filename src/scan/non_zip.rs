@@ -9,6 +9,7 @@ use super::pickles::{self, Nested, PickleContext, ScannedPickle};
 use super::report::{Finding, Verdict};
 use crate::bytes::Source;
 use crate::container::is_container;
+use crate::container::npy::{Elements, Header};
 use crate::error::{Code, Error, Result};
 use crate::index::LEGACY_PICKLES;
 use crate::limits::Limits;
@@ -275,16 +276,22 @@ impl Scanner<'_> {
         let available = source.len().saturating_sub(start);
         let text = source.read_vec(start, len.min(available).min(INITIAL_READ_BYTES))?;
         self.report.scanned(label, "npy header", 0, start.saturating_add(to_u64(text.len())));
+        let header = Header::read(|len| source.read_vec(0, source.len().min(len)));
+        let is_numbers = header.as_ref().is_ok_and(|header| !header.elements.may_be_pickle());
+        if is_numbers {
+            return Ok(());
+        }
         let descr: Vec<u8> = text.iter().copied().filter(|byte| !byte.is_ascii_whitespace()).collect();
         let objects = [&b"'|O'"[..], b"'O'", b"\"|O\"", b"\"O\"", b"'|O8'", b"'O8'", b"|O"];
         let contains = |needle: &[u8]| descr.windows(needle.len()).any(|window| window == needle);
-        if !objects.iter().any(|needle| contains(needle)) && len <= available {
-            return Ok(());
-        }
+        // NumPy reads some headers that the strict reader refuses, and unpickles the elements if it finds objects in them.
+        let sure = header.is_ok_and(|header| header.elements == Elements::Objects)
+            || objects.iter().any(|needle| contains(needle))
+            || len > available;
         let start = start.saturating_add(len).min(source.len());
         let window = source.window(start, source.len().saturating_sub(start))?;
         let inner = inside(label, "objects");
-        if !self.stream(&window, Some(&inner), true, depth)? {
+        if !self.stream(&window, Some(&inner), sure, depth)? && sure {
             self.report.unscanned(label, "an object array without a pickle", start, window.len());
         }
         Ok(())

@@ -134,8 +134,8 @@ TRIGGERS: dict[str, Callable[[Path], Any]] = {
 
 
 def registry_trigger(code: str) -> Callable[[Path], Any] | None:
-    """Opens the first input of the attack matrix that is refused with this code."""
-    for case in CASES:
+    """Opens the first input of the matrix that ends in this code, a checkpoint of torch or safetensors if there is one."""
+    for case in sorted(CASES, key=lambda case: case.id.startswith("N")):
         if isinstance(case.load, (Refused, Fails)) and case.load.code == code:
 
             def trigger(folder: Path, case: Any = case) -> None:

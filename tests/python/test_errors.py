@@ -50,7 +50,6 @@ LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 12345\
     (b'{"weight_map": {"a": "model-00001.safetensors"}}', "JSON", "directory or the shards"),
     (b"GGUF\3\0\0\0" + bytes(100), "GGUF", "llama.cpp"),
     (b"\x89HDF\r\n\x1a\n" + bytes(100), "HDF5", "h5py"),
-    (b"\x93NUMPY\1\0v\0" + bytes(100), "npy", "numpy.load"),
     (bytes(1000), "00 00", ""),
     (b"\xff" * 1000, "ff ff", ""),
     (b"just some text, and more of it, for a while\n" * 20, "", ""),
@@ -73,13 +72,6 @@ def test_a_compressed_archive_is_unsupported_with_the_advice_to_unpack_it(tmp_pa
     error = refused(file(tmp_path, magic + bytes(100)), rustload.UnsupportedError, "UnsupportedContainer")
     assert "npack it" in note_of(error)
     assert isinstance(error, NotImplementedError)
-
-
-def test_the_error_for_an_npz_advises_numpy_load(tmp_path):
-    import numpy as np
-
-    np.savez(tmp_path / "x.npz", a=np.ones(2))
-    assert "numpy.load" in note_of(refused(tmp_path / "x.npz", rustload.FormatError, "UnknownFormat"))
 
 
 @pytest.mark.parametrize("keep", [0.02, 0.3, 0.6, 0.9, 0.99, 0.9999])

@@ -35,7 +35,7 @@ class OpaqueClass(NamedTuple):
     """A class whose values are kept as inert data.
 
     Attributes:
-        class_name: `module.name`, as the pickle spells it.
+        class_name: `module.name`, as the pickle spells it; for an array of a NumPy file, the class of its elements.
         count: The number of values.
         at: The dotted paths of the first few.
     """
@@ -136,7 +136,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
 
     @property
     def format(self) -> str:
-        """`"torch-zip"`, `"torch-legacy"`, `"pickle"` or `"safetensors"`."""
+        """The files' format: `"torch-zip"`, `"safetensors"`, ...; docs/formats.md lists all."""
         return self._core.format
 
     @property
@@ -164,8 +164,8 @@ class Checkpoint(Mapping[str, LazyTensor]):
         """The whole object tree: containers, numbers and strings, with a LazyTensor for each tensor.
 
         Values of unknown classes are `rustload.Opaque`, and names of classes and functions are `rustload.Global`; nothing that
-        the file names is called. For safetensors it is a dict of the tensors. For several files it is one merged dict if all
-        roots are dicts, and a dict by file name otherwise.
+        the file names is called. For safetensors and NumPy files it is a dict of the tensors. For several files it is one merged
+        dict if all roots are dicts, and a dict by file name otherwise.
 
         Raises:
             LimitError: The tree is nested more deeply than `Limits.depth`, or has too many values.

@@ -45,11 +45,12 @@ def open(
         framework: The framework of results: `"torch"`, `"numpy"`, `"jax"`, `"cupy"` or `"dlpack"`; safetensors' names `"pt"`,
             `"np"` and `"flax"` mean the first three. None: torch if it is installed, else NumPy, else plain buffers; chosen at
             the first `materialize`.
-        unknown: `"keep"` keeps values of unknown classes as inert data, `"error"` raises DisallowedError.
+        unknown: `"keep"` keeps values of unknown classes as inert data, and lists arrays of a NumPy archive whose elements are
+            no numbers; `"error"` raises DisallowedError for the first, UnsupportedError for the second.
         verify: Whether to verify the checksums of all storages now, which reads the whole file. Archives only.
         limits: Upper bounds on the memory and work that the file can cause.
         compat: Whether to accept duplicate keys in a safetensors header as the reference reader does: the last one wins.
-        trailing: Whether bytes after the end of an archive or its pickle are an error or ignored.
+        trailing: Whether bytes after the end of an archive, a pickle or a NumPy array are an error or ignored.
         io: How tensors are read into owned results. `"buffered"`: through the page cache. `"direct"`: with O_DIRECT if the
             file system supports it (`notes` says if not), at the speed of the disk and without filling the page cache.
             `"auto"`: direct for a file on a local disk that is not in the page cache and larger than half of the free memory,

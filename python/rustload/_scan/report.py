@@ -154,7 +154,7 @@ class FileReport(_Report):
 
     @property
     def format(self) -> str | None:
-        """The format if it is known: `"torch-zip"`, `"torch-legacy"`, `"pickle"`, `"safetensors"`, `"npy"`, ..."""
+        """The format if it is known: `"torch-zip"`, `"safetensors"`, ...; docs/formats.md lists all."""
         name: str | None = self._data["format"]
         return name
 

@@ -23,6 +23,12 @@ fn the_format_is_detected_by_content() {
     assert_eq!(sniffed(b"(dp0\n.").unwrap(), Format::Pickle);
     let tar = [vec![b'x'; 257], b"ustar\x0000".to_vec(), vec![0; 300]].concat();
     assert_eq!(sniffed(&tar).unwrap(), Format::Tar);
+    assert_eq!(sniffed(b"\x93NUMPY\x01\0").unwrap(), Format::Npy);
+    for name in [&b"arr_0.npy"[..], b"layers/0.npy"] {
+        let len = u8::try_from(name.len()).unwrap();
+        let npz = [b"PK\x03\x04", &[0; 22][..], &[len, 0, 0, 0], name].concat();
+        assert_eq!(sniffed(&npz).unwrap(), Format::Npz);
+    }
 }
 
 #[test]
@@ -123,7 +129,6 @@ fn data_with_the_magic_bytes_of_zlib_is_not_a_container() {
 #[test]
 fn files_that_are_not_checkpoints_are_identified() {
     // A16 and similar
-    let npz = [b"PK\x03\x04", &[0; 22][..], &[9, 0, 0, 0], b"arr_0.npy"].concat();
     for (bytes, word) in [
         (&b"version https://git-lfs.github.com/spec/v1\n"[..], "LFS"),
         (b"\n <!DOCTYPE HTML>", "web page"),
@@ -133,8 +138,6 @@ fn files_that_are_not_checkpoints_are_identified() {
         (b"{\n  \"a\"", "JSON"),
         (b"GGUF\x03\0\0\0", "GGUF"),
         (b"\x89HDF\r\n\x1a\n", "Keras"),
-        (b"\x93NUMPY\x01\0", ".npy"),
-        (&npz, ".npz"),
         (b"\x08\x07\x12\x07pytorch\x1a\x052.6.0", "ONNX"),
         (b"\x1c\0\0\0TFL3\x14\0", "TensorFlow Lite"),
         (b"\x81\xa6params\x81\xa1w\xc7\x04\x01abcd", "Flax"),

@@ -219,7 +219,7 @@ family(
     "C21",
     "a call in an object array of NumPy",
     {"npy": npy},
-    Refused("UnknownFormat"),
+    Refused("NpyObjects"),
     runs=RUNS,
     suffix=".npy",
 )

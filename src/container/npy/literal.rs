@@ -1,0 +1,262 @@
+//! The Python literal in a `.npy` header: a dict of three keys.
+
+use super::malformed;
+use crate::error::{Code, Error, Result};
+use crate::layout::Dims;
+use crate::num::to_u64;
+
+/// The values of the dict.
+pub(super) struct Literal<'a> {
+    pub(super) descr: Descr<'a>,
+    pub(super) fortran_order: bool,
+    pub(super) shape: Dims,
+}
+
+/// The value of `descr`.
+#[derive(Clone, Copy)]
+pub(super) enum Descr<'a> {
+    /// A string, as written between its quotes; it has no escapes.
+    Text(&'a [u8]),
+    /// A list of fields, or a dtype with a shape.
+    Fields {
+        /// Whether any string in it may be the dtype of Python objects.
+        may_have_objects: bool,
+    },
+}
+
+impl Descr<'_> {
+    /// The text for an error.
+    pub(super) fn shown(&self) -> String {
+        match self {
+            Descr::Text(text) => String::from_utf8_lossy(text).into_owned(),
+            Descr::Fields { .. } => "a list of fields".to_owned(),
+        }
+    }
+}
+
+impl<'a> Literal<'a> {
+    /// Parses all of `text`, which starts at byte `base` of the file. `python2` allows sizes such as `3L`.
+    pub(super) fn parse(text: &'a [u8], base: u64, python2: bool) -> Result<Literal<'a>> {
+        let mut parser = Parser { text, at: 0, base, python2 };
+        let (mut descr, mut fortran_order, mut shape) = (None, None, None);
+        parser.expect(b'{', "a dict")?;
+        while !parser.skip(b'}') {
+            let at = parser.offset();
+            let key = parser.string()?;
+            parser.expect(b':', "a colon")?;
+            let is_new = match key {
+                b"descr" => descr.replace(parser.descr()?).is_none(),
+                b"fortran_order" => fortran_order.replace(parser.boolean()?).is_none(),
+                b"shape" => shape.replace(parser.shape()?).is_none(),
+                _ => {
+                    let shown: String = String::from_utf8_lossy(key).chars().take(80).collect();
+                    return Err(malformed(format!("the header has the unknown key {shown:?}")).at(at));
+                }
+            };
+            if !is_new {
+                return Err(malformed("the header has a duplicate key").at(at));
+            }
+            if !parser.skip(b',') {
+                parser.expect(b'}', "a comma or the end of the dict")?;
+                break;
+            }
+        }
+        parser.blanks();
+        if !parser.rest().is_empty() {
+            return Err(parser.unexpected("nothing but blanks"));
+        }
+        let missing = |key: &str| malformed(format!("the header has no key {key:?}")).at(base);
+        Ok(Literal {
+            descr: descr.ok_or_else(|| missing("descr"))?,
+            fortran_order: fortran_order.ok_or_else(|| missing("fortran_order"))?,
+            shape: shape.ok_or_else(|| missing("shape"))?,
+        })
+    }
+}
+
+/// A position in the text. Methods skip blanks before what they parse.
+struct Parser<'a> {
+    text: &'a [u8],
+    at: usize,
+    base: u64,
+    python2: bool,
+}
+
+impl<'a> Parser<'a> {
+    fn rest(&self) -> &'a [u8] {
+        self.text.get(self.at..).unwrap_or_default()
+    }
+
+    fn offset(&self) -> u64 {
+        self.base.saturating_add(to_u64(self.at))
+    }
+
+    fn advance(&mut self, len: usize) {
+        self.at = self.at.saturating_add(len);
+    }
+
+    fn blanks(&mut self) {
+        let is_blank = |byte: &&u8| matches!(byte, b' ' | b'\t' | b'\n' | b'\r');
+        self.advance(self.rest().iter().take_while(is_blank).count());
+    }
+
+    /// The next byte, after blanks.
+    fn peek(&mut self) -> Option<u8> {
+        self.blanks();
+        self.rest().first().copied()
+    }
+
+    /// Whether the next byte is `byte`, which is then consumed.
+    fn skip(&mut self, byte: u8) -> bool {
+        let found = self.peek() == Some(byte);
+        self.advance(usize::from(found));
+        found
+    }
+
+    fn expect(&mut self, byte: u8, what: &str) -> Result<()> {
+        if self.skip(byte) { Ok(()) } else { Err(self.unexpected(what)) }
+    }
+
+    fn unexpected(&mut self, wanted: &str) -> Error {
+        let found = match self.peek() {
+            Some(byte) => format!("{:?}", char::from(byte)),
+            None => "its end".to_owned(),
+        };
+        malformed(format!("the header has {found} in place of {wanted}")).at(self.offset())
+    }
+
+    /// A string without escapes, as written between its quotes.
+    fn string(&mut self) -> Result<&'a [u8]> {
+        let text = self.quoted()?;
+        if text.contains(&b'\\') {
+            return Err(malformed("a string of the header has an escape").at(self.offset()));
+        }
+        Ok(text)
+    }
+
+    /// A string on one line, as written between its quotes. A backslash escapes the byte after it.
+    fn quoted(&mut self) -> Result<&'a [u8]> {
+        let Some(quote @ (b'\'' | b'"')) = self.peek() else { return Err(self.unexpected("a string")) };
+        self.advance(1);
+        let rest = self.rest();
+        let mut escaped = false;
+        for (len, &byte) in rest.iter().enumerate() {
+            match byte {
+                b'\n' | b'\r' | b'\0' => break,
+                _ if escaped => escaped = false,
+                b'\\' => escaped = true,
+                _ if byte == quote => {
+                    self.advance(len.saturating_add(1));
+                    return Ok(rest.get(..len).unwrap_or_default());
+                }
+                _ => {}
+            }
+        }
+        Err(malformed("a string of the header has no end").at(self.offset()))
+    }
+
+    fn boolean(&mut self) -> Result<bool> {
+        self.blanks();
+        for (word, value) in [(&b"True"[..], true), (b"False", false)] {
+            if self.rest().starts_with(word) {
+                self.advance(word.len());
+                return Ok(value);
+            }
+        }
+        Err(self.unexpected("True or False"))
+    }
+
+    /// A tuple of sizes.
+    fn shape(&mut self) -> Result<Dims> {
+        self.expect(b'(', "a tuple")?;
+        let mut shape = Dims::new();
+        while !self.skip(b')') {
+            shape.push(self.size()?);
+            if self.skip(b',') {
+                continue;
+            }
+            // In Python `(3)` is a number, not a tuple.
+            let wanted = if shape.len() == 1 { "a comma" } else { "a comma or the end of the tuple" };
+            if shape.len() == 1 || !self.skip(b')') {
+                return Err(self.unexpected(wanted));
+            }
+            break;
+        }
+        Ok(shape)
+    }
+
+    /// A decimal number without a sign and leading zeros, of at most 63 bits as in NumPy.
+    fn size(&mut self) -> Result<u64> {
+        let Some(b'0'..=b'9') = self.peek() else { return Err(self.unexpected("a size")) };
+        let at = self.offset();
+        let len = self.rest().iter().take_while(|byte| byte.is_ascii_digit()).count();
+        let digits = self.rest().get(..len).unwrap_or_default();
+        self.advance(len);
+        if len > 1 && digits.starts_with(b"0") {
+            return Err(malformed("a size of the header has a leading zero").at(at));
+        }
+        let size = digits.iter().try_fold(0_u64, |size, &digit| {
+            size.checked_mul(10)?.checked_add(u64::from(digit.wrapping_sub(b'0')))
+        });
+        let size = size.filter(|&size| i64::try_from(size).is_ok()).ok_or_else(|| {
+            Error::new(Code::TensorShape, format!("a size of {len} digits does not fit 63 bits")).at(at)
+        })?;
+        if self.python2 && self.rest().starts_with(b"L") {
+            self.advance(1);
+        }
+        Ok(size)
+    }
+
+    /// A dtype: a string, a list of fields, or a dtype with a shape.
+    fn descr(&mut self) -> Result<Descr<'a>> {
+        match self.peek() {
+            Some(b'[' | b'(') => self.fields(),
+            _ => self.string().map(Descr::Text),
+        }
+    }
+
+    /// A list or tuple of any depth; only its brackets, commas and atoms are checked.
+    fn fields(&mut self) -> Result<Descr<'a>> {
+        let mut may_have_objects = false;
+        let mut closers: Vec<u8> = Vec::new();
+        loop {
+            // An item, or the end of an empty or comma-terminated list.
+            match self.peek() {
+                Some(b'[') => {
+                    self.advance(1);
+                    closers.push(b']');
+                    continue;
+                }
+                Some(b'(') => {
+                    self.advance(1);
+                    closers.push(b')');
+                    continue;
+                }
+                Some(b'\'' | b'"') => {
+                    // `O` or `object`, maybe escaped. The names of fields count too.
+                    may_have_objects |=
+                        self.quoted()?.iter().any(|&byte| matches!(byte, b'O' | b'o' | b'\\'));
+                }
+                Some(b'0'..=b'9') => {
+                    self.size()?;
+                }
+                Some(closer) if closers.last() == Some(&closer) => {
+                    self.advance(1);
+                    closers.pop();
+                }
+                _ => return Err(self.unexpected("a dtype")),
+            }
+            // After an item: the ends of the lists that it is the last of, or a comma.
+            while let Some(&closer) = closers.last() {
+                if self.skip(b',') {
+                    break;
+                }
+                self.expect(closer, "a comma or the end of a list")?;
+                closers.pop();
+            }
+            if closers.is_empty() {
+                return Ok(Descr::Fields { may_have_objects });
+            }
+        }
+    }
+}
