@@ -196,6 +196,10 @@ class Checkpoint:
         """The files, in shard order; none for bytes in memory."""
 
     @property
+    def source_name(self) -> str | None:
+        """The name of the object that it was opened from; None for files and bytes in memory."""
+
+    @property
     def metadata(self) -> dict[str, str]:
         """The files' own metadata, by key."""
 

@@ -84,6 +84,11 @@ impl Checkpoint {
         self.0.shards.iter().filter_map(|shard| shard.path.as_deref())
     }
 
+    /// The name of what it was opened from, if that is neither a file nor bytes in memory: see [`ReadRanges::name`].
+    pub fn source_name(&self) -> Option<&str> {
+        self.0.shards.first()?.index.source.name()
+    }
+
     /// The metadata of all files, as pairs of key and value. For a key in several files, the last file's value.
     pub fn metadata(&self) -> &[(String, String)] {
         &self.0.metadata

@@ -8,7 +8,7 @@ use crate::layout::Layout;
 use crate::parallel::{self, Cancel};
 use crate::sink::{Array, HostBuffer};
 use crate::stream::{self, Fill, Signs};
-use crate::tensor::{Tensor, check_bools, is_view_unavailable};
+use crate::tensor::{Tensor, check_bools, is_view_unavailable, no_mapping};
 
 /// The largest storage that is put in a slab with others.
 const SLAB_STORAGE_MAX_BYTES: u64 = 64 << 10;
@@ -108,7 +108,7 @@ impl Checkpoint {
     pub(crate) fn storage_views(&self, shard: usize, cancel: &Cancel) -> Result<(Array, Vec<Option<u64>>)> {
         let source = &self.0.file(shard)?.source;
         let Some((mapping, window)) = source.map()? else {
-            return Err(Error::new(Code::Buffer, "bytes in memory have no view, they are copied"));
+            return Err(no_mapping(source));
         };
         let row = Layout::contiguous(&[window.len()])?;
         let file_view = Array::view(mapping, window.start(), DType::U8, row)?;

@@ -30,6 +30,9 @@ pub(super) fn next_step(code: Code) -> &'static str {
         }
         Code::MetaTensor => "Under framework=\"torch\" it comes out as a meta tensor.",
         Code::StDuplicateKey => "Open it with compat=True to take the last, as the reference reader does.",
+        Code::NpyObjects => {
+            "Look at it with rustload.scan(path); numpy.load(..., allow_pickle=True) runs what the pickle says."
+        }
         Code::LossyCast => "Pass allow_lossy=True to do it anyway.",
         Code::NotFound => "List the names: list(ckpt).",
         Code::ModelMismatch => {

@@ -181,6 +181,11 @@ impl Checkpoint {
     }
 
     #[getter]
+    fn source_name(&self) -> Option<&str> {
+        self.0.source_name()
+    }
+
+    #[getter]
     fn metadata(&self) -> BTreeMap<String, String> {
         self.0.metadata().iter().cloned().collect()
     }

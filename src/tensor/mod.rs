@@ -24,7 +24,7 @@ use crate::stream::{self, Fill, Signs, Task};
 
 pub use joined::Joined;
 pub use view::SharedStorage;
-pub(crate) use view::{check_bools, is_view_unavailable};
+pub(crate) use view::{check_bools, is_view_unavailable, no_mapping};
 
 /// A lazy handle on a tensor of a checkpoint, or on a slice of one. Cloning is cheap; nothing is read until it is materialized.
 #[derive(Clone, Debug)]

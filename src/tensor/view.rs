@@ -142,12 +142,21 @@ pub(crate) fn is_view_unavailable(error: &Error) -> bool {
     matches!(error.code(), Code::Buffer | Code::RecordCompressed | Code::Memory)
 }
 
+/// The error for a source that cannot be mapped.
+pub(crate) fn no_mapping(source: &Source) -> Error {
+    let text = match source.name() {
+        Some(_) => "only files on this machine have views: what is read through an object is copied",
+        None => "bytes in memory have no view, they are copied",
+    };
+    Error::new(Code::Buffer, text)
+}
+
 /// A view of `layout` in the mapping of `source`, whose window is the storage. Fails for bytes in memory, and where the elements
 /// are misaligned for the dtype.
 fn view_of(source: &Source, dtype: DType, layout: Layout, owner: Option<&Mappings>) -> Result<Array> {
     let mapped = owner.map_or_else(|| source.map(), |owner| owner.map(source))?;
     let Some((mapping, window)) = mapped else {
-        return Err(Error::new(Code::Buffer, "bytes in memory have no view, they are copied"));
+        return Err(no_mapping(source));
     };
     let itemsize = dtype.itemsize();
     let start = if layout.numel() == 0 { 0 } else { layout.offset.saturating_mul(itemsize) };

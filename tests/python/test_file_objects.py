@@ -305,3 +305,12 @@ def test_pipes_and_decompressors_are_read_into_memory_once(
         thread.start()
         assert rustload.open(reader).keys() == tensors.keys()
         thread.join()
+
+
+def test_a_checkpoint_shows_the_name_of_its_file_object(data: bytes) -> None:
+    assert repr(rustload.open(CountingFile(data))).startswith("<Checkpoint 'counting' torch-zip, 300 tensors")
+    checkpoint = rustload.open(CountingRanges(data))
+    assert "s3://bucket/model.bin" in repr(checkpoint)
+    with pytest.raises(BufferError, match="only files on this machine have views"):
+        checkpoint["layers.0.weight"].materialize(copy=False)
+    assert "bytes" in repr(rustload.open(io.BytesIO(data)))

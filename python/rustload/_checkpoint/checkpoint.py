@@ -405,9 +405,9 @@ class Checkpoint(Mapping[str, LazyTensor]):
 
     def __repr__(self) -> str:
         """Format, number of tensors and size; reads nothing."""
-        what = (
-            self.files[0] if len(self.files) == 1 else f"{len(self.files)} files" if self.files else "bytes"
-        )
+        what = self._core.source_name or "bytes"
+        if self.files:
+            what = self.files[0] if len(self.files) == 1 else f"{len(self.files)} files"
         return f"<Checkpoint {what!r} {self.format}, {len(self)} tensors, {format_bytes(self.nbytes)}>"
 
     def __reduce__(self) -> Any:
