@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 import weakref
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -492,6 +493,19 @@ def test_a_result_of_a_changed_file_is_file_changed(simple, how, change):
         os.utime(simple, (1, 1))
     with pytest.raises(rustload.FormatError) as caught:
         lazy.materialize(**how)
+    assert caught.value.code == "FileChanged"
+
+
+def test_a_cached_inflated_storage_of_a_changed_file_is_file_changed(simple, tmp_path):
+    path = tmp_path / "deflated.bin"
+    with zipfile.ZipFile(simple) as model, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in model.namelist():
+            archive.writestr(name, model.read(name))
+    lazy = rustload.open(path, framework="torch")["w"]
+    assert lazy.materialize().sum() == 276
+    os.utime(path, (1, 1))
+    with pytest.raises(rustload.FormatError) as caught:
+        lazy.materialize()
     assert caught.value.code == "FileChanged"
 
 

@@ -773,3 +773,25 @@ def test_system_access_through_another_module_would_execute(module: str, name: s
 
     data = b"\x80\x04" + short(module) + short(name) + b"\x93" + short("victim") + b"\x85R."
     assert rustload.scan(data).verdict == "would execute"
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict"), [("RED", "unknown"), ("_generate", "would execute"), ("__init__", "would execute")]
+)
+def test_getattr_of_a_private_name_is_not_taken_for_a_member_of_an_enum(name: str, verdict: str) -> None:
+    data = f"cbuiltins\ngetattr\n(cmodels.colors\nColor\nS'{name}'\ntR.".encode()
+    assert rustload.scan(data).verdict == verdict
+
+
+def test_a_member_outside_the_directory_is_scanned_though_it_is_named_like_a_storage(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(2)}, tmp_path / "model.pt")
+    file = io.BytesIO()
+    with zipfile.ZipFile(tmp_path / "model.pt") as model, zipfile.ZipFile(file, "w") as archive:
+        for name in model.namelist():
+            if name.endswith("data/0"):
+                archive.writestr(name, pickle.dumps(Evil()))
+                archive.filelist.pop()
+                del archive.NameToInfo[name]
+            archive.writestr(name, model.read(name))
+    assert list(rustload.open(bytearray(file.getvalue()))) == ["w"]
+    assert rustload.scan(file.getvalue()).verdict == "would execute"

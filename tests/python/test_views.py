@@ -254,6 +254,20 @@ def test_bools_that_are_neither_0_nor_1_are_copied_and_become_true(save):
         lazy.materialize(copy=False)
 
 
+@pytest.mark.parametrize("value", [2, 127, 128])
+@pytest.mark.parametrize("position", [0, 65_535, 65_536, 199_999])
+def test_every_byte_of_bools_is_checked_before_a_view(tmp_path, value, position):
+    data = bytearray(200_000)
+    data[position] = value
+    header = b'{"x":{"dtype":"BOOL","shape":[200000],"data_offsets":[0,200000]}}'
+    path = tmp_path / "bools.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data)
+    lazy = rustload.open(path, framework="numpy")["x"]
+    with pytest.raises(BufferError):
+        lazy.materialize(copy=False)
+    assert np.flatnonzero(lazy.materialize()).tolist() == [position]
+
+
 @pytest.mark.parametrize("legacy", [False, True])
 def test_a_parameter_keeps_the_lazy_conjugate_or_negative_of_its_tensor(save, legacy):
     value = torch.tensor([1 + 2j, 3 - 4j])
