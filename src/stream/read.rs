@@ -21,6 +21,9 @@ pub(super) const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// The most bytes of one read without scratch; bounded so that a cancellation is noticed soon.
 const PLAIN_READ_MAX_BYTES: u64 = 8 << 20;
 
+/// Results of at most this many bytes are read by one thread with one read.
+const ONE_READ_MAX_BYTES: u64 = 1 << 20;
+
 /// Smaller pieces are not worth a job of their own.
 pub(super) const PIECE_MIN_BYTES: u64 = 4 << 20;
 
@@ -171,11 +174,14 @@ pub fn fill(payload: &Payload, layout: &Layout, how: &Fill, out: &mut [u8]) -> R
     let src = how.cast.from().itemsize();
     let bytes = layout.numel().saturating_mul(src);
     let plain = bytes == out.len() as u64 && how.is_copy(payload) && layout.is_contiguous();
-    let mode = read_mode(payload, layout, bytes);
-    let alone =
-        || reading_threads(std::iter::once(mode), bytes, how.threads) == 1 || bytes <= mode.access().block;
-    if plain && !mode.is_direct() && bytes <= PLAIN_READ_MAX_BYTES && alone() {
-        // Most tensors of most files: one read, no plan.
+    // Most tensors of most files: one read, no plan. Up to this size it is the same read in every mode.
+    let is_small = || bytes <= ONE_READ_MAX_BYTES;
+    let is_one_read = || {
+        let mode = read_mode(payload, layout, bytes);
+        let threads = || reading_threads(std::iter::once(mode), bytes, how.threads);
+        bytes <= PLAIN_READ_MAX_BYTES && !mode.is_direct() && threads() == 1
+    };
+    if plain && (is_small() || is_one_read()) {
         how.cancel.check()?;
         if !out.is_empty() {
             payload.source.read_at(layout.offset.saturating_mul(src), out)?;
