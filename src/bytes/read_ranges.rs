@@ -10,6 +10,32 @@ use crate::error::Result;
 /// One value is one version of the bytes: if they change under way, [`ReadRanges::check_unchanged`] fails, or a read does. Only
 /// `len` and `read_at` must be written. Reads block the calling thread; several threads read at once unless
 /// [`Access::concurrent`] is false.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use rustload::{Checkpoint, Code, Error, Options, ReadRanges, Result};
+///
+/// struct Object(Vec<u8>);
+///
+/// impl ReadRanges for Object {
+///     fn len(&self) -> u64 {
+///         self.0.len() as u64
+///     }
+///
+///     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+///         let rest = self.0.get(offset as usize..).and_then(|rest| rest.get(..out.len()));
+///         out.copy_from_slice(rest.ok_or_else(|| Error::new(Code::Io, "the object is shorter"))?);
+///         Ok(())
+///     }
+/// }
+///
+/// let header = br#"{"w":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}}"#;
+/// let bytes = [&(header.len() as u64).to_le_bytes()[..], header, &[7, 8, 9]].concat();
+/// let checkpoint = Checkpoint::from_ranges(Arc::new(Object(bytes)), Options::new())?;
+/// assert_eq!(checkpoint.tensor("w")?.materialize(&Default::default())?.as_slice::<u8>(), Some(&[7, 8, 9][..]));
+/// # Ok::<(), Error>(())
+/// ```
 pub trait ReadRanges: Send + Sync {
     /// The number of bytes. It does not change.
     fn len(&self) -> u64;
