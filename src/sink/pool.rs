@@ -12,7 +12,7 @@
 
 use std::collections::BTreeMap;
 use std::process;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -37,6 +37,10 @@ const KEEP_TIME: Duration = Duration::from_secs(30);
 /// How often a result tries to lock the pool. The lock is held for about a microsecond.
 const LOCK_ATTEMPTS: u32 = 64;
 
+/// Whether a result was dropped while another thread had the lock. Its memory was unmapped then, and the next use of the pool does
+/// the rest that a release does.
+static MISSED_RELEASE: AtomicBool = AtomicBool::new(false);
+
 /// How often a thread that may wait tries again, yielding to other threads between.
 const YIELDING_ATTEMPTS: u32 = 1000;
 
@@ -54,7 +58,12 @@ impl Pooled {
     pub(super) fn take(len: usize) -> Option<Pooled> {
         let wanted = Pages::rounded_len(len)?;
         let (found, surplus) = match lock(LOCK_ATTEMPTS) {
-            Some(mut pool) => pool.take(wanted, Instant::now()),
+            Some(mut pool) => {
+                let mut surplus = pool.settle_missed_release();
+                let (found, more) = pool.take(wanted, Instant::now());
+                surplus.extend(more);
+                (found, surplus)
+            }
             None => (None, Vec::new()),
         };
         // Unmapped outside the lock, and before anything is mapped.
@@ -87,7 +96,10 @@ impl Drop for Pooled {
         // kept is unmapped at the end of this function, outside the lock.
         let _surplus = match lock(1) {
             Some(mut pool) => pool.put_back(pages, Instant::now()),
-            None => vec![pages],
+            None => {
+                MISSED_RELEASE.store(true, Ordering::Relaxed);
+                vec![pages]
+            }
         };
     }
 }
@@ -100,7 +112,12 @@ pub(super) fn trim() -> u64 {
 
 /// The bytes that are kept, and the most that may be kept.
 pub(super) fn usage() -> (u64, u64) {
-    lock(LOCK_ATTEMPTS).map_or((0, 0), |pool| (pool.bytes as u64, pool.limit as u64))
+    let usage = lock(LOCK_ATTEMPTS).map(|mut pool| {
+        let surplus = pool.settle_missed_release();
+        (pool.bytes as u64, pool.limit as u64, surplus)
+    });
+    // The surplus is unmapped outside the lock.
+    usage.map_or((0, 0), |(bytes, limit, _surplus)| (bytes, limit))
 }
 
 /// Limits the pool to the number of bytes in `window_left`, which is read at each use, until `window_left` is dropped. Of what is
@@ -264,6 +281,15 @@ impl Pool {
         large.min_by_key(|(_, idle)| idle.pages.len()).map(|(&at, _)| at)
     }
 
+    /// Ends the carry-over, and returns what is over the limit then, if a release could not do so.
+    fn settle_missed_release(&mut self) -> Vec<Pages> {
+        if !MISSED_RELEASE.swap(false, Ordering::Relaxed) {
+            return Vec::new();
+        }
+        self.budgets.end_carry_over();
+        self.evict_over_limit()
+    }
+
     /// Keeps pages, if they fit the limit. Returns what the caller unmaps.
     fn put_back(&mut self, pages: Pages, now: Instant) -> Vec<Pages> {
         let mut surplus = self.take_expired(now);
@@ -375,6 +401,18 @@ mod tests {
         // Half of its second huge page would be unused.
         assert!(pool.find(HUGE_PAGE_BYTES + HUGE_PAGE_BYTES / 2).is_none());
         assert_eq!(pool.take(8 * HUGE_PAGE_BYTES - (64 << 10), now).0.unwrap().len(), 8 * HUGE_PAGE_BYTES);
+    }
+
+    #[test]
+    fn a_release_that_found_the_pool_locked_ends_the_carry_over_at_the_next_use() {
+        let (mut pool, now) = (Pool::new(100 * HUGE_PAGE_BYTES, 1), Instant::now());
+        pool.put_back(pages(4), now);
+        let window_left = Arc::new(AtomicU64::new(HUGE_PAGE_BYTES as u64));
+        pool.budgets.add(&window_left, 4 * HUGE_PAGE_BYTES);
+        assert!(pool.evict_over_limit().is_empty());
+        MISSED_RELEASE.store(true, Ordering::Relaxed);
+        let _surplus = pool.settle_missed_release();
+        assert!(pool.bytes <= HUGE_PAGE_BYTES);
     }
 
     #[test]
