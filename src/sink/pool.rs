@@ -410,9 +410,12 @@ mod tests {
         let window_left = Arc::new(AtomicU64::new(HUGE_PAGE_BYTES as u64));
         pool.budgets.add(&window_left, 4 * HUGE_PAGE_BYTES);
         assert!(pool.evict_over_limit().is_empty());
-        MISSED_RELEASE.store(true, Ordering::Relaxed);
-        let _surplus = pool.settle_missed_release();
-        assert!(pool.bytes <= HUGE_PAGE_BYTES);
+        // Tests of other modules use the process's own pool at the same time, which may settle it first.
+        let settled = (0..1000).any(|_| {
+            MISSED_RELEASE.store(true, Ordering::Relaxed);
+            !pool.settle_missed_release().is_empty()
+        });
+        assert!(settled && pool.bytes <= HUGE_PAGE_BYTES);
     }
 
     #[test]
