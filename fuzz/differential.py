@@ -204,15 +204,20 @@ def _tensors(root: Any) -> Iterable[tuple[tuple[Any, ...], torch.Tensor]]:
             todo.extend(((*path, key), item) for key, item in value.items())
 
 
-def mutate_pickle(data: bytes, rng: random.Random) -> bytes:
-    """Removes, duplicates, moves or changes one to four opcodes."""
+def opcodes(data: bytes) -> list[bytes]:
+    """The opcodes of a pickle with their arguments; the last has what follows the pickle, too."""
     cuts: list[int] = []
     with contextlib.suppress(ValueError):
         for _, _, at in pickletools.genops(data):
             cuts.append(at or 0)
-    if len(cuts) < 3:
+    return [data[start:end] for start, end in zip(cuts, [*cuts[1:], len(data)], strict=False)]
+
+
+def mutate_pickle(data: bytes, rng: random.Random) -> bytes:
+    """Removes, duplicates, moves or changes one to four opcodes."""
+    ops = opcodes(data)
+    if len(ops) < 3:
         return data
-    ops = [data[start:end] for start, end in zip(cuts, [*cuts[1:], len(data)], strict=True)]
     for _ in range(rng.randint(1, 4)):
         at = rng.randrange(len(ops))
         match rng.randrange(5):

@@ -1,0 +1,19 @@
+"""The oracle: real readers run what a scan calls inert, in a fenced child process; a deed that the scan did not report is a find.
+
+    python -m fuzz.oracle [--seed 1] [--count N | --minutes M] [--jobs 1] [--out FOLDER]
+    python -m fuzz.oracle --replay FILE
+    python -m fuzz.oracle --shrink FILE
+
+`rustload.scan` calls a file inert if no reader that runs pickles would do more than create data. The oracle takes the scan at its
+word: it runs those readers, with their unpicklers instrumented. A class or function that a reader resolves and that the report
+does not list as inert, or a call that the report did not count, is a find.
+
+`watch` instruments the unpicklers, `readers` has the readers, `fence` runs them in a child process. `seeds`, `mutate`, `programs`
+and `containers` make the inputs; `campaign` is the loop, `shrink` reduces a find.
+"""
+
+import pathlib
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests" / "data"))  # the generators of the attack table

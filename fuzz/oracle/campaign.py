@@ -1,0 +1,200 @@
+"""The loop: makes inputs, scans them, gives those that the scan calls inert to the readers, and keeps the finds."""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import json
+import random
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import rustload
+from fuzz.oracle import mutate, witness
+from fuzz.oracle.fence import Fence, Result, Task
+
+if TYPE_CHECKING:
+    import pathlib
+    from collections.abc import Callable, Iterator
+
+BATCH = 64
+"""The inert inputs that one child reads."""
+POOL_MAX = 4096
+KEPT_PER_KIND = 3
+"""The files that are kept of finds of one kind by one reader."""
+SLOW_SCAN_SECONDS = 2.0
+GOOD = b"\x80\x04N."
+"""An inert pickle."""
+
+
+def inert_names(data: bytes, beside: pathlib.Path | None = None) -> dict[tuple[str, str], int] | None:
+    """The names that the scan lists and the calls that it counts of each, if it calls the file inert; else None.
+
+    All of them, since `_load_from_bytes` is not inert by itself: its effect is that of its bytes.
+
+    A file in a folder is judged in another way: what is no checkpoint is passed over. So with `beside`, a folder with an inert
+    checkpoint in it, the file is scanned there.
+    """
+    if beside is None:
+        report = rustload.scan(data)
+    else:
+        (beside / "input").write_bytes(data)
+        report = rustload.scan(beside)
+    if report.verdict != "inert" or not report.complete:
+        return None
+    names: collections.Counter[tuple[str, str]] = collections.Counter()
+    for named in report.globals:
+        names[named.module, named.name] += named.calls
+    return dict(names)
+
+
+@dataclass
+class Counts:
+    """What a campaign did."""
+
+    inputs: int = 0
+    inert: int = 0
+    in_folder: int = 0
+    """Inert only in a folder."""
+    slow: int = 0
+    seconds: float = 0.0
+    ran: collections.Counter[str] = field(default_factory=collections.Counter)
+    """By reader, the inputs and contents that it read without an error."""
+    tried: collections.Counter[str] = field(default_factory=collections.Counter)
+    failed: collections.Counter[str] = field(default_factory=collections.Counter)
+    """By reader, the inputs on which it crashed or did not end."""
+    finds: collections.Counter[str] = field(default_factory=collections.Counter)
+    """The inputs with finds, by the kind and the reader of the first."""
+
+    def merge(self, other: dict[str, Any]) -> None:
+        """Adds the counts of another job."""
+        for name, value in other.items():
+            if isinstance(value, dict):
+                getattr(self, name).update(value)
+            else:
+                setattr(self, name, getattr(self, name) + value)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a dict of numbers and dicts."""
+        return {name: dict(value) if isinstance(value, dict) else value for name, value in vars(self).items()}
+
+
+class Campaign:
+    """Inputs of one seed, in order."""
+
+    def __init__(
+        self, seeds: dict[str, bytes], *, seed: int, out: pathlib.Path | None, work: pathlib.Path
+    ) -> None:
+        self.counts, self._out = Counts(), out
+        self._fence = Fence()
+        self._seeds, self._seed = seeds, seed
+        self._pool = list(seeds.values())
+        self._seen: set[str] = set()
+        self._kept: collections.Counter[str] = collections.Counter()
+        self._beside = work
+        (work / "good.pkl").write_bytes(GOOD)
+
+    def run(self, more: Callable[[int], bool]) -> None:
+        """Runs inputs as long as `more` says so, given the number of them so far."""
+        if blind := witness.unnoticed(self._fence):
+            raise RuntimeError("the oracle does not notice:\n" + "\n".join(blind))
+        start, batch, changes = time.monotonic(), [], {}
+        for number, (data, names) in enumerate(self._inputs()):
+            if not more(number):
+                break
+            self.counts.inputs += 1
+            began = time.monotonic()
+            inert = inert_names(data)
+            in_folder = inert is None
+            if in_folder:
+                inert = inert_names(data, self._beside)
+            self.counts.slow += time.monotonic() - began > SLOW_SCAN_SECONDS
+            if inert is None:
+                continue
+            self.counts.inert += 1
+            self.counts.in_folder += in_folder
+            changes[number] = names
+            batch.append(Task(number, data, inert, in_folder))
+            if len(batch) == BATCH:
+                self._examine(batch, changes)
+                batch, changes = [], {}
+        self._examine(batch, changes)
+        self.counts.seconds = time.monotonic() - start
+        self._fence.close()
+
+    def _inputs(self) -> Iterator[tuple[bytes, list[str]]]:
+        """The seeds, then mutations of them and of what was kept."""
+        for name, data in self._seeds.items():
+            yield data, [name]
+        number = 0
+        while True:
+            yield mutate.mutated(random.Random(f"{self._seed} {number}"), self._pool)
+            number += 1
+
+    def _examine(self, batch: list[Task], changes: dict[int, list[str]]) -> None:
+        for result in self._fence.run(batch):
+            for label, outcome in result.outcomes.items():
+                reader = label.rpartition(">")[2]
+                self.counts.tried[reader] += 1
+                self.counts.ran[reader] += outcome.startswith("ok")
+            self._keep_input(result)
+            if result.finds:
+                self._keep_finds(result, changes[result.task.number])
+        for task, reader, how in self._fence.failures:
+            self.counts.failed[reader] += 1
+            self._write(
+                f"failed-{reader}", task.data, {"reader": reader, "how": how, "changes": changes[task.number]}
+            )
+        self._fence.failures.clear()
+
+    def _keep_input(self, result: Result) -> None:
+        """Keeps an inert input to start from, if the readers end on it in a way that is new."""
+        signature = json.dumps(sorted(result.outcomes.items())) + str(sorted(result.task.inert))
+        if signature not in self._seen and len(self._pool) < POOL_MAX and not result.finds:
+            self._seen.add(signature)
+            self._pool.append(result.task.data)
+
+    def _keep_finds(self, result: Result, changes: list[str]) -> None:
+        """Counts an input with finds by the first of them."""
+        first = result.finds[0]
+        label = f"{'folder, ' * result.task.in_folder}{first.kind}, {first.reader}"
+        self.counts.finds[label] += 1
+        about = {"finds": [" | ".join(find) for find in result.finds]}
+        self._write(
+            label,
+            result.task.data,
+            {**about, "seed": self._seed, "changes": changes},
+        )
+
+    def _write(self, label: str, data: bytes, about: dict[str, Any]) -> None:
+        """Writes a file that is worth a look, and what is known of it."""
+        self._kept[label] += 1
+        if self._out is None or self._kept[label] > KEPT_PER_KIND:
+            return
+        plain = "".join(letter if letter.isalnum() else "-" for letter in label)
+        path = self._out / f"{plain}-{hashlib.sha1(data).hexdigest()[:8]}"
+        path.with_suffix(".bin").write_bytes(data)
+        path.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n")
+
+
+class Replay:
+    """Runs single files, scanned as content and as a file of a folder."""
+
+    def __init__(self, work: pathlib.Path) -> None:
+        (work / "good.pkl").write_bytes(GOOD)
+        self._work, self._fence = work, Fence()
+
+    def run(self, data: bytes) -> Result | None:
+        """What the readers do with the file; None if the scan calls it inert in neither way."""
+        inert = inert_names(data)
+        in_folder = inert is None
+        if in_folder:
+            inert = inert_names(data, self._work)
+        return (
+            None if inert is None else next(iter([*self._fence.run([Task(0, data, inert, in_folder)])]), None)
+        )
+
+    def close(self) -> None:
+        """Ends the replay."""
+        self._fence.close()

@@ -1,0 +1,100 @@
+"""Makes an input from seeds: changes of bytes, of opcodes and of containers, one to four of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from fuzz.differential import mutate_pickle, opcodes
+from fuzz.oracle import containers, programs
+
+INPUT_MAX_BYTES = 64 << 10
+
+Change = Callable[[random.Random, bytes, bytes], bytes]
+"""Changes the first file; the second is one to take from."""
+
+EDGES = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF, 1 << 62, 1 << 63, (1 << 64) - 1)
+
+
+def change_bytes(rng: random.Random, one: bytes, two: bytes) -> bytes:
+    """Flips, removes, repeats or sets a few bytes."""
+    out = bytearray(one)
+    for _ in range(rng.randint(1, 4)):
+        at, size = rng.randrange(len(out) + 1), rng.randrange(16)
+        match rng.randrange(6):
+            case 0:
+                del out[at : at + size]
+            case 1:
+                copy = out[at : at + size]
+                to = rng.randrange(len(out) + 1)
+                out[to:to] = copy
+            case 2:
+                width = rng.choice((1, 2, 4, 8))
+                number = rng.choice((rng.choice(EDGES), rng.randrange(300), len(out)))
+                out[at : at + width] = number.to_bytes(8, "little")[:width]
+            case 3:
+                out.insert(at, rng.choice((0, 0x2E, 0x28, 0x4E, 0x80, rng.randrange(256))))
+            case 4:
+                del out[at:]
+                out += two[at:] if rng.random() < 0.5 else b""
+            case _:
+                if at < len(out):
+                    out[at] ^= 1 << rng.randrange(8)
+    return bytes(out)
+
+
+def change_opcodes(rng: random.Random, one: bytes, two: bytes) -> bytes:
+    """Removes, repeats, moves or changes opcodes of a pickle."""
+    return mutate_pickle(one, rng)
+
+
+def insert_opcodes(rng: random.Random, one: bytes, two: bytes) -> bytes:
+    """Puts opcodes into a pickle: a value that is popped again, one that stays, or some of another pickle."""
+    ops = opcodes(one)
+    if len(ops) < 2:
+        return one + programs.program(rng)
+    at = rng.randrange(1, len(ops))
+    made = programs.fragment(rng)
+    if rng.random() < 0.3:
+        made = made[:-1]
+    elif rng.random() < 0.3 and (others := opcodes(two)):
+        start = rng.randrange(len(others))
+        made = b"".join(others[start : start + rng.randrange(8)])
+    return b"".join(ops[:at]) + made + b"".join(ops[at:])
+
+
+def append_payload(rng: random.Random, one: bytes, two: bytes) -> bytes:
+    """Puts a payload behind the file, before it, or over bytes in it."""
+    payload = rng.choice(programs.EVIL)
+    return rng.choice(containers.TWO_FILES)(rng, *rng.sample((one, payload), 2))
+
+
+CHANGES: tuple[tuple[Change, int], ...] = (
+    (change_bytes, 4),
+    (change_opcodes, 4),
+    (insert_opcodes, 6),
+    (append_payload, 4),
+    *((change, 2) for change in containers.TWO_FILES),
+    *((change, 1) for change in containers.NESTED),
+)
+
+
+def part(rng: random.Random, pool: Sequence[bytes]) -> bytes:
+    """A file to start from, or to put into another."""
+    match rng.randrange(8):
+        case 0:
+            return rng.choice(programs.EVIL)
+        case 1 | 2:
+            return programs.program(rng)
+        case _:
+            return rng.choice(pool)
+
+
+def mutated(rng: random.Random, pool: Sequence[bytes]) -> tuple[bytes, list[str]]:
+    """An input, and the names of the changes that made it."""
+    data, names = part(rng, pool), []
+    for _ in range(rng.choice((1, 1, 2, 2, 3, 4))):
+        (change, _), *_ = rng.choices(CHANGES, [weight for _, weight in CHANGES])
+        data = change(rng, data, part(rng, pool))[:INPUT_MAX_BYTES]
+        names.append(change.__name__)
+    return data, names

@@ -1,0 +1,245 @@
+"""Random pickles of what checkpoints are made of, and of the tricks by which a pickle does more than it seems to."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from attacks import pickles as asm
+from attacks.streams import block, legacy
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+EVIL = (
+    b"cevil\nrun\n.",
+    b"cevil\nrun\n)R.",
+    b"(ievil\nrun\n.",
+    b"\x80\x04\x8c\x04evil\x8c\x03run\x93.",
+    b"\x80\x02cevil\nrun\nX\x02\0\0\0idq\x00\x85R0N.",
+)
+"""Pickles that resolve a name which no report lists as inert."""
+
+LOADERS = ("torch.storage._load_from_bytes", "torch.load", "numpy.load", "pickle.loads", "joblib.load")
+FUNCTIONS = (
+    "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state",
+    "torch._tensor._rebuild_from_type_v2", "torch._utils._rebuild_device_tensor_from_numpy", "_codecs.encode",
+    "torch.serialization._get_layout",
+    "numpy._core.multiarray._reconstruct", "numpy._core.multiarray.scalar", "numpy._core.numeric._frombuffer",
+)  # fmt: skip
+CLASSES = (
+    "collections.OrderedDict", "collections.Counter", "collections.defaultdict", "collections.deque", "builtins.dict",
+    "builtins.list", "builtins.set", "builtins.frozenset", "builtins.bytearray", "builtins.bytes", "builtins.complex",
+    "builtins.slice",
+    "builtins.range", "builtins.tuple", "builtins.object", "builtins.int", "builtins.str", "torch.Size", "torch.device",
+    "torch.Tensor", "torch.FloatStorage",
+    "torch.nn.parameter.Parameter", "torch.float32", "torch.strided", "numpy.dtype", "numpy.ndarray",
+    "torch.storage.TypedStorage",
+    "torch.storage.UntypedStorage", "argparse.Namespace", "types.SimpleNamespace", "datetime.date", "pathlib.PurePosixPath",
+    "torch.nn.modules.linear.Linear", "torch.nn.modules.container.Sequential", "torch.autograd.variable.Variable",
+    "torch.FloatTensor",
+    "joblib.numpy_pickle.NumpyArrayWrapper", "fractions.Fraction", "decimal.Decimal", "uuid.UUID", "enum.Enum",
+    "copyreg._reconstructor",
+)  # fmt: skip
+HIDING = (
+    "__setstate__", "__class__", "__dict__", "__reduce__", "__getitem__", "keys", "items", "update", "append", "extend", "add",
+    "__init__", "__new__", "__missing__", "default_factory", "__call__", "__setitem__", "__len__", "__iter__", "__hash__",
+    "__eq__", "data",
+    "dtype", "shape", "requires_grad", "__array_finalize__", "__torch_function__", "_backward_hooks", "_parameters",
+    "_modules", "forward",
+    "__setattr__", "__getattr__", "_set_from_file", "subclass", "order", "allow_mmap", "read", "_extra_state",
+    "set_extra_state",
+)  # fmt: skip
+"""Attributes that some reader looks up on an object."""
+
+
+STORAGE = legacy(asm.pickle(asm.legacy_storage()))
+"""A storage as torch writes it into pickles that are not its own."""
+
+
+class Program:
+    """A generator of values as opcodes, which remembers what lies in the memo."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng, self.memo = rng, 0
+
+    def value(self, depth: int = 3) -> bytes:
+        """The opcodes of one value."""
+        made = self.rng.choice(LEAVES if depth <= 0 else KINDS)(self, depth - 1)
+        if self.rng.random() < 0.25:
+            made += asm.put(self.memo)
+            self.memo += 1
+        if self.rng.random() < 0.1:
+            made += self.rng.choice((b"20", b"(1", b"N0", b"(0", b"22\x860", b"q\xff0h\xff", b"\x940h\x00"))
+        return made
+
+    def text(self, depth: int) -> bytes:
+        rng = self.rng
+        return asm.text(rng.choice((*HIDING, "latin1", "cpu", "f4", "O", "<", "storage", "module", "0", "a")))
+
+    def number(self, depth: int) -> bytes:
+        return asm.integer(self.rng.choice((0, 1, 2, 6, 255, -1, 1 << 31, 1 << 62)))
+
+    def constant(self, depth: int) -> bytes:
+        return self.rng.choice((b"N", b"\x88", b"\x89", b")", b"]", b"}", b"\x8f", asm.number(0.5)))
+
+    def fetched(self, depth: int) -> bytes:
+        return asm.get(self.rng.randrange(self.memo)) if self.memo else b"N"
+
+    def payload(self, depth: int) -> bytes:
+        """Bytes that a loader could load."""
+        rng = self.rng
+        data = rng.choice(EVIL)
+        if rng.random() < 0.4:
+            data = rng.choice(
+                (legacy(data), legacy(keys=data), legacy(data=block(6, asm.SIX) + data), data + b"\0" * 600)
+            )
+        match rng.randrange(5):
+            case 0:
+                return asm.latin1(data)
+            case 1:
+                return b"\x96" + struct.pack("<Q", len(data)) + data
+            case 2:
+                return asm.call("builtins.bytearray", asm.binary(data))
+            case _:
+                return asm.binary(data)
+
+    def tuple(self, depth: int) -> bytes:
+        count = self.rng.randrange(5)
+        items = b"".join(self.value(depth) for _ in range(count))
+        return items + b"\x85\x86\x87"[count - 1 : count] if 0 < count < 4 else b"(" + items + b"t"
+
+    def list(self, depth: int) -> bytes:
+        return asm.listed(*(self.value(depth) for _ in range(self.rng.randrange(4))))
+
+    def dict(self, depth: int) -> bytes:
+        return asm.mapped(*((self.text(depth), self.value(depth)) for _ in range(self.rng.randrange(4))))
+
+    def named(self, depth: int) -> bytes:
+        rng = self.rng
+        dotted = rng.choice(rng.choices((CLASSES, FUNCTIONS, LOADERS), (8, 4, 1))[0])
+        if rng.random() < 0.2:
+            module, _, name = dotted.rpartition(".")
+            return asm.stack_name(asm.text(module), asm.text(name))
+        return asm.name(dotted)
+
+    def call(self, depth: int) -> bytes:
+        how = self.rng.randrange(6)
+        if how < 4:
+            return self.named(depth) + self.tuple(depth) + (b"R", b"R", b"\x81", b"}\x92")[how]
+        arguments = b"".join(self.value(depth) for _ in range(self.rng.randrange(3)))
+        if how == 4:
+            return b"(" + self.named(depth) + arguments + b"o"
+        module, _, name = self.rng.choice(CLASSES).rpartition(".")
+        return b"(" + arguments + f"i{module}\n{name}\n".encode()
+
+    def known(self, depth: int) -> bytes:
+        """A call as an honest checkpoint has it."""
+        rng = self.rng
+        match rng.randrange(13):
+            case 0:
+                return asm.ordered(*((self.value(depth), self.value(depth)) for _ in range(rng.randrange(3))))
+            case 1:
+                return asm.call(
+                    "collections.OrderedDict", asm.listed(asm.many(self.text(0), self.value(depth)))
+                )
+            case 2:
+                return asm.call("collections.Counter", self.rng.choice((self.dict, self.list))(depth))
+            case 3:
+                return asm.call("collections.defaultdict", self.named(depth))
+            case 4:
+                return asm.call(
+                    rng.choice(("builtins.set", "builtins.frozenset", "builtins.list", "collections.deque")),
+                    self.list(depth),
+                )
+            case 5:
+                return asm.tensor(on=asm.call("torch.storage._load_from_bytes", asm.binary(STORAGE)))
+            case 6:
+                return asm.tensor()
+            case 7:
+                return asm.call("torch._utils._rebuild_parameter", asm.tensor(), b"\x88", asm.ordered())
+            case 8:
+                inner = asm.tensor()
+                return asm.call(
+                    "torch._utils._rebuild_parameter_with_state",
+                    inner,
+                    b"\x88",
+                    asm.ordered(),
+                    self.dict(depth),
+                )
+            case 9:
+                return asm.ndarray(asm.numpy_dtype("f4"), (6,), asm.SIX)
+            case 10:
+                return asm.numpy_dtype(
+                    rng.choice(("f4", "O", "i8", "V8", "O8", "b1")),
+                    state=self.tuple(depth) if rng.random() < 0.3 else None,
+                )
+            case 11:
+                return asm.call("torch.storage._load_from_bytes", self.payload(depth))
+            case _:
+                return asm.call("torch.Size", asm.ints(2, 3))
+
+    def built(self, depth: int) -> bytes:
+        """An object with one or two BUILDs, whose states may hide attributes."""
+        rng = self.rng
+        made = rng.choice((self.known, self.known, self.call, self.fetched, self.named))(depth)
+        for _ in range(rng.randrange(1, 3)):
+            hiding = asm.mapped(
+                (asm.text(rng.choice(HIDING)), rng.choice((self.named, self.value, self.fetched))(depth))
+            )
+            state = rng.choice((
+                lambda hiding=hiding: hiding,
+                lambda hiding=hiding: asm.many(asm.NONE, hiding),
+                lambda hiding=hiding: asm.many(hiding, hiding),
+                lambda: self.payload(depth),
+                lambda: self.tuple(depth),
+                lambda: self.value(depth),
+            ))()  # fmt: skip
+            made += state + b"b"
+        return made
+
+    def filled(self, depth: int) -> bytes:
+        """An object with items set or appended."""
+        made = self.rng.choice((self.known, self.call, self.fetched, self.built))(depth)
+        first, second = self.value(depth), self.value(depth)
+        return made + self.rng.choice(
+            (
+                first + second + b"s",
+                first + b"a",
+                b"(" + first + second + b"e",
+                b"(" + first + second + b"u",
+                b"(" + first + b"\x90",
+            )
+        )
+
+    def persistent(self, depth: int) -> bytes:
+        kind = self.rng.choice(
+            ("torch.FloatStorage", "torch.storage.UntypedStorage", "collections.OrderedDict")
+        )
+        items = (asm.text("storage"), asm.name(kind), asm.text("0"), asm.text("cpu"), asm.integer(6))
+        if self.rng.random() < 0.3:
+            items = (asm.text("module"), self.named(depth), self.value(depth), self.value(depth))
+        return asm.persistent(*items)
+
+
+LEAVES: tuple[Callable[[Program, int], bytes], ...] = (
+    Program.text, Program.number, Program.constant, Program.fetched, Program.named, Program.payload,
+)  # fmt: skip
+KINDS = (
+    *LEAVES, Program.tuple, Program.list, Program.dict, Program.call, Program.known, Program.known, Program.built, Program.built,
+    Program.filled, Program.persistent,
+)  # fmt: skip
+
+
+def program(rng: random.Random) -> bytes:
+    """A whole pickle, or the first of several."""
+    writer = Program(rng)
+    body = b"".join(writer.value() + b"0" for _ in range(rng.randrange(3)))
+    proto = rng.choice((b"", b"\x80\x02", b"\x80\x02", b"\x80\x04", b"\x80\x05"))
+    return proto + body + writer.value(4) + b"."
+
+
+def fragment(rng: random.Random) -> bytes:
+    """Opcodes that leave the stack as it was, to be put into a pickle."""
+    return Program(rng).value(2) + b"0"
