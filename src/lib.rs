@@ -55,6 +55,7 @@ compile_error!(
     "rustload supports Linux only: it maps and reads files with Linux system calls, and finds memory limits in /proc"
 );
 
+mod builder;
 mod bytes;
 mod checkpoint;
 mod container;

@@ -30,6 +30,7 @@ mod validate;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use crate::builder::setters;
 use crate::bytes::{Io, Source};
 use crate::container::zip::{Archive, Trailing};
 use crate::container::{Format, sniff};
@@ -84,46 +85,14 @@ impl Options {
         Options::default()
     }
 
-    /// Sets `limits`.
-    #[must_use]
-    pub fn limits(self, limits: Limits) -> Options {
-        Options { limits, ..self }
-    }
-
-    /// Sets `unknown`.
-    #[must_use]
-    pub fn unknown(self, unknown: Unknown) -> Options {
-        Options { unknown, ..self }
-    }
-
-    /// Sets `ignore_trailing`.
-    #[must_use]
-    pub fn ignore_trailing(self, ignore_trailing: bool) -> Options {
-        Options { ignore_trailing, ..self }
-    }
-
-    /// Sets `compat`.
-    #[must_use]
-    pub fn compat(self, compat: bool) -> Options {
-        Options { compat, ..self }
-    }
-
-    /// Sets `verify`.
-    #[must_use]
-    pub fn verify(self, verify: bool) -> Options {
-        Options { verify, ..self }
-    }
-
-    /// Sets `io`.
-    #[must_use]
-    pub fn io(self, io: Io) -> Options {
-        Options { io, ..self }
-    }
-
-    /// Sets `cancel`.
-    #[must_use]
-    pub fn cancel(self, cancel: Cancel) -> Options {
-        Options { cancel, ..self }
+    setters! {
+        limits: Limits,
+        unknown: Unknown,
+        ignore_trailing: bool,
+        compat: bool,
+        verify: bool,
+        io: Io,
+        cancel: Cancel,
     }
 }
 

@@ -105,17 +105,17 @@ pub(super) fn reading_threads(
     bytes: u64,
     requested: Option<usize>,
 ) -> usize {
-    let (mut in_flight, mut requests) = (None, 0_u64);
+    let (mut in_flight, mut waits_for_requests) = (None, false);
     for access in modes.map(ReadMode::access) {
         if !access.concurrent {
             return 1;
         }
         in_flight = in_flight.max(access.in_flight);
-        requests += u64::from(access.metadata_block > 0);
+        waits_for_requests |= access.metadata_block > 0;
     }
     match in_flight {
         // Waiting for answers takes no core, so the number of requests counts and not that of bytes.
-        Some(in_flight) if requests > 0 => requested.unwrap_or(in_flight).max(1),
+        Some(in_flight) if waits_for_requests => requested.unwrap_or(in_flight).max(1),
         Some(in_flight) => parallel::threads(bytes, Some(requested.unwrap_or(in_flight))),
         None => parallel::threads(bytes, requested),
     }

@@ -6,8 +6,11 @@
 //!
 //! A forked child has no producer thread, and a lock may have been held at the fork, so a stream of another process is left alone.
 
+mod options;
 mod order;
+mod producer;
 
+pub use options::StreamOptions;
 pub(crate) use order::StreamStep;
 
 use std::fmt;
@@ -17,18 +20,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use self::producer::Plan;
 use crate::error::{Code, Error, Result};
 use crate::memory;
 use crate::parallel::{self, Cancel};
-use crate::sink::{self, Array};
-use crate::stream::{Queue, Taken, Task, fill_all};
-use crate::tensor::{MaterializePlan, OwnedPlan, Request, SharedStorage, Tensor};
-
-/// Bytes of results that one batch has at most: large enough to amortize starting threads.
-const BATCH_BYTES: u64 = 32 << 20;
-
-/// The most tensors of one batch.
-const BATCH_MAX_TENSORS: usize = 512;
+use crate::sink::Array;
+use crate::stream::{Queue, Taken};
+use crate::tensor::{Request, SharedStorage, Tensor};
 
 /// Streams of less work than this run on the consumer's thread, as starting one would take longer. Each tensor counts as its
 /// bytes and [`PER_TENSOR_COST_BYTES`].
@@ -40,76 +38,6 @@ const INLINE_MEMORY_MAX_BYTES: u64 = 16 << 20;
 
 /// The longest single wait of the iterator.
 const WAIT_INTERVAL: Duration = Duration::from_secs(60);
-
-/// Options of a stream.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct StreamOptions {
-    /// Bytes that may be in flight beyond what the consumer holds; lowered where the process's cgroup has little memory left.
-    pub window: u64,
-    /// Threads to use; `None` for one per core, or one alone where the work is too small for more.
-    pub threads: Option<usize>,
-    /// Whether tensors come in file order, with several files interleaved, or in the order of the requests.
-    pub by_file: bool,
-    /// Whether to return [`Output::SharedStorage`] for tensors that share a storage: the consumer then gets the storage once and
-    /// creates the tensors on it (in torch they stay tied).
-    pub share_storages: bool,
-    /// Whether the consumer keeps all results, as in a full load. Otherwise memory of dropped results that is cached for reuse
-    /// counts in the window.
-    pub results_kept: bool,
-}
-
-/// The default window of a stream.
-const WINDOW_BYTES: u64 = 256 << 20;
-
-impl Default for StreamOptions {
-    fn default() -> StreamOptions {
-        StreamOptions {
-            window: WINDOW_BYTES,
-            threads: None,
-            by_file: true,
-            share_storages: false,
-            results_kept: false,
-        }
-    }
-}
-
-impl StreamOptions {
-    /// The defaults: file order, a window of 256 MiB, as many threads as are of use.
-    pub fn new() -> StreamOptions {
-        StreamOptions::default()
-    }
-
-    /// Sets `window`.
-    #[must_use]
-    pub fn window(self, window: u64) -> StreamOptions {
-        StreamOptions { window, ..self }
-    }
-
-    /// Sets `threads`.
-    #[must_use]
-    pub fn threads(self, threads: impl Into<Option<usize>>) -> StreamOptions {
-        StreamOptions { threads: threads.into(), ..self }
-    }
-
-    /// Sets `by_file`.
-    #[must_use]
-    pub fn by_file(self, by_file: bool) -> StreamOptions {
-        StreamOptions { by_file, ..self }
-    }
-
-    /// Sets `share_storages`.
-    #[must_use]
-    pub fn share_storages(self, share_storages: bool) -> StreamOptions {
-        StreamOptions { share_storages, ..self }
-    }
-
-    /// Sets `results_kept`.
-    #[must_use]
-    pub fn results_kept(self, results_kept: bool) -> StreamOptions {
-        StreamOptions { results_kept, ..self }
-    }
-}
 
 /// One item of a stream.
 #[derive(Debug)]
@@ -198,14 +126,6 @@ impl StopHandle {
             self.queue.close();
         }
     }
-}
-
-/// The work of a stream: its requests, and the order in which they are materialized.
-#[derive(Debug)]
-struct Plan {
-    requests: Vec<(Tensor, Request)>,
-    steps: Vec<StreamStep>,
-    options: StreamOptions,
 }
 
 impl fmt::Display for TensorError {
@@ -385,198 +305,5 @@ impl Drop for FinishOnDrop {
             self.0.put([(Err(TensorError::general(error)), 0)]);
         }
         self.0.finish();
-    }
-}
-
-/// Tensors that are filled and delivered together.
-#[derive(Default)]
-struct Batch<'a> {
-    items: Vec<Item<'a>>,
-    /// Bytes that count in the window until the tensors are taken.
-    bytes: u64,
-}
-
-/// One tensor of a batch.
-struct Item<'a> {
-    step: &'a StreamStep,
-    /// Bytes that count in the window.
-    window_bytes: u64,
-    action: Action,
-}
-
-/// What is left to do for an item.
-enum Action {
-    /// Nothing.
-    Ready(Output),
-    /// Allocate memory and fill it.
-    Fill(OwnedPlan),
-}
-
-impl Plan {
-    fn run(&self, queue: &Queue<Result<StreamItem, TensorError>>) {
-        // Dropped at the end of the run, which unmaps kept memory that no result used.
-        let _carried_over = (!self.options.results_kept)
-            .then(|| sink::limit_while_alive(queue.window_left(), || self.result_bytes()));
-        let batch_bytes = BATCH_BYTES.min(self.options.window / 4).max(1);
-        self.evict(self.steps.iter(), self.steps.first());
-        let mut batch = Batch::default();
-        for (number, step) in self.steps.iter().enumerate() {
-            if number % BATCH_MAX_TENSORS == 0 {
-                self.prefetch_headers(number);
-            }
-            let item = match self.item(step) {
-                Ok(item) => item,
-                Err(error) => {
-                    // Earlier items come before the error.
-                    if self.deliver(batch, queue, None).is_ok() {
-                        queue.put([(Err(self.failed(step.index, error)), 0)]);
-                    }
-                    return;
-                }
-            };
-            let over_size = batch.bytes.saturating_add(item.window_bytes) > batch_bytes;
-            let full = !batch.items.is_empty() && (over_size || batch.items.len() >= BATCH_MAX_TENSORS);
-            if full && self.deliver(std::mem::take(&mut batch), queue, Some(step)).is_err() {
-                return;
-            }
-            batch.bytes = batch.bytes.saturating_add(item.window_bytes);
-            batch.items.push(item);
-        }
-        let _ = self.deliver(batch, queue, None);
-    }
-
-    /// The most memory of all results, in bytes; views and aliases have none.
-    fn result_bytes(&self) -> u64 {
-        let distinct = self.steps.iter().filter(|step| step.first == step.index);
-        distinct
-            .map(|step| {
-                let (tensor, request) = &self.requests[step.index];
-                tensor.footprint(request)
-            })
-            .fold(0, u64::saturating_add)
-    }
-
-    /// Evicts the inflated storages of these steps' checkpoints, except for the one that `next` reads. While that step waits for
-    /// the window, the step before it is in flight and accounts for the storage.
-    fn evict<'a>(&self, steps: impl Iterator<Item = &'a StreamStep>, next: Option<&StreamStep>) {
-        let next = next.map(|step| &self.requests[step.index].0);
-        for step in steps {
-            let opened = &self.requests[step.index].0.opened;
-            let next = next.filter(|next| Arc::ptr_eq(&next.opened, opened));
-            opened.evict_inflated(next.map(Tensor::storage));
-        }
-    }
-
-    /// Reads the archive headers of the next batch of tensors, from the step `from` on, with few reads.
-    fn prefetch_headers(&self, from: usize) {
-        let tensors =
-            self.steps.iter().skip(from).take(BATCH_MAX_TENSORS).map(|step| &self.requests[step.index].0);
-        let tensors: Vec<&Tensor> = tensors.collect();
-        for same_file in tensors.chunk_by(|one, two| one.file() == two.file()) {
-            if let Some(first) = same_file.first() {
-                let storages = same_file.iter().map(|tensor| tensor.storage().1);
-                first.opened.index(first.shard()).prefetch_headers(storages);
-            }
-        }
-    }
-
-    /// The item of a step. Reads nothing but bools, which are validated before they are viewed.
-    fn item<'a>(&self, step: &'a StreamStep) -> Result<Item<'a>> {
-        let ready = |output| Item { step, window_bytes: 0, action: Action::Ready(output) };
-        if step.first != step.index {
-            return Ok(ready(Output::Alias));
-        }
-        let (tensor, request) = &self.requests[step.index];
-        if self.options.share_storages && tensor.is_meta() {
-            return Ok(ready(Output::SharedStorage(SharedStorage::View)));
-        }
-        if self.options.share_storages
-            && request.copy != Some(true)
-            && !tensor.is_converted(request)
-            && !tensor.has_own_storage()
-            && let Some(shared) = tensor.shared_storage(request.copy, &request.cancel)?
-        {
-            return Ok(ready(Output::SharedStorage(shared)));
-        }
-        Ok(match tensor.materialize_plan(request)? {
-            MaterializePlan::View(view) => ready(Output::Array(view)),
-            MaterializePlan::Owned(owned) => {
-                Item { step, window_bytes: tensor.peak_bytes(&owned), action: Action::Fill(owned) }
-            }
-        })
-    }
-
-    /// Blocks until a batch fits the window, materializes it, and puts it in the queue. `next` is the step after it. An error means
-    /// that the stream has ended.
-    fn deliver(
-        &self,
-        batch: Batch<'_>,
-        queue: &Queue<Result<StreamItem, TensorError>>,
-        next: Option<&StreamStep>,
-    ) -> Result<()> {
-        if batch.items.is_empty() {
-            return Ok(());
-        }
-        queue.reserve(batch.bytes)?;
-        let steps: Vec<&StreamStep> = batch.items.iter().map(|item| item.step).collect();
-        let results = self.materialize(batch);
-        self.evict(steps.into_iter(), next);
-        match results {
-            Ok(results) => {
-                queue.put(results.into_iter().map(|(item, bytes)| (Ok(item), bytes)));
-                Ok(())
-            }
-            Err(failed) => {
-                let stop = Error::new(failed.error.code(), "the stream ends here");
-                queue.put([(Err(failed), 0)]);
-                Err(stop)
-            }
-        }
-    }
-
-    /// Allocates and fills the results of a batch; pairs them with their bytes in the window.
-    fn materialize(&self, batch: Batch<'_>) -> Result<Vec<(StreamItem, u64)>, TensorError> {
-        let mut memory = Vec::with_capacity(batch.items.len());
-        for Item { step, action, .. } in &batch.items {
-            memory.push(match action {
-                Action::Fill(owned) => Some(owned.memory().map_err(|error| self.failed(step.index, error))?),
-                Action::Ready(_) => None,
-            });
-        }
-        if !self.options.results_kept {
-            // The batch took a part of the window, so less memory may stay cached. What the batch reuses is no longer cached.
-            sink::enforce_limits();
-        }
-        let (mut tasks, mut indices): (Vec<Task<'_>>, Vec<usize>) = (Vec::new(), Vec::new());
-        for (Item { step, action, .. }, memory) in batch.items.iter().zip(&mut memory) {
-            if let (Action::Fill(owned), Some(memory)) = (action, memory) {
-                let (tensor, request) = &self.requests[step.index];
-                let task = tensor.fill_task(owned, request, memory);
-                if let Some(task) = task.map_err(|error| self.failed(step.index, error))? {
-                    tasks.push(task);
-                    indices.push(step.index);
-                }
-            }
-        }
-        fill_all(tasks, self.options.threads)
-            .map_err(|(task, error)| self.failed(indices.get(task).copied().unwrap_or(0), error))?;
-        let results = batch.items.into_iter().zip(memory).filter_map(|(item, memory)| {
-            let Item { step, window_bytes, action } = item;
-            let output = match (action, memory) {
-                (Action::Ready(output), _) => output,
-                (Action::Fill(owned), Some(memory)) => match owned.finish(memory.filled()) {
-                    Ok(array) => Output::Array(array),
-                    Err(error) => return Some(Err(self.failed(step.index, error))),
-                },
-                (Action::Fill(_), None) => return None,
-            };
-            let StreamStep { index, first, has_later_alias } = *step;
-            Some(Ok((StreamItem { index, first, has_later_alias, output }, window_bytes)))
-        });
-        results.collect()
-    }
-
-    fn failed(&self, index: usize, error: Error) -> TensorError {
-        TensorError::at(index, &self.requests[index].0, error)
     }
 }

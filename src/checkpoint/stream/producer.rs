@@ -1,0 +1,218 @@
+//! The producer of a stream: gathers requests into batches, fills them, and puts the results in the queue.
+
+use std::sync::Arc;
+
+use super::order::StreamStep;
+use super::{Output, StreamItem, StreamOptions, TensorError};
+use crate::error::{Error, Result};
+use crate::sink;
+use crate::stream::{Queue, Task, fill_all};
+use crate::tensor::{MaterializePlan, OwnedPlan, Request, SharedStorage, Tensor};
+
+/// Bytes of results that one batch has at most: large enough to amortize starting threads.
+const BATCH_BYTES: u64 = 32 << 20;
+
+/// The most tensors of one batch.
+const BATCH_MAX_TENSORS: usize = 512;
+
+/// The work of a stream: its requests, and the order in which they are materialized.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) requests: Vec<(Tensor, Request)>,
+    pub(super) steps: Vec<StreamStep>,
+    pub(super) options: StreamOptions,
+}
+
+/// Tensors that are filled and delivered together.
+#[derive(Default)]
+struct Batch<'a> {
+    items: Vec<Item<'a>>,
+    /// Bytes that count in the window until the tensors are taken.
+    bytes: u64,
+}
+
+/// One tensor of a batch.
+struct Item<'a> {
+    step: &'a StreamStep,
+    /// Bytes that count in the window.
+    window_bytes: u64,
+    action: Action,
+}
+
+/// What is left to do for an item.
+enum Action {
+    /// Nothing.
+    Ready(Output),
+    /// Allocate memory and fill it.
+    Fill(OwnedPlan),
+}
+
+impl Plan {
+    /// Makes all results and puts them in the queue. Ends early after an error, or if the queue is closed.
+    pub(super) fn run(&self, queue: &Queue<Result<StreamItem, TensorError>>) {
+        // Dropped at the end of the run, which unmaps kept memory that no result used.
+        let _carried_over = (!self.options.results_kept)
+            .then(|| sink::limit_while_alive(queue.window_left(), || self.result_bytes()));
+        let batch_bytes = BATCH_BYTES.min(self.options.window / 4).max(1);
+        self.evict(self.steps.iter(), self.steps.first());
+        let mut batch = Batch::default();
+        for (number, step) in self.steps.iter().enumerate() {
+            if number % BATCH_MAX_TENSORS == 0 {
+                self.prefetch_headers(number);
+            }
+            let item = match self.item(step) {
+                Ok(item) => item,
+                Err(error) => {
+                    // Earlier items come before the error.
+                    if self.deliver(batch, queue, None).is_ok() {
+                        queue.put([(Err(self.failed(step.index, error)), 0)]);
+                    }
+                    return;
+                }
+            };
+            let over_size = batch.bytes.saturating_add(item.window_bytes) > batch_bytes;
+            let full = !batch.items.is_empty() && (over_size || batch.items.len() >= BATCH_MAX_TENSORS);
+            if full && self.deliver(std::mem::take(&mut batch), queue, Some(step)).is_err() {
+                return;
+            }
+            batch.bytes = batch.bytes.saturating_add(item.window_bytes);
+            batch.items.push(item);
+        }
+        let _ = self.deliver(batch, queue, None);
+    }
+
+    /// The most memory of all results, in bytes; views and aliases have none.
+    fn result_bytes(&self) -> u64 {
+        let distinct = self.steps.iter().filter(|step| step.first == step.index);
+        distinct
+            .map(|step| {
+                let (tensor, request) = &self.requests[step.index];
+                tensor.footprint(request)
+            })
+            .fold(0, u64::saturating_add)
+    }
+
+    /// Evicts the inflated storages of these steps' checkpoints, except for the one that `next` reads. While that step waits for
+    /// the window, the step before it is in flight and accounts for the storage.
+    fn evict<'a>(&self, steps: impl Iterator<Item = &'a StreamStep>, next: Option<&StreamStep>) {
+        let next = next.map(|step| &self.requests[step.index].0);
+        for step in steps {
+            let opened = &self.requests[step.index].0.opened;
+            let next = next.filter(|next| Arc::ptr_eq(&next.opened, opened));
+            opened.evict_inflated(next.map(Tensor::storage));
+        }
+    }
+
+    /// Reads the archive headers of the next batch of tensors, from the step `from` on, with few reads.
+    fn prefetch_headers(&self, from: usize) {
+        let tensors =
+            self.steps.iter().skip(from).take(BATCH_MAX_TENSORS).map(|step| &self.requests[step.index].0);
+        let tensors: Vec<&Tensor> = tensors.collect();
+        for same_file in tensors.chunk_by(|one, two| one.file() == two.file()) {
+            if let Some(first) = same_file.first() {
+                let storages = same_file.iter().map(|tensor| tensor.storage().1);
+                first.opened.index(first.shard()).prefetch_headers(storages);
+            }
+        }
+    }
+
+    /// The item of a step. Reads nothing but bools, which are validated before they are viewed.
+    fn item<'a>(&self, step: &'a StreamStep) -> Result<Item<'a>> {
+        let ready = |output| Item { step, window_bytes: 0, action: Action::Ready(output) };
+        if step.first != step.index {
+            return Ok(ready(Output::Alias));
+        }
+        let (tensor, request) = &self.requests[step.index];
+        if self.options.share_storages && tensor.is_meta() {
+            return Ok(ready(Output::SharedStorage(SharedStorage::View)));
+        }
+        if self.options.share_storages
+            && request.copy != Some(true)
+            && !tensor.is_converted(request)
+            && !tensor.has_own_storage()
+            && let Some(shared) = tensor.shared_storage(request.copy, &request.cancel)?
+        {
+            return Ok(ready(Output::SharedStorage(shared)));
+        }
+        Ok(match tensor.materialize_plan(request)? {
+            MaterializePlan::View(view) => ready(Output::Array(view)),
+            MaterializePlan::Owned(owned) => {
+                Item { step, window_bytes: tensor.peak_bytes(&owned), action: Action::Fill(owned) }
+            }
+        })
+    }
+
+    /// Blocks until a batch fits the window, materializes it, and puts it in the queue. `next` is the step after it. An error means
+    /// that the stream has ended.
+    fn deliver(
+        &self,
+        batch: Batch<'_>,
+        queue: &Queue<Result<StreamItem, TensorError>>,
+        next: Option<&StreamStep>,
+    ) -> Result<()> {
+        if batch.items.is_empty() {
+            return Ok(());
+        }
+        queue.reserve(batch.bytes)?;
+        let steps: Vec<&StreamStep> = batch.items.iter().map(|item| item.step).collect();
+        let results = self.materialize(batch);
+        self.evict(steps.into_iter(), next);
+        match results {
+            Ok(results) => {
+                queue.put(results.into_iter().map(|(item, bytes)| (Ok(item), bytes)));
+                Ok(())
+            }
+            Err(failed) => {
+                let stop = Error::new(failed.error.code(), "the stream ends here");
+                queue.put([(Err(failed), 0)]);
+                Err(stop)
+            }
+        }
+    }
+
+    /// Allocates and fills the results of a batch; pairs them with their bytes in the window.
+    fn materialize(&self, batch: Batch<'_>) -> Result<Vec<(StreamItem, u64)>, TensorError> {
+        let mut memory = Vec::with_capacity(batch.items.len());
+        for Item { step, action, .. } in &batch.items {
+            memory.push(match action {
+                Action::Fill(owned) => Some(owned.memory().map_err(|error| self.failed(step.index, error))?),
+                Action::Ready(_) => None,
+            });
+        }
+        if !self.options.results_kept {
+            // The batch took a part of the window, so less memory may stay cached. What the batch reuses is no longer cached.
+            sink::enforce_limits();
+        }
+        let (mut tasks, mut indices): (Vec<Task<'_>>, Vec<usize>) = (Vec::new(), Vec::new());
+        for (Item { step, action, .. }, memory) in batch.items.iter().zip(&mut memory) {
+            if let (Action::Fill(owned), Some(memory)) = (action, memory) {
+                let (tensor, request) = &self.requests[step.index];
+                let task = tensor.fill_task(owned, request, memory);
+                if let Some(task) = task.map_err(|error| self.failed(step.index, error))? {
+                    tasks.push(task);
+                    indices.push(step.index);
+                }
+            }
+        }
+        fill_all(tasks, self.options.threads)
+            .map_err(|(task, error)| self.failed(indices.get(task).copied().unwrap_or(0), error))?;
+        let results = batch.items.into_iter().zip(memory).filter_map(|(item, memory)| {
+            let Item { step, window_bytes, action } = item;
+            let output = match (action, memory) {
+                (Action::Ready(output), _) => output,
+                (Action::Fill(owned), Some(memory)) => match owned.finish(memory.filled()) {
+                    Ok(array) => Output::Array(array),
+                    Err(error) => return Some(Err(self.failed(step.index, error))),
+                },
+                (Action::Fill(_), None) => return None,
+            };
+            let StreamStep { index, first, has_later_alias } = *step;
+            Some(Ok((StreamItem { index, first, has_later_alias, output }, window_bytes)))
+        });
+        results.collect()
+    }
+
+    fn failed(&self, index: usize, error: Error) -> TensorError {
+        TensorError::at(index, &self.requests[index].0, error)
+    }
+}
