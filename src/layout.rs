@@ -13,7 +13,7 @@ use crate::error::{Code, Error, Result};
 pub type Dims = SmallVec<[u64; 4]>;
 
 /// Shape, strides and offset of a tensor, relative to the start of its storage.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Elements along each dimension.
     pub shape: Dims,
@@ -21,6 +21,14 @@ pub struct Layout {
     pub strides: Dims,
     /// The index of the first element in the storage.
     pub offset: u64,
+}
+
+impl Clone for Layout {
+    fn clone(&self) -> Layout {
+        // Every read of a small tensor clones one: `SmallVec::clone` pushes the numbers one by one, this copies them at once.
+        let copy = |dims: &Dims| SmallVec::from_slice(dims);
+        Layout { shape: copy(&self.shape), strides: copy(&self.strides), offset: self.offset }
+    }
 }
 
 /// One item of a basic index, as in NumPy and in torch's `TensorIndex`.
@@ -85,7 +93,7 @@ pub fn numel(shape: &[u64]) -> Option<u64> {
 /// The strides of a C-contiguous tensor of this shape, as torch computes them (a dimension of size 0 counts as 1); `None` where they do
 /// not fit 64 bits.
 pub fn contiguous_strides(shape: &[u64]) -> Option<Dims> {
-    let mut strides: Dims = shape.iter().map(|_| 1).collect();
+    let mut strides: Dims = SmallVec::from_elem(1, shape.len());
     let mut step = 1_u64;
     for (stride, &size) in strides.iter_mut().zip(shape).rev() {
         *stride = step;
@@ -144,6 +152,9 @@ impl Layout {
 
     /// Whether two different indices may refer to the same element (internal overlap).
     pub fn repeats_elements(&self) -> bool {
+        if self.is_contiguous() {
+            return false;
+        }
         let mut dims: SmallVec<[(u64, u64); 4]> = self
             .shape
             .iter()
