@@ -70,6 +70,7 @@ LETTERS = {
     "L": "Legacy streams and tar",
     "S": "safetensors",
     "N": "NumPy arrays",
+    "X": "Found in later rounds",
     "Y": "The boundary to Python",
 }
 

@@ -3,11 +3,15 @@
 //! A [`Code`] is stable and belongs to exactly one [`Kind`]; the kind decides which Python class is raised. `Display` composes the
 //! text from the path, the message, the member and the byte offset; advice is separate, as a note. The advice here is for any
 //! caller. Where Python has a keyword or function for it, `src/python/advice.rs` says so instead.
+//!
+//! An error is text for people, and quotes names from files: control characters in it are escaped ([`printable`]).
 
 use std::fmt;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+
+use crate::text::{into_printable, printable};
 
 /// A result with rustload's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -201,6 +205,8 @@ codes! {
         "Ask for another dtype, or for none and convert the result yourself.";
     LossyCast: Value, "The cast would change the kind of number.", "Allow a lossy cast to do it anyway.";
     Limit: Limit, "A limit was exceeded.", "Raise the limit if you trust the file.";
+    InflateRatio: Limit, "Compressed metadata inflates to far more than its size in the file.",
+        "No writer makes such a file: it may be made to use up memory. Raise the limit if you trust it.";
     NotFound: NotFound, "No tensor has that name.", "List the names.";
     Closed: Value, "The checkpoint is closed.", "Existing handles still work; open it again for new ones.";
     ModelMismatch: Value, "The checkpoint and the model have different names or shapes.",
@@ -259,11 +265,11 @@ struct Inner {
 }
 
 impl Error {
-    /// An error with a code and a message (lower case, no final period).
+    /// An error with a code and a message (lower case, no final period). Control characters in the message are escaped.
     pub fn new(code: Code, message: impl Into<String>) -> Error {
         Error(Box::new(Inner {
             code,
-            message: message.into(),
+            message: into_printable(message.into()),
             path: None,
             member: None,
             offset: None,
@@ -293,6 +299,16 @@ impl Error {
         );
         error.0.subject = Subject::Limit { name, limit, found };
         error.note(format!("raise the limit {name} if you trust the file"))
+    }
+
+    /// Metadata of `compressed` bytes that inflates to `inflated` or more, where `ratio` times as many are allowed.
+    pub(crate) fn inflate_ratio(ratio: u64, compressed: u64, inflated: u64) -> Error {
+        let text =
+            format!("{compressed} compressed byte(s) inflate to {inflated}, more than {ratio} times as many");
+        let mut error = Error::new(Code::InflateRatio, text);
+        let found = inflated.div_ceil(compressed.max(1));
+        error.0.subject = Subject::Limit { name: "inflate_ratio", limit: ratio, found };
+        error
     }
 
     /// An error about a global that is not allowed as the pickle uses it.
@@ -345,7 +361,7 @@ impl Error {
     /// Sets the note, which replaces the code's own next step.
     #[must_use]
     pub fn note(mut self, note: impl Into<String>) -> Error {
-        self.0.note = Some(note.into());
+        self.0.note = Some(into_printable(note.into()));
         self
     }
 
@@ -403,10 +419,10 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(path) = self.path() {
-            write!(f, "{}: ", path.display())?;
+            write!(f, "{}: ", printable(&path.to_string_lossy()))?;
         }
         f.write_str(self.message())?;
-        match (self.member(), self.offset()) {
+        match (self.member().map(printable), self.offset()) {
             (Some(member), Some(offset)) => write!(f, " ({member}, byte {offset})"),
             (Some(member), None) => write!(f, " ({member})"),
             (None, Some(offset)) => write!(f, " (byte {offset})"),
@@ -467,6 +483,19 @@ mod tests {
         let error = error.in_file(Path::new("m.bin"));
         assert_eq!(error.to_string(), "m.bin: 0xff is not an opcode (data.pkl, byte 7)");
         assert_eq!(error.kind(), Kind::Format);
+    }
+
+    #[test]
+    fn an_error_has_no_control_characters_and_its_fields_are_exact() {
+        let hostile = "a\x1b[2J\n\u{202e}b";
+        let error = Error::new(Code::ZipName, format!("member {hostile} is odd")).in_member(hostile);
+        let error = error.in_file(Path::new(hostile)).note(format!("rename {hostile}"));
+        let shown = "a\\x1b[2J\\n\\u202eb";
+        assert_eq!(error.to_string(), format!("{shown}: member {shown} is odd ({shown})"));
+        assert_eq!(error.next_step(), Some(&*format!("rename {shown}")));
+        assert_eq!((error.member(), error.path()), (Some(hostile), Some(Path::new(hostile))));
+        let error = Error::global(Code::DisallowedGlobal, hostile, hostile, "x");
+        assert!(matches!(error.subject(), Subject::Global { module, .. } if module == hostile));
     }
 
     #[test]

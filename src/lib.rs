@@ -75,6 +75,7 @@ mod python;
 mod sink;
 mod stream;
 mod tensor;
+mod text;
 
 #[doc(hidden)]
 #[cfg(feature = "internals")]

@@ -60,16 +60,28 @@ limits! {
     directory_bytes = 256 << 20, "Bytes of one zip archive's central directory.";
     name_bytes = 511, "Bytes of one zip member's name.";
     inflate_bytes = 256 << 20, "Bytes that compressed metadata may inflate to.";
+    inflate_ratio = 200, "How many times its compressed size metadata may inflate to, once that is more than 16 MiB.";
     header_bytes = 100_000_000, "Bytes of a safetensors header.";
     index_bytes = 256 << 20, "Bytes of an index file (`*.index.json`).";
     scan_depth = 3, "Nesting depth of archives and pickles that a scan follows.";
     scan_bytes = 64 << 20, "Bytes of one file that a scan inflates or copies to scan nested containers.";
     findings = 10_000, "Findings, and lines of each other list, in the report on one file.";
+    report_bytes = 16 << 20, "Bytes of the report of one scan: its texts as JSON, and 256 bytes for each item of a list.";
     materialize_ratio = 16, "How many times its storage a tensor with repeated elements may grow to.";
     materialize_bytes = 1 << 30, "Bytes that a tensor with repeated elements may grow to, whatever its storage.";
 }
 
+/// Bytes that compressed metadata may inflate to whatever its compressed size.
+const INFLATE_ANY_RATIO_BYTES: u64 = 16 << 20;
+
 impl Limits {
+    /// Fails with `InflateRatio` where metadata of `compressed` bytes inflates to so many bytes that it exceeds the limit
+    /// `inflate_ratio`, which is `ratio`.
+    pub(crate) fn check_inflate_ratio(ratio: u64, compressed: u64, inflated: u64) -> Result<()> {
+        let max = compressed.saturating_mul(ratio).max(INFLATE_ANY_RATIO_BYTES);
+        if inflated > max { Err(Error::inflate_ratio(ratio, compressed, inflated)) } else { Ok(()) }
+    }
+
     /// Fails with the limit's name where `found` exceeds `limit`.
     pub fn check(name: &'static str, limit: u64, found: u64) -> Result<()> {
         if found > limit { Err(Error::limit(name, limit, found)) } else { Ok(()) }
@@ -79,6 +91,18 @@ impl Limits {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn metadata_may_inflate_to_a_multiple_of_its_size() {
+        let code = |compressed, inflated| {
+            Limits::check_inflate_ratio(200, compressed, inflated).err().map(|error| error.code().as_str())
+        };
+        assert_eq!(code(0, 16 << 20), None);
+        assert_eq!(code(1, (16 << 20) + 1), Some("InflateRatio"));
+        assert_eq!(code(1 << 20, 200 << 20), None);
+        assert_eq!(code(1 << 20, (200 << 20) + 1), Some("InflateRatio"));
+        assert_eq!(code(u64::MAX, u64::MAX), None);
+    }
 
     #[test]
     fn every_limit_is_found_by_name() {

@@ -14,6 +14,7 @@ use crate::container::shards;
 use crate::error::{Code, Error, Kind, Result};
 use crate::index::{self, Index, Options, Path, Storage, Tree};
 use crate::limits::Limits;
+use crate::text::into_printable;
 
 /// The metadata of an open checkpoint, and the sources of its bytes. A checkpoint and its tensors share one.
 #[derive(Debug)]
@@ -69,7 +70,8 @@ impl Opened {
             files.push(Shard { path: Some(path), index });
         }
         let mut opened = Opened::new(files, options);
-        (opened.metadata, opened.notes) = (resolved.metadata, notes);
+        (opened.metadata, opened.notes) =
+            (resolved.metadata, notes.into_iter().map(into_printable).collect());
         opened.merge(resolved.weight_map.as_ref())?;
         Ok(opened)
     }
@@ -126,7 +128,8 @@ impl Opened {
             total += shard.index.entries.len() as u64;
             Limits::check("tensors", self.options.limits.tensors, total)?;
             shard.index.metadata.drain(..).for_each(|(key, value)| set_metadata(key, value));
-            self.notes.extend(shard.index.notes.drain(..).filter(|note| noted.insert(note.clone())));
+            let notes = shard.index.notes.drain(..).map(into_printable);
+            self.notes.extend(notes.filter(|note| noted.insert(note.clone())));
             for entry in std::mem::take(&mut shard.index.entries) {
                 let assigned_shard = weight_map.and_then(|map| map.get(&*entry.name));
                 if assigned_shard.is_some_and(|&assigned_shard| assigned_shard != number) {

@@ -184,7 +184,8 @@ impl Scanner<'_> {
             self.report.unscanned(Some(&inner), &why, 0, member.region.len());
             return Ok(HashSet::new());
         }
-        let (head, _) = zip::peek(source, member.region, member.method, SNIFF_BYTES)?;
+        let (head, _) =
+            zip::peek(source, member.region, member.method, SNIFF_BYTES, self.options.limits.inflate_ratio)?;
         let name = member.name.to_ascii_lowercase();
         if name.ends_with(".storage_alignment") {
             self.alignment(&head, &inner);
@@ -248,14 +249,14 @@ impl Scanner<'_> {
             true => ("pickle_bytes", &mut self.budget.main_pickle_bytes),
             false => ("scan_bytes", &mut self.budget.decoded_bytes),
         };
-        let allowed = *budget;
+        let (allowed, ratio) = (*budget, self.options.limits.inflate_ratio);
         let mut len = allowed.min(1 << 20);
         let (bytes, cut) = loop {
-            let (bytes, is_complete) = zip::peek(source, member.region, 8, len)?;
+            let (bytes, is_complete) = zip::peek(source, member.region, 8, len, ratio)?;
             let continues =
                 is_archive_of_members(&bytes) || is_truncated_pickle(&bytes, &self.options.limits);
             let more = !is_complete && (to_u64(bytes.len()) < SNIFF_BYTES || continues);
-            if !more || len == allowed {
+            if !more || len == allowed || to_u64(bytes.len()) < len {
                 break (bytes, more);
             }
             len = len.saturating_mul(4).min(allowed);
@@ -263,7 +264,14 @@ impl Scanner<'_> {
         let inflated = to_u64(bytes.len());
         take(budget, inflated);
         if cut {
-            let error = Error::limit(name, allowed, inflated.saturating_add(1));
+            let error = match inflated < allowed {
+                true => {
+                    let text =
+                        format!("the first {inflated} bytes inflate to more than {ratio} times their size");
+                    Error::new(Code::InflateRatio, text)
+                }
+                false => Error::limit(name, allowed, inflated.saturating_add(1)),
+            };
             self.report.add_error(&error, Some(inner));
             self.report.unscanned(Some(inner), "too large once inflated", inflated, 0);
             if inflated < SNIFF_BYTES {

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use super::Options;
 use super::budget::Budget;
-use super::report::{FileReport, Finding, Status, Verdict};
+use super::report::{FileReport, Finding, Status, Verdict, short};
 use crate::bytes::Source;
 use crate::container::{Format, compressed_format, sniff, zip};
 use crate::error::{Code, Error, Result};
@@ -23,7 +23,7 @@ pub(super) fn scan_path(path: &Path, named: bool, options: &Options) -> Result<F
     let text = path.to_string_lossy().into_owned();
     match Source::open(path) {
         Ok(source) => scan_source(&source, Some(text), named, options),
-        Err(error) => Ok(unreadable(FileReport::new(Some(text), options.limits.findings), &error)),
+        Err(error) => Ok(unreadable(FileReport::new(Some(text), &options.limits), &error)),
     }
 }
 
@@ -34,7 +34,7 @@ pub(super) fn scan_source(
     named: bool,
     options: &Options,
 ) -> Result<FileReport> {
-    let report = FileReport::new(path, options.limits.findings);
+    let report = FileReport::new(path, &options.limits);
     let mut scanner = Scanner {
         options,
         report,
@@ -314,11 +314,11 @@ impl Scanner<'_> {
     }
 }
 
-/// The label of something inside `label`.
+/// The label of something inside `label`, as reports show it.
 pub(super) fn inside(label: Option<&str>, name: &str) -> String {
     match label {
-        Some(label) => format!("{label}!{name}"),
-        None => name.to_owned(),
+        Some(label) => short(&format!("{label}!{name}")),
+        None => short(name),
     }
 }
 

@@ -82,10 +82,13 @@ where
     P: AsRef<Path>,
 {
     let mut report = Report::default();
+    let mut options = options.clone();
     for path in paths {
         for (path, named) in walk::files(path.as_ref())? {
             options.cancel.check()?;
-            report.files.push(file::scan_path(&path, named, options)?);
+            let file = file::scan_path(&path, named, &options)?;
+            options.limits.report_bytes = options.limits.report_bytes.saturating_sub(file.bytes());
+            report.files.push(file);
         }
     }
     Ok(report)

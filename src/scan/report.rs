@@ -1,14 +1,22 @@
 //! The report of a scan: findings, the trace of effects, the globals and the coverage; and its JSON form.
 //!
-//! Equal findings are merged, with a count. The limit `findings` bounds every list; a report that reached it is marked as
-//! truncated.
+//! Equal findings are merged, with a count. A report is bounded whatever the file names: a long text loses its middle, the limit
+//! `findings` bounds every list of a file, and `report_bytes` bounds the reports of all files together. A report that reached a
+//! limit is marked as truncated; it still has the finding that first gave the file its verdict.
+
+mod json;
 
 use std::collections::HashMap;
 
-use serde_json::{Value as Json, json};
-
 use crate::error::{Code, Error, Kind};
-use crate::num::to_usize;
+use crate::limits::Limits;
+use crate::num::{to_u64, to_usize};
+use crate::text::{printable, shortened};
+
+/// The maximum length of one text in a report, in bytes; the longest name of a member that the strict reader accepts fits.
+const TEXT_MAX_BYTES: usize = 512;
+/// What an item of a list takes of the limit `report_bytes` besides its texts.
+const ITEM_BYTES: u64 = 256;
 
 /// What a file would do in a reader that executes pickles. Ordered: the worst verdict is the largest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -73,15 +81,16 @@ pub struct Finding {
     pub code: &'static str,
     /// The verdict that it alone gives the file.
     pub verdict: Verdict,
-    /// The description.
+    /// The description; control characters are escaped.
     pub message: String,
     /// The member, where there is one; a member of a nested archive follows a `!`.
     pub member: Option<String>,
     /// The offset in the member, or in the file.
     pub offset: Option<u64>,
-    /// The module and name of the global that it is about, or two empty strings.
+    /// The module and name of the global that it is about, or two empty strings. Here and below, a name of more than 512 bytes
+    /// is without its middle.
     pub global: (String, String),
-    /// The arguments, abbreviated.
+    /// The arguments, abbreviated; control characters are escaped.
     pub arguments: Option<String>,
     /// How many equal findings were merged; offset and arguments are those of the first.
     pub times: u64,
@@ -161,23 +170,48 @@ pub struct FileReport {
     pub scanned: Vec<ByteRange>,
     /// The ranges that were not scanned and may contain a pickle.
     pub unscanned: Vec<ByteRange>,
-    /// Whether a list above is incomplete because of the limit.
+    /// Whether a list above is incomplete because of a limit.
     pub truncated: bool,
     /// The worst verdict of all findings, including those that the limit dropped.
     worst: Option<Verdict>,
     by_key: HashMap<FindingKey, usize>,
-    by_name: HashMap<(String, String), usize>,
+    by_name: HashMap<GlobalKey, usize>,
+    /// The limit `findings`.
     limit: usize,
+    /// The limit `report_bytes`, and how much of it is taken.
+    max_bytes: u64,
+    bytes: u64,
 }
 
 /// The fields that equal findings share.
 type FindingKey = (&'static str, Verdict, Option<String>, (String, String));
 
+/// The fields that uses of one global share. Two long names may be equal once they are shortened; their verdicts stay apart.
+type GlobalKey = ((String, String), Verdict);
+
 impl FileReport {
-    /// A report without findings; each list has at most `limit` items.
-    pub(super) fn new(path: Option<String>, limit: u64) -> FileReport {
-        let limit = to_usize(limit);
-        FileReport { path, limit, ..FileReport::default() }
+    /// A report without findings.
+    pub(super) fn new(path: Option<String>, limits: &Limits) -> FileReport {
+        let (limit, max_bytes) = (to_usize(limits.findings), limits.report_bytes);
+        FileReport { path, limit, max_bytes, ..FileReport::default() }
+    }
+
+    /// The bytes that the report takes of the limit `report_bytes`.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Takes an item with `texts` of the limit `report_bytes`. Returns false, and marks the report as truncated, where the list
+    /// of `len` items or the report is full; an item that `must_keep` is taken all the same.
+    fn take<'a>(&mut self, len: usize, texts: impl IntoIterator<Item = &'a String>, must_keep: bool) -> bool {
+        let texts = texts.into_iter().map(|text| json_bytes(text)).fold(ITEM_BYTES, u64::saturating_add);
+        let bytes = self.bytes.saturating_add(texts);
+        let fits = len < self.limit && bytes <= self.max_bytes;
+        if fits || must_keep {
+            self.bytes = bytes;
+        }
+        self.truncated |= !fits;
+        fits || must_keep
     }
 
     /// Whether everything was scanned.
@@ -203,16 +237,24 @@ impl FileReport {
         self.findings.iter().any(|finding| finding.code == code)
     }
 
-    pub(super) fn add(&mut self, finding: Finding) {
-        self.worst = Some(self.worst.map_or(finding.verdict, |worst| worst.max(finding.verdict)));
+    pub(super) fn add(&mut self, mut finding: Finding) {
+        let is_worse = self.worst.is_none_or(|worst| finding.verdict > worst);
+        self.worst = self.worst.max(Some(finding.verdict));
+        finding.message = message(&finding.message);
+        finding.arguments = finding.arguments.map(|arguments| message(&arguments));
+        finding.member = finding.member.map(|name| short(&name));
+        finding.global = short_global(finding.global);
         let key = (finding.code, finding.verdict, finding.member.clone(), finding.global.clone());
         if let Some(equal_finding) = self.by_key.get(&key).and_then(|&at| self.findings.get_mut(at)) {
             equal_finding.times = equal_finding.times.saturating_add(finding.times);
-        } else if self.findings.len() < self.limit {
+            return;
+        }
+        let Finding { message, member, arguments, global: (module, name), .. } = &finding;
+        let texts = [message, module, name].into_iter().chain(member).chain(arguments);
+        // The first finding of a verdict says why the file has it.
+        if self.take(self.findings.len(), texts, is_worse) {
             self.by_key.insert(key, self.findings.len());
             self.findings.push(finding);
-        } else {
-            self.truncated = true;
         }
     }
 
@@ -236,43 +278,73 @@ impl FileReport {
         });
     }
 
-    pub(super) fn add_step(&mut self, step: TraceStep) {
-        if self.trace.len() < self.limit {
-            self.trace.push(step);
-        } else {
+    pub(super) fn add_step(&mut self, mut step: TraceStep) {
+        if self.trace.len() >= self.limit {
             self.truncated = true;
+            return;
+        }
+        step.arguments = message(&step.arguments);
+        step.member = step.member.map(|name| short(&name));
+        step.global = short_global(step.global);
+        let TraceStep { member, arguments, global: (module, name), .. } = &step;
+        if self.take(self.trace.len(), [arguments, module, name].into_iter().chain(member), false) {
+            self.trace.push(step);
         }
     }
 
-    pub(super) fn add_global(&mut self, global: GlobalUse) {
-        if let Some(listed) = self.by_name.get(&global.global).and_then(|&at| self.globals.get_mut(at)) {
+    pub(super) fn add_global(&mut self, mut global: GlobalUse) {
+        global.member = global.member.map(|name| short(&name));
+        global.global = short_global(global.global);
+        let key = (global.global.clone(), global.verdict);
+        if let Some(listed) = self.by_name.get(&key).and_then(|&at| self.globals.get_mut(at)) {
             listed.calls = listed.calls.saturating_add(global.calls);
-        } else if self.globals.len() < self.limit {
-            self.by_name.insert(global.global.clone(), self.globals.len());
+            return;
+        }
+        let GlobalUse { member, global: (module, name), .. } = &global;
+        if self.take(self.globals.len(), [module, name].into_iter().chain(member), false) {
+            self.by_name.insert(key, self.globals.len());
             self.globals.push(global);
-        } else {
-            self.truncated = true;
         }
     }
 
     pub(super) fn scanned(&mut self, member: Option<&str>, what: &str, offset: u64, nbytes: u64) {
-        if self.scanned.len() < self.limit {
-            let what = what.to_owned();
-            self.scanned.push(ByteRange { member: member.map(str::to_owned), what, offset, nbytes });
-        } else {
-            self.truncated = true;
+        let range = ByteRange { member: member.map(short), what: message(what), offset, nbytes };
+        // The first one is always kept, since it tells a file that was scanned from one that was skipped.
+        let is_first = self.scanned.is_empty();
+        if self.take(self.scanned.len(), range.member.iter().chain([&range.what]), is_first) {
+            self.scanned.push(range);
         }
     }
 
     pub(super) fn unscanned(&mut self, member: Option<&str>, why: &str, offset: u64, nbytes: u64) {
+        let range = ByteRange { member: member.map(short), what: message(why), offset, nbytes };
         // The first one is always kept, since it raises the verdict.
-        if self.unscanned.len() < self.limit.max(1) {
-            let what = why.to_owned();
-            self.unscanned.push(ByteRange { member: member.map(str::to_owned), what, offset, nbytes });
-        } else {
-            self.truncated = true;
+        let is_first = self.unscanned.is_empty();
+        if self.take(self.unscanned.len(), range.member.iter().chain([&range.what]), is_first) {
+            self.unscanned.push(range);
         }
     }
+}
+
+/// A name as reports show it.
+pub(super) fn short(name: &str) -> String {
+    shortened(name, TEXT_MAX_BYTES).into_owned()
+}
+
+fn short_global((module, name): (String, String)) -> (String, String) {
+    let short = |text: String| if text.len() > TEXT_MAX_BYTES { short(&text) } else { text };
+    (short(module), short(name))
+}
+
+/// A message as reports show it: for people, so without control characters.
+fn message(text: &str) -> String {
+    shortened(&printable(&shortened(text, TEXT_MAX_BYTES)), TEXT_MAX_BYTES).into_owned()
+}
+
+/// The length of a text as JSON, in which a control character has six bytes.
+fn json_bytes(text: &str) -> u64 {
+    let escaped = text.bytes().filter(|&byte| byte < 0x20 || matches!(byte, b'"' | b'\\')).count();
+    to_u64(text.len()).saturating_add(to_u64(escaped).saturating_mul(5))
 }
 
 /// The verdict for an unsupported feature: inert, except where content is encrypted or compressed and so unknown.
@@ -321,17 +393,6 @@ impl Finding {
             readers: &[],
         }
     }
-
-    fn json(&self) -> Json {
-        let (module, name) = &self.global;
-        let text =
-            |text: &String| if module.is_empty() && name.is_empty() { Json::Null } else { json!(text) };
-        json!({
-            "code": self.code, "severity": self.verdict.severity(), "verdict": self.verdict.as_str(),
-            "message": self.message, "member": self.member, "offset": self.offset, "module": text(module),
-            "name": text(name), "arguments": self.arguments, "times": self.times, "readers": self.readers,
-        })
-    }
 }
 
 /// The reports of all files.
@@ -355,45 +416,5 @@ impl Report {
         let not_skipped = |file: &&FileReport| file.status != Status::Skipped;
         self.files.iter().any(|file| not_skipped(&file))
             && self.files.iter().filter(not_skipped).all(FileReport::is_complete)
-    }
-
-    /// The report as JSON; docs/scan.md describes the keys.
-    pub fn to_json(&self) -> String {
-        let files: Vec<Json> = self.files.iter().map(FileReport::json).collect();
-        json!({
-            "schema": 1, "rustload": env!("CARGO_PKG_VERSION"), "verdict": self.verdict().as_str(),
-            "complete": self.is_complete(), "files": files,
-        })
-        .to_string()
-    }
-}
-
-impl FileReport {
-    fn json(&self) -> Json {
-        let range = |range: &ByteRange, key: &str| json!({"member": range.member, key: range.what, "offset": range.offset, "nbytes": range.nbytes});
-        let step = |step: &TraceStep| {
-            json!({
-                "member": step.member, "offset": step.offset, "effect": step.effect, "opcode": step.opcode,
-                "module": step.global.0, "name": step.global.1, "arguments": step.arguments,
-                "verdict": step.verdict.as_str(),
-            })
-        };
-        let global = |global: &GlobalUse| {
-            json!({
-                "module": global.global.0, "name": global.global.1, "verdict": global.verdict.as_str(),
-                "reason": global.reason, "calls": global.calls, "member": global.member, "offset": global.offset,
-            })
-        };
-        json!({
-            "path": self.path, "format": self.format, "status": self.status.as_str(), "verdict": self.verdict().as_str(),
-            "findings": self.findings.iter().map(Finding::json).collect::<Vec<_>>(),
-            "trace": self.trace.iter().map(step).collect::<Vec<_>>(),
-            "globals": self.globals.iter().map(global).collect::<Vec<_>>(),
-            "coverage": {
-                "complete": self.is_complete(), "truncated": self.truncated,
-                "scanned": self.scanned.iter().map(|bytes| range(bytes, "kind")).collect::<Vec<_>>(),
-                "unscanned": self.unscanned.iter().map(|bytes| range(bytes, "why")).collect::<Vec<_>>(),
-            },
-        })
     }
 }

@@ -636,7 +636,10 @@ class TestBounds:
         report = rustload.scan(b"\x80\x02(" + unknown + CALL + b"l.", limits=rustload.Limits(findings=50))
         assert report.verdict == "would execute"
         assert report.coverage[0].truncated
-        assert len(report.findings) == len(report.trace) == len(report.globals) == 50
+        assert len(report.trace) == len(report.globals) == 50
+        # The finding that gives the verdict is kept beyond the limit.
+        assert len(report.findings) == 51
+        assert report.findings[-1].verdict == "would execute"
 
     def test_the_number_of_pickles_in_a_row_is_limited(self) -> None:
         report = rustload.scan(b"N." * 20_000 + CALL + b".")

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Modules that every other module may import.
-const BASE: &[&str] = &["error", "limits", "builder", "dtype", "layout", "memory", "num", "parallel"];
+const BASE: &[&str] = &["error", "limits", "builder", "dtype", "layout", "memory", "num", "parallel", "text"];
 
 /// Each top-level module, from the top layer down, and the modules below it that it may import. A module may always import
 /// itself and [`BASE`]. ARCHITECTURE.md draws the same layers.

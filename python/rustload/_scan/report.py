@@ -18,11 +18,11 @@ class Finding(NamedTuple):
         code: Its stable code: that of an error, or one that only scans have (docs/scan.md lists both).
         severity: `"note"`, `"warning"` or `"error"`, by the verdict.
         verdict: The verdict on the file by this finding alone.
-        message: The description.
+        message: The description, without control characters.
         member: The archive member, with `!` between the levels of nested archives; None for the file itself.
         offset: The byte offset in the member, or in the file; None if it has no single position.
         module: The module of the class or function, or None.
-        name: Its name, or None.
+        name: Its name, or None. Names of more than 512 bytes are without their middle, here and in the other classes.
         arguments: The arguments of the call, abbreviated to 256 bytes, or None.
         times: The number of occurrences; offset and arguments are those of the first.
         readers: The unpicklers that run it or continue past it: `"c"` and `"python"` are CPython's two.
@@ -108,7 +108,7 @@ class Coverage(NamedTuple):
 
     Attributes:
         complete: Whether everything that might contain a pickle was scanned.
-        truncated: Whether a list of the report was cut at the limit `findings`.
+        truncated: Whether a list of the report was cut at the limit `findings` or `report_bytes`.
         scanned: The ranges that were scanned.
         unscanned: The ranges that might contain a pickle and were not scanned.
     """

@@ -8,6 +8,7 @@ use miniz_oxide::{DataFormat, MZError, MZFlush, MZStatus};
 use super::structure;
 use crate::bytes::{Region, Source};
 use crate::error::{Code, Error, Result};
+use crate::limits::Limits;
 use crate::num::{to_u64, to_usize};
 use crate::parallel::Cancel;
 
@@ -28,15 +29,17 @@ pub(super) fn to_vec(source: &Source, payload: Region, size: u64, cancel: &Cance
     Ok(out)
 }
 
-/// Inflates up to `max_len` bytes; also returns whether that is all of the stream, even where the stream is damaged.
-pub(super) fn prefix(source: &Source, payload: Region, max_len: u64) -> Result<(Vec<u8>, bool)> {
+/// Inflates up to `max_len` bytes, and no more than the limit `inflate_ratio` allows; also returns whether that is all of the
+/// stream, even where the stream is damaged.
+pub(super) fn prefix(source: &Source, payload: Region, max_len: u64, ratio: u64) -> Result<(Vec<u8>, bool)> {
     let (mut out, mut full) = (Vec::new(), false);
-    let stopped = stream(source, payload, u64::MAX, |bytes| {
+    let stopped = chunks(source, payload, u64::MAX, |bytes, consumed| {
         let left = to_usize(max_len).saturating_sub(out.len());
         let taken = bytes.get(..left.min(bytes.len())).unwrap_or_default();
         out.try_reserve(taken.len()).map_err(|_| Error::new(Code::Memory, "no memory to inflate"))?;
         out.extend_from_slice(taken);
-        full = taken.len() < bytes.len();
+        full = taken.len() < bytes.len()
+            || Limits::check_inflate_ratio(ratio, consumed, to_u64(out.len())).is_err();
         // An error ends the inflation early; the match below drops it.
         if full { Err(Error::new(Code::Limit, "enough")) } else { Ok(()) }
     });
@@ -53,6 +56,16 @@ pub(super) fn stream(
     payload: Region,
     size: u64,
     mut sink: impl FnMut(&[u8]) -> Result<()>,
+) -> Result<()> {
+    chunks(source, payload, size, |bytes, _| sink(bytes))
+}
+
+/// As [`stream`]; `sink` also gets the number of compressed bytes that were consumed so far.
+fn chunks(
+    source: &Source,
+    payload: Region,
+    size: u64,
+    mut sink: impl FnMut(&[u8], u64) -> Result<()>,
 ) -> Result<()> {
     let mut state = InflateState::new_boxed(DataFormat::Raw);
     let mut output = vec![0; to_usize(CHUNK_BYTES)];
@@ -74,7 +87,8 @@ pub(super) fn stream(
                 "the deflate stream inflates to more than the {size} byte(s) stated"
             )));
         }
-        sink(output.get(..step.bytes_written).unwrap_or_default())?;
+        let consumed = at.saturating_sub(payload.start());
+        sink(output.get(..step.bytes_written).unwrap_or_default(), consumed)?;
         match step.status {
             Ok(MZStatus::StreamEnd) => break,
             Ok(_) if step.bytes_consumed > 0 || step.bytes_written > 0 => {}

@@ -47,6 +47,8 @@ pub struct Archive {
     /// The offset of each member's payload, plus one; 0 until its local file header is verified.
     payloads: Vec<AtomicU64>,
     has_checksums: bool,
+    /// The limit of that name.
+    inflate_ratio: u64,
 }
 
 /// Bytes per read when a checksum is verified, and per read of neighbouring members' headers.
@@ -66,7 +68,8 @@ impl Archive {
         let (members, by_name) = central_directory::read(source, end, limits)?;
         let payloads = members.iter().map(|_| AtomicU64::new(0)).collect();
         let has_checksums = members.iter().any(|member| member.crc() != 0);
-        Ok(Archive { source: source.clone(), members, by_name, payloads, has_checksums })
+        let (source, inflate_ratio) = (source.clone(), limits.inflate_ratio);
+        Ok(Archive { source, members, by_name, payloads, has_checksums, inflate_ratio })
     }
 
     /// The source of the archive; regions are relative to it.
@@ -157,7 +160,8 @@ impl Archive {
         }
     }
 
-    /// Reads a metadata member, inflated if it is compressed, and checks its checksum. Fails where it has more than `limit` bytes.
+    /// Reads a metadata member, inflated if it is compressed, and checks its checksum. Fails where it has more than `limit` bytes,
+    /// or inflates to more than the limit `inflate_ratio` allows.
     pub fn read(
         &self,
         index: usize,
@@ -167,8 +171,16 @@ impl Archive {
     ) -> Result<Vec<u8>> {
         let member = self.member(index)?;
         Limits::check(limit_name, limit, member.size())
+            .and_then(|()| self.check_ratio(member))
             .and_then(|()| self.read_of(index, member, cancel))
             .map_err(|error| self.locate(member, error))
+    }
+
+    fn check_ratio(&self, member: &Member) -> Result<()> {
+        match member.is_compressed() {
+            true => Limits::check_inflate_ratio(self.inflate_ratio, member.compressed_size(), member.size()),
+            false => Ok(()),
+        }
     }
 
     /// Reads a deflated storage and checks its checksum; fails unless it inflates to exactly `expected` bytes.
@@ -205,7 +217,8 @@ impl Archive {
     /// it.
     pub fn peek(&self, index: usize, max_len: u64) -> Result<(Vec<u8>, bool)> {
         let (member, region) = (self.member(index)?, self.payload(index)?);
-        peek(&self.source, region, member.method(), max_len).map_err(|error| self.locate(member, error))
+        peek(&self.source, region, member.method(), max_len, self.inflate_ratio)
+            .map_err(|error| self.locate(member, error))
     }
 
     /// Reads the member once, in chunks, and checks its checksum; does nothing where the archive has no checksums.
@@ -251,9 +264,16 @@ impl Archive {
 }
 
 /// Up to `max_len` uncompressed bytes of a region stored with some method, and whether that is all of it; for hostile archives.
-pub fn peek(source: &Source, region: Region, method: u16, max_len: u64) -> Result<(Vec<u8>, bool)> {
+/// `ratio` is the limit `inflate_ratio`.
+pub fn peek(
+    source: &Source,
+    region: Region,
+    method: u16,
+    max_len: u64,
+    ratio: u64,
+) -> Result<(Vec<u8>, bool)> {
     match method {
-        8 => inflate::prefix(source, region, max_len),
+        8 => inflate::prefix(source, region, max_len, ratio),
         _ => {
             let len = region.len().min(max_len);
             Ok((source.read_vec(region.start(), len)?, len == region.len()))

@@ -1,6 +1,6 @@
 //! Classifies calls that are not of a known function in a known form, and collects the bytes that they would load.
 
-use super::{Classifier, MAX_SEARCHED_VALUES, Nested, dotted};
+use super::{Classifier, MAX_SEARCHED_VALUES, Nested, dotted, pair};
 use crate::bytes::Region;
 use crate::num::to_u64;
 use crate::pickle::{self, Call, CallId, CallKind, Global, GlobalId, Handle, Value, Values};
@@ -27,9 +27,8 @@ impl Classifier<'_> {
             }
             Some(callee) => {
                 let global = values.global(callee);
-                let pair = (global.module.to_owned(), global.name.to_owned());
                 let (verdict, code, text) = self.classify_call(&call, callee, &global);
-                (pair, verdict, code, text)
+                (pair(&global), verdict, code, text)
             }
         };
         let effect = if code == "ExtRegistry" { "ext" } else { "call" };

@@ -12,7 +12,7 @@ mod values;
 
 use std::collections::{HashMap, HashSet};
 
-use super::report::{FileReport, Finding, Verdict, readers};
+use super::report::{FileReport, Finding, Verdict, readers, short};
 use crate::bytes::{Chunk, Region};
 use crate::error::{Code, Error, Result};
 use crate::index::{KnownCalls, known_calls};
@@ -210,6 +210,12 @@ fn is_text(values: &Values, handle: Handle, wanted: &str) -> bool {
         || matches!(values.get(handle), Value::Bytes(bytes) if bytes == wanted.as_bytes())
 }
 
+/// A global's module and name, as reports show them.
+fn pair(global: &Global<'_>) -> (String, String) {
+    (short(global.module), short(global.name))
+}
+
 fn dotted(global: &Global<'_>) -> String {
-    format!("{}.{}", global.module, global.name)
+    let (module, name) = pair(global);
+    short(&format!("{module}.{name}"))
 }

@@ -1,6 +1,6 @@
 //! Classifies BUILD states: of unknown classes, of globals themselves, and attributes that shadow a dict's methods.
 
-use super::{Classifier, MAX_SEARCHED_VALUES, dotted, is_text};
+use super::{Classifier, MAX_SEARCHED_VALUES, dotted, is_text, pair};
 use crate::pickle::{Call, CallId, Handle, Value};
 use crate::scan::policy::{self, CallableFactory};
 use crate::scan::preview;
@@ -18,29 +18,23 @@ impl Classifier<'_> {
             Value::Global(id) => {
                 let global = values.global(id);
                 let text = format!("attributes of {} itself are set", dotted(&global));
-                (
-                    (global.module.to_owned(), global.name.to_owned()),
-                    Verdict::WouldExecute,
-                    "DisallowedGlobal",
-                    text,
-                )
+                (pair(&global), Verdict::WouldExecute, "DisallowedGlobal", text)
             }
             Value::Call(id) => {
                 let call = values.call(id);
-                let pair = match self.callee(&call) {
-                    Some(callee) => {
-                        let global = values.global(callee);
-                        (global.module.to_owned(), global.name.to_owned())
-                    }
-                    None => (String::new(), "(result of a call)".to_owned()),
-                };
+                let callee = self.callee(&call).map(|callee| values.global(callee));
+                let shown = callee
+                    .as_ref()
+                    .map_or((String::new(), "(result of a call)".to_owned()), |global| pair(global));
                 let shadows = self.known.is_known_call(id);
                 let text = if shadows { "its state shadows methods of the dict" } else { "its state is set" };
                 let code = if shadows { "DisallowedCall" } else { "DisallowedGlobal" };
-                let call_verdict = policy::classify(&pair.0, &pair.1, shadows).verdict.max(Verdict::Unknown);
+                let call_verdict = callee.map_or(Verdict::Unknown, |global| {
+                    policy::classify(global.module, global.name, shadows).verdict.max(Verdict::Unknown)
+                });
                 let call_verdict =
                     if self.is_harmless_partial(&call) { Verdict::Unknown } else { call_verdict };
-                (pair, call_verdict, code, text.to_owned())
+                (shown, call_verdict, code, text.to_owned())
             }
             _ => (
                 (String::new(), preview::value(values, target)),

@@ -1,6 +1,6 @@
 //! Lists what a pickle does, in program order: records every global, counts calls in a known form, classifies every other step.
 
-use super::{Classifier, dotted};
+use super::{Classifier, dotted, pair};
 use crate::pickle::{self, CallId, GlobalId, Handle, Value};
 use crate::scan::policy;
 use crate::scan::report::{Finding, GlobalUse, TraceStep, Verdict};
@@ -59,7 +59,7 @@ impl Classifier<'_> {
             self.report.add_global(GlobalUse {
                 member: self.context.member.map(str::to_owned),
                 offset: global.offset.saturating_add(self.context.base_offset),
-                global: (global.module.to_owned(), global.name.to_owned()),
+                global: pair(&global),
                 verdict: classification.verdict,
                 reason: classification.reason,
                 calls: called,
@@ -77,7 +77,7 @@ impl Classifier<'_> {
     fn import(&mut self, id: GlobalId, calls: u64, opaque: bool) {
         let global = self.values_of().global(id);
         let classification = policy::classify(global.module, global.name, false);
-        let pair = (global.module.to_owned(), global.name.to_owned());
+        let pair = pair(&global);
         self.report.add_step(TraceStep {
             member: self.context.member.map(str::to_owned),
             offset: global.offset.saturating_add(self.context.base_offset),

@@ -16,6 +16,7 @@ from attacks import (
     r_bombs,
     s_safetensors,
     t_tensors,
+    x_bounds,
     y_python,
     z_zip,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "r_bombs",
     "s_safetensors",
     "t_tensors",
+    "x_bounds",
     "y_python",
     "z_zip",
 ]

@@ -16,7 +16,7 @@ class Refused:
     limit: str = ""
 
     def __str__(self) -> str:
-        return f"`Limit` ({self.limit})" if self.limit else f"`{self.code}`"
+        return f"`{self.code}` ({self.limit})" if self.limit else f"`{self.code}`"
 
 
 @dataclass(frozen=True)

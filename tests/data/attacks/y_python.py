@@ -66,6 +66,11 @@ family(
     {"nans": lambda: around(mapped((NAN, tensor()), (NAN, tensor())))},
     Opens("two keys, as in CPython", len),
 )
-shown("Y08", "a path as `bytes`", "opens", f"{HERE}test_y08_a_path_may_be_bytes")
+shown(
+    "Y08",
+    "a path as `bytes`",
+    "content, as everywhere: `UnknownFormat`",
+    f"{HERE}test_y08_bytes_are_content_and_a_path_object_may_hold_bytes",
+)
 shown("Y09", "a file that is truncated while it is open", "owned results: `FileChanged`; views: SIGBUS, as documented",
       f"{HERE}test_y09_a_truncated_file_is_sigbus_for_a_view_and_an_error_for_an_owned_read")  # fmt: skip

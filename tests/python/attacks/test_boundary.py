@@ -273,13 +273,32 @@ def test_y06_a_forked_child_reads_the_same(tmp_path):
     assert child(code, big(tmp_path)).stdout == "[0, 0, 0, 0, 0]\n"
 
 
-def test_y08_a_path_may_be_bytes(tmp_path):
+class BytesPath:
+    """A path object whose path is bytes."""
+
+    def __init__(self, path: bytes) -> None:
+        self.path = path
+
+    def __fspath__(self) -> bytes:
+        return self.path
+
+
+def test_y08_bytes_are_content_and_a_path_object_may_hold_bytes(tmp_path):
     path = tmp_path / "caf\u00e9.pt"
     path.write_bytes(Zip().bytes())
     odd = os.fsencode(tmp_path) + b"/odd\xff.pt"
     Path(os.fsdecode(odd)).write_bytes(Zip().bytes())
-    for given in (os.fsencode(path), odd, os.fsdecode(odd), [os.fsencode(path)]):
+    for given in (BytesPath(os.fsencode(path)), BytesPath(odd), os.fsdecode(odd), [BytesPath(odd)]):
         assert list(rustload.open(given)) == ["w"]
+    with pytest.raises(rustload.FormatError) as caught:
+        rustload.open(os.fsencode(path))
+    assert caught.value.code == "UnknownFormat"
+    assert "os.fsdecode(path)" in caught.value.__notes__[-1]
+    with pytest.raises(TypeError, match="holds a bytes") as wrong:
+        rustload.open([os.fsencode(path)])
+    assert "os.fsdecode(path)" in wrong.value.__notes__[-1]
+    # No length or byte makes a difference: a whole pickle of a few bytes is content too.
+    assert rustload.open(b"\x80\2K\1K\2\x86.").objects == (1, 2)
 
 
 def test_y09_a_truncated_file_is_sigbus_for_a_view_and_an_error_for_an_owned_read(tmp_path):

@@ -88,6 +88,8 @@ REPORTED_OTHERWISE = {
     "name_bytes": lambda path: rustload.open(path, limits=rustload.Limits(name_bytes=5)),
     # The larger of two limits applies; the error names the one in bytes.
     "materialize_ratio": lambda path: read(rustload.Limits(materialize_ratio=1, materialize_bytes=1), path),
+    # It has an error code of its own.
+    "inflate_ratio": lambda path: opened(rustload.Limits(inflate_ratio=10), path),
 }
 
 
@@ -103,6 +105,7 @@ SCANS: dict[str, tuple[int, bytes]] = {
     "scan_depth": (0, nested()),
     "scan_bytes": (10, nested()),
     "findings": (1, around(listed(*(name(f"a{number}.b") for number in range(5))))),
+    "report_bytes": (1000, around(listed(*(name(f"a{number}.b") for number in range(5))))),
 }
 
 
@@ -119,8 +122,9 @@ def test_a_scan_that_exceeds_a_limit_reports_what_it_skipped(limit):
     cut = rustload.scan(bytearray(data), limits=rustload.Limits(**{limit: lowered})).files[0]
     assert whole.coverage.complete
     assert not whole.coverage.truncated
-    if limit == "findings":
+    if limit in ("findings", "report_bytes"):
         assert cut.coverage.truncated
+        assert cut.verdict == whole.verdict
         assert len(cut.findings) == 1 < len(whole.findings)
     else:
         assert not cut.coverage.complete
@@ -156,3 +160,11 @@ def test_limits_that_are_reported_by_another_error(tmp_path):
     with pytest.raises(rustload.LimitError) as caught:
         REPORTED_OTHERWISE["materialize_ratio"](path)
     assert caught.value.name == "materialize_bytes"
+    path.write_bytes(Zip(pickle(listed(*[text("x" * 1000)] * 20_000))).spoil("data.pkl", method=8).bytes())
+    with pytest.raises(rustload.LimitError) as caught:
+        REPORTED_OTHERWISE["inflate_ratio"](path)
+    error = caught.value
+    assert (error.code, error.name, error.limit) == ("InflateRatio", "inflate_ratio", 10)
+    assert error.found > error.limit
+    assert "limits=rustload.Limits(inflate_ratio=...)" in error.__notes__[0]
+    opened(rustload.Limits(inflate_ratio=2000), path)

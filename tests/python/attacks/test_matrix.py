@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -112,12 +113,12 @@ def check_cost(case: Case, source: Path, outcome: dict, prober) -> None:
 
 
 def test_every_id_of_the_matrix_has_a_case():
-    assert len(IDS) == 294
     assert {case.id for case in CASES} == set(IDS)
     labels = [case.label for case in CASES]
     assert len(labels) == len(set(labels))
     assert all(IDS.values())
-    letters = {letter: sum(ident.startswith(letter) for ident in IDS) for letter in "AZPCRTLSNY"}
+    # X: found in later rounds, numbered with gaps.
+    letters = Counter(ident[0] for ident in IDS if not ident.startswith("X"))
     assert letters == {
         "A": 18,
         "Z": 51,
