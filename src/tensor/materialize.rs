@@ -181,6 +181,12 @@ impl Tensor {
         order.apply(&self.layout)
     }
 
+    /// Bytes of all elements as `dtype` where elements repeat, which a file can claim without having them; 0 otherwise. Fails over
+    /// the limit `materialize_bytes`.
+    pub(crate) fn repeated_bytes(&self, dtype: DType) -> Result<u64> {
+        if self.layout.repeats_elements() { self.result_bytes(&self.layout, dtype) } else { Ok(0) }
+    }
+
     /// Bytes of the result; fails over the limit `materialize_bytes` where elements repeat (expanded tensors).
     pub(super) fn result_bytes(&self, layout: &Layout, dtype: DType) -> Result<u64> {
         let nbytes = stream::result_bytes(layout, dtype);

@@ -10,7 +10,7 @@ use crate::kernel::{Cast, convert};
 use crate::layout::{Layout, TensorIndex};
 use crate::num::to_usize;
 use crate::opened::Opened;
-use crate::parallel;
+use crate::parallel::{self, Cancel};
 use crate::pickle::Handle;
 use crate::stream::{self, Fill, Payload, Signs};
 
@@ -91,7 +91,7 @@ impl Tensor {
             .as_deref()
             .map(|channel_layout| request.order.apply(channel_layout))
             .transpose()?;
-        let scales = self.scales(quantization)?;
+        let scales = self.scales(quantization, &request.cancel)?;
         let payload = self.opened.payload(self.storage(), &request.cancel)?;
         let to_ints = Cast::new(self.dtype, DType::I32, request.overflow)?;
         let to_dtype = Cast::new(DType::F32, dtype, request.overflow)?;
@@ -105,13 +105,13 @@ impl Tensor {
         })
     }
 
-    fn scales(&self, quantization: &Quantization) -> Result<Scales> {
+    fn scales(&self, quantization: &Quantization, cancel: &Cancel) -> Result<Scales> {
         Ok(match &quantization.scale {
             // torch stores the scale as a double and multiplies with it as a float.
             Scale::Tensor { scale, zero_point } => Scales::Tensor(*scale as f32, *zero_point),
             Scale::Channel { scales, zero_points, .. } => {
-                let zero_points = self.qparams(*zero_points)?.into_iter().map(|zero| zero as f32);
-                let scales = self.qparams(*scales)?;
+                let zero_points = self.qparams(*zero_points, cancel)?.into_iter().map(|zero| zero as f32);
+                let scales = self.qparams(*scales, cancel)?;
                 if quantization.scheme == "per_channel_affine_float_qparams" {
                     Scales::ChannelsFloat(
                         zero_points.zip(scales.into_iter().map(|scale| scale as f32)).collect(),
@@ -135,7 +135,7 @@ impl Tensor {
     }
 
     /// Reads scales or zero points, which the file has as a tensor or a list. Fails unless all of them are finite.
-    fn qparams(&self, handle: Handle) -> Result<Vec<f64>> {
+    fn qparams(&self, handle: Handle, cancel: &Cancel) -> Result<Vec<f64>> {
         let missing = || Error::new(Code::InternalError, "a quantized tensor's scales are missing");
 
         let tree = self.opened.tree(self.shard()).ok_or_else(missing)?;
@@ -143,7 +143,11 @@ impl Tensor {
             Object::Tensor(tensor) => {
                 let tensor =
                     Tensor::unnamed(&self.opened, self.shard() as usize, tensor).ok_or_else(missing)?;
-                let request = Request { dtype: Some(DType::F64), copy: Some(true), ..Request::default() };
+                // The numbers take this much while they are converted.
+                tensor.repeated_bytes(DType::C128)?;
+                let cancel = cancel.clone();
+                let request =
+                    Request { dtype: Some(DType::F64), copy: Some(true), cancel, ..Request::default() };
                 let mut bytes = tensor.zeroed_bytes(DType::F64)?;
                 tensor.materialize_into(&request, &mut bytes)?;
                 bytes.as_chunks().0.iter().map(|&number| f64::from_le_bytes(number)).collect()

@@ -5,7 +5,7 @@ use super::{Request, Tensor};
 use crate::dtype::{DType, Kind};
 use crate::error::{Code, Error, Result};
 use crate::index::SparseLayout;
-use crate::layout::TensorIndex;
+use crate::layout::{Dims, TensorIndex};
 use crate::parallel::Cancel;
 
 /// Indices that are read at once.
@@ -16,6 +16,13 @@ fn invariant_error(text: String) -> Error {
 }
 
 impl Tensor {
+    /// Bytes of the indices among the parts of a sparse tensor, as 64-bit integers, where elements repeat: a file can claim any
+    /// number of indices by a stride of 0. Fails over the limit `materialize_bytes`.
+    pub(crate) fn expanded_index_bytes(parts: &[Tensor]) -> Result<u64> {
+        let indices = parts.split_last().map_or(parts, |(_values, indices)| indices);
+        indices.iter().try_fold(0_u64, |sum, part| Ok(sum.saturating_add(part.repeated_bytes(DType::I64)?)))
+    }
+
     /// Validates the parts of a sparse tensor, given in the order of the layout (torch's `indices, values` or
     /// `compressed_indices, plain_indices, values`). Fails with [`Code::SparseInvariant`] where an invariant does not hold.
     pub(crate) fn check_sparse(
@@ -25,10 +32,7 @@ impl Tensor {
         parts: &[Tensor],
         cancel: &Cancel,
     ) -> Result<()> {
-        // A file can claim any number of indices by a stride of 0, so the limit on copies of repeated elements holds here too.
-        for indices in parts.split_last().map_or(parts, |(_values, indices)| indices) {
-            indices.result_bytes(&indices.layout, indices.dtype)?;
-        }
+        Tensor::expanded_index_bytes(parts)?;
         match (layout, parts) {
             (SparseLayout::Coo, [indices, values]) => {
                 check_coo(shape, is_coalesced == Some(true), indices, values, cancel)
@@ -117,8 +121,13 @@ impl<'a> Compressed<'a> {
         plain: &'a Tensor,
         values: &Tensor,
     ) -> Result<Compressed<'a>> {
-        check_ints(compressed)?;
-        check_ints(plain)?;
+        check_compressed_ints(compressed)?;
+        check_compressed_ints(plain)?;
+        if compressed.dtype != plain.dtype {
+            let text =
+                format!("indices of {} and of {} do not make up a tensor", compressed.dtype, plain.dtype);
+            return Err(invariant_error(text));
+        }
         let mismatch = || {
             let [one, two, three] = [compressed, plain, values].map(|part| part.layout.shape.clone());
             let name = layout.name();
@@ -163,10 +172,14 @@ impl<'a> Compressed<'a> {
         Ok(Compressed { compressed, plain, batch_dims, width, count: plain_shape[batch_dims] })
     }
 
-    /// Validates the indices of every matrix of the batch.
+    /// Validates the indices of every matrix of the batch; of equal ones along an expanded dimension, the first.
     fn check(&self, cancel: &Cancel) -> Result<()> {
-        let sizes = &self.compressed.layout.shape[..self.batch_dims];
-        let matrices = crate::layout::numel(sizes).unwrap_or(u64::MAX);
+        let (compressed, plain) = (&self.compressed.layout, &self.plain.layout);
+        let is_expanded =
+            |dim: usize| compressed.strides[dim] == 0 && (plain.strides[dim] == 0 || self.count == 0);
+        let size = |dim: usize| compressed.shape[dim].min(if is_expanded(dim) { 1 } else { u64::MAX });
+        let sizes: Dims = (0..self.batch_dims).map(size).collect();
+        let matrices = crate::layout::numel(&sizes).unwrap_or(u64::MAX);
         for number in 0..matrices {
             cancel.check()?;
             let mut rest = number;
@@ -248,13 +261,30 @@ fn is_below(index: i64, size: u64) -> bool {
     u64::try_from(index).is_ok_and(|index| index < size)
 }
 
-/// Fails unless indices are integers and present in the file, and for more repeated indices than the limit allows.
+/// Fails unless indices are integers and present in the file.
 fn check_ints(part: &Tensor) -> Result<()> {
     if part.dtype.kind() != Kind::Int {
         return Err(invariant_error(format!("indices of {} are not integers", part.dtype)));
     }
-    part.check_not_meta()?;
-    part.result_bytes(&part.layout, DType::I64).map(|_| ())
+    part.check_not_meta()
+}
+
+/// As [`check_ints`], for the indices of a compressed layout: torch's kernels take them for 32- or 64-bit integers that lie one
+/// after another in each matrix.
+fn check_compressed_ints(part: &Tensor) -> Result<()> {
+    check_ints(part)?;
+    if !matches!(part.dtype, DType::I32 | DType::I64) {
+        return Err(invariant_error(format!("compressed indices of {} are not int32 or int64", part.dtype)));
+    }
+    let is_contiguous = match (part.layout.shape.last(), part.layout.strides.last()) {
+        (Some(&size), Some(&stride)) => size <= 1 || stride == 1,
+        _ => true,
+    };
+    if is_contiguous {
+        Ok(())
+    } else {
+        Err(invariant_error("compressed indices are not contiguous".to_owned()))
+    }
 }
 
 /// Reads a part as 64-bit integers.

@@ -318,6 +318,9 @@ BROKEN = {
     "blocks that do not divide": (BSR, ints(0, 1), ints(0), F(1, 2, 2), (2, 3)),
     "blocks of nothing": (BSR, ints(0, 1), ints(0), F(1, 0, 2), (2, 2)),
     "values without blocks": (BSR, ints(0, 1), ints(0), F(1), (2, 2)),
+    "indices of 16 bits": (CSR, ints(0, 1, 2).short(), ints(0, 1).short(), F(2), (2, 2)),
+    "indices of two dtypes": (CSR, ints(0, 1, 2).int(), ints(0, 1), F(2), (2, 2)),
+    "indices with gaps": (CSR, ints(0, 1, 2), ints(0, 5, 1, 5)[::2], F(2), (2, 2)),
     "another batch": (CSR, ints([0, 1]), ints([0]), F(1, 1), (2, 1, 2)),
 }
 

@@ -40,11 +40,15 @@ class Builder:
     Args:
         storages: The file's storages.
         strict: Whether values that torch would reject raise, instead of being kept as inert data.
+
+    Attributes:
+        has_data: Whether the storages hold the bytes of the file.
     """
 
     def __init__(self, storages: Storages, *, strict: bool) -> None:
         self._storages = storages
         self._strict = strict
+        self.has_data = storages.has_data
         self._storage_objects: dict[int, torch.storage.TypedStorage] = {}
 
     def tensor(
@@ -127,18 +131,16 @@ class Builder:
     def sparse(
         self, form: tuple[str, tuple[int, ...], bool | None], parts: tuple[torch.Tensor, ...]
     ) -> torch.Tensor:
-        """A sparse tensor from its parts. The indices are checked, because torch's kernels do not check them.
+        """A sparse tensor from its parts, whose indices the core has checked: torch's kernels do not check them.
 
         Raises:
-            FormatError: An index is out of bounds, or another invariant is violated (code `SparseInvariant`).
+            FormatError: torch refuses the parts (code `SparseInvariant`).
         """
         layout, shape, is_coalesced = form
-        # Without data (meta, skip_data), there are no indices to check, and no memory that they could reach.
-        check = all(part.device.type == "cpu" for part in parts) and self._storages.has_data
         try:
             if layout == "sparse_coo":
-                return _sparse_coo(*parts, shape, check_invariants=check, is_coalesced=is_coalesced)
-            return _sparse_compressed(*parts, shape, layout=getattr(torch, layout), check_invariants=check)
+                return _sparse_coo(*parts, shape, check_invariants=False, is_coalesced=is_coalesced)
+            return _sparse_compressed(*parts, shape, layout=getattr(torch, layout), check_invariants=False)
         except RuntimeError as error:
             raise _make("Format", "SparseInvariant", str(error)) from None
 

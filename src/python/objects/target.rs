@@ -6,8 +6,13 @@ use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 
 use crate::checkpoint::Checkpoint;
-use crate::index::{Extra, Object, Scale, Sparse, Tree};
+use crate::dtype::DType;
+use crate::error::{Code, Error};
+use crate::index::{Extra, Object, Quantization, Scale, Sparse, Tree};
+use crate::limits::Limits;
+use crate::parallel::Cancel;
 use crate::pickle::{Call, Handle};
+use crate::python::run;
 use crate::python::tensor::Tensor;
 use crate::tensor::Tensor as CoreTensor;
 
@@ -42,6 +47,10 @@ pub(super) struct Torch<'a, 'py> {
     record: Bound<'py, PyAny>,
     opaque: Bound<'py, PyAny>,
     attributes: Bound<'py, PyAny>,
+    /// Whether the storages hold the file's data.
+    has_data: bool,
+    /// Bytes that torch allocates for repeated elements, which the file does not have.
+    repeated: u64,
 }
 
 /// Classes of torch whose values are made by their arguments alone. They are made once the arguments are.
@@ -76,6 +85,8 @@ impl<'a, 'py> Torch<'a, 'py> {
             record: builder.getattr("record")?,
             opaque: builder.getattr("opaque")?,
             attributes: builder.getattr("attributes")?,
+            has_data: builder.getattr("has_data")?.extract()?,
+            repeated: 0,
         })
     }
 
@@ -142,7 +153,66 @@ impl<'a, 'py> Torch<'a, 'py> {
         self.quantized.call1((layout, flags(&core_tensor), quantization.scheme, scale)).map(Some)
     }
 
-    /// A sparse tensor of its parts, in the order of the layout.
+    /// Checks the scales or zero points per channel of a quantized tensor, before torch copies them: repeated elements are charged.
+    pub(super) fn check_channels(&mut self, tree: &Tree, part: Handle) -> PyResult<()> {
+        match self.part(tree, part)? {
+            Some(part) => self.charge(part.repeated_bytes(DType::F64)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks a tensor that is quantized per channel, before torch creates it. It is created without elements, except along the
+    /// channels (rustload/torch/_build.py: `quantized`).
+    pub(super) fn check_quantized(&mut self, tensor: u32, quantization: &Quantization) -> PyResult<()> {
+        let Some(core_tensor) = self.checkpoint.unnamed_tensor(self.shard, tensor) else { return Ok(()) };
+        match &quantization.packed {
+            None if core_tensor.layout().ndim() == 1 => {
+                self.charge(core_tensor.repeated_bytes(core_tensor.dtype())?)
+            }
+            Some(packed) if packed.shape.len() == 1 && packed.strides[0] == 0 => self.charge(packed.shape[0]),
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks the indices of a sparse tensor against the file, because torch's kernels do not check them, and its own check can
+    /// neither be bounded nor interrupted.
+    pub(super) fn check_sparse(&mut self, py: Python<'py>, tree: &Tree, sparse: &Sparse) -> PyResult<()> {
+        // Without data (meta, skip_data), there are no indices to check, and no memory that they could reach.
+        if !self.has_data {
+            return Ok(());
+        }
+        let mut parts = Vec::with_capacity(sparse.components.len());
+        for &(_, part) in &sparse.components {
+            let text = "a part of a sparse tensor is no tensor";
+            parts.push(self.part(tree, part)?.ok_or_else(|| Error::new(Code::InternalError, text))?);
+        }
+        if parts.iter().any(CoreTensor::is_meta) {
+            return Ok(());
+        }
+        self.charge(CoreTensor::expanded_index_bytes(&parts)?)?;
+        let nbytes = parts.iter().fold(0_u64, |sum, part| part.nbytes().saturating_add(sum));
+        let cancel = Cancel::new();
+        py.check_signals()?;
+        run::interruptible(py, nbytes, &cancel, || {
+            CoreTensor::check_sparse(sparse.layout, &sparse.shape, sparse.is_coalesced, &parts, &cancel)
+        })
+    }
+
+    /// A value that is a tensor; `None` for another one.
+    fn part(&self, tree: &Tree, part: Handle) -> PyResult<Option<CoreTensor>> {
+        Ok(match tree.get(part)? {
+            Object::Tensor(tensor) => self.checkpoint.unnamed_tensor(self.shard, tensor),
+            _ => None,
+        })
+    }
+
+    /// Charges bytes that torch allocates against the limit `materialize_bytes`, which bounds their sum.
+    fn charge(&mut self, nbytes: u64) -> PyResult<()> {
+        self.repeated = self.repeated.saturating_add(nbytes);
+        Ok(Limits::check("materialize_bytes", self.checkpoint.limits().materialize_bytes, self.repeated)?)
+    }
+
+    /// A sparse tensor of its parts, in the order of the layout. [`Torch::check_sparse`] has checked them.
     pub(super) fn sparse(
         &self,
         py: Python<'py>,

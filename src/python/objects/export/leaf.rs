@@ -69,6 +69,14 @@ impl<'a, 'py> Export<'a, 'py> {
         let tree: &'a Tree = self.tree;
         let missing =
             || Error::new(Code::InternalError, "the object tree refers to a tensor that does not exist");
+        if let (Target::Torch(torch), Some(quantization)) =
+            (&mut self.target, tree.extra(tensor).and_then(|extra| extra.quantization.as_ref()))
+            && let Scale::Channel { scales, zero_points, .. } = quantization.scale
+        {
+            torch.check_channels(tree, scales)?;
+            torch.check_channels(tree, zero_points)?;
+            torch.check_quantized(tensor, quantization)?;
+        }
         let (Target::Torch(torch), Some(extra)) = (&self.target, tree.extra(tensor)) else {
             return Err(missing().into());
         };

@@ -99,9 +99,11 @@ impl<'a, 'py> Export<'a, 'py> {
                 self.done.insert(frame.handle, Some(py_object));
             }
             (Object::Sparse(sparse), None) => {
-                if let Target::Torch(torch) = &self.target {
-                    let parts = sparse.components.iter().map(|&(_, part)| self.get(part));
-                    let py_object = torch.sparse(py, sparse, parts.collect::<PyResult<_>>()?)?;
+                let parts = sparse.components.iter().map(|&(_, part)| self.get(part));
+                let parts = parts.collect::<PyResult<_>>()?;
+                if let Target::Torch(torch) = &mut self.target {
+                    torch.check_sparse(py, self.tree, sparse)?;
+                    let py_object = torch.sparse(py, sparse, parts)?;
                     self.done.insert(frame.handle, Some(py_object));
                 }
             }

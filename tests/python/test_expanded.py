@@ -1,0 +1,96 @@
+"""Files that state more indices or scales than they have: limits and Ctrl-C hold, also where torch does the work."""
+
+from __future__ import annotations
+
+import io
+import time
+import warnings
+
+import pytest
+from attacks.x_bounds import (
+    EXPANDED_SCALES,
+    EXPANDED_SPARSE,
+    MANY_SPARSE,
+    coo,
+    csr_batch,
+    on_longs,
+    quantized,
+    with_scales,
+)
+from support import child
+
+import rustload
+import rustload.torch
+
+FILES = {**EXPANDED_SPARSE, **MANY_SPARSE, **EXPANDED_SCALES}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_torch_load_refuses_what_a_file_states_and_does_not_have(name: str, tmp_path):
+    path = tmp_path / "model.pt"
+    path.write_bytes(FILES[name]())
+    assert path.stat().st_size < 30_000
+    done = child(
+        """
+        import resource, sys, time
+        import rustload, rustload.torch
+        resource.setrlimit(resource.RLIMIT_AS, (24 << 30, 24 << 30))
+        start, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        try:
+            rustload.torch.load(sys.argv[1])
+        except rustload.LimitError as error:
+            print(error.code, error.name)
+        growth = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
+        assert growth < 1500, growth
+        assert time.process_time() - start < 20, time.process_time() - start
+        """,
+        path,
+    )
+    assert done.stdout == "Limit materialize_bytes\n"
+
+
+def test_the_limit_is_the_callers():
+    data = on_longs(w=coo(1000), v=coo(1000))
+    assert rustload.torch.load(io.BytesIO(data))["w"].to_dense().tolist() == [0, 0, 0, 0]
+    with pytest.raises(rustload.LimitError):
+        rustload.torch.load(io.BytesIO(data), limits=rustload.Limits(materialize_bytes=15_000))
+    rustload.torch.load(io.BytesIO(data), limits=rustload.Limits(materialize_bytes=16_000))
+    data = with_scales(w=quantized(1000))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch has deprecated these tensors
+        made = rustload.torch.load(io.BytesIO(data))["w"]
+    assert made.dequantize().tolist() == [0.5] * 1000
+    with pytest.raises(rustload.LimitError):
+        rustload.torch.load(io.BytesIO(data), limits=rustload.Limits(materialize_bytes=10_000))
+
+
+def test_equal_matrices_of_a_batch_are_checked_once():
+    data = on_longs(w=csr_batch(60_000_000))
+    start = time.process_time()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = rustload.torch.load(io.BytesIO(data))["w"]
+    assert made.shape == (60_000_000, 1, 1)
+    assert time.process_time() - start < 2
+
+
+def test_ctrl_c_stops_the_check_of_indices(tmp_path):
+    path = tmp_path / "model.pt"
+    path.write_bytes(on_longs(w=coo(1 << 27)))
+    done = child(
+        """
+        import os, signal, sys, threading, time
+        import rustload, rustload.torch
+        rustload.torch.load  # imported before the signal
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        start = time.monotonic()
+        try:
+            while True:
+                rustload.torch.load(sys.argv[1])
+        except KeyboardInterrupt:
+            print("stopped", time.monotonic() - start < 5)
+        """,
+        path,
+        timeout=60,
+    )
+    assert done.stdout == "stopped True\n"
