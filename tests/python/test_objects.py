@@ -577,3 +577,62 @@ def test_a_path_has_keys_of_every_kind():
     ckpt = rustload.open(saved({"a": [{key: torch.ones(1)} for key in keys]}))
     assert [lazy.path for lazy in ckpt.values()] == [("a", at, key) for at, key in enumerate(keys)]
     assert [type(lazy.path[2]) for lazy in ckpt.values()] == [type(key) for key in keys]
+
+
+def nested_stand_ins(levels: int) -> bytes:
+    """Values of an unknown class, each with the previous one in a list in its arguments, and in its state."""
+    level = b"q\x010" + b"h\x00(]h\x01at\x81" + b"}X\1\0\0\0ah\x01\x85sb"
+    return b"\x80\x02cm\nC\nq\x000N" + level * levels + b"."
+
+
+@pytest.mark.parametrize("levels", [1, 2000])
+def test_stand_ins_of_any_depth_can_be_copied(levels: int):
+    found = rustload.open(nested_stand_ins(levels), limits=rustload.Limits(depth=100_000)).objects
+    made = copy.deepcopy(found)
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(found)
+    for _ in range(levels):
+        assert isinstance(made, rustload.Opaque)
+        assert made is not found
+        [[inner]] = made.args
+        assert made.state["a"] == (inner,)
+        made, [[found]] = inner, found.args
+    assert made is found is None
+
+
+def test_a_deep_copy_keeps_sharing_cycles_and_other_objects():
+    class Own:
+        def __init__(self) -> None:
+            self.inside: object = None
+
+    value, own, default = rustload.Opaque("m.C"), Own(), rustload.DefaultDict()
+    shared = [
+        "shared",
+        collections.OrderedDict(a=1),
+        collections.deque([1], maxlen=3),
+        {4},
+        frozenset([(5,)]),
+    ]
+    shared[1]._metadata = {"version": [2]}
+    own.inside = value
+    default["me"] = value
+    default.factory = rustload.Global("builtins", "list")
+    value.args = (shared, (value,), own, default, "plain", (1, (2,)))
+    value.state = {("key", 1): shared, "tuple": value.args}
+    value.items = [(shared, value)]
+    made = copy.deepcopy(value)
+    copied, (me,), other, mapping, plain, numbers = made.args
+    assert me is made is other.inside is mapping["me"]
+    assert other is not own
+    assert copied == shared
+    assert all(one is not two for one, two in zip(copied[1:4], shared[1:4], strict=True))
+    assert copied[4] is shared[4]
+    assert copied[1]._metadata == {"version": [2]}
+    assert copied[1]._metadata["version"] is not shared[1]._metadata["version"]
+    assert copied[2].maxlen == 3
+    assert mapping.factory == default.factory
+    assert plain == "plain"
+    assert numbers is value.args[5]
+    assert made.state["tuple"] is made.args
+    assert made.state["key", 1] is copied
+    assert made.items == [(copied, made)]

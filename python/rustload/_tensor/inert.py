@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import collections
-import copy
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rustload import _rustload
-from rustload.errors import _clipped
+from rustload._tensor.deep_copy import Container
+from rustload.errors import _clipped, _shown
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from rustload._tensor.handle import LazyTensor
@@ -77,10 +79,10 @@ class Global:
 
     def __repr__(self) -> str:
         """The name in angle brackets."""
-        return f"<global {_clipped(f'{self.module}.{self.name}')}>"
+        return f"<global {_shown(f'{self.module}.{self.name}')}>"
 
 
-class Opaque:
+class Opaque(Container):
     """A value of a class that rustload does not know, kept as inert data: the arguments and the state that the pickle has.
 
     It has none of the attributes or items of the class; the errors say where the data are. It can be copied, but not pickled.
@@ -174,12 +176,15 @@ class Opaque:
             setattr(made, name, getattr(self, name))
         return made
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Opaque:
-        """A deep copy; the value may contain itself."""
-        made = memo[id(self)] = Opaque(self.class_name)
+    def _empty(self) -> Opaque:
+        return Opaque(self.class_name)
+
+    def _held(self) -> list[Any]:
+        return [getattr(self, name) for name in Opaque.__slots__]
+
+    def _fill(self, made: Opaque, copied: Callable[[Any], Any]) -> None:
         for name in Opaque.__slots__:
-            setattr(made, name, copy.deepcopy(getattr(self, name), memo))
-        return made
+            setattr(made, name, copied(getattr(self, name)))
 
     def __reduce__(self) -> NoReturn:
         """Not picklable.
@@ -194,10 +199,10 @@ class Opaque:
 
     def __repr__(self) -> str:
         """Only the class: the contents may be large, or contain the value itself."""
-        return f"<opaque {_clipped(self.class_name)}>"
+        return f"<opaque {_shown(self.class_name)}>"
 
 
-class DefaultDict(collections.defaultdict[Any, Any]):
+class DefaultDict(Container, collections.defaultdict[Any, Any]):
     """A `collections.defaultdict` whose factory is inert: a missing key is a KeyError. It can be copied, but not pickled.
 
     Attributes:
@@ -222,13 +227,16 @@ class DefaultDict(collections.defaultdict[Any, Any]):
 
     copy = __copy__
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> DefaultDict:
-        """A deep copy; the mapping may contain itself."""
-        made = memo[id(self)] = DefaultDict()
-        for key, value in self.items():
-            made[copy.deepcopy(key, memo)] = copy.deepcopy(value, memo)
+    def _empty(self) -> DefaultDict:
+        made = DefaultDict()
         made.factory = self.factory
         return made
+
+    def _held(self) -> list[Any]:
+        return [*self.keys(), *self.values()]
+
+    def _fill(self, made: DefaultDict, copied: Callable[[Any], Any]) -> None:
+        made.update({copied(key): copied(value) for key, value in self.items()})
 
     def __reduce__(self) -> NoReturn:
         """Not picklable.
