@@ -150,6 +150,27 @@ def _clipped(text: str, most: int = 200) -> str:
     return text if len(text) <= most else f"{text[: most * 2 // 3]}...{text[len(text) - most // 3 + 3 :]}"
 
 
+def _printable(text: str) -> str:
+    """The text with escape sequences for characters without a visible form, such as control characters and bidi controls.
+
+    Names from files are shown to people in this form, so that they can neither control a terminal nor forge a line. The core has
+    the same rule (src/text.rs).
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def _printable_lines(text: str) -> str:
+    """As `_printable`, for a text with line breaks of rustload's own."""
+    return "\n".join(map(_printable, text.split("\n")))
+
+
+def _shown(text: str) -> str:
+    """A name from a file, for people: clipped and printable."""
+    return _printable(_clipped(text))
+
+
 def _from_core(
     *,
     kind: str,
@@ -162,7 +183,7 @@ def _from_core(
 ) -> BaseException:
     """Creates the exception for an error of the Rust core; called by the extension."""
     error: BaseException
-    message = _clipped(message, _MESSAGE_MAX)
+    message = _printable_lines(_clipped(message, _MESSAGE_MAX))
     if kind == "Io":
         error = OSError(errno, os.strerror(errno), path) if errno else OSError(message)
     else:
@@ -170,7 +191,7 @@ def _from_core(
     for name, value in {"code": code, "path": path, **details}.items():
         setattr(error, name, value)
     if note:
-        error.add_note(_clipped(note, _MESSAGE_MAX))
+        error.add_note(_printable_lines(_clipped(note, _MESSAGE_MAX)))
     return error
 
 
@@ -202,7 +223,7 @@ def _safetensor_error(message: str, cause: RustloadError | None = None) -> Safet
     if made is None:
         namespace = {"__module__": __name__, "__doc__": SafetensorError.__doc__}
         made = _SAFETENSOR_ERRORS.setdefault(bases, type("SafetensorError", bases, namespace))
-    error = made(message)
+    error = made(_printable_lines(message))
     if cause is not None:
         vars(error).update(vars(cause) | {"__notes__": list(getattr(cause, "__notes__", ()))})
     return error

@@ -22,9 +22,10 @@ except ImportError:
     raise
 
 from rustload._common.dtype_args import dtype_name
+from rustload._common.hub import commit_of, snapshot_names
 from rustload._common.progress import checked_progress, reporting
 from rustload._frameworks.torch import torch_dtype
-from rustload.errors import _make
+from rustload.errors import _make, _printable
 from rustload.torch._read_progress import with_read_progress
 from rustload.torch._state_dict import state_dict
 
@@ -206,15 +207,16 @@ def _cached(name: str, cache_dir: Any) -> Path:
 
 
 def _snapshot(repository: Path, revision: str) -> Path:
-    """The snapshot folder of a revision: `refs/<name>` holds a commit hash, `snapshots/<commit>` the files."""
-    ref = repository / "refs" / revision
-    commit = ref.read_text().strip() if ref.is_file() else revision
+    """The snapshot folder of a revision, which is a reference or a commit."""
+    commit = commit_of(str(repository), revision) or revision
+    there = snapshot_names(str(repository))
     folder = repository / "snapshots" / commit
-    if folder.is_dir():
+    if commit in there:
         return folder
-    there = sorted(one.name for one in (repository / "snapshots").iterdir())
     error = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
-    error.add_note(f"revision {revision!r} is not in the cache; there are {', '.join(there) or 'none'}")
+    error.add_note(
+        _printable(f"revision {revision!r} is not in the cache; there are {', '.join(there) or 'none'}")
+    )
     raise error
 
 

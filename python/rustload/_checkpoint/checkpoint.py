@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rustload._checkpoint.build_stream import build_stream, name_list
-from rustload._common.patterns import is_literal, matches, unknown_name, warn_user
+from rustload._common.patterns import is_literal, matching, unknown_name, warn_user
 from rustload._common.request import Request
 from rustload._common.sizes import format_bytes
 from rustload._frameworks import adapters
@@ -106,7 +106,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
         """Adds a note if the name is that of a container of tensors, or of another value, rather than of a tensor."""
         inside = sum(other.startswith(name + ".") for other in self)
         if inside:
-            error.add_note(f"{name!r} holds {inside} tensor(s): ckpt.select('{name}.*')")
+            error.add_note(f"{name!r} holds {inside} tensor(s): ckpt.select({name + '.*'!r})")
         elif len(self) <= _OBJECT_SEARCH_MAX_TENSORS:
             value: Any = None
             with contextlib.suppress(RustloadError):
@@ -214,9 +214,11 @@ class Checkpoint(Mapping[str, LazyTensor]):
             TensorNotFoundError: The argument has no glob character, and no tensor has that name. A glob pattern without a match
                 emits a `RustloadWarning` and returns an empty dict.
         """
-        found = {name: self[name] for name in self if matches(name, pattern)}
-        if not found and is_literal(pattern):
-            raise unknown_name("the selection", pattern, self._core)
+        if is_literal(pattern):
+            if pattern not in self:
+                raise unknown_name("the selection", pattern, self._core)
+            return {pattern: self[pattern]}
+        found = {name: self[name] for name in matching(self, pattern)}
         if not found:
             warn_user(f"no name matches {pattern!r}", pattern, self)
         return found

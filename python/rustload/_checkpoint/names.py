@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rustload._common.patterns import warn_user
+from rustload._common.patterns import NAMES_SEARCHED_MAX, warn_user
 from rustload._common.similar import did_you_mean, similar
 from rustload.errors import _make
 
@@ -77,8 +78,11 @@ def _under_key(checkpoint: Mapping[str, LazyTensor], key: Key) -> list[tuple[str
             (name.removeprefix(prefix), checkpoint[name]) for name in checkpoint if name.startswith(prefix)
         ]
     if not found:
-        groups = Counter(str(handle.path[0]) for handle in checkpoint.values() if handle.path)
+        searched = itertools.islice(checkpoint.values(), NAMES_SEARCHED_MAX)
+        groups = Counter(str(handle.path[0]) for handle in searched if handle.path)
         there = ", ".join(f"{name!r} ({count})" for name, count in groups.most_common(8))
+        if len(checkpoint) > NAMES_SEARCHED_MAX:
+            there += f", among the first {NAMES_SEARCHED_MAX:,} of {len(checkpoint):,}"
         raise _make(
             "Value", "Value", f"no tensor is under key {key!r}", f"tensors are under: {there or 'nothing'}"
         )
@@ -123,20 +127,30 @@ def _check_rename(rename: Any, names: list[str]) -> None:
         return
     if not isinstance(rename, Mapping):
         rename = {re.compile(pattern): new for pattern, new in rename}
-    prefixes = {
-        ".".join(parts[:count])
-        for parts in (name.split(".") for name in names)
-        for count in range(1, len(parts) + 1)
-    }
+    unfound = {old.rstrip(".") for old, new in rename.items() if isinstance(old, str) and new is not None}
+    for name in names:
+        if not unfound:
+            break
+        prefix = name
+        while prefix:
+            unfound.discard(prefix)
+            prefix = prefix.rpartition(".")[0]
     for old, new in rename.items():
         if isinstance(old, re.Pattern):
             if not any(old.search(name) for name in names):
                 warn_user(f"rename= has the pattern {old.pattern!r}, which is found in no name")
-        elif new is not None and old.rstrip(".") not in prefixes:
-            near = did_you_mean(similar(old.rstrip("."), prefixes))
+        elif new is not None and old.rstrip(".") in unfound:
+            near = did_you_mean(similar(old.rstrip("."), _prefixes(names)))
             note = near or "names are renamed after strip= and below key="
             text = f"rename= names {old!r}, and no name is that or begins with it"
             raise _make("NotFound", "NotFound", text, note)
+
+
+def _prefixes(names: list[str]) -> dict[str, None]:
+    """The names, and what they begin with; each once, of the first names only."""
+    parts = (name.split(".") for name in itertools.islice(names, NAMES_SEARCHED_MAX))
+    prefixes = (".".join(one[:count]) for one in parts for count in range(1, len(one) + 1))
+    return dict.fromkeys(itertools.islice(prefixes, NAMES_SEARCHED_MAX))
 
 
 def _mapping_renamer(rename: Mapping[Any, str | None]) -> Callable[[str], str | None]:

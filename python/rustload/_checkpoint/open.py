@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from rustload import _rustload
 from rustload._checkpoint.checkpoint import Checkpoint
 from rustload._common.files import FileObject, file_name, is_file_object, source_of
+from rustload._common.hub import hub_snapshot
 from rustload._common.limits import Limits
-from rustload._common.paths import StrPath, file_bytes, hub_snapshot, note_checkpoints_below, path_list
+from rustload._common.paths import (
+    StrPath,
+    file_bytes,
+    note_checkpoints_below,
+    note_path_as_bytes,
+    path_list,
+)
 from rustload._frameworks import adapters
 from rustload.errors import _make
 
@@ -37,7 +44,7 @@ def open(
 
     Args:
         path: A file, a directory, an index file (`*.index.json`), or a list of shards; or the content of one file, as a
-            `bytearray`, `memoryview`, `BytesIO` or `bytes`. `bytes` of fewer than 4096 bytes without a zero byte are a path.
+            `bytes`, `bytearray`, `memoryview` or `BytesIO` (for a path as bytes, pass `os.fsdecode(path)`).
             Or an open binary file, whose content is the checkpoint whatever its position: a file on disk is opened again by its
             path; any other object that can seek is read by `seek` and `read` when tensors are, by one thread at a time, and stays
             in use as long as the checkpoint. Pipes and decompressors (gzip) are read into memory first. An object with `size` and
@@ -96,9 +103,10 @@ def open(
             limits=given,
         )
     elif data is not None:
-        core = _rustload.open_bytes(
-            data, unknown=unknown, trailing=trailing, compat=compat, verify=verify, limits=given
-        )
+        with note_path_as_bytes(data):
+            core = _rustload.open_bytes(
+                data, unknown=unknown, trailing=trailing, compat=compat, verify=verify, limits=given
+            )
     else:
         paths = [hub_snapshot(one) for one in path_list(path)]
         with note_checkpoints_below(paths):

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import rustload
 from rustload._cli.exit_codes import BROKEN_PIPE, INTERRUPTED, READ_FAILED, USAGE
-from rustload._common.terminal import escape, terminal_columns
+from rustload._common.terminal import terminal_columns
+from rustload.errors import _printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -114,7 +115,7 @@ def _hint(given: Sequence[str]) -> str:
         return ""
     import shlex
 
-    return f"  did you mean: rustload info {escape(shlex.quote(words[0]))}\n"
+    return f"  did you mean: rustload info {_printable(shlex.quote(words[0]))}\n"
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -11,30 +11,52 @@ from collections.abc import Iterable, Iterator, Mapping
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from rustload._common.hub import hub_cache_folder
 from rustload._common.similar import did_you_mean, similar
-from rustload.errors import FormatError, _make
+from rustload.errors import FormatError, _make, _printable
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["StrPath", "file_bytes", "hub_snapshot", "note_checkpoints_below", "path_list"]
+__all__ = [
+    "StrPath",
+    "file_bytes",
+    "note_checkpoints_below",
+    "note_path_as_bytes",
+    "path_list",
+]
 
-StrPath: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+StrPath: TypeAlias = str | os.PathLike[str] | os.PathLike[bytes]
 
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _ENTRIES_SEARCHED_MAX = 2000
 """The most directory entries to search for a note."""
+_PATH_MAX_BYTES = 4096
+"""The length of the longest path that Linux accepts."""
 
 
 def file_bytes(given: Any) -> bytes | None:
-    """The content if a file is given in memory; None if a path is given. Short `bytes` without a zero byte are a path."""
+    """The content if a file is given in memory; None for anything else. `bytes` are always content, whatever they hold."""
     if isinstance(given, BytesIO):
         given = given.getbuffer()
-    if isinstance(given, (bytearray, memoryview)):
+    if isinstance(given, (bytes, bytearray, memoryview)):
         return builtins.bytes(given)
-    if isinstance(given, bytes) and not (0 < len(given) < 4096 and b"\0" not in given):
-        return given
     return None
+
+
+@contextlib.contextmanager
+def note_path_as_bytes(content: bytes) -> Iterator[None]:
+    """If the body raises that `content` has no known format, and it may be a path, adds a note on how to pass a path."""
+    try:
+        yield
+    except FormatError as error:
+        is_path = 0 < len(content) < _PATH_MAX_BYTES and b"\0" not in content
+        if error.code == "UnknownFormat" and is_path and os.fsdecode(content).isprintable():
+            error.add_note(_BYTES_ARE_CONTENT)
+        raise
+
+
+_BYTES_ARE_CONTENT = "bytes are the content of a file here: for a path, pass os.fsdecode(path)"
 
 
 def path_list(given: Any) -> list[str]:
@@ -44,7 +66,7 @@ def path_list(given: Any) -> list[str]:
         FileNotFoundError: A path does not exist; the note says what may have been intended.
         TypeError: The argument is neither a path nor a list of paths.
     """
-    if isinstance(given, (str, bytes, os.PathLike)):
+    if isinstance(given, (str, os.PathLike)):
         found = [given]
     elif isinstance(given, Iterable) and not isinstance(given, Mapping) and not hasattr(given, "read"):
         found = list(given)
@@ -54,8 +76,9 @@ def path_list(given: Any) -> list[str]:
             note = "it is a state dict already, which model.load_state_dict takes; rustload opens the file"
         raise _make("Type", "Type", f"path is a {type(given).__name__}, not a path or a list of paths", note)
     for one in found:
-        if not isinstance(one, (str, bytes, os.PathLike)):
-            raise _make("Type", "Type", f"the list of paths holds a {type(one).__name__}")
+        if not isinstance(one, (str, os.PathLike)):
+            note = _BYTES_ARE_CONTENT if isinstance(one, bytes) else None
+            raise _make("Type", "Type", f"the list of paths holds a {type(one).__name__}", note)
         try:
             os.stat(one)  # noqa: PTH116  # ten times as fast as Path.stat
         except FileNotFoundError:
@@ -76,11 +99,11 @@ def _missing(given: str) -> BaseException:
         near = did_you_mean(similar(path.name, (one.name for one in path.parent.iterdir())))
     except OSError:
         near = None
-    cached = _hub_cache_folder(given)
+    cached = hub_cache_folder(given)
     if "://" in given:
         error.add_note("rustload downloads nothing: download the file, then open it")
     elif path.is_symlink():
-        error.add_note(f"it is a symbolic link to {os.fsdecode(path.readlink())}, which does not exist")
+        error.add_note(f"it is a symbolic link to {os.fsdecode(path.readlink())!r}, which does not exist")
     elif near:
         error.add_note(near)
     elif cached is not None:
@@ -96,40 +119,8 @@ def _missing(given: str) -> BaseException:
             "rustload downloads nothing: if this is the name of a model on a hub, download it first and pass its folder"
         )
     else:
-        error.add_note(f"the working directory is {Path.cwd()}; check the spelling")
+        error.add_note(f"the working directory is {_printable(str(Path.cwd()))}; check the spelling")
     return error
-
-
-def hub_snapshot(path: str) -> str:
-    """The snapshot folder, if `path` is the folder of a repository in the Hugging Face cache; otherwise `path` unchanged.
-
-    The layout of the cache: `refs/main` holds a commit hash, `snapshots/<commit>` the files.
-    """
-    if "models--" not in path:
-        return path
-    from pathlib import Path  # imported only when needed
-
-    snapshots = Path(path) / "snapshots"
-    if not Path(path).name.startswith("models--") or not snapshots.is_dir():
-        return path
-    with contextlib.suppress(OSError, ValueError):
-        found = snapshots / (Path(path) / "refs" / "main").read_text().strip()
-        if found.is_dir():
-            return str(found)
-    there = list(snapshots.iterdir())
-    return str(there[0]) if len(there) == 1 else path
-
-
-def _hub_cache_folder(name: str) -> Path | None:
-    """The folder of a repository in the Hugging Face cache, by its name `org/model`; None if it is not there."""
-    if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        return None
-    from pathlib import Path  # only for errors
-
-    home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
-    cache = os.environ.get("HF_HUB_CACHE") or Path(home) / "hub"
-    folder = Path(cache) / ("models--" + name.replace("/", "--"))
-    return folder if folder.is_dir() else None
 
 
 @contextlib.contextmanager

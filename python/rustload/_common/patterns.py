@@ -11,26 +11,43 @@ import re
 import sys
 import warnings
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
+from fnmatch import fnmatchcase, translate
 from typing import TYPE_CHECKING, Any
 
 from rustload._common.similar import did_you_mean, similar
-from rustload.errors import RustloadWarning, TensorNotFoundError, _clipped, _make
+from rustload.errors import RustloadWarning, TensorNotFoundError, _clipped, _make, _printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from rustload import _rustload
 
-__all__ = ["is_literal", "matches", "similar_parts", "unknown_name", "warn_of_unused_patterns", "warn_user"]
+__all__ = [
+    "NAMES_SEARCHED_MAX",
+    "is_literal",
+    "matches",
+    "matching",
+    "similar_parts",
+    "unknown_name",
+    "warn_of_unused_patterns",
+    "warn_user",
+]
 
-_NAMES_SEARCHED_MAX = 20_000
-"""The most names to search for similar parts."""
+NAMES_SEARCHED_MAX = 20_000
+"""The most names to search for what a user may have meant."""
+_PARTS_SEARCHED_MAX = 200_000
+"""The most parts of these names."""
 
 
 def matches(name: str, pattern: str) -> bool:
     """Whether a glob pattern matches a name, as `fnmatch` does; a name always matches itself, whatever characters it has."""
     return name == pattern or fnmatchcase(name, pattern)
+
+
+def matching(names: Iterable[str], pattern: str) -> list[str]:
+    """The names that a glob pattern matches, as by `matches`; the pattern is compiled once, for millions of names."""
+    match = re.compile(translate(pattern)).match
+    return [name for name in names if match(name) or name == pattern]
 
 
 def is_literal(pattern: str) -> bool:
@@ -58,9 +75,9 @@ def warn_of_unused_patterns(core: _rustload.Checkpoint, **rules: Any) -> None:
             if not isinstance(pattern, str):
                 kind = type(pattern).__name__
                 raise _make("Type", "Type", f"{argument}= has a {kind} where a name or a pattern belongs")
-            matched = [pattern] if pattern in core else [n for n in names if fnmatchcase(n, pattern)]
-            if not matched and is_literal(pattern):
+            if is_literal(pattern) and pattern not in core:
                 raise unknown_name(f"{argument}=", pattern, core)
+            matched = [pattern] if pattern in core else matching(names, pattern)
             if not matched:
                 warn_user(f"{argument}= has the pattern {pattern!r}, which matches no name", pattern, names)
             elif all(any(fnmatchcase(name, one) for one in earlier) for name in matched):
@@ -89,13 +106,15 @@ def warn_user(message: str, pattern: str | None = None, names: Iterable[str] = (
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "rustload":
         level, frame = level + 1, frame.f_back
-    message = _clipped(message, 1000)
+    message = _printable(_clipped(message, 1000))
     warnings.warn(RustloadWarning(message + (f" ({near})" if near else "")), stacklevel=level)
 
 
 def similar_parts(pattern: str, names: Iterable[str]) -> str:
     """Similar parts of names for a pattern without a match: `"did you mean: weight"` for `"*.wieght"`; or an empty str."""
-    existing = {part for name in itertools.islice(names, _NAMES_SEARCHED_MAX) for part in name.split(".")}
+    searched = itertools.islice(names, NAMES_SEARCHED_MAX)
+    parts = itertools.islice((part for name in searched for part in name.split(".")), _PARTS_SEARCHED_MAX)
+    existing = set(parts)
     unknown = [part for part in re.split(r"[.*?]+", pattern) if part and part not in existing]
     found = [near for part in unknown for near in similar(part, existing, 2)]
     return did_you_mean(found) or ""

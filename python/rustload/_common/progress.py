@@ -12,7 +12,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from rustload.errors import _make
+from rustload.errors import _make, _printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -128,7 +128,7 @@ class _RichBar:
     def show(self, done: int, name: str) -> None:
         from rich.markup import escape
 
-        self._bars.update(self._task, completed=done, name=escape(_printable(name)), refresh=True)
+        self._bars.update(self._task, completed=done, name=escape(_label(name)), refresh=True)
 
     def end(self, done: int, *, finished: bool) -> None:
         if finished:
@@ -145,7 +145,7 @@ class _TextBar:
     def show(self, done: int, name: str) -> None:
         share = min(done / self._total, 1.0) if self._total else 1.0
         bar = "#" * round(share * _BAR_COLUMNS)
-        text = f"{self._what} [{bar:<{_BAR_COLUMNS}}] {share:4.0%} {_mib(done)} of {_mib(self._total)} {_printable(name)}"
+        text = f"{self._what} [{bar:<{_BAR_COLUMNS}}] {share:4.0%} {_mib(done)} of {_mib(self._total)} {_label(name)}"
         text = text[:110]
         sys.stderr.write("\r" + text.ljust(self._length))
         sys.stderr.flush()
@@ -167,7 +167,7 @@ class _LogLines:
         step = done * _LOG_LINES // self._total if self._total else _LOG_LINES
         if step >= self._next:
             self._next = step + 1
-            self._say(done, _printable(name))
+            self._say(done, _label(name))
 
     def end(self, done: int, *, finished: bool) -> None:
         if not finished:
@@ -182,6 +182,6 @@ def _mib(nbytes: int) -> str:
     return f"{nbytes / (1 << 20):.1f} MiB"
 
 
-def _printable(name: str) -> str:
-    """Replaces unprintable characters, because a tensor name from a file must not send control sequences to the terminal."""
-    return "".join(char if char.isprintable() else "?" for char in name)[:60]
+def _label(name: str) -> str:
+    """The name of a tensor, as a display shows it."""
+    return _printable(name)[:60]

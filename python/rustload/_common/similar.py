@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rustload import _rustload
+from rustload.errors import _shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,5 +20,5 @@ def similar(name: str, names: Iterable[object], count: int = 3) -> list[str]:
 
 def did_you_mean(found: Iterable[str]) -> str | None:
     """The text of the note; None without names."""
-    names = ", ".join(dict.fromkeys(found))
+    names = ", ".join(dict.fromkeys(map(_shown, found)))
     return f"did you mean: {names}" if names else None

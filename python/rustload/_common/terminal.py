@@ -6,10 +6,12 @@ import os
 import sys
 from typing import TYPE_CHECKING, TextIO
 
+from rustload.errors import _printable
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["BAR_COLUMNS", "Page", "count", "escape", "print_json", "terminal_columns"]
+__all__ = ["BAR_COLUMNS", "Page", "count", "print_json", "terminal_columns"]
 
 BAR_COLUMNS = 24
 # On a terminal with fewer columns, table rows are split into several lines.
@@ -55,7 +57,7 @@ class Page:
 
     def safe(self, text: str) -> str:
         """Text from a file, escaped for terminals and for the stream's encoding; its length is the number of columns it takes."""
-        text = escape(text)
+        text = _printable(text)
         encoding = self._stream.encoding or "utf-8"
         return text if text.isascii() else text.encode(encoding, "backslashreplace").decode(encoding)
 
@@ -190,13 +192,6 @@ def _wrap(text: str, columns: int) -> list[str]:
     import textwrap  # imported only when needed
 
     return textwrap.wrap(text, columns, break_on_hyphens=False)
-
-
-def escape(text: str) -> str:
-    """The text with unprintable characters as escape sequences, so that names from a file cannot control the terminal."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def print_json(document: object) -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from rustload import _rustload
 from rustload._common.files import file_name, read_to_end, source_of, text_mode
-from rustload._common.paths import hub_snapshot, note_checkpoints_below, path_list
-from rustload.errors import FormatError
+from rustload._common.hub import hub_snapshot
+from rustload._common.paths import note_checkpoints_below, note_path_as_bytes, path_list
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -99,19 +99,10 @@ def seek_past(f: Any, start: int, core: _rustload.Checkpoint) -> None:
 
 
 def _from_memory(data: bytes, trailing: str, limits: Mapping[str, int]) -> _rustload.Checkpoint:
-    try:
+    with note_path_as_bytes(data):
         return _rustload.open_bytes(
             data, unknown="keep", trailing=trailing, compat=False, verify=False, limits=limits
         )
-    except FormatError as error:
-        if (
-            error.code == "UnknownFormat"
-            and len(data) < 4096
-            and data.isascii()
-            and data.decode().isprintable()
-        ):
-            error.add_note("bytes are the content of a file here: for a path, pass os.fsdecode(path)")
-        raise
 
 
 def seekable(f: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rustload._common.similar import did_you_mean, similar
 from rustload._common.sizes import format_bytes
-from rustload.errors import ModelMismatchError, _clipped
+from rustload.errors import ModelMismatchError, _shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -121,10 +121,10 @@ def mismatch_error(
     lines = [f"{source} does not fit {model}: {', '.join(counts)}; {what}"]
     for name in list(missing)[:NAMES_SHOWN_MAX]:
         near = did_you_mean(_near(name, missing[name], unexpected))
-        lines.append(f"  missing: {_clipped(name)} {list(missing[name])}" + (f" ({near})" if near else ""))
+        lines.append(f"  missing: {_shown(name)} {list(missing[name])}" + (f" ({near})" if near else ""))
     lines += _more(missing)
     lines += [
-        f"  unexpected: {_clipped(name)} {list(unexpected[name])}"
+        f"  unexpected: {_shown(name)} {list(unexpected[name])}"
         for name in list(unexpected)[:NAMES_SHOWN_MAX]
     ]
     lines += _more(unexpected)
@@ -132,7 +132,7 @@ def mismatch_error(
         found, expected = (
             part if isinstance(part, str) else str(list(part)) for part in (one.found, one.expected)
         )
-        lines.append(f"  mismatched: {_clipped(one.name)} is {found} in the file and {expected} in the model")
+        lines.append(f"  mismatched: {_shown(one.name)} is {found} in the file and {expected} in the model")
     lines += _more(mismatched)
     lines += [f"  {message}" for message in messages]
     error = ModelMismatchError("\n".join(lines))

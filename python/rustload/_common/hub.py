@@ -1,0 +1,69 @@
+"""Folders of repositories in the Hugging Face cache: `refs/<name>` holds a commit hash, `snapshots/<commit>` the files."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["commit_of", "hub_cache_folder", "hub_snapshot", "snapshot_names"]
+
+_COMMIT_MAX_BYTES = 64
+"""The most bytes of a reference: a SHA-256 in hexadecimal; git's SHA-1 has 40."""
+
+
+def hub_snapshot(path: str) -> str:
+    """The snapshot folder, if `path` is the folder of a repository in the cache; otherwise `path` unchanged.
+
+    It is the one that `refs/main` names, or the only one.
+    """
+    # pathlib is slow to import.
+    if "models--" not in path or not os.path.basename(os.path.normpath(path)).startswith("models--"):  # noqa: PTH119
+        return path
+    names = snapshot_names(path)
+    main = commit_of(path, "main")
+    if main in names:
+        names = [main]
+    return os.path.join(path, "snapshots", names[0]) if len(names) == 1 else path  # noqa: PTH118
+
+
+def snapshot_names(repository: str) -> list[str]:
+    """The names of the snapshot folders; links are none."""
+    try:
+        with os.scandir(os.path.join(repository, "snapshots")) as entries:  # noqa: PTH118
+            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    except OSError:
+        return []
+
+
+def commit_of(repository: str, reference: str) -> str:
+    """The text of `refs/<reference>`; empty if it is no regular file (a pipe would block) or longer than a commit hash."""
+    path = os.path.join(repository, "refs", reference)  # noqa: PTH118
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except (OSError, ValueError):
+        return ""
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            return ""
+        content = os.read(file, _COMMIT_MAX_BYTES + 1)
+    except OSError:
+        return ""
+    finally:
+        os.close(file)
+    return os.fsdecode(content).strip() if len(content) <= _COMMIT_MAX_BYTES else ""
+
+
+def hub_cache_folder(name: str) -> Path | None:
+    """The folder of a repository in the Hugging Face cache, by its name `org/model`; None if it is not there."""
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        return None
+    from pathlib import Path  # only for errors
+
+    home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
+    cache = os.environ.get("HF_HUB_CACHE") or Path(home) / "hub"
+    folder = Path(cache) / ("models--" + name.replace("/", "--"))
+    return folder if folder.is_dir() else None
