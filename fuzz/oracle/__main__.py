@@ -33,6 +33,12 @@ def main() -> None:
     parser.add_argument(
         "--few-seeds", action="store_true", help="without the benign files, which take seconds to write"
     )
+    parser.add_argument(
+        "--python",
+        action="append",
+        default=[],
+        help="another interpreter that runs its readers, too (3.8 or newer)",
+    )
     parser.add_argument("--json", action="store_true", help="print the counts as JSON")
     parser.add_argument("--replay", type=pathlib.Path, metavar="FILE")
     parser.add_argument("--shrink", type=pathlib.Path, metavar="FILE")
@@ -51,7 +57,7 @@ def main() -> None:
 
 def _campaign(given: argparse.Namespace, work: pathlib.Path) -> campaign.Counts:
     made = seeds.all_seeds(benign=not given.few_seeds)
-    one = campaign.Campaign(made, seed=given.seed, out=given.out, work=work)
+    one = campaign.Campaign(made, seed=given.seed, out=given.out, work=work, pythons=given.python)
     end = time.monotonic() + 60 * given.minutes if given.minutes is not None else float("inf")
     count = given.count if given.count is not None else (10_000 if given.minutes is None else sys.maxsize)
     one.run(lambda number: number < count and time.monotonic() < end)
@@ -64,6 +70,8 @@ def _jobs(given: argparse.Namespace) -> campaign.Counts:
     for name in ("count", "minutes"):
         if getattr(given, name) is not None:
             options += [f"--{name}", str(getattr(given, name))]
+    for python in given.python:
+        options += ["--python", python]
     if given.few_seeds:
         options.append("--few-seeds")
     jobs = [

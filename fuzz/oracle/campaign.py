@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import rustload
 from fuzz.oracle import mutate, witness
+from fuzz.oracle.elsewhere import Elsewhere
 from fuzz.oracle.fence import Fence, Result, Task
 
 if TYPE_CHECKING:
@@ -84,10 +85,17 @@ class Campaign:
     """Inputs of one seed, in order."""
 
     def __init__(
-        self, seeds: dict[str, bytes], *, seed: int, out: pathlib.Path | None, work: pathlib.Path
+        self,
+        seeds: dict[str, bytes],
+        *,
+        seed: int,
+        out: pathlib.Path | None,
+        work: pathlib.Path,
+        pythons: list[str],
     ) -> None:
         self.counts, self._out = Counts(), out
         self._fence = Fence()
+        self._elsewhere = [Elsewhere(python) for python in pythons]
         self._seeds, self._seed = seeds, seed
         self._pool = list(seeds.values())
         self._seen: set[str] = set()
@@ -121,7 +129,8 @@ class Campaign:
                 batch, changes = [], {}
         self._examine(batch, changes)
         self.counts.seconds = time.monotonic() - start
-        self._fence.close()
+        for runner in (self._fence, *self._elsewhere):
+            runner.close()
 
     def _inputs(self) -> Iterator[tuple[bytes, list[str]]]:
         """The seeds, then mutations of them and of what was kept."""
@@ -133,20 +142,27 @@ class Campaign:
             number += 1
 
     def _examine(self, batch: list[Task], changes: dict[int, list[str]]) -> None:
+        """Runs the readers on inert inputs, here and in the other interpreters."""
         for result in self._fence.run(batch):
-            for label, outcome in result.outcomes.items():
-                reader = label.rpartition(">")[2]
-                self.counts.tried[reader] += 1
-                self.counts.ran[reader] += outcome.startswith("ok")
             self._keep_input(result)
-            if result.finds:
-                self._keep_finds(result, changes[result.task.number])
-        for task, reader, how in self._fence.failures:
-            self.counts.failed[reader] += 1
-            self._write(
-                f"failed-{reader}", task.data, {"reader": reader, "how": how, "changes": changes[task.number]}
-            )
-        self._fence.failures.clear()
+            self._count(result, changes)
+        for other in self._elsewhere:
+            for result in other.run(batch):
+                self._count(result, changes)
+        for runner in (self._fence, *self._elsewhere):
+            for task, reader, how in runner.failures:
+                self.counts.failed[reader] += 1
+                about = {"reader": reader, "how": how, "changes": changes[task.number]}
+                self._write(f"failed-{reader}", task.data, about)
+            runner.failures.clear()
+
+    def _count(self, result: Result, changes: dict[int, list[str]]) -> None:
+        for label, outcome in result.outcomes.items():
+            reader = label.rpartition(">")[2]
+            self.counts.tried[reader] += 1
+            self.counts.ran[reader] += outcome.startswith("ok")
+        if result.finds:
+            self._keep_finds(result, changes[result.task.number])
 
     def _keep_input(self, result: Result) -> None:
         """Keeps an inert input to start from, if the readers end on it in a way that is new."""

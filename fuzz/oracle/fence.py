@@ -22,11 +22,13 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fuzz.oracle import readers
-from fuzz.oracle.watch import WATCH, Find, Name
+from fuzz.oracle import walk
+from fuzz.oracle.watch import WATCH, Find
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from fuzz.oracle.watch import Name
 
 INPUT_SECONDS = 5.0
 """Seconds after which the readers of one input count as hanging."""
@@ -56,7 +58,7 @@ class Refused(BaseException):
 
 @dataclass
 class Task:
-    """An input for the readers.
+    """An input for the walk.
 
     Attributes:
         number: The number of the input in its campaign.
@@ -92,7 +94,7 @@ class Fence:
     """Runs tasks in child processes."""
 
     def __init__(self) -> None:
-        readers.warm_up()
+        walk.warm_up()
         self._folder = pathlib.Path(tempfile.mkdtemp(dir=memory_folder()))
         self._progress = mmap.mmap(-1, 4096)
         self.failures: list[tuple[Task, str, str]] = []
@@ -111,7 +113,7 @@ class Fence:
                 done += 1
                 yield result
             if done < len(todo) and self._ended is not None:
-                task, reader = todo[done], [*readers.READERS, readers.CONTENTS][self._progress[0]]
+                task, reader = todo[done], [*walk.READERS, walk.CONTENTS][self._progress[0]]
                 self.failures.append((task, reader, self._ended))
                 done += reader in task.skip  # it fails without its readers, too
                 task.skip.add(reader)
@@ -135,10 +137,10 @@ class Fence:
         os.close(sink)
         self._ended = None
         try:
-            for task, line in zip(tasks, self._lines(source), strict=False):
+            remaining = iter(tasks)
+            for line in self._lines(source):
                 said = json.loads(line)
-                finds = [Find(*found) for found in said["finds"]]
-                yield Result(task, finds, said["outcomes"])
+                yield Result(next(remaining), [Find(*found) for found in said["finds"]], said["outcomes"])
         except GeneratorExit:
             self._ended = "stopped"
             raise
@@ -148,7 +150,7 @@ class Fence:
                 os.kill(child, signal.SIGKILL)
             _, status = os.waitpid(child, 0)
             if self._ended is None and status != 0:
-                self._ended = f"exit code {os.waitstatus_to_exitcode(status)}"
+                self._ended = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "exit"
             shutil.rmtree(folder)
 
     def _lines(self, source: int) -> Iterator[bytes]:
@@ -185,7 +187,7 @@ def _examine(task: Task, folder: pathlib.Path, progress: mmap.mmap) -> dict[str,
         progress[0] = number
 
     with contextlib.suppress(Refused):
-        outcomes = readers.read_all(task.data, task.skip, started)
+        outcomes = walk.read_all(task.data, task.skip, started)
     for path in folder.iterdir():
         if path.name != "input.bin":
             WATCH.find("canary", path.name)
@@ -198,7 +200,7 @@ def _enter(folder: pathlib.Path) -> None:
         ctypes.CDLL(None).unshare(CLONE_NEWUSER | CLONE_NEWNET)
     os.chdir(folder)
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
-    readers.silence()
+    walk.silence()
     used = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
     for which, most in {
         resource.RLIMIT_AS: used + ADDRESS_SPACE_BYTES,

@@ -1,9 +1,12 @@
-"""Makes an input from seeds: changes of bytes, of opcodes and of containers, one to four of them."""
+"""Makes an input from seeds: changes of bytes, of opcodes and of containers, up to four of them."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+
+from attacks.streams import legacy
+from attacks.zips import torch_zip
 
 from fuzz.differential import mutate_pickle, opcodes
 from fuzz.oracle import containers, programs
@@ -85,15 +88,16 @@ def part(rng: random.Random, pool: Sequence[bytes]) -> bytes:
         case 0:
             return rng.choice(programs.EVIL)
         case 1 | 2:
-            return programs.program(rng)
+            made = programs.program(rng)
+            return rng.choice((made, torch_zip(made), legacy(made)))
         case _:
             return rng.choice(pool)
 
 
 def mutated(rng: random.Random, pool: Sequence[bytes]) -> tuple[bytes, list[str]]:
-    """An input, and the names of the changes that made it."""
+    """An input, and the names of the changes that made it, at most four."""
     data, names = part(rng, pool), []
-    for _ in range(rng.choice((1, 1, 2, 2, 3, 4))):
+    for _ in range(rng.choice((0, 1, 1, 2, 2, 3, 4))):
         (change, _), *_ = rng.choices(CHANGES, [weight for _, weight in CHANGES])
         data = change(rng, data, part(rng, pool))[:INPUT_MAX_BYTES]
         names.append(change.__name__)

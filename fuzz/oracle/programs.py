@@ -21,27 +21,25 @@ EVIL = (
 )
 """Pickles that resolve a name which no report lists as inert."""
 
-LOADERS = ("torch.storage._load_from_bytes", "torch.load", "numpy.load", "pickle.loads", "joblib.load")
-FUNCTIONS = (
-    "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state",
-    "torch._tensor._rebuild_from_type_v2", "torch._utils._rebuild_device_tensor_from_numpy", "_codecs.encode",
-    "torch.serialization._get_layout",
-    "numpy._core.multiarray._reconstruct", "numpy._core.multiarray.scalar", "numpy._core.numeric._frombuffer",
-)  # fmt: skip
-CLASSES = (
+KNOWN = (
     "collections.OrderedDict", "collections.Counter", "collections.defaultdict", "collections.deque", "builtins.dict",
     "builtins.list", "builtins.set", "builtins.frozenset", "builtins.bytearray", "builtins.bytes", "builtins.complex",
-    "builtins.slice",
-    "builtins.range", "builtins.tuple", "builtins.object", "builtins.int", "builtins.str", "torch.Size", "torch.device",
-    "torch.Tensor", "torch.FloatStorage",
-    "torch.nn.parameter.Parameter", "torch.float32", "torch.strided", "numpy.dtype", "numpy.ndarray",
-    "torch.storage.TypedStorage",
-    "torch.storage.UntypedStorage", "argparse.Namespace", "types.SimpleNamespace", "datetime.date", "pathlib.PurePosixPath",
-    "torch.nn.modules.linear.Linear", "torch.nn.modules.container.Sequential", "torch.autograd.variable.Variable",
-    "torch.FloatTensor",
-    "joblib.numpy_pickle.NumpyArrayWrapper", "fractions.Fraction", "decimal.Decimal", "uuid.UUID", "enum.Enum",
-    "copyreg._reconstructor",
+    "builtins.slice", "builtins.range", "builtins.tuple", "builtins.object", "builtins.int", "builtins.str", "torch.Size",
+    "torch.device", "torch.Tensor", "torch.FloatStorage", "torch.nn.parameter.Parameter", "torch.float32", "torch.strided",
+    "numpy.dtype", "numpy.ndarray", "torch.storage.TypedStorage", "torch.storage.UntypedStorage",
+    "torch.autograd.variable.Variable", "torch.FloatTensor", "torch._utils._rebuild_tensor_v2",
+    "torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state", "torch._tensor._rebuild_from_type_v2",
+    "torch._utils._rebuild_device_tensor_from_numpy", "_codecs.encode", "torch.serialization._get_layout",
+    "numpy._core.multiarray._reconstruct", "numpy._core.multiarray.scalar", "numpy._core.numeric._frombuffer",
 )  # fmt: skip
+"""Names that a report may call inert."""
+OTHER = (
+    "torch.storage._load_from_bytes", "torch.load", "numpy.load", "pickle.loads", "joblib.load", "argparse.Namespace",
+    "types.SimpleNamespace", "datetime.date", "pathlib.PurePosixPath", "torch.nn.modules.linear.Linear",
+    "torch.nn.modules.container.Sequential", "joblib.numpy_pickle.NumpyArrayWrapper", "fractions.Fraction",
+    "decimal.Decimal", "uuid.UUID", "enum.Enum", "copyreg._reconstructor",
+)  # fmt: skip
+"""Loaders, and classes of checkpoints that a report may not know."""
 HIDING = (
     "__setstate__", "__class__", "__dict__", "__reduce__", "__getitem__", "keys", "items", "update", "append", "extend", "add",
     "__init__", "__new__", "__missing__", "default_factory", "__call__", "__setitem__", "__len__", "__iter__", "__hash__",
@@ -63,6 +61,8 @@ class Program:
 
     def __init__(self, rng: random.Random) -> None:
         self.rng, self.memo = rng, 0
+        self.tame = rng.random() < 0.75
+        """Whether to use only names that a report may call inert."""
 
     def value(self, depth: int = 3) -> bytes:
         """The opcodes of one value."""
@@ -118,26 +118,28 @@ class Program:
 
     def named(self, depth: int) -> bytes:
         rng = self.rng
-        dotted = rng.choice(rng.choices((CLASSES, FUNCTIONS, LOADERS), (8, 4, 1))[0])
+        dotted = rng.choice(KNOWN if self.tame or rng.random() < 0.5 else OTHER)
         if rng.random() < 0.2:
             module, _, name = dotted.rpartition(".")
             return asm.stack_name(asm.text(module), asm.text(name))
         return asm.name(dotted)
 
     def call(self, depth: int) -> bytes:
+        if self.tame and self.rng.random() < 0.8:
+            return self.known(depth)
         how = self.rng.randrange(6)
         if how < 4:
             return self.named(depth) + self.tuple(depth) + (b"R", b"R", b"\x81", b"}\x92")[how]
         arguments = b"".join(self.value(depth) for _ in range(self.rng.randrange(3)))
         if how == 4:
             return b"(" + self.named(depth) + arguments + b"o"
-        module, _, name = self.rng.choice(CLASSES).rpartition(".")
+        module, _, name = self.rng.choice(KNOWN).rpartition(".")
         return b"(" + arguments + f"i{module}\n{name}\n".encode()
 
     def known(self, depth: int) -> bytes:
         """A call as an honest checkpoint has it."""
         rng = self.rng
-        match rng.randrange(13):
+        match rng.randrange(17):
             case 0:
                 return asm.ordered(*((self.value(depth), self.value(depth)) for _ in range(rng.randrange(3))))
             case 1:
@@ -176,27 +178,41 @@ class Program:
                     state=self.tuple(depth) if rng.random() < 0.3 else None,
                 )
             case 11:
+                return asm.call("builtins.slice", asm.integer(0), asm.NONE)
+            case 12:
+                return asm.call("torch.device", asm.text("cpu"))
+            case 13:
+                return asm.latin1(b"x\xff")
+            case 14:
+                return asm.call(
+                    "torch._tensor._rebuild_from_type_v2",
+                    asm.name("torch._utils._rebuild_tensor_v2"),
+                    asm.name("torch.Tensor"),
+                    asm.many(
+                        asm.storage(),
+                        *map(asm.integer, (0,)),
+                        asm.ints(6),
+                        asm.ints(1),
+                        b"\x89",
+                        asm.ordered(),
+                    ),
+                    self.dict(depth),
+                )
+            case 15 if not self.tame:
                 return asm.call("torch.storage._load_from_bytes", self.payload(depth))
             case _:
                 return asm.call("torch.Size", asm.ints(2, 3))
 
     def built(self, depth: int) -> bytes:
-        """An object with one or two BUILDs, whose states may hide attributes."""
+        """An object with BUILDs, whose states may hide attributes; a reader may call what it finds in place of its own."""
         rng = self.rng
         made = rng.choice((self.known, self.known, self.call, self.fetched, self.named))(depth)
+        if rng.random() < 0.5:
+            name = rng.choice(("__setstate__", "__setstate__", rng.choice(HIDING)))
+            hiding = asm.mapped((asm.text(name), rng.choice((self.named, self.named, self.value))(depth)))
+            made += rng.choice((hiding, hiding, asm.many(asm.NONE, hiding), asm.many(hiding, hiding))) + b"b"
         for _ in range(rng.randrange(1, 3)):
-            hiding = asm.mapped(
-                (asm.text(rng.choice(HIDING)), rng.choice((self.named, self.value, self.fetched))(depth))
-            )
-            state = rng.choice((
-                lambda hiding=hiding: hiding,
-                lambda hiding=hiding: asm.many(asm.NONE, hiding),
-                lambda hiding=hiding: asm.many(hiding, hiding),
-                lambda: self.payload(depth),
-                lambda: self.tuple(depth),
-                lambda: self.value(depth),
-            ))()  # fmt: skip
-            made += state + b"b"
+            made += rng.choice((self.payload, self.tuple, self.dict, self.value))(depth) + b"b"
         return made
 
     def filled(self, depth: int) -> bytes:

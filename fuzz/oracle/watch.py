@@ -15,13 +15,16 @@ import types
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-Name = tuple[str, str]
-"""Module and name of a class or function."""
+    Name = tuple[str, str]
+    """Module and name of a class or function."""
+
+try:
+    import numpy as np
+except ImportError:
+    np = None  # in an interpreter without libraries
 
 PASSES_ON = {("torch._tensor", "_rebuild_from_type"), ("torch._tensor", "_rebuild_from_type_v2")}
 """The functions that call one of their arguments."""
@@ -136,6 +139,10 @@ class Watch:
         self._resolving, before = True, self._resolving
         try:
             value = really(module, name)
+        except ImportError:
+            if np is not None:
+                raise
+            return StandIn  # the library is not installed here, and it would be for its users
         finally:
             self._resolving = before
         if isinstance(value, (types.FunctionType, types.BuiltinFunctionType)):
@@ -178,7 +185,7 @@ class Watch:
             if after != before:
                 names = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
                 self.find("changed", f"{value.__module__}.{value.__qualname__}: {', '.join(names)}")
-        if np.dtype in self._kept and _dtypes() != DTYPES:
+        if np is not None and np.dtype in self._kept and _dtypes() != DTYPES:
             self.find("changed", "a dtype of NumPy")
         self._kept.clear()
 
@@ -201,6 +208,8 @@ def _attributes(value: type) -> dict[str, int]:
 
 
 def _dtypes() -> list[tuple[Any, ...]]:
+    if np is None:
+        return []
     return [
         (one.byteorder, one.itemsize, one.alignment, one.hasobject)
         for one in map(np.dtype, "?bBhHiIqQefdgFDGO")

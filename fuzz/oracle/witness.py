@@ -15,7 +15,7 @@ from attacks.streams import tar
 from attacks.zips import torch_zip
 
 from fuzz.oracle.fence import Fence, Task
-from fuzz.oracle.readers import READERS
+from fuzz.oracle.walk import READERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

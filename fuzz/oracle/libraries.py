@@ -1,0 +1,87 @@
+"""The readers of libraries: torch, NumPy and, where it is installed, joblib."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import pathlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fuzz.oracle.readers import CONTENT_MAX_BYTES, CONTENTS_MAX
+
+if TYPE_CHECKING:
+    from fuzz.oracle.readers import Contents, Reader
+
+
+def _torch(data: bytes) -> Contents:
+    """`torch.load` of a file on disk: the zip, tar and legacy formats."""
+    with on_disk(data).open("rb") as file:
+        torch.load(file, weights_only=False, map_location="cpu")
+    yield from ()
+
+
+def _torch_records(data: bytes) -> Contents:
+    """The records that torch's own reader of zip archives finds."""
+    archive = torch._C.PyTorchFileReader(io.BytesIO(data))
+    for name in archive.get_all_records()[:CONTENTS_MAX]:
+        with contextlib.suppress(RuntimeError):
+            if archive.get_record_size(name) <= CONTENT_MAX_BYTES:
+                yield archive.get_record(name)
+
+
+def _numpy(encoding: str) -> Reader:
+    def read(data: bytes) -> Contents:
+        loaded = np.load(io.BytesIO(data), allow_pickle=True, encoding=encoding)
+        if isinstance(loaded, np.lib.npyio.NpzFile):
+            for name in loaded.files[:CONTENTS_MAX]:
+                with contextlib.suppress(Exception):
+                    loaded[name]
+        yield from ()
+
+    return read
+
+
+def _joblib(data: bytes) -> Contents:
+    """`joblib.load` of a path: joblib's formats before 0.10 need one."""
+    import joblib
+
+    joblib.load(on_disk(data))
+    yield from ()
+
+
+def on_disk(data: bytes) -> pathlib.Path:
+    """The data as a file of the child's folder, which is its working directory."""
+    path = pathlib.Path("input.bin").absolute()
+    path.write_bytes(data)
+    return path
+
+
+LIBRARY_READERS: dict[str, Reader] = {
+    "torch": _torch,
+    "torch zip": _torch_records,
+    "numpy": _numpy("ASCII"),
+    "numpy latin1": _numpy("latin1"),
+}
+if importlib.util.find_spec("joblib"):
+    LIBRARY_READERS["joblib"] = _joblib
+
+
+def warm_up() -> None:
+    """Loads modules that the readers import late, so that an import by a reader stands out."""
+    if "joblib" in LIBRARY_READERS:
+        import joblib
+
+        joblib.hash(1)
+    torch.set_num_threads(1)
+    torch.jit.load = _refuse  # it runs no pickles, and TorchScript's code is not what is tested here
+    buffer = io.BytesIO()
+    torch.save({"w": torch.ones(2)}, buffer)
+    np.savez_compressed(buffer, a=np.array([None]))
+
+
+def _refuse(*_args: Any, **_kwargs: Any) -> None:
+    raise RuntimeError("TorchScript is not run")
