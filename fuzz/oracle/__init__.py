@@ -8,9 +8,9 @@
 word: it runs those readers, with their unpicklers instrumented. A class or function that a reader resolves and that the report
 does not list as inert, or a call that the report did not count, is a find.
 
-`watch` instruments the unpicklers. `readers` and `libraries` have the readers, `walk` runs all of them, `fence` does so in a child
-process and `elsewhere` in another version of CPython. `seeds`, `mutate`, `programs` and `containers` make the inputs. `campaign` is
-the loop, `witness` checks that it notices payloads, `shrink` reduces a find.
+`watch` instruments the unpicklers. `readers` and `libraries` have the readers, `walk` runs all of them, `fence` does so in a
+child process and `elsewhere` in another version of CPython. `seeds`, `mutate`, `programs` and `containers` make the inputs.
+`campaign` is the loop, `witness` checks that it notices payloads, `shrink` reduces a find.
 """
 
 import pathlib
