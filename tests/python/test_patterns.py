@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import time
 import warnings
+from collections.abc import Mapping
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +17,9 @@ import rustload
 import rustload.jax
 import rustload.torch
 from rustload import RustloadWarning
+from rustload._checkpoint.names import select_tensors
+from rustload._common.patterns import matching, warn_user
+from rustload._common.similar import similar
 
 NAMES = ("enc.weight", "enc.bias", "lm_head.weight", "a[0].weight")
 
@@ -198,3 +205,47 @@ def test_safe_open_returns_jax_arrays_as_the_reference_does(save, framework):
             rustload.SafetensorError, match="Device cuda:0 is not supported for framework flax"
         ):
             rustload.safe_open(file, framework, device="cuda:0")
+
+
+class ManyNames(Mapping):
+    """Two million names; a handle is made for the first of them only."""
+
+    def __init__(self) -> None:
+        self.names = [f"model.layers.{number}.self_attn.q_proj.weight" for number in range(2_000_000)]
+        self.made = 0
+
+    def __getitem__(self, name):
+        self.made += 1
+        return SimpleNamespace(name=name, path=tuple(name.split(".")))
+
+    def __iter__(self):
+        return iter(self.names)
+
+    def __len__(self):
+        return len(self.names)
+
+
+def test_what_matches_nothing_of_two_million_names_is_found_out_in_half_a_second():
+    many = ManyNames()
+    nothing = {
+        "key": lambda: select_tensors(many, key="nothing"),
+        "rename": lambda: select_tensors(many, rename={"nothing": "x", "model.layer": "y"}),
+        "pattern": lambda: matching(many, "nothing.*.weight"),
+        "warning": lambda: warn_user("no match", "model.*.nothing.wieght", many),
+        "name": lambda: similar("model.layers.7.self_attn.q_porj.weight", many),
+    }
+    for what, use in nothing.items():
+        start = time.process_time()
+        with warnings.catch_warnings(), contextlib.suppress(ValueError, KeyError):
+            warnings.simplefilter("ignore")
+            use()
+        assert time.process_time() - start < 0.5, what
+    assert many.made <= 20_000
+
+
+def test_the_error_for_a_key_says_how_many_names_were_searched():
+    with pytest.raises(ValueError, match="no tensor is under key 'nothing'") as caught:
+        select_tensors(ManyNames(), key="nothing")
+    assert caught.value.__notes__ == [
+        "tensors are under: 'model' (20000), among the first 20,000 of 2,000,000"
+    ]

@@ -40,6 +40,7 @@ def select_tensors(
         ValueError: No tensor is under `key`, or two tensors would get the same name.
         TypeError: `rename` has another type.
     """
+    # The handles are made last: that takes longer than to find that nothing matches.
     found = _under_key(checkpoint, key)
     prefixes = [strip] if isinstance(strip, str) else list(strip or ())
     short = [strip_prefix(name, prefixes) for name, _ in found]
@@ -52,10 +53,11 @@ def select_tensors(
     change = _renamer(rename)
     _check_rename(rename, short)
     result: dict[str, LazyTensor] = {}
-    for before, (_, handle) in zip(short, found, strict=True):
+    for before, (_, name) in zip(short, found, strict=True):
         new = change(before)
         if new is None:
             continue
+        handle = checkpoint[name]
         if new in result:
             both = f"{result[new].name!r} and {handle.name!r}"
             raise _make("Value", "Value", f"{both} would both be named {new!r}", "change strip= or rename=")
@@ -63,20 +65,24 @@ def select_tensors(
     return result
 
 
-def _under_key(checkpoint: Mapping[str, LazyTensor], key: Key) -> list[tuple[str, LazyTensor]]:
+def _under_key(checkpoint: Mapping[str, LazyTensor], key: Key) -> list[tuple[str, str]]:
+    """The names under a key, each with its name in the checkpoint.
+
+    Raises:
+        ValueError: There is none.
+    """
     if key is None:
-        return list(checkpoint.items())
-    found: list[tuple[str, LazyTensor]] = []
+        return [(name, name) for name in checkpoint]
     if isinstance(key, tuple):
-        for handle in checkpoint.values():
-            path = handle.path
-            if path[: len(key)] == key and len(path) > len(key):
-                found.append((".".join(map(str, path[len(key) :])), handle))
+        paths = ((name, handle.path) for name, handle in checkpoint.items())
+        found = [
+            (".".join(map(str, path[len(key) :])), name)
+            for name, path in paths
+            if path[: len(key)] == key and len(path) > len(key)
+        ]
     else:
         prefix = key.rstrip(".") + "."
-        found = [
-            (name.removeprefix(prefix), checkpoint[name]) for name in checkpoint if name.startswith(prefix)
-        ]
+        found = [(name.removeprefix(prefix), name) for name in checkpoint if name.startswith(prefix)]
     if not found:
         searched = itertools.islice(checkpoint.values(), NAMES_SEARCHED_MAX)
         groups = Counter(str(handle.path[0]) for handle in searched if handle.path)
@@ -128,10 +134,12 @@ def _check_rename(rename: Any, names: list[str]) -> None:
     if not isinstance(rename, Mapping):
         rename = {re.compile(pattern): new for pattern, new in rename}
     unfound = {old.rstrip(".") for old, new in rename.items() if isinstance(old, str) and new is not None}
+    # Most names begin with none of a few; of many, each name is compared with its own prefixes.
+    few = tuple(f"{prefix}." for prefix in unfound) if len(unfound) <= 8 else ("",)
     for name in names:
         if not unfound:
             break
-        prefix = name
+        prefix = name if name in unfound or name.startswith(few) else ""
         while prefix:
             unfound.discard(prefix)
             prefix = prefix.rpartition(".")[0]

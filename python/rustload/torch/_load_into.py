@@ -18,7 +18,7 @@ from rustload._common.patterns import warn_of_unused_patterns
 from rustload._common.progress import Progress, checked_progress, reporting
 from rustload._common.rules import Rules
 from rustload._common.sizes import parse_bytes
-from rustload.errors import RustloadWarning, _make
+from rustload.errors import RustloadWarning, _make, _printable
 from rustload.torch._execute import execute_steps
 from rustload.torch._hooks import has_custom_loading, run_custom_loading, run_post_hooks
 from rustload.torch._peak_memory import PeakMemory
@@ -234,7 +234,7 @@ def _warn_of_no_match(checkpoint: Checkpoint, model: torch.nn.Module, plan: Plan
     """Warns that `strict=False` loaded nothing, with the hint of the error of `strict=True`."""
     message = f"no tensor of {_source(checkpoint)} fits {type(model).__name__}: nothing was loaded"
     hint = prefix_hint(plan.missing, plan.unexpected)
-    warnings.warn(RustloadWarning(f"{message}; {hint}" if hint else message), stacklevel=3)
+    warnings.warn(RustloadWarning(_printable(f"{message}; {hint}" if hint else message)), stacklevel=3)
 
 
 def _source(checkpoint: Checkpoint) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rustload._common.similar import did_you_mean, similar
 from rustload._common.sizes import format_bytes
-from rustload.errors import ModelMismatchError, _shown
+from rustload.errors import ModelMismatchError, _printable_lines, _shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -135,7 +135,7 @@ def mismatch_error(
         lines.append(f"  mismatched: {_shown(one.name)} is {found} in the file and {expected} in the model")
     lines += _more(mismatched)
     lines += [f"  {message}" for message in messages]
-    error = ModelMismatchError("\n".join(lines))
+    error = ModelMismatchError(_printable_lines("\n".join(lines)))
     error.missing, error.unexpected, error.mismatched = list(missing), list(unexpected), list(mismatched)
     hint = prefix_hint(missing, unexpected)
     if hint:
