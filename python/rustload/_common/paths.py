@@ -67,7 +67,7 @@ def path_list(given: Any) -> list[str]:
         TypeError: The argument is neither a path nor a list of paths.
     """
     if isinstance(given, (str, os.PathLike)):
-        found = [given]
+        found: list[Any] = [given]
     elif isinstance(given, Iterable) and not isinstance(given, Mapping) and not hasattr(given, "read"):
         found = list(given)
     else:
@@ -77,8 +77,8 @@ def path_list(given: Any) -> list[str]:
         raise _make("Type", "Type", f"path is a {type(given).__name__}, not a path or a list of paths", note)
     for one in found:
         if not isinstance(one, (str, os.PathLike)):
-            note = _BYTES_ARE_CONTENT if isinstance(one, bytes) else None
-            raise _make("Type", "Type", f"the list of paths holds a {type(one).__name__}", note)
+            advice = _BYTES_ARE_CONTENT if isinstance(one, bytes) else None
+            raise _make("Type", "Type", f"the list of paths holds a {type(one).__name__}", advice)
         try:
             os.stat(one)  # noqa: PTH116  # ten times as fast as Path.stat
         except FileNotFoundError:

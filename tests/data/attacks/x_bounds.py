@@ -137,6 +137,14 @@ family("X94", "metadata that inflates to a thousand times its size", {"data_pkl"
 family("X94", "", {"version": nuls("version")}, Refused("ZipVersion"), "ZipVersion")
 
 
+def flood() -> bytes:
+    """A version record that begins like a pickle and inflates to a list of 250 million values."""
+    return Zip().drop("version").add("version", b"\x80\2(" + b"N" * 250_000_000, method=8).bytes()
+
+
+family("X94", "", {"flood": flood}, Refused("ZipVersion"), "ZipVersion", "InflateRatio", metadata=17_000_000)
+
+
 def compressible() -> bytes:
     """A pickle of 20 MB that deflates to a fiftieth."""
     return deflated(pickle(listed(*(text("x" * 300 + str(number)) for number in range(65_000)))))
