@@ -96,7 +96,7 @@ def _one_file(given: argparse.Namespace, work: pathlib.Path) -> None:
     if result is None:
         print("the scan does not call it inert, or a reader crashes")
     else:
-        print("inert as a file of a folder" if result.task.in_folder else "inert")
+        print(f"inert as {result.task.way}")
         for find in result.finds:
             print(f"{find.kind}: {find.reader}: {find.detail}")
         for reader, outcome in result.outcomes.items():
@@ -125,7 +125,8 @@ def table(counts: campaign.Counts) -> str:
     speed = counts.inputs / counts.seconds * 60 if counts.seconds else 0
     lines = [
         f"{counts.inputs:,} inputs in {counts.seconds / 3600:.2f} h ({speed:,.0f} a minute), {counts.slow} slow scan(s)",
-        f"{counts.inert:,} inert, {counts.in_folder:,} of them only in a folder; {sum(counts.finds.values()):,} find(s)",
+        f"inert as {', '.join(f'{way}: {times:,}' for way, times in counts.inert.items())}",
+        f"{sum(counts.finds.values()):,} find(s)",
     ]
     lines += [
         f"  {label:24} {counts.tried[label]:9,} runs, {counts.ran[label]:9,} without an error"

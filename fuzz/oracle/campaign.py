@@ -10,10 +10,10 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import rustload
 from fuzz.oracle import mutate, witness
 from fuzz.oracle.elsewhere import Elsewhere
 from fuzz.oracle.fence import Fence, Result, Task
+from fuzz.oracle.scans import Scans
 
 if TYPE_CHECKING:
     import pathlib
@@ -25,29 +25,6 @@ POOL_MAX = 4096
 KEPT_PER_KIND = 3
 """The files that are kept of finds of one kind by one reader."""
 SLOW_SCAN_SECONDS = 2.0
-GOOD = b"\x80\x04N."
-"""An inert pickle."""
-
-
-def inert_names(data: bytes, beside: pathlib.Path | None = None) -> dict[tuple[str, str], int] | None:
-    """The names that the scan lists and the calls that it counts of each, if it calls the file inert; else None.
-
-    All of them, since `_load_from_bytes` is not inert by itself: its effect is that of its bytes.
-
-    A file in a folder is judged in another way: what is no checkpoint is passed over. So with `beside`, a folder with an inert
-    checkpoint in it, the file is scanned there.
-    """
-    if beside is None:
-        report = rustload.scan(data)
-    else:
-        (beside / "input").write_bytes(data)
-        report = rustload.scan(beside)
-    if report.verdict != "inert" or not report.complete:
-        return None
-    names: collections.Counter[tuple[str, str]] = collections.Counter()
-    for named in report.globals:
-        names[named.module, named.name] += named.calls
-    return dict(names)
 
 
 @dataclass
@@ -55,9 +32,8 @@ class Counts:
     """What a campaign did."""
 
     inputs: int = 0
-    inert: int = 0
-    in_folder: int = 0
-    """Inert only in a folder."""
+    inert: collections.Counter[str] = field(default_factory=collections.Counter)
+    """By the first way of scanning in which the file is inert."""
     slow: int = 0
     seconds: float = 0.0
     ran: collections.Counter[str] = field(default_factory=collections.Counter)
@@ -100,8 +76,7 @@ class Campaign:
         self._pool = list(seeds.values())
         self._seen: set[str] = set()
         self._kept: collections.Counter[str] = collections.Counter()
-        self._beside = work
-        (work / "good.pkl").write_bytes(GOOD)
+        self._scans = Scans(work)
 
     def run(self, more: Callable[[int], bool]) -> None:
         """Runs inputs as long as `more` says so, given the number of them so far."""
@@ -113,17 +88,14 @@ class Campaign:
                 break
             self.counts.inputs += 1
             began = time.monotonic()
-            inert = inert_names(data)
-            in_folder = inert is None
-            if in_folder:
-                inert = inert_names(data, self._beside)
+            inert = self._scans.inert(data)
             self.counts.slow += time.monotonic() - began > SLOW_SCAN_SECONDS
             if inert is None:
                 continue
-            self.counts.inert += 1
-            self.counts.in_folder += in_folder
+            way, listed = inert
+            self.counts.inert[way] += 1
             changes[number] = names
-            batch.append(Task(number, data, inert, in_folder))
+            batch.append(Task(number, data, listed, way))
             if len(batch) == BATCH:
                 self._examine(batch, changes)
                 batch, changes = [], {}
@@ -174,7 +146,7 @@ class Campaign:
     def _keep_finds(self, result: Result, changes: list[str]) -> None:
         """Counts an input with finds by the first of them."""
         first = result.finds[0]
-        label = f"{'folder, ' * result.task.in_folder}{first.kind}, {first.reader}"
+        label = f"{result.task.way}, {first.kind}, {first.reader}"
         self.counts.finds[label] += 1
         about = {"finds": [" | ".join(find) for find in result.finds]}
         self._write(
@@ -195,21 +167,18 @@ class Campaign:
 
 
 class Replay:
-    """Runs single files, scanned as content and as a file of a folder."""
+    """Runs single files."""
 
     def __init__(self, work: pathlib.Path) -> None:
-        (work / "good.pkl").write_bytes(GOOD)
-        self._work, self._fence = work, Fence()
+        self._scans, self._fence = Scans(work), Fence()
 
     def run(self, data: bytes) -> Result | None:
-        """What the readers do with the file; None if the scan calls it inert in neither way."""
-        inert = inert_names(data)
-        in_folder = inert is None
-        if in_folder:
-            inert = inert_names(data, self._work)
-        return (
-            None if inert is None else next(iter([*self._fence.run([Task(0, data, inert, in_folder)])]), None)
-        )
+        """What the readers do with the file; None if the scan calls it inert in no way."""
+        inert = self._scans.inert(data)
+        if inert is None:
+            return None
+        way, listed = inert
+        return next(iter([*self._fence.run([Task(0, data, listed, way)])]), None)
 
     def close(self) -> None:
         """Ends the replay."""

@@ -64,14 +64,14 @@ class Task:
         number: The number of the input in its campaign.
         data: The content of the file.
         inert: The names that the scan lists, and how often it counts a call of each.
-        in_folder: Whether the scan calls it inert only as a file of a folder.
+        way: The way of scanning in which it is inert.
         skip: Readers that crashed or did not end.
     """
 
     number: int
     data: bytes
     inert: dict[Name, int]
-    in_folder: bool = False
+    way: str = ""
     skip: set[str] = field(default_factory=set)
 
 

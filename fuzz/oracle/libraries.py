@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fuzz.oracle.readers import CONTENT_MAX_BYTES, CONTENTS_MAX
+from fuzz.oracle.readers import CONTENT_MAX_BYTES, CONTENTS_MAX, contents
 
 if TYPE_CHECKING:
     from fuzz.oracle.readers import Contents, Reader
@@ -26,11 +26,12 @@ def _torch(data: bytes) -> Contents:
 
 def _torch_records(data: bytes) -> Contents:
     """The records that torch's own reader of zip archives finds."""
-    archive = torch._C.PyTorchFileReader(io.BytesIO(data))
+    archive, members = torch._C.PyTorchFileReader(io.BytesIO(data)), {}
     for name in archive.get_all_records()[:CONTENTS_MAX]:
         with contextlib.suppress(RuntimeError):
             if archive.get_record_size(name) <= CONTENT_MAX_BYTES:
-                yield archive.get_record(name)
+                members[name] = archive.get_record(name)
+    yield from contents({name: name for name in members}, members)
 
 
 def _numpy(encoding: str) -> Reader:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from collections.abc import Callable, Sequence
 
 from attacks.streams import legacy
@@ -11,7 +12,7 @@ from attacks.zips import torch_zip
 from fuzz.differential import mutate_pickle, opcodes
 from fuzz.oracle import containers, programs
 
-INPUT_MAX_BYTES = 64 << 10
+INPUT_MAX_BYTES = 160 << 10
 
 Change = Callable[[random.Random, bytes, bytes], bytes]
 """Changes the first file; the second is one to take from."""
@@ -66,6 +67,29 @@ def insert_opcodes(rng: random.Random, one: bytes, two: bytes) -> bytes:
     return b"".join(ops[:at]) + made + b"".join(ops[at:])
 
 
+def lengthen(rng: random.Random, one: bytes, two: bytes) -> bytes:
+    """Puts a long opcode, many opcodes or many NULs into a file, so that it is longer than what a reader takes at once."""
+    size = rng.choice((1 << 12, 1 << 16)) + rng.randrange(-8, 9)
+    made = rng.choice((
+        lambda: b"B" + struct.pack("<I", size) + bytes(size) + b"0",
+        lambda: b"T" + struct.pack("<I", size) + b"x" * size + b"0",
+        lambda: b"V" + b"x" * size + b"\n0",
+        lambda: b"I" + b"0" * size + b"1\n0",
+        lambda: b"(" * size + b"1" * size,
+        lambda: b"(" * size,
+        lambda: b"N0" * (size // 2),
+        lambda: b"c" + b"x" * size + b"\nrun\n0",
+        lambda: bytes(size),
+        lambda: bytes(-(-size // 512) * 512),
+    ))()  # fmt: skip
+    ops = opcodes(one)
+    if len(ops) > 2 and rng.random() < 0.7:
+        at = rng.randrange(len(ops))
+        return b"".join(ops[:at]) + made + b"".join(ops[at:])
+    at = rng.choice((0, len(one), rng.randrange(len(one) + 1)))
+    return one[:at] + made + one[at:]
+
+
 def append_payload(rng: random.Random, one: bytes, two: bytes) -> bytes:
     """Puts a payload behind the file, before it, or over bytes in it."""
     payload = rng.choice(programs.EVIL)
@@ -77,6 +101,7 @@ CHANGES: tuple[tuple[Change, int], ...] = (
     (change_opcodes, 4),
     (insert_opcodes, 6),
     (append_payload, 4),
+    (lengthen, 1),
     *((change, 2) for change in containers.TWO_FILES),
     *((change, 1) for change in containers.NESTED),
 )

@@ -34,6 +34,10 @@ PICKLES_MAX = 1000
 """The consecutive pickles that are read."""
 
 
+class Storage(bytes):
+    """The elements of tensors, which the scan does not take for a file of their own, except as an array of NumPy."""
+
+
 class _CReader(CUnpickler):
     def persistent_load(self, _: Any) -> StandIn:
         return StandIn()
@@ -80,9 +84,19 @@ def _tarfile(data: bytes) -> Contents:
 
 def _zipfile(data: bytes) -> Contents:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        members = {}
         for info in archive.infolist()[:CONTENTS_MAX]:
             with contextlib.suppress(Exception), archive.open(info) as file:
-                yield drain(file)
+                members[info] = drain(file)
+        yield from contents({info: info.filename for info in members}, members)
+
+
+def contents(names: dict[Any, str], members: dict[Any, bytes]) -> Contents:
+    """The contents of the members of an archive; those of storages that a pickle of torch refers to as `Storage`."""
+    pickles = b"".join(members[key] for key, name in names.items() if name.lower().endswith("data.pkl"))
+    for key, name in names.items():
+        stem = name.rpartition("/data/")[2] if "/data/" in name else name.partition("data/")[2]
+        yield Storage(members[key]) if stem and stem.encode() in pickles else members[key]
 
 
 def _decompressed(opened: Callable[[Any], Any]) -> Reader:

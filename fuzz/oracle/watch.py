@@ -10,6 +10,7 @@ import _pickle
 import collections
 import contextlib
 import pickle
+import re
 import sys
 import types
 from dataclasses import dataclass, field
@@ -48,6 +49,10 @@ CODE_RUNNING_MODULES = {
     "subprocess", "sys",
 }  # fmt: skip
 """A second opinion on what no report should list as inert: these are not resolved in any case."""
+
+
+MODULE = re.compile(r"\s*[\w-]+(\.[\w-]+)*\s*")
+"""The names that a module may have."""
 
 
 class Find(NamedTuple):
@@ -127,8 +132,8 @@ class Watch:
     def resolve(self, module: str, name: str, really: Callable[[str, str], Any]) -> Any:
         """What `find_class` returns."""
         self.resolved += 1
-        if not module or "\0" in module:
-            raise ModuleNotFoundError(module)  # as for users: there is nothing that could be imported
+        if not MODULE.fullmatch(module):
+            raise ModuleNotFoundError(module)  # as for users, who have no module of this name
         key = self._listed(module, name)
         if key is None:
             self.find("global", f"{module}.{name}")

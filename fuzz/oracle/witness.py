@@ -47,7 +47,8 @@ def files() -> Iterator[tuple[str, str, bytes, dict[Name, int]]]:
     yield "global", "torch", torch_zip(asm.pickle(asm.name("evil.run"))), {}
     yield "global", "torch", tar({"pickle": EVIL}), {}
     yield "global", "numpy latin1", _npy(), {}
-    yield "global", "torch zip>pickle", torch_zip(asm.pickle(), {"0": EVIL}), {}
+    yield "global", "torch zip>pickle", torch_zip(asm.pickle(), {"x": EVIL}), {}
+    yield "global", "torch zip>numpy", torch_zip(asm.pickle(asm.text("x")), {"x": _npy()}), {}
     yield "global", "tarfile>pickle", tar({"pickle": EVIL}), {}
     yield "global", "zipfile>pickle", _zipped(EVIL), {}
     yield "global", "zipfile>tarfile>pickle", _zipped(tar({"pickle": EVIL})), {}
