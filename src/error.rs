@@ -161,8 +161,6 @@ codes! {
         "Open it with unknown values kept, to get them as inert data.";
     DisallowedCall: Disallowed, "The pickle calls something in a way that rustload does not know.",
         "Open it with unknown values kept, to get them as inert data.";
-    CyclicValue: Format, "A value contains itself in a way that no Python object can.",
-        "The pickle was made by hand; its tensors can still be read.";
 
     LegacyVersion: Unsupported, "The legacy stream states a protocol other than 1001.",
         "It is from a torch that was never released, or damaged: fetch it again.";
@@ -186,6 +184,8 @@ codes! {
     TensorBounds: Format, "A tensor reaches outside its storage.", "The file is damaged or was made by hand: fetch it again, or ask its author.";
     TensorMetadata: Unsupported, "A tensor has a property that rustload does not know.",
         "It is from a newer torch: look for a newer rustload.";
+    StateUnsupported: Unsupported, "The pickle changes a tensor, an array or a dtype after it made it, as no writer does.",
+        "The file was made by hand: ask its author.";
     SparseInvariant: Format, "A sparse tensor's indices do not match its shape, or each other.",
         "The file is damaged or was made by hand; the component tensors can be read one by one.";
     MetaTensor: Unsupported, "The tensor was saved on the meta device, so the file has none of its elements.",

@@ -81,7 +81,7 @@ fn children(values: &Values, handle: Handle) -> Vec<Handle> {
             let mut out: Vec<Handle> = pairs(call.items);
             out.extend([call.callable, call.args]);
             out.extend(call.kwargs);
-            out.extend_from_slice(call.states);
+            out.extend(call.states.iter().map(|state| state.value));
             out.extend_from_slice(call.appended);
             out
         }

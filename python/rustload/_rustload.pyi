@@ -244,7 +244,6 @@ class Checkpoint:
 
         Raises:
             LimitError: The tree is nested too deeply, or has too many values (`depth`, `export_nodes`).
-            FormatError: A tuple or frozen set contains itself (code `CyclicValue`).
         """
 
     def rebuild(self, shard: int, builder: _Builder) -> Any:
@@ -360,8 +359,8 @@ class _Builder(Protocol):
     def opaque(self, class_name: str, /) -> None:
         """Called for each value that is kept as inert data; may raise to reject the file."""
 
-    def attributes(self, made: Any, state: Any, /) -> None:
-        """Sets the attributes of a BUILD opcode on a mapping or a tensor."""
+    def attributes(self, made: Any, attributes: dict[Any, Any], /) -> None:
+        """Sets the attributes of a mapping or a tensor."""
 
 def open_paths(
     paths: Sequence[str | os.PathLike[str]],
@@ -784,7 +783,7 @@ class Tensor:
         """The storage: the index of the file, and of the storage in it. Tied tensors have the same."""
 
     def attributes(self, wrap: Callable[[Tensor], object]) -> list[Any]:
-        """The states that the file sets on the tensor, in order: dicts of attributes, or pairs of that and a dict of slots.
+        """The states that the file sets on the tensor, in order: dicts of attributes, or values for a class's `__setstate__`.
 
         Args:
             wrap: Creates the object for a tensor in a state.

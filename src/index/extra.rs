@@ -5,7 +5,7 @@
 //! are checked when they are used.
 
 use crate::layout::Dims;
-use crate::pickle::{GlobalId, Handle};
+use crate::pickle::{GlobalId, Handle, Snapshot};
 
 /// The properties of one tensor beyond dtype and layout.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -13,7 +13,7 @@ pub struct Extra {
     /// Its class, where that is a subclass of `torch.Tensor`.
     pub class: Option<GlobalId>,
     /// The states that are set on it, in program order: each is a dict of attributes, or a pair of such a dict and a dict of slots.
-    pub states: Vec<Handle>,
+    pub states: Vec<Snapshot>,
     /// Its quantization parameters.
     pub quantization: Option<Quantization>,
 }
@@ -44,9 +44,9 @@ pub enum Scale {
     /// One scale and zero point for each index of a dimension: 1-D tensors, or lists of numbers.
     Channel {
         /// The scales.
-        scales: Handle,
+        scales: Snapshot,
         /// The zero points; floats in `per_channel_affine_float_qparams`.
-        zero_points: Handle,
+        zero_points: Snapshot,
         /// The dimension.
         axis: u64,
     },

@@ -8,11 +8,12 @@
 use super::bounded_vec::BoundedVec;
 use super::buffer_cache::{self, RecycledBuffers};
 use super::globals::NameId;
+use super::history::{Build, Container, History};
 use super::nodes::Nodes;
-use super::value::{CallId, CallKind, GlobalId, Handle};
+use super::value::{CallId, CallKind, GlobalId, Handle, Snapshot};
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
-use crate::num::{to_u32, u32_to_usize};
+use crate::num::{to_u32, to_u64, u32_to_usize};
 use std::num::NonZeroU32;
 
 /// A range of bytes in the pickle, or in the decode buffer.
@@ -22,6 +23,8 @@ pub(super) struct ByteRange {
     pub(super) len: u32,
     /// Whether the range is in the decode buffer.
     pub(super) decoded: bool,
+    /// Whether it is a `str` of Python 2 that is not ASCII: text for one reader and bytes for another.
+    pub(super) is_byte_string: bool,
 }
 
 /// A growable range of a pool.
@@ -85,6 +88,14 @@ pub(super) struct CallExtra {
     pub(super) appended: Span,
 }
 
+/// What the extra parts of a call are spans of, and what logs their growth.
+struct Pools<'a> {
+    items: &'a mut BoundedVec<Handle>,
+    pairs: &'a mut BoundedVec<(Handle, Handle)>,
+    states: &'a mut BoundedVec<Snapshot>,
+    history: &'a mut History,
+}
+
 #[derive(Clone, Copy)]
 pub(super) struct GlobalRecord {
     pub(super) module: NameId,
@@ -111,6 +122,9 @@ pub(super) struct Arena {
     pub(super) pairs: BoundedVec<(Handle, Handle)>,
     pub(super) calls: BoundedVec<CallRecord>,
     pub(super) extras: BoundedVec<CallExtra>,
+    /// The states of calls.
+    pub(super) states: BoundedVec<Snapshot>,
+    pub(super) history: History,
     pub(super) globals: BoundedVec<GlobalRecord>,
     pub(super) names: BoundedVec<NameRecord>,
     /// Long strings and integers that were dict keys or set items, each with the first equal one.
@@ -133,6 +147,8 @@ impl Arena {
             pairs: BoundedVec::new("nodes", unlimited),
             calls: BoundedVec::with_capacity_hint("nodes", unlimited, calls, bytes / 50),
             extras: BoundedVec::new("nodes", unlimited),
+            states: BoundedVec::new("nodes", unlimited),
+            history: History::new(limits.nodes),
             globals: BoundedVec::new("nodes", unlimited),
             names: BoundedVec::new("nodes", unlimited),
             long_keys: std::collections::HashMap::new(),
@@ -183,40 +199,44 @@ impl Arena {
     ) -> Result<Handle> {
         let id = CallId::at(self.calls.len());
         let handle = self.add(Node::Call { kind, id })?;
+        self.history.read(offset);
         let offset = to_u32(offset);
         self.calls.push(CallRecord { callable, args, extra: None, offset, handle })?;
-        if kwargs.is_some() {
-            self.update_extra(id, |extra, _, _| {
-                extra.kwargs = kwargs;
-                Ok(())
-            })?;
+        if kwargs.is_some()
+            && let Some((extra, _)) = self.extra_mut(id)?
+        {
+            extra.kwargs = kwargs;
         }
         Ok(handle)
     }
 
     /// APPEND and APPENDS: extends a list; on the result of a call, records the values with the call.
-    pub(super) fn append(&mut self, target: Handle, values: &[Handle]) -> Result<()> {
+    pub(super) fn append(&mut self, target: Handle, values: &[Handle], offset: usize) -> Result<()> {
         let add = values.iter().copied();
         match self.node(target) {
             Node::List(mut span) => {
+                self.history.grow(Container::values(target), span.len, offset)?;
                 span.append(&mut self.items, values.len(), Handle::NONE, add)?;
                 self.nodes.set(target, Node::List(span))
             }
-            Node::Call { id, .. } => self.update_extra(id, |extra, items, _| {
-                extra.appended.append(items, values.len(), Handle::NONE, add)
-            }),
+            Node::Call { id, .. } => {
+                let Some((extra, pools)) = self.extra_mut(id)? else { return Ok(()) };
+                pools.history.grow(Container::values(target), extra.appended.len, offset)?;
+                extra.appended.append(pools.items, values.len(), Handle::NONE, add)
+            }
             _ => Err(wrong_target("append to")),
         }
     }
 
     /// ADDITEMS: extends a set; on the result of a call, records the items with the call.
-    pub(super) fn add_items(&mut self, target: Handle, values: &[Handle]) -> Result<()> {
+    pub(super) fn add_items(&mut self, target: Handle, values: &[Handle], offset: usize) -> Result<()> {
         match self.node(target) {
             Node::Set(mut span) => {
+                self.history.grow(Container::values(target), span.len, offset)?;
                 span.append(&mut self.items, values.len(), Handle::NONE, values.iter().copied())?;
                 self.nodes.set(target, Node::Set(span))
             }
-            Node::Call { .. } => self.append(target, values),
+            Node::Call { .. } => self.append(target, values, offset),
             _ => Err(wrong_target("add items to")),
         }
     }
@@ -224,7 +244,7 @@ impl Arena {
     /// SETITEM and SETITEMS: extends a dict; on the result of a call, records the pairs with the call. `flat` alternates keys and
     /// values.
     #[inline]
-    pub(super) fn set_items(&mut self, target: Handle, flat: &[Handle]) -> Result<()> {
+    pub(super) fn set_items(&mut self, target: Handle, flat: &[Handle], offset: usize) -> Result<()> {
         let (chunks, odd) = flat.as_chunks::<2>();
         if !odd.is_empty() {
             return Err(Error::new(
@@ -236,22 +256,33 @@ impl Arena {
         let none = (Handle::NONE, Handle::NONE);
         match self.node(target) {
             Node::Dict(mut span) => {
+                self.history.grow(Container::pairs(target), span.len, offset)?;
                 span.append(&mut self.pairs, chunks.len(), none, add)?;
                 self.nodes.set(target, Node::Dict(span))
             }
             Node::Call { id, .. } => {
-                self.update_extra(id, |extra, _, pairs| extra.items.append(pairs, chunks.len(), none, add))
+                let Some((extra, pools)) = self.extra_mut(id)? else { return Ok(()) };
+                pools.history.grow(Container::pairs(target), extra.items.len, offset)?;
+                extra.items.append(pools.pairs, chunks.len(), none, add)
             }
             _ => Err(wrong_target("set items of")),
         }
     }
 
-    /// BUILD: records the state with the call that made `target`.
-    pub(super) fn build(&mut self, target: Handle, state: Handle) -> Result<()> {
-        let Node::Call { id, .. } = self.node(target) else { return Err(wrong_target("set the state of")) };
-        self.update_extra(id, |extra, items, _| {
-            extra.states.append(items, 1, Handle::NONE, [state].into_iter())
-        })
+    /// BUILD: records it, and the state with the call that made `target`.
+    pub(super) fn build(&mut self, target: Handle, state: Handle, offset: usize) -> Result<()> {
+        self.history.read(offset);
+        let snapshot = Snapshot { value: state, offset: to_u64(offset) };
+        let mut build = Build { offset: snapshot.offset, target, state, items: 0, appended: 0 };
+        let Node::Call { id, .. } = self.node(target) else {
+            self.history.builds.push(build)?;
+            return Err(wrong_target("set the state of"));
+        };
+        let Some((extra, pools)) = self.extra_mut(id)? else { return Ok(()) };
+        (build.items, build.appended) = (extra.items.len, extra.appended.len);
+        pools.history.builds.push(build)?;
+        let none = Snapshot { value: Handle::NONE, offset: 0 };
+        extra.states.append(pools.states, 1, none, [snapshot].into_iter())
     }
 
     /// The extra parts of a call; empty for most.
@@ -260,17 +291,9 @@ impl Arena {
         call.extra.and_then(|id| self.extras.get(id.index())).unwrap_or_default()
     }
 
-    /// Changes the extra parts of a call. `change` also gets the pools of items and of pairs.
-    fn update_extra(
-        &mut self,
-        id: CallId,
-        change: impl FnOnce(
-            &mut CallExtra,
-            &mut BoundedVec<Handle>,
-            &mut BoundedVec<(Handle, Handle)>,
-        ) -> Result<()>,
-    ) -> Result<()> {
-        let Some(call) = self.calls.get_mut(id.index()) else { return Ok(()) };
+    /// The extra parts of a call, to be changed, and the pools of what they contain. `None` for a call of another pickle.
+    fn extra_mut(&mut self, id: CallId) -> Result<Option<(&mut CallExtra, Pools<'_>)>> {
+        let Some(call) = self.calls.get_mut(id.index()) else { return Ok(None) };
         let extra_id = match call.extra {
             Some(extra_id) => extra_id,
             None => {
@@ -279,10 +302,13 @@ impl Arena {
                 *call.extra.insert(extra_id)
             }
         };
-        match self.extras.get_mut(extra_id.index()) {
-            Some(extra) => change(extra, &mut self.items, &mut self.pairs),
-            None => Ok(()),
-        }
+        let Arena { items, pairs, states, history, .. } = self;
+        let pools = Pools { items, pairs, states, history };
+        Ok(self.extras.get_mut(extra_id.index()).map(|extra| (extra, pools)))
+    }
+
+    pub(super) fn states_in(&self, span: Span) -> &[Snapshot] {
+        self.states.slice(u32_to_usize(span.start), u32_to_usize(span.len))
     }
 
     /// The values of a list, tuple or set.

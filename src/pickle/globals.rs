@@ -94,7 +94,12 @@ impl Globals {
             Err(probe) => {
                 let start = arena.decoded.len();
                 arena.decoded.extend_from_slice(text.as_bytes());
-                let range = ByteRange { start: to_u32(start), len: to_u32(text.len()), decoded: true };
+                let range = ByteRange {
+                    start: to_u32(start),
+                    len: to_u32(text.len()),
+                    decoded: true,
+                    is_byte_string: false,
+                };
                 self.add(arena, probe, NameRecord { range, parts: 1 })
             }
         }

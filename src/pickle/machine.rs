@@ -37,7 +37,7 @@ pub(super) fn run(data: Chunk, start: usize, limits: &Limits, cancel: &Cancel) -
     let root = execute(&mut disasm, &mut machine, cancel)?;
     let (end, protocol, newest_protocol) = (disasm.position(), machine.protocol, machine.newest_protocol());
     let arena = machine.arena;
-    Ok(Pickle { values: Values { data, arena }, root, end, protocol, newest_protocol })
+    Ok(Pickle { values: Values::new(data, arena), root, end, protocol, newest_protocol })
 }
 
 /// Fails where the pickle is longer than the limit `pickle_bytes`, or than the 32 bits that the arena keeps of an offset.
@@ -103,10 +103,6 @@ struct Machine<'d> {
     newest: u8,
     /// Whether BINBYTES or SHORT_BINBYTES occurred: the only opcodes of protocol 3, whose bytes are below 0x80.
     has_binbytes: bool,
-    /// The BUILDs in program order, if they are recorded: offset and target.
-    builds: Option<Vec<(u32, Handle)>>,
-    /// Whether a mutable value was fetched from the memo or duplicated.
-    aliased: bool,
     /// Whether PERSID, a persistent id as text, is accepted: the tar files of torch 0.1 contain it.
     accepts_persid: bool,
     limits: &'d Limits,
@@ -129,8 +125,6 @@ impl<'d> Machine<'d> {
             protocol: 0,
             newest: 0,
             has_binbytes: false,
-            builds: None,
-            aliased: false,
             accepts_persid: false,
             limits,
         })
@@ -217,18 +211,18 @@ impl<'d> Machine<'d> {
             (Opcode::EmptyList, _) => self.push(Node::List(Span::default()))?,
             (Opcode::EmptyDict, _) => self.push(Node::Dict(Span::default()))?,
             (Opcode::EmptySet, _) => self.push(Node::Set(Span::default()))?,
-            (Opcode::List | Opcode::FrozenSet | Opcode::Dict, _) => self.container(op.opcode)?,
+            (Opcode::List | Opcode::FrozenSet | Opcode::Dict, _) => self.container(op.opcode, op.offset)?,
             (Opcode::Append, _) => {
                 let value = self.pop()?;
                 let target = self.top()?;
-                self.arena.append(target, &[value])?;
+                self.arena.append(target, &[value], op.offset)?;
             }
-            (Opcode::Appends | Opcode::AddItems, _) => self.extend(op.opcode)?,
+            (Opcode::Appends | Opcode::AddItems, _) => self.extend(op.opcode, op.offset)?,
             (Opcode::SetItem, _) => {
                 let (value, key) = (self.pop()?, self.pop()?);
                 let target = self.top()?;
                 self.interner.check(&mut self.arena, self.data, key)?;
-                self.arena.set_items(target, &[key, value])?;
+                self.arena.set_items(target, &[key, value], op.offset)?;
             }
             (Opcode::SetItems, _) => {
                 let mark = self.pop_mark()?;
@@ -236,7 +230,7 @@ impl<'d> Machine<'d> {
                 for &key in self.stack.slice_from(mark).iter().step_by(2) {
                     self.interner.check(&mut self.arena, self.data, key)?;
                 }
-                self.arena.set_items(target, self.stack.slice_from(mark))?;
+                self.arena.set_items(target, self.stack.slice_from(mark), op.offset)?;
                 self.stack.truncate(mark);
             }
 
@@ -282,8 +276,7 @@ impl<'d> Machine<'d> {
             (Opcode::Build, _) => {
                 let state = self.pop()?;
                 let target = self.top()?;
-                self.record_build(op.offset, target)?;
-                self.arena.build(target, state)?;
+                self.arena.build(target, state, op.offset)?;
             }
 
             (Opcode::BinPersId, _) => {
@@ -305,14 +298,6 @@ impl<'d> Machine<'d> {
         Ok(None)
     }
 
-    fn record_build(&mut self, offset: usize, target: Handle) -> Result<()> {
-        if let Some(builds) = &mut self.builds {
-            builds.try_reserve(1).map_err(|_| fail(Code::Memory, "no memory for the builds"))?;
-            builds.push((to_u32(offset), target));
-        }
-        Ok(())
-    }
-
     /// The protocol of the newest opcode that was executed.
     fn newest_protocol(&self) -> u8 {
         let newest = Opcode::from_byte(self.newest).filter(|opcode| opcode.byte() >= Opcode::Proto.byte());
@@ -329,7 +314,7 @@ impl<'d> Machine<'d> {
     }
 
     /// LIST, FROZENSET and DICT: a container of the values above the mark.
-    fn container(&mut self, opcode: Opcode) -> Result<()> {
+    fn container(&mut self, opcode: Opcode, offset: usize) -> Result<()> {
         let mark = self.pop_mark()?;
         let step = match opcode {
             Opcode::Dict => 2,
@@ -344,7 +329,7 @@ impl<'d> Machine<'d> {
         let values = self.stack.slice_from(mark);
         let handle = if opcode == Opcode::Dict {
             let handle = self.arena.add(Node::Dict(Span::default()))?;
-            self.arena.set_items(handle, values)?;
+            self.arena.set_items(handle, values, offset)?;
             handle
         } else {
             let span = Span::of(to_u32(self.arena.items.len()), to_u32(values.len()));
@@ -356,7 +341,7 @@ impl<'d> Machine<'d> {
     }
 
     /// APPENDS and ADDITEMS.
-    fn extend(&mut self, opcode: Opcode) -> Result<()> {
+    fn extend(&mut self, opcode: Opcode, offset: usize) -> Result<()> {
         let mark = self.pop_mark()?;
         let target = self.below(mark)?;
         if opcode == Opcode::AddItems && matches!(self.arena.node(target), Node::Set(_)) {
@@ -366,8 +351,8 @@ impl<'d> Machine<'d> {
         }
         let values = self.stack.slice_from(mark);
         match opcode {
-            Opcode::AddItems => self.arena.add_items(target, values)?,
-            _ => self.arena.append(target, values)?,
+            Opcode::AddItems => self.arena.add_items(target, values, offset)?,
+            _ => self.arena.append(target, values, offset)?,
         }
         self.stack.truncate(mark);
         Ok(())

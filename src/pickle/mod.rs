@@ -17,6 +17,7 @@ mod buffer_cache;
 mod compat;
 mod disasm;
 mod globals;
+mod history;
 mod keys;
 mod machine;
 mod memo;
@@ -31,10 +32,11 @@ use crate::limits::Limits;
 use crate::parallel::Cancel;
 
 pub use disasm::{Arg, Disasm, Op, ResumePoint};
+pub use history::Build;
 #[cfg(feature = "scan")]
 pub use machine::recover::{RUN_TIME_MODULE, RecoveredPickle};
 pub use opcode::{ArgKind, Opcode};
-pub use value::{BigInt, Call, CallId, CallKind, Global, GlobalId, Handle, Text, Value, Values};
+pub use value::{BigInt, Call, CallId, CallKind, Global, GlobalId, Handle, Snapshot, Text, Value, Values};
 
 /// What one pickle describes.
 #[derive(Debug)]

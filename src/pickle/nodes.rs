@@ -117,7 +117,7 @@ impl Nodes {
     fn unpack(&self, compact: CompactNode) -> Node {
         let CompactNode { head, body } = compact;
         let len = head >> 4;
-        let range = ByteRange { start: body, len, decoded: false };
+        let range = ByteRange { start: body, len, decoded: false, is_byte_string: false };
         match head & TAG_MASK {
             NONE => Node::None,
             BOOL => Node::Bool(len > 0),
@@ -178,7 +178,11 @@ impl CompactNode {
 
     #[inline(always)]
     fn pack_range(tag: u32, range: ByteRange) -> Option<CompactNode> {
-        if range.decoded { None } else { CompactNode::new(tag, range.len, range.start) }
+        if range.decoded || range.is_byte_string {
+            None
+        } else {
+            CompactNode::new(tag, range.len, range.start)
+        }
     }
 
     #[inline(always)]
@@ -194,7 +198,9 @@ mod tests {
 
     fn range() -> impl Strategy<Value = ByteRange> {
         let len = prop_oneof![0..100_u32, (1_u32 << 28) - 2..(1 << 28) + 2, Just(u32::MAX)];
-        (any::<u32>(), len, any::<bool>()).prop_map(|(start, len, decoded)| ByteRange { start, len, decoded })
+        (any::<u32>(), len, any::<bool>(), any::<bool>()).prop_map(|(start, len, decoded, is_byte_string)| {
+            ByteRange { start, len, decoded, is_byte_string }
+        })
     }
 
     fn handle() -> impl Strategy<Value = Handle> {
@@ -259,7 +265,7 @@ mod tests {
     #[test]
     fn common_nodes_are_compact() {
         assert_eq!((size_of::<CompactNode>(), size_of::<Node>()), (8, 16));
-        let name = ByteRange { start: 1 << 31, len: 80, decoded: false };
+        let name = ByteRange { start: 1 << 31, len: 80, decoded: false, is_byte_string: false };
         let tuple = Node::Tuple { depth: 0, nodes: 0, start: 1 << 31, len: 7, canon: None };
         let call = Node::Call { kind: CallKind::Obj, id: CallId::at(1 << 31) };
         for node in [Node::Int(-1), Node::Str(name), tuple, call, Node::Dict(Span::default())] {

@@ -187,12 +187,21 @@ pub struct Call<'a> {
     pub args: Handle,
     /// The keyword arguments of NEWOBJ_EX, always a dict.
     pub kwargs: Option<Handle>,
-    /// The states that BUILD sets on the result, in program order.
-    pub states: &'a [Handle],
+    /// The states that BUILD sets on the result, in program order, each at the offset of its BUILD.
+    pub states: &'a [Snapshot],
     /// The pairs that SETITEM and SETITEMS set on the result, in program order.
     pub items: &'a [(Handle, Handle)],
     /// The values that APPEND, APPENDS and ADDITEMS add to the result, in program order.
     pub appended: &'a [Handle],
+    /// The offset of the opcode.
+    pub offset: u64,
+}
+
+/// A value as the opcode at an offset finds it: a list, dict or set without what is added to it later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// The value.
+    pub value: Handle,
     /// The offset of the opcode.
     pub offset: u64,
 }
@@ -204,6 +213,12 @@ pub struct Values {
 }
 
 impl Values {
+    /// The values of a pickle that has run.
+    pub(super) fn new(data: Chunk, mut arena: Arena) -> Values {
+        arena.history.finish();
+        Values { data, arena }
+    }
+
     /// The value of a handle of this pickle.
     #[inline(always)]
     pub fn get(&self, handle: Handle) -> Value<'_> {
@@ -236,6 +251,11 @@ impl Values {
             Node::Call { id, .. } => Value::Call(id),
             Node::PersistentId(id) => Value::PersistentId(id),
         }
+    }
+
+    /// Whether a string is a `str` of Python 2, whose bytes are data where a reader expects bytes.
+    pub fn is_byte_string(&self, handle: Handle) -> bool {
+        matches!(self.arena.node(handle), Node::Str(range) if range.is_byte_string)
     }
 
     /// The handles of all values.
@@ -305,7 +325,7 @@ impl Values {
             callable: record.callable,
             args: record.args,
             kwargs: extra.kwargs,
-            states: arena.handles_in(extra.states),
+            states: arena.states_in(extra.states),
             items: arena.pairs_in(extra.items),
             appended: arena.handles_in(extra.appended),
             offset: u64::from(record.offset),

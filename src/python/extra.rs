@@ -8,7 +8,7 @@ use super::{objects, run};
 use crate::error::{Code, Error};
 use crate::index::{Component, Object, Path, Scale, SparseLayout};
 use crate::parallel::Cancel;
-use crate::pickle::Handle;
+use crate::pickle::Snapshot;
 use crate::tensor::Tensor as Core;
 
 /// The quantization parameters, `(dtype, scheme, scale, zero_point, axis, packed)`; `packed` is `(shape, strides, offset)`. `None`
@@ -42,13 +42,13 @@ pub(super) fn quantization<'py>(
 fn channels<'py>(
     py: Python<'py>,
     tensor: &Core,
-    part: Handle,
+    part: Snapshot,
     name: Component,
     wrap: &Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let (checkpoint, shard) = (tensor.checkpoint(), tensor.shard() as usize);
     let tree = checkpoint.trees().nth(shard).and_then(|(_, tree)| tree);
-    if let Some(Object::Tensor(id)) = tree.map(|tree| tree.get(part)).transpose()? {
+    if let Some(Object::Tensor(id)) = tree.map(|tree| tree.get(part.value)).transpose()? {
         let is_root = matches!(tensor.path(), Some(Path::Steps(steps)) if steps.is_empty());
         let prefix = if is_root { String::new() } else { format!("{}.", tensor.name()) };
         let named_component = format!("{prefix}{}", name.name());
@@ -61,7 +61,7 @@ fn channels<'py>(
             named_component.or_else(|| checkpoint.unnamed_tensor(shard, id)).ok_or_else(missing)?;
         return wrap.call1((Tensor(component),));
     }
-    objects::value(py, tensor, part, wrap)
+    objects::list(py, tensor, part, wrap)
 }
 
 /// Validates the indices of a sparse tensor.

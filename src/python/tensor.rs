@@ -103,7 +103,7 @@ impl Tensor {
 
     fn attributes<'py>(&self, py: Python<'py>, wrap: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let states = self.0.states().iter();
-        states.map(|&state| objects::value(py, &self.0, state, wrap)).collect()
+        states.map(|&state| objects::attributes(py, &self.0, state, wrap)).collect()
     }
 
     fn quantization<'py>(

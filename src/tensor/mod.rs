@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::index::Path;
 use crate::layout::{Layout, TensorIndex};
 use crate::opened::Opened;
-use crate::pickle::Handle;
+use crate::pickle::Snapshot;
 
 pub use joined::Joined;
 pub(crate) use materialize::{MaterializePlan, OwnedPlan};
@@ -106,7 +106,7 @@ impl Tensor {
     }
 
     /// The attributes that the file sets on it: each a dict of attributes, or a pair of such a dict and a dict of slots.
-    pub(crate) fn states(&self) -> &[Handle] {
+    pub(crate) fn states(&self) -> &[Snapshot] {
         self.opened.extra(self.id).map_or(&[], |extra| &extra.states)
     }
 

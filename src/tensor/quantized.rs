@@ -11,7 +11,7 @@ use crate::layout::{Layout, TensorIndex};
 use crate::num::to_usize;
 use crate::opened::Opened;
 use crate::parallel::{self, Cancel};
-use crate::pickle::Handle;
+use crate::pickle::Snapshot;
 use crate::stream::{self, Fill, Payload, Signs};
 
 /// Elements of a block: its integers and floats fit a core's cache.
@@ -135,11 +135,11 @@ impl Tensor {
     }
 
     /// Reads scales or zero points, which the file has as a tensor or a list. Fails unless all of them are finite.
-    fn qparams(&self, handle: Handle, cancel: &Cancel) -> Result<Vec<f64>> {
+    fn qparams(&self, part: Snapshot, cancel: &Cancel) -> Result<Vec<f64>> {
         let missing = || Error::new(Code::InternalError, "a quantized tensor's scales are missing");
 
         let tree = self.opened.tree(self.shard()).ok_or_else(missing)?;
-        let numbers = match tree.get(handle)? {
+        let numbers = match tree.get(part.value)? {
             Object::Tensor(tensor) => {
                 let tensor =
                     Tensor::unnamed(&self.opened, self.shard() as usize, tensor).ok_or_else(missing)?;
@@ -152,15 +152,15 @@ impl Tensor {
                 tensor.materialize_into(&request, &mut bytes)?;
                 bytes.as_chunks().0.iter().map(|&number| f64::from_le_bytes(number)).collect()
             }
-            Object::List(items) => {
+            _ => {
                 let number = |&item| match tree.get(item)? {
                     Object::Int(number) => Ok(number as f64),
                     Object::Float(number) => Ok(number),
                     _ => Err(missing()),
                 };
+                let items = tree.list_at(part).ok_or_else(missing)?;
                 items.iter().map(number).collect::<Result<Vec<_>>>()?
             }
-            _ => return Err(missing()),
         };
         if numbers.iter().all(|number| number.is_finite()) {
             return Ok(numbers);

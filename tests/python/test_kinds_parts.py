@@ -480,9 +480,11 @@ def test_slots_are_attributes() -> None:
 def test_a_tensor_among_its_own_attributes_is_named_once() -> None:
     t = torch.ones(2)
     t.me, t.all = None, [t]  # type: ignore[attr-defined]
-    ckpt = rustload.open(saved(t))
-    assert list(ckpt) == ["tensor"] or set(ckpt) == {"tensor", "all.0"}
-    assert "all" in ckpt["tensor"].attributes
+    file = saved(t)
+    ckpt = rustload.open(file)
+    assert list(ckpt) == ["tensor"]
+    # The pickler writes the tensor while it writes its attributes, so the state is still empty at the call.
+    assert ckpt["tensor"].attributes == vars(torch.load(io.BytesIO(file), weights_only=False)) == {}
 
 
 def test_attributes_of_a_parameter_are_kept() -> None:

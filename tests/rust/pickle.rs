@@ -63,7 +63,8 @@ fn show(pickle: &Pickle, handle: Handle) -> String {
             let call = values.call(id);
             let (callable, args) = (show(pickle, call.callable), show(pickle, call.args));
             let kwargs = call.kwargs.map(pairs).unwrap_or_default();
-            let (states, items, appended) = (run(call.states), pairs(handle), run(call.appended));
+            let states: Vec<Handle> = call.states.iter().map(|state| state.value).collect();
+            let (states, items, appended) = (run(&states), pairs(handle), run(call.appended));
             format!("c<{callable}|{args}|{kwargs}|{states}|{items}|{appended}>")
         }
     }

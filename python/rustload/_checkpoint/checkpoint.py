@@ -169,7 +169,6 @@ class Checkpoint(Mapping[str, LazyTensor]):
 
         Raises:
             LimitError: The tree is nested more deeply than `Limits.depth`, or has too many values.
-            FormatError: A tuple contains itself, which no Python object can (code `CyclicValue`).
         """
         self._check_open()
         if self._objects is None:

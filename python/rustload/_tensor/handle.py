@@ -162,11 +162,10 @@ class LazyTensor:
         """
         found: dict[str, Any] = {}
         for state in self._core.attributes(self._wrap_core):
-            for part in state if isinstance(state, tuple) and len(state) == 2 else (state,):
-                if isinstance(part, dict):
-                    found.update(part)
-                elif part is not None:
-                    found["__setstate__"] = state
+            if isinstance(state, dict):
+                found.update(state)
+            elif state is not None:
+                found["__setstate__"] = state
         return found
 
     @property

@@ -192,22 +192,19 @@ class Builder:
         if self._strict:
             _load_errors.refuse_class(class_name)
 
-    def attributes(self, made: Any, state: Any) -> None:
-        """Sets the attributes of a BUILD opcode on a mapping, such as a state dict's `_metadata`, or on a tensor.
+    def attributes(self, made: Any, attributes: dict[Any, Any]) -> None:
+        """Sets the attributes of a mapping, such as a state dict's `_metadata`, or of a tensor.
 
         It writes only into the object's `__dict__`, and skips names that its class has, so no code runs and nothing is shadowed.
         """
         own = getattr(made, "__dict__", None)
         if not isinstance(own, dict):
             return
-        # A pair is the attributes and the slots (torch/_utils.py: `_set_obj_state`).
-        for part in state if isinstance(state, tuple) else (state,):
-            if isinstance(part, dict):
-                own.update(
-                    (key, value)
-                    for key, value in part.items()
-                    if isinstance(key, str) and not hasattr(type(made), key)
-                )
+        own.update(
+            (key, value)
+            for key, value in attributes.items()
+            if isinstance(key, str) and not hasattr(type(made), key)
+        )
 
 
 _DTYPES: dict[str, torch.dtype] = {}

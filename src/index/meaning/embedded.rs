@@ -23,7 +23,7 @@ impl<'a> CallInterpreter<'a> {
     /// Interprets a call of `_load_from_bytes` as a storage. A call on bytes that are not a legacy stream is opaque.
     pub(super) fn embedded_storage(&mut self, call: &Call<'a>, args: &[Handle]) -> Result<Meaning> {
         let Some((bytes, key)) = self.embedded_bytes(args) else { return Ok(Meaning::Opaque) };
-        if self.out.form == PersistentIdForm::Legacy || !call.states.is_empty() {
+        if self.out.form == PersistentIdForm::Legacy {
             return Ok(Meaning::Opaque);
         }
         if !self.embedded.contains_key(&key) {

@@ -1,10 +1,14 @@
 //! Interprets the calls of a pickle: which rebuild a tensor, which construct a container, and which remain opaque data.
 //!
-//! The callable and the arguments of a call precede it, so one pass in program order interprets all calls, without recursion.
+//! The callable and the arguments of a call precede it, so one pass in program order interprets all calls and BUILDs, without
+//! recursion. A callee reads its arguments as they are at that moment, and keeps references to what they contain: a container in
+//! which the pickle adds something later is read as it was ([`Values::get_at`]).
 //! Argument forms follow `torch/_utils.py` and `torch/_tensor.py`. A known function with arguments in a wrong form is an error;
 //! an unknown function is [`Meaning::Opaque`].
 
+mod build;
 mod embedded;
+mod forms;
 mod numpy;
 mod pre_0_4;
 mod quantized;
@@ -12,7 +16,7 @@ mod rebuild;
 mod sparse;
 mod storage;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 pub(super) use self::numpy::NumpyType;
@@ -25,7 +29,7 @@ use super::{Location, Storage, Tensor};
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
 use crate::parallel::Cancel;
-use crate::pickle::{Call, GlobalId, Handle, Text, Value, Values};
+use crate::pickle::{Call, CallId, GlobalId, Handle, Snapshot, Value, Values};
 
 /// The maximum length, in bytes, of a string that is a key, a device or the like. Any number of calls may share one string, so
 /// its length is checked before it is read.
@@ -136,14 +140,20 @@ pub(super) struct CallInterpreter<'a> {
     limits: &'a Limits,
     cancel: Cancel,
     locate: Locate<'a>,
+    /// The offset of the call or BUILD that is being interpreted.
+    now: u64,
     storages_by_key: HashMap<&'a str, DescribedStorage>,
     /// Storage views with keys of their own, as torch before 0.4 wrote them.
     views: HashMap<&'a str, StorageSlice>,
-    /// Whether a list holds only pairs, and whether a string is latin-1. Cached, since any number of calls may share them.
-    pairs: HashMap<Handle, bool>,
+    /// The number of leading items of a list that are pairs, or finite numbers, and whether a string is latin-1. Cached, since any
+    /// number of calls may share them.
+    pairs: HashMap<Handle, usize>,
+    numbers: HashMap<Handle, usize>,
     latin1: HashMap<Handle, bool>,
-    /// Whether a list holds only numbers.
-    numbers: HashMap<Handle, bool>,
+    /// The NumPy dtypes that were used before a BUILD set their state.
+    used_dtypes: HashSet<CallId>,
+    /// The properties of a tensor among the keys of a dict.
+    properties: HashMap<Handle, Vec<(usize, &'static str)>>,
     /// The latin-1 lengths of strings that encode bytes.
     lengths: HashMap<Handle, u64>,
     /// The devices of storages.
@@ -160,7 +170,8 @@ fn globals(values: &Values) -> Vec<Option<Known>> {
 }
 
 impl<'a> CallInterpreter<'a> {
-    /// Interprets every call of `values`. Fails on the first call of a known function with arguments in a wrong form.
+    /// Interprets every call and BUILD of `values`. Fails on the first call of a known function with arguments in a wrong form, and
+    /// on the first BUILD that sets a state that rustload does not follow.
     pub(super) fn new(
         values: &'a Values,
         limits: &'a Limits,
@@ -169,30 +180,24 @@ impl<'a> CallInterpreter<'a> {
         cancel: &Cancel,
     ) -> Result<CallInterpreter<'a>> {
         let mut interpreter = CallInterpreter::empty(values, limits, form, locate, cancel.clone());
-        // Calls of torch before 0.4, whose data a later BUILD sets. A tensor that another one contains is created after it, so they
-        // are interpreted last to first.
-        let mut deferred = Vec::new();
+        let mut builds = values.builds().iter().peekable();
         for (id, _) in values.calls() {
+            let call = values.call(id);
+            while let Some(build) = builds.next_if(|build| build.offset < call.offset) {
+                interpreter.build(build).map_err(|error| error.at(build.offset))?;
+            }
             if id.index().is_multiple_of(CANCEL_CHECK_INTERVAL_CALLS) {
                 cancel.check()?;
             }
-            let call = values.call(id);
-            if let Some(Known::TensorClass(class)) = interpreter.known(call.callable) {
-                deferred.push((id, class));
-            }
+            interpreter.now = call.offset;
             let meaning = interpreter.call(&call).and_then(|meaning| check_item_opcodes(meaning, &call));
             let meaning = meaning.map_err(|error| error.at(call.offset))?;
             interpreter.out.calls.push(meaning);
             let tensors = u64::try_from(interpreter.out.tensors.len()).unwrap_or(u64::MAX);
             Limits::check("tensors", limits.tensors, tensors)?;
         }
-        for (id, class) in deferred.into_iter().rev() {
-            let call = values.call(id);
-            let tensor = interpreter.pre_0_4_tensor(class, &call).map_err(|error| error.at(call.offset))?;
-            if let (Some(tensor), Some(meaning)) = (tensor, interpreter.out.calls.get_mut(id.index())) {
-                *meaning = check_item_opcodes(Meaning::Tensor(tensor), &call)
-                    .map_err(|error| error.at(call.offset))?;
-            }
+        for build in builds {
+            interpreter.build(build).map_err(|error| error.at(build.offset))?;
         }
         Ok(interpreter)
     }
@@ -212,11 +217,16 @@ impl<'a> CallInterpreter<'a> {
     ) -> CallInterpreter<'a> {
         let mut interpreter = CallInterpreter::empty(values, limits, form, locate, Cancel::default());
         interpreter.out.calls.reserve(values.calls().len());
+        let mut builds = values.builds().iter().peekable();
         for (id, _) in values.calls() {
             let call = values.call(id);
+            while let Some(build) = builds.next_if(|build| build.offset < call.offset) {
+                interpreter.build_by_form(build);
+            }
+            interpreter.now = call.offset;
             let meaning = match (interpreter.known(call.callable), values.get(call.args)) {
                 (Some(Known::Rebuild(rebuild)), Value::Tuple(args))
-                    if interpreter.has_form(rebuild, args) =>
+                    if interpreter.reads_args(&call, args) && interpreter.has_form(rebuild, args) =>
                 {
                     Ok(Meaning::Record)
                 }
@@ -229,6 +239,7 @@ impl<'a> CallInterpreter<'a> {
             };
             interpreter.out.calls.push(meaning.unwrap_or(Meaning::Opaque));
         }
+        builds.for_each(|build| interpreter.build_by_form(build));
         interpreter
     }
 
@@ -245,11 +256,14 @@ impl<'a> CallInterpreter<'a> {
             limits,
             cancel,
             locate,
+            now: 0,
             storages_by_key: HashMap::new(),
             views: HashMap::new(),
             pairs: HashMap::new(),
-            latin1: HashMap::new(),
             numbers: HashMap::new(),
+            latin1: HashMap::new(),
+            used_dtypes: HashSet::new(),
+            properties: HashMap::new(),
             lengths: HashMap::new(),
             devices: HashMap::new(),
             embedded: HashMap::new(),
@@ -279,6 +293,11 @@ impl<'a> CallInterpreter<'a> {
         self.out.globals.get(id.index()).copied().flatten()
     }
 
+    /// A value as the call or BUILD that is being interpreted finds it.
+    fn get(&self, handle: Handle) -> Value<'a> {
+        self.values.get_at(Snapshot { value: handle, offset: self.now })
+    }
+
     /// Interprets one call.
     fn call(&mut self, call: &Call<'a>) -> Result<Meaning> {
         if let Value::PersistentId(pid) = self.values.get(call.callable)
@@ -288,21 +307,29 @@ impl<'a> CallInterpreter<'a> {
         }
         let Value::Tuple(args) = self.values.get(call.args) else { return Ok(Meaning::Opaque) };
         let args: &'a [Handle] = args;
+        if !self.reads_args(call, args) {
+            return Ok(Meaning::Opaque);
+        }
         Ok(match self.known(call.callable) {
             Some(Known::Rebuild(Rebuild::Sparse)) => self.sparse(args)?,
             Some(Known::Rebuild(rebuild)) => match self.rebuild(rebuild, args)? {
-                Some(tensor) => {
-                    if !call.states.is_empty() {
-                        self.extra(tensor).states.extend_from_slice(call.states);
-                    }
-                    Meaning::Tensor(tensor)
-                }
+                Some(tensor) => Meaning::Tensor(tensor),
+                None => Meaning::Opaque,
+            },
+            Some(Known::TensorClass(class)) => match self.old_tensor(class, args)? {
+                Some(tensor) => Meaning::Tensor(tensor),
                 None => Meaning::Opaque,
             },
             Some(Known::LoadFromBytes) => return self.embedded_storage(call, args),
-            Some(kind @ (Known::OrderedDict | Known::Dict | Known::Counter)) => match args {
+            Some(kind @ (Known::OrderedDict | Known::Dict)) => match args {
                 [] => Meaning::Dict(kind),
                 [from] if self.is_pairs(*from) => Meaning::Dict(kind),
+                _ => Meaning::Opaque,
+            },
+            // It counts the items of anything but a mapping.
+            Some(kind @ Known::Counter) => match args {
+                [] => Meaning::Dict(kind),
+                [from] if matches!(self.values.get(*from), Value::Dict(_)) => Meaning::Dict(kind),
                 _ => Meaning::Opaque,
             },
             Some(kind @ Known::DefaultDict) => match args {
@@ -310,23 +337,24 @@ impl<'a> CallInterpreter<'a> {
                 [_, from] if self.is_pairs(*from) => Meaning::Dict(kind),
                 _ => Meaning::Opaque,
             },
-            Some(kind @ (Known::List | Known::Set | Known::FrozenSet)) => match args {
+            Some(kind @ (Known::Set | Known::FrozenSet)) => match args {
                 [] => Meaning::Sequence(kind),
-                [from] if self.items(*from).is_some() => Meaning::Sequence(kind),
+                [from] if self.is_items(*from) => Meaning::Sequence(kind),
+                _ => Meaning::Opaque,
+            },
+            Some(kind @ Known::List) => match args {
+                [] => Meaning::Sequence(kind),
+                [from] if self.is_sequence(*from) => Meaning::Sequence(kind),
                 _ => Meaning::Opaque,
             },
             Some(kind @ Known::Deque) => match args {
                 [] => Meaning::Sequence(kind),
-                [from] if self.items(*from).is_some() => Meaning::Sequence(kind),
-                [from, limit] if self.items(*from).is_some() && self.is_count(*limit) => {
-                    Meaning::Sequence(kind)
-                }
+                [from] if self.is_sequence(*from) => Meaning::Sequence(kind),
+                [from, limit] if self.is_sequence(*from) && self.is_count(*limit) => Meaning::Sequence(kind),
                 _ => Meaning::Opaque,
             },
             Some(Known::Size) => match args {
-                [sizes] if matches!(self.values.get(*sizes), Value::Tuple(_) | Value::List(_)) => {
-                    Meaning::Size
-                }
+                [sizes] if self.is_sequence(*sizes) => Meaning::Size,
                 _ => Meaning::Opaque,
             },
             Some(Known::Encode) if self.is_latin1(args) => Meaning::Bytes,
@@ -345,101 +373,13 @@ impl<'a> CallInterpreter<'a> {
                 | Known::NumpyReconstruct
                 | Known::NumpyFromBuffer
                 | Known::NumpyScalar),
-            ) => return self.numpy(known, call, args),
+            ) => return self.numpy(known, args),
             Some(Known::Device) if self.is_device(args) => Meaning::Record,
             Some(Known::Record) if args.len() <= 3 && args.iter().all(|&arg| self.is_small_scalar(arg)) => {
                 Meaning::Record
             }
             _ => Meaning::Opaque,
         })
-    }
-
-    /// Whether a value is a dict or a list of pairs, which `dict(...)` accepts.
-    fn is_pairs(&mut self, handle: Handle) -> bool {
-        let values = self.values;
-        match values.get(handle) {
-            Value::Dict(_) => true,
-            Value::List(pairs) | Value::Tuple(pairs) => *self.pairs.entry(handle).or_insert_with(|| {
-                pairs.iter().all(|&pair| {
-                    matches!(values.get(pair), Value::Tuple(pair) | Value::List(pair) if pair.len() == 2)
-                })
-            }),
-            _ => false,
-        }
-    }
-
-    fn items(&self, handle: Handle) -> Option<&'a [Handle]> {
-        match self.values.get(handle) {
-            Value::List(items) | Value::Tuple(items) | Value::Set(items) | Value::FrozenSet(items) => {
-                Some(items)
-            }
-            _ => None,
-        }
-    }
-
-    /// Whether a value is bytes, or a call of `_codecs.encode` that returns bytes.
-    fn is_bytes(&self, handle: Handle) -> bool {
-        match self.values.get(handle) {
-            Value::Bytes(_) => true,
-            Value::Call(id) => self.out.calls.get(id.index()) == Some(&Meaning::Bytes),
-            _ => false,
-        }
-    }
-
-    fn is_count(&self, handle: Handle) -> bool {
-        matches!(self.values.get(handle), Value::None | Value::Int(_))
-    }
-
-    fn is_real(&self, handle: Handle) -> bool {
-        matches!(self.values.get(handle), Value::Float(_) | Value::Int(_))
-    }
-
-    /// Whether arguments name a device, as letters and a number: `('cpu')`, `('cuda:1')` or `('cuda', 1)`.
-    fn is_device(&self, args: &[Handle]) -> bool {
-        let (name, index) = match *args {
-            [name] => (name, None),
-            [name, index] => (name, Some(index)),
-            _ => return false,
-        };
-        let Value::Str(name) = self.values.get(name) else { return false };
-        let Some(name) =
-            Some(name).filter(|name| name.as_bytes().len() <= SHORT_STRING_MAX_BYTES).and_then(Text::as_str)
-        else {
-            return false;
-        };
-        let (letters, number) = name.split_once(':').unwrap_or((name, "0"));
-        let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-        let is_index_valid =
-            index.is_none_or(|index| !name.contains(':') && matches!(self.values.get(index), Value::Int(_)));
-        is_index_valid
-            && is_number(number)
-            && !letters.is_empty()
-            && letters.bytes().all(|byte| byte.is_ascii_lowercase())
-    }
-
-    /// Whether a value is None, a bool, an int or a short string.
-    fn is_small_scalar(&self, handle: Handle) -> bool {
-        match self.values.get(handle) {
-            Value::None | Value::Bool(_) | Value::Int(_) => true,
-            Value::Str(text) => text.as_bytes().len() <= SHORT_STRING_MAX_BYTES,
-            _ => false,
-        }
-    }
-
-    /// Whether arguments are `(text, 'latin1')` with latin-1 characters only. Any other codec would call into the codec registry.
-    fn is_latin1(&mut self, args: &[Handle]) -> bool {
-        let &[handle, codec] = args else { return false };
-        let (Value::Str(text), Value::Str(codec)) = (self.values.get(handle), self.values.get(codec)) else {
-            return false;
-        };
-        let is_encodable = || text.as_str().is_some_and(|text| text.chars().all(|c| u32::from(c) <= 0xff));
-        // pickle.py writes "latin1", _pickle.c "latin-1".
-        matches!(codec.as_bytes(), b"latin1" | b"latin-1")
-            && if text.as_bytes().len() <= SHORT_STRING_MAX_BYTES {
-                is_encodable()
-            } else {
-                *self.latin1.entry(handle).or_insert_with(is_encodable)
-            }
     }
 }
 

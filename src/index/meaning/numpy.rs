@@ -10,7 +10,7 @@ use crate::error::{Code, Error, Result};
 use crate::index::known::Known;
 use crate::index::validate::RawTensor;
 use crate::index::{Location, Storage};
-use crate::pickle::{Call, Handle, Value};
+use crate::pickle::{Call, CallId, Handle, Value};
 
 /// A NumPy dtype that rustload supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,48 +20,58 @@ pub(in crate::index) struct NumpyType {
 }
 
 impl<'a> CallInterpreter<'a> {
-    /// Interprets a call of a NumPy function.
-    pub(super) fn numpy(&mut self, known: Known, call: &Call<'a>, args: &'a [Handle]) -> Result<Meaning> {
-        let states: &'a [Handle] = call.states;
-        let parts = match (known, args, states) {
-            (Known::NumpyDtype, _, _) => return Ok(self.numpy_dtype(args, states)),
-            (Known::NumpyScalar, &[dtype, bytes], []) => {
-                let Some(numpy_type) = self.numpy_type(dtype) else { return Ok(Meaning::Opaque) };
-                let Some(len) = self.byte_len(bytes) else { return Ok(Meaning::Opaque) };
+    /// Interprets a call of a NumPy function. `_reconstruct` makes an array without elements, which remains opaque until its BUILD.
+    pub(super) fn numpy(&mut self, known: Known, args: &'a [Handle]) -> Result<Meaning> {
+        let opaque = Ok(Meaning::Opaque);
+        match (known, args) {
+            (Known::NumpyDtype, _) => Ok(self.numpy_dtype(args)),
+            (Known::NumpyScalar, &[dtype, bytes]) => {
+                let Some(numpy_type) = self.numpy_type(dtype) else { return opaque };
+                let Some(len) = self.byte_len(bytes)? else { return opaque };
                 if len != numpy_type.dtype.itemsize() {
                     let text = format!("a scalar of {} has {len} byte(s)", numpy_type.dtype);
                     return Err(Error::new(Code::NdarrayBounds, text));
                 }
-                return Ok(Meaning::Scalar(numpy_type, bytes));
+                Ok(Meaning::Scalar(numpy_type, bytes))
             }
-            (Known::NumpyReconstruct, _, &[state]) => match self.values.get(state) {
-                Value::Tuple(&[_, shape, dtype, fortran, bytes]) => matches!(
-                    self.values.get(fortran),
-                    Value::Bool(_) | Value::Int(_)
-                )
-                .then_some((shape, dtype, bytes, self.is_true(fortran))),
-                _ => None,
-            },
-            (Known::NumpyFromBuffer, &[bytes, dtype, shape, order], []) => {
-                Some((shape, dtype, bytes, self.is_string(order, "F")))
+            (Known::NumpyFromBuffer, &[bytes, dtype, shape, order]) => {
+                let fortran = match self.values.get(order) {
+                    Value::Str(order) if order.as_bytes() == b"C" => false,
+                    Value::Str(order) if order.as_bytes() == b"F" => true,
+                    _ => return opaque,
+                };
+                if matches!(self.values.get(bytes), Value::Str(_)) {
+                    return opaque;
+                }
+                self.array(shape, dtype, bytes, fortran)
             }
-            _ => None,
-        };
-        let Some((shape, dtype, bytes, fortran)) = parts else { return Ok(Meaning::Opaque) };
-        let Some(numpy_type) = self.numpy_type(dtype) else { return Ok(Meaning::Opaque) };
-        let Some(nbytes) = self.byte_len(bytes) else { return Ok(Meaning::Opaque) };
-        self.array(shape, numpy_type, bytes, nbytes, fortran).map(Meaning::Tensor)
+            _ => opaque,
+        }
     }
 
-    /// Adds an array and its storage. Fails with `NdarrayBounds` where shape and dtype do not give `nbytes`.
-    fn array(
-        &mut self,
-        shape: Handle,
-        numpy_type: NumpyType,
-        bytes: Handle,
-        nbytes: u64,
-        fortran: bool,
-    ) -> Result<u32> {
+    /// Interprets the state of an array, `(1, shape, dtype, is_fortran, bytes)` (numpy: `array_setstate`). The array remains opaque for
+    /// any other form.
+    pub(super) fn array_state(&mut self, state: Handle) -> Result<Meaning> {
+        let Value::Tuple(&[version, shape, dtype, fortran, bytes]) = self.values.get(state) else {
+            return Ok(Meaning::Opaque);
+        };
+        let fortran = match self.values.get(fortran) {
+            Value::Bool(fortran) => fortran,
+            Value::Int(fortran) => fortran != 0,
+            _ => return Ok(Meaning::Opaque),
+        };
+        let is_known_version = matches!(self.values.get(version), Value::Int(0 | 1) | Value::Bool(_));
+        if !is_known_version || matches!(self.values.get(bytes), Value::ByteArray(_)) {
+            return Ok(Meaning::Opaque);
+        }
+        self.array(shape, dtype, bytes, fortran)
+    }
+
+    /// Adds an array and its storage; opaque where its dtype is not one of numbers. Fails with `NdarrayBounds` where shape and dtype
+    /// do not give the number of bytes.
+    fn array(&mut self, shape: Handle, dtype: Handle, bytes: Handle, fortran: bool) -> Result<Meaning> {
+        let Some(numpy_type) = self.numpy_type(dtype) else { return Ok(Meaning::Opaque) };
+        let Some(nbytes) = self.byte_len(bytes)? else { return Ok(Meaning::Opaque) };
         let shape = self.ints(shape, "shape")?;
         let sizes: Option<Vec<u64>> = shape.iter().map(|&size| u64::try_from(size).ok()).collect();
         let numel = sizes.as_deref().and_then(crate::layout::numel);
@@ -78,66 +88,83 @@ impl<'a> CallInterpreter<'a> {
             device: None,
         });
         let raw = RawTensor::contiguous(numpy_type.dtype, shape, fortran, storage)?;
-        self.push(raw.prove(nbytes, self.limits)?)
+        self.push(raw.prove(nbytes, self.limits)?).map(Meaning::Tensor)
     }
 
-    /// Interprets `dtype('f4', False, True)` with the state `(3, '<', None, None, None, -1, -1, 0)` (numpy: `arraydescr_reduce`).
-    fn numpy_dtype(&self, args: &[Handle], states: &[Handle]) -> Meaning {
+    /// Interprets `dtype('f4', False, True)`; a BUILD may set its byte order.
+    fn numpy_dtype(&self, args: &[Handle]) -> Meaning {
         let (&[name] | &[name, _, _]) = args else { return Meaning::Opaque };
         let Value::Str(name) = self.values.get(name) else { return Meaning::Opaque };
         let name = if name.as_bytes().len() <= 8 { name.as_str().unwrap_or_default() } else { "" };
-        let Some(dtype) = DType::from_numpy_code(name) else { return Meaning::Opaque };
-        let order = match states {
-            [] => Some("|"),
-            [state] => match self.values.get(*state) {
-                Value::Tuple([_, order, rest @ ..])
-                    if rest.iter().take(3).all(|&item| self.is_none(item)) =>
-                {
-                    ["<", ">", "|", "="].into_iter().find(|known| self.is_string(*order, known))
-                }
-                _ => None,
-            },
-            _ => None,
-        };
-        match order {
-            Some(order) => Meaning::NumpyDtype(NumpyType { dtype, big_endian: order == ">" }),
+        match DType::from_numpy_code(name) {
+            Some(dtype) => Meaning::NumpyDtype(NumpyType { dtype, big_endian: false }),
             None => Meaning::Opaque,
         }
     }
 
-    /// The dtype that a value is. An array's dtype is in its BUILD state, so the dtype's call may follow the array's; it is interpreted
-    /// again here.
-    fn numpy_type(&self, handle: Handle) -> Option<NumpyType> {
-        let Value::Call(id) = self.values.get(handle) else { return None };
-        let call = self.values.call(id);
-        let Value::Tuple(args) = self.values.get(call.args) else { return None };
-        if self.known(call.callable) != Some(Known::NumpyDtype) {
-            return None;
+    /// Interprets the state of a dtype, `(3, '<', None, None, None, -1, -1, 0)` (numpy: `arraydescr_setstate`); opaque for a dtype with
+    /// fields or a subarray. Fails unless the dtype is a copy that nothing uses yet: NumPy would change what was made of it, or
+    /// ignore the state of a dtype that the whole process shares.
+    pub(super) fn dtype_state(&mut self, id: CallId, call: &Call<'a>, state: Handle) -> Result<Meaning> {
+        let is_copy = match self.values.get(call.args) {
+            Value::Tuple(&[_, _, copy]) => matches!(self.values.get(copy), Value::Bool(true) | Value::Int(1)),
+            _ => false,
+        };
+        let is_first = call.states.first().is_some_and(|first| first.offset == self.now);
+        let shared =
+            || Error::new(Code::StateUnsupported, "BUILD changes a NumPy dtype that is shared, or in use");
+        if !is_first || self.used_dtypes.contains(&id) {
+            return Err(shared());
         }
-        match self.numpy_dtype(args, call.states) {
-            Meaning::NumpyDtype(numpy_type) => Some(numpy_type),
-            _ => None,
+        let Some(&Meaning::NumpyDtype(NumpyType { dtype, .. })) = self.out.calls.get(id.index()) else {
+            return Ok(Meaning::Opaque);
+        };
+        let Value::Tuple(&[version, order, ref rest @ ..]) = self.values.get(state) else {
+            return Ok(Meaning::Opaque);
+        };
+        let is_form = matches!(self.values.get(version), Value::Int(0..=4))
+            && matches!(rest.len(), 5..=7)
+            && rest.iter().take(3).all(|&item| self.is_none(item))
+            && rest.get(5).is_none_or(|&flags| matches!(self.values.get(flags), Value::Int(0)));
+        let order = ["<", ">", "|", "="].into_iter().find(|known| self.is_string(order, known));
+        match order.filter(|_| is_form) {
+            Some(_) if !is_copy => Err(shared()),
+            Some(order) => Ok(Meaning::NumpyDtype(NumpyType { dtype, big_endian: order == ">" })),
+            None => Ok(Meaning::Opaque),
         }
     }
 
-    /// The length in bytes of bytes, a byte array, a string of Python 2, or `_codecs.encode(text, 'latin1')`; `None` for other values.
-    fn byte_len(&mut self, handle: Handle) -> Option<u64> {
+    /// The dtype that a value is at this moment. Where no BUILD has set its state yet, none may later.
+    fn numpy_type(&mut self, handle: Handle) -> Option<NumpyType> {
+        let Value::Call(id) = self.values.get(handle) else { return None };
+        let Some(&Meaning::NumpyDtype(numpy_type)) = self.out.calls.get(id.index()) else { return None };
+        let states = self.values.call(id).states;
+        if states.first().is_some_and(|first| first.offset > self.now) {
+            self.used_dtypes.insert(id);
+        }
+        Some(numpy_type)
+    }
+
+    /// The length in bytes of bytes, a byte array, a string, which NumPy encodes as latin-1, or `_codecs.encode(text, 'latin1')`;
+    /// `None` for other values. Fails for a string that latin-1 cannot encode.
+    fn byte_len(&mut self, handle: Handle) -> Result<Option<u64>> {
         let len = match self.values.get(handle) {
             Value::Bytes(bytes) | Value::ByteArray(bytes) => bytes.len(),
-            // A byte string of Python 2 that is valid UTF-8.
-            Value::Str(text) => text.as_bytes().len(),
-            Value::Call(id) => {
-                let call = self.values.call(id);
-                let Value::Tuple(args) = self.values.get(call.args) else { return None };
-                return match (self.known(call.callable), args) {
-                    (Some(Known::Bytes), []) => Some(0),
-                    (Some(Known::Encode), &[text, _]) if self.is_latin1(args) => Some(self.latin1_len(text)),
-                    _ => None,
-                };
+            Value::Str(text) if self.values.is_byte_string(handle) => text.as_bytes().len(),
+            Value::Str(_) if self.is_latin1_text(handle) => return Ok(Some(self.latin1_len(handle))),
+            Value::Str(_) => {
+                let text = "the bytes of an array are text that latin-1 cannot encode";
+                return Err(Error::new(Code::PickleText, text));
             }
-            _ => return None,
+            Value::Call(id) if self.out.calls.get(id.index()) == Some(&Meaning::Bytes) => {
+                return Ok(match self.values.get(self.values.call(id).args) {
+                    Value::Tuple(&[text, _]) => Some(self.latin1_len(text)),
+                    _ => Some(0),
+                });
+            }
+            _ => return Ok(None),
         };
-        u64::try_from(len).ok()
+        Ok(u64::try_from(len).ok())
     }
 
     /// The length of a string in latin-1. Cached, since any number of arrays may share it.
@@ -149,10 +176,6 @@ impl<'a> CallInterpreter<'a> {
             }
             _ => 0,
         })
-    }
-
-    fn is_true(&self, handle: Handle) -> bool {
-        matches!(self.values.get(handle), Value::Bool(true) | Value::Int(1))
     }
 
     fn is_none(&self, handle: Handle) -> bool {

@@ -1,12 +1,13 @@
 //! Quantized tensors: integers, with scales and zero points (torch/_utils.py: `_rebuild_qtensor`).
 
+use super::forms::leading;
 use super::{CallInterpreter, Meaning};
 use crate::dtype::{DType, Kind};
 use crate::error::{Code, Error, Result};
 use crate::index::extra::{Extra, Packed, Quantization, Scale};
 use crate::index::validate::{Flags, Tensor};
 use crate::layout::Dims;
-use crate::pickle::{Handle, Value};
+use crate::pickle::{Handle, Snapshot, Value};
 
 /// The quantized storage classes: name, dtype, elements per byte.
 const STORAGE_CLASSES: [(&str, &str, u64); 5] = [
@@ -127,6 +128,8 @@ impl<'a> CallInterpreter<'a> {
                     Some(_) if name.ends_with("float_qparams") => "per_channel_affine",
                     _ => name,
                 };
+                let at_call = |value| Snapshot { value, offset: self.now };
+                let (scales, zero_points) = (at_call(scales), at_call(zero_points));
                 Ok(Some((name, Scale::Channel { scales, zero_points, axis })))
             }
             _ => Err(Error::new(
@@ -149,16 +152,15 @@ impl<'a> CallInterpreter<'a> {
                 }
             };
         }
-        let Value::List(items) = self.values.get(handle) else { return Ok(None) };
+        let Value::List(items) = self.get(handle) else { return Ok(None) };
         let values = self.values;
-        let numbers = *self.numbers.entry(handle).or_insert_with(|| {
-            (items.iter()).all(|&item| match values.get(item) {
-                Value::Int(_) => true,
-                Value::Float(number) => number.is_finite(),
-                _ => false,
-            })
-        });
-        if !numbers {
+        let is_number = |&item: &Handle| match values.get(item) {
+            Value::Int(_) => true,
+            Value::Float(number) => number.is_finite(),
+            _ => false,
+        };
+        let numbers = self.numbers.entry(handle).or_insert_with(|| leading(values, handle, is_number));
+        if *numbers < items.len() {
             let text = "the scales of a quantized tensor are not all finite numbers";
             return Err(Error::new(Code::TensorBounds, text));
         }

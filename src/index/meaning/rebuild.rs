@@ -141,23 +141,18 @@ impl<'a> CallInterpreter<'a> {
             }
             Arguments::Parameter { tensor, requires_grad, state } => {
                 let requires_grad = self.bool(requires_grad)?;
-                let Some((id, source)) = self.tensor_id(tensor) else { return Ok(None) };
-                let mut tensor = source.clone();
-                tensor.flags = Flags { parameter: true, requires_grad, ..tensor.flags };
-                let quantization = self.out.extras.get(&id).and_then(|extra| extra.quantization.clone());
-                let id = self.push(tensor)?;
-                if quantization.is_some() {
-                    self.extra(id).quantization = quantization;
-                }
+                let Some((source, _)) = self.tensor_id(tensor) else { return Ok(None) };
+                let id = self.copy(source, |flags| Flags { parameter: true, requires_grad, ..flags })?;
                 if let Some(state) = state {
-                    self.set_state(id, state);
+                    self.set_state(id, state)?;
                 }
                 Ok(Some(id))
             }
             Arguments::FromType { function, class, inner, state } => {
                 let Some(Known::Rebuild(rebuild)) = self.known(function) else { return Ok(None) };
                 let Value::Tuple(inner) = self.values.get(inner) else { return Err(wrong()) };
-                if matches!(rebuild, Rebuild::FromType | Rebuild::Sparse) {
+                // `FromDevice` may return the tensor that it gets, and `as_subclass` another one.
+                if matches!(rebuild, Rebuild::FromType | Rebuild::Sparse | Rebuild::FromDevice) {
                     return Ok(None);
                 }
                 let Some(tensor) = self.rebuild(rebuild, inner)? else { return Ok(None) };
@@ -165,9 +160,11 @@ impl<'a> CallInterpreter<'a> {
                     let global = self.values.global(id);
                     if (global.module, global.name) != ("torch", "Tensor") {
                         self.extra(tensor).class = Some(id);
+                    } else if let Some(tensor) = self.tensor_mut(tensor) {
+                        tensor.flags.parameter = false;
                     }
                 }
-                self.set_state(tensor, state);
+                self.set_state(tensor, state)?;
                 Ok(Some(tensor))
             }
             Arguments::Quantized { storage, geometry, params, requires_grad } => {
@@ -210,7 +207,9 @@ impl<'a> CallInterpreter<'a> {
             }
             Some(Arguments::FromType { function, inner, .. }) => {
                 match (self.known(function), self.values.get(inner)) {
-                    (Some(Known::Rebuild(Rebuild::FromType | Rebuild::Sparse)), _) => false,
+                    (Some(Known::Rebuild(Rebuild::FromType | Rebuild::Sparse | Rebuild::FromDevice)), _) => {
+                        false
+                    }
                     (Some(Known::Rebuild(rebuild)), Value::Tuple(inner)) => self.has_form(rebuild, inner),
                     _ => false,
                 }
@@ -232,7 +231,7 @@ impl<'a> CallInterpreter<'a> {
         self.tensor_id(handle).map(|(_, tensor)| tensor)
     }
 
-    fn tensor_id(&self, handle: Handle) -> Option<(u32, &Tensor)> {
+    pub(super) fn tensor_id(&self, handle: Handle) -> Option<(u32, &Tensor)> {
         let Value::Call(id) = self.values.get(handle) else { return None };
         match self.out.calls.get(id.index()) {
             Some(&Meaning::Tensor(tensor)) => {
@@ -280,16 +279,17 @@ impl<'a> CallInterpreter<'a> {
         self.push(tensor)
     }
 
-    /// Keeps a state of a tensor, unless it is empty: a dict of attributes, or a pair of it and a dict of slots.
-    fn set_state(&mut self, tensor: u32, state: Handle) {
-        let is_empty = match self.values.get(state) {
-            Value::None => true,
-            Value::Dict(pairs) => pairs.is_empty(),
-            _ => false,
-        };
-        if !is_empty {
-            self.extra(tensor).states.push(state);
+    /// Adds a tensor of the elements of another one, with other flags.
+    pub(super) fn copy(&mut self, source: u32, flags: impl FnOnce(Flags) -> Flags) -> Result<u32> {
+        let missing = || Error::new(Code::InternalError, "a tensor is missing");
+        let mut tensor = self.tensor_mut(source).ok_or_else(missing)?.clone();
+        tensor.flags = flags(tensor.flags);
+        let quantization = self.out.extras.get(&source).and_then(|extra| extra.quantization.clone());
+        let id = self.push(tensor)?;
+        if quantization.is_some() {
+            self.extra(id).quantization = quantization;
         }
+        Ok(id)
     }
 
     /// Adds a tensor; returns its number. Fails with `Limit` where there are too many.
@@ -309,7 +309,7 @@ impl<'a> CallInterpreter<'a> {
     fn flags(&self, grad: Handle, metadata: Option<Handle>) -> Result<Flags> {
         let mut flags = Flags { requires_grad: self.bool(grad)?, ..Flags::default() };
         let Some(metadata) = metadata else { return Ok(flags) };
-        let pairs = match self.values.get(metadata) {
+        let pairs = match self.get(metadata) {
             Value::Dict(pairs) => pairs,
             Value::None => &[],
             _ => return Err(Error::new(Code::PickleType, "a tensor's metadata is not a dict")),

@@ -8,7 +8,7 @@ use crate::index::PathStep;
 use crate::index::extra::{Component, Scale};
 use crate::index::meaning::{Meaning, SHORT_STRING_MAX_BYTES};
 use crate::index::script::{self, ScriptClass};
-use crate::pickle::{Call, Handle, Text, Value};
+use crate::pickle::{Call, Handle, Snapshot, Text, Value};
 
 /// The attributes of a `torch.nn.Module` that hold its state dict, and the names of buffers that are excluded from it.
 const MODULE_ATTRIBUTES: [&str; 4] = ["_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"];
@@ -51,24 +51,21 @@ impl<'a> View<'a> {
                 let parts: &[Handle] = match self.meaning(id) {
                     Meaning::Tensor(tensor) => {
                         let states = self.extra(tensor).map_or(&[][..], |extra| &extra.states[..]);
-                        let own = states
-                            .iter()
-                            .fold(0, |count: usize, &state| count.saturating_add(self.state_width(state)));
+                        let own = states.iter().fold(0, |count: usize, state| {
+                            count.saturating_add(self.state_width(state.value))
+                        });
                         return u64::try_from(own).unwrap_or(u64::MAX);
                     }
                     Meaning::Sparse(layout) => {
-                        let own = layout.components().len();
-                        let own = (call.states.iter())
-                            .fold(own, |count, &state| count.saturating_add(self.state_width(state)));
-                        return u64::try_from(own).unwrap_or(u64::MAX);
+                        return u64::try_from(layout.components().len()).unwrap_or(u64::MAX);
                     }
                     Meaning::Dict(_) | Meaning::Sequence(_) | Meaning::Size => self.args(&call),
                     Meaning::Record | Meaning::Opaque | Meaning::NumpyDtype(_) => &[call.args],
                     _ => return 0,
                 };
-                let states = call.kwargs.iter().chain(call.states);
+                let states = call.kwargs.into_iter().chain(call.states.iter().map(|state| state.value));
                 let own = parts.iter().fold(own, |count, &part| count.saturating_add(self.width(part)));
-                states.fold(own, |count, &state| count.saturating_add(self.state_width(state)))
+                states.fold(own, |count, state| count.saturating_add(self.state_width(state)))
             }
             _ => self.items(handle).len(),
         };
@@ -128,7 +125,8 @@ impl<'a> View<'a> {
                 let call = self.values.call(id);
                 visit(call.args);
                 visit(call.callable);
-                call.kwargs.iter().chain(call.states).chain(call.appended).for_each(|&part| visit(part));
+                call.states.iter().for_each(|state| visit(state.value));
+                call.kwargs.iter().chain(call.appended).for_each(|&part| visit(part));
                 call.items.iter().for_each(|&(_, value)| visit(value));
             }
             _ => self.items(handle).iter().for_each(|&item| visit(item)),
@@ -149,9 +147,6 @@ impl<'a> View<'a> {
                             let child =
                                 |(component, tensor)| Child::from((PathStep::Component(component), tensor));
                             out.extend(sparse.components.into_iter().map(child));
-                        }
-                        for &state in call.states {
-                            self.state_children(state, &mut out)?;
                         }
                     }
                     Meaning::Dict(_) | Meaning::Sequence(_) | Meaning::Size => match self.get(handle)? {
@@ -185,28 +180,29 @@ impl<'a> View<'a> {
             out.push((PathStep::Component(Component::Function), call.callable).into());
         }
         let mut args = self.args(call);
+        let at_call = |value| Snapshot { value, offset: call.offset };
         if self.is_from_type(call)
             && let Some((&state, others)) = args.split_last()
         {
-            self.state_children(state, out)?;
+            self.state_children(at_call(state), out)?;
             args = others;
         }
         if self.is_graph_module(call)
             && let Some((&state, others)) = args.split_first()
         {
-            self.state_children(state, out)?;
+            self.state_children(at_call(state), out)?;
             args = others;
         }
         let class = self.class_id(call).and_then(|id| self.meanings.scripts.get(&id));
         out.extend((0..).map(PathStep::Argument).zip(args.iter().copied()).map(Child::from));
-        for &state in call.kwargs.iter().chain(call.states) {
-            match (class, self.values.get(state)) {
+        for state in call.kwargs.map(at_call).into_iter().chain(call.states.iter().copied()) {
+            match (class, self.values.get_at(state)) {
                 (Some(class), Value::Dict(pairs)) if class.is_module => {
                     self.script_attributes(class, pairs, out)?;
                 }
                 // A state dict excludes the state that a class with its own `__getstate__` pickles.
                 (Some(class), _) if class.is_module => {
-                    out.push(Child { step: PathStep::Argument(0), value: state, naming: Naming::None });
+                    out.push(Child { step: PathStep::Argument(0), value: state.value, naming: Naming::None });
                 }
                 _ => self.state_children(state, out)?,
             }
@@ -270,8 +266,8 @@ impl<'a> View<'a> {
         if let Some(Scale::Channel { scales, zero_points, .. }) =
             extra.quantization.as_ref().map(|quantization| &quantization.scale)
         {
-            out.push((PathStep::Component(Component::Scale), *scales).into());
-            out.push((PathStep::Component(Component::ZeroPoint), *zero_points).into());
+            out.push((PathStep::Component(Component::Scale), scales.value).into());
+            out.push((PathStep::Component(Component::ZeroPoint), zero_points.value).into());
         }
         for &state in &extra.states {
             self.state_children(state, out)?;
@@ -293,21 +289,12 @@ impl<'a> View<'a> {
         matches!(self.values.get(handle), Value::Call(_))
     }
 
-    /// Adds the attributes of a state: a dict, or a pair of a dict and slots (copyreg.py: `__reduce_ex__`).
-    fn state_children(self, state: Handle, out: &mut Vec<Child>) -> Result<()> {
-        match self.values.get(state) {
-            Value::Dict(_) => self.attributes(state, out),
-            Value::Tuple(&[attributes, slots])
-                if [attributes, slots]
-                    .iter()
-                    .all(|&half| matches!(self.values.get(half), Value::Dict(_) | Value::None)) =>
-            {
-                self.attributes(attributes, out)?;
-                self.attributes(slots, out)
-            }
-            Value::None => Ok(()),
-            _ => {
-                out.push((PathStep::Argument(0), state).into());
+    /// Adds the attributes that a state sets, or else the state.
+    fn state_children(self, state: Snapshot, out: &mut Vec<Child>) -> Result<()> {
+        match self.state_parts(state) {
+            Some(parts) => parts.into_iter().try_for_each(|pairs| self.attributes(pairs, out)),
+            None => {
+                out.push((PathStep::Argument(0), state.value).into());
                 Ok(())
             }
         }
@@ -315,8 +302,7 @@ impl<'a> View<'a> {
 
     /// Adds the attributes in a dict. Those of a `torch.nn.Module` are in the order of `state_dict()`: parameters, persistent buffers,
     /// submodules (torch/nn/modules/module.py: `_save_to_state_dict`); then all other attributes, whose tensors have no names.
-    fn attributes(self, attributes: Handle, out: &mut Vec<Child>) -> Result<()> {
-        let Value::Dict(pairs) = self.values.get(attributes) else { return Ok(()) };
+    fn attributes(self, pairs: &[(Handle, Handle)], out: &mut Vec<Child>) -> Result<()> {
         let [parameters, buffers, modules, hidden] =
             MODULE_ATTRIBUTES.map(|name| self.attribute(pairs, name));
         let (Some(parameters), Some(buffers), Some(modules)) = (parameters, buffers, modules) else {

@@ -15,7 +15,7 @@ use super::meaning::{Meaning, Meanings, NumpyType};
 use crate::bytes::Bytes;
 use crate::error::Result;
 use crate::layout::Dims;
-use crate::pickle::{BigInt, Call, CallId, GlobalId, Handle, Text, Value, Values};
+use crate::pickle::{BigInt, Call, CallId, GlobalId, Handle, Snapshot, Text, Value, Values};
 
 /// The values of one pickle and the interpretation of its calls.
 #[derive(Debug)]
@@ -85,7 +85,7 @@ pub enum Object<'a> {
         /// Keys and values.
         entries: Vec<(Handle, Handle)>,
         /// The states that BUILD set on it (`_metadata` on an OrderedDict).
-        states: &'a [Handle],
+        states: &'a [Snapshot],
         /// The default factory of a defaultdict, usually a global.
         factory: Option<Handle>,
     },
@@ -136,6 +136,31 @@ impl Tree {
         View { values: &self.values, meanings: &self.meanings }.get(handle)
     }
 
+    /// The items of a list as a call found them; `None` for other values.
+    pub fn list_at(&self, list: Snapshot) -> Option<&[Handle]> {
+        match self.values.get_at(list) {
+            Value::List(items) => Some(items),
+            _ => None,
+        }
+    }
+
+    /// The attributes that a state sets, of which the last counts for a name; `None` for a state that is neither a dict nor a pair of a
+    /// dict and slots.
+    pub fn attributes(&self, state: Snapshot) -> Result<Option<Vec<(Handle, Handle)>>> {
+        match (View { values: &self.values, meanings: &self.meanings }).state_parts(state) {
+            Some(parts) => self.values.unique(&parts.concat()).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Whether a state was a dict with fewer attributes than it has at the end of the pickle.
+    pub fn has_grown(&self, state: Snapshot) -> bool {
+        match (self.values.get(state.value), self.values.get_at(state)) {
+            (Value::Dict(pairs), Value::Dict(earlier)) => earlier.len() < pairs.len(),
+            _ => false,
+        }
+    }
+
     /// The cost of listing a value's children: the number of its items and pairs before duplicate keys are merged, including those of
     /// arguments that it shares with other values.
     pub fn weight(&self, handle: Handle) -> u64 {
@@ -172,14 +197,20 @@ impl Tree {
         }
     }
 
-    /// The bytes of a value: bytes, a byte array, a byte string of Python 2, or a string encoded as latin-1; `None` for other values.
+    /// The bytes of a value: bytes, a byte array, a byte string of Python 2, or a string as latin-1; `None` for other values.
     /// They are borrowed from the pickle, except where they have to be encoded.
     pub fn bytes(self: &Arc<Tree>, handle: Handle) -> Option<Bytes> {
-        if let Value::Bytes(_) | Value::ByteArray(_) | Value::Str(_) = self.values.get(handle) {
+        let is_borrowed = match self.values.get(handle) {
+            Value::Bytes(_) | Value::ByteArray(_) => true,
+            Value::Str(text) => text.as_bytes().is_ascii() || self.values.is_byte_string(handle),
+            _ => false,
+        };
+        if is_borrowed {
             return Some(Arc::new(TreeBytes { tree: self.clone(), value: handle }));
         }
         match self.get(handle).ok()? {
             Object::Bytes(bytes) | Object::ByteArray(bytes) => Some(Arc::new(bytes)),
+            Object::Str(text) => Some(Arc::new(latin1(text))),
             _ => None,
         }
     }
@@ -254,6 +285,7 @@ impl<'a> View<'a> {
 
     fn call(self, meaning: Meaning, call: Call<'a>) -> Result<Object<'a>> {
         let args = self.args(&call);
+        let at_call = |value| Snapshot { value, offset: call.offset };
         Ok(match meaning {
             Meaning::Tensor(tensor) | Meaning::Storage(tensor) => Object::Tensor(tensor),
             Meaning::Sparse(layout) => Object::Sparse(self.sparse(layout, args)),
@@ -264,7 +296,7 @@ impl<'a> View<'a> {
                     Known::OrderedDict => (DictKind::OrderedDict, args.first()),
                     _ => (DictKind::Dict, args.first()),
                 };
-                let mut pairs = source.map(|&source| self.pairs(source)).unwrap_or_default();
+                let mut pairs = source.map(|&source| self.pairs(at_call(source))).unwrap_or_default();
                 pairs.extend_from_slice(call.items);
                 let factory = args.first().copied().filter(|&factory| {
                     kind == DictKind::DefaultDict && !matches!(self.values.get(factory), Value::None)
@@ -272,7 +304,8 @@ impl<'a> View<'a> {
                 Object::Dict { kind, entries: self.values.unique(&pairs)?, states: call.states, factory }
             }
             Meaning::Sequence(known) => {
-                let mut items = args.first().map(|&source| self.items(source).to_vec()).unwrap_or_default();
+                let mut items =
+                    args.first().map(|&source| self.items_at(at_call(source)).to_vec()).unwrap_or_default();
                 items.extend_from_slice(call.appended);
                 match known {
                     Known::Deque => Object::Deque(items, self.maxlen(args)),
@@ -282,7 +315,7 @@ impl<'a> View<'a> {
                 }
             }
             Meaning::Size => {
-                Object::Tuple(args.first().map(|&source| self.items(source)).unwrap_or_default())
+                Object::Tuple(args.first().map(|&source| self.items_at(at_call(source))).unwrap_or_default())
             }
             Meaning::Bytes => Object::Bytes(self.latin1(args)),
             Meaning::ByteArray => Object::ByteArray(self.latin1(args)),
@@ -332,10 +365,11 @@ impl<'a> View<'a> {
     }
 
     /// A NumPy scalar as a number.
-    fn scalar(self, numpy_type: NumpyType, bytes: Handle) -> Result<Object<'a>> {
-        let mut bytes = match self.get(bytes)? {
+    fn scalar(self, numpy_type: NumpyType, handle: Handle) -> Result<Object<'a>> {
+        let mut bytes = match self.get(handle)? {
             Object::Bytes(bytes) | Object::ByteArray(bytes) => bytes,
-            Object::Str(text) => text.as_bytes().to_vec(),
+            Object::Str(text) if self.values.is_byte_string(handle) => text.as_bytes().to_vec(),
+            Object::Str(text) => latin1(text),
             _ => Vec::new(),
         };
         if numpy_type.big_endian {
@@ -351,14 +385,29 @@ impl<'a> View<'a> {
     }
 
     fn items(self, handle: Handle) -> &'a [Handle] {
-        match self.values.get(handle) {
-            Value::List(items) | Value::Tuple(items) | Value::Set(items) | Value::FrozenSet(items) => items,
-            _ => &[],
+        items(self.values.get(handle))
+    }
+
+    fn items_at(self, snapshot: Snapshot) -> &'a [Handle] {
+        items(self.values.get_at(snapshot))
+    }
+
+    /// The attributes that a state sets, in a dict or in a pair of a dict and slots (copyreg.py: `__reduce_ex__`); `None` for any other
+    /// state.
+    fn state_parts(self, state: Snapshot) -> Option<Vec<&'a [(Handle, Handle)]>> {
+        let part = |value| match self.values.get_at(Snapshot { value, ..state }) {
+            Value::Dict(pairs) => Some(pairs),
+            Value::None => Some(&[][..]),
+            _ => None,
+        };
+        match self.values.get(state.value) {
+            Value::Tuple(&[attributes, slots]) => Some(vec![part(attributes)?, part(slots)?]),
+            _ => Some(vec![part(state.value)?]),
         }
     }
 
-    fn pairs(self, handle: Handle) -> Vec<(Handle, Handle)> {
-        match self.values.get(handle) {
+    fn pairs(self, snapshot: Snapshot) -> Vec<(Handle, Handle)> {
+        match self.values.get_at(snapshot) {
             Value::Dict(pairs) => pairs.to_vec(),
             Value::List(pairs) | Value::Tuple(pairs) => {
                 let pair = |&pair: &Handle| match self.items(pair) {
@@ -380,10 +429,7 @@ impl<'a> View<'a> {
 
     fn latin1(self, args: &[Handle]) -> Vec<u8> {
         match args.first().map(|&source| self.values.get(source)) {
-            Some(Value::Str(text)) => {
-                let text = text.as_str().unwrap_or_default();
-                text.chars().filter_map(|c| u8::try_from(u32::from(c)).ok()).collect()
-            }
+            Some(Value::Str(text)) => latin1(text),
             Some(Value::Bytes(bytes)) => bytes.to_vec(),
             // A byte array nests one level: `bytearray(_codecs.encode(text, 'latin1'))`.
             Some(Value::Call(id)) if self.meaning(id) == Meaning::Bytes => {
@@ -453,4 +499,18 @@ impl<'a> View<'a> {
     pub(super) fn meaning(self, id: CallId) -> Meaning {
         self.meanings.calls.get(id.index()).copied().unwrap_or(Meaning::Opaque)
     }
+}
+
+/// The items of a list, tuple or set; none for other values.
+fn items(value: Value<'_>) -> &[Handle] {
+    match value {
+        Value::List(items) | Value::Tuple(items) | Value::Set(items) | Value::FrozenSet(items) => items,
+        _ => &[],
+    }
+}
+
+/// A string in latin-1, without characters that it lacks.
+fn latin1(text: Text<'_>) -> Vec<u8> {
+    let text = text.as_str().unwrap_or_default();
+    text.chars().filter_map(|c| u8::try_from(u32::from(c)).ok()).collect()
 }

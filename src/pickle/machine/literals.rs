@@ -70,7 +70,12 @@ impl Machine<'_> {
         write(&mut self.arena.decoded)?;
         let end = self.arena.decoded.len();
         Limits::check("pickle_bytes", u64::from(u32::MAX), to_u64(end))?;
-        Ok(ByteRange { start: to_u32(start), len: to_u32(end.saturating_sub(start)), decoded: true })
+        Ok(ByteRange {
+            start: to_u32(start),
+            len: to_u32(end.saturating_sub(start)),
+            decoded: true,
+            is_byte_string: false,
+        })
     }
 
     /// PERSID: a persistent id as a line of ASCII text.
@@ -111,10 +116,16 @@ impl Machine<'_> {
 /// The range of `bytes`, which begin at `start` of the pickle.
 #[inline]
 pub(super) fn range_in_pickle(start: usize, bytes: &[u8]) -> ByteRange {
-    ByteRange { start: to_u32(start), len: to_u32(bytes.len()), decoded: false }
+    ByteRange { start: to_u32(start), len: to_u32(bytes.len()), decoded: false, is_byte_string: false }
 }
 
 /// A `str` of Python 2: a string where it is UTF-8, else bytes.
 pub(super) fn python2_string(bytes: &[u8], range: ByteRange) -> Node {
-    if std::str::from_utf8(bytes).is_ok() { Node::Str(range) } else { Node::Bytes(range) }
+    if bytes.is_ascii() {
+        Node::Str(range)
+    } else if std::str::from_utf8(bytes).is_ok() {
+        Node::Str(ByteRange { is_byte_string: true, ..range })
+    } else {
+        Node::Bytes(range)
+    }
 }

@@ -43,8 +43,6 @@ pub struct RecoveredPickle {
     pub newest_protocol: u8,
     /// The errors of the strict machine, in program order; the first thousand.
     pub defects: Vec<Error>,
-    /// The BUILDs in program order: offset and target.
-    pub builds: Vec<(u32, Handle)>,
     /// Whether a list, dict, set or call was fetched from the memo or duplicated. Where none was, no value contains itself: a value
     /// that is being filled is on the stack, and a container took its values from the stack.
     pub aliased: bool,
@@ -73,26 +71,25 @@ pub(in crate::pickle) fn run(
     let mut machine = recovering_machine(&data, limits)?;
     match execute(&mut disasm, &mut machine, cancel) {
         Ok(root) => {
-            let mut record = RunRecord { root: Some(root), ..RunRecord::default() };
+            let aliased = machine.arena.history.has_fetches();
+            let mut record = RunRecord { root: Some(root), aliased, ..RunRecord::default() };
             if machine.newest_protocol() > machine.protocol.max(1) {
                 let ops = Disasm::strict(&data, start, limits);
                 ops.filter_map(Result::ok).for_each(|op| record.check_newer(&op, machine.protocol));
             }
-            record.builds = machine.builds.take().unwrap_or_default();
-            record.aliased = machine.aliased;
             let (stated, end) = ((machine.protocol, machine.newest_protocol()), disasm.position());
             let arena = machine.arena;
-            Ok(record.finish(Values { data, arena }, end, stated))
+            Ok(record.finish(Values::new(data, arena), end, stated))
         }
         Err(error) if error.code() == Code::Cancelled => Err(error),
         // A second run would end at this limit too: it holds in both modes, and no error came before it.
         Err(error) if error.code() == Code::Limit && is_call(&data, &error) => {
-            let builds = machine.builds.take().unwrap_or_default();
-            let mut record = RunRecord { builds, aliased: machine.aliased, ..RunRecord::default() };
+            let aliased = machine.arena.history.has_fetches();
+            let mut record = RunRecord { aliased, ..RunRecord::default() };
             record.add_defect(error);
             let (stated, end) = ((machine.protocol, machine.newest_protocol()), disasm.position());
             let arena = machine.arena;
-            Ok(record.finish(Values { data, arena }, end, stated))
+            Ok(record.finish(Values::new(data, arena), end, stated))
         }
         Err(_) => {
             drop(machine);
@@ -108,10 +105,10 @@ fn is_call(data: &[u8], error: &Error) -> bool {
     matches!(opcode, Some(Opcode::Reduce | Opcode::NewObj | Opcode::NewObjEx | Opcode::Inst | Opcode::Obj))
 }
 
-/// A machine that records BUILDs, accepts PERSID, and uses the cached buffers.
+/// A machine that accepts PERSID and uses the cached buffers.
 fn recovering_machine<'d>(data: &'d [u8], limits: &'d Limits) -> Result<Machine<'d>> {
     let machine = Machine::new(data, limits, Some(buffer_cache::take()))?;
-    Ok(Machine { builds: Some(Vec::new()), accepts_persid: true, ..machine })
+    Ok(Machine { accepts_persid: true, ..machine })
 }
 
 /// Runs the pickle from the start again, with a snapshot of the stack before each opcode, and recovers from every error.
@@ -125,6 +122,7 @@ fn run_with_snapshots(
     let (mut record, mut ops) = (RunRecord { aliased: true, ..RunRecord::default() }, 0_usize);
     let mut disasm = Disasm::lenient(&data, start, limits);
     let mut machine = recovering_machine(&data, limits)?;
+    machine.arena.history.fetch_all();
     while let Some(op) = disasm.next() {
         if let Some(strict_error) = disasm.take_strict_error() {
             record.add_defect(strict_error);
@@ -157,10 +155,9 @@ fn run_with_snapshots(
             }
         }
     }
-    record.builds = machine.builds.take().unwrap_or_default();
     let stated = (machine.protocol, machine.newest_protocol());
     let (end, arena) = (disasm.position(), machine.arena);
-    Ok(record.finish(Values { data, arena }, end, stated))
+    Ok(record.finish(Values::new(data, arena), end, stated))
 }
 
 /// What a recovering run records beside the values.
@@ -168,7 +165,6 @@ fn run_with_snapshots(
 struct RunRecord {
     root: Option<Handle>,
     defects: Vec<Error>,
-    builds: Vec<(u32, Handle)>,
     aliased: bool,
     newer: Option<(usize, Opcode)>,
 }
@@ -188,8 +184,8 @@ impl RunRecord {
     }
 
     fn finish(self, values: Values, end: usize, (protocol, newest_protocol): (u8, u8)) -> RecoveredPickle {
-        let RunRecord { root, defects, builds, aliased, newer } = self;
-        RecoveredPickle { values, root, end, protocol, newest_protocol, defects, builds, aliased, newer }
+        let RunRecord { root, defects, aliased, newer } = self;
+        RecoveredPickle { values, root, end, protocol, newest_protocol, defects, aliased, newer }
     }
 }
 
@@ -423,7 +419,7 @@ mod tests {
     fn a_clean_pickle_has_no_defects_and_its_builds_in_order() {
         let found = recovered(b"\x80\x02cm\nC\n)\x81}b.");
         assert_eq!((codes(&found), calls(&found)), (vec![], vec!["m.C".to_owned()]));
-        assert_eq!(found.builds.iter().map(|&(offset, _)| offset).collect::<Vec<_>>(), [10]);
+        assert_eq!(found.values.builds().iter().map(|build| build.offset).collect::<Vec<_>>(), [10]);
         assert!(found.root.is_some() && found.newer.is_none());
     }
 

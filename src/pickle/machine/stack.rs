@@ -16,7 +16,9 @@ impl Machine<'_> {
     /// Pushes a value again (memo get, DUP), which aliases it.
     #[inline(always)]
     pub(super) fn push_existing(&mut self, value: Handle) -> Result<()> {
-        self.aliased |= self.arena.nodes.may_be_mutable(value);
+        if self.arena.nodes.may_be_mutable(value) {
+            self.arena.history.fetch(value)?;
+        }
         self.stack.push(value)
     }
 

@@ -12,7 +12,7 @@ use self::target::{Lazy, Target, Torch};
 use super::tensor::Tensor;
 use crate::checkpoint::Checkpoint;
 use crate::index::{Object, Path, PathStep};
-use crate::pickle::Handle;
+use crate::pickle::Snapshot;
 use crate::tensor::Tensor as CoreTensor;
 
 /// Every file's object tree, in shard order. A file without one gives a dict of its tensors.
@@ -63,19 +63,51 @@ pub(super) fn rebuild<'py>(
     Ok(dict.into_any())
 }
 
-/// One value of the object tree that a tensor comes from. `wrap` is called with each `Tensor` in it.
-pub(super) fn value<'py>(
+/// The attributes that a state sets on a tensor, as a dict; a state of another form as it is. `wrap` is called with each `Tensor` in
+/// it.
+pub(super) fn attributes<'py>(
     py: Python<'py>,
     tensor: &CoreTensor,
-    value: Handle,
+    state: Snapshot,
     wrap: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
+    with_export(py, tensor, wrap, |export| {
+        for handle in export.state_children(state)? {
+            export.value(handle)?;
+        }
+        match export.attributes(state)? {
+            Some(attributes) => Ok(attributes.into_any()),
+            None => export.value(state.value),
+        }
+    })
+}
+
+/// A list as a call found it.
+pub(super) fn list<'py>(
+    py: Python<'py>,
+    tensor: &CoreTensor,
+    list: Snapshot,
+    wrap: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
+    with_export(py, tensor, wrap, |export| {
+        export.value(list.value)?;
+        export.list_at(list)
+    })
+}
+
+/// Exports a part of the object tree that a tensor comes from; None where there is no tree.
+fn with_export<'py>(
+    py: Python<'py>,
+    tensor: &CoreTensor,
+    wrap: &Bound<'py, PyAny>,
+    part: impl FnOnce(&mut Export<'_, 'py>) -> PyResult<Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let (checkpoint, shard) = (tensor.checkpoint(), tensor.shard() as usize);
     let Some(tree) = checkpoint.trees().nth(shard).and_then(|(_, tree)| tree) else {
         return Ok(py.None().into_bound(py));
     };
     let target = Target::Lazy(Lazy { checkpoint: &checkpoint, shard, wrap });
-    Export::new(py, tree, checkpoint.limits(), target)?.value(value)
+    part(&mut Export::new(py, tree, checkpoint.limits(), target)?)
 }
 
 /// A tensor's path as a tuple of keys and indices; empty for a tensor without a name.

@@ -3,7 +3,7 @@
 //! what they return is made in Python.
 
 use pyo3::prelude::*;
-use pyo3::types::{PyString, PyTuple};
+use pyo3::types::{PyDict, PyString, PyTuple};
 
 use crate::checkpoint::Checkpoint;
 use crate::dtype::DType;
@@ -235,15 +235,12 @@ impl<'a, 'py> Torch<'a, 'py> {
         plain && (RECORDS.contains(&class) || (class == PARAMETER && is_sparse()))
     }
 
-    /// The values that a tensor depends on: scales and zero points per channel, and the attributes that are set on it.
+    /// The values that a tensor is made of beside its elements: scales and zero points per channel.
     pub(super) fn parts(extra: &Extra) -> Vec<Handle> {
-        let mut parts = extra.states.clone();
-        if let Some(quantization) = &extra.quantization
-            && let Scale::Channel { scales, zero_points, .. } = quantization.scale
-        {
-            parts.extend([scales, zero_points]);
+        match extra.quantization.as_ref().map(|quantization| &quantization.scale) {
+            Some(Scale::Channel { scales, zero_points, .. }) => vec![scales.value, zero_points.value],
+            _ => Vec::new(),
         }
-        parts
     }
 
     /// A value of a class of torch, made of its arguments.
@@ -271,9 +268,13 @@ impl<'a, 'py> Torch<'a, 'py> {
         self.parameter.call1((tensor,))
     }
 
-    /// Sets the state of BUILD on a mapping, or the attributes of a tensor.
-    pub(super) fn attributes(&self, object: &Bound<'py, PyAny>, state: &Bound<'py, PyAny>) -> PyResult<()> {
-        self.attributes.call1((object, state)).map(|_| ())
+    /// Sets the attributes of a mapping or tensor.
+    pub(super) fn attributes(
+        &self,
+        object: &Bound<'py, PyAny>,
+        attributes: &Bound<'py, PyDict>,
+    ) -> PyResult<()> {
+        self.attributes.call1((object, attributes)).map(|_| ())
     }
 }
 

@@ -96,7 +96,8 @@ fn children(values: &Values, handle: Handle, mut each: impl FnMut(Handle)) {
             let call = values.call(id);
             each(call.callable);
             each(call.args);
-            call.kwargs.iter().chain(call.states).chain(call.appended).for_each(|&part| each(part));
+            call.states.iter().for_each(|state| each(state.value));
+            call.kwargs.iter().chain(call.appended).for_each(|&part| each(part));
             call.items.iter().for_each(|&(key, value)| {
                 each(key);
                 each(value);

@@ -66,7 +66,7 @@ impl Classifier<'_> {
         let partial = policy::callable_factory(global.module, global.name) == Some(CallableFactory::Partial);
         partial
             && !self.contains_executable(call.args)
-            && call.states.iter().all(|&state| !self.contains_executable(state))
+            && call.states.iter().all(|state| !self.contains_executable(state.value))
     }
 
     /// Whether the state of an OrderedDict would shadow one of its methods.
@@ -78,7 +78,7 @@ impl Classifier<'_> {
         if (global.module, global.name) != ("collections", "OrderedDict") {
             return false;
         }
-        call.states.iter().take(MAX_SEARCHED_VALUES).any(|&state| match values.get(state) {
+        call.states.iter().take(MAX_SEARCHED_VALUES).any(|&state| match values.get_at(state) {
             Value::Dict(pairs) => pairs
                 .iter()
                 .take(MAX_SEARCHED_VALUES)

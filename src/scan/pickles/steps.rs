@@ -1,7 +1,7 @@
 //! Lists what a pickle does, in program order: records every global, counts calls in a known form, classifies every other step.
 
 use super::{Classifier, dotted, pair};
-use crate::pickle::{self, CallId, GlobalId, Handle, Value};
+use crate::pickle::{self, Build, CallId, GlobalId, Handle, Value};
 use crate::scan::policy;
 use crate::scan::report::{Finding, GlobalUse, TraceStep, Verdict};
 
@@ -31,7 +31,7 @@ impl Classifier<'_> {
             }
         }
         let mut last = None;
-        for &(offset, target) in &self.recovered.builds {
+        for &Build { offset, target, .. } in values.builds() {
             let is_known_form = match values.get(target) {
                 Value::Call(id) => self.known.is_known_call(id) && !self.shadows_methods(id),
                 _ => false,
@@ -39,7 +39,7 @@ impl Classifier<'_> {
             // Consecutive BUILDs of one target are listed once.
             if !is_known_form && last != Some(target) {
                 opaque = true;
-                events.push((u64::from(offset), Event::State(target)));
+                events.push((offset, Event::State(target)));
             }
             last = Some(target);
         }

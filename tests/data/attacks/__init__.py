@@ -17,6 +17,7 @@ from attacks import (
     s_safetensors,
     t_tensors,
     x_bounds,
+    x_time,
     y_python,
     z_zip,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "s_safetensors",
     "t_tensors",
     "x_bounds",
+    "x_time",
     "y_python",
     "z_zip",
 ]

@@ -42,9 +42,8 @@ impl<'a, 'py> Export<'a, 'py> {
                 let maxlen = maxlen.filter(|&maxlen| maxlen >= 0);
                 Some(py.import("collections")?.getattr("deque")?.call1(((), maxlen))?)
             }
-            Object::Dict { kind, entries, states, factory } => {
+            Object::Dict { kind, entries, factory, .. } => {
                 children.extend(entries.iter().flat_map(|&(key, value)| [key, value]));
-                children.extend_from_slice(states);
                 children.extend(*factory);
                 Some(match factory {
                     Some(_) => self.default_dict.call0()?,
@@ -71,10 +70,16 @@ impl<'a, 'py> Export<'a, 'py> {
                 if let Target::Torch(torch) = &self.target {
                     torch.opaque(class)?;
                 }
+                if let Some(&state) = call.states.last().filter(|&&state| tree.has_grown(state)) {
+                    let copy = tree.weight(state.value).saturating_mul(64);
+                    self.bytes = self.bytes.saturating_add(copy);
+                    Limits::check("export_bytes", self.limits.export_bytes, self.bytes)?;
+                    children.extend(self.state_children(state)?);
+                }
                 children.push(call.args);
                 children.extend(*function);
                 children.extend(call.kwargs);
-                children.extend_from_slice(call.states);
+                children.extend(call.states.iter().map(|state| state.value));
                 children.extend(call.items.iter().flat_map(|&(key, value)| [key, value]));
                 children.extend_from_slice(call.appended);
                 self.charge(class.len() as u64 / TEXT_NODE_BYTES)?;
@@ -88,7 +93,8 @@ impl<'a, 'py> Export<'a, 'py> {
             }
         };
         self.done.insert(handle, py_object.clone());
-        if children.is_empty() && py_object.is_some() {
+        let has_states = matches!(&object, Object::Dict { states, .. } if !states.is_empty());
+        if children.is_empty() && py_object.is_some() && !has_states {
             return Ok(None);
         }
         Ok(Some(Frame { handle, object, py_object, children, next: 0, depth }))

@@ -6,7 +6,7 @@ use pyo3::types::{PyByteArray, PyBytes, PyComplex, PyDict, PyList, PyString};
 use super::{Export, TEXT_NODE_BYTES};
 use crate::error::{Code, Error};
 use crate::index::{Object, Scale, Tree};
-use crate::pickle::{BigInt, Handle, Text};
+use crate::pickle::{BigInt, Handle, Snapshot, Text};
 use crate::python::objects::target::Target;
 
 const PARAMETER: &str = "torch.nn.parameter.Parameter";
@@ -73,8 +73,8 @@ impl<'a, 'py> Export<'a, 'py> {
             (&mut self.target, tree.extra(tensor).and_then(|extra| extra.quantization.as_ref()))
             && let Scale::Channel { scales, zero_points, .. } = quantization.scale
         {
-            torch.check_channels(tree, scales)?;
-            torch.check_channels(tree, zero_points)?;
+            torch.check_channels(tree, scales.value)?;
+            torch.check_channels(tree, zero_points.value)?;
             torch.check_quantized(tensor, quantization)?;
         }
         let (Target::Torch(torch), Some(extra)) = (&self.target, tree.extra(tensor)) else {
@@ -101,11 +101,11 @@ impl<'a, 'py> Export<'a, 'py> {
     }
 
     /// Scales or zero points: a tensor, or a list of numbers. The exported list may not be filled yet, so a new one is made.
-    fn channels(&self, part: Handle) -> PyResult<Bound<'py, PyAny>> {
+    fn channels(&self, part: Snapshot) -> PyResult<Bound<'py, PyAny>> {
         let py = self.py;
-        let Object::List(items) = self.tree.get(part)? else { return self.get(part) };
+        let Some(items) = self.tree.list_at(part) else { return self.get(part.value) };
         let numbers = PyList::empty(py);
-        for &item in &*items {
+        for &item in items {
             match self.tree.get(item)? {
                 Object::Int(number) => numbers.append(number)?,
                 Object::Float(number) => numbers.append(number)?,

@@ -2,12 +2,12 @@
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyFrozenSet, PyList, PySet, PyTuple};
+use pyo3::types::{PyFrozenSet, PyList, PySet, PyTuple};
 
 use super::{Export, Frame};
 use crate::error::{Code, Error};
 use crate::index::Object;
-use crate::pickle::Handle;
+use crate::pickle::Snapshot;
 use crate::python::objects::cost::HashCollisions;
 use crate::python::objects::target::Target;
 
@@ -51,7 +51,6 @@ impl<'a, 'py> Export<'a, 'py> {
                 if let &Some(factory) = factory {
                     py_object.setattr("factory", self.get(factory)?)?;
                 }
-                // The state may not be filled yet, so it is set at the end.
                 self.states.extend(states.iter().map(|&state| (py_object.clone(), state)));
             }
             (Object::Opaque { call, function, .. }, Some(py_object)) => {
@@ -63,7 +62,11 @@ impl<'a, 'py> Export<'a, 'py> {
                     py_object.setattr("kwargs", self.get(kwargs)?)?;
                 }
                 if let Some(&state) = call.states.last() {
-                    py_object.setattr("state", self.get(state)?)?;
+                    let state = match self.tree.has_grown(state) {
+                        true => self.attributes(state)?.into_pyobject(py)?,
+                        false => self.get(state.value)?,
+                    };
+                    py_object.setattr("state", state)?;
                 }
                 let items = PyList::empty(py);
                 for &(key, value) in call.items {
@@ -118,16 +121,14 @@ impl<'a, 'py> Export<'a, 'py> {
         Ok(())
     }
 
-    /// Sets the state of a mapping or tensor. With lazy handles that is `_metadata` alone, the attribute that state dicts have
-    /// (torch/nn/modules/module.py: `state_dict`); the builder of torch's objects sets all of it.
-    pub(super) fn set_metadata(&self, py_object: &Bound<'py, PyAny>, state: Handle) -> PyResult<()> {
-        let state = self.get(state)?;
+    /// Sets the attributes of a mapping or tensor. With lazy handles that is `_metadata` alone, the attribute that state dicts have
+    /// (torch/nn/modules/module.py: `state_dict`); the builder of torch's objects sets all of them.
+    pub(super) fn set_metadata(&mut self, py_object: &Bound<'py, PyAny>, state: Snapshot) -> PyResult<()> {
+        let Some(attributes) = self.attributes(state)? else { return Ok(()) };
         if let Target::Torch(torch) = &self.target {
-            return torch.attributes(py_object, &state);
+            return torch.attributes(py_object, &attributes);
         }
-        if let Ok(state) = state.cast::<PyDict>()
-            && let Some(metadata) = state.get_item("_metadata")?
-        {
+        if let Some(metadata) = attributes.get_item("_metadata")? {
             py_object.setattr("_metadata", metadata)?;
         }
         Ok(())

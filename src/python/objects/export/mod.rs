@@ -1,7 +1,7 @@
 //! Exports the object tree as Python objects: containers, numbers, strings and rustload's own inert classes, no others.
 //!
 //! The walk is a loop with an explicit stack. Mutable containers are made empty and filled once their items are made, so cycles
-//! through them are kept. A cycle through tuples and frozen sets alone cannot exist in Python and is an error.
+//! through them are kept. There are no cycles through tuples and frozen sets alone, since these have what their calls read.
 //!
 //! Values in a pickle share parts (a list of arguments, a module's name, a string to decode), so a small file can describe a large
 //! tree. Each value is exported once. Before it is made, its copies are charged against the limit `export_nodes`: one node for
@@ -16,14 +16,15 @@ mod leave;
 use std::collections::HashMap;
 
 use pyo3::prelude::*;
-use pyo3::types::PyString;
+use pyo3::types::{PyDict, PyList, PyString};
 
 pub(super) use self::leaf::text;
+use super::cost::HashCollisions;
 use super::target::Target;
 use crate::error::{Code, Error};
 use crate::index::{Object, Tree};
 use crate::limits::Limits;
-use crate::pickle::Handle;
+use crate::pickle::{Handle, Snapshot};
 
 /// Bytes of text that cost as much as one node: the size of an empty Python dict.
 const TEXT_NODE_BYTES: u64 = 64;
@@ -46,7 +47,7 @@ pub(super) struct Export<'a, 'py> {
     /// Class names of opaque values.
     classes: HashMap<String, Bound<'py, PyString>>,
     /// Mappings and tensors, each with the state to set on it at the end.
-    states: Vec<(Bound<'py, PyAny>, Handle)>,
+    states: Vec<(Bound<'py, PyAny>, Snapshot)>,
     /// Nodes charged so far.
     spent: u64,
     /// Bytes of Python objects charged so far.
@@ -98,13 +99,29 @@ impl<'a, 'py> Export<'a, 'py> {
         })
     }
 
-    /// Exports a value and all it refers to. Fails over the limits `export_nodes`, `export_bytes` and `depth`, and for values that
-    /// Python cannot have (see the module).
+    /// Exports a value and all it refers to. Fails over the limits `export_nodes`, `export_bytes` and `depth`.
     pub(super) fn value(&mut self, root: Handle) -> PyResult<Bound<'py, PyAny>> {
+        self.make(root)?;
+        // The states of what was made; the values in them may have states of their own.
+        while !self.states.is_empty() {
+            for (py_object, state) in std::mem::take(&mut self.states) {
+                for child in self.state_children(state)? {
+                    self.make(child)?;
+                }
+                self.set_metadata(&py_object, state)?;
+            }
+        }
+        self.get(root)
+    }
+
+    /// Makes a value and all that it contains, if it is not made yet.
+    fn make(&mut self, root: Handle) -> PyResult<()> {
         // Containers that are made empty wait to be filled; tuples, frozen sets and the like are entered at once.
         let mut waiting: Vec<Frame<'a, 'py>> = Vec::new();
         let mut open: Vec<Frame<'a, 'py>> = Vec::new();
-        waiting.extend(self.enter(root, 1)?);
+        if !self.done.contains_key(&root) {
+            waiting.extend(self.enter(root, 1)?);
+        }
         loop {
             let Some(frame) = open.last_mut() else {
                 match waiting.pop() {
@@ -117,9 +134,10 @@ impl<'a, 'py> Export<'a, 'py> {
                 frame.next += 1;
                 match self.done.get(&child) {
                     Some(Some(_)) => continue,
+                    // Whatever a value is made of was made before it, and cannot contain it.
                     Some(None) => {
                         let text = "a tuple or frozen set contains itself";
-                        return Err(Error::new(Code::CyclicValue, text).into());
+                        return Err(Error::new(Code::InternalError, text).into());
                     }
                     None => {}
                 }
@@ -132,10 +150,36 @@ impl<'a, 'py> Export<'a, 'py> {
                 self.leave(frame)?;
             }
         }
-        for (py_object, state) in std::mem::take(&mut self.states) {
-            self.set_metadata(&py_object, state)?;
+        Ok(())
+    }
+
+    /// The values that a state refers to when it is set. The state itself may lack some of them later, where it is a dict.
+    pub(super) fn state_children(&self, state: Snapshot) -> PyResult<Vec<Handle>> {
+        Ok(match self.tree.attributes(state)? {
+            Some(attributes) => attributes.into_iter().flat_map(|(key, value)| [key, value]).collect(),
+            None => vec![state.value],
+        })
+    }
+
+    /// A new dict of the attributes that a state sets, whose children are exported; `None` for a state of another form.
+    pub(super) fn attributes(&mut self, state: Snapshot) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let Some(attributes) = self.tree.attributes(state)? else { return Ok(None) };
+        let dict = PyDict::new(self.py);
+        let mut collisions = HashCollisions::new(attributes.len());
+        self.charge(attributes.len() as u64)?;
+        for (key, value) in attributes {
+            let key = self.get(key)?;
+            self.charge(collisions.add(&key)?)?;
+            dict.set_item(key, self.get(value)?)?;
         }
-        self.get(root)
+        Ok(Some(dict))
+    }
+
+    /// A new list of the items that an exported list had at an earlier time.
+    pub(super) fn list_at(&self, list: Snapshot) -> PyResult<Bound<'py, PyAny>> {
+        let items = self.tree.list_at(list).unwrap_or_default();
+        let items = items.iter().map(|&item| self.get(item)).collect::<PyResult<Vec<_>>>()?;
+        PyList::new(self.py, items).map(Bound::into_any)
     }
 
     fn get(&self, handle: Handle) -> PyResult<Bound<'py, PyAny>> {

@@ -1,0 +1,201 @@
+//! What containers held earlier. CPython's callee reads a container at the moment of its call, and the pickle may fill it further
+//! afterwards.
+//!
+//! Containers only grow, so an earlier version of one is a prefix, and its length suffices. A container that is on the stack once
+//! and nowhere else has been read by nobody. So only the growth of a container that was fetched (from the memo, or by DUP) is
+//! logged: an honest checkpoint logs next to nothing.
+
+use super::arena::Node;
+use super::bounded_vec::BoundedVec;
+use super::value::{Handle, Snapshot, Value, Values};
+use crate::error::{Code, Error, Result};
+use crate::num::{to_u32, u32_to_usize};
+
+/// A BUILD opcode, which sets a state on a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Build {
+    /// The offset of the opcode.
+    pub offset: u64,
+    /// The value that it sets the state of: the result of a call; in error-recovering mode any value.
+    pub target: Handle,
+    /// The state.
+    pub state: Handle,
+    /// The number of pairs that SETITEM and SETITEMS had set on the target by then.
+    pub items: u32,
+    /// The number of values that APPEND, APPENDS and ADDITEMS had added to the target by then.
+    pub appended: u32,
+}
+
+/// The growth of a fetched container by one opcode, or by several without a call or a BUILD between them.
+#[derive(Clone, Copy)]
+struct Growth {
+    container: Container,
+    offset: u32,
+    /// The number of items or pairs before.
+    len: u32,
+}
+
+/// What grows: a list, dict or set; or the items, or the appended values, of a call's result.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Container(Handle, Kind);
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    Values,
+    Pairs,
+}
+
+impl Container {
+    /// The values of a list or set, or those appended to the result of a call.
+    pub(super) fn values(handle: Handle) -> Container {
+        Container(handle, Kind::Values)
+    }
+
+    /// The pairs of a dict, or those set on the result of a call.
+    pub(super) fn pairs(handle: Handle) -> Container {
+        Container(handle, Kind::Pairs)
+    }
+}
+
+/// The BUILDs of a pickle, and the growth of its fetched containers.
+pub(super) struct History {
+    pub(super) builds: BoundedVec<Build>,
+    /// In program order while the pickle runs, then by container and offset.
+    growth: BoundedVec<Growth>,
+    /// A bit per handle: whether the value was fetched.
+    fetched: Vec<u64>,
+    /// Whether every container counts as fetched.
+    is_all_fetched: bool,
+    /// The offset of the newest call or BUILD. Nobody reads a container between two of these.
+    last_read: u32,
+}
+
+impl History {
+    /// A history of at most `limit` BUILDs, and as many logged changes.
+    pub(super) fn new(limit: u64) -> History {
+        History {
+            builds: BoundedVec::new("nodes", limit),
+            growth: BoundedVec::new("nodes", limit),
+            fetched: Vec::new(),
+            is_all_fetched: false,
+            last_read: 0,
+        }
+    }
+
+    /// Notes that a value is on the stack again, while another value may refer to it.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn fetch(&mut self, handle: Handle) -> Result<()> {
+        let (word, bit) = (handle.index() >> 6, handle.index() & 63);
+        if word >= self.fetched.len() {
+            let more = word.saturating_add(1).saturating_sub(self.fetched.len());
+            let reserved = self.fetched.try_reserve(more);
+            reserved.map_err(|_| Error::new(Code::Memory, "no memory for the fetched values"))?;
+            self.fetched.resize(word.saturating_add(1), 0);
+        }
+        if let Some(word) = self.fetched.get_mut(word) {
+            *word |= 1 << bit;
+        }
+        Ok(())
+    }
+
+    /// Counts every value as fetched, where the stack may hold a value twice without a fetch.
+    pub(super) fn fetch_all(&mut self) {
+        self.is_all_fetched = true;
+    }
+
+    /// Whether any value was fetched.
+    pub(super) fn has_fetches(&self) -> bool {
+        self.is_all_fetched || !self.fetched.is_empty()
+    }
+
+    #[inline(always)]
+    fn is_fetched(&self, handle: Handle) -> bool {
+        let word = self.fetched.get(handle.index() >> 6);
+        self.is_all_fetched || word.is_some_and(|word| word >> (handle.index() & 63) & 1 == 1)
+    }
+
+    /// Notes a call, or a BUILD.
+    #[inline(always)]
+    pub(super) fn read(&mut self, offset: usize) {
+        self.last_read = to_u32(offset);
+    }
+
+    /// Notes that the opcode at `offset` adds to a container of `len` items or pairs.
+    #[inline(always)]
+    pub(super) fn grow(&mut self, container: Container, len: u32, offset: usize) -> Result<()> {
+        if self.is_fetched(container.0) { self.log(container, len, offset) } else { Ok(()) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn log(&mut self, container: Container, len: u32, offset: usize) -> Result<()> {
+        let is_unread = |last: &Growth| last.container == container && last.offset > self.last_read;
+        if self.growth.last().as_ref().is_some_and(is_unread) {
+            return Ok(());
+        }
+        self.growth.push(Growth { container, offset: to_u32(offset), len })
+    }
+
+    /// Prepares the log for [`len_at`](History::len_at), once the pickle has run.
+    pub(super) fn finish(&mut self) {
+        self.fetched = Vec::new();
+        let len = self.growth.len();
+        self.growth.slice_mut(0, len).sort_unstable_by_key(|growth| (growth.container, growth.offset));
+    }
+
+    /// Whether no fetched container grew, so that every container always had all of its items.
+    #[inline(always)]
+    fn is_empty(&self) -> bool {
+        self.growth.len() == 0
+    }
+
+    /// The length that a container had at `offset`; `None` where it has not grown since.
+    fn len_at(&self, container: Container, offset: u64) -> Option<usize> {
+        let growth = self.growth.slice_from(0);
+        let next = growth
+            .partition_point(|growth| (growth.container, u64::from(growth.offset)) <= (container, offset));
+        let next = growth.get(next).filter(|growth| growth.container == container)?;
+        Some(u32_to_usize(next.len))
+    }
+}
+
+impl Values {
+    /// The BUILDs in program order.
+    pub fn builds(&self) -> &[Build] {
+        self.arena.history.builds.slice_from(0)
+    }
+
+    /// A value as it was at an offset: a list, dict or set without what was added later. What its items contain is not limited.
+    #[inline]
+    pub fn get_at(&self, snapshot: Snapshot) -> Value<'_> {
+        let Snapshot { value: handle, offset } = snapshot;
+        let (value, history) = (self.get(handle), &self.arena.history);
+        if history.is_empty() {
+            return value;
+        }
+        match value {
+            Value::List(items) => {
+                Value::List(prefix(items, history.len_at(Container::values(handle), offset)))
+            }
+            Value::Set(items) => Value::Set(prefix(items, history.len_at(Container::values(handle), offset))),
+            Value::Dict(pairs) => {
+                Value::Dict(prefix(pairs, history.len_at(Container::pairs(handle), offset)))
+            }
+            other => other,
+        }
+    }
+
+    /// Whether a list, dict or set grew after it was fetched, so that its readers may have found different items.
+    pub fn has_versions(&self, handle: Handle) -> bool {
+        let container = match self.arena.node(handle) {
+            Node::Dict(_) => Container::pairs(handle),
+            _ => Container::values(handle),
+        };
+        self.arena.history.len_at(container, 0).is_some()
+    }
+}
+
+fn prefix<T>(items: &[T], len: Option<usize>) -> &[T] {
+    len.and_then(|len| items.get(..len)).unwrap_or(items)
+}
