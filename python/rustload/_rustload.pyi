@@ -758,6 +758,13 @@ class Tensor:
     def is_contiguous(self) -> bool:
         """Whether the elements are C-contiguous in the file."""
 
+    def check_repeats(self) -> None:
+        """Checks that a copy of the elements is within the limit `materialize_bytes`, if the strides repeat elements.
+
+        Raises:
+            LimitError: It is not.
+        """
+
     @property
     def is_parameter(self) -> bool:
         """Whether the file has it as a `torch.nn.Parameter`."""

@@ -71,6 +71,10 @@ impl Tensor {
         self.0.layout().is_contiguous()
     }
 
+    fn check_repeats(&self) -> PyResult<()> {
+        Ok(self.0.repeated_bytes(self.0.dtype()).map(|_| ())?)
+    }
+
     #[getter]
     fn is_parameter(&self) -> bool {
         self.0.is_parameter()

@@ -7,6 +7,7 @@ import time
 import warnings
 
 import pytest
+import torch
 from attacks.x_bounds import (
     EXPANDED_SCALES,
     EXPANDED_SPARSE,
@@ -94,3 +95,34 @@ def test_ctrl_c_stops_the_check_of_indices(tmp_path):
         timeout=60,
     )
     assert done.stdout == "stopped True\n"
+
+
+def test_a_framework_that_copies_views_keeps_the_limit(tmp_path):
+    path = tmp_path / "model.pt"
+    torch.save({"w": torch.ones(1).expand(1 << 40), "v": torch.ones(6, 1).expand(6, 1000)}, path)
+    ckpt, jax = rustload.open(path), rustload.open(path, framework="jax")
+    for use in (
+        jax["w"].materialize,
+        lambda: jax["w"].materialize(copy=False),
+        lambda: jax.materialize(["w"]),
+        lambda: dict(jax.stream(["w"])),
+        lambda: ckpt["w"].__array__("float64"),
+    ):
+        with pytest.raises(rustload.LimitError) as caught:
+            use()
+        assert caught.value.name == "materialize_bytes"
+    # A view that nobody copies takes no memory, and within the limit it may be copied.
+    assert ckpt["w"].materialize(framework="torch").stride() == (0,)
+    assert jax["v"].materialize().shape == (6, 1000)
+    assert jax.materialize(["v"])["v"].shape == (6, 1000)
+    assert ckpt["v"].__array__("float64").shape == (6, 1000)
+
+
+def test_a_lazy_module_is_not_made_larger_than_the_limit(tmp_path):
+    path = tmp_path / "model.pt"
+    torch.save({"weight": torch.ones(1, 1).expand(3, 1 << 40)}, path)
+    module = torch.nn.LazyLinear(3, bias=False)
+    with pytest.raises(rustload.LimitError) as caught:
+        rustload.torch.load_into(module, path)
+    assert caught.value.name == "materialize_bytes"
+    assert torch.nn.parameter.is_lazy(module.weight)

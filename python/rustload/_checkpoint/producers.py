@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rustload import _rustload
+from rustload._frameworks.adapters import check_copy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,6 +65,8 @@ class HostProducer:
             tensor = self._tensors[index]
             made = self._adapter.make(tensor._core, self._requests[index], self._device, tensor._context)
         else:
+            if self._adapter.COPIES_VIEWS or self._device is not None:
+                check_copy(self._tensors[index]._core, buffer)
             made = self._adapter.wrap(buffer, self._device)
         if has_later_alias:
             self._reused[first] = made

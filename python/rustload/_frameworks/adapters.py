@@ -9,6 +9,7 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
+from rustload import _rustload
 from rustload.errors import _make
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ __all__ = [
     "NAMES",
     "Adapter",
     "HandleContext",
+    "check_copy",
     "default_framework",
     "framework_name",
     "import_framework",
@@ -65,6 +67,9 @@ class HandleContext:
 class Adapter(Protocol):
     """The functions of an adapter module."""
 
+    COPIES_VIEWS: bool
+    """Whether `wrap` may copy the buffer, also for the host."""
+
     def check_device(self, device: Any) -> Any:
         """Converts `device=` to the framework's device; raises DeviceError if it does not exist."""
 
@@ -82,6 +87,23 @@ class Adapter(Protocol):
 
     def write_into(self, core: Core, out: Any, request: Request, *, cast: Cast, sync: bool) -> bool:
         """Materializes a tensor into `out`; returns False if `out` is not an object of this framework."""
+
+
+def check_copy(core: Core, buffer: Buffer | None = None) -> None:
+    """Checks the limit on repeated elements before a framework copies a view of them; the core checks only its own copies.
+
+    Args:
+        core: The tensor.
+        buffer: Its elements; nothing is checked if they are a copy already. None: they are a view.
+
+    Raises:
+        LimitError: The copy would be larger than the limit `materialize_bytes`.
+    """
+    if not isinstance(core, _rustload.Tensor):
+        return  # a joined tensor has no views
+    is_view = buffer is None or buffer.strides == core.strides
+    if is_view and not core.is_contiguous:
+        core.check_repeats()
 
 
 def default_framework() -> str:

@@ -10,6 +10,7 @@ import cupy
 from rustload import _rustload
 from rustload._common.request import request_for_out
 from rustload._cuda import driver_gpu, results
+from rustload._frameworks.adapters import check_copy
 from rustload._frameworks.numpy import numpy_dtype
 from rustload._frameworks.numpy import wrap as wrap_numpy
 from rustload.errors import _make
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from rustload._cuda.gpu import Gpu
     from rustload._frameworks.adapters import HandleContext
     from rustload._rustload import Buffer, Upload
+
+
+COPIES_VIEWS = True
 
 
 def check_device(device: Any) -> Any:
@@ -109,7 +113,9 @@ def make(core: Core, request: Request, device: Any, context: HandleContext) -> A
         raise _make(
             "Buffer", "Buffer", "copy=False is not possible for an array on a GPU: it is always a copy"
         )
-    return wrap(core.materialize(request), device)
+    buffer = core.materialize(request)
+    check_copy(core, buffer)
+    return wrap(buffer, device)
 
 
 def fast_view(core: Core, context: HandleContext) -> None:

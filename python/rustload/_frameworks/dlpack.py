@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from rustload._frameworks.adapters import HandleContext
 
 
+COPIES_VIEWS = False
+
+
 def check_device(device: Any) -> int | None:
     """The ordinal of a GPU; None for host memory.
 

@@ -11,6 +11,7 @@ import jax
 
 from rustload import _rustload
 from rustload._cuda import driver_gpu
+from rustload._frameworks.adapters import check_copy
 from rustload._frameworks.numpy import wrap as wrap_numpy
 from rustload.errors import _make
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 # JAX truncates these to 32 bits unless `jax_enable_x64` is set.
 _WIDE = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
+
+
+COPIES_VIEWS = True
 
 
 def check_device(device: Any) -> Any:
@@ -86,6 +90,7 @@ def make(core: Core, request: Request, device: Any, context: HandleContext) -> A
     """Materializes the tensor as an array on the device; raises BufferError if `copy=False` is not possible."""
     _check_width(request.dtype or core.dtype, _name(core))
     buffer = core.materialize(request)
+    check_copy(core, buffer)
     made = wrap(buffer, device)
     if request.copy is False and not _shares_memory(made, wrap_numpy(buffer, None)):
         note = "JAX shares memory of the CPU that is aligned to 64 bytes, contiguous and not empty; copy=None copies otherwise"

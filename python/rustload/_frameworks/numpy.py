@@ -26,6 +26,9 @@ _ML_DTYPES = {
 }
 
 
+COPIES_VIEWS = False
+
+
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """Converts a torch dtype name to a NumPy dtype.
 

@@ -16,6 +16,7 @@ from rustload import _rustload
 from rustload._common.request import request_for_out
 from rustload._cuda import results
 from rustload._frameworks import torch_gpu
+from rustload._frameworks.adapters import check_copy
 from rustload._frameworks.torch_dtypes import IN_DLPACK
 from rustload._frameworks.torch_dtypes import torch_dtype as torch_dtype
 from rustload.errors import _make
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from rustload._common.request import Cast, Core, Request
     from rustload._cuda.gpu import Gpu
     from rustload._frameworks.adapters import HandleContext
+
+
+COPIES_VIEWS = False
 
 
 def check_device(device: Any) -> torch.device | None:
@@ -79,7 +83,11 @@ def make(core: Core, request: Request, device: torch.device | None, context: Han
         # copy=False gets here only with a conversion, for which the core raises BufferError.
         copy = request.copy is not False
         made = _owned(core.materialize(request.but(copy=copy)))
-    return made if device is None else made.to(device)
+        return made if device is None else made.to(device)
+    if device is None:
+        return made
+    check_copy(core)
+    return made.to(device)
 
 
 def fast_view(core: Core, context: HandleContext) -> torch.Tensor | None:

@@ -365,6 +365,7 @@ class LazyTensor:
             return array
         if copy is False:
             raise ValueError(f"a copy is needed to make {dtype} of {self.dtype}")
+        adapters.check_copy(self._core)
         return array.astype(dtype)
 
     def __dlpack__(

@@ -10,6 +10,7 @@ import torch
 from rustload._checkpoint.producers import producer_for
 from rustload._common.request import Request
 from rustload._frameworks import torch as adapter
+from rustload._frameworks.adapters import check_copy
 from rustload._frameworks.torch import torch_dtype
 from rustload.errors import _make
 from rustload.torch._fill import fill, is_direct, is_on_gpu
@@ -121,6 +122,8 @@ def _load_one(step: Step, options: LoadOptions, sample_memory: Callable[[], None
     slot = step.slot
     dtype = torch_dtype(step.dtype)
     if step.is_lazy:
+        # The file sets the shape of the memory, which is allocated first.
+        check_copy(step.lazy._core)
         # A meta tensor stays on meta: it cannot change its device type in place, so it is replaced below.
         target = "meta" if slot.on_meta else step.device
         slot.tensor.materialize(step.lazy.shape, device=target, dtype=dtype)  # type: ignore[attr-defined]  # a lazy parameter has it
