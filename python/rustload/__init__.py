@@ -31,6 +31,7 @@ from rustload.errors import (
 if _TYPE_CHECKING:
     from rustload._cuda.info import cuda_info
     from rustload._safe_open.surface import PySafeSlice, TensorMeta, safe_open
+    from rustload._scan.policy import Policy
     from rustload._scan.report import FileReport, Finding, ScanReport
     from rustload._scan.scan import scan
     from rustload._tensor.inert import DefaultDict, Global, Opaque, Sparse
@@ -55,6 +56,7 @@ __all__ = [
     "ModelMismatchError",
     "Opaque",
     "OpaqueClass",
+    "Policy",
     "PySafeSlice",
     "Quantization",
     "Ranges",
@@ -94,6 +96,7 @@ if not _TYPE_CHECKING:  # type checkers must still report unknown attributes
     _LAZY_MODULES = {
         "_cuda.info": ("cuda_info",),
         "_safe_open.surface": ("PySafeSlice", "TensorMeta", "safe_open"),
+        "_scan.policy": ("Policy",),
         "_scan.report": ("FileReport", "Finding", "ScanReport"),
         "_scan.scan": ("scan",),
         "_tensor.inert": ("DefaultDict", "Global", "Opaque", "Sparse"),

@@ -25,6 +25,7 @@ __all__ = [
     "__version__",
     "adopt",
     "cast_rate",
+    "check_allowance",
     "check_sparse",
     "concat",
     "cuda_info",
@@ -941,24 +942,30 @@ def parse_dtype(name: str) -> str:
         ValueError: No dtype has that name; the note lists all names.
     """
 
-def scan_paths(paths: Sequence[str], *, limits: Mapping[str, int]) -> str:
+def scan_paths(paths: Sequence[str], *, limits: Mapping[str, int], allow: Sequence[str]) -> str:
     """Scans files and directories; reads no tensor data.
+
+    Args:
+        paths: The files and directories.
+        limits: Limits by name.
+        allow: The names that are accepted, as for `rustload.Policy`.
 
     Returns:
         The report as JSON (docs/scan.md lists its keys).
 
     Raises:
         OSError: A path does not exist, or a directory cannot be listed.
-        ValueError: No limit has that name.
+        ValueError: No limit has that name, or a name cannot be allowed.
     """
 
-def scan_file(file: object, name: str | None, *, limits: Mapping[str, int]) -> str:
+def scan_file(file: object, name: str | None, *, limits: Mapping[str, int], allow: Sequence[str]) -> str:
     """Scans a binary file object that can seek, or an object with `size` and `read_ranges`.
 
     Args:
         file: The object.
         name: Its name in the report.
         limits: As for `scan_paths`.
+        allow: As for `scan_paths`.
 
     Returns:
         The report as JSON.
@@ -967,7 +974,7 @@ def scan_file(file: object, name: str | None, *, limits: Mapping[str, int]) -> s
         ValueError: No limit has such a name.
     """
 
-def scan_bytes(data: bytes, *, limits: Mapping[str, int]) -> str:
+def scan_bytes(data: bytes, *, limits: Mapping[str, int], allow: Sequence[str]) -> str:
     """Scans the bytes of one file.
 
     Returns:
@@ -975,4 +982,11 @@ def scan_bytes(data: bytes, *, limits: Mapping[str, int]) -> str:
 
     Raises:
         ValueError: No limit has that name.
+    """
+
+def check_allowance(pattern: str) -> None:
+    """Checks a name or pattern of `rustload.Policy.allow`.
+
+    Raises:
+        ValueError: It is not one, or it covers a name that executes code or accesses the system.
     """

@@ -46,7 +46,7 @@ mod _rustload {
     #[pymodule_export]
     use super::request::Mappings;
     #[pymodule_export]
-    use super::scan::{scan_bytes, scan_file, scan_paths};
+    use super::scan::{check_allowance, scan_bytes, scan_file, scan_paths};
     #[pymodule_export]
     use super::stream::{Stream, steps, stream};
     #[pymodule_export]

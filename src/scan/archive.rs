@@ -129,6 +129,8 @@ impl Scanner<'_> {
                 ),
                 member: label.map(str::to_owned),
                 times,
+                // The name of the module that the code is, for an allowance.
+                global: ("__torch__".to_owned(), "*".to_owned()),
                 readers: &["torch"],
                 ..Finding::new("CodeInArchive")
             });

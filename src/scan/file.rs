@@ -23,7 +23,7 @@ pub(super) fn scan_path(path: &Path, named: bool, options: &Options) -> Result<F
     let text = path.to_string_lossy().into_owned();
     match Source::open(path) {
         Ok(source) => scan_source(&source, Some(text), named, options),
-        Err(error) => Ok(unreadable(FileReport::new(Some(text), &options.limits), &error)),
+        Err(error) => Ok(unreadable(FileReport::new(Some(text), options), &error)),
     }
 }
 
@@ -34,7 +34,7 @@ pub(super) fn scan_source(
     named: bool,
     options: &Options,
 ) -> Result<FileReport> {
-    let report = FileReport::new(path, &options.limits);
+    let report = FileReport::new(path, options);
     let mut scanner = Scanner {
         options,
         report,
@@ -55,6 +55,7 @@ pub(super) fn scan_source(
         }
     }
     let mut report = scanner.report;
+    report.group_findings();
     // A file in a directory that is not a checkpoint is not a finding.
     if report.status == Status::Skipped && !named {
         report.clear_findings();

@@ -16,6 +16,8 @@ mod archive;
 mod budget;
 mod encoded;
 mod file;
+mod gadgets;
+mod known_classes;
 mod non_zip;
 mod pickles;
 mod policy;
@@ -31,6 +33,7 @@ use crate::error::Result;
 use crate::limits::Limits;
 use crate::parallel::Cancel;
 
+pub use policy::Policy;
 pub use report::{ByteRange, FileReport, Finding, GlobalUse, Report, Status, TraceStep, Verdict};
 
 /// How to scan.
@@ -41,6 +44,8 @@ pub struct Options {
     pub limits: Limits,
     /// Cancels the scan.
     pub cancel: Cancel,
+    /// The names that are accepted.
+    pub policy: Arc<Policy>,
 }
 
 impl Options {
@@ -59,6 +64,12 @@ impl Options {
     #[must_use]
     pub fn cancel(self, cancel: Cancel) -> Options {
         Options { cancel, ..self }
+    }
+
+    /// Sets `policy`.
+    #[must_use]
+    pub fn policy(self, policy: Policy) -> Options {
+        Options { policy: Arc::new(policy), ..self }
     }
 }
 

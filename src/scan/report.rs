@@ -1,15 +1,17 @@
 //! The report of a scan: findings, the trace of effects, the globals and the coverage; and its JSON form.
 //!
-//! Equal findings are merged, with a count. A report is bounded whatever the file names: a long text loses its middle, the limit
+//! Equal findings are merged, with a count. A finding about a name that the policy allows is inert, and says which allowance made
+//! it so. A report is bounded whatever the file names: a long text loses its middle, the limit
 //! `findings` bounds every list of a file, and `report_bytes` bounds the reports of all files together. A report that reached a
 //! limit is marked as truncated; it still has the finding that first gave the file its verdict.
 
 mod json;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
+use super::{Options, Policy};
 use crate::error::{Code, Error, Kind};
-use crate::limits::Limits;
 use crate::num::{to_u64, to_usize};
 use crate::text::{printable, shortened};
 
@@ -92,10 +94,12 @@ pub struct Finding {
     pub global: (String, String),
     /// The arguments, abbreviated; control characters are escaped.
     pub arguments: Option<String>,
-    /// How many equal findings were merged; offset and arguments are those of the first.
+    /// How many equal findings were merged; member, offset and arguments are those of the first.
     pub times: u64,
     /// The readers that see it or accept it.
     pub readers: &'static [&'static str],
+    /// The allowance of the policy that made it inert.
+    pub allowed: Option<String>,
 }
 
 /// One effect that unpickling would have.
@@ -134,6 +138,8 @@ pub struct GlobalUse {
     pub reason: &'static str,
     /// How often it is called.
     pub calls: u64,
+    /// The allowance of the policy that covers it.
+    pub allowed: Option<String>,
 }
 
 /// A byte range that was scanned, or was not.
@@ -181,19 +187,21 @@ pub struct FileReport {
     /// The limit `report_bytes`, and how much of it is taken.
     max_bytes: u64,
     bytes: u64,
+    policy: Arc<Policy>,
 }
 
-/// The fields that equal findings share.
-type FindingKey = (&'static str, Verdict, Option<String>, (String, String));
+/// The fields that equal findings of one member share.
+type FindingKey = (&'static str, Verdict, Option<String>, (String, String), String);
 
 /// The fields that uses of one global share. Two long names may be equal once they are shortened; their verdicts stay apart.
 type GlobalKey = ((String, String), Verdict);
 
 impl FileReport {
     /// A report without findings.
-    pub(super) fn new(path: Option<String>, limits: &Limits) -> FileReport {
-        let (limit, max_bytes) = (to_usize(limits.findings), limits.report_bytes);
-        FileReport { path, limit, max_bytes, ..FileReport::default() }
+    pub(super) fn new(path: Option<String>, options: &Options) -> FileReport {
+        let (limit, max_bytes) = (to_usize(options.limits.findings), options.limits.report_bytes);
+        let policy = Arc::clone(&options.policy);
+        FileReport { path, limit, max_bytes, policy, ..FileReport::default() }
     }
 
     /// The bytes that the report takes of the limit `report_bytes`.
@@ -238,19 +246,24 @@ impl FileReport {
     }
 
     pub(super) fn add(&mut self, mut finding: Finding) {
+        if let Some(pattern) = self.policy.settles(&finding) {
+            finding.allowed = Some(pattern.to_owned());
+            finding.verdict = Verdict::Inert;
+        }
         let is_worse = self.worst.is_none_or(|worst| finding.verdict > worst);
         self.worst = self.worst.max(Some(finding.verdict));
         finding.message = message(&finding.message);
         finding.arguments = finding.arguments.map(|arguments| message(&arguments));
         finding.member = finding.member.map(|name| short(&name));
         finding.global = short_global(finding.global);
-        let key = (finding.code, finding.verdict, finding.member.clone(), finding.global.clone());
+        let (global, text) = (finding.global.clone(), finding.message.clone());
+        let key = (finding.code, finding.verdict, finding.member.clone(), global, text);
         if let Some(equal_finding) = self.by_key.get(&key).and_then(|&at| self.findings.get_mut(at)) {
             equal_finding.times = equal_finding.times.saturating_add(finding.times);
             return;
         }
-        let Finding { message, member, arguments, global: (module, name), .. } = &finding;
-        let texts = [message, module, name].into_iter().chain(member).chain(arguments);
+        let Finding { message, member, arguments, allowed, global: (module, name), .. } = &finding;
+        let texts = [message, module, name].into_iter().chain(member).chain(arguments).chain(allowed);
         // The first finding of a verdict says why the file has it.
         if self.take(self.findings.len(), texts, is_worse) {
             self.by_key.insert(key, self.findings.len());
@@ -278,7 +291,29 @@ impl FileReport {
         });
     }
 
+    /// Merges equal findings of different members. The first one stays.
+    pub(super) fn group_findings(&mut self) {
+        let mut firsts: HashMap<FindingKey, usize> = HashMap::new();
+        let mut grouped: Vec<Finding> = Vec::with_capacity(self.findings.len());
+        for finding in std::mem::take(&mut self.findings) {
+            let (global, text) = (finding.global.clone(), finding.message.clone());
+            let key = (finding.code, finding.verdict, None, global, text);
+            match firsts.get(&key).and_then(|&at| grouped.get_mut(at)) {
+                Some(first) => first.times = first.times.saturating_add(finding.times),
+                None => {
+                    firsts.insert(key, grouped.len());
+                    grouped.push(finding);
+                }
+            }
+        }
+        self.findings = grouped;
+    }
+
     pub(super) fn add_step(&mut self, mut step: TraceStep) {
+        let (module, name) = &step.global;
+        if step.verdict == Verdict::Unknown && self.policy.covers(module, name).is_some() {
+            step.verdict = Verdict::Inert;
+        }
         if self.trace.len() >= self.limit {
             self.truncated = true;
             return;
@@ -293,6 +328,13 @@ impl FileReport {
     }
 
     pub(super) fn add_global(&mut self, mut global: GlobalUse) {
+        if global.verdict == Verdict::Unknown {
+            let (module, name) = &global.global;
+            global.allowed = self.policy.covers(module, name).map(str::to_owned);
+            if global.allowed.is_some() {
+                global.verdict = Verdict::Inert;
+            }
+        }
         global.member = global.member.map(|name| short(&name));
         global.global = short_global(global.global);
         let key = (global.global.clone(), global.verdict);
@@ -300,8 +342,8 @@ impl FileReport {
             listed.calls = listed.calls.saturating_add(global.calls);
             return;
         }
-        let GlobalUse { member, global: (module, name), .. } = &global;
-        if self.take(self.globals.len(), [module, name].into_iter().chain(member), false) {
+        let GlobalUse { member, allowed, global: (module, name), .. } = &global;
+        if self.take(self.globals.len(), [module, name].into_iter().chain(member).chain(allowed), false) {
             self.by_name.insert(key, self.globals.len());
             self.globals.push(global);
         }
@@ -391,6 +433,7 @@ impl Finding {
             arguments: None,
             times: 1,
             readers: &[],
+            allowed: None,
         }
     }
 }

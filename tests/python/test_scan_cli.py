@@ -80,7 +80,9 @@ def test_json_has_files_that_could_not_be_opened(folder: Path, capsys: pytest.Ca
     code, out, err = run(capsys, "--json", folder / "absent.pt", folder / "good.pt")
     document = json.loads(out)
     assert (code, document["complete"], document["verdict"]) == (3, False, "unknown")
-    assert list(document) == ["schema", "rustload", "verdict", "complete", "files"]
+    assert list(document) == [
+        "schema", "rustload", "verdict", "complete", "passes", "policy", "files",
+    ]  # fmt: skip
     absent, good = document["files"]
     assert (absent["path"], absent["status"]) == (f"{folder}/absent.pt", "unreadable")
     assert f"rustload: error: {absent['error']['message']}\n" in err

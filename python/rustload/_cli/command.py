@@ -18,6 +18,8 @@ from rustload.errors import _printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from rustload._scan.policy import Policy
+
 __all__ = ["main"]
 
 EPILOG = """\
@@ -31,13 +33,14 @@ exit codes:
 SCAN_EPILOG = """\
 exit codes:
   0    all files are inert: nothing but data, all of it looked at
-  1    a file is unknown or would execute
-  2    wrong usage
+  1    a file is unknown or would execute, and --allow, --policy, --fail-on and
+       --baseline do not accept that
+  2    wrong usage, or a policy that is not valid
   3    something could not be read, there was nothing to scan, or the output
        could not be written
 
-1 comes before 3: a file that is not inert counts more than one that could not
-be read. Output that could not be written comes first.
+1 comes before 3: a file that fails counts more than one that could not be
+read. Output that could not be written comes first.
 """
 
 
@@ -126,10 +129,26 @@ def _run(args: argparse.Namespace) -> int:
     if args.command == "scan":
         from rustload._cli import scan
 
-        return scan.run(args.paths, json=args.json, quiet=args.quiet, color=args.color)
+        policy = _policy(args)
+        return scan.run(args.paths, policy=policy, json=args.json, quiet=args.quiet, color=args.color)
     from rustload._cli import info
 
     return info.run(args.paths, json=args.json, color=args.color, tensors=args.tensors)
+
+
+def _policy(args: argparse.Namespace) -> Policy | None:
+    """The policy that the arguments of `scan` state; None without any. Exits with code 2 if it is not valid."""
+    if not (args.allow or args.policy or args.fail_on or args.baseline):
+        return None
+    from rustload._cli.report_error import report_error
+    from rustload._scan.policy import Policy
+
+    try:
+        policy = Policy.from_file(args.policy) if args.policy else Policy()
+        return Policy((*policy.allow, *args.allow), args.fail_on or policy.fail_on, args.baseline)
+    except (OSError, ValueError) as error:
+        report_error(error)
+        raise SystemExit(USAGE) from None
 
 
 def _parser() -> Parser:
@@ -181,6 +200,26 @@ def _parser() -> Parser:
         help="a file, a directory of which all files are scanned, or - for standard input",
     )
     scan.add_argument("-q", "--quiet", action="store_true", help="leave out what is inert")
+    scan.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        metavar="MODULE.NAME",
+        help="accept this class or function; * stands for any characters; may be repeated",
+    )
+    scan.add_argument(
+        "--policy", metavar="FILE", help="a TOML file with allow = [...] and fail_on (see docs/scan.md)"
+    )
+    scan.add_argument(
+        "--fail-on",
+        choices=("unknown", "would-execute"),
+        help="the verdict from which on the exit code is 1 (the default is unknown)",
+    )
+    scan.add_argument(
+        "--baseline",
+        metavar="FILE",
+        help="an earlier output of --json: what it has does not make the exit code 1",
+    )
     scan.add_argument(
         "--json", action="store_true", help="print everything as one JSON document (see docs/scan.md)"
     )

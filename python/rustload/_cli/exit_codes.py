@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["BROKEN_PIPE", "INTERRUPTED", "NOT_INERT", "READ_FAILED", "USAGE"]
+__all__ = ["BROKEN_PIPE", "GATE_FAILED", "INTERRUPTED", "READ_FAILED", "USAGE"]
 
-NOT_INERT = 1
-"""A scan found a file that is not inert."""
+GATE_FAILED = 1
+"""A scan found a file that does not pass the policy; without a policy, one that is not inert."""
 USAGE = 2
 """Wrong usage."""
 READ_FAILED = 3

@@ -8,10 +8,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import rustload
-from rustload._cli.exit_codes import NOT_INERT, READ_FAILED
+from rustload._cli.exit_codes import GATE_FAILED, READ_FAILED, USAGE
 from rustload._cli.report_error import report_error
 from rustload._common.sizes import format_bytes
 from rustload._common.terminal import Page, count, print_json
+from rustload._scan.gate import Gate
 from rustload._scan.scan import merged, report_on
 from rustload._scan.text import show
 from rustload.errors import RustloadError
@@ -19,33 +20,43 @@ from rustload.errors import RustloadError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rustload._scan.policy import Policy
+
 __all__ = ["run"]
 
 # The arguments that mean standard input.
 STANDARD_INPUT = ("-", "/dev/stdin")
 
 
-def run(paths: Sequence[str], *, json: bool, quiet: bool, color: str) -> int:
+def run(paths: Sequence[str], *, policy: Policy | None = None, json: bool, quiet: bool, color: str) -> int:
     """Scans each path and returns the exit code.
 
     Args:
         paths: Files and directories.
+        policy: What is accepted.
         json: Whether to print one JSON document for all.
         quiet: Whether to leave out files that are inert.
         color: `"auto"`, `"always"` or `"never"`.
     """
     parts: list[dict[str, Any]] = []
+    try:
+        gate = Gate(policy)
+    except (OSError, ValueError) as error:
+        report_error(error)
+        return USAGE
     for path in paths:
         try:
-            part = _standard_input() if path in STANDARD_INPUT else report_on(path, {})
+            part = _standard_input(gate.allow) if path in STANDARD_INPUT else report_on(path, {}, gate.allow)
         except (RustloadError, OSError, ValueError, MemoryError) as error:
             part = _failed(path, report_error(error))
         if not part["files"]:
             _print_to_stderr(f"nothing to scan: {path} has no files")
         parts.append(part)
     report = merged(parts)
+    gate.judge(report)
+    _warn_of_unused(report)
     if json:
-        keys = ("schema", "rustload", "verdict", "complete", "files")
+        keys = ("schema", "rustload", "verdict", "complete", "passes", "policy", "files")
         print_json({key: report[key] for key in keys})
     else:
         page = Page(sys.stdout, color)
@@ -56,8 +67,8 @@ def run(paths: Sequence[str], *, json: bool, quiet: bool, color: str) -> int:
         page.flush()
         _sum_up(report["files"])
     statuses = {file["status"] for file in report["files"]}
-    if any(file["verdict"] != "inert" for file in report["files"] if file["status"] == "scanned"):
-        return NOT_INERT
+    if not all(file["passes"] for file in report["files"] if file["status"] == "scanned"):
+        return GATE_FAILED
     if statuses == {"skipped"}:
         _print_to_stderr("nothing was scanned: no file holds a pickle, as far as is known")
     return READ_FAILED if "unreadable" in statuses or "scanned" not in statuses else 0
@@ -80,13 +91,13 @@ def _failed(path: str, error: dict[str, Any]) -> dict[str, Any]:
     return {**header, "verdict": "unknown", "complete": False, "files": [file]}
 
 
-def _standard_input() -> dict[str, Any]:
+def _standard_input(allow: Sequence[str]) -> dict[str, Any]:
     """The report on standard input: a file is scanned in place, a pipe is read up to `Limits.scan_bytes`."""
     if sys.stdin is None:
         raise ValueError("-: there is no standard input")
     stream = sys.stdin.buffer
     if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-        report = report_on(stream, {})
+        report = report_on(stream, {}, allow)
     else:
         limit = rustload.Limits().scan_bytes
         content = stream.read(limit + 1)
@@ -94,10 +105,23 @@ def _standard_input() -> dict[str, Any]:
             raise ValueError(
                 f"-: standard input goes on beyond {format_bytes(limit)}, the most that is read of a pipe; scan a file"
             )
-        report = report_on(content, {})
+        report = report_on(content, {}, allow)
     for file in report["files"]:
         file["path"] = "-"
     return report
+
+
+def _warn_of_unused(report: dict[str, Any]) -> None:
+    """Names the allowances that covered nothing: they may be misspelled, or no longer needed."""
+    used = {
+        one["allowed"]
+        for file in report["files"]
+        for one in (*file["findings"], *file["globals"])
+        if one["allowed"]
+    }
+    unused = [pattern for pattern in report["policy"]["allow"] if pattern not in used]
+    if unused:
+        _print_to_stderr(f"allowed, and not in any file: {', '.join(unused)}")
 
 
 def _print_to_stderr(text: str) -> None:

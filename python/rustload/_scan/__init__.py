@@ -1,1 +1,5 @@
-"""`rustload.scan`: static analysis of pickles. `scan` runs it, `report` has the result classes, `text` formats a report."""
+"""`rustload.scan`: static analysis of pickles.
+
+`scan` runs it, `report` has the result classes, `policy` what a user accepts, `gate` whether a report passes, `text` formats a
+report.
+"""

@@ -12,7 +12,7 @@ __all__ = ["Coverage", "FileReport", "Finding", "Named", "Range", "ScanReport", 
 
 
 class Finding(NamedTuple):
-    """One finding; equal findings are merged, with a count.
+    """One finding; findings of equal code, class or function and message are merged, with a count.
 
     Attributes:
         code: Its stable code: that of an error, or one that only scans have (docs/scan.md lists both).
@@ -24,8 +24,10 @@ class Finding(NamedTuple):
         module: The module of the class or function, or None.
         name: Its name, or None. Names of more than 512 bytes are without their middle, here and in the other classes.
         arguments: The arguments of the call, abbreviated to 256 bytes, or None.
-        times: The number of occurrences; offset and arguments are those of the first.
+        times: The number of occurrences; member, offset and arguments are those of the first.
         readers: The unpicklers that run it or continue past it: `"c"` and `"python"` are CPython's two.
+        allowed: The allowance of the policy that made it inert, or None.
+        known: Whether the policy's baseline has it.
     """
 
     code: str
@@ -39,6 +41,8 @@ class Finding(NamedTuple):
     arguments: str | None
     times: int
     readers: tuple[str, ...]
+    allowed: str | None
+    known: bool
 
 
 class Step(NamedTuple):
@@ -76,6 +80,7 @@ class Named(NamedTuple):
         calls: The number of calls.
         member: The archive member that names it first.
         offset: The byte offset there.
+        allowed: The allowance of the policy that covers it, or None.
     """
 
     module: str
@@ -85,6 +90,7 @@ class Named(NamedTuple):
     calls: int
     member: str | None
     offset: int
+    allowed: str | None
 
 
 class Range(NamedTuple):
@@ -171,6 +177,12 @@ class FileReport(_Report):
         return verdict
 
     @property
+    def passes(self) -> bool:
+        """Whether it passes the policy; a skipped file passes, one that could not be read does not."""
+        passes: bool = self._data["passes"]
+        return passes
+
+    @property
     def findings(self) -> list[Finding]:
         """The findings, in the order of their discovery."""
         return [Finding(**{**found, "readers": tuple(found["readers"])}) for found in self._data["findings"]]
@@ -218,6 +230,12 @@ class ScanReport(_Report):
         """The worst verdict of all files: `"inert"`, `"unknown"` or `"would execute"`; `"unknown"` if nothing was scanned."""
         verdict: Verdict = self._data["verdict"]
         return verdict
+
+    @property
+    def passes(self) -> bool:
+        """Whether every file passes the policy, and at least one was scanned; without a policy, whether all are inert."""
+        passes: bool = self._data["passes"]
+        return passes
 
     @property
     def complete(self) -> bool:

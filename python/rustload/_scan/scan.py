@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from rustload import _rustload
 from rustload._common.files import FileObject, file_name, is_file_object, source_of
 from rustload._common.paths import path_list
+from rustload._scan.gate import Gate
 from rustload._scan.report import ScanReport
 from rustload._scan.verdict import ORDER
 from rustload.errors import _make
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rustload._common.limits import Limits
+    from rustload._scan.policy import Policy
 
 __all__ = ["merged", "report_on", "scan"]
 
@@ -27,6 +31,7 @@ def scan(
     source: Source | Iterable[Source],
     *,
     limits: Limits | None = None,
+    policy: Policy | None = None,
 ) -> ScanReport:
     r"""Reports what unpickling a file would do. Nothing is run or imported.
 
@@ -43,6 +48,8 @@ def scan(
             open binary file or an object with `read_ranges` (`rustload.Ranges`), which is scanned from its start whatever its
             position; or a list of any of these.
         limits: Upper bounds on the memory and work of the scan; if one is exceeded, the report is not complete.
+        policy: The names that are accepted, and what makes `report.passes` False; None accepts no name beyond those that
+            rustload understands, and lets only inert files pass.
 
     Returns:
         The report. Its verdict is `"inert"` (only data, and all of it was scanned and understood), `"unknown"` (unknown classes
@@ -50,33 +57,35 @@ def scan(
         system).
 
     Raises:
-        OSError: A path does not exist, or a directory cannot be listed.
+        OSError: A path does not exist, a directory cannot be listed, or the baseline cannot be read.
         TypeError: `source` is none of the above.
+        ValueError: The baseline of the policy is not a report.
     """
     given = {} if limits is None else limits._to_core()
+    gate = Gate(policy)
     single = (str, bytes, bytearray, memoryview, os.PathLike, io.IOBase)
     if isinstance(source, single) or is_file_object(source) or not isinstance(source, Iterable):
-        parts = [report_on(source, given)]
+        parts = [report_on(source, given, gate.allow)]
     else:
-        parts = [report_on(one, given) for one in source]
-    if len(parts) == 1:
-        return ScanReport._wrap(parts[0])
-    return ScanReport._wrap(merged(parts))
+        parts = [report_on(one, given, gate.allow) for one in source]
+    report = merged(parts)
+    gate.judge(report)
+    return ScanReport._wrap(report)
 
 
-def report_on(source: Any, limits: dict[str, int]) -> dict[str, Any]:
+def report_on(source: Any, limits: dict[str, int], allow: Sequence[str]) -> dict[str, Any]:
     """The report on one source, as a dict in the form of the JSON report."""
     if isinstance(source, io.BytesIO):
         source = source.getbuffer()
     if isinstance(source, (bytes, bytearray, memoryview)):
-        return _load_json(_rustload.scan_bytes(bytes(source), limits=limits))
+        return _load_json(_rustload.scan_bytes(bytes(source), limits=limits, allow=allow))
     if is_file_object(source):
-        return _open_file(source, limits)
+        return _open_file(source, limits, allow)
     if not isinstance(source, (str, os.PathLike)):
         raise _make(
             "Type", "Type", f"scan takes paths, bytes and binary files, not a {type(source).__name__}"
         )
-    return _load_json(_rustload.scan_paths(path_list(source), limits=limits))
+    return _load_json(_rustload.scan_paths(path_list(source), limits=limits, allow=allow))
 
 
 def _load_json(text: str) -> dict[str, Any]:
@@ -87,14 +96,14 @@ def _load_json(text: str) -> dict[str, Any]:
     return parsed
 
 
-def _open_file(file: Any, limits: dict[str, int]) -> dict[str, Any]:
+def _open_file(file: Any, limits: dict[str, int], allow: Sequence[str]) -> dict[str, Any]:
     """Scans an open file from its start: one on disk by its path, any other by position or in memory."""
     source = source_of(file, from_start=True)
     if isinstance(source, bytes):
-        return _load_json(_rustload.scan_bytes(source, limits=limits))
+        return _load_json(_rustload.scan_bytes(source, limits=limits, allow=allow))
     if not isinstance(source, str):
-        return _load_json(_rustload.scan_file(source, file_name(source), limits=limits))
-    report = _load_json(_rustload.scan_paths([source], limits=limits))
+        return _load_json(_rustload.scan_file(source, file_name(source), limits=limits, allow=allow))
+    report = _load_json(_rustload.scan_paths([source], limits=limits, allow=allow))
     for one in report["files"]:
         one["path"] = str(getattr(file, "name", one["path"]))
     return report
@@ -104,6 +113,8 @@ def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
     """Merges several reports into one."""
     if not parts:
         raise _make("Value", "Value", "there is nothing to scan")
+    if len(parts) == 1:
+        return parts[0]
     files = [file for part in parts for file in part["files"]]
     verdict = max((part["verdict"] for part in parts), key=ORDER.__getitem__)
     return {

@@ -17,7 +17,18 @@ CALL_SHOWN_MAX_CHARS = 150
 # The most skipped files to list.
 SKIPPED_SHOWN_MAX = 3
 _COLORS = {"inert": "32", "unknown": "33", "would execute": "1;31"}
-_SEVERITIES = {"note": "2", "warning": "33", "error": "1;31"}
+_SEVERITIES = {"note": "2", "allowed": "32", "known": "2", "warning": "33", "error": "1;31"}
+# The codes of findings that an allowance settles; the same list is in src/scan/policy.rs.
+_ALLOWABLE = (
+    "DisallowedGlobal",
+    "DisallowedCall",
+    "Import",
+    "AttributeWalk",
+    "ModuleSource",
+    "CodeInArchive",
+)
+# The most names to suggest for --allow.
+SUGGESTED_MAX = 8
 
 
 def to_text(report: dict[str, Any]) -> str:
@@ -45,17 +56,20 @@ def show(page: Page, report: dict[str, Any], *, quiet: bool) -> None:
 
 def _file(page: Page, file: dict[str, Any], *, quiet: bool) -> None:
     word = file["status"] if file["status"] != "scanned" else file["verdict"]
-    incomplete = "" if file["coverage"]["complete"] or file["status"] != "scanned" else ", not complete"
+    remarks = "" if file["coverage"]["complete"] or file["status"] != "scanned" else ", not complete"
+    if file["verdict"] != "inert" and file["passes"]:
+        remarks += ", passes the policy"
     name = page.safe(file["path"]) if file["path"] else "bytes"
-    page.line(f"{page.strong(name)}: {page.paint(_COLORS.get(word, '33'), word)}{page.dim(incomplete)}")
-    findings = [found for found in file["findings"] if not (quiet and found["verdict"] == "inert")]
+    page.line(f"{page.strong(name)}: {page.paint(_COLORS.get(word, '33'), word)}{page.dim(remarks)}")
+    findings = [found for found in file["findings"] if not (quiet and _label(found) in ("note", "allowed"))]
     findings.sort(key=lambda found: -ORDER[found["verdict"]])
     shown = findings[:FINDINGS_SHOWN_MAX]
     codes = [found["code"] for found in shown]
     locations = [_location(page, found) for found in shown]
     widths = [max(map(len, column), default=0) for column in (codes, locations)]
     for found, code, location in zip(shown, codes, locations, strict=True):
-        severity = (_SEVERITIES[found["severity"]], found["severity"].ljust(7))
+        label = _label(found)
+        severity = (_SEVERITIES[label], label.ljust(7))
         cells = [severity, ("", code.ljust(min(widths[0], 24))), ("", location.ljust(min(widths[1], 40)))]
         page.hanging(cells, _description(page, found))
     if len(findings) > FINDINGS_SHOWN_MAX:
@@ -63,6 +77,33 @@ def _file(page: Page, file: dict[str, Any], *, quiet: bool) -> None:
     for gap in file["coverage"]["unscanned"][: 1 if quiet else 5]:
         where = f"{page.safe(gap['member'])}, " if gap["member"] else ""
         page.line(page.clipped(f"  not scanned: {where}byte {gap['offset']:,}: {page.safe(gap['why'])}"))
+
+    names = _allowable(file)
+    if names:
+        options = " ".join(f"--allow {page.safe(name)}" for name in names)
+        page.line(page.dim(f"  if you know what these do: {options}"))
+
+
+def _label(found: dict[str, Any]) -> str:
+    if found["allowed"]:
+        return "allowed"
+    severity: str = found["severity"]
+    return "known" if found["known"] and severity != "note" else severity
+
+
+def _allowable(file: dict[str, Any]) -> list[str]:
+    """The names whose allowance would make the file inert; none if something else is wrong with it, too."""
+    if file["passes"] or not file["coverage"]["complete"]:
+        return []
+    bad = [found for found in file["findings"] if found["verdict"] != "inert"]
+    if any(found["verdict"] != "unknown" or found["code"] not in _ALLOWABLE for found in bad):
+        return []
+    names = [f"{found['module']}.{found['name']}" for found in bad]
+    # TorchScript's classes are one module, which the archive brings.
+    names = list(dict.fromkeys("'__torch__.*'" if name.startswith("__torch__.") else name for name in names))
+    # A shell takes other names as they are.
+    plain = all(char.isalnum() or char in "_." for name in names if name[0] != "'" for char in name)
+    return names if plain and len(names) <= SUGGESTED_MAX else []
 
 
 def _location(page: Page, found: dict[str, Any]) -> str:
@@ -76,6 +117,8 @@ def _location(page: Page, found: dict[str, Any]) -> str:
 
 def _description(page: Page, found: dict[str, Any]) -> str:
     times = f" ({count(found['times'], 'time')})" if found["times"] > 1 else ""
+    if found["allowed"]:
+        times += f" (allowed by {page.safe(found['allowed'])})"
     if found["arguments"] is None:
         return page.safe(found["message"]) + times
     name = ".".join(part for part in (found["module"], found["name"]) if part)

@@ -4,7 +4,7 @@ use super::{Classifier, MAX_SEARCHED_VALUES, Nested, dotted, pair};
 use crate::bytes::Region;
 use crate::num::to_u64;
 use crate::pickle::{self, Call, CallId, CallKind, Global, GlobalId, Handle, Value, Values};
-use crate::scan::policy::{self, CallableFactory};
+use crate::scan::gadgets::{self, CallableFactory};
 use crate::scan::preview;
 use crate::scan::report::{Finding, TraceStep, Verdict};
 
@@ -14,7 +14,7 @@ impl Classifier<'_> {
         let values = self.values_of();
         let call = values.call(id);
         let arguments = preview::arguments(values, id);
-        let callee = self.callee(&call);
+        let callee = self.understanding.callee(&call);
         let (global, verdict, code, message) = match callee {
             None => {
                 let text = "the callable is the result of another call".to_owned();
@@ -28,7 +28,12 @@ impl Classifier<'_> {
             Some(callee) => {
                 let global = values.global(callee);
                 let (verdict, code, text) = self.classify_call(&call, callee, &global);
-                (pair(&global), verdict, code, text)
+                if verdict > Verdict::Inert {
+                    self.found.insert(callee);
+                }
+                // What getattr(Class, "NAME") does is a matter of the class.
+                let subject = self.enum_class(&call, &global).unwrap_or(global);
+                (pair(&subject), verdict, code, text)
             }
         };
         let effect = if code == "ExtRegistry" { "ext" } else { "call" };
@@ -54,7 +59,7 @@ impl Classifier<'_> {
         global: &Global<'_>,
     ) -> (Verdict, &'static str, String) {
         let name = dotted(global);
-        if self.known.is_known_global(callee) {
+        if self.understanding.knows_global(callee) {
             let text = format!("{name} is called with unknown arguments");
             return (Verdict::Unknown, "DisallowedCall", text);
         }
@@ -73,16 +78,14 @@ impl Classifier<'_> {
             }
             _ => {}
         }
-        let classification = policy::classify(global.module, global.name, false);
-        let loader = policy::loads_bytes(global.module, global.name);
-        if loader {
+        let classification = gadgets::classify(global.module, global.name, false);
+        if gadgets::loads_bytes(global.module, global.name) {
             let has_bytes = self.collect_loaded(call);
-            if has_bytes && policy::is_storage_loader(global.module, global.name) {
-                let text = format!("{name} loads bytes of the pickle, which were scanned as well");
+            let text = format!("{name} loads bytes of the pickle, which were scanned as well");
+            if has_bytes && self.loads_literal_storage(call, global) {
                 return (Verdict::Inert, "NestedLoad", text);
             }
             if has_bytes {
-                let text = format!("{name} loads bytes of the pickle, which were scanned as well");
                 let finding = self.finding("NestedLoad", Verdict::Unknown, call.offset, text);
                 self.report.add(finding);
             }
@@ -94,12 +97,12 @@ impl Classifier<'_> {
                 format!("{name} is called; what it does is unknown"),
             );
         }
-        let is_harmless = match policy::callable_factory(global.module, global.name) {
-            None => false,
-            Some(CallableFactory::Partial) => !self.contains_executable(call.args),
-            Some(CallableFactory::Attribute) => self.is_enum_member(call),
-        };
-        if is_harmless {
+        if let Some(class) = self.enum_class(call, global) {
+            let text = format!("a member of {} is looked up; what the class does is unknown", dotted(&class));
+            return (Verdict::Unknown, "DisallowedGlobal", text);
+        }
+        let factory = gadgets::callable_factory(global.module, global.name);
+        if factory == Some(CallableFactory::Partial) && !self.contains_executable(call.args) {
             let text = format!("{name} makes a callable of unknown effect, which is not called");
             return (Verdict::Unknown, "DisallowedGlobal", text);
         }
@@ -110,21 +113,38 @@ impl Classifier<'_> {
         )
     }
 
-    /// Whether a call is `getattr(Class, "NAME")` for a public member of a class of unknown effect.
-    fn is_enum_member(&self, call: &Call<'_>) -> bool {
+    /// Whether a call is `_load_from_bytes` of one bytes object that stands in the pickle, so that these bytes are what it loads.
+    fn loads_literal_storage(&self, call: &Call<'_>, global: &Global<'_>) -> bool {
+        let arguments = match self.values_of().get(call.args) {
+            Value::Tuple(&[bytes]) => self.understanding.is_literal_bytes(bytes),
+            _ => false,
+        };
+        let is_changed = !(call.states.is_empty() && call.items.is_empty() && call.appended.is_empty());
+        arguments
+            && !is_changed
+            && call.kind == CallKind::Reduce
+            && gadgets::is_storage_loader(global.module, global.name)
+    }
+
+    /// The class in `getattr(Class, "NAME")` for a public member of a class of unknown effect.
+    fn enum_class(&self, call: &Call<'_>, callee: &Global<'_>) -> Option<Global<'_>> {
+        if gadgets::callable_factory(callee.module, callee.name) != Some(CallableFactory::Attribute) {
+            return None;
+        }
         let values = self.values_of();
-        let Value::Tuple(&[class, name]) = values.get(call.args) else { return false };
+        let Value::Tuple(&[class, name]) = values.get(call.args) else { return None };
         let (Value::Global(class), Value::Str(name)) = (values.get(class), values.get(name)) else {
-            return false;
+            return None;
         };
         let class = values.global(class);
         let name = name.as_str().unwrap_or_default();
         let plain = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
-        plain
+        let is_member = plain
             && !name.starts_with('_')
-            && policy::classify(class.module, class.name, false).verdict == Verdict::Unknown
-            && policy::classify(class.module, name, false).verdict == Verdict::Unknown
-            && policy::classify(class.name, name, false).verdict == Verdict::Unknown
+            && gadgets::classify(class.module, class.name, false).verdict == Verdict::Unknown
+            && gadgets::classify(class.module, name, false).verdict == Verdict::Unknown
+            && gadgets::classify(class.name, name, false).verdict == Verdict::Unknown;
+        is_member.then_some(class)
     }
 
     /// Whether the arguments contain a global that would execute. True also where they have more than [`MAX_SEARCHED_VALUES`]
@@ -135,9 +155,9 @@ impl Classifier<'_> {
         for _ in 0..MAX_SEARCHED_VALUES {
             let Some(handle) = pending.pop() else { return false };
             match values.get(handle) {
-                Value::Global(id) if !self.known.is_known_global(id) => {
+                Value::Global(id) if !self.understanding.knows_global(id) => {
                     let global = values.global(id);
-                    if policy::classify(global.module, global.name, false).verdict == Verdict::WouldExecute {
+                    if gadgets::classify(global.module, global.name, false).verdict == Verdict::WouldExecute {
                         return true;
                     }
                 }

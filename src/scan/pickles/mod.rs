@@ -1,25 +1,29 @@
 //! Classifies what one pickle would do: its imports, calls and BUILD states, in program order.
 //!
-//! A call of a known function in a known form is counted and not listed. Every other call is a step of the trace, and a finding
+//! A call that is understood (`understanding.rs`) is counted and not listed. Every other call is a step of the trace, and a finding
 //! with the code of the error that `unknown="error"` raises for it. Bytes that a call would load as a pickle or archive are
 //! returned to be scanned.
 
+mod attributes;
 mod calls;
 mod cycles;
+mod numpy_text;
+mod references;
 mod states;
 mod steps;
+mod understanding;
 mod values;
 
 use std::collections::{HashMap, HashSet};
 
+use self::understanding::Understanding;
 use super::report::{FileReport, Finding, Verdict, readers, short};
 use crate::bytes::{Chunk, Region};
 use crate::error::{Code, Error, Result};
-use crate::index::{KnownCalls, known_calls};
 use crate::limits::Limits;
 use crate::num::to_u64;
 use crate::parallel::Cancel;
-use crate::pickle::{self, Call, Global, GlobalId, Handle, Pickle, RecoveredPickle, Value, Values};
+use crate::pickle::{self, Global, GlobalId, Handle, Pickle, RecoveredPickle, Value, Values};
 
 /// The maximum number of values that are searched in the arguments or the state of one call.
 const MAX_SEARCHED_VALUES: usize = 64;
@@ -73,15 +77,16 @@ pub(super) fn scan(
     if !sure && recovered.root.is_none() && !names_something(&recovered.values) {
         return Ok(None);
     }
-    let known = known_calls(&recovered.values, context.legacy, limits);
+    let understanding = Understanding::new(&recovered, context.legacy, limits);
     cancel.check()?;
     let mut classifier = Classifier {
         report,
         recovered: &recovered,
-        known: &known,
+        understanding,
         context,
         nested: Vec::new(),
         loaded: HashMap::new(),
+        found: HashSet::new(),
     };
     classifier.defects();
     classifier.steps();
@@ -108,12 +113,14 @@ fn names_something(values: &Values) -> bool {
 struct Classifier<'a> {
     report: &'a mut FileReport,
     recovered: &'a RecoveredPickle,
-    known: &'a KnownCalls,
+    understanding: Understanding<'a>,
     context: &'a PickleContext<'a>,
     nested: Vec<Nested>,
     /// The arguments of loaders, and whether they hold bytes to load. The bytes of each are in `nested` once, also where several
     /// calls share it.
     loaded: HashMap<Handle, bool>,
+    /// The globals of whose calls at least one is a finding.
+    found: HashSet<GlobalId>,
 }
 
 impl<'a> Classifier<'a> {
@@ -182,25 +189,6 @@ impl<'a> Classifier<'a> {
                 "the C unpickler ignores frames and continues to {rest}; pickle.py stops or reads other bytes"
             );
             self.report.add(self.finding("FrameDivergence", Verdict::Unknown, offset, text));
-        }
-    }
-
-    /// The global that a call calls, also through the `('module', class, file, source)` of a legacy stream; `None` where the
-    /// callable is no global.
-    fn callee(&self, call: &Call<'_>) -> Option<GlobalId> {
-        let values = self.values_of();
-        match values.get(call.callable) {
-            Value::Global(id) => Some(id),
-            Value::PersistentId(pid) => match values.get(pid) {
-                Value::Tuple(&[tag, class, ..]) if is_text(values, tag, "module") => {
-                    match values.get(class) {
-                        Value::Global(id) => Some(id),
-                        _ => None,
-                    }
-                }
-                _ => None,
-            },
-            _ => None,
         }
     }
 }

@@ -1,8 +1,9 @@
-//! Lists what a pickle does, in program order: records every global, counts calls in a known form, classifies every other step.
+//! Lists what a pickle does, in program order: records every global, counts understood calls, classifies every other step.
 
+use super::references::used_as_values;
 use super::{Classifier, dotted, pair};
-use crate::pickle::{self, Build, CallId, GlobalId, Handle, Value};
-use crate::scan::policy;
+use crate::pickle::{self, Build, CallId, GlobalId, Handle};
+use crate::scan::gadgets;
 use crate::scan::report::{Finding, GlobalUse, TraceStep, Verdict};
 
 /// The effect of one opcode.
@@ -14,69 +15,83 @@ enum Event {
 }
 
 impl Classifier<'_> {
-    /// Records all globals, and classifies every step that is not a call of a known function in a known form.
+    /// Records all globals, and classifies every step that is not understood.
     pub(super) fn steps(&mut self) {
         let values = self.values_of();
         let mut calls = vec![0_u64; values.globals().len()];
         let mut events: Vec<(u64, Event)> = Vec::new();
-        let mut opaque = false;
         for (id, _) in values.calls() {
             let call = values.call(id);
-            if let Some(count) = self.callee(&call).and_then(|id| calls.get_mut(id.index())) {
+            let callee = self.understanding.callee(&call);
+            if let Some(count) = callee.and_then(|id| calls.get_mut(id.index())) {
                 *count = count.saturating_add(1);
             }
-            if !self.known.is_known_call(id) {
-                opaque = true;
+            if !self.understanding.knows_call(id, &call, callee) {
                 events.push((call.offset, Event::Call(id)));
             }
         }
         let mut last = None;
         for &Build { offset, target, .. } in values.builds() {
-            let is_known_form = match values.get(target) {
-                Value::Call(id) => self.known.is_known_call(id) && !self.shadows_methods(id),
-                _ => false,
-            };
             // Consecutive BUILDs of one target are listed once.
-            if !is_known_form && last != Some(target) {
-                opaque = true;
+            if last.replace(target) != Some(target) && !self.understanding.knows_build(target) {
                 events.push((offset, Event::State(target)));
             }
-            last = Some(target);
         }
+        // Whether there is something that may call a function that it gets.
+        let opaque = !events.is_empty();
         for (id, _) in values.globals() {
-            if !self.known.is_known_global(id) && values.global(id).module != pickle::RUN_TIME_MODULE {
+            if !self.understanding.knows_global(id) && values.global(id).module != pickle::RUN_TIME_MODULE {
                 events.push((values.global(id).offset, Event::Import(id)));
             }
         }
         events.sort_by_key(|&(offset, _)| offset);
+        self.globals(&calls);
+        let called = |id: GlobalId| calls.get(id.index()).is_some_and(|&count| count > 0);
+        for &(offset, event) in &events {
+            match event {
+                Event::Import(id) => self.import(id, called(id), opaque),
+                Event::Call(id) => self.call(id),
+                Event::State(target) => self.state(offset, target),
+            }
+        }
+        // The finding of a call covers that its callee is imported. Where all calls are inert, there is none.
+        let imports = events.iter().filter_map(|&(_, event)| match event {
+            Event::Import(id) if called(id) && !self.found.contains(&id) => Some(id),
+            _ => None,
+        });
+        let imports: Vec<GlobalId> = imports.collect();
+        if !imports.is_empty() {
+            let used = used_as_values(values, self.recovered.root);
+            for id in imports.into_iter().filter(|id| used.get(id.index()) == Some(&true)) {
+                self.use_as_value(id, "used as a value", opaque);
+            }
+        }
+    }
+
+    /// Lists the globals.
+    fn globals(&mut self, calls: &[u64]) {
+        let values = self.values_of();
         for (id, _) in values.globals() {
-            let (global, known) = (values.global(id), self.known.is_known_global(id));
+            let (global, known) = (values.global(id), self.understanding.knows_global(id));
             if global.module == pickle::RUN_TIME_MODULE {
                 continue;
             }
-            let classification = policy::classify(global.module, global.name, known);
-            let called = calls.get(id.index()).copied().unwrap_or(0);
+            let classification = gadgets::classify(global.module, global.name, known);
             self.report.add_global(GlobalUse {
                 member: self.context.member.map(str::to_owned),
                 offset: global.offset.saturating_add(self.context.base_offset),
                 global: pair(&global),
                 verdict: classification.verdict,
                 reason: classification.reason,
-                calls: called,
+                calls: calls.get(id.index()).copied().unwrap_or(0),
+                allowed: None,
             });
-        }
-        for (offset, event) in events {
-            match event {
-                Event::Import(id) => self.import(id, calls.get(id.index()).copied().unwrap_or(0), opaque),
-                Event::Call(id) => self.call(id),
-                Event::State(target) => self.state(offset, target),
-            }
         }
     }
 
-    fn import(&mut self, id: GlobalId, calls: u64, opaque: bool) {
+    fn import(&mut self, id: GlobalId, called: bool, opaque: bool) {
         let global = self.values_of().global(id);
-        let classification = policy::classify(global.module, global.name, false);
+        let classification = gadgets::classify(global.module, global.name, false);
         let pair = pair(&global);
         self.report.add_step(TraceStep {
             member: self.context.member.map(str::to_owned),
@@ -87,15 +102,21 @@ impl Classifier<'_> {
             arguments: String::new(),
             verdict: classification.verdict.min(Verdict::Unknown),
         });
-        let name = dotted(&global);
         if global.name.contains('.') {
-            let text = format!("{name} is an attribute path");
+            let text = format!("{} is an attribute path", dotted(&global));
             let finding = self.finding("AttributeWalk", classification.verdict, global.offset, text);
-            self.report.add(Finding { global: pair.clone(), ..finding });
+            self.report.add(Finding { global: pair, ..finding });
         }
-        if calls > 0 {
-            return;
+        if !called {
+            self.use_as_value(id, "not called", opaque);
         }
+    }
+
+    /// Adds a finding for a global that is used as a value.
+    fn use_as_value(&mut self, id: GlobalId, how: &str, opaque: bool) {
+        let global = self.values_of().global(id);
+        let classification = gadgets::classify(global.module, global.name, false);
+        let name = dotted(&global);
         let (verdict, text) = match classification.verdict {
             // A call that receives it as an argument may call it.
             Verdict::WouldExecute if opaque => (
@@ -106,14 +127,15 @@ impl Classifier<'_> {
                 ),
             ),
             Verdict::WouldExecute => {
-                (Verdict::Unknown, format!("{name} is imported and not called: it {}", classification.reason))
+                (Verdict::Unknown, format!("{name} is imported and {how}: it {}", classification.reason))
             }
             _ => (
                 Verdict::Unknown,
-                format!("{name} is imported and not called; importing its module runs the module's code"),
+                format!("{name} is imported and {how}; importing its module runs the module's code"),
             ),
         };
         let finding = self.finding("Import", verdict, global.offset, text);
+        let pair = pair(&global);
         self.report.add(Finding { global: pair, readers: &["c", "python"], ..finding });
     }
 }

@@ -2,8 +2,8 @@
 
 use std::collections::HashSet;
 
-use super::{Classifier, cycles, is_text};
-use crate::pickle::Value;
+use super::{Classifier, cycles, is_text, pair};
+use crate::pickle::{Handle, Value};
 use crate::scan::encoded::encoded_payload;
 use crate::scan::report::{Finding, Verdict};
 
@@ -25,13 +25,8 @@ impl Classifier<'_> {
                             keys.insert(key.to_owned());
                         }
                     }
-                    Value::Tuple(&[tag, ..]) if is_text(values, tag, "module") => {
-                        let text = "a persistent id carries a class and its source text; torch compares it with the local file";
-                        let finding = Finding {
-                            offset: None,
-                            ..self.finding("ModuleSource", Verdict::Unknown, 0, text)
-                        };
-                        self.report.add(finding);
+                    Value::Tuple(&[tag, class, ref source @ ..]) if is_text(values, tag, "module") => {
+                        self.module_source(class, source);
                     }
                     _ => odd = odd.saturating_add(1),
                 },
@@ -69,5 +64,24 @@ impl Classifier<'_> {
             encoded.unwrap_or_default().to_owned(),
         );
         keys
+    }
+    /// Adds a finding for `('module', class, file, source)`. torch compares the source with that of the installed class, and
+    /// warns (torch/serialization.py: `_check_container_source`).
+    fn module_source(&mut self, class: Handle, source: &[Handle]) {
+        let values = self.values_of();
+        let (global, is_known) = match values.get(class) {
+            Value::Global(id) => {
+                let global = values.global(id);
+                (pair(&global), self.understanding.class(id).is_some())
+            }
+            _ => Default::default(),
+        };
+        let is_text = source.len() == 2
+            && source.iter().all(|&part| matches!(values.get(part), Value::Str(_) | Value::None));
+        let verdict = if is_known && is_text { Verdict::Inert } else { Verdict::Unknown };
+        let text =
+            "a persistent id carries a class and its source text; torch compares it with the local file";
+        let finding = Finding { offset: None, global, ..self.finding("ModuleSource", verdict, 0, text) };
+        self.report.add(finding);
     }
 }

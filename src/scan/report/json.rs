@@ -75,6 +75,7 @@ impl Finding {
             "code": self.code, "severity": self.verdict.severity(), "verdict": self.verdict.as_str(),
             "message": self.message, "member": self.member, "offset": self.offset, "module": text(module),
             "name": text(name), "arguments": self.arguments, "times": self.times, "readers": self.readers,
+            "allowed": self.allowed,
         })
     }
 }
@@ -94,6 +95,7 @@ impl GlobalUse {
         json!({
             "module": self.global.0, "name": self.global.1, "verdict": self.verdict.as_str(),
             "reason": self.reason, "calls": self.calls, "member": self.member, "offset": self.offset,
+            "allowed": self.allowed,
         })
     }
 }

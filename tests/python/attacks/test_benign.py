@@ -1,4 +1,4 @@
-"""Two hundred benign checkpoints: all open, no module that they name is imported, and no verdict is "would execute"."""
+"""Two hundred benign checkpoints: all open, none has a module imported that it names, and only those with code are not inert."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from attacks import benign
 import rustload
 
 FILES = list(benign.all_of_them())
+UNKNOWN = {
+    *("object-config", "object_protocol4-config", "lightning-config", "lightning_legacy-config"),
+    *("object-enum", "object_protocol4-enum", "module-block", "module_legacy-block", "torchscript"),
+}
+"""The files with classes of a training script, and TorchScript, whose code is in the archive."""
 
 
 def test_there_are_at_least_200_files():
@@ -29,5 +34,5 @@ def test_a_benign_checkpoint_opens(name, suffix, write, tmp_path, prober):
     scan = getattr(rustload, "scan", None)
     if scan is not None:
         report = scan(path)
-        assert report.verdict != "would execute", report.findings
+        assert report.verdict == ("unknown" if name in UNKNOWN else "inert"), report.findings
         assert report.complete

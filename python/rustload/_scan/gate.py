@@ -1,0 +1,91 @@
+"""Decides whether a report passes a policy: no file has anything new that is as bad as the policy's `fail_on`, or worse."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from rustload._scan.verdict import ORDER
+from rustload.errors import _make
+
+if TYPE_CHECKING:
+    from rustload._scan.policy import Policy
+
+__all__ = ["Gate"]
+
+Key: TypeAlias = tuple[str, ...]
+
+# The largest report that is read as a baseline.
+BASELINE_MAX_BYTES = 1 << 28
+
+
+class Gate:
+    """A policy and its baseline, which is read once.
+
+    Raises:
+        OSError: The baseline cannot be read.
+        ValueError: It is not a report.
+    """
+
+    def __init__(self, policy: Policy | None) -> None:
+        """Reads the baseline."""
+        self.allow: tuple[str, ...] = () if policy is None else policy.allow
+        self._fail_on = "unknown" if policy is None else policy.fail_on
+        self._path = None if policy is None else policy.baseline
+        self._known = {} if self._path is None else _baseline(self._path)
+
+    def judge(self, report: dict[str, Any]) -> None:
+        """Adds `passes` to the report and to its files, `known` to its findings, and the policy itself.
+
+        A skipped file passes. A file that could not be read does not, nor does a report in which nothing was scanned.
+        """
+        limit = ORDER[self._fail_on.replace("-", " ")]
+        for file in report["files"]:
+            failures = 0
+            for found in file["findings"]:
+                order = ORDER[found["verdict"]]
+                found["known"] = order <= self._known.get(_key(file, found), -1)
+                failures += order >= limit and not found["known"]
+            for gap in file["coverage"]["unscanned"]:
+                gap["known"] = _gap_key(file, gap) in self._known
+                failures += limit <= ORDER["unknown"] and not gap["known"]
+            file["passes"] = file["status"] == "skipped" or (file["status"] == "scanned" and not failures)
+        scanned = any(file["status"] == "scanned" for file in report["files"])
+        report["passes"] = scanned and all(file["passes"] for file in report["files"])
+        baseline = None if self._path is None else os.fspath(self._path)
+        report["policy"] = {"allow": list(self.allow), "fail_on": self._fail_on, "baseline": baseline}
+
+
+def _baseline(path: str | os.PathLike[str]) -> dict[Key, int]:
+    """What an earlier report has, with the worst verdict of each."""
+    import json  # imported only when needed
+
+    with open(path, "rb") as file:  # noqa: PTH123 - importing pathlib takes longer than reading
+        text = file.read(BASELINE_MAX_BYTES + 1)
+    known: dict[Key, int] = {}
+    try:
+        if len(text) > BASELINE_MAX_BYTES:
+            raise ValueError("it is too large")
+        for one in json.loads(text)["files"]:
+            for found in one["findings"]:
+                key = _key(one, found)
+                known[key] = max(known.get(key, 0), ORDER[found["verdict"]])
+            for gap in one["coverage"]["unscanned"]:
+                known[_gap_key(one, gap)] = ORDER["unknown"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise _make(
+            "Value", "Value", f"{os.fspath(path)}: not a report of rustload scan --json ({why})"
+        ) from None
+    return known
+
+
+def _key(file: dict[str, Any], found: dict[str, Any]) -> Key:
+    """What identifies a finding whatever the file's content: positions, arguments and counts change with it."""
+    return tuple(
+        str(part) for part in (file["path"], found["code"], found["module"], found["name"], found["member"])
+    )
+
+
+def _gap_key(file: dict[str, Any], gap: dict[str, Any]) -> Key:
+    return (str(file["path"]), "unscanned", str(gap["member"]), str(gap["why"]))

@@ -1,0 +1,96 @@
+"""`Policy`: the names that a scan accepts, and what makes it fail as a gate."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+from rustload import _rustload
+from rustload.errors import _make
+
+if TYPE_CHECKING:
+    from typing import Self
+
+__all__ = ["FailOn", "Policy"]
+
+FailOn: TypeAlias = Literal["unknown", "would-execute"]
+
+# The keys of a policy file.
+KEYS = ("allow", "fail_on")
+
+
+@dataclass(frozen=True)
+class Policy:
+    r"""What a scan accepts: names that are known to the user, and what makes a file fail.
+
+    >>> import rustload
+    >>> policy = rustload.Policy(allow=("mylib.Config", "mylib.models.*"))
+    >>> report = rustload.scan(b"cmylib\nConfig\n)R.", policy=policy)
+    >>> report.verdict, report.findings[0].allowed
+    ('inert', 'mylib.Config')
+
+    Attributes:
+        allow: Classes and functions that are accepted: dotted names, or patterns in which `*` stands for any characters. An
+            allowance covers importing, calling and setting the state of what it names, as installed where the file is loaded. It
+            never covers what executes code or accesses the system.
+        fail_on: The verdict from which on a file fails: `"unknown"`, or `"would-execute"`, which lets unknown files pass.
+        baseline: A JSON report of an earlier scan: what it has does not make a file fail. None for no such report.
+    """
+
+    allow: tuple[str, ...] = ()
+    fail_on: FailOn = "unknown"
+    baseline: str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        """Checks the fields.
+
+        Raises:
+            ValueError: A name cannot be allowed, or `fail_on` is none of its values.
+            TypeError: `allow` is a single string.
+        """
+        if isinstance(self.allow, str):
+            raise _make("Type", "Type", f"allow is a tuple of names, not a string: allow=({self.allow!r},)")
+        object.__setattr__(self, "allow", tuple(self.allow))
+        if self.fail_on not in get_args(FailOn):
+            values = " or ".join(map(repr, get_args(FailOn)))
+            raise _make("Value", "Value", f"fail_on is {values}, not {self.fail_on!r}")
+        for pattern in self.allow:
+            _rustload.check_allowance(pattern)
+
+    @classmethod
+    def from_file(
+        cls, path: str | os.PathLike[str], *, baseline: str | os.PathLike[str] | None = None
+    ) -> Self:
+        """Reads a policy from a TOML file with the keys `allow` (a list of strings) and `fail_on`, both optional.
+
+        Args:
+            path: The file.
+            baseline: As for `Policy`.
+
+        Raises:
+            OSError: The file cannot be read.
+            ValueError: It is not TOML, or has other keys or values.
+        """
+        import tomllib  # imported only when needed
+
+        with open(path, "rb") as file:  # noqa: PTH123 - importing pathlib takes longer than reading
+            content = file.read()
+        try:
+            read = tomllib.loads(content.decode())
+        except ValueError as error:
+            raise _make("Value", "Value", f"{os.fspath(path)}: not a TOML file: {error}") from None
+        return cls(**_fields(read, os.fspath(path)), baseline=baseline)
+
+
+def _fields(read: dict[str, Any], path: str) -> dict[str, Any]:
+    """Checks the types of a policy file's values."""
+    for key in read:
+        if key not in KEYS:
+            raise _make(
+                "Value", "Value", f"{path}: a policy has no key {key!r}; there are: {', '.join(KEYS)}"
+            )
+    allow = read.get("allow", [])
+    if not (isinstance(allow, list) and all(isinstance(name, str) for name in allow)):
+        raise _make("Value", "Value", f"{path}: allow is a list of strings")
+    return {**read, "allow": tuple(allow)}

@@ -1,0 +1,272 @@
+"""A scan as a gate: allowances, policy files, `fail_on`, baselines, exit codes, and grouped findings."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import zipfile
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+import rustload
+from rustload._cli import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+UNKNOWN = b"\x80\x02cmylib.config\nConfig\n)\x81}b."
+OTHER = b"\x80\x02celsewhere\nNet\n)\x81."
+EVIL = b"\x80\x02cposix\nsystem\nX\x01\0\0\0x\x85R."
+
+
+def allowing(*names: str) -> rustload.Policy:
+    return rustload.Policy(allow=names)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "config.pkl"
+    path.write_bytes(UNKNOWN)
+    return path
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    code = main(["scan", *map(str, arguments)])
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+class TestAllowances:
+    @pytest.mark.parametrize(
+        "pattern", ["mylib.config.Config", "mylib.*", "mylib.config.Conf*", "my*.Config"]
+    )
+    def test_an_allowed_name_is_inert_and_the_report_says_why(self, pattern: str) -> None:
+        report = rustload.scan(UNKNOWN, policy=allowing(pattern))
+        assert (report.verdict, report.passes) == ("inert", True)
+        (found,) = report.findings
+        assert (found.allowed, found.verdict, found.severity) == (pattern, "inert", "note")
+        (named,) = report.globals
+        assert (named.name, named.allowed, named.verdict) == ("Config", pattern, "inert")
+        assert f"(allowed by {pattern})" in " ".join(str(report).split())
+
+    def test_other_names_stay_unknown(self) -> None:
+        report = rustload.scan(OTHER, policy=allowing("mylib.*"))
+        assert (report.verdict, report.passes, report.findings[0].allowed) == ("unknown", False, None)
+
+    @pytest.mark.parametrize(
+        "pattern", ["os.system", "builtins.getattr", "torch.load", "torch.*", "pickle.loads", "mylib.eval"]
+    )
+    def test_what_executes_cannot_be_allowed(
+        self, pattern: str, file: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(ValueError, match="cannot be allowed"):
+            allowing(pattern)
+        with pytest.raises(SystemExit) as caught:
+            main(["scan", "--allow", pattern, str(file)])
+        assert caught.value.code == 2
+        assert f"{pattern} cannot be allowed" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("pattern", ["Config", "*", "*.Config", "", "mylib.", "a b.C"])
+    def test_an_allowance_names_a_module(self, pattern: str) -> None:
+        with pytest.raises(ValueError, match="an allowance is a name"):
+            allowing(pattern)
+
+    def test_a_pattern_never_covers_what_executes(self) -> None:
+        data = b"\x80\x02cmylib.tools\nsystem\nX\x01\0\0\0x\x85R."
+        assert rustload.scan(data, policy=allowing("mylib.*")).verdict == "would execute"
+
+    def test_a_pattern_covers_no_attribute_path(self) -> None:
+        data = b"\x80\x04\x8c\x05mylib\x8c\x08th.other\x93)R."
+        assert rustload.scan(data, policy=allowing("mylib.*")).verdict == "unknown"
+        assert rustload.scan(data, policy=allowing("mylib.th.other")).verdict == "inert"
+
+    def test_arguments_of_an_allowed_call_are_judged_by_themselves(self) -> None:
+        data = b"\x80\x02cmylib\nrun\ncposix\nsystem\n\x85R."
+        assert rustload.scan(data, policy=allowing("mylib.run")).verdict == "would execute"
+
+    def test_the_result_of_an_allowed_call_cannot_be_called(self) -> None:
+        assert rustload.scan(b"cmylib\nmake\n)R)R.", policy=allowing("mylib.make")).verdict == "would execute"
+
+    def test_a_state_that_hides_a_method_is_not_covered(self) -> None:
+        data = b"\x80\x02cmylib\nConfig\n)\x81}X\x0c\0\0\0__setstate__ccollections\nOrderedDict\nsbNb."
+        report = rustload.scan(data, policy=allowing("mylib.Config"))
+        assert report.verdict == "unknown"
+        assert [found.code for found in report.findings if found.verdict == "unknown"] == ["StateAttribute"]
+
+    def test_a_member_of_an_enumeration_is_covered_by_its_class(self) -> None:
+        data = b"c__builtin__\ngetattr\n(cmylib\nColor\nS'RED'\ntR."
+        assert rustload.scan(data).verdict == "unknown"
+        assert rustload.scan(data, policy=allowing("mylib.Color")).verdict == "inert"
+
+    def test_torchscript_is_covered_by_its_module(self, tmp_path: Path) -> None:
+        path = tmp_path / "script.pt"
+        with pytest.warns(DeprecationWarning, match="torch.jit"):
+            torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), path)
+        assert rustload.scan(path).verdict == "unknown"
+        assert rustload.scan(path, policy=allowing("__torch__.*")).verdict == "inert"
+
+    def test_a_string_is_not_a_tuple_of_names(self) -> None:
+        with pytest.raises(TypeError, match="tuple of names"):
+            rustload.Policy(allow="mylib.Config")  # type: ignore[arg-type]
+
+    def test_unused_allowances_are_named(self, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        code, _, err = run(capsys, "--allow", "mylib.*", "--allow", "gone.Class", file)
+        assert (code, err) == (0, "rustload: allowed, and not in any file: gone.Class\n")
+
+    def test_the_text_says_how_to_allow(self, file: Path) -> None:
+        last = str(rustload.scan(file)).splitlines()[-1]
+        assert last == "  if you know what these do: --allow mylib.config.Config"
+        assert "--allow" not in str(rustload.scan(EVIL))
+
+
+class TestPolicyFiles:
+    def test_a_file_states_allowances_and_what_fails(
+        self, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        policy = tmp_path / "policy.toml"
+        policy.write_text('allow = ["mylib.config.*"]\nfail_on = "would-execute"\n')
+        read = rustload.Policy.from_file(policy)
+        assert read == rustload.Policy(allow=("mylib.config.*",), fail_on="would-execute")
+        (tmp_path / "other.pkl").write_bytes(OTHER)
+        assert run(capsys, "--policy", policy, file, tmp_path / "other.pkl")[0] == 0
+        assert run(capsys, "--policy", policy, "--fail-on", "unknown", tmp_path / "other.pkl")[0] == 1
+        assert run(capsys, "--policy", policy, "--fail-on", "unknown", "--allow", "elsewhere.Net", file,
+                   tmp_path / "other.pkl")[0] == 0  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("allows = []", "no key 'allows'"),
+            ("allow = 'mylib.Config'", "a list of strings"),
+            ("allow = [1]", "a list of strings"),
+            ("fail_on = 'inert'", "fail_on is 'unknown' or 'would-execute'"),
+            ("allow = ['os.system']", "cannot be allowed"),
+            ("allow = [", "not a TOML file"),
+            ("\xff", "not a TOML file"),
+        ],
+    )
+    def test_what_is_wrong_in_a_file_is_wrong_usage(
+        self, text: str, message: str, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "policy.toml").write_bytes(text.encode("latin-1"))
+        with pytest.raises(SystemExit) as caught:
+            main(["scan", "--policy", str(tmp_path / "policy.toml"), str(file)])
+        assert caught.value.code == 2
+        assert message in capsys.readouterr().err
+
+    def test_an_absent_file_is_wrong_usage(self, file: Path, tmp_path: Path) -> None:
+        with pytest.raises(SystemExit) as caught:
+            main(["scan", "--policy", str(tmp_path / "absent.toml"), str(file)])
+        assert caught.value.code == 2
+
+
+class TestGate:
+    def test_what_would_execute_always_fails(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "evil.pkl").write_bytes(EVIL)
+        assert run(capsys, "--fail-on", "would-execute", tmp_path / "evil.pkl")[0] == 1
+
+    def test_unknown_files_pass_where_only_execution_fails(
+        self, file: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        code, out, _ = run(capsys, "--fail-on", "would-execute", file)
+        assert code == 0
+        assert out.startswith(f"{file}: unknown, passes the policy\n")
+        report = rustload.scan(file, policy=rustload.Policy(fail_on="would-execute"))
+        assert (report.verdict, report.passes) == ("unknown", True)
+
+    def test_a_file_that_cannot_be_read_does_not_pass(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert run(capsys, "--fail-on", "would-execute", tmp_path / "absent.pkl")[0] == 3
+
+    def test_what_a_baseline_has_does_not_fail(
+        self, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        baseline = tmp_path / "baseline.json"
+        baseline.write_text(run(capsys, "--json", file)[1])
+        code, out, _ = run(capsys, "--baseline", baseline, file)
+        assert (code, out.splitlines()[1].split()[0]) == (0, "known")
+        # Positions and arguments may change.
+        file.write_bytes(b"\x80\x02K\x000" + UNKNOWN[2:])
+        assert run(capsys, "--baseline", baseline, file)[0] == 0
+        report = rustload.scan(file, policy=rustload.Policy(baseline=baseline))
+        assert (report.verdict, report.passes, report.findings[0].known) == ("unknown", True, True)
+
+    @pytest.mark.parametrize("data", [OTHER, EVIL, UNKNOWN[:-1], UNKNOWN + UNKNOWN])
+    def test_what_is_new_fails(
+        self, data: bytes, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        baseline = tmp_path / "baseline.json"
+        baseline.write_text(run(capsys, "--json", file)[1])
+        file.write_bytes(data)
+        assert run(capsys, "--baseline", baseline, file)[0] == 1
+        file.write_bytes(UNKNOWN)
+        (tmp_path / "second.pkl").write_bytes(UNKNOWN)
+        assert run(capsys, "--baseline", baseline, file, tmp_path / "second.pkl")[0] == 1
+
+    def test_a_worse_verdict_is_new(
+        self, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        file.write_bytes(b"\x80\x02cposix\nsystem\n.")
+        baseline = tmp_path / "baseline.json"
+        baseline.write_text(run(capsys, "--json", file)[1])
+        assert run(capsys, "--baseline", baseline, file)[0] == 0
+        file.write_bytes(b"\x80\x02cmylib\nrun\ncposix\nsystem\n\x85R.")
+        code, out, _ = run(capsys, "--baseline", baseline, "--allow", "mylib.run", "--json", file)
+        assert code == 1
+        (found,) = [one for one in json.loads(out)["files"][0]["findings"] if one["code"] == "Import"]
+        assert (found["verdict"], found["known"]) == ("would execute", False)
+
+    def test_parts_that_were_not_scanned_are_compared(
+        self, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        file.write_bytes(b"7z\xbc\xaf\x27\x1c" + bytes(40))
+        baseline = tmp_path / "baseline.json"
+        baseline.write_text(run(capsys, "--json", file)[1])
+        assert run(capsys, file)[0] == 1
+        assert run(capsys, "--baseline", baseline, file)[0] == 0
+
+    @pytest.mark.parametrize("text", ["", "[]", "{}", '{"files": [{}]}', "[" * 100_000, '{"files": 1}'])
+    def test_a_baseline_that_is_no_report_is_wrong_usage(
+        self, text: str, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "baseline.json").write_text(text)
+        code, out, err = run(capsys, "--baseline", tmp_path / "baseline.json", file)
+        assert (code, out) == (2, "")
+        assert "not a report of rustload scan --json" in err
+
+    def test_json_has_the_policy_and_what_passes(
+        self, file: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        document = json.loads(run(capsys, "--allow", "mylib.*", "--json", file)[1])
+        assert document["policy"] == {"allow": ["mylib.*"], "fail_on": "unknown", "baseline": None}
+        assert (document["passes"], document["files"][0]["passes"]) == (True, True)
+        assert document["files"][0]["findings"][0]["allowed"] == "mylib.*"
+        assert json.loads(rustload.scan(file).to_json())["passes"] is False
+
+
+def test_equal_findings_of_different_members_are_one() -> None:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        for number in range(5):
+            archive.writestr(f"a/{number}.pkl", UNKNOWN)
+        archive.writestr("a/other.pkl", OTHER)
+    findings = [
+        found for found in rustload.scan(data.getvalue()).findings if found.code == "DisallowedGlobal"
+    ]
+    assert [(found.name, found.times, found.member) for found in findings] == [
+        ("Config", 5, "a/0.pkl"),
+        ("Net", 1, "a/other.pkl"),
+    ]
+
+
+def test_a_policy_cannot_be_changed() -> None:
+    policy = rustload.Policy()
+    with pytest.raises(AttributeError):
+        policy.fail_on = "would-execute"  # type: ignore[misc]
+    assert pickle.loads(pickle.dumps(policy)) == policy
