@@ -201,6 +201,16 @@ codes! {
     StDtype: Unsupported, "A safetensors dtype is unknown or cannot be addressed by bytes.",
         "It is from a newer writer, or damaged: look for a newer rustload, or fetch it again.";
 
+    NotSafetensors: Unsupported, "A tensor has no form in a safetensors file.",
+        "Ask for another dtype, or leave the tensor out.";
+    DuplicateName: Value, "Two tensors of a new file have one name.", "Rename one of them.";
+    HeaderTooLarge: Value, "The header of a new safetensors file would be longer than the format allows.",
+        "Write several files, or shorter names.";
+    TiedTensors: Value, "Several names of a new file have one tensor.", "Write each in full, or one of them alone.";
+    TargetExists: Io, "A file of this name exists.", "Choose another name, or allow to replace it.";
+    WriterIncomplete: Value, "A new file was to be completed before all of its tensors were written.",
+        "Write the tensors that the error names.";
+
     DtypeUnsupported: Unsupported, "A conversion between these dtypes does not exist.",
         "Ask for another dtype, or for none and convert the result yourself.";
     LossyCast: Value, "The cast would change the kind of number.", "Allow a lossy cast to do it anyway.";
@@ -288,6 +298,13 @@ impl Error {
         let mut error = Error::new(code, source.to_string());
         error.0.path = path.into();
         error.0.source = Some(source);
+        error
+    }
+
+    /// The error for a new file whose name is taken.
+    pub(crate) fn target_exists(path: &Path) -> Error {
+        let mut error = Error::io(rustix::io::Errno::EXIST.into(), path.to_owned());
+        error.0.code = Code::TargetExists;
         error
     }
 

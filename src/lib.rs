@@ -76,6 +76,7 @@ mod sink;
 mod stream;
 mod tensor;
 mod text;
+pub mod write;
 
 #[doc(hidden)]
 #[cfg(feature = "internals")]

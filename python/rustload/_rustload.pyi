@@ -6,7 +6,7 @@ Shapes, strides and offsets are in elements, sizes in bytes. Errors are the clas
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, Protocol, final
+from typing import Any, Final, Literal, Protocol, Self, TypeAlias, final
 
 from typing_extensions import CapsuleType
 
@@ -22,6 +22,7 @@ __all__ = [
     "Stream",
     "Tensor",
     "Upload",
+    "Writer",
     "__version__",
     "adopt",
     "cast_rate",
@@ -46,6 +47,9 @@ __all__ = [
     "stream",
     "trim",
     "upload",
+    "write_file",
+    "write_folder",
+    "write_object",
 ]
 
 __version__: Final[str]
@@ -508,6 +512,137 @@ def stack(tensors: Sequence[Tensor], dim: int) -> Joined:
         ValueError: There are none, or their dtypes or shapes differ.
         IndexError: `dim` is out of bounds.
     """
+
+_Values: TypeAlias = "Tensor | Joined | tuple[str, Sequence[int], int | None, Callable[[], CapsuleType]]"
+"""What is written: a lazy tensor, or dtype, shape, the storage that it shares with others (any number), and a function that
+returns a DLPack capsule of all bytes, as one-dimensional `uint8` in host memory."""
+
+def write_file(
+    path: str,
+    tensors: Sequence[tuple[str, _Values, int]],
+    requests: Sequence[_Request],
+    *,
+    metadata: Sequence[tuple[str, str]],
+    overwrite: bool,
+    sync: bool,
+    memory: int,
+    threads: int | None,
+) -> int:
+    """Writes a safetensors file, and returns its size in bytes.
+
+    Args:
+        path: The file.
+        tensors: For each tensor its name, its values, and the index of its request.
+        requests: The conversions; `copy` has no effect.
+        metadata: The texts of the header.
+        overwrite: Whether an existing file is replaced.
+        sync: Whether the data is on the disk before the file gets its name.
+        memory: The most bytes of buffers.
+        threads: The number of threads; None for one per core.
+
+    Raises:
+        OSError: The target exists and is not to be replaced, the disk is full, or the system refuses otherwise.
+        ValueError: Two tensors have one name, the header is too long, or a cast is lossy.
+        UnsupportedError: The format lacks a dtype.
+        RustloadError: A source cannot be read, or has changed.
+    """
+
+def write_folder(
+    path: str,
+    tensors: Sequence[tuple[str, _Values, int]],
+    requests: Sequence[_Request],
+    *,
+    metadata: Sequence[tuple[str, str]],
+    overwrite: bool,
+    sync: bool,
+    memory: int,
+    threads: int | None,
+    name: str,
+    max_shard_size: int | None,
+) -> list[tuple[str, int]]:
+    """Writes a folder of safetensors files, which replaces a folder of that name in one step.
+
+    Args:
+        path: The folder.
+        tensors: As for `write_file`, like the arguments up to `threads`.
+        requests: The conversions.
+        metadata: The texts of each header.
+        overwrite: Whether a folder with files is replaced; those that are not of this checkpoint are kept.
+        sync: Whether the data is on the disk before the folder gets its name.
+        memory: The most bytes of buffers.
+        threads: The number of threads.
+        name: The name of the file without shards, from which those of shards are made.
+        max_shard_size: The most bytes of tensors in one file; None for 50 GB.
+
+    Returns:
+        The name and the size of each file.
+
+    Raises:
+        OSError: As for `write_file`, or the file system cannot exchange two folders.
+        ValueError: As for `write_file`, or `name` is no name of a file.
+        RustloadError: As for `write_file`.
+    """
+
+def write_object(
+    file: object,
+    tensors: Sequence[tuple[str, _Values, int]],
+    requests: Sequence[_Request],
+    *,
+    metadata: Sequence[tuple[str, str]],
+    memory: int,
+) -> int:
+    """Writes a safetensors file to a binary file object, from its start to its end, and returns its size in bytes.
+
+    Args:
+        file: An object whose `write` takes bytes.
+        tensors: As for `write_file`, like the arguments below.
+        requests: The conversions.
+        metadata: The texts of the header.
+        memory: The most bytes of buffers.
+
+    Raises:
+        RustloadError: As for `write_file`; an exception of `write` is the cause.
+    """
+
+@final
+class Writer:
+    """A safetensors file whose tensors come in any order; `rustload.Writer` wraps it."""
+
+    def __new__(
+        cls,
+        path: str,
+        tensors: Sequence[tuple[str, str, Sequence[int]]],
+        *,
+        metadata: Sequence[tuple[str, str]],
+        overwrite: bool,
+        sync: bool,
+        memory: int,
+        threads: int | None,
+    ) -> Self:
+        """Plans a file of these tensors (name, dtype, shape), and reserves its space.
+
+        Raises:
+            RustloadError: As for `write_file`.
+        """
+
+    def write(self, name: str, values: _Values, request: _Request, start: Sequence[int] | None) -> None:
+        """Writes a tensor, or the part of it that begins at the index `start`, cast to the declared dtype.
+
+        Raises:
+            ValueError: The name or the shape was not declared, or the elements were written before.
+            RustloadError: As for `write_file`.
+        """
+
+    def finish(self) -> int:
+        """Gives the file its name, and returns its size in bytes.
+
+        Raises:
+            ValueError: Not everything was written (then nothing is left), or the writer is closed.
+            OSError: The system refuses.
+        """
+
+    def discard(self) -> None:
+        """Leaves nothing of the file; does nothing after `finish`."""
 
 @final
 class Stream:

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use super::block_cache::BlockCache;
 use super::in_memory::{self, InMemory};
+use super::os::copy;
 use super::os::direct::{Io, IoChoice};
 use super::os::file_system::FileSystem;
 use super::{Access, Chunk, LocalFile, Mapping, RangeRead, ReadRanges, Region};
@@ -181,6 +182,14 @@ impl Source {
     pub(super) fn read_through(&self, descriptor: &File, offset: u64, out: &mut [u8]) -> Result<()> {
         let Some(file) = self.file() else { return self.read_at(offset, out) };
         file.read_through(descriptor, self.range(offset, out.len() as u64)?.start(), out)
+    }
+
+    /// Copies all bytes of the window into a file, inside the kernel (`copy_file_range`). False if this is no local file, or the
+    /// kernel cannot do it for these two files; then some bytes may have been written.
+    pub fn copy_to_file(&self, target: &File, offset: u64) -> Result<bool> {
+        let Some(file) = self.file() else { return Ok(false) };
+        copy::copy_range(file.descriptor(), self.window, target, offset)
+            .map_err(|error| self.locate_error(Error::io(error, None)))
     }
 
     /// Copies `len` bytes at `offset` of the window. The caller has checked `len` against a limit.

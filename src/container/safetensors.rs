@@ -5,6 +5,7 @@
 //! ranges, dtypes that bytes cannot address. Follows the format's README and the reference reader.
 
 mod parse;
+mod write;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -17,6 +18,7 @@ use crate::limits::Limits;
 use crate::num::to_u64;
 
 use parse::{Element, Parsed, RawInfo};
+pub use write::{Declaration, FilePlan};
 
 /// The format's own upper bound on the header's length.
 const HEADER_MAX_BYTES: u64 = 100_000_000;

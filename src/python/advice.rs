@@ -38,6 +38,10 @@ pub(super) fn next_step(code: Code) -> &'static str {
         Code::ModelMismatch => {
             "The error lists them with similar names; try key=, strip=, rename= or strict=False."
         }
+        Code::NotSafetensors => "Convert it with dtype= or dequantize=True, or leave it out.",
+        Code::TiedTensors => "Write each in full with ties=\"copy\", or one alone with ties=\"drop\".",
+        Code::TargetExists => "Pass overwrite=True to replace it, or write to another name.",
+        Code::HeaderTooLarge => "Write a folder with max_shard_size=, or shorter names.",
         Code::Device => "Ask for device=\"cpu\", or check that the driver finds the GPU.",
         code => code.next_step(),
     }

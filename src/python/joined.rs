@@ -28,6 +28,13 @@ pub(crate) fn stack(tensors: Vec<PyRef<'_, Tensor>>, dim: i64) -> PyResult<Joine
     Ok(Joined(Core::stack(parts, dim).map_err(advice::on_join)?))
 }
 
+impl Joined {
+    /// The core's.
+    pub(super) fn core(&self) -> &Core {
+        &self.0
+    }
+}
+
 #[pymethods]
 impl Joined {
     #[getter]

@@ -18,6 +18,7 @@ mod run;
 mod scan;
 mod stream;
 mod tensor;
+mod write;
 
 use pyo3::prelude::*;
 
@@ -51,6 +52,8 @@ mod _rustload {
     use super::stream::{Stream, steps, stream};
     #[pymodule_export]
     use super::tensor::{Tensor, parse_dtype};
+    #[pymodule_export]
+    use super::write::{Writer, write_file, write_folder, write_object};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

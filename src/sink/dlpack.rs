@@ -252,7 +252,7 @@ impl Foreign {
     /// process or on a device, reads or writes the bytes meanwhile. They may be uninitialized: another allocator made them, and
     /// they are read only after they were written.
     pub fn bytes_mut(&mut self) -> Result<&mut [u8]> {
-        let bytes = self.byte_array().map_err(|what| unwritable(&what))?;
+        let bytes = self.writable_byte_array().map_err(|what| unwritable(&what))?;
         if bytes.device.kind != CPU {
             return Err(unwritable("it is not in host memory"));
         }
@@ -268,18 +268,38 @@ impl Foreign {
         Ok(unsafe { std::slice::from_raw_parts_mut(bytes.start, bytes.len) })
     }
 
+    /// The bytes of a one-dimensional, contiguous tensor of `uint8` in host memory, to read. Fails if it is something else.
+    ///
+    /// The caller that passed the tensor ensures that nothing, in this process or on a device, writes to the bytes while the result
+    /// lives.
+    pub fn into_bytes(self) -> Result<ForeignBytes> {
+        let unfit =
+            |what: &str| Error::new(Code::Value, format!("no contiguous uint8 array in host memory: {what}"));
+        let ByteArray { device, start, len, .. } = self.byte_array().map_err(|what| unfit(&what))?;
+        if device.kind != CPU {
+            return Err(unfit("it is on a device"));
+        }
+        Ok(ForeignBytes { _foreign: self, start, len })
+    }
+
     /// Adopts a one-dimensional, contiguous, writable tensor of `uint8` in GPU memory. Fails if it is something else.
     pub fn into_gpu(self) -> Result<Array> {
         let unfit =
             |what: &str| Error::new(Code::Buffer, format!("no contiguous uint8 array in GPU memory: {what}"));
-        let bytes = self.byte_array().map_err(|what| unfit(&what))?;
+        let bytes = self.writable_byte_array().map_err(|what| unfit(&what))?;
         let device = u32::try_from(bytes.device.id).ok().filter(|_| bytes.device.kind == CUDA);
         let device = device.ok_or_else(|| unfit("it is not in the memory of a CUDA device"))?;
         let (address, nbytes) = (bytes.start.addr() as u64, bytes.len as u64);
         Ok(Array::on_gpu(Arc::new(Adopted { _foreign: self, device, address, nbytes })))
     }
 
-    /// The device, address and length of a one-dimensional, contiguous, writable tensor of `uint8`, or why it is not one.
+    /// As [`Foreign::byte_array`], of a writable tensor.
+    fn writable_byte_array(&self) -> Result<ByteArray, String> {
+        let bytes = self.byte_array()?;
+        if bytes.is_read_only { Err("it is read-only".to_owned()) } else { Ok(bytes) }
+    }
+
+    /// The device, address and length of a one-dimensional, contiguous tensor of `uint8`, or why it is not one.
     fn byte_array(&self) -> Result<ByteArray, String> {
         let wrong = |what: &str| Err(what.to_owned());
         let (tensor, flags) = match &self.structure {
@@ -298,9 +318,6 @@ impl Foreign {
             // SAFETY: valid as promised to `legacy`.
             Structure::Legacy(managed) => (unsafe { &(*managed.as_ptr()).tensor }, 0),
         };
-        if flags & READ_ONLY != 0 {
-            return wrong("it is read-only");
-        }
         if tensor.dtype != data_type(DType::U8) || tensor.ndim != 1 {
             return wrong("it is not a one-dimensional uint8 array");
         }
@@ -324,7 +341,7 @@ impl Foreign {
             return wrong("it has no address");
         }
         let start = tensor.data.cast::<u8>().wrapping_add(offset);
-        Ok(ByteArray { device: tensor.device, start, len })
+        Ok(ByteArray { device: tensor.device, start, len, is_read_only: flags & READ_ONLY != 0 })
     }
 }
 
@@ -333,6 +350,30 @@ struct ByteArray {
     device: Device,
     start: *mut u8,
     len: usize,
+    is_read_only: bool,
+}
+
+/// The bytes of a tensor in host memory that another library exported.
+pub struct ForeignBytes {
+    _foreign: Foreign,
+    start: *mut u8,
+    len: usize,
+}
+
+// SAFETY: `Foreign` is Send, and the address is that of its bytes, which no thread owns.
+unsafe impl Send for ForeignBytes {}
+// SAFETY: a shared reference only reads the bytes; only the drop touches the structure.
+unsafe impl Sync for ForeignBytes {}
+
+impl AsRef<[u8]> for ForeignBytes {
+    fn as_ref(&self) -> &[u8] {
+        if self.len == 0 {
+            return &[];
+        }
+        // SAFETY: `len` bytes from `start` belong to the tensor, which `_foreign` keeps alive. Nothing writes to them meanwhile, as
+        // the caller of `into_bytes` ensures.
+        unsafe { std::slice::from_raw_parts(self.start, self.len) }
+    }
 }
 
 fn unwritable(what: &str) -> Error {

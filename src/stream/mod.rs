@@ -4,16 +4,22 @@
 
 mod bands;
 mod batch;
+mod cut;
 mod join;
 mod plan;
 mod queue;
 mod read;
+mod result;
 #[cfg(feature = "cuda")]
 pub mod upload;
+mod write;
 
 pub use batch::{Task, fill_all};
+pub use cut::ResultSlice;
 pub use join::fill_joined;
 pub use queue::{Queue, Taken};
 pub use read::{
     Fill, Payload, Signs, allocate_aligned, destination_offset, fill, is_worth_aligning, result_bytes,
 };
+pub use result::{Elements, ResultData};
+pub use write::{ByteTarget, WriteItem, write_all};

@@ -76,7 +76,7 @@ pub struct Fill {
 
 impl Fill {
     /// Whether the result's bytes are the file's bytes.
-    fn is_copy(&self, payload: &Payload) -> bool {
+    pub(super) fn is_copy(&self, payload: &Payload) -> bool {
         self.cast.is_identity() && self.signs.is_none() && !self.needs_byte_swap(payload)
     }
 

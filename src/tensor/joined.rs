@@ -128,7 +128,7 @@ impl Joined {
     }
 
     /// The joined tensor with its dimensions in this order.
-    fn reordered(&self, order: &Order) -> Result<Joined> {
+    pub(super) fn reordered(&self, order: &Order) -> Result<Joined> {
         // Strides that number the dimensions show where the joined one ends up.
         let numbers: Dims = (0..self.shape.len() as u64).collect();
         let reordered = order.apply(&Layout { shape: self.shape.clone(), strides: numbers, offset: 0 })?;
@@ -174,7 +174,7 @@ impl Joined {
         joined.fill(request, false, out)
     }
 
-    fn result_bytes(&self, request: &Request) -> Result<u64> {
+    pub(super) fn result_bytes(&self, request: &Request) -> Result<u64> {
         let dtype = request.dtype.unwrap_or(self.dtype());
         for part in &self.parts {
             if part.dequantization(request).is_some() {

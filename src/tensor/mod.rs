@@ -4,6 +4,7 @@ mod joined;
 mod materialize;
 mod quantized;
 mod request;
+mod slices;
 mod sparse;
 #[cfg(feature = "cuda")]
 mod upload;

@@ -60,7 +60,7 @@ impl Tensor {
     }
 
     /// The dtype of the result of a request.
-    pub(super) fn result_dtype(&self, request: &Request) -> DType {
+    pub(crate) fn result_dtype(&self, request: &Request) -> DType {
         let own = if self.dequantization(request).is_some() { DType::F32 } else { self.dtype };
         request.dtype.unwrap_or(own)
     }

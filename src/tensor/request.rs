@@ -49,7 +49,7 @@ pub struct Request {
 
 impl Order {
     /// The layout with its dimensions in this order.
-    pub(super) fn apply(&self, layout: &Layout) -> Result<Layout> {
+    pub(crate) fn apply(&self, layout: &Layout) -> Result<Layout> {
         match self {
             Order::Same => Ok(layout.clone()),
             Order::Transpose => layout.transpose(),

@@ -110,6 +110,16 @@ def meta(folder: Path) -> None:
     rustload.open(folder / "model.pt", framework="dlpack")["w"].materialize()
 
 
+def twice(folder: Path) -> None:
+    for _ in range(2):
+        rustload.save({}, folder / "m.safetensors", overwrite=False)
+
+
+def tied(folder: Path) -> None:
+    lazy = handle(folder)
+    rustload.save({"embed": lazy, "head": lazy}, folder / "m.safetensors", ties="error")
+
+
 TRIGGERS: dict[str, Callable[[Path], Any]] = {
     "FileChanged": changed,
     "ShardMissing": lambda folder: index_of(folder, {"a": "one.safetensors", "b": "two.safetensors"}),
@@ -121,6 +131,12 @@ TRIGGERS: dict[str, Callable[[Path], Any]] = {
     "DtypeUnsupported": lambda folder: handle(folder).materialize(dtype="float4_e2m1fn_x2"),
     "LossyCast": lambda folder: handle(folder).materialize(dtype="int8"),
     "NotFound": lambda folder: rustload.open(good(folder))["wieght"],
+    "NotSafetensors": lambda folder: rustload.Writer(folder / "m.safetensors", {"x": ("complex128", (2,))}),
+    "DuplicateName": lambda folder: rustload.Writer(folder / "m.safetensors", {"__metadata__": ("int8", (2,))}),
+    "HeaderTooLarge": lambda folder: rustload.Writer(folder / "m.safetensors", {"x" * 10**8: ("int8", (2,))}),
+    "TiedTensors": tied,
+    "TargetExists": twice,
+    "WriterIncomplete": lambda folder: rustload.Writer(folder / "m.safetensors", {"x": ("int8", (2,))}).close(),
     "Closed": closed,
     "Value": lambda folder: handle(folder).permute((0, 0)),
     "Index": lambda folder: handle(folder)[9],

@@ -21,6 +21,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         "python",
         &[
             "checkpoint",
+            "write",
             "tensor",
             "scan",
             "stream",
@@ -33,6 +34,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         ],
     ),
     ("checkpoint", &["tensor", "opened", "stream", "sink", "kernel", "index", "container", "bytes"]),
+    ("write", &["tensor", "stream", "sink", "kernel", "container", "bytes"]),
     ("tensor", &["opened", "stream", "sink", "kernel", "index", "pickle", "bytes"]),
     // The files of a checkpoint and the bytes of its storages: below both the checkpoint and its tensors.
     ("opened", &["stream", "index", "container", "bytes"]),

@@ -3,19 +3,16 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::cut::{ResultCutter, ResultSlice};
 use crate::bytes::{Reader, Scratch};
 use crate::error::{Code, Error, Result};
-use crate::layout::Layout;
 use crate::parallel::{self, Cancel};
 use crate::sink::cuda::{Ring, Stream};
 use crate::sink::{Array, HostBuffer};
 use crate::stream::batch::{Task, fill_all};
+use crate::stream::cut::{ResultCutter, ResultSlice};
 use crate::stream::plan::pieces;
-use crate::stream::read::{Fill, Payload, fill, fill_piece, read_mode, scratch};
-
-/// Makes a slice of a result in memory of exactly its size.
-pub type FillSlice = Box<dyn Fn(&ResultSlice, &mut [u8]) -> Result<()> + Send + Sync>;
+use crate::stream::read::{Fill, fill, fill_piece, read_mode, scratch};
+use crate::stream::result::{Elements, ResultData};
 
 /// The host memory in use beside the ring, in bytes.
 #[derive(Debug, Default)]
@@ -68,23 +65,9 @@ impl Drop for HostReservation {
     }
 }
 
-/// Elements of a storage and their conversion.
-pub(super) struct Elements {
-    pub(super) payload: Payload,
-    /// In the requested order.
-    pub(super) layout: Layout,
-    pub(super) how: Fill,
-}
-
-/// The data of a result.
-pub(super) enum ItemData {
-    Elements(Box<Elements>),
-    InSlices(FillSlice),
-}
-
 /// A result that is made in slices.
 pub(super) struct CutResult {
-    pub(super) data: ItemData,
+    pub(super) data: ResultData,
     pub(super) cutter: ResultCutter,
     pub(super) itemsize: u64,
     /// Its memory on the device.
@@ -186,7 +169,7 @@ impl<'w> Worker<'w> {
 
     fn slots(&mut self, result: &CutResult, first: u64, count: u64, cancel: &Cancel) -> Result<()> {
         match &result.data {
-            ItemData::Elements(elements) => {
+            ResultData::Elements(elements) => {
                 let Elements { payload, layout, how } = &**elements;
                 let mode =
                     read_mode(payload, layout, layout.numel().saturating_mul(how.cast.from().itemsize()));
@@ -195,7 +178,7 @@ impl<'w> Worker<'w> {
                 // Before the job is reported as done.
                 payload.source.check_unchanged()
             }
-            ItemData::InSlices(make) => (first..first + count).try_for_each(|number| {
+            ResultData::InSlices { fill: make, .. } => (first..first + count).try_for_each(|number| {
                 let slice = result.cutter.slice(number);
                 let mut slot = self.ring.take(cancel)?;
                 let len = result.len(&slice);
@@ -238,12 +221,12 @@ impl<'w> Worker<'w> {
         let len = result.len(slice);
         let mut memory = HostBuffer::unfilled(len as u64)?;
         match &result.data {
-            ItemData::Elements(elements) => {
+            ResultData::Elements(elements) => {
                 let Elements { payload, layout, how } = &**elements;
                 let how = Fill { threads: Some(threads), ..how.clone() };
                 fill(payload, &slice.layout_of(layout), &how, memory.bytes_mut())?;
             }
-            ItemData::InSlices(make) => make(slice, memory.bytes_mut())?,
+            ResultData::InSlices { fill: make, .. } => make(slice, memory.bytes_mut())?,
         }
         let address = result.address_of(slice);
         let size = self.ring.slot_bytes();

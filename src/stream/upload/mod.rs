@@ -10,7 +10,6 @@
 //! until then. After an error, and at the end, the session's own streams are synchronized, so that no copy is in flight to freed
 //! memory.
 
-mod cut;
 mod job;
 mod plan;
 mod rate;
@@ -20,16 +19,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-pub use cut::ResultSlice;
-pub use job::FillSlice;
 pub use rate::cast_rate;
 
 use plan::{Planner, Sizes};
 use shared::{Shared, Ticket};
 
-use super::{Fill, Payload};
+use super::ResultData;
 use crate::error::{Code, Error, Result};
-use crate::layout::{Dims, Layout};
 use crate::parallel::Cancel;
 use crate::sink::Array;
 use crate::sink::cuda::{CallerStream, Device};
@@ -50,29 +46,7 @@ pub struct UploadItem {
     /// The host memory that its source takes while it is read, in bytes: that of an inflated storage.
     pub host_bytes: u64,
     /// Returns the result's data; a worker calls it when the result's turn comes.
-    pub describe: Box<dyn FnOnce() -> Result<UploadData> + Send>,
-}
-
-/// The data of a result.
-pub enum UploadData {
-    /// Elements of a storage, in the order of the layout, converted.
-    Elements {
-        /// The storage's bytes.
-        payload: Payload,
-        /// The elements.
-        layout: Layout,
-        /// The conversion. Its `cancel` is the ticket's.
-        how: Fill,
-    },
-    /// Any data that can be made in slices.
-    InSlices {
-        /// The result's shape.
-        shape: Dims,
-        /// The bytes of one element.
-        itemsize: u64,
-        /// Makes one slice.
-        fill: FillSlice,
-    },
+    pub describe: Box<dyn FnOnce() -> Result<ResultData> + Send>,
 }
 
 /// The state of a ticket after a wait.

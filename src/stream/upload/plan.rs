@@ -4,14 +4,16 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::cut::ResultCutter;
-use super::job::{CutResult, Elements, HostBudget, ItemData, Job, PackedResult};
-use super::{UploadData, UploadItem};
+use super::UploadItem;
+use super::job::{CutResult, HostBudget, Job, PackedResult};
 use crate::error::{Code, Error, Result};
+use crate::layout::{Dims, numel};
 use crate::parallel::Cancel;
 use crate::sink::Array;
+use crate::stream::cut::ResultCutter;
 use crate::stream::plan::{BlockGrid, pieces};
 use crate::stream::read::check_bounds;
+use crate::stream::result::{Elements, ResultData};
 
 /// A result of at most this many bytes shares a slot with its neighbours.
 const PACKED_MAX_BYTES: u64 = 256 << 10;
@@ -127,17 +129,16 @@ impl Planner {
         let nbytes = destination.nbytes();
         let address = destination.address().addr().get() as u64;
         let reservation = sizes.budget.reserve(host_bytes, false);
-        let (data, shape, itemsize) = match describe()? {
-            UploadData::Elements { payload, layout, how } => {
-                // A dtype without a sign is refused before anything is read, even if there is nothing to read.
-                how.signs.apply(how.cast.from(), &mut [])?;
-                check_bounds(&payload, &layout, how.cast, usize::try_from(nbytes).unwrap_or(usize::MAX))?;
-                let (shape, itemsize) = (layout.shape.clone(), how.cast.to().itemsize());
-                (ItemData::Elements(Box::new(Elements { payload, layout, how })), shape, itemsize)
-            }
-            UploadData::InSlices { shape, itemsize, fill } => (ItemData::InSlices(fill), shape, itemsize),
-        };
-        let numel = crate::layout::numel(&shape).unwrap_or(u64::MAX);
+        let data = describe()?;
+        if let ResultData::Elements(elements) = &data {
+            let Elements { payload, layout, how } = &**elements;
+            // A dtype without a sign is refused before anything is read, even if there is nothing to read.
+            how.signs.apply(how.cast.from(), &mut [])?;
+            check_bounds(payload, layout, how.cast, usize::try_from(nbytes).unwrap_or(usize::MAX))?;
+        }
+        let (shape, itemsize) = data.shape();
+        let shape: Dims = shape.into();
+        let numel = numel(&shape).unwrap_or(u64::MAX);
         if numel.checked_mul(itemsize) != Some(nbytes) {
             return Err(Error::new(Code::InternalError, "the destination's size is not the result's"));
         }
@@ -145,7 +146,7 @@ impl Planner {
             return Ok(());
         }
         let data = match data {
-            ItemData::Elements(elements)
+            ResultData::Elements(elements)
                 if nbytes <= PACKED_MAX_BYTES.min(sizes.slot) && reservation.is_none() =>
             {
                 let packed = PackedResult {
@@ -161,8 +162,8 @@ impl Planner {
         };
         let cut = ResultCutter::new(&shape, sizes.slot / itemsize);
         let banded = match &data {
-            ItemData::Elements(elements) => cut.len() > 1 && !fills_slots_efficiently(elements, &cut),
-            ItemData::InSlices(_) => cut.len() > 1,
+            ResultData::Elements(elements) => cut.len() > 1 && !fills_slots_efficiently(elements, &cut),
+            ResultData::InSlices { .. } => cut.len() > 1,
         };
         let cut = if banded {
             ResultCutter::new(&shape, BAND_MAX_BYTES.min(sizes.window / 2).max(sizes.slot) / itemsize)

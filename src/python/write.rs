@@ -1,0 +1,245 @@
+//! Writing safetensors files: `write_file`, `write_object`, and `Writer`.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use pyo3::prelude::*;
+use pyo3::types::{PyAny, PyBytes};
+
+use super::joined::Joined;
+use super::request::RequestArgs;
+use super::tensor::Tensor;
+use super::{capsule, run};
+use crate::bytes::Bytes;
+use crate::dtype::DType;
+use crate::error::{Code, Error, Result};
+use crate::parallel::Cancel;
+use crate::stream::ByteTarget;
+use crate::tensor::Request;
+use crate::write::{self, Declaration, DeferredArray, FolderOptions, Values, WriteOptions};
+
+/// The values of a tensor as Python has them.
+#[derive(FromPyObject)]
+pub(crate) enum ValuesArg<'py> {
+    Tensor(PyRef<'py, Tensor>),
+    Joined(PyRef<'py, Joined>),
+    /// dtype, shape, the storage that it shares with others, and a function that returns a DLPack capsule of all bytes.
+    Deferred((String, Vec<u64>, Option<u64>, Py<PyAny>)),
+}
+
+impl ValuesArg<'_> {
+    fn values(self, request: Request) -> PyResult<Values> {
+        Ok(match self {
+            ValuesArg::Tensor(tensor) => Values::Tensor(tensor.0.clone(), request),
+            ValuesArg::Joined(joined) => Values::Joined(joined.core().clone(), request),
+            ValuesArg::Deferred((dtype, shape, tie, make)) => {
+                let make = Arc::new(move || call(&make));
+                let (dtype, shape) = (DType::parse(&dtype)?, shape.as_slice().into());
+                Values::Deferred(DeferredArray { dtype, shape, tie, make }, request)
+            }
+        })
+    }
+}
+
+/// Calls a function that returns a DLPack capsule of bytes.
+fn call(make: &Py<PyAny>) -> Result<Bytes> {
+    let foreign = Python::attach(|py| capsule::import(&make.bind(py).call0()?)).map_err(raised)?;
+    Ok(Arc::new(foreign.into_bytes()?))
+}
+
+/// The error for an exception of a Python function.
+fn raised(error: PyErr) -> Error {
+    Error::io(std::io::Error::other(error), None)
+}
+
+/// Names, values, and the number of each tensor's request.
+type Tensors<'py> = Vec<(String, ValuesArg<'py>, usize)>;
+
+/// Pairs each tensor with its request. All requests share `cancel`.
+fn tensors(
+    tensors: Tensors<'_>,
+    requests: Vec<RequestArgs>,
+    cancel: &Cancel,
+) -> PyResult<Vec<(String, Values)>> {
+    let requests = requests.into_iter().map(RequestArgs::request).collect::<PyResult<Vec<_>>>()?;
+    let pair = |(name, values, number): (String, ValuesArg<'_>, usize)| {
+        let request = requests.get(number).cloned().ok_or_else(|| {
+            Error::new(Code::Value, "a tensor has the number of a request that does not exist")
+        })?;
+        Ok((name, values.values(Request { cancel: cancel.clone(), ..request })?))
+    };
+    tensors.into_iter().map(pair).collect()
+}
+
+/// Writes one safetensors file, and returns its size.
+#[expect(clippy::too_many_arguments, reason = "one for each keyword of the Python function")]
+#[pyfunction]
+#[pyo3(signature = (path, tensors, requests, *, metadata, overwrite, sync, memory, threads))]
+pub(crate) fn write_file(
+    py: Python<'_>,
+    path: PathBuf,
+    tensors: Tensors<'_>,
+    requests: Vec<RequestArgs>,
+    metadata: Vec<(String, String)>,
+    overwrite: bool,
+    sync: bool,
+    memory: u64,
+    threads: Option<usize>,
+) -> PyResult<u64> {
+    let cancel = Cancel::new();
+    let options = WriteOptions { metadata, overwrite, sync, memory, threads, cancel: cancel.clone() };
+    let tensors = self::tensors(tensors, requests, &cancel)?;
+    run::interruptible_if(py, true, &cancel, || write::write_file(&path, tensors, &options))
+}
+
+/// Writes a folder of safetensors files, and returns their names and sizes.
+#[expect(clippy::too_many_arguments, reason = "one for each keyword of the Python function")]
+#[pyfunction]
+#[pyo3(signature = (path, tensors, requests, *, metadata, overwrite, sync, memory, threads, name, max_shard_size))]
+pub(crate) fn write_folder(
+    py: Python<'_>,
+    path: PathBuf,
+    tensors: Tensors<'_>,
+    requests: Vec<RequestArgs>,
+    metadata: Vec<(String, String)>,
+    overwrite: bool,
+    sync: bool,
+    memory: u64,
+    threads: Option<usize>,
+    name: String,
+    max_shard_size: Option<u64>,
+) -> PyResult<Vec<(String, u64)>> {
+    let cancel = Cancel::new();
+    let options = WriteOptions { metadata, overwrite, sync, memory, threads, cancel: cancel.clone() };
+    let mut folder = FolderOptions::new().name(name);
+    folder.max_shard_size = max_shard_size.unwrap_or(folder.max_shard_size);
+    let tensors = self::tensors(tensors, requests, &cancel)?;
+    run::interruptible_if(py, true, &cancel, || write::write_folder(&path, tensors, &folder, &options))
+}
+
+/// Writes one safetensors file to a binary file object, and returns its size.
+#[pyfunction]
+#[pyo3(signature = (file, tensors, requests, *, metadata, memory))]
+pub(crate) fn write_object(
+    py: Python<'_>,
+    file: Py<PyAny>,
+    tensors: Tensors<'_>,
+    requests: Vec<RequestArgs>,
+    metadata: Vec<(String, String)>,
+    memory: u64,
+) -> PyResult<u64> {
+    let cancel = Cancel::new();
+    let options = WriteOptions { metadata, memory, cancel: cancel.clone(), ..WriteOptions::new() };
+    let tensors = self::tensors(tensors, requests, &cancel)?;
+    let target = WritableObject { file, position: Mutex::new(0) };
+    run::interruptible_if(py, true, &cancel, || write::write_in_order(&target, tensors, &options))
+}
+
+/// A binary file object that is written from its start to its end.
+struct WritableObject {
+    file: Py<PyAny>,
+    position: Mutex<u64>,
+}
+
+impl ByteTarget for WritableObject {
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        let mut position = self.position.lock().unwrap_or_else(PoisonError::into_inner);
+        if offset != *position {
+            return Err(Error::new(Code::InternalError, "a file object is written in order"));
+        }
+        *position += bytes.len() as u64;
+        Python::attach(|py| {
+            let mut rest = bytes;
+            while !rest.is_empty() {
+                let written = self.file.bind(py).call_method1("write", (PyBytes::new(py, rest),))?;
+                // A raw stream may take fewer bytes; other objects may return nothing.
+                let taken = written.extract::<usize>().unwrap_or(rest.len());
+                rest = rest.get(taken..).unwrap_or_default();
+            }
+            Ok(())
+        })
+        .map_err(raised)
+    }
+}
+
+/// A safetensors file whose tensors come in any order.
+#[pyclass(frozen, module = "rustload._rustload")]
+pub(crate) struct Writer {
+    /// Taken when the file is finished or dropped.
+    core: Mutex<Option<Arc<write::Writer>>>,
+    cancel: Cancel,
+}
+
+#[pymethods]
+impl Writer {
+    #[new]
+    #[expect(clippy::too_many_arguments, reason = "one for each keyword of the Python function")]
+    #[pyo3(signature = (path, tensors, *, metadata, overwrite, sync, memory, threads))]
+    fn new(
+        py: Python<'_>,
+        path: PathBuf,
+        tensors: Vec<(String, String, Vec<u64>)>,
+        metadata: Vec<(String, String)>,
+        overwrite: bool,
+        sync: bool,
+        memory: u64,
+        threads: Option<usize>,
+    ) -> PyResult<Writer> {
+        let declare = |(name, dtype, shape): (String, String, Vec<u64>)| {
+            Ok(Declaration { name, dtype: DType::parse(&dtype)?, shape: shape.as_slice().into() })
+        };
+        let declared = tensors.into_iter().map(declare).collect::<Result<Vec<_>>>()?;
+        let cancel = Cancel::new();
+        let options = WriteOptions { metadata, overwrite, sync, memory, threads, cancel: cancel.clone() };
+        let core = run::detached(py, || write::Writer::create(&path, declared, &options))?;
+        Ok(Writer { core: Mutex::new(Some(Arc::new(core))), cancel })
+    }
+
+    /// Writes a tensor, or the part of it that begins at the index `start`.
+    fn write(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        values: ValuesArg<'_>,
+        request: RequestArgs,
+        start: Option<Vec<u64>>,
+    ) -> PyResult<()> {
+        let core = self.core()?;
+        let request = Request { cancel: self.cancel.clone(), ..request.request()? };
+        let values = values.values(request)?;
+        run::interruptible_if(py, true, &self.cancel, || match &start {
+            None => core.write(name, values),
+            Some(start) => core.write_part(name, start, values),
+        })
+    }
+
+    /// Gives the file its name, and returns its size.
+    fn finish(&self, py: Python<'_>) -> PyResult<u64> {
+        let core = self.take().ok_or_else(closed)?;
+        run::detached(py, || match Arc::try_unwrap(core) {
+            Ok(core) => core.finish(),
+            Err(_) => Err(Error::new(Code::Value, "another thread is still writing")),
+        })
+    }
+
+    /// Drops the file.
+    fn discard(&self, py: Python<'_>) {
+        self.cancel.cancel();
+        let core = self.take();
+        py.detach(|| drop(core));
+    }
+}
+
+impl Writer {
+    fn core(&self) -> Result<Arc<write::Writer>> {
+        self.core.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(closed)
+    }
+
+    fn take(&self) -> Option<Arc<write::Writer>> {
+        self.core.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+fn closed() -> Error {
+    Error::new(Code::Closed, "the writer is closed")
+}

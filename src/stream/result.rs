@@ -1,0 +1,44 @@
+//! The data of a result that is made slice by slice: for a GPU, or for a file.
+
+use super::cut::ResultSlice;
+use super::{Fill, Payload};
+use crate::error::Result;
+use crate::layout::{Dims, Layout};
+
+/// Makes a slice of a result in memory of exactly its size.
+pub(super) type FillSlice = Box<dyn Fn(&ResultSlice, &mut [u8]) -> Result<()> + Send + Sync>;
+
+/// The data of a result.
+pub enum ResultData {
+    /// Elements of a storage, converted.
+    Elements(Box<Elements>),
+    /// Any data that can be made in slices.
+    InSlices {
+        /// The result's shape.
+        shape: Dims,
+        /// The bytes of one element.
+        itemsize: u64,
+        /// Makes one slice.
+        fill: FillSlice,
+    },
+}
+
+/// Elements of a storage, and their conversion.
+pub struct Elements {
+    /// The storage's bytes.
+    pub payload: Payload,
+    /// The elements, in the order of the result.
+    pub layout: Layout,
+    /// The conversion.
+    pub how: Fill,
+}
+
+impl ResultData {
+    /// The result's shape, and the bytes of one element.
+    pub fn shape(&self) -> (&[u64], u64) {
+        match self {
+            ResultData::Elements(elements) => (&elements.layout.shape, elements.how.cast.to().itemsize()),
+            ResultData::InSlices { shape, itemsize, .. } => (shape, *itemsize),
+        }
+    }
+}

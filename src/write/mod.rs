@@ -1,0 +1,163 @@
+//! Writes safetensors files: byte for byte those of the reference writer, in bounded memory, and never half a file.
+//!
+//! Bytes are planned from dtypes and shapes alone. Then workers read, convert and write slices of the tensors, in the order of their
+//! sources ([`stream::write_all`](crate::stream::write_all)). The file gets its name when it is complete.
+#![forbid(unsafe_code)]
+
+mod folder;
+mod os;
+mod shards;
+mod staged;
+mod values;
+mod writer;
+
+use std::path::Path;
+
+use crate::builder::setters;
+use crate::container::safetensors::FilePlan;
+use crate::error::Result;
+use crate::parallel::Cancel;
+use crate::stream::{WriteItem, write_all};
+use staged::StagedFile;
+
+pub use crate::container::safetensors::Declaration;
+pub use crate::stream::ByteTarget;
+pub use folder::{FolderOptions, WrittenFile, write_folder};
+pub use values::{DeferredArray, HostArray, Values};
+pub use writer::Writer;
+
+/// The default of [`WriteOptions::memory`].
+const MEMORY_BYTES: u64 = 256 << 20;
+
+/// How a file is written.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct WriteOptions {
+    /// The header's metadata. The reference reader of transformers wants `("format", "pt")`.
+    pub metadata: Vec<(String, String)>,
+    /// Whether a file of this name is replaced.
+    pub overwrite: bool,
+    /// Whether file and folder are on the disk before the file gets its name (fsync).
+    pub sync: bool,
+    /// Bytes of buffers, at most.
+    pub memory: u64,
+    /// Threads to use; `None` for one per core.
+    pub threads: Option<usize>,
+    /// Cancels the writing.
+    pub cancel: Cancel,
+}
+
+impl Default for WriteOptions {
+    fn default() -> WriteOptions {
+        WriteOptions {
+            metadata: Vec::new(),
+            overwrite: false,
+            sync: true,
+            memory: MEMORY_BYTES,
+            threads: None,
+            cancel: Cancel::new(),
+        }
+    }
+}
+
+impl WriteOptions {
+    /// The defaults: no metadata, an existing file is an error, fsync, 256 MiB of buffers.
+    pub fn new() -> WriteOptions {
+        WriteOptions::default()
+    }
+
+    setters! {
+        metadata: Vec<(String, String)>,
+        overwrite: bool,
+        sync: bool,
+        memory: u64,
+        threads: impl Into<Option<usize>>,
+        cancel: Cancel,
+    }
+}
+
+/// Writes one safetensors file with these tensors, and returns its size in bytes.
+///
+/// Fails for a dtype that the format lacks, for duplicate names, for a lossy cast that is not allowed, for a full disk, if the file
+/// exists and `options` do not allow to replace it, and if a source cannot be read or changes. Then nothing is left, and a file of
+/// that name stays as it was.
+///
+/// ```
+/// use rustload::{Checkpoint, DType, Request};
+/// use rustload::write::{Values, WriteOptions, write_file};
+///
+/// # let folder = std::env::temp_dir().join(format!("rustload-write-{}", std::process::id()));
+/// # std::fs::create_dir_all(&folder)?;
+/// # let (source, target) = (folder.join("a.safetensors"), folder.join("b.safetensors"));
+/// # let header = br#"{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#;
+/// # std::fs::write(&source, [&(header.len() as u64).to_le_bytes()[..], header, &[0; 8]].concat())?;
+/// let checkpoint = Checkpoint::open(&source)?;
+/// let request = Request::new().dtype(DType::BF16);
+/// let tensors = checkpoint
+///     .names()
+///     .map(|name| Ok((name.to_string(), Values::Tensor(checkpoint.tensor(name)?, request.clone()))))
+///     .collect::<rustload::Result<Vec<_>>>()?;
+/// write_file(&target, tensors, &WriteOptions::new())?;
+/// assert_eq!(Checkpoint::open(&target)?.tensor("w")?.dtype(), DType::BF16);
+/// # std::fs::remove_dir_all(&folder)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn write_file(
+    path: impl AsRef<Path>,
+    tensors: Vec<(String, Values)>,
+    options: &WriteOptions,
+) -> Result<u64> {
+    let plan = plan(&tensors, options)?;
+    let file = StagedFile::create(path.as_ref(), plan.len, options.overwrite)?;
+    file.write_at(0, &plan.head)?;
+    write_tensors(tensors, &plan, &file, options, |values| values.position())?;
+    file.commit(options.sync)?;
+    Ok(plan.len)
+}
+
+/// As [`write_file`], to anything that takes bytes in the order of the file: offsets never go back, and one thread writes. Returns
+/// the number of bytes.
+pub fn write_in_order(
+    target: &dyn ByteTarget,
+    tensors: Vec<(String, Values)>,
+    options: &WriteOptions,
+) -> Result<u64> {
+    let plan = plan(&tensors, options)?;
+    target.write_at(0, &plan.head)?;
+    let options = WriteOptions { threads: Some(1), ..options.clone() };
+    write_tensors(tensors, &plan, target, &options, |_| None)?;
+    Ok(plan.len)
+}
+
+fn plan(tensors: &[(String, Values)], options: &WriteOptions) -> Result<FilePlan> {
+    let declarations = tensors.iter().map(|(name, values)| {
+        let (dtype, shape) = values.result().map_err(|error| error.in_member(name))?;
+        Ok(Declaration { name: name.clone(), dtype, shape })
+    });
+    FilePlan::new(&declarations.collect::<Result<Vec<_>>>()?, &options.metadata)
+}
+
+/// Writes all tensors, sorted by `position` and, where that is equal, by their place in the file.
+fn write_tensors(
+    tensors: Vec<(String, Values)>,
+    plan: &FilePlan,
+    target: &dyn ByteTarget,
+    options: &WriteOptions,
+    position: impl Fn(&Values) -> Option<((usize, u32), u64)>,
+) -> Result<()> {
+    let mut order: Vec<usize> = (0..tensors.len()).collect();
+    order.sort_by_key(|&at| {
+        let position = position(&tensors[at].1);
+        (position.is_none(), position, plan.regions[at].start())
+    });
+    let items = order.iter().map(|&at| {
+        let values = tensors[at].1.clone();
+        let (offset, nbytes) = (plan.regions[at].start(), plan.regions[at].len());
+        WriteItem { offset, nbytes, describe: Box::new(move || values.describe()) }
+    });
+    let WriteOptions { memory, threads, cancel, .. } = options;
+    write_all(items.collect(), target, *memory, *threads, cancel).map_err(|(item, error)| {
+        let (name, values) = &tensors[order[item]];
+        values.add_context(error).in_member(name)
+    })
+}

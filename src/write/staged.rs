@@ -1,0 +1,268 @@
+//! A new file that appears under its name only when it is complete.
+
+use std::collections::hash_map::RandomState;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::hash::BuildHasher;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use super::os;
+use crate::bytes::Source;
+use crate::error::{Code, Error, Result, ResultExt};
+
+/// How many names are tried for a temporary file.
+const NAME_ATTEMPTS: u32 = 16;
+
+/// The longest part of the target's name in the name of its temporary file: names have 255 bytes at most.
+const NAME_PREFIX_MAX_BYTES: usize = 200;
+
+/// A file that is being written. Until [`StagedFile::commit`] nothing has its name, and a file that already had it stays as it is.
+/// Dropping it removes what was written.
+#[derive(Debug)]
+pub(crate) struct StagedFile {
+    file: File,
+    target: PathBuf,
+    /// The name of the file while it is written. `None` if it has none yet.
+    temporary: Option<PathBuf>,
+    overwrite: bool,
+}
+
+impl StagedFile {
+    /// Creates a file of `len` bytes that will be named `target`, and reserves its space. If `target` is a symbolic link, the file
+    /// that it points to is replaced.
+    ///
+    /// The mode is that of the file it replaces, or what the umask leaves of 0666. Fails if there is such a file and `overwrite` is
+    /// false, if `target` is no regular file, inside the blobs of a Hugging Face cache, and if the disk has too little space.
+    pub(crate) fn create(target: &Path, len: u64, overwrite: bool) -> Result<StagedFile> {
+        let target = resolve_link(target)?;
+        let failed = |error| Error::io(error, target.clone());
+        let replaced = match fs::metadata(&target) {
+            Ok(metadata) if !metadata.is_file() => {
+                return Err(Error::new(Code::NotRegularFile, "this is no regular file")).in_file(&target);
+            }
+            Ok(_) if !overwrite => return Err(Error::target_exists(&target)),
+            Ok(metadata) => Some(metadata.permissions()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(failed(error)),
+        };
+        refuse_hub_blobs(&target)?;
+        let folder = folder_of(&target);
+        let (file, temporary) = match os::unnamed_file(folder) {
+            Some(file) => (file, None),
+            None => {
+                let (file, path) = temporary(&target, os::named_file).map_err(failed)?;
+                (file, Some(path))
+            }
+        };
+        let staged = StagedFile { file, target: target.clone(), temporary, overwrite };
+        if let Some(permissions) = replaced {
+            staged.file.set_permissions(permissions).map_err(failed)?;
+        }
+        os::reserve(&staged.file, len).map_err(failed)?;
+        Ok(staged)
+    }
+
+    /// Writes bytes at an offset. Several threads may write at once.
+    pub(crate) fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.file.write_all_at(bytes, offset).map_err(|error| Error::io(error, self.target.clone()))
+    }
+
+    /// Copies all bytes of a source to an offset, inside the kernel. False if the kernel cannot do that for this source; then some
+    /// bytes may have been written.
+    pub(crate) fn copy_at(&self, offset: u64, source: &Source) -> Result<bool> {
+        source.copy_to_file(&self.file, offset)
+    }
+
+    /// Gives the file its name, which replaces a file of that name in one step. With `sync`, file and folder are on the disk before
+    /// this returns.
+    pub(crate) fn commit(mut self, sync: bool) -> Result<()> {
+        self.publish(sync).map_err(|error| {
+            if error.kind() == io::ErrorKind::AlreadyExists {
+                Error::target_exists(&self.target)
+            } else {
+                Error::io(error, self.target.clone())
+            }
+        })
+    }
+
+    fn publish(&mut self, sync: bool) -> io::Result<()> {
+        if sync {
+            self.file.sync_all()?;
+        }
+        match (&self.temporary, self.overwrite) {
+            (None, false) => os::name_file(&self.file, &self.target)?,
+            (Some(temporary), false) => os::rename_to_free_name(temporary, &self.target)?,
+            (temporary, true) => {
+                if temporary.is_none() {
+                    let file = &self.file;
+                    let ((), named) = self::temporary(&self.target, |path| os::name_file(file, path))?;
+                    self.temporary = Some(named);
+                }
+                if let Some(temporary) = &self.temporary {
+                    fs::rename(temporary, &self.target)?;
+                }
+            }
+        }
+        self.temporary = None;
+        sync_folder(folder_of(&self.target), sync)
+    }
+}
+
+impl Drop for StagedFile {
+    fn drop(&mut self) {
+        if let Some(temporary) = &self.temporary {
+            let _ = fs::remove_file(temporary);
+        }
+    }
+}
+
+/// Calls `make` with names beside `target` until one is free.
+pub(super) fn temporary<T>(target: &Path, make: impl Fn(&Path) -> io::Result<T>) -> io::Result<(T, PathBuf)> {
+    let name = target.file_name().unwrap_or_default().to_string_lossy();
+    let prefix: String = name.chars().take(NAME_PREFIX_MAX_BYTES / 4).collect();
+    let mut attempt = 0;
+    loop {
+        let number = RandomState::new().hash_one(attempt);
+        let path = target.with_file_name(OsString::from(format!(".{prefix}.{number:016x}.part")));
+        match make(&path) {
+            Ok(made) => return Ok((made, path)),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && attempt < NAME_ATTEMPTS => {
+                attempt += 1
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+pub(super) fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    }
+}
+
+/// With `sync`, returns once the names in a folder are on the disk.
+pub(super) fn sync_folder(folder: &Path, sync: bool) -> io::Result<()> {
+    if sync { File::open(folder)?.sync_all() } else { Ok(()) }
+}
+
+/// The path with a symbolic link in its last part replaced by what it points to.
+fn resolve_link(path: &Path) -> Result<PathBuf> {
+    let Ok(link) = fs::read_link(path) else { return Ok(path.to_owned()) };
+    match fs::canonicalize(path) {
+        Ok(resolved) => Ok(resolved),
+        // The link's target does not exist yet.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(folder_of(path).join(link)),
+        Err(error) => Err(Error::io(error, path.to_owned())),
+    }
+}
+
+/// Fails for a file in the `blobs` folder of a Hugging Face cache: its name is the hash of its content.
+fn refuse_hub_blobs(target: &Path) -> Result<()> {
+    let folder = fs::canonicalize(folder_of(target)).unwrap_or_else(|_| folder_of(target).to_owned());
+    let is_blobs = folder.file_name().is_some_and(|name| name == "blobs");
+    if is_blobs && folder.with_file_name("snapshots").is_dir() {
+        let text = "this is a blob of a Hugging Face cache, whose name is the hash of its content";
+        let error = Error::new(Code::Value, text).note("Write to a folder outside the cache.");
+        return Err(error).in_file(target);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{MetadataExt, symlink};
+
+    fn names(folder: &Path) -> Vec<String> {
+        let entries = fs::read_dir(folder).unwrap();
+        let mut names: Vec<String> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_file_appears_when_it_is_complete() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("a");
+        let staged = StagedFile::create(&target, 6, false).unwrap();
+        staged.write_at(3, b"def").unwrap();
+        staged.write_at(0, b"abc").unwrap();
+        assert!(!target.exists());
+        staged.commit(true).unwrap();
+        assert_eq!(fs::read(&target).unwrap(), b"abcdef");
+        assert_eq!(names(folder.path()), ["a"]);
+    }
+
+    #[test]
+    fn nothing_is_left_of_a_file_that_was_not_completed() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("a");
+        drop(StagedFile::create(&target, 1 << 20, false).unwrap());
+        fs::write(&target, "old").unwrap();
+        drop(StagedFile::create(&target, 3, true).unwrap());
+        assert_eq!(fs::read(&target).unwrap(), b"old");
+        assert_eq!(names(folder.path()), ["a"]);
+    }
+
+    #[test]
+    fn an_existing_file_is_replaced_only_on_request() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("a");
+        let late = StagedFile::create(&target, 3, false).unwrap();
+        fs::write(&target, "old").unwrap();
+        assert_eq!(StagedFile::create(&target, 3, false).unwrap_err().code(), Code::TargetExists);
+        // It appeared after the first check.
+        assert_eq!(late.commit(false).unwrap_err().code(), Code::TargetExists);
+        let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o640);
+        fs::set_permissions(&target, permissions).unwrap();
+        let view = fs::File::open(&target).unwrap();
+        let staged = StagedFile::create(&target, 3, true).unwrap();
+        staged.write_at(0, b"new").unwrap();
+        staged.commit(false).unwrap();
+        assert_eq!(fs::read(&target).unwrap(), b"new");
+        assert_eq!(fs::metadata(&target).unwrap().mode() & 0o777, 0o640);
+        let mut old = [0; 3];
+        view.read_exact_at(&mut old, 0).unwrap();
+        assert_eq!(&old, b"old");
+        assert_eq!(names(folder.path()), ["a"]);
+    }
+
+    #[test]
+    fn the_target_of_a_link_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("file"), folder.path().join("link"));
+        symlink("file", &link).unwrap();
+        for content in ["one", "two"] {
+            let staged = StagedFile::create(&link, 3, true).unwrap();
+            staged.write_at(0, content.as_bytes()).unwrap();
+            staged.commit(false).unwrap();
+            assert_eq!(fs::read_to_string(&file).unwrap(), content);
+            assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        }
+    }
+
+    #[test]
+    fn folders_devices_and_blobs_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let code = |path: &Path| StagedFile::create(path, 1, true).unwrap_err().code();
+        assert_eq!(code(folder.path()), Code::NotRegularFile);
+        assert_eq!(code(Path::new("/dev/null")), Code::NotRegularFile);
+        assert_eq!(code(&folder.path().join("missing").join("a")), Code::Io);
+        for name in ["blobs", "snapshots"] {
+            fs::create_dir(folder.path().join(name)).unwrap();
+        }
+        assert_eq!(code(&folder.path().join("blobs").join("0123")), Code::Value);
+    }
+
+    #[test]
+    fn a_file_that_the_disk_has_no_space_for_is_refused_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = StagedFile::create(&folder.path().join("a"), 1 << 62, false).unwrap_err();
+        assert_eq!(error.code(), Code::Io);
+        assert_eq!(names(folder.path()), [""; 0]);
+    }
+}

@@ -1,0 +1,171 @@
+//! The values of a tensor that is written: a lazy tensor, joined tensors, or an array in memory.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use crate::bytes::{Bytes, Source};
+use crate::dtype::DType;
+use crate::error::{Code, Error, Result};
+use crate::kernel::{Cast, is_lossy};
+use crate::layout::{Dims, Layout};
+use crate::stream::{Elements, Fill, Payload, ResultData, Signs};
+use crate::tensor::{Joined, Request, Tensor};
+
+/// The values of one tensor of a new file, and how they are converted as they are written. [`Request::copy`] has no effect.
+#[derive(Clone)]
+#[non_exhaustive]
+pub enum Values {
+    /// A tensor of a checkpoint, or a slice of one.
+    Tensor(Tensor, Request),
+    /// Concatenated or stacked tensors.
+    Joined(Joined, Request),
+    /// An array in memory.
+    Array(HostArray, Request),
+    /// An array that is made when its turn comes, such as one that is copied from a GPU.
+    Deferred(DeferredArray, Request),
+}
+
+/// An array in host memory, of any strides.
+#[derive(Clone)]
+pub struct HostArray {
+    bytes: Bytes,
+    dtype: DType,
+    layout: Layout,
+}
+
+/// A C-contiguous array whose bytes are made when its turn comes, and dropped when they are written.
+#[derive(Clone)]
+pub struct DeferredArray {
+    /// The element type.
+    pub dtype: DType,
+    /// Elements along each dimension.
+    pub shape: Dims,
+    /// The storage that it shares with others, as any number; `None` for one of its own.
+    pub tie: Option<u64>,
+    /// Returns all bytes. Called once, on any thread.
+    pub make: Arc<dyn Fn() -> Result<Bytes> + Send + Sync>,
+}
+
+impl DeferredArray {
+    fn layout(&self) -> Result<Layout> {
+        Layout::contiguous(&self.shape)
+    }
+}
+
+impl HostArray {
+    /// The array with these elements in `bytes`. Fails if an element would lie outside them.
+    pub fn new(bytes: Bytes, dtype: DType, layout: Layout) -> Result<HostArray> {
+        let end = layout.end().and_then(|end| end.checked_mul(dtype.itemsize()));
+        let len = (*bytes).as_ref().len() as u64;
+        if layout.shape.len() == layout.strides.len() && end.is_some_and(|end| end <= len) {
+            Ok(HostArray { bytes, dtype, layout })
+        } else {
+            let text = format!("{dtype} of shape {:?} does not fit {len} bytes", &layout.shape[..]);
+            Err(Error::new(Code::Value, text))
+        }
+    }
+
+    fn elements(&self, request: &Request) -> Result<Elements> {
+        let dtype = request.dtype.unwrap_or(self.dtype);
+        if !request.allow_lossy && is_lossy(self.dtype, dtype) {
+            let text = format!("a cast from {} to {dtype} is lossy", self.dtype);
+            return Err(Error::new(Code::LossyCast, text));
+        }
+        Ok(Elements {
+            payload: Payload {
+                source: Source::memory(self.bytes.clone()),
+                big_endian: cfg!(target_endian = "big"),
+            },
+            layout: request.order.apply(&self.layout)?,
+            how: Fill {
+                signs: Signs::default(),
+                cast: Cast::new(self.dtype, dtype, request.overflow)?,
+                threads: request.threads,
+                cancel: request.cancel.clone(),
+            },
+        })
+    }
+}
+
+impl Values {
+    /// The dtype and shape that they have in the file.
+    pub fn result(&self) -> Result<(DType, Dims)> {
+        match self {
+            Values::Tensor(tensor, request) => {
+                Ok((tensor.result_dtype(request), tensor.result_layout(&request.order)?.shape))
+            }
+            Values::Joined(joined, request) => {
+                Ok((request.dtype.unwrap_or(joined.dtype()), joined.result_shape(&request.order)?))
+            }
+            Values::Array(array, request) => {
+                let shape = request.order.apply(&array.layout)?.shape;
+                Ok((request.dtype.unwrap_or(array.dtype), shape))
+            }
+            Values::Deferred(array, request) => {
+                let shape = request.order.apply(&array.layout()?)?.shape;
+                Ok((request.dtype.unwrap_or(array.dtype), shape))
+            }
+        }
+    }
+
+    /// The position in their file, so that files are read in order. Arrays in memory come last.
+    pub(super) fn position(&self) -> Option<((usize, u32), u64)> {
+        let of = |tensor: &Tensor| (tensor.file(), tensor.position());
+        match self {
+            Values::Tensor(tensor, _) => Some(of(tensor)),
+            Values::Joined(joined, _) => joined.parts().first().map(of),
+            Values::Array(..) | Values::Deferred(..) => None,
+        }
+    }
+
+    /// The storage that tied tensors share: equal for values that are. `None` if no others are.
+    pub(super) fn tie(&self) -> Option<u64> {
+        match self {
+            Values::Tensor(tensor, _) => {
+                let mut hasher = DefaultHasher::new();
+                (tensor.file(), tensor.storage()).hash(&mut hasher);
+                Some(hasher.finish())
+            }
+            Values::Deferred(array, _) => array.tie,
+            Values::Joined(..) | Values::Array(..) => None,
+        }
+    }
+
+    /// Opens their source.
+    pub(super) fn describe(self) -> Result<ResultData> {
+        match self {
+            Values::Tensor(tensor, request) => {
+                tensor.clone().result_data(request).map_err(|error| tensor.add_context(error))
+            }
+            Values::Joined(joined, request) => joined.result_data(&request),
+            Values::Array(array, request) => Ok(ResultData::Elements(Box::new(array.elements(&request)?))),
+            Values::Deferred(array, request) => {
+                let array = HostArray::new((array.make)()?, array.dtype, array.layout()?)?;
+                Ok(ResultData::Elements(Box::new(array.elements(&request)?)))
+            }
+        }
+    }
+
+    /// The error with the place in the source that it is about.
+    pub(super) fn add_context(&self, error: Error) -> Error {
+        match self {
+            Values::Tensor(tensor, _) => tensor.add_context(error),
+            Values::Joined(..) | Values::Array(..) | Values::Deferred(..) => error,
+        }
+    }
+
+    fn request_mut(&mut self) -> &mut Request {
+        match self {
+            Values::Tensor(_, request)
+            | Values::Joined(_, request)
+            | Values::Array(_, request)
+            | Values::Deferred(_, request) => request,
+        }
+    }
+
+    /// The values, converted to this dtype.
+    pub(super) fn cast_to(mut self, dtype: DType) -> Values {
+        self.request_mut().dtype = Some(dtype);
+        self
+    }
+}
