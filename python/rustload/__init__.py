@@ -31,6 +31,9 @@ from rustload.errors import (
 if _TYPE_CHECKING:
     from rustload._cuda.info import cuda_info
     from rustload._safe_open.surface import PySafeSlice, TensorMeta, safe_open
+    from rustload._save.flatten import unflatten
+    from rustload._save.save import SaveReport, save
+    from rustload._save.writer import Writer
     from rustload._scan.policy import Policy
     from rustload._scan.report import FileReport, Finding, ScanReport
     from rustload._scan.scan import scan
@@ -63,12 +66,14 @@ __all__ = [
     "RustloadError",
     "RustloadWarning",
     "SafetensorError",
+    "SaveReport",
     "ScanReport",
     "Sparse",
     "Stream",
     "TensorMeta",
     "TensorNotFoundError",
     "UnsupportedError",
+    "Writer",
     "__version__",
     "concat",
     "cuda_info",
@@ -76,9 +81,11 @@ __all__ = [
     "memory",
     "open",
     "safe_open",
+    "save",
     "scan",
     "stack",
     "trim",
+    "unflatten",
 ]
 
 if not _TYPE_CHECKING:  # type checkers must still report unknown attributes
@@ -88,14 +95,16 @@ if not _TYPE_CHECKING:  # type checkers must still report unknown attributes
         "info": "print(rustload.open(path)), or on the command line: rustload info PATH",
     }
     _HINTS |= dict.fromkeys(
-        ("save", "save_file", "convert"),
-        "rustload writes no files yet; safetensors.torch.save_file(rustload.open(path).materialize(), to) does",
+        ("save_file", "save_model"), "rustload.save(tensors, path) writes a safetensors file"
     )
 
     # Public names that few programs use are imported at the first access (PEP 562).
     _LAZY_MODULES = {
         "_cuda.info": ("cuda_info",),
         "_safe_open.surface": ("PySafeSlice", "TensorMeta", "safe_open"),
+        "_save.flatten": ("unflatten",),
+        "_save.save": ("SaveReport", "save"),
+        "_save.writer": ("Writer",),
         "_scan.policy": ("Policy",),
         "_scan.report": ("FileReport", "Finding", "ScanReport"),
         "_scan.scan": ("scan",),

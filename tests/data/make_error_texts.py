@@ -132,11 +132,15 @@ TRIGGERS: dict[str, Callable[[Path], Any]] = {
     "LossyCast": lambda folder: handle(folder).materialize(dtype="int8"),
     "NotFound": lambda folder: rustload.open(good(folder))["wieght"],
     "NotSafetensors": lambda folder: rustload.Writer(folder / "m.safetensors", {"x": ("complex128", (2,))}),
-    "DuplicateName": lambda folder: rustload.Writer(folder / "m.safetensors", {"__metadata__": ("int8", (2,))}),
+    "DuplicateName": lambda folder: rustload.Writer(
+        folder / "m.safetensors", {"__metadata__": ("int8", (2,))}
+    ),
     "HeaderTooLarge": lambda folder: rustload.Writer(folder / "m.safetensors", {"x" * 10**8: ("int8", (2,))}),
     "TiedTensors": tied,
     "TargetExists": twice,
-    "WriterIncomplete": lambda folder: rustload.Writer(folder / "m.safetensors", {"x": ("int8", (2,))}).close(),
+    "WriterIncomplete": lambda folder: rustload.Writer(
+        folder / "m.safetensors", {"x": ("int8", (2,))}
+    ).close(),
     "Closed": closed,
     "Value": lambda folder: handle(folder).permute((0, 0)),
     "Index": lambda folder: handle(folder)[9],

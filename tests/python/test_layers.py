@@ -25,7 +25,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     # It prints what the public functions return.
     "_cli": ("rustload", "_scan", "_common"),
     # `rustload/__init__.py`: the public names.
-    "rustload": ("_safe_open", "_scan", "_checkpoint", "_tensor", "_frameworks", "_cuda", "_common"),
+    "rustload": ("_safe_open", "_save", "_scan", "_checkpoint", "_tensor", "_frameworks", "_cuda", "_common"),
+    "_save": ("_checkpoint", "_tensor", "_frameworks", "_common"),
     "_safe_open": ("_checkpoint", "_tensor", "_frameworks", "_common"),
     "_checkpoint": ("_tensor", "_frameworks", "_cuda", "_common"),
     "_tensor": ("_frameworks", "_cuda", "_common"),

@@ -1,0 +1,1 @@
+"""Writes safetensors files: `save` and `Writer`."""

@@ -1,0 +1,140 @@
+"""Arrays of any framework as what the extension writes: a dtype, a shape, and a function that returns the bytes.
+
+The function is called when the array's turn comes, so that only few arrays are copied at a time: from a GPU, or to make them
+contiguous.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from rustload import _rustload
+from rustload._common.dtype_args import dtype_name
+from rustload._tensor.handle import LazyTensor
+from rustload.errors import _make
+
+__all__ = ["Deferred", "Values", "is_tensor", "values_of"]
+
+Deferred: TypeAlias = tuple[str, tuple[int, ...], int | None, Callable[[], Any]]
+"""dtype, shape, the storage that it shares with others (any number), and a function that returns a DLPack capsule of all
+bytes, as one-dimensional `uint8` in host memory."""
+
+Values: TypeAlias = "_rustload.Tensor | _rustload.Joined | Deferred"
+"""What the extension writes."""
+
+
+_HOST = 1
+"""The host's memory among the kinds of devices of DLPack."""
+
+
+def values_of(name: str, value: Any) -> Values:
+    """Returns what the extension writes for a tensor.
+
+    Raises:
+        TypeError: The value is no tensor or array.
+        UnsupportedError: It is a sparse, quantized or meta tensor, which safetensors has no form for.
+    """
+    if isinstance(value, LazyTensor):
+        return value._core
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _of_torch(name, value, torch)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
+        return _of_numpy(name, numpy.asarray(value), numpy)
+    if isinstance(value, _rustload.Buffer) and value.__dlpack_device__()[0] == _HOST:
+        return value.dtype, value.shape, None, lambda: value.as_bytes().__dlpack__()
+    if type(value).__module__.partition(".")[0] in ("jax", "jaxlib"):
+        return _of_jax(name, value)
+    if hasattr(value, "__dlpack__"):
+        return _of_dlpack(name, value)
+    try:
+        view = memoryview(value)
+    except TypeError:
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        note = "tensors, arrays, and objects with __dlpack__ or the buffer protocol are written; leave others out"
+        raise _make("Type", "Type", f"{name!r} is a {kind}, not a tensor", note) from None
+    return _of_numpy(name, _numpy(name).asarray(view), _numpy(name))
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether `values_of` takes the value."""
+    try:
+        values_of("", value)
+    except TypeError:
+        return False
+    return True
+
+
+def _unsupported(name: str, what: str, note: str) -> BaseException:
+    return _make(
+        "Unsupported", "NotSafetensors", f"{name!r} is {what}, which has no form in a safetensors file", note
+    )
+
+
+def _of_torch(name: str, tensor: Any, torch: Any) -> Deferred:
+    if tensor.layout != torch.strided:
+        raise _unsupported(name, "a sparse tensor", "write its components, or .to_dense()")
+    if tensor.is_quantized:
+        raise _unsupported(name, "a quantized tensor", "write .dequantize() or .int_repr()")
+    if tensor.device.type == "meta":
+        raise _unsupported(name, "on the meta device", "it has no elements: give it some first")
+    dtype, shape = dtype_name(tensor.dtype), tuple(tensor.shape)
+
+    def make() -> Any:
+        plain = tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
+        if type(plain) is not torch.Tensor:
+            plain = plain.as_subclass(torch.Tensor)
+        return torch.utils.dlpack.to_dlpack(plain.reshape(-1).view(torch.uint8))
+
+    tie = tensor.untyped_storage().data_ptr() if tensor.numel() else None
+    return dtype, shape, tie, make
+
+
+def _of_numpy(name: str, array: Any, numpy: Any) -> Deferred:
+    if array.dtype.hasobject or array.dtype.kind not in "biufcV" or array.dtype.fields is not None:
+        raise _unsupported(name, f"a NumPy array of {array.dtype}", "convert it to numbers, or leave it out")
+    dtype, shape = dtype_name(array.dtype.newbyteorder("=")), tuple(array.shape)
+
+    def make() -> Any:
+        plain = (
+            numpy.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")).reshape(-1).view(numpy.uint8)
+        )
+        # A read-only array has no DLPack export in older versions of NumPy.
+        return (plain if plain.flags.writeable else plain.copy()).__dlpack__()
+
+    return dtype, shape, None, make
+
+
+def _of_jax(name: str, array: Any) -> Deferred:
+    dtype, shape = dtype_name(array.dtype), tuple(array.shape)
+    numpy = _numpy(name)
+
+    def make() -> Any:
+        return _of_numpy(name, numpy.asarray(array), numpy)[3]()
+
+    return dtype, shape, None, make
+
+
+def _of_dlpack(name: str, value: Any) -> Deferred:
+    numpy = _numpy(name)
+    if int(value.__dlpack_device__()[0]) != _HOST:
+        cupy = sys.modules.get("cupy")
+        if cupy is None or not isinstance(value, cupy.ndarray):
+            raise _make("Type", "Type", f"{name!r} is on a device: copy it to the host first")
+
+        def make() -> Any:
+            return _of_numpy(name, value.get(), numpy)[3]()
+
+        return dtype_name(value.dtype), tuple(value.shape), None, make
+    return _of_numpy(name, numpy.from_dlpack(value), numpy)
+
+
+def _numpy(name: str) -> Any:
+    try:
+        import numpy
+    except ImportError as error:
+        raise ImportError(f"{name!r} is an array that rustload reads by NumPy: pip install numpy") from error
+    return numpy

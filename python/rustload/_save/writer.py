@@ -1,0 +1,128 @@
+"""`Writer`: a safetensors file whose tensors are declared first and written in any order, whole or in parts."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Self
+
+from rustload import _rustload
+from rustload._common.dtype_args import dtype_name
+from rustload._common.request import Request
+from rustload._common.sizes import parse_bytes
+from rustload._save.arrays import values_of
+from rustload._save.save import _metadata
+from rustload.errors import _make
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import TracebackType
+
+__all__ = ["Writer"]
+
+
+class Writer:
+    """Writes a safetensors file in pieces.
+
+    Names, dtypes and shapes are declared first. Then tensors, or parts of them, come in any order and from any thread. Nothing
+    appears under the file's name before `close`, at the end of the `with` block; if the block raises, nothing is left.
+
+    >>> import numpy, rustload
+    >>> with rustload.Writer("new.safetensors", {"w": ("float32", (4, 2)), "b": ("bfloat16", (2,))}) as writer:
+    ...     for row in range(4):
+    ...         writer.write("w", numpy.full((1, 2), row, "float32"), at=(row, 0))
+    ...     writer.write("b", numpy.zeros(2, "float32"))
+    >>> rustload.open("new.safetensors")["w"].numpy()[3]
+    array([3., 3.], dtype=float32)
+    """
+
+    __slots__ = ("_core",)
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        tensors: Mapping[str, tuple[Any, Sequence[int]]],
+        *,
+        metadata: Mapping[str, str] | None = None,
+        overwrite: bool = True,
+        fsync: bool = True,
+        memory: int | str = "256MiB",
+        threads: int | None = None,
+    ) -> None:
+        """Plans the file and reserves its space.
+
+        Args:
+            path: The file.
+            tensors: The dtype and the shape of each tensor, by name.
+            metadata: As in `save`, like the arguments below.
+            overwrite: Whether an existing file is replaced.
+            fsync: Whether to wait until the data is on the disk.
+            memory: The most memory for buffers in one call of `write`.
+            threads: The number of threads of one call of `write`.
+
+        Raises:
+            FileExistsError: The file exists, and is not to be replaced.
+            OSError: The disk is full, or refuses otherwise.
+            UnsupportedError: The format lacks a dtype.
+        """
+        declared = [(name, dtype_name(dtype), list(shape)) for name, (dtype, shape) in tensors.items()]
+        self._core = _rustload.Writer(
+            os.fsdecode(path),
+            declared,
+            metadata=list(_metadata(metadata).items()),
+            overwrite=bool(overwrite),
+            sync=bool(fsync),
+            memory=parse_bytes(memory, "memory"),
+            threads=threads,
+        )
+
+    def write(
+        self, name: str, tensor: Any, *, at: Sequence[int] | None = None, allow_lossy: bool = False
+    ) -> None:
+        """Writes a tensor, or a part of one, cast to the dtype that was declared.
+
+        Args:
+            name: The name that was declared.
+            tensor: A lazy tensor or an array, as in `save`.
+            at: The index of the part's first element; None for the whole tensor.
+            allow_lossy: Allows a cast that changes the kind of number.
+
+        Raises:
+            ValueError: The name or the shape was not declared, the elements were written before, or the writer is closed.
+        """
+        request = Request(copy=True, allow_lossy=allow_lossy)
+        start = None if at is None else [int(index) for index in at]
+        if start is not None and any(index < 0 for index in start):
+            raise _make(
+                "Value",
+                "Value",
+                f"at= is the index of the first element, without negative numbers, not {at!r}",
+            )
+        self._core.write(name, values_of(name, tensor), request, start)
+
+    def close(self) -> int:
+        """Gives the file its name, and returns its size in bytes.
+
+        Raises:
+            ValueError: Not all tensors were written; then nothing is left. Or the writer is closed.
+        """
+        return self._core.finish()
+
+    def discard(self) -> None:
+        """Leaves nothing of the file. Does nothing after `close`."""
+        self._core.discard()
+
+    def __enter__(self) -> Self:
+        """Returns the writer itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Closes the file; after an exception, discards it."""
+        if kind is None:
+            self.close()
+        else:
+            self.discard()

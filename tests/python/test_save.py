@@ -1,0 +1,476 @@
+"""`rustload.save`: equal to the reference writer byte by byte, in all forms of arguments, and never half a file."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import signal
+import string
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import huggingface_hub
+import numpy as np
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+from support import IN_SAFETENSORS, assert_same_bits, patterns
+
+import rustload
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def generated(seed: int) -> dict[str, torch.Tensor]:
+    """A state dict of random names, dtypes and shapes."""
+    source = random.Random(seed)
+    letters = string.ascii_letters + string.digits + '._-/"\\\x01\n äß漢😀\x7f'
+    names = {"".join(source.choices(letters, k=source.randint(0, 12))) for _ in range(source.randint(0, 12))}
+    shapes = [(), (0,), (3,), (2, 5), (1, 0, 4), (3, 1, 2), (257,)]
+    dtypes = sorted(IN_SAFETENSORS)
+    return {
+        name: patterns(source.choice(dtypes), source.choice(shapes), seed) for name in sorted(names, key=repr)
+    }
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_files_are_those_of_the_reference(block: int, tmp_path: Path) -> None:
+    for seed in range(block * 50, block * 50 + 50):
+        tensors = generated(seed)
+        metadata = {"format": "pt"} if seed % 2 else {}
+        expected = safetensors.torch.save(tensors, metadata=metadata or None)
+        path = tmp_path / "m.safetensors"
+        report = rustload.save(tensors, path, metadata=metadata, fsync=False)
+        assert path.read_bytes() == expected, seed
+        assert (report.tensors, report.nbytes) == (len(tensors), len(expected))
+
+
+def test_every_source_gives_the_same_file(tmp_path: Path) -> None:
+    tensors = generated(7) | {"large": torch.randn(3000, 1000), "half": torch.randn(700, 900).half()}
+    expected = safetensors.torch.save(tensors, metadata={"format": "pt"})
+    torch.save(tensors, tmp_path / "m.bin")
+    torch.save(tensors, tmp_path / "legacy.bin", _use_new_zipfile_serialization=False)
+    rustload.save(tensors, tmp_path / "m.safetensors")
+    for name in ("m.bin", "legacy.bin", "m.safetensors"):
+        for threads in (1, 3):
+            path = tmp_path / "out.safetensors"
+            rustload.save(rustload.open(tmp_path / name), path, threads=threads, memory="4MiB", fsync=False)
+            assert path.read_bytes() == expected, (name, threads)
+
+
+def test_arrays_of_every_framework_are_written(tmp_path: Path) -> None:
+    jax = pytest.importorskip("jax")
+    array = np.arange(12, dtype="float32").reshape(3, 4)
+    torch.save({"w": torch.from_numpy(array)}, tmp_path / "m.bin")
+    lazy = rustload.open(tmp_path / "m.bin")["w"]
+    big_endian = array.astype(">f4")
+    frozen = array.copy()
+    frozen.flags.writeable = False
+    values = {
+        "torch": torch.from_numpy(array),
+        "transposed": torch.from_numpy(array.T.copy()).T,
+        "conjugate": torch.complex(torch.from_numpy(array), torch.ones(3, 4)).conj(),
+        "parameter": torch.nn.Parameter(torch.from_numpy(array.copy())),
+        "numpy": array,
+        "reversed": array[::-1],
+        "big": big_endian,
+        "frozen": frozen,
+        "scalar": np.float32(2.5),
+        "jax": jax.numpy.asarray(array),
+        "buffer": lazy.materialize(framework="dlpack"),
+        "lazy": lazy,
+        "slice": lazy[1:, ::2],
+        "turned": lazy.T,
+        "joined": rustload.concat([lazy, lazy[:1]]),
+        "bytes": bytearray(b"\x01\x02"),
+    }
+    path = tmp_path / "all.safetensors"
+    rustload.save(values, path)
+    found = safetensors.torch.load_file(path)
+    expected = torch.from_numpy(array)
+    for name in ("torch", "transposed", "parameter", "numpy", "big", "frozen", "jax", "buffer", "lazy"):
+        assert_same_bits(found[name], expected)
+    assert_same_bits(found["reversed"], expected.flip(0))
+    assert_same_bits(found["conjugate"], torch.complex(expected, -torch.ones(3, 4)))
+    assert_same_bits(found["slice"], expected[1:, ::2])
+    assert_same_bits(found["turned"], expected.T)
+    assert_same_bits(found["joined"], torch.cat([expected, expected[:1]]))
+    assert (found["scalar"].item(), found["bytes"].tolist()) == (2.5, [1, 2])
+
+
+def test_casts_and_transposes_are_those_of_materialize(tmp_path: Path) -> None:
+    tensors = {
+        "a.weight": torch.randn(300, 200),
+        "b.weight": torch.randn(2100, 1030),
+        "b.bias": torch.randn(2100, dtype=torch.float64),
+        "ids": torch.arange(9),
+    }
+    torch.save(tensors, tmp_path / "m.bin")
+    ckpt = rustload.open(tmp_path / "m.bin")
+    rules: dict[str, Any] = {
+        "dtype": {"*.bias": "float16", "*.weight": "bfloat16"},
+        "transpose": {"b.weight": True},
+    }
+    expected = dict(ckpt.materialize(**rules))
+    for source in (ckpt, tensors):
+        rustload.save(source, tmp_path / "out.safetensors", memory="2MiB", **rules)
+        found = safetensors.torch.load_file(tmp_path / "out.safetensors")
+        assert found.keys() == expected.keys()
+        for name in expected:
+            assert_same_bits(found[name], expected[name])
+    rustload.save(ckpt, tmp_path / "out.safetensors", dtype="bfloat16")
+    dtypes = {name: tensor.dtype for name, tensor in rustload.open(tmp_path / "out.safetensors").items()}
+    assert dtypes == dict.fromkeys(("a.weight", "b.weight", "b.bias"), "bfloat16") | {"ids": "int64"}
+    with pytest.raises(ValueError, match="lossy"):
+        rustload.save(tensors, tmp_path / "out.safetensors", dtype={"a.*": "int8"})
+
+
+def test_quantized_tensors_are_dequantized(tmp_path: Path) -> None:
+    weight = torch.randn(64, 32)
+    scales = torch.rand(64, dtype=torch.float64) / 20 + 0.01
+    with warnings.catch_warnings(action="ignore"):
+        quantized = torch.quantize_per_channel(
+            weight, scales, torch.zeros(64, dtype=torch.long), 0, torch.qint8
+        )
+    torch.save({"q": quantized}, tmp_path / "q.bin")
+    ckpt = rustload.open(tmp_path / "q.bin")
+    rustload.save(ckpt, tmp_path / "q.safetensors", dequantize=True, dtype="float32")
+    assert_same_bits(safetensors.torch.load_file(tmp_path / "q.safetensors")["q"], quantized.dequantize())
+    with pytest.raises(rustload.UnsupportedError, match="quantized"):
+        rustload.save({"q": quantized}, tmp_path / "q2.safetensors")
+
+
+def test_file_objects_get_the_same_bytes(tmp_path: Path) -> None:
+    tensors = generated(3) | {"x": torch.randn(1200, 1000)}
+    rustload.save(tensors, tmp_path / "m.safetensors")
+    memory = io.BytesIO()
+    report = rustload.save(tensors, memory, memory="1MiB")
+    assert memory.getvalue() == (tmp_path / "m.safetensors").read_bytes()
+    assert (report.path, report.nbytes) == ("", len(memory.getvalue()))
+
+    class Full(io.RawIOBase):
+        def writable(self) -> bool:
+            return True
+
+        def write(self, _: Any) -> int:
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        rustload.save(tensors, Full())
+
+
+def test_nested_values_are_flattened_and_restored(tmp_path: Path) -> None:
+    one = {name: torch.full((2,), float(at)) for at, name in enumerate("abcd")}
+    nested = {
+        "layers": [{"w": one["a"]}, (one["b"],)],
+        "x.y": one["c"],
+        "x": {"y": one["d"]},
+        "empty": {},
+        5: [],
+    }
+    path = tmp_path / "n.safetensors"
+    rustload.save(nested, path, keep_nesting=True)
+    ckpt = rustload.open(path)
+    assert sorted(ckpt) == sorted(
+        ["layers.0.w", "layers.1.0", '["x.y"]', "x.y"]
+    )  # as rustload.open names them
+    restored = rustload.unflatten(ckpt)
+    assert restored["layers"][1][0].numpy().tolist() == [1, 1]
+    assert isinstance(restored["layers"][1], tuple)
+    assert restored["x.y"].numpy().tolist() == [2, 2]
+    assert restored["x"]["y"].numpy().tolist() == [3, 3]
+    assert (restored["empty"], restored[5]) == ({}, [])
+    assert rustload.unflatten({"a.b": 1, "a.0": 2}) == {"a": {"b": 1, "0": 2}}
+    loop: dict[str, Any] = {}
+    loop["self"] = loop
+    with pytest.raises(ValueError, match="holds itself"):
+        rustload.save(loop, path)
+
+
+def test_ties_are_copied_dropped_or_refused(tmp_path: Path) -> None:
+    weight = torch.randn(4, 3)
+    tensors = {"embed": weight, "head": weight, "other": weight[:2], "own": weight.clone()}
+    torch.save(tensors, tmp_path / "m.bin")
+    for source in (tensors, rustload.open(tmp_path / "m.bin")):
+        path = tmp_path / "m.safetensors"
+        assert rustload.save(source, path).dropped == {}
+        assert sorted(rustload.open(path)) == sorted(tensors)
+        assert rustload.save(source, path, ties="drop").dropped == {"head": "embed"}
+        ckpt = rustload.open(path)
+        assert (sorted(ckpt), ckpt.metadata["head"]) == (["embed", "other", "own"], "embed")
+        assert rustload.save(source, path, ties="drop", keep="h*").dropped == {"embed": "head"}
+        with pytest.raises(ValueError, match="'embed' = 'head'"):
+            rustload.save(source, path, ties="error")
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_the_mode_follows_the_umask(mask: int, tmp_path: Path) -> None:
+    before = os.umask(mask)
+    try:
+        rustload.save({"x": torch.zeros(3)}, tmp_path / "m.safetensors")
+        rustload.save({"x": torch.zeros(3)}, tmp_path / "folder")
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "m.safetensors", tmp_path / "folder" / "model.safetensors"):
+        assert path.stat().st_mode & 0o777 == 0o666 & ~mask
+    assert (tmp_path / "folder").stat().st_mode & 0o777 == 0o777 & ~mask
+
+
+def test_a_mapped_file_can_be_saved_over(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    rustload.save({"x": torch.arange(4.0)}, path)
+    path.chmod(0o640)
+    ckpt = rustload.open(path)
+    view = ckpt["x"].materialize()
+    rustload.save(ckpt, path, dtype="float16")
+    assert view.tolist() == [0, 1, 2, 3]
+    assert rustload.open(path)["x"].dtype == "float16"
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert names(tmp_path) == ["m.safetensors"]
+
+
+def test_links_are_followed_and_blobs_of_the_hub_refused(tmp_path: Path) -> None:
+    (tmp_path / "real.safetensors").write_bytes(b"old")
+    link = tmp_path / "link.safetensors"
+    link.symlink_to("real.safetensors")
+    rustload.save({"x": torch.zeros(1)}, link)
+    assert link.is_symlink()
+    assert list(rustload.open(tmp_path / "real.safetensors")) == ["x"]
+    hub = tmp_path / "models--a--b"
+    for name in ("blobs", "snapshots/1"):
+        (hub / name).mkdir(parents=True)
+    (hub / "blobs" / "12").write_bytes(b"old")
+    (hub / "snapshots" / "1" / "m.safetensors").symlink_to("../../blobs/12")
+    with pytest.raises(ValueError, match="blob of a Hugging Face cache"):
+        rustload.save({"x": torch.zeros(1)}, hub / "snapshots" / "1" / "m.safetensors")
+    assert (hub / "blobs" / "12").read_bytes() == b"old"
+
+
+def test_shards_are_those_of_the_hub(tmp_path: Path) -> None:
+    source = random.Random(5)
+    for number in range(500):
+        shared = [torch.zeros(source.randint(1, 40), dtype=torch.uint8) for _ in range(3)]
+        tensors = {
+            f"t{at}": source.choice(shared)
+            if source.random() < 0.2
+            else torch.zeros(source.randint(0, 60), dtype=torch.uint8)
+            for at in range(source.randint(1, 14))
+        }
+        # huggingface_hub takes empty tensors for ties of each other.
+        tensors = {name: tensor for name, tensor in tensors.items() if tensor.numel()}
+        limit = source.randint(10, 90)
+        split = huggingface_hub.split_torch_state_dict_into_shards(tensors, max_shard_size=limit)
+        folder = tmp_path / str(number)
+        report = rustload.save(tensors, folder, max_shard_size=limit, fsync=False)
+        expected = (
+            {name: sorted(names) for name, names in split.filename_to_tensors.items()} if tensors else {}
+        )
+        found = {
+            name: sorted(rustload.open(folder / name)) for name in report.files if not name.endswith(".json")
+        }
+        assert found == (expected or {"model.safetensors": []}), (number, limit)
+        if split.is_sharded:
+            assert sorted(rustload.open(folder)) == sorted(tensors)
+
+
+def test_a_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    tensors = {f"t{at}": torch.full((100,), float(at)) for at in range(6)}
+    rustload.save(tensors, folder, max_shard_size=900)
+    (folder / "config.json").write_text("{}")
+    (folder / "sub").mkdir()
+    (folder / "sub" / "x").write_text("x")
+    with pytest.raises(FileExistsError):
+        rustload.save(tensors, folder)
+    ckpt = rustload.open(folder)
+    view = ckpt["t3"].materialize()
+    report = rustload.save(ckpt, folder, overwrite=True, dtype="float16")  # into its own folder
+    assert report.files.keys() == {"model.safetensors"}
+    assert names(folder) == ["config.json", "model.safetensors", "sub"]
+    assert names(tmp_path) == ["model"]
+    assert (folder / "sub" / "x").read_text() == "x"
+    assert view.tolist() == [3.0] * 100
+    assert_same_bits(rustload.open(folder)["t5"].torch(), tensors["t5"].half())
+
+
+def test_what_cannot_be_written_says_why(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(b"old")
+    x = torch.zeros(2)
+    cases: list[tuple[Any, type[BaseException], str]] = [
+        ({"c": torch.zeros(2, dtype=torch.complex128)}, rustload.UnsupportedError, "complex128"),
+        ({"s": torch.eye(3).to_sparse()}, rustload.UnsupportedError, "sparse"),
+        ({"m": torch.empty(2, device="meta")}, rustload.UnsupportedError, "meta"),
+        ({"o": np.array([None])}, rustload.UnsupportedError, "object"),
+        ({"t": np.array(["a"])}, rustload.UnsupportedError, "NumPy array of <U1"),
+        ({"epoch": 3}, TypeError, "'epoch' is a builtins.int"),
+        ({"__metadata__": x}, ValueError, "__metadata__"),
+        (x, TypeError, "mapping"),
+    ]
+    for tensors, kind, text in cases:
+        with pytest.raises(kind, match=text):
+            rustload.save(tensors, path)
+    with pytest.raises(FileExistsError):
+        rustload.save({"x": x}, path, overwrite=False)
+    with pytest.raises(ValueError, match="no pickles"):
+        rustload.save({"x": x}, tmp_path / "m.bin")
+    with pytest.raises(FileNotFoundError):
+        rustload.save({"x": x}, tmp_path / "missing" / "m.safetensors")
+    with pytest.raises(ValueError, match="folder"):
+        rustload.save({"x": x}, path, max_shard_size="1GB")
+    with pytest.raises(TypeError, match="texts by texts"):
+        rustload.save({"x": x}, path, metadata={"a": 1})  # type: ignore[dict-item]
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["m.safetensors"]
+
+
+def test_a_source_that_changes_leaves_nothing(tmp_path: Path) -> None:
+    torch.save({"x": torch.randn(1000, 1000), "y": torch.randn(10)}, tmp_path / "m.bin")
+    ckpt = rustload.open(tmp_path / "m.bin")
+    os.utime(tmp_path / "m.bin", (1, 1))
+    with pytest.raises(rustload.FormatError) as caught:
+        rustload.save(ckpt, tmp_path / "out.safetensors")
+    assert caught.value.code == "FileChanged"
+    assert names(tmp_path) == ["m.bin"]
+
+
+SAVES_FOREVER = """
+import sys, torch, rustload
+tensors = {{f"t{{at}}": torch.full((250_000,), float(at)) for at in range(40)}}
+print("ready", flush=True)
+while True:
+    rustload.save(tensors, {path!r}, dtype="bfloat16", overwrite=True, fsync=False, **{more!r})
+"""
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_killed_process_leaves_no_target_or_a_whole_one(kind: str, tmp_path: Path) -> None:
+    more = {} if kind == "file" else {"max_shard_size": 5_000_000}
+    path = tmp_path / ("m.safetensors" if kind == "file" else "model")
+    code = SAVES_FOREVER.format(path=str(path), more=more)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"ready\n"
+            source = random.Random(1)
+            for _ in range(25):
+                time.sleep(source.random() * 0.15)
+                # As if it were killed now: what is there is what would stay.
+                child.send_signal(signal.SIGSTOP)
+                if path.exists():
+                    ckpt = rustload.open(path)
+                    assert len(ckpt) == 40
+                    assert ckpt["t7"].materialize(dtype="float32")[-1] == 7
+                child.send_signal(signal.SIGCONT)
+        finally:
+            child.kill()
+    assert len(rustload.open(path)) == 40
+
+
+def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+    code = f"""
+        import _thread, threading, torch, rustload
+        tensors = {{f"t{{at}}": torch.zeros(4_000_000) for at in range(30)}}
+        class Slow(torch.Tensor):
+            pass
+        threading.Timer(0.15, _thread.interrupt_main).start()
+        try:
+            while True:
+                rustload.save(tensors, {str(tmp_path / "m.safetensors")!r}, overwrite=True, fsync=False)
+        except KeyboardInterrupt:
+            print("interrupted")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.strip() == "interrupted", done.stderr
+    assert set(names(tmp_path)) <= {"m.safetensors"}
+
+
+def test_a_writer_takes_tensors_and_parts_in_any_order(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    whole, ids = torch.randn(7, 6, 5), torch.arange(4)
+    declared = {
+        "w": ("float32", (7, 6, 5)),
+        "h": (torch.float16, (7, 6, 5)),
+        "ids": (np.int64, (4,)),
+        "e": ("bool", (0, 2)),
+    }
+    with rustload.Writer(path, declared, metadata={"format": "pt"}) as writer:
+        writer.write("ids", ids)
+        for first in (3, 0):
+            writer.write("w", whole[first : first + 3, :4], at=(first, 0, 0))
+            writer.write("w", whole[first : first + 3, 4:], at=(first, 4, 0))
+        writer.write("w", whole[6:], at=(6, 0, 0))
+        parts = [("h", whole[at : at + 1], (at, 0, 0)) for at in range(7)]
+        threads = [
+            threading.Thread(target=lambda name, part, at: writer.write(name, part, at=at), args=part)
+            for part in parts
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not path.exists()
+    expected = {"w": whole, "h": whole.half(), "ids": ids, "e": torch.empty(0, 2, dtype=torch.bool)}
+    assert path.read_bytes() == safetensors.torch.save(expected, metadata={"format": "pt"})
+
+
+def write_and_raise(path: Path) -> None:
+    with rustload.Writer(path, {"x": ("uint8", (1,))}) as writer:
+        writer.write("x", torch.zeros(1, dtype=torch.uint8))
+        raise RuntimeError("mine")
+
+
+def test_a_writer_refuses_what_was_not_declared(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    x = torch.zeros(4, 4)
+    writer = rustload.Writer(path, {"x": ("float32", (4, 4)), "y": ("float32", (2,))})
+    for name, tensor, at, text in [
+        ("z", x, None, '"z" was declared'),
+        ("x", x[:2], None, "declared was"),
+        ("x", x[:2], (3, 0), "does not lie inside"),
+        ("x", x[:2], (-1, 0), "without negative"),
+        ("x", x[0], (0, 0), "does not lie inside"),
+        ("y", torch.zeros(2, dtype=torch.complex64), None, "lossy"),
+    ]:
+        with pytest.raises(ValueError, match=text):
+            writer.write(name, tensor, at=at)
+    writer.write("x", x[:2], at=(0, 0))
+    with pytest.raises(ValueError, match="before"):
+        writer.write("x", x[1:3], at=(1, 0))
+    with pytest.raises(ValueError, match='"x", "y"') as caught:
+        writer.close()
+    assert caught.value.code == "WriterIncomplete"  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="closed"):
+        writer.write("y", torch.zeros(2))
+    with pytest.raises(RuntimeError, match="mine"):
+        write_and_raise(path)
+    with pytest.raises(OSError, match=r"large|space"):
+        rustload.Writer(path, {"x": ("uint8", (1 << 60,))})
+    assert names(tmp_path) == []
+
+
+def test_other_libraries_read_what_is_written(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=32, vocab_size=64, n_positions=16)
+    model = transformers.GPT2LMHeadModel(config)
+    folder = tmp_path / "model"
+    rustload.save(model.state_dict(), folder, max_shard_size=20_000)
+    config.save_pretrained(folder)
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    again = transformers.GPT2LMHeadModel.from_pretrained(folder)
+    for name, value in model.state_dict().items():
+        assert_same_bits(again.state_dict()[name], value)
