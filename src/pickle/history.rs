@@ -199,3 +199,58 @@ impl Values {
 fn prefix<T>(items: &[T], len: Option<usize>) -> &[T] {
     len.and_then(|len| items.get(..len)).unwrap_or(items)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::Limits;
+    use crate::num::to_u64;
+    use crate::pickle;
+
+    /// The lengths of memo 0's container at each offset, and its length at the end.
+    fn lengths(data: &[u8], offsets: &[u64]) -> Vec<usize> {
+        let found = pickle::run(data.to_vec(), 0, &Limits::default()).unwrap();
+        let is_container =
+            |value: &Value<'_>| matches!(value, Value::List(_) | Value::Dict(_) | Value::Set(_));
+        let at = found.values.iter().position(|value| is_container(&value)).unwrap();
+        let value = found.values.handle(at).unwrap();
+        let len = |value: Value<'_>| match value {
+            Value::List(items) | Value::Set(items) => items.len(),
+            Value::Dict(pairs) => pairs.len(),
+            _ => usize::MAX,
+        };
+        let at = |&offset: &u64| len(found.values.get_at(Snapshot { value, offset }));
+        offsets.iter().map(at).chain([len(found.values.get(value))]).collect()
+    }
+
+    #[test]
+    fn a_container_has_the_length_that_it_had_at_a_call() {
+        // A list of one item, and then of two, four and five, with a call after each of the first two.
+        let data = b"(]q\0Nacm\nC\nh\0Na\x85Rcm\nC\nh\0(NNe\x85Rh\0Nal.";
+        let calls: Vec<u64> = (0..).zip(data).filter(|&(_, &byte)| byte == b'R').map(|(at, _)| at).collect();
+        assert_eq!(lengths(data, &calls), [2, 4, 5]);
+        let dict = b"(}q\0cm\nC\nh\0\x85Rh\0NNs0h\0l.";
+        let call = to_u64(dict.iter().position(|&byte| byte == b'R').unwrap());
+        assert_eq!(lengths(dict, &[call, 100]), [0, 1, 1]);
+    }
+
+    #[test]
+    fn what_nobody_fetched_is_not_logged_and_growth_between_two_calls_is_logged_once() {
+        let logged = |data: &[u8]| {
+            let found = pickle::run(data.to_vec(), 0, &Limits::default()).unwrap();
+            found.values.arena.history.growth.len()
+        };
+        assert_eq!(logged(b"]q\0NaNacm\nC\n)Ra."), 0);
+        assert_eq!(logged(b"(]q\0h\0NaNaNah\0(NNNel."), 1);
+        assert_eq!(logged(b"(]q\0h\0Nacm\nC\n)Rh\0Nal."), 2);
+    }
+
+    #[test]
+    fn builds_are_ordered_among_items_and_appended_values() {
+        let data = b"cm\nC\n)\x81NNsNaNaNbNNsNb.";
+        let found = pickle::run(data.to_vec(), 0, &Limits::default()).unwrap();
+        let counts: Vec<_> =
+            found.values.builds().iter().map(|build| (build.items, build.appended)).collect();
+        assert_eq!(counts, [(1, 2), (2, 2)]);
+    }
+}

@@ -92,6 +92,17 @@ impl Values {
         Ok(entries)
     }
 
+    /// Whether [`Values::unique`] compares a key as Python does: not a tuple, or a long string or integer, that no opcode made a key.
+    pub fn is_comparable_key(&self, key: Handle) -> bool {
+        match self.arena.node(key) {
+            Node::Str(range) | Node::Bytes(range) | Node::BigInt(range) => {
+                range.len <= INLINE_KEY_MAX_BYTES || self.arena.long_keys.contains_key(&key)
+            }
+            Node::Tuple { canon, .. } => canon.is_some(),
+            _ => true,
+        }
+    }
+
     /// Whether two of the keys are equal in Python; cheaper than [`Values::unique`] where all differ.
     pub fn has_equal_keys(&self, pairs: &[(Handle, Handle)]) -> bool {
         if pairs.len() < 2 {

@@ -36,7 +36,7 @@ impl<'a> CallInterpreter<'a> {
             }
     }
 
-    /// Whether a value is a dict or a list of pairs, which `dict(...)` accepts.
+    /// Whether a value is a dict or a list of pairs, which `dict(...)` accepts, with keys that are known to differ or to be equal.
     pub(super) fn is_pairs(&mut self, handle: Handle) -> bool {
         let (values, len) = match self.get(handle) {
             Value::Dict(_) => return true,
@@ -44,9 +44,9 @@ impl<'a> CallInterpreter<'a> {
             _ => return false,
         };
         let is_pair = |&pair: &Handle| match values.get(pair) {
-            Value::Tuple(pair) => pair.len() == 2,
+            Value::Tuple(&[key, _]) => values.is_comparable_key(key),
             // One that grew may have had another length when it was read.
-            Value::List(items) => items.len() == 2 && !values.has_versions(pair),
+            Value::List(&[key, _]) => values.is_comparable_key(key) && !values.has_versions(pair),
             _ => false,
         };
         let count = self.pairs.entry(handle).or_insert_with(|| leading(values, handle, is_pair));
