@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import TYPE_CHECKING
 
 from attacks import pickles as asm
 from attacks.streams import block, legacy
+
+from fuzz.oracle import ROOT
 
 if TYPE_CHECKING:
     import random
@@ -51,6 +54,26 @@ HIDING = (
 )  # fmt: skip
 """Attributes that some reader looks up on an object."""
 
+
+ATTRIBUTES = (
+    "a", "data", "int", "maps", "_parameters", "_modules", "_buffers", "training", "_forward_hooks", "hook",
+    "_flat_weights_names", "_all_weights",
+    "weight", "_version", "_non_persistent_buffers_set", "inplace", "default_factory", "args", "is_safe", "dims",
+)  # fmt: skip
+"""Attributes of the known classes."""
+
+
+def _known_classes() -> list[tuple[str, str]]:
+    """The form and the name of each row of the scan's table of classes."""
+    rows = []
+    for line in (ROOT / "src" / "scan" / "known_classes.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            form, _, module, names = re.split(" {2,}", line)
+            rows += [(form, f"{module}.{name}") for name in names.split()]
+    return rows
+
+
+KNOWN_CLASSES = _known_classes()
 
 STORAGE = legacy(asm.pickle(asm.legacy_storage()))
 """A storage as torch writes it into pickles that are not its own."""
@@ -203,6 +226,59 @@ class Program:
             case _:
                 return asm.call("torch.Size", asm.ints(2, 3))
 
+    def object(self, depth: int) -> bytes:
+        """An object of a known class, mostly made as its writer makes it, with a state, items or appended values."""
+        rng = self.rng
+        form, dotted = rng.choice(KNOWN_CLASSES)
+        match form if rng.random() < 0.9 else "":
+            case "new":
+                made = rng.choice(
+                    (
+                        asm.name(dotted) + b")\x81",
+                        asm.call(
+                            "copyreg._reconstructor", asm.name(dotted), asm.name("builtins.object"), asm.NONE
+                        ),
+                    )
+                )
+            case "call":
+                made = asm.call(dotted)
+            case "text" | "texts" | "address":
+                made = asm.call(dotted, asm.text(rng.choice(("1", "a", "/a/b", "127.0.0.1", "nan", "1e5"))))
+            case "new(text)":
+                made = asm.name(dotted) + asm.text("a") + b"\x85\x81"
+            case "ratio":
+                made = asm.call(dotted, asm.text("1/2"))
+            case "numbers":
+                made = asm.call(dotted, self.number(0), self.number(0))
+            case "clock":
+                made = asm.call(
+                    dotted, asm.latin1(bytes.fromhex("07e80102030405000000")[: rng.choice((4, 6, 10))])
+                )
+            case "timezone":
+                made = asm.call(dotted, asm.call("datetime.timedelta", asm.integer(0)))
+            case "member":
+                made = asm.call(dotted, rng.choice((self.text, self.number, self.constant))(0))
+            case "buffer":
+                made = asm.call(
+                    dotted, asm.name("array.array"), asm.text("b"), asm.integer(1), asm.latin1(b"ab")
+                )
+            case "identity":
+                made = asm.call(dotted, self.value(depth))
+            case "name":
+                made = asm.name(dotted)
+            case _:
+                made = asm.name(dotted) + self.tuple(depth) + rng.choice((b"R", b"\x81"))
+        if rng.random() < 0.7:
+            names = rng.choices(ATTRIBUTES if rng.random() < 0.7 else HIDING, k=rng.randrange(1, 4))
+            attributes = asm.mapped(*((asm.text(name), self.value(depth)) for name in names))
+            made += (
+                rng.choice((attributes, attributes, asm.many(asm.NONE, attributes), self.value(depth))) + b"b"
+            )
+        for _ in range(rng.randrange(3)):
+            first, second = self.value(depth), self.value(depth)
+            made += rng.choice((first + second + b"s", first + b"a", b"(" + first + second + b"e"))
+        return rng.choice((made, made, b"}" + made + asm.NONE + b"s", b"\x8f(" + made + b"\x90"))
+
     def built(self, depth: int) -> bytes:
         """An object with BUILDs, whose states may hide attributes; a reader may call what it finds in place of its own."""
         rng = self.rng
@@ -243,7 +319,8 @@ LEAVES: tuple[Callable[[Program, int], bytes], ...] = (
     Program.text, Program.number, Program.constant, Program.fetched, Program.named, Program.payload,
 )  # fmt: skip
 KINDS = (
-    *LEAVES, Program.tuple, Program.list, Program.dict, Program.call, Program.known, Program.known, Program.built, Program.built,
+    *LEAVES, Program.tuple, Program.list, Program.dict, Program.call, Program.known, Program.known, Program.built,
+    Program.built, Program.object,
     Program.filled, Program.persistent,
 )  # fmt: skip
 
