@@ -11,6 +11,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--splices", type=int, default=3000, help="files that test_splices.py splices from two formats"
+    )
+
+
 @pytest.fixture(scope="session")
 def sample_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import safetensors.torch

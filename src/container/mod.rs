@@ -10,6 +10,7 @@
     clippy::as_conversions
 )]
 
+pub mod compressed;
 mod json;
 pub mod npy;
 pub mod safetensors;
@@ -17,4 +18,5 @@ pub mod shards;
 mod sniff;
 pub mod zip;
 
-pub use sniff::{Format, compressed_format, is_container, metadata_bytes, sniff};
+pub use compressed::compressed_format;
+pub use sniff::{Format, is_container, metadata_bytes, sniff};

@@ -55,6 +55,8 @@ pub enum Elements {
         class: &'static str,
         /// Whether the array may have fields of Python objects; then there is a pickle in place of the elements.
         may_be_pickle: bool,
+        /// The size of an element, if it is plain.
+        itemsize: Option<u64>,
     },
 }
 
@@ -84,6 +86,16 @@ impl Header {
             return preamble.header(&first);
         }
         preamble.header(&read(preamble.end)?)
+    }
+
+    /// The offset behind the elements; `None` for objects, and where the size of an element is not plain.
+    pub fn end(&self) -> Option<u64> {
+        let itemsize = match self.elements {
+            Elements::Numbers { dtype, .. } => dtype.itemsize(),
+            Elements::Others { itemsize, may_be_pickle: false, .. } => itemsize?,
+            _ => return None,
+        };
+        numel(&self.shape)?.checked_mul(itemsize)?.checked_add(self.len)
     }
 
     /// Bytes of all elements, where they are of this dtype. Fails with `TensorShape` where that does not fit 64 bits.
@@ -153,11 +165,28 @@ impl Preamble {
 
 /// What the elements are by `descr` (numpy: `dtype_to_descr`); `None` where it is no dtype that NumPy writes.
 fn elements(descr: &Descr<'_>) -> Option<Elements> {
-    let others = |class, may_be_pickle| Some(Elements::Others { class, may_be_pickle });
-    let text = match descr {
-        Descr::Text(text) => std::str::from_utf8(text).ok()?,
-        Descr::Fields { may_have_objects } => return others("numpy.void", *may_have_objects),
-    };
+    match descr {
+        Descr::Text(text) => elements_of(text),
+        Descr::Fields { may_have_objects, itemsize } => {
+            let (may_be_pickle, itemsize) = (*may_have_objects, *itemsize);
+            Some(Elements::Others { class: "numpy.void", may_be_pickle, itemsize })
+        }
+    }
+}
+
+/// The size of an element of a dtype in a list of fields; `None` for objects, and for what NumPy does not write.
+fn itemsize(text: &[u8]) -> Option<u64> {
+    match elements_of(text)? {
+        Elements::Numbers { dtype, .. } => Some(dtype.itemsize()),
+        Elements::Others { itemsize, .. } => itemsize,
+        Elements::Objects => None,
+    }
+}
+
+/// As [`elements`], for a dtype that is a string.
+fn elements_of(text: &[u8]) -> Option<Elements> {
+    let others = |class, itemsize| Some(Elements::Others { class, may_be_pickle: false, itemsize });
+    let text = std::str::from_utf8(text).ok()?;
     let order = text.chars().next().filter(|order| "<>=|".contains(*order));
     let code = text.get(usize::from(order.is_some())..)?;
     if let Some(dtype) = DType::from_numpy_code(code) {
@@ -166,17 +195,28 @@ fn elements(descr: &Descr<'_>) -> Option<Elements> {
     }
     let (kind, size) = code.split_at_checked(1)?;
     let is_size = !size.is_empty() && size.len() <= 10 && size.bytes().all(|byte| byte.is_ascii_digit());
-    let is_time = size.starts_with('8') && size.len() <= 32;
+    let nbytes = size.parse::<u64>().ok().filter(|_| is_size);
     match kind {
         "O" if size.is_empty() || is_size => Some(Elements::Objects),
-        "U" if is_size => others("numpy.str_", false),
-        "S" | "a" if is_size => others("numpy.bytes_", false),
-        "V" if is_size => others("numpy.void", false),
-        "M" if is_time => others("numpy.datetime64", false),
-        "m" if is_time => others("numpy.timedelta64", false),
-        "f" if matches!(size, "12" | "16") => others("numpy.longdouble", false),
-        "c" if matches!(size, "24" | "32") => others("numpy.clongdouble", false),
+        "U" if is_size => others("numpy.str_", nbytes.and_then(|size| size.checked_mul(4))),
+        "S" | "a" if is_size => others("numpy.bytes_", nbytes),
+        "V" if is_size => others("numpy.void", nbytes),
+        "M" if is_time(size) => others("numpy.datetime64", Some(8)),
+        "m" if is_time(size) => others("numpy.timedelta64", Some(8)),
+        "f" if matches!(size, "12" | "16") => others("numpy.longdouble", nbytes),
+        "c" if matches!(size, "24" | "32") => others("numpy.clongdouble", nbytes),
         _ => None,
+    }
+}
+
+/// Whether this follows the kind of a time: `8`, or `8` and a unit such as `[25us]` (numpy: `datetime_data`).
+fn is_time(size: &str) -> bool {
+    let unit =
+        size.strip_prefix("8").map(|unit| unit.strip_prefix('[').and_then(|unit| unit.strip_suffix(']')));
+    match unit {
+        Some(Some(unit)) => unit.bytes().all(|byte| byte.is_ascii_alphanumeric()),
+        Some(None) => size == "8",
+        None => false,
     }
 }
 

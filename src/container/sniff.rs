@@ -6,9 +6,7 @@ use std::fs::{File, Metadata};
 use std::io::Read;
 use std::path::Path;
 
-use miniz_oxide::inflate::stream::{InflateState, inflate};
-use miniz_oxide::{DataFormat, MZError, MZFlush, MZStatus};
-
+use super::compressed::compressed_format;
 use super::{npy, zip};
 use crate::bytes::Source;
 use crate::error::{Code, Error, Result};
@@ -58,17 +56,6 @@ const LEGACY_FRAME: &[u8] = b"\x95\x0d\0\0\0\0\0\0\0";
 /// Bytes read for detection: a tar header's magic is at offset 257.
 const HEAD_LEN: usize = 512;
 
-/// Compressed formats that rustload does not unpack, by magic bytes. zlib's are too short to be conclusive: see `is_zlib`.
-const COMPRESSED_FORMATS: &[(&[u8], &str)] = &[
-    (b"\x1f\x8b", "gzip"),
-    (b"\xfd7zXZ\0", "xz"),
-    (b"\x28\xb5\x2f\xfd", "zstd"),
-    (b"7z\xbc\xaf\x27\x1c", "7z"),
-    (b"Rar!\x1a\x07", "rar"),
-    (b"BZh", "bzip2"),
-    (b"\x04\x22\x4d\x18", "lz4"),
-];
-
 /// Formats that are not checkpoints: magic bytes, what the file is, and what to read it with.
 const OTHER_FORMATS: &[(&[u8], &str, &str)] = &[
     (b"GGUF", "a GGUF file", "Read it with llama.cpp or the gguf package."),
@@ -107,13 +94,6 @@ fn sniff_inner(source: &Source) -> Result<Format> {
     Err(explain_unknown(source, &head)?)
 }
 
-/// The compressed format of a file that starts with these bytes; at most the first 512 are considered.
-pub fn compressed_format(head: &[u8]) -> Option<&'static str> {
-    let by_magic =
-        COMPRESSED_FORMATS.iter().find(|(magic, _)| head.starts_with(magic)).map(|&(_, name)| name);
-    by_magic.or_else(|| is_zlib(head).then_some("zlib")).or_else(|| is_zfile(head).then_some("joblib zlib"))
-}
-
 /// Whether bytes are a container format that a reader may open: an archive, a legacy stream, an array.
 pub fn is_container(head: &[u8]) -> bool {
     head.starts_with(b"PK\x03\x04")
@@ -122,36 +102,6 @@ pub fn is_container(head: &[u8]) -> bool {
         || head.starts_with(npy::MAGIC)
         || head.get(257..262) == Some(b"ustar")
         || compressed_format(head).is_some()
-}
-
-/// Whether bytes are a zlib stream (RFC 1950). A tensor may start with the two magic bytes too, but its bytes do not inflate.
-fn is_zlib(head: &[u8]) -> bool {
-    let mut input = head.get(..HEAD_LEN).unwrap_or(head);
-    if !matches!(input, [0x78, 0x01 | 0x5e | 0x9c | 0xda, ..]) {
-        return false;
-    }
-    let mut state = InflateState::new_boxed(DataFormat::ZLibIgnoreChecksum);
-    let (mut output, mut inflates) = ([0; 4096], false);
-    loop {
-        let step = inflate(&mut state, input, &mut output, MZFlush::None);
-        input = input.get(step.bytes_consumed..).unwrap_or_default();
-        inflates |= step.bytes_written > 0;
-        match step.status {
-            Ok(MZStatus::Ok) if step.bytes_consumed > 0 || step.bytes_written > 0 => {}
-            // The end of the stream, or of the available bytes.
-            Ok(_) | Err(MZError::Buf) => return inflates,
-            Err(_) => return false,
-        }
-    }
-}
-
-/// Whether bytes are joblib's old format (joblib/numpy_pickle_compat.py: `_read_zfile`): a prefix and a length in 19 characters
-/// before a zlib stream.
-fn is_zfile(head: &[u8]) -> bool {
-    let is_digit =
-        |byte: &u8| byte.is_ascii_hexdigit() || byte.is_ascii_whitespace() || b"xX_+".contains(byte);
-    let length = head.strip_prefix(b"ZF").and_then(|rest| rest.get(..19));
-    length.is_some_and(|length| length.iter().all(is_digit))
 }
 
 /// An upper bound on the metadata bytes of a file: the stated header length of a safetensors file, else the file's size, and

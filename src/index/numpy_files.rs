@@ -11,7 +11,7 @@ use super::{Entry, Index, Location, OpaqueClass, Options, Path, RawTensor, Stora
 use crate::bytes::{Region, Source};
 use crate::container::Format;
 use crate::container::npy::{Elements, Header};
-use crate::container::zip::{Archive, Member};
+use crate::container::zip::{Archive, Member, fold_case};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result, ResultExt};
 use crate::limits::Limits;
@@ -46,8 +46,7 @@ pub(super) fn read_npy(source: &Source, options: &Options) -> Result<Index> {
 
 /// Whether an archive is one of NumPy's: it has arrays, and no pickle of torch.
 pub(super) fn is_npz(archive: &Archive) -> bool {
-    let is_pickle =
-        |name: &str| name.rsplit('/').next().is_some_and(|name| name.eq_ignore_ascii_case("data.pkl"));
+    let is_pickle = |name: &str| name.rsplit('/').next().is_some_and(|name| fold_case(name) == "data.pkl");
     let has = |test: &dyn Fn(&str) -> bool| archive.members().iter().any(|member| test(member.name()));
     !has(&is_pickle) && has(&|name| name.ends_with(SUFFIX))
 }

@@ -10,7 +10,7 @@ use super::meaning::{Found, PersistentIdForm};
 use super::script::{self, ScriptClasses};
 use super::{Index, Location, Options, pickled};
 use crate::container::Format;
-use crate::container::zip::Archive;
+use crate::container::zip::{Archive, fold_case};
 use crate::error::{Code, Error, Result, ResultExt};
 use crate::parallel::Cancel;
 use crate::pickle;
@@ -82,8 +82,8 @@ fn root(archive: &Archive) -> Result<String> {
             let text = format!("member {:?} is outside the root folder {root:?}", member.name());
             return Err(Error::new(Code::ZipName, text));
         };
-        if let Some(required) =
-            CASE_SENSITIVE_NAMES.iter().find(|required| rest.eq_ignore_ascii_case(required))
+        let folded = if rest.contains('/') { String::new() } else { fold_case(rest) };
+        if let Some(required) = CASE_SENSITIVE_NAMES.iter().find(|required| folded == **required)
             && rest != *required
         {
             let text = format!("member {:?} differs from {required:?} in case", member.name());

@@ -1,22 +1,23 @@
-//! Scans one file: its formats, the result of the strict reader, and its contents.
+//! Scans one file: shows its bytes to every door, and asks the strict reader.
 //!
-//! Readers detect a format by the first bytes, by the last bytes or by the file name, so a file may have two formats at once (a
-//! polyglot). It is scanned as each of them.
+//! Readers detect a format by the first bytes, by the last bytes or by the file's name, so no format rules out another one. The
+//! [doors](super::doors) find what readers would run; this keeps the state of the scan, and adds as findings what the strict reader
+//! refuses.
 
 use std::collections::HashSet;
 use std::path::Path;
 
 use super::Options;
 use super::budget::Budget;
+use super::doors::{DOORS, Entered, Role, Visit, safetensors};
 use super::report::{FileReport, Finding, Status, Verdict, short};
 use crate::bytes::Source;
-use crate::container::{Format, compressed_format, sniff, zip};
+use crate::container::{Format, is_container, sniff};
 use crate::error::{Code, Error, Result};
 use crate::index::{self, Index};
-use crate::pickle::Pickle;
 
-/// The first bytes of a source that tell its format.
-const SNIFF_BYTES: u64 = 1024;
+/// The first bytes of a source, by which most doors open.
+const HEAD_BYTES: u64 = 1024;
 
 /// Scans the file at a path; `named` is false where it was found in a directory.
 pub(super) fn scan_path(path: &Path, named: bool, options: &Options) -> Result<FileReport> {
@@ -35,14 +36,8 @@ pub(super) fn scan_source(
     options: &Options,
 ) -> Result<FileReport> {
     let report = FileReport::new(path, options);
-    let mut scanner = Scanner {
-        options,
-        report,
-        budget: Budget::new(&options.limits, source.len()),
-        keys: HashSet::new(),
-        wants_keys: false,
-        executed: None,
-    };
+    let mut scanner =
+        Scanner { options, report, budget: Budget::new(&options.limits, source.len()), keys: HashSet::new() };
     match scanner.top(source) {
         Ok(()) => {}
         Err(error) if error.code() == Code::Cancelled => return Err(error),
@@ -75,17 +70,13 @@ pub(super) struct Scanner<'a> {
     pub(super) report: FileReport,
     /// The work that is left.
     pub(super) budget: Budget,
-    /// The storage keys that the pickles of the current stream name.
+    /// The storage keys that the pickle of the current archive names.
     pub(super) keys: HashSet<String>,
-    /// Whether to collect storage keys.
-    pub(super) wants_keys: bool,
-    /// The first pickle of the current stream, where it is sound and the whole source.
-    pub(super) executed: Option<Pickle>,
 }
 
 impl Scanner<'_> {
     fn top(&mut self, source: &Source) -> Result<()> {
-        let format = self.source(source, None, 0)?;
+        let format = self.source(source, None, 0, Role::File)?.format;
         self.report.format = format.map(Format::name).or(self.report.format);
         self.extension(source, format);
         if self.report.scanned.is_empty() && self.report.unscanned.is_empty() && format.is_none() {
@@ -94,121 +85,94 @@ impl Scanner<'_> {
         source.check_unchanged()
     }
 
-    /// Scans a source as every format that it has. `label` names it in findings; `None` is the file itself. Returns the format
-    /// that the strict reader detects, or [`Format::Pickle`] where only other readers see a pickle.
+    /// Shows a source to every door, and adds what the strict reader refuses. `label` names it in findings; `None` is the file
+    /// itself.
     pub(super) fn source(
         &mut self,
         source: &Source,
         label: Option<&str>,
         depth: u64,
-    ) -> Result<Option<Format>> {
+        role: Role,
+    ) -> Result<Entered> {
         self.options.cancel.check()?;
-        if depth > self.options.limits.scan_depth {
-            self.report.unscanned(label, "nested too deep", 0, source.len());
-            return Ok(None);
-        }
-        let head = source.read_vec(0, source.len().min(SNIFF_BYTES))?;
-        let sniffed = sniff(source);
-        let ends_as_zip = source.len() > 22 && zip::has_central_directory(source)?;
-        match &sniffed {
-            Ok(Format::LegacyTorch) => {
-                self.legacy(source, label, depth)?;
-                let index = self.strict(source, label)?;
-                self.add_oversized_views(index.as_ref(), label);
-                if !ends_as_zip {
-                    self.after_legacy(source, label, depth)?;
-                }
-            }
-            Ok(Format::Safetensors) => self.safetensors(source, label, depth)?,
-            Ok(Format::Tar) => {
-                self.strict(source, label)?;
-                self.tar(source, label, depth)?;
-            }
-            Ok(Format::Pickle) => {
-                self.stream(source, label, true, depth)?;
-                let executed = self.executed.take();
-                self.strict_with(source, label, executed)?;
-            }
-            Ok(format @ (Format::Zip | Format::Npz)) => {
-                self.archive(source, label, depth)?;
-                let index = self.strict(source, label)?;
-                self.add_oversized_views(index.as_ref(), label);
-                return Ok(Some(*format));
-            }
-            Ok(Format::Npy) => {
-                self.npy(source, label, depth)?;
-                // The strict reader of an archive reads the headers of its arrays, also where only the start was inflated.
-                if label.is_none() {
-                    self.strict(source, label)?;
-                }
-            }
-            Err(error) => {
-                if matches!(error.code(), Code::Io | Code::FileChanged) {
-                    return Err(sniff(source)
-                        .err()
-                        .unwrap_or_else(|| Error::new(Code::FileChanged, "the file changed")));
-                }
-                return self.unrecognized(source, &head, error, ends_as_zip, label, depth);
-            }
-        }
-        if ends_as_zip {
-            let text = "readers that detect a format by the last bytes open it as a zip archive";
-            self.polyglot(label, text);
-            self.archive(source, label, depth)?;
-        }
-        Ok(sniffed.ok())
-    }
-
-    /// Scans a source whose format the strict reader does not detect as a checkpoint.
-    fn unrecognized(
-        &mut self,
-        source: &Source,
-        head: &[u8],
-        error: &Error,
-        ends_as_zip: bool,
-        label: Option<&str>,
-        depth: u64,
-    ) -> Result<Option<Format>> {
-        let is_zip = head.starts_with(b"PK") || ends_as_zip;
-        if is_zip {
-            let empty = source.len() == 22 && head.starts_with(b"PK\x05\x06");
-            // That an archive is not a checkpoint does not raise the verdict.
-            let verdict = if error.code() == Code::UnknownFormat { Verdict::Inert } else { Verdict::Unknown };
-            if !empty {
-                self.archive(source, label, depth)?;
-            }
-            if !self.report.has(error.code().as_str()) {
-                self.add_refusal(error, label, verdict);
-            }
-            if !head.starts_with(b"PK") {
-                self.stream(source, label, false, depth)?;
-            }
-            self.report.format.get_or_insert("zip");
-            return Ok(None);
-        }
-        // A pickle of protocol 0 or 1 has no PROTO opcode, so any bytes may be one.
-        if self.stream(source, label, false, depth)? {
-            self.add_refusal(error, label, Verdict::Unknown);
-            return Ok(Some(Format::Pickle));
-        }
-        if let Some(name) = compressed_format(head) {
-            let finding = Finding {
-                verdict: Verdict::Unknown,
-                message: format!("a {name} archive, which is not unpacked: its contents are unknown"),
+        let head = source.read_vec(0, source.len().min(HEAD_BYTES))?;
+        let sniffed = match sniff(source) {
+            Err(error) if matches!(error.code(), Code::Io | Code::FileChanged) => return Err(error),
+            sniffed => sniffed,
+        };
+        let format = sniffed.as_ref().ok().copied();
+        if role == Role::Member && is_container(&head) {
+            self.report.add(Finding {
+                message: "a nested archive or array, which a reader may open".to_owned(),
                 member: label.map(str::to_owned),
                 offset: Some(0),
-                ..Finding::new("OpaqueContainer")
-            };
-            self.report.add(finding);
-            self.report.unscanned(label, "a packed archive", 0, source.len());
-            self.add_refusal(error, label, Verdict::Unknown);
-            self.report.format.get_or_insert("archive");
-            return Ok(None);
+                ..Finding::new("NestedArchive")
+            });
         }
-        if label.is_none() {
-            self.add_refusal(error, None, Verdict::Unknown);
+        let visit = Visit { source, label, depth, role, head, format };
+        let mut entered = Entered::default();
+        for door in DOORS {
+            door(self, &visit, &mut entered)?;
         }
-        Ok(None)
+        entered.format = format;
+        match sniffed {
+            Ok(format) => self.open_strictly(&visit, format, &mut entered)?,
+            Err(error) => self.add_unrecognized(&visit, &error, &mut entered),
+        }
+        Ok(entered)
+    }
+
+    /// Adds what the strict reader refuses in a format that it detects.
+    fn open_strictly(&mut self, visit: &Visit<'_>, format: Format, entered: &mut Entered) -> Result<()> {
+        let label = visit.label;
+        // A member that is a pickle refers to the archive. The reader of an archive reads the headers of its arrays, also where only
+        // the start was inflated.
+        if (format == Format::Pickle && visit.role.is_member()) || (format == Format::Npy && label.is_some())
+        {
+            return Ok(());
+        }
+        let index = self.strict(visit, entered)?;
+        self.add_oversized_views(index.as_ref(), label);
+        if let Some(index) = index.filter(|_| format == Format::Safetensors) {
+            safetensors::add_odd_names(self, &index, label);
+        }
+        // The error has the offset of the first byte behind the storages, or that no tensor covers.
+        let code = match format {
+            Format::LegacyTorch => Code::TrailingData,
+            Format::Safetensors => Code::StOffsets,
+            _ => return Ok(()),
+        };
+        let is_end = |finding: &&Finding| finding.code == code.as_str() && finding.member.as_deref() == label;
+        let end = self.report.findings.iter().find(is_end).and_then(|finding| finding.offset);
+        let Some(end) = end.filter(|&end| end > 0) else { return Ok(()) };
+        let before = self.report.scanned.len();
+        self.remainder(visit, end)?;
+        if self.report.scanned.len() > before && format == Format::Safetensors {
+            self.add_polyglot(label, "readers of other formats read what follows the tensors", &[]);
+        }
+        Ok(())
+    }
+
+    /// Adds the error for a source that the strict reader does not detect as a checkpoint.
+    fn add_unrecognized(&mut self, visit: &Visit<'_>, error: &Error, entered: &mut Entered) {
+        let is_pickle = entered.pickle && !entered.zip;
+        if is_pickle {
+            entered.format = Some(Format::Pickle);
+        }
+        let is_bare_member = visit.role.is_member() && !(entered.zip || entered.unpacked.is_some());
+        if (visit.label.is_some() && !entered.any()) || is_bare_member {
+            return;
+        }
+        if entered.zip && self.report.has(error.code().as_str()) {
+            return;
+        }
+        // That an archive is not a checkpoint does not raise the verdict, once readers of it were followed.
+        let verdict = match error.code() {
+            Code::UnknownFormat if entered.zip || entered.tar || entered.joblib => Verdict::Inert,
+            Code::UnsupportedContainer if entered.unpacked == Some(true) => Verdict::Inert,
+            _ => Verdict::Unknown,
+        };
+        self.add_refusal(error, visit.label, verdict);
     }
 
     /// Adds an error of the strict reader as a finding.
@@ -224,17 +188,7 @@ impl Scanner<'_> {
     }
 
     /// Opens the checkpoint as `rustload.open` does. Its error is a finding, unless the report has one with the same code.
-    pub(super) fn strict(&mut self, source: &Source, label: Option<&str>) -> Result<Option<Index>> {
-        self.strict_with(source, label, None)
-    }
-
-    /// As [`strict`](Scanner::strict), with the pickle where it was executed already.
-    fn strict_with(
-        &mut self,
-        source: &Source,
-        label: Option<&str>,
-        executed: Option<Pickle>,
-    ) -> Result<Option<Index>> {
+    fn strict(&mut self, visit: &Visit<'_>, entered: &mut Entered) -> Result<Option<Index>> {
         // The same limit ends the strict reader too; no other error of it gives a worse verdict.
         if self.report.has(Code::Limit.as_str()) {
             return Ok(None);
@@ -242,28 +196,27 @@ impl Scanner<'_> {
         let (limits, cancel) = (self.options.limits.clone(), self.options.cancel.clone());
         cancel.check()?;
         let options = index::Options { limits, cancel, ..index::Options::default() };
-        let read = match executed {
-            Some(pickle) => index::read_pickle(source, pickle, &options),
-            None => index::read(source, &options),
+        let read = match entered.executed.take() {
+            Some(pickle) => index::read_pickle(visit.source, pickle, &options),
+            None => index::read(visit.source, &options),
         };
-        match read {
-            Ok(index) => Ok(Some(index)),
-            Err(error) if matches!(error.code(), Code::Io | Code::FileChanged | Code::Cancelled) => {
-                Err(error)
+        let error = match read {
+            Ok(index) => return Ok(Some(index)),
+            Err(error) => error,
+        };
+        let label = visit.label;
+        match error.code() {
+            Code::Io | Code::FileChanged | Code::Cancelled => return Err(error),
+            code if self.report.has(code.as_str()) => {}
+            // The elements of arrays of objects were scanned.
+            Code::UnknownFormat | Code::NpyDtype | Code::NpyObjects => {
+                self.add_refusal(&error, label, Verdict::Inert);
             }
-            Err(error) => {
-                if !self.report.has(error.code().as_str()) {
-                    match error.code() {
-                        // The elements of arrays of objects were scanned.
-                        Code::UnknownFormat | Code::NpyDtype | Code::NpyObjects => {
-                            self.add_refusal(&error, label, Verdict::Inert);
-                        }
-                        _ => self.report.add_error(&error, label),
-                    }
-                }
-                Ok(None)
-            }
+            // It is a pickle for joblib only.
+            _ if entered.joblib => self.add_refusal(&error, label, Verdict::Inert),
+            _ => self.report.add_error(&error, label),
         }
+        Ok(None)
     }
 
     /// Adds a finding for tensors whose strides make them far larger than their storages (stride 0, overlap).
@@ -288,12 +241,12 @@ impl Scanner<'_> {
         }
     }
 
-    pub(super) fn polyglot(&mut self, label: Option<&str>, text: &str) {
+    pub(super) fn add_polyglot(&mut self, label: Option<&str>, text: &str, readers: &'static [&'static str]) {
         self.report.add(Finding {
             verdict: Verdict::Unknown,
             message: text.to_owned(),
             member: label.map(str::to_owned),
-            readers: &["zip"],
+            readers,
             ..Finding::new("Polyglot")
         });
     }

@@ -12,13 +12,12 @@
     clippy::as_conversions
 )]
 
-mod archive;
 mod budget;
+mod doors;
 mod encoded;
 mod file;
 mod gadgets;
 mod known_classes;
-mod non_zip;
 mod pickles;
 mod policy;
 mod preview;

@@ -215,11 +215,13 @@ COMPRESSED = {
     "rar": b"Rar!\x1a\x07" + bytes(100),
     "zstd": b"\x28\xb5\x2f\xfd" + bytes(100),
     "lz4": b"\x04\x22\x4d\x18" + bytes(100),
-    "gzip": gzip.compress(CALL + b".", mtime=0),
     "xz": lzma.compress(CALL + b"."),
+    "lzma": lzma.compress(CALL + b".", lzma.FORMAT_ALONE),
     "bzip2": bz2.compress(CALL + b"."),
+}
+INFLATED = {
+    "gzip": gzip.compress(CALL + b".", mtime=0),
     **{f"zlib-{level}": zlib.compress(CALL + b".", level) for level in range(10)},
-    "zlib, long": zlib.compress(np.random.default_rng(0).bytes(100_000)),
     "zlib, cut short": zlib.compress(CALL + b".")[:-4],
     "joblib zlib": b"ZF" + hex(len(CALL) + 1).ljust(19).encode() + zlib.compress(CALL + b"."),
 }
@@ -368,6 +370,20 @@ class TestContainers:
             rustload.open(bytearray(COMPRESSED[name]))
         assert caught.value.code == "UnsupportedContainer"
 
+    @pytest.mark.parametrize("name", INFLATED)
+    def test_deflated_streams_are_scanned_inside(self, name: str) -> None:
+        for report in (rustload.scan(INFLATED[name]), rustload.scan(checkpoint(b"N.", inner=INFLATED[name]))):
+            assert (report.verdict, report.complete) == ("would execute", True)
+            assert "UnsupportedContainer" in codes(report)
+        with pytest.raises(rustload.UnsupportedError, match="archive"):
+            rustload.open(bytearray(INFLATED[name]))
+
+    def test_a_deflated_stream_is_inert_only_once_all_of_it_was_inflated(self) -> None:
+        data = zlib.compress(np.random.default_rng(0).bytes(1_000_000))
+        assert (rustload.scan(data).verdict, rustload.scan(data).complete) == ("inert", True)
+        report = rustload.scan(data, limits=rustload.Limits(scan_bytes=900_000))
+        assert (report.verdict, report.complete) == ("unknown", False)
+
     @pytest.mark.parametrize("magic", ["7801", "785e", "789c", "78da"])
     def test_numbers_that_begin_like_zlib_are_not_a_finding(self, magic: str) -> None:
         numbers = np.random.default_rng(0).normal(size=1000)
@@ -382,7 +398,7 @@ class TestContainers:
             assert rustload.scan(data).files[0].status == "skipped"
 
     def test_a_storage_that_begins_like_an_archive_is_not_a_finding(self) -> None:
-        for compressed in COMPRESSED.values():
+        for compressed in (*COMPRESSED.values(), *INFLATED.values()):
             tensor = torch.frombuffer(bytearray(compressed), dtype=torch.uint8)
             for legacy in (False, True):
                 data = torch_bytes({"w": tensor}, _use_new_zipfile_serialization=not legacy)

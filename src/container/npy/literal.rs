@@ -21,6 +21,8 @@ pub(super) enum Descr<'a> {
     Fields {
         /// Whether any string in it may be the dtype of Python objects.
         may_have_objects: bool,
+        /// The size of an element, if it is plain.
+        itemsize: Option<u64>,
     },
 }
 
@@ -218,45 +220,76 @@ impl<'a> Parser<'a> {
     /// A list or tuple of any depth; only its brackets, commas and atoms are checked.
     fn fields(&mut self) -> Result<Descr<'a>> {
         let mut may_have_objects = false;
-        let mut closers: Vec<u8> = Vec::new();
+        // The open lists and tuples: the byte that closes each, and its items so far.
+        let mut open: Vec<(u8, Vec<Item>)> = Vec::new();
         loop {
             // An item, or the end of an empty or comma-terminated list.
-            match self.peek() {
-                Some(b'[') => {
+            let mut item = match self.peek() {
+                Some(opener @ (b'[' | b'(')) => {
                     self.advance(1);
-                    closers.push(b']');
-                    continue;
-                }
-                Some(b'(') => {
-                    self.advance(1);
-                    closers.push(b')');
+                    open.push((if opener == b'[' { b']' } else { b')' }, Vec::new()));
                     continue;
                 }
                 Some(b'\'' | b'"') => {
+                    let text = self.quoted()?;
                     // `O` or `object`, maybe escaped. The names of fields count too.
-                    may_have_objects |=
-                        self.quoted()?.iter().any(|&byte| matches!(byte, b'O' | b'o' | b'\\'));
+                    may_have_objects |= text.iter().any(|&byte| matches!(byte, b'O' | b'o' | b'\\'));
+                    Item { dtype: super::itemsize(text), ..Item::default() }
                 }
-                Some(b'0'..=b'9') => {
-                    self.size()?;
-                }
-                Some(closer) if closers.last() == Some(&closer) => {
+                Some(b'0'..=b'9') => Item { numel: Some(self.size()?), ..Item::default() },
+                Some(closer) if open.last().is_some_and(|(expected, _)| *expected == closer) => {
                     self.advance(1);
-                    closers.pop();
+                    open.pop().map(|(closer, items)| Item::of(closer, &items)).unwrap_or_default()
                 }
                 _ => return Err(self.unexpected("a dtype")),
-            }
+            };
             // After an item: the ends of the lists that it is the last of, or a comma.
-            while let Some(&closer) = closers.last() {
+            while let Some((closer, items)) = open.last_mut() {
+                items.push(item);
+                let closer = *closer;
                 if self.skip(b',') {
                     break;
                 }
                 self.expect(closer, "a comma or the end of a list")?;
-                closers.pop();
+                item = open.pop().map(|(closer, items)| Item::of(closer, &items)).unwrap_or_default();
             }
-            if closers.is_empty() {
-                return Ok(Descr::Fields { may_have_objects });
+            if open.is_empty() {
+                return Ok(Descr::Fields { may_have_objects, itemsize: item.dtype });
             }
+        }
+    }
+}
+
+/// An item of a list or tuple of a dtype, by what it may stand for.
+#[derive(Clone, Copy, Default)]
+struct Item {
+    /// The size of an element of the dtype that it is.
+    dtype: Option<u64>,
+    /// The size of the field that it is: a name, a dtype and maybe a shape.
+    field: Option<u64>,
+    /// The number of elements of the shape that it is.
+    numel: Option<u64>,
+}
+
+impl Item {
+    /// A list of fields; or a field, a dtype with a shape, or a shape.
+    fn of(closer: u8, items: &[Item]) -> Item {
+        if closer == b']' {
+            let sum = |sum: u64, item: &Item| sum.checked_add(item.field?);
+            return Item { dtype: items.iter().try_fold(0, sum), ..Item::default() };
+        }
+        let repeated = |dtype: &Item, shape: &Item| dtype.dtype?.checked_mul(shape.numel?);
+        Item {
+            dtype: match items {
+                [dtype, shape] => repeated(dtype, shape),
+                _ => None,
+            },
+            field: match items {
+                [_, dtype] => dtype.dtype,
+                [_, dtype, shape] => repeated(dtype, shape),
+                _ => None,
+            },
+            numel: items.iter().try_fold(1, |product: u64, item| product.checked_mul(item.numel?)),
         }
     }
 }

@@ -123,6 +123,32 @@ fn elements_that_are_no_numbers_have_the_class_that_numpy_gives_them() {
 }
 
 #[test]
+fn the_elements_end_where_their_sizes_say() {
+    for (text, itemsize) in [
+        ("'<f4'", Some(4)),
+        ("'<U5'", Some(20)),
+        ("'|S3'", Some(3)),
+        ("'|V0'", Some(0)),
+        ("'<M8[25us]'", Some(8)),
+        ("'<f16'", Some(16)),
+        ("[('x', '<i4'), ('y', '<f8', (2, 2))]", Some(36)),
+        ("[(('t', 'x'), '|S3', 2)]", Some(6)),
+        ("[('a', [('b', '|u1', (3,)), ('', '|V5')])]", Some(8)),
+        ("('<i2', (2, 3))", Some(12)),
+        ("('<i2', ())", Some(2)),
+        ("[]", Some(0)),
+        ("[('a', '<q9')]", None),
+        ("[('a',)]", None),
+        ("'|O'", None),
+    ] {
+        let found = header(&format!("{{'descr': {text}, 'fortran_order': False, 'shape': (2,)}}")).unwrap();
+        assert_eq!(found.end(), itemsize.map(|itemsize: u64| itemsize * 2 + found.len), "{text}");
+    }
+    let huge = header("{'descr': '<f4', 'fortran_order': False, 'shape': (9223372036854775807,)}");
+    assert_eq!(huge.unwrap().end(), None);
+}
+
+#[test]
 fn other_dtypes_are_refused() {
     for text in [
         "'object'",
@@ -138,6 +164,9 @@ fn other_dtypes_are_refused() {
         "'<\u{e9}4'",
         "'U-1'",
         "'S'",
+        "'M8,O'",
+        "'m8[s],O'",
+        "'M8[s,O]'",
         "'<U99999999999'",
         "'\\x3cf4'",
         "None",

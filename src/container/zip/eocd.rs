@@ -66,6 +66,12 @@ pub(crate) fn has_central_directory(source: &Source) -> Result<bool> {
     Ok(!directory_candidates(source)?.is_empty())
 }
 
+/// Whether the last bytes of a source have the signature of an EOCD record.
+#[cfg(feature = "scan")]
+pub(crate) fn may_end_as_zip(tail: &[u8]) -> bool {
+    tail.windows(4).any(|window| window == SIGNATURE)
+}
+
 /// The central directories that any EOCD record near the source's end points to, for a reader that accepts all of them.
 #[cfg(feature = "scan")]
 pub(super) fn directory_candidates(source: &Source) -> Result<Vec<DirectoryCandidate>> {

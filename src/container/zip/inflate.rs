@@ -50,6 +50,44 @@ pub(super) fn prefix(source: &Source, payload: Region, max_len: u64, ratio: u64)
     }
 }
 
+/// The last bytes of an inflated stream.
+#[cfg(feature = "scan")]
+pub struct InflatedTail {
+    /// At least the last [`CHUNK_BYTES`] that were inflated, if there are as many.
+    pub bytes: Vec<u8>,
+    /// The bytes that were inflated.
+    pub len: u64,
+    /// Whether that is all of the stream, even where the stream is damaged.
+    pub is_whole: bool,
+}
+
+/// Inflates up to `max_len` bytes, and no more than the limit `inflate_ratio` allows, and keeps the last ones.
+#[cfg(feature = "scan")]
+pub(super) fn tail(
+    source: &Source,
+    payload: Region,
+    max_len: u64,
+    ratio: u64,
+    cancel: &Cancel,
+) -> Result<InflatedTail> {
+    let mut out = InflatedTail { bytes: Vec::new(), len: 0, is_whole: true };
+    let kept = to_usize(CHUNK_BYTES.saturating_mul(2));
+    let stopped = chunks(source, payload, u64::MAX, |bytes, consumed| {
+        cancel.check()?;
+        out.len = out.len.saturating_add(to_u64(bytes.len()));
+        out.bytes.extend_from_slice(bytes);
+        if out.bytes.len() > kept.saturating_mul(4) {
+            out.bytes.drain(..out.bytes.len().saturating_sub(kept));
+        }
+        out.is_whole = out.len <= max_len && Limits::check_inflate_ratio(ratio, consumed, out.len).is_ok();
+        if out.is_whole { Ok(()) } else { Err(Error::new(Code::Limit, "enough")) }
+    });
+    match stopped {
+        Err(error) if matches!(error.code(), Code::Cancelled | Code::Io | Code::FileChanged) => Err(error),
+        _ => Ok(out),
+    }
+}
+
 /// Inflates exactly `size` bytes and passes them to `sink` in chunks.
 pub(super) fn stream(
     source: &Source,

@@ -25,7 +25,9 @@ use crate::parallel::Cancel;
 pub use central_directory::Member;
 pub(super) use eocd::ends_in_zip;
 #[cfg(feature = "scan")]
-pub(crate) use eocd::has_central_directory;
+pub(crate) use eocd::{has_central_directory, may_end_as_zip};
+#[cfg(feature = "scan")]
+pub use inflate::InflatedTail;
 #[cfg(feature = "scan")]
 pub use salvage::{SalvagedArchive, SalvagedMember, salvage, salvage_range};
 
@@ -279,6 +281,27 @@ pub fn peek(
             Ok((source.read_vec(region.start(), len)?, len == region.len()))
         }
     }
+}
+
+/// The last of up to `max_len` bytes that a region inflates to. `ratio` is the limit `inflate_ratio`.
+#[cfg(feature = "scan")]
+pub fn inflated_tail(
+    source: &Source,
+    region: Region,
+    max_len: u64,
+    ratio: u64,
+    cancel: &Cancel,
+) -> Result<InflatedTail> {
+    inflate::tail(source, region, max_len, ratio, cancel)
+}
+
+/// A name without differences of case, for readers and file systems that ignore them: Unicode's full case folding.
+pub fn fold_case(name: &str) -> String {
+    if name.is_ascii() {
+        return name.to_ascii_lowercase();
+    }
+    let lower = name.chars().flat_map(char::to_lowercase);
+    lower.flat_map(char::to_uppercase).flat_map(char::to_lowercase).collect()
 }
 
 fn no_member(index: usize) -> Error {

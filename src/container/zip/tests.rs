@@ -431,6 +431,21 @@ fn a_flipped_bit_gives_an_error_or_the_same_bytes() {
     }
 }
 
+#[test]
+fn names_that_differ_in_case_only_are_folded_to_one() {
+    for names in [
+        &["data.pkl", "DATA.PKL", "Data.Pkl", "data.p\u{212a}l"][..],
+        &["stra\u{df}e", "STRASSE", "stra\u{1e9e}e", "\u{17f}tra\u{df}e"],
+        &["\u{3a3}\u{3c2}", "\u{3c3}\u{3c3}"],
+        &["\u{fb01}le", "FILE", "file"],
+    ] {
+        for name in names {
+            assert_eq!(fold_case(name), fold_case(names[0]), "{name}");
+        }
+    }
+    assert_ne!(fold_case("data.pkl"), fold_case("data.pk1"));
+}
+
 proptest! {
     #[test]
     fn any_bytes_between_a_valid_start_and_end_never_panic(

@@ -298,6 +298,11 @@ impl Machine<'_> {
                 let (module, name) = self.name_strings(op, module, name)?;
                 self.push_lookup_call("find_class", &[module, name], op.offset)?;
             }
+            // Without a mark `pickle.py` stops, too, but only after it imported the module.
+            (Opcode::Inst, Arg::Pair(module, name)) if error.code() == Code::PickleStack => {
+                self.global_from_lines(op, module, name)?;
+                return Ok(Recovery::End);
+            }
             (Opcode::StackGlobal, _) => {
                 let (name, module) = (self.pop()?, self.pop()?);
                 let may_be_string = |handle| {

@@ -18,7 +18,7 @@ use std::collections::{HashMap, HashSet};
 
 use self::understanding::Understanding;
 use super::report::{FileReport, Finding, Verdict, readers, short};
-use crate::bytes::{Chunk, Region};
+use crate::bytes::Region;
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
 use crate::num::to_u64;
@@ -62,21 +62,14 @@ pub(super) enum Nested {
     Decoded(Vec<u8>),
 }
 
-/// Runs a pickle in error-recovering mode and adds to the report what it would do. Where `sure` is false, the bytes may not be a
-/// pickle: if they name no global and do not reach STOP, this returns `None` and adds nothing.
-pub(super) fn scan(
+/// Adds to the report what a pickle would do.
+pub(super) fn classify(
     report: &mut FileReport,
-    data: Chunk,
-    start: usize,
+    recovered: RecoveredPickle,
     context: &PickleContext<'_>,
-    sure: bool,
     limits: &Limits,
     cancel: &Cancel,
-) -> Result<Option<ScannedPickle>> {
-    let recovered = pickle::run_recovering(data, start, limits, cancel)?;
-    if !sure && recovered.root.is_none() && !names_something(&recovered.values) {
-        return Ok(None);
-    }
+) -> Result<ScannedPickle> {
     let understanding = Understanding::new(&recovered, context.legacy, limits);
     cancel.check()?;
     let mut classifier = Classifier {
@@ -94,19 +87,39 @@ pub(super) fn scan(
     let nested = classifier.nested;
     let (end, stopped) = (recovered.end, recovered.root.is_some());
     let pickle = recovered.into_pickle();
-    Ok(Some(ScannedPickle { end, stopped, keys, nested, pickle }))
+    Ok(ScannedPickle { end, stopped, keys, nested, pickle })
 }
 
-/// Whether any global has a valid module and attribute name. Text that only starts like a pickle has none.
-fn names_something(values: &Values) -> bool {
-    let plain = |text: &str| {
-        let text = text.trim();
-        !text.is_empty() && text.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '.' | '-'))
+/// Whether a pickle does anything from an offset on but create data: names a global that may exist, makes a call, or sets a state.
+pub(super) fn acts(recovered: &RecoveredPickle, from: u64) -> bool {
+    let values = &recovered.values;
+    let exists = |id: GlobalId| {
+        let global = values.global(id);
+        global.module == pickle::RUN_TIME_MODULE || (is_plain(global.module) && is_plain(global.name))
     };
-    let mut named = values.globals().map(|(id, _)| values.global(id));
-    named.any(|global| {
-        global.module == pickle::RUN_TIME_MODULE || (plain(global.module) && plain(global.name))
+    let runs = |callable: Handle| !matches!(values.get(callable), Value::Global(id) if !exists(id));
+    values.globals().any(|(id, _)| values.global(id).offset >= from && exists(id))
+        || values.calls().any(|(id, _)| values.call(id).offset >= from && runs(values.call(id).callable))
+        || (from > 0 && values.builds().iter().any(|build| build.offset >= from))
+}
+
+/// Whether a line may be the name of a module. Text and numbers that only start like a pickle name none.
+pub(super) fn may_be_module(line: &[u8]) -> bool {
+    // A line that is cut may end inside a character.
+    line.utf8_chunks().next().is_none_or(|chunk| {
+        chunk.valid().trim().chars().all(is_plain_char)
+            && chunk.invalid().len() < 4
+            && chunk.valid().len().saturating_add(chunk.invalid().len()) == line.len()
     })
+}
+
+fn is_plain(text: &str) -> bool {
+    let text = text.trim();
+    !text.is_empty() && text.chars().all(is_plain_char)
+}
+
+fn is_plain_char(char: char) -> bool {
+    char.is_alphanumeric() || matches!(char, '_' | '.' | '-')
 }
 
 /// The classification of one pickle.
@@ -156,9 +169,12 @@ impl<'a> Classifier<'a> {
                 format!("{name} is an opcode of protocol {wants}, the pickle declares protocol {states}");
             self.report.add(self.finding("ProtocolMix", Verdict::Inert, to_u64(offset), text));
         }
-        if recovered.root.is_none() {
+        // Where every reader stops, nothing is left to scan.
+        let last = recovered.defects.last().map(Error::code);
+        let is_limit = matches!(last, Some(Code::Limit | Code::Truncated)) || recovered.defects.len() >= 1000;
+        if recovered.root.is_none() && (is_limit || recovered.end >= recovered.values.data().len()) {
             let (end, len) = (to_u64(recovered.end), to_u64(recovered.values.data().len()));
-            let why = "every reader stops here, or a limit was reached";
+            let why = "the pickle is cut short, or a limit was reached";
             self.report.unscanned(
                 self.context.member,
                 why,

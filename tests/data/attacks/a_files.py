@@ -92,9 +92,9 @@ family("A12", "an archive of another kind", {
     "7z": b"7z\xbc\xaf\x27\x1c" + bytes(100),
     "rar": b"Rar!\x1a\x07\1\0" + bytes(100),
     "xz": lambda: lzma.compress(Zip().bytes()),
-    "gz": lambda: gzip.compress(Zip().bytes(), mtime=0),
     "zstd": b"\x28\xb5\x2f\xfd" + bytes(100),
 }, opaque, "OpaqueContainer")  # fmt: skip
+family("A12", "", {"gz": lambda: gzip.compress(Zip().bytes(), mtime=0)}, opaque, verdict="inert")
 
 family("A13", "a tar archive of torch 0.1", tar, Refused("TarUnsupported"), suffix=".pt")
 family(

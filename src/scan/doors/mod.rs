@@ -1,0 +1,97 @@
+//! The doors: the ways by which readers get into bytes.
+//!
+//! *Inert* is a statement about readers. So every byte string that a scan meets (a file, a member of an archive, bytes passed to a
+//! loader) is shown to every door, and none is skipped because another one opened. A door stands for readers in a range of
+//! versions. It goes as far as they go, ends where all of them stop, and what would have run until then is judged. What they would
+//! read and the scan did not is in the coverage. docs/scan.md has the table.
+
+mod compressed;
+mod joblib;
+mod legacy;
+mod npy;
+mod pickle;
+pub(super) mod safetensors;
+mod tar;
+mod zip;
+
+use super::file::Scanner;
+use crate::bytes::Source;
+use crate::container::Format;
+use crate::error::Result;
+use crate::pickle::Pickle;
+
+/// A door: walks what its readers would read of some bytes, and records whether they get in.
+type Door = fn(&mut Scanner<'_>, &Visit<'_>, &mut Entered) -> Result<()>;
+
+/// Every door. The legacy stream and joblib's files are pickles with other bytes between them, so their doors open from that of
+/// pickles.
+pub(super) const DOORS: [Door; 6] =
+    [pickle::walk, npy::walk, tar::walk, compressed::walk, safetensors::walk, zip::walk];
+
+/// Bytes that readers may open.
+pub(super) struct Visit<'a> {
+    pub(super) source: &'a Source,
+    /// The name in findings; `None` is the file itself.
+    pub(super) label: Option<&'a str>,
+    /// The number of containers and pickles around it.
+    pub(super) depth: u64,
+    pub(super) role: Role,
+    /// The first bytes.
+    pub(super) head: Vec<u8>,
+    /// The format that the strict reader detects.
+    pub(super) format: Option<Format>,
+}
+
+/// Who refers to some bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// Whoever scans the file.
+    File,
+    /// A call that loads them.
+    Loaded,
+    /// A reader that continues where another one ended.
+    Remainder,
+    /// An archive, by a name that says nothing.
+    Member,
+    /// An archive, by a name that a reader unpickles.
+    PickleMember,
+    /// A torch archive: `data.pkl`, whose persistent ids are its storages.
+    Main,
+    /// The content of a compressed stream.
+    Inflated,
+}
+
+impl Role {
+    /// Whether some reader unpickles the bytes, whatever they are.
+    pub(super) fn is_pickle(self) -> bool {
+        matches!(self, Role::PickleMember | Role::Main)
+    }
+
+    /// Whether they are a member of an archive, which `rustload.open` does not open by itself.
+    pub(super) fn is_member(self) -> bool {
+        matches!(self, Role::Member | Role::PickleMember | Role::Main)
+    }
+}
+
+/// The doors that readers get in by.
+#[derive(Debug, Default)]
+pub(super) struct Entered {
+    pub(super) pickle: bool,
+    pub(super) joblib: bool,
+    pub(super) npy: bool,
+    pub(super) tar: bool,
+    pub(super) zip: bool,
+    /// A compressed stream; `Some(false)` where not all of it was inflated.
+    pub(super) unpacked: Option<bool>,
+    /// The pickle that is all of the source, if the strict reader accepts it.
+    pub(super) executed: Option<Pickle>,
+    /// The format that the strict reader detects, or [`Format::Pickle`] where only other readers see a pickle.
+    pub(super) format: Option<Format>,
+}
+
+impl Entered {
+    /// Whether any door opened.
+    pub(super) fn any(&self) -> bool {
+        self.pickle || self.joblib || self.npy || self.tar || self.zip || self.unpacked.is_some()
+    }
+}

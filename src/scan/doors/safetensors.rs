@@ -1,0 +1,42 @@
+//! The door of safetensors: a header, which no reader unpickles, and elements.
+//!
+//! Stands for the `safetensors` package, 0.3 to 0.8. Its readers run nothing, so this only notes the header as scanned, and names
+//! that look like paths. The same bytes may be a pickle from byte 0, as the length of the header is: see [`pickle`](super::pickle).
+
+use super::super::file::Scanner;
+use super::super::report::Finding;
+use super::{Entered, Visit};
+use crate::container::Format;
+use crate::error::Result;
+use crate::index::Index;
+use crate::num::to_u64;
+
+/// Notes the header as scanned.
+pub(super) fn walk(scanner: &mut Scanner<'_>, visit: &Visit<'_>, _: &mut Entered) -> Result<()> {
+    if visit.format == Some(Format::Safetensors) {
+        let stated =
+            visit.head.first_chunk().map_or(0, |length| u64::from_le_bytes(*length).saturating_add(8));
+        scanner.report.scanned(visit.label, "safetensors header", 0, visit.source.len().min(stated));
+    }
+    Ok(())
+}
+
+/// Adds a finding for names of tensors that look like paths.
+pub(in crate::scan) fn add_odd_names(scanner: &mut Scanner<'_>, index: &Index, label: Option<&str>) {
+    let odd = |name: &str| {
+        name.is_empty()
+            || name.contains('\\')
+            || name.contains(char::is_control)
+            || name.starts_with('/')
+            || name.split('/').any(|part| part == "..")
+    };
+    let odd_entries: Vec<_> = index.entries.iter().filter(|entry| odd(&entry.name)).collect();
+    if let Some(first) = odd_entries.first() {
+        scanner.report.add(Finding {
+            message: format!("a tensor is named {:?}", first.name),
+            member: label.map(str::to_owned),
+            times: to_u64(odd_entries.len()),
+            ..Finding::new("OddName")
+        });
+    }
+}
