@@ -16,6 +16,8 @@ use crate::scan::known_classes::{self, Form, KnownClass, State};
 const PARSED_TEXT_MAX_BYTES: usize = 4096;
 /// The same for a fraction.
 const RATIO_MAX_BYTES: usize = 256;
+/// How deep tuples and lists of arguments are nested in honest files.
+const ARGUMENTS_MAX_DEPTH: u32 = 4;
 
 /// The understood globals and calls of one pickle.
 pub(super) struct Understanding<'a> {
@@ -33,6 +35,8 @@ pub(super) struct Understanding<'a> {
     pub(super) problems: HashMap<(Handle, Target), Option<Problem>>,
     /// Whether a list holds names of weights, or lists of them.
     pub(super) name_lists: HashMap<Handle, bool>,
+    /// Whether a tuple or list of arguments has an object of a known class in it.
+    with_objects: HashMap<Handle, bool>,
     /// The lengths of strings that encode bytes.
     pub(super) latin1_lengths: HashMap<Handle, u64>,
 }
@@ -48,6 +52,8 @@ enum Rule {
     Dtype,
     /// The first two arguments are `ndarray` and `(0,)`.
     Array,
+    /// None, for a function of torch.
+    Torch,
 }
 
 impl<'a> Understanding<'a> {
@@ -63,6 +69,7 @@ impl<'a> Understanding<'a> {
             refused: HashMap::new(),
             problems: HashMap::new(),
             name_lists: HashMap::new(),
+            with_objects: HashMap::new(),
             latin1_lengths: HashMap::new(),
         };
         understanding.name_globals();
@@ -85,6 +92,7 @@ impl<'a> Understanding<'a> {
             let rule = match (global.module, global.name) {
                 ("torch._tensor" | "torch.tensor", "_rebuild_from_type_v2" | "_rebuild_from_type")
                 | ("torch._utils", "_rebuild_parameter_with_state") => Some(Rule::SetsState),
+                ("torch._utils" | "torch", _) => Some(Rule::Torch),
                 ("collections", "defaultdict") => Some(Rule::Factory),
                 ("numpy", "dtype") => Some(Rule::Dtype),
                 ("numpy.core.multiarray" | "numpy._core.multiarray", "_reconstruct") => Some(Rule::Array),
@@ -137,6 +145,7 @@ impl<'a> Understanding<'a> {
         let has_form = if self.known.is_known_call(id) {
             let rule = callee.and_then(|callee| self.rules.get(callee.index()).copied().flatten());
             rule.is_none_or(|rule| self.follows(rule, call))
+                && (rule.is_none_or(|rule| rule == Rule::Factory) || !self.has_object_arguments(rule, call))
         } else {
             self.object_of(id).is_some()
         };
@@ -204,7 +213,36 @@ impl<'a> Understanding<'a> {
             },
             (Rule::Array, _) => self.is_empty_array(call),
             (Rule::SetsState, _) => false,
-            (Rule::Factory | Rule::Dtype, _) => true,
+            (Rule::Factory | Rule::Dtype | Rule::Torch, _) => true,
+        }
+    }
+
+    /// Whether objects of known classes are among the arguments of a function of torch or NumPy, which looks up attributes of what
+    /// it gets. `torch.nn.Module` finds attributes in dicts of its own (`__getattr__`), whose values may be functions.
+    fn has_object_arguments(&mut self, rule: Option<Rule>, call: &Call<'_>) -> bool {
+        if self.objects.is_empty() {
+            return false;
+        }
+        let Value::Tuple(args) = self.values.get(call.args) else { return false };
+        // The fourth argument is a state, whose attributes are stored.
+        let is_state = |at: usize| rule == Some(Rule::SetsState) && at == 3;
+        args.iter().enumerate().any(|(at, &arg)| !is_state(at) && self.holds_object(arg, ARGUMENTS_MAX_DEPTH))
+    }
+
+    /// Whether a value is an object of a known class, or a tuple or list with one in it. True also where it is nested too deep.
+    fn holds_object(&mut self, value: Handle, depth: u32) -> bool {
+        match self.values.get(value) {
+            Value::Call(id) => self.object_of(id).is_some_and(|object| object.state != State::Checked),
+            Value::Tuple(items) | Value::List(items) if !items.is_empty() => {
+                if let Some(&holds) = self.with_objects.get(&value) {
+                    return holds;
+                }
+                let holds =
+                    depth == 0 || items.iter().any(|&item| self.holds_object(item, depth.saturating_sub(1)));
+                self.with_objects.insert(value, holds);
+                holds
+            }
+            _ => false,
         }
     }
 

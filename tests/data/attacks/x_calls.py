@@ -338,3 +338,31 @@ hidden(
     "",
     verdict="would execute",
 )
+
+# torch.nn.Module finds attributes in its dicts, so what it is passed to may call their values.
+GIVING = made(
+    "torch.nn.modules.linear.Linear",
+    state=named(
+        {
+            "_modules": named(
+                {"detach": name("collections.OrderedDict"), "__torch_function__": name("builtins.int")}
+            )
+        }
+    ),
+)
+hidden(
+    "X56",
+    "an object of a known class as an argument of a function of torch",
+    {
+        "rebuilt": beside(call("torch._utils._rebuild_parameter", GIVING, boolean(True), ordered())),
+        "sparse": beside(
+            call(
+                "torch._utils._rebuild_sparse_tensor",
+                name("torch.sparse_coo"),
+                many(GIVING, tensor(), ints(2)),
+            )
+        ),
+        "size": beside(call("torch.Size", many(GIVING))),
+    },
+    "DisallowedCall",
+)
