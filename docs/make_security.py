@@ -53,6 +53,11 @@ The fuzzers found these bugs, which are fixed: calls of values that are not call
 data; a lazy conjugate or negative flag with the value False was ignored, where torch only checks that the key exists; sets of
 unhashable values raised a bare `TypeError`.
 
+[The oracle](fuzzing.md#the-oracle) gives what a scan calls inert to real readers: CPython 3.8, 3.11 and 3.13, torch 2.13,
+NumPy 2.4 and joblib 1.6. Its runs of 2026-11-23 found X120 to X122, which are fixed: lines that end with the file, which
+`pickle.py` reads without their last byte; modules that are imported for an attribute that they do not have; links in a tar
+archive, which torch extracts and reads.
+
 *Outcome* is what `rustload.open` does. A code means an error ([all codes](errors.md)). *opens; reading: `code`* means that
 the error is raised when the tensor is read. *kept as data* means that the value is an `Opaque` or a `Global` and the other
 tensors can be read; it also names the error under `unknown="error"`. *Finding* is the code under which `rustload scan`

@@ -105,7 +105,8 @@ impl Scanner<'_> {
                 joblib::walk(self, visit, entered)?;
             }
             // Up to the first array of a joblib file, what runs was reported.
-            let acts = pickles::acts(&run.recovered, array.unwrap_or_default());
+            let acts = pickles::acts(&run.recovered, array.unwrap_or_default())
+                || pickles::imports_at_end(&run.recovered);
             let is_pickle = (place.known && array.is_none()) || acts || (is_entered && run.stopped());
             let end = at.saturating_add(to_u64(run.recovered.end));
             count = count.saturating_add(1);

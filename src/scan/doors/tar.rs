@@ -89,11 +89,14 @@ pub(super) fn walk(scanner: &mut Scanner<'_>, visit: &Visit<'_>, entered: &mut E
         }
         let described = std::mem::take(&mut described);
         let name = described.name.unwrap_or(header.name);
-        // Links, folders, devices and pipes have no content.
+        let inner = inside(label, &name);
+        // Links, folders, devices and pipes have no content. torch extracts members, and then reads the file that a link names.
         if matches!(header.kind, b'1'..=b'6') {
+            if matches!(header.kind, b'1' | b'2') {
+                scanner.report.unscanned(Some(&inner), "a link to another file", 0, 0);
+            }
             continue;
         }
-        let inner = inside(label, &name);
         if described.is_moved {
             scanner.report.unscanned(Some(&inner), "a sparse member, which is not assembled", 0, size);
         }

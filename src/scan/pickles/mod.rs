@@ -23,10 +23,13 @@ use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
 use crate::num::to_u64;
 use crate::parallel::Cancel;
-use crate::pickle::{self, Global, GlobalId, Handle, Pickle, RecoveredPickle, Value, Values};
+use crate::pickle::{self, Global, GlobalId, Handle, Opcode, Pickle, RecoveredPickle, Value, Values};
 
 /// The maximum number of values that are searched in the arguments or the state of one call.
 const MAX_SEARCHED_VALUES: usize = 64;
+
+/// The fewest hexadecimal digits that are a digest.
+const DIGEST_MIN_CHARS: usize = 32;
 
 /// How to read a pickle, and where it is in the file.
 pub(super) struct PickleContext<'a> {
@@ -95,7 +98,8 @@ pub(super) fn acts(recovered: &RecoveredPickle, from: u64) -> bool {
     let values = &recovered.values;
     let exists = |id: GlobalId| {
         let global = values.global(id);
-        global.module == pickle::RUN_TIME_MODULE || (is_plain(global.module) && is_plain(global.name))
+        // The module is imported before its attribute is looked up, so the name does not matter.
+        global.module == pickle::RUN_TIME_MODULE || is_module(global.module)
     };
     let runs = |callable: Handle| !matches!(values.get(callable), Value::Global(id) if !exists(id));
     values.globals().any(|(id, _)| values.global(id).offset >= from && exists(id))
@@ -113,9 +117,27 @@ pub(super) fn may_be_module(line: &[u8]) -> bool {
     })
 }
 
-fn is_plain(text: &str) -> bool {
+/// Whether a run ended at a GLOBAL or INST whose lines end with the data. `pickle.py` takes such a line for a whole one, without its
+/// last byte, and imports the module.
+pub(super) fn imports_at_end(recovered: &RecoveredPickle) -> bool {
+    if recovered.defects.last().map(Error::code) != Some(Code::Truncated) {
+        return false;
+    }
+    let rest = recovered.values.data().get(recovered.end..).unwrap_or_default();
+    let Some((&opcode, lines)) = rest.split_first() else { return false };
+    let module = match lines.iter().position(|&byte| byte == b'\n') {
+        Some(end) => lines.get(..end),
+        None => lines.split_last().map(|(_, line)| line),
+    };
+    matches!(Opcode::from_byte(opcode), Some(Opcode::Global | Opcode::Inst))
+        && module.and_then(|module| std::str::from_utf8(module).ok()).is_some_and(is_module)
+}
+
+/// Whether a module may have this name. A digest, such as the one that `refs/main` of a Hub cache consists of, is none.
+fn is_module(text: &str) -> bool {
     let text = text.trim();
-    !text.is_empty() && text.chars().all(is_plain_char)
+    let is_digest = text.len() >= DIGEST_MIN_CHARS && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    !text.is_empty() && !is_digest && text.chars().all(is_plain_char)
 }
 
 fn is_plain_char(char: char) -> bool {
