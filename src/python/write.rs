@@ -1,5 +1,6 @@
 //! Writing safetensors files: `write_file`, `write_object`, and `Writer`.
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -14,7 +15,6 @@ use crate::bytes::Bytes;
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::parallel::Cancel;
-use crate::stream::ByteTarget;
 use crate::tensor::Request;
 use crate::write::{self, Declaration, DeferredArray, FolderOptions, Values, WriteOptions};
 
@@ -49,7 +49,7 @@ fn call(make: &Py<PyAny>) -> Result<Bytes> {
 
 /// The error for an exception of a Python function.
 fn raised(error: PyErr) -> Error {
-    Error::io(std::io::Error::other(error), None)
+    Error::io(io::Error::other(error), None)
 }
 
 /// Names, values, and the number of each tensor's request.
@@ -131,34 +131,25 @@ pub(crate) fn write_object(
     let cancel = Cancel::new();
     let options = WriteOptions { metadata, memory, cancel: cancel.clone(), ..WriteOptions::new() };
     let tensors = self::tensors(tensors, requests, &cancel)?;
-    let target = WritableObject { file, position: Mutex::new(0) };
-    run::interruptible_if(py, true, &cancel, || write::write_in_order(&target, tensors, &options))
+    let mut target = WritableObject(file);
+    run::interruptible_if(py, true, &cancel, || write::write_in_order(&mut target, tensors, &options))
 }
 
-/// A binary file object that is written from its start to its end.
-struct WritableObject {
-    file: Py<PyAny>,
-    position: Mutex<u64>,
-}
+/// A binary file object, written by its `write`.
+struct WritableObject(Py<PyAny>);
 
-impl ByteTarget for WritableObject {
-    fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        let mut position = self.position.lock().unwrap_or_else(PoisonError::into_inner);
-        if offset != *position {
-            return Err(Error::new(Code::InternalError, "a file object is written in order"));
-        }
-        *position += bytes.len() as u64;
+impl io::Write for WritableObject {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         Python::attach(|py| {
-            let mut rest = bytes;
-            while !rest.is_empty() {
-                let written = self.file.bind(py).call_method1("write", (PyBytes::new(py, rest),))?;
-                // A raw stream may take fewer bytes; other objects may return nothing.
-                let taken = written.extract::<usize>().unwrap_or(rest.len());
-                rest = rest.get(taken..).unwrap_or_default();
-            }
-            Ok(())
+            let written = self.0.bind(py).call_method1("write", (PyBytes::new(py, bytes),))?;
+            // A raw stream may take fewer bytes; other objects may return nothing.
+            Ok(written.extract::<usize>().unwrap_or(bytes.len()).min(bytes.len()))
         })
-        .map_err(raised)
+        .map_err(|error: PyErr| io::Error::other(error))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

@@ -1,7 +1,7 @@
 //! Writes safetensors files: byte for byte those of the reference writer, in bounded memory, and never half a file.
 //!
 //! Bytes are planned from dtypes and shapes alone. Then workers read, convert and write slices of the tensors, in the order of their
-//! sources ([`stream::write_all`](crate::stream::write_all)). The file gets its name when it is complete.
+//! sources (`stream::write_all`). The file gets its name when it is complete.
 #![forbid(unsafe_code)]
 
 mod folder;
@@ -11,17 +11,19 @@ mod staged;
 mod values;
 mod writer;
 
+use std::io;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 use crate::builder::setters;
 use crate::container::safetensors::FilePlan;
-use crate::error::Result;
+use crate::error::{Code, Error, Result};
+use crate::num::to_u64;
 use crate::parallel::Cancel;
-use crate::stream::{WriteItem, write_all};
+use crate::stream::{ByteTarget, WriteItem, write_all};
 use staged::StagedFile;
 
 pub use crate::container::safetensors::Declaration;
-pub use crate::stream::ByteTarget;
 pub use folder::{FolderOptions, WrittenFile, write_folder};
 pub use values::{DeferredArray, HostArray, Values};
 pub use writer::Writer;
@@ -115,18 +117,33 @@ pub fn write_file(
     Ok(plan.len)
 }
 
-/// As [`write_file`], to anything that takes bytes in the order of the file: offsets never go back, and one thread writes. Returns
-/// the number of bytes.
+/// As [`write_file`], to anything that takes bytes in order. One thread writes. Returns the number of bytes.
 pub fn write_in_order(
-    target: &dyn ByteTarget,
+    target: &mut (dyn io::Write + Send),
     tensors: Vec<(String, Values)>,
     options: &WriteOptions,
 ) -> Result<u64> {
     let plan = plan(&tensors, options)?;
+    let target = InOrder(Mutex::new((target, 0)));
     target.write_at(0, &plan.head)?;
     let options = WriteOptions { threads: Some(1), ..options.clone() };
-    write_tensors(tensors, &plan, target, &options, |_| None)?;
+    write_tensors(tensors, &plan, &target, &options, |_| None)?;
     Ok(plan.len)
+}
+
+/// A target without offsets, and the offset of the next byte.
+struct InOrder<'w>(Mutex<(&'w mut (dyn io::Write + Send), u64)>);
+
+impl ByteTarget for InOrder<'_> {
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        let mut guard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (target, position) = &mut *guard;
+        if offset != *position {
+            return Err(Error::new(Code::InternalError, "bytes would not be written in order"));
+        }
+        *position += to_u64(bytes.len());
+        target.write_all(bytes).map_err(|error| Error::io(error, None))
+    }
 }
 
 fn plan(tensors: &[(String, Values)], options: &WriteOptions) -> Result<FilePlan> {

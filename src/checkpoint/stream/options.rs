@@ -15,8 +15,8 @@ pub struct StreamOptions {
     pub threads: Option<usize>,
     /// Whether tensors come in file order, with several files interleaved, or in the order of the requests.
     pub by_file: bool,
-    /// Whether to return [`Output::SharedStorage`] for tensors that share a storage: the consumer then gets the storage once and
-    /// creates the tensors on it (in torch they stay tied).
+    /// Whether to return [`Output::SharedStorage`](super::Output::SharedStorage) for tensors that share a storage: the consumer then
+    /// gets the storage once and creates the tensors on it (in torch they stay tied).
     pub share_storages: bool,
     /// Whether the consumer keeps all results, as in a full load. Otherwise memory of dropped results that is cached for reuse
     /// counts in the window.
