@@ -113,6 +113,7 @@ impl Scanner<'_> {
         label: Option<&str>,
     ) -> Result<Option<Vec<VisibleMember>>> {
         let (mut out, mut mismatches) = (Vec::new(), 0_u64);
+        archive.verify_headers(0..archive.members().len());
         for (index, member) in archive.members().iter().enumerate() {
             if index.is_multiple_of(1024) {
                 self.options.cancel.check()?;
