@@ -2,7 +2,8 @@
 //! columns and says which versions were read.
 
 use std::collections::HashMap;
-use std::sync::OnceLock;
+
+use once_cell::race::OnceBox;
 
 /// Which calls of a name are inert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,9 +66,9 @@ pub(super) struct KnownClass {
 
 /// The row of a class or function; `None` where it has none.
 pub(super) fn lookup(module: &str, name: &str) -> Option<KnownClass> {
-    static ROWS: OnceLock<HashMap<(&str, &str), KnownClass>> = OnceLock::new();
-    let rows = ROWS.get_or_init(|| rows().map(|(module, name, class)| ((module, name), class)).collect());
-    rows.get(&(module, name)).copied()
+    static ROWS: OnceBox<HashMap<(&str, &str), KnownClass>> = OnceBox::new();
+    let all = || Box::new(rows().map(|(module, name, class)| ((module, name), class)).collect());
+    ROWS.get_or_init(all).get(&(module, name)).copied()
 }
 
 /// Module, name and row of each name in the table.

@@ -1,4 +1,5 @@
 //! Copies between files inside the kernel: copy_file_range(2).
+#![forbid(unsafe_code)]
 
 use std::fs::File;
 use std::io;
