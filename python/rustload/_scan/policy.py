@@ -49,8 +49,9 @@ class Policy:
             ValueError: A name cannot be allowed, or `fail_on` is none of its values.
             TypeError: `allow` is a single string.
         """
-        if isinstance(self.allow, str):
-            raise _make("Type", "Type", f"allow is a tuple of names, not a string: allow=({self.allow!r},)")
+        given: Any = self.allow
+        if isinstance(given, str):
+            raise _make("Type", "Type", f"allow is a tuple of names, not a string: allow=({given!r},)")
         object.__setattr__(self, "allow", tuple(self.allow))
         if self.fail_on not in get_args(FailOn):
             values = " or ".join(map(repr, get_args(FailOn)))
