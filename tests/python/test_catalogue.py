@@ -15,7 +15,7 @@ GENERATOR = runpy.run_path(str(ROOT / "tests/data/make_error_texts.py"))
 KIND_OF = {code: kind for code, kind, _, _ in _rustload.CODES}
 CALLERS = ("Value", "Index", "Type")
 """Codes of wrong arguments, whose message needs no further advice."""
-OWN = {"Io": "FileNotFoundError", "ModelMismatch": "ModelMismatchError"}
+OWN = {"Io": "FileNotFoundError", "TargetExists": "FileExistsError", "ModelMismatch": "ModelMismatchError"}
 """Codes with a subclass of their kind's class."""
 RECORDED = {
     block.partition("\n")[0]: block.partition("\n")[2]
