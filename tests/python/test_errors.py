@@ -66,7 +66,7 @@ def test_the_error_for_another_format_names_it_with_advice(tmp_path, data, says,
 
 @pytest.mark.parametrize(
     "magic",
-    [b"\x1f\x8b", b"\xfd7zXZ\0", b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a\x07\0", b"\x28\xb5\x2f\xfd", b"BZh9"],
+    [b"\x1f\x8b\x08", b"\xfd7zXZ\0", b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a\x07\0", b"\x28\xb5\x2f\xfd", b"BZh9"],
 )
 def test_a_compressed_archive_is_unsupported_with_the_advice_to_unpack_it(tmp_path, magic):
     error = refused(file(tmp_path, magic + bytes(100)), rustload.UnsupportedError, "UnsupportedContainer")

@@ -200,7 +200,7 @@ def test_the_error_for_a_module_method_of_a_checkpoint_names_the_function_to_use
 
 
 @pytest.mark.parametrize(("name", "says"), [
-    ("load", "rustload.open(path)"), ("load_file", ".materialize()"), ("save_file", "writes no files"), ("info", "rustload info"),
+    ("load", "rustload.open(path)"), ("load_file", ".materialize()"), ("save_file", "rustload.save("), ("info", "rustload info"),
 ])  # fmt: skip
 def test_the_error_for_a_function_of_another_library_names_the_equivalent(name, says):
     with pytest.raises(AttributeError, match=f"no attribute '{name}'") as caught:
