@@ -174,7 +174,7 @@ impl Joined {
         joined.fill(request, false, out)
     }
 
-    pub(super) fn result_bytes(&self, request: &Request) -> Result<u64> {
+    pub(crate) fn result_bytes(&self, request: &Request) -> Result<u64> {
         let dtype = request.dtype.unwrap_or(self.dtype());
         for part in &self.parts {
             if part.dequantization(request).is_some() {

@@ -188,7 +188,7 @@ impl Tensor {
     }
 
     /// Bytes of the result; fails over the limit `materialize_bytes` where elements repeat (expanded tensors).
-    pub(super) fn result_bytes(&self, layout: &Layout, dtype: DType) -> Result<u64> {
+    pub(crate) fn result_bytes(&self, layout: &Layout, dtype: DType) -> Result<u64> {
         let nbytes = stream::result_bytes(layout, dtype);
         if layout.repeats_elements() {
             let limits = &self.opened.options.limits;

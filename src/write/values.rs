@@ -88,13 +88,17 @@ impl HostArray {
 }
 
 impl Values {
-    /// The dtype and shape that they have in the file.
+    /// The dtype and shape that they have in the file. Fails over the limit `materialize_bytes` where elements repeat.
     pub fn result(&self) -> Result<(DType, Dims)> {
         match self {
             Values::Tensor(tensor, request) => {
-                Ok((tensor.result_dtype(request), tensor.result_layout(&request.order)?.shape))
+                let (dtype, layout) = (tensor.result_dtype(request), tensor.result_layout(&request.order)?);
+                // A small file may describe a result that fills a disk.
+                tensor.result_bytes(&layout, dtype)?;
+                Ok((dtype, layout.shape))
             }
             Values::Joined(joined, request) => {
+                joined.result_bytes(request)?;
                 Ok((request.dtype.unwrap_or(joined.dtype()), joined.result_shape(&request.order)?))
             }
             Values::Array(array, request) => {

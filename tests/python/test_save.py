@@ -336,6 +336,16 @@ def test_what_cannot_be_written_says_why(tmp_path: Path) -> None:
     assert names(tmp_path) == ["m.safetensors"]
 
 
+def test_an_expanded_tensor_is_limited(tmp_path: Path) -> None:
+    torch.save({"x": torch.zeros(1).expand(1 << 40)}, tmp_path / "m.bin")
+    lazy = rustload.open(tmp_path / "m.bin")["x"]
+    for value in (lazy, rustload.concat([lazy, lazy])):
+        with pytest.raises(rustload.LimitError, match="materialize_bytes"):
+            rustload.save({"x": value}, tmp_path / "out.safetensors")
+    rustload.save({"x": lazy[:1000]}, tmp_path / "out.safetensors")
+    assert names(tmp_path) == ["m.bin", "out.safetensors"]
+
+
 def test_a_source_that_changes_leaves_nothing(tmp_path: Path) -> None:
     torch.save({"x": torch.randn(1000, 1000), "y": torch.randn(10)}, tmp_path / "m.bin")
     ckpt = rustload.open(tmp_path / "m.bin")

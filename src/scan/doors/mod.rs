@@ -45,7 +45,7 @@ pub(super) struct Visit<'a> {
 /// Who refers to some bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
-    /// Whoever scans the file.
+    /// The caller of the scan.
     File,
     /// A call that loads them.
     Loaded,
