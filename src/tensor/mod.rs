@@ -103,7 +103,7 @@ impl Tensor {
     /// The subclass of `torch.Tensor` that it was saved as, as `module.name`; `None` for a plain tensor.
     pub fn class_name(&self) -> Option<String> {
         let class = self.opened.extra(self.id)?.class?;
-        Some(self.opened.tree(self.shard())?.name_of(class))
+        Some(self.opened.tree(self.shard())?.name_of(Some(class)))
     }
 
     /// The attributes that the file sets on it: each a dict of attributes, or a pair of such a dict and a dict of slots.

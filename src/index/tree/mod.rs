@@ -102,8 +102,8 @@ pub enum Object<'a> {
     Sparse(Sparse),
     /// A value of an unknown class, kept as data.
     Opaque {
-        /// `module.name`.
-        class: String,
+        /// Its class, for [`Tree::name_of`]; `None` where the callable is the result of another call.
+        class: Option<GlobalId>,
         /// The call.
         call: Call<'a>,
         /// The callable, where it is the result of another call.
@@ -220,9 +220,9 @@ impl Tree {
         self.meanings.extras.get(&tensor)
     }
 
-    /// A global as `module.name`.
-    pub fn name_of(&self, global: GlobalId) -> String {
-        View { values: &self.values, meanings: &self.meanings }.class_name(Some(global))
+    /// A global as `module.name`; a remark for `None`, the class of a call's result.
+    pub fn name_of(&self, global: Option<GlobalId>) -> String {
+        View { values: &self.values, meanings: &self.meanings }.class_name(global)
     }
 
     /// Every distinct global that the pickle names, as `module.name`, in program order.
@@ -326,7 +326,7 @@ impl<'a> View<'a> {
             Meaning::Scalar(numpy_type, bytes) => self.scalar(numpy_type, bytes)?,
             Meaning::NumpyDtype(_) | Meaning::Record | Meaning::Opaque => {
                 let function = Some(call.callable).filter(|&callable| self.is_call(callable));
-                Object::Opaque { class: self.class(&call), call, function }
+                Object::Opaque { class: self.class_id(&call), call, function }
             }
         })
     }
@@ -490,10 +490,6 @@ impl<'a> View<'a> {
             Some(global) => format!("{}.{}", global.module, global.name),
             None => "(result of a call)".to_owned(),
         }
-    }
-
-    fn class(self, call: &Call<'a>) -> String {
-        self.class_name(self.class_id(call))
     }
 
     pub(super) fn meaning(self, id: CallId) -> Meaning {

@@ -244,12 +244,16 @@ impl<'a, 'py> Torch<'a, 'py> {
     }
 
     /// A value of a class of torch, made of its arguments.
-    pub(super) fn record(&self, class: &str, args: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    pub(super) fn record(
+        &self,
+        class: &Bound<'py, PyString>,
+        args: Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
         self.record.call1((class, args))
     }
 
     /// Fails where the builder does not allow inert data of this class.
-    pub(super) fn opaque(&self, class: &str) -> PyResult<()> {
+    pub(super) fn opaque(&self, class: &Bound<'py, PyString>) -> PyResult<()> {
         self.opaque.call1((class,)).map(|_| ())
     }
 

@@ -1,12 +1,13 @@
 //! The first visit of a value: one without items is made, a mutable container is made empty, and the others wait for their items.
 
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PySet, PyString, PyTuple};
+use pyo3::types::{PyDict, PyList, PySet, PyTuple};
 
 use super::{Export, Frame, TEXT_NODE_BYTES};
 use crate::index::{DictKind, Object, Tree};
 use crate::limits::Limits;
-use crate::pickle::{Call, Handle};
+use crate::num::to_u64;
+use crate::pickle::{Call, GlobalId, Handle};
 use crate::python::objects::cost;
 use crate::python::objects::target::{Target, Torch};
 
@@ -62,13 +63,14 @@ impl<'a, 'py> Export<'a, 'py> {
                 children.extend(tree.extra(*tensor).map(Torch::parts).unwrap_or_default());
                 None
             }
-            Object::Opaque { class, call, .. } if self.is_record(class, call) => {
+            Object::Opaque { class, call, .. } if self.is_record(*class, call)? => {
                 children.push(call.args);
                 None
             }
             Object::Opaque { class, call, function } => {
+                let class = self.class_name(*class)?;
                 if let Target::Torch(torch) = &self.target {
-                    torch.opaque(class)?;
+                    torch.opaque(&class)?;
                 }
                 if let Some(&state) = call.states.last().filter(|&&state| tree.has_grown(state)) {
                     let copy = tree.weight(state.value).saturating_mul(64);
@@ -82,9 +84,8 @@ impl<'a, 'py> Export<'a, 'py> {
                 children.extend(call.states.iter().map(|state| state.value));
                 children.extend(call.items.iter().flat_map(|&(key, value)| [key, value]));
                 children.extend_from_slice(call.appended);
-                self.charge(class.len() as u64 / TEXT_NODE_BYTES)?;
-                let class = self.classes.entry(class.clone()).or_insert_with(|| PyString::new(py, class));
-                Some(self.opaque.call1((&*class,))?)
+                self.charge(to_u64(class.to_str()?.len()) / TEXT_NODE_BYTES)?;
+                Some(self.opaque.call1((class,))?)
             }
             plain => {
                 let py_object = self.plain(handle, plain)?;
@@ -101,8 +102,12 @@ impl<'a, 'py> Export<'a, 'py> {
     }
 
     /// Whether this is a value of a class of torch, which is made once its arguments are.
-    fn is_record(&self, class: &str, call: &Call<'_>) -> bool {
-        matches!(self.target, Target::Torch(_)) && Torch::is_record(self.tree, class, call)
+    fn is_record(&mut self, class: Option<GlobalId>, call: &Call<'_>) -> PyResult<bool> {
+        if !matches!(self.target, Target::Torch(_)) {
+            return Ok(false);
+        }
+        let class = self.class_name(class)?;
+        Ok(Torch::is_record(self.tree, class.to_str()?, call))
     }
 
     /// Whether a tensor of torch is made only once other values are.

@@ -6,7 +6,7 @@ use pyo3::types::{PyByteArray, PyBytes, PyComplex, PyDict, PyList, PyString};
 use super::{Export, TEXT_NODE_BYTES};
 use crate::error::{Code, Error};
 use crate::index::{Object, Scale, Tree};
-use crate::pickle::{BigInt, Handle, Snapshot, Text};
+use crate::pickle::{BigInt, GlobalId, Handle, Snapshot, Text};
 use crate::python::objects::target::Target;
 
 const PARAMETER: &str = "torch.nn.parameter.Parameter";
@@ -63,6 +63,16 @@ impl<'a, 'py> Export<'a, 'py> {
         Ok(py_object)
     }
 
+    /// The name of an opaque value's class, made once.
+    pub(super) fn class_name(&mut self, class: Option<GlobalId>) -> PyResult<Bound<'py, PyString>> {
+        if let Some(name) = self.classes.get(&class) {
+            return Ok(name.clone());
+        }
+        let name = PyString::new(self.py, &self.tree.name_of(class));
+        self.classes.insert(class, name.clone());
+        Ok(name)
+    }
+
     /// A tensor of torch whose scales are made. Its attributes are set at the end.
     pub(super) fn tensor_of_parts(&mut self, handle: Handle, tensor: u32) -> PyResult<Bound<'py, PyAny>> {
         let py = self.py;
@@ -92,7 +102,7 @@ impl<'a, 'py> Export<'a, 'py> {
             }
         };
         let py_object = py_object.ok_or_else(missing)?;
-        let class = extra.class.map(|class| tree.name_of(class));
+        let class = extra.class.map(|class| tree.name_of(Some(class)));
         let py_object =
             if class.as_deref() == Some(PARAMETER) { torch.parameter(&py_object)? } else { py_object };
         self.states.extend(extra.states.iter().map(|&state| (py_object.clone(), state)));

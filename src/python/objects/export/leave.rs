@@ -111,8 +111,9 @@ impl<'a, 'py> Export<'a, 'py> {
                 }
             }
             (Object::Opaque { class, call, .. }, None) => {
+                let (class, args) = (self.class_name(*class)?, self.get(call.args)?);
                 if let Target::Torch(torch) = &self.target {
-                    let py_object = torch.record(class, self.get(call.args)?)?;
+                    let py_object = torch.record(&class, args)?;
                     self.done.insert(frame.handle, Some(py_object));
                 }
             }

@@ -24,7 +24,7 @@ use super::target::Target;
 use crate::error::{Code, Error};
 use crate::index::{Object, Tree};
 use crate::limits::Limits;
-use crate::pickle::{Handle, Snapshot};
+use crate::pickle::{GlobalId, Handle, Snapshot};
 
 /// Bytes of text that cost as much as one node: the size of an empty Python dict.
 const TEXT_NODE_BYTES: u64 = 64;
@@ -45,7 +45,8 @@ pub(super) struct Export<'a, 'py> {
     /// Module names by address and length in the pickle, so that globals that share a name there share a string here.
     modules: HashMap<(usize, usize), Bound<'py, PyString>>,
     /// Class names of opaque values.
-    classes: HashMap<String, Bound<'py, PyString>>,
+    /// Names of classes of opaque values: a pickle may call one of a long name many times.
+    classes: HashMap<Option<GlobalId>, Bound<'py, PyString>>,
     /// Mappings and tensors, each with the state to set on it at the end.
     states: Vec<(Bound<'py, PyAny>, Snapshot)>,
     /// Nodes charged so far.
