@@ -12,6 +12,9 @@ __all__ = ["cuda_info"]
 def cuda_info() -> dict[str, Any]:
     """The CUDA driver and GPUs that rustload finds. Never raises, and creates no CUDA context.
 
+    It initializes the driver: later changes of `CUDA_VISIBLE_DEVICES` have no effect on this process, and processes forked
+    from it cannot use CUDA.
+
     >>> import rustload
     >>> sorted(rustload.cuda_info())
     ['available', 'devices', 'driver', 'library', 'reason']

@@ -39,7 +39,8 @@ def fill(core: Core, request: Request, out: Any, gpu: Gpu, *, cast: Cast, sync: 
 
 
 def _one(task: UploadTask, gpu: Gpu, *, cast: Cast, sync: bool) -> Any:
-    with UploadQueue(gpu, cast=cast, window=None, threads=task.request.threads) as uploads:
+    threads = task.request.threads
+    with UploadQueue(gpu, cast=cast, window=None, threads=threads, share_slabs=False) as uploads:
         (finished,) = uploads.results([task], sync=sync)
         return gpu.to_result(finished.result)
 

@@ -99,9 +99,20 @@ class UploadQueue:
         cast: Whether the CPU or the GPU casts, as in `LazyTensor.materialize`.
         window: Bytes of results that may be made ahead of the consumer; None for no bound.
         threads: The most threads that read and cast.
+        share_slabs: Whether small results share slabs; False for a single result, which would keep a whole slab alive.
     """
 
-    def __init__(self, gpu: Gpu, *, cast: Cast, window: int | None, threads: int | None) -> None:
+    def __init__(
+        self,
+        gpu: Gpu,
+        *,
+        cast: Cast,
+        window: int | None,
+        threads: int | None,
+        share_slabs: bool = True,
+    ) -> None:
+        # Before the first call of the driver, as some of them would end a capture.
+        gpu.follow_current_stream(())
         self._gpu = gpu
         self._cast: Cast = cast
         self._window = window
@@ -109,6 +120,7 @@ class UploadQueue:
         self._waiting: deque[_Batch] = deque()
         self._ready: deque[UploadTask] = deque()
         self._staging_buffers: list[StagingBuffer] = []
+        self._share_slabs = share_slabs
         self._slab: tuple[Any, Buffer, int] | None = None
         self._upload = _rustload.upload(gpu.index, window=window or STAGING_BYTES, threads=threads)
 
@@ -158,6 +170,8 @@ class UploadQueue:
     def _in_flight(self, cursor: _TaskCursor) -> Iterator[Any]:
         if cursor.parts is not None and cursor.task is not None:
             yield cursor.task.owner
+        if self._slab is not None:
+            yield self._slab[0]
         yield from (staging.tensor for staging in self._staging_buffers)
         for batch in self._waiting:
             yield from (task.owner for task in batch.done)
@@ -215,7 +229,7 @@ class UploadQueue:
     def _memory(self, task: UploadTask, shape: Sequence[int]) -> Buffer:
         """Allocates a result: a part of a slab if it is small, memory of its own otherwise."""
         dtype = task.request.dtype or task.core.dtype
-        if task.nbytes <= _SLAB_RESULT_MAX_BYTES:
+        if self._share_slabs and task.nbytes <= _SLAB_RESULT_MAX_BYTES:
             task.owner, into = self._from_slab(task.nbytes, dtype, shape)
             task.result = self._gpu.wrap(into)
         else:

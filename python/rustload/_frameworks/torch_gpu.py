@@ -120,7 +120,8 @@ class TorchGpu:
     def byte_view(self, tensor: torch.Tensor) -> Buffer:
         """The memory of a contiguous tensor as 1-D `uint8`."""
         memory = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
-        return _rustload.adopt(memory.__dlpack__(stream=-1))
+        # `Tensor.__dlpack__` refuses memory of a device that is not the current one.
+        return _rustload.adopt(torch.utils.dlpack.to_dlpack(memory))  # type: ignore[attr-defined]  # documented, and not in `__all__`
 
     def wrap(self, buffer: Buffer) -> torch.Tensor:
         """A tensor that shares the memory of a GPU buffer, with its own storage."""

@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use super::driver::{Allocation, CallerStream, Context, Driver, EventHandle, Pinned, StreamHandle};
+use super::driver::{
+    Allocation, CallerStream, CaptureMode, Context, Driver, EventHandle, Pinned, StreamHandle,
+};
 use super::ring::Ring;
 use crate::error::{Code, Error, Result};
 use crate::sink::HostBuffer;
@@ -115,9 +117,9 @@ impl Device {
         Ok(*rate.insert(ring.measure_h2d_rate()?))
     }
 
-    /// Runs `work` with this device's context current, then restores the thread's previous context.
+    /// Runs `work` with this device's context current and apart from graph captures, then restores the thread's previous state.
     pub(super) fn with_context<T>(&self, work: impl FnOnce(&Driver) -> Result<T>) -> Result<T> {
-        let _restore = self.push_context()?;
+        let _restore = self.enter()?;
         work(self.driver)
     }
 
@@ -125,20 +127,22 @@ impl Device {
     fn with_context_best_effort(&self, work: impl FnOnce(&Driver) -> Result<()>) {
         if self.is_usable_in_this_process() {
             // Called from destructors, which cannot report an error of the driver.
-            let _ =
-                self.push_context().or_else(|_| self.push_context()).and_then(|_restore| work(self.driver));
+            let _ = self.enter().or_else(|_| self.enter()).and_then(|_restore| work(self.driver));
         }
     }
 
-    /// Makes the context current on the calling thread until the guard is dropped; no guard if it is current already.
-    fn push_context(&self) -> Result<Option<RestoreContext>> {
+    /// Makes the context current on the calling thread, and its calls harmless for graphs that other code captures, until the guard
+    /// is dropped.
+    fn enter(&self) -> Result<RestoreThread> {
         let driver = Driver::started()?;
-        let previous = driver.current_context()?;
-        if previous == self.context {
-            return Ok(None);
+        let capture_mode = driver.exchange_capture_mode(CaptureMode::RELAXED)?;
+        let mut restore = RestoreThread { driver, context: None, capture_mode };
+        let context = driver.current_context()?;
+        if context != self.context {
+            driver.set_current_context(self.context)?;
+            restore.context = Some(context);
         }
-        driver.set_current_context(self.context)?;
-        Ok(Some(RestoreContext { driver, previous }))
+        Ok(restore)
     }
 
     /// Makes the context current on the calling thread for good, for rustload's own threads.
@@ -197,16 +201,23 @@ impl Device {
     }
 }
 
-/// Restores a thread's previous context when it is dropped.
-struct RestoreContext {
+/// Restores a thread's previous context and capture mode when it is dropped.
+struct RestoreThread {
     driver: &'static Driver,
-    previous: Context,
+    /// `None` if the context stays.
+    context: Option<Context>,
+    capture_mode: CaptureMode,
 }
 
-impl Drop for RestoreContext {
+impl Drop for RestoreThread {
     fn drop(&mut self) {
-        // This context was current a moment ago. A destructor cannot report an error.
-        let _ = self.driver.set_current_context(self.previous);
+        // Both were in use a moment ago. A destructor cannot report an error.
+        if let Some(context) = self.context {
+            let _ = self.driver.set_current_context(context);
+        }
+        if self.capture_mode != CaptureMode::RELAXED {
+            let _ = self.driver.exchange_capture_mode(self.capture_mode);
+        }
     }
 }
 

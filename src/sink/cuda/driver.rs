@@ -30,8 +30,13 @@ const STREAM_NON_BLOCKING: c_uint = 1;
 const EVENT_BLOCKING_SYNC_NO_TIMING: c_uint = 3;
 
 const CUDA_SUCCESS: c_int = 0;
+const CUDA_ERROR_NOT_INITIALIZED: c_int = 3;
 const CUDA_ERROR_NO_DEVICE: c_int = 100;
 const CUDA_ERROR_NOT_READY: c_int = 600;
+
+/// How a thread's calls interact with streams that capture a CUDA graph (`CUstreamCaptureMode`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CaptureMode(c_uint);
 
 /// A device's primary context, which is never released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,6 +96,7 @@ table! {
     context_retain: "cuDevicePrimaryCtxRetain"(*mut usize, c_int);
     context_current: "cuCtxGetCurrent"(*mut usize);
     context_set: "cuCtxSetCurrent"(usize);
+    capture_mode: "cuThreadExchangeStreamCaptureMode"(*mut c_uint);
     memory_allocate: "cuMemAlloc_v2"(*mut u64, usize);
     memory_free: "cuMemFree_v2"(u64);
     host_register: "cuMemHostRegister_v2"(*mut u8, usize, c_uint);
@@ -141,7 +147,11 @@ impl Driver {
         match driver.process.load(Ordering::Acquire) {
             0 => {
                 // SAFETY: takes no address; it may be called again and from several threads at once.
-                driver.check("cuInit", unsafe { (driver.table.init)(0) })?;
+                match unsafe { (driver.table.init)(0) } {
+                    // What cuInit returns in a forked child of a process that used the driver, by other code than this.
+                    CUDA_ERROR_NOT_INITIALIZED => return Err(forked_error()),
+                    code => driver.check("cuInit", code)?,
+                }
                 driver.process.store(process::id(), Ordering::Release);
             }
             owner if owner != process::id() => return Err(forked_error()),
@@ -217,6 +227,15 @@ impl Driver {
     pub(super) fn set_current_context(&self, context: Context) -> Result<()> {
         // SAFETY: a context that the driver returned; null for none.
         self.check("cuCtxSetCurrent", unsafe { (self.table.context_set)(context.0) })
+    }
+
+    /// Sets how the calling thread's calls interact with graph captures, and returns how they did before.
+    pub(super) fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode> {
+        let mut mode = mode.0;
+        // SAFETY: reads and writes the number.
+        let code = unsafe { (self.table.capture_mode)(&raw mut mode) };
+        self.check("cuThreadExchangeStreamCaptureMode", code)?;
+        Ok(CaptureMode(mode))
     }
 
     pub(super) fn allocate(&self, nbytes: usize) -> Result<Allocation> {
@@ -351,6 +370,11 @@ impl Driver {
             _ => device_error(format!("{call} failed: {name}")),
         })
     }
+}
+
+impl CaptureMode {
+    /// `CU_STREAM_CAPTURE_MODE_RELAXED`: calls that do not concern a capturing stream neither fail nor end the capture.
+    pub(super) const RELAXED: CaptureMode = CaptureMode(2);
 }
 
 impl CallerStream {

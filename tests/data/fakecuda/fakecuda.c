@@ -18,6 +18,9 @@
  *   FAKECUDA_SEED=n          of the delays (1)
  *   FAKECUDA_EVENTS=ignored  waiting for an event on the host returns at once: a bug on purpose
  *
+ * While a stream captures a graph in global mode (fakecuda_capture), a call that could disturb the capture fails and ends it, unless
+ * its thread's capture mode is relaxed.
+ *
  * What tests call beside CUDA's functions is declared at the end, with the prefix fakecuda_.
  */
 #define _GNU_SOURCE
@@ -45,6 +48,7 @@ enum {
     ALREADY_REGISTERED = 712,
     NOT_READY = 600,
     LAUNCH_FAILED = 719,
+    CAPTURE_UNSUPPORTED = 900,
 };
 
 #define TAG (1ull << 60)
@@ -58,7 +62,8 @@ enum {
     X(cuDevicePrimaryCtxRelease_v2) X(cuCtxGetCurrent) X(cuCtxSetCurrent) X(cuMemAlloc_v2) X(cuMemFree_v2)             \
     X(cuMemHostRegister_v2) X(cuMemHostUnregister) X(cuStreamCreate) X(cuStreamDestroy_v2) X(cuStreamSynchronize)      \
     X(cuStreamWaitEvent) X(cuStreamIsCapturing) X(cuEventCreate) X(cuEventDestroy_v2) X(cuEventRecord)                 \
-    X(cuEventQuery) X(cuEventSynchronize) X(cuMemcpyHtoDAsync_v2) X(cuMemcpyDtoH_v2)
+    X(cuEventQuery) X(cuEventSynchronize) X(cuMemcpyHtoDAsync_v2) X(cuMemcpyDtoH_v2)                                   \
+    X(cuThreadExchangeStreamCaptureMode)
 
 #define ENUM(name) F_##name,
 enum { FUNCTIONS(ENUM) FUNCTION_COUNT };
@@ -70,6 +75,8 @@ static atomic_long live_memory, live_streams, live_events, live_registered, live
 static atomic_long copies, copied, strays, pageable, waits;
 static atomic_int ready, devices = 1, events_ignored;
 static atomic_long most_delay, seed = 1;
+static _Atomic(void *) capturing;
+static atomic_int capture_ended;
 
 static int number(const char *name) {
     for (int i = 0; i < FUNCTION_COUNT; i++)
@@ -87,6 +94,8 @@ static int fails(int function) {
 }
 
 static _Thread_local struct Context *current;
+/* CU_STREAM_CAPTURE_MODE_GLOBAL; 2 is relaxed. */
+static _Thread_local unsigned capture_mode;
 
 #define CALL(name, error)                                                                                              \
     if (fails(F_##name)) return error;                                                                                 \
@@ -94,6 +103,13 @@ static _Thread_local struct Context *current;
 #define IN_CONTEXT(name, error)                                                                                        \
     CALL(name, error);                                                                                                 \
     if (!current) return INVALID_CONTEXT
+
+/* Calls that a capture in global mode forbids. */
+#define UNCAPTURED                                                                                                     \
+    if (atomic_load(&capturing) && capture_mode != 2) {                                                                \
+        atomic_store(&capture_ended, 1);                                                                               \
+        return CAPTURE_UNSUPPORTED;                                                                                    \
+    }
 
 /* ---- memory ---- */
 
@@ -358,6 +374,7 @@ static void list(Block **blocks_of, uintptr_t start, size_t size) {
 
 Result cuMemAlloc_v2(Address *address, size_t size) {
     IN_CONTEXT(cuMemAlloc_v2, OUT_OF_MEMORY);
+    UNCAPTURED;
     void *start;
     if (!size) return INVALID_VALUE;
     if (posix_memalign(&start, 512, size)) return OUT_OF_MEMORY;
@@ -372,6 +389,7 @@ Result cuMemAlloc_v2(Address *address, size_t size) {
 
 Result cuMemFree_v2(Address address) {
     IN_CONTEXT(cuMemFree_v2, INVALID_VALUE);
+    UNCAPTURED;
     pthread_mutex_lock(&blocks);
     Block *block = on_device;
     while (block && (block->start != (address & ~TAG) || block->freed)) block = block->next;
@@ -385,6 +403,7 @@ Result cuMemFree_v2(Address address) {
 Result cuMemHostRegister_v2(void *start, size_t size, unsigned flags) {
     (void)flags;
     IN_CONTEXT(cuMemHostRegister_v2, OUT_OF_MEMORY);
+    UNCAPTURED;
     if (!start || !size || (uintptr_t)start % 4096) return INVALID_VALUE;
     pthread_mutex_lock(&blocks);
     list(&registered, (uintptr_t)start, size);
@@ -429,15 +448,24 @@ Result cuStreamDestroy_v2(Stream *stream) {
 
 Result cuStreamSynchronize(Stream *stream) {
     IN_CONTEXT(cuStreamSynchronize, LAUNCH_FAILED);
+    UNCAPTURED;
     drain(named(stream));
     return SUCCESS;
 }
 
 Result cuStreamIsCapturing(Stream *stream, int *status) {
-    (void)stream;
     IN_CONTEXT(cuStreamIsCapturing, INVALID_VALUE);
     const char *text = getenv("FAKECUDA_CAPTURING");
-    *status = text && *text == '1';
+    void *captured = atomic_load(&capturing);
+    *status = (text && *text == '1') || (captured && captured == stream);
+    return SUCCESS;
+}
+
+Result cuThreadExchangeStreamCaptureMode(unsigned *mode) {
+    CALL(cuThreadExchangeStreamCaptureMode, INVALID_VALUE);
+    unsigned before = capture_mode;
+    capture_mode = *mode;
+    *mode = before;
     return SUCCESS;
 }
 
@@ -487,6 +515,7 @@ Result cuEventRecord(Event *event, Stream *stream) {
 
 Result cuEventQuery(Event *event) {
     IN_CONTEXT(cuEventQuery, LAUNCH_FAILED);
+    UNCAPTURED;
     if (events_ignored) return SUCCESS;
     pthread_mutex_lock(&event->lock);
     int done = event->done >= event->recorded;
@@ -496,6 +525,7 @@ Result cuEventQuery(Event *event) {
 
 Result cuEventSynchronize(Event *event) {
     IN_CONTEXT(cuEventSynchronize, LAUNCH_FAILED);
+    UNCAPTURED;
     if (events_ignored) return SUCCESS;
     pthread_mutex_lock(&event->lock);
     while (event->done < event->recorded) pthread_cond_wait(&event->changed, &event->lock);
@@ -523,6 +553,7 @@ Result cuMemcpyHtoDAsync_v2(Address to, const void *from, size_t size, Stream *s
 /* Waits for no stream: whoever reads too early gets what is there. */
 Result cuMemcpyDtoH_v2(void *to, Address from, size_t size) {
     IN_CONTEXT(cuMemcpyDtoH_v2, LAUNCH_FAILED);
+    UNCAPTURED;
     if (!(from & TAG)) return INVALID_VALUE;
     memcpy(to, (const void *)(uintptr_t)(from & ~TAG), size);
     return SUCCESS;
@@ -540,6 +571,7 @@ Result cuGetErrorName(Result error, const char **name) {
     case ALREADY_REGISTERED: *name = "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED"; break;
     case NOT_READY: *name = "CUDA_ERROR_NOT_READY"; break;
     case LAUNCH_FAILED: *name = "CUDA_ERROR_LAUNCH_FAILED"; break;
+    case CAPTURE_UNSUPPORTED: *name = "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"; break;
     default: *name = 0; return INVALID_VALUE;
     }
     return SUCCESS;
@@ -571,6 +603,15 @@ void fakecuda_fail(const char *name, long nth) {
 void fakecuda_delay(long microseconds) { atomic_store(&most_delay, microseconds); }
 
 void fakecuda_ignore_events(int ignored) { atomic_store(&events_ignored, ignored); }
+
+/* Begins the capture of a stream in global mode, or ends it (null); returns whether the last one was disturbed. */
+int fakecuda_capture(Stream *stream) {
+    atomic_store(&capturing, stream);
+    return atomic_exchange(&capture_ended, 0);
+}
+
+/* The calling thread's capture mode. */
+unsigned fakecuda_capture_mode(void) { return capture_mode; }
 
 /* Enqueues what a kernel would do: after a delay, sets bytes of device memory. */
 Result fakecuda_fill(Stream *stream, Address to, int byte, size_t size, long delay) {

@@ -16,6 +16,8 @@ from hostgpu import HostGpu
 from support import assert_same_bits, assert_same_values, patterns
 
 import rustload
+from rustload._common.request import Request
+from rustload._cuda import uploads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -164,6 +166,58 @@ def test_small_results_share_a_slab_that_is_freed_with_the_last_of_them(save: Ca
     gc.collect()
     assert len(hostgpu.imported) == 1
     assert kept.tolist() == [77.0] * 5
+
+
+def test_a_single_small_result_has_memory_of_its_own(save: Callable[..., Path]) -> None:
+    ckpt = rustload.open(save({f"{n}": torch.full((5,), float(n)) for n in range(50)}), framework="torch")
+    found = [lazy.materialize("cuda") for lazy in ckpt.values()]
+    assert HostGpu.alive == 50 * 20
+    assert [tensor.tolist() for tensor in found] == [[float(n)] * 5 for n in range(50)]
+
+
+def test_a_slab_is_recorded_on_each_stream_that_its_parts_are_used_on(
+    save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ckpt = rustload.open(save({f"{n}": torch.full((5,), float(n)) for n in range(3)}), framework="torch")
+    held_of: dict[int, set[int]] = {}
+    follow = HostGpu.follow_current_stream
+
+    def record(gpu: HostGpu, held: Any) -> None:
+        held = list(held)
+        held_of.setdefault(HostGpu.current, set()).update(tensor.data_ptr() for tensor in held)
+        follow(gpu, held)
+
+    monkeypatch.setattr(HostGpu, "follow_current_stream", record)
+    first, second = fakecuda.stream(), fakecuda.stream()
+    HostGpu.current = first
+    tasks = [uploads.UploadTask(lazy._core, Request(copy=True), nbytes=20) for lazy in ckpt.values()]
+    # One result at a time, so nothing but the slab is left when the stream changes.
+    with uploads.UploadQueue(HostGpu(), cast="auto", window=1, threads=1) as queue:
+        finished = queue.results(tasks, sync=False)
+        slab = next(finished).owner
+        HostGpu.current = second
+        later = list(finished)
+    for stream in (first, second):
+        fakecuda.synchronize(stream)
+    assert len(later) == 2
+    assert all(task.owner is slab for task in later)
+    assert slab.data_ptr() in held_of[second]
+
+
+def test_a_capturing_stream_is_refused_before_the_driver_is_called(
+    save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lazy = rustload.open(save({"w": torch.ones(5)}), framework="torch")["w"]
+
+    def capturing(_gpu: HostGpu, _held: Any) -> None:
+        raise rustload.DeviceError("the current stream is capturing a CUDA graph")
+
+    monkeypatch.setattr(HostGpu, "follow_current_stream", capturing)
+    names = list(fakecuda.functions())
+    before = [fakecuda.count(name) for name in names]
+    with pytest.raises(rustload.DeviceError, match="capturing"):
+        lazy.materialize("cuda")
+    assert [fakecuda.count(name) for name in names] == before
 
 
 def test_a_dropped_stream_leaves_no_copy_in_flight(

@@ -59,6 +59,11 @@ def ignore_events(ignored: bool = True) -> None:
     library().fakecuda_ignore_events(int(ignored))
 
 
+def capture(stream: int | None) -> bool:
+    """Begins to capture a stream in global mode, or ends the capture; returns whether the last one was disturbed."""
+    return bool(library().fakecuda_capture(ctypes.c_void_p(stream)))
+
+
 def check(code: int) -> None:
     assert code == 0, code
 
@@ -193,6 +198,7 @@ __all__ = [
     "Snapshot",
     "address_and_size",
     "alive",
+    "capture",
     "count",
     "delay",
     "destinations",

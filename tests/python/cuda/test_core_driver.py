@@ -158,6 +158,11 @@ def test_a_forked_child_is_refused_and_calls_no_driver_function(on_fake: Run, si
     )
 
 
+def test_a_child_of_a_process_whose_other_code_used_cuda_is_told_about_the_fork(on_fake: Run) -> None:
+    """There cuInit returns CUDA_ERROR_NOT_INITIALIZED."""
+    assert "forked" in on_fake(REFUSED + "\n    print(refused())", FAKECUDA_INIT=3).stdout
+
+
 def test_forked_children_do_not_inherit_the_ring(on_fake: Run) -> None:
     """MADV_DONTFORK: with copy-on-write, the parent could write to new pages while the device reads the pinned ones."""
     on_fake(

@@ -94,6 +94,30 @@ def test_a_stream_that_captures_a_graph_is_refused(on_fake: Run, simple: Path) -
     )
 
 
+def test_a_graph_that_other_code_captures_is_not_disturbed(on_fake: Run, simple: Path) -> None:
+    """The first upload registers the ring and creates events; workers query them: each would end a capture in global mode."""
+    on_fake(
+        START.replace("upload = ", "fakecuda.capture(captured := fakecuda.stream()); upload = ")
+        + """
+    stream = fakecuda.stream()
+    for _ in range(3):
+        ticket, into = fakecuda.submit(upload, tensors, Request(), stream=stream)
+        upload.wait(ticket, stream=stream, sync=True)
+        assert has_arrived(into)
+        del into
+    upload.rate()
+    upload.close()
+    assert fakecuda.library().fakecuda_capture_mode() == 0
+    assert not fakecuda.capture(None)
+    # Without the relaxed mode, the same call ends the capture.
+    fakecuda.capture(captured)
+    assert fakecuda.library().cuMemFree_v2(0) == 900 and fakecuda.capture(None)
+    """,
+        simple,
+        FAKECUDA_DELAY=2000,
+    )
+
+
 def test_the_callers_context_is_restored(on_fake: Run, simple: Path) -> None:
     on_fake(
         START
