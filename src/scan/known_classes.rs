@@ -53,6 +53,8 @@ pub(super) enum State {
     AttributesAnd(&'static str),
     /// As [`Attributes`](State::Attributes); the names of an RNN's weights are lists of strings.
     Rnn,
+    /// The attributes of joblib's wrapper of an array, which is of numbers or objects and no subclass.
+    Array,
 }
 
 /// A row of the table, for one name.
@@ -92,6 +94,7 @@ fn row(line: &'static str) -> Option<(KnownClass, &'static str, &'static str)> {
         ("attributes", _) => (State::Attributes, false),
         ("callable", _) => (State::Attributes, true),
         ("rnn", _) => (State::Rnn, true),
+        ("array", _) => (State::Array, false),
         _ => return None,
     };
     Some((KnownClass { form, state, callable }, module, names))

@@ -29,7 +29,8 @@ import argparse, array, collections, copyreg, datetime, decimal, enum, fractions
 import sys, types, uuid, warnings
 warnings.simplefilter("ignore")
 names = json.load(sys.stdin)
-import torch
+import numpy, torch
+from joblib.numpy_pickle import NumpyArrayWrapper
 from torch import nn
 
 zone = datetime.timezone(datetime.timedelta(hours=1), "east")
@@ -59,6 +60,7 @@ SPECIAL = {
     "torch.nn.utils.spectral_norm.SpectralNormStateDictHook": norm, "torch.nn.modules.module._WrappedHook": norm,
     "torch.nn.utils.spectral_norm.SpectralNormLoadStateDictPreHook": norm,
     "torch.torch_version.TorchVersion": torch.__version__,
+    "joblib.numpy_pickle.NumpyArrayWrapper": NumpyArrayWrapper(numpy.ndarray, (2,), "C", numpy.dtype("f4")),
 }
 ARGUMENTS = [(), (2,), (2, 2), (2, 2, 2), ("a/b",), ("1.2.3.4",)]
 
@@ -144,6 +146,9 @@ def test_a_scan_calls_each_of_them_inert(built: list[list]) -> None:
     for module, name, protocol, data, _, _ in built:
         # Before protocol 3, an array is a call with a list of numbers.
         if module == "array" and protocol < 3:
+            continue
+        # Behind its wrapper, joblib's reader expects an array; test_scan.py has whole files.
+        if module == "joblib.numpy_pickle":
             continue
         report = rustload.scan(bytes.fromhex(data))
         if report.verdict != "inert":

@@ -24,6 +24,7 @@ import zipfile
 import zlib
 from typing import TYPE_CHECKING, Any
 
+import joblib
 import numpy as np
 import pytest
 import torch
@@ -813,3 +814,24 @@ def test_a_member_outside_the_directory_is_scanned_though_it_is_named_like_a_sto
             archive.writestr(name, model.read(name))
     assert list(rustload.open(bytearray(file.getvalue()))) == ["w"]
     assert rustload.scan(file.getvalue()).verdict == "would execute"
+
+
+@pytest.mark.parametrize("compress", [0, ("zlib", 3), ("gzip", 3)], ids=["plain", "zlib", "gzip"])
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_a_file_of_joblib_with_arrays_of_numbers_is_inert(
+    compress: Any, protocol: int, tmp_path: Path
+) -> None:
+    arrays = {
+        "c": np.arange(12.0).reshape(3, 4),
+        "f": np.asfortranarray(np.ones((3, 4), "f4")),
+        "nested": [np.ones(3, "int8"), 5, ("x", np.ones((0, 3)))],
+        "large": np.ones((300, 300)),
+        "swapped": np.ones(3, ">f4"),
+        "text": np.array(["a", "bb"]),
+        "bool": np.array([True]),
+        "scalar": np.float64(3),
+    }
+    path = tmp_path / "arrays.joblib"
+    joblib.dump(arrays, path, compress=compress, protocol=protocol)
+    report = rustload.scan(path)
+    assert (report.verdict, report.complete) == ("inert", True), str(report)

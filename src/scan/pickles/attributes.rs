@@ -55,6 +55,7 @@ impl Understanding<'_> {
             (Target::Object(State::Rnn), Value::Dict(pairs)) => {
                 self.attributes(pairs, "").or_else(|| self.rnn(pairs))
             }
+            (Target::Object(State::Array), Value::Dict(pairs)) => self.array(pairs),
             (Target::Loader, Value::Dict(pairs)) => self.attributes(pairs, ""),
             (Target::Loader, Value::Tuple(items)) => {
                 items.iter().find_map(|&item| match self.values.get(item) {
@@ -112,6 +113,27 @@ impl Understanding<'_> {
                 }
                 b"_flat_weights" => matches!(self.values.get(value), Value::List(_)),
                 _ => true,
+            };
+            (!has_form).then_some(Problem::Form)
+        })
+    }
+
+    /// What is wrong with the attributes of joblib's wrapper of an array (joblib/numpy_pickle.py: `NumpyArrayWrapper`).
+    fn array(&self, pairs: &[(Handle, Handle)]) -> Option<Problem> {
+        let value_of = |handle| self.values.get(handle);
+        pairs.iter().find_map(|&(key, value)| {
+            let Value::Str(name) = value_of(key) else { return Some(Problem::Form) };
+            let has_form = match name.as_bytes() {
+                b"subclass" => self.is_named(value, "numpy", "ndarray"),
+                b"dtype" => self.is_dtype(value),
+                b"shape" => match value_of(value) {
+                    Value::Tuple(sizes) => sizes.iter().all(|&size| matches!(value_of(size), Value::Int(_))),
+                    _ => false,
+                },
+                b"order" => self.is_text(value),
+                b"allow_mmap" => matches!(value_of(value), Value::Bool(_)),
+                b"numpy_array_alignment_bytes" => matches!(value_of(value), Value::Int(_) | Value::None),
+                _ => false,
             };
             (!has_form).then_some(Problem::Form)
         })

@@ -265,6 +265,15 @@ impl<'a> Understanding<'a> {
         is_empty && self.is_named(class, "numpy", "ndarray")
     }
 
+    /// Whether a value is an understood dtype of NumPy.
+    pub(super) fn is_dtype(&self, handle: Handle) -> bool {
+        let Value::Call(id) = self.values.get(handle) else { return false };
+        let is_understood = self.known.is_known_call(id) || self.object_of(id).is_some();
+        is_understood
+            && self.refused(id).is_none()
+            && self.is_named(self.values.call(id).callable, "numpy", "dtype")
+    }
+
     /// The row of the object that a call makes, if it has the form that the row states.
     fn object(&mut self, call: &Call<'_>) -> Option<KnownClass> {
         let callee = self.callee(call)?;

@@ -17,6 +17,7 @@ from attacks.pickles import (
     SYSTEM,
     TRUE,
     binary,
+    call,
     integer,
     legacy_storage,
     listed,
@@ -258,11 +259,11 @@ OBJECT = (
 )
 
 
-def wrapped(numel: int, dtype: bytes = DTYPE, *, aligned: bool = True) -> bytes:
-    """joblib's stand-in for an array."""
+def wrapped(numel: int, dtype: bytes = DTYPE, *, aligned: bool = True, **more: bytes) -> bytes:
+    """joblib's stand-in for an array, with other attributes on request."""
     state = {
         "subclass": name("numpy.ndarray"), "shape": many(integer(numel)), "order": text("C"), "dtype": dtype, "allow_mmap": TRUE,
-    } | ({"numpy_array_alignment_bytes": integer(16)} if aligned else {})  # fmt: skip
+    } | ({"numpy_array_alignment_bytes": integer(16)} if aligned else {}) | more  # fmt: skip
     return name("joblib.numpy_pickle.NumpyArrayWrapper") + b")\x81" + named(state) + BUILD
 
 
@@ -292,6 +293,22 @@ family("X13", "a call in a file of joblib, as one of its readers or `pickle.load
     "gzip": lambda: gzip.compress(joblib(SYSTEM), mtime=0), "zlib": lambda: zlib.compress(joblib(SYSTEM)),
     "behind_stop": lambda: joblib() + EVIL,
 }, JOBLIB, "", runs=RUNS)  # fmt: skip
+
+
+def joblib_with(**more: bytes) -> bytes:
+    """A list of an array of 32 numbers whose wrapper has other attributes."""
+    return b"\x80\x03](" + wrapped(32, **more) + b"\x03" + bytes(3) + bytes(256) + b"e."
+
+
+family("X123", "a wrapper of joblib with attributes that its class does not write", {
+    "subclass": lambda: joblib_with(subclass=name("mine.Array")),
+    "made_subclass": lambda: joblib_with(subclass=call("mine.make")),
+    "dtype": lambda: joblib_with(dtype=call("mine.dtype")),
+    "alignment": lambda: joblib_with(numpy_array_alignment_bytes=call("mine.number")),
+    "method": lambda: joblib_with(read=name("mine.read")),
+    "setstate": lambda: joblib_with(__setstate__=name("mine.read")),
+    "order": lambda: joblib_with(order=name("mine.order")),
+}, Refused("PickleOpcode"), "StateAttribute", verdict="unknown")  # fmt: skip
 family("X14", "INST without a mark, before which `pickle.py` imports", {
     "inst": b"iposix\nsystem\n.", "member": lambda: as_member(b"iposix\nsystem\n."),
 }, {"inst": unknown, "member": opened}, "Import")  # fmt: skip
