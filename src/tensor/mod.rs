@@ -1,5 +1,6 @@
 //! A lazy tensor: dtype, shape, strides and offset within a storage. Elements are read when it is materialized.
 
+mod growth;
 mod joined;
 mod materialize;
 mod quantized;
@@ -19,6 +20,7 @@ use crate::layout::{Layout, TensorIndex};
 use crate::opened::Opened;
 use crate::pickle::Snapshot;
 
+pub(crate) use growth::Growth;
 pub use joined::Joined;
 pub(crate) use materialize::{MaterializePlan, OwnedPlan};
 pub use request::{Order, Request};

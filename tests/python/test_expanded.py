@@ -126,3 +126,33 @@ def test_a_lazy_module_is_not_made_larger_than_the_limit(tmp_path):
         rustload.torch.load_into(module, path)
     assert caught.value.name == "materialize_bytes"
     assert torch.nn.parameter.is_lazy(module.weight)
+
+
+def test_x124_results_that_are_kept_together_are_limited_in_total(tmp_path):
+    mib = 1 << 20
+    base = torch.rand(mib // 4)
+    saved = {
+        "expanded": {f"{n}": torch.ones(1).expand(mib // 4 + n) for n in range(3000)},
+        "views": {f"{n}": base[n:] for n in range(64)},
+        "distinct": {f"{n}": torch.full((mib // 4,), float(n)) for n in range(64)},
+    }
+    small = rustload.Limits(materialize_bytes=4 * mib)
+    for kind, state in saved.items():
+        path = tmp_path / f"{kind}.pt"
+        torch.save(state, path)
+        ckpt = rustload.open(path, limits=small)
+        views = ckpt.materialize()
+        assert len(views) == len(state)
+        del views
+        # A stream's results need not be kept.
+        assert sum(1 for _ in ckpt.stream(copy=True, memory="8MiB")) == len(state)
+        if kind == "distinct":
+            assert len(ckpt.materialize(copy=True)) == 64
+            continue
+        for how in ({"copy": True}, {"dtype": "float16"}):
+            with pytest.raises(rustload.LimitError) as caught:
+                ckpt.materialize(**how)
+            assert caught.value.limit == 16 * mib if kind == "views" else 4 * mib
+            assert caught.value.code == "Limit"
+    # With the default limits, 64 copies of a mebibyte are nothing.
+    assert len(rustload.open(tmp_path / "views.pt").materialize(copy=True)) == 64

@@ -7,7 +7,7 @@ use super::{Output, StreamItem, StreamOptions, TensorError};
 use crate::error::{Error, Result};
 use crate::sink;
 use crate::stream::{Queue, Task, fill_all};
-use crate::tensor::{MaterializePlan, OwnedPlan, Request, SharedStorage, Tensor};
+use crate::tensor::{Growth, MaterializePlan, OwnedPlan, Request, SharedStorage, Tensor};
 
 /// Bytes of results that one batch has at most: large enough to amortize starting threads.
 const BATCH_BYTES: u64 = 32 << 20;
@@ -55,12 +55,12 @@ impl Plan {
             .then(|| sink::limit_while_alive(queue.window_left(), || self.result_bytes()));
         let batch_bytes = BATCH_BYTES.min(self.options.window / 4).max(1);
         self.evict(self.steps.iter(), self.steps.first());
-        let mut batch = Batch::default();
+        let (mut batch, mut growth) = (Batch::default(), Growth::default());
         for (number, step) in self.steps.iter().enumerate() {
             if number % BATCH_MAX_TENSORS == 0 {
                 self.prefetch_headers(number);
             }
-            let item = match self.item(step) {
+            let item = match self.item(step).and_then(|item| self.count(item, &mut growth)) {
                 Ok(item) => item,
                 Err(error) => {
                     // Earlier items come before the error.
@@ -140,6 +140,14 @@ impl Plan {
                 Item { step, window_bytes: tensor.peak_bytes(&owned), action: Action::Fill(owned) }
             }
         })
+    }
+
+    /// Counts an item that takes memory of its own, where the consumer keeps all of them.
+    fn count<'a>(&self, item: Item<'a>, growth: &mut Growth) -> Result<Item<'a>> {
+        if self.options.results_kept && matches!(item.action, Action::Fill(_)) {
+            growth.add(&self.requests[item.step.index].0)?;
+        }
+        Ok(item)
     }
 
     /// Blocks until a batch fits the window, materializes it, and puts it in the queue. `next` is the step after it. An error means

@@ -28,7 +28,7 @@ from attacks.pickles import (
     tensor,
     text,
 )
-from attacks.registry import Fails, Opens, Refused, family
+from attacks.registry import Fails, Opens, Refused, family, shown
 from attacks.zips import Zip, around
 
 if TYPE_CHECKING:
@@ -249,4 +249,11 @@ family(
     "a quantized tensor whose only scale counts as many",
     EXPANDED_SCALES,
     expanded(dequantized, "dequantizing"),
+)
+
+shown(
+    "X124",
+    "many tensors whose elements repeat, or that view the same bytes, copied by one call",
+    "`Limit` (`materialize_bytes`)",
+    "test_expanded.py::test_x124_results_that_are_kept_together_are_limited_in_total",
 )
