@@ -512,7 +512,7 @@ class Program:
         return b"]" + opcode + MARK + one + two + b"e"
 
     def key(self) -> bytes:
-        match self.rng.randrange(8):
+        match self.rng.randrange(12):
             case 0:
                 return integer(self.rng.randint(0, 2))
             case 1:
@@ -523,6 +523,14 @@ class Program:
                 return ints((self.rng.randint(0, 1), 1))
             case 4:
                 return NONE
+            # Calls whose results equal other keys.
+            case 5:
+                return name("torch.Size") + ints((self.rng.randint(0, 1), 1)) + b"\x85" + REDUCE
+            case 6:
+                return self.encoded()
+            case 7:
+                real, imaginary = self.rng.choice((0.0, 1.0, 1.5)), self.rng.choice((0.0, -0.0, 2.0))
+                return name("builtins.complex") + number(real) + number(imaginary) + b"\x86" + REDUCE
             case _:
                 return text(self.rng.choice("abcde"))
 

@@ -22,7 +22,7 @@ from attacks import CASES
 import rustload
 
 SOURCE = Path(__file__).parents[2] / "fuzz" / "programs.py"
-ARCHIVES = [case for case in CASES if case.id[0] == "X" and "X70" <= case.id <= "X89"]
+ARCHIVES = [case for case in CASES if case.id[0] == "X" and ("X70" <= case.id <= "X89" or case.id == "X125")]
 
 
 @pytest.fixture(scope="module")

@@ -228,7 +228,7 @@ impl<'a> View<'a> {
         out: &mut Vec<Child>,
     ) -> Result<()> {
         let [mut parameters, mut buffers, mut modules, mut others] = [const { Vec::new() }; 4];
-        for (key, value) in self.values.unique(pairs)? {
+        for (key, value) in self.unique(pairs)? {
             let name = self
                 .text(key)
                 .filter(|name| name.as_bytes().len() <= SHORT_STRING_MAX_BYTES)
@@ -324,7 +324,7 @@ impl<'a> View<'a> {
                 out.extend(shown.map(|(key, value)| Child { step: PathStep::Key(key), value, naming }));
             }
         }
-        let others = self.values.unique(pairs)?.into_iter().filter(|(_, value)| !own.contains(value));
+        let others = self.unique(pairs)?.into_iter().filter(|(_, value)| !own.contains(value));
         let unnamed = |(key, value)| Child { step: PathStep::Key(key), value, naming: Naming::None };
         out.extend(others.map(unnamed));
         Ok(())
@@ -336,7 +336,7 @@ impl<'a> View<'a> {
         pairs.iter().rev().find(|&&(key, _)| is_name(key)).map(|&(_, value)| value)
     }
 
-    fn text(self, handle: Handle) -> Option<Text<'a>> {
+    pub(super) fn text(self, handle: Handle) -> Option<Text<'a>> {
         match self.values.get(handle) {
             Value::Str(text) => Some(text),
             _ => None,
@@ -346,7 +346,7 @@ impl<'a> View<'a> {
     /// Adds the values of a dict; of duplicate keys, the last one.
     fn add_keyed(self, pairs: &[(Handle, Handle)], out: &mut Vec<Child>) -> Result<()> {
         let child = |(key, value)| Child::from((PathStep::Key(key), value));
-        out.extend(self.values.unique(pairs)?.into_iter().map(child));
+        out.extend(self.unique(pairs)?.into_iter().map(child));
         Ok(())
     }
 }

@@ -1,6 +1,7 @@
 //! The object tree of a pickle: its values as descriptions of Python objects. No Python object is constructed.
 
 mod children;
+mod keys;
 mod number;
 
 pub(super) use children::{Child, Naming};
@@ -266,8 +267,8 @@ impl<'a> View<'a> {
             Value::Tuple(items) => Object::Tuple(items),
             Value::Set(items) => Object::Set(items.to_vec()),
             Value::FrozenSet(items) => Object::FrozenSet(items.to_vec()),
-            Value::Dict(_) => {
-                let entries = self.values.entries(handle)?;
+            Value::Dict(pairs) => {
+                let entries = self.unique(pairs)?;
                 Object::Dict { kind: DictKind::Dict, entries, states: &[], factory: None }
             }
             Value::Global(id) => {
@@ -301,7 +302,7 @@ impl<'a> View<'a> {
                 let factory = args.first().copied().filter(|&factory| {
                     kind == DictKind::DefaultDict && !matches!(self.values.get(factory), Value::None)
                 });
-                Object::Dict { kind, entries: self.values.unique(&pairs)?, states: call.states, factory }
+                Object::Dict { kind, entries: self.unique(&pairs)?, states: call.states, factory }
             }
             Meaning::Sequence(known) => {
                 let mut items =

@@ -19,6 +19,7 @@ from attacks.pickles import (
     listed,
     made,
     many,
+    mapped,
     name,
     named,
     ndarray,
@@ -401,6 +402,35 @@ family(
     Opens(
         "opens: what each call read",
         lambda ckpt: _is_equal(ckpt.objects, [[1, 2, 3, 4], {1, 2}, {1, 2, 3}, {1, 2, 3, 4}]),
+    ),
+    "",
+)
+SIZE = call("torch.Size", ints(1, 2))
+KEYS = {
+    "size": (SIZE, ints(1, 2)),
+    "sizes": (SIZE, call("torch.Size", listed(integer(1), integer(2)))),
+    "size_in_a_tuple": (many(SIZE, text("a")), many(ints(1, 2), text("a"))),
+    "bytes": (latin1(b"k\xff"), latin1(b"k\xff")),
+    "complex": (call("builtins.complex", number(1.0), number(-0.0)), TRUE),
+    "complexes": (
+        call("builtins.complex", number(0.5), number(2.0)),
+        call("builtins.complex", number(0.5), number(2.0)),
+    ),
+}
+family(
+    "X125",
+    "two keys of a dict that are equal by what their calls return",
+    {
+        key: (
+            lambda one=one, two=two: around(
+                mapped((one, tensor((1,))), (two, tensor((2,))), (text("c"), tensor((3,))))
+            )
+        )
+        for key, (one, two) in KEYS.items()
+    },
+    Opens(
+        "opens: the last tensor of the key",
+        lambda ckpt: _is_equal([t.shape for t in ckpt.values()], [(2,), (3,)]),
     ),
     "",
 )
