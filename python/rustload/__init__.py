@@ -32,7 +32,8 @@ if _TYPE_CHECKING:
     from rustload._cuda.info import cuda_info
     from rustload._safe_open.surface import PySafeSlice, TensorMeta, safe_open
     from rustload._save.flatten import unflatten
-    from rustload._save.save import SaveReport, save
+    from rustload._save.report import SaveReport
+    from rustload._save.save import save
     from rustload._save.writer import Writer
     from rustload._scan.policy import Policy
     from rustload._scan.report import FileReport, Finding, ScanReport
@@ -103,7 +104,8 @@ if not _TYPE_CHECKING:  # type checkers must still report unknown attributes
         "_cuda.info": ("cuda_info",),
         "_safe_open.surface": ("PySafeSlice", "TensorMeta", "safe_open"),
         "_save.flatten": ("unflatten",),
-        "_save.save": ("SaveReport", "save"),
+        "_save.report": ("SaveReport",),
+        "_save.save": ("save",),
         "_save.writer": ("Writer",),
         "_scan.policy": ("Policy",),
         "_scan.report": ("FileReport", "Finding", "ScanReport"),

@@ -6,7 +6,7 @@ Shapes, strides and offsets are in elements, sizes in bytes. Errors are the clas
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, Protocol, Self, TypeAlias, final
+from typing import Any, Final, Literal, Protocol, Self, TypeAlias, TypedDict, final
 
 from typing_extensions import CapsuleType
 
@@ -50,6 +50,7 @@ __all__ = [
     "write_file",
     "write_folder",
     "write_object",
+    "write_text",
 ]
 
 __version__: Final[str]
@@ -517,16 +518,23 @@ _Values: TypeAlias = "Tensor | Joined | tuple[str, Sequence[int], int | None, Ca
 """What is written: a lazy tensor, or dtype, shape, the storage that it shares with others (any number), and a function that
 returns a DLPack capsule of all bytes, as one-dimensional `uint8` in host memory."""
 
+_File: TypeAlias = (
+    "tuple[str, Sequence[tuple[str, _Values, int]], Sequence[tuple[str, str]], str | None, int | None]"
+)
+
+class _WriteOptions(TypedDict):
+    overwrite: bool
+    sync: bool
+    memory: int
+    threads: int | None
+
 def write_file(
     path: str,
     tensors: Sequence[tuple[str, _Values, int]],
     requests: Sequence[_Request],
     *,
     metadata: Sequence[tuple[str, str]],
-    overwrite: bool,
-    sync: bool,
-    memory: int,
-    threads: int | None,
+    options: _WriteOptions,
 ) -> int:
     """Writes a safetensors file, and returns its size in bytes.
 
@@ -535,10 +543,8 @@ def write_file(
         tensors: For each tensor its name, its values, and the index of its request.
         requests: The conversions; `copy` has no effect.
         metadata: The texts of the header.
-        overwrite: Whether an existing file is replaced.
-        sync: Whether the data is on the disk before the file gets its name.
-        memory: The most bytes of buffers.
-        threads: The number of threads; None for one per core.
+        options: `overwrite`: whether an existing file is replaced; `sync`: whether the data is on the disk before the file gets
+            its name; `memory`: the most bytes of buffers; `threads`: the number of threads, None for one per core.
 
     Raises:
         OSError: The target exists and is not to be replaced, the disk is full, or the system refuses otherwise.
@@ -549,37 +555,34 @@ def write_file(
 
 def write_folder(
     path: str,
-    tensors: Sequence[tuple[str, _Values, int]],
+    files: Sequence[_File],
     requests: Sequence[_Request],
     *,
-    metadata: Sequence[tuple[str, str]],
-    overwrite: bool,
-    sync: bool,
-    memory: int,
-    threads: int | None,
-    name: str,
-    max_shard_size: int | None,
+    texts: Sequence[tuple[str, str]],
+    copies: Sequence[tuple[str, str]],
+    joins: bool,
+    options: _WriteOptions,
 ) -> list[tuple[str, int]]:
-    """Writes a folder of safetensors files, which replaces a folder of that name in one step.
+    """Writes a folder of safetensors files and others, which replaces a folder of that name in one step.
+
+    Paths of files are relative to the folder. Files of an earlier version of the same checkpoints are not kept, others are.
 
     Args:
         path: The folder.
-        tensors: As for `write_file`, like the arguments up to `threads`.
+        files: For each safetensors file its path, its tensors as for `write_file`, the texts of its header, the path of the index
+            that lists them (None for no index), and the most bytes of tensors, above which it is several files; None for one.
         requests: The conversions.
-        metadata: The texts of each header.
-        overwrite: Whether a folder with files is replaced; those that are not of this checkpoint are kept.
-        sync: Whether the data is on the disk before the folder gets its name.
-        memory: The most bytes of buffers.
-        threads: The number of threads.
-        name: The name of the file without shards, from which those of shards are made.
-        max_shard_size: The most bytes of tensors in one file; None for 50 GB.
+        texts: Paths and contents of other files.
+        copies: Paths of other files, and the files that they are copies of.
+        joins: Whether the files may join those of an existing folder if they replace none, without `overwrite`.
+        options: As for `write_file`; `overwrite`: whether a folder with files is replaced.
 
     Returns:
-        The name and the size of each file.
+        The path and the size of each file.
 
     Raises:
         OSError: As for `write_file`, or the file system cannot exchange two folders.
-        ValueError: As for `write_file`, or `name` is no name of a file.
+        ValueError: As for `write_file`, or a path is not one of a file in the folder, or two are equal.
         RustloadError: As for `write_file`.
     """
 
@@ -604,6 +607,13 @@ def write_object(
         RustloadError: As for `write_file`; an exception of `write` is the cause.
     """
 
+def write_text(path: str, text: str, *, overwrite: bool, sync: bool) -> None:
+    """Writes a file of text in UTF-8, which appears when it is complete.
+
+    Raises:
+        OSError: As for `write_file`.
+    """
+
 @final
 class Writer:
     """A safetensors file whose tensors come in any order; `rustload.Writer` wraps it."""
@@ -614,10 +624,7 @@ class Writer:
         tensors: Sequence[tuple[str, str, Sequence[int]]],
         *,
         metadata: Sequence[tuple[str, str]],
-        overwrite: bool,
-        sync: bool,
-        memory: int,
-        threads: int | None,
+        options: _WriteOptions,
     ) -> Self:
         """Plans a file of these tensors (name, dtype, shape), and reserves its space.
 
@@ -924,6 +931,10 @@ class Tensor:
     @property
     def storage(self) -> tuple[int, int]:
         """The storage: the index of the file, and of the storage in it. Tied tensors have the same."""
+
+    @property
+    def storage_nbytes(self) -> int:
+        """The bytes of the storage, which may have more elements than the tensor."""
 
     def attributes(self, wrap: Callable[[Tensor], object]) -> list[Any]:
         """The states that the file sets on the tensor, in order: dicts of attributes, or values for a class's `__setstate__`.

@@ -53,7 +53,7 @@ mod _rustload {
     #[pymodule_export]
     use super::tensor::{Tensor, parse_dtype};
     #[pymodule_export]
-    use super::write::{Writer, write_file, write_folder, write_object};
+    use super::write::{Writer, write_file, write_folder, write_object, write_text};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

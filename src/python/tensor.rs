@@ -105,6 +105,11 @@ impl Tensor {
         self.0.storage()
     }
 
+    #[getter]
+    fn storage_nbytes(&self) -> u64 {
+        self.0.storage_nbytes()
+    }
+
     fn attributes<'py>(&self, py: Python<'py>, wrap: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let states = self.0.states().iter();
         states.map(|&state| objects::attributes(py, &self.0, state, wrap)).collect()

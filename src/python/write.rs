@@ -1,4 +1,4 @@
-//! Writing safetensors files: `write_file`, `write_object`, and `Writer`.
+//! Writing safetensors files: `write_file`, `write_folder`, `write_object`, and `Writer`.
 
 use std::io;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::parallel::Cancel;
 use crate::tensor::Request;
-use crate::write::{self, Declaration, DeferredArray, FolderOptions, Values, WriteOptions};
+use crate::write::{self, Declaration, DeferredArray, FolderPlan, SafetensorsFile, Values, WriteOptions};
 
 /// The values of a tensor as Python has them.
 #[derive(FromPyObject)]
@@ -52,69 +52,107 @@ fn raised(error: PyErr) -> Error {
     Error::io(io::Error::other(error), None)
 }
 
+/// How files are written: the items of a dict.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct OptionsArg {
+    overwrite: bool,
+    sync: bool,
+    memory: u64,
+    threads: Option<usize>,
+}
+
+impl OptionsArg {
+    fn options(self, metadata: Vec<(String, String)>, cancel: &Cancel) -> WriteOptions {
+        let OptionsArg { overwrite, sync, memory, threads } = self;
+        let options = WriteOptions::new().metadata(metadata).overwrite(overwrite).sync(sync);
+        options.memory(memory).threads(threads).cancel(cancel.clone())
+    }
+}
+
 /// Names, values, and the number of each tensor's request.
 type Tensors<'py> = Vec<(String, ValuesArg<'py>, usize)>;
 
-/// Pairs each tensor with its request. All requests share `cancel`.
-fn tensors(
-    tensors: Tensors<'_>,
-    requests: Vec<RequestArgs>,
-    cancel: &Cancel,
-) -> PyResult<Vec<(String, Values)>> {
-    let requests = requests.into_iter().map(RequestArgs::request).collect::<PyResult<Vec<_>>>()?;
-    let pair = |(name, values, number): (String, ValuesArg<'_>, usize)| {
-        let request = requests.get(number).cloned().ok_or_else(|| {
-            Error::new(Code::Value, "a tensor has the number of a request that does not exist")
-        })?;
-        Ok((name, values.values(Request { cancel: cancel.clone(), ..request })?))
-    };
-    tensors.into_iter().map(pair).collect()
+/// The conversions of a call, all with one token to cancel.
+struct Requests(Vec<Request>);
+
+impl Requests {
+    fn new(requests: Vec<RequestArgs>, cancel: &Cancel) -> PyResult<Requests> {
+        let request = |request: RequestArgs| Ok(Request { cancel: cancel.clone(), ..request.request()? });
+        requests.into_iter().map(request).collect::<PyResult<_>>().map(Requests)
+    }
+
+    /// Pairs each tensor with its request.
+    fn pair(&self, tensors: Tensors<'_>) -> PyResult<Vec<(String, Values)>> {
+        let pair = |(name, values, number): (String, ValuesArg<'_>, usize)| {
+            let request = self.0.get(number).cloned().ok_or_else(|| {
+                Error::new(Code::Value, "a tensor has the number of a request that does not exist")
+            })?;
+            Ok((name, values.values(request)?))
+        };
+        tensors.into_iter().map(pair).collect()
+    }
 }
 
 /// Writes one safetensors file, and returns its size.
-#[expect(clippy::too_many_arguments, reason = "one for each keyword of the Python function")]
 #[pyfunction]
-#[pyo3(signature = (path, tensors, requests, *, metadata, overwrite, sync, memory, threads))]
+#[pyo3(signature = (path, tensors, requests, *, metadata, options))]
 pub(crate) fn write_file(
     py: Python<'_>,
     path: PathBuf,
     tensors: Tensors<'_>,
     requests: Vec<RequestArgs>,
     metadata: Vec<(String, String)>,
-    overwrite: bool,
-    sync: bool,
-    memory: u64,
-    threads: Option<usize>,
+    options: OptionsArg,
 ) -> PyResult<u64> {
     let cancel = Cancel::new();
-    let options = WriteOptions { metadata, overwrite, sync, memory, threads, cancel: cancel.clone() };
-    let tensors = self::tensors(tensors, requests, &cancel)?;
+    let options = options.options(metadata, &cancel);
+    let tensors = Requests::new(requests, &cancel)?.pair(tensors)?;
     run::interruptible_if(py, true, &cancel, || write::write_file(&path, tensors, &options))
 }
 
-/// Writes a folder of safetensors files, and returns their names and sizes.
+/// A safetensors file of a folder: path, tensors, metadata, index, and the most bytes of tensors.
+type FileArg<'py> = (String, Tensors<'py>, Vec<(String, String)>, Option<String>, Option<u64>);
+
+/// Writes a folder of safetensors files and others, and returns their paths and sizes.
 #[expect(clippy::too_many_arguments, reason = "one for each keyword of the Python function")]
 #[pyfunction]
-#[pyo3(signature = (path, tensors, requests, *, metadata, overwrite, sync, memory, threads, name, max_shard_size))]
+#[pyo3(signature = (path, files, requests, *, texts, copies, joins, options))]
 pub(crate) fn write_folder(
     py: Python<'_>,
     path: PathBuf,
-    tensors: Tensors<'_>,
+    files: Vec<FileArg<'_>>,
     requests: Vec<RequestArgs>,
-    metadata: Vec<(String, String)>,
-    overwrite: bool,
-    sync: bool,
-    memory: u64,
-    threads: Option<usize>,
-    name: String,
-    max_shard_size: Option<u64>,
+    texts: Vec<(String, String)>,
+    copies: Vec<(String, PathBuf)>,
+    joins: bool,
+    options: OptionsArg,
 ) -> PyResult<Vec<(String, u64)>> {
     let cancel = Cancel::new();
-    let options = WriteOptions { metadata, overwrite, sync, memory, threads, cancel: cancel.clone() };
-    let mut folder = FolderOptions::new().name(name);
-    folder.max_shard_size = max_shard_size.unwrap_or(folder.max_shard_size);
-    let tensors = self::tensors(tensors, requests, &cancel)?;
-    run::interruptible_if(py, true, &cancel, || write::write_folder(&path, tensors, &folder, &options))
+    let options = options.options(Vec::new(), &cancel);
+    let requests = Requests::new(requests, &cancel)?;
+    let file = |(path, tensors, metadata, index, max_shard_size): FileArg<'_>| {
+        let tensors = requests.pair(tensors)?;
+        Ok(SafetensorsFile { path, tensors, metadata, index, max_shard_size })
+    };
+    let mut plan = FolderPlan::new();
+    plan.files = files.into_iter().map(file).collect::<PyResult<_>>()?;
+    plan.texts = texts.into_iter().map(|(path, text)| (path, text.into_bytes())).collect();
+    (plan.copies, plan.joins) = (copies, joins);
+    run::interruptible_if(py, true, &cancel, || plan.write(&path, &options))
+}
+
+/// Writes a file of text.
+#[pyfunction]
+#[pyo3(signature = (path, text, *, overwrite, sync))]
+pub(crate) fn write_text(
+    py: Python<'_>,
+    path: PathBuf,
+    text: &str,
+    overwrite: bool,
+    sync: bool,
+) -> PyResult<()> {
+    run::detached(py, || write::write_bytes(&path, text.as_bytes(), overwrite, sync))
 }
 
 /// Writes one safetensors file to a binary file object, and returns its size.
@@ -129,8 +167,8 @@ pub(crate) fn write_object(
     memory: u64,
 ) -> PyResult<u64> {
     let cancel = Cancel::new();
-    let options = WriteOptions { metadata, memory, cancel: cancel.clone(), ..WriteOptions::new() };
-    let tensors = self::tensors(tensors, requests, &cancel)?;
+    let options = WriteOptions::new().metadata(metadata).memory(memory).cancel(cancel.clone());
+    let tensors = Requests::new(requests, &cancel)?.pair(tensors)?;
     let mut target = WritableObject(file);
     run::interruptible_if(py, true, &cancel, || write::write_in_order(&mut target, tensors, &options))
 }
@@ -164,24 +202,20 @@ pub(crate) struct Writer {
 #[pymethods]
 impl Writer {
     #[new]
-    #[expect(clippy::too_many_arguments, reason = "one for each keyword of the Python function")]
-    #[pyo3(signature = (path, tensors, *, metadata, overwrite, sync, memory, threads))]
+    #[pyo3(signature = (path, tensors, *, metadata, options))]
     fn new(
         py: Python<'_>,
         path: PathBuf,
         tensors: Vec<(String, String, Vec<u64>)>,
         metadata: Vec<(String, String)>,
-        overwrite: bool,
-        sync: bool,
-        memory: u64,
-        threads: Option<usize>,
+        options: OptionsArg,
     ) -> PyResult<Writer> {
         let declare = |(name, dtype, shape): (String, String, Vec<u64>)| {
             Ok(Declaration { name, dtype: DType::parse(&dtype)?, shape: shape.as_slice().into() })
         };
         let declared = tensors.into_iter().map(declare).collect::<Result<Vec<_>>>()?;
         let cancel = Cancel::new();
-        let options = WriteOptions { metadata, overwrite, sync, memory, threads, cancel: cancel.clone() };
+        let options = options.options(metadata, &cancel);
         let core = run::detached(py, || write::Writer::create(&path, declared, &options))?;
         Ok(Writer { core: Mutex::new(Some(Arc::new(core))), cancel })
     }

@@ -133,6 +133,11 @@ impl Tensor {
         (self.shard(), self.opened.tensor(self.id).storage())
     }
 
+    /// The bytes of its storage, which may have more elements than the tensor.
+    pub fn storage_nbytes(&self) -> u64 {
+        self.opened.storage(self.storage()).nbytes
+    }
+
     /// The shard, and the number within it of the tensor that this is or is a slice of.
     pub fn id(&self) -> (u32, u32) {
         self.id

@@ -8,6 +8,7 @@ mod folder;
 mod os;
 mod shards;
 mod staged;
+mod staged_folder;
 mod values;
 mod writer;
 
@@ -24,7 +25,7 @@ use crate::stream::{ByteTarget, WriteItem, write_all};
 use staged::StagedFile;
 
 pub use crate::container::safetensors::Declaration;
-pub use folder::{FolderOptions, WrittenFile, write_folder};
+pub use folder::{FolderOptions, FolderPlan, SafetensorsFile, WrittenFile, write_folder};
 pub use values::{DeferredArray, HostArray, Values};
 pub use writer::Writer;
 
@@ -129,6 +130,13 @@ pub fn write_in_order(
     let options = WriteOptions { threads: Some(1), ..options.clone() };
     write_tensors(tensors, &plan, &target, &options, |_| None)?;
     Ok(plan.len)
+}
+
+/// Writes a file of these bytes as [`write_file`] writes its own.
+pub fn write_bytes(path: impl AsRef<Path>, bytes: &[u8], overwrite: bool, sync: bool) -> Result<()> {
+    let file = StagedFile::create(path.as_ref(), to_u64(bytes.len()), overwrite)?;
+    file.write_at(0, bytes)?;
+    file.commit(sync)
 }
 
 /// A target without offsets, and the offset of the next byte.

@@ -53,7 +53,7 @@ pub(super) fn divide(tensors: &[Sized], max: u64) -> (Vec<usize>, usize) {
 }
 
 /// The names of the files of a checkpoint.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct FileNames {
     /// What stands before the number of a shard: `model`, or `model.fp16`.
     stem: String,
@@ -69,6 +69,16 @@ impl FileNames {
         FileNames { stem: name.strip_suffix(EXTENSION).unwrap_or(name).to_owned() }
     }
 
+    /// The names for a file that may be a shard.
+    pub(super) fn of_shard(name: &str) -> FileNames {
+        let names = FileNames::new(name);
+        let shard = names.stem.len().checked_sub("-00001-of-00002".len());
+        match shard.and_then(|at| names.stem.split_at_checked(at)) {
+            Some((stem, number)) if is_shard_number(number) => FileNames { stem: stem.to_owned() },
+            _ => names,
+        }
+    }
+
     /// The name of shard `number`, counted from 0, of `count`.
     pub(super) fn shard(&self, number: usize, count: usize) -> String {
         match count {
@@ -82,15 +92,32 @@ impl FileNames {
         format!("{}{EXTENSION}{INDEX_EXTENSION}", self.stem)
     }
 
+    /// The name of the index of a variant as transformers and diffusers have it: `model.safetensors.index.fp16.json` for `model.fp16`.
+    fn is_index_of_variant(&self, name: &str) -> bool {
+        let Some((stem, variant)) = self.stem.rsplit_once('.') else { return false };
+        let rest = name.strip_prefix(stem).and_then(|rest| rest.strip_prefix(EXTENSION));
+        let rest =
+            rest.and_then(|rest| rest.strip_prefix(".index.")).and_then(|rest| rest.strip_suffix(".json"));
+        rest == Some(variant)
+    }
+
     /// Whether a file is of this checkpoint, in this or another number of shards: a new version replaces it.
     pub(super) fn is_of_checkpoint(&self, name: &str) -> bool {
+        if self.is_index_of_variant(name) {
+            return true;
+        }
         let Some(rest) = name.strip_prefix(&self.stem) else { return false };
         let rest = rest.strip_suffix(INDEX_EXTENSION).unwrap_or(rest);
         let Some(number) = rest.strip_suffix(EXTENSION) else { return false };
-        let is_number = |text: &str| text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
-        let parts = number.strip_prefix('-').and_then(|number| number.split_once("-of-"));
-        number.is_empty() || parts.is_some_and(|(number, count)| is_number(number) && is_number(count))
+        number.is_empty() || is_shard_number(number)
     }
+}
+
+/// Whether a text is like `-00001-of-00002`.
+fn is_shard_number(text: &str) -> bool {
+    let is_number = |text: &str| text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
+    let parts = text.strip_prefix('-').and_then(|number| number.split_once("-of-"));
+    parts.is_some_and(|(number, count)| is_number(number) && is_number(count))
 }
 
 /// The index of a checkpoint in several files, as Python's `json.dumps` writes it with `indent=2, sort_keys=True`.
@@ -148,14 +175,19 @@ mod tests {
         assert_eq!(names.shard(0, 1), "model.fp16.safetensors");
         assert_eq!(names.shard(1, 3), "model.fp16-00002-of-00003.safetensors");
         assert_eq!(names.index(), "model.fp16.safetensors.index.json");
-        for name in [names.shard(0, 1), names.shard(6, 7), names.index()] {
+        let of_transformers = "model.safetensors.index.fp16.json".to_owned();
+        for name in [names.shard(0, 1), names.shard(6, 7), names.index(), of_transformers] {
             assert!(names.is_of_checkpoint(&name), "{name}");
+            if name.ends_with(EXTENSION) {
+                assert_eq!(FileNames::of_shard(&name), names);
+            }
         }
         for name in [
             "model.safetensors",
             "model.fp16-1-of-2.safetensors",
             "model.fp16.bin",
             "model.fp16-extra.safetensors",
+            "model.safetensors.index.json",
         ] {
             assert!(!names.is_of_checkpoint(name), "{name}");
         }

@@ -160,7 +160,7 @@ fn resolve_link(path: &Path) -> Result<PathBuf> {
 }
 
 /// Fails for a file in the `blobs` folder of a Hugging Face cache: its name is the hash of its content.
-fn refuse_hub_blobs(target: &Path) -> Result<()> {
+pub(super) fn refuse_hub_blobs(target: &Path) -> Result<()> {
     let folder = fs::canonicalize(folder_of(target)).unwrap_or_else(|_| folder_of(target).to_owned());
     let is_blobs = folder.file_name().is_some_and(|name| name == "blobs");
     if is_blobs && folder.with_file_name("snapshots").is_dir() {

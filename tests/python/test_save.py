@@ -148,8 +148,27 @@ def test_quantized_tensors_are_dequantized(tmp_path: Path) -> None:
     ckpt = rustload.open(tmp_path / "q.bin")
     rustload.save(ckpt, tmp_path / "q.safetensors", dequantize=True, dtype="float32")
     assert_same_bits(safetensors.torch.load_file(tmp_path / "q.safetensors")["q"], quantized.dequantize())
-    with pytest.raises(rustload.UnsupportedError, match="quantized"):
-        rustload.save({"q": quantized}, tmp_path / "q2.safetensors")
+    for tensors in ({"q": quantized}, ckpt):
+        with pytest.raises(rustload.UnsupportedError, match="quantized"):
+            rustload.save(tensors, tmp_path / "q2.safetensors")
+
+
+def test_the_report_counts_conversions_and_names_parts_of_storages(tmp_path: Path) -> None:
+    whole = torch.randn(10, 4)
+    array = np.arange(10.0)
+    tensors = {
+        "whole": whole,
+        "rows": whole[2:5],
+        "turned": whole.T,
+        "ids": torch.arange(3),
+        "end": array[5:],
+    }
+    torch.save({name: torch.as_tensor(value) for name, value in tensors.items()}, tmp_path / "m.bin")
+    # torch takes the memory of a part of an array for a storage of its own.
+    for source, packed in ((tensors, ["rows", "end"]), (rustload.open(tmp_path / "m.bin"), ["rows"])):
+        report = rustload.save(source, tmp_path / "m.safetensors", dtype="float16", transpose={"rows": True})
+        assert (report.packed, report.converted) == (packed, 4)
+    assert rustload.save(tensors, tmp_path / "m.safetensors", dtype={"ids": "int64"}).converted == 0
 
 
 def test_file_objects_get_the_same_bytes(tmp_path: Path) -> None:
@@ -330,6 +349,8 @@ def test_what_cannot_be_written_says_why(tmp_path: Path) -> None:
         rustload.save({"x": x}, tmp_path / "missing" / "m.safetensors")
     with pytest.raises(ValueError, match="folder"):
         rustload.save({"x": x}, path, max_shard_size="1GB")
+    with pytest.raises(ValueError, match="no name of a file"):
+        rustload.save({"x": x}, tmp_path / "folder", name="a/b")
     with pytest.raises(TypeError, match="texts by texts"):
         rustload.save({"x": x}, path, metadata={"a": 1})  # type: ignore[dict-item]
     assert path.read_bytes() == b"old"

@@ -15,7 +15,7 @@ from rustload._common.dtype_args import dtype_name
 from rustload._tensor.handle import LazyTensor
 from rustload.errors import _make
 
-__all__ = ["Deferred", "Values", "is_tensor", "values_of"]
+__all__ = ["Deferred", "Values", "is_tensor", "unsupported", "values_of"]
 
 Deferred: TypeAlias = tuple[str, tuple[int, ...], int | None, Callable[[], Any]]
 """dtype, shape, the storage that it shares with others (any number), and a function that returns a DLPack capsule of all
@@ -68,7 +68,8 @@ def is_tensor(value: Any) -> bool:
     return True
 
 
-def _unsupported(name: str, what: str, note: str) -> BaseException:
+def unsupported(name: str, what: str, note: str) -> BaseException:
+    """The error for a tensor that has no form in a safetensors file."""
     return _make(
         "Unsupported", "NotSafetensors", f"{name!r} is {what}, which has no form in a safetensors file", note
     )
@@ -76,11 +77,11 @@ def _unsupported(name: str, what: str, note: str) -> BaseException:
 
 def _of_torch(name: str, tensor: Any, torch: Any) -> Deferred:
     if tensor.layout != torch.strided:
-        raise _unsupported(name, "a sparse tensor", "write its components, or .to_dense()")
+        raise unsupported(name, "a sparse tensor", "write its components, or .to_dense()")
     if tensor.is_quantized:
-        raise _unsupported(name, "a quantized tensor", "write .dequantize() or .int_repr()")
+        raise unsupported(name, "a quantized tensor", "write .dequantize() or .int_repr()")
     if tensor.device.type == "meta":
-        raise _unsupported(name, "on the meta device", "it has no elements: give it some first")
+        raise unsupported(name, "on the meta device", "it has no elements: give it some first")
     dtype, shape = dtype_name(tensor.dtype), tuple(tensor.shape)
 
     def make() -> Any:
@@ -95,7 +96,7 @@ def _of_torch(name: str, tensor: Any, torch: Any) -> Deferred:
 
 def _of_numpy(name: str, array: Any, numpy: Any) -> Deferred:
     if array.dtype.hasobject or array.dtype.kind not in "biufcV" or array.dtype.fields is not None:
-        raise _unsupported(name, f"a NumPy array of {array.dtype}", "convert it to numbers, or leave it out")
+        raise unsupported(name, f"a NumPy array of {array.dtype}", "convert it to numbers, or leave it out")
     dtype, shape = dtype_name(array.dtype.newbyteorder("=")), tuple(array.shape)
 
     def make() -> Any:

@@ -4,61 +4,34 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rustload import _rustload
 from rustload._common.request import Request
 from rustload._common.rules import Rules
-from rustload._common.sizes import format_bytes, parse_bytes
-from rustload._save.arrays import values_of
-from rustload._save.flatten import NESTING_KEY, flatten, skeleton
+from rustload._common.sizes import parse_bytes
+from rustload._save.flatten import NESTING_KEY, skeleton
+from rustload._save.job import (
+    SHARD_BYTES,
+    Job,
+    check_name,
+    check_ties,
+    flattened,
+    header_texts,
+    packed_names,
+    refuse_pickle_name,
+    shard_bytes,
+    write_options,
+)
+from rustload._save.report import SaveReport
 from rustload._save.ties import Ties, dropped_names
-from rustload._tensor.handle import LazyTensor
 from rustload.errors import _make
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-    from rustload._save.arrays import Values
-
-__all__ = ["SaveReport", "save"]
-
-
-class SaveReport(NamedTuple):
-    """What was written.
-
-    Attributes:
-        path: The file or the folder; empty for a file object.
-        files: The size in bytes of each file, by its name.
-        tensors: The number of tensors.
-        nbytes: The bytes of all files.
-        dropped: The names that were left out because another name has the same tensor, and that name.
-        seconds: How long it took.
-    """
-
-    path: str
-    files: dict[str, int]
-    tensors: int
-    nbytes: int
-    dropped: dict[str, str]
-    seconds: float
-
-    def __str__(self) -> str:
-        """One line of text."""
-        files = f"{len(self.files)} files" if len(self.files) > 1 else "1 file"
-        dropped = f", {len(self.dropped)} tied names left out" if self.dropped else ""
-        where = f" to {self.path}" if self.path else ""
-        return f"wrote {self.tensors} tensors, {format_bytes(self.nbytes)}{where}, {files}{dropped}, in {self.seconds:.1f} s"
-
-
-class _Info(NamedTuple):
-    """What a rule for `dtype=` or `transpose=` reads of an array."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
+__all__ = ["save"]
 
 
 def save(
@@ -123,100 +96,59 @@ def save(
     (4, 'bfloat16')
     """
     start = time.perf_counter()
-    if ties not in ("copy", "drop", "error"):
-        raise _make("Value", "Value", f"ties= is 'copy', 'drop' or 'error', not {ties!r}")
+    check_ties(ties)
     items, values = flattened(tensors)
-    texts = _metadata(metadata)
+    texts = header_texts(metadata)
     dropped = dropped_names(items, values, ties, keep)
     for gone, kept in dropped.items():
         texts.setdefault(gone, kept)
     if keep_nesting:
         texts[NESTING_KEY] = skeleton(tensors)
-    rules = Rules(dtype=dtype, transpose=transpose)
     plain = Request.checked(
         copy=True, allow_lossy=allow_lossy, dequantize=dequantize, overflow="nan", threads=threads
     )
-    written, requests = _requests(
-        [name for name in items if name not in dropped], items, values, rules, plain
-    )
-    options: dict[str, Any] = {"metadata": list(texts.items()), "memory": parse_bytes(memory, "memory")}
+    job = Job(Rules(dtype=dtype, transpose=transpose), plain)
+    remaining = {name: value for name, value in items.items() if name not in dropped}
+    written = [job.add(name, value, values[name]) for name, value in remaining.items()]
+    header = list(texts.items())
     files: dict[str, int]
     if hasattr(path, "write"):
-        where, files = "", {"": _rustload.write_object(path, written, requests, **options)}
+        memory = parse_bytes(memory, "memory")
+        where = ""
+        files = {"": _rustload.write_object(path, written, job.requests, metadata=header, memory=memory)}
     else:
         where = os.fsdecode(path)
-        options |= {"sync": bool(fsync), "threads": plain.threads}
-        if where.endswith(".safetensors") and not Path(where).is_dir():
+        is_file = where.endswith(".safetensors") and not Path(where).is_dir()
+        replaces = overwrite is None or overwrite if is_file else overwrite
+        options = write_options(overwrite=replaces, fsync=fsync, memory=memory, threads=plain.threads)
+        if is_file:
             _no_shards(max_shard_size, where)
-            options["overwrite"] = overwrite is None or bool(overwrite)
-            nbytes = _rustload.write_file(where, written, requests, **options)
+            nbytes = _rustload.write_file(where, written, job.requests, metadata=header, options=options)
             files = {Path(where).name: nbytes}
         else:
-            _check_folder(where)
-            shard = None if max_shard_size is None else parse_bytes(max_shard_size, "max_shard_size")
-            options |= {"overwrite": bool(overwrite), "name": name, "max_shard_size": shard}
-            files = dict(_rustload.write_folder(where, written, requests, **options))
-    return SaveReport(where, files, len(written), sum(files.values()), dropped, time.perf_counter() - start)
-
-
-def flattened(tensors: Any) -> tuple[dict[str, Any], dict[str, Values]]:
-    """Names all tensors of an argument; returns them as they are, and as the extension writes them.
-
-    Raises:
-        TypeError: It is no mapping or list, or has a value that is no tensor.
-    """
-    if not isinstance(tensors, (Mapping, list, tuple)):
-        kind = type(tensors).__name__
-        raise _make("Type", "Type", f"tensors= is a mapping from names to tensors, not a {kind}")
-    items = {name: value for name, (_, value) in flatten(tensors).items()}
-    return items, {name: values_of(name, value) for name, value in items.items()}
-
-
-def _requests(
-    names: list[str], items: dict[str, Any], values: dict[str, Values], rules: Rules, plain: Request
-) -> tuple[list[tuple[str, Values, int]], list[Request]]:
-    """The tensors, each with the number of its request; equal requests are one."""
-    numbers: dict[Any, int] = {}
-    requests: list[Request] = []
-    written = []
-    for name in names:
-        value, core = items[name], values[name]
-        info: Any = value
-        is_float = False
-        if isinstance(value, LazyTensor):
-            is_float = plain.dequantize and value.quantization is not None
-            if value.name != name:
-                info = _Info(name, value.dtype, value.shape)
-        else:
-            info = _Info(name, core[0], core[1])  # type: ignore[index]  # a tuple, as the value is no lazy tensor
-        dims = rules.transpose(info)
-        dtype = rules.dtype(info, is_float=is_float) or ("float32" if is_float else None)
-        key = (dtype, tuple(dims) if isinstance(dims, list) else dims)
-        if key not in numbers:
-            numbers[key] = len(requests)
-            requests.append(plain.but(dtype=dtype, transpose=dims))
-        written.append((name, core, numbers[key]))
-    return written, requests
-
-
-def _metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
-    if metadata is None:
-        return {"format": "pt"}
-    given: Mapping[Any, Any] = metadata
-    for key, value in given.items():
-        if not (isinstance(key, str) and isinstance(value, str)):
-            raise _make("Type", "Type", f"metadata= is texts by texts, not {value!r} at {key!r}")
-    return dict(metadata)
+            refuse_pickle_name(where)
+            file = f"{check_name(name)}.safetensors"
+            size = shard_bytes(max_shard_size) or SHARD_BYTES
+            planned = [(file, written, header, f"{file}.index.json", size)]
+            files = dict(
+                _rustload.write_folder(
+                    where, planned, job.requests, texts=[], copies=[], joins=False, options=options
+                )
+            )
+    return SaveReport(
+        path=where,
+        files=files,
+        tensors=job.tensors,
+        nbytes=sum(files.values()),
+        dropped=dropped,
+        packed=packed_names(remaining),
+        converted=job.converted,
+        skipped_objects=0,
+        seconds=time.perf_counter() - start,
+    )
 
 
 def _no_shards(max_shard_size: Any, where: str) -> None:
     if max_shard_size is not None:
         note = f"give a folder: {where.removesuffix('.safetensors')!r}"
         raise _make("Value", "Value", "max_shard_size= divides tensors among the files of a folder", note)
-
-
-def _check_folder(where: str) -> None:
-    path = Path(where)
-    if path.suffix.lower() in (".bin", ".pt", ".pth", ".ckpt", ".pkl"):
-        note = f"write {str(path.with_suffix('.safetensors'))!r}"
-        raise _make("Value", "Value", f"rustload writes no pickles, and {where!r} is the name of one", note)

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, Self
 from rustload import _rustload
 from rustload._common.dtype_args import dtype_name
 from rustload._common.request import Request
-from rustload._common.sizes import parse_bytes
 from rustload._save.arrays import values_of
-from rustload._save.save import _metadata
+from rustload._save.job import header_texts, write_options
 from rustload.errors import _make
 
 if TYPE_CHECKING:
@@ -68,11 +67,8 @@ class Writer:
         self._core = _rustload.Writer(
             os.fsdecode(path),
             declared,
-            metadata=list(_metadata(metadata).items()),
-            overwrite=bool(overwrite),
-            sync=bool(fsync),
-            memory=parse_bytes(memory, "memory"),
-            threads=threads,
+            metadata=list(header_texts(metadata).items()),
+            options=write_options(overwrite=overwrite, fsync=fsync, memory=memory, threads=threads),
         )
 
     def write(

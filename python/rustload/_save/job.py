@@ -1,0 +1,196 @@
+"""What `save` and `convert` write: names, values and conversions, and the options of the extension."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rustload._common.sizes import parse_bytes
+from rustload._save.arrays import unsupported, values_of
+from rustload._save.flatten import flatten
+from rustload._tensor.handle import LazyTensor
+from rustload.errors import _make
+
+if TYPE_CHECKING:
+    from rustload import _rustload
+    from rustload._common.request import Request
+    from rustload._common.rules import Rules
+    from rustload._save.arrays import Values
+
+__all__ = [
+    "SHARD_BYTES",
+    "Job",
+    "check_name",
+    "check_ties",
+    "flattened",
+    "header_texts",
+    "packed_names",
+    "refuse_pickle_name",
+    "shard_bytes",
+    "write_options",
+]
+
+SHARD_BYTES = 50_000_000_000
+"""The most bytes of tensors in one file of a folder, as in transformers."""
+
+_PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+class _Info(NamedTuple):
+    """What a rule for `dtype=` or `transpose=` reads of an array."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Job:
+    """The conversions of a call, and the tensors that they are for. Equal conversions are one `Request`."""
+
+    def __init__(self, rules: Rules, plain: Request) -> None:
+        """Starts without tensors.
+
+        Args:
+            rules: Dtypes and transposes of tensors.
+            plain: The other arguments of the conversions.
+        """
+        self.requests: list[Request] = []
+        self.tensors = 0
+        self.converted = 0
+        self._rules, self._plain = rules, plain
+        self._numbers: dict[Any, int] = {}
+
+    def add(self, name: str, value: Any, core: Values) -> tuple[str, Values, int]:
+        """The tensor with the number of its conversion.
+
+        Args:
+            name: Its name in the file.
+            value: As the user gave it.
+            core: As the extension writes it.
+        """
+        info: Any = value
+        dequantizes = False
+        if isinstance(value, LazyTensor):
+            if value.quantization is not None:
+                dequantizes = self._plain.dequantize
+                if not dequantizes:
+                    raise unsupported(name, "a quantized tensor", "pass dequantize=True")
+            if value.name != name:
+                info = _Info(name, value.dtype, value.shape)
+        else:
+            info = _Info(name, core[0], core[1])  # type: ignore[index]  # a tuple, as the value is no lazy tensor
+        dims = self._rules.transpose(info)
+        dtype = self._rules.dtype(info, is_float=dequantizes) or ("float32" if dequantizes else None)
+        key = (dtype, tuple(dims) if isinstance(dims, list) else dims)
+        if key not in self._numbers:
+            self._numbers[key] = len(self.requests)
+            self.requests.append(self._plain.but(dtype=dtype, transpose=dims))
+        self.tensors += 1
+        self.converted += dequantizes or dims is not None or dtype not in (None, info.dtype)
+        return name, core, self._numbers[key]
+
+
+def flattened(tensors: Any) -> tuple[dict[str, Any], dict[str, Values]]:
+    """Names all tensors of an argument; returns them as they are, and as the extension writes them.
+
+    Raises:
+        TypeError: It is no mapping or list, or has a value that is no tensor.
+    """
+    if not isinstance(tensors, (Mapping, list, tuple)):
+        kind = type(tensors).__name__
+        raise _make("Type", "Type", f"tensors= is a mapping from names to tensors, not a {kind}")
+    items = {name: value for name, (_, value) in flatten(tensors).items()}
+    return items, {name: values_of(name, value) for name, value in items.items()}
+
+
+def packed_names(items: Mapping[str, Any]) -> list[str]:
+    """The names of tensors that use a part of their storage only."""
+    torch = sys.modules.get("torch")
+    numpy = sys.modules.get("numpy")
+    packed = []
+    for name, value in items.items():
+        whole = None
+        if isinstance(value, LazyTensor):
+            whole = getattr(value._core, "storage_nbytes", None)  # joined tensors have none
+        elif torch is not None and isinstance(value, torch.Tensor):
+            whole = value.untyped_storage().nbytes() if value.layout == torch.strided else None
+        elif numpy is not None and isinstance(value, numpy.ndarray):
+            whole = value.base.nbytes if isinstance(value.base, numpy.ndarray) else None
+        if whole is not None and value.nbytes < whole:
+            packed.append(name)
+    return packed
+
+
+def header_texts(metadata: Mapping[str, str] | None) -> dict[str, str]:
+    """The metadata of a file as the user gave them; without, those that transformers needs.
+
+    Raises:
+        TypeError: A key or a value is no text.
+    """
+    if metadata is None:
+        return {"format": "pt"}
+    given: Mapping[Any, Any] = metadata
+    for key, value in given.items():
+        if not (isinstance(key, str) and isinstance(value, str)):
+            raise _make("Type", "Type", f"metadata= is texts by texts, not {value!r} at {key!r}")
+    return dict(metadata)
+
+
+def write_options(
+    *, overwrite: Any, fsync: Any, memory: int | str, threads: int | None
+) -> _rustload._WriteOptions:
+    """The options of the extension.
+
+    Raises:
+        ValueError: `memory` is no size.
+    """
+    return {
+        "overwrite": bool(overwrite),
+        "sync": bool(fsync),
+        "memory": parse_bytes(memory, "memory"),
+        "threads": threads,
+    }
+
+
+def shard_bytes(max_shard_size: int | str | None) -> int | None:
+    """The argument `max_shard_size=` in bytes.
+
+    Raises:
+        ValueError: It is no size.
+    """
+    return None if max_shard_size is None else parse_bytes(max_shard_size, "max_shard_size")
+
+
+def check_ties(ties: Any) -> None:
+    """Checks the argument `ties=`.
+
+    Raises:
+        ValueError: It is none of the possible values.
+    """
+    if ties not in ("copy", "drop", "error"):
+        raise _make("Value", "Value", f"ties= is 'copy', 'drop' or 'error', not {ties!r}")
+
+
+def check_name(name: str) -> str:
+    """The name of a folder's files without its extension.
+
+    Raises:
+        ValueError: It is no name of a file.
+    """
+    stem = name.removesuffix(".safetensors")
+    if not stem or "/" in stem or "\0" in stem:
+        raise _make("Value", "Value", f"name={name!r} is no name of a file")
+    return stem
+
+
+def refuse_pickle_name(where: str) -> None:
+    """Checks that a target is not named as a pickle.
+
+    Raises:
+        ValueError: It is.
+    """
+    stem, dot, suffix = where.rpartition(".")
+    if dot + suffix.lower() in _PICKLE_SUFFIXES:
+        note = f"write {stem + '.safetensors'!r}"
+        raise _make("Value", "Value", f"rustload writes no pickles, and {where!r} is the name of one", note)
