@@ -31,6 +31,7 @@ from rustload.errors import (
 if _TYPE_CHECKING:
     from rustload._cuda.info import cuda_info
     from rustload._safe_open.surface import PySafeSlice, TensorMeta, safe_open
+    from rustload._save.convert import convert
     from rustload._save.flatten import unflatten
     from rustload._save.report import SaveReport
     from rustload._save.save import save
@@ -77,6 +78,7 @@ __all__ = [
     "Writer",
     "__version__",
     "concat",
+    "convert",
     "cuda_info",
     "errors",
     "memory",
@@ -103,6 +105,7 @@ if not _TYPE_CHECKING:  # type checkers must still report unknown attributes
     _LAZY_MODULES = {
         "_cuda.info": ("cuda_info",),
         "_safe_open.surface": ("PySafeSlice", "TensorMeta", "safe_open"),
+        "_save.convert": ("convert",),
         "_save.flatten": ("unflatten",),
         "_save.report": ("SaveReport",),
         "_save.save": ("save",),

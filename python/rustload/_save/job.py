@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SHARD_BYTES",
+    "File",
     "Job",
     "check_name",
     "check_ties",
@@ -43,6 +44,24 @@ class _Info(NamedTuple):
     name: str
     dtype: str
     shape: tuple[int, ...]
+
+
+class File(NamedTuple):
+    """A safetensors file of a folder, as the extension takes it.
+
+    Attributes:
+        path: Its path in the folder.
+        tensors: Names, values, and the numbers of their conversions.
+        metadata: The texts of its header.
+        listed_in: The path of the index that lists it, or None.
+        max_shard_size: The most bytes of tensors, above which it is several files; None for one.
+    """
+
+    path: str
+    tensors: list[tuple[str, Values, int]]
+    metadata: list[tuple[str, str]]
+    listed_in: str | None
+    max_shard_size: int | None
 
 
 class Job:

@@ -14,6 +14,7 @@ from rustload._common.sizes import parse_bytes
 from rustload._save.flatten import NESTING_KEY, skeleton
 from rustload._save.job import (
     SHARD_BYTES,
+    File,
     Job,
     check_name,
     check_ties,
@@ -129,7 +130,7 @@ def save(
             refuse_pickle_name(where)
             file = f"{check_name(name)}.safetensors"
             size = shard_bytes(max_shard_size) or SHARD_BYTES
-            planned = [(file, written, header, f"{file}.index.json", size)]
+            planned = [File(file, written, header, f"{file}.index.json", size)]
             files = dict(
                 _rustload.write_folder(
                     where, planned, job.requests, texts=[], copies=[], joins=False, options=options

@@ -1,0 +1,48 @@
+"""The next step after an error of `convert`, in its own arguments."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from typing import TYPE_CHECKING
+
+from rustload.errors import RustloadError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["advising"]
+
+
+@contextlib.contextmanager
+def advising() -> Iterator[None]:
+    """Replaces the advice on errors that have a remedy in an argument of `convert`."""
+    try:
+        yield
+    except (RustloadError, OSError) as error:
+        note = _advice(error)
+        if note is not None:
+            error.__notes__ = [note]
+        raise
+
+
+def _advice(error: BaseException) -> str | None:
+    member = getattr(error, "member", None)
+    leave_out = f"leave it out with rename={{{member!r}: None}}"
+    match getattr(error, "code", None):
+        case "NotSafetensors" if "quantized" in str(error):
+            return "pass dequantize=True"
+        case "NotSafetensors" if member is not None:
+            return f"cast it with dtype={{{member!r}: ...}}, or {leave_out}"
+        case "MetaTensor":
+            return f"the file has none of its elements: {leave_out}"
+        case "FileChanged":
+            return "convert it again once its writer is done"
+        case "DuplicateName":
+            return "change strip= or rename="
+    match getattr(error, "errno", None):
+        case errno.ENOSPC | errno.EDQUOT:
+            return 'the whole target is reserved first: write to another disk, or less with dtype="bfloat16" or select='
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            return "give a dst= in a folder that you may write to"
+    return None

@@ -1,0 +1,165 @@
+"""The values of a checkpoint that are no tensors: counted, and as JSON."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rustload import _rustload
+from rustload._tensor.inert import Global, Opaque, Sparse
+from rustload.errors import RustloadError, _make
+
+if TYPE_CHECKING:
+    from rustload._checkpoint.checkpoint import Checkpoint
+
+__all__ = ["Objects"]
+
+_FORMATS_WITHOUT = ("safetensors", "npz", "npy")
+"""Formats whose files hold tensors only."""
+
+_DEPTH_MAX = 200
+"""The most containers in each other in a JSON document: parsers have limits too."""
+_INTS = range(-(1 << 63), 1 << 64)
+"""Integers that JSON parsers read exactly."""
+
+_LABEL_MAX_CHARS = 60
+
+_SEQUENCES = (list, tuple, set, frozenset, deque)
+
+
+class Objects:
+    """The object tree of a checkpoint.
+
+    Attributes:
+        count: The number of values that are neither tensors nor containers; 0 if there are more than the limits allow.
+        sparse: The names of the components of sparse tensors.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        """Builds and walks the tree; reads no tensors."""
+        self.count = 0
+        self.sparse: set[str] = set()
+        self._root: Any = {}
+        self._error: RustloadError | None = None
+        if checkpoint.format in _FORMATS_WITHOUT:
+            self.count = sum(found.count for found in checkpoint.opaque)
+            return
+        try:
+            trees = checkpoint._core.objects(lambda core: core)
+        except RustloadError as error:
+            # The tensors can be written all the same.
+            self._error = error
+            return
+        self._root = trees[0] if len(trees) == 1 else list(trees)
+        if len(trees) > 1 and all(isinstance(tree, Mapping) for tree in trees):
+            self._root = {key: value for tree in trees for key, value in tree.items()}
+        self._walk()
+
+    def _walk(self) -> None:
+        seen: set[int] = set()
+        pending = [self._root]
+        while pending:
+            value = pending.pop()
+            if isinstance(value, _rustload.Tensor):
+                continue
+            if isinstance(value, Sparse):
+                self.sparse |= {_core(part).name for part in value.parts.values()}
+                continue
+            if isinstance(value, Mapping):
+                inner: list[Any] = list(value.values())
+            elif isinstance(value, _SEQUENCES):
+                inner = list(value)
+            else:
+                self.count += 1
+                continue
+            if id(value) not in seen:
+                seen.add(id(value))
+                pending += inner
+
+    def json(self) -> Any:
+        """The tree in values that JSON has; docs/convert.md describes it.
+
+        Raises:
+            LimitError: The file has more values than the limits allow.
+            ValueError: Containers are nested too deeply.
+        """
+        if self._error is not None:
+            raise self._error
+        return _Encoder().encode(self._root)
+
+
+def _core(part: Any) -> _rustload.Tensor:
+    """The tensor of a sparse tensor's part, which is as the tree was asked for."""
+    return part  # type: ignore[no-any-return]
+
+
+class _Encoder:
+    """Makes JSON of a tree. A container that occurs again refers to the first, so the result is no larger than the tree."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, str] = {}
+
+    def encode(self, root: Any) -> Any:
+        return self._value(root, "$", 0)
+
+    def _value(self, value: Any, path: str, depth: int) -> Any:
+        if value is None or isinstance(value, (bool, str)):
+            return value
+        if isinstance(value, int):
+            return value if value in _INTS else {"$int": hex(value)}
+        if isinstance(value, float):
+            return value if math.isfinite(value) else {"$float": repr(value)}
+        if isinstance(value, complex):
+            return {"$complex": [repr(value.real), repr(value.imag)]}
+        if isinstance(value, (bytes, bytearray)):
+            return {"$bytes": base64.b64encode(value).decode()}
+        if isinstance(value, _rustload.Tensor):
+            return {"$tensor": value.name}
+        if isinstance(value, Sparse):
+            return {"$sparse": [_core(part).name for part in value.parts.values()]}
+        if isinstance(value, Global):
+            return {"$global": f"{value.module}.{value.name}"}
+        if isinstance(value, Opaque):
+            return {"$class": value.class_name}
+        if isinstance(value, (Mapping, *_SEQUENCES)):
+            return self._container(value, path, depth)
+        return {"$class": f"{type(value).__module__}.{type(value).__qualname__}"}
+
+    def _container(self, value: Any, path: str, depth: int) -> Any:
+        if id(value) in self._seen:
+            return {"$same": self._seen[id(value)]}
+        if depth == _DEPTH_MAX:
+            raise _make(
+                "Value",
+                "Value",
+                f"the values are nested more deeply than {_DEPTH_MAX} containers",
+                "leave out objects=",
+            )
+        if value:
+            self._seen[id(value)] = path
+        if not isinstance(value, Mapping):
+            items = [self._value(item, f"{path}[{at}]", depth + 1) for at, item in enumerate(value)]
+            # The order of a set changes from run to run.
+            return sorted(items, key=json.dumps) if isinstance(value, (set, frozenset)) else items
+        pairs = []
+        for key, item in value.items():
+            encoded = self._value(item, f"{path}.{_label(key)}", depth + 1)
+            is_of_tensors = isinstance(item, Mapping) and bool(item) and encoded == {}
+            if not (is_of_tensors or isinstance(item, (_rustload.Tensor, Sparse))):
+                pairs.append((key, encoded))
+        if all(isinstance(key, str) or (isinstance(key, int) and key in _INTS) for key, _ in pairs):
+            named = {str(key): item for key, item in pairs}
+            if len(named) == len(pairs):
+                return named
+        return {"$dict": [[self._value(key, path, depth + 1), item] for key, item in pairs]}
+
+
+def _label(key: Any) -> str:
+    """A short text for a key in the path of a value."""
+    if isinstance(key, str):
+        return key[:_LABEL_MAX_CHARS]
+    return str(key) if isinstance(key, int) and key in _INTS else type(key).__name__

@@ -1,0 +1,124 @@
+"""`Part`: one checkpoint of a conversion, with its tensors under their new names."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from rustload._save.arrays import unsupported
+from rustload._save.flatten import NESTING_KEY
+from rustload._save.job import File
+from rustload._save.objects import Objects
+from rustload._save.sources import file_name_for, index_name, shard_name
+from rustload._save.ties import Ties, dropped_names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from rustload._checkpoint.checkpoint import Checkpoint
+    from rustload._save.arrays import Values
+    from rustload._save.job import Job
+    from rustload._save.sources import Source
+    from rustload._tensor.handle import LazyTensor
+
+__all__ = ["Part"]
+
+_INDEX_METADATA = ("total_size", "total_parameters")
+"""What an index says about its files, which is not true of the new ones."""
+
+_NUMBER = re.compile(r"-\d{5}-of-\d{5}(?=\.|$)")
+
+
+class Part:
+    """A checkpoint.
+
+    Attributes:
+        names: All names in it.
+        tensors: The tensors that are written, by their new names.
+        dropped: The new names that are left out because they are tied, and the names that are written for them.
+        texts: The metadata of its files.
+        objects: The values that are no tensors.
+        paths: Its files.
+        label: Its folder and name, among several.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        checkpoint: Checkpoint,
+        chosen: Mapping[str, LazyTensor],
+        literal: frozenset[str],
+        ties: Ties,
+        keep: Iterable[str],
+        texts: Mapping[str, str],
+    ) -> None:
+        """Decides what is written.
+
+        Args:
+            source: Where the checkpoint is.
+            checkpoint: The checkpoint.
+            chosen: The tensors that the user selected, by their new names.
+            literal: The names that the user wrote out.
+            ties: What to do with names of the same tensor.
+            keep: The names that are preferred then.
+            texts: The user's metadata.
+
+        Raises:
+            UnsupportedError: A tensor is a component of a sparse one.
+            ValueError: Names are tied, and `ties` is "error".
+        """
+        self.names = list(checkpoint)
+        self.paths = checkpoint.files
+        self.objects = Objects(checkpoint)
+        self._folder = source.folder
+        items = dict(chosen.items())
+        for name, tensor in items.items():
+            if tensor.name in self.objects.sparse and tensor.name not in literal:
+                whole = name.rpartition(".")[0] or name
+                note = f"leave it out with rename={{{whole!r}: None}}, or name its components in select="
+                raise unsupported(whole, "a sparse tensor", note)
+        values: dict[str, Values] = {name: tensor._core for name, tensor in items.items()}
+        self.dropped = dropped_names(items, values, ties, keep)
+        self.tensors = {name: tensor for name, tensor in items.items() if name not in self.dropped}
+        own: dict[str, str] = {}
+        if checkpoint.format == "safetensors":
+            own = {key: text for key, text in checkpoint.metadata.items() if key not in _INDEX_METADATA}
+            if items.keys() != set(self.names):
+                own.pop(NESTING_KEY, None)
+        self.texts = {"format": "pt", **own, **texts}
+        for gone, kept in self.dropped.items():
+            self.texts.setdefault(gone, kept)
+        first = file_name_for(self.paths[0]) if self.paths else "model.safetensors"
+        self._stem = source.stem or _NUMBER.sub("", first.removesuffix(".safetensors"))
+        self.label = f"{source.folder}{self._stem}"
+
+    def files(self, job: Job, name: str | None, max_shard_size: int | None) -> list[File]:
+        """The files that are written.
+
+        Args:
+            job: The conversions.
+            name: The name of the files without number and extension; None for that of the source's.
+            max_shard_size: The most bytes of tensors in a file; None to divide them as the source does.
+        """
+        stem = self._stem if name is None else name.removesuffix(".safetensors")
+        index = self._folder + index_name(stem)
+        header = sorted(self.texts.items())
+        if max_shard_size is not None:
+            tensors = [job.add(new, value, value._core) for new, value in self.tensors.items()]
+            return [File(f"{self._folder}{shard_name(stem, 1, 1)}", tensors, header, index, max_shard_size)]
+        by_file: dict[int, list[tuple[str, Values, int]]] = {}
+        for new, value in self.tensors.items():
+            number = value._core.storage[0]
+            by_file.setdefault(number, []).append(job.add(new, value, value._core))
+        numbers = sorted(by_file) or [0]
+        count = len(numbers)
+        if name is None and count == max(len(self.paths), 1):
+            names = [file_name_for(path) for path in self.paths] or [shard_name(stem, 1, 1)]
+        else:
+            names = [shard_name(stem, at, count) for at in range(1, count + 1)]
+        if count == 1:
+            names = [shard_name(stem, 1, 1)]
+        return [
+            File(self._folder + file, by_file.get(number, []), header, index if count > 1 else None, None)
+            for file, number in zip(names, numbers, strict=True)
+        ]

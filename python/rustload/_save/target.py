@@ -1,0 +1,113 @@
+"""The arguments `dst=` and `objects=` of `convert`: where files are written."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rustload._save.job import check_name, refuse_pickle_name
+from rustload._save.sources import file_name_for
+from rustload.errors import _from_core, _make
+
+if TYPE_CHECKING:
+    from rustload._save.sources import Checkpoints
+
+__all__ = ["Target", "check_objects_path"]
+
+
+class Target(NamedTuple):
+    """What is written.
+
+    Attributes:
+        path: The file or folder.
+        is_file: Whether it is one file.
+        joins: Whether it is the folder of the source, whose files are kept.
+    """
+
+    path: str
+    is_file: bool
+    joins: bool
+
+    @classmethod
+    def of(cls, given: Checkpoints, dst: Any, name: str | None, max_shard_size: Any) -> Target:
+        """The target of a source.
+
+        Raises:
+            ValueError: The target is not one for this source, or for the other arguments.
+        """
+        if dst is None:
+            if given.folder is None:
+                raise _make("Value", "Value", "dst= is needed for a checkpoint that is not in a file")
+            if not given.is_file:
+                target = cls(given.folder or ".", is_file=False, joins=True)
+            else:
+                beside = os.path.join(given.folder, file_name_for(given.found[0].path))  # noqa: PTH118
+                target = cls(beside, is_file=True, joins=False)
+        else:
+            where = os.fsdecode(dst)
+            is_folder = os.path.isdir(where)  # noqa: PTH112 - pathlib is slow to import
+            if not is_folder:
+                refuse_pickle_name(where)
+            is_file = where.endswith(".safetensors") and not is_folder
+            target = cls(where, is_file=is_file, joins=is_folder and _is_same(where, given.folder))
+        several = len(given.found) > 1
+        if target.is_file and several:
+            folders = ", ".join(f"{source.folder}{source.stem}" for source in given.found[:4])
+            text = f"the folder has {len(given.found)} checkpoints ({folders}), which are not written to one file"
+            raise _make("Value", "Value", text, "give a folder as dst=, or one of the checkpoints as src=")
+        if target.is_file and (max_shard_size is not None or name is not None):
+            argument = "name= names" if max_shard_size is None else "max_shard_size= divides tensors among"
+            note = f"give a folder as dst=, such as {target.path.removesuffix('.safetensors')!r}"
+            raise _make("Value", "Value", f"{argument} the files of a folder", note)
+        if name is not None:
+            check_name(name)
+            if several:
+                text = f"the folder has {len(given.found)} checkpoints, which name= would give one name"
+                raise _make("Value", "Value", text, "convert them one by one")
+        return target
+
+    def check_copies(self, given: Checkpoints) -> None:
+        """Checks that the other files of the source can be copied.
+
+        Raises:
+            ValueError: Source or target is no folder.
+        """
+        if self.is_file or given.is_file:
+            text = "copy_others= copies the files beside a checkpoint from folder to folder"
+            raise _make("Value", "Value", text, "give the folder as src=, and another as dst=")
+
+
+def _is_same(path: str, folder: str | None) -> bool:
+    return folder is not None and os.path.samefile(path, folder or ".")  # noqa: PTH121
+
+
+def check_objects_path(given: Any, target: Target, *, overwrite: bool) -> None:
+    """Checks that the file of `objects=` can be written, before the work is done.
+
+    Raises:
+        FileExistsError: It exists, and is not to be replaced.
+        FileNotFoundError: It is in a folder that does not exist.
+    """
+    path = os.path.abspath(os.fsdecode(given))  # noqa: PTH100
+    folder = os.path.dirname(path)  # noqa: PTH120
+    if os.path.lexists(path) and not overwrite:
+        raise _os_error(errno.EEXIST, "TargetExists", path)
+    is_target = not target.is_file and folder == os.path.abspath(target.path)  # noqa: PTH100
+    if not (is_target or os.path.isdir(folder)):  # noqa: PTH112
+        raise _os_error(errno.ENOENT, "Io", path)
+
+
+def _os_error(number: int, code: str, path: str) -> BaseException:
+    return _from_core(
+        kind="Io",
+        code=code,
+        message=os.strerror(number),
+        note="Pass overwrite=True to replace it, or write to another name."
+        if code == "TargetExists"
+        else None,
+        errno=number,
+        path=path,
+        member=None,
+        offset=None,
+    )

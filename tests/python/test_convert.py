@@ -1,0 +1,627 @@
+"""`rustload.convert`: files and folders of every format become what the reference libraries write and read."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import json
+import os
+import pickle
+import random
+import shutil
+import subprocess
+import sys
+import textwrap
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from support import assert_same_bits, child, sizes_of
+
+import rustload
+
+PT = {"format": "pt"}
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def below(folder: Path) -> list[str]:
+    """The paths of all files below a folder."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir())
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in below(folder)}
+
+
+def model() -> dict[str, torch.Tensor]:
+    torch.manual_seed(1)
+    layers = {
+        f"layers.{at}.{name}": torch.randn(6, 4) for at in range(4) for name in ("q.weight", "k.weight")
+    }
+    return {"embed.weight": torch.randn(10, 4), **layers, "norm.bias": torch.randn(4), "ids": torch.arange(3)}
+
+
+def write_shards(
+    folder: Path, tensors: dict[str, torch.Tensor], count: int, stem: str = "pytorch_model"
+) -> None:
+    """Shards and their index, as transformers wrote them before version 5."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names, weight_map = list(tensors), {}
+    for number in range(count):
+        file = f"{stem}-{number + 1:05}-of-{count:05}.bin"
+        part = names[number::count]
+        torch.save({name: tensors[name] for name in part}, folder / file)
+        weight_map |= dict.fromkeys(part, file)
+    index = {
+        "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
+        "weight_map": weight_map,
+    }
+    (folder / f"{stem}.bin.index.json").write_text(json.dumps(index))
+
+
+def test_a_file_of_any_format_becomes_what_the_reference_writes(tmp_path: Path) -> None:
+    tensors = model()
+    expected = safetensors.torch.save(tensors, metadata=PT)
+    torch.save(tensors, tmp_path / "zip.pt")
+    torch.save(tensors, tmp_path / "legacy.ckpt", _use_new_zipfile_serialization=False)
+    safetensors.torch.save_file(tensors, tmp_path / "plain.sft")
+    np.savez(tmp_path / "arrays.npz", **{name: tensor.numpy() for name, tensor in tensors.items()})
+    for name in ("zip.pt", "legacy.ckpt", "plain.sft", "arrays.npz"):
+        report = rustload.convert(tmp_path / name)
+        path = tmp_path / f"{name.partition('.')[0]}.safetensors"
+        assert path.read_bytes() == expected, name
+        assert report == report._replace(
+            path=str(path), files={path.name: len(expected)}, tensors=len(tensors), nbytes=len(expected),
+            dropped={}, packed=[], converted=0, skipped_objects=0,
+        )  # fmt: skip
+    with (tmp_path / "zip.pt").open("rb") as file:
+        for source in ((tmp_path / "zip.pt").read_bytes(), file):
+            rustload.convert(source, tmp_path / "memory.safetensors", overwrite=True)
+            assert (tmp_path / "memory.safetensors").read_bytes() == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("pytorch_model.bin", "model.safetensors"),
+        ("pytorch_model-00001-of-00002.bin", "model-00001-of-00002.safetensors"),
+        ("diffusion_pytorch_model.fp16.bin", "diffusion_pytorch_model.fp16.safetensors"),
+        ("adapter_model.bin", "adapter_model.safetensors"),
+        ("consolidated.00.pth", "consolidated.00.safetensors"),
+        ("step=1.5-last", "step=1.5-last.safetensors"),
+        ("my_pytorch_model.PT", "my_pytorch_model.safetensors"),
+    ],
+)
+def test_only_a_name_that_starts_with_pytorch_model_changes(source: str, target: str, tmp_path: Path) -> None:
+    torch.save({"x": torch.zeros(2)}, tmp_path / source)
+    assert list(rustload.convert(tmp_path / source).files) == [target]
+    assert below(tmp_path) == sorted([source, target])
+
+
+def test_selected_tensors_are_renamed_cast_and_transposed(tmp_path: Path) -> None:
+    weights = {f"module.{name}": tensor for name, tensor in model().items()}
+    state = {
+        "epoch": 3,
+        "model": weights,
+        "optimizer": {"state": {0: {"step": 5, "exp_avg": torch.zeros(9)}}, "param_groups": [{"lr": 0.1}]},
+    }
+    torch.save(state, tmp_path / "last.ckpt")
+    report = rustload.convert(
+        tmp_path / "last.ckpt",
+        tmp_path / "weights.safetensors",
+        select="model.*",
+        key="model",
+        strip="module",
+        rename={"layers": "blocks", "norm": None},
+        dtype="bfloat16",
+        transpose={"*.q.weight": True},
+    )
+    expected = {
+        name.replace("layers.", "blocks."): tensor.bfloat16() if tensor.is_floating_point() else tensor
+        for name, tensor in model().items()
+        if name != "norm.bias"
+    }
+    expected |= {name: tensor.T.contiguous() for name, tensor in expected.items() if "q.weight" in name}
+    assert (tmp_path / "weights.safetensors").read_bytes() == safetensors.torch.save(expected, metadata=PT)
+    assert (report.tensors, report.converted, report.skipped_objects) == (10, 9, 3)
+    assert str(report).startswith("wrote 10 tensors, ")
+    assert "3 values that are no tensors left out" in str(report)
+
+
+def test_a_sharded_folder_of_transformers_keeps_its_shards(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=32, vocab_size=64, n_positions=16)
+    torch.manual_seed(0)
+    gpt = transformers.GPT2LMHeadModel(config)
+    source = tmp_path / "gpt"
+    state = gpt.state_dict()
+    write_shards(source, {name: value for name, value in state.items() if name != "lm_head.weight"}, 3)
+    config.save_pretrained(source)
+    (source / "tokenizer.json").write_text('{"version": "1.0"}')
+    (source / "training_args.bin").write_bytes(pickle.dumps({"lr": 1}))
+    (source / "renamed.dat").write_bytes(pickle.dumps({"lr": 1}))
+    (source / ".cache").mkdir()
+    (source / ".cache" / "x").write_text("x")
+    report = rustload.convert(source, tmp_path / "out", copy_others=True)
+    shards = [f"model-{number:05}-of-00003.safetensors" for number in (1, 2, 3)]
+    index = "model.safetensors.index.json"
+    assert set(report.files) == {*shards, index, "config.json", "tokenizer.json"}
+    assert below(tmp_path / "out") == sorted(report.files)
+    for name in ("config.json", "tokenizer.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes()
+    text = (tmp_path / "out" / index).read_text()
+    document = json.loads(text)
+    old = json.loads((source / "pytorch_model.bin.index.json").read_text())
+    assert text == json.dumps(document, indent=2, sort_keys=True) + "\n"
+    assert document["metadata"] == old["metadata"]
+    assert document["weight_map"] == {
+        name: file.replace("pytorch_model", "model").replace(".bin", ".safetensors")
+        for name, file in old["weight_map"].items()
+    }
+    again = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "out")
+    for name, value in state.items():
+        assert_same_bits(again.state_dict()[name], value)
+    accelerate = pytest.importorskip("accelerate")
+    for shard in shards:
+        found = accelerate.utils.modeling.load_state_dict(str(tmp_path / "out" / shard))
+        assert found.keys() == {name for name, file in document["weight_map"].items() if file == shard}
+
+    # Again, in half of the precision and in place: what other files there are stays.
+    before = contents(tmp_path / "out")
+    rustload.convert(tmp_path / "out", dtype="bfloat16", overwrite=True)
+    after = contents(tmp_path / "out")
+    assert after.keys() == before.keys()
+    assert all((after[name] == before[name]) == (not name.startswith("model")) for name in before)
+    assert transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "out").dtype == torch.bfloat16
+
+
+def test_the_files_of_a_folder_are_joined_by_those_made_of_them(tmp_path: Path) -> None:
+    write_shards(tmp_path / "m", model(), 2)
+    (tmp_path / "m" / "config.json").write_text("{}")
+    before = contents(tmp_path / "m")
+    report = rustload.convert(tmp_path / "m")
+    assert report.path == str(tmp_path / "m")
+    after = contents(tmp_path / "m")
+    assert before.items() <= after.items()
+    assert after.keys() - before.keys() == report.files.keys()
+    with pytest.raises(FileExistsError) as caught:
+        rustload.convert(tmp_path / "m")
+    assert "overwrite=True" in caught.value.__notes__[0]
+    assert contents(tmp_path / "m") == after
+    assert names(tmp_path) == ["m"]
+
+
+def test_shards_are_divided_anew_as_the_hub_does(tmp_path: Path) -> None:
+    source = random.Random(3)
+    for number in range(40):
+        tensors = {f"t{at}": torch.randn(source.randint(1, 60)) for at in range(source.randint(2, 14))}
+        count = source.randint(1, 3)
+        folder, out, limit = tmp_path / f"m{number}", tmp_path / f"out{number}", source.randint(40, 500)
+        write_shards(folder, tensors, count)
+        in_order = {name: tensors[name] for name in rustload.open(folder)}
+        split = huggingface_hub.split_torch_state_dict_into_shards(in_order, max_shard_size=limit)
+        report = rustload.convert(folder, out, max_shard_size=limit, fsync=False)
+        found = {name: sorted(rustload.open(out / name)) for name in report.files if name.endswith("tensors")}
+        assert found == {name: sorted(some) for name, some in split.filename_to_tensors.items()}, number
+        for name, tensor in rustload.open(out).items():
+            assert_same_bits(tensor.torch(), tensors[name])
+    rustload.convert(tmp_path / "m3", tmp_path / "whole.safetensors")
+    whole = safetensors.torch.load_file(tmp_path / "whole.safetensors")
+    assert whole.keys() == rustload.open(tmp_path / "m3").keys()
+    rustload.convert(tmp_path / "whole.safetensors", tmp_path / "named", name="weights", max_shard_size=100)
+    assert "weights.safetensors.index.json" in below(tmp_path / "named")
+
+
+def test_shards_without_selected_tensors_are_not_written(tmp_path: Path) -> None:
+    tensors = {f"t{at}": torch.full((2,), float(at)) for at in range(3)}
+    write_shards(tmp_path / "m", tensors, 3)
+    two = rustload.convert(tmp_path / "m", tmp_path / "two", select=["t0", "t2"])
+    assert sorted(two.files) == [
+        "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json",
+    ]  # fmt: skip
+    assert rustload.open(tmp_path / "two")["t2"].numpy().tolist() == [2, 2]
+    assert list(rustload.convert(tmp_path / "m", tmp_path / "one", select="t1").files) == [
+        "model.safetensors"
+    ]
+
+
+def test_a_pipeline_of_diffusers_is_converted_with_its_variants(tmp_path: Path) -> None:
+    diffusers = pytest.importorskip("diffusers")
+    torch.manual_seed(0)
+    unet = diffusers.UNet2DModel(
+        sample_size=8, in_channels=1, out_channels=1, layers_per_block=1, block_out_channels=(8, 8),
+        norm_num_groups=2, down_block_types=("DownBlock2D", "DownBlock2D"), up_block_types=("UpBlock2D", "UpBlock2D"),
+    )  # fmt: skip
+    source, out = tmp_path / "pipeline", tmp_path / "out"
+    diffusers.DDPMPipeline(unet, diffusers.DDPMScheduler()).save_pretrained(source, safe_serialization=False)
+    unet.half().save_pretrained(source / "unet", safe_serialization=False, variant="fp16")
+    unet.save_pretrained(source / "unet", safe_serialization=False, variant="bf16", max_shard_size="10KB")
+    report = rustload.convert(source, out, copy_others=True)
+    shards = [name for name in report.files if "bf16-" in name]
+    assert len(shards) > 1
+    assert set(report.files) == {
+        *shards,
+        "model_index.json",
+        "scheduler/scheduler_config.json",
+        "unet/config.json",
+        "unet/diffusion_pytorch_model.safetensors",
+        "unet/diffusion_pytorch_model.fp16.safetensors",
+        "unet/diffusion_pytorch_model.safetensors.index.bf16.json",
+    }
+    assert below(out) == sorted(report.files)
+    for variant in (None, "fp16", "bf16"):
+        expected = diffusers.UNet2DModel.from_pretrained(
+            source / "unet", variant=variant, use_safetensors=False
+        )
+        found = diffusers.UNet2DModel.from_pretrained(out / "unet", variant=variant, use_safetensors=True)
+        for name, value in expected.state_dict().items():
+            assert_same_bits(found.state_dict()[name], value)
+    diffusers.DDPMPipeline.from_pretrained(out, use_safetensors=True)
+    # One of them is divided anew, and keeps its name.
+    one = rustload.convert(source / "unet", tmp_path / "unet", max_shard_size="10KB")
+    assert "diffusion_pytorch_model.safetensors.index.fp16.json" in one.files
+
+
+def test_an_adapter_of_peft_keeps_its_name(tmp_path: Path) -> None:
+    lora = {f"base_model.model.q.lora_{side}.weight": torch.randn(4, 2) for side in "AB"}
+    (tmp_path / "lora").mkdir()
+    torch.save(lora, tmp_path / "lora" / "adapter_model.bin")
+    (tmp_path / "lora" / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    report = rustload.convert(tmp_path / "lora", tmp_path / "out", copy_others=True)
+    assert sorted(report.files) == ["adapter_config.json", "adapter_model.safetensors"]
+    found = safetensors.torch.load_file(tmp_path / "out" / "adapter_model.safetensors")
+    assert found.keys() == lora.keys()
+    for name, value in lora.items():
+        assert_same_bits(found[name], value)
+
+
+def test_modules_of_sentence_transformers_are_converted(tmp_path: Path) -> None:
+    source = tmp_path / "m"
+    (source / "2_Dense").mkdir(parents=True)
+    (source / "checkpoint-10").mkdir()
+    for folder in (source, source / "2_Dense", source / "checkpoint-10"):
+        torch.save(model(), folder / "pytorch_model.bin")
+    # Other subfolders are not parts of the model unless a file says so.
+    assert list(rustload.convert(source, tmp_path / "one").files) == ["model.safetensors"]
+    (source / "modules.json").write_text("[]")
+    several = rustload.convert(source, tmp_path / "several", select="embed.*")
+    assert "2_Dense/model.safetensors" in several.files
+    assert several.tensors == 3
+    with pytest.raises(ValueError, match="3 checkpoints") as caught:
+        rustload.convert(source, tmp_path / "m.safetensors")
+    assert "dst=" in caught.value.__notes__[0]
+
+
+def test_metadata_of_a_safetensors_source_are_kept(tmp_path: Path) -> None:
+    tensors = model()
+    (tmp_path / "m").mkdir()
+    safetensors.torch.save_file(tensors, tmp_path / "m" / "a.safetensors", metadata={"by": "me", "step": "1"})
+    rustload.convert(tmp_path / "m" / "a.safetensors", tmp_path / "b.safetensors", metadata={"step": "2"})
+    assert rustload.open(tmp_path / "b.safetensors").metadata == {"by": "me", "format": "pt", "step": "2"}
+    rustload.convert(tmp_path / "m", tmp_path / "s", max_shard_size=100)
+    rustload.convert(tmp_path / "s", tmp_path / "again")
+    for name in ("s", "again"):
+        shard = next((tmp_path / name).glob("*-00001-of-*.safetensors"))
+        assert rustload.open(shard).metadata == {"by": "me", "format": "pt", "step": "1"}
+    assert contents(tmp_path / "s") == contents(tmp_path / "again")
+    nested = {"a": [torch.zeros(1), torch.ones(1)]}
+    rustload.save(nested, tmp_path / "n.safetensors", keep_nesting=True)
+    rustload.convert(tmp_path / "n.safetensors", tmp_path / "kept.safetensors")
+    assert rustload.unflatten(rustload.open(tmp_path / "kept.safetensors"))["a"][1].numpy() == [1]
+    rustload.convert(tmp_path / "n.safetensors", tmp_path / "part.safetensors", select="a.1")
+    assert rustload.open(tmp_path / "part.safetensors").metadata == PT
+
+
+def test_ties_and_views_are_reported(tmp_path: Path) -> None:
+    weight = torch.randn(4, 3)
+    torch.save({"embed": weight, "head": weight, "rows": weight[:2]}, tmp_path / "m.bin")
+    report = rustload.convert(tmp_path / "m.bin", ties="drop", keep="head")
+    assert (report.dropped, report.packed) == ({"embed": "head"}, ["rows"])
+    assert rustload.open(tmp_path / "m.safetensors").metadata == {"embed": "head", "format": "pt"}
+    with pytest.raises(ValueError, match="'embed' = 'head'"):
+        rustload.convert(tmp_path / "m.bin", overwrite=True, ties="error")
+
+
+class Opaque:
+    """Pickled by name: a class that rustload does not know."""
+
+
+def test_values_that_are_no_tensors_are_written_as_json(tmp_path: Path) -> None:
+    shared = [1, 2]
+    state = {
+        "w": torch.zeros(2),
+        "only": {"tensors": {"x": torch.zeros(1)}},
+        "plain": {"a": None, "b": True, "c": -(2**63), "d": "ü\ud800", "e": 0.1, 7: (1, [2.5])},
+        "special": [float("inf"), 2**80, complex(1, -2), b"\x00\xff", {3, 1}, torch.ones(1)],
+        "keys": {(1, 2): "pair", 1: "int", "1": "str", 2: torch.zeros(1)},
+        "classes": [Opaque(), torch.nn.Linear],
+        "again": [shared, shared],
+    }
+    torch.save(state, tmp_path / "m.bin")
+    texts = []
+    for _ in range(2):
+        report = rustload.convert(tmp_path / "m.bin", objects=tmp_path / "m.json", overwrite=True)
+        texts.append((tmp_path / "m.json").read_text())
+    assert texts[0] == texts[1]
+    assert report.skipped_objects == 20
+    assert json.loads(texts[0]) == {
+        "plain": {"a": None, "b": True, "c": -(2**63), "d": "ü\ud800", "e": 0.1, "7": [1, [2.5]]},
+        "special": [
+            {"$float": "inf"},
+            {"$int": hex(2**80)},
+            {"$complex": ["1.0", "-2.0"]},
+            {"$bytes": "AP8="},
+            [1, 3],
+            {"$tensor": "special.5"},
+        ],
+        "keys": {"$dict": [[[1, 2], "pair"], [1, "int"], ["1", "str"]]},
+        "classes": [{"$class": f"{Opaque.__module__}.Opaque"}, {"$global": "torch.nn.modules.linear.Linear"}],
+        "again": [[1, 2], {"$same": "$.again[0]"}],
+    }
+    with pytest.raises(FileExistsError):
+        rustload.convert(tmp_path / "m.bin", tmp_path / "new.safetensors", objects=tmp_path / "m.json")
+    with pytest.raises(FileNotFoundError):
+        rustload.convert(tmp_path / "m.bin", tmp_path / "new.safetensors", objects=tmp_path / "no" / "m.json")
+    assert not (tmp_path / "new.safetensors").exists()
+    rustload.convert(tmp_path / "m.bin", tmp_path / "out", objects=tmp_path / "out" / "m.json")
+    assert below(tmp_path / "out") == ["m.json", "m.safetensors"]
+
+
+def test_snapshots_of_the_hub_are_read_and_its_blobs_are_kept(tmp_path: Path) -> None:
+    hub = tmp_path / "hub" / "models--a--b"
+    snapshot = hub / "snapshots" / "c0ffee"
+    snapshot.mkdir(parents=True)
+    (hub / "blobs").mkdir()
+    (hub / "refs").mkdir()
+    (hub / "refs" / "main").write_text("c0ffee")
+    torch.save(model(), hub / "blobs" / "12")
+    (hub / "blobs" / "34").write_text("{}")
+    (snapshot / "pytorch_model.bin").symlink_to("../../blobs/12")
+    (snapshot / "config.json").symlink_to("../../blobs/34")
+    blobs = contents(hub / "blobs")
+    report = rustload.convert(hub, tmp_path / "out", copy_others=True)
+    assert sorted(report.files) == ["config.json", "model.safetensors"]
+    assert not (tmp_path / "out" / "config.json").is_symlink()
+    rustload.convert(snapshot)
+    assert (snapshot / "pytorch_model.bin").is_symlink()
+    assert (snapshot / "model.safetensors").read_bytes() == (
+        tmp_path / "out" / "model.safetensors"
+    ).read_bytes()
+    for source, target in [(hub / "blobs" / "12", None), (snapshot, hub / "blobs")]:
+        with pytest.raises(ValueError, match="blob of a Hugging Face cache"):
+            rustload.convert(source, target, overwrite=True)
+    assert contents(hub / "blobs") == blobs
+    assert names(hub) == ["blobs", "refs", "snapshots"]
+
+
+def test_a_second_run_writes_the_same_bytes(tmp_path: Path) -> None:
+    write_shards(tmp_path / "m", model(), 3)
+    (tmp_path / "m" / "config.json").write_text("{}")
+    options: dict[str, Any] = {"dtype": "float16", "max_shard_size": 200, "copy_others": True}
+    first = rustload.convert(tmp_path / "m", tmp_path / "out", **options)
+    before = contents(tmp_path / "out")
+    second = rustload.convert(tmp_path / "m", tmp_path / "out", overwrite=True, threads=1, **options)
+    assert contents(tmp_path / "out") == before
+    assert first._replace(seconds=0) == second._replace(seconds=0)
+
+
+def test_what_has_no_form_is_refused_with_the_argument_to_use(tmp_path: Path) -> None:
+    with warnings.catch_warnings(action="ignore"):
+        quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+    target = tmp_path / "out.safetensors"
+    target.write_bytes(b"old")
+    cases: list[tuple[Any, str, str]] = [
+        (torch.zeros(2, dtype=torch.complex128), "NotSafetensors", "dtype={'a.b': ...}, or leave it out"),
+        (torch.empty(2, device="meta"), "MetaTensor", "rename={'a.b': None}"),
+        (torch.eye(3).to_sparse(), "NotSafetensors", "rename={'a.b': None}"),
+        (quantized, "NotSafetensors", "dequantize=True"),
+    ]  # fmt: skip
+    for value, code, advice in cases:
+        torch.save({"a": {"b": value}, "ok": torch.zeros(1)}, tmp_path / "m.bin")
+        with pytest.raises(rustload.UnsupportedError) as caught:
+            rustload.convert(tmp_path / "m.bin", target, overwrite=True)
+        assert (caught.value.code, target.read_bytes()) == (code, b"old")
+        assert "a.b" in str(caught.value)
+        assert any(advice in note for note in caught.value.__notes__), caught.value.__notes__
+        rustload.convert(
+            tmp_path / "m.bin", tmp_path / "ok.safetensors", rename={"a.b": None}, overwrite=True
+        )
+        assert list(rustload.open(tmp_path / "ok.safetensors")) == ["ok"]
+    rustload.convert(tmp_path / "m.bin", target, dequantize=True, overwrite=True)
+    assert_same_bits(safetensors.torch.load_file(target)["a.b"], quantized.dequantize())
+    torch.save({"s": torch.eye(3).to_sparse()}, tmp_path / "m.bin")
+    rustload.convert(tmp_path / "m.bin", target, select=["s.indices", "s.values"], overwrite=True)
+    assert sorted(rustload.open(target)) == ["s.indices", "s.values"]
+    np.savez(tmp_path / "o.npz", a=np.zeros(2), o=np.array([None], dtype=object))
+    report = rustload.convert(tmp_path / "o.npz")
+    assert (report.tensors, report.skipped_objects) == (1, 1)
+    assert names(tmp_path) == [
+        "m.bin", "o.npz", "o.safetensors", "ok.safetensors", "out.safetensors",
+    ]  # fmt: skip
+
+
+def test_wrong_arguments_leave_the_target_as_it_is(tmp_path: Path) -> None:
+    tensors = {"a.x": torch.zeros(2), "b.x": torch.zeros(2)}
+    source, target = tmp_path / "m.bin", tmp_path / "out.safetensors"
+    torch.save(tensors, source)
+    target.write_bytes(b"old")
+    write_shards(tmp_path / "m", tensors, 2)
+    error = rustload.RustloadError
+    cases: list[tuple[dict[str, Any], type[BaseException], str]] = [
+        ({}, FileExistsError, "out.safetensors"),
+        ({"overwrite": True, "strip": ["a", "b"]}, ValueError, "both be named 'x'"),
+        ({"overwrite": True, "rename": {"a": "c", "b": "c"}}, ValueError, "both be named 'c.x'"),
+        ({"overwrite": True, "select": "c.x"}, rustload.TensorNotFoundError, "no tensor has that name"),
+        ({"overwrite": True, "select": "c.*"}, rustload.TensorNotFoundError, "matches no name"),
+        ({"overwrite": True, "dtype": {"c.x": "float16"}}, rustload.TensorNotFoundError, "c.x"),
+        ({"overwrite": True, "key": "model"}, ValueError, "under key 'model'"),
+        ({"overwrite": True, "dtype": {"a.x": "int8"}}, ValueError, "lossy"),
+        ({"overwrite": True, "max_shard_size": "1GB"}, ValueError, "files of a folder"),
+        ({"overwrite": True, "name": "x"}, ValueError, "files of a folder"),
+        ({"overwrite": True, "copy_others": True}, ValueError, "folder to folder"),
+        ({"overwrite": True, "ties": "share"}, ValueError, "ties="),
+        ({"dst": tmp_path / "x.bin"}, ValueError, "no pickles"),
+        ({"dst": tmp_path / "missing" / "x.safetensors"}, FileNotFoundError, "missing"),
+        ({"src": tmp_path / "m", "dst": tmp_path / "x", "name": "a/b"}, ValueError, "no name of a file"),
+        ({"src": source.read_bytes(), "dst": None}, ValueError, "dst= is needed"),
+        ({"src": tmp_path / "none.bin"}, FileNotFoundError, "none.bin"),
+        ({"src": target}, error, "out.safetensors"),
+    ]
+    before = contents(tmp_path)
+    for options, kind, text in cases:
+        given: dict[str, Any] = {"src": source, "dst": target} | options
+        with pytest.raises(kind, match=text):
+            rustload.convert(given.pop("src"), given.pop("dst"), **given)
+        assert contents(tmp_path) == before, options
+    with pytest.warns(rustload.RustloadWarning, match=r"'c\.\*'"):
+        rustload.convert(source, target, overwrite=True, select=["a.*", "c.*"])
+
+
+def test_missing_shards_are_named(tmp_path: Path) -> None:
+    for number in (1, 3):
+        torch.save({f"t{number}": torch.zeros(1)}, tmp_path / f"pytorch_model-0000{number}-of-00003.bin")
+    with pytest.raises(rustload.FormatError, match="2 of the 3 shards"):
+        rustload.convert(tmp_path, tmp_path / "out")
+    torch.save({"t2": torch.zeros(1)}, tmp_path / "pytorch_model-00002-of-00003.bin")
+    assert "model.safetensors.index.json" in rustload.convert(tmp_path, tmp_path / "out").files
+
+
+def test_a_source_that_changes_leaves_nothing(tmp_path: Path) -> None:
+    write_shards(tmp_path / "m", model(), 2)
+    paths = sorted((tmp_path / "m").glob("*.bin"))
+
+    def touch(tensor: Any) -> str:
+        os.utime(paths[0], (1, 1))
+        return "float16" if tensor.dtype == "float32" else tensor.dtype
+
+    with pytest.raises(rustload.FormatError) as caught:
+        rustload.convert(tmp_path / "m", tmp_path / "out", dtype=touch)
+    assert caught.value.code == "FileChanged"
+    assert caught.value.__notes__ == ["convert it again once its writer is done"]
+    assert names(tmp_path) == ["m"]
+
+
+def test_a_full_disk_is_an_error_before_anything_is_written(tmp_path: Path) -> None:
+    size = shutil.disk_usage(tmp_path).free + (1 << 30)
+    header = json.dumps({"x": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+    source = tmp_path / "large.safetensors"
+    with source.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + size)
+    if sizes_of(source)[1] > 1 << 20:
+        pytest.skip("the file system of the temporary directory has no holes")
+    for target in ("out.safetensors", "out"):
+        with pytest.raises(OSError, match="No space left") as caught:
+            rustload.convert(source, tmp_path / target)
+        assert caught.value.errno == errno.ENOSPC
+        assert "select=" in caught.value.__notes__[0]
+    assert names(tmp_path) == ["large.safetensors"]
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    torch.save({"x": torch.zeros(3_000_000)}, tmp_path / "m.bin")
+    code = """
+    import resource, signal, rustload
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+    for target in ("out.safetensors", "out"):
+        try:
+            rustload.convert("m.bin", target)
+        except OSError as error:
+            print(error.errno, error.code)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == [str(errno.EFBIG), "Io"] * 2, done.stderr
+    assert names(tmp_path) == ["m.bin"]
+
+
+def test_a_read_only_folder_is_an_error_with_advice(tmp_path: Path) -> None:
+    torch.save({"x": torch.zeros(3)}, tmp_path / "m.bin")
+    # Nobody, not even root, may write there.
+    for target in ("/sys/m.safetensors", "/sys/out"):
+        with pytest.raises(PermissionError) as caught:
+            rustload.convert(tmp_path / "m.bin", target)
+        assert "dst=" in caught.value.__notes__[0]
+
+
+def test_ctrl_c_leaves_nothing_temporary(tmp_path: Path) -> None:
+    write_shards(tmp_path / "m", {f"t{at}": torch.zeros(1_000_000) for at in range(8)}, 2)
+    code = """
+    import _thread, threading, rustload
+    threading.Timer(0.2, _thread.interrupt_main).start()
+    try:
+        while True:
+            rustload.convert("m", "out", overwrite=True, fsync=False, dtype="float16")
+    except KeyboardInterrupt:
+        print("interrupted")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == "interrupted", done.stderr
+    assert set(names(tmp_path)) <= {"m", "out"}
+    if (tmp_path / "out").exists():
+        assert len(rustload.open(tmp_path / "out")) == 8
+
+
+def test_converting_needs_neither_torch_nor_numpy(tmp_path: Path) -> None:
+    write_shards(tmp_path / "m", model(), 2)
+    code = """
+    import sys, rustload
+    print(rustload.convert(sys.argv[1], sys.argv[2], dtype="bfloat16", objects=sys.argv[3]).tensors)
+    assert not {"torch", "numpy", "rustload._scan.scan"} & sys.modules.keys()
+    """
+    assert child(code, tmp_path / "m", tmp_path / "out", tmp_path / "o.json").stdout.split() == ["11"]
+
+
+def test_20_000_tensors_convert_within_600_ms(tmp_path: Path) -> None:
+    tensors = {f"layers.{at // 10}.w{at % 10}": torch.full((4,), float(at)) for at in range(20_000)}
+    torch.save(tensors, tmp_path / "m.bin")
+    taken = []
+    for _ in range(3):
+        start = time.perf_counter()
+        rustload.convert(tmp_path / "m.bin", overwrite=True, fsync=False)
+        taken.append(time.perf_counter() - start)
+    assert min(taken) < 0.6, taken
+    found = safetensors.torch.load_file(tmp_path / "m.safetensors")
+    assert len(found) == 20_000
+    assert found["layers.1999.w9"].tolist() == [19_999.0] * 4
+
+
+def test_one_tensor_of_a_sparse_40_gb_archive_converts_within_a_second(tmp_path: Path) -> None:
+    path = Path(__file__).resolve().parents[1] / "data" / "sparse.py"
+    spec = importlib.util.spec_from_file_location("sparse", path)
+    assert spec is not None
+    assert spec.loader is not None
+    sparse = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sparse)
+    sparse.write_archive(tmp_path / "large.bin")
+    if sizes_of(tmp_path / "large.bin")[1] > 64 << 20:
+        pytest.skip("the file system of the temporary directory has no holes")
+    start = time.perf_counter()
+    rustload.convert(tmp_path / "large.bin", tmp_path / "tail.safetensors", select="tail")
+    assert time.perf_counter() - start < 1
+    found = safetensors.torch.load_file(tmp_path / "tail.safetensors")
+    assert found.keys() == {"tail"}
+    for at, data in sparse.planted("tail"):
+        assert found["tail"][at].numpy().tobytes() == data
+    (tmp_path / "large.bin").unlink()
