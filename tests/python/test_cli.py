@@ -150,7 +150,7 @@ def test_help_and_version_go_to_stdout(folder):
     assert "exit codes" in done.stdout
 
 
-@pytest.mark.parametrize("args", [(), ("info",), ("scan",), ("doctor",)])
+@pytest.mark.parametrize("args", [(), ("info",), ("convert",), ("scan",), ("doctor",)])
 def test_help_fits_80_columns(folder, monkeypatch, args):
     monkeypatch.setenv("COLUMNS", "80")
     lines = run(folder, *args, "--help").stdout.splitlines()

@@ -1,4 +1,4 @@
-"""The command line: `command` parses the arguments; `info`, `scan` and `doctor` are the subcommands.
+"""The command line: `command` parses the arguments; `info`, `convert`, `scan` and `doctor` are the subcommands.
 
 Data goes to stdout, messages to stderr.
 """

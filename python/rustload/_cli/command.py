@@ -1,4 +1,4 @@
-"""The command line's arguments and exit codes: `rustload info`, `rustload scan` and `rustload doctor`."""
+"""The command line's arguments and exit codes: `rustload info`, `convert`, `scan` and `doctor`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 import rustload
+from rustload._cli.convert_arguments import add_convert
 from rustload._cli.exit_codes import BROKEN_PIPE, INTERRUPTED, READ_FAILED, USAGE
 from rustload._common.terminal import terminal_columns
 from rustload.errors import _printable
@@ -44,7 +45,7 @@ read. Output that could not be written comes first.
 """
 
 
-COMMANDS = ("info", "scan", "doctor")
+COMMANDS = ("info", "convert", "scan", "doctor")
 
 
 class Parser(argparse.ArgumentParser):
@@ -131,6 +132,11 @@ def _run(args: argparse.Namespace) -> int:
 
         policy = _policy(args)
         return scan.run(args.paths, policy=policy, json=args.json, quiet=args.quiet, color=args.color)
+    if args.command == "convert":
+        from rustload._cli import convert
+
+        args.dst = args.dst or args.output
+        return convert.run(args)
     from rustload._cli import info
 
     return info.run(args.paths, json=args.json, color=args.color, tensors=args.tensors)
@@ -157,7 +163,7 @@ def _parser() -> Parser:
     formatter = functools.partial(argparse.RawDescriptionHelpFormatter, width=width)
     parser = Parser(
         prog="rustload",
-        description="Looks into PyTorch and safetensors checkpoints without running anything in them.",
+        description="Looks into PyTorch and safetensors checkpoints and converts them without running anything in them.",
         formatter_class=functools.partial(argparse.HelpFormatter, width=width),
     )
     parser.add_argument("--version", action="version", version=f"rustload {rustload.__version__}")
@@ -184,6 +190,7 @@ def _parser() -> Parser:
     info.add_argument(
         "--json", action="store_true", help="print everything as one JSON document (see docs/cli.md)"
     )
+    add_convert(commands, formatter)
     scan = commands.add_parser(
         "scan",
         help="say what files would do when they are unpickled",

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rustload._common.terminal import Page
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["report_error"]
 
 
-def report_error(error: Exception) -> dict[str, Any]:
-    """Prints an error with its notes to stderr and returns it as a dict for the JSON document."""
+def report_error(error: Exception, reword: Callable[[str], str] | None = None) -> dict[str, Any]:
+    """Prints an error with its notes to stderr and returns it as a dict for the JSON document.
+
+    Args:
+        error: The error.
+        reword: Replaces arguments of functions in the texts by options of the command.
+    """
     message, notes = str(error), list(getattr(error, "__notes__", []))
     if isinstance(error, OSError) and error.strerror:
         message = f"{error.filename}: {error.strerror.lower()}" if error.filename else error.strerror.lower()
+    if reword is not None:
+        message, notes = reword(message), [reword(note) for note in notes]
     page = Page(sys.stderr, "never")
     page.line(f"rustload: error: {page.safe(message)}")
     for note in notes:

@@ -33,7 +33,8 @@ def _advice(error: BaseException) -> str | None:
         case "NotSafetensors" if "quantized" in str(error):
             return "pass dequantize=True"
         case "NotSafetensors" if member is not None:
-            return f"cast it with dtype={{{member!r}: ...}}, or {leave_out}"
+            cast = f"cast it with dtype={{{member!r}: 'complex64'}}, or " if "complex" in str(error) else ""
+            return cast + leave_out
         case "MetaTensor":
             return f"the file has none of its elements: {leave_out}"
         case "FileChanged":

@@ -37,11 +37,17 @@ class SaveReport(NamedTuple):
 
     def __str__(self) -> str:
         """One line of text."""
-        files = f"{len(self.files):,} files" if len(self.files) > 1 else "1 file"
-        tensors = f"{self.tensors:,} tensor{'' if self.tensors == 1 else 's'}"
         where = f" to {_printable(self.path)}" if self.path else ""
-        dropped = f", {len(self.dropped):,} tied names left out" if self.dropped else ""
-        skipped = (
-            f", {self.skipped_objects:,} values that are no tensors left out" if self.skipped_objects else ""
+        left_out = ""
+        if self.dropped:
+            left_out += f", {_count(len(self.dropped), 'tied name')} left out"
+        if self.skipped_objects:
+            left_out += f", {_count(self.skipped_objects, 'other value')} left out"
+        files, tensors = _count(len(self.files), "file"), _count(self.tensors, "tensor")
+        return (
+            f"wrote {tensors}, {format_bytes(self.nbytes)}{where}, {files}{left_out}, in {self.seconds:.1f} s"
         )
-        return f"wrote {tensors}, {format_bytes(self.nbytes)}{where}, {files}{dropped}{skipped}, in {self.seconds:.1f} s"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

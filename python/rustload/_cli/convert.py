@@ -1,0 +1,111 @@
+"""`rustload convert`: writes a checkpoint as safetensors files."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import rustload
+from rustload._cli.exit_codes import READ_FAILED
+from rustload._cli.report_error import report_error
+from rustload._common.patterns import matches
+from rustload._common.rules import DEFAULT_CAST_DTYPES
+from rustload._common.terminal import Page, print_json
+from rustload.errors import RustloadError
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["run"]
+
+# Version of the JSON document; removing a key or changing its meaning increments it.
+SCHEMA = 1
+
+_FLAGS = re.compile(r"\b(overwrite|allow_lossy|dequantize|copy_others)=True")
+_RENAME = re.compile(r"\brename=\{('[^']*'|\"[^\"]*\"): None\}")
+_DTYPE = re.compile(r"\bdtype=\{('[^']*'|\"[^\"]*\"): '(\w+)'\}")
+_VALUES = re.compile(
+    r"\b(select|key|strip|rename|dtype|transpose|ties|keep|max_shard_size|metadata|objects|copy_others|name)="
+)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Converts a checkpoint and returns the exit code."""
+    options: dict[str, Any] = {
+        "select": args.select or None,
+        "key": args.key,
+        "strip": args.strip or None,
+        "rename": {old: new or None for old, new in args.rename} or None,
+        "dtype": _dtype_rule(args.dtype),
+        "transpose": dict.fromkeys(args.transpose, True) or None,
+        "allow_lossy": args.allow_lossy,
+        "dequantize": args.dequantize,
+        "ties": args.ties,
+        "keep": args.keep,
+        "max_shard_size": args.max_shard_size,
+        "name": args.name,
+        "metadata": dict(args.metadata) or None,
+        "copy_others": args.copy_others,
+        "objects": args.objects,
+        "overwrite": args.overwrite,
+    }
+    document: dict[str, Any] = {"schema": SCHEMA, "rustload": rustload.__version__}
+    code = 0
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", rustload.RustloadWarning)
+        try:
+            report = rustload.convert(args.src, args.dst, **options)
+        except (RustloadError, OSError, ValueError, TypeError, MemoryError) as error:
+            code = READ_FAILED
+            document["error"] = report_error(error, _as_options)
+    _print_warnings(caught)
+    if args.json:
+        if not code:
+            document["report"] = report._asdict()
+        print_json(document)
+    elif not (code or args.quiet):
+        page = Page(sys.stdout, "never")
+        page.line(str(report))
+        page.flush()
+    return code
+
+
+def _dtype_rule(given: list[tuple[str | None, str]]) -> Any:
+    """`--dtype`: the dtype of all floats, and those of patterns, which count first."""
+    patterns = [(pattern, dtype) for pattern, dtype in given if pattern is not None]
+    plain = [dtype for pattern, dtype in given if pattern is None]
+    if not patterns:
+        return plain[-1] if plain else None
+    if not plain:
+        return dict(patterns)
+
+    def choose(tensor: Any) -> str | None:
+        found = next((dtype for pattern, dtype in patterns if matches(tensor.name, pattern)), None)
+        return found or (plain[-1] if tensor.dtype in DEFAULT_CAST_DTYPES else None)
+
+    return choose
+
+
+def _print_warnings(caught: list[warnings.WarningMessage]) -> None:
+    page = Page(sys.stderr, "never")
+    for warning in caught:
+        page.line(f"rustload: warning: {page.safe(_as_options(str(warning.message)))}")
+    page.flush()
+
+
+def _as_options(text: str) -> str:
+    """A message about arguments of `rustload.convert`, with the options of the command in their place."""
+    text = _RENAME.sub(lambda found: f"--rename {shlex.quote(found[1][1:-1] + '=')}", text)
+    text = _DTYPE.sub(lambda found: f"--dtype {shlex.quote(f'{found[1][1:-1]}={found[2]}')}", text)
+    text = _FLAGS.sub(lambda found: _option(found[1]), text)
+    text = _VALUES.sub(lambda found: _option(found[1]) + " ", text)
+    text = re.sub(r"\bdst=", "DST", text)
+    text = re.sub(r"\bsrc=", "SRC", text)
+    return re.sub(r" +", " ", text).replace(" ,", ",").strip()
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,117 @@
+"""The arguments of `rustload convert`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["add_convert"]
+
+P = TypeVar("P", bound=argparse.ArgumentParser)
+
+EPILOG = """\
+Without DST, a file is written beside SRC with its name, and the files of a
+folder are written into it. DST is a folder unless it ends with .safetensors.
+
+exit codes:
+  0    everything was written
+  2    wrong usage
+  3    something could not be read or written; nothing is left of it
+"""
+
+
+def add_convert(
+    commands: argparse._SubParsersAction[P], formatter: Callable[..., argparse.HelpFormatter]
+) -> None:
+    """Adds the command."""
+    convert = commands.add_parser(
+        "convert",
+        help="write a checkpoint as safetensors",
+        description="Writes a checkpoint of any format as safetensors: a file, or a folder of\n"
+        "transformers, diffusers or PEFT. Runs nothing that it names, and imports\n"
+        "neither torch nor NumPy. The target appears when it is complete.",
+        epilog=EPILOG,
+        formatter_class=formatter,
+    )
+    add = convert.add_argument
+    add("src", metavar="SRC", help="a file, a folder, or an index file")
+    target = convert.add_mutually_exclusive_group()
+    target.add_argument("dst", nargs="?", metavar="DST", help="a file or a folder")
+    target.add_argument("-o", "--output", metavar="DST", help="the same")
+    repeated: Any = {"action": "append", "default": []}
+    add(
+        "--dtype",
+        type=_dtype,
+        metavar="[P=]D",
+        help="cast all floats, or names that match P, to D",
+        **repeated,
+    )
+    add("--transpose", metavar="P", help="swap the last two dimensions of names that match P", **repeated)
+    add("--allow-lossy", action="store_true", help="allow casts such as float to int")
+    add("--dequantize", action="store_true", help="dequantize quantized tensors")
+    add("--select", metavar="P", help="only names that match P, as in SRC; may be repeated", **repeated)
+    add("--key", metavar="K", help="only tensors under this key, without it in their names")
+    add("--strip", metavar="PREFIX", help="remove this prefix from names", **repeated)
+    add(
+        "--rename",
+        type=_rename,
+        metavar="OLD=NEW",
+        help="rename a name or prefix; OLD= leaves it out",
+        **repeated,
+    )
+    add(
+        "--max-shard-size",
+        type=_size,
+        metavar="SIZE",
+        help="divide the tensors into files of at most SIZE, such as 5GB",
+    )
+    add("--name", help="the name of the files in DST, without .safetensors")
+    add(
+        "--ties",
+        choices=("copy", "drop", "error"),
+        default="copy",
+        help="write tied names in full (default), one of each, or refuse",
+    )
+    add("--keep", metavar="P", help="with --ties drop, prefer names that match P", **repeated)
+    add("--metadata", type=_pair, metavar="KEY=TEXT", help="add a text to the header", **repeated)
+    add("--copy-others", action="store_true", help="copy the folder's other files, never pickles")
+    add("--objects", metavar="FILE", help="write the values that are no tensors as JSON")
+    add("--overwrite", action="store_true", help="replace what exists; other files in a folder are kept")
+    add("-q", "--quiet", action="store_true", help="print nothing but errors and warnings")
+    add("--json", action="store_true", help="print the report as one JSON document (see docs/cli.md)")
+
+
+def _rename(text: str) -> tuple[str, str]:
+    """`OLD=NEW`, divided at the first `=`; `OLD=`, where OLD may have others."""
+    return (text[:-1], "") if len(text) > 1 and text.endswith("=") else _pair(text)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    """`NAME=TEXT`, divided at the first `=`."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=TEXT")
+    return key, value
+
+
+def _dtype(text: str) -> tuple[str | None, str]:
+    from rustload._common.dtype_args import dtype_name
+
+    pattern, equals, name = text.rpartition("=")
+    try:
+        return (pattern if equals else None), dtype_name(name)
+    except ValueError as error:
+        near = "; ".join(getattr(error, "__notes__", []))
+        raise argparse.ArgumentTypeError(f"{error}{f' ({near})' if near else ''}") from None
+
+
+def _size(text: str) -> int:
+    from rustload._common.sizes import parse_bytes
+
+    try:
+        return parse_bytes(text, "SIZE")
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

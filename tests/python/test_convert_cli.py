@@ -1,0 +1,137 @@
+"""`rustload convert`, run as users run it: in a process of its own, and its arguments in this one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+import safetensors.torch
+import torch
+
+import rustload
+from rustload import _cli
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    state = {f"module.{name}": torch.full((2, 3), 1.5) for name in ("a.weight", "b.weight")}
+    torch.save({"model": state | {"module.ids": torch.arange(3)}, "epoch": 3}, tmp_path / "last.ckpt")
+    torch.save({"a": torch.zeros(2, 3), "c = d": torch.zeros(1, dtype=torch.complex128)}, tmp_path / "c.bin")
+    torch.save({"s": torch.eye(2).to_sparse(), "a": torch.zeros(2, 3)}, tmp_path / "s.bin")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_every_option_reaches_convert(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = [
+        "--key", "model", "--strip", "module.", "--rename", "b=x", "--rename", "ids=", "--dtype", "a.*=float16", "--dtype",
+        "bfloat16", "--transpose", "a.*", "--max-shard-size", "14B", "--metadata", "by=me=you", "--objects", "o.json",
+        "--select", "model.module.*", "--name", "model",
+    ]  # fmt: skip
+    assert _cli.main(["convert", "last.ckpt", "-o", "out", *options, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["schema"], document["rustload"]) == (1, rustload.__version__)
+    report = document["report"]
+    assert sorted(report["files"]) == [
+        "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json",
+    ]  # fmt: skip
+    assert (report["tensors"], report["converted"], report["skipped_objects"]) == (2, 2, 1)
+    ckpt = rustload.open("out")
+    assert {name: (one.dtype, one.shape) for name, one in ckpt.items()} == {
+        "a.weight": ("float16", (3, 2)),
+        "x.weight": ("bfloat16", (2, 3)),
+    }
+    first = rustload.open("out/model-00001-of-00002.safetensors")
+    assert first.metadata == {"by": "me=you", "format": "pt"}
+    assert json.loads((folder / "o.json").read_text()) == {"epoch": 3}
+
+
+def test_one_line_says_what_was_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _cli.main(["convert", "last.ckpt"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("wrote 3 tensors, ")
+    assert " to last.safetensors, 1 file, 1 other value left out, in " in out
+    assert (out.count("\n"), err) == (1, "")
+    assert _cli.main(["convert", "last.ckpt", "--overwrite", "-q"]) == 0
+    assert capsys.readouterr() == ("", "")
+    whole = torch.load("last.ckpt", weights_only=True)["model"]
+    expected = {f"model.{name}": value for name, value in whole.items()}
+    assert (folder / "last.safetensors").read_bytes() == safetensors.torch.save(expected, {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["last.ckpt", "x.bin"], "write 'x.safetensors'"),
+        (["last.ckpt", "--strip", "a", "--strip", "model.module.a", "--strip", "model.module.b"], "change --strip or --rename"),
+        (["c.bin"], "cast it with --dtype 'c = d=complex64', or leave it out with --rename 'c = d='"),
+        (["s.bin"], "leave it out with --rename s=, or name its components in --select"),
+        (["last.ckpt", "x.safetensors", "--max-shard-size", "1GB"], "give a folder as DST, such as 'x'"),
+        (["last.ckpt", "x", "--copy-others"], "give the folder as SRC, and another as DST"),
+        (["last.ckpt", "--dtype", "*=int8"], "Pass --allow-lossy"),
+        (["last.ckpt", "o.safetensors"], "Pass --overwrite to replace it"),
+        (["last.ckpt", "--select", "model.module.a.wieght"], "did you mean: model.module.a.weight"),
+        (["none.ckpt"], "no such file"),
+    ],
+)  # fmt: skip
+def test_an_error_names_the_option_and_exits_with_3(
+    folder: Path, args: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "o.safetensors").write_text("old")
+    before = names(folder)
+    assert _cli.main(["convert", *args]) == 3
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("rustload: error: ")
+    assert message in err
+    assert names(folder) == before
+    assert _cli.main(["convert", *args, "--json"]) == 3
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert any(message in text for text in (error["message"], *error["notes"]))
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        [], ["a", "b", "-o", "c"], ["a", "--dtype", "flot16"], ["a", "--rename", "x"], ["a", "--metadata", "=x"],
+        ["a", "--max-shard-size", "many"], ["a", "--ties", "cut"],
+    ],
+)  # fmt: skip
+def test_wrong_usage_exits_with_2(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        _cli.main(["convert", *args])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.startswith("rustload: error: ")
+
+
+def test_a_name_with_an_equals_sign_can_be_left_out(folder: Path) -> None:
+    assert _cli.main(["convert", str(folder / "c.bin"), "--rename", "c = d=", "-q"]) == 0
+    assert list(rustload.open("c.safetensors")) == ["a"]
+
+
+def test_a_warning_is_a_line_on_stderr(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _cli.main(["convert", "last.ckpt", "--select", "model.*", "--select", "optim.*"]) == 0
+    assert capsys.readouterr().err.startswith("rustload: warning: --select has the pattern 'optim.*'")
+    assert "last.safetensors" in names(folder)
+
+
+def test_it_starts_without_torch_and_numpy(folder: Path) -> None:
+    code = """
+import sys
+from rustload import _cli
+assert _cli.main(["convert", "last.ckpt", "out", "--dtype", "bfloat16"]) == 0
+assert not {"torch", "numpy", "rustload._scan.scan"} & sys.modules.keys()
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert names(folder / "out") == ["last.safetensors"]
