@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from attacks import CASES
 from support import assert_same_bits, child, sizes_of
 
 import rustload
@@ -625,3 +626,55 @@ def test_one_tensor_of_a_sparse_40_gb_archive_converts_within_a_second(tmp_path:
     for at, data in sparse.planted("tail"):
         assert found["tail"][at].numpy().tobytes() == data
     (tmp_path / "large.bin").unlink()
+
+
+SLOW = {
+    "N19-terabytes",
+    "N19-real",
+    "R08-lists",
+    "R09-nones",
+    "R10-binget",
+    "R12",
+    "R13",
+    "S17-half_a_million",
+    "S22",
+}
+"""Cases that take long to build or convert, as they have up to a million tensors or values."""
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("letter", sorted({case.id[0] for case in CASES}))
+def test_a_hostile_source_is_converted_or_refused_as_a_whole(
+    letter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    canary, work = tmp_path / "canary", tmp_path / "work"
+    canary.mkdir()
+    monkeypatch.setenv("RUSTLOAD_CANARY", str(canary))
+    cases = [
+        case
+        for case in CASES
+        if case.id[0] == letter and case.build is not None and case.id != "X94" and case.label not in SLOW
+    ]
+    wrong = []
+    for number, case in enumerate(cases):
+        source = work / "source"
+        source.mkdir(parents=True)
+        path = case.make(source)
+        options = {key: value for key, value in case.options.items() if key not in ("framework", "verify")}
+        if "limits" in options:
+            options["limits"] = rustload.Limits(**options["limits"])
+        target = work / ("out.safetensors" if number % 2 else "out")
+        before = names(source)
+        try:
+            report = rustload.convert(path, target, fsync=False, **options)
+        except (rustload.RustloadError, OSError, ValueError, MemoryError) as error:
+            found = getattr(error, "code", None), names(work)
+            expected = found[0] or "a code", ["source"]
+        else:
+            found = report.tensors, names(work)
+            expected = len(rustload.open(target)), sorted(["source", target.name])
+        if found != expected or names(source) != before:
+            wrong.append((case.label, found, expected))
+        shutil.rmtree(work)
+    assert not wrong
+    assert names(canary) == []
