@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import importlib.util
 import json
 import os
 import pickle
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -18,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
+import make_kinds
 import numpy as np
 import pytest
+import safetensors
 import safetensors.torch
 import torch
 from attacks import CASES
@@ -28,6 +32,8 @@ from support import assert_same_bits, child, sizes_of
 import rustload
 
 PT = {"format": "pt"}
+FOUR_BITS = {"float4_e2m1fn_x2"}
+"""Dtypes that torch cannot compare."""
 
 
 def names(folder: Path) -> list[str]:
@@ -626,6 +632,43 @@ def test_one_tensor_of_a_sparse_40_gb_archive_converts_within_a_second(tmp_path:
     for at, data in sparse.planted("tail"):
         assert found["tail"][at].numpy().tobytes() == data
     (tmp_path / "large.bin").unlink()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_kind_of_object_converts_or_says_why_not(tmp_path: Path) -> None:
+    source, target = tmp_path / "kind.bin", tmp_path / "kind.safetensors"
+    refused = {}
+    for kind, make in make_kinds.KINDS.items():
+        torch.save(make(), source)
+        ckpt = rustload.open(source, framework="torch")
+        options: dict[str, Any] = {"rename": {}, "overwrite": True, "fsync": False}
+        while True:
+            try:
+                report = rustload.convert(source, target, **options)
+                break
+            except rustload.UnsupportedError as error:
+                (advice,) = error.__notes__
+                refused[kind] = error.code
+                if "dequantize=True" in advice:
+                    options["dequantize"] = True
+                    continue
+                name = re.search(r"rename=\{('.*?'|\".*?\"): None\}", advice)
+                assert name is not None, (kind, advice)
+                assert ast.literal_eval(name[1]) not in options["rename"], kind
+                options["rename"][ast.literal_eval(name[1])] = None
+        with safetensors.safe_open(target, "pt") as found:
+            left = set(found.keys())
+            assert report.tensors == len(left) <= len(ckpt), kind
+            for name in left:
+                if ckpt[name].dtype not in FOUR_BITS:
+                    expected = ckpt[name].materialize(
+                        copy=True, dequantize=ckpt[name].quantization is not None
+                    )
+                    assert_same_bits(found.get_tensor(name), expected.detach().contiguous())
+        if kind not in refused:
+            assert len(left) == len(ckpt), kind
+    assert set(refused.values()) == {"NotSafetensors", "MetaTensor", "DtypeUnsupported"}
+    assert len(make_kinds.KINDS) - len(refused) > 60, refused
 
 
 SLOW = {

@@ -6,7 +6,7 @@ import contextlib
 import errno
 from typing import TYPE_CHECKING
 
-from rustload.errors import RustloadError
+from rustload.errors import RustloadError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,8 +30,6 @@ def _advice(error: BaseException) -> str | None:
     member = getattr(error, "member", None)
     leave_out = f"leave it out with rename={{{member!r}: None}}"
     match getattr(error, "code", None):
-        case "NotSafetensors" if "quantized" in str(error):
-            return "pass dequantize=True"
         case "NotSafetensors" if member is not None:
             cast = f"cast it with dtype={{{member!r}: 'complex64'}}, or " if "complex" in str(error) else ""
             return cast + leave_out
@@ -41,6 +39,8 @@ def _advice(error: BaseException) -> str | None:
             return "convert it again once its writer is done"
         case "DuplicateName":
             return "change strip= or rename="
+    if isinstance(error, UnsupportedError) and member is not None:
+        return leave_out
     match getattr(error, "errno", None):
         case errno.ENOSPC | errno.EDQUOT:
             return 'the whole target is reserved first: write to another disk, or less with dtype="bfloat16" or select='
