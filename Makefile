@@ -1,6 +1,6 @@
 # Each target does its own set-up: a fresh clone, Python 3.11 or newer and cargo are enough.
 #
-#   make demo     build, then load one model from each format and compare with torch
+#   make demo     build, then load one model from each format, convert one, and compare with torch
 #   make test     every check CI runs, in CI's order
 #   make bench    the benchmarks against torch and safetensors (BENCH="--quick --json out.json" passes options on)
 #   make counts   count instructions of parsers and kernels, and compare with the kept counts (COUNTS="--update" keeps new ones)

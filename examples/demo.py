@@ -1,4 +1,6 @@
-"""Loads one model from three kinds of checkpoint as transposed bfloat16, with rustload, torch and safetensors.
+"""Loads one model from three kinds of checkpoint as transposed bfloat16, and converts one to safetensors.
+
+It compares rustload with torch and safetensors.
 
 `make demo` runs it. A Llama-shaped model with random float32 weights is written once to `.cache/demo`, as
 one `.bin`, as three `.bin` shards with an index, and as safetensors. Each loader runs in a process
@@ -55,6 +57,7 @@ def main() -> None:
         print_rows(title, rows, equal, count)
         if equal != count:
             sys.exit(f"{count - equal} of {count} tensors of {title} differ from torch's")
+    compare_conversions(checkpoints[".bin"])
 
 
 # The loaders: `open`, after which every name and shape is known, and `load`, which loads everything.
@@ -194,6 +197,66 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
         and left.is_contiguous()
         and torch.equal(left.view(torch.int16), right.contiguous().view(torch.int16))
     )
+
+
+# Converting.
+
+
+def rustload_convert(source: Path, target: Path, dtype: str | None) -> None:
+    """Reads, casts and writes in a window of memory."""
+    rustload.convert(source, target, dtype=dtype, overwrite=True, fsync=False)
+
+
+def torch_convert(source: Path, target: Path, dtype: str | None) -> None:
+    """Maps the file; casts each tensor, and writes all of them. Neither step waits for the disk."""
+    from safetensors.torch import save_file
+
+    state = torch.load(source, weights_only=True, mmap=True)
+    if dtype is not None:
+        state = {name: tensor.to(getattr(torch, dtype)) for name, tensor in state.items()}
+    save_file(state, target, metadata={"format": "pt"})
+
+
+def time_convert(
+    begin: Callable[[], None], name: str, source: Path, target: Path, dtype: str | None
+) -> float:
+    """Returns the seconds from the closed file to the new one."""
+    way = CONVERTERS[name]
+    convert(torch.ones(1024, 1024))  # starts torch's threads
+    begin()
+    start = time.perf_counter()
+    way(source, target, dtype)
+    return time.perf_counter() - start
+
+
+CONVERTERS = {"rustload.convert": rustload_convert, "torch.load, save_file": torch_convert}
+
+
+def compare_conversions(source: Path) -> None:
+    """Converts a file with the same dtype and to bfloat16, and prints time and memory; the files have to be equal."""
+    measure.read_through(source)
+    for dtype in (None, "bfloat16"):
+        title = "to safetensors" if dtype is None else "to bfloat16"
+        targets = {name: CACHE / f"converted-{number}.safetensors" for number, name in enumerate(CONVERTERS)}
+        rows = {name: Row(0.0) for name in CONVERTERS}
+        for _ in range(ROUNDS):
+            for name, row in rows.items():
+                say(f"{title}: {name} ...")
+                seconds, peak = measure.in_child(time_convert, name, source, targets[name], dtype)
+                row.loads.append(seconds)
+                row.peaks.append(peak)
+        files = [path.read_bytes() for path in targets.values()]
+        for path in targets.values():
+            path.unlink()
+        say("")
+        for name, row in rows.items():
+            taken, most = statistics.median(row.loads), statistics.median(row.peaks)
+            print_line(title, name, "", f"{taken:.3f}", f"{most / 1e6:.0f}")
+            title = ""
+        print_line("", f"same bytes: {files[0] == files[1]}")
+        print()
+        if files[0] != files[1]:
+            sys.exit("the converted files differ")
 
 
 # The model.

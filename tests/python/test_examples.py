@@ -54,6 +54,20 @@ def test_training_checkpoint(capsys):
     assert re.search(r"state_dict\.2\.weight +float32 +\[4, 32\] +norm \d", out)
 
 
+def test_convert(capsys):
+    from examples import convert
+
+    half, weights = convert.main([])
+    assert (half.tensors, half.converted, weights.tensors, weights.converted) == (4, 4, 4, 0)
+    out = capsys.readouterr().out
+    index = "model.safetensors.index.json"
+    assert (
+        f"  config.json, model-00001-of-00002.safetensors, model-00002-of-00002.safetensors, {index}\n" in out
+    )
+    assert "  0.bias, 0.weight, 2.bias, 2.weight\n" in out or "  0.weight, 0.bias, 2.weight, 2.bias\n" in out
+    assert "  epoch 3, learning rate 0.001\n" in out
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_transformers_bin(capsys):
     from examples import transformers_bin
