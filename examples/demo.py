@@ -324,6 +324,7 @@ def print_heading(path: Path) -> None:
     print(f"Loading a {size / 1e6:.0f} MB float32 model as bfloat16, every matrix transposed.")
     print(f"Warm files, {torch.get_num_threads()} threads, one process per run, medians of {ROUNDS} runs.")
     print("open: until every name and shape is known.  load: from the closed file to the last tensor.")
+    print("to safetensors, to bfloat16: the .bin converted to a file, without waiting for the disk.")
     print(f"peak: anonymous memory above the start, the result ({size / 2e6:.0f} MB) included.\n")
     print_line("checkpoint", "way", "open, ms", "load, s", "peak, MB")
     print("-" * (sum(WIDTHS) + 2 * (len(WIDTHS) - 1)))

@@ -6,6 +6,7 @@
 
 mod folder;
 mod os;
+mod plan;
 mod shards;
 mod staged;
 mod staged_folder;
@@ -25,7 +26,8 @@ use crate::stream::{ByteTarget, WriteItem, write_all};
 use staged::StagedFile;
 
 pub use crate::container::safetensors::Declaration;
-pub use folder::{FolderOptions, FolderPlan, SafetensorsFile, WrittenFile, write_folder};
+pub use folder::{FolderOptions, write_folder};
+pub use plan::{FolderPlan, SafetensorsFile, WrittenFile};
 pub use values::{DeferredArray, HostArray, Values};
 pub use writer::Writer;
 

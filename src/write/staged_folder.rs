@@ -4,8 +4,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::folder::Planned;
 use super::os;
+use super::plan::Planned;
 use super::staged::{folder_of, refuse_hub_blobs, sync_folder, temporary};
 use crate::error::{Error, Result};
 
@@ -44,10 +44,7 @@ impl StagedFolder {
             if !joins {
                 return Err(Error::target_exists(&target));
             }
-            walk(&target, &mut |relative, entry, is_folder| match planned.replaces(relative) {
-                true if !is_folder => Err(Error::target_exists(&entry.path())),
-                _ => Ok(()),
-            })?;
+            check_joins(&target, planned)?;
         }
         let (_, path) = temporary(&target, |path| fs::create_dir(path)).map_err(failed)?;
         Ok(StagedFolder { path, target, replaces, overwrite, is_published: false })
@@ -114,6 +111,14 @@ impl StagedFolder {
             })
         })
     }
+}
+
+/// Fails if files of a plan would replace any in a folder.
+pub(super) fn check_joins(folder: &Path, planned: &Planned) -> Result<()> {
+    walk(folder, &mut |relative, entry, is_folder| match planned.replaces(relative) {
+        true if !is_folder => Err(Error::target_exists(&entry.path())),
+        _ => Ok(()),
+    })
 }
 
 impl Drop for StagedFolder {

@@ -146,7 +146,18 @@ def convert(
             chosen = selection.of(checkpoint)
             if chosen and not (key is None and strip is None and rename is None):
                 chosen = select_tensors(chosen, key, strip, rename)
-            parts.append(Part(source, checkpoint, chosen, selection.literal, ties, keep, texts))
+            parts.append(
+                Part(
+                    source,
+                    checkpoint,
+                    chosen,
+                    selection.literal,
+                    ties,
+                    keep,
+                    texts,
+                    keep_objects=objects is not None,
+                )
+            )
         selection.check([part.names for part in parts])
         # Where only some checkpoints have the tensors, the others are not written.
         written = [part for part in parts if part.tensors] or parts[:1]

@@ -39,8 +39,13 @@ class Objects:
         sparse: The names of the components of sparse tensors.
     """
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        """Builds and walks the tree; reads no tensors."""
+    def __init__(self, checkpoint: Checkpoint, *, keep: bool) -> None:
+        """Builds and walks the tree; reads no tensors.
+
+        Args:
+            checkpoint: The checkpoint.
+            keep: Whether the tree is kept for `json`.
+        """
         self.count = 0
         self.sparse: set[str] = set()
         self._root: Any = {}
@@ -58,6 +63,8 @@ class Objects:
         if len(trees) > 1 and all(isinstance(tree, Mapping) for tree in trees):
             self._root = {key: value for tree in trees for key, value in tree.items()}
         self._walk()
+        if not keep:
+            self._root = {}
 
     def _walk(self) -> None:
         seen: set[int] = set()

@@ -51,6 +51,8 @@ class Part:
         ties: Ties,
         keep: Iterable[str],
         texts: Mapping[str, str],
+        *,
+        keep_objects: bool,
     ) -> None:
         """Decides what is written.
 
@@ -62,6 +64,7 @@ class Part:
             ties: What to do with names of the same tensor.
             keep: The names that are preferred then.
             texts: The user's metadata.
+            keep_objects: Whether the values that are no tensors are kept.
 
         Raises:
             UnsupportedError: A tensor is a component of a sparse one.
@@ -69,7 +72,7 @@ class Part:
         """
         self.names = list(checkpoint)
         self.paths = checkpoint.files
-        self.objects = Objects(checkpoint)
+        self.objects = Objects(checkpoint, keep=keep_objects)
         self._folder = source.folder
         items = dict(chosen.items())
         for name, tensor in items.items():

@@ -1,0 +1,361 @@
+//! Plans a folder of checkpoints and the files beside them, and writes it. The folder appears, or is replaced, in one step.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+use super::shards::{FileNames, Sized, divide, index_json};
+use super::staged::folder_of;
+use super::staged_folder::{StagedFolder, check_joins};
+use super::{Values, WriteOptions, write_bytes, write_file};
+use crate::error::{Code, Error, Result};
+use crate::layout::numel;
+use crate::num::to_u64;
+
+/// A file that was written: its path in the folder, and its size in bytes.
+pub type WrittenFile = (String, u64);
+
+/// What a folder will hold. Paths are relative to it, with `/` between their parts.
+#[derive(Clone, Default)]
+#[non_exhaustive]
+pub struct FolderPlan {
+    /// Safetensors files.
+    pub files: Vec<SafetensorsFile>,
+    /// Other files, by their paths and contents.
+    pub texts: Vec<(String, Vec<u8>)>,
+    /// Copies of files, by their paths in the folder and the paths of the originals.
+    pub copies: Vec<(String, PathBuf)>,
+    /// Whether the files may join those of an existing folder if they replace none of them, without the permission to overwrite.
+    pub joins: bool,
+}
+
+/// A safetensors file of a folder.
+#[derive(Clone)]
+pub struct SafetensorsFile {
+    /// The path, which ends with `.safetensors`.
+    pub path: String,
+    /// The tensors, in the order in which they are divided.
+    pub tensors: Vec<(String, Values)>,
+    /// The header's metadata.
+    pub metadata: Vec<(String, String)>,
+    /// The path of the index that lists the tensors, in the same folder. Files with the same index are one checkpoint.
+    pub index: Option<String>,
+    /// The most bytes of tensors: if they have more, several files and the index are written in place of the file. `None` for one
+    /// file, which its index lists in any case.
+    pub max_shard_size: Option<u64>,
+}
+
+impl FolderPlan {
+    /// A plan without files.
+    pub fn new() -> FolderPlan {
+        FolderPlan::default()
+    }
+
+    /// Writes the folder, as [`write_folder`](super::write_folder) does, and returns its files: safetensors files, indexes, texts and copies. Of
+    /// `options`, the metadata has no effect: each file has its own.
+    pub fn write(self, path: impl AsRef<Path>, options: &WriteOptions) -> Result<Vec<WrittenFile>> {
+        let mut divided = Vec::with_capacity(self.files.len());
+        for file in self.files {
+            file.divide(&mut divided)?;
+        }
+        let indexes = indexes(&divided)?;
+        let planned = Planned::new(
+            divided.iter().map(|file| file.path.as_str()),
+            indexes.iter().chain(&self.texts).map(|text| text.0.as_str()),
+            self.copies.iter().map(|copy| copy.0.as_str()),
+        )?;
+        let is_one_file = divided.len() == 1 && planned.paths.len() == 1;
+        if self.joins && !options.overwrite && is_one_file && path.as_ref().is_dir() {
+            let join = |file: SafetensorsFile| file.join(path.as_ref(), &planned, options);
+            return divided.into_iter().map(join).collect();
+        }
+        let staged = StagedFolder::create(path.as_ref(), options.overwrite, self.joins, &planned)?;
+        let mut written = Vec::with_capacity(planned.paths.len());
+        for file in divided {
+            let place = staged.place_for(&file.path)?;
+            written.push(file.write(&place, options)?);
+        }
+        for (path, bytes) in indexes.into_iter().chain(self.texts) {
+            write_bytes(staged.place_for(&path)?, &bytes, false, options.sync)?;
+            written.push((path, to_u64(bytes.len())));
+        }
+        for (path, source) in self.copies {
+            options.cancel.check()?;
+            let place = staged.place_for(&path)?;
+            let nbytes = copy(&source, &place, options.sync)?;
+            written.push((path, nbytes));
+        }
+        staged.publish(&planned, options.sync)?;
+        Ok(written)
+    }
+}
+
+/// The paths of the files of a folder, and which files of an earlier version they replace.
+pub(super) struct Planned {
+    /// All paths.
+    pub(super) paths: BTreeSet<String>,
+    /// The checkpoints: the folder of each with a `/` at its end, and the names of its files.
+    checkpoints: BTreeSet<(String, FileNames)>,
+}
+
+impl Planned {
+    /// Fails if a path is not below the folder, or two are equal.
+    fn new<'a>(
+        files: impl Iterator<Item = &'a str>,
+        texts: impl Iterator<Item = &'a str>,
+        copies: impl Iterator<Item = &'a str>,
+    ) -> Result<Planned> {
+        let mut planned = Planned { paths: BTreeSet::new(), checkpoints: BTreeSet::new() };
+        let mut add = |path: &str| {
+            let parts: Vec<_> = Path::new(path).components().collect();
+            let is_below = parts.iter().all(|part| matches!(part, Component::Normal(_)));
+            if !is_below || parts.is_empty() || path.ends_with('/') || path.contains('\0') {
+                return Err(no_name(path));
+            }
+            if !planned.paths.insert(path.to_owned()) {
+                let text = format!("two files of the folder would both be named {path:?}");
+                return Err(Error::new(Code::DuplicateName, text));
+            }
+            Ok(())
+        };
+        for path in files {
+            add(path)?;
+            let (folder, name) = split(path);
+            planned.checkpoints.insert((folder.to_owned(), FileNames::of_shard(name)));
+        }
+        texts.chain(copies).try_for_each(add)?;
+        Ok(planned)
+    }
+
+    /// Whether a file of an earlier version is replaced: it has the path of a new file, or is of the same checkpoint.
+    pub(super) fn replaces(&self, path: &Path) -> bool {
+        // All names of new files are UTF-8.
+        let Some(path) = path.to_str() else { return false };
+        let (folder, name) = split(path);
+        let is_of = |(of, names): &(String, FileNames)| of == folder && names.is_of_checkpoint(name);
+        self.paths.contains(path) || self.checkpoints.iter().any(is_of)
+    }
+}
+
+/// A path as its folder, with a `/` at the end unless that is the root, and the name in it.
+fn split(path: &str) -> (&str, &str) {
+    path.split_at(path.rfind('/').map_or(0, |at| at + 1))
+}
+
+pub(super) fn no_name(path: &str) -> Error {
+    Error::new(Code::Value, format!("{path:?} is no name of a file"))
+}
+
+impl SafetensorsFile {
+    /// Writes a file that is not divided.
+    fn write(self, place: &Path, options: &WriteOptions) -> Result<WrittenFile> {
+        let SafetensorsFile { path, tensors, metadata, .. } = self;
+        let options = WriteOptions { overwrite: false, metadata, ..options.clone() };
+        let nbytes = write_file(place, tensors, &options)?;
+        Ok((path, nbytes))
+    }
+
+    /// Writes a file into an existing folder, which needs no other folder to take its place.
+    fn join(self, folder: &Path, planned: &Planned, options: &WriteOptions) -> Result<WrittenFile> {
+        check_joins(folder, planned)?;
+        let place = folder.join(&self.path);
+        let above = folder_of(&place);
+        fs::create_dir_all(above).map_err(|error| Error::io(error, above.to_owned()))?;
+        self.write(&place, options)
+    }
+
+    /// Adds the file to `divided`, or the shards that it is divided into.
+    fn divide(self, divided: &mut Vec<SafetensorsFile>) -> Result<()> {
+        let Some(max) = self.max_shard_size else {
+            divided.push(self);
+            return Ok(());
+        };
+        let (folder, name) = split(&self.path);
+        let names = FileNames::new(name);
+        let sizes =
+            self.tensors.iter().map(|(name, values)| size(name, values)).collect::<Result<Vec<_>>>()?;
+        let (numbers, count) = divide(&sizes, max);
+        let first = divided.len();
+        divided.extend((0..count.max(1)).map(|number| SafetensorsFile {
+            path: format!("{folder}{}", names.shard(number, count)),
+            tensors: Vec::new(),
+            metadata: self.metadata.clone(),
+            index: self.index.clone().filter(|_| count > 1),
+            max_shard_size: None,
+        }));
+        for (tensor, number) in self.tensors.into_iter().zip(numbers) {
+            divided[first + number].tensors.push(tensor);
+        }
+        Ok(())
+    }
+}
+
+/// The path and content of every index.
+fn indexes(files: &[SafetensorsFile]) -> Result<Vec<(String, Vec<u8>)>> {
+    let mut by_path: BTreeMap<&str, Vec<&SafetensorsFile>> = BTreeMap::new();
+    for file in files {
+        if let Some(index) = &file.index {
+            by_path.entry(index).or_default().push(file);
+        }
+    }
+    let text = |(path, files): (&str, Vec<&SafetensorsFile>)| {
+        let (mut weight_map, mut total) = (BTreeMap::new(), 0_u64);
+        for file in files {
+            for (name, values) in &file.tensors {
+                total = total.saturating_add(size(name, values)?.nbytes);
+                if weight_map.insert(name.as_str(), split(&file.path).1.to_owned()).is_some() {
+                    let text = format!("two files of {path} have a tensor named {name:?}");
+                    return Err(Error::new(Code::DuplicateName, text));
+                }
+            }
+        }
+        Ok((path.to_owned(), index_json(&weight_map, total).into_bytes()))
+    };
+    by_path.into_iter().map(text).collect()
+}
+
+/// The bytes that a tensor takes, and its storage.
+fn size(name: &str, values: &Values) -> Result<Sized> {
+    let (dtype, shape) = values.result().map_err(|error| error.in_member(name))?;
+    let nbytes = numel(&shape).and_then(|numel| numel.checked_mul(dtype.itemsize()));
+    let too_large =
+        || Error::new(Code::TensorShape, "the size of a tensor does not fit 64 bits").in_member(name);
+    Ok(Sized { storage: values.tie(), nbytes: nbytes.ok_or_else(too_large)? })
+}
+
+/// Copies a regular file with its permissions; returns its size. The copy is not linked to it, as many programs edit files in place.
+fn copy(source: &Path, target: &Path, sync: bool) -> Result<u64> {
+    let failed = |error| Error::io(error, source.to_owned());
+    if !fs::metadata(source).map_err(failed)?.is_file() {
+        return Err(Error::new(Code::NotRegularFile, "this is no regular file").in_file(source));
+    }
+    let nbytes = fs::copy(source, target).map_err(failed)?;
+    if sync {
+        fs::File::open(target).and_then(|file| file.sync_all()).map_err(failed)?;
+    }
+    Ok(nbytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::folder::tests::{names, tensor};
+    use super::*;
+
+    fn file(path: &str, index: Option<&str>, tensors: Vec<(String, Values)>) -> SafetensorsFile {
+        let index = index.map(str::to_owned);
+        SafetensorsFile { path: path.to_owned(), tensors, metadata: Vec::new(), index, max_shard_size: None }
+    }
+
+    #[test]
+    fn a_plan_has_checkpoints_in_subfolders_texts_and_copies() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("pipeline");
+        fs::write(root.path().join("original.json"), "{1}").unwrap();
+        let index = Some("unet/m.safetensors.index.fp16.json");
+        let plan = || FolderPlan {
+            files: vec![
+                file("unet/m.fp16-00001-of-00002.safetensors", index, vec![tensor("a", 3)]),
+                file("unet/m.fp16-00002-of-00002.safetensors", index, vec![tensor("b", 4)]),
+                SafetensorsFile {
+                    max_shard_size: Some(2),
+                    ..file("vae/m.safetensors", Some("vae/i.json"), vec![tensor("a", 2), tensor("c", 2)])
+                },
+            ],
+            texts: vec![("notes/x.txt".to_owned(), b"x".to_vec())],
+            copies: vec![("config.json".to_owned(), root.path().join("original.json"))],
+            joins: false,
+        };
+        let options = WriteOptions::new().sync(false);
+        let files = plan().write(&path, &options).unwrap();
+        assert_eq!(
+            files.iter().map(|file| file.0.as_str()).collect::<Vec<_>>(),
+            [
+                "unet/m.fp16-00001-of-00002.safetensors",
+                "unet/m.fp16-00002-of-00002.safetensors",
+                "vae/m-00001-of-00002.safetensors",
+                "vae/m-00002-of-00002.safetensors",
+                "unet/m.safetensors.index.fp16.json",
+                "vae/i.json",
+                "notes/x.txt",
+                "config.json",
+            ]
+        );
+        for (name, nbytes) in &files {
+            assert_eq!(fs::metadata(path.join(name)).unwrap().len(), *nbytes, "{name}");
+        }
+        assert_eq!(fs::read_to_string(path.join("config.json")).unwrap(), "{1}");
+        let index = fs::read_to_string(path.join(&files[4].0)).unwrap();
+        assert!(index.contains(r#""total_size": 7"#) && index.contains(r#""b": "m.fp16-00002-of-00002"#));
+
+        // Only files of the same checkpoints are replaced, and only in their own folders.
+        for name in ["unet/other", "m.fp16.safetensors", "vae/m.fp16.safetensors"] {
+            fs::write(path.join(name), "kept").unwrap();
+        }
+        for name in ["unet/m.fp16-00003-of-00003.safetensors", "unet/m.fp16.safetensors"] {
+            fs::write(path.join(name), "stale").unwrap();
+        }
+        assert_eq!(plan().write(&path, &options).unwrap_err().code(), Code::TargetExists);
+        plan().write(&path, &options.clone().overwrite(true)).unwrap();
+        assert_eq!(
+            names(&path.join("unet")),
+            [
+                "m.fp16-00001-of-00002.safetensors",
+                "m.fp16-00002-of-00002.safetensors",
+                "m.safetensors.index.fp16.json",
+                "other"
+            ]
+        );
+        assert!(path.join("m.fp16.safetensors").exists() && path.join("vae/m.fp16.safetensors").exists());
+        assert_eq!(names(root.path()), ["original.json", "pipeline"]);
+    }
+
+    #[test]
+    fn a_plan_that_joins_a_folder_replaces_nothing() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("model");
+        fs::create_dir(&path).unwrap();
+        fs::write(path.join("config.json"), "{}").unwrap();
+        let plan = || FolderPlan {
+            files: vec![file("m.safetensors", None, vec![tensor("a", 3)])],
+            joins: true,
+            ..FolderPlan::new()
+        };
+        let options = WriteOptions::new().sync(false);
+        let inode = std::os::unix::fs::MetadataExt::ino(&fs::metadata(&path).unwrap());
+        plan().write(&path, &options).unwrap();
+        assert_eq!(names(&path), ["config.json", "m.safetensors"]);
+        // One file needs no new folder: a shell in the folder stays in it.
+        assert_eq!(std::os::unix::fs::MetadataExt::ino(&fs::metadata(&path).unwrap()), inode);
+        let refused = plan().write(&path, &options).unwrap_err();
+        assert_eq!(refused.code(), Code::TargetExists);
+        assert!(refused.to_string().contains("m.safetensors"), "{refused}");
+        fs::rename(path.join("m.safetensors"), path.join("m-00001-of-00009.safetensors")).unwrap();
+        assert_eq!(plan().write(&path, &options).unwrap_err().code(), Code::TargetExists);
+        let two = FolderPlan { texts: vec![("x/y".to_owned(), b"y".to_vec())], ..plan() };
+        assert_eq!(two.clone().write(&path, &options).unwrap_err().code(), Code::TargetExists);
+        fs::remove_file(path.join("m-00001-of-00009.safetensors")).unwrap();
+        two.write(&path, &options).unwrap();
+        assert_eq!(names(&path), ["config.json", "m.safetensors", "x"]);
+        assert_eq!(names(root.path()), ["model"]);
+    }
+
+    #[test]
+    fn paths_of_a_plan_are_below_its_folder_and_differ() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("model");
+        let write = |texts: &[&str]| {
+            let texts = texts.iter().map(|path| ((*path).to_owned(), Vec::new())).collect();
+            let plan = FolderPlan { texts, ..FolderPlan::new() };
+            plan.write(&path, &WriteOptions::new().sync(false)).map_err(|error| error.code())
+        };
+        for name in ["", "/x", "../x", "a/../../x", "a/", "./a", "a\0"] {
+            assert_eq!(write(&[name]), Err(Code::Value), "{name:?}");
+        }
+        assert_eq!(write(&["a", "a"]), Err(Code::DuplicateName));
+        assert_eq!(names(root.path()), [""; 0]);
+        let copies = vec![("x".to_owned(), PathBuf::from("/dev/null"))];
+        let plan = FolderPlan { copies, ..FolderPlan::new() };
+        let failed = plan.write(&path, &WriteOptions::new()).unwrap_err();
+        assert_eq!((failed.code(), names(root.path()).len()), (Code::NotRegularFile, 0));
+    }
+}
