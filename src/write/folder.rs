@@ -42,7 +42,7 @@ impl FolderOptions {
 ///
 /// All files are written to a folder beside `path` first, which then takes its place in one step. An existing folder is replaced only
 /// if it is empty or `options` allow to overwrite: then its other files are kept, and files of an earlier version of this checkpoint
-/// are not. Fails as [`write_file`] does, and if the file system cannot exchange two folders. Then the folder is as it was.
+/// are not. Fails as [`write_file`](super::write_file) does, and if the file system cannot exchange two folders. Then the folder is as it was.
 pub fn write_folder(
     path: impl AsRef<Path>,
     tensors: Vec<(String, Values)>,
