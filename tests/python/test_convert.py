@@ -207,6 +207,23 @@ def test_the_files_of_a_folder_are_joined_by_those_made_of_them(tmp_path: Path) 
     assert names(tmp_path) == ["m"]
 
 
+def test_an_index_and_a_list_of_shards_are_taken_for_their_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_shards(tmp_path / "m", model(), 2)
+    (tmp_path / "m" / "config.json").write_text("{}")
+    rustload.convert(tmp_path / "m", tmp_path / "out", copy_others=True)
+    expected = contents(tmp_path / "out")
+    monkeypatch.chdir(tmp_path / "m")
+    shards = sorted(path.name for path in Path().glob("*.bin"))
+    for number, source in enumerate((".", "pytorch_model.bin.index.json", shards)):
+        report = rustload.convert(source, f"../out{number}/", copy_others=True)
+        assert contents(tmp_path / f"out{number}") == expected, source
+        assert sorted(report.files) == sorted(expected)
+    assert rustload.convert("pytorch_model.bin.index.json").path == "."
+    assert contents(tmp_path / "m").keys() == {*shards, "pytorch_model.bin.index.json", *expected}
+
+
 def test_shards_are_divided_anew_as_the_hub_does(tmp_path: Path) -> None:
     source = random.Random(3)
     for number in range(40):

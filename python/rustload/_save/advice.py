@@ -15,12 +15,16 @@ __all__ = ["advising"]
 
 
 @contextlib.contextmanager
-def advising() -> Iterator[None]:
-    """Replaces the advice on errors that have a remedy in an argument of `convert`."""
+def advising(*, writing: bool) -> Iterator[None]:
+    """Replaces the advice on errors that have a remedy in an argument of `convert`.
+
+    Args:
+        writing: Whether the target is being written; else only the source is read.
+    """
     try:
         yield
     except (RustloadError, OSError) as error:
-        note = _advice(error)
+        note = _advice(error) or (_advice_on_target(error) if writing else None)
         if note is not None:
             error.__notes__ = [note]
         raise
@@ -41,6 +45,10 @@ def _advice(error: BaseException) -> str | None:
             return "change strip= or rename="
     if isinstance(error, UnsupportedError) and member is not None:
         return leave_out
+    return None
+
+
+def _advice_on_target(error: BaseException) -> str | None:
     match getattr(error, "errno", None):
         case errno.ENOSPC | errno.EDQUOT:
             return 'the whole target is reserved first: write to another disk, or less with dtype="bfloat16" or select='

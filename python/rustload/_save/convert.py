@@ -138,7 +138,7 @@ def convert(
     selection = Selection(select)
     job = Job(Rules(dtype=dtype, transpose=transpose), plain)
     parts: list[Part] = []
-    with advising():
+    with advising(writing=False):
         for source in given.found:
             checkpoint = open_checkpoint(
                 source.path, unknown=unknown, trailing=trailing, compat=compat, limits=limits, io=io
@@ -163,6 +163,7 @@ def convert(
         written = [part for part in parts if part.tensors] or parts[:1]
         warn_of_unused_rules([part.tensors for part in written], dtype=dtype, transpose=transpose)
         document = _document(parts) if objects is not None else None
+    with advising(writing=True):
         if target.is_file:
             (part,) = written
             tensors = [tensor for file in part.files(job, None, None) for tensor in file.tensors]
@@ -173,7 +174,7 @@ def convert(
             files = {os.path.basename(target.path): nbytes}  # noqa: PTH119 - pathlib is slow to import
         else:
             planned = [file for part in written for file in part.files(job, name, size)]
-            copies = other_files(given.folder, parts, target.path) if copy_others and given.folder else []
+            copies = other_files(given.folder or ".", parts, target.path) if copy_others else []
             files = dict(
                 _rustload.write_folder(
                     target.path,

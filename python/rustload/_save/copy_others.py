@@ -24,7 +24,6 @@ def other_files(root: str, parts: list[Part], target: str) -> list[tuple[str, st
     Left out are hidden files, the checkpoints that are converted, indexes, `target`, and pickles, which are told by extension and
     content.
     """
-    root = root or "."
     sources = {os.path.realpath(path) for part in parts for path in part.paths}
     target = os.path.realpath(target)
     if target == os.path.realpath(root):
