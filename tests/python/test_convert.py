@@ -295,6 +295,25 @@ def test_a_pipeline_of_diffusers_is_converted_with_its_variants(tmp_path: Path) 
     assert "diffusion_pytorch_model.safetensors.index.fp16.json" in one.files
 
 
+def test_a_folder_with_files_of_other_names_is_converted_as_it_opens(tmp_path: Path) -> None:
+    source = tmp_path / "m"
+    (source / "checkpoint-1").mkdir(parents=True)
+    torch.save(model(), source / "best.pt")
+    torch.save(model(), source / "checkpoint-1" / "pytorch_model.bin")
+    assert list(rustload.convert(source, tmp_path / "out").files) == ["best.safetensors"]
+    torch.save(model(), source / "last.pt")
+    with pytest.raises(rustload.FormatError, match="nothing says which"):
+        rustload.convert(source, tmp_path / "out2")
+    # Beside the parts of a pipeline, they are the same model in one file.
+    (source / "model_index.json").write_text("{}")
+    report = rustload.convert(source, tmp_path / "out3", copy_others=True)
+    assert sorted(report.files) == ["checkpoint-1/model.safetensors", "model_index.json"]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(rustload.FormatError, match="no checkpoint"):
+        rustload.convert(tmp_path / "empty", tmp_path / "out4")
+    assert names(tmp_path) == ["empty", "m", "out", "out3"]
+
+
 def test_an_adapter_of_peft_keeps_its_name(tmp_path: Path) -> None:
     lora = {f"base_model.model.q.lora_{side}.weight": torch.randn(4, 2) for side in "AB"}
     (tmp_path / "lora").mkdir()
@@ -617,14 +636,15 @@ def test_converting_needs_neither_torch_nor_numpy(tmp_path: Path) -> None:
     assert child(code, tmp_path / "m", tmp_path / "out", tmp_path / "o.json").stdout.split() == ["11"]
 
 
-def test_20_000_tensors_convert_within_600_ms(tmp_path: Path) -> None:
+def test_20_000_tensors_take_600_ms_of_a_core(tmp_path: Path) -> None:
     tensors = {f"layers.{at // 10}.w{at % 10}": torch.full((4,), float(at)) for at in range(20_000)}
     torch.save(tensors, tmp_path / "m.bin")
     taken = []
     for _ in range(3):
-        start = time.perf_counter()
+        # All threads together; other processes may share the cores.
+        start = time.process_time()
         rustload.convert(tmp_path / "m.bin", overwrite=True, fsync=False)
-        taken.append(time.perf_counter() - start)
+        taken.append(time.process_time() - start)
     assert min(taken) < 0.6, taken
     found = safetensors.torch.load_file(tmp_path / "m.safetensors")
     assert len(found) == 20_000

@@ -75,7 +75,7 @@ class Part:
         self.objects = Objects(checkpoint, keep=keep_objects)
         self._folder = source.folder
         items = dict(chosen.items())
-        for name, tensor in items.items():
+        for name, tensor in items.items() if self.objects.sparse else ():
             if tensor.name in self.objects.sparse and tensor.name not in literal:
                 whole = name.rpartition(".")[0] or name
                 note = f"leave it out with rename={{{whole!r}: None}}, or name its components in select="

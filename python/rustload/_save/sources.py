@@ -87,11 +87,12 @@ def find_checkpoints(given: Any) -> Checkpoints:
 def _in_folder(root: str) -> list[Source]:
     names = _files(root)
     found = _known(root, "", names)
-    if found and not any(name in names for name in _PIPELINES):
-        return found
-    if not found and any(os.path.splitext(name)[1] in _SUFFIXES for name in names):  # noqa: PTH122
-        # Files of other names: `rustload.open` chooses, or says why not.
-        found.append(Source("", root, None))
+    if not any(name in names for name in _PIPELINES):
+        if found:
+            return found
+        if any(os.path.splitext(name)[1] in _SUFFIXES for name in names):  # noqa: PTH122 - pathlib is slow to import
+            # Files of other names: `rustload.open` chooses, or says why not.
+            return [Source("", root, None)]
     with os.scandir(root) as entries:
         folders = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
     for name in folders:
