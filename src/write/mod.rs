@@ -161,7 +161,9 @@ fn plan(tensors: &[(String, Values)], options: &WriteOptions) -> Result<FilePlan
         let (dtype, shape) = values.result().map_err(|error| error.in_member(name))?;
         Ok(Declaration { name: name.clone(), dtype, shape })
     });
-    FilePlan::new(&declarations.collect::<Result<Vec<_>>>()?, &options.metadata)
+    let declarations = declarations.collect::<Result<Vec<_>>>()?;
+    values::limit_growth(tensors.iter())?;
+    FilePlan::new(&declarations, &options.metadata)
 }
 
 /// Writes all tensors, sorted by `position` and, where that is equal, by their place in the file.

@@ -7,6 +7,7 @@ use std::path::{Component, Path, PathBuf};
 use super::shards::{FileNames, Sized, divide, index_json};
 use super::staged::folder_of;
 use super::staged_folder::{StagedFolder, check_joins};
+use super::values::limit_growth;
 use super::{Values, WriteOptions, write_bytes, write_file};
 use crate::error::{Code, Error, Result};
 use crate::layout::numel;
@@ -54,6 +55,7 @@ impl FolderPlan {
     /// Writes the folder, as [`write_folder`](super::write_folder) does, and returns its files: safetensors files, indexes, texts and copies. Of
     /// `options`, the metadata has no effect: each file has its own.
     pub fn write(self, path: impl AsRef<Path>, options: &WriteOptions) -> Result<Vec<WrittenFile>> {
+        limit_growth(self.files.iter().flat_map(|file| &file.tensors))?;
         let mut divided = Vec::with_capacity(self.files.len());
         for file in self.files {
             file.divide(&mut divided)?;

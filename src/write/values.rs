@@ -9,7 +9,7 @@ use crate::error::{Code, Error, Result};
 use crate::kernel::{Cast, is_lossy};
 use crate::layout::{Dims, Layout};
 use crate::stream::{Elements, Fill, Payload, ResultData, Signs};
-use crate::tensor::{Joined, Request, Tensor};
+use crate::tensor::{Growth, Joined, Request, Tensor};
 
 /// The values of one tensor of a new file, and how they are converted as they are written. [`Request::copy`] has no effect.
 #[derive(Clone)]
@@ -87,6 +87,15 @@ impl HostArray {
     }
 }
 
+/// Fails if tensors that view the same bytes would become too much together.
+pub(super) fn limit_growth<'a>(tensors: impl Iterator<Item = &'a (String, Values)>) -> Result<()> {
+    let mut growth = Growth::default();
+    for (name, values) in tensors {
+        values.count(&mut growth).map_err(|error| error.in_member(name))?;
+    }
+    Ok(())
+}
+
 impl Values {
     /// The dtype and shape that they have in the file. Fails over the limit `materialize_bytes` where elements repeat.
     pub fn result(&self) -> Result<(DType, Dims)> {
@@ -109,6 +118,15 @@ impl Values {
                 let shape = request.order.apply(&array.layout()?)?.shape;
                 Ok((request.dtype.unwrap_or(array.dtype), shape))
             }
+        }
+    }
+
+    /// Counts the tensors that are read: many may view the same bytes. Fails over the limit `materialize_bytes`.
+    fn count(&self, growth: &mut Growth) -> Result<()> {
+        match self {
+            Values::Tensor(tensor, _) => growth.add(tensor),
+            Values::Joined(joined, _) => joined.parts().iter().try_for_each(|part| growth.add(part)),
+            Values::Array(..) | Values::Deferred(..) => Ok(()),
         }
     }
 

@@ -364,6 +364,11 @@ def test_an_expanded_tensor_is_limited(tmp_path: Path) -> None:
         with pytest.raises(rustload.LimitError, match="materialize_bytes"):
             rustload.save({"x": value}, tmp_path / "out.safetensors")
     rustload.save({"x": lazy[:1000]}, tmp_path / "out.safetensors")
+    # Each alone is below the limit, and so is each shard.
+    many = {f"x{at}": lazy[: 1 << 26] for at in range(5)}
+    for target, more in (("out.safetensors", {}), ("out", {"max_shard_size": "300MB"})):
+        with pytest.raises(rustload.LimitError, match="materialize_bytes"):
+            rustload.save(many, tmp_path / target, overwrite=True, **more)  # type: ignore[arg-type]
     assert names(tmp_path) == ["m.bin", "out.safetensors"]
 
 
