@@ -14,7 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from rustload._cli import tree  # noqa: E402 - after the check for torch, which the fixtures need
+from rustload._common import tree  # noqa: E402 - after the check for torch, which the fixtures need
 
 GOLDEN = """\
 small.pt
@@ -268,7 +268,7 @@ def test_ctrl_c_exits_with_130_without_a_message(monkeypatch, capsys):
     from rustload import _cli
     from rustload._cli import info
 
-    def stop(_path):
+    def stop(*_args):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(info, "describe", stop)
@@ -330,9 +330,19 @@ def test_folds_nest():
     assert rows(names) == [("l.{0..2}.e.{0..3}", 12, 24), ("  a", 1, 1), ("  b", 1, 1)]
 
 
-def test_three_or_more_numbered_words_fold():
-    assert rows([("conv1.w", 3), ("conv2.w", 3)]) == [("conv1.w", 1, 1), ("conv2.w", 1, 1)]
-    assert rows([("conv1.w", 3), ("conv2.w", 3), ("conv3.w", 3)]) == [("conv{1..3}.w", 3, 3)]
+def test_only_whole_numbers_fold():
+    for stem in ("conv{}", "w_{}", "{}x", "-{}", "1.5e{}x"):
+        names = [(f"{stem.format(number)}.w", 3) for number in range(1, 5)]
+        assert [row[0].strip() for row in rows(names) if row[1] == 1] != []
+        assert all(times == 1 for _, times, _ in rows(names)), stem
+    assert rows([(f"h.{number}.w", 3) for number in range(4)]) == [("h.{0..3}.w", 4, 4)]
+    assert rows([(f"h.{number:02}.w", 3) for number in range(12)]) == [
+        ("h", 1, 12),
+        ("  {00..09}.w", 10, 10),
+        ("  {10, 11}.w", 2, 2),
+    ]
+    huge = [(f"h.{10**20 + number}", 3) for number in range(3)]
+    assert all(times == 1 for _, times, _ in rows(huge))
 
 
 def test_a_name_may_be_a_tensor_and_a_prefix():
@@ -469,15 +479,8 @@ def test_all_commands_document_color_alike(folder):
 
 
 @pytest.mark.parametrize(
-    ("label", "parts"),
-    [
-        ("layer12", ("layer", 12, "")),
-        ("7", ("", 7, "")),
-        ("a1b02c", ("a1b0", 2, "c")),
-        ("00", ("0", 0, "")),
-        ("12345678901", ("1", 2345678901, "")),
-        ("plain", None),
-    ],
-)
-def test_labels_fold_by_their_last_number(label, parts):
-    assert tree._split_number(label) == parts
+    ("label", "found"),
+    [("7", (7, 0)), ("0", (0, 0)), ("007", (7, 3)), ("layer12", None), ("", None), ("1_0", None), ("٣", None), ("9" * 19, None)],
+)  # fmt: skip
+def test_a_label_is_a_whole_number_or_none(label, found):
+    assert tree._whole_number(label) == found

@@ -139,7 +139,8 @@ def _run(args: argparse.Namespace) -> int:
         return convert.run(args)
     from rustload._cli import info
 
-    return info.run(args.paths, json=args.json, color=args.color, tensors=args.tensors)
+    view = info.View(args.tensors, args.filter, args.depth, args.sort)
+    return info.run(args.paths, json=args.json, color=args.color, view=view)
 
 
 def _policy(args: argparse.Namespace) -> Policy | None:
@@ -186,6 +187,18 @@ def _parser() -> Parser:
     )
     info.add_argument(
         "--tensors", action="store_true", help="list every tensor, one per line, in place of the tree"
+    )
+    info.add_argument(
+        "--filter",
+        metavar="PATTERN",
+        help="only tensors whose names match: * stands for any characters, dots too",
+    )
+    info.add_argument("--depth", metavar="N", type=_depth, help="show at most N levels of the tree")
+    info.add_argument(
+        "--sort",
+        choices=("file", "name", "size"),
+        default="file",
+        help="the order of tensors and of rows in the tree (the default is file)",
     )
     info.add_argument(
         "--json", action="store_true", help="print everything as one JSON document (see docs/cli.md)"
@@ -238,6 +251,13 @@ def _parser() -> Parser:
             help="auto (the default) colours terminals, unless NO_COLOR is set",
         )
     return parser
+
+
+def _depth(text: str) -> int:
+    """A number of levels from 1 on."""
+    if not (text.isascii() and text.isdigit()) or int(text[:9]) < 1:
+        raise argparse.ArgumentTypeError(f"a whole number from 1 on, not {text!r}")
+    return int(text[:9])
 
 
 def _file(path: str) -> str:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 import sys
+import warnings
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import rustload
-from rustload._cli import tree
 from rustload._cli.exit_codes import READ_FAILED
 from rustload._cli.report_error import report_error
+from rustload._common import tree
+from rustload._common.columns import columns_of, pad
 from rustload._common.sizes import format_bytes
 from rustload._common.terminal import BAR_COLUMNS, Page, count, print_json
 from rustload.errors import RustloadError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from rustload import Checkpoint
+    from rustload import Checkpoint, LazyTensor
 
 __all__ = ["run"]
 
@@ -26,6 +28,10 @@ __all__ = ["run"]
 LINES_SHOWN_MAX = 12
 # The most values to list, and the most characters to show of a str.
 VALUES_SHOWN_MAX, TEXT_SHOWN_MAX_CHARS = 20, 60
+# The fewest columns of a table for names; on a terminal with less room for them, the other columns are below the names.
+NAME_COLUMNS_MIN = 16
+# The columns for names that a few long names may not widen on a terminal; those have a line of their own.
+NAME_COLUMNS_USUAL = 28
 # Version of the JSON document; removing a key or changing its meaning increments it.
 SCHEMA = 1
 
@@ -33,21 +39,37 @@ SCALARS = (type(None), bool, int, float, complex, str)
 CONTAINERS = (dict, list, tuple, set, frozenset, deque, bytes, bytearray)
 
 
-def run(paths: Sequence[str], *, json: bool, color: str, tensors: bool) -> int:
+class View(NamedTuple):
+    """Which tensors to show, and how.
+
+    Attributes:
+        listed: Whether to list all tensors in place of the tree.
+        pattern: A name or a glob pattern: only tensors that match; None for all.
+        depth: The most levels of the tree; None for all.
+        sort: The order of the tensors, or of the rows in each level of the tree.
+    """
+
+    listed: bool = False
+    pattern: str | None = None
+    depth: int | None = None
+    sort: Literal["file", "name", "size"] = "file"
+
+
+def run(paths: Sequence[str], *, json: bool, color: str, view: View) -> int:
     """Shows each path and returns the exit code.
 
     Args:
         paths: Checkpoints; each path is opened separately.
         json: Whether to print one JSON document for all.
         color: `"auto"`, `"always"` or `"never"`.
-        tensors: Whether to list all tensors in place of the tree.
+        view: Which tensors to show, and how.
     """
     found: list[dict[str, Any]] = []
     code = 0
     page = Page(sys.stdout, color)
     for position, path in enumerate(paths):
         try:
-            report = describe(path)
+            report = describe(path, view.pattern)
         except (RustloadError, OSError, ValueError, MemoryError) as error:
             code = READ_FAILED
             report = {"path": path, "error": report_error(error)}
@@ -56,21 +78,30 @@ def run(paths: Sequence[str], *, json: bool, color: str, tensors: bool) -> int:
         elif "error" not in report:
             if position:
                 page.line()
-            show(page, report, tensors=tensors)
+            show(page, report, view)
             page.flush()
     if json:
         print_json({"schema": SCHEMA, "rustload": rustload.__version__, "checkpoints": found})
     return code
 
 
-def describe(path: str) -> dict[str, Any]:
-    """Opens a checkpoint and returns its entry of the JSON document; reads no tensor data."""
+def describe(path: str, pattern: str | None = None) -> dict[str, Any]:
+    """Opens a checkpoint and returns its entry of the JSON document; reads no tensor data.
+
+    Args:
+        path: The checkpoint.
+        pattern: A name or a glob pattern; only tensors that match are counted and listed. None for all.
+
+    Raises:
+        TensorNotFoundError: The pattern is a name, and no tensor has it.
+    """
     with rustload.open(path) as checkpoint:
+        chosen = checkpoint if pattern is None else _selected(checkpoint, path, pattern)
         described = []
         dtypes: dict[str, dict[str, int]] = {}
         identities: set[object] = set()
         elements = nbytes = 0
-        for name, tensor in checkpoint.items():
+        for name, tensor in chosen.items():
             core = tensor._core
             identity = (core.storage, core.offset, core.dtype, core.shape, core.strides)
             repeats = identity in identities and tensor.size > 0
@@ -103,8 +134,9 @@ def describe(path: str) -> dict[str, Any]:
             "elements": elements,
             "nbytes": nbytes,
             "storage_nbytes": checkpoint.nbytes,
+            **({} if pattern is None else {"filter": pattern, "tensors_in_all": len(checkpoint)}),
             "dtypes": [{"dtype": dtype, **seen} for dtype, seen in by_size],
-            "tied": checkpoint.tied,
+            "tied": [group for group in checkpoint.tied if any(name in chosen for name in group)],
             "values": values,
             "opaque": [found._asdict() for found in checkpoint.opaque],
             "globals": checkpoint.globals,
@@ -112,6 +144,18 @@ def describe(path: str) -> dict[str, Any]:
             "metadata": checkpoint.metadata,
             "tensors": described,
         }
+
+
+def _selected(checkpoint: Checkpoint, path: str, pattern: str) -> Mapping[str, LazyTensor]:
+    """The tensors that match; a pattern without a match is reported on stderr."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        chosen = checkpoint.select(pattern)
+    page = Page(sys.stderr, "never")
+    for warning in caught:
+        page.line(f"rustload: warning: {page.safe(path)}: {page.safe(str(warning.message))}")
+    page.flush()
+    return chosen
 
 
 def _values(checkpoint: Checkpoint) -> tuple[list[dict[str, Any]], list[str]]:
@@ -149,13 +193,16 @@ def _text(value: Any) -> str:
     return repr(value) if type(value) in SCALARS else f"<{type(value).__name__}>"
 
 
-def show(page: Page, report: dict[str, Any], *, tensors: bool) -> None:
+def show(page: Page, report: dict[str, Any], view: View) -> None:
     """Prints a report as text."""
     page.title(page.safe(report["path"]))
     files = report["files"]
     of_files = f" in {len(files)} files" if len(files) > 1 else ""
     page.field("format", report["format"] + of_files)
-    page.field("tensors", f"{len(report['tensors']):,}")
+    of_all = (
+        f" of {report['tensors_in_all']:,} match {page.safe(report['filter'])}" if "filter" in report else ""
+    )
+    page.field("tensors", f"{len(report['tensors']):,}{of_all}")
     page.field("elements", f"{report['elements']:,}" + _rounded(report["elements"]))
     page.field("size", format_bytes(report["nbytes"]) + _storages(report))
     if report["dtypes"]:
@@ -163,7 +210,7 @@ def show(page: Page, report: dict[str, Any], *, tensors: bool) -> None:
         _dtypes(page, report)
     if report["tensors"]:
         page.heading("tensors")
-        (_list if tensors else _tree)(page, report["tensors"], report["tied"])
+        (_list if view.listed else _tree)(page, report["tensors"], report["tied"], view)
     if report["tied"]:
         page.heading("tied", "names that share a storage")
         identities = {entry["name"]: _identity(entry) for entry in report["tensors"]}
@@ -179,11 +226,11 @@ def show(page: Page, report: dict[str, Any], *, tensors: bool) -> None:
         page.wrapped([page.safe(name) for name in report["globals"]], most=LINES_SHOWN_MAX * 3)
     if report["metadata"]:
         page.heading("metadata")
-        width = max(len(page.safe(key)) for key in report["metadata"])
+        width = min(max(columns_of(page.safe(key)) for key in report["metadata"]), 30)
         _first_lines(
             page,
             [
-                f"{page.safe(key):<{min(width, 30)}}  {page.safe(value)}"
+                f"{pad(page.safe(key), width)}  {page.safe(value)}"
                 for key, value in report["metadata"].items()
             ],
         )
@@ -202,7 +249,7 @@ def _rounded(number: int) -> str:
 
 def _storages(report: dict[str, Any]) -> str:
     """The size of the storages, if it differs from that of the tensors."""
-    if report["storage_nbytes"] == report["nbytes"]:
+    if report["storage_nbytes"] == report["nbytes"] or "filter" in report:
         return ""
     return f", in storages of {format_bytes(report['storage_nbytes'])}"
 
@@ -237,7 +284,7 @@ def _percent(share: float) -> str:
     return f"{min(share * 100, 99.9) if share < 1 else 100:.1f}%"
 
 
-def _tree(page: Page, tensors: list[dict[str, Any]], tied: list[list[str]]) -> None:
+def _tree(page: Page, tensors: list[dict[str, Any]], tied: list[list[str]], view: View) -> None:
     tied_names = {name for group in tied for name in group}
     leaves = (
         (
@@ -247,15 +294,16 @@ def _tree(page: Page, tensors: list[dict[str, Any]], tied: list[list[str]]) -> N
         )
         for entry in tensors
     )
+    root = tree.build(leaves)
+    if view.sort != "file":
+        (tree.sort_by_size if view.sort == "size" else tree.sort_by_name)(root)
     rows = []
-    for node, lasts in tree.walk(tree.build(leaves)):
-        indent = 3 * (len(lasts) - 1)
-        label = page.clipped(page.safe(node.label) or '""', indent)
+    for node, lasts in tree.walk(root, view.depth):
+        indent = page.indent(lasts)
+        times = f"  {page.times}{node.times}" if node.times > 1 and node.leaf else ""
+        label = page.clipped(page.safe(node.label) or '""', indent + len(times))
         name = page.branches(lasts) + (label if node.leaf else page.strong(label))
-        width = indent + len(label)
-        if node.times > 1 and node.leaf:
-            times = f"  {page.times}{node.times}"
-            name, width = name + times, width + len(times)
+        name, width = name + times, indent + columns_of(label) + len(times)
         remark = "  tied" if node.leaf and node.leaf.tied else ""
         if node.times > 1:
             remark += f"  {format_bytes(node.own // node.times)} each"
@@ -263,7 +311,7 @@ def _tree(page: Page, tensors: list[dict[str, Any]], tied: list[list[str]]) -> N
             what, shape = node.leaf.dtype, str(list(node.leaf.shape))
         else:
             what, shape = _inside(page, node), None
-        rows.append((Row(name, width, what, shape, format_bytes(_shown(node)), remark), indent))
+        rows.append((Row(name, width, what, shape, format_bytes(tree.shown_nbytes(node)), remark), indent))
     _table(page, rows, widest=64)
 
 
@@ -294,20 +342,30 @@ def _table(page: Page, rows: list[tuple[Row, int]], *, widest: int) -> None:
     shapes = max((len(row.shape) for row, _ in rows if row.shape is not None), default=0)
     groups = max((len(row.content) for row, _ in rows if row.shape is None), default=0)
     columns = max(dtypes + 2 + shapes, groups)
-    if page.must_split(2 + width + 2 + columns + 12 + max(len(row.remark) for row, _ in rows)):
+    left = page.room(2 + 2 + columns + 12 + max(len(row.remark) for row, _ in rows))
+    if left is not None and left < min(width, NAME_COLUMNS_MIN):
         for row, indent in rows:
             page.line(f"  {row.name}")
             what = [("2", row.content)] if row.shape is None else [("36", row.content), ("", row.shape)]
             remarks = [("2", remark) for remark in row.remark.split("  ") if remark]
             page.cells([*what, ("", row.nbytes), *remarks], 2 + min(indent, 9) + 3)
         return
+    if left is not None:
+        usual = sorted(row.width for row, _ in rows)[(len(rows) - 1) * 9 // 10] + 6
+        width = min(width, left, max(usual, NAME_COLUMNS_USUAL))
     shapes = columns - dtypes - 2
     for row, _ in rows:
+        name = row.name
+        if row.width <= width:
+            name += " " * (width - row.width)
+        elif left is not None:
+            page.line(f"  {name}")
+            name = " " * width
         if row.shape is None:
             inside = page.dim(row.content.ljust(columns))
         else:
             inside = f"{page.dtype(row.content.ljust(dtypes))}  {row.shape:<{shapes}}"
-        page.line(f"  {row.name}{' ' * (width - row.width)}  {inside} {row.nbytes:>11}{page.dim(row.remark)}")
+        page.line(f"  {name}  {inside} {row.nbytes:>11}{page.dim(row.remark)}")
 
 
 def _inside(page: Page, node: tree.Node) -> str:
@@ -317,35 +375,19 @@ def _inside(page: Page, node: tree.Node) -> str:
     return f"{node.times} {page.times} {count(node.tensors // node.times, 'tensor')}"
 
 
-def _shown(node: tree.Node) -> int:
-    """The size of a row: the sum for a group; for a tensor its own size, also if a tied name above was counted already."""
-    if node.leaf and not node.children:
-        return node.leaf.nbytes if node.times == 1 else node.nbytes or node.leaf.nbytes
-    return node.nbytes
-
-
-def _list(page: Page, tensors: list[dict[str, Any]], tied: list[list[str]]) -> None:
+def _list(page: Page, tensors: list[dict[str, Any]], tied: list[list[str]], view: View) -> None:
     tied_names = {name for group in tied for name in group}
+    if view.sort == "size":
+        tensors = sorted(tensors, key=lambda entry: -entry["nbytes"])
+    elif view.sort == "name":
+        tensors = sorted(tensors, key=lambda entry: tree.natural_key(entry["name"]))
     rows = []
     for entry in tensors:
-        # The full name, for other programs; cut only on a narrow terminal.
-        name = page.safe(entry["name"]) or '""'
-        if page.must_split(len(name) + 2):
-            name = page.clipped(name)
+        # The full name, for other programs; cut only where it is longer than a terminal's line.
+        name = page.fitted(page.safe(entry["name"]) or '""')
         remark = "  tied" if entry["name"] in tied_names else ""
-        rows.append(
-            (
-                Row(
-                    name,
-                    len(name),
-                    entry["dtype"],
-                    str(entry["shape"]),
-                    format_bytes(entry["nbytes"]),
-                    remark,
-                ),
-                0,
-            )
-        )
+        size = format_bytes(entry["nbytes"])
+        rows.append((Row(name, columns_of(name), entry["dtype"], str(entry["shape"]), size, remark), 0))
     _table(page, rows, widest=80)
 
 
@@ -355,10 +397,12 @@ def _identity(entry: dict[str, Any]) -> str:
 
 
 def _group(page: Page, names: list[str], identities: dict[str, str]) -> str:
-    same = len({identities[name] for name in names}) == 1
-    return (" = " if same else ", ").join(page.safe(name) or '""' for name in names) + (
-        "" if same else "  (different parts)"
-    )
+    shown = [page.safe(name) or '""' for name in names]
+    if not all(name in identities for name in names):
+        return ", ".join(shown)  # --filter left some out, so nothing is known of them
+    if len({identities[name] for name in names}) == 1:
+        return " = ".join(shown)
+    return ", ".join(shown) + "  (different parts)"
 
 
 def _class(page: Page, found: dict[str, Any]) -> str:
@@ -370,7 +414,7 @@ def _class(page: Page, found: dict[str, Any]) -> str:
 
 def _plain_values(page: Page, values: list[dict[str, Any]]) -> None:
     names = [page.safe(found["name"][:TEXT_SHOWN_MAX_CHARS]) or '""' for found in values]
-    width = min(max(map(len, names[:VALUES_SHOWN_MAX])), 30)
+    width = min(max(map(columns_of, names[:VALUES_SHOWN_MAX])), 30)
     lines = []
     for name, found in zip(names, values, strict=True):
         if "length" in found:
@@ -379,7 +423,7 @@ def _plain_values(page: Page, values: list[dict[str, Any]]) -> None:
             # A value that JSON cannot represent is a str already.
             value = found["value"]
             what = value if found["type"] != "str" and isinstance(value, str) else _text(value)
-        lines.append(f"{name:<{width}}  {page.safe(what)}")
+        lines.append(f"{pad(name, width)}  {page.safe(what)}")
     _first_lines(page, lines, most=VALUES_SHOWN_MAX)
 
 

@@ -1,4 +1,7 @@
-"""Text output for terminals and pipes: colours, bars, and escaped names from files."""
+"""Text output for terminals and pipes: colours, bars, and escaped names from files.
+
+On a terminal every line fits its width. Elsewhere rows are never split, because other programs parse them.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, TextIO
 
+from rustload._common.columns import clip, columns_of, wrap
 from rustload.errors import _printable
 
 if TYPE_CHECKING:
@@ -14,15 +18,15 @@ if TYPE_CHECKING:
 __all__ = ["BAR_COLUMNS", "Page", "count", "print_json", "terminal_columns"]
 
 BAR_COLUMNS = 24
-# On a terminal with fewer columns, table rows are split into several lines.
-NARROW_COLUMNS = 80
+# The columns of running text where there is no terminal.
+DEFAULT_COLUMNS = 120
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 class Page:
     """Buffers lines of text for a stream; detects whether the stream has colours and Unicode."""
 
-    # Columns; None detects the width of the terminal.
+    # The columns of the terminal, for tests; None detects them.
     width: int | None = None
 
     def __init__(self, stream: TextIO, color: str) -> None:
@@ -38,9 +42,10 @@ class Page:
         colored = on_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         self._color = color == "always" or (color == "auto" and colored)
         self._unicode = (stream.encoding or "").lower().replace("-", "") in ("utf8", "utf16", "utf32")
-        self._width = self.width or 120
-        if on_terminal and not self.width:
-            self._width = terminal_columns(120)
+        self._fits = on_terminal or self.width is not None
+        self._width = self.width or (
+            terminal_columns(DEFAULT_COLUMNS, stream) if on_terminal else DEFAULT_COLUMNS
+        )
         self.times = "×" if self._unicode else "x"  # noqa: RUF001 - the sign for "times"
 
     def line(self, text: str = "") -> None:
@@ -56,32 +61,37 @@ class Page:
         self._lines.clear()
 
     def safe(self, text: str) -> str:
-        """Text from a file, escaped for terminals and for the stream's encoding; its length is the number of columns it takes."""
+        """Text from a file, escaped for terminals and for the stream's encoding."""
         text = _printable(text)
         encoding = self._stream.encoding or "utf-8"
         return text if text.isascii() else text.encode(encoding, "backslashreplace").decode(encoding)
 
     def must_split(self, columns: int) -> bool:
-        """Whether a row of so many columns has to be split: only on narrow terminals, because other programs parse rows."""
-        return self._width < NARROW_COLUMNS and columns > self._width
+        """Whether a row of so many columns has to be split, because the terminal has fewer."""
+        return self._fits and columns > self._width
+
+    def room(self, taken: int) -> int | None:
+        """The columns of a terminal's line that are left if so many are taken, at least 10; None without a terminal."""
+        return max(self._width - taken, 10) if self._fits else None
 
     def cells(self, cells: Sequence[tuple[str, str]], indent: int) -> None:
         """Adds cells (SGR code, text), on as few lines as possible, indented by `indent` columns."""
         columns = max(self._width - indent, 10)
         line, length = "", 0
         for code, text in cells:
-            for piece in _wrap(text, columns):
-                if line and length + 2 + len(piece) > columns:
+            for piece in wrap(text, columns):
+                if line and length + 2 + columns_of(piece) > columns:
                     self.line(" " * indent + line)
                     line, length = "", 0
-                length += (2 if line else 0) + len(piece)
+                length += (2 if line else 0) + columns_of(piece)
                 line += ("  " if line else "") + self.paint(code, piece)
         if line:
             self.line(" " * indent + line)
 
     def title(self, text: str) -> None:
         """Adds a checkpoint's title."""
-        self.line(self.paint("1", text))
+        for line in wrap(text, self._width) if self.must_split(columns_of(text)) else [text]:
+            self.line(self.paint("1", line))
 
     def heading(self, text: str, remark: str = "") -> None:
         """Adds a section's title."""
@@ -95,8 +105,8 @@ class Page:
     def field(self, name: str, value: str) -> None:
         """Adds a line of a name and a value."""
         lines = [value]
-        if self.must_split(14 + len(value)):
-            lines = _wrap(value, max(self._width - 14, 10)) or [""]
+        if self.must_split(14 + columns_of(value)):
+            lines = wrap(value, max(self._width - 14, 10)) or [""]
         self.line(f"  {self.dim(name.ljust(10))}  {lines[0]}")
         for line in lines[1:]:
             self.line(" " * 14 + line)
@@ -107,7 +117,7 @@ class Page:
         line = ""
         for position, word in enumerate(words[:most]):
             piece = self.clipped(word, 1) + ("," if position + 1 < len(words) else "")
-            if line and len(line) + len(piece) + 3 > self._width:
+            if line and columns_of(line) + columns_of(piece) + 3 > self._width:
                 self.line(f"  {line}")
                 line = ""
             line += (" " if line else "") + piece
@@ -117,14 +127,16 @@ class Page:
 
     def clipped(self, text: str, taken: int = 0) -> str:
         """The text, cut to fit a line of which two columns and `taken` more are in use."""
-        if len(text) + 2 + taken <= self._width:
-            return text
-        return text[: max(self._width - 5 - taken, 10)] + "..."
+        return clip(text, max(self._width - 2 - taken, 13))
+
+    def fitted(self, text: str) -> str:
+        """As `clipped` on a terminal, and the text unchanged elsewhere."""
+        return self.clipped(text) if self._fits else text
 
     def hanging(self, cells: Sequence[tuple[str, str]], text: str) -> None:
         """Adds cells (SGR code, text) followed by wrapped text with a hanging indent."""
         lead = "  " + "  ".join(self.paint(code, cell) for code, cell in cells)
-        width = 2 * len(cells) + sum(len(cell) for _, cell in cells)
+        width = 2 * len(cells) + sum(columns_of(cell) for _, cell in cells)
         hang = width + 2
         columns = self._width - hang
         if columns < 40:
@@ -133,7 +145,7 @@ class Page:
             else:
                 self.line(lead)
             hang, columns, lead = 6, max(self._width - 6, 20), ""
-        lines = _wrap(text, columns) or [""]
+        lines = wrap(text, columns) or [""]
         self.line(f"{lead}  {lines[0]}" if lead else " " * hang + lines[0])
         for line in lines[1:]:
             self.line(" " * hang + line)
@@ -151,8 +163,18 @@ class Page:
     def branches(self, lasts: tuple[bool, ...]) -> str:
         """The branch characters in front of a node of a tree."""
         down, tee, end = ("│  ", "├─ ", "└─ ") if self._unicode else ("|  ", "|- ", "`- ")
+        lasts = lasts[-self._levels_drawn(lasts) - 1 :]
         above = "".join("   " if last else down for last in lasts[1:-1])
         return self.dim(above + (end if lasts[-1] else tee)) if len(lasts) > 1 else ""
+
+    def indent(self, lasts: tuple[bool, ...]) -> int:
+        """The columns of `branches`."""
+        return 3 * self._levels_drawn(lasts)
+
+    def _levels_drawn(self, lasts: tuple[bool, ...]) -> int:
+        """The levels of a node that are drawn as branches; on a terminal only as many of the inner ones as half a line holds."""
+        levels = len(lasts) - 1
+        return min(levels, max(self._width // 6, 1)) if self._fits else levels
 
     def dtype(self, text: str) -> str:
         """A dtype's name."""
@@ -167,12 +189,12 @@ class Page:
         return self.paint("2", text)
 
     def paint(self, code: str, text: str) -> str:
-        """Text in a colour, by its SGR code."""
-        return f"\x1b[{code}m{text}\x1b[0m" if self._color and text else text
+        """Text in a colour, by its SGR code; an empty code is no colour."""
+        return f"\x1b[{code}m{text}\x1b[0m" if self._color and code and text else text
 
 
-def terminal_columns(default: int) -> int:
-    """The columns of the terminal, or `default` without one.
+def terminal_columns(default: int, stream: TextIO | None = None) -> int:
+    """The columns of the terminal that `stream` (None: stdout) writes to, or `default` without one; `COLUMNS` overrides both.
 
     As `shutil.get_terminal_size`; importing that takes longer than most commands run, because it imports archive formats.
     """
@@ -183,15 +205,10 @@ def terminal_columns(default: int) -> int:
     if columns > 0:
         return columns
     try:
-        return os.get_terminal_size(sys.__stdout__.fileno()).columns or default  # type: ignore[union-attr]  # None: as below
+        file = sys.__stdout__ if stream is None else stream
+        return os.get_terminal_size(file.fileno()).columns or default  # type: ignore[union-attr]  # None: as below
     except (AttributeError, ValueError, OSError):  # stdout is None, closed or no terminal
         return default
-
-
-def _wrap(text: str, columns: int) -> list[str]:
-    import textwrap  # imported only when needed
-
-    return textwrap.wrap(text, columns, break_on_hyphens=False)
 
 
 def print_json(document: object) -> None:

@@ -1,6 +1,7 @@
-"""The tree of tensor names, split at dots, with equal subtrees folded and single branches joined.
+"""The tree of tensor names, split at dots, with equal numbered subtrees folded and single branches joined.
 
-No recursion. The levels of a name are bounded; the rest of a longer name is one label.
+Only parts that are whole numbers fold: `layers.0`, `layers.1`, ... to `layers.{0..1}`; `conv1` and `conv2` are two names. No
+recursion. The levels of a name are bounded; the rest of a longer name is one label.
 """
 
 from __future__ import annotations
@@ -11,16 +12,23 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator
 
-__all__ = ["Leaf", "Node", "build", "spell_numbers", "split_name", "walk"]
-
-# The number of equal siblings from which to fold `0`, `1`, ... and `block_0`, `block_1`, ...
-FOLD_NUMBERS, FOLD_NAMES = 2, 3
+__all__ = [
+    "Leaf",
+    "Node",
+    "build",
+    "natural_key",
+    "shown_nbytes",
+    "sort_by_name",
+    "sort_by_size",
+    "spell_numbers",
+    "split_name",
+    "walk",
+]
 
 # The most levels of a name.
 LEVELS_MAX = 64
-
-# Matched on the reversed label: the text after its last number, and that number.
-_NUMBERED = re.compile(r"([^0-9]*)([0-9]{1,10})")
+# The most digits of a part that is a number.
+DIGITS_MAX = 18
 
 
 class Leaf(NamedTuple):
@@ -106,41 +114,81 @@ def split_name(name: str) -> list[str]:
     return [*parts, name[start:]]
 
 
-def spell_numbers(numbers: list[int]) -> str:
-    """Abbreviates a sorted list of numbers: `0..31`, `0..30 step 2`, `0..2, 5, 7..9`."""
+def spell_numbers(numbers: list[int], digits: int = 0) -> str:
+    """Abbreviates a sorted list of numbers: `0..31`, `0..30 step 2`, `0..2, 5, 7..9`.
+
+    Args:
+        numbers: The numbers, each once.
+        digits: The number of digits to which they are padded with zeros; 0 for none.
+    """
+
+    def text(number: int) -> str:
+        return str(number).zfill(digits)
+
     first, last = numbers[0], numbers[-1]
     step = numbers[1] - first if len(numbers) > 1 else 1
     if len(numbers) > 2 and numbers == list(range(first, last + 1, step)):
-        return f"{first}..{last}" if step == 1 else f"{first}..{last} step {step}"
+        return f"{text(first)}..{text(last)}" + ("" if step == 1 else f" step {step}")
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
             runs[-1].append(number)
         else:
             runs.append([number])
-    spelled = [f"{run[0]}..{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    spelled = [
+        f"{text(run[0])}..{text(run[-1])}" if len(run) > 2 else ", ".join(map(text, run)) for run in runs
+    ]
     if len(spelled) > 6:
         spelled = [*spelled[:4], "..", spelled[-1]]
     return ", ".join(spelled)
 
 
-def walk(root: Node) -> Iterator[tuple[Node, tuple[bool, ...]]]:
-    """Every node below the root, in order, with whether each of its ancestors and itself is the last of its siblings."""
+def shown_nbytes(node: Node) -> int:
+    """The size of a row: the sum for a group; for a tensor its own size, also if a tied name above was counted already."""
+    if node.leaf and not node.children:
+        return node.leaf.nbytes if node.times == 1 else node.nbytes or node.leaf.nbytes
+    return node.nbytes
+
+
+def sort_by_size(root: Node) -> None:
+    """Sorts the rows of each level by size, the largest first; equal ones keep their order."""
+    for node in _below(root):
+        node.children.sort(key=lambda child: -shown_nbytes(child))
+
+
+def sort_by_name(root: Node) -> None:
+    """Sorts the rows of each level by name, numbers by value."""
+    for node in _below(root):
+        node.children.sort(key=lambda child: natural_key(child.label))
+
+
+def natural_key(name: str) -> list[tuple[int, int, str]]:
+    """A key that sorts names as text, with the numbers in them by value: `layers.2` before `layers.10`."""
+    parts = re.findall(r"[0-9]{1,18}|[^0-9]+|[0-9]+", name)
+    return [(0, int(part), "") if part[0] in "0123456789" else (1, 0, part) for part in parts]
+
+
+def walk(root: Node, depth: int | None = None) -> Iterator[tuple[Node, tuple[bool, ...]]]:
+    """The nodes below the root, in order, with whether each of their ancestors and themselves is the last of its siblings.
+
+    Args:
+        root: The root.
+        depth: The most levels; None for all.
+    """
     stack: list[tuple[Node, tuple[bool, ...]]] = [
         (child, (position == 0,)) for position, child in enumerate(reversed(root.children))
     ]
     while stack:
         node, lasts = stack.pop()
         yield node, lasts
+        if depth is not None and len(lasts) >= depth:
+            continue
         stack += [(child, (*lasts, position == 0)) for position, child in enumerate(reversed(node.children))]
 
 
 def _fold(root: Node) -> None:
     """Folds and joins from the leaves up; equal subtrees get the same signature number."""
-    order, at = [root], 0
-    while at < len(order):
-        order += order[at].children
-        at += 1
+    order = _below(root)
     numbers: dict[Hashable, int] = {}
     signatures: dict[int, int] = {}
     leaves: dict[Leaf | None, int] = {}
@@ -164,37 +212,49 @@ def _fold(root: Node) -> None:
                 _join(child, child.children[0])
 
 
-def _split_number(label: str) -> tuple[str, int, str] | None:
-    """What is in front of the last number of a label, the number without leading zeros, and what follows it."""
-    found = _NUMBERED.match(label[::-1])
-    if found is None:
+def _below(root: Node) -> list[Node]:
+    """The root and all nodes below it, parents first."""
+    order, at = [root], 0
+    while at < len(order):
+        order += order[at].children
+        at += 1
+    return order
+
+
+def _whole_number(label: str) -> tuple[int, int] | None:
+    """The number that the label is, and its digits if it begins with zeros, else 0; None if it is no whole number."""
+    if not (label.isascii() and label.isdigit()) or len(label) > DIGITS_MAX:
         return None
-    number = found[2][::-1].lstrip("0") or "0"
-    end = len(label) - len(found[1])
-    return label[: end - len(number)], int(number), label[end:]
+    return int(label), len(label) if label[0] == "0" and len(label) > 1 else 0
 
 
 def _fold_siblings(children: list[Node], signatures: dict[int, int]) -> list[Node]:
-    alike: dict[Hashable, list[tuple[int, Node]]] = {}
+    out: list[Node] = []
+    alike: dict[tuple[int, int], list[tuple[int, Node]]] = {}
+    # A fold is where the first of its nodes was.
+    positions: dict[tuple[int, int], int] = {}
     for child in children:
-        found = _split_number(child.label)
-        key: Hashable = (found[0], found[2], signatures[id(child)]) if found else child.label
-        alike.setdefault(key, []).append((found[1] if found else 0, child))
-    out = []
+        found = _whole_number(child.label)
+        if found is not None:
+            key = found[1], signatures[id(child)]
+            if key in alike:
+                alike[key].append((found[0], child))
+                continue
+            alike[key] = [(found[0], child)]
+            positions[key] = len(out)
+        out.append(child)
     for key, members in alike.items():
-        head, tail = key[:2] if isinstance(key, tuple) else ("", "")
-        if not isinstance(key, tuple) or len(members) < (FOLD_NAMES if head or tail else FOLD_NUMBERS):
-            out += members
+        if len(members) == 1:
             continue
         members.sort(key=lambda member: member[0])
         first = members[0][1]
-        first.label = f"{head}{{{spell_numbers([number for number, _ in members])}}}{tail}"
+        first.label = f"{{{spell_numbers([number for number, _ in members], key[0])}}}"
         first.times *= len(members)
         first.tensors = sum(child.tensors for _, child in members)
         first.nbytes = sum(child.nbytes for _, child in members)
         first.own = sum(child.own for _, child in members)
-        out.append((0, first))
-    return [child for _, child in out]
+        out[positions[key]] = first
+    return out
 
 
 def _join(node: Node, child: Node) -> None:

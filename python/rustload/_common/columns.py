@@ -1,0 +1,87 @@
+"""The columns that text takes on a terminal: wide characters take two, combining ones none.
+
+The widths are those of Unicode's East Asian Width (UAX #11), from the version of Unicode that Python has. An ambiguous
+character takes one column, as on terminals outside of East Asian locales.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["clip", "columns_of", "pad", "wrap"]
+
+_EMOJI_STYLE = "\ufe0f"
+"""VARIATION SELECTOR-16: the character before it is shown as an emoji, so in two columns."""
+_CHARS_PER_COLUMN_MAX = 8
+"""The most characters of a clipped text for each column: combining characters take none."""
+
+
+def columns_of(text: str) -> int:
+    """The number of columns that printable text takes on a terminal."""
+    if text.isascii():
+        return len(text)
+    return sum(_widths(text))
+
+
+def pad(text: str, columns: int) -> str:
+    """The text with spaces after it, up to so many columns."""
+    return text + " " * (columns - columns_of(text))
+
+
+def clip(text: str, columns: int, end: str = "...") -> str:
+    """The text, cut to at most so many columns; a cut text ends with `end`. Base and combining characters stay together."""
+    if columns_of(text) <= columns and len(text) <= columns * _CHARS_PER_COLUMN_MAX:
+        return text
+    return _head(text, max(columns - columns_of(end), 0)) + end
+
+
+def wrap(text: str, columns: int) -> list[str]:
+    """The text in lines of at most so many columns, broken at spaces, and inside of words that are longer than a line."""
+    lines: list[str] = []
+    line = ""
+    for word in re.findall(r"\S+", text):
+        joined = f"{line} {word}" if line else word
+        if columns_of(joined) <= columns:
+            line = joined
+            continue
+        if line:
+            lines.append(line)
+        line = word
+        while columns_of(line) > columns:
+            head = _head(line, columns) or line[0]
+            lines.append(head)
+            line = line[len(head) :]
+    return [*lines, line] if line else lines
+
+
+def _head(text: str, columns: int) -> str:
+    """The longest beginning that takes at most so many columns."""
+    if text.isascii():
+        return text[:columns]
+    taken = 0
+    for position, width in enumerate(_widths(text)):
+        taken += width
+        if taken > columns or position >= columns * _CHARS_PER_COLUMN_MAX:
+            return text[:position]
+    return text
+
+
+def _widths(text: str) -> list[int]:
+    """The columns of each character."""
+    from unicodedata import category, east_asian_width  # imported only for text beyond ASCII
+
+    widths: list[int] = []
+    for char in text:
+        if char < "\x7f" or (char == _EMOJI_STYLE and widths and widths[-1] == 1):
+            width = 1
+        elif category(char) in ("Mn", "Me", "Cf") or _is_later_jamo(char):
+            width = 0
+        else:
+            width = 2 if east_asian_width(char) in "WF" else 1
+        widths.append(width)
+    return widths
+
+
+def _is_later_jamo(char: str) -> bool:
+    """Whether it is a vowel or a final consonant of Hangul, which joins the syllable before it."""
+    return "\u1160" <= char <= "\u11ff" or "\ud7b0" <= char <= "\ud7ff"
