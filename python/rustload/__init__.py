@@ -10,6 +10,7 @@ from rustload import errors
 from rustload._checkpoint.checkpoint import Checkpoint, OpaqueClass
 from rustload._checkpoint.open import open
 from rustload._checkpoint.stream import Stream
+from rustload._checkpoint.tensors import Selection
 from rustload._common.files import Ranges
 from rustload._common.limits import Limits
 from rustload._common.memory import Memory, memory, trim
@@ -70,6 +71,7 @@ __all__ = [
     "SafetensorError",
     "SaveReport",
     "ScanReport",
+    "Selection",
     "Sparse",
     "Stream",
     "TensorMeta",

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rustload._checkpoint.checkpoint import Checkpoint
 from rustload._checkpoint.names import Key, Rename, Strip, select_tensors, unflatten
-from rustload._checkpoint.open import open as open_checkpoint
+from rustload._checkpoint.open import opened
 from rustload._common.patterns import warn_of_unused_patterns
 from rustload._common.progress import Progress, reporting
 from rustload._common.rules import Rules
@@ -36,7 +35,7 @@ def load(
     """Reads the tensors of a checkpoint as JAX arrays, one at a time.
 
     Args:
-        path: Anything that `rustload.open` takes, or an open checkpoint.
+        path: Anything that `rustload.open` takes, an open checkpoint, or a selection of its tensors.
         key: The key in the file under which the tensors are nested, such as `"state_dict"`.
         strip: A prefix, or several, to remove from names.
         rename: New names: a mapping, pairs of a regular expression and a replacement, or a callable.
@@ -64,12 +63,10 @@ def load(
     >>> params["q"]["weight"].dtype, params["q"]["weight"].shape
     (dtype(bfloat16), (8, 8))
     """
-    checkpoint = (
-        path if isinstance(path, Checkpoint) else open_checkpoint(path, framework="jax", limits=limits)
-    )
+    checkpoint, chosen = opened(path, "jax", limits)
     rules = Rules(dtype=dtype, transpose=transpose)
     warn_of_unused_patterns(checkpoint._core, dtype=dtype, transpose=transpose)
-    tensors = select_tensors(checkpoint, key, strip, rename)
+    tensors = select_tensors(chosen, key, strip, rename)
     target = adapters.load_adapter("jax").check_device(device)
     arrays: dict[str, Any] = {}
     tied: dict[Any, Any] = {}
@@ -80,7 +77,7 @@ def load(
             identity = (
                 core.storage,
                 core.offset,
-                lazy.dtype,
+                core.dtype,
                 lazy.shape,
                 lazy.strides,
                 requested,

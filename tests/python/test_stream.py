@@ -418,7 +418,7 @@ def test_missing_names_and_wrong_arguments_are_refused(simple):
     with pytest.raises(rustload.TensorNotFoundError, match='"nope"'):
         ckpt.stream(["w", "nope"])
     with pytest.raises(TypeError, match="names="):
-        ckpt.stream("w")
+        ckpt.stream(b"w")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="names="):
         ckpt.materialize(3)  # type: ignore[arg-type]
     for wrong in ("lots", "-1", "1XiB", "", 0, -5):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from rustload._checkpoint.producers import producer_for
@@ -21,16 +20,16 @@ if TYPE_CHECKING:
     from rustload._frameworks.adapters import HandleContext
     from rustload._tensor.handle import LazyTensor
 
-__all__ = ["Order", "build_stream", "name_list"]
+__all__ = ["Order", "build_stream"]
 
 Order: TypeAlias = Literal["file", "name", "given"]
 
 
 def build_stream(
-    ckpt: Mapping[str, LazyTensor],
     core: _rustload.Checkpoint,
     context: HandleContext,
-    names: Iterable[str] | None,
+    names: list[str],
+    tensors: list[LazyTensor],
     device: Any,
     dtype: Any,
     transpose: Any,
@@ -46,7 +45,8 @@ def build_stream(
 ) -> Stream:
     """Builds the stream for `Checkpoint.stream`, or for `Checkpoint.materialize`, which keeps all results (`results_kept`).
 
-    Invalid arguments raise here, before the first tensor. `request` has the arguments that are the same for all tensors.
+    Invalid arguments raise here, before the first tensor. `names` are those of the results, one for each tensor. `request` has
+    the arguments that are the same for all tensors.
     """
     warn_of_unused_patterns(core, dtype=dtype, transpose=transpose)
     framework = None if framework is None else adapters.framework_name(framework)
@@ -55,14 +55,13 @@ def build_stream(
     checked_progress(progress)
     window = parse_bytes(memory, "memory")
     rules = Rules(dtype=dtype, transpose=transpose)
-    selected = name_list(ckpt, names)
     if order == "name":
-        selected.sort()
+        by_name = sorted(range(len(names)), key=names.__getitem__)
+        names, tensors = [names[index] for index in by_name], [tensors[index] for index in by_name]
     framework = framework or context.resolve_framework()
     adapter = adapters.load_adapter(framework)
     target = adapter.check_device(device)
     cast = checked_cast(cast)
-    tensors = [ckpt[name] for name in selected]
     numbers: dict[tuple[Any, ...], int] = {}
     requests: list[Request] = []
     request_numbers = []
@@ -92,19 +91,4 @@ def build_stream(
         cast=cast,
         sync=bool(sync),
     )
-    return Stream._of(producer, tensors, progress)
-
-
-def name_list(ckpt: Mapping[str, LazyTensor], names: Iterable[str] | None) -> list[str]:
-    """Converts `names=` to a list; None means all names.
-
-    Raises:
-        TypeError: `names` is a single str, or not iterable.
-    """
-    if names is None:
-        return list(ckpt)
-    given: Any = names
-    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
-        note = "for a pattern, pass ckpt.select('*.weight')"
-        raise _make("Type", "Type", f"names= is a list of names, not {given!r}", note)
-    return list(given)
+    return Stream._of(producer, tensors, progress, names)

@@ -1,15 +1,14 @@
-"""`Checkpoint`: an opened checkpoint as a mapping from names to lazy tensors, with `stream` and `materialize` for many."""
+"""`Checkpoint`: an opened checkpoint as a mapping from names to lazy tensors."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rustload._checkpoint.build_stream import build_stream, name_list
-from rustload._common.patterns import is_literal, matching, unknown_name, warn_user
-from rustload._common.request import Request
+from rustload._checkpoint.tensors import TensorMapping
+from rustload._common.patterns import unknown_name
 from rustload._common.sizes import format_bytes
 from rustload._frameworks import adapters
 from rustload._frameworks.adapters import HandleContext
@@ -20,10 +19,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from rustload import _rustload
-    from rustload._checkpoint.build_stream import Order
-    from rustload._checkpoint.stream import Stream
-    from rustload._common.progress import Progress
-    from rustload._common.request import Cast, Overflow
 
 __all__ = ["Checkpoint", "OpaqueClass"]
 
@@ -45,7 +40,7 @@ class OpaqueClass(NamedTuple):
     at: list[str]
 
 
-class Checkpoint(Mapping[str, LazyTensor]):
+class Checkpoint(TensorMapping):
     """An opened checkpoint: a read-only mapping from names to lazy tensors, in the file's order.
 
     `with` is optional: tensors and handles stay valid after it is closed.
@@ -62,10 +57,8 @@ class Checkpoint(Mapping[str, LazyTensor]):
 
     __slots__ = ("_closed", "_context", "_core", "_names", "_objects")
 
-    _core: _rustload.Checkpoint
     _names: list[str] | None
     _objects: Any
-    _context: HandleContext
     _closed: bool
 
     def __init__(self) -> None:
@@ -115,10 +108,6 @@ class Checkpoint(Mapping[str, LazyTensor]):
                 value = value.get(part) if isinstance(value, Mapping) else None
             if value is not None:
                 error.add_note(f"it is in ckpt.objects, of type {type(value).__name__}, not a tensor")
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """The lazy tensor of that name, or `default`; a miss does not search for similar names."""
-        return self[name] if name in self else default  # noqa: SIM401 - this is get() itself
 
     def __iter__(self) -> Iterator[str]:
         """The names, in the file's order."""
@@ -202,186 +191,11 @@ class Checkpoint(Mapping[str, LazyTensor]):
         """The framework of results: `"torch"`, `"numpy"`, `"jax"`, `"cupy"` or `"dlpack"`. Imports nothing."""
         return self._context.framework or adapters.default_framework()
 
-    def select(self, pattern: str) -> dict[str, LazyTensor]:
-        """The tensors whose names match a glob pattern, as a dict.
+    def _file_name(self, name: str) -> str:
+        return name
 
-        Args:
-            pattern: As in `fnmatch`: `*` matches any characters, dots too; `?` matches one; `[ab]` matches a or b.
-                Case-sensitive.
-
-        Raises:
-            TensorNotFoundError: The argument has no glob character, and no tensor has that name. A glob pattern without a match
-                emits a `RustloadWarning` and returns an empty dict.
-        """
-        if is_literal(pattern):
-            if pattern not in self:
-                raise unknown_name("the selection", pattern, self._core)
-            return {pattern: self[pattern]}
-        found = {name: self[name] for name in matching(self, pattern)}
-        if not found:
-            warn_user(f"no name matches {pattern!r}", pattern, self)
-        return found
-
-    def stream(
-        self,
-        names: Iterable[str] | None = None,
-        device: Any = None,
-        dtype: Any = None,
-        transpose: Any = None,
-        *,
-        memory: int | str = "256MiB",
-        order: Order = "file",
-        progress: Progress = None,
-        threads: int | None = None,
-        copy: bool | None = None,
-        framework: str | None = None,
-        allow_lossy: bool = False,
-        dequantize: bool = False,
-        overflow: Overflow = "nan",
-        cast: Cast = "auto",
-        sync: bool = True,
-    ) -> Stream:
-        """Iterates over tensors; reads and casts the next ones in the background while you use the current one.
-
-        >>> import rustload
-        >>> ckpt = rustload.open("model.pt")
-        >>> for name, tensor in ckpt.stream(dtype="bfloat16", transpose={"lm_head.*": True}):
-        ...     print(name, tensor.dtype)
-        q.weight torch.bfloat16
-        k.weight torch.bfloat16
-        v.weight torch.bfloat16
-        lm_head.weight torch.bfloat16
-
-        Nothing is read, and no thread is started, before the first `next`. Closing or dropping the stream stops its threads and
-        frees its memory. Tied names with the same conversion get the same object, which the stream keeps until the last of
-        them.
-
-        Args:
-            names: The tensors, as a list of names or a result of `select`; None for all.
-            device: As for `LazyTensor.materialize`.
-            dtype: A dtype, a callable from handle to dtype, or a mapping from glob patterns to dtypes. A plain dtype
-                applies only to float64, float32, float16 and bfloat16 tensors; use a mapping or a callable for others.
-            transpose: A callable, or a mapping from glob patterns, to True (swap the last two dimensions), a permutation, or
-                None.
-            memory: The most bytes that the stream holds (back pressure): results that are in progress or not yet taken, recycled
-                memory of freed results, and scratch. A number, or a str such as `"256MiB"`. A tensor that is larger is made
-                alone.
-            order: `"file"` is the order of the data in the file, interleaved over several shards; `"name"` is sorted by name;
-                `"given"` is the order of `names`, or of the checkpoint.
-            progress: True for a progress bar on stderr, or a callback `(bytes done, total bytes, name)`; None for no output.
-            threads: The number of threads; None for up to one per core, depending on the size.
-            copy: As for `LazyTensor.materialize`: None returns views of tensors without a conversion.
-            framework: As for `LazyTensor.materialize`.
-            allow_lossy: As for `LazyTensor.materialize`.
-            dequantize: As for `LazyTensor.materialize`; a plain dtype then also applies to quantized tensors.
-            overflow: As for `LazyTensor.materialize`.
-            cast: As for `LazyTensor.materialize`.
-            sync: As for `LazyTensor.materialize`: whether each tensor on a GPU is complete when it is returned.
-
-        Returns:
-            A `Stream`: an iterator over pairs of name and tensor, with `len` and `close`; a context manager.
-
-        Raises:
-            TensorNotFoundError: No tensor has one of `names`.
-            ValueError: The transpose is a plain value, a cast is lossy, the stream was started before a fork (code `Forked`), or
-                an argument has an invalid value.
-            KeyboardInterrupt: Ctrl-C, within a tenth of a second.
-            RustloadError: As for `LazyTensor.materialize`; the message or a note names the tensor.
-        """
-        self._check_open()
-        request = Request.checked(
-            copy=copy, allow_lossy=allow_lossy, dequantize=dequantize, overflow=overflow, threads=threads
-        )
-        return build_stream(
-            self,
-            self._core,
-            self._context,
-            names,
-            device,
-            dtype,
-            transpose,
-            request,
-            memory=memory,
-            order=order,
-            progress=progress,
-            framework=framework,
-            cast=cast,
-            sync=sync,
-            results_kept=False,
-        )
-
-    def materialize(
-        self,
-        names: Iterable[str] | None = None,
-        device: Any = None,
-        dtype: Any = None,
-        transpose: Any = None,
-        *,
-        memory: int | str = "256MiB",
-        progress: Progress = None,
-        threads: int | None = None,
-        copy: bool | None = None,
-        framework: str | None = None,
-        allow_lossy: bool = False,
-        dequantize: bool = False,
-        overflow: Overflow = "nan",
-        cast: Cast = "auto",
-        sync: bool = True,
-    ) -> dict[str, Any]:
-        """Reads tensors and returns them as a dict, in the order of `names` or of the checkpoint.
-
-        >>> import rustload
-        >>> state = rustload.open("model.pt").materialize(dtype="bfloat16")
-        >>> state["q.weight"].dtype
-        torch.bfloat16
-
-        The peak of memory is the result plus `memory`. Tied names with the same conversion are one object. Without a conversion,
-        the tensors may be views of the file: pass `copy=True` if the file will be overwritten, for example by `torch.save` to
-        the same path, which changes the views or ends the process with SIGBUS.
-
-        Args:
-            names: As for `stream`, like all other arguments.
-            device: As for `stream`.
-            dtype: As for `stream`.
-            transpose: As for `stream`.
-            memory: As for `stream`.
-            progress: As for `stream`.
-            threads: As for `stream`.
-            copy: As for `stream`.
-            framework: As for `stream`.
-            allow_lossy: As for `stream`.
-            dequantize: As for `stream`.
-            overflow: As for `stream`.
-            cast: As for `stream`.
-            sync: Whether tensors on a GPU are complete when the dict is returned.
-
-        Raises:
-            RustloadError: As for `stream`.
-        """
-        self._check_open()
-        request = Request.checked(
-            copy=copy, allow_lossy=allow_lossy, dequantize=dequantize, overflow=overflow, threads=threads
-        )
-        selected = name_list(self, names)
-        stream = build_stream(
-            self,
-            self._core,
-            self._context,
-            selected,
-            device,
-            dtype,
-            transpose,
-            request,
-            memory=memory,
-            order="file",
-            progress=progress,
-            framework=framework,
-            cast=cast,
-            sync=sync,
-            results_kept=True,
-        )
-        found = dict(stream)
-        return {name: found[name] for name in selected}
+    def _unknown(self, argument: str, name: str) -> BaseException:
+        return unknown_name(argument, name, self._core)
 
     def _check_open(self) -> None:
         if self._closed:

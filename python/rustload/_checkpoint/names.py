@@ -1,4 +1,4 @@
-"""The arguments `key=`, `strip=` and `rename=`: which tensors of a checkpoint to use, and under which names."""
+"""The arguments `names=`, `key=`, `strip=` and `rename=`: which tensors of a checkpoint to use, and under which names."""
 
 from __future__ import annotations
 
@@ -8,24 +8,76 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rustload._common.patterns import NAMES_SEARCHED_MAX, warn_user
+from rustload._common.patterns import NAMES_SEARCHED_MAX, matching, warn_user
 from rustload._common.similar import did_you_mean, similar
 from rustload.errors import _make
 
 if TYPE_CHECKING:
     from rustload._tensor.handle import LazyTensor
 
-__all__ = ["Key", "Rename", "Strip", "select_tensors", "strip_prefix", "unflatten"]
+__all__ = [
+    "Key",
+    "Rename",
+    "Strip",
+    "resolve_names",
+    "select_names",
+    "select_tensors",
+    "strip_prefix",
+    "unflatten",
+]
 
 Key: TypeAlias = str | tuple[Any, ...] | None
 Strip: TypeAlias = str | Iterable[str] | None
 Rename: TypeAlias = Mapping[Any, str | None] | Iterable[tuple[str, str]] | Callable[[str], str | None] | None
 
 
+_GLOB = re.compile(r"[*?\[]")
+
+
+def resolve_names(tensors: Mapping[str, LazyTensor], names: str | Iterable[str] | None) -> list[str]:
+    """Converts `names=` to a list of names; None means all. Whether a plain name exists is not checked.
+
+    Args:
+        tensors: The checkpoint or selection.
+        names: A name or a glob pattern, or several. A pattern adds the names that are not in the list already; one without a
+            match emits a `RustloadWarning`.
+
+    Raises:
+        TypeError: `names` is not a str, and not iterable.
+    """
+    if names is None:
+        return list(tensors)
+    given: Any = names
+    if isinstance(given, bytes) or not isinstance(given, Iterable):
+        raise _make("Type", "Type", f"names= is a list of names and patterns, not {given!r}")
+    found: list[str] = []
+    for name in [given] if isinstance(given, str) else given:
+        if not isinstance(name, str) or _GLOB.search(name) is None or name in tensors:
+            found.append(name)
+            continue
+        matched = matching(tensors, name)
+        if not matched:
+            warn_user(f"names= has the pattern {name!r}, which matches no name", name, tensors)
+        there = set(found)
+        found += [one for one in matched if one not in there]
+    return found
+
+
 def select_tensors(
     checkpoint: Mapping[str, LazyTensor], key: Key = None, strip: Strip = None, rename: Rename = None
 ) -> dict[str, LazyTensor]:
-    """Selects the tensors under `key` and renames them; returns them in the checkpoint's order.
+    """As `select_names`, with the handles in place of the names in the checkpoint."""
+    # The handles are made last: that takes longer than to find that nothing matches.
+    return {new: checkpoint[name] for new, name in select_names(checkpoint, key, strip, rename).items()}
+
+
+def select_names(
+    checkpoint: Mapping[str, LazyTensor], key: Key = None, strip: Strip = None, rename: Rename = None
+) -> dict[str, str]:
+    """Selects the tensors under `key` and renames them.
+
+    Returns:
+        The name in the checkpoint of each new name, in the checkpoint's order.
 
     Args:
         checkpoint: The checkpoint.
@@ -40,7 +92,6 @@ def select_tensors(
         ValueError: No tensor is under `key`, or two tensors would get the same name.
         TypeError: `rename` has another type.
     """
-    # The handles are made last: that takes longer than to find that nothing matches.
     found = _under_key(checkpoint, key)
     prefixes = [strip] if isinstance(strip, str) else list(strip or ())
     short = [strip_prefix(name, prefixes) for name, _ in found]
@@ -52,16 +103,15 @@ def select_tensors(
         )
     change = _renamer(rename)
     _check_rename(rename, short)
-    result: dict[str, LazyTensor] = {}
+    result: dict[str, str] = {}
     for before, (_, name) in zip(short, found, strict=True):
         new = change(before)
         if new is None:
             continue
-        handle = checkpoint[name]
         if new in result:
-            both = f"{result[new].name!r} and {handle.name!r}"
+            both = f"{result[new]!r} and {name!r}"
             raise _make("Value", "Value", f"{both} would both be named {new!r}", "change strip= or rename=")
-        result[new] = handle
+        result[new] = name
     return result
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from rustload import _rustload
 from rustload._checkpoint.checkpoint import Checkpoint
+from rustload._checkpoint.tensors import Selection, TensorMapping
 from rustload._common.files import FileObject, file_name, is_file_object, source_of
 from rustload._common.hub import hub_snapshot
 from rustload._common.limits import Limits
@@ -23,8 +24,9 @@ from rustload.errors import _make
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from io import BytesIO
+    from typing import Any
 
-__all__ = ["open"]
+__all__ = ["open", "opened"]
 
 Framework: TypeAlias = Literal["torch", "numpy", "jax", "cupy", "dlpack", "pt", "pytorch", "np", "flax"]
 
@@ -114,3 +116,14 @@ def open(
                 paths, unknown=unknown, trailing=trailing, compat=compat, verify=verify, limits=given, io=io
             )
     return Checkpoint._wrap(core, chosen)
+
+
+def opened(
+    given: Any, framework: Framework, limits: Limits | None = None
+) -> tuple[Checkpoint, TensorMapping]:
+    """The checkpoint, and the tensors to use of it, for an argument that may be a path, a checkpoint or a selection."""
+    if isinstance(given, Selection):
+        checkpoint: Checkpoint = given._source  # type: ignore[assignment]  # every selection is of one
+        return checkpoint, given
+    checkpoint = given if isinstance(given, Checkpoint) else open(given, framework=framework, limits=limits)
+    return checkpoint, checkpoint

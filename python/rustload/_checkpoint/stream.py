@@ -111,14 +111,23 @@ class Stream(Iterator[tuple[str, Any]]):
         raise TypeError("streams are made by a checkpoint: rustload.open(path).stream()")
 
     @classmethod
-    def _of(cls, producer: Producer, tensors: Sequence[LazyTensor], progress: Progress = None) -> Self:
+    def _of(
+        cls,
+        producer: Producer,
+        tensors: Sequence[LazyTensor],
+        progress: Progress = None,
+        names: Sequence[str] | None = None,
+    ) -> Self:
+        """A stream of the producer's tensors. `names` are those of the results; None is the tensors' own."""
         made = cls.__new__(cls)
         # One thread at a time calls `next`. The lock is reentrant because a signal handler or the progress callback may use the
         # stream.
         made._lock = threading.RLock()
         made._busy = made._ended = False
         made._producer, made._process, made._taken = producer, None, 0
-        made._names = [tensors[index].name for index in producer.order]
+        if names is None:
+            names = [tensor.name for tensor in tensors]
+        made._names = [names[index] for index in producer.order]
         made._progress = progress
         made._sizes = [tensors[index].nbytes for index in producer.order] if progress else []
         made._display = None

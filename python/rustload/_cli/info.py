@@ -104,7 +104,7 @@ def describe(path: str, pattern: str | None = None) -> dict[str, Any]:
         for name, tensor in chosen.items():
             core = tensor._core
             identity = (core.storage, core.offset, core.dtype, core.shape, core.strides)
-            repeats = identity in identities and tensor.size > 0
+            repeats = identity in identities and core.size > 0
             identities.add(identity)
             entry = {
                 "name": name,

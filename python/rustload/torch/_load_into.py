@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from rustload._checkpoint.names import Key, Rename, Strip, select_tensors
+from rustload._checkpoint.open import opened
 from rustload._common.patterns import warn_of_unused_patterns
 from rustload._common.progress import Progress, checked_progress, reporting
 from rustload._common.rules import Rules
@@ -26,7 +27,7 @@ from rustload.torch._plan import LoadOptions, Plan, apply_transpose, is_batch_co
 from rustload.torch._private_views import private_context
 from rustload.torch._report import Converted, LoadReport, mismatch_error, prefix_hint
 from rustload.torch._slots import check_device_map, device_rule, slots_of
-from rustload.torch._state_dict import as_checkpoint, module_versions
+from rustload.torch._state_dict import module_versions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,7 +67,7 @@ def load_into(
 
     Args:
         model: The module. Build it under `torch.device("meta")` so that its memory is allocated only once.
-        path: Anything that `rustload.open` takes, or an open checkpoint.
+        path: Anything that `rustload.open` takes, an open checkpoint, or a selection of its tensors.
         key: The key in the file under which the state dict is nested, such as `"state_dict"` or `("model", "ema")`.
         strip: A prefix, or several, to remove from names, such as `"module."`.
         rename: New names: a mapping from names or prefixes of names (None omits a tensor), pairs of a regular expression and a
@@ -117,17 +118,17 @@ def load_into(
     )
     if not isinstance(model, torch.nn.Module):
         raise _make("Type", "Type", _not_a_module(model))
-    checkpoint = as_checkpoint(path, limits)
+    checkpoint, chosen = opened(path, "torch", limits)
     warn_of_unused_patterns(checkpoint._core, dtype=dtype, transpose=transpose)
     context = private_context()  # the model owns its parameters: no other view shares this mapping
     tensors = {
-        name: lazy._with_context(context)
-        for name, lazy in select_tensors(checkpoint, key, strip, rename).items()
+        name: lazy._with_context(context) for name, lazy in select_tensors(chosen, key, strip, rename).items()
     }
     custom = None
     if has_custom_loading(model):
         transposed = {name: apply_transpose(lazy, options.rules) for name, lazy in tensors.items()}
-        custom = run_custom_loading(model, transposed, module_versions(checkpoint, key, strip))
+        versions = module_versions(checkpoint, key, strip) if chosen is checkpoint else {}
+        custom = run_custom_loading(model, transposed, versions)
     slots = slots_of(model)
     check_device_map(model, device_map)
     plan = make_plan(model, slots, tensors, options, checkpoint=checkpoint, key=key, custom=custom)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rustload._checkpoint.checkpoint import Checkpoint
 from rustload._checkpoint.names import Key, Rename, Strip, select_tensors, strip_prefix
-from rustload._checkpoint.open import open as open_checkpoint
+from rustload._checkpoint.open import opened
 from rustload._common.patterns import warn_of_unused_patterns
 from rustload._common.rules import Rules
 from rustload._common.similar import did_you_mean, similar
@@ -19,9 +18,10 @@ from rustload.torch._private_views import PrivateViews
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rustload._checkpoint.checkpoint import Checkpoint
     from rustload._common.limits import Limits
 
-__all__ = ["StateDict", "as_checkpoint", "module_versions", "state_dict"]
+__all__ = ["StateDict", "module_versions", "state_dict"]
 
 
 class StateDict(dict[str, TorchHandle]):
@@ -65,7 +65,7 @@ def state_dict(
     `load_state_dict` of diffusers. None of them is patched. Handles are thread-safe.
 
     Args:
-        path: Anything that `rustload.open` takes, or an open checkpoint.
+        path: Anything that `rustload.open` takes, an open checkpoint, or a selection of its tensors.
         key: The key in the file under which the state dict is nested, such as `"state_dict"` or `("model", "ema")`.
         strip: A prefix, or several, to remove from names.
         rename: New names: a mapping, pairs of a regular expression and a replacement, or a callable.
@@ -86,16 +86,17 @@ def state_dict(
     >>> model.load_state_dict(rustload.torch.state_dict("model.pt"))
     <All keys matched successfully>
     """
-    checkpoint = as_checkpoint(path, limits)
+    checkpoint, tensors = opened(path, "torch", limits)
     rules = Rules(dtype=dtype)
     warn_of_unused_patterns(checkpoint._core, dtype=dtype)
-    found = select_tensors(checkpoint, key, strip, rename)
+    found = select_tensors(tensors, key, strip, rename)
     target = check_device(device)
     views = PrivateViews()
     made = StateDict(
         (name, TorchHandle(lazy, rules.dtype(lazy), target, views)) for name, lazy in found.items()
     )
-    made._module_versions = lambda: module_versions(checkpoint, key, strip)
+    if tensors is checkpoint:  # the names of a selection are not those of the modules
+        made._module_versions = lambda: module_versions(checkpoint, key, strip)
     return made
 
 
@@ -117,10 +118,3 @@ def module_versions(
         for name, value in found.items()
         if isinstance(name, str) and isinstance(value, Mapping)
     }
-
-
-def as_checkpoint(given: Any, limits: Limits | None = None) -> Checkpoint:
-    """Returns an open checkpoint unchanged, and opens a path."""
-    if isinstance(given, Checkpoint):
-        return given
-    return open_checkpoint(given, framework="torch", limits=limits)

@@ -1,0 +1,424 @@
+"""`TensorMapping`: a read-only mapping from names to lazy tensors, with `stream` and `materialize` for many, and views of it.
+
+`Checkpoint` is the mapping of all tensors of a checkpoint. `Selection` is some of them, under the same names or under others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rustload._checkpoint.build_stream import build_stream
+from rustload._checkpoint.names import resolve_names, select_names
+from rustload._common.patterns import is_literal, matching, warn_user
+from rustload._common.request import Request
+from rustload._common.similar import did_you_mean, similar
+from rustload._common.sizes import format_bytes
+from rustload._tensor.handle import LazyTensor
+from rustload.errors import _make
+
+if TYPE_CHECKING:
+    from rustload import _rustload
+    from rustload._checkpoint.build_stream import Order
+    from rustload._checkpoint.names import Key, Rename, Strip
+    from rustload._checkpoint.stream import Stream
+    from rustload._common.progress import Progress
+    from rustload._common.request import Cast, Overflow
+    from rustload._frameworks.adapters import HandleContext
+
+__all__ = ["Selection", "TensorMapping"]
+
+
+class TensorMapping(Mapping[str, LazyTensor]):
+    """The methods that a checkpoint and a selection of its tensors share."""
+
+    __slots__ = ()
+
+    _core: _rustload.Checkpoint
+    _context: HandleContext
+
+    def _check_open(self) -> None:
+        """Raises a ValueError if the checkpoint is closed."""
+        raise NotImplementedError
+
+    def _file_name(self, name: str) -> str:
+        """The name in the file of one of the tensors."""
+        raise NotImplementedError
+
+    def _unknown(self, argument: str, name: str) -> BaseException:
+        """The error for a name that no tensor has."""
+        raise NotImplementedError
+
+    def _root(self) -> TensorMapping:
+        """The checkpoint."""
+        return self
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The lazy tensor of that name, or `default`; a miss does not search for similar names."""
+        return self[name] if name in self else default  # noqa: SIM401 - this is get() itself
+
+    def select(self, pattern: str | Iterable[str]) -> Selection:
+        """The tensors whose names match a glob pattern, or one of several: a view, which reads nothing.
+
+        >>> import rustload
+        >>> ckpt = rustload.open("model.pt")
+        >>> heads = ckpt.select("lm_head.*").strip("lm_head.")
+        >>> list(heads), heads["weight"].name
+        (['weight'], 'lm_head.weight')
+        >>> heads.materialize(dtype="bfloat16")["weight"].dtype
+        torch.bfloat16
+
+        Args:
+            pattern: As in `fnmatch`: `*` matches any characters, dots too; `?` matches one; `[ab]` matches a or b.
+                Case-sensitive. Of several, the tensors come in the order of the patterns, each once.
+
+        Raises:
+            TensorNotFoundError: A pattern has no glob character, and no tensor has that name. A glob pattern without a match
+                emits a `RustloadWarning`.
+        """
+        self._check_open()
+        patterns = [pattern] if isinstance(pattern, str) else list(pattern)
+        found: dict[str, str] = {}
+        for one in patterns:
+            if not isinstance(one, str):
+                raise _make("Type", "Type", f"a pattern is a str, not {one!r}")
+            if is_literal(one):
+                if one not in self:
+                    raise self._unknown("the selection", one)
+                names = [one]
+            else:
+                names = matching(self, one)
+                if not names:
+                    warn_user(f"no name matches {one!r}", one, self)
+            found.update((name, self._file_name(name)) for name in names)
+        return Selection._of(self._root(), found)
+
+    def under(self, key: Key) -> Selection:
+        """The tensors that are nested under a key, with the rest of their names: a view, which reads nothing.
+
+        Args:
+            key: A dotted name such as `"state_dict"`, or a tuple of keys; None is all.
+
+        Raises:
+            ValueError: No tensor is under the key.
+        """
+        return self._renamed(key=key)
+
+    def strip(self, prefix: Strip) -> Selection:
+        """The same tensors under names without a prefix: a view, which reads nothing.
+
+        Args:
+            prefix: A prefix, or several of which the first that fits is removed: `"module."`, with or without the last dot.
+
+        Raises:
+            ValueError: Two tensors would get the same name.
+        """
+        return self._renamed(strip=prefix)
+
+    def rename(self, rename: Rename) -> Selection:
+        """The same tensors under other names: a view, which reads nothing.
+
+        Args:
+            rename: A mapping from names, prefixes of names or compiled regular expressions (replaced as by `re.sub`) to new
+                names; pairs of a regular expression and its replacement; or a callable from name to name. A new name of None
+                omits the tensor.
+
+        Raises:
+            ValueError: Two tensors would get the same name.
+            TensorNotFoundError: A key of the mapping is neither a name nor a prefix of one.
+        """
+        return self._renamed(rename=rename)
+
+    def _renamed(self, key: Key = None, strip: Strip = None, rename: Rename = None) -> Selection:
+        self._check_open()
+        names = select_names(self, key, strip, rename)
+        return Selection._of(self._root(), {new: self._file_name(old) for new, old in names.items()})
+
+    def _chosen(
+        self, names: str | Iterable[str] | None, key: Key, strip: Strip, rename: Rename
+    ) -> tuple[list[str], list[LazyTensor]]:
+        """The names of results, and the tensors, for the arguments of `stream` and `materialize`."""
+        source: TensorMapping = self
+        if isinstance(names, Selection) and names._source is self._root():
+            source, names = names, None
+        chosen = resolve_names(source, names)
+        if key is None and strip is None and rename is None:
+            return chosen, [source[name] for name in chosen]
+        if names is not None:
+            for name in chosen:
+                if name not in source:
+                    raise source._unknown("names=", name)
+            source = Selection._of(self._root(), {name: source._file_name(name) for name in chosen})
+        renamed = select_names(source, key, strip, rename)
+        return list(renamed), [source[name] for name in renamed.values()]
+
+    def stream(
+        self,
+        names: str | Iterable[str] | None = None,
+        device: Any = None,
+        dtype: Any = None,
+        transpose: Any = None,
+        *,
+        memory: int | str = "256MiB",
+        order: Order = "file",
+        progress: Progress = None,
+        threads: int | None = None,
+        key: Key = None,
+        strip: Strip = None,
+        rename: Rename = None,
+        copy: bool | None = None,
+        framework: str | None = None,
+        allow_lossy: bool = False,
+        dequantize: bool = False,
+        overflow: Overflow = "nan",
+        cast: Cast = "auto",
+        sync: bool = True,
+    ) -> Stream:
+        """Iterates over tensors; reads and casts the next ones in the background while you use the current one.
+
+        >>> import rustload
+        >>> ckpt = rustload.open("model.pt")
+        >>> for name, tensor in ckpt.stream(dtype="bfloat16", transpose={"lm_head.*": True}):
+        ...     print(name, tensor.dtype)
+        q.weight torch.bfloat16
+        k.weight torch.bfloat16
+        v.weight torch.bfloat16
+        lm_head.weight torch.bfloat16
+
+        Nothing is read, and no thread is started, before the first `next`. Closing or dropping the stream stops its threads and
+        frees its memory. Tied names with the same conversion get the same object, which the stream keeps until the last of
+        them.
+
+        Args:
+            names: The tensors: a name or a glob pattern, a list of these, or a result of `select`; None for all.
+            device: As for `LazyTensor.materialize`.
+            dtype: A dtype, a callable from handle to dtype, or a mapping from glob patterns to dtypes. A plain dtype
+                applies only to float64, float32, float16 and bfloat16 tensors; use a mapping or a callable for others.
+            transpose: A callable, or a mapping from glob patterns, to True (swap the last two dimensions), a permutation, or
+                None.
+            memory: The most bytes that the stream holds (back pressure): results that are in progress or not yet taken, recycled
+                memory of freed results, and scratch. A number, or a str such as `"256MiB"`. A tensor that is larger is made
+                alone.
+            order: `"file"` is the order of the data in the file, interleaved over several shards; `"name"` is sorted by name;
+                `"given"` is the order of `names`, or of the checkpoint.
+            progress: True for a progress bar on stderr, or a callback `(bytes done, total bytes, name)`; None for no output.
+            threads: The number of threads; None for up to one per core, depending on the size.
+            key: The key under which the tensors are nested, as for `under`; the results' names are the rest of their names.
+            strip: A prefix, or several, to remove from the results' names, as for `strip`.
+            rename: Other names for the results, as for `rename`, after `key` and `strip`. Patterns in `names`, `dtype` and
+                `transpose` match the names before.
+            copy: As for `LazyTensor.materialize`: None returns views of tensors without a conversion.
+            framework: As for `LazyTensor.materialize`.
+            allow_lossy: As for `LazyTensor.materialize`.
+            dequantize: As for `LazyTensor.materialize`; a plain dtype then also applies to quantized tensors.
+            overflow: As for `LazyTensor.materialize`.
+            cast: As for `LazyTensor.materialize`.
+            sync: As for `LazyTensor.materialize`: whether each tensor on a GPU is complete when it is returned.
+
+        Returns:
+            A `Stream`: an iterator over pairs of name and tensor, with `len` and `close`; a context manager.
+
+        Raises:
+            TensorNotFoundError: No tensor has one of `names`.
+            ValueError: No tensor is under `key`, two results would get the same name, the transpose is a plain value,
+                a cast is lossy, the stream was started before a fork (code `Forked`), or an argument has an invalid value.
+            KeyboardInterrupt: Ctrl-C, within a tenth of a second.
+            RustloadError: As for `LazyTensor.materialize`; the message or a note names the tensor.
+        """
+        self._check_open()
+        request = Request.checked(
+            copy=copy, allow_lossy=allow_lossy, dequantize=dequantize, overflow=overflow, threads=threads
+        )
+        chosen, tensors = self._chosen(names, key, strip, rename)
+        return build_stream(
+            self._core,
+            self._context,
+            chosen,
+            tensors,
+            device,
+            dtype,
+            transpose,
+            request,
+            memory=memory,
+            order=order,
+            progress=progress,
+            framework=framework,
+            cast=cast,
+            sync=sync,
+            results_kept=False,
+        )
+
+    def materialize(
+        self,
+        names: str | Iterable[str] | None = None,
+        device: Any = None,
+        dtype: Any = None,
+        transpose: Any = None,
+        *,
+        memory: int | str = "256MiB",
+        progress: Progress = None,
+        threads: int | None = None,
+        key: Key = None,
+        strip: Strip = None,
+        rename: Rename = None,
+        copy: bool | None = None,
+        framework: str | None = None,
+        allow_lossy: bool = False,
+        dequantize: bool = False,
+        overflow: Overflow = "nan",
+        cast: Cast = "auto",
+        sync: bool = True,
+    ) -> dict[str, Any]:
+        """Reads tensors and returns them as a dict, in the order of `names` or of the checkpoint.
+
+        >>> import rustload
+        >>> state = rustload.open("model.pt").materialize(dtype="bfloat16")
+        >>> state["q.weight"].dtype
+        torch.bfloat16
+
+        The peak of memory is the result plus `memory`. Tied names with the same conversion are one object. Without a conversion,
+        the tensors may be views of the file: pass `copy=True` if the file will be overwritten, for example by `torch.save` to
+        the same path, which changes the views or ends the process with SIGBUS.
+
+        Args:
+            names: As for `stream`, like all other arguments.
+            device: As for `stream`.
+            dtype: As for `stream`.
+            transpose: As for `stream`.
+            memory: As for `stream`.
+            progress: As for `stream`.
+            threads: As for `stream`.
+            key: As for `stream`.
+            strip: As for `stream`.
+            rename: As for `stream`.
+            copy: As for `stream`.
+            framework: As for `stream`.
+            allow_lossy: As for `stream`.
+            dequantize: As for `stream`.
+            overflow: As for `stream`.
+            cast: As for `stream`.
+            sync: Whether tensors on a GPU are complete when the dict is returned.
+
+        Raises:
+            RustloadError: As for `stream`.
+        """
+        self._check_open()
+        request = Request.checked(
+            copy=copy, allow_lossy=allow_lossy, dequantize=dequantize, overflow=overflow, threads=threads
+        )
+        chosen, tensors = self._chosen(names, key, strip, rename)
+        stream = build_stream(
+            self._core,
+            self._context,
+            chosen,
+            tensors,
+            device,
+            dtype,
+            transpose,
+            request,
+            memory=memory,
+            order="file",
+            progress=progress,
+            framework=framework,
+            cast=cast,
+            sync=sync,
+            results_kept=True,
+        )
+        found = dict(stream)
+        return {name: found[name] for name in chosen}
+
+    def _ipython_key_completions_(self) -> list[str]:
+        """The names, which IPython and Jupyter complete inside of `[""]`."""
+        return list(self)
+
+
+class Selection(TensorMapping):
+    """Some tensors of a checkpoint, under the same names or under others: a read-only mapping, as the checkpoint itself.
+
+    `Checkpoint.select`, `under`, `strip` and `rename` return it, and it has them too, so that they can be chained. It reads
+    nothing, and it is as usable as its checkpoint is open. A `LazyTensor` keeps its name in the file.
+
+    >>> import rustload
+    >>> ckpt = rustload.open("model.pt")
+    >>> ckpt.select(["q.*", "k.*"]).rename({"q": "query"})
+    <Selection of 2 of 4 tensors, 512 B>
+    """
+
+    __slots__ = ("_context", "_core", "_names", "_source")
+
+    _source: TensorMapping
+    # The names, and those in the file.
+    _names: dict[str, str]
+
+    def __init__(self) -> None:
+        """Not for users: `Checkpoint.select` and the like create selections.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError("tensors are selected from a checkpoint: rustload.open(path).select(pattern)")
+
+    @classmethod
+    def _of(cls, source: TensorMapping, names: dict[str, str]) -> Selection:
+        made = cls.__new__(cls)
+        made._source, made._names = source, names
+        made._core, made._context = source._core, source._context
+        return made
+
+    def __getitem__(self, name: str) -> LazyTensor:
+        """The lazy tensor of that name.
+
+        Raises:
+            TensorNotFoundError: The selection has no such name; the note lists similar names.
+            ValueError: The checkpoint is closed.
+        """
+        self._check_open()
+        if not isinstance(name, str):
+            raise TypeError(f"tensor names are str, not {type(name).__name__}")
+        if name not in self._names:
+            raise self._unknown("the index", name)
+        return self._source[self._names[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        """The names, in the order of the selection."""
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        """The number of names."""
+        return len(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether the selection has that name."""
+        return isinstance(name, str) and name in self._names
+
+    @property
+    def nbytes(self) -> int:
+        """The size in bytes of the tensors; names of one and the same tensor count once."""
+        sizes = {}
+        for name in self._names.values():
+            core = self._core.tensor(name)
+            sizes[core.storage, core.offset, core.dtype, core.shape, core.strides] = core.nbytes
+        return sum(sizes.values())
+
+    def _file_name(self, name: str) -> str:
+        return self._names[name]
+
+    def _unknown(self, argument: str, name: str) -> BaseException:
+        note = did_you_mean(similar(name, self)) or f"the selection has {len(self)} names"
+        return _make(
+            "NotFound", "NotFound", f"{argument} names {name!r}, and no selected tensor has that name", note
+        )
+
+    def _root(self) -> TensorMapping:
+        return self._source
+
+    def _check_open(self) -> None:
+        self._source._check_open()
+
+    def __repr__(self) -> str:
+        """The number of tensors and their size; reads nothing."""
+        return f"<Selection of {len(self)} of {len(self._source)} tensors, {format_bytes(self.nbytes)}>"
+
+    def __reduce__(self) -> Any:
+        """Not picklable; always raises TypeError."""
+        raise TypeError("a selection cannot be pickled; open its checkpoint again instead")
