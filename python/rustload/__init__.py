@@ -11,6 +11,7 @@ from rustload._checkpoint.checkpoint import Checkpoint, OpaqueClass
 from rustload._checkpoint.open import open
 from rustload._checkpoint.stream import Stream
 from rustload._checkpoint.tensors import Selection
+from rustload._common.dtypes import DType
 from rustload._common.files import Ranges
 from rustload._common.limits import Limits
 from rustload._common.memory import Memory, memory, trim
@@ -46,6 +47,7 @@ if _TYPE_CHECKING:
 __all__ = [
     "Buffer",
     "Checkpoint",
+    "DType",
     "DefaultDict",
     "DeviceError",
     "DisallowedError",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from rustload._common.dtype_args import dtype_name, transpose_arg, value_for
+from rustload._common.dtypes import DType, Size, dtype_of
 from rustload._common.request import (
     Cast,
     Overflow,
@@ -47,6 +48,29 @@ class Quantization(NamedTuple):
     zero_point: int | LazyTensor | list[int]
     axis: int | None
     packed: tuple[tuple[int, ...], tuple[int, ...], int] | None
+
+
+# For `item`: the dtype to read as, and its code in `struct`, by the beginning of the dtype's name.
+_WIDE = (
+    ("float", "float64", "d"),
+    ("bfloat", "float64", "d"),
+    ("complex", "complex128", "dd"),
+    ("bool", "bool", "?"),
+    ("uint", "uint64", "Q"),
+)
+
+
+def _index_note(key: Any) -> str | None:
+    """What to do in place of an index that is not supported; None for indices of other kinds."""
+    parts = key if isinstance(key, tuple) else (key,)
+    if any(isinstance(part, slice) and isinstance(part.step, int) and part.step < 0 for part in parts):
+        return "slice with a positive step, and reverse the result: t.materialize().flip(0) in torch, .numpy()[::-1] in NumPy"
+    if any(hasattr(part, "__len__") or hasattr(part, "dtype") or isinstance(part, bool) for part in parts):
+        return (
+            "read first: t.materialize()[mask]; or join rows lazily: rustload.stack([t[row] for row in rows]), "
+            "rustload.concat([t[start:stop] for start, stop in ranges])"
+        )
+    return None
 
 
 class LazyTensor:
@@ -100,9 +124,9 @@ class LazyTensor:
         return self._core.path
 
     @property
-    def dtype(self) -> str:
-        """The dtype in the file, as torch spells it: `"bfloat16"`."""
-        return self._core.dtype
+    def dtype(self) -> DType:
+        """The dtype in the file: a str as torch spells it, `"bfloat16"`, that is also equal to `torch.bfloat16`."""
+        return dtype_of(self._core.dtype)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -119,9 +143,17 @@ class LazyTensor:
         """The number of dimensions."""
         return len(self._core.shape)
 
+    def dim(self) -> int:
+        """The number of dimensions, as in torch."""
+        return len(self._core.shape)
+
     @property
-    def size(self) -> int:
-        """The number of elements."""
+    def size(self) -> Size:
+        """The number of elements, as in NumPy; called as in torch, `size()` is the shape and `size(dim)` one of it."""
+        return Size._of(self.numel(), self.shape)
+
+    def numel(self) -> int:
+        """The number of elements, as in torch."""
         return self._core.size
 
     @property
@@ -185,6 +217,23 @@ class LazyTensor:
         """The transpose: the dimensions in reverse order. Reads nothing."""
         return self._wrap(self._core.reversed(), self._context)
 
+    @property
+    def mT(self) -> Self:  # noqa: N802 - the name in NumPy and torch
+        """The transpose of each matrix: the last two dimensions swapped. Reads nothing.
+
+        Raises:
+            ValueError: It has fewer than two dimensions.
+        """
+        ndim = self.ndim
+        if ndim < 2:
+            raise _make(
+                "Value",
+                "Value",
+                f".mT needs two dimensions, and the shape is {list(self.shape)}",
+                ".T reverses all",
+            )
+        return self.permute(*range(ndim - 2), ndim - 1, ndim - 2)
+
     def permute(self, *dims: int | tuple[int, ...]) -> Self:
         """Permutes the dimensions; reads nothing.
 
@@ -202,10 +251,16 @@ class LazyTensor:
 
         Raises:
             IndexError: An index is out of bounds, or there are too many.
-            ValueError: A slice's step is not positive.
-            TypeError: The index is a mask, a list or a tensor (advanced indexing).
+            ValueError: A slice's step is not positive; the note says how to reverse the result.
+            TypeError: The index is a mask, a list or a tensor (advanced indexing); the note says what to use.
         """
-        return self._wrap(self._core.index(key), self._context)
+        try:
+            return self._wrap(self._core.index(key), self._context)
+        except (TypeError, ValueError) as error:
+            note = _index_note(key)
+            if note:
+                error.add_note(note)
+            raise
 
     def __len__(self) -> int:
         """The size of the first dimension."""
@@ -216,13 +271,71 @@ class LazyTensor:
     __contains__ = None
     """`in` is not supported, because it would read the elements: materialize first."""
 
-    def __bool__(self) -> bool:
-        """Not supported, because it would read the elements.
+    def item(self) -> bool | int | float | complex:
+        """Reads the only element and returns it as a Python number; a quantized one as a float.
 
         Raises:
-            TypeError: Always.
+            ValueError: It has no element, or several.
         """
+        if self.numel() != 1:
+            note = "index it down to one element, or materialize it"
+            raise _make("Value", "Value", f"item() of a tensor with {self.numel():,} elements", note)
+        return self._number()
+
+    def _number(self) -> bool | int | float | complex:
+        name = self._core.dtype
+        if self.quantization is not None:
+            wide, code, request = "float32", "f", Request(dtype="float32", copy=True, dequantize=True)
+        else:
+            wide, code = next((found for start, *found in _WIDE if name.startswith(start)), ("int64", "q"))
+            request = Request(dtype=wide, copy=True)
+        import struct  # imported only when needed
+
+        read = struct.unpack(f"={code}", self._core.materialize(request).tobytes())
+        return complex(*read) if wide == "complex128" else read[0]
+
+    def __bool__(self) -> bool:
+        """Reads the only element, and returns whether it is not zero.
+
+        Raises:
+            TypeError: It has no element, or several: then it has no truth value.
+        """
+        if self.numel() == 1:
+            return bool(self._number())
         raise TypeError("a lazy tensor has no truth value; compare with None, or materialize it")
+
+    def __float__(self) -> float:
+        """Reads the only element.
+
+        Raises:
+            TypeError: It has no element, several, or a complex one.
+        """
+        return float(self._only("float"))  # type: ignore[arg-type]  # a complex number raises the TypeError
+
+    def __int__(self) -> int:
+        """Reads the only element; a float is truncated towards zero.
+
+        Raises:
+            TypeError: It has no element, several, or a complex one.
+            ValueError: It is NaN.
+            OverflowError: It is infinite.
+        """
+        return int(self._only("int"))  # type: ignore[arg-type]  # as above
+
+    def __complex__(self) -> complex:
+        """Reads the only element.
+
+        Raises:
+            TypeError: It has no element, or several.
+        """
+        return complex(self._only("complex"))
+
+    def _only(self, what: str) -> bool | int | float | complex:
+        if self.numel() != 1:
+            raise TypeError(
+                f"{what}() of a lazy tensor with {self.numel():,} elements: only one can be converted"
+            )
+        return self._number()
 
     def __iter__(self) -> Iterator[Self]:
         """The parts along the first dimension."""

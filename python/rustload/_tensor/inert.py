@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from rustload._common.dtypes import DType
     from rustload._tensor.handle import LazyTensor
 
 __all__ = ["DefaultDict", "Global", "Opaque", "Sparse"]
@@ -280,7 +281,7 @@ class Sparse:
         self.parts = {}
 
     @property
-    def dtype(self) -> str:
+    def dtype(self) -> DType:
         """The dtype of the values, as torch spells it."""
         return self.parts["values"].dtype
 

@@ -68,9 +68,8 @@ class JoinedTensor(LazyTensor):
             step *= max(size, 1)
         return tuple(reversed(strides))
 
-    @property
-    def size(self) -> int:
-        """The number of elements."""
+    def numel(self) -> int:
+        """The number of elements, as in torch."""
         size = 1
         for count in self.shape:
             size *= count

@@ -131,7 +131,7 @@ class TorchHandle(Operators):
     @property
     def nbytes(self) -> int:
         """Bytes of all elements together."""
-        return self._lazy.size * self.dtype.itemsize
+        return self._lazy.numel() * self.dtype.itemsize
 
     @property
     def layout(self) -> torch.layout:
@@ -183,7 +183,7 @@ class TorchHandle(Operators):
 
     def numel(self) -> int:
         """The number of elements."""
-        return self._lazy.size
+        return self._lazy.numel()
 
     nelement = numel
 

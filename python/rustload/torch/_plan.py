@@ -69,7 +69,7 @@ class Step:
     @property
     def nbytes(self) -> int:
         """Bytes of the result."""
-        return self.lazy.size * torch_dtype(self.dtype).itemsize
+        return self.lazy.numel() * torch_dtype(self.dtype).itemsize
 
 
 @dataclasses.dataclass
@@ -131,7 +131,7 @@ def make_plan(
         if step is None:
             plan.unfilled.append(slot)
             continue
-        if step.is_new and (slot.on_meta or options.assign is True) and step.lazy.size:
+        if step.is_new and (slot.on_meta or options.assign is True) and step.lazy.numel():
             kind = (step.dtype, step.device, slot.is_parameter, type(slot.tensor), slot.tensor.requires_grad)
             tied = new_by_source.setdefault((_identity(step.lazy), kind), step)
             if tied is not step:
@@ -245,7 +245,7 @@ def _identity(lazy: LazyTensor | ComputedTensor) -> Any:
     """A key that is equal for two tensors of a file with the same elements."""
     if isinstance(lazy, ComputedTensor):
         return id(lazy.tensor)
-    return lazy._core.storage, lazy._core.offset, lazy.dtype, lazy.shape, lazy.strides
+    return lazy._core.storage, lazy._core.offset, lazy._core.dtype, lazy.shape, lazy.strides
 
 
 def is_batch_counter(slot: Slot) -> bool:
