@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 import pytest
+from support import child
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 FENCE = re.compile(r"^```python(?P<note>[^\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -29,3 +30,13 @@ def blocks():
 def test_every_block_of_the_readme_runs(code, runs):
     if runs:
         exec(code, {"__name__": "__readme__"})
+
+
+def test_the_first_block_runs_in_an_empty_folder(tmp_path):
+    """As a newcomer types it: it makes the file that it opens."""
+    code = FENCE.search(README.read_text(encoding="utf-8"))["code"]
+    assert "torch" in code.split("rustload.open")[0]
+    shown = child(f"import os\nos.chdir({str(tmp_path)!r})\n" + code).stdout
+    assert shown.startswith("0.weight float32 (4, 8)\n")
+    assert "torch.Size([8, 4]) torch.bfloat16 tensor([[" in shown
+    assert [path.name for path in tmp_path.iterdir()] == ["example.pt"]
