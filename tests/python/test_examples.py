@@ -12,7 +12,17 @@ from support import child
 
 ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^```python(?P<note>[^\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
-PAGES = ("stream", "load_into", "training_checkpoints", "transformers", "accelerate", "jax", "save", "convert")
+PAGES = (
+    "stream",
+    "notebooks",
+    "load_into",
+    "training_checkpoints",
+    "transformers",
+    "accelerate",
+    "jax",
+    "save",
+    "convert",
+)
 
 
 @pytest.fixture(autouse=True)

@@ -20,21 +20,23 @@ BASE = ("_rustload", "errors")
 LAYERS: dict[str, tuple[str, ...]] = {
     "__main__": ("_cli",),
     "transformers": ("torch", "_frameworks", "_common", "_checkpoint"),
-    "torch": ("_safe_open", "_checkpoint", "_tensor", "_frameworks", "_cuda", "_common"),
+    "torch": ("_safe_open", "_checkpoint", "_tensor", "_frameworks", "_cuda", "_html", "_common"),
     "jax": ("_checkpoint", "_tensor", "_frameworks", "_common"),
     # It prints what the public functions return.
     "_cli": ("rustload", "_scan", "_common"),
     # `rustload/__init__.py`: the public names.
     "rustload": ("_safe_open", "_save", "_scan", "_checkpoint", "_tensor", "_frameworks", "_cuda", "_common"),
-    "_save": ("_checkpoint", "_tensor", "_frameworks", "_common"),
+    "_save": ("_checkpoint", "_tensor", "_frameworks", "_html", "_common"),
     "_safe_open": ("_checkpoint", "_tensor", "_frameworks", "_common"),
-    "_checkpoint": ("_tensor", "_frameworks", "_cuda", "_common"),
-    "_tensor": ("_frameworks", "_cuda", "_common"),
+    "_checkpoint": ("_tensor", "_frameworks", "_cuda", "_html", "_common"),
+    "_tensor": ("_frameworks", "_cuda", "_html", "_common"),
     # Converts a tensor or buffer of the extension into a framework's tensor, without handles.
     "_frameworks": ("_cuda", "_common"),
     # Independent of the frameworks.
     "_cuda": ("_common",),
-    "_scan": ("_common",),
+    "_scan": ("_html", "_common"),
+    # What notebooks show: of numbers and names, without handles.
+    "_html": ("_common",),
     "_common": (),
     "errors": (),
 }

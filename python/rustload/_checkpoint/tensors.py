@@ -327,6 +327,18 @@ class TensorMapping(Mapping[str, LazyTensor]):
         found = dict(stream)
         return {name: found[name] for name in chosen}
 
+    def _repr_html_(self) -> str:
+        """HTML for notebooks: dtypes, and the folded tree of names; reads no tensor data."""
+        from rustload._html.tensors import mapping_html  # imported only when needed
+
+        names = None if self is self._root() else {name: self._file_name(name) for name in self}
+        what = repr(self).strip("<>")
+        title, _, remark = what.partition(" ")
+        shown = self._core.files[0] if self._core.files else "PATH"
+        return mapping_html(
+            title, remark, f"<{what}>", self._core, names, f"list(ckpt), or rustload info {shown}"
+        )
+
     def _ipython_key_completions_(self) -> list[str]:
         """The names, which IPython and Jupyter complete inside of `[""]`."""
         return list(self)

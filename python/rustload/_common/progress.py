@@ -1,7 +1,7 @@
 """The argument `progress=`: a progress bar on stderr, lines of text on a non-TTY, or a callback.
 
-The values: None or False (no output); True (on a TTY a bar, by rich if it is installed; on a non-TTY, ten lines); or a callback
-`(bytes done, total bytes, name of the finished tensor)`.
+The values: None or False (no output); True (on a TTY a bar, by rich if it is installed; in a notebook a bar in one line;
+otherwise ten lines); or a callback `(bytes done, total bytes, name of the finished tensor)`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ _REFRESH_SECONDS = 0.1
 _LOG_LINES = 10
 """The number of lines that are written if stderr is a non-TTY."""
 _BAR_COLUMNS = 30
+_TEXT_COLUMNS_MAX = 110
+"""The most columns of a bar, with its texts."""
 
 
 class _Display(Protocol):
@@ -99,6 +101,9 @@ def reporting(progress: Progress, total: int, what: str = "loading") -> Iterator
 
 
 def _display_for(total: int, what: str) -> _Display:
+    if type(sys.stderr).__module__.partition(".")[0] == "ipykernel":
+        # A notebook: it is no TTY, and redraws a line after a carriage return.
+        return _TextBar(total, what)
     terminal = sys.stderr.isatty()
     if terminal and importlib.util.find_spec("rich") is not None:
         return _RichBar(total, what)
@@ -140,16 +145,22 @@ class _TextBar:
     """A text bar on a TTY, redrawn in place."""
 
     def __init__(self, total: int, what: str) -> None:
+        from rustload._common.terminal import terminal_columns  # imported only for a bar
+
         self._total, self._what, self._length = total, what, 0
+        # One column less than the terminal has: a full line would wrap.
+        self._columns = min(terminal_columns(_TEXT_COLUMNS_MAX + 1, sys.stderr) - 1, _TEXT_COLUMNS_MAX)
 
     def show(self, done: int, name: str) -> None:
+        from rustload._common.columns import clip, columns_of, pad
+
         share = min(done / self._total, 1.0) if self._total else 1.0
         bar = "#" * round(share * _BAR_COLUMNS)
         text = f"{self._what} [{bar:<{_BAR_COLUMNS}}] {share:4.0%} {_mib(done)} of {_mib(self._total)} {_label(name)}"
-        text = text[:110]
-        sys.stderr.write("\r" + text.ljust(self._length))
+        text = clip(text, self._columns)
+        sys.stderr.write("\r" + pad(text, self._length))
         sys.stderr.flush()
-        self._length = len(text)
+        self._length = columns_of(text)
 
     def end(self, done: int, *, finished: bool) -> None:
         self.show(done, "")

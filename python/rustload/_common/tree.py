@@ -58,18 +58,27 @@ class Node:
         tensors: The number of tensors in all folded subtrees.
         nbytes: Their bytes; a tensor with several names counts once.
         own: Their bytes; each name counts, so equal subtrees have equal numbers.
+        signature: A number that equal subtrees share; set by folding.
     """
 
-    __slots__ = ("children", "label", "leaf", "nbytes", "own", "tensors", "times")
+    __slots__ = ("children", "label", "leaf", "named", "nbytes", "own", "signature", "tensors", "times")
 
     leaf: Leaf | None
     children: list[Node]
+    # The children by label, until the tree is complete.
+    named: dict[str, Node] | None
 
     def __init__(self, label: str) -> None:
         """A node without children."""
-        self.label, self.leaf, self.children = label, None, []
+        self.label = label
+        self.leaf = self.named = None
+        self.children = _NO_NODES
         self.times = 1
-        self.tensors = self.nbytes = self.own = 0
+        self.tensors = self.nbytes = self.own = self.signature = 0
+
+
+# The children of a leaf; not to be changed.
+_NO_NODES: list[Node] = []
 
 
 def build(tensors: Iterable[tuple[str, Leaf, int]]) -> Node:
@@ -82,18 +91,15 @@ def build(tensors: Iterable[tuple[str, Leaf, int]]) -> Node:
         The root, whose label is empty.
     """
     root = Node("")
-    # Most nodes are leaves, which need no dict.
-    below: dict[int, dict[str, Node]] = {}
     for name, leaf, counted in tensors:
         node = root
-        for part in split_name(name):
-            known = below.get(id(node))
-            if known is None:
-                known = below[id(node)] = {}
+        for part in name.split(".", LEVELS_MAX) if "[" not in name else split_name(name):
+            known = node.named
+            if known is None:  # most nodes are leaves, which need no dict
+                known = node.named = {}
             child = known.get(part)
             if child is None:
                 child = known[part] = Node(part)
-                node.children.append(child)
             node = child
         node.leaf, node.tensors, node.nbytes, node.own = leaf, 1, counted, leaf.nbytes
     _fold(root)
@@ -188,26 +194,41 @@ def walk(root: Node, depth: int | None = None) -> Iterator[tuple[Node, tuple[boo
 
 def _fold(root: Node) -> None:
     """Folds and joins from the leaves up; equal subtrees get the same signature number."""
-    order = _below(root)
+    order, at = [root], 0
+    while at < len(order):
+        node = order[at]
+        at += 1
+        if node.named is not None:
+            node.children = list(node.named.values())
+            node.named = None
+            order += node.children
     numbers: dict[Hashable, int] = {}
-    signatures: dict[int, int] = {}
-    leaves: dict[Leaf | None, int] = {}
+    # The numbers of leaves by their id, because to hash a leaf takes longer, and callers may share equal ones.
+    leaves: dict[int, int] = {}
     for node in reversed(order):
-        if not node.children:
-            number = leaves.get(node.leaf)
+        children = node.children
+        if not children:
+            number = leaves.get(id(node.leaf))
             if number is None:
-                number = leaves[node.leaf] = numbers.setdefault((node.leaf, frozenset()), len(numbers))
-            signatures[id(node)] = number
+                number = leaves[id(node.leaf)] = numbers.setdefault(node.leaf, len(numbers))
+            node.signature = number
             continue
-        node.tensors += sum(child.tensors for child in node.children)
-        node.nbytes += sum(child.nbytes for child in node.children)
-        node.own += sum(child.own for child in node.children)
-        # The order is ignored, because a layer that is split over shards has its tensors in another order.
-        inside = frozenset((child.label, signatures[id(child)]) for child in node.children)
-        signatures[id(node)] = numbers.setdefault((node.leaf, inside), len(numbers))
-        if len(node.children) > 1:
-            node.children = _fold_siblings(node.children, signatures)
-        for child in node.children:
+        if len(children) == 1:  # most groups of a large model
+            child = children[0]
+            inside: Hashable = (child.label, child.signature, node.leaf)
+            node.tensors += child.tensors
+            node.nbytes += child.nbytes
+            node.own += child.own
+        else:
+            # The order is ignored, because a layer that is split over shards has its tensors in another order.
+            inside = (frozenset([(child.label, child.signature) for child in children]), node.leaf)
+            for child in children:
+                node.tensors += child.tensors
+                node.nbytes += child.nbytes
+                node.own += child.own
+            node.children = children = _fold_siblings(children)
+        node.signature = numbers.setdefault(inside, len(numbers))
+        for child in children:
             if child.leaf is None and len(child.children) == 1:
                 _join(child, child.children[0])
 
@@ -228,15 +249,15 @@ def _whole_number(label: str) -> tuple[int, int] | None:
     return int(label), len(label) if label[0] == "0" and len(label) > 1 else 0
 
 
-def _fold_siblings(children: list[Node], signatures: dict[int, int]) -> list[Node]:
+def _fold_siblings(children: list[Node]) -> list[Node]:
     out: list[Node] = []
     alike: dict[tuple[int, int], list[tuple[int, Node]]] = {}
     # A fold is where the first of its nodes was.
     positions: dict[tuple[int, int], int] = {}
     for child in children:
-        found = _whole_number(child.label)
+        found = _whole_number(child.label) if child.label.isdigit() else None
         if found is not None:
-            key = found[1], signatures[id(child)]
+            key = found[1], child.signature
             if key in alike:
                 alike[key].append((found[0], child))
                 continue

@@ -48,6 +48,17 @@ class SaveReport(NamedTuple):
             f"wrote {tensors}, {format_bytes(self.nbytes)}{where}, {files}{left_out}, in {self.seconds:.1f} s"
         )
 
+    def _repr_html_(self) -> str:
+        """HTML for notebooks: the line, the files, and the names that were left out or packed."""
+        from rustload._html.reports import report_html  # imported only when needed
+
+        lists: dict[str, list[tuple[str, ...]]] = {
+            "files": [(name, format_bytes(nbytes)) for name, nbytes in self.files.items()],
+            "dropped": [*self.dropped.items()],
+            "packed": [(name,) for name in self.packed],
+        }
+        return report_html("SaveReport", str(self), str(self), lists, fields="report.{}")
+
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -209,6 +209,12 @@ class FileReport(_Report):
             coverage["complete"], coverage["truncated"], ranges("scanned", "kind"), ranges("unscanned", "why")
         )
 
+    def _repr_html_(self) -> str:
+        """HTML for notebooks: the verdict, and the findings."""
+        from rustload._html.reports import scan_html  # imported only when needed
+
+        return scan_html({"verdict": self.verdict, "files": [self._data]}, repr(self))
+
     def __repr__(self) -> str:
         """Path and verdict."""
         return f"<FileReport {self.path or 'bytes'!r} {self.verdict}>"
@@ -279,6 +285,12 @@ class ScanReport(_Report):
         from rustload._scan.text import to_text  # imported only when needed
 
         return to_text(self._data)
+
+    def _repr_html_(self) -> str:
+        """HTML for notebooks: the verdict of each file, and its findings."""
+        from rustload._html.reports import scan_html  # imported only when needed
+
+        return scan_html(self._data, repr(self))
 
     def __repr__(self) -> str:
         """Verdict and number of files."""

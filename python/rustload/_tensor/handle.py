@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from rustload import _rustload
 from rustload._common.dtype_args import dtype_name, transpose_arg, value_for
 from rustload._common.dtypes import DType, Size, dtype_of
 from rustload._common.request import (
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from rustload import _rustload
     from rustload._frameworks.adapters import HandleContext
 
 __all__ = ["LazyTensor", "Quantization"]
@@ -506,6 +506,32 @@ class LazyTensor:
         """Name, dtype, shape and size; reads nothing."""
         kind = " parameter" if self.is_parameter else ""
         return f"<LazyTensor {_clipped(self.name)!r} {self.dtype} {list(self.shape)} {format_bytes(self.nbytes)}{kind}>"
+
+    def _repr_html_(self) -> str:
+        """HTML for notebooks: a table of its properties; reads nothing."""
+        from rustload._html.tensors import tensor_html  # imported only when needed
+
+        return tensor_html(type(self).__name__, repr(self), self._properties(), self._shown_parts())
+
+    def _properties(self) -> list[tuple[str, str]]:
+        """The names and values that `_repr_html_` shows."""
+        rows = [("name", self.name)] if self.name else []
+        rows += [("dtype", self.dtype), ("shape", str(list(self.shape))), ("size", format_bytes(self.nbytes))]
+        if not self.is_contiguous and isinstance(self._core, _rustload.Tensor):
+            rows.append(("strides", str(list(self.strides))))
+        quantization = self.quantization
+        if quantization is not None:
+            rows.append(("quantized", f"{quantization.dtype}, {quantization.scheme}"))
+        if self.class_name:
+            rows.append(("class", self.class_name))
+        flags = {"parameter": self.is_parameter, "requires grad": self.requires_grad, "meta": self.is_meta}
+        if any(flags.values()):
+            rows.append(("flags", ", ".join(name for name, is_set in flags.items() if is_set)))
+        return rows
+
+    def _shown_parts(self) -> list[tuple[str, str, str]]:
+        """Name, shape and size of what it joins."""
+        return []
 
     def __copy__(self) -> Self:
         """The handle itself: it cannot be changed."""

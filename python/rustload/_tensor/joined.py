@@ -109,6 +109,9 @@ class JoinedTensor(LazyTensor):
     def quantization(self) -> None:
         """None: quantized tensors cannot be joined."""
 
+    def _shown_parts(self) -> list[tuple[str, str, str]]:
+        return [(part.name, str(list(part.shape)), format_bytes(part.nbytes)) for part in self.parts]
+
     def __repr__(self) -> str:
         """The number of parts, dtype, shape and size; reads nothing."""
         count = len(self._core.parts())

@@ -91,6 +91,20 @@ class LoadReport:
             parts.append(f"device peak +{format_bytes(self.peak_device)}")
         return "; ".join(parts)
 
+    def _repr_html_(self) -> str:
+        """HTML for notebooks: the line, and the lists that are not empty."""
+        from rustload._html.reports import report_html  # imported only when needed
+
+        lists: dict[str, list[tuple[str, ...]]] = {
+            name: [(one,) for one in getattr(self, name)]
+            for name in ("missing", "unexpected", "on_meta", "notes")
+        }
+        lists |= {
+            name: [tuple(map(str, one)) for one in getattr(self, name)]
+            for name in ("mismatched", "converted", "tied")
+        }
+        return report_html("LoadReport", str(self), str(self), lists, fields="report.{}")
+
 
 def mismatch_error(
     source: str,

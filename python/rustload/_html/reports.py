@@ -1,0 +1,107 @@
+"""HTML of reports: a line that sums up, and lists that can be unfolded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rustload._html.page import Budget, details, frame, table, text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["report_html", "scan_html"]
+
+ITEMS_MAX = 50
+"""The most items of each list."""
+FILES_MAX = 100
+"""The most files of a scan."""
+_CLASSES = {"inert": "good", "unknown": "warn", "would execute": "bad"}
+
+
+def report_html(
+    title: str, summary: str, fallback: str, lists: Mapping[str, Sequence[Sequence[str]]], *, fields: str
+) -> str:
+    """The HTML of a report on work that was done.
+
+    Args:
+        title: The name of its class.
+        summary: The report in a line.
+        fallback: The text where styles are removed.
+        lists: The rows of each list, by its name; empty lists are left out.
+        fields: What to say if a list is cut: where all of it is.
+    """
+    budget = Budget()
+    body = []
+    for name, items in lists.items():
+        if items:
+            cells = [[text(cell) for cell in item] for item in items[:ITEMS_MAX]]
+            inside, complete = table(cells, budget)
+            if not complete or len(items) > ITEMS_MAX:
+                inside += f'<p class="m">not all is shown: see {text(fields.format(name))}</p>'
+            body.append(details(f"<b>{text(name)}</b> ({len(items):,})", inside))
+    return frame(title, summary, fallback, body)
+
+
+def scan_html(report: Mapping[str, Any], fallback: str) -> str:
+    """The HTML of a scan report: the verdict of each file, with its findings.
+
+    Args:
+        report: The JSON report; for the report on one file, `{"verdict": ..., "files": [the file]}`.
+        fallback: The text where styles are removed.
+    """
+    budget = Budget()
+    body = []
+    files = report["files"]
+    for file in files[:FILES_MAX]:
+        part = _file(file, budget)
+        if part is None:
+            break
+        body.append(part)
+    if len(body) < len(files):
+        body.append(
+            f'<p class="m">{len(files) - len(body):,} more files are not shown: see print(report)</p>'
+        )
+    body.insert(0, f"<p>{_verdict(report['verdict'])}</p>" if len(files) != 1 else "")
+    return frame("Scan report", f"{len(files):,} file{'' if len(files) == 1 else 's'}", fallback, body)
+
+
+def _file(file: Mapping[str, Any], budget: Budget) -> str | None:
+    """A file with its findings; None if the budget does not have the bytes for its first line."""
+    verdict = file["verdict"] if file["status"] == "scanned" else file["status"]
+    complete = file["coverage"]["complete"] or file["status"] != "scanned"
+    summary = f"{text(file['path'] or 'bytes')}: {_verdict(verdict)}" + ("" if complete else ", not complete")
+    findings = file["findings"]
+    if not budget.take(details(summary, "")):
+        return None
+    if not findings:
+        return f"<p>{summary}</p>"
+    cells = (
+        [
+            f'<span class="{_CLASSES.get(found["verdict"], "m")}">{text(found["severity"])}</span>',
+            text(found["code"]),
+            text(_where(found)),
+            text(_what(found), 300),
+        ]
+        for found in findings[:ITEMS_MAX]
+    )
+    inside, complete = table(cells, budget)
+    if not complete or len(findings) > ITEMS_MAX:
+        inside += '<p class="m">not all is shown: see .findings</p>'
+    return details(f"{summary} ({len(findings):,})", inside, is_open=True)
+
+
+def _verdict(verdict: str) -> str:
+    return f'<span class="{_CLASSES.get(verdict, "warn")}">{text(verdict)}</span>'
+
+
+def _where(found: Mapping[str, Any]) -> str:
+    at = "" if found["offset"] is None else f"byte {found['offset']}"
+    return " ".join(part for part in (found["member"], at) if part)
+
+
+def _what(found: Mapping[str, Any]) -> str:
+    name = ".".join(part for part in (found["module"], found["name"]) if part)
+    message: str = found["message"]
+    if found["arguments"] is None:
+        return message
+    return f"{name}{found['arguments']}: {message.removeprefix(name).lstrip()}"

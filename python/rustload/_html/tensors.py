@@ -1,0 +1,181 @@
+"""HTML of many tensors, as a folded tree, and of one."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from typing import TYPE_CHECKING
+
+from rustload._common import tree
+from rustload._common.sizes import format_bytes
+from rustload._common.terminal import count
+from rustload._html.page import Budget, details, frame, table, text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from rustload import _rustload
+
+__all__ = ["mapping_html", "tensor_html"]
+
+ROWS_MAX = 160
+"""The most rows of a tree: as many levels are shown as have no more."""
+DTYPES_MAX = 12
+"""The most rows of the table of dtypes."""
+PARTS_MAX = 12
+"""The most parts of a joined tensor."""
+
+
+def mapping_html(
+    title: str,
+    remark: str,
+    fallback: str,
+    core: _rustload.Checkpoint,
+    names: Mapping[str, str] | None,
+    all_of_it: str,
+) -> str:
+    """The HTML of a checkpoint or a selection; reads no tensor data.
+
+    Args:
+        title: What it is.
+        remark: What follows the title.
+        fallback: The text where styles are removed.
+        core: The checkpoint.
+        names: The names to show, each with its name in the checkpoint; None for all.
+        all_of_it: What to call to see all tensors, if some are cut.
+    """
+    budget = Budget()
+    with _without_garbage_collection():
+        sizes: dict[str, list[int]] = {}
+        root = tree.build(_leaves(core, names, sizes))
+        body = [_dtypes(sizes, budget), _tree(root, budget, all_of_it)]
+    return frame(title, remark, fallback, body)
+
+
+@contextlib.contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """The nodes of a tree are in no cycles, and looking for some takes as long as to make them."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _leaves(
+    core: _rustload.Checkpoint, names: Mapping[str, str] | None, sizes: dict[str, list[int]]
+) -> Iterator[tuple[str, tree.Leaf, int]]:
+    """The tensors for `tree.build`; adds their number and bytes to `sizes` by dtype. Names of one tensor count once."""
+    tied = {name for group in core.tied() for name in group}
+    leaves: dict[tuple[str, tuple[int, ...], bool], tree.Leaf] = {}
+    identities: set[object] = set()
+    for name, in_file in ((one, one) for one in core.names()) if names is None else names.items():
+        tensor = core.tensor(in_file)
+        key = tensor.dtype, tensor.shape, bool(tied) and in_file in tied
+        leaf = leaves.get(key)
+        if leaf is None:
+            leaf = leaves[key] = tree.Leaf(*key[:2], tensor.nbytes, key[2])
+        counted = leaf.nbytes
+        if key[2]:
+            identity = tensor.storage, tensor.offset, *key, tensor.strides
+            counted = 0 if identity in identities else counted
+            identities.add(identity)
+        if counted or not leaf.nbytes:
+            found = sizes.setdefault(leaf.dtype, [0, 0])
+            found[0] += 1
+            found[1] += counted
+        yield name, leaf, counted
+
+
+def _dtypes(sizes: dict[str, list[int]], budget: Budget) -> str:
+    if not sizes:
+        return "<p>no tensors</p>"
+    total = sum(nbytes for _, nbytes in sizes.values()) or 1
+    largest = sorted(sizes.items(), key=lambda item: -item[1][1])
+    rows = [
+        (
+            f'<span class="d">{text(dtype)}</span>',
+            f'<span class="x"><i style="width:{100 * nbytes / total:.1f}%"></i></span>',
+            format_bytes(nbytes),
+            f'<span class="m">{count(number, "tensor")}</span>',
+        )
+        for dtype, (number, nbytes) in largest[:DTYPES_MAX]
+    ]
+    more = len(largest) - DTYPES_MAX
+    return table(rows, budget)[0] + (f'<p class="m">and {count(more, "dtype")} more</p>' if more > 0 else "")
+
+
+def _tree(root: tree.Node, budget: Budget, all_of_it: str) -> str:
+    """The tree as nested `<details>`, cut where the budget ends. They are closed, except for one that is alone at the top."""
+    depth, has_more = _levels(root)
+    out: list[str] = []
+    # The parts that are still open: after each node, those at its level and below are closed.
+    opened = 0
+    is_cut = has_more
+    for node, lasts in tree.walk(root, depth):
+        level = len(lasts) - 1
+        is_group = bool(node.children) and level + 1 < depth
+        is_open = level == 0 and len(root.children) == 1
+        line = "</details>" * max(opened - level, 0) + _row(node, is_group=is_group, is_open=is_open)
+        if not budget.take(line):
+            is_cut = True
+            break
+        out.append(line)
+        opened = level + is_group
+    out.append("</details>" * opened)
+    if is_cut:
+        out.append(f'<p class="m">not all is shown: see {text(all_of_it, 300)}</p>')
+    return details(f"<b>tensors</b> ({root.tensors:,})", "".join(out), is_open=True) if root.tensors else ""
+
+
+def _levels(root: tree.Node) -> tuple[int, bool]:
+    """How many levels to show, at least one, and whether there are more."""
+    level, rows, depth = root.children, 0, 0
+    while level and (depth == 0 or rows + len(level) <= ROWS_MAX):
+        depth, rows = depth + 1, rows + len(level)
+        level = [child for node in level for child in node.children]
+    return depth, bool(level)
+
+
+def _row(node: tree.Node, *, is_group: bool, is_open: bool) -> str:
+    times = f" ×{node.times:,}" if node.times > 1 and node.leaf else ""  # noqa: RUF001 - the sign for "times"
+    name = f'<span class="n">{text(node.label) or "&quot;&quot;"}{times}</span>'
+    if node.leaf:
+        shape = str(list(node.leaf.shape))
+        what = f'<span class="d">{text(node.leaf.dtype)}</span><span class="s">{text(shape, 60)}</span>'
+    else:
+        tensors = count(node.tensors, "tensor")
+        if node.times > 1 and node.tensors % node.times == 0:
+            tensors = f"{node.times:,} × {count(node.tensors // node.times, 'tensor')}"  # noqa: RUF001 - as above
+        what = f'<span class="m">{tensors}</span>'
+    remark = "tied " if node.leaf and node.leaf.tied else ""
+    remark += f"{format_bytes(node.own // node.times)} each" if node.times > 1 else ""
+    size = f'<span class="b">{format_bytes(tree.shown_nbytes(node))}</span><span class="m e">{remark}</span>'
+    if is_group:
+        return f'<details{" open" if is_open else ""}><summary class="g">{name}{what}{size}</summary>'
+    return f'<div class="r">{name}{what}{size}</div>'
+
+
+def tensor_html(
+    title: str, fallback: str, rows: Sequence[tuple[str, str]], parts: Sequence[tuple[str, str, str]] = ()
+) -> str:
+    """The HTML of one tensor.
+
+    Args:
+        title: What it is.
+        fallback: The text where styles are removed.
+        rows: Names and values of its properties.
+        parts: Name, shape and size of each tensor that it joins.
+    """
+    budget = Budget()
+    cells = [(f'<span class="m">{text(name)}</span>', text(value, 400)) for name, value in rows]
+    body = [table(cells, budget)[0]]
+    if parts:
+        shown = [tuple(text(cell) for cell in part) for part in parts[:PARTS_MAX]]
+        inside = table(shown, budget)[0]
+        if len(parts) > PARTS_MAX:
+            inside += f'<p class="m">and {len(parts) - PARTS_MAX:,} more: see .parts</p>'
+        body.append(details(f"<b>parts</b> ({len(parts):,})", inside))
+    return frame(title, "", fallback, body)
