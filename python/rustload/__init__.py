@@ -129,7 +129,7 @@ if not _TYPE_CHECKING:  # type checkers must still report unknown attributes
 
             found = globals()[name] = getattr(importlib.import_module(_LAZY_IMPORTS[name]), name)
             return found
-        if name in ("jax", "torch", "transformers"):
+        if name in ("diffusers", "jax", "peft", "torch", "transformers"):
             raise AttributeError(f"rustload.{name} has to be imported: import rustload.{name}")
         error = AttributeError(f"module 'rustload' has no attribute {name!r}", name=name)
         if name in _HINTS:

@@ -19,6 +19,8 @@ BASE = ("_rustload", "errors")
 # From the top, each layer and the layers below it that it may import. Its own files and BASE are always allowed.
 LAYERS: dict[str, tuple[str, ...]] = {
     "__main__": ("_cli",),
+    "diffusers": ("transformers", "torch", "_frameworks", "_checkpoint", "_common"),
+    "peft": ("torch", "_frameworks", "_checkpoint", "_common"),
     "transformers": ("torch", "_frameworks", "_common", "_checkpoint"),
     "torch": ("_safe_open", "_checkpoint", "_tensor", "_frameworks", "_cuda", "_html", "_common"),
     "jax": ("_checkpoint", "_tensor", "_frameworks", "_common"),

@@ -1,0 +1,171 @@
+"""`rustload.diffusers.from_pretrained`: loads models and pipelines of diffusers from any checkpoint on disk.
+
+A thin layer over `rustload.torch.load_into`: diffusers builds the model from its config, rustload reads the weights into it.
+Nothing is downloaded, diffusers is not patched, no pickle is run, and no code of a repository is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+try:
+    import diffusers
+except ImportError:
+    from rustload._frameworks.adapters import import_framework
+
+    import_framework("diffusers")  # raises with advice
+    raise
+
+from rustload._common.dtype_args import dtype_name
+from rustload._frameworks.torch import torch_dtype
+from rustload.errors import _make
+from rustload.torch._load_into import load_into
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rustload._checkpoint.names import Key, Rename, Strip
+    from rustload._common.limits import Limits
+    from rustload._common.progress import Progress
+
+__all__ = ["from_pretrained"]
+
+
+def from_pretrained(
+    cls: Any,
+    path: str | os.PathLike[str],
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    weights: str | None = None,
+    subfolder: str = "",
+    key: Key = None,
+    strip: Strip = None,
+    rename: Rename = None,
+    progress: Progress = None,
+    limits: Limits | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Loads a model or a pipeline of diffusers from a folder with weights of any format: `.bin`, sharded, legacy or safetensors.
+
+    Parameters are made once, in their final dtype; with accelerate installed without memory for initial values. The weights are
+    bit-equal to those of `cls.from_pretrained`.
+
+    Args:
+        cls: A model class such as `UNet2DConditionModel`, a pipeline class such as `StableDiffusionPipeline`, or
+            `DiffusionPipeline` for the class that the folder names.
+        path: The folder on disk: of a model, with `config.json`; of a pipeline, with `model_index.json`.
+        dtype: The dtype of parameters; None is that of the model class, float32.
+        device: The device; None is the CPU.
+        weights: For a model, the weight file in the folder, if its names do not determine which one is meant.
+        subfolder: A folder in `path`, such as `"unet"`.
+        key: For a model, the key in the file under which the state dict is nested.
+        strip: For a model, a prefix, or several, to remove from names.
+        rename: For a model, other names, as in `load_into`.
+        progress: True for a progress bar of each model, or a callback `(bytes done, total bytes, name)`.
+        limits: Upper bounds on the memory and work that a file can cause.
+        **kwargs: For a pipeline, passed to `cls.from_pretrained`: components that are made already, such as `unet=model`.
+
+    Returns:
+        The model in evaluation mode, or the pipeline. The models of a pipeline are loaded by rustload, those of transformers too;
+        everything else by diffusers, which gets `use_safetensors=True`, so that it reads no pickle.
+
+    Raises:
+        OSError: The folder or its config does not exist.
+        ModelMismatchError: The file does not fit the model.
+        ValueError: An argument is for models only and `cls` is a pipeline, or the other way round.
+        FormatError: As for `rustload.open`; its other errors are possible too.
+    """
+    folder = Path(path) / subfolder
+    if issubclass(cls, diffusers.DiffusionPipeline):
+        named = {"weights": weights, "key": key, "strip": strip, "rename": rename}
+        given = [name for name, value in named.items() if value is not None]
+        if given:
+            raise _make("Value", "Value", f"{given[0]}= is for one model, and {cls.__name__} is a pipeline")
+        return _pipeline(cls, folder, kwargs, dtype=dtype, device=device, progress=progress, limits=limits)
+    if kwargs:
+        raise _make(
+            "Value", "Value", f"{next(iter(kwargs))}= is for pipelines, and {cls.__name__} is a model"
+        )
+    config = cls.load_config(folder, local_files_only=True)
+    with _without_memory():
+        model = cls.from_config(config)
+    load_into(
+        model,
+        folder / weights if weights else folder,
+        key=key,
+        strip=strip,
+        rename=rename,
+        dtype=dtype,
+        device=device,
+        progress=progress,
+        limits=limits,
+    )
+    model.register_to_config(_name_or_path=os.fspath(folder))
+    return model.eval()
+
+
+def _without_memory() -> contextlib.AbstractContextManager[Any]:
+    """Makes parameters on the meta device if accelerate is installed, as diffusers does. Buffers get their values."""
+    try:
+        import accelerate
+    except ImportError:
+        return contextlib.nullcontext()
+    return accelerate.init_empty_weights(include_buffers=False)  # type: ignore[no-any-return]
+
+
+def _pipeline(
+    cls: Any,
+    folder: Path,
+    made: Mapping[str, Any],
+    *,
+    dtype: Any,
+    device: Any,
+    progress: Progress,
+    limits: Limits | None,
+) -> Any:
+    components = dict(made)
+    for name, described in cls.load_config(folder, local_files_only=True).items():
+        if name in components or name.startswith("_") or not isinstance(described, (list, tuple)):
+            continue
+        library, class_name = described
+        found = _class_of(library, class_name)
+        if found is None:
+            continue
+        if issubclass(found, diffusers.ModelMixin):
+            components[name] = from_pretrained(
+                found, folder / name, dtype=dtype, device=device, progress=progress, limits=limits
+            )
+        else:
+            components[name] = _of_transformers(found, folder / name, dtype, progress, limits)
+    torch_type = None if dtype is None else torch_dtype(dtype_name(dtype))
+    options = {} if torch_type is None else {"torch_dtype": torch_type}
+    pipeline = cls.from_pretrained(
+        folder, local_files_only=True, use_safetensors=True, **options, **components
+    )
+    return pipeline if device is None else pipeline.to(device)
+
+
+def _class_of(library: Any, class_name: Any) -> type | None:
+    """The model class of a component; None for a tokenizer, a scheduler or another component without weights."""
+    if not isinstance(library, str) or not isinstance(class_name, str):
+        return None  # a component that the pipeline was saved without
+    import transformers
+
+    places = {"diffusers": diffusers, "transformers": transformers}
+    place = places.get(library) or getattr(diffusers.pipelines, library, None)
+    found = getattr(place, class_name, None)
+    models = (diffusers.ModelMixin, transformers.PreTrainedModel)
+    return found if isinstance(found, type) and issubclass(found, models) else None
+
+
+def _of_transformers(cls: Any, folder: Path, dtype: Any, progress: Progress, limits: Limits | None) -> Any:
+    from rustload.transformers import from_pretrained as load_model  # imports transformers
+
+    # diffusers loads in float32 where no dtype is given.
+    return load_model(
+        cls, folder, dtype="float32" if dtype is None else dtype, progress=progress, limits=limits
+    )

@@ -1,0 +1,92 @@
+"""`rustload.peft.load_adapter`: puts an adapter of PEFT, in a folder of any format, on a model.
+
+A thin layer over PEFT's own functions: PEFT makes the adapter from its config and names its weights, rustload reads them. Nothing
+is downloaded, PEFT is not patched, and no pickle is run.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+try:
+    import peft
+except ImportError:
+    from rustload._frameworks.adapters import import_framework
+
+    import_framework("peft")  # raises with advice
+    raise
+
+from rustload._checkpoint.open import open as open_checkpoint
+from rustload.torch._report import mismatch_error
+
+if TYPE_CHECKING:
+    import os
+
+    from rustload._checkpoint.names import Key, Rename, Strip
+    from rustload._common.limits import Limits
+
+__all__ = ["load_adapter"]
+
+
+def load_adapter(
+    model: Any,
+    path: str | os.PathLike[str],
+    *,
+    adapter_name: str = "default",
+    is_trainable: bool = False,
+    config: Any = None,
+    weights: str | None = None,
+    key: Key = None,
+    strip: Strip = None,
+    rename: Rename = None,
+    limits: Limits | None = None,
+) -> Any:
+    """Puts an adapter on a model, as `peft.PeftModel.from_pretrained(model, path)` does; the weights are bit-equal.
+
+    Args:
+        model: The base model, which PEFT changes in place; or a `PeftModel`, which gets one more adapter.
+        path: A folder with `adapter_config.json` and `adapter_model.bin` or `adapter_model.safetensors`.
+        adapter_name: The name of the adapter in the model.
+        is_trainable: Whether the adapter's parameters require gradients; if not, the model is set to evaluation mode.
+        config: A `PeftConfig` to use in place of the folder's.
+        weights: The weight file in the folder, if its names do not determine which one is meant.
+        key: The key in the file under which the weights are nested.
+        strip: A prefix, or several, to remove from names.
+        rename: Other names, as in `rustload.torch.load_into`.
+        limits: Upper bounds on the memory and work that the file can cause.
+
+    Returns:
+        The `PeftModel`.
+
+    Raises:
+        ModelMismatchError: The adapter has parameters that the file lacks, or the file has others; the adapter was removed again
+            from a model that had one before.
+        ValueError: The folder has no `adapter_config.json`.
+        FormatError: As for `rustload.open`; its other errors are possible too.
+    """
+    folder = Path(path)
+    if config is None:
+        config = peft.PeftConfig.from_pretrained(str(folder))
+    config.inference_mode = not is_trainable
+    file = folder / weights if weights else folder
+    with open_checkpoint(file, framework="torch", limits=limits) as checkpoint:
+        # Owned, so that the adapter can be saved over its file.
+        state = checkpoint.materialize(key=key, strip=strip, rename=rename, copy=True)
+    had_adapters = isinstance(model, peft.PeftModel)
+    if had_adapters:
+        model.add_adapter(adapter_name, config)
+    else:
+        model = peft.get_peft_model(model, config, adapter_name=adapter_name)
+    # Without embeddings, about which PEFT may ask the hub; it loads those of the file all the same.
+    expected = peft.get_peft_model_state_dict(model, adapter_name=adapter_name, save_embedding_layers=False)
+    missing = {name: tuple(tensor.shape) for name, tensor in expected.items() if name not in state}
+    unexpected = {}
+    if not missing:
+        loaded = peft.set_peft_model_state_dict(model, state, adapter_name=adapter_name)
+        unexpected = dict.fromkeys(loaded.unexpected_keys, ())
+    if missing or unexpected:
+        if had_adapters:
+            model.delete_adapter(adapter_name)
+        raise mismatch_error(repr(str(file)), type(model).__name__, missing, unexpected, ())
+    return model if is_trainable else model.eval()

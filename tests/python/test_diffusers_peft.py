@@ -1,0 +1,185 @@
+"""`rustload.diffusers.from_pretrained` and `rustload.peft.load_adapter` against the libraries' own loaders."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+from support import assert_same_bits
+
+import rustload
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries themselves
+
+
+def assert_equal_models(found, expected):
+    assert type(found) is type(expected)
+    theirs, ours = expected.state_dict(), found.state_dict()
+    assert list(ours) == list(theirs)
+    for name, tensor in theirs.items():
+        assert_same_bits(ours[name], tensor)
+    assert not any(tensor.is_meta for tensor in (*found.parameters(), *found.buffers()))
+    assert found.training == expected.training
+
+
+@pytest.fixture(scope="module")
+def diffusers():
+    return pytest.importorskip("diffusers")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, diffusers):
+    """A pipeline in .bin files: a U-Net, a VAE, a text encoder of transformers, and a scheduler."""
+    import transformers
+
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("pipeline")
+    sizes = {"block_out_channels": (8, 16), "norm_num_groups": 4, "layers_per_block": 1}
+    unet = diffusers.UNet2DConditionModel(
+        sample_size=8, attention_head_dim=8, cross_attention_dim=16, **sizes,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"), up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+    )  # fmt: skip
+    vae = diffusers.AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2, **sizes
+    )
+    config = transformers.CLIPTextConfig(
+        vocab_size=50,
+        hidden_size=16,
+        intermediate_size=20,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=12,
+    )
+    pipeline = diffusers.StableDiffusionPipeline(
+        unet=unet, vae=vae, text_encoder=transformers.CLIPTextModel(config), tokenizer=None, scheduler=diffusers.DDIMScheduler(),
+        safety_checker=None, feature_extractor=None, requires_safety_checker=False,
+    )  # fmt: skip
+    pipeline.save_pretrained(folder, safe_serialization=False)
+    # transformers 5 writes safetensors only.
+    torch.save(pipeline.text_encoder.state_dict(), folder / "text_encoder" / "pytorch_model.bin")
+    for file in (folder / "text_encoder").glob("*.safetensors"):
+        file.unlink()
+    assert not list(folder.rglob("*.safetensors"))
+    return folder
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+@pytest.mark.parametrize("name", ["unet", "vae"])
+def test_a_model_is_that_of_diffusers(folder, diffusers, name, dtype):
+    from rustload.diffusers import from_pretrained
+
+    cls = {"unet": diffusers.UNet2DConditionModel, "vae": diffusers.AutoencoderKL}[name]
+    options = {} if dtype is None else {"torch_dtype": getattr(torch, dtype)}
+    expected = cls.from_pretrained(folder / name, use_safetensors=False, local_files_only=True, **options)
+    found = from_pretrained(cls, folder, subfolder=name, dtype=dtype)
+    assert_equal_models(found, expected)
+    assert found.config._name_or_path == str(expected.config._name_or_path)
+    assert_equal_models(from_pretrained(cls, folder / name, dtype=dtype), expected)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float16])
+def test_a_pipeline_is_that_of_diffusers(folder, diffusers, dtype):
+    from rustload.diffusers import from_pretrained
+
+    options = {"tokenizer": None} if dtype is None else {"tokenizer": None, "torch_dtype": dtype}
+    expected = diffusers.DiffusionPipeline.from_pretrained(
+        folder, use_safetensors=False, local_files_only=True, **options
+    )
+    found = from_pretrained(diffusers.DiffusionPipeline, folder, dtype=dtype, tokenizer=None)
+    assert type(found) is type(expected) is diffusers.StableDiffusionPipeline
+    for name in ("unet", "vae", "text_encoder"):
+        assert_equal_models(getattr(found, name), getattr(expected, name))
+    assert found.scheduler.config == expected.scheduler.config
+    given = from_pretrained(diffusers.StableDiffusionPipeline, folder, unet=found.unet, tokenizer=None)
+    assert given.unet is found.unet
+
+
+def test_a_pickle_that_would_execute_is_not_run(folder, diffusers, tmp_path):
+    import shutil
+
+    from rustload.diffusers import from_pretrained
+
+    class Call:
+        def __reduce__(self):
+            return (tmp_path / "ran").touch, ()
+
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    file = copy / "unet" / "diffusion_pytorch_model.bin"
+    state = torch.load(file, weights_only=True)
+    torch.save({**state, "evil": Call()}, file)
+    assert from_pretrained(diffusers.UNet2DConditionModel, copy / "unet") is not None
+    assert not (tmp_path / "ran").exists()
+    (copy / "unet" / "diffusion_pytorch_model.bin").write_bytes(pickle.dumps(Call()))
+    with pytest.raises(rustload.ModelMismatchError):
+        from_pretrained(diffusers.DiffusionPipeline, copy, tokenizer=None)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_wrong_arguments_are_refused(folder, diffusers, tmp_path):
+    from rustload.diffusers import from_pretrained
+
+    with pytest.raises(ValueError, match=r"key= is for one model, and DiffusionPipeline is a pipeline"):
+        from_pretrained(diffusers.DiffusionPipeline, folder, key="x")
+    with pytest.raises(ValueError, match=r"unet= is for pipelines, and AutoencoderKL is a model"):
+        from_pretrained(diffusers.AutoencoderKL, folder / "vae", unet=None)
+    with pytest.raises(OSError, match="config"):
+        from_pretrained(diffusers.AutoencoderKL, tmp_path)
+    with pytest.raises(rustload.ModelMismatchError):
+        from_pretrained(diffusers.AutoencoderKL, folder / "vae", rename={"encoder": "x"})
+
+
+def base():
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+
+
+@pytest.fixture(params=[False, True], ids=["bin", "safetensors"])
+def adapter(tmp_path, request):
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(base(), peft.LoraConfig(r=2, target_modules=["0", "2"], modules_to_save=[]))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
+    model.save_pretrained(tmp_path / "adapter", safe_serialization=request.param)
+    assert (tmp_path / "adapter" / f"adapter_model.{'safetensors' if request.param else 'bin'}").exists()
+    return tmp_path / "adapter"
+
+
+@pytest.mark.parametrize("is_trainable", [False, True])
+def test_an_adapter_is_that_of_peft(adapter, is_trainable):
+    import peft
+
+    from rustload.peft import load_adapter
+
+    expected = peft.PeftModel.from_pretrained(base(), str(adapter), is_trainable=is_trainable)
+    found = load_adapter(base(), adapter, is_trainable=is_trainable)
+    assert_equal_models(found, expected)
+    wanted = {name: parameter.requires_grad for name, parameter in expected.named_parameters()}
+    assert {name: parameter.requires_grad for name, parameter in found.named_parameters()} == wanted
+    x = torch.randn(3, 8)
+    assert torch.equal(found(x), expected(x))
+    expected.load_adapter(str(adapter), "second")
+    assert load_adapter(found, adapter, adapter_name="second") is found
+    assert_same_bits(
+        found.base_model.model[0].lora_A["second"].weight,
+        expected.base_model.model[0].lora_A["second"].weight,
+    )
+
+
+def test_an_adapter_that_does_not_fit_is_an_error(adapter):
+    import peft
+
+    from rustload.peft import load_adapter
+
+    with pytest.raises(rustload.ModelMismatchError, match="2 missing") as caught:
+        load_adapter(base(), adapter, rename={"base_model.model.0": "base_model.model.5"})
+    assert "base_model.model.0.lora_A.weight" in str(caught.value)
+    config = peft.PeftConfig.from_pretrained(str(adapter))
+    config.target_modules = {"0"}
+    model = load_adapter(base(), adapter)
+    with pytest.raises(rustload.ModelMismatchError, match="2 unexpected"):
+        load_adapter(model, adapter, adapter_name="second", config=config)
+    assert list(model.peft_config) == ["default"]
+    with pytest.raises(ValueError, match="adapter_config"):
+        load_adapter(base(), adapter.parent)
