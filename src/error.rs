@@ -208,6 +208,10 @@ codes! {
         "Write several files, or shorter names.";
     TiedTensors: Value, "Several names of a new file have one tensor.", "Write each in full, or one of them alone.";
     TargetExists: Io, "A file of this name exists.", "Choose another name, or allow to replace it.";
+    TargetBusy: Io, "Another process is writing this file or folder, to be resumed if it is killed.",
+        "Wait until it is done, or choose another name.";
+    VerifyFailed: Io, "A new file, read back, differs from its source.",
+        "The disk, the memory or what lies between is faulty: check them, and write to another disk.";
     WriterIncomplete: Value, "A new file was to be completed before all of its tensors were written.",
         "Write the tensors that the error names.";
 
@@ -306,6 +310,11 @@ impl Error {
         let mut error = Error::io(rustix::io::Errno::EXIST.into(), path.to_owned());
         error.0.code = Code::TargetExists;
         error
+    }
+
+    /// The error for a new file that another process is writing in `folder`.
+    pub(crate) fn target_busy(folder: &Path) -> Error {
+        Error::new(Code::TargetBusy, "another process is writing this file").in_file(folder)
     }
 
     /// An exceeded limit: its name, its value, and what the file needs.

@@ -525,8 +525,11 @@ _File: TypeAlias = (
 class _WriteOptions(TypedDict):
     overwrite: bool
     sync: bool
+    verify: bool
+    resume: bool
     memory: int
     threads: int | None
+    report: Callable[[str, int, bool], object] | None
 
 def write_file(
     path: str,
@@ -544,7 +547,10 @@ def write_file(
         requests: The conversions; `copy` has no effect.
         metadata: The texts of the header.
         options: `overwrite`: whether an existing file is replaced; `sync`: whether the data is on the disk before the file gets
-            its name; `memory`: the most bytes of buffers; `threads`: the number of threads, None for one per core.
+            its name; `verify`: whether it is read back and compared with its sources; `resume`: whether what is written stays
+            for a later call if this one fails; `memory`: the most bytes of buffers; `threads`: the number of threads, None for
+            one per core; `report`: is called on this thread with a name, a number of bytes, and whether an earlier call had
+            written them.
 
     Raises:
         OSError: The target exists and is not to be replaced, the disk is full, or the system refuses otherwise.
@@ -592,7 +598,7 @@ def write_object(
     requests: Sequence[_Request],
     *,
     metadata: Sequence[tuple[str, str]],
-    memory: int,
+    options: _WriteOptions,
 ) -> int:
     """Writes a safetensors file to a binary file object, from its start to its end, and returns its size in bytes.
 
@@ -601,9 +607,10 @@ def write_object(
         tensors: As for `write_file`, like the arguments below.
         requests: The conversions.
         metadata: The texts of the header.
-        memory: The most bytes of buffers.
+        options: As for `write_file`; `overwrite` and `sync` have no effect.
 
     Raises:
+        ValueError: `verify` or `resume` is set.
         RustloadError: As for `write_file`; an exception of `write` is the cause.
     """
 
@@ -611,6 +618,7 @@ def write_text(path: str, text: str, *, overwrite: bool, sync: bool) -> None:
     """Writes a file of text in UTF-8, which appears when it is complete.
 
     Raises:
+        ValueError: `verify` or `resume` is set.
         OSError: As for `write_file`.
     """
 

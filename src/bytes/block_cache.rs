@@ -105,6 +105,10 @@ impl ReadRanges for BlockCache {
     fn name(&self) -> Option<&str> {
         self.backing.name()
     }
+
+    fn identity(&self) -> Option<String> {
+        self.backing.identity()
+    }
 }
 
 #[cfg(test)]

@@ -171,6 +171,12 @@ impl ReadRanges for LocalFile {
         if Stamp::of(&metadata) == self.stamp { Ok(()) } else { Err(self.changed_error()) }
     }
 
+    fn identity(&self) -> Option<String> {
+        let path = std::path::absolute(&self.path).ok()?;
+        let Stamp { len, modified, inode } = &self.stamp;
+        Some(format!("{path:?} of {len} bytes, modified {modified:?}, inode {inode:?}"))
+    }
+
     fn as_file(&self) -> Option<&LocalFile> {
         Some(self)
     }

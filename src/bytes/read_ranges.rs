@@ -73,6 +73,13 @@ pub trait ReadRanges: Send + Sync {
         None
     }
 
+    /// A text that another process also gets for the same version of the same bytes and for nothing else, such as a URL without
+    /// credentials and the ETag. `None` if there is none. Only what has one can be resumed, see
+    /// [`WriteOptions::resume`](crate::write::WriteOptions::resume).
+    fn identity(&self) -> Option<String> {
+        None
+    }
+
     /// The local file behind it, which can be mapped and read with `O_DIRECT`.
     #[doc(hidden)]
     fn as_file(&self) -> Option<&LocalFile> {

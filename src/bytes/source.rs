@@ -74,6 +74,11 @@ impl Source {
         self.backing.name()
     }
 
+    /// Identifies this version of these bytes, also for another process: see [`ReadRanges::identity`].
+    pub fn identity(&self) -> Option<String> {
+        Some(format!("{} from {} to {}", self.backing.identity()?, self.window.start(), self.window.end()))
+    }
+
     /// The local file behind it.
     pub(super) fn file(&self) -> Option<&LocalFile> {
         self.backing.as_file()

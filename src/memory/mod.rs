@@ -65,6 +65,17 @@ pub fn window(requested: u64) -> u64 {
     window_in(requested, os::cgroup().as_ref())
 }
 
+/// The bytes of buffers to use where `requested` bytes were requested: at most a quarter of what the process's cgroup and its
+/// RLIMIT_DATA leave, as buffers are not all that an operation allocates. Without limits, `requested`.
+pub fn buffers(requested: u64) -> u64 {
+    buffers_in(requested, os::cgroup().as_ref(), os::data_headroom())
+}
+
+fn buffers_in(requested: u64, group: Option<&Cgroup>, data: Option<u64>) -> u64 {
+    let headroom = group.map(Cgroup::headroom).into_iter().chain(data).min();
+    headroom.map_or(requested, |headroom| requested.min(headroom / 4))
+}
+
 fn window_in(requested: u64, group: Option<&Cgroup>) -> u64 {
     group.map_or(requested, |group| requested.min((group.headroom() / 2).max(WINDOW_MIN_BYTES)))
 }

@@ -20,6 +20,11 @@ pub(super) fn cgroup() -> Option<Cgroup> {
     tightest_cgroup(Path::new("/"))
 }
 
+/// The bytes of data that the process may still map under RLIMIT_DATA; `None` without a limit.
+pub(super) fn data_headroom() -> Option<u64> {
+    data_headroom_under(Path::new("/"))
+}
+
 /// The mode of transparent huge pages: `always`, `madvise` or `never`; `None` where it is unknown.
 pub fn huge_pages() -> Option<String> {
     bracketed(&text(Path::new("/sys/kernel/mm/transparent_hugepage/enabled")))
@@ -44,6 +49,16 @@ fn memory_under(root: &Path) -> Memory {
         available: kib(&machine, "MemAvailable:"),
         group: tightest_cgroup(root),
     }
+}
+
+/// As [`data_headroom`], from a file tree at `root`.
+fn data_headroom_under(root: &Path) -> Option<u64> {
+    let limits = text(&root.join("proc/self/limits"));
+    // proc_pid_limits(5): name, soft limit, hard limit, unit. The soft one is a number, or "unlimited".
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max data size"))?;
+    let limit: u64 = line.split_whitespace().next()?.parse().ok()?;
+    let used = field(&text(&root.join("proc/self/status")), "VmData:")?.saturating_mul(1024);
+    Some(limit.saturating_sub(used))
 }
 
 /// The cgroup with the least headroom among the process's cgroup and its ancestors, in v1 and v2.
@@ -162,7 +177,7 @@ fn text(path: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{WINDOW_MIN_BYTES, window_in};
+    use super::super::{WINDOW_MIN_BYTES, buffers_in, window_in};
     use super::*;
 
     /// A temporary directory with the given files.
@@ -235,6 +250,25 @@ mod tests {
         let root = tree(&[("proc/self/cgroup", "nonsense\n0::/x\n"), ("proc/self/mountinfo", "a b - c\n")]);
         assert_eq!(memory_under(root.path()), Memory::default());
         assert_eq!(window_in(256 * MIB, None), 256 * MIB);
+    }
+
+    #[test]
+    fn buffers_take_a_quarter_of_what_the_limits_leave() {
+        let data = |limit: &str| {
+            let limits = format!(
+                "Limit                     Soft Limit           Hard Limit           Units\n\
+                 Max data size             {limit:20} unlimited            bytes\n"
+            );
+            let status = "VmPeak:\t  900000 kB\nVmData:\t  102400 kB\n";
+            let root = tree(&[("proc/self/limits", &limits), ("proc/self/status", status)]);
+            data_headroom_under(root.path())
+        };
+        assert_eq!((data("unlimited"), data("314572800"), data("1024")), (None, Some(200 * MIB), Some(0)));
+        let group = Cgroup { limit: 256 * MIB, used: 96 * MIB, path: "/".into() };
+        assert_eq!(buffers_in(256 * MIB, None, None), 256 * MIB);
+        assert_eq!(buffers_in(256 * MIB, Some(&group), None), 40 * MIB);
+        assert_eq!(buffers_in(256 * MIB, Some(&group), data("209715200")), 25 * MIB);
+        assert_eq!(buffers_in(8 * MIB, Some(&group), None), 8 * MIB);
     }
 
     #[test]

@@ -46,6 +46,17 @@ pub(super) fn interruptible_if<T: Send>(
     if !long {
         return detached(py, work);
     }
+    interruptible_with(py, cancel, |_| Ok(()), work)
+}
+
+/// As [`interruptible_if`] for long work, and calls `poll` on this thread from time to time and after the work: an exception of it
+/// cancels the work, too.
+pub(super) fn interruptible_with<T: Send>(
+    py: Python<'_>,
+    cancel: &Cancel,
+    mut poll: impl FnMut(Python<'_>) -> PyResult<()> + Send,
+    work: impl FnOnce() -> Result<T> + Send,
+) -> PyResult<T> {
     let mut signal: Option<PyErr> = None;
     let work = Mutex::new(Some(work));
     let take = || work.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -75,7 +86,7 @@ pub(super) fn interruptible_if<T: Send>(
                         ));
                     }
                     Err(mpsc::RecvTimeoutError::Timeout) if signal.is_none() => {
-                        if let Err(error) = Python::attach(|py| py.check_signals()) {
+                        if let Err(error) = Python::attach(|py| py.check_signals().and_then(|()| poll(py))) {
                             cancel.cancel();
                             signal = Some(error);
                         }
@@ -87,6 +98,10 @@ pub(super) fn interruptible_if<T: Send>(
     });
     match signal {
         Some(error) => Err(error),
-        None => Ok(result?),
+        None => {
+            let result = result?;
+            poll(py)?;
+            Ok(result)
+        }
     }
 }

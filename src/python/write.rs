@@ -16,7 +16,9 @@ use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::parallel::Cancel;
 use crate::tensor::Request;
-use crate::write::{self, Declaration, DeferredArray, FolderPlan, SafetensorsFile, Values, WriteOptions};
+use crate::write::{
+    self, Declaration, DeferredArray, FolderPlan, Progress, SafetensorsFile, Step, Values, WriteOptions,
+};
 
 /// The values of a tensor as Python has them.
 #[derive(FromPyObject)]
@@ -58,16 +60,64 @@ fn raised(error: PyErr) -> Error {
 pub(crate) struct OptionsArg {
     overwrite: bool,
     sync: bool,
+    verify: bool,
+    resume: bool,
     memory: u64,
     threads: Option<usize>,
+    report: Option<Py<PyAny>>,
 }
 
 impl OptionsArg {
-    fn options(self, metadata: Vec<(String, String)>, cancel: &Cancel) -> WriteOptions {
-        let OptionsArg { overwrite, sync, memory, threads } = self;
+    fn options(&self, metadata: Vec<(String, String)>, cancel: &Cancel) -> WriteOptions {
+        let OptionsArg { overwrite, sync, verify, resume, memory, threads, .. } = *self;
         let options = WriteOptions::new().metadata(metadata).overwrite(overwrite).sync(sync);
+        let options = options.verify(verify).resume(resume);
         options.memory(memory).threads(threads).cancel(cancel.clone())
     }
+}
+
+/// Passes progress from the workers to a Python function, which is called on the caller's thread.
+struct Reports {
+    report: Option<Py<PyAny>>,
+    /// What the function has not been told yet.
+    pending: Arc<Mutex<Vec<(String, u64, Step)>>>,
+}
+
+impl Reports {
+    fn new(report: Option<Py<PyAny>>) -> Reports {
+        Reports { report, pending: Arc::default() }
+    }
+
+    fn progress(&self) -> Option<Progress> {
+        self.report.as_ref()?;
+        let pending = self.pending.clone();
+        Some(Progress::new(move |name, nbytes, step| {
+            pending.lock().unwrap_or_else(PoisonError::into_inner).push((name.to_owned(), nbytes, step));
+        }))
+    }
+
+    /// Calls the function for everything pending.
+    fn deliver(&self, py: Python<'_>) -> PyResult<()> {
+        let Some(report) = &self.report else { return Ok(()) };
+        let pending = std::mem::take(&mut *self.pending.lock().unwrap_or_else(PoisonError::into_inner));
+        for (name, nbytes, step) in pending {
+            report.call1(py, (name, nbytes, matches!(step, Step::Reused)))?;
+        }
+        Ok(())
+    }
+}
+
+/// Runs the writing with its progress reported, and interruptible by Ctrl-C.
+fn run_reported<T: Send>(
+    py: Python<'_>,
+    options: &mut WriteOptions,
+    report: Option<Py<PyAny>>,
+    work: impl FnOnce(&WriteOptions) -> Result<T> + Send,
+) -> PyResult<T> {
+    let reports = Reports::new(report);
+    options.progress = reports.progress();
+    let options = &*options;
+    run::interruptible_with(py, &options.cancel, |py| reports.deliver(py), || work(options))
 }
 
 /// Names, values, and the number of each tensor's request.
@@ -106,9 +156,9 @@ pub(crate) fn write_file(
     options: OptionsArg,
 ) -> PyResult<u64> {
     let cancel = Cancel::new();
-    let options = options.options(metadata, &cancel);
-    let tensors = Requests::new(requests, &cancel)?.pair(tensors)?;
-    run::interruptible_if(py, true, &cancel, || write::write_file(&path, tensors, &options))
+    let (mut core, tensors) =
+        (options.options(metadata, &cancel), Requests::new(requests, &cancel)?.pair(tensors)?);
+    run_reported(py, &mut core, options.report, |options| write::write_file(&path, tensors, options))
 }
 
 /// A safetensors file of a folder: path, tensors, metadata, index, and the most bytes of tensors.
@@ -129,7 +179,7 @@ pub(crate) fn write_folder(
     options: OptionsArg,
 ) -> PyResult<Vec<(String, u64)>> {
     let cancel = Cancel::new();
-    let options = options.options(Vec::new(), &cancel);
+    let mut core = options.options(Vec::new(), &cancel);
     let requests = Requests::new(requests, &cancel)?;
     let file = |(path, tensors, metadata, index, max_shard_size): FileArg<'_>| {
         let tensors = requests.pair(tensors)?;
@@ -139,7 +189,7 @@ pub(crate) fn write_folder(
     plan.files = files.into_iter().map(file).collect::<PyResult<_>>()?;
     plan.texts = texts.into_iter().map(|(path, text)| (path, text.into_bytes())).collect();
     (plan.copies, plan.joins) = (copies, joins);
-    run::interruptible_if(py, true, &cancel, || plan.write(&path, &options))
+    run_reported(py, &mut core, options.report, |options| plan.write(&path, options))
 }
 
 /// Writes a file of text.
@@ -157,20 +207,22 @@ pub(crate) fn write_text(
 
 /// Writes one safetensors file to a binary file object, and returns its size.
 #[pyfunction]
-#[pyo3(signature = (file, tensors, requests, *, metadata, memory))]
+#[pyo3(signature = (file, tensors, requests, *, metadata, options))]
 pub(crate) fn write_object(
     py: Python<'_>,
     file: Py<PyAny>,
     tensors: Tensors<'_>,
     requests: Vec<RequestArgs>,
     metadata: Vec<(String, String)>,
-    memory: u64,
+    options: OptionsArg,
 ) -> PyResult<u64> {
     let cancel = Cancel::new();
-    let options = WriteOptions::new().metadata(metadata).memory(memory).cancel(cancel.clone());
-    let tensors = Requests::new(requests, &cancel)?.pair(tensors)?;
+    let (mut core, tensors) =
+        (options.options(metadata, &cancel), Requests::new(requests, &cancel)?.pair(tensors)?);
     let mut target = WritableObject(file);
-    run::interruptible_if(py, true, &cancel, || write::write_in_order(&mut target, tensors, &options))
+    run_reported(py, &mut core, options.report, |options| {
+        write::write_in_order(&mut target, tensors, options)
+    })
 }
 
 /// A binary file object, written by its `write`.

@@ -38,6 +38,12 @@ pub trait ByteTarget: Sync {
     fn copy_at(&self, _offset: u64, _source: &Source) -> Result<bool> {
         Ok(false)
     }
+
+    /// Is told that so many bytes of an item, by its number, are in the target. An item is complete once all its bytes are; an empty
+    /// one is not mentioned.
+    fn written(&self, _item: usize, _nbytes: u64) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// One result and where it goes.
@@ -211,13 +217,13 @@ impl Writer<'_> {
             (outs[at], rest) = (out, tail);
         }
         // They are filled in the order of their sources, so that neighbours there need one read.
-        let items: Vec<usize> = parts.iter().map(|part| part.item).collect();
+        let items: Vec<(usize, u64)> = parts.iter().map(|part| (part.item, part.nbytes)).collect();
         let tasks = parts.into_iter().zip(outs).map(|(part, out)| {
             let Elements { payload, layout, how } = *part.elements;
             Task { payload, layout, how, out }
         });
         fill_all(tasks.collect(), Some(1))
-            .map_err(|(task, error)| (items.get(task).copied().unwrap_or(first), error))?;
+            .map_err(|(task, error)| (items.get(task).map_or(first, |item| item.0), error))?;
         let mut start = 0;
         for run in ranges.chunk_by(|one, two| one.0 + one.1 == two.0) {
             let len: u64 = run.iter().map(|range| range.1).sum();
@@ -225,7 +231,9 @@ impl Writer<'_> {
             self.target.write_at(run[0].0, bytes).map_err(|error| (first, error))?;
             start += to_usize(len);
         }
-        Ok(())
+        items
+            .into_iter()
+            .try_for_each(|(item, nbytes)| self.target.written(item, nbytes).map_err(|error| (item, error)))
     }
 
     fn slice(&self, large: &Large, slice: &ResultSlice) -> Result<()> {
@@ -237,7 +245,8 @@ impl Writer<'_> {
             if how.is_copy(payload) && layout.is_contiguous() && self.can_copy.load(Ordering::Relaxed) {
                 let start = (layout.offset + slice.start) * large.itemsize;
                 if self.target.copy_at(offset, &payload.source.window(start, nbytes)?)? {
-                    return payload.source.check_unchanged();
+                    payload.source.check_unchanged()?;
+                    return self.target.written(large.item, nbytes);
                 }
                 self.can_copy.store(false, Ordering::Relaxed);
             }
@@ -251,7 +260,8 @@ impl Writer<'_> {
             }
             ResultData::InSlices { fill, .. } => fill(slice, memory.bytes_mut())?,
         }
-        self.target.write_at(offset, memory.bytes_mut())
+        self.target.write_at(offset, memory.bytes_mut())?;
+        self.target.written(large.item, nbytes)
     }
 
     fn buffer(&self, nbytes: u64) -> Result<Unfilled> {
@@ -270,14 +280,19 @@ mod tests {
     use crate::layout::Layout;
     use crate::stream::{Payload, Signs};
 
-    /// Bytes in memory, with the number of writes.
-    struct Memory(Mutex<(Vec<u8>, usize)>);
+    /// Bytes in memory, with the number of writes, and the bytes of each item that were announced.
+    struct Memory(Mutex<(Vec<u8>, usize)>, Mutex<Vec<u64>>);
 
     impl ByteTarget for Memory {
         fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
             let mut memory = self.0.lock().unwrap();
             memory.1 += 1;
             memory.0[to_usize(offset)..][..bytes.len()].copy_from_slice(bytes);
+            Ok(())
+        }
+
+        fn written(&self, item: usize, nbytes: u64) -> Result<()> {
+            self.1.lock().unwrap()[item] += nbytes;
             Ok(())
         }
     }
@@ -316,11 +331,14 @@ mod tests {
             let describe = move || Ok(elements(&bytes, 4000, &[5000, 1000], dtype));
             WriteItem { offset, nbytes, describe: Box::new(describe) }
         });
-        let target = Memory(Mutex::new((vec![0xAA; 30_004_000], 0)));
+        let target = Memory(Mutex::new((vec![0xAA; 30_004_000], 0)), Mutex::new(vec![0; 102]));
         let items = small.chain(large).collect();
         write_all(items, &target, 16 << 20, Some(2), &Cancel::new()).map_err(|(_, error)| error).unwrap();
         let (written, writes) = target.0.into_inner().unwrap();
         assert_eq!(writes, 1 + 3 + 2);
+        let announced = target.1.into_inner().unwrap();
+        assert_eq!(announced[..100], [40; 100]);
+        assert_eq!(announced[100..], [20_000_000, 10_000_000]);
         for number in 0..100_usize {
             assert_eq!(written[(99 - number) * 40..][..40], bytes[number * 40..][..40]);
         }
@@ -341,7 +359,7 @@ mod tests {
             };
             WriteItem { offset: number * 4, nbytes: 4, describe: Box::new(describe) }
         });
-        let target = Memory(Mutex::new((vec![0; 12], 0)));
+        let target = Memory(Mutex::new((vec![0; 12], 0)), Mutex::new(vec![0; 3]));
         let failed = write_all(items.collect(), &target, 0, None, &Cancel::new()).unwrap_err();
         assert_eq!((failed.0, failed.1.code()), (1, Code::Value));
     }

@@ -75,6 +75,12 @@ impl Joined {
         &self.parts
     }
 
+    /// As [`Tensor::identity`], of all parts.
+    pub(crate) fn identity(&self) -> Option<String> {
+        let parts = self.parts.iter().map(Tensor::identity).collect::<Option<Vec<_>>>()?;
+        Some(format!("joined along {}: {}", self.dim, parts.join("; ")))
+    }
+
     /// Bytes of all elements.
     pub fn nbytes(&self) -> u64 {
         numel(&self.shape).unwrap_or(u64::MAX).saturating_mul(self.dtype().itemsize())

@@ -154,6 +154,25 @@ impl Tensor {
         self.opened.storage(self.storage()).position().saturating_add(offset)
     }
 
+    /// A text that another process also gets for the same elements of the same version of the file, and for nothing else. `None` if
+    /// the file's source has no identity.
+    pub(crate) fn identity(&self) -> Option<String> {
+        let source = self.opened.index(self.shard()).source.identity()?;
+        let (options, storage) = (&self.opened.options, self.opened.storage(self.storage()));
+        let how = (options.ignore_trailing, options.compat, options.unknown);
+        Some(format!(
+            "{source}, opened with {how:?}, tensor {} {:?}, storage {:?} at {} of {} bytes, {} {:?} {:?}",
+            self.id.1,
+            self.name(),
+            self.storage(),
+            storage.position(),
+            storage.nbytes,
+            self.dtype,
+            self.layout,
+            self.channel_layout,
+        ))
+    }
+
     /// Whether it covers a whole storage that no other name uses.
     pub(crate) fn has_own_storage(&self) -> bool {
         let storage = self.storage();

@@ -81,6 +81,12 @@ impl Request {
         self.order(Order::Transpose)
     }
 
+    /// A text that is equal for requests with the same result for the same elements, also in another process.
+    pub(crate) fn identity(&self) -> String {
+        let Request { dtype, order, allow_lossy, overflow, dequantize, .. } = self;
+        format!("to {dtype:?}, {order:?}, lossy {allow_lossy}, {overflow:?}, dequantized {dequantize}")
+    }
+
     /// Whether both requests have the same result for the same elements. Threads and cancellation do not count.
     pub(crate) fn is_equivalent_to(&self, other: &Request) -> bool {
         let fields = |request: &Request| (request.dtype, request.copy, request.allow_lossy, request.overflow);

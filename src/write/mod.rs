@@ -7,10 +7,14 @@
 mod folder;
 mod os;
 mod plan;
+mod progress;
+mod resume;
 mod shards;
 mod staged;
 mod staged_folder;
+mod tensors;
 mod values;
+mod verify;
 mod writer;
 
 use std::io;
@@ -22,12 +26,15 @@ use crate::container::safetensors::FilePlan;
 use crate::error::{Code, Error, Result};
 use crate::num::to_u64;
 use crate::parallel::Cancel;
-use crate::stream::{ByteTarget, WriteItem, write_all};
+use crate::stream::ByteTarget;
+use resume::{ResumedFile, Staging};
 use staged::StagedFile;
+use tensors::Pass;
 
 pub use crate::container::safetensors::Declaration;
 pub use folder::{FolderOptions, write_folder};
 pub use plan::{FolderPlan, SafetensorsFile, WrittenFile};
+pub use progress::{Progress, Step};
 pub use values::{DeferredArray, HostArray, Values};
 pub use writer::Writer;
 
@@ -44,10 +51,20 @@ pub struct WriteOptions {
     pub overwrite: bool,
     /// Whether file and folder are on the disk before the file gets its name (fsync).
     pub sync: bool,
-    /// Bytes of buffers, at most.
+    /// Whether every byte is read back and compared with its source, made again, before the file gets its name. Waits for the disk
+    /// also without `sync`.
+    pub verify: bool,
+    /// Whether what is written stays if this process is killed or fails, beside the target, so that the same call later writes only
+    /// what is missing. It does if nothing has changed that decides the bytes; otherwise it starts anew. Arrays in memory, and
+    /// sources without [an identity](crate::ReadRanges::identity), are written again.
+    pub resume: bool,
+    /// Bytes of buffers, at most; less where a quarter of what the process's cgroup and RLIMIT_DATA leave is less. At least 1 MiB per
+    /// thread.
     pub memory: u64,
     /// Threads to use; `None` for one per core.
     pub threads: Option<usize>,
+    /// Is told of the bytes of each tensor; with `verify`, twice of each byte.
+    pub progress: Option<Progress>,
     /// Cancels the writing.
     pub cancel: Cancel,
 }
@@ -58,8 +75,11 @@ impl Default for WriteOptions {
             metadata: Vec::new(),
             overwrite: false,
             sync: true,
+            verify: false,
+            resume: false,
             memory: MEMORY_BYTES,
             threads: None,
+            progress: None,
             cancel: Cancel::new(),
         }
     }
@@ -75,8 +95,11 @@ impl WriteOptions {
         metadata: Vec<(String, String)>,
         overwrite: bool,
         sync: bool,
+        verify: bool,
+        resume: bool,
         memory: u64,
         threads: impl Into<Option<usize>>,
+        progress: impl Into<Option<Progress>>,
         cancel: Cancel,
     }
 }
@@ -84,8 +107,8 @@ impl WriteOptions {
 /// Writes one safetensors file with these tensors, and returns its size in bytes.
 ///
 /// Fails for a dtype that the format lacks, for duplicate names, for a lossy cast that is not allowed, for a full disk, if the file
-/// exists and `options` do not allow to replace it, and if a source cannot be read or changes. Then nothing is left, and a file of
-/// that name stays as it was.
+/// exists and `options` do not allow to replace it, if a source cannot be read or changes, and if `options` ask to verify the file and it
+/// differs from its source. Then nothing is left, unless `options` ask to resume, and a file of that name stays as it was.
 ///
 /// ```
 /// use rustload::{Checkpoint, DType, Request};
@@ -113,24 +136,64 @@ pub fn write_file(
     options: &WriteOptions,
 ) -> Result<u64> {
     let plan = plan(&tensors, options)?;
-    let file = StagedFile::create(path.as_ref(), plan.len, options.overwrite)?;
+    if !options.resume {
+        return write_planned(path.as_ref(), &tensors, &plan, options, None);
+    }
+    let target = staged::check_target(path.as_ref(), options.overwrite)?.0;
+    let mut text = String::new();
+    resume::describe(&mut text, "", &plan, &tensors);
+    let staging = Staging::open(&target, &text)?;
+    let nbytes = write_planned(&target, &tensors, &plan, options, Some(&staging.single_file()))?;
+    staging.remove();
+    Ok(nbytes)
+}
+
+/// Writes a planned file; returns its size. With `resumed`, writes what that lacks.
+fn write_planned(
+    path: &Path,
+    tensors: &[(String, Values)],
+    plan: &FilePlan,
+    options: &WriteOptions,
+    resumed: Option<&ResumedFile<'_>>,
+) -> Result<u64> {
+    let mut file = match resumed {
+        None => StagedFile::create(path, plan.len, options.overwrite)?,
+        Some(resumed) => resumed.open(path, plan.len, options.overwrite)?,
+    };
+    if options.sync || options.verify {
+        file.start_write_back();
+    }
     file.write_at(0, &plan.head)?;
-    write_tensors(tensors, &plan, &file, options, |values| values.position())?;
+    let pass = Pass { tensors, plan, options, step: Step::Written, resumed };
+    pass.run(&file, Values::position)?;
+    if options.verify {
+        verify::verify(&file, &pass)?;
+    }
+    if let Some(resumed) = resumed.filter(|_| options.sync) {
+        file.sync()?;
+        resumed.finish()?;
+    }
     file.commit(options.sync)?;
     Ok(plan.len)
 }
 
-/// As [`write_file`], to anything that takes bytes in order. One thread writes. Returns the number of bytes.
+/// As [`write_file`], to anything that takes bytes in order. One thread writes. Returns the number of bytes. Fails if `options` ask to
+/// verify or to resume, for which a file is needed.
 pub fn write_in_order(
     target: &mut (dyn io::Write + Send),
     tensors: Vec<(String, Values)>,
     options: &WriteOptions,
 ) -> Result<u64> {
+    if options.verify || options.resume {
+        let text = "what is written in order cannot be read back, to verify or to resume it: write to a file";
+        return Err(Error::new(Code::Value, text));
+    }
     let plan = plan(&tensors, options)?;
     let target = InOrder(Mutex::new((target, 0)));
     target.write_at(0, &plan.head)?;
     let options = WriteOptions { threads: Some(1), ..options.clone() };
-    write_tensors(tensors, &plan, &target, &options, |_| None)?;
+    let pass = Pass { tensors: &tensors, plan: &plan, options: &options, step: Step::Written, resumed: None };
+    pass.run(&target, |_| None)?;
     Ok(plan.len)
 }
 
@@ -164,29 +227,4 @@ fn plan(tensors: &[(String, Values)], options: &WriteOptions) -> Result<FilePlan
     let declarations = declarations.collect::<Result<Vec<_>>>()?;
     values::limit_growth(tensors.iter())?;
     FilePlan::new(&declarations, &options.metadata)
-}
-
-/// Writes all tensors, sorted by `position` and, where that is equal, by their place in the file.
-fn write_tensors(
-    tensors: Vec<(String, Values)>,
-    plan: &FilePlan,
-    target: &dyn ByteTarget,
-    options: &WriteOptions,
-    position: impl Fn(&Values) -> Option<((usize, u32), u64)>,
-) -> Result<()> {
-    let mut order: Vec<usize> = (0..tensors.len()).collect();
-    order.sort_by_key(|&at| {
-        let position = position(&tensors[at].1);
-        (position.is_none(), position, plan.regions[at].start())
-    });
-    let items = order.iter().map(|&at| {
-        let values = tensors[at].1.clone();
-        let (offset, nbytes) = (plan.regions[at].start(), plan.regions[at].len());
-        WriteItem { offset, nbytes, describe: Box::new(move || values.describe()) }
-    });
-    let WriteOptions { memory, threads, cancel, .. } = options;
-    write_all(items.collect(), target, *memory, *threads, cancel).map_err(|(item, error)| {
-        let (name, values) = &tensors[order[item]];
-        values.add_context(error).in_member(name)
-    })
 }

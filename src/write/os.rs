@@ -2,11 +2,13 @@
 
 use std::fs::File;
 use std::io;
+use std::num::NonZero;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
 use rustix::fs::{
-    AtFlags, CWD, FallocateFlags, Mode, OFlags, RenameFlags, fallocate, linkat, open, renameat_with,
+    Advice, AtFlags, CWD, FallocateFlags, Mode, OFlags, RenameFlags, fadvise, fallocate, linkat, open,
+    renameat_with,
 };
 
 /// The mode of a new file before the umask.
@@ -23,6 +25,12 @@ pub(super) fn unnamed_file(folder: &Path) -> Option<File> {
 pub(super) fn named_file(path: &Path) -> io::Result<File> {
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
     Ok(File::from(open(path, flags, Mode::from_raw_mode(NEW_FILE_MODE))?))
+}
+
+/// An existing file of this name, which is no symbolic link.
+pub(super) fn existing_file(path: &Path) -> io::Result<File> {
+    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(File::from(open(path, flags, Mode::empty())?))
 }
 
 /// Gives an unnamed file a name. Fails if there is a file of this name.
@@ -57,4 +65,18 @@ pub(super) fn reserve(file: &File, len: u64) -> io::Result<()> {
         Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => file.set_len(len),
         done => Ok(done?),
     }
+}
+
+/// Drops the file's clean pages from the page cache, where the file system has one (`POSIX_FADV_DONTNEED`).
+pub(super) fn drop_cache(file: &File) {
+    // Advice only: without it, reads are answered from the cache.
+    let _ = fadvise(file, 0, None, Advice::DontNeed);
+}
+
+/// Begins to write a range of the file to the disk, without waiting for it.
+///
+/// `POSIX_FADV_DONTNEED` starts the write-back of dirty pages, and drops those that are clean already.
+pub(super) fn start_write_back(file: &File, offset: u64, len: u64) {
+    // Advice only: without it, the kernel writes the pages later.
+    let _ = fadvise(file, offset, NonZero::new(len), Advice::DontNeed);
 }

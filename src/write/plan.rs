@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
+use super::resume::{self, ResumedFile, Staging};
 use super::shards::{FileNames, Sized, divide, index_json};
 use super::staged::folder_of;
 use super::staged_folder::{StagedFolder, check_joins};
 use super::values::limit_growth;
-use super::{Values, WriteOptions, write_bytes, write_file};
+use super::{Values, WriteOptions, plan, write_bytes, write_file, write_planned};
 use crate::error::{Code, Error, Result};
 use crate::layout::numel;
 use crate::num::to_u64;
@@ -71,14 +72,23 @@ impl FolderPlan {
             let join = |file: SafetensorsFile| file.join(path.as_ref(), &planned, options);
             return divided.into_iter().map(join).collect();
         }
-        let staged = StagedFolder::create(path.as_ref(), options.overwrite, self.joins, &planned)?;
+        let target = StagedFolder::check(path.as_ref(), options.overwrite, self.joins, &planned)?;
+        let staging = match options.resume {
+            true => Some(Staging::open(target.path(), &SafetensorsFile::describe(&divided, options)?)?),
+            false => None,
+        };
+        let staged = StagedFolder::create(target, staging.as_ref().map(Staging::files))?;
         let mut written = Vec::with_capacity(planned.paths.len());
-        for file in divided {
+        for (number, file) in divided.into_iter().enumerate() {
             let place = staged.place_for(&file.path)?;
-            written.push(file.write(&place, options)?);
+            written.push(file.write(
+                &place,
+                options,
+                staging.as_ref().map(|staging| staging.file(number)),
+            )?);
         }
         for (path, bytes) in indexes.into_iter().chain(self.texts) {
-            write_bytes(staged.place_for(&path)?, &bytes, false, options.sync)?;
+            write_bytes(staged.place_for(&path)?, &bytes, options.resume, options.sync)?;
             written.push((path, to_u64(bytes.len())));
         }
         for (path, source) in self.copies {
@@ -87,7 +97,13 @@ impl FolderPlan {
             let nbytes = copy(&source, &place, options.sync)?;
             written.push((path, nbytes));
         }
+        if let Some(staging) = &staging {
+            staging.publish()?;
+        }
         staged.publish(&planned, options.sync)?;
+        if let Some(staging) = staging {
+            staging.remove();
+        }
         Ok(written)
     }
 }
@@ -149,12 +165,38 @@ pub(super) fn no_name(path: &str) -> Error {
 }
 
 impl SafetensorsFile {
-    /// Writes a file that is not divided.
-    fn write(self, place: &Path, options: &WriteOptions) -> Result<WrittenFile> {
-        let SafetensorsFile { path, tensors, metadata, .. } = self;
-        let options = WriteOptions { overwrite: false, metadata, ..options.clone() };
-        let nbytes = write_file(place, tensors, &options)?;
+    /// Writes a file that is not divided. With `resumed`, writes what that lacks.
+    fn write(
+        self,
+        place: &Path,
+        options: &WriteOptions,
+        resumed: Option<ResumedFile<'_>>,
+    ) -> Result<WrittenFile> {
+        let options = self.options(options);
+        let SafetensorsFile { path, tensors, .. } = self;
+        let nbytes = match resumed {
+            None => write_file(place, tensors, &options)?,
+            Some(resumed) => {
+                let plan = plan(&tensors, &options)?;
+                write_planned(place, &tensors, &plan, &options, Some(&resumed))?
+            }
+        };
         Ok((path, nbytes))
+    }
+
+    /// The options, with the file's own metadata.
+    fn options(&self, options: &WriteOptions) -> WriteOptions {
+        WriteOptions { overwrite: false, metadata: self.metadata.clone(), ..options.clone() }
+    }
+
+    /// The text of a plan of these files.
+    fn describe(files: &[SafetensorsFile], options: &WriteOptions) -> Result<String> {
+        let mut text = String::new();
+        for file in files {
+            let plan = plan(&file.tensors, &file.options(options))?;
+            resume::describe(&mut text, &file.path, &plan, &file.tensors);
+        }
+        Ok(text)
     }
 
     /// Writes a file into an existing folder, which needs no other folder to take its place.
@@ -163,7 +205,7 @@ impl SafetensorsFile {
         let place = folder.join(&self.path);
         let above = folder_of(&place);
         fs::create_dir_all(above).map_err(|error| Error::io(error, above.to_owned()))?;
-        self.write(&place, options)
+        self.write(&place, options, None)
     }
 
     /// Adds the file to `divided`, or the shards that it is divided into.

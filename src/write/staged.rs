@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use super::os;
 use crate::bytes::Source;
 use crate::error::{Code, Error, Result, ResultExt};
+use crate::num::{to_u64, to_usize};
 
 /// How many names are tried for a temporary file.
 const NAME_ATTEMPTS: u32 = 16;
@@ -27,7 +28,14 @@ pub(crate) struct StagedFile {
     /// The name of the file while it is written. `None` if it has none yet.
     temporary: Option<PathBuf>,
     overwrite: bool,
+    /// Whether the kernel is to write data to the disk while more is made.
+    writes_back: bool,
+    /// Whether the data stays under its temporary name if it is not completed.
+    stays: bool,
 }
+
+/// The least bytes of one write after which the kernel is asked to write them to the disk.
+const WRITE_BACK_MIN_BYTES: usize = 1 << 20;
 
 impl StagedFile {
     /// Creates a file of `len` bytes that will be named `target`, and reserves its space. If `target` is a symbolic link, the file
@@ -36,18 +44,8 @@ impl StagedFile {
     /// The mode is that of the file it replaces, or what the umask leaves of 0666. Fails if there is such a file and `overwrite` is
     /// false, if `target` is no regular file, inside the blobs of a Hugging Face cache, and if the disk has too little space.
     pub(crate) fn create(target: &Path, len: u64, overwrite: bool) -> Result<StagedFile> {
-        let target = resolve_link(target)?;
+        let (target, replaced) = check_target(target, overwrite)?;
         let failed = |error| Error::io(error, target.clone());
-        let replaced = match fs::metadata(&target) {
-            Ok(metadata) if !metadata.is_file() => {
-                return Err(Error::new(Code::NotRegularFile, "this is no regular file")).in_file(&target);
-            }
-            Ok(_) if !overwrite => return Err(Error::target_exists(&target)),
-            Ok(metadata) => Some(metadata.permissions()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => return Err(failed(error)),
-        };
-        refuse_hub_blobs(&target)?;
         let folder = folder_of(&target);
         let (file, temporary) = match os::unnamed_file(folder) {
             Some(file) => (file, None),
@@ -56,23 +54,101 @@ impl StagedFile {
                 (file, Some(path))
             }
         };
-        let staged = StagedFile { file, target: target.clone(), temporary, overwrite };
-        if let Some(permissions) = replaced {
-            staged.file.set_permissions(permissions).map_err(failed)?;
-        }
-        os::reserve(&staged.file, len).map_err(failed)?;
+        let staged = StagedFile {
+            file,
+            target: target.clone(),
+            temporary,
+            overwrite,
+            writes_back: false,
+            stays: false,
+        };
+        staged.prepare(replaced, len)?;
         Ok(staged)
+    }
+
+    /// As [`StagedFile::create`], with the data in a file of this name, which stays if it is not completed. Also returns whether it was
+    /// there, with this size; any other file there is replaced.
+    pub(crate) fn resume(
+        target: &Path,
+        len: u64,
+        overwrite: bool,
+        data: PathBuf,
+    ) -> Result<(StagedFile, bool)> {
+        let (target, replaced) = check_target(target, overwrite)?;
+        let failed = |error| Error::io(error, data.clone());
+        let is_there = fs::symlink_metadata(&data).is_ok_and(|found| found.is_file() && found.len() == len);
+        let file = if is_there {
+            os::existing_file(&data).map_err(failed)?
+        } else {
+            match fs::remove_file(&data) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+                _ => os::named_file(&data).map_err(failed)?,
+            }
+        };
+        let staged =
+            StagedFile { file, target, temporary: Some(data), overwrite, writes_back: false, stays: true };
+        staged.prepare(replaced, len)?;
+        Ok((staged, is_there))
+    }
+
+    /// Sets the mode, and reserves the space.
+    fn prepare(&self, permissions: Option<fs::Permissions>, len: u64) -> Result<()> {
+        let failed = |error| Error::io(error, self.target.clone());
+        if let Some(permissions) = permissions {
+            self.file.set_permissions(permissions).map_err(failed)?;
+        }
+        os::reserve(&self.file, len).map_err(failed)
+    }
+
+    /// Waits until the data is on the disk.
+    pub(crate) fn sync(&self) -> Result<()> {
+        self.file.sync_all().map_err(|error| Error::io(error, self.target.clone()))
+    }
+
+    /// Lets the kernel begin to write the data to the disk as soon as it is in the page cache. So fsync has little to wait for, and
+    /// few pages are dirty, which a cgroup with a memory limit cannot reclaim at once.
+    pub(crate) fn start_write_back(&mut self) {
+        self.writes_back = true;
     }
 
     /// Writes bytes at an offset. Several threads may write at once.
     pub(crate) fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        self.file.write_all_at(bytes, offset).map_err(|error| Error::io(error, self.target.clone()))
+        self.file.write_all_at(bytes, offset).map_err(|error| Error::io(error, self.target.clone()))?;
+        self.wrote(offset, bytes.len());
+        Ok(())
     }
 
     /// Copies all bytes of a source to an offset, inside the kernel. False if the kernel cannot do that for this source; then some
     /// bytes may have been written.
     pub(crate) fn copy_at(&self, offset: u64, source: &Source) -> Result<bool> {
-        source.copy_to_file(&self.file, offset)
+        let is_copied = source.copy_to_file(&self.file, offset)?;
+        if is_copied {
+            self.wrote(offset, to_usize(source.len()));
+        }
+        Ok(is_copied)
+    }
+
+    fn wrote(&self, offset: u64, nbytes: usize) {
+        if self.writes_back && nbytes >= WRITE_BACK_MIN_BYTES {
+            os::start_write_back(&self.file, offset, to_u64(nbytes));
+        }
+    }
+
+    /// Fills `out` with the bytes at an offset.
+    pub(crate) fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        self.file.read_exact_at(out, offset).map_err(|error| Error::io(error, self.target.clone()))
+    }
+
+    /// Waits until the data is on the disk, and drops it from the page cache, so that later reads are of the disk.
+    pub(crate) fn sync_and_drop_cache(&self) -> Result<()> {
+        self.file.sync_data().map_err(|error| Error::io(error, self.target.clone()))?;
+        os::drop_cache(&self.file);
+        Ok(())
+    }
+
+    /// The name that the file will have.
+    pub(crate) fn target(&self) -> &Path {
+        &self.target
     }
 
     /// Gives the file its name, which replaces a file of that name in one step. With `sync`, file and folder are on the disk before
@@ -112,10 +188,26 @@ impl StagedFile {
 
 impl Drop for StagedFile {
     fn drop(&mut self) {
-        if let Some(temporary) = &self.temporary {
+        if let Some(temporary) = self.temporary.as_ref().filter(|_| !self.stays) {
             let _ = fs::remove_file(temporary);
         }
     }
+}
+
+/// The file that a target means, and the permissions of the one that is there. Fails as [`StagedFile::create`] does.
+pub(super) fn check_target(target: &Path, overwrite: bool) -> Result<(PathBuf, Option<fs::Permissions>)> {
+    let target = resolve_link(target)?;
+    let replaced = match fs::metadata(&target) {
+        Ok(metadata) if !metadata.is_file() => {
+            return Err(Error::new(Code::NotRegularFile, "this is no regular file")).in_file(&target);
+        }
+        Ok(_) if !overwrite => return Err(Error::target_exists(&target)),
+        Ok(metadata) => Some(metadata.permissions()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => return Err(Error::io(error, target)),
+    };
+    refuse_hub_blobs(&target)?;
+    Ok((target, replaced))
 }
 
 /// Calls `make` with names beside `target` until one is free.

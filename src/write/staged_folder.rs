@@ -9,25 +9,38 @@ use super::plan::Planned;
 use super::staged::{folder_of, refuse_hub_blobs, sync_folder, temporary};
 use crate::error::{Error, Result};
 
-/// A folder that is being written beside its target. Dropped, it is removed.
+/// A folder that will be replaced or made.
+pub(super) struct FolderTarget {
+    path: PathBuf,
+    /// Whether it exists and has files.
+    replaces: bool,
+    /// Whether its files may be replaced.
+    overwrite: bool,
+}
+
+impl FolderTarget {
+    /// Its path, with links resolved.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// A folder that is being written beside its target. Dropped, it is removed, unless it is for a later run.
 pub(super) struct StagedFolder {
     path: PathBuf,
-    target: PathBuf,
-    /// Whether the target exists and has files.
-    replaces: bool,
-    /// Whether files of the target may be replaced.
-    overwrite: bool,
-    is_published: bool,
+    target: FolderTarget,
+    /// Whether nothing is to be removed: it is published, or stays.
+    stays: bool,
 }
 
 impl StagedFolder {
-    /// Creates an empty folder beside `target`. Fails if that has files, unless they may be replaced or, with `joins`, none is.
-    pub(super) fn create(
+    /// Fails if the target has files, unless they may be replaced or, with `joins`, none is.
+    pub(super) fn check(
         target: &Path,
         overwrite: bool,
         joins: bool,
         planned: &Planned,
-    ) -> Result<StagedFolder> {
+    ) -> Result<FolderTarget> {
         let failed = |error| Error::io(error, target.to_owned());
         let target = match fs::canonicalize(target) {
             Ok(found) => found,
@@ -46,8 +59,19 @@ impl StagedFolder {
             }
             check_joins(&target, planned)?;
         }
-        let (_, path) = temporary(&target, |path| fs::create_dir(path)).map_err(failed)?;
-        Ok(StagedFolder { path, target, replaces, overwrite, is_published: false })
+        Ok(FolderTarget { path: target, replaces, overwrite })
+    }
+
+    /// Creates an empty folder beside the target, or takes the one at `kept`, which stays if it is not published.
+    pub(super) fn create(target: FolderTarget, kept: Option<PathBuf>) -> Result<StagedFolder> {
+        let failed = |error| Error::io(error, target.path.clone());
+        let stays = kept.is_some();
+        let path = match kept {
+            Some(path) => fs::create_dir_all(&path).map(|()| path),
+            None => temporary(&target.path, |path| fs::create_dir(path)).map(|(_, path)| path),
+        };
+        let path = path.map_err(failed)?;
+        Ok(StagedFolder { path, target, stays })
     }
 
     /// The path at which a file of the folder is written. Makes the folders above it.
@@ -60,31 +84,32 @@ impl StagedFolder {
 
     /// Puts the folder in its place, with the other files of the folder that it replaces.
     pub(super) fn publish(mut self, planned: &Planned, sync: bool) -> Result<()> {
-        let failed = |error| Error::io(error, self.target.clone());
+        let target = &self.target.path;
+        let failed = |error| Error::io(error, target.clone());
         if sync {
             walk(&self.path, &mut |_, entry, is_folder| {
                 sync_folder(&entry.path(), is_folder).map_err(failed)
             })?;
         }
-        if self.replaces {
+        if self.target.replaces {
             self.link_others(planned)?;
             sync_folder(&self.path, sync).map_err(failed)?;
             // From here on the old folder has the name of the staged one, and is removed on drop.
-            os::exchange(&self.path, &self.target).map_err(|error| {
+            os::exchange(&self.path, target).map_err(|error| {
                 failed(error).note("The file system cannot exchange two folders: write to a new folder.")
             })?;
         } else {
             sync_folder(&self.path, sync).map_err(failed)?;
             // Replaces an empty folder too, in one step.
-            fs::rename(&self.path, &self.target).map_err(failed)?;
-            self.is_published = true;
+            fs::rename(&self.path, target).map_err(failed)?;
+            self.stays = true;
         }
-        sync_folder(folder_of(&self.target), sync).map_err(failed)
+        sync_folder(folder_of(target), sync).map_err(failed)
     }
 
     /// Gives all files of the target that are not replaced a second name in the staged folder, where links and folders are made anew.
     fn link_others(&self, planned: &Planned) -> Result<()> {
-        walk(&self.target, &mut |relative, entry, is_folder| {
+        walk(&self.target.path, &mut |relative, entry, is_folder| {
             let link = || {
                 let target = self.path.join(relative);
                 let is_there = target.symlink_metadata().is_ok();
@@ -95,7 +120,7 @@ impl StagedFolder {
                     fs::set_permissions(&target, entry.metadata()?.permissions())
                 } else if is_there || planned.replaces(relative) {
                     // A new file takes its place.
-                    if self.overwrite { Ok(()) } else { Err(io::ErrorKind::AlreadyExists.into()) }
+                    if self.target.overwrite { Ok(()) } else { Err(io::ErrorKind::AlreadyExists.into()) }
                 } else if entry.file_type()?.is_symlink() {
                     std::os::unix::fs::symlink(fs::read_link(entry.path())?, &target)
                 } else {
@@ -123,7 +148,7 @@ pub(super) fn check_joins(folder: &Path, planned: &Planned) -> Result<()> {
 
 impl Drop for StagedFolder {
     fn drop(&mut self) {
-        if !self.is_published {
+        if !self.stays {
             let _ = fs::remove_dir_all(&self.path);
         }
     }

@@ -42,7 +42,8 @@ pub struct DeferredArray {
     pub shape: Dims,
     /// The storage that it shares with others, as any number; `None` for one of its own.
     pub tie: Option<u64>,
-    /// Returns all bytes. Called once, on any thread.
+    /// Returns all bytes. Called once, and once more to verify the file ([`WriteOptions::verify`](super::WriteOptions::verify)); on
+    /// any thread.
     pub make: Arc<dyn Fn() -> Result<Bytes> + Send + Sync>,
 }
 
@@ -151,6 +152,17 @@ impl Values {
             Values::Deferred(array, _) => array.tie,
             Values::Joined(..) | Values::Array(..) => None,
         }
+    }
+
+    /// A text that another process also gets for the same values, and for nothing else. `None` for arrays in memory, and for sources
+    /// without an identity.
+    pub(super) fn identity(&self) -> Option<String> {
+        let (values, request) = match self {
+            Values::Tensor(tensor, request) => (tensor.identity()?, request),
+            Values::Joined(joined, request) => (joined.identity()?, request),
+            Values::Array(..) | Values::Deferred(..) => return None,
+        };
+        Some(format!("{values}, {}", request.identity()))
     }
 
     /// Opens their source.

@@ -9,6 +9,7 @@ use super::{Values, WriteOptions};
 use crate::container::safetensors::{Declaration, FilePlan};
 use crate::error::{Code, Error, Result};
 use crate::layout::{Dims, numel};
+use crate::memory;
 use crate::num::to_usize;
 use crate::stream::{ByteTarget, WriteItem, write_all};
 
@@ -69,12 +70,16 @@ impl Block {
 
 impl Writer {
     /// Plans the file, and reserves its space. Fails for a dtype that the format lacks, for duplicate names, for a full disk, and if
-    /// the file exists and `options` do not allow to replace it.
+    /// the file exists and `options` do not allow to replace it. Fails if they ask to verify: no source is left to compare with.
     pub fn create(
         path: impl AsRef<Path>,
         tensors: Vec<Declaration>,
         options: &WriteOptions,
     ) -> Result<Writer> {
+        if options.verify || options.resume {
+            let text = "a file that is written in parts has no source, to verify or to resume it";
+            return Err(Error::new(Code::Value, text));
+        }
         let plan = FilePlan::new(&tensors, &options.metadata)?;
         let file = StagedFile::create(path.as_ref(), plan.len, options.overwrite)?;
         file.write_at(0, &plan.head)?;
@@ -134,7 +139,7 @@ impl Writer {
         let (context, nbytes) = (values.clone(), numel * tensor.dtype.itemsize());
         let item = WriteItem { offset: 0, nbytes, describe: Box::new(move || values.describe()) };
         let WriteOptions { memory, threads, cancel, .. } = &self.options;
-        write_all(vec![item], &target, *memory, *threads, cancel).map_err(|(_, error)| {
+        write_all(vec![item], &target, memory::buffers(*memory), *threads, cancel).map_err(|(_, error)| {
             // It may be written again.
             self.lock()[at].retain(|other| *other != block);
             context.add_context(error).in_member(&tensor.name)

@@ -120,6 +120,41 @@ def tied(folder: Path) -> None:
     rustload.save({"embed": lazy, "head": lazy}, folder / "m.safetensors", ties="error")
 
 
+class ChangesWhenVerified:
+    """An array of zeros that has ones when its bytes are asked for again."""
+
+    def __init__(self) -> None:
+        import torch
+
+        class Zeros(torch.Tensor):
+            times = 0
+
+            def detach(self) -> torch.Tensor:
+                self.times += 1
+                return torch.full((3,), self.times - 1, dtype=torch.uint8)
+
+        self.tensor = torch.zeros(3, dtype=torch.uint8).as_subclass(Zeros)
+
+
+def not_verified(folder: Path) -> None:
+    """A new file whose source changes before it is read back."""
+    rustload.save({"x": ChangesWhenVerified().tensor}, folder / "m.safetensors", verify=True)
+
+
+def busy(folder: Path) -> None:
+    """A target that another call has locked."""
+    import fcntl
+
+    staging = folder / ".m.safetensors.resume"
+    staging.mkdir(mode=0o700)
+    locked = os.open(staging, os.O_RDONLY)
+    try:
+        fcntl.flock(locked, fcntl.LOCK_EX)
+        rustload.save(rustload.open(good(folder)), folder / "m.safetensors", resume=True)
+    finally:
+        os.close(locked)
+
+
 TRIGGERS: dict[str, Callable[[Path], Any]] = {
     "FileChanged": changed,
     "ShardMissing": lambda folder: index_of(folder, {"a": "one.safetensors", "b": "two.safetensors"}),
@@ -138,6 +173,8 @@ TRIGGERS: dict[str, Callable[[Path], Any]] = {
     "HeaderTooLarge": lambda folder: rustload.Writer(folder / "m.safetensors", {"x" * 10**8: ("int8", (2,))}),
     "TiedTensors": tied,
     "TargetExists": twice,
+    "TargetBusy": busy,
+    "VerifyFailed": not_verified,
     "WriterIncomplete": lambda folder: rustload.Writer(
         folder / "m.safetensors", {"x": ("int8", (2,))}
     ).close(),

@@ -27,11 +27,13 @@ from rustload._save.report import SaveReport
 from rustload._save.selection import Selection, warn_of_unused_rules
 from rustload._save.sources import find_checkpoints
 from rustload._save.target import Target, check_objects_path
+from rustload._save.watch import watching
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from rustload._common.limits import Limits
+    from rustload._common.progress import Progress
     from rustload._save.ties import Ties
 
 __all__ = ["convert"]
@@ -58,6 +60,9 @@ def convert(
     objects: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
     fsync: bool = True,
+    verify: bool = False,
+    resume: bool = False,
+    progress: Progress = None,
     memory: int | str = "256MiB",
     threads: int | None = None,
     unknown: Literal["keep", "error"] = "keep",
@@ -68,7 +73,7 @@ def convert(
 ) -> SaveReport:
     """Converts a checkpoint to safetensors: a file to a file, a folder to a folder. Nothing that it names is imported or run.
 
-    The target appears when it is complete. A failure leaves what was there, and nothing temporary.
+    The target appears when it is complete. A failure leaves what was there, and, without `resume`, nothing temporary.
 
     Args:
         src: What `rustload.open` takes. In a folder, all checkpoints with names of transformers, diffusers and PEFT are
@@ -96,7 +101,10 @@ def convert(
         objects: A file for the values that are no tensors, as JSON.
         overwrite: Whether an existing file, or a folder with files, is replaced. Other files in the folder are kept.
         fsync: Waits until the data is on the disk before the target gets its name.
-        memory: The most memory for buffers.
+        verify: Reads every byte back and compares it with the source, as in `save`.
+        resume: Keeps what is written if the process is killed or the call fails, for the same call later, as in `save`.
+        progress: A progress display, as in `save`.
+        memory: The most memory for buffers, as in `save`.
         threads: The number of threads; None for one per core.
         unknown: As for `rustload.open`.
         trailing: As for `rustload.open`.
@@ -107,7 +115,7 @@ def convert(
     Raises:
         FileExistsError: The target exists, and is not to be replaced.
         FormatError: The source is damaged, or changes meanwhile.
-        OSError: The disk is full, or refuses otherwise.
+        OSError: The disk is full, or refuses otherwise; or as for `save` with `verify` or `resume`.
         TensorNotFoundError: No tensor has a name in `select`.
         UnsupportedError: A tensor has no form in a safetensors file: complex128, a sparse or quantized tensor, one on the meta
             device.
@@ -132,7 +140,6 @@ def convert(
     plain = Request.checked(
         copy=True, allow_lossy=allow_lossy, dequantize=dequantize, overflow="nan", threads=threads
     )
-    options = write_options(overwrite=overwrite, fsync=fsync, memory=memory, threads=plain.threads)
     texts = {} if metadata is None else header_texts(metadata)
     size = shard_bytes(max_shard_size)
     selection = Selection(select)
@@ -163,17 +170,28 @@ def convert(
         written = [part for part in parts if part.tensors] or parts[:1]
         warn_of_unused_rules([part.tensors for part in written], dtype=dtype, transpose=transpose)
         document = _document(parts) if objects is not None else None
-    with advising(writing=True):
+        # A single file has the tensors of all.
+        name, size = (None, None) if target.is_file else (name, size)
+        planned = [file for part in written for file in part.files(job, name, size)]
+    watched = watching(progress, job.nbytes, "converting", verify=bool(verify), resume=bool(resume))
+    with advising(writing=True), watched as watch:
+        options = write_options(
+            overwrite=overwrite,
+            fsync=fsync,
+            verify=verify,
+            resume=resume,
+            memory=memory,
+            threads=plain.threads,
+            report=watch.report,
+        )
         if target.is_file:
-            (part,) = written
-            tensors = [tensor for file in part.files(job, None, None) for tensor in file.tensors]
-            header = sorted(part.texts.items())
+            tensors = [tensor for file in planned for tensor in file.tensors]
+            header = sorted(written[0].texts.items())
             nbytes = _rustload.write_file(
                 target.path, tensors, job.requests, metadata=header, options=options
             )
             files = {os.path.basename(target.path): nbytes}  # noqa: PTH119 - pathlib is slow to import
         else:
-            planned = [file for part in written for file in part.files(job, name, size)]
             copies = other_files(given.folder or ".", parts, target.path) if copy_others else []
             files = dict(
                 _rustload.write_folder(
@@ -197,6 +215,7 @@ def convert(
         packed=[name for part in written for name in packed_names(part.tensors)],
         converted=job.converted,
         skipped_objects=sum(part.objects.count for part in parts),
+        reused=watch.reused,
         seconds=time.perf_counter() - start,
     )
 

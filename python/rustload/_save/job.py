@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rustload import _rustload
 from rustload._common.sizes import parse_bytes
 from rustload._save.arrays import unsupported, values_of
 from rustload._save.flatten import flatten
@@ -13,7 +15,8 @@ from rustload._tensor.handle import LazyTensor
 from rustload.errors import _make
 
 if TYPE_CHECKING:
-    from rustload import _rustload
+    from collections.abc import Callable
+
     from rustload._common.request import Request
     from rustload._common.rules import Rules
     from rustload._save.arrays import Values
@@ -34,6 +37,8 @@ __all__ = [
 
 SHARD_BYTES = 50_000_000_000
 """The most bytes of tensors in one file of a folder, as in transformers."""
+
+_ITEMSIZE = {name: itemsize for name, itemsize, _ in _rustload.DTYPES}
 
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
@@ -65,7 +70,14 @@ class File(NamedTuple):
 
 
 class Job:
-    """The conversions of a call, and the tensors that they are for. Equal conversions are one `Request`."""
+    """The conversions of a call, and the tensors that they are for. Equal conversions are one `Request`.
+
+    Attributes:
+        requests: The conversions.
+        tensors: The number of tensors.
+        converted: The number of tensors that are cast, transposed or dequantized.
+        nbytes: The bytes of all tensors, as they are written.
+    """
 
     def __init__(self, rules: Rules, plain: Request) -> None:
         """Starts without tensors.
@@ -77,6 +89,7 @@ class Job:
         self.requests: list[Request] = []
         self.tensors = 0
         self.converted = 0
+        self.nbytes = 0
         self._rules, self._plain = rules, plain
         self._numbers: dict[Any, int] = {}
 
@@ -106,6 +119,7 @@ class Job:
             self._numbers[key] = len(self.requests)
             self.requests.append(self._plain.but(dtype=dtype, transpose=dims))
         self.tensors += 1
+        self.nbytes += math.prod(info.shape) * _ITEMSIZE[dtype or info.dtype]
         self.converted += dequantizes or dims is not None or dtype not in (None, info.dtype)
         return name, core, self._numbers[key]
 
@@ -157,9 +171,16 @@ def header_texts(metadata: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def write_options(
-    *, overwrite: Any, fsync: Any, memory: int | str, threads: int | None
+    *,
+    overwrite: Any,
+    fsync: Any,
+    memory: int | str,
+    threads: int | None,
+    verify: Any = False,
+    resume: Any = False,
+    report: Callable[[str, int, bool], None] | None = None,
 ) -> _rustload._WriteOptions:
-    """The options of the extension.
+    """The options of the extension. It calls `report` with a tensor's name, a number of bytes, and whether they are reused.
 
     Raises:
         ValueError: `memory` is no size.
@@ -167,8 +188,11 @@ def write_options(
     return {
         "overwrite": bool(overwrite),
         "sync": bool(fsync),
+        "verify": bool(verify),
+        "resume": bool(resume),
         "memory": parse_bytes(memory, "memory"),
         "threads": threads,
+        "report": report,
     }
 
 

@@ -23,6 +23,7 @@ class SaveReport(NamedTuple):
         converted: The number of tensors that were cast, transposed or dequantized.
         skipped_objects: The number of values of a checkpoint that are no tensors, and are not in the files.
         seconds: How long it took.
+        reused: The bytes of tensors that an earlier call with `resume=True`, which was killed or failed, had written.
     """
 
     path: str
@@ -34,6 +35,7 @@ class SaveReport(NamedTuple):
     converted: int
     skipped_objects: int
     seconds: float
+    reused: int = 0
 
     def __str__(self) -> str:
         """One line of text."""
@@ -43,10 +45,9 @@ class SaveReport(NamedTuple):
             left_out += f", {_count(len(self.dropped), 'tied name')} left out"
         if self.skipped_objects:
             left_out += f", {_count(self.skipped_objects, 'other value')} left out"
+        reused = f", {format_bytes(self.reused)} of it by an earlier call" if self.reused else ""
         files, tensors = _count(len(self.files), "file"), _count(self.tensors, "tensor")
-        return (
-            f"wrote {tensors}, {format_bytes(self.nbytes)}{where}, {files}{left_out}, in {self.seconds:.1f} s"
-        )
+        return f"wrote {tensors}, {format_bytes(self.nbytes)}{where}, {files}{left_out}{reused}, in {self.seconds:.1f} s"
 
     def _repr_html_(self) -> str:
         """HTML for notebooks: the line, the files, and the names that were left out or packed."""

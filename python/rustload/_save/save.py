@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from rustload import _rustload
 from rustload._common.request import Request
 from rustload._common.rules import Rules
-from rustload._common.sizes import parse_bytes
 from rustload._save.flatten import NESTING_KEY, skeleton
 from rustload._save.job import (
     SHARD_BYTES,
@@ -27,10 +26,13 @@ from rustload._save.job import (
 )
 from rustload._save.report import SaveReport
 from rustload._save.ties import Ties, dropped_names
+from rustload._save.watch import watching
 from rustload.errors import _make
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from rustload._common.progress import Progress
 
 __all__ = ["save"]
 
@@ -51,6 +53,9 @@ def save(
     keep_nesting: bool = False,
     overwrite: bool | None = None,
     fsync: bool = True,
+    verify: bool = False,
+    resume: bool = False,
+    progress: Progress = None,
     memory: int | str = "256MiB",
     threads: int | None = None,
 ) -> SaveReport:
@@ -80,12 +85,21 @@ def save(
         overwrite: Whether an existing file or folder is replaced. Other files in a folder are kept. By default a file is
             replaced, a folder with files is not.
         fsync: Waits until the data is on the disk before the file gets its name.
-        memory: The most memory for buffers.
+        verify: Reads every byte back, from the disk if possible, and compares it with the source, which is read and converted
+            again, before the file gets its name. Waits for the disk also with `fsync=False`.
+        resume: Keeps what is written, in a folder beside the target, if the process is killed or the call fails. The same call
+            later writes only what is missing, if no source and no argument that decides the bytes has changed; otherwise it
+            starts anew. Only lazy tensors of files are reused: arrays of frameworks are written again.
+        progress: A progress display, as for `Checkpoint.stream`: True, or a callback `(bytes done, total bytes, name)`, which is
+            called on this thread, several times for a large tensor. With `verify`, every byte counts twice; reused ones count as
+            done.
+        memory: The most memory for buffers; less where a quarter of what the cgroup's limit and RLIMIT_DATA leave is less.
         threads: The number of threads; None for one per core.
 
     Raises:
         FileExistsError: The target exists, and is not to be replaced.
-        OSError: The disk is full, or refuses otherwise.
+        OSError: The disk is full, or refuses otherwise; what was read back differs from the source (`code` "VerifyFailed");
+            another process is writing the same target with `resume=True` (`code` "TargetBusy").
         TypeError: A value is no tensor.
         UnsupportedError: A tensor has no form in a safetensors file, such as complex128.
         ValueError: Two tensors would have one name, or are tied and `ties="error"`; or an argument has a wrong value.
@@ -113,16 +127,22 @@ def save(
     written = [job.add(name, value, values[name]) for name, value in remaining.items()]
     header = list(texts.items())
     files: dict[str, int]
-    if hasattr(path, "write"):
-        memory = parse_bytes(memory, "memory")
-        where = ""
-        files = {"": _rustload.write_object(path, written, job.requests, metadata=header, memory=memory)}
-    else:
-        where = os.fsdecode(path)
+    with watching(progress, job.nbytes, "saving", verify=bool(verify), resume=bool(resume)) as watch:
+        where = "" if hasattr(path, "write") else os.fsdecode(path)
         is_file = where.endswith(".safetensors") and not Path(where).is_dir()
-        replaces = overwrite is None or overwrite if is_file else overwrite
-        options = write_options(overwrite=replaces, fsync=fsync, memory=memory, threads=plain.threads)
-        if is_file:
+        options = write_options(
+            overwrite=overwrite is None or overwrite if is_file else overwrite,
+            fsync=fsync,
+            verify=verify,
+            resume=resume,
+            memory=memory,
+            threads=plain.threads,
+            report=watch.report,
+        )
+        if hasattr(path, "write"):
+            nbytes = _rustload.write_object(path, written, job.requests, metadata=header, options=options)
+            files = {"": nbytes}
+        elif is_file:
             _no_shards(max_shard_size, where)
             nbytes = _rustload.write_file(where, written, job.requests, metadata=header, options=options)
             files = {Path(where).name: nbytes}
@@ -145,6 +165,7 @@ def save(
         packed=packed_names(remaining),
         converted=job.converted,
         skipped_objects=0,
+        reused=watch.reused,
         seconds=time.perf_counter() - start,
     )
 

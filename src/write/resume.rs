@@ -1,0 +1,379 @@
+//! What a killed process has written, kept for the next one: a folder beside the target with a plan, a journal and the data.
+//!
+//! The plan is a text that says all that decides the bytes of the files: their headers, and for each tensor the version of its source
+//! and the conversion. The next run continues only if its own plan is the same text, else it starts anew. The journal has a line for
+//! each tensor that was written whole. A crash of the machine may lose data that the journal has: a line counts only in the boot in
+//! which it was written, or if its file was on the disk (fsync) before the line was. A lock keeps two processes apart.
+
+use std::collections::HashSet;
+use std::fmt::Write as _;
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use super::Values;
+use super::staged::StagedFile;
+use crate::container::safetensors::FilePlan;
+use crate::error::{Code, Error, Result};
+
+/// The version of plan and journal.
+const FORMAT: &str = "rustload resume 1";
+
+/// Identifies the boot of the machine: random(4).
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// How often a folder is opened that another process removes meanwhile.
+const OPEN_ATTEMPTS: u32 = 16;
+
+/// Longer names of targets are shortened in the name of the folder: names have 255 bytes at most.
+const NAME_MAX_BYTES: usize = 200;
+
+/// The largest journal or plan that is read: larger ones start anew.
+const TEXT_MAX_BYTES: u64 = 1 << 30;
+
+/// The folder in which a target is prepared. It stays if the target is not completed.
+pub(super) struct Staging {
+    folder: PathBuf,
+    /// Open and locked as long as this process uses the folder.
+    _lock: File,
+    journal: Mutex<File>,
+    finished: Mutex<Finished>,
+}
+
+/// What an earlier run has written.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Finished {
+    /// Files, by their numbers, that are on the disk.
+    files: HashSet<usize>,
+    /// Tensors, by the numbers of file and tensor.
+    tensors: HashSet<(usize, usize)>,
+    /// Whether the target was about to take its place: the folder may have what the target had before.
+    is_published: bool,
+}
+
+impl Finished {
+    fn restart(&mut self, file: usize) {
+        self.files.remove(&file);
+        self.tensors.retain(|tensor| tensor.0 != file);
+    }
+}
+
+/// One file of a target, and what an earlier run has written of it.
+pub(super) struct ResumedFile<'s> {
+    staging: &'s Staging,
+    number: usize,
+    is_single: bool,
+}
+
+impl ResumedFile<'_> {
+    /// Opens the file that will be named `path`: with the data of an earlier run, or empty.
+    pub(super) fn open(&self, path: &Path, len: u64, overwrite: bool) -> Result<StagedFile> {
+        let data = self.staging.folder.join(format!("data-{}", self.number));
+        if !self.is_single && !data.exists() && path.exists() {
+            // It was complete, and has got its name in the folder.
+            fs::rename(path, &data).map_err(|error| Error::io(error, path.to_owned()))?;
+        }
+        let (file, is_there) = StagedFile::resume(path, len, overwrite, data)?;
+        if !is_there {
+            self.staging.restart_file(self.number)?;
+        }
+        Ok(file)
+    }
+
+    /// Whether an earlier run has written a tensor.
+    pub(super) fn has_tensor(&self, tensor: usize, values: &Values) -> bool {
+        self.staging.has_tensor(self.number, tensor) && values.identity().is_some()
+    }
+
+    /// Notes that a tensor is written. What has no identity will be written again.
+    pub(super) fn finish_tensor(&self, tensor: usize, values: &Values) -> Result<()> {
+        match values.identity() {
+            Some(_) => self.staging.finish_tensor(self.number, tensor),
+            None => Ok(()),
+        }
+    }
+
+    /// Notes that the whole file is on the disk.
+    pub(super) fn finish(&self) -> Result<()> {
+        self.staging.finish_file(self.number)
+    }
+}
+
+impl Staging {
+    /// Opens the folder of a target, and begins anew unless it has what an earlier run with the same plan has left.
+    ///
+    /// Fails with `TargetBusy` if another process uses it.
+    pub(super) fn open(target: &Path, plan: &str) -> Result<Staging> {
+        let folder = folder_for(target);
+        let failed = |error| Error::io(error, folder.clone());
+        let lock = lock(&folder)?;
+        let boot = fs::read_to_string(BOOT_ID).unwrap_or_default();
+        let (plan_path, journal_path) = (folder.join("plan"), folder.join("journal"));
+        let mut finished = Finished::default();
+        let mut valid = 0;
+        if read(&plan_path).is_some_and(|found| found == plan.as_bytes()) {
+            let journal = read(&journal_path).unwrap_or_default();
+            (finished, valid) = parse(&journal, boot.trim());
+        }
+        if valid == 0 || finished.is_published {
+            (finished, valid) = (Finished::default(), 0);
+            clear(&folder).map_err(failed)?;
+            let mut file = create(&plan_path).map_err(failed)?;
+            file.write_all(plan.as_bytes()).and_then(|()| file.sync_all()).map_err(failed)?;
+        }
+        let mut journal = create(&journal_path).map_err(failed)?;
+        // What follows the last whole line was being written when the process was killed.
+        journal.set_len(valid).map_err(failed)?;
+        writeln!(journal, "boot {}", boot.trim()).map_err(failed)?;
+        Ok(Staging { folder, _lock: lock, journal: Mutex::new(journal), finished: Mutex::new(finished) })
+    }
+
+    /// The target, if that is one file.
+    pub(super) fn single_file(&self) -> ResumedFile<'_> {
+        ResumedFile { staging: self, number: 0, is_single: true }
+    }
+
+    /// A file of the target, if that is a folder.
+    pub(super) fn file(&self, number: usize) -> ResumedFile<'_> {
+        ResumedFile { staging: self, number, is_single: false }
+    }
+
+    /// The folder that will be the target, if that is a folder.
+    pub(super) fn files(&self) -> PathBuf {
+        self.folder.join("files")
+    }
+
+    /// Whether an earlier run has written a tensor of a file.
+    fn has_tensor(&self, file: usize, tensor: usize) -> bool {
+        let finished = self.finished.lock().unwrap_or_else(PoisonError::into_inner);
+        finished.files.contains(&file) || finished.tensors.contains(&(file, tensor))
+    }
+
+    /// Notes that a tensor is written.
+    fn finish_tensor(&self, file: usize, tensor: usize) -> Result<()> {
+        self.note(&format!("tensor {file} {tensor}\n"))
+    }
+
+    /// Notes that all tensors of a file are written and on the disk.
+    fn finish_file(&self, file: usize) -> Result<()> {
+        self.note(&format!("file {file}\n"))
+    }
+
+    /// Notes that a file is begun anew.
+    fn restart_file(&self, file: usize) -> Result<()> {
+        self.finished.lock().unwrap_or_else(PoisonError::into_inner).restart(file);
+        self.note(&format!("restart {file}\n"))
+    }
+
+    /// Notes, on the disk, that the target takes its place from now on. Nothing in the folder is used by a later run.
+    pub(super) fn publish(&self) -> Result<()> {
+        self.note("publish\n")?;
+        let journal = self.journal.lock().unwrap_or_else(PoisonError::into_inner);
+        journal.sync_all().map_err(|error| Error::io(error, self.folder.clone()))
+    }
+
+    fn note(&self, line: &str) -> Result<()> {
+        let mut journal = self.journal.lock().unwrap_or_else(PoisonError::into_inner);
+        journal.write_all(line.as_bytes()).map_err(|error| Error::io(error, self.folder.clone()))
+    }
+
+    /// Removes the folder, once the target is complete.
+    pub(super) fn remove(self) {
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// Adds a file to the text of a plan.
+pub(super) fn describe(text: &mut String, file: &str, plan: &FilePlan, tensors: &[(String, Values)]) {
+    if text.is_empty() {
+        let _ = writeln!(text, "{FORMAT}, rustload {}", env!("CARGO_PKG_VERSION"));
+    }
+    let head = String::from_utf8_lossy(plan.head.get(8..).unwrap_or_default());
+    let _ = writeln!(text, "file {file:?}: {} bytes, {}", plan.len, head.trim_end());
+    for (name, values) in tensors {
+        // Without an identity it is written in every run.
+        let identity = values.identity().unwrap_or_default();
+        let _ = writeln!(text, "tensor {name:?}: {identity}");
+    }
+}
+
+/// The folder for a target: beside it, with a name that depends on the target's alone.
+fn folder_for(target: &Path) -> PathBuf {
+    let name = target.file_name().unwrap_or_default();
+    let mut short = name.to_string_lossy().into_owned();
+    if short.len() > NAME_MAX_BYTES || short.contains(char::REPLACEMENT_CHARACTER) {
+        let mut hasher = DefaultHasher::new();
+        name.hash(&mut hasher);
+        let start: String = short.chars().take(NAME_MAX_BYTES / 4).collect();
+        short = format!("{start}.{:016x}", hasher.finish());
+    }
+    target.with_file_name(format!(".{short}.resume"))
+}
+
+/// Makes the folder if there is none, and locks it.
+fn lock(folder: &Path) -> Result<File> {
+    let failed = |error| Error::io(error, folder.to_owned());
+    for _ in 0..OPEN_ATTEMPTS {
+        match DirBuilder::new().mode(0o700).create(folder) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(error)),
+            _ => {}
+        }
+        let file = match open_folder(folder) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            opened => opened.map_err(failed)?,
+        };
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(Error::target_busy(folder)),
+            Err(TryLockError::Error(error)) => return Err(failed(error)),
+        }
+        let found = file.metadata().map_err(failed)?;
+        check_owner(&found, folder)?;
+        // Whoever had the lock before may have removed the folder.
+        let is_same = |now: &fs::Metadata| (now.dev(), now.ino()) == (found.dev(), found.ino());
+        if fs::symlink_metadata(folder).is_ok_and(|now| is_same(&now)) {
+            return Ok(file);
+        }
+    }
+    Err(Error::target_busy(folder))
+}
+
+fn open_folder(folder: &Path) -> io::Result<File> {
+    let flags = (rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::NOFOLLOW).bits();
+    OpenOptions::new().read(true).custom_flags(flags.cast_signed()).open(folder)
+}
+
+/// Fails for a folder that others can write to: what it has would become the target.
+fn check_owner(found: &fs::Metadata, folder: &Path) -> Result<()> {
+    let own = fs::metadata("/proc/self").map_err(|error| Error::io(error, folder.to_owned()))?;
+    if found.uid() == own.uid() && found.mode() & 0o022 == 0 {
+        return Ok(());
+    }
+    let text = "this folder of an earlier run belongs to another user, or others may write to it";
+    Err(Error::new(Code::Value, text).note("Remove it, or write without resume.").in_file(folder))
+}
+
+/// The bytes of a regular file; `None` if it cannot be read.
+fn read(path: &Path) -> Option<Vec<u8>> {
+    let metadata = fs::symlink_metadata(path).ok()?;
+    (metadata.is_file() && metadata.len() <= TEXT_MAX_BYTES).then(|| fs::read(path).ok())?
+}
+
+fn create(path: &Path) -> io::Result<File> {
+    let flags = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
+    OpenOptions::new().append(true).create(true).mode(0o600).custom_flags(flags).open(path)
+}
+
+/// Removes everything in a folder.
+fn clear(folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        match entry.file_type()?.is_dir() {
+            true => fs::remove_dir_all(entry.path())?,
+            false => fs::remove_file(entry.path())?,
+        }
+    }
+    Ok(())
+}
+
+/// What a journal says to be finished in this boot of the machine, and the length of its valid lines.
+fn parse(journal: &[u8], boot: &str) -> (Finished, u64) {
+    let mut finished = Finished::default();
+    let (mut valid, mut is_this_boot) = (0, false);
+    for line in journal.split_inclusive(|&byte| byte == b'\n') {
+        let Some(text) = line.strip_suffix(b"\n").and_then(|line| str::from_utf8(line).ok()) else { break };
+        let words: Vec<&str> = text.split(' ').collect();
+        let number = |text: &str| text.parse::<usize>().ok();
+        match words[..] {
+            ["boot", id] => is_this_boot = !id.is_empty() && id == boot,
+            ["tensor", file, tensor] => {
+                let (Some(file), Some(tensor)) = (number(file), number(tensor)) else { break };
+                if is_this_boot {
+                    finished.tensors.insert((file, tensor));
+                }
+            }
+            ["file", file] => {
+                let Some(file) = number(file) else { break };
+                finished.files.insert(file);
+            }
+            ["restart", file] => {
+                let Some(file) = number(file) else { break };
+                finished.restart(file);
+            }
+            ["publish"] => finished.is_published = true,
+            _ => break,
+        }
+        valid += crate::num::to_u64(line.len());
+    }
+    (finished, valid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_an_earlier_boot_count_only_for_files_on_the_disk() {
+        let journal = b"boot one\ntensor 0 0\ntensor 0 1\nfile 0\ntensor 1 0\nboot two\ntensor 1 5\nten";
+        let (one, valid) = parse(journal, "one");
+        assert_eq!(one.files, HashSet::from([0]));
+        assert_eq!(one.tensors, HashSet::from([(0, 0), (0, 1), (1, 0)]));
+        assert_eq!(valid, journal.len() as u64 - 3);
+        let (two, _) = parse(journal, "two");
+        assert_eq!((two.files, two.tensors), (HashSet::from([0]), HashSet::from([(1, 5)])));
+        let (three, _) = parse(journal, "");
+        assert_eq!((three.files, three.tensors), (HashSet::from([0]), HashSet::new()));
+        let (restarted, _) = parse(b"boot one\nfile 0\ntensor 0 1\ntensor 1 1\nrestart 0\n", "one");
+        assert_eq!((restarted.files, restarted.tensors), (HashSet::new(), HashSet::from([(1, 1)])));
+        assert!(parse(b"boot one\nfile 0\npublish\n", "one").0.is_published);
+        assert_eq!(parse(b"boot one\ntensor 0 x\ntensor 0 1\n", "one"), (Finished::default(), 9));
+    }
+
+    #[test]
+    fn another_plan_starts_anew_and_a_second_process_is_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let target = root.path().join("model.safetensors");
+        let staging = Staging::open(&target, "plan").unwrap();
+        staging.finish_tensor(0, 3).unwrap();
+        fs::write(staging.folder.join("data-0"), "data").unwrap();
+        assert_eq!(Staging::open(&target, "plan").err().unwrap().code(), Code::TargetBusy);
+        drop(staging);
+        let again = Staging::open(&target, "plan").unwrap();
+        assert!(again.has_tensor(0, 3) && !again.has_tensor(0, 2) && again.folder.join("data-0").exists());
+        drop(again);
+        let other = Staging::open(&target, "another plan").unwrap();
+        assert!(!other.has_tensor(0, 3) && !other.folder.join("data-0").exists());
+        other.finish_tensor(0, 3).unwrap();
+        other.publish().unwrap();
+        drop(other);
+        let later = Staging::open(&target, "another plan").unwrap();
+        assert!(!later.has_tensor(0, 3));
+        later.remove();
+        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_folder_that_others_can_write_to_is_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let target = root.path().join("a");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+        fs::create_dir(folder_for(&target)).unwrap();
+        fs::set_permissions(folder_for(&target), mode).unwrap();
+        assert_eq!(Staging::open(&target, "plan").err().unwrap().code(), Code::Value);
+        fs::remove_dir(folder_for(&target)).unwrap();
+        std::os::unix::fs::symlink(root.path(), folder_for(&target)).unwrap();
+        assert_eq!(Staging::open(&target, "plan").err().unwrap().code(), Code::Io);
+    }
+
+    #[test]
+    fn targets_have_folders_of_their_own() {
+        let name = |target: &str| folder_for(Path::new(target)).file_name().unwrap().len();
+        assert_eq!(folder_for(Path::new("/x/m.safetensors")), Path::new("/x/.m.safetensors.resume"));
+        assert!(name(&"a".repeat(255)) < 255 && name(&"\u{6f22}".repeat(85)) < 255);
+        let ends = ["b", "c"].map(|end| folder_for(Path::new(&("a".repeat(250) + end))));
+        assert_ne!(ends[0], ends[1]);
+    }
+}
