@@ -9,6 +9,7 @@ from .cold import ColdCase
 from .loading import GraphCase, LoadCase, PermuteCase, TransposeCase
 from .many import GrowthCase, JoinCase, NarrowCase, SmallCase
 from .opening import LegacyOpenCase, OpenCase, ScanCase
+from .saving import SaveCase
 from .sets import SetCase, dense, experts
 from .starting import StartCase, ViewCase
 from .streaming import KeptStreamCase
@@ -26,6 +27,8 @@ def all_cases(*, quick: bool) -> Iterator[Case]:
     yield from _opening(quick=quick)
     yield from _loading(quick=quick)
     yield from _converting(quick=quick)
+    # 896 MiB, and half as much.
+    yield from (SaveCase(to, 1 if quick else 14) for to in ("copy", "bfloat16"))
     layers = 1 if quick else 16
     yield from (ColdCase(to, layers, suffix) for to in ("copy", "bfloat16") for suffix in FORMATS[1:])
     yield ColdCase("copy", layers, ".bin")
