@@ -155,6 +155,14 @@ def busy(folder: Path) -> None:
         os.close(locked)
 
 
+def partial_placement(_folder: Path) -> None:
+    from torch.distributed.tensor import Partial
+
+    from rustload.torch._shards import cut
+
+    cut((4, 2), (2,), (0,), [Partial()], "layer.weight")
+
+
 TRIGGERS: dict[str, Callable[[Path], Any]] = {
     "FileChanged": changed,
     "ShardMissing": lambda folder: index_of(folder, {"a": "one.safetensors", "b": "two.safetensors"}),
@@ -164,6 +172,7 @@ TRIGGERS: dict[str, Callable[[Path], Any]] = {
     "DisallowedGlobal": strict(SYSTEM),
     "DisallowedCall": strict(b"cbuiltins\nbytearray\nJ\0\0\0\x40\x85R"),
     "DtypeUnsupported": lambda folder: handle(folder).materialize(dtype="float4_e2m1fn_x2"),
+    "DTensorPlacement": partial_placement,
     "LossyCast": lambda folder: handle(folder).materialize(dtype="int8"),
     "NotFound": lambda folder: rustload.open(good(folder))["wieght"],
     "NotSafetensors": lambda folder: rustload.Writer(folder / "m.safetensors", {"x": ("complex128", (2,))}),

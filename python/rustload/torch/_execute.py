@@ -12,9 +12,11 @@ from rustload._common.request import Request
 from rustload._frameworks import torch as adapter
 from rustload._frameworks.adapters import check_copy
 from rustload._frameworks.torch import torch_dtype
+from rustload._tensor.joined import JoinedTensor
 from rustload.errors import _make
 from rustload.torch._fill import fill, is_direct, is_on_gpu
 from rustload.torch._hooks import ComputedTensor
+from rustload.torch._shards import is_dtensor, local_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -58,10 +60,11 @@ def execute_steps(
 
 def _is_streamed(step: Step) -> bool:
     """Whether a stream can make the result: new host memory, or GPU memory."""
-    is_computed = isinstance(step.lazy, ComputedTensor)
+    if step.is_lazy or isinstance(step.lazy, (ComputedTensor, JoinedTensor)):
+        return False
     if is_on_gpu(step.device):
-        return not (step.is_lazy or is_computed) and (step.is_new or is_direct(step.slot.tensor))
-    return step.is_new and step.device.type == "cpu" and not step.is_lazy and not is_computed
+        return step.is_new or is_direct(local_tensor(step.slot.tensor))
+    return step.is_new and step.device.type == "cpu"
 
 
 def _stream_steps(
@@ -92,7 +95,7 @@ def _stream_steps(
         threads=None,
         share_storages=True,
         results_kept=True,
-        into=None if steps[0].is_new else [step.slot.tensor.detach() for step in steps],
+        into=None if steps[0].is_new else [local_tensor(step.slot.tensor) for step in steps],
     )
     with contextlib.closing(producer):
         for index in producer.order:
@@ -110,6 +113,9 @@ def _assign_result(step: Step, data: torch.Tensor, options: LoadOptions) -> None
         made = slot.parameter(data)
         for one in (slot, *step.also):
             one.assign(made)
+    elif is_dtensor(slot.tensor):
+        # Setting `data` would leave a DTensor's local tensor as it is.
+        torch.utils.swap_tensors(slot.tensor, slot.parameter(data))  # type: ignore[no-untyped-call]
     else:
         # The parameter stays the same object, because an optimizer may hold it.
         slot.tensor.data = data
@@ -132,14 +138,14 @@ def _load_one(step: Step, options: LoadOptions, sample_memory: Callable[[], None
         _fill(made, step.lazy, options, sample_memory)
         _assign_result(step, made, options)
         return
-    _fill(slot.tensor.detach(), step.lazy, options, sample_memory)
+    _fill(local_tensor(slot.tensor), step.lazy, options, sample_memory)
     _check_tied_values(step, options)
 
 
 def _check_tied_values(step: Step, options: LoadOptions) -> None:
     """Raises ValueError if the other tensors of the file for the same slot are not equal to it."""
     for other in step.others:
-        if not _is_equal(step.slot.tensor.detach(), other, options):
+        if not _is_equal(local_tensor(step.slot.tensor), other, options):
             both = f"{step.lazy.name!r} and {other.name!r}"
             note = "untie them in the model, or leave one out with rename={...: None}"
             raise _make(

@@ -26,6 +26,7 @@ from rustload.torch._peak_memory import PeakMemory
 from rustload.torch._plan import LoadOptions, Plan, apply_transpose, is_batch_counter, make_plan
 from rustload.torch._private_views import private_context
 from rustload.torch._report import Converted, LoadReport, mismatch_error, prefix_hint
+from rustload.torch._shards import is_dtensor, local_tensor
 from rustload.torch._slots import check_device_map, device_rule, slots_of
 from rustload.torch._state_dict import module_versions
 
@@ -175,6 +176,7 @@ def load_into(
         tied=[group for group in plan.groups() if len(group) > 1],
         on_meta=[slot.names[0] for slot in slots if slot.on_meta],
         bytes=sum(step.nbytes for step in plan.steps),
+        bytes_read=sum(step.nbytes_read for step in plan.steps),
         seconds=time.perf_counter() - start,
         peak_host=peak.host,
         peak_device=peak.device,
@@ -201,7 +203,9 @@ def _move_unfilled(plan: Plan, options: LoadOptions) -> None:
             or slot.tensor.device == device
         ):
             continue
-        if slot.is_parameter:
+        if is_dtensor(slot.tensor):
+            slot.assign(slot.parameter(local_tensor(slot.tensor).to(device)))
+        elif slot.is_parameter:
             slot.tensor.data = slot.tensor.data.to(device)
         else:
             slot.assign(slot.tensor.to(device))

@@ -12,6 +12,7 @@ from rustload._frameworks.torch import torch_dtype
 from rustload.errors import _make
 from rustload.torch._hooks import ComputedTensor
 from rustload.torch._report import Mismatch
+from rustload.torch._shards import is_dtensor, local_of, local_runs, local_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,7 +47,8 @@ class Step:
 
     Attributes:
         slot: The destination in the model.
-        lazy: The tensor of the file, in the model's order of dimensions.
+        lazy: What to read: the tensor of the file, in the model's order of dimensions; of a DTensor, the part of this rank.
+        whole: The whole tensor of the file, in the model's order of dimensions.
         dtype: The dtype of the result.
         device: The device of the result.
         is_new: Whether the slot gets new storage; otherwise it is written in place.
@@ -58,6 +60,7 @@ class Step:
 
     slot: Slot
     lazy: LazyTensor
+    whole: LazyTensor
     dtype: str
     device: torch.device
     is_new: bool
@@ -70,6 +73,12 @@ class Step:
     def nbytes(self) -> int:
         """Bytes of the result."""
         return self.lazy.numel() * torch_dtype(self.dtype).itemsize
+
+    @property
+    def nbytes_read(self) -> int:
+        """Bytes that are read or mapped for it, in the file's dtype."""
+        sources: list[Any] = [self.lazy, *self.others]
+        return sum(one.nbytes for one in sources if not isinstance(one, ComputedTensor))
 
 
 @dataclasses.dataclass
@@ -131,9 +140,9 @@ def make_plan(
         if step is None:
             plan.unfilled.append(slot)
             continue
-        if step.is_new and (slot.on_meta or options.assign is True) and step.lazy.numel():
+        if step.is_new and (slot.on_meta or options.assign is True) and step.whole.numel():
             kind = (step.dtype, step.device, slot.is_parameter, type(slot.tensor), slot.tensor.requires_grad)
-            tied = new_by_source.setdefault((_identity(step.lazy), kind), step)
+            tied = new_by_source.setdefault((_identity(step.whole), kind, _sharding(slot.tensor)), step)
             if tied is not step:
                 tied.also.append(slot)
                 tied.others += step.others
@@ -179,8 +188,9 @@ def _step(
             "Value",
             f"assign=False writes into what is there, but {slot.names[0]!r} is {existing}, not {dtype} on {device}",
         )
-    if is_new and type(slot.tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        kind = type(slot.tensor).__name__
+    held = local_tensor(slot.tensor) if is_dtensor(slot.tensor) else slot.tensor
+    if is_new and type(held).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        kind = type(held).__name__
         note = "load before the model is sharded or quantized, or write in place"
         raise _make(
             "Unsupported",
@@ -191,7 +201,26 @@ def _step(
     others = [other for other, _ in fitting[1:] if _identity(other) != _identity(lazy)]
     copy = True if moved else options.copy
     is_lazy = torch.nn.parameter.is_lazy(slot.tensor)
-    return Step(slot, lazy, dtype, device, is_new, is_lazy, copy, others=others)
+    here, *others = _held_here(slot, [lazy, *others])
+    return Step(slot, here, lazy, dtype, device, is_new, is_lazy, copy, others=others)
+
+
+def _held_here(slot: Slot, tensors: list[LazyTensor]) -> list[LazyTensor]:
+    """Of each tensor the part that this rank holds, if the slot is a DTensor."""
+    if not is_dtensor(slot.tensor):
+        return tensors
+    name = slot.names[0]
+    runs = local_runs(slot.tensor, name)
+    if runs is None:  # this rank is not in the mesh: its local tensor is empty
+        shape = slot.tensor._local_tensor.shape  # type: ignore[attr-defined]
+        empty = torch.empty(shape, dtype=torch_dtype(tensors[0].dtype))
+        return [ComputedTensor(empty, name)]  # type: ignore[list-item]  # it has the interface that a plan uses
+    return [local_of(lazy, runs, name) for lazy in tensors]
+
+
+def _sharding(tensor: torch.Tensor) -> Any:
+    """A key that is equal for two tensors that are sharded in the same way; None for a plain tensor."""
+    return (tensor.device_mesh, tensor.placements) if is_dtensor(tensor) else None  # type: ignore[attr-defined]
 
 
 def apply_transpose(lazy: LazyTensor, rules: Rules) -> tuple[LazyTensor, bool]:

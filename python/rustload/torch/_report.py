@@ -58,6 +58,8 @@ class LoadReport:
         on_meta: Tensors that are still on the meta device: non-persistent buffers, which no file has, and missing ones. The model
             has to initialize them itself.
         bytes: Bytes of the loaded tensors, in the model's dtypes; tied tensors count once.
+        bytes_read: Bytes of the file's tensors that this process read or mapped, in the file's dtypes: for DTensors, those of its
+            own shards. Tensors that the model's own loading code computed with do not count.
         seconds: Wall time from opening to the last tensor.
         peak_host: Peak growth of the process's anonymous memory in bytes, sampled as tensors are finished; None if /proc is not
             available.
@@ -72,6 +74,7 @@ class LoadReport:
     tied: list[list[str]]
     on_meta: list[str]
     bytes: int
+    bytes_read: int
     seconds: float
     peak_host: int | None
     peak_device: int | None

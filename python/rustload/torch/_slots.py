@@ -11,6 +11,7 @@ import torch
 from rustload._common.similar import did_you_mean, similar
 from rustload._frameworks.torch import check_device
 from rustload.errors import _make
+from rustload.torch._shards import is_dtensor, like
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,14 +52,21 @@ class Slot:
         self.tensor = tensor
 
     def parameter(self, data: torch.Tensor) -> torch.Tensor:
-        """Wraps data for `assign`: a parameter keeps its class, attributes and `requires_grad`."""
+        """Wraps data for `assign`: a parameter keeps its class, attributes and `requires_grad`.
+
+        Args:
+            data: The elements; of a DTensor, those of this rank.
+        """
+        old = self.tensor
+        sharded = is_dtensor(old)
+        if sharded:
+            data = like(old, data)
         if not self.is_parameter:
             return data
-        old = self.tensor
         made: torch.Tensor = torch.nn.Parameter(
             data, requires_grad=old.requires_grad and (data.is_floating_point() or data.is_complex())
         )
-        if type(old) is not torch.nn.Parameter and not torch.nn.parameter.is_lazy(old):
+        if type(old) is not torch.nn.Parameter and not sharded and not torch.nn.parameter.is_lazy(old):
             made = type(old)._make_subclass(type(old), data, made.requires_grad)
         made.__dict__.update(old.__dict__)
         return made
