@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rustload._checkpoint.names import Key, Rename, Strip, select_tensors, unflatten
 from rustload._checkpoint.open import opened
-from rustload._common.patterns import warn_of_unused_patterns
+from rustload._common.patterns import matches, warn_of_unused_patterns
 from rustload._common.progress import Progress, reporting
 from rustload._common.rules import Rules
 from rustload._frameworks import adapters
+from rustload.errors import _make
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rustload._common.limits import Limits
+    from rustload._tensor.handle import LazyTensor
 
 __all__ = ["load", "unflatten"]
 
@@ -26,6 +31,7 @@ def load(
     dtype: Any = None,
     transpose: Any = None,
     device: Any = None,
+    shardings: Any = None,
     nested: bool = True,
     copy: bool | None = None,
     allow_lossy: bool = False,
@@ -44,6 +50,9 @@ def load(
         transpose: A mapping from glob patterns, or a callable, to True (swaps the last two dimensions, which turns the weight of
             a torch linear layer into a Flax kernel) or to a permutation of the dimensions.
         device: A JAX device, its name such as `"cpu"` or `"cuda:0"`, or a sharding; None is JAX's default device.
+        shardings: How arrays are distributed over devices: a `jax.sharding.Sharding` for all; a mapping to them from names of
+            the result, nested or not, or from glob patterns of the file's names; or a callable that gets the lazy tensor. Each
+            process reads the elements of its own devices, once each. Tensors without a sharding (None) go to `device`.
         nested: Whether to split names at dots into nested dicts; otherwise the dict is flat.
         copy: As for `LazyTensor.materialize`.
         allow_lossy: Whether a cast may change the kind of number.
@@ -54,6 +63,7 @@ def load(
         The arrays; tied names share one array.
 
     Raises:
+        TypeError: A value of `shardings` is no sharding.
         UnsupportedError: A tensor has a 64-bit dtype and `jax_enable_x64` is off, or JAX does not have the dtype.
         ValueError: No tensor is under `key`, two tensors would get the same name, or a name is a prefix of another.
         FormatError: As for `rustload.open`; its other errors are possible too.
@@ -67,12 +77,16 @@ def load(
     rules = Rules(dtype=dtype, transpose=transpose)
     warn_of_unused_patterns(checkpoint._core, dtype=dtype, transpose=transpose)
     tensors = select_tensors(chosen, key, strip, rename)
+    sharding_of = _sharding_rule(shardings)
+    if shardings is not None and copy is False:
+        raise _make("Buffer", "Buffer", "shardings= and copy=False cannot be combined: shards are copies")
     target = adapters.load_adapter("jax").check_device(device)
     arrays: dict[str, Any] = {}
     tied: dict[Any, Any] = {}
     with reporting(progress, sum(lazy.nbytes for lazy in tensors.values()), "loading") as report:
         for name, lazy in tensors.items():
             requested, order = rules.dtype(lazy), rules.transpose(lazy)
+            sharding = sharding_of(name, lazy)
             core = lazy._core
             identity = (
                 core.storage,
@@ -82,11 +96,101 @@ def load(
                 lazy.strides,
                 requested,
                 str(order),
+                sharding,
             )
             if identity not in tied:
-                tied[identity] = lazy.materialize(
-                    target, requested, order, copy=copy, framework="jax", allow_lossy=allow_lossy
+                tied[identity] = (
+                    lazy.materialize(
+                        target, requested, order, copy=copy, framework="jax", allow_lossy=allow_lossy
+                    )
+                    if sharding is None
+                    else _load_shards(
+                        lazy, sharding, dtype=requested, transpose=order, allow_lossy=allow_lossy
+                    )
                 )
             arrays[name] = tied[identity]
             report(lazy.nbytes, name)
     return unflatten(arrays) if nested else arrays
+
+
+def _sharding_rule(shardings: Any) -> Callable[[str, LazyTensor], Any]:
+    """Returns a function from a name of the result and its lazy tensor to a sharding or None.
+
+    Args:
+        shardings: None, a sharding, a callable, or a mapping from names and glob patterns; the mapping may be nested.
+
+    Raises:
+        TypeError: A value is no sharding.
+    """
+    if isinstance(shardings, Mapping):
+        by_name = dict(_flat(shardings, ""))
+
+        def choose(name: str, lazy: LazyTensor) -> Any:
+            if name in by_name:
+                return by_name[name]
+            return next((found for pattern, found in by_name.items() if matches(lazy.name, pattern)), None)
+
+        return choose
+    if callable(shardings):
+        return lambda name, lazy: _checked(shardings(lazy), name)
+    _checked(shardings, "shardings=")
+    return lambda _name, _lazy: shardings
+
+
+def _flat(shardings: Mapping[Any, Any], prefix: str) -> list[tuple[str, Any]]:
+    found = []
+    for key, value in shardings.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            found += _flat(value, name + ".")
+        else:
+            found.append((name, _checked(value, name)))
+    return found
+
+
+def _checked(value: Any, name: str) -> Any:
+    import jax
+
+    if value is not None and not isinstance(value, jax.sharding.Sharding):
+        note = "such as jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('x'))"
+        raise _make(
+            "Type", "Type", f"{name!r} has a {type(value).__name__}, not a jax.sharding.Sharding", note
+        )
+    return value
+
+
+def _load_shards(
+    lazy: LazyTensor,
+    sharding: Any,
+    *,
+    dtype: str | None,
+    transpose: bool | list[int] | None,
+    allow_lossy: bool,
+) -> Any:
+    """Reads the shards of this process's devices as one array.
+
+    Raises:
+        UnsupportedError: The dtype has 64 bits and `jax_enable_x64` is off, or JAX does not have it.
+        ValueError: The sharding does not divide the shape.
+    """
+    import jax
+
+    from rustload._frameworks.jax import check_width
+
+    check_width(dtype or lazy.dtype, lazy.name)
+    if transpose:
+        order = [*range(lazy.ndim - 2), lazy.ndim - 1, lazy.ndim - 2] if transpose is True else transpose
+        lazy = lazy.permute(*order)
+    read: dict[str, Any] = {}
+
+    def shard(index: tuple[slice, ...]) -> Any:
+        key = str(index)
+        if key not in read:  # several devices may hold the same elements
+            read[key] = lazy[index].materialize(
+                dtype=dtype, copy=True, framework="numpy", allow_lossy=allow_lossy
+            )
+        return read[key]
+
+    # Without a device of its own in the sharding, a process has no shard that tells the dtype.
+    given = {} if sharding.addressable_devices else {"dtype": jax.numpy.dtype(dtype or lazy.dtype)}
+    return jax.make_array_from_callback(lazy.shape, sharding, shard, **given)

@@ -252,3 +252,80 @@ def test_out_fills_a_cupy_array(simple):
     np.testing.assert_array_equal(out.array, np.arange(24.0).reshape(4, 6))
     with pytest.raises(ValueError, match="shape"):
         rustload.open(simple)["w"].materialize(out=FakeArray(np.zeros(3), FakeDevice()))
+
+
+SHARDED = """
+    import sys
+
+    import jax
+    import numpy as np
+    from jax.sharding import NamedSharding, PartitionSpec as P, SingleDeviceSharding
+
+    import rustload
+    import rustload.jax
+
+    class Counted:
+        def __init__(self, data):
+            self.data, self.size, self.count = data, len(data), 0
+
+        def read_ranges(self, ranges):
+            self.count += sum(length for _, length in ranges)
+            return [memoryview(self.data)[start : start + length] for start, length in ranges]
+
+    assert len(jax.devices()) == 8
+    mesh = jax.make_mesh((4, 2), ("x", "y"))
+    specs = {"rows": P("x"), "columns": P(None, "y"), "both": P("x", "y"), "one": P(("x", "y")), "copied": P()}
+    shardings = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
+    for path in sys.argv[1:]:
+        whole = {name: lazy.numpy() for name, lazy in rustload.open(path, framework="numpy").items()}
+        for sharding in shardings.values():
+            loaded = rustload.jax.load(path, shardings=sharding, dtype="bfloat16", nested=False)
+            for name, array in loaded.items():
+                expected = jax.device_put(whole[name].astype(jax.numpy.bfloat16), sharding)
+                assert array.sharding == sharding and array.dtype == expected.dtype
+                for one, two in zip(array.addressable_shards, expected.addressable_shards, strict=True):
+                    assert one.device == two.device and one.index == two.index
+                    assert np.array_equal(one.data, two.data)
+        # A sharding for each tensor, by name or pattern, nested or by a callable; transposes come first.
+        rule = {"layers": {"w": shardings["rows"]}, "v*": shardings["columns"]}
+        nested = rustload.jax.load(path, shardings=rule, transpose={"*w": True})
+        assert nested["layers"]["w"].sharding == shardings["rows"]
+        assert np.array_equal(nested["layers"]["w"], whole["layers.w"].T)
+        assert nested["v"].sharding == shardings["columns"]
+        if "tied" in whole:
+            equal = rustload.jax.load(path, shardings=shardings["rows"])
+            assert equal["tied"] is equal["v"]
+        by_call = rustload.jax.load(path, shardings=lambda lazy: shardings["both"] if lazy.ndim == 2 else None)
+        assert by_call["layers"]["w"].sharding == shardings["both"]
+        # Each element is read once, though two columns of devices hold it.
+        source = Counted(open(path, "rb").read())
+        opened = rustload.open(source)
+        before = source.count
+        rustload.jax.load(opened, shardings=shardings["rows"])
+        nbytes = sum(one.nbytes for name, one in whole.items() if name != "tied")
+        assert source.count - before <= 1.05 * nbytes + (len(whole) << 16), (source.count, before, nbytes)
+    for wrong, kind in (("x", TypeError), ({"v": 3}, TypeError)):
+        try:
+            rustload.jax.load(path, shardings=wrong)
+        except kind as error:
+            assert "not a jax.sharding.Sharding" in str(error)
+        else:
+            raise AssertionError(wrong)
+    try:
+        rustload.jax.load(path, shardings=shardings["rows"], copy=False)
+    except BufferError:
+        pass
+    else:
+        raise AssertionError("copy=False")
+"""
+
+
+def test_shards_are_those_of_device_put_and_each_element_is_read_once(save):
+    tensors = {"layers.w": patterns("float16", (64, 128)).nan_to_num(0), "v": torch.randn(512, 256)}
+    paths = [
+        save(tensors | {"tied": tensors["v"]}, "m.bin"),
+        save(tensors, "legacy.bin", _use_new_zipfile_serialization=False),
+        save(tensors, "m.safetensors"),
+    ]
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    child(SHARDED, *paths, env=flags)

@@ -55,12 +55,12 @@ class _JaxGpu(driver_gpu.DriverGpu):
 
     def new(self, shape: Sequence[int], dtype: str, upload: Upload) -> tuple[Buffer, Buffer]:
         """A new buffer; raises if JAX would truncate the dtype to 32 bits."""
-        _check_width(dtype)
+        check_width(dtype)
         return super().new(shape, dtype, upload)
 
     def wrap(self, buffer: Buffer) -> Buffer:
         """The buffer itself; raises if JAX would truncate the dtype to 32 bits."""
-        _check_width(buffer.dtype)
+        check_width(buffer.dtype)
         return buffer
 
     def to_result(self, tensor: Buffer) -> Any:
@@ -88,7 +88,7 @@ def gpu_for(device: Any) -> Gpu | None:
 
 def make(core: Core, request: Request, device: Any, context: HandleContext) -> Any:
     """Materializes the tensor as an array on the device; raises BufferError if `copy=False` is not possible."""
-    _check_width(request.dtype or core.dtype, _name(core))
+    check_width(request.dtype or core.dtype, _name(core))
     buffer = core.materialize(request)
     check_copy(core, buffer)
     made = wrap(buffer, device)
@@ -104,7 +104,7 @@ def fast_view(core: Core, context: HandleContext) -> None:
 
 def wrap(buffer: Buffer, device: Any) -> Any:
     """An array that shares the buffer's memory if the device is the CPU and the alignment allows it; otherwise a copy."""
-    _check_width(buffer.dtype)
+    check_width(buffer.dtype)
     try:
         return jax.device_put(wrap_numpy(buffer, None), device)
     except TypeError as error:
@@ -125,7 +125,8 @@ def _name(core: Core) -> str:
     return core.name if isinstance(core, _rustload.Tensor) else ""
 
 
-def _check_width(name: str, tensor: str = "") -> None:
+def check_width(name: str, tensor: str = "") -> None:
+    """Raises UnsupportedError for a dtype of 64 bits if JAX is set to 32 bits."""
     if name in _WIDE and not jax.config.read("jax_enable_x64"):
         narrow = {tensor: _WIDE[name]} if tensor else _WIDE[name]
         note = f"jax.config.update('jax_enable_x64', True) keeps it; dtype={narrow!r} casts it"
