@@ -219,6 +219,8 @@ codes! {
         "Ask for another dtype, or for none and convert the result yourself.";
     DTensorPlacement: Unsupported, "A sharded parameter does not say which elements this rank holds.",
         "Load before the model is sharded, or redistribute it to Shard and Replicate.";
+    OpaqueValue: Unsupported, "A value is not plain data, and would have to be unpickled to be used.",
+        "Use a planner that takes inert values, or leave the value out.";
     LossyCast: Value, "The cast would change the kind of number.", "Allow a lossy cast to do it anyway.";
     Limit: Limit, "A limit was exceeded.", "Raise the limit if you trust the file.";
     InflateRatio: Limit, "Compressed metadata inflates to far more than its size in the file.",

@@ -163,6 +163,19 @@ def partial_placement(_folder: Path) -> None:
     cut((4, 2), (2,), (0,), [Partial()], "layer.weight")
 
 
+def opaque_value(folder: Path) -> None:
+    from torch.distributed.checkpoint import DefaultLoadPlanner
+
+    from rustload.torch.distributed import Reader
+
+    (folder / "model.pt").write_bytes(around(named({"made_by": call("some.Class", ints(1))})))
+    reader = Reader(folder / "model.pt")
+    planner = DefaultLoadPlanner()
+    metadata = reader.read_metadata()
+    planner.set_up_planner({"made_by": None}, metadata, is_coordinator=True)
+    reader.read_data(planner.create_local_plan(), planner)
+
+
 TRIGGERS: dict[str, Callable[[Path], Any]] = {
     "FileChanged": changed,
     "ShardMissing": lambda folder: index_of(folder, {"a": "one.safetensors", "b": "two.safetensors"}),
@@ -173,6 +186,7 @@ TRIGGERS: dict[str, Callable[[Path], Any]] = {
     "DisallowedCall": strict(b"cbuiltins\nbytearray\nJ\0\0\0\x40\x85R"),
     "DtypeUnsupported": lambda folder: handle(folder).materialize(dtype="float4_e2m1fn_x2"),
     "DTensorPlacement": partial_placement,
+    "OpaqueValue": opaque_value,
     "LossyCast": lambda folder: handle(folder).materialize(dtype="int8"),
     "NotFound": lambda folder: rustload.open(good(folder))["wieght"],
     "NotSafetensors": lambda folder: rustload.Writer(folder / "m.safetensors", {"x": ("complex128", (2,))}),

@@ -22,6 +22,7 @@ PAGES = (
     "jax",
     "save",
     "convert",
+    "distributed",
 )
 
 

@@ -1,0 +1,310 @@
+"""`Reader` and `Planner`: checkpoints of any format for `torch.distributed.checkpoint.load`, without unpickling anything."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.checkpoint._traverse import set_element
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from rustload._checkpoint.names import Key, Rename, Strip, select_tensors
+from rustload._checkpoint.open import opened
+from rustload._common.limits import Limits
+from rustload._common.rules import Rules
+from rustload._frameworks.torch import torch_dtype
+from rustload._tensor.handle import LazyTensor
+from rustload.errors import _make
+from rustload.torch._fill import check_numbers, is_direct
+from rustload.torch._load import load
+
+if TYPE_CHECKING:
+    import os
+
+    from torch.distributed.checkpoint.planner import LoadPlanner
+
+    from rustload._checkpoint.checkpoint import Checkpoint
+
+__all__ = ["Planner", "Reader"]
+
+
+class _Value(io.BytesIO):
+    """A value that is no tensor, on its way from `Reader` to `Planner`; its bytes are never used."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
+
+
+class Reader(StorageReader):
+    """Reads a checkpoint of any format that `rustload.open` takes for `torch.distributed.checkpoint.load`.
+
+    Each rank opens the checkpoint and reads the elements that its plan asks for. Tensors are named as DCP names those of a nested
+    state dict: the keys that lead to them, joined with dots. Values that are no tensors are loaded with `Planner`; other planners
+    get those that are plain data.
+
+    >>> import rustload, torch, rustload.torch.distributed as rd
+    >>> from torch.distributed import checkpoint as dcp
+    >>> state = {"q.weight": torch.zeros(8, 8)}
+    >>> dcp.load(state, storage_reader=rd.Reader("model.pt"), planner=rd.Planner())
+    >>> torch.equal(state["q.weight"], rustload.open("model.pt")["q.weight"].torch())
+    True
+    """
+
+    def __init__(
+        self,
+        path: Any,
+        *,
+        key: Key = None,
+        strip: Strip = None,
+        rename: Rename = None,
+        dtype: Any = None,
+        allow_lossy: bool = False,
+        threads: int | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        """Opens nothing yet.
+
+        Args:
+            path: Anything that `rustload.open` takes, or an open checkpoint.
+            key: The key in the file under which the tensors are nested. With `key`, `strip` or `rename`, only tensors are loaded.
+            strip: A prefix, or several, to remove from names.
+            rename: New names: a mapping, pairs of a regular expression and a replacement, or a callable, such as
+                `lambda name: "model." + name`.
+            dtype: The dtype of tensors that DCP itself creates: a dtype for float tensors, a mapping from glob patterns, or a
+                callable. Existing tensors keep theirs, and are cast to.
+            allow_lossy: Whether a cast may change the kind of number.
+            threads: The number of threads; None for up to one per core.
+            limits: Upper bounds on the memory and work that the file can cause.
+        """
+        self._path = path
+        self._selection = (key, strip, rename)
+        self._rules = Rules(dtype=dtype)
+        self._allow_lossy = bool(allow_lossy)
+        self._threads = threads
+        self._limits = limits
+        self._visits_max = (limits or Limits()).export_nodes
+        self._tensors: dict[str, LazyTensor] | None = None
+        self._values: dict[str, Any] = {}
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begins another load, of `checkpoint_id` if it is given."""
+        self._tensors, self._values = None, {}
+        if checkpoint_id is not None:
+            self._path = checkpoint_id
+
+    def _opened(self) -> dict[str, LazyTensor]:
+        if self._tensors is None:
+            checkpoint, chosen = opened(self._path, "torch", self._limits)
+            if chosen is checkpoint and self._selection == (None, None, None):
+                self._tensors, self._values = _flattened(checkpoint, self._visits_max)
+            else:
+                self._tensors = select_tensors(chosen, *self._selection)
+        return self._tensors
+
+    def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
+        """The shapes and dtypes of all tensors, and the names of other values; reads no tensor.
+
+        Raises:
+            FormatError: As for `rustload.open`; its other errors are possible too.
+        """
+        found: dict[str, Any] = {}
+        for name, lazy in self._opened().items():
+            whole = torch.Size(lazy.shape)
+            properties = TensorProperties(dtype=torch_dtype(self._rules.dtype(lazy) or lazy.dtype))
+            chunk = ChunkStorageMetadata(torch.Size([0] * len(whole)), whole)
+            found[name] = TensorStorageMetadata(properties, whole, [chunk])
+        found |= {name: BytesStorageMetadata() for name in self._values}
+        return Metadata(found, planner_data=None, storage_data={})
+
+    def set_up_storage_reader(
+        self,
+        metadata: Metadata,  # noqa: ARG002 - torch's
+        is_coordinator: bool,  # noqa: ARG002, FBT001 - torch's
+        *_args: Any,
+        **_kwargs: Any,
+    ) -> None:
+        """Opens the checkpoint, if `read_metadata` has not."""
+        self._opened()
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """The plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """The plans as they are."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Reads what the plan asks for, in the order of the file, and returns a completed future.
+
+        Raises:
+            AssertionError: A target has another size than what is to be read into it.
+            UnsupportedError: A value is not plain data, and the planner is not rustload's.
+            FormatError: The file was truncated or changed.
+        """
+        tensors = self._opened()
+        order = {name: number for number, name in enumerate(tensors)}
+        items = [req for req in plan.items if req.type is LoadItemType.TENSOR]
+        items.sort(key=lambda req: (order[req.storage_index.fqn], req.storage_offsets))
+        for req in items:
+            self._read_tensor(req, tensors[req.storage_index.fqn], planner)
+        for req in plan.items:
+            if req.type is LoadItemType.BYTE_IO:
+                self._read_value(req, planner)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _read_tensor(self, req: ReadItem, lazy: LazyTensor, planner: LoadPlanner) -> None:
+        check_numbers(lazy)
+        source = lazy[tuple(slice(o, o + n) for o, n in zip(req.storage_offsets, req.lengths, strict=True))]
+        target = planner.resolve_tensor(req).detach()
+        if tuple(target.size()) != source.shape:
+            raise AssertionError(
+                f"req {req.storage_index} mismatch sizes {target.size()} vs {torch.Size(source.shape)}"
+            )
+        if is_direct(target):
+            source.materialize(out=target, allow_lossy=self._allow_lossy, threads=self._threads)
+        else:
+            part = source.materialize(
+                dtype=target.dtype,
+                copy=True,
+                framework="torch",
+                allow_lossy=self._allow_lossy,
+                threads=self._threads,
+            )
+            target.copy_(part)
+        planner.commit_tensor(req, target)
+
+    def _read_value(self, req: ReadItem, planner: LoadPlanner) -> None:
+        value = self._values[req.storage_index.fqn]
+        if isinstance(planner, Planner):
+            planner.load_bytes(req, _Value(value))
+            return
+        if not _is_plain(value):
+            text = (
+                f"{req.storage_index.fqn!r} is not plain data, and {type(planner).__name__} would unpickle it"
+            )
+            note = "pass planner=rustload.torch.distributed.Planner()"
+            raise _make("Unsupported", "OpaqueValue", text, note)
+        data = io.BytesIO()
+        torch.save(value, data)
+        data.seek(0)
+        planner.load_bytes(req, data)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether it is a path that exists."""
+        return Path(checkpoint_id).exists()
+
+
+class Planner(DefaultLoadPlanner):
+    """DCP's `DefaultLoadPlanner`, without pickle: values that are no tensors come from `Reader` as inert data.
+
+    With another reader, such as DCP's own, their pickles are read by `rustload.torch.load`, which runs nothing.
+    """
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Puts a value into the state dict.
+
+        Raises:
+            DisallowedError: Its pickle names a class or function that `rustload.torch.load` does not know.
+        """
+        found = value.value if isinstance(value, _Value) else load(value)
+        name = read_item.dest_index.fqn
+        if self.flatten_state_dict:
+            set_element(self.original_state_dict, self.mappings[name], found)
+        else:
+            self.state_dict[name] = found
+
+
+def _flattened(checkpoint: Checkpoint, visits_max: int) -> tuple[dict[str, LazyTensor], dict[str, Any]]:
+    """The tensors and the other values of a checkpoint by their names in DCP (torch/distributed/checkpoint/_traverse.py).
+
+    Mappings are traversed, and lists that contain tensors or mappings. A list in which values contain each other many times has
+    many more paths than values, so the number of visits is limited.
+
+    Raises:
+        ValueError: Two have one name.
+        LimitError: There are more visits than `visits_max`.
+    """
+    tensors: dict[str, LazyTensor] = {}
+    values: dict[str, Any] = {}
+    tree = checkpoint.objects
+    if not isinstance(tree, Mapping):
+        return dict(checkpoint.items()), values
+    visits = _Visits(visits_max)
+    todo: list[tuple[tuple[str, ...], Any]] = [((), tree)]
+    while todo:
+        path, value = todo.pop()
+        visits.count()
+        if isinstance(value, Mapping):
+            inner = [((*path, str(key)), one) for key, one in value.items()]
+            todo += reversed(inner)
+        elif isinstance(value, list) and _is_traversed(value, visits):
+            todo += [((*path, str(number)), value[number]) for number in reversed(range(len(value)))]
+        else:
+            name = ".".join(path)
+            if name in tensors or name in values:
+                raise ValueError(f"duplicated flatten key {name}")  # DCP's words
+            if isinstance(value, LazyTensor):
+                tensors[name] = value
+            else:
+                values[name] = value
+    return tensors, values
+
+
+class _Visits:
+    """Counts steps of a walk over a file's values, and limits them."""
+
+    def __init__(self, most: int) -> None:
+        self._left = self._most = most
+
+    def count(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            text = f"the object tree has more than {self._most} paths"
+            raise _make("Limit", "Limit", text, "pass limits=rustload.Limits(export_nodes=...)")
+
+
+def _is_traversed(value: list[Any], visits: _Visits) -> bool:
+    """Whether a list contains a tensor or a mapping, in lists of lists too."""
+    todo, seen = [value], {id(value)}
+    while todo:
+        for one in todo.pop():
+            visits.count()
+            if isinstance(one, (Mapping, LazyTensor)):
+                return True
+            if isinstance(one, list) and id(one) not in seen:
+                seen.add(id(one))
+                todo.append(one)
+    return False
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value consists of Python's plain types, whose pickles do nothing but make them."""
+    todo, seen = [value], set()
+    while todo:
+        one = todo.pop()
+        if type(one) in (type(None), bool, int, float, complex, str, bytes):
+            continue
+        if type(one) not in (dict, list, tuple, set):
+            return False
+        if id(one) not in seen:
+            seen.add(id(one))
+            todo += [*one.keys(), *one.values()] if isinstance(one, dict) else one
+    return True

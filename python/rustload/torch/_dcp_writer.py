@@ -1,0 +1,313 @@
+"""`Writer`: saves a sharded state dict as the safetensors files of a Hugging Face folder, from all ranks at once.
+
+The coordinator plans the files and creates them in full size in a folder beside the target. Each rank writes its chunks at their
+offsets. When all ranks have finished, the coordinator gives the files their names. torch.distributed.checkpoint runs these steps,
+and gives an error of one rank to all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import os
+import secrets
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+from rustload._common.sizes import parse_bytes
+from rustload.errors import _make
+from rustload.torch._shard_files import Location, TensorSpec, is_of_checkpoint, plan_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from torch.distributed.checkpoint.metadata import Metadata
+    from torch.distributed.checkpoint.planner import SavePlanner
+
+    from rustload.torch._shard_files import FolderLayout
+
+__all__ = ["Writer"]
+
+_TOKEN_FILE = ".rustload"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Target:
+    """What a rank is told: the folder in which to write, the token that proves that it is the coordinator's, and locations."""
+
+    folder: str
+    token: str
+    tensors: dict[str, Location]
+
+
+class Writer(StorageWriter):
+    """Saves tensors with `torch.distributed.checkpoint.save` as `model.safetensors`, or as shards with their index.
+
+    The files are the same for every number of ranks, and the same as those of `rustload.save` of the whole tensors, sorted by
+    name. All ranks have to see the target in one file system (POSIX), which is checked. Tensors are named as DCP names them: the
+    keys of nested dicts, joined with dots. A state dict with other values than tensors is refused: save the model's.
+
+    >>> import rustload, torch, rustload.torch.distributed as rd
+    >>> from torch.distributed import checkpoint as dcp
+    >>> _ = dcp.save({"w": torch.ones(2, 3)}, storage_writer=rd.Writer("saved"))
+    >>> rustload.open("saved")["w"].shape
+    (2, 3)
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        metadata: Mapping[str, str] | None = None,
+        max_shard_size: int | str = "50GB",
+        name: str = "model",
+        overwrite: bool = False,
+        fsync: bool = True,
+    ) -> None:
+        """Writes nothing yet.
+
+        Args:
+            path: The folder.
+            metadata: Texts for the headers; `{"format": "pt"}` if None.
+            max_shard_size: The most bytes of tensors in one file: an int, or a str such as "5GB".
+            name: The name of the files without `.safetensors`.
+            overwrite: Whether files of this name in the folder are replaced; other files are kept.
+            fsync: Whether to wait until the data is on the disk.
+        """
+        self._path = Path(path)
+        self._texts = {"format": "pt"} if metadata is None else dict(metadata)
+        self._max_shard_size = parse_bytes(max_shard_size, "max_shard_size")
+        self._name = name.removesuffix(".safetensors")
+        self._overwrite = bool(overwrite)
+        self._fsync = bool(fsync)
+        self._layout: FolderLayout | None = None
+
+    @property
+    def _staged(self) -> Path:
+        return self._path.with_name(f".{self._path.name}.partial")
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begins another save, to `checkpoint_id` if it is given."""
+        self._layout = None
+        if checkpoint_id is not None:
+            self._path = Path(checkpoint_id)
+
+    def set_up_storage_writer(self, is_coordinator: bool, *_args: Any, **_kwargs: Any) -> None:  # noqa: FBT001 - torch's
+        """Checks the target, on the coordinator.
+
+        Raises:
+            FileExistsError: The folder has files of this checkpoint, and they are not to be replaced.
+        """
+        if is_coordinator and not self._overwrite:
+            there = [file for file in _files(self._path) if is_of_checkpoint(file, self._name)]
+            if there:
+                raise FileExistsError(f"{self._path / there[0]} exists, and overwrite=True is not given")
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """The plan as it is.
+
+        Raises:
+            TypeError: A value is no tensor.
+        """
+        for item in plan.items:
+            if item.type is WriteItemType.BYTE_IO:
+                text = f"{item.index.fqn!r} is no tensor, and safetensors files have only tensors"
+                raise _make(
+                    "Type", "Type", text, "save the model's state dict, or the values by another writer"
+                )
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Plans the files and creates them in full size, on the coordinator.
+
+        Raises:
+            OSError: The disk is full, or refuses otherwise.
+            UnsupportedError: A dtype has no form in a safetensors file.
+        """
+        specs: dict[str, TensorSpec] = {}
+        for item in itertools.chain.from_iterable(plan.items for plan in plans):
+            data = _data(item)
+            dtype = str(data.properties.dtype).removeprefix("torch.")
+            specs[item.index.fqn] = TensorSpec(dtype, tuple(data.size))
+        # DCP distributes replicated tensors among ranks, so only sorting gives an order that does not depend on their number.
+        layout = plan_folder(dict(sorted(specs.items())), self._texts, self._name, self._max_shard_size)
+        self._layout = layout
+        staged = self._staged
+        if staged.exists():
+            shutil.rmtree(staged)  # of a save that failed
+        staged.mkdir(parents=True)
+        token = secrets.token_hex(16)
+        (staged / _TOKEN_FILE).write_text(token)
+        for file, (head, size) in layout.files.items():
+            with (staged / file).open("xb") as new:
+                new.write(head)
+                new.truncate(size)
+                if size:
+                    os.posix_fallocate(new.fileno(), 0, size)
+        return [
+            dataclasses.replace(
+                plan,
+                storage_data=_Target(
+                    os.fspath(staged.absolute()),
+                    token,
+                    {item.index.fqn: layout.tensors[item.index.fqn] for item in plan.items},
+                ),
+            )
+            for plan in plans
+        ]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Writes this rank's chunks, and returns a completed future.
+
+        Raises:
+            OSError: The folder is not the coordinator's, or the disk refuses.
+        """
+        target: _Target = plan.storage_data
+        folder = Path(target.folder)
+        try:
+            token = (folder / _TOKEN_FILE).read_text()
+        except OSError:
+            token = ""
+        if token != target.token:
+            text = f"this rank does not see {target.folder!r} of the coordinator: all ranks need one shared file system"
+            raise FileNotFoundError(text)
+        results = []
+        items = sorted(plan.items, key=lambda item: target.tensors[item.index.fqn])
+        for file, group in itertools.groupby(items, key=lambda item: target.tensors[item.index.fqn].file):
+            descriptor = os.open(folder / file, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                for item in group:
+                    tensor = planner.resolve_data(item)
+                    if not isinstance(tensor, torch.Tensor):
+                        raise _make("Type", "Type", f"{item.index.fqn!r} is no tensor")
+                    size = _write_chunk(descriptor, target.tensors[item.index.fqn], item, tensor)
+                    results.append(WriteResult(item.index, size, None))
+                if self._fsync:
+                    os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(results)
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:  # noqa: ARG002 - torch's
+        """Gives the files their names, on the coordinator.
+
+        Raises:
+            ValueError: Not all elements were written; the folder is as it was.
+            OSError: The system refuses.
+        """
+        layout = self._layout
+        if layout is None:
+            raise _make(
+                "Value", "Value", "nothing was planned: finish is called by torch.distributed.checkpoint.save"
+            )
+        written: dict[str, int] = {}
+        for result in itertools.chain.from_iterable(results):
+            written[result.index.fqn] = written.get(result.index.fqn, 0) + result.size_in_bytes
+        for name, location in layout.tensors.items():
+            if written.get(name, 0) != location.nbytes:
+                text = f"{written.get(name, 0)} of {location.nbytes} bytes of {name!r} were written"
+                raise _make("Value", "WriterIncomplete", text)
+        staged = self._staged
+        names = list(layout.files)
+        if layout.index_file is not None:
+            names.append(layout.index_file[0])
+            with (staged / layout.index_file[0]).open("xb") as new:
+                new.write(layout.index_file[1])
+                if self._fsync:
+                    os.fsync(new.fileno())
+        (staged / _TOKEN_FILE).unlink()
+        self._publish(staged, names)
+        self._layout = None
+
+    def _publish(self, staged: Path, names: Sequence[str]) -> None:
+        """Moves the files to the target: in one step if it does not exist or is empty, one by one otherwise."""
+        if self._fsync:
+            _sync_folder(staged)
+        old = [file for file in _files(self._path) if is_of_checkpoint(file, self._name)]
+        if not self._path.exists() or not any(self._path.iterdir()):
+            staged.rename(self._path)
+        else:
+            for name in names:
+                (staged / name).replace(self._path / name)
+            for name in old:
+                if name not in names:
+                    (self._path / name).unlink()
+            staged.rmdir()
+        if self._fsync:
+            _sync_folder(self._path)
+            _sync_folder(self._path.absolute().parent)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether it can be the path of a folder: one that exists, or whose parent does."""
+        path = Path(checkpoint_id)
+        return path.is_dir() or (not path.exists() and path.absolute().parent.is_dir())
+
+
+def _data(item: WriteItem) -> Any:
+    if item.tensor_data is None:
+        raise _make("Type", "Type", f"{item.index.fqn!r} is no tensor")
+    return item.tensor_data
+
+
+def _write_chunk(descriptor: int, location: Location, item: WriteItem, tensor: torch.Tensor) -> int:
+    """Writes a chunk of a tensor at its place in the file; returns the number of bytes."""
+    data = _data(item)
+    offsets, shape = tuple(data.chunk.offsets), tuple(data.chunk.sizes)
+    local = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    if tuple(local.shape) != shape:
+        text = (
+            f"{item.index.fqn!r} has shape {list(local.shape)} on this rank, and the plan says {list(shape)}"
+        )
+        raise _make("Value", "Value", text)
+    if not local.numel():
+        return 0
+    content = local.reshape(-1).view(torch.uint8).numpy().data
+    position = 0
+    for start, nbytes in _runs(tuple(data.size), offsets, shape, local.element_size()):
+        _write_all(descriptor, content[position : position + nbytes], location.start + start)
+        position += nbytes
+    return position
+
+
+def _runs(
+    whole: Sequence[int], offsets: Sequence[int], shape: Sequence[int], itemsize: int
+) -> Iterator[tuple[int, int]]:
+    """The contiguous ranges of a chunk in its tensor: offset and size in bytes."""
+    first = len(whole)  # dimensions from here on are whole
+    while first and offsets[first - 1] == 0 and shape[first - 1] == whole[first - 1]:
+        first -= 1
+    cut = max(first - 1, 0)
+    strides = [math.prod(whole[dim + 1 :]) * itemsize for dim in range(len(whole))]
+    nbytes = math.prod(shape[cut:]) * itemsize
+    outer = (range(offset, offset + size) for offset, size in zip(offsets[:cut], shape[:cut], strict=True))
+    inner = offsets[cut] * strides[cut] if whole else 0
+    for index in itertools.product(*outer):
+        yield sum(at * stride for at, stride in zip(index, strides, strict=False)) + inner, nbytes
+
+
+def _write_all(descriptor: int, content: memoryview, position: int) -> None:
+    while content:
+        written = os.pwrite(descriptor, content[: 1 << 30], position)
+        content, position = content[written:], position + written
+
+
+def _files(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

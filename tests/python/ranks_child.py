@@ -1,0 +1,99 @@
+"""One of the processes that `test_distributed.py` launches: prints what it found as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed import checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
+
+import rustload
+import rustload.torch
+from rustload.torch.distributed import Planner, Reader, Writer
+
+folder = Path(sys.argv[1])
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+mesh = init_device_mesh("cpu", (4,))
+path = folder / "model.bin"
+whole = {name: lazy.torch() for name, lazy in rustload.open(path).items()}
+found: dict[str, object] = {}
+
+
+def sharded(over=mesh) -> dict[str, torch.Tensor]:
+    """Some tensors sharded in one dimension, some in another, some on every rank."""
+    made = {}
+    for number, (name, one) in enumerate(sorted(whole.items())):
+        made[name] = (
+            one.clone() if number % 3 == 2 else distribute_tensor(one, over, [Shard(number % one.ndim)])
+        )
+    return made
+
+
+def message(error: BaseException) -> str:
+    """All texts of an exception, also of the ranks' own in it."""
+    return repr(error) + str(error)
+
+
+# Load: what DCP reads through Reader is what distribute_tensor makes of the whole.
+expected = sharded()
+loaded = {name: torch.zeros_like(one) for name, one in expected.items()}
+dcp.load(loaded, storage_reader=Reader(path), planner=Planner())
+found["equal"] = all(
+    torch.equal(getattr(loaded[name], "_local_tensor", loaded[name]), getattr(one, "_local_tensor", one))
+    for name, one in expected.items()
+)
+
+# Save, from four ranks, two and one.
+dcp.save(sharded(), storage_writer=Writer(folder / "saved4", max_shard_size=150))
+if rank == 0:
+    dcp.save(whole, storage_writer=Writer(folder / "saved1", max_shard_size=150), no_dist=True)
+dist.barrier()
+
+# A model of FSDP2, whose forward pass is that of the whole model.
+torch.manual_seed(0)
+reference = torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.Linear(9, 3))
+if rank == 0:
+    torch.save(reference.state_dict(), folder / "fsdp.pt")
+dist.barrier()
+with torch.device("meta"):
+    model = torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.Linear(9, 3))
+fully_shard(model, mesh=mesh)
+report = rustload.torch.load_into(model, folder / "fsdp.pt")
+found["bytes_read"] = report.bytes_read
+found["share"] = sum(p.to_local().nbytes for p in model.parameters())
+x = torch.ones(2, 6)
+found["equal"] = found["equal"] and torch.allclose(model(x), reference(x))
+# After a forward pass FSDP has hooks of its own on load_state_dict.
+again = rustload.torch.load_into(model, folder / "fsdp.pt")
+found["equal"] = found["equal"] and again.bytes_read == report.bytes_read
+found["equal"] = found["equal"] and torch.allclose(model(x), reference(x))
+
+# Errors of one rank are errors of all.
+try:
+    target = folder / ("broken.bin" if rank == 2 else "model.bin")
+    dcp.load(sharded(), storage_reader=Reader(target), planner=Planner())
+except BaseException as error:
+    found["load error"] = message(error)
+try:
+    values = {**sharded(), "epoch": 3} if rank == 1 else sharded()
+    dcp.save(values, storage_writer=Writer(folder / "failed"))
+except BaseException as error:
+    found["save error"] = message(error)
+found["left"] = (folder / "failed").exists()
+
+# Two ranks, as a world of their own.
+dist.barrier()
+dist.destroy_process_group()
+if rank < 2:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    over = init_device_mesh("cpu", (2,))
+    dcp.save(sharded(over), storage_writer=Writer(folder / "saved2", max_shard_size=150))
+    dist.destroy_process_group()
+sys.stdout.write(json.dumps(found))
