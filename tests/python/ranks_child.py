@@ -88,6 +88,22 @@ except BaseException as error:
     found["save error"] = message(error)
 found["left"] = (folder / "failed").exists()
 
+# share="node": together the ranks read ahead what they need once; an error of one is an error of all.
+with torch.device("meta"):
+    shared = torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.Linear(9, 3))
+fully_shard(shared, mesh=mesh)
+report = rustload.torch.load_into(shared, folder / "fsdp.pt", share="node")
+found["note"] = report.notes[-1]
+amounts: list[str | None] = [None] * 4
+dist.all_gather_object(amounts, report.notes[-1])
+total = sum(int(str(one).partition(" ")[0]) for one in amounts)
+found["warmed"] = "once" if total == sum(p.nbytes for p in reference.parameters()) else str(amounts)
+found["equal"] = found["equal"] and torch.allclose(shared(x), reference(x))
+try:
+    rustload.torch.load_into(shared, folder / ("broken.bin" if rank == 2 else "fsdp.pt"), share="node")
+except (RuntimeError, ValueError, OSError) as error:
+    found["share error"] = message(error)
+
 # Two ranks, as a world of their own.
 dist.barrier()
 dist.destroy_process_group()

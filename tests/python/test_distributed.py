@@ -25,6 +25,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 
 import rustload
+from rustload.torch._share import share_of
 from rustload.torch.distributed import Planner, Reader, Writer
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -298,6 +299,35 @@ def test_a_rank_that_does_not_see_the_coordinators_folder_says_so(tmp_path):
     assert [one.name for one in tmp_path.iterdir()] == ["saved"]
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7])
+def test_the_shares_of_a_machine_cover_what_its_ranks_need_once(ranks):
+    order = ["a", "b", "scalar", "empty", "c"]
+    row_bytes = {"a": 40, "b": 3, "scalar": 4, "empty": 0, "c": 100}
+    needed = [
+        {
+            "a": (rank, rank + 3),
+            "b": (10 * rank, 10 * rank + 5),
+            "scalar": (0, 1),
+            "empty": (0, 2),
+            "c": (0, 9),
+        }
+        for rank in range(ranks)
+    ]
+    wanted = {
+        (name, row) for rows in needed for name, (start, stop) in rows.items() for row in range(start, stop)
+    }
+    shares = [share_of(needed, row_bytes, order, number) for number in range(ranks)]
+    rows = [
+        (piece.name, row) for share in shares for piece in share for row in range(piece.start, piece.stop)
+    ]
+    assert len(rows) == len(set(rows))
+    assert {row for row in rows if row[0] != "empty"} == {row for row in wanted if row[0] != "empty"}
+    total = sum(row_bytes[name] for name, _ in wanted)
+    for share in shares:
+        nbytes = sum((piece.stop - piece.start) * row_bytes[piece.name] for piece in share)
+        assert abs(nbytes - total / ranks) <= 2 * max(row_bytes.values())
+
+
 def launch(script: str, world: int, *args: object, timeout: float = 110) -> list[str]:
     """Runs a script in `world` processes of one gloo group; returns what each printed."""
     with socket.socket() as free:
@@ -339,6 +369,9 @@ def test_four_processes_load_save_and_fail_together(save, tmp_path):
         assert "broken.bin" in found["load error"]
         assert "not plain data" not in found["load error"]
         assert "'epoch' is no tensor" in found["save error"]
+        assert "read ahead, as a share of what 4 ranks" in found["note"]
+        assert found["warmed"] == "once"
+        assert ("broken.bin" if rank == 2 else "rank 2 failed to load: FormatError") in found["share error"]
         assert found["bytes_read"] == outputs[rank]["share"]
     rustload.save(dict(sorted(model.items())), tmp_path / "save", max_shard_size=150)
     expected = contents(tmp_path / "save")

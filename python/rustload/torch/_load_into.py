@@ -27,6 +27,7 @@ from rustload.torch._plan import LoadOptions, Plan, apply_transpose, is_batch_co
 from rustload.torch._private_views import private_context
 from rustload.torch._report import Converted, LoadReport, mismatch_error, prefix_hint
 from rustload.torch._shards import is_dtensor, local_tensor
+from rustload.torch._share import Share, agreed, is_shared, rows_needed, warm_up
 from rustload.torch._slots import check_device_map, device_rule, slots_of
 from rustload.torch._state_dict import module_versions
 
@@ -56,6 +57,7 @@ def load_into(
     copy: bool | None = None,
     allow_lossy: bool = False,
     memory: str | int = "256MiB",
+    share: Share = None,
     progress: Progress = None,
     limits: Limits | None = None,
 ) -> LoadReport:
@@ -86,6 +88,9 @@ def load_into(
         allow_lossy: Whether a cast may change the kind of number, as for `LazyTensor.materialize`.
         memory: The most host memory for temporary tensors, used where a tensor cannot be read directly into its destination; in
             bytes or as "256MiB"; at least 1 MiB.
+        share: "node" for a cold file on a network file system: the ranks of `torch.distributed` on one machine read what they
+            need once, each a share, into the page cache. All ranks of the default group call it, and an error of one is an error
+            of all. None: each rank reads for itself, and nothing is communicated.
         progress: True for a progress bar on stderr, or a callback `(bytes done, total bytes, name)`.
         limits: Upper bounds on the memory and work that the file can cause.
 
@@ -96,6 +101,7 @@ def load_into(
         ModelMismatchError: Names are missing or unexpected, or shapes or kinds of number differ; nothing was changed.
         ValueError: An argument has an invalid value, or tied parameters have different values in the file.
         DeviceError: A device does not exist.
+        RuntimeError: With `share="node"`, another rank failed; the message has its rank and the cause.
         FormatError: As for `rustload.open`; its other errors are possible too.
 
     >>> import torch, rustload.torch
@@ -117,44 +123,52 @@ def load_into(
         allow_lossy=allow_lossy,
         window=max(parse_bytes(memory, "memory"), 1 << 20),
     )
-    if not isinstance(model, torch.nn.Module):
-        raise _make("Type", "Type", _not_a_module(model))
-    checkpoint, chosen = opened(path, "torch", limits)
-    warn_of_unused_patterns(checkpoint._core, dtype=dtype, transpose=transpose)
-    context = private_context()  # the model owns its parameters: no other view shares this mapping
-    tensors = {
-        name: lazy._with_context(context) for name, lazy in select_tensors(chosen, key, strip, rename).items()
-    }
-    custom = None
-    if has_custom_loading(model):
-        transposed = {name: apply_transpose(lazy, options.rules) for name, lazy in tensors.items()}
-        versions = module_versions(checkpoint, key, strip) if chosen is checkpoint else {}
-        custom = run_custom_loading(model, transposed, versions)
-    slots = slots_of(model)
-    check_device_map(model, device_map)
-    plan = make_plan(model, slots, tensors, options, checkpoint=checkpoint, key=key, custom=custom)
-    # Post hooks may remove names from the lists, so names are checked after the hooks have run.
-    only_names_differ = not (plan.mismatched or plan.messages)
-    check_after_hooks = only_names_differ and any(
-        module._load_state_dict_post_hooks for module in model.modules()
-    )
-    if plan.messages or (strict and plan.faults() and not check_after_hooks):
-        raise _mismatch(checkpoint, model, plan)
-    if not plan.steps and tensors and not strict:
-        _warn_of_no_match(checkpoint, model, plan)
+    shared = is_shared(share)
+    with agreed(shared=shared):
+        if not isinstance(model, torch.nn.Module):
+            raise _make("Type", "Type", _not_a_module(model))
+        checkpoint, chosen = opened(path, "torch", limits, io="buffered" if shared else "auto")
+        warn_of_unused_patterns(checkpoint._core, dtype=dtype, transpose=transpose)
+        context = private_context()  # the model owns its parameters: no other view shares this mapping
+        tensors = {
+            name: lazy._with_context(context)
+            for name, lazy in select_tensors(chosen, key, strip, rename).items()
+        }
+        custom = None
+        if has_custom_loading(model):
+            transposed = {name: apply_transpose(lazy, options.rules) for name, lazy in tensors.items()}
+            versions = module_versions(checkpoint, key, strip) if chosen is checkpoint else {}
+            custom = run_custom_loading(model, transposed, versions)
+        slots = slots_of(model)
+        check_device_map(model, device_map)
+        plan = make_plan(model, slots, tensors, options, checkpoint=checkpoint, key=key, custom=custom)
+        # Post hooks may remove names from the lists, so names are checked after the hooks have run.
+        only_names_differ = not (plan.mismatched or plan.messages)
+        check_after_hooks = only_names_differ and any(
+            module._load_state_dict_post_hooks for module in model.modules()
+        )
+        if plan.messages or (strict and plan.faults() and not check_after_hooks):
+            raise _mismatch(checkpoint, model, plan)
+        if not plan.steps and tensors and not strict:
+            _warn_of_no_match(checkpoint, model, plan)
+    warmed = []
+    if shared:
+        with agreed(shared=True):
+            warmed = [warm_up(checkpoint, rows_needed(checkpoint, plan.steps))]
     peak = PeakMemory()
     done = 0
-    try:
-        with reporting(progress, sum(step.nbytes for step in plan.steps), "loading") as report:
-            for step in execute_steps(plan.steps, options, peak.sample):
-                peak.sample()
-                done += 1
-                report(step.nbytes, step.slot.names[0])
-    except Exception as error:
-        error.add_note(
-            f"while loading into the model; {done} of its {len(plan.steps)} tensors were loaded before"
-        )
-        raise
+    with agreed(shared=shared):
+        try:
+            with reporting(progress, sum(step.nbytes for step in plan.steps), "loading") as report:
+                for step in execute_steps(plan.steps, options, peak.sample):
+                    peak.sample()
+                    done += 1
+                    report(step.nbytes, step.slot.names[0])
+        except Exception as error:
+            error.add_note(
+                f"while loading into the model; {done} of its {len(plan.steps)} tensors were loaded before"
+            )
+            raise
     for module, extra in plan.extra:
         module.set_extra_state(extra)
     _move_unfilled(plan, options)
@@ -180,7 +194,7 @@ def load_into(
         seconds=time.perf_counter() - start,
         peak_host=peak.host,
         peak_device=peak.device,
-        notes=_custom_loading_notes(model, custom) + checkpoint.notes,
+        notes=_custom_loading_notes(model, custom) + checkpoint.notes + warmed,
     )
 
 
