@@ -19,6 +19,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import rustload
+import rustload.torch
 from rustload.torch import load_into
 from rustload.torch._shards import cut, runs_shape
 
@@ -344,6 +345,27 @@ def test_the_source_sees_only_the_bytes_of_the_ranks_own_rows(world, legacy):
             assert source.count - of_metadata <= 1.05 * whole / world + headers
             total += source.count - of_metadata
     assert total <= 1.05 * whole + world * headers
+
+
+def test_load_state_dict_reads_only_the_ranks_part_of_a_lazy_state_dict():
+    state = {f"w{n}": values((512, 512), n) for n in range(4)}
+    data = io.BytesIO()
+    torch.save(state, data, _use_new_zipfile_serialization=False)
+    for rank in range(4):
+        with as_rank(rank, 4):
+            mesh = init_device_mesh("cpu", (4,))
+            for placement in (Shard(0), _StridedShard(0, split_factor=2)):
+                expected = {name: select(one, mesh, [placement]) for name, one in state.items()}
+                model = module_of({name: torch.zeros_like(one) for name, one in expected.items()})
+                before = dict(model.named_parameters())
+                source = Counted(data.getvalue())
+                lazy = rustload.torch.state_dict(source)
+                of_metadata = source.count
+                model.load_state_dict(lazy)
+                assert source.count - of_metadata <= 1.1 * sum(one.nbytes for one in state.values()) / 4
+                for name, one in expected.items():
+                    assert model.get_parameter(name) is before[name]
+                    assert_same_bits(model.get_parameter(name).to_local(), one.to_local())
 
 
 def test_runs_of_every_rank_partition_the_tensor():

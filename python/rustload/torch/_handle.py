@@ -16,6 +16,7 @@ from rustload._frameworks.torch import torch_dtype
 from rustload.errors import _clipped
 from rustload.torch._fill import WINDOW_BYTES, check_numbers, fill
 from rustload.torch._operators import Operators, read_all
+from rustload.torch._shards import is_dtensor, local_of, local_runs, local_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -366,7 +367,13 @@ def _read_into(target: Any, source: Any, *rest: Any) -> bool:
     name = str(target.dtype).removeprefix("torch.")
     if source._dtype != source._lazy.dtype or not _casts_as_torch(source._lazy.dtype, name):
         return False
-    fill(target.detach(), source._lazy, WINDOW_BYTES)
+    lazy = source._lazy
+    if is_dtensor(target):
+        runs = local_runs(target, lazy.name)
+        if runs is not None:
+            fill(local_tensor(target), local_of(lazy, runs, lazy.name), WINDOW_BYTES)
+    else:
+        fill(target.detach(), lazy, WINDOW_BYTES)
     torch.autograd.graph.increment_version(target)
     return True
 

@@ -48,6 +48,10 @@ class ComputedTensor:
         """A part."""
         return ComputedTensor(self.tensor[key], self.name)
 
+    def join(self, parts: list[ComputedTensor], dim: int) -> ComputedTensor:
+        """The concatenation of parts of it."""
+        return ComputedTensor(torch.cat([part.tensor for part in parts], dim), self.name)
+
     def permute(self, dims: Any) -> ComputedTensor:
         """The same elements with the dimensions in another order."""
         return ComputedTensor(self.tensor.permute(dims), self.name)

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import sys
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
-
+from rustload._tensor.handle import LazyTensor
 from rustload._tensor.joined import concat
 from rustload.errors import _make
-from rustload.torch._hooks import ComputedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
+
 __all__ = [
     "LocalRuns",
-    "blocks",
     "cut",
     "is_dtensor",
     "like",
@@ -191,21 +189,5 @@ def local_of(lazy: Any, runs: LocalRuns, name: str) -> Any:
     for start, stop in runs[several[0]]:
         whole[several[0]] = slice(start, stop)
         parts.append(lazy[tuple(whole)])
-    if isinstance(lazy, ComputedTensor):
-        return ComputedTensor(torch.cat([part.tensor for part in parts], several[0]), lazy.name)
-    return concat(parts, several[0])
-
-
-def blocks(runs: LocalRuns) -> list[tuple[tuple[slice, ...], tuple[slice, ...]]]:
-    """The contiguous blocks of a local tensor, each as its place there and its place in the whole tensor."""
-    places = []
-    for run in runs:
-        position, dim = 0, []
-        for start, stop in run:
-            dim.append((slice(position, position + stop - start), slice(start, stop)))
-            position += stop - start
-        places.append(dim)
-    return [
-        (tuple(here for here, _ in combination), tuple(there for _, there in combination))
-        for combination in itertools.product(*places)
-    ]
+    dim = several[0]
+    return concat(parts, dim) if isinstance(lazy, LazyTensor) else lazy.join(parts, dim)
