@@ -1,0 +1,1 @@
+"""Loads a sharded model on several ranks: `python -m benches.ranks`."""
