@@ -42,11 +42,14 @@ class ComputedTensor:
         self.dtype = str(tensor.dtype).removeprefix("torch.")
         self.shape = tuple(tensor.shape)
         self.ndim = tensor.ndim
-        self.size = tensor.numel()
 
     def __getitem__(self, key: Any) -> ComputedTensor:
         """A part."""
         return ComputedTensor(self.tensor[key], self.name)
+
+    def numel(self) -> int:
+        """The number of elements."""
+        return self.tensor.numel()
 
     def join(self, parts: list[ComputedTensor], dim: int) -> ComputedTensor:
         """The concatenation of parts of it."""
