@@ -4,11 +4,12 @@ use std::fs::File;
 use std::io;
 use std::num::NonZero;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rustix::fs::{
-    Advice, AtFlags, CWD, FallocateFlags, Mode, OFlags, RenameFlags, fadvise, fallocate, linkat, open,
-    renameat_with,
+    Advice, AtFlags, CWD, FallocateFlags, Mode, OFlags, RenameFlags, fadvise, fallocate, fstatvfs, linkat,
+    open, renameat_with,
 };
 
 /// The mode of a new file before the umask.
@@ -60,6 +61,13 @@ pub(super) fn exchange(one: &Path, two: &Path) -> io::Result<()> {
 pub(super) fn reserve(file: &File, len: u64) -> io::Result<()> {
     if len == 0 {
         return Ok(());
+    }
+    // Some file systems fill the disk before they report that it is too small.
+    let disk = fstatvfs(file)?;
+    let present = file.metadata()?.blocks().saturating_mul(512);
+    let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+    if disk.f_blocks > 0 && len.saturating_sub(present) > free {
+        return Err(rustix::io::Errno::NOSPC.into());
     }
     match fallocate(file, FallocateFlags::empty(), 0, len) {
         Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => file.set_len(len),
