@@ -328,4 +328,5 @@ def test_shards_are_those_of_device_put_and_each_element_is_read_once(save):
         save(tensors, "m.safetensors"),
     ]
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
-    child(SHARDED, *paths, env=flags)
+    done = child(SHARDED, *paths, env=flags, check=False)  # on a busy machine, XLA logs waits to stderr
+    assert done.returncode == 0, done.stderr
