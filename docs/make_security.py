@@ -77,6 +77,7 @@ LETTERS = {
     "T": "Tensors and storages",
     "L": "Legacy streams and tar",
     "S": "safetensors",
+    "D": "Distributed checkpoints",
     "N": "NumPy arrays",
     "X": "Found in later rounds",
     "Y": "The boundary to Python",

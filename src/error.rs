@@ -109,6 +109,23 @@ codes! {
     IndexKey: Format, "The index names a tensor that its shard does not contain.",
         "The index and the shards are from different versions: download both again.";
 
+    DcpUnfinished: Format, "A distributed checkpoint has no .metadata file, which torch writes last.",
+        "The save did not finish, or the copy is incomplete: fetch the folder again.";
+    DcpRankLocal: Unsupported, "Every rank of a distributed checkpoint has metadata of its own.",
+        "Open the metadata file of one rank.";
+    DcpMetadata: Format, "The metadata of a distributed checkpoint is not what torch writes.",
+        "The file is damaged or was made by hand: fetch it again, or ask its author.";
+    DcpGrid: Format, "The chunks of a tensor overlap, leave out elements or reach outside it.",
+        "The metadata is damaged or was made by hand: fetch it again, or ask its author.";
+    DcpRange: Format, "Items of a distributed checkpoint share bytes, or lie outside their file.",
+        "The metadata and the files are from different saves, or a copy is incomplete: fetch the folder again.";
+    DcpPath: Format, "The metadata of a distributed checkpoint names a file outside the checkpoint's folder.",
+        "No writer does so: do not use the files before you know why.";
+    DcpChunk: Format, "A chunk is not the tensor that the metadata states.",
+        "The metadata and the files are from different saves, or damaged: fetch the folder again.";
+    DcpTransform: Unsupported, "The items of a distributed checkpoint are compressed or encrypted by an extension.",
+        "Save it again without extensions.";
+
     ZipPrefix: Format, "There are bytes before the archive's first member (a prefix).",
         "Other readers may see another archive in this file.";
     ZipStructure: Format, "The archive's central directory contradicts itself.", "The file is damaged or was made by hand: fetch it again, or ask its author.";

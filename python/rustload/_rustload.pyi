@@ -242,6 +242,16 @@ class Checkpoint:
     def globals(self) -> list[str]:
         """Every class and function that the pickles name, as `module.name`, once, sorted."""
 
+    def saved_values(self) -> list[tuple[str, tuple[str | int, ...]]]:
+        """The name and path of each value of a distributed checkpoint that is no tensor; empty for other formats."""
+
+    def open_value(self, position: int) -> Checkpoint:
+        """Opens one of them, which is an archive of its own.
+
+        Raises:
+            FormatError: It is damaged.
+        """
+
     def objects(self, wrap: Callable[[Tensor], object]) -> list[Any]:
         """Each file's object tree, in shard order; a dict of the tensors for a file that has none.
 

@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 use crate::bytes::{Bytes, ReadRanges, Source};
 use crate::container::Format;
-use crate::error::{Error, Result};
-use crate::index::{OpaqueClass, Options, Tree};
+use crate::error::{Code, Error, Kind, Result};
+use crate::index::{OpaqueClass, Options, SavedValue, Tree};
 use crate::limits::Limits;
 use crate::opened::Opened;
 use crate::tensor::{Request, Tensor};
@@ -186,6 +186,40 @@ impl Checkpoint {
             }
         }
         out
+    }
+
+    /// The values of a distributed checkpoint that are no tensors, in the order of its metadata; empty for other formats.
+    pub(crate) fn saved_values(&self) -> &[SavedValue] {
+        let saved = self.0.shards.first().and_then(|shard| shard.index.saved.as_ref());
+        saved.map_or(&[], |saved| saved.list())
+    }
+
+    /// The names of the values of a distributed checkpoint that are no tensors; empty for other formats.
+    pub fn value_names(&self) -> impl ExactSizeIterator<Item = &Arc<str>> {
+        self.saved_values().iter().map(|value| &value.name)
+    }
+
+    /// Opens value number `position` of [`Checkpoint::value_names`], which is a checkpoint of its own. Fails where there is no such
+    /// value, and as [`Checkpoint::from_bytes`] does.
+    pub fn open_value(&self, position: usize) -> Result<Checkpoint> {
+        let saved = self.0.shards.first().and_then(|shard| shard.index.saved.as_ref());
+        let found = saved.and_then(|saved| Some((saved, saved.list().get(position)?)));
+        let (saved, value) =
+            found.ok_or_else(|| Error::new(Code::Index, "the checkpoint has no value of that number"))?;
+        let (path, region) = saved.place(value);
+        let opened = saved.source(value).and_then(|source| {
+            let options = self.0.options.clone();
+            Checkpoint::from_source(&source, options)
+                .map_err(|error| source.check_unchanged().err().unwrap_or(error))
+        });
+        opened.map_err(|error| {
+            let what = format!("the value {:?}", value.name);
+            let error = if error.kind() == Kind::Io { error } else { error.inside(&what, region.start()) };
+            match path {
+                Some(path) => error.in_file(path),
+                None => error,
+            }
+        })
     }
 
     /// Every global that the pickles name, as `module.name`, sorted and unique. Fails over the limit `name_bytes_total`, as a

@@ -26,6 +26,8 @@ pub enum Format {
     Pickle,
     /// A tar archive, as torch 0.1 wrote.
     Tar,
+    /// A distributed checkpoint of torch: metadata, and files of chunks beside it.
+    TorchDcp,
     /// One NumPy array.
     Npy,
     /// A zip archive of NumPy arrays.
@@ -41,6 +43,7 @@ impl Format {
             Format::LegacyTorch => "torch-legacy",
             Format::Pickle => "pickle",
             Format::Tar => "torch-tar",
+            Format::TorchDcp => "torch-dcp",
             Format::Npy => "npy",
             Format::Npz => "npz",
         }

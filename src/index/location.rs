@@ -6,7 +6,7 @@
 use std::iter;
 use std::sync::Arc;
 
-use super::{Index, Storage};
+use super::{Chunks, Index, Storage};
 use crate::bytes::{Region, Source};
 use crate::container::zip::{Archive, Member};
 use crate::error::{Code, Error, Result};
@@ -31,6 +31,8 @@ pub enum Location {
         /// Bytes of a header before them, in the inflated member.
         skip: u64,
     },
+    /// In chunks, each in a place of its own.
+    Chunks(Arc<Chunks>),
     /// In the pickle itself: the bytes of this value, from this offset on.
     Value(Handle, u64),
 }
@@ -42,6 +44,8 @@ pub enum StorageBytes<'a> {
     Stored(Source),
     /// Deflated in the file.
     Deflated(Deflated<'a>),
+    /// In several chunks, or in one that is not in C order.
+    Chunks(&'a Chunks),
     /// Part of a pickle, in memory.
     InPickle(Source),
     /// None: the storage is empty.
@@ -102,13 +106,15 @@ impl Storage {
     pub fn position(&self) -> u64 {
         match &self.location {
             Location::Range(region) => region.start(),
+            Location::Chunks(chunks) => chunks.position(),
             location => location.member_entry().map_or(0, Member::header_offset),
         }
     }
 }
 
 impl Index {
-    /// The bytes of a storage. The first call for a member of an archive checks the member's local file header.
+    /// The bytes of a storage. The first call for a member of an archive checks the member's local file header,
+    /// and the first one for a tensor of a single chunk opens the chunk.
     pub fn bytes(&self, storage: u32) -> Result<StorageBytes<'_>> {
         let storage = self.storage(storage)?;
         let nbytes = storage.nbytes;
@@ -118,6 +124,10 @@ impl Index {
             Location::Range(region) => {
                 StorageBytes::Stored(self.source.window(region.start(), region.len())?)
             }
+            Location::Chunks(chunks) => match chunks.as_stored()? {
+                Some(source) => StorageBytes::Stored(source),
+                None => StorageBytes::Chunks(chunks),
+            },
             Location::Member { archive, number, skip } => {
                 let (number, skip) = (usize::try_from(*number).unwrap_or(usize::MAX), *skip);
                 if storage.is_compressed() {

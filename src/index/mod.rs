@@ -11,6 +11,8 @@
     clippy::as_conversions
 )]
 
+mod chunks;
+mod dcp;
 mod extra;
 mod known;
 #[cfg(feature = "scan")]
@@ -22,16 +24,18 @@ mod numpy_files;
 mod pickled;
 mod safetensors;
 mod script;
+mod tiling;
 mod torch;
 mod torch_legacy;
 mod tree;
 mod validate;
 
 use std::collections::HashMap;
+use std::path::Path as FilePath;
 use std::sync::Arc;
 
 use crate::builder::setters;
-use crate::bytes::{Io, Source};
+use crate::bytes::{Io, Region, Source};
 use crate::container::zip::{Archive, Trailing};
 use crate::container::{Format, sniff};
 use crate::error::{Code, Error, Result};
@@ -39,6 +43,8 @@ use crate::limits::Limits;
 use crate::parallel::Cancel;
 use crate::pickle::{self, Handle, Pickle};
 
+pub use chunks::{ChunkBytes, ChunkPart, Chunks};
+pub use dcp::{SavedValue, SavedValues};
 pub use extra::{Component, Extra, Packed, Quantization, Scale, Sparse, SparseLayout};
 #[cfg(feature = "scan")]
 pub use known_calls::{KnownCalls, known_calls};
@@ -121,6 +127,48 @@ pub struct Index {
     pub end: Option<u64>,
     /// Whether this is a TorchScript archive.
     pub is_torchscript: bool,
+    /// The values of a distributed checkpoint that are no tensors.
+    pub saved: Option<Arc<SavedValues>>,
+}
+
+impl Index {
+    /// An index without names.
+    fn empty(format: Format, source: &Source) -> Index {
+        Index {
+            format,
+            entries: Vec::new(),
+            tensors: Vec::new(),
+            storages: Vec::new(),
+            metadata: Vec::new(),
+            tree: None,
+            opaque: Vec::new(),
+            notes: Vec::new(),
+            source: source.clone(),
+            end: None,
+            is_torchscript: false,
+            saved: None,
+        }
+    }
+
+    /// The ranges that a distributed checkpoint stores its chunks and values in, each with its file; none for other formats.
+    #[cfg(feature = "scan")]
+    pub fn items(&self) -> impl Iterator<Item = (&FilePath, Region)> {
+        let chunks = self.storages.iter().flat_map(|storage| match &storage.location {
+            Location::Chunks(chunks) => Some(chunks.items()),
+            _ => None,
+        });
+        let values = self.saved.iter().flat_map(|saved| saved.list().iter().map(|value| saved.place(value)));
+        let values = values.filter_map(|(path, region)| Some((path?, region)));
+        chunks.flatten().chain(values)
+    }
+
+    /// Adds a tensor that is all of its storage, which is the next one.
+    fn add_whole(&mut self, name: Arc<str>, path: Path, tensor: Tensor, location: Location, nbytes: u64) {
+        let (number, numel) = (tensor.storage(), tensor.layout().numel());
+        self.storages.push(Storage { location, nbytes, numel, big_endian: false, device: None });
+        self.tensors.push(tensor);
+        self.entries.push(Entry { name, path, tensor: number });
+    }
 }
 
 /// A named tensor.
@@ -201,7 +249,7 @@ pub fn read(source: &Source, options: &Options) -> Result<Index> {
         }
         Format::Npy => numpy_files::read_npy(source, options),
         Format::LegacyTorch => torch_legacy::read(source, options),
-        Format::Pickle => plain_pickle(source, options),
+        Format::Pickle | Format::TorchDcp => plain_pickle(source, options),
         Format::Tar => unsupported(
             Code::TarUnsupported,
             "this is a tar archive, as torch 0.1 wrote, which rustload does not read",
@@ -217,8 +265,14 @@ fn plain_pickle(source: &Source, options: &Options) -> Result<Index> {
     read_pickle(source, pickle, options)
 }
 
-/// Reads the index of a bare pickle that was executed already and is all of `source`.
+/// Reads the index of a bare pickle that was executed already and is all of `source`. A file that is the metadata of a distributed
+/// checkpoint gives the tensors of that.
 pub fn read_pickle(source: &Source, pickle: Pickle, options: &Options) -> Result<Index> {
+    if let Some(path) = source.path().filter(|_| source.start() == 0)
+        && dcp::is_metadata(&pickle)
+    {
+        return dcp::read(source, path, pickle, options);
+    }
     torch_legacy::check_not_legacy(pickle.values.data(), &options.limits)?;
     let locate = |key: &str, _: u64| {
         let text = format!("the pickle refers to storage {key}, but a bare pickle has no storages");

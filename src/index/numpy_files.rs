@@ -37,7 +37,7 @@ pub(super) fn read_npy(source: &Source, options: &Options) -> Result<Index> {
         let text = format!("{} byte(s) after the end of the array", have.saturating_sub(end));
         return Err(Error::new(Code::TrailingData, text).at(end));
     }
-    let mut index = empty(Format::Npy, source);
+    let mut index = Index::empty(Format::Npy, source);
     let range = Region::new(header.len, array.nbytes).unwrap_or_default();
     index.add(UNNAMED, &array, Location::Range(range), options)?;
     index.end = Some(end);
@@ -54,7 +54,7 @@ pub(super) fn is_npz(archive: &Archive) -> bool {
 /// Reads the index of a `.npz` archive.
 pub(super) fn read_npz(archive: Archive, options: &Options) -> Result<Index> {
     let archive = Arc::new(archive);
-    let mut index = empty(Format::Npz, archive.source());
+    let mut index = Index::empty(Format::Npz, archive.source());
     let mut others = 0_u64;
     for (number, member) in archive.members().iter().enumerate() {
         options.cancel.check()?;
@@ -168,22 +168,6 @@ impl Index {
                 known.at.push(name.to_owned());
             }
         }
-    }
-}
-
-fn empty(format: Format, source: &Source) -> Index {
-    Index {
-        format,
-        entries: Vec::new(),
-        tensors: Vec::new(),
-        storages: Vec::new(),
-        metadata: Vec::new(),
-        tree: None,
-        opaque: Vec::new(),
-        notes: Vec::new(),
-        source: source.clone(),
-        end: None,
-        is_torchscript: false,
     }
 }
 

@@ -40,12 +40,8 @@ pub(super) fn read_executed(
     scripts: ScriptClasses,
     options: &Options,
 ) -> Result<Pickled> {
-    let Pickle { values, root, end, protocol, newest_protocol } = pickle;
-    let total = values.data().len();
-    if end != total && !options.ignore_trailing {
-        let text = format!("{} byte(s) after the pickle's end", total.saturating_sub(end));
-        return Err(Error::new(Code::TrailingData, text).at(u64::try_from(end).unwrap_or(u64::MAX)));
-    }
+    check_end(&pickle, options)?;
+    let Pickle { values, root, protocol, newest_protocol, .. } = pickle;
     let mut interpreter = CallInterpreter::new(&values, &options.limits, form, locate, &options.cancel)?;
     interpreter.set_scripts(scripts);
     if options.unknown == Unknown::Error {
@@ -97,8 +93,19 @@ impl Pickled {
             source: source.clone(),
             end: None,
             is_torchscript: false,
+            saved: None,
         })
     }
+}
+
+/// Fails with `TrailingData` where bytes follow the pickle, unless these are ignored.
+pub(super) fn check_end(pickle: &Pickle, options: &Options) -> Result<()> {
+    let (end, total) = (pickle.end, pickle.values.data().len());
+    if end == total || options.ignore_trailing {
+        return Ok(());
+    }
+    let text = format!("{} byte(s) after the pickle's end", total.saturating_sub(end));
+    Err(Error::new(Code::TrailingData, text).at(u64::try_from(end).unwrap_or(u64::MAX)))
 }
 
 /// Fails on the first unknown global or call.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::Opened;
 use crate::bytes::Source;
 use crate::error::{Code, Error, Result};
-use crate::index::{Deflated, StorageBytes};
+use crate::index::{Chunks, Deflated, Location, StorageBytes};
 use crate::parallel::{Cancel, lock_within};
 use crate::stream::Payload;
 
@@ -26,6 +26,9 @@ impl Opened {
             StorageBytes::Stored(source) => Ok(source),
             StorageBytes::Empty => Ok(empty()),
             StorageBytes::InPickle(_) => Err(Error::new(Code::Buffer, "the bytes are part of a pickle")),
+            StorageBytes::Chunks(_) => {
+                Err(Error::new(Code::Buffer, "the elements are in several chunks, or not in C order"))
+            }
             StorageBytes::Deflated(_) => {
                 Err(Error::new(Code::RecordCompressed, "the storage is compressed in the file"))
             }
@@ -38,21 +41,36 @@ impl Opened {
         let source = match self.index(id.0).bytes(id.1)? {
             StorageBytes::Stored(source) | StorageBytes::InPickle(source) => source,
             StorageBytes::Deflated(deflated) => self.inflate(id, &deflated, cancel)?,
+            StorageBytes::Chunks(_) => {
+                let text = "a tensor in chunks has no storage: read the tensor";
+                return Err(Error::new(Code::DtypeUnsupported, text));
+            }
             StorageBytes::Empty => empty(),
             StorageBytes::Meta => return Err(meta_error()),
         };
         Ok(Payload { source, big_endian: self.storage(id).big_endian })
     }
 
-    /// A storage's bytes as they are stored; `None` where they are compressed. Fails for a storage on the meta device.
+    /// A storage's bytes as they are stored; `None` where they are compressed or in chunks. Fails for a storage on the meta device.
     pub(crate) fn stored_payload(&self, id: (u32, u32)) -> Result<Option<Payload>> {
         let source = match self.index(id.0).bytes(id.1)? {
             StorageBytes::Stored(source) | StorageBytes::InPickle(source) => source,
-            StorageBytes::Deflated(_) => return Ok(None),
+            StorageBytes::Deflated(_) | StorageBytes::Chunks(_) => return Ok(None),
             StorageBytes::Empty => empty(),
             StorageBytes::Meta => return Err(meta_error()),
         };
         Ok(Some(Payload { source, big_endian: self.storage(id).big_endian }))
+    }
+
+    /// The chunks of a storage; `None` where its bytes are in one place.
+    pub(crate) fn chunks(&self, id: (u32, u32)) -> Result<Option<&Chunks>> {
+        if !matches!(self.storage(id).location, Location::Chunks(_)) {
+            return Ok(None);
+        }
+        Ok(match self.index(id.0).bytes(id.1)? {
+            StorageBytes::Chunks(chunks) => Some(chunks),
+            _ => None,
+        })
     }
 
     /// Inflates a deflated storage, or takes it from the cache. Threads do not wait for each other: two may inflate the same

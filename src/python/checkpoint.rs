@@ -8,7 +8,7 @@ use std::sync::Arc;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
-use pyo3::types::{PyList, PyString};
+use pyo3::types::{PyList, PyString, PyTuple};
 
 use super::buffer::Buffer;
 use super::file_object::FileObject;
@@ -17,7 +17,7 @@ use super::{objects, run};
 use crate::bytes::Io;
 use crate::checkpoint::Checkpoint as Core;
 use crate::container::metadata_bytes;
-use crate::index::{Options, Unknown};
+use crate::index::{Options, SavedValue, Unknown};
 use crate::limits::Limits;
 use crate::parallel::Cancel;
 
@@ -231,6 +231,19 @@ impl Checkpoint {
     /// Each file's object tree, in shard order. `wrap` is called with each `Tensor` and returns the object for the tree.
     fn objects<'py>(&self, py: Python<'py>, wrap: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyAny>>> {
         objects::trees(py, &self.0, wrap)
+    }
+
+    /// The name and path of each value of a distributed checkpoint that is no tensor.
+    fn saved_values<'py>(&self, py: Python<'py>) -> PyResult<Vec<(String, Bound<'py, PyTuple>)>> {
+        let named = |value: &SavedValue| -> PyResult<_> {
+            Ok((value.name.to_string(), objects::path_of(py, &self.0, 0, &value.path, &value.name)?))
+        };
+        self.0.saved_values().iter().map(named).collect()
+    }
+
+    /// Opens one of them.
+    fn open_value(&self, py: Python<'_>, position: usize) -> PyResult<Checkpoint> {
+        Ok(Checkpoint(run::detached(py, || self.0.open_value(position))?))
     }
 
     /// One file's object tree, made by a builder of torch's objects.

@@ -11,7 +11,7 @@ use super::Options;
 use super::budget::Budget;
 use super::doors::{DOORS, Entered, Role, Visit, safetensors};
 use super::report::{FileReport, Finding, Status, Verdict, short};
-use crate::bytes::Source;
+use crate::bytes::{Region, Source};
 use crate::container::{Format, is_container, sniff};
 use crate::error::{Code, Error, Result};
 use crate::index::{self, Index};
@@ -35,10 +35,29 @@ pub(super) fn scan_source(
     named: bool,
     options: &Options,
 ) -> Result<FileReport> {
+    scan_with(source, path, named, options, |scanner| scanner.top(source))
+}
+
+/// Scans a file of a distributed checkpoint: the ranges that readers load, each by itself.
+pub(super) fn scan_items(path: &Path, items: &[Region], options: &Options) -> Result<FileReport> {
+    let text = path.to_string_lossy().into_owned();
+    match Source::open(path) {
+        Ok(source) => scan_with(&source, Some(text), true, options, |scanner| scanner.items(&source, items)),
+        Err(error) => Ok(unreadable(FileReport::new(Some(text), options), &error)),
+    }
+}
+
+fn scan_with(
+    source: &Source,
+    path: Option<String>,
+    named: bool,
+    options: &Options,
+    scan: impl FnOnce(&mut Scanner<'_>) -> Result<()>,
+) -> Result<FileReport> {
     let report = FileReport::new(path, options);
     let mut scanner =
         Scanner { options, report, budget: Budget::new(&options.limits, source.len()), keys: HashSet::new() };
-    match scanner.top(source) {
+    match scan(&mut scanner) {
         Ok(()) => {}
         Err(error) if error.code() == Code::Cancelled => return Err(error),
         Err(error) if matches!(error.code(), Code::Io | Code::FileChanged) => {
@@ -83,6 +102,31 @@ impl Scanner<'_> {
             self.report.status = Status::Skipped;
         }
         source.check_unchanged()
+    }
+
+    /// Shows every item of a file to every door. Bytes outside the items were not scanned.
+    fn items(&mut self, source: &Source, items: &[Region]) -> Result<()> {
+        self.report.format = Some(Format::TorchDcp.name());
+        let mut end = 0_u64;
+        for item in items {
+            self.outside_items(end, item.start());
+            end = end.max(item.end());
+            let window = source.window(item.start(), item.len())?;
+            let label = inside(None, &format!("item at {}", item.start()));
+            let entered = self.source(&window, Some(&label), 1, Role::Loaded)?;
+            if !entered.any() {
+                self.report.unscanned(Some(&label), "an item in an unknown format", 0, window.len());
+            }
+        }
+        self.outside_items(end, source.len());
+        source.check_unchanged()
+    }
+
+    fn outside_items(&mut self, start: u64, end: u64) {
+        let len = end.saturating_sub(start);
+        if len > 0 {
+            self.report.unscanned(None, "bytes outside the items that the metadata states", start, len);
+        }
     }
 
     /// Shows a source to every door, and adds what the strict reader refuses. `label` names it in findings; `None` is the file

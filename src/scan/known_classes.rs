@@ -51,6 +51,8 @@ pub(super) enum State {
     Attributes,
     /// As [`Attributes`](State::Attributes); the one attribute that is named may be a function.
     AttributesAnd(&'static str),
+    /// A tuple of values of which none can be called.
+    Values,
     /// As [`Attributes`](State::Attributes); the names of an RNN's weights are lists of strings.
     Rnn,
     /// The attributes of joblib's wrapper of an array, which is of numbers or objects and no subclass.
@@ -92,6 +94,7 @@ fn row(line: &'static str) -> Option<(KnownClass, &'static str, &'static str)> {
         // Whether the argument that a function returns can be called is not looked up.
         ("none", _) => (State::Nothing, form == Form::Identity),
         ("attributes", _) => (State::Attributes, false),
+        ("values", _) => (State::Values, false),
         ("callable", _) => (State::Attributes, true),
         ("rnn", _) => (State::Rnn, true),
         ("array", _) => (State::Array, false),

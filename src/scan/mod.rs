@@ -13,6 +13,7 @@
 )]
 
 mod budget;
+mod distributed;
 mod doors;
 mod encoded;
 mod file;
@@ -27,6 +28,7 @@ mod walk;
 use std::path::Path;
 use std::sync::Arc;
 
+use self::distributed::Folders;
 use crate::bytes::{Bytes, ReadRanges, Source};
 use crate::error::Result;
 use crate::limits::Limits;
@@ -93,10 +95,14 @@ where
 {
     let mut report = Report::default();
     let mut options = options.clone();
+    let mut folders = Folders::default();
     for path in paths {
         for (path, named) in walk::files(path.as_ref())? {
             options.cancel.check()?;
-            let file = file::scan_path(&path, named, &options)?;
+            let file = match folders.items(&path, &options)? {
+                Some(items) => file::scan_items(&path, &items, &options)?,
+                None => file::scan_path(&path, named, &options)?,
+            };
             options.limits.report_bytes = options.limits.report_bytes.saturating_sub(file.bytes());
             report.files.push(file);
         }

@@ -1,5 +1,5 @@
-//! Concatenates several tensors into one destination along a dimension: every thread fills a range of whole rows of the
-//! destination with the elements of all parts, so no part is ever in memory by itself.
+//! Joins boxes of elements in one destination: concatenated tensors, and the chunks of a tensor. Every thread fills a range of whole
+//! rows of the destination with the elements of all parts that meet it, so no part is ever in memory by itself.
 
 use super::batch::{Task, fill_all};
 use super::plan::Piece;
@@ -7,69 +7,118 @@ use super::read::{
     Fill, PIECE_MIN_BYTES, Payload, check_bounds, fill_piece, incomplete_write, needs_prefault, prefault,
     read_mode, scratch,
 };
-use crate::error::Error;
-use crate::layout::{Dims, Layout, contiguous_strides};
+use crate::error::{Error, Result};
+use crate::layout::{Dims, Layout, contiguous_strides, numel};
 use crate::num::to_usize;
 use crate::parallel;
 
-/// Fills `out` with the parts concatenated along `dim`, C-contiguous. Their shapes are equal except in `dim`, and their casts are
-/// equal except for the signs. An error comes with the index of the part that failed.
+/// Elements, and where they belong in a destination: a box of its index space.
+#[derive(Clone, Debug)]
+pub struct JoinPart {
+    /// The storage's bytes.
+    pub payload: Payload,
+    /// The elements; its shape is that of the box.
+    pub layout: Layout,
+    /// The conversion. Its number of threads is ignored: that of the join counts.
+    pub how: Fill,
+    /// The index of the box's first element along each dimension of the destination.
+    pub offsets: Dims,
+}
+
+/// Fills `out`, which is C-contiguous and has this shape, with boxes that do not overlap and together cover it. Their casts are equal
+/// except for the signs. An error comes with the index of the part that failed.
 pub fn fill_joined(
-    parts: Vec<(Payload, Layout, Fill)>,
-    dim: usize,
+    mut parts: Vec<JoinPart>,
+    shape: &[u64],
     threads: Option<usize>,
     out: &mut [u8],
 ) -> Result<(), (usize, Error)> {
-    let Some((_, first, how)) = parts.first() else { return Ok(()) };
-    let itemsize = how.cast.to().itemsize();
-    let mut shape = first.shape.clone();
-    if let Some(size) = shape.get_mut(dim) {
-        let mut sizes = parts.iter().map(|(_, layout, _)| layout.shape.get(dim));
-        let sum = sizes.try_fold(0_u64, |sum, size| sum.checked_add(*size?));
-        *size = sum.ok_or_else(|| (0, incomplete_write()))?;
-    }
+    let Some(itemsize) = parts.first().map(|part| part.how.cast.to().itemsize()) else {
+        return if out.is_empty() { Ok(()) } else { Err((0, incomplete_write())) };
+    };
+    let strides = contiguous_strides(shape).ok_or_else(|| (0, incomplete_write()))?;
     let mut nbytes = 0_usize;
-    for (number, (payload, layout, how)) in parts.iter().enumerate() {
-        let same = |at: usize| at == dim || layout.shape.get(at) == shape.get(at);
-        if layout.shape.len() != shape.len()
-            || how.cast.to().itemsize() != itemsize
-            || !(0..shape.len()).all(same)
-        {
-            return Err((number, incomplete_write()));
-        }
-        let len = to_usize(layout.numel().saturating_mul(itemsize));
-        check_bounds(payload, layout, how.cast, len).map_err(|error| (number, error))?;
+    for (number, part) in parts.iter().enumerate() {
+        let len = part.check(shape, itemsize).map_err(|error| (number, error))?;
         nbytes = nbytes.saturating_add(len);
     }
-    if nbytes != out.len() {
+    let size = numel(shape).and_then(|numel| numel.checked_mul(itemsize));
+    if nbytes != out.len() || size != Some(out.len() as u64) {
         return Err((0, incomplete_write()));
     }
-    // The first dimension whose size is not 1. Unless it comes before `dim`, every part is a range of the destination.
-    match shape.iter().position(|&size| size != 1) {
-        Some(outer) if outer < dim => {
-            let rows =
-                RowJoin { strides: contiguous_strides(&shape).unwrap_or_default(), outer, dim, itemsize };
-            rows.fill(&parts, shape[outer], threads, out)
+    // Every part is a range of the destination, unless one has several rows that are not whole.
+    let mut order: Vec<usize> = (0..parts.len()).filter(|&at| parts[at].layout.numel() > 0).collect();
+    if order.iter().all(|&at| parts[at].is_range_of(shape)) {
+        order.sort_by_cached_key(|&at| parts[at].start(&strides));
+        return fill_ranges(parts, &order, &strides, itemsize, threads, out);
+    }
+    let Some(outer) = shape.iter().position(|&size| size != 1) else {
+        return Err((0, incomplete_write()));
+    };
+    for part in &mut parts {
+        part.how.threads = Some(1);
+    }
+    let rows = RowJoin { strides, outer, itemsize };
+    rows.fill(&parts, shape[outer], threads, out)
+}
+
+impl JoinPart {
+    /// Checks that it lies inside a destination of this shape, and gives its bytes there.
+    fn check(&self, shape: &[u64], itemsize: u64) -> Result<usize> {
+        let JoinPart { payload, layout, how, offsets } = self;
+        let fits = |at: usize| offsets[at].checked_add(layout.shape[at]).is_some_and(|end| end <= shape[at]);
+        if layout.shape.len() != shape.len()
+            || offsets.len() != shape.len()
+            || how.cast.to().itemsize() != itemsize
+            || !(0..shape.len()).all(fits)
+        {
+            return Err(incomplete_write());
         }
-        _ => fill_ranges(parts, itemsize, threads, out),
+        let len = to_usize(layout.numel().saturating_mul(itemsize));
+        check_bounds(payload, layout, how.cast, len)?;
+        // A dtype without a sign is refused before anything is read, even if there is nothing to read.
+        how.signs.apply(how.cast.from(), &mut [])?;
+        Ok(len)
+    }
+
+    /// Whether its elements are neighbours in a C-contiguous destination of this shape.
+    fn is_range_of(&self, shape: &[u64]) -> bool {
+        let sizes = &self.layout.shape;
+        let cut = sizes.iter().position(|&size| size != 1).unwrap_or(sizes.len());
+        sizes.iter().zip(shape).skip(cut + 1).all(|(size, whole)| size == whole)
+    }
+
+    /// The position of its first element in the destination.
+    fn start(&self, strides: &[u64]) -> u64 {
+        self.offsets.iter().zip(strides).map(|(&offset, &stride)| offset.saturating_mul(stride)).sum()
     }
 }
 
 fn fill_ranges(
-    parts: Vec<(Payload, Layout, Fill)>,
+    parts: Vec<JoinPart>,
+    order: &[usize],
+    strides: &[u64],
     itemsize: u64,
     threads: Option<usize>,
     out: &mut [u8],
 ) -> Result<(), (usize, Error)> {
-    let mut tasks = Vec::with_capacity(parts.len());
-    let mut rest = out;
-    for (number, (payload, layout, how)) in parts.into_iter().enumerate() {
-        let len = to_usize(layout.numel().saturating_mul(itemsize));
-        let (out, tail) = rest.split_at_mut_checked(len).ok_or_else(|| (number, incomplete_write()))?;
+    let mut parts: Vec<Option<JoinPart>> = parts.into_iter().map(Some).collect();
+    let mut tasks = Vec::with_capacity(order.len());
+    let (mut rest, mut end) = (out, 0_u64);
+    for &number in order {
+        let failed = || (number, incomplete_write());
+        let part = parts[number].take().ok_or_else(failed)?;
+        if part.start(strides) != end {
+            return Err(failed());
+        }
+        end = end.saturating_add(part.layout.numel());
+        let len = to_usize(part.layout.numel().saturating_mul(itemsize));
+        let (out, tail) = rest.split_at_mut_checked(len).ok_or_else(failed)?;
+        let JoinPart { payload, layout, how, .. } = part;
         tasks.push(Task { payload, layout, how, out });
         rest = tail;
     }
-    fill_all(tasks, threads)
+    fill_all(tasks, threads).map_err(|(task, error)| (order.get(task).copied().unwrap_or(0), error))
 }
 
 /// A join inside rows of the destination, which are its indices along the outermost dimension.
@@ -77,27 +126,20 @@ struct RowJoin {
     /// The strides of the destination, in elements.
     strides: Dims,
     outer: usize,
-    dim: usize,
     itemsize: u64,
 }
 
 impl RowJoin {
     fn fill(
         &self,
-        parts: &[(Payload, Layout, Fill)],
+        parts: &[JoinPart],
         rows: u64,
         threads: Option<usize>,
         out: &mut [u8],
     ) -> Result<(), (usize, Error)> {
-        let Some(row_bytes) = self.strides.get(self.outer).map(|stride| stride.saturating_mul(self.itemsize))
-        else {
-            return Err((0, incomplete_write()));
-        };
+        let row_bytes = self.strides[self.outer].saturating_mul(self.itemsize);
         if row_bytes == 0 || rows == 0 {
             return Ok(());
-        }
-        for (number, (_, _, how)) in parts.iter().enumerate() {
-            how.signs.apply(how.cast.from(), &mut []).map_err(|error| (number, error))?;
         }
         let bytes = out.len() as u64;
         let threads = parallel::threads(bytes, threads);
@@ -106,41 +148,51 @@ impl RowJoin {
         let ranges = ranges.map(|(number, out)| (number as u64 * rows_per_range, out));
         parallel::for_each(threads, ranges, scratch, |scratch, (first_row, out)| {
             let count = out.len() as u64 / row_bytes;
+            let pieces: Vec<(usize, RowPiece)> = (parts.iter().enumerate())
+                .filter_map(|(number, part)| Some((number, self.piece(part, first_row, count)?)))
+                .collect();
             // Before any part is written, as the parts' elements interleave.
-            let mut filled_parts = parts.iter().filter(|(_, layout, _)| layout.numel() > 0);
-            let transposed = filled_parts
-                .find(|(_, layout, how)| needs_prefault(&self.piece(layout, first_row, count), how));
-            if let Some((_, _, how)) = transposed {
-                prefault(&how.cancel, out).map_err(|error| (0, error))?;
+            let transposed =
+                pieces.iter().find(|(number, row)| needs_prefault(&row.piece, &parts[*number].how));
+            if let Some((number, _)) = transposed {
+                prefault(&parts[*number].how.cancel, out).map_err(|error| (*number, error))?;
             }
-            let mut start_in_dim = 0_u64;
-            for (number, (payload, layout, how)) in parts.iter().enumerate() {
-                let start = to_usize(
-                    start_in_dim.saturating_mul(self.strides[self.dim]).saturating_mul(self.itemsize),
-                );
-                start_in_dim += layout.shape[self.dim];
-                if layout.numel() == 0 {
-                    continue;
-                }
-                let part = out.get_mut(start..).unwrap_or_default();
-                let piece = self.piece(layout, first_row, count);
+            for (number, RowPiece { piece, start }) in pieces {
+                let JoinPart { payload, layout, how, .. } = &parts[number];
+                let part = out.get_mut(to_usize(start.saturating_mul(self.itemsize))..).unwrap_or_default();
                 let bytes = piece.numel.saturating_mul(how.cast.from().itemsize());
                 let reader = read_mode(payload, layout, bytes).reader(&payload.source);
                 fill_piece(payload, &piece, how, &reader, scratch, part).map_err(|error| (number, error))?;
             }
             Ok(())
         })?;
-        for (number, (payload, _, _)) in parts.iter().enumerate() {
-            payload.source.check_unchanged().map_err(|error| (number, error))?;
+        for (number, part) in parts.iter().enumerate() {
+            part.payload.source.check_unchanged().map_err(|error| (number, error))?;
         }
         Ok(())
     }
 
-    /// A part's elements of `count` rows from `first_row`.
-    fn piece(&self, layout: &Layout, first_row: u64, count: u64) -> Piece {
+    /// A part's elements in `count` rows from `first_row`; `None` where it has none there.
+    fn piece(&self, part: &JoinPart, first_row: u64, count: u64) -> Option<RowPiece> {
+        let JoinPart { layout, offsets, .. } = part;
+        let (begin, size) = (offsets[self.outer], layout.shape[self.outer]);
+        let first = first_row.max(begin);
+        let end = (first_row + count).min(begin + size);
+        if first >= end || layout.numel() == 0 {
+            return None;
+        }
         let mut shape = layout.shape.clone();
-        shape[self.outer] = count;
-        let src = layout.offset + first_row * layout.strides[self.outer];
-        Piece::strided(&shape, &layout.strides, &self.strides, src)
+        shape[self.outer] = end - first;
+        let src = layout.offset + (first - begin) * layout.strides[self.outer];
+        let inner = offsets.iter().zip(&self.strides).skip(self.outer + 1);
+        let start = (first - first_row) * self.strides[self.outer]
+            + inner.map(|(&offset, &stride)| offset * stride).sum::<u64>();
+        Some(RowPiece { piece: Piece::strided(&shape, &layout.strides, &self.strides, src), start })
     }
+}
+
+/// Elements of a part, and the position of the first one in a range of rows of the destination.
+struct RowPiece {
+    piece: Piece,
+    start: u64,
 }

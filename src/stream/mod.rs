@@ -16,7 +16,7 @@ mod write;
 
 pub use batch::{Task, fill_all};
 pub use cut::ResultSlice;
-pub use join::fill_joined;
+pub use join::{JoinPart, fill_joined};
 pub use queue::{Queue, Taken};
 pub use read::{
     Fill, Payload, Signs, allocate_aligned, destination_offset, fill, is_worth_aligning, result_bytes,

@@ -5,7 +5,7 @@ use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::layout::{Dims, Layout, TensorIndex, numel};
 use crate::sink::{Array, HostBuffer};
-use crate::stream::{self, Fill, Payload};
+use crate::stream::{self, JoinPart};
 
 /// Tensors of one dtype, concatenated along one dimension. Nothing is read until it is materialized.
 #[derive(Clone, Debug)]
@@ -195,15 +195,23 @@ impl Joined {
 
     fn fill(&self, request: &Request, recycled: bool, out: &mut [u8]) -> Result<()> {
         let dtype = request.dtype.unwrap_or(self.dtype());
-        let open = |part: &Tensor| -> Result<(Payload, Layout, Fill)> {
-            let how = part.fill_options(dtype, request, recycled)?;
-            Ok((part.opened.payload(part.storage(), &request.cancel)?, part.layout.clone(), how))
+        let open = |part: &Tensor| -> Result<Vec<JoinPart>> {
+            part.join_parts(&part.layout, &part.fill_options(dtype, request, recycled)?)
         };
-        let parts =
-            self.parts.iter().map(|part| part.with_context(open(part))).collect::<Result<Vec<_>>>()?;
-        let dim = if self.parts.len() == 1 { 0 } else { self.dim };
-        stream::fill_joined(parts, dim, request.threads, out)
-            .map_err(|(part, error)| self.parts.get(part).unwrap_or(self.first()).add_context(error))
+        // A part may consist of several chunks.
+        let (mut boxes, mut owners, mut begin) = (Vec::new(), Vec::new(), 0);
+        for part in &self.parts {
+            for mut one in part.with_context(open(part))? {
+                if let Some(offset) = one.offsets.get_mut(self.dim) {
+                    *offset = offset.saturating_add(begin);
+                }
+                boxes.push(one);
+                owners.push(part);
+            }
+            begin = begin.saturating_add(part.layout.shape.get(self.dim).copied().unwrap_or(0));
+        }
+        stream::fill_joined(boxes, &self.shape, request.threads, out)
+            .map_err(|(part, error)| owners.get(part).unwrap_or(&self.first()).add_context(error))
     }
 
     fn first(&self) -> &Tensor {

@@ -3,11 +3,12 @@
 use super::{Order, Request, Tensor, is_view_unavailable};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
+use crate::index::ChunkBytes;
 use crate::kernel::{self, Cast};
-use crate::layout::Layout;
+use crate::layout::{Dims, Layout};
 use crate::limits::Limits;
 use crate::sink::{self, Array, HostBuffer, Unfilled};
-use crate::stream::{self, Fill, Signs, Task};
+use crate::stream::{self, Fill, JoinPart, Payload, Signs, Task};
 
 /// How a tensor is materialized for one request.
 #[derive(Debug)]
@@ -145,14 +146,15 @@ impl Tensor {
         }
     }
 
-    /// The task that fills memory with an owned result. A dequantized result is filled at once, and gives `None`.
+    /// The task that fills memory with an owned result. A dequantized result, and one in chunks, is
+    /// filled at once, and gives `None`.
     pub(crate) fn fill_task<'a>(
         &self,
         owned: &OwnedPlan,
         request: &Request,
         memory: &'a mut Unfilled,
     ) -> Result<Option<Task<'a>>> {
-        if self.dequantization(request).is_some() {
+        if self.dequantization(request).is_some() || self.is_in_chunks()? {
             self.fill(&owned.layout, owned.dtype, request, false, memory.bytes_mut())?;
             return Ok(None);
         }
@@ -211,7 +213,38 @@ impl Tensor {
             return self.dequantize(quantization, layout, dtype, request, out);
         }
         let how = self.fill_options(dtype, request, recycled)?;
+        if self.is_in_chunks()? {
+            let parts = self.join_parts(layout, &how)?;
+            return stream::fill_joined(parts, &layout.shape, request.threads, out)
+                .map_err(|(_, error)| error);
+        }
         stream::fill(&self.opened.payload(self.storage(), &request.cancel)?, layout, &how, out)
+    }
+
+    /// Whether the elements are in several chunks, or in one that is not in C order.
+    pub(super) fn is_in_chunks(&self) -> Result<bool> {
+        Ok(self.opened.chunks(self.storage())?.is_some())
+    }
+
+    /// The parts that a selection of the storage's elements is joined from: one, or those of the chunks that it meets.
+    pub(super) fn join_parts(&self, layout: &Layout, how: &Fill) -> Result<Vec<JoinPart>> {
+        let Some(chunks) = self.opened.chunks(self.storage())? else {
+            let payload = self.opened.payload(self.storage(), &how.cancel)?;
+            let offsets = Dims::from_elem(0, layout.ndim());
+            return Ok(vec![JoinPart { payload, layout: layout.clone(), how: how.clone(), offsets }]);
+        };
+        let parts = chunks.parts(layout, &how.cancel)?.into_iter().map(|part| {
+            let ChunkBytes { source, big_endian, flags, .. } = part.bytes;
+            let payload = Payload { source: source.clone(), big_endian: *big_endian };
+            let signs = Signs { conjugate: flags.conjugate, negative: flags.negative };
+            JoinPart {
+                payload,
+                layout: part.layout,
+                how: Fill { signs, ..how.clone() },
+                offsets: part.offsets,
+            }
+        });
+        Ok(parts.collect())
     }
 
     pub(super) fn fill_options(&self, dtype: DType, request: &Request, recycled: bool) -> Result<Fill> {

@@ -11,14 +11,20 @@ impl Tensor {
         // At most one inflated storage is cached: this tensor's.
         self.opened.evict_inflated(Some(self.storage()));
         let dtype = self.result_dtype(&request);
-        if self.dequantization(&request).is_none() {
+        let in_chunks = self.is_in_chunks()?;
+        if self.dequantization(&request).is_none() && !in_chunks {
             let how = self.fill_options(dtype, &request, false)?;
             let payload = self.opened.payload(self.storage(), &request.cancel)?;
             let layout = self.result_layout(&request.order)?;
             return Ok(ResultData::Elements(Box::new(Elements { payload, layout, how })));
         }
         let ordered = self.map_layouts(|layout| request.order.apply(layout))?;
-        let request = Request { order: Order::Same, dtype: Some(dtype), ..request };
+        let mut request = Request { order: Order::Same, dtype: Some(dtype), ..request };
+        if in_chunks {
+            // Refused here rather than in the middle of the slices.
+            self.fill_options(dtype, &request, false)?;
+            request.threads = Some(1);
+        }
         let shape = ordered.layout.shape.clone();
         let fill = move |slice: &ResultSlice, out: &mut [u8]| {
             let tensor = ordered.index(&slice_index(slice, ordered.layout.ndim())?)?;

@@ -367,13 +367,13 @@ def distributed(folder: Path) -> list[Path]:
     files = sorted((folder / "dcp").glob("*.distcp"))
     assert (folder / "dcp" / ".metadata").exists()
     assert files
-    return [folder / "dcp", *files]
+    return files
 
 
 REFUSED: dict[str, Callable[[Path], Sequence[bytes | Path]]] = {
     "tar archive of torch 0.1": lambda _: [tar()],
     "torch.export archive (.pt2)": lambda _: [pt2()],
-    "distributed checkpoint of torch (`.metadata` and `.distcp`)": distributed,
+    "file of chunks (`.distcp`) of a distributed checkpoint": distributed,
     "GGUF": lambda _: [b"GGUF\x03\0\0\0" + bytes(16)],
     "HDF5": lambda _: [b"\x89HDF\r\n\x1a\n" + bytes(88)],
     "Keras archive (.keras)": lambda _: [keras()],

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::support::{f32s, st};
 use rustload::internals::bytes::Source;
 use rustload::internals::kernel::Cast;
-use rustload::internals::stream::{self, Fill, Payload, Signs};
+use rustload::internals::stream::{self, Fill, JoinPart, Payload, Signs};
 use rustload::{
     Cancel, Checkpoint, Code, DType, Joined, Layout, Options, Order, Output, Request, Stream, StreamOptions,
     Taken, TensorIndex,
@@ -151,8 +151,14 @@ fn a_layout_outside_its_storage_is_an_internal_error() {
         let mut out = [0_u8; 64];
         let found = stream::fill(&payload, &layout, &options, &mut out);
         assert_eq!(found.unwrap_err().code(), Code::InternalError, "{layout:?}");
-        let parts = vec![(payload.clone(), layout.clone(), options.clone()); 2];
-        let found = stream::fill_joined(parts, 0, Some(1), &mut [0; 128]);
+        let offsets = layout.shape.iter().map(|_| 0).collect();
+        let part =
+            JoinPart { payload: payload.clone(), layout: layout.clone(), how: options.clone(), offsets };
+        let mut other = part.clone();
+        other.offsets[0] = layout.shape[0];
+        let mut whole = layout.shape.clone();
+        whole[0] = whole[0].saturating_mul(2);
+        let found = stream::fill_joined(vec![part, other], &whole, Some(1), &mut [0; 128]);
         assert_eq!(found.unwrap_err().1.code(), Code::InternalError, "{layout:?}");
         assert_eq!(out, [0; 64]);
     }

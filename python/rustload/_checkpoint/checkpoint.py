@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rustload._checkpoint.distributed import object_tree
 from rustload._checkpoint.tensors import TensorMapping
 from rustload._common.patterns import unknown_name
 from rustload._common.sizes import format_bytes
@@ -154,14 +156,19 @@ class Checkpoint(TensorMapping):
 
         Values of unknown classes are `rustload.Opaque`, and names of classes and functions are `rustload.Global`; nothing that
         the file names is called. For safetensors and NumPy files it is a dict of the tensors. For several files it is one merged
-        dict if all roots are dicts, and a dict by file name otherwise.
+        dict if all roots are dicts, and a dict by file name otherwise. For a distributed checkpoint it is what was saved; its
+        values are read now, each through the same reader as a file.
 
         Raises:
             LimitError: The tree is nested more deeply than `Limits.depth`, or has too many values.
         """
         self._check_open()
         if self._objects is None:
-            trees = self._core.objects(lambda core: LazyTensor._wrap(core, self._context))
+            wrap = functools.partial(LazyTensor._wrap, context=self._context)
+            if self.format == "torch-dcp":
+                self._objects = object_tree(self._core, wrap)
+                return self._objects
+            trees = self._core.objects(wrap)
             if len(trees) == 1:
                 self._objects = trees[0]
             elif all(isinstance(tree, dict) for tree in trees):

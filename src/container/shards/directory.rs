@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use super::{DISTRIBUTED, Shards, distributed, index_file, missing};
+use super::{Shards, distributed, index_file, missing};
 use crate::error::{Code, Error, Result, ResultExt};
 use crate::limits::Limits;
 
@@ -41,7 +41,7 @@ const PICKLES: NamingScheme = NamingScheme {
 /// Stems of the files that trainers write beside the weights.
 const TRAINER_FILES: &[&str] = &["training_args", "optimizer", "scheduler", "scaler", "rng_state"];
 
-enum Choice {
+pub(super) enum Choice {
     Index(String),
     Files(Vec<String>),
 }
@@ -54,21 +54,29 @@ pub(super) fn resolve(directory: &Path, limits: &Limits) -> Result<Shards> {
     let mut notes = Vec::new();
     let choice = match SAFETENSORS.pick(&weights, directory)? {
         Some(choice) => {
+            if distributed::has_chunks(&names) {
+                notes.push(
+                    "the directory also has a distributed checkpoint; the safetensors files were used"
+                        .to_owned(),
+                );
+            }
             if !matches!(PICKLES.pick(&weights, directory), Ok(None)) {
                 notes
                     .push("the directory also has PyTorch files; the safetensors files were used".to_owned());
             }
             Some(choice)
         }
+        // Programs write pickles of other state beside the chunks of a distributed checkpoint.
+        None if distributed::has_chunks(&names) => Some(distributed::pick(&names, directory)?),
         None => match PICKLES.pick(&weights, directory)? {
             Some(choice) => Some(choice),
-            None => PICKLES.pick(&names, directory)?,
+            None => match PICKLES.pick(&names, directory)? {
+                None if distributed::has_metadata(directory) => Some(distributed::pick(&names, directory)?),
+                choice => choice,
+            },
         },
     };
     let mut shards = match choice {
-        None if names.iter().any(|name| name.ends_with(&format!(".{DISTRIBUTED}"))) => {
-            return Err(distributed(directory).in_file(directory));
-        }
         None => return Err(no_checkpoint(directory)),
         Some(Choice::Index(name)) => index_file::read(&directory.join(name), limits)?,
         Some(Choice::Files(names)) => {

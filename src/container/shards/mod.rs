@@ -1,10 +1,13 @@
 //! Resolves paths to the files of a checkpoint: one file, a list of files, a Hugging Face index, or a directory of any of these.
 //!
+//! The file of a distributed checkpoint of torch is its `.metadata`, which names the others.
+//!
 //! Refused: a malformed index or one that names files outside its directory, an incomplete set of shards (all missing names are
-//! listed), a directory with several unrelated checkpoints or none, and the files of torch's distributed checkpoints, which are
-//! concatenated archives that cannot be interpreted without their `.metadata`.
+//! listed), a directory with several unrelated checkpoints or none, and a single file of chunks of a distributed checkpoint, which
+//! cannot be interpreted without the metadata.
 
 mod directory;
+mod distributed;
 mod index_file;
 
 use std::collections::BTreeMap;
@@ -41,8 +44,8 @@ pub fn resolve(paths: &[PathBuf], limits: &Limits) -> Result<Shards> {
                     let text = "a list of shards may hold neither directories nor index files";
                     return Err(Error::new(Code::Value, text).in_file(path));
                 }
-                if path.extension().is_some_and(|extension| extension == DISTRIBUTED) {
-                    return Err(distributed(path.parent().unwrap_or(path)).in_file(path));
+                if distributed::is_chunks(path) {
+                    return Err(distributed::lone_chunks(path));
                 }
             }
             Ok(Shards { files: files.to_vec(), ..Shards::default() })
@@ -59,20 +62,6 @@ fn is_directory(path: &Path) -> Result<bool> {
 fn is_index(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     name.ends_with(".json") && name.contains(".index.")
-}
-
-/// The extension of the files that `torch.distributed.checkpoint` writes (torch/distributed/checkpoint/filesystem.py: `DEFAULT_SUFFIX`).
-const DISTRIBUTED: &str = "distcp";
-
-/// The error for a distributed checkpoint in `directory`.
-fn distributed(directory: &Path) -> Error {
-    let shown_directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
-    let text = "this is a distributed checkpoint of torch (.metadata and .distcp files), which is not read";
-    let command = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch";
-    Error::new(Code::UnknownFormat, text).note(format!(
-        "If you trust it, put it together with `{command} {} out.pt`, which unpickles .metadata, and open out.pt.",
-        shown_directory.display()
-    ))
 }
 
 /// The error for missing shards; it lists all of them.

@@ -38,18 +38,27 @@ fn a_file_resolves_to_itself_and_a_list_keeps_its_order() {
 }
 
 #[test]
-fn a_distributed_checkpoint_is_an_error_that_names_the_converter() {
+fn the_file_of_a_distributed_checkpoint_is_its_metadata() {
     let files = [".metadata", "__0_0.distcp", "__1_0.distcp"];
+    assert_eq!(picked(&files).unwrap(), [".metadata"]);
+    assert_eq!(picked(&[".metadata", "__0_0.distcp", "common.pt"]).unwrap(), [".metadata"]);
+    assert_eq!(picked(&[".metadata", "__0_0.distcp", "optimizer.bin"]).unwrap(), [".metadata"]);
+    assert_eq!(picked(&[".metadata"]).unwrap(), [".metadata"]);
+    assert_eq!(picked(&[".metadata", "model.pt"]).unwrap(), ["model.pt"]);
     let directory = directory(&files);
     let part = |name: &str| directory.path().join(name);
     let several = [part("__0_0.distcp"), part("__1_0.distcp")];
-    for given in [&[directory.path().to_owned()][..], &several[..1], &several] {
+    for given in [&several[..1], &several] {
         let error = resolve(given, &Limits::default()).unwrap_err();
         assert_eq!(error.code(), Code::UnknownFormat);
         assert!(error.message().contains("distributed checkpoint"));
-        let command = format!("format_utils dcp_to_torch {} out.pt", directory.path().display());
-        assert!(error.next_step().unwrap().contains(&command));
+        assert!(error.next_step().unwrap().contains(&directory.path().display().to_string()));
     }
+    assert_eq!(resolve_one(&part(".metadata")).unwrap().files, [part(".metadata")]);
+    let code = |files: &[&str]| picked(files).unwrap_err().code();
+    assert_eq!(code(&["__0_0.distcp", ".metadata.tmp"]), Code::DcpUnfinished);
+    assert_eq!(code(&["__0_0.distcp"]), Code::DcpUnfinished);
+    assert_eq!(code(&["__0_0.distcp", "__1_0.distcp", "__0.metadata", "__1.metadata"]), Code::DcpRankLocal);
     // Weights beside the distributed files take precedence.
     assert_eq!(picked(&[".metadata", "__0_0.distcp", "model.safetensors"]).unwrap(), ["model.safetensors"]);
 }

@@ -112,14 +112,23 @@ fn with_export<'py>(
 
 /// A tensor's path as a tuple of keys and indices; empty for a tensor without a name.
 pub(super) fn path<'py>(py: Python<'py>, tensor: &CoreTensor) -> PyResult<Bound<'py, PyTuple>> {
-    let steps = match tensor.path() {
-        Some(Path::Steps(steps)) => steps,
-        Some(Path::Name) => return PyTuple::new(py, [tensor.name()]),
-        None => return Ok(PyTuple::empty(py)),
-    };
-    let checkpoint = tensor.checkpoint();
-    let tree = checkpoint.trees().nth(tensor.shard() as usize).and_then(|(_, tree)| tree);
-    let Some(tree) = tree else { return PyTuple::new(py, [tensor.name()]) };
+    match tensor.path() {
+        Some(path) => path_of(py, &tensor.checkpoint(), tensor.shard() as usize, path, tensor.name()),
+        None => Ok(PyTuple::empty(py)),
+    }
+}
+
+/// The path of a value of this file as a tuple of keys and indices.
+pub(super) fn path_of<'py>(
+    py: Python<'py>,
+    checkpoint: &Checkpoint,
+    shard: usize,
+    path: &Path,
+    name: &str,
+) -> PyResult<Bound<'py, PyTuple>> {
+    let Path::Steps(steps) = path else { return PyTuple::new(py, [name]) };
+    let tree = checkpoint.trees().nth(shard).and_then(|(_, tree)| tree);
+    let Some(tree) = tree else { return PyTuple::new(py, [name]) };
     // Made for the first key that is neither a string nor an integer.
     let mut export: Option<Export<'_, '_>> = None;
     let mut out: Vec<Bound<'_, PyAny>> = Vec::with_capacity(steps.len());

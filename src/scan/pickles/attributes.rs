@@ -52,6 +52,9 @@ impl Understanding<'_> {
             (Target::Object(State::AttributesAnd(function)), Value::Dict(pairs)) => {
                 self.attributes(pairs, function)
             }
+            (Target::Object(State::Values), Value::Tuple(items)) => {
+                items.iter().find_map(|&item| self.may_be_called(item).then_some(Problem::Callable(item)))
+            }
             (Target::Object(State::Rnn), Value::Dict(pairs)) => {
                 self.attributes(pairs, "").or_else(|| self.rnn(pairs))
             }

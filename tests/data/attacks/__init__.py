@@ -10,6 +10,7 @@ from __future__ import annotations
 from attacks import (
     a_files,
     c_calls,
+    d_distributed,
     l_legacy,
     n_numpy,
     p_pickle,
@@ -32,6 +33,7 @@ __all__ = [
     "Case",
     "a_files",
     "c_calls",
+    "d_distributed",
     "l_legacy",
     "n_numpy",
     "p_pickle",

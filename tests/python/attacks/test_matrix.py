@@ -127,6 +127,7 @@ def test_every_id_of_the_matrix_has_a_case():
         "R": 17,
         "T": 36,
         "L": 24,
+        "D": 14,
         "S": 30,
         "N": 23,
         "Y": 9,

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
+from attacks.distributed import Folder, archive, chunk
+from attacks.distributed import tensor as described
 from support import DTYPES, patterns, safetensors_bytes
 
 if TYPE_CHECKING:
@@ -356,4 +358,30 @@ def test_transfer_and_cast_rates_are_measured_once(on_fake: Run) -> None:
     assert _rustload.cast_rate("float32", "bf16", None) == _rustload.cast_rate("float32", "bfloat16", None) > 1e6
     clean(upload)
     """
+    )
+
+
+def test_tensors_in_chunks_equal_the_cpus(on_fake: Run, tmp_path: Path) -> None:
+    cells = [(row, column) for row in (0, 150) for column in (0, 100, 200)]
+    items = [("w", cell, archive(150, 100, value=15_000.0 * at)) for at, cell in enumerate(cells)]
+    chunks = [chunk(cell, (150, 100)) for cell in cells]
+    rows = [("r", (at * 70,), archive(70, value=70.0 * at)) for at in range(3)]
+    tensors = {
+        "w": described((300, 300), *chunks),
+        "r": described((210,), *(chunk((at * 70,), (70,)) for at in range(3))),
+    }
+    folder = Folder(tensors, [*items, *rows], None).write(tmp_path)
+    on_fake(
+        COMPARE
+        + """
+    ckpt = rustload.open(sys.argv[1])
+    upload = _rustload.upload(0, window=1 << 28, threads=2)
+    grid = ckpt["w"]
+    same(upload, [grid, ckpt["r"], grid[10:20], grid[:, 5]], Request())
+    same(upload, [grid, grid[100:, 50:250:3]], Request(transpose=True))
+    same(upload, [grid, ckpt["r"]], Request(dtype="bfloat16"))
+    clean(upload)
+""",
+        folder,
+        **SMALL,
     )
