@@ -26,6 +26,7 @@ UNDERSTOOD = {
     "_reconstruct",
     "ndarray",
     "dtype",
+    "NumpyArrayWrapper",
 }
 """Names of which the files here are made."""
 
