@@ -22,6 +22,9 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+collect_ignore = ["ranks_child.py", "tensor_parallel_child.py"]
+"""Programs that tests run in processes of their own."""
+
 
 @pytest.fixture
 def save(tmp_path: Path) -> Callable[..., Path]:
