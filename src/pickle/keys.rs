@@ -92,6 +92,17 @@ impl Values {
         Ok(entries)
     }
 
+    /// For each pair, the number of its entry in [`Values::unique`].
+    pub fn entry_numbers(&self, pairs: &[(Handle, Handle)]) -> Result<Vec<usize>> {
+        let mut numbers_of = HashMap::new();
+        numbers_of.try_reserve(pairs.len()).map_err(|_| no_memory())?;
+        let numbers = pairs.iter().map(|&(key, _)| {
+            let next = numbers_of.len();
+            *numbers_of.entry(self.arena.key(&self.data, key)).or_insert(next)
+        });
+        Ok(numbers.collect())
+    }
+
     /// Whether [`Values::unique`] compares a key as Python does: not a tuple, or a long string or integer, that no opcode made a key.
     pub fn is_comparable_key(&self, key: Handle) -> bool {
         match self.arena.node(key) {

@@ -4,7 +4,6 @@
 //! `pickle::keys` compares what the opcodes make; to it, two calls differ. In Python `torch.Size([1])` and `(1,)` are one key.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 
 use super::{Object, View};
 use crate::error::Result;
@@ -29,23 +28,25 @@ impl View<'_> {
         }
         let mut positions: HashMap<Vec<u8>, usize> = HashMap::new();
         let mut merged: Vec<(Handle, Handle)> = Vec::new();
+        // By entry, its position in `merged`.
+        let mut merged_into = Vec::with_capacity(entries.len());
         for (key, value) in entries {
             let mut spelled = Vec::new();
             let mut values_left = KEY_MAX_VALUES;
-            if self.spell(key, &mut spelled, &mut values_left).is_none() {
+            let position = match self.spell(key, &mut spelled, &mut values_left) {
+                Some(()) => *positions.entry(spelled).or_insert(merged.len()),
+                None => merged.len(),
+            };
+            if position == merged.len() {
                 merged.push((key, value));
-                continue;
             }
-            match positions.entry(spelled) {
-                Entry::Vacant(position) => {
-                    position.insert(merged.len());
-                    merged.push((key, value));
-                }
-                Entry::Occupied(position) => {
-                    if let Some(entry) = merged.get_mut(*position.get()) {
-                        entry.1 = value;
-                    }
-                }
+            merged_into.push(position);
+        }
+        // The last value in program order, whichever of the equal keys it was set by.
+        for (number, &(_, value)) in self.values.entry_numbers(pairs)?.into_iter().zip(pairs) {
+            let position = merged_into.get(number).copied().unwrap_or(usize::MAX);
+            if let Some(entry) = merged.get_mut(position) {
+                entry.1 = value;
             }
         }
         Ok(merged)

@@ -421,6 +421,16 @@ family(
     "X125",
     "two keys of a dict that are equal by what their calls return",
     {
+        "between": lambda: around(
+            mapped(
+                (TRUE, tensor((4,))),
+                (call("builtins.complex", number(1.0), number(-0.0)), tensor((1,))),
+                (integer(1), tensor((2,))),
+                (text("c"), tensor((3,))),
+            )
+        )
+    }
+    | {
         key: (
             lambda one=one, two=two: around(
                 mapped((one, tensor((1,))), (two, tensor((2,))), (text("c"), tensor((3,))))
