@@ -31,6 +31,8 @@ _INDEX = re.compile(
 )
 _PIPELINES = ("model_index.json", "modules.json")
 """Files that say that the subfolders are parts of the model: diffusers' and sentence-transformers'."""
+_DISTRIBUTED = ".metadata"
+"""The file that makes a folder a distributed checkpoint of torch."""
 
 
 class Source(NamedTuple):
@@ -93,6 +95,8 @@ def _in_folder(root: str) -> list[Source]:
         if any(os.path.splitext(name)[1] in _SUFFIXES for name in names):  # noqa: PTH122 - pathlib is slow to import
             # Files of other names: `rustload.open` chooses, or says why not.
             return [Source("", root, None)]
+        if os.path.exists(os.path.join(root, _DISTRIBUTED)):  # noqa: PTH110, PTH118
+            return [Source("", root, "model")]
     with os.scandir(root) as entries:
         folders = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
     for name in folders:
@@ -148,7 +152,7 @@ def _stem(matched: re.Match[str]) -> str:
 
 def file_name_for(path: str) -> str:
     """The name of the safetensors file that is made of a file: `model.safetensors` for `pytorch_model.bin`."""
-    name = os.path.basename(path)  # noqa: PTH119
+    name = os.path.basename(path).lstrip(".") or "model"  # noqa: PTH119
     stem, suffix = os.path.splitext(name)  # noqa: PTH122
     if suffix.lower() not in _SUFFIXES:
         stem = name
