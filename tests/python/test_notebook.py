@@ -154,7 +154,7 @@ def test_hostile_names_are_text(name):
     one = next(iter(pickle_safe))
     report = rustload.torch.LoadReport(
         [one] * 500, [one], [rustload.torch.Mismatch(one, (1,), (2,))] * 200, [rustload.torch.Converted(one, one, one)],
-        [[one, one]], [], 1, 1.0, None, None, [one],
+        [[one, one]], [], 1, 1, 1.0, None, None, [one],
     )  # fmt: skip
     assert "see report.missing" in check(report._repr_html_()).text
     check(rustload.SaveReport(one, {one: 3}, 1, 3, {one: one}, [one], 1, 0, 0.1)._repr_html_())
