@@ -255,5 +255,5 @@ shown(
     "X124",
     "many tensors whose elements repeat, or that view the same bytes, copied by one call",
     "`Limit` (`materialize_bytes`)",
-    "../test_expanded.py::test_x124_results_that_are_kept_together_are_limited_in_total",
+    "tests/python/test_expanded.py::test_x124_results_that_are_kept_together_are_limited_in_total",
 )
