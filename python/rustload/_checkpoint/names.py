@@ -94,7 +94,7 @@ def select_names(
     """
     found = _under_key(checkpoint, key)
     prefixes = [strip] if isinstance(strip, str) else list(strip or ())
-    short = [strip_prefix(name, prefixes) for name, _ in found]
+    short = [strip_prefix(name, prefixes) if prefixes else name for name, _ in found]
     if prefixes and all(old == new for (old, _), new in zip(found, short, strict=True)):
         warn_user(
             f"strip={strip!r} takes nothing off: no name begins with it",
@@ -186,10 +186,10 @@ def _check_rename(rename: Any, names: list[str]) -> None:
     unfound = {old.rstrip(".") for old, new in rename.items() if isinstance(old, str) and new is not None}
     # Most names begin with none of a few; of many, each name is compared with its own prefixes.
     few = tuple(f"{prefix}." for prefix in unfound) if len(unfound) <= 8 else ("",)
-    for name in names:
+    for name in (name for name in names if name.startswith(few) or name in unfound):
         if not unfound:
             break
-        prefix = name if name in unfound or name.startswith(few) else ""
+        prefix = name
         while prefix:
             unfound.discard(prefix)
             prefix = prefix.rpartition(".")[0]
