@@ -339,12 +339,15 @@ def test_a_resumed_call_does_only_what_is_missing(kind: str, source: Path, tmp_p
     whole = tmp_path / "whole" / name
     files = {"": whole} if kind == "file" else {path.name: path for path in whole.iterdir()}
     some_reused = 0
-    for number in range(5):
+    for number in range(25):
+        # On a busy machine it takes more tries until one is killed between two tensors.
+        if number >= 5 and some_reused:
+            break
         folder = tmp_path / str(number)
         folder.mkdir()
         path = folder / name
         for _ in range(3):
-            if killed_after(chance.random() * 0.06, source, path, **options):
+            if killed_after(chance.random() * 0.06 * (1 + number / 5), source, path, **options):
                 break
             assert not path.exists() or is_whole(path)
         calls: list[tuple[int, int, str]] = []
