@@ -18,7 +18,7 @@ use crate::error::{Code, Error, Result};
 use crate::num::to_u64;
 use crate::pickle::{self, Opcode, Pickle, RecoveredPickle};
 
-/// Bytes that are read first; quadrupled until the pickle ends.
+/// Bytes that are read first; quadrupled until the pickle ends. The last step reads all that is left, as a run over a part is lost.
 const FIRST_READ_BYTES: u64 = 64 << 10;
 /// As [`FIRST_READ_BYTES`], for a pickle of a legacy stream, which storages follow.
 const LEGACY_FIRST_READ_BYTES: u64 = 1 << 20;
@@ -161,12 +161,15 @@ impl Scanner<'_> {
         let limits = &self.options.limits;
         let available = place.source.len().saturating_sub(place.offset);
         let ceiling = available.min(limits.pickle_bytes);
-        let mut len = ceiling.min(match (place.known, place.legacy) {
+        let mut len = match (place.known, place.legacy) {
             (true, true) => LEGACY_FIRST_READ_BYTES,
             (true, false) => KNOWN_FIRST_READ_BYTES,
             _ => FIRST_READ_BYTES,
-        });
+        };
         loop {
+            if len >= ceiling / 4 {
+                len = ceiling;
+            }
             let data = place.source.chunk(place.offset, len)?;
             let recovered = pickle::run_recovering(data, 0, limits, &self.options.cancel)?;
             let reads_on = !readers_stop(&recovered);
@@ -179,7 +182,7 @@ impl Scanner<'_> {
                 let limit = Some(Error::limit("pickle_bytes", limits.pickle_bytes, available));
                 return Ok(Run { recovered, limit });
             }
-            len = len.saturating_mul(4).min(ceiling);
+            len = len.saturating_mul(4);
         }
     }
 
