@@ -170,19 +170,22 @@ impl StagedFile {
         match (&self.temporary, self.overwrite) {
             (None, false) => os::name_file(&self.file, &self.target)?,
             (Some(temporary), false) => os::rename_to_free_name(temporary, &self.target)?,
-            (temporary, true) => {
-                if temporary.is_none() {
-                    let file = &self.file;
-                    let ((), named) = self::temporary(&self.target, |path| os::name_file(file, path))?;
-                    self.temporary = Some(named);
-                }
-                if let Some(temporary) = &self.temporary {
-                    fs::rename(temporary, &self.target)?;
-                }
-            }
+            (Some(temporary), true) => fs::rename(temporary, &self.target)?,
+            (None, true) => self.name_or_replace()?,
         }
         self.temporary = None;
         sync_folder(folder_of(&self.target), sync)
+    }
+
+    /// Gives an unnamed file its name. Only a named file can replace another one: where there is one, this has another name before.
+    fn name_or_replace(&mut self) -> io::Result<()> {
+        match os::name_file(&self.file, &self.target) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            named => return named,
+        }
+        let file = &self.file;
+        let ((), named) = temporary(&self.target, |path| os::name_file(file, path))?;
+        fs::rename(self.temporary.insert(named), &self.target)
     }
 }
 
