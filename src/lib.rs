@@ -73,6 +73,7 @@ mod pickle;
 #[cfg(feature = "python")]
 mod python;
 mod sink;
+pub mod statistics;
 mod stream;
 mod tensor;
 mod text;

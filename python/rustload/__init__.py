@@ -31,6 +31,7 @@ from rustload.errors import (
 )
 
 if _TYPE_CHECKING:
+    from rustload._common.statistics import ExponentCount, Histogram, Statistics
     from rustload._cuda.info import cuda_info
     from rustload._safe_open.surface import PySafeSlice, TensorMeta, safe_open
     from rustload._save.convert import convert
@@ -51,10 +52,12 @@ __all__ = [
     "DefaultDict",
     "DeviceError",
     "DisallowedError",
+    "ExponentCount",
     "FileReport",
     "Finding",
     "FormatError",
     "Global",
+    "Histogram",
     "InternalError",
     "JoinedTensor",
     "LazyTensor",
@@ -75,6 +78,7 @@ __all__ = [
     "ScanReport",
     "Selection",
     "Sparse",
+    "Statistics",
     "Stream",
     "TensorMeta",
     "TensorNotFoundError",
@@ -107,6 +111,7 @@ if not _TYPE_CHECKING:  # type checkers must still report unknown attributes
 
     # Public names that few programs use are imported at the first access (PEP 562).
     _LAZY_MODULES = {
+        "_common.statistics": ("ExponentCount", "Histogram", "Statistics"),
         "_cuda.info": ("cuda_info",),
         "_safe_open.surface": ("PySafeSlice", "TensorMeta", "safe_open"),
         "_save.convert": ("convert",),

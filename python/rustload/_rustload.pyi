@@ -43,6 +43,7 @@ __all__ = [
     "scan_paths",
     "similar",
     "stack",
+    "statistics",
     "steps",
     "stream",
     "trim",
@@ -522,6 +523,30 @@ def stack(tensors: Sequence[Tensor], dim: int) -> Joined:
     Raises:
         ValueError: There are none, or their dtypes or shapes differ.
         IndexError: `dim` is out of bounds.
+    """
+
+def statistics(
+    tensors: Sequence[_Values],
+    request: _Request,
+    *,
+    bins: int | None,
+    sample: int | None,
+    threads: int | None,
+) -> list[dict[str, Any] | None]:
+    """Reads tensors and returns what their numbers are like.
+
+    Args:
+        tensors: The tensors.
+        request: The conversion of all.
+        bins: The bins of the histogram; None for none.
+        sample: About how many elements of each to read; None for all.
+        threads: As in `_Request`.
+
+    Returns:
+        The fields of `rustload.Statistics` but `sampled`, with plain tuples; None for dtypes without numbers.
+
+    Raises:
+        RustloadError: As for `Tensor.materialize`.
     """
 
 _Values: TypeAlias = "Tensor | Joined | tuple[str, Sequence[int], int | None, Callable[[], CapsuleType]]"

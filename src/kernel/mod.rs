@@ -18,6 +18,7 @@ mod golden;
 #[cfg(test)]
 mod levels;
 mod signs;
+pub mod statistics;
 mod strided;
 #[cfg(test)]
 mod tests;

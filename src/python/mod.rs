@@ -16,6 +16,7 @@ mod objects;
 mod request;
 mod run;
 mod scan;
+mod statistics;
 mod stream;
 mod tensor;
 mod write;
@@ -48,6 +49,8 @@ mod _rustload {
     use super::request::Mappings;
     #[pymodule_export]
     use super::scan::{check_allowance, scan_bytes, scan_file, scan_paths};
+    #[pymodule_export]
+    use super::statistics::statistics_of;
     #[pymodule_export]
     use super::stream::{Stream, steps, stream};
     #[pymodule_export]

@@ -30,7 +30,7 @@ pub(crate) enum ValuesArg<'py> {
 }
 
 impl ValuesArg<'_> {
-    fn values(self, request: Request) -> PyResult<Values> {
+    pub(super) fn values(self, request: Request) -> PyResult<Values> {
         Ok(match self {
             ValuesArg::Tensor(tensor) => Values::Tensor(tensor.0.clone(), request),
             ValuesArg::Joined(joined) => Values::Joined(joined.core().clone(), request),

@@ -29,6 +29,17 @@ impl ResultSlice {
         shape[0] = self.count;
         Layout { shape, strides: layout.strides[at..].into(), offset }
     }
+
+    /// The slice of the whole result that is `part` of this slice.
+    pub(super) fn part(&self, part: &ResultSlice) -> ResultSlice {
+        let (mut index, mut first) = (self.index.clone(), self.first + part.first);
+        if let Some((&outermost, inner)) = part.index.split_first() {
+            index.push(self.first + outermost);
+            index.extend(inner.iter().copied());
+            first = part.first;
+        }
+        ResultSlice { index, first, count: part.count, start: self.start + part.start, numel: part.numel }
+    }
 }
 
 /// Cuts a result into numbered slices.
@@ -94,9 +105,31 @@ impl ResultCutter {
     }
 }
 
+/// Slices of a result that together have about `numel` elements: at most `runs`, spread evenly from the first to the last element.
+pub fn sample_slices(shape: &[u64], runs: u64, numel: u64) -> Vec<ResultSlice> {
+    let cutter = ResultCutter::new(shape, numel / runs.max(1));
+    let count = cutter.len().min(runs);
+    let number = |run: u64| match count {
+        0 | 1 => 0,
+        count => (u128::from(run) * u128::from(cutter.len() - 1) / u128::from(count - 1)) as u64,
+    };
+    (0..count).map(|run| cutter.slice(number(run))).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_sample_is_spread_evenly_over_a_result() {
+        let sample = sample_slices(&[1000, 1000], 4, 400);
+        let starts: Vec<u64> = sample.iter().map(|slice| slice.start).collect();
+        assert_eq!(starts, [0, 333_300, 666_600, 999_900]);
+        assert!(sample.iter().all(|slice| slice.numel == 100));
+        assert_eq!(sample_slices(&[3], 64, 1 << 16).len(), 1);
+        assert_eq!(sample_slices(&[0, 9], 64, 1 << 16), []);
+        assert_eq!(sample_slices(&[], 64, 1 << 16)[0].numel, 1);
+    }
 
     #[test]
     fn slices_are_consecutive_and_within_the_limit() {
@@ -136,6 +169,24 @@ mod tests {
         }
         let scalar = Layout { shape: Dims::new(), strides: Dims::new(), offset: 4 };
         assert_eq!(ResultCutter::new(&[], 100).slice(0).layout_of(&scalar), scalar);
+    }
+
+    #[test]
+    fn a_part_of_a_slice_is_a_slice_of_the_whole() {
+        let shape = [3, 4, 5];
+        let layout = Layout::contiguous(&shape).unwrap();
+        for max_numel in [7, 20, 40] {
+            let cut = ResultCutter::new(&shape, max_numel);
+            for slice in (0..cut.len()).map(|number| cut.slice(number)) {
+                let own = slice.layout_of(&layout);
+                let parts = ResultCutter::new(&own.shape, 3);
+                for part in (0..parts.len()).map(|number| parts.slice(number)) {
+                    let whole = slice.part(&part);
+                    assert_eq!(whole.layout_of(&layout), part.layout_of(&own));
+                    assert_eq!(whole.start, whole.layout_of(&layout).offset);
+                }
+            }
+        }
     }
 
     #[test]

@@ -15,7 +15,7 @@ pub mod upload;
 mod write;
 
 pub use batch::{Task, fill_all};
-pub use cut::ResultSlice;
+pub use cut::{ResultSlice, sample_slices};
 pub use join::{JoinPart, fill_joined};
 pub use queue::{Queue, Taken};
 pub use read::{

@@ -41,4 +41,24 @@ impl ResultData {
             ResultData::InSlices { shape, itemsize, .. } => (shape, *itemsize),
         }
     }
+
+    /// The data of a slice of this result.
+    pub fn sliced(self, slice: ResultSlice) -> ResultData {
+        let at = slice.index.len();
+        if at >= self.shape().0.len() {
+            return self;
+        }
+        match self {
+            ResultData::Elements(elements) => {
+                let layout = slice.layout_of(&elements.layout);
+                ResultData::Elements(Box::new(Elements { layout, ..*elements }))
+            }
+            ResultData::InSlices { shape, itemsize, fill } => {
+                let mut own: Dims = shape[at..].into();
+                own[0] = slice.count;
+                let fill = move |part: &ResultSlice, out: &mut [u8]| fill(&slice.part(part), out);
+                ResultData::InSlices { shape: own, itemsize, fill: Box::new(fill) }
+            }
+        }
+    }
 }

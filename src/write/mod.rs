@@ -35,6 +35,7 @@ pub use crate::container::safetensors::Declaration;
 pub use folder::{FolderOptions, write_folder};
 pub use plan::{FolderPlan, SafetensorsFile, WrittenFile};
 pub use progress::{Progress, Step};
+pub(crate) use values::limit_growth;
 pub use values::{DeferredArray, HostArray, Values};
 pub use writer::Writer;
 
@@ -225,6 +226,6 @@ fn plan(tensors: &[(String, Values)], options: &WriteOptions) -> Result<FilePlan
         Ok(Declaration { name: name.clone(), dtype, shape })
     });
     let declarations = declarations.collect::<Result<Vec<_>>>()?;
-    values::limit_growth(tensors.iter())?;
+    limit_growth(tensors.iter().map(|(_, values)| values))?;
     FilePlan::new(&declarations, &options.metadata)
 }

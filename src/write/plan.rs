@@ -56,7 +56,7 @@ impl FolderPlan {
     /// Writes the folder, as [`write_folder`](super::write_folder) does, and returns its files: safetensors files, indexes, texts and copies. Of
     /// `options`, the metadata has no effect: each file has its own.
     pub fn write(self, path: impl AsRef<Path>, options: &WriteOptions) -> Result<Vec<WrittenFile>> {
-        limit_growth(self.files.iter().flat_map(|file| &file.tensors))?;
+        limit_growth(self.files.iter().flat_map(|file| &file.tensors).map(|(_, values)| values))?;
         let mut divided = Vec::with_capacity(self.files.len());
         for file in self.files {
             file.divide(&mut divided)?;

@@ -89,10 +89,10 @@ impl HostArray {
 }
 
 /// Fails if tensors that view the same bytes would become too much together.
-pub(super) fn limit_growth<'a>(tensors: impl Iterator<Item = &'a (String, Values)>) -> Result<()> {
+pub(crate) fn limit_growth<'a>(tensors: impl IntoIterator<Item = &'a Values>) -> Result<()> {
     let mut growth = Growth::default();
-    for (name, values) in tensors {
-        values.count(&mut growth).map_err(|error| error.in_member(name))?;
+    for values in tensors {
+        values.count(&mut growth).map_err(|error| values.add_context(error))?;
     }
     Ok(())
 }
@@ -166,7 +166,7 @@ impl Values {
     }
 
     /// Opens their source.
-    pub(super) fn describe(self) -> Result<ResultData> {
+    pub(crate) fn describe(self) -> Result<ResultData> {
         match self {
             Values::Tensor(tensor, request) => {
                 tensor.clone().result_data(request).map_err(|error| tensor.add_context(error))
@@ -181,7 +181,7 @@ impl Values {
     }
 
     /// The error with the place in the source that it is about.
-    pub(super) fn add_context(&self, error: Error) -> Error {
+    pub(crate) fn add_context(&self, error: Error) -> Error {
         match self {
             Values::Tensor(tensor, _) => tensor.add_context(error),
             Values::Joined(..) | Values::Array(..) | Values::Deferred(..) => error,

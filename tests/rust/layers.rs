@@ -22,6 +22,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         &[
             "checkpoint",
             "write",
+            "statistics",
             "tensor",
             "scan",
             "stream",
@@ -35,6 +36,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ),
     ("checkpoint", &["tensor", "opened", "stream", "sink", "kernel", "index", "container", "bytes"]),
     ("write", &["tensor", "stream", "sink", "kernel", "container", "bytes"]),
+    ("statistics", &["write", "stream", "kernel", "bytes"]),
     ("tensor", &["opened", "stream", "sink", "kernel", "index", "pickle", "bytes"]),
     // The files of a checkpoint and the bytes of its storages: below both the checkpoint and its tensors.
     ("opened", &["stream", "index", "container", "bytes"]),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rustload._checkpoint.stream import Stream
     from rustload._common.progress import Progress
     from rustload._common.request import Cast, Overflow
+    from rustload._common.statistics import Statistics
     from rustload._frameworks.adapters import HandleContext
 
 __all__ = ["Selection", "TensorMapping"]
@@ -326,6 +327,50 @@ class TensorMapping(Mapping[str, LazyTensor]):
         )
         found = dict(stream)
         return {name: found[name] for name in chosen}
+
+    def stats(
+        self,
+        names: str | Iterable[str] | None = None,
+        *,
+        sample: int | None = None,
+        bins: int | None = None,
+        dequantize: bool = False,
+        threads: int | None = None,
+    ) -> dict[str, Statistics]:
+        """Reads tensors and returns what their numbers are like: NaN, infinities, zeros, extremes, mean and standard deviation.
+
+        Takes some MiB of memory per thread, whatever the size of the tensors.
+
+        >>> import rustload
+        >>> found = rustload.open("model.pt").stats("q.*", sample=1000)
+        >>> found["q.weight"].nan
+        0
+
+        Args:
+            names: As for `stream`.
+            sample: As for `LazyTensor.stats`, for each tensor.
+            bins: As for `LazyTensor.stats`.
+            dequantize: As for `LazyTensor.stats`.
+            threads: As for `LazyTensor.stats`.
+
+        Returns:
+            The statistics by name, in the order of `names` or of the checkpoint.
+
+        Raises:
+            RustloadError: As for `LazyTensor.stats`; the message or a note names the tensor.
+        """
+        from rustload._common.statistics import statistics_of  # imported only when needed
+
+        self._check_open()
+        chosen, tensors = self._chosen(names, None, None, None)
+        cores = [tensor._core for tensor in tensors]
+        # Names of one and the same tensor have one statistic.
+        different = {core.id: core for core in cores}
+        found = statistics_of(
+            list(different.values()), sample=sample, bins=bins, dequantize=dequantize, threads=threads
+        )
+        by_id = dict(zip(different, found, strict=True))
+        return {name: by_id[core.id] for name, core in zip(chosen, cores, strict=True)}
 
     def _repr_html_(self) -> str:
         """HTML for notebooks: dtypes, and the folded tree of names; reads no tensor data."""

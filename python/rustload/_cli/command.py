@@ -1,4 +1,4 @@
-"""The command line's arguments and exit codes: `rustload info`, `convert`, `scan` and `doctor`."""
+"""The command line's arguments and exit codes: `rustload info`, `stats`, `convert`, `scan` and `doctor`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 import rustload
 from rustload._cli.convert_arguments import add_convert
 from rustload._cli.exit_codes import BROKEN_PIPE, INTERRUPTED, READ_FAILED, USAGE
+from rustload._cli.stats_arguments import add_stats
 from rustload._common.terminal import terminal_columns
 from rustload.errors import _printable
 
@@ -45,7 +46,7 @@ read. Output that could not be written comes first.
 """
 
 
-COMMANDS = ("info", "convert", "scan", "doctor")
+COMMANDS = ("info", "stats", "convert", "scan", "doctor")
 
 
 class Parser(argparse.ArgumentParser):
@@ -137,6 +138,10 @@ def _run(args: argparse.Namespace) -> int:
 
         args.dst = args.dst or args.output
         return convert.run(args)
+    if args.command == "stats":
+        from rustload._cli import stats
+
+        return stats.run(args)
     from rustload._cli import info
 
     view = info.View(args.tensors, args.filter, args.depth, args.sort)
@@ -203,6 +208,7 @@ def _parser() -> Parser:
     info.add_argument(
         "--json", action="store_true", help="print everything as one JSON document (see docs/cli.md)"
     )
+    stats = add_stats(commands, formatter)
     add_convert(commands, formatter)
     scan = commands.add_parser(
         "scan",
@@ -243,7 +249,7 @@ def _parser() -> Parser:
     scan.add_argument(
         "--json", action="store_true", help="print everything as one JSON document (see docs/scan.md)"
     )
-    for command in (info, scan, _add_doctor(commands, formatter)):
+    for command in (info, stats, scan, _add_doctor(commands, formatter)):
         command.add_argument(
             "--color",
             choices=("auto", "always", "never"),

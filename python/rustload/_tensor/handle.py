@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from rustload._common.statistics import Statistics
     from rustload._frameworks.adapters import HandleContext
 
 __all__ = ["LazyTensor", "Quantization"]
@@ -340,6 +341,41 @@ class LazyTensor:
     def __iter__(self) -> Iterator[Self]:
         """The parts along the first dimension."""
         return (self[position] for position in range(len(self)))
+
+    def stats(
+        self,
+        *,
+        sample: int | None = None,
+        bins: int | None = None,
+        dequantize: bool = False,
+        threads: int | None = None,
+    ) -> Statistics:
+        """Reads the tensor and returns what its numbers are like: NaN, infinities, zeros, extremes, mean and standard deviation.
+
+        Takes some MiB of memory per thread, whatever the size of the tensor.
+
+        >>> import rustload
+        >>> found = rustload.open("model.pt")["q.weight"].stats()
+        >>> found.total, found.nan, found.zeros
+        (64, 0, 0)
+
+        Args:
+            sample: Reads about so many elements, in up to 64 runs that are spread evenly, instead of all. Counts and extremes are
+                then of the sample.
+            bins: The number of bins of the histogram from the smallest to the largest finite number; None for no histogram.
+                For dtypes of more than 16 bits, the data is read twice.
+            dequantize: As for `materialize`: whether numbers of a quantized tensor are the dequantized ones.
+            threads: The number of threads; None for up to one per core, depending on the size.
+
+        Raises:
+            ValueError: `sample` or `bins` is below 1, or there are more than 65,536 bins.
+            KeyboardInterrupt: Ctrl-C, within a tenth of a second.
+            RustloadError: As for `materialize`.
+        """
+        from rustload._common.statistics import statistics_of  # imported only when needed
+
+        found = statistics_of([self._core], sample=sample, bins=bins, dequantize=dequantize, threads=threads)
+        return found[0]
 
     def materialize(
         self,

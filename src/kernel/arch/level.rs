@@ -8,6 +8,7 @@ use super::{Overflow, RowKernel};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2::Avx2, avx512::Avx512};
 use super::{complex, generic::Generic, map_in_place, portable_transpose::PanelTranspose, row_kernel};
+use super::{statistics, statistics::Extent};
 use crate::dtype::DType;
 
 /// A SIMD level that this CPU has. All levels give the same results, bit for bit.
@@ -130,6 +131,16 @@ impl Level {
         convert: impl Fn([u8; N]) -> [u8; N],
     ) {
         dispatch!(self, I => map_in_place::<I, N>(data, convert));
+    }
+
+    /// The extent of numbers, with their distances from `pivot`; `load` reads one.
+    pub(in crate::kernel) fn extent<const N: usize>(
+        self,
+        numbers: &[[u8; N]],
+        pivot: f64,
+        load: impl Fn([u8; N]) -> f64,
+    ) -> Extent {
+        dispatch!(self, I => statistics::extent::<I, N>(numbers, pivot, load))
     }
 }
 

@@ -31,6 +31,7 @@ mod half_precision;
 mod level;
 mod numbers;
 mod portable_transpose;
+mod statistics;
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "vector loads from rows at equal distances")]
 mod vector_transpose;

@@ -1,0 +1,151 @@
+"""`rustload stats`: what the numbers of tensors are like, as text or JSON."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+from typing import TYPE_CHECKING, Any
+
+import rustload
+from rustload._cli.exit_codes import GATE_FAILED, READ_FAILED
+from rustload._cli.report_error import report_error
+from rustload._common.columns import columns_of, pad
+from rustload._common.terminal import Page, count, print_json
+from rustload.errors import RustloadError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from rustload._common.statistics import Statistics
+
+__all__ = ["run"]
+
+# Version of the JSON document; removing a key or changing its meaning increments it.
+SCHEMA = 1
+# The columns of a histogram in a row, and the most for names; longer names have a line of their own.
+HISTOGRAM_COLUMNS, NAME_COLUMNS_MAX = 20, 48
+LEVELS = " ▁▂▃▄▅▆▇█"
+ASCII_LEVELS = " .:-=+*%#"
+NUMBERS = ("min", "max", "mean", "std")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Shows each path and returns the exit code."""
+    documents: list[dict[str, Any]] = []
+    code = failed = 0
+    page = Page(sys.stdout, args.color)
+    for position, path in enumerate(args.paths):
+        document: dict[str, Any] = {"path": path}
+        try:
+            with rustload.open(path) as checkpoint:
+                chosen = checkpoint.select(args.select) if args.select else checkpoint
+                found = chosen.stats(sample=args.sample, bins=args.bins, dequantize=args.dequantize)
+                rows = [
+                    (name, str(chosen[name].dtype), list(chosen[name].shape), found[name]) for name in found
+                ]
+        except (RustloadError, OSError, ValueError, MemoryError) as error:
+            code = READ_FAILED
+            documents.append(document | {"error": report_error(error)})
+            continue
+        faults = {name: _faults_of(found[name], args.fail_on) for name in found}
+        failed += sum(map(bool, faults.values()))
+        documents.append(document | {"tensors": [_entry(*row, faults[row[0]]) for row in rows]})
+        if not args.json:
+            if position:
+                page.line()
+            _show(page, path, rows, faults)
+            page.flush()
+    if args.json:
+        print_json({"schema": SCHEMA, "rustload": rustload.__version__, "checkpoints": documents})
+    return GATE_FAILED if failed else code
+
+
+def _entry(name: str, dtype: str, shape: list[int], found: Statistics, faults: list[str]) -> dict[str, Any]:
+    """The entry of the JSON document: JSON has neither NaN nor infinities, and none of these numbers is one."""
+    histogram = None if found.histogram is None else found.histogram._asdict()
+    exponents = [count._asdict() for count in found.exponents]
+    numbers = {name: _finite(getattr(found, name)) for name in NUMBERS}
+    entry = {"name": name, "dtype": dtype, "shape": shape, **found._asdict(), **numbers}
+    return entry | {"exponents": exponents, "histogram": histogram, "faults": faults}
+
+
+def _finite(number: float | None) -> float | None:
+    """The number; None where the mean or deviation of large numbers is beyond those of float64."""
+    return None if number is None or not math.isfinite(number) else number
+
+
+def _faults_of(found: Statistics, wanted: Sequence[str]) -> list[str]:
+    """What of `wanted` the numbers have."""
+    has = {"nan": found.nan, "inf": found.infinite, "zero": 0 < found.total == found.zeros}
+    return [fault for fault in wanted if has[fault]]
+
+
+def _show(
+    page: Page,
+    path: str,
+    rows: list[tuple[str, str, list[int], Statistics]],
+    faults: dict[str, list[str]],
+) -> None:
+    page.title(page.safe(path))
+    names = [page.safe(name) for name, _, _, _ in rows]
+    width = min(max(map(columns_of, names), default=0), NAME_COLUMNS_MAX)
+    kinds = [f"{dtype}{shape}" for _, dtype, shape, _ in rows]
+    of_kinds = max(map(len, kinds), default=0)
+    drawn = any(found.histogram for *_, found in rows)
+    head = " ".join(title.rjust(11) for title in (*NUMBERS, "zeros"))
+    if names:
+        page.line(page.dim(f"  {' ' * width}  {' ' * of_kinds}  {head}"))
+    for full, kind, (name, _, _, found) in zip(names, kinds, rows, strict=True):
+        is_wide = columns_of(full) > width
+        if is_wide:
+            page.line(f"  {full}")
+        label = "" if is_wide else full
+        numbers = " ".join(_short(getattr(found, title)).rjust(11) for title in NUMBERS)
+        zeros = _percent(found.zeros, found.total).rjust(11)
+        line = f"  {pad(label, width)}  {page.dtype(kind.ljust(of_kinds))}  {numbers} {zeros}"
+        if drawn:
+            line += "  " + _drawn(page, found)
+        notes = [
+            *([f"{found.nan:,} NaN"] if found.nan else []),
+            *([f"{found.infinite:,} infinite"] if found.infinite else []),
+            *(["only zeros"] if 0 < found.total == found.zeros else []),
+            *([f"{found.subnormal:,} subnormal"] if found.subnormal else []),
+        ]
+        if notes:
+            is_bad = found.finite < found.total or bool(faults[name])
+            line += "  " + page.paint("31" if is_bad else "2", ", ".join(notes))
+        page.line(line)
+    read = sum(found.total for *_, found in rows)
+    sampled = " in samples" if any(found.sampled for *_, found in rows) else ""
+    bad = sum(found.finite < found.total for *_, found in rows)
+    with_faults = f"; {count(bad, 'tensor')} with NaN or infinities" if bad else ""
+    page.line(f"  {count(len(rows), 'tensor')}, {read:,} numbers read{sampled}{with_faults}")
+
+
+def _short(number: float | None) -> str:
+    """A number with four digits; `-` for none."""
+    if number is None:
+        return "-"
+    return str(number) if isinstance(number, int) and abs(number) < 10**10 else f"{number:.4g}"
+
+
+def _percent(part: int, whole: int) -> str:
+    if not part:
+        return "0" if whole else "-"
+    return f"{100 * part / whole:.4g}%"
+
+
+def _drawn(page: Page, found: Statistics) -> str:
+    """The histogram as a row of bars of fixed width; bins that do not fit are drawn together."""
+    if found.histogram is None:
+        return " " * HISTOGRAM_COLUMNS
+    counts = found.histogram.counts
+    columns = min(HISTOGRAM_COLUMNS, len(counts))
+    edges = [round(at * len(counts) / columns) for at in range(columns + 1)]
+    sums = [sum(counts[low:high]) for low, high in itertools.pairwise(edges)]
+    levels = LEVELS if page.times == "×" else ASCII_LEVELS  # noqa: RUF001 - the sign for "times"
+    most = max(sums)
+    bars = "".join(levels[math.ceil(number / most * (len(levels) - 1))] for number in sums)
+    return page.paint("36", bars.ljust(HISTOGRAM_COLUMNS))
