@@ -58,6 +58,7 @@ compile_error!(
 mod builder;
 mod bytes;
 mod checkpoint;
+pub mod compare;
 mod container;
 mod dtype;
 mod error;

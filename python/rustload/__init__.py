@@ -33,6 +33,8 @@ from rustload.errors import (
 if _TYPE_CHECKING:
     from rustload._common.statistics import ExponentCount, Histogram, Statistics
     from rustload._cuda.info import cuda_info
+    from rustload._diff.diff import diff
+    from rustload._diff.report import DiffReport, TensorDiff
     from rustload._safe_open.surface import PySafeSlice, TensorMeta, safe_open
     from rustload._save.convert import convert
     from rustload._save.flatten import unflatten
@@ -51,6 +53,7 @@ __all__ = [
     "DType",
     "DefaultDict",
     "DeviceError",
+    "DiffReport",
     "DisallowedError",
     "ExponentCount",
     "FileReport",
@@ -80,6 +83,7 @@ __all__ = [
     "Sparse",
     "Statistics",
     "Stream",
+    "TensorDiff",
     "TensorMeta",
     "TensorNotFoundError",
     "UnsupportedError",
@@ -88,6 +92,7 @@ __all__ = [
     "concat",
     "convert",
     "cuda_info",
+    "diff",
     "errors",
     "memory",
     "open",
@@ -113,6 +118,8 @@ if not _TYPE_CHECKING:  # type checkers must still report unknown attributes
     _LAZY_MODULES = {
         "_common.statistics": ("ExponentCount", "Histogram", "Statistics"),
         "_cuda.info": ("cuda_info",),
+        "_diff.diff": ("diff",),
+        "_diff.report": ("DiffReport", "TensorDiff"),
         "_safe_open.surface": ("PySafeSlice", "TensorMeta", "safe_open"),
         "_save.convert": ("convert",),
         "_save.flatten": ("unflatten",),

@@ -28,6 +28,7 @@ __all__ = [
     "cast_rate",
     "check_allowance",
     "check_sparse",
+    "compare",
     "concat",
     "cuda_info",
     "machine",
@@ -523,6 +524,30 @@ def stack(tensors: Sequence[Tensor], dim: int) -> Joined:
     Raises:
         ValueError: There are none, or their dtypes or shapes differ.
         IndexError: `dim` is out of bounds.
+    """
+
+def compare(
+    pairs: Sequence[tuple[_Values, _Request, _Values, _Request]],
+    *,
+    atol: float,
+    rtol: float,
+    threads: int | None,
+) -> list[tuple[int, int, int, int | None, int, float, float]]:
+    """Compares pairs of tensors, as their requests convert them.
+
+    Args:
+        pairs: The tensors and their requests, which must give both the same dtype and shape.
+        atol: The largest absolute difference of close numbers.
+        rtol: The largest difference in proportion to the second number; both add up.
+        threads: As in `_Request`.
+
+    Returns:
+        For each pair: the elements; those whose bytes differ; those of them that are not close; the number of the first such one
+        in C order; those that are NaN in one tensor only; the largest absolute and relative differences.
+
+    Raises:
+        ValueError: The dtypes or shapes of a pair differ.
+        RustloadError: As for `Tensor.materialize`.
     """
 
 def statistics(

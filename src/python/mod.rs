@@ -5,6 +5,7 @@ mod advice;
 mod buffer;
 mod capsule;
 mod checkpoint;
+mod compare;
 mod cuda;
 mod doctor;
 mod error;
@@ -35,6 +36,8 @@ mod _rustload {
     use super::buffer::{Buffer, adopt};
     #[pymodule_export]
     use super::checkpoint::{Checkpoint, open_at, open_bytes, open_file, open_paths, similar};
+    #[pymodule_export]
+    use super::compare::compare_pairs;
     #[pymodule_export]
     use super::cuda::{Upload, cast_rate, cuda_info, upload};
     #[pymodule_export]

@@ -30,6 +30,30 @@ impl ResultSlice {
         Layout { shape, strides: layout.strides[at..].into(), offset }
     }
 
+    /// The slice of a result of this shape whose elements are `numel` ones from `start`; `None` if no slice has just those.
+    pub(super) fn of_range(shape: &[u64], start: u64, numel: u64) -> Option<ResultSlice> {
+        let mut inner: u64 = shape.iter().product();
+        let mut rest = start;
+        let mut index = Dims::new();
+        for &size in shape {
+            inner = inner.checked_div(size)?;
+            let first = rest.checked_div(inner)?;
+            let count = numel / inner;
+            if count > 0 && count * inner == numel && rest.is_multiple_of(inner) && first + count <= size {
+                return Some(ResultSlice { index, first, count, start, numel });
+            }
+            index.push(first);
+            rest %= inner;
+        }
+        (shape.is_empty() && start == 0 && numel == 1).then_some(ResultSlice {
+            index,
+            first: 0,
+            count: 1,
+            start,
+            numel,
+        })
+    }
+
     /// The slice of the whole result that is `part` of this slice.
     pub(super) fn part(&self, part: &ResultSlice) -> ResultSlice {
         let (mut index, mut first) = (self.index.clone(), self.first + part.first);
@@ -169,6 +193,26 @@ mod tests {
         }
         let scalar = Layout { shape: Dims::new(), strides: Dims::new(), offset: 4 };
         assert_eq!(ResultCutter::new(&[], 100).slice(0).layout_of(&scalar), scalar);
+    }
+
+    #[test]
+    fn a_slice_is_found_by_its_range() {
+        let shapes: [&[u64]; 6] = [&[], &[1], &[7], &[5, 7], &[3, 1, 50], &[2, 3, 4, 5]];
+        for shape in shapes {
+            let layout = Layout::contiguous(shape).unwrap();
+            for max_numel in [1, 3, 5, 7, 12, 50, 100] {
+                let cut = ResultCutter::new(shape, max_numel);
+                for slice in (0..cut.len()).map(|number| cut.slice(number)) {
+                    let found = ResultSlice::of_range(shape, slice.start, slice.numel).unwrap();
+                    let own = found.layout_of(&layout);
+                    assert_eq!((own.offset, own.numel()), (slice.start, slice.numel));
+                    assert!(own.is_contiguous());
+                }
+            }
+        }
+        assert_eq!(ResultSlice::of_range(&[5, 7], 3, 9), None);
+        assert_eq!(ResultSlice::of_range(&[5, 7], 28, 14), None);
+        assert_eq!(ResultSlice::of_range(&[0, 7], 0, 7), None);
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The data of a result that is made slice by slice: for a GPU, or for a file.
 
 use super::cut::ResultSlice;
-use super::{Fill, Payload};
-use crate::error::Result;
+use super::{Fill, Payload, fill};
+use crate::error::{Code, Error, Result};
 use crate::layout::{Dims, Layout};
 
 /// Makes a slice of a result in memory of exactly its size.
@@ -39,6 +39,24 @@ impl ResultData {
         match self {
             ResultData::Elements(elements) => (&elements.layout.shape, elements.how.cast.to().itemsize()),
             ResultData::InSlices { shape, itemsize, .. } => (shape, *itemsize),
+        }
+    }
+
+    /// Makes `numel` elements from `start`, in C order, which are a slice as [`write_all`](super::write_all) cuts them.
+    pub fn fill_range(&self, start: u64, numel: u64, out: &mut [u8]) -> Result<()> {
+        let slice = ResultSlice::of_range(self.shape().0, start, numel)
+            .ok_or_else(|| Error::new(Code::InternalError, "a range of elements is no slice"))?;
+        self.fill_slice(&slice, out)
+    }
+
+    /// Makes a slice, on this thread.
+    pub(super) fn fill_slice(&self, slice: &ResultSlice, out: &mut [u8]) -> Result<()> {
+        match self {
+            ResultData::Elements(elements) => {
+                let Elements { payload, layout, how } = &**elements;
+                fill(payload, &slice.layout_of(layout), &Fill { threads: Some(1), ..how.clone() }, out)
+            }
+            ResultData::InSlices { fill, .. } => fill(slice, out),
         }
     }
 

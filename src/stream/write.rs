@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::batch::{Task, fill_all};
 use super::cut::{ResultCutter, ResultSlice};
-use super::read::{Fill, check_bounds, fill};
+use super::read::check_bounds;
 use super::result::{Elements, ResultData};
 use crate::bytes::Source;
 use crate::error::{Code, Error, Result};
@@ -252,14 +252,7 @@ impl Writer<'_> {
             }
         }
         let mut memory = self.buffer(nbytes)?;
-        match &large.data {
-            ResultData::Elements(elements) => {
-                let Elements { payload, layout, how } = &**elements;
-                let how = Fill { threads: Some(1), ..how.clone() };
-                fill(payload, &slice.layout_of(layout), &how, memory.bytes_mut())?;
-            }
-            ResultData::InSlices { fill, .. } => fill(slice, memory.bytes_mut())?,
-        }
+        large.data.fill_slice(slice, memory.bytes_mut())?;
         self.target.write_at(offset, memory.bytes_mut())?;
         self.target.written(large.item, nbytes)
     }
@@ -278,7 +271,7 @@ mod tests {
     use crate::dtype::DType;
     use crate::kernel::{Cast, Overflow};
     use crate::layout::Layout;
-    use crate::stream::{Payload, Signs};
+    use crate::stream::{Fill, Payload, Signs};
 
     /// Bytes in memory, with the number of writes, and the bytes of each item that were announced.
     struct Memory(Mutex<(Vec<u8>, usize)>, Mutex<Vec<u64>>);

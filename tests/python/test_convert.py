@@ -702,8 +702,13 @@ def test_every_kind_of_object_converts_or_says_why_not(tmp_path: Path) -> None:
                         copy=True, dequantize=ckpt[name].quantization is not None
                     )
                     assert_same_bits(found.get_tensor(name), expected.detach().contiguous())
+        converted = rustload.open(target)
+        same = rustload.diff(ckpt.select(left) if left else ckpt, converted, data=True, dequantize=True)
+        assert same.same or not left, (kind, str(same))
+        assert not same.close, kind
         if kind not in refused:
             assert len(left) == len(ckpt), kind
+            assert ckpt.fingerprint(data=True) == converted.fingerprint(data=True), kind
     assert set(refused.values()) == {"NotSafetensors", "MetaTensor", "DtypeUnsupported"}
     assert len(make_kinds.KINDS) - len(refused) > 60, refused
 
@@ -758,3 +763,17 @@ def test_a_hostile_source_is_converted_or_refused_as_a_whole(
         shutil.rmtree(work)
     assert not wrong
     assert names(canary) == []
+
+
+def test_the_fingerprint_of_the_source_is_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "m.bin"
+    torch.save({"a": torch.randn(30, 40), "b": torch.arange(5)}, path)
+    for fingerprint in ("structure", "data"):
+        target = tmp_path / f"{fingerprint}.safetensors"
+        rustload.convert(path, target, fingerprint=fingerprint)  # type: ignore[arg-type]
+        ckpt = rustload.open(target)
+        expected = rustload.open(path).fingerprint(data=fingerprint == "data")
+        assert ckpt.metadata["source_fingerprint"] == expected
+        assert ckpt.fingerprint(data=fingerprint == "data") == expected
+    with pytest.raises(ValueError, match="fingerprint="):
+        rustload.convert(path, tmp_path / "c.safetensors", fingerprint="all")  # type: ignore[arg-type]

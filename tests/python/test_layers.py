@@ -25,9 +25,20 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "torch": ("_safe_open", "_checkpoint", "_tensor", "_frameworks", "_cuda", "_html", "_common"),
     "jax": ("_checkpoint", "_tensor", "_frameworks", "_common"),
     # It prints what the public functions return.
-    "_cli": ("rustload", "_scan", "_common"),
+    "_cli": ("rustload", "_diff", "_scan", "_common"),
     # `rustload/__init__.py`: the public names.
-    "rustload": ("_safe_open", "_save", "_scan", "_checkpoint", "_tensor", "_frameworks", "_cuda", "_common"),
+    "rustload": (
+        "_safe_open",
+        "_diff",
+        "_save",
+        "_scan",
+        "_checkpoint",
+        "_tensor",
+        "_frameworks",
+        "_cuda",
+        "_common",
+    ),
+    "_diff": ("_checkpoint", "_tensor", "_common"),
     "_save": ("_checkpoint", "_tensor", "_frameworks", "_html", "_common"),
     "_safe_open": ("_checkpoint", "_tensor", "_frameworks", "_common"),
     "_checkpoint": ("_tensor", "_frameworks", "_cuda", "_html", "_common"),

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+# torch warns of complex32.
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support:UserWarning")
+
 FLOATS = [
     torch.float64,
     torch.float32,

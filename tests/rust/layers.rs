@@ -22,6 +22,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         &[
             "checkpoint",
             "write",
+            "compare",
             "statistics",
             "tensor",
             "scan",
@@ -35,8 +36,9 @@ const LAYERS: &[(&str, &[&str])] = &[
         ],
     ),
     ("checkpoint", &["tensor", "opened", "stream", "sink", "kernel", "index", "container", "bytes"]),
-    ("write", &["tensor", "stream", "sink", "kernel", "container", "bytes"]),
+    ("compare", &["write", "tensor", "stream", "sink", "kernel"]),
     ("statistics", &["write", "stream", "kernel", "bytes"]),
+    ("write", &["tensor", "stream", "sink", "kernel", "container", "bytes"]),
     ("tensor", &["opened", "stream", "sink", "kernel", "index", "pickle", "bytes"]),
     // The files of a checkpoint and the bytes of its storages: below both the checkpoint and its tensors.
     ("opened", &["stream", "index", "container", "bytes"]),

@@ -372,6 +372,36 @@ class TensorMapping(Mapping[str, LazyTensor]):
         by_id = dict(zip(different, found, strict=True))
         return {name: by_id[core.id] for name, core in zip(chosen, cores, strict=True)}
 
+    def fingerprint(self, *, data: bool = False, threads: int | None = None) -> str:
+        """A digest of names, dtypes and shapes, and of the elements if asked for: equal for equal tensors in any format.
+
+        It does not depend on how the tensors are divided among files, on their order, or on strides and ties. Names that a
+        writer has left out because they are tied, and recorded in the header, count as names. Values that are no tensors do not
+        count. Quantized tensors count as their integers.
+
+        >>> import rustload
+        >>> report = rustload.convert("model.pt", "same.safetensors")
+        >>> one, two = rustload.open("model.pt"), rustload.open("same.safetensors")
+        >>> one.fingerprint(data=True) == two.fingerprint(data=True)
+        True
+
+        Args:
+            data: Whether the elements count, which reads every tensor, in slices of 16 MiB per thread.
+            threads: The number of threads; None for one per core.
+
+        Returns:
+            64 hexadecimal digits: the SHA-256 of the sorted names with what counts of each tensor.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C.
+            RustloadError: As for `LazyTensor.materialize`.
+        """
+        from rustload._checkpoint.fingerprint import fingerprint  # imported only when needed
+
+        self._check_open()
+        texts = self._core.metadata if self is self._root() else {}
+        return fingerprint(self, texts, data=bool(data), threads=threads)
+
     def _repr_html_(self) -> str:
         """HTML for notebooks: dtypes, and the folded tree of names; reads no tensor data."""
         from rustload._html.tensors import mapping_html  # imported only when needed

@@ -1,4 +1,4 @@
-"""The command line's arguments and exit codes: `rustload info`, `stats`, `convert`, `scan` and `doctor`."""
+"""The command line's arguments and exit codes: `rustload info`, `diff`, `stats`, `convert`, `scan` and `doctor`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import rustload
 from rustload._cli.convert_arguments import add_convert
+from rustload._cli.diff_arguments import add_diff
 from rustload._cli.exit_codes import BROKEN_PIPE, INTERRUPTED, READ_FAILED, USAGE
 from rustload._cli.stats_arguments import add_stats
 from rustload._common.terminal import terminal_columns
@@ -46,7 +47,7 @@ read. Output that could not be written comes first.
 """
 
 
-COMMANDS = ("info", "stats", "convert", "scan", "doctor")
+COMMANDS = ("info", "diff", "stats", "convert", "scan", "doctor")
 
 
 class Parser(argparse.ArgumentParser):
@@ -138,6 +139,10 @@ def _run(args: argparse.Namespace) -> int:
 
         args.dst = args.dst or args.output
         return convert.run(args)
+    if args.command == "diff":
+        from rustload._cli import diff
+
+        return diff.run(args)
     if args.command == "stats":
         from rustload._cli import stats
 
@@ -208,6 +213,7 @@ def _parser() -> Parser:
     info.add_argument(
         "--json", action="store_true", help="print everything as one JSON document (see docs/cli.md)"
     )
+    diff = add_diff(commands, formatter)
     stats = add_stats(commands, formatter)
     add_convert(commands, formatter)
     scan = commands.add_parser(
@@ -249,7 +255,7 @@ def _parser() -> Parser:
     scan.add_argument(
         "--json", action="store_true", help="print everything as one JSON document (see docs/scan.md)"
     )
-    for command in (info, stats, scan, _add_doctor(commands, formatter)):
+    for command in (info, diff, stats, scan, _add_doctor(commands, formatter)):
         command.add_argument(
             "--color",
             choices=("auto", "always", "never"),

@@ -48,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
         "max_shard_size": args.max_shard_size,
         "name": args.name,
         "metadata": dict(args.metadata) or None,
+        "fingerprint": args.fingerprint,
         "copy_others": args.copy_others,
         "objects": args.objects,
         "overwrite": args.overwrite,

@@ -50,6 +50,11 @@ def add_convert(
         **repeated,
     )
     add("--transpose", metavar="P", help="swap the last two dimensions of names that match P", **repeated)
+    add(
+        "--fingerprint",
+        choices=("structure", "data"),
+        help="record a digest of SRC in the header: of names, dtypes and shapes, or of the elements too",
+    )
     add("--allow-lossy", action="store_true", help="allow casts such as float to int")
     add("--dequantize", action="store_true", help="dequantize quantized tensors")
     add("--select", metavar="P", help="only names that match P, as in SRC; may be repeated", **repeated)

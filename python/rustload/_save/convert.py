@@ -28,6 +28,7 @@ from rustload._save.selection import Selection, warn_of_unused_rules
 from rustload._save.sources import find_checkpoints
 from rustload._save.target import Target, check_objects_path
 from rustload._save.watch import watching
+from rustload.errors import _make
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -56,6 +57,7 @@ def convert(
     max_shard_size: int | str | None = None,
     name: str | None = None,
     metadata: Mapping[str, str] | None = None,
+    fingerprint: Literal["structure", "data"] | None = None,
     copy_others: bool = False,
     objects: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
@@ -97,6 +99,8 @@ def convert(
             are divided among files as in the source.
         name: The name of a folder's files without `.safetensors`. Without it, that of the source's.
         metadata: Texts for the header, added to those of a safetensors source. `format` is "pt" if there is none.
+        fingerprint: Records the source's fingerprint as `source_fingerprint` in the header: of names, dtypes and shapes, or of
+            the elements too, which reads them twice. See `Checkpoint.fingerprint`.
         copy_others: Copies the other files of the folder: configurations, tokenizers. Pickles and hidden files are not copied.
         objects: A file for the values that are no tensors, as JSON.
         overwrite: Whether an existing file, or a folder with files, is replaced. Other files in the folder are kept.
@@ -131,6 +135,9 @@ def convert(
     """
     start = time.perf_counter()
     check_ties(ties)
+    given_fingerprint: Any = fingerprint
+    if given_fingerprint not in (None, "structure", "data"):
+        raise _make("Value", "Value", f"fingerprint= is 'structure', 'data' or None, not {fingerprint!r}")
     given = find_checkpoints(src)
     target = Target.of(given, dst, name, max_shard_size)
     if copy_others:
@@ -150,6 +157,10 @@ def convert(
             checkpoint = open_checkpoint(
                 source.path, unknown=unknown, trailing=trailing, compat=compat, limits=limits, io=io
             )
+            own = {}
+            if fingerprint is not None:
+                digest = checkpoint.fingerprint(data=fingerprint == "data", threads=plain.threads)
+                own = {"source_fingerprint": digest}
             chosen = selection.of(checkpoint)
             if chosen and not (key is None and strip is None and rename is None):
                 chosen = select_tensors(chosen, key, strip, rename)
@@ -161,7 +172,7 @@ def convert(
                     selection.literal,
                     ties,
                     keep,
-                    texts,
+                    own | texts,
                     keep_objects=objects is not None,
                 )
             )

@@ -1,0 +1,278 @@
+"""`diff`: compares the tensors of two checkpoints of any formats."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from rustload import _rustload
+from rustload._checkpoint.checkpoint import Checkpoint
+from rustload._checkpoint.names import Key, Rename, Strip, select_tensors
+from rustload._checkpoint.open import open as open_checkpoint
+from rustload._checkpoint.tensors import TensorMapping
+from rustload._common.patterns import matches
+from rustload._common.progress import reporting
+from rustload._common.request import Request
+from rustload._diff.report import DiffReport, TensorDiff
+from rustload._tensor.handle import LazyTensor
+from rustload.errors import _make
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from rustload._common.progress import Progress
+
+__all__ = ["diff"]
+
+BATCH_BYTES = 1 << 30
+"""The bytes of tensors that are compared between two reports of progress."""
+
+_ITEMSIZE = {name: itemsize for name, itemsize, _ in _rustload.DTYPES}
+
+
+def diff(
+    a: Any,
+    b: Any,
+    *,
+    data: bool = False,
+    atol: float = 0.0,
+    rtol: float = 0.0,
+    cast: bool = False,
+    dequantize: bool = False,
+    select: str | Iterable[str] | None = None,
+    key: Key = None,
+    strip: Strip = None,
+    rename: Rename = None,
+    progress: Progress = None,
+    threads: int | None = None,
+) -> DiffReport:
+    """Compares the tensors of two checkpoints, whatever their formats and however they are divided among files.
+
+    Compares names, dtypes and shapes, which reads metadata only; with `data`, every element too, in some MiB per thread.
+    Nothing that the files name is imported or run. Values that are no tensors are not compared.
+
+    Args:
+        a: A checkpoint: what `rustload.open` takes, a `Checkpoint`, or a selection of its tensors.
+        b: Another one.
+        data: Whether elements are compared: by their bytes, so that one NaN differs from another.
+        atol: The largest absolute difference of numbers that are close. Tensors of which all elements are close do not make the
+            checkpoints different; NaN is close to NaN, and 0 to -0.
+        rtol: The largest difference in proportion to the magnitude of the number in `b`. Both add up, as in `numpy.isclose`.
+        cast: Whether two dtypes are no difference if the elements are equal after a cast: of the wider of two floats to the
+            other, of others to a dtype that has the numbers of both. Compares elements, as `data` does.
+        dequantize: Whether quantized tensors are compared as the numbers that they stand for, and not as their integers.
+        select: A glob pattern or name, or several: compares only tensors that match one, as named in `b`.
+        key: The key under which the tensors of `a` are nested, as for `Checkpoint.under`.
+        strip: A prefix, or several, to remove from the names of `a`.
+        rename: Other names for the tensors of `a`, as for `Checkpoint.rename`.
+        progress: True for a progress bar on stderr, or a callback `(bytes done, total bytes, name)`.
+        threads: The number of threads; None for one per core.
+
+    Returns:
+        The report; `report.same` says whether there is a difference, `str(report)` what it is.
+
+    Raises:
+        ValueError: A tolerance is negative, or `key`, `strip` and `rename` do not fit `a`.
+        TensorNotFoundError: `select` matches no name.
+        KeyboardInterrupt: Ctrl-C, within a tenth of a second.
+        RustloadError: As for `rustload.open`, and as for `LazyTensor.materialize`.
+
+    >>> import rustload
+    >>> report = rustload.convert("model.pt", "half.safetensors", dtype="float16")
+    >>> rustload.diff("model.pt", "half.safetensors", cast=True).same
+    True
+    """
+    start = time.perf_counter()
+    for argument, value in (("atol", atol), ("rtol", rtol)):
+        given: Any = value
+        if not isinstance(given, (int, float)) or not given >= 0:
+            raise _make("Value", "Value", f"{argument}= is a number from 0 on, not {value!r}")
+    request = Request.checked(
+        copy=None, allow_lossy=True, dequantize=dequantize, overflow="nan", threads=threads
+    )
+    notes: list[str] = []
+    label_a, of_a = _tensors(a)
+    label_b, of_b = _tensors(b)
+    if not (key is None and strip is None and rename is None):
+        of_a = _Tensors(select_tensors(of_a, key, strip, rename), of_a.texts)
+    for names, more, label in ((of_a, of_b, label_a), (of_b, of_a, label_b)):
+        for name, kept in _aliases(names, label, notes).items():
+            if name in more:
+                names[name] = names[kept]
+    if select is not None:
+        of_a, of_b = _selected(select, of_a), _selected(select, of_b)
+        if not (of_a or of_b):
+            raise _make("NotFound", "NotFound", f"select={select!r} matches no name of either checkpoint")
+    both = [name for name in of_a if name in of_b]
+    report = DiffReport(
+        a=label_a,
+        b=label_b,
+        data=bool(data or cast),
+        only_a=[name for name in of_a if name not in of_b],
+        only_b=[name for name in of_b if name not in of_a],
+        changed=[],
+        close=[],
+        equal=0,
+        notes=notes,
+        seconds=0.0,
+    )
+    pairs = [(name, of_a[name], of_b[name]) for name in both]
+    found = _structure(pairs, request)
+    if data or cast:
+        _compare(found, pairs, request, notes, progress, atol=atol, rtol=rtol)
+    for one in found:
+        has_data = one.compared_as is not None
+        is_close = has_data and one.distant == 0 and (cast or one.dtypes[0] == one.dtypes[1])
+        if is_close and (one.different or one.dtypes[0] != one.dtypes[1]):
+            report.close.append(one)
+        elif one.dtypes[0] != one.dtypes[1] or one.shapes[0] != one.shapes[1] or one.distant:
+            report.changed.append(one)
+    equal = len(both) - len(report.changed) - len(report.close)
+    return report._replace(equal=equal, seconds=time.perf_counter() - start)
+
+
+class _Tensors(dict[str, LazyTensor]):
+    """Tensors by name, and the texts of their file's header."""
+
+    def __init__(self, tensors: Mapping[str, LazyTensor], texts: Mapping[str, str]) -> None:
+        super().__init__(tensors)
+        self.texts = texts
+
+
+def _tensors(given: Any) -> tuple[str, _Tensors]:
+    """What to call a checkpoint, and its tensors by name."""
+    if isinstance(given, Checkpoint):
+        return given.files[0] if len(given.files) == 1 else repr(given), _Tensors(given, given.metadata)
+    if isinstance(given, TensorMapping):
+        return repr(given), _Tensors(given, {})
+    label = os.fsdecode(given) if isinstance(given, (str, os.PathLike)) else f"<{type(given).__name__}>"
+    checkpoint = open_checkpoint(given)
+    return label, _Tensors(checkpoint, checkpoint.metadata)
+
+
+def _aliases(tensors: _Tensors, label: str, notes: list[str]) -> dict[str, str]:
+    """Names that a writer has left out because another name has the same tensor; the header says so."""
+    aliases = {name: kept for name, kept in tensors.texts.items() if kept in tensors and name not in tensors}
+    if aliases:
+        listed = ", ".join(f"{name} = {kept}" for name, kept in list(aliases.items())[:4])
+        more = f" and {len(aliases) - 4} more" if len(aliases) > 4 else ""
+        notes.append(f"{label} has tied names only in its header: {listed}{more}")
+    return aliases
+
+
+def _selected(select: str | Iterable[str], tensors: _Tensors) -> _Tensors:
+    patterns = [select] if isinstance(select, str) else list(select)
+    chosen = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if any(matches(name, pattern) for pattern in patterns)
+    }
+    return _Tensors(chosen, tensors.texts)
+
+
+def _structure(pairs: list[tuple[str, LazyTensor, LazyTensor]], request: Request) -> list[TensorDiff]:
+    """What metadata say of each pair."""
+
+    def dtype(tensor: LazyTensor) -> str:
+        dequantized = request.dequantize and tensor.quantization is not None
+        return "float32" if dequantized else tensor._core.dtype
+
+    return [
+        TensorDiff(name, (dtype(one), dtype(two)), (tuple(one.shape), tuple(two.shape)))
+        for name, one, two in pairs
+    ]
+
+
+def _compare(
+    found: list[TensorDiff],
+    pairs: list[tuple[str, LazyTensor, LazyTensor]],
+    request: Request,
+    notes: list[str],
+    progress: Progress,
+    *,
+    atol: float,
+    rtol: float,
+) -> None:
+    """Compares the elements of the pairs of equal shape, and adds what it finds to `found`."""
+    wanted: list[tuple[int, str, int]] = []
+    without_data = 0
+    for number, (one, (_, first, second)) in enumerate(zip(found, pairs, strict=True)):
+        dtype = _common(*one.dtypes)
+        if one.shapes[0] != one.shapes[1] or dtype is None:
+            continue
+        if any(getattr(tensor._core, "is_meta", False) for tensor in (first, second)):
+            without_data += 1
+            continue
+        wanted.append((number, dtype, math.prod(one.shapes[0]) * _ITEMSIZE[dtype]))
+    if without_data:
+        notes.append(f"{without_data:,} tensors on the meta device have no elements to compare")
+    with reporting(progress, sum(nbytes for _, _, nbytes in wanted), "comparing") as report:
+        while wanted:
+            batch: list[tuple[int, str, int]] = []
+            size = 0
+            while wanted and (not batch or (size + wanted[-1][2] <= BATCH_BYTES and len(batch) < 1024)):
+                size += wanted[-1][2]
+                batch.append(wanted.pop())
+            # Tensors that need no conversion are read as they are; the requests of the others are few.
+            requests = {dtype: request.but(dtype=dtype) for _, dtype, _ in batch}
+            results = _rustload.compare(
+                [
+                    (pairs[number][1]._core, requests[dtype], pairs[number][2]._core, requests[dtype])
+                    for number, dtype, _ in batch
+                ],
+                atol=atol,
+                rtol=rtol,
+                threads=request.threads,
+            )
+            for (number, dtype, nbytes), result in zip(batch, results, strict=True):
+                total, different, distant, first_at, nan, absolute, relative = result
+                one = found[number]
+                found[number] = one._replace(
+                    compared_as=dtype,
+                    total=total,
+                    different=different,
+                    distant=distant,
+                    first=None if first_at is None else _index(first_at, one.shapes[0]),
+                    nan=nan,
+                    max_absolute=absolute,
+                    max_relative=relative,
+                )
+                report(nbytes, one.name)
+
+
+def _index(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The index of an element by its number in C order."""
+    index = []
+    for size in reversed(shape):
+        number, at = divmod(number, size)
+        index.append(at)
+    return tuple(reversed(index))
+
+
+def _common(one: str, two: str) -> str | None:
+    """The dtype to compare two dtypes in; None if there is none."""
+    if one == two:
+        return one
+    kinds = {_kind(one), _kind(two)}
+    if "packed" in kinds:
+        return None
+    if "complex" in kinds:
+        return "complex128"
+    if kinds == {"float"}:
+        sizes = _ITEMSIZE[one], _ITEMSIZE[two]
+        if sizes[0] == sizes[1]:
+            return "float32"
+        return one if sizes[0] < sizes[1] else two
+    if "float" in kinds:
+        return "float64"
+    return "float64" if "uint64" in (one, two) else "int64"
+
+
+def _kind(dtype: str) -> str:
+    if dtype.startswith(("bits", "float4")):
+        return "packed"
+    if dtype.startswith("complex"):
+        return "complex"
+    return "float" if "float" in dtype else "int"

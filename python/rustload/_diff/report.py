@@ -1,0 +1,197 @@
+"""`DiffReport`: what `diff` returns, and how it is printed.
+
+As text, names that differ in one number only are one line: `layers.{0..31}.weight`.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rustload._common.terminal import Page, count
+from rustload._common.tree import spell_numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["DiffReport", "TensorDiff", "show"]
+
+# The most lines of a list; --json has all.
+LINES_SHOWN_MAX = 40
+_NUMBER = re.compile(r"(?<![^.])\d{1,18}(?![^.])")
+
+
+class TensorDiff(NamedTuple):
+    """A tensor that is in both checkpoints, and differs.
+
+    Attributes:
+        name: Its name.
+        dtypes: Its dtype in each.
+        shapes: Its shape in each.
+        compared_as: The dtype in which the elements were compared: their own, or what both were cast to. None if they were not.
+        total: The number of elements.
+        different: The elements whose bytes differ.
+        distant: Those of them that are not close: neither within `atol` and `rtol`, nor both NaN, nor both zero.
+        first: The index of the first element that is not close; of the first whose bytes differ if all are close; else None.
+        nan: The elements that are NaN in one checkpoint only.
+        max_absolute: The largest absolute difference of two numbers.
+        max_relative: The largest difference in proportion to the magnitude of the number in the second checkpoint.
+    """
+
+    name: str
+    dtypes: tuple[str, str]
+    shapes: tuple[tuple[int, ...], tuple[int, ...]]
+    compared_as: str | None = None
+    total: int = 0
+    different: int = 0
+    distant: int = 0
+    first: tuple[int, ...] | None = None
+    nan: int = 0
+    max_absolute: float = 0.0
+    max_relative: float = 0.0
+
+
+class DiffReport(NamedTuple):
+    """What differs between two checkpoints.
+
+    Attributes:
+        a: The first one's path, or what `repr` says of it.
+        b: The second one's.
+        data: Whether elements were compared.
+        only_a: Names that only the first has.
+        only_b: Names that only the second has.
+        changed: Tensors that differ: in dtype or shape, or in elements that are not close.
+        close: Tensors whose bytes differ and whose elements are all close; with `cast=True`, also those of two dtypes that are
+            equal after a cast.
+        equal: The number of tensors that do not differ, as far as they were compared.
+        notes: What was not compared, and names that one file has as another tensor's.
+        seconds: How long it took.
+    """
+
+    a: str
+    b: str
+    data: bool
+    only_a: list[str]
+    only_b: list[str]
+    changed: list[TensorDiff]
+    close: list[TensorDiff]
+    equal: int
+    notes: list[str]
+    seconds: float
+
+    @property
+    def same(self) -> bool:
+        """Whether both have the same names, and no tensor differs: as far as it was compared, see `data`."""
+        return not (self.only_a or self.only_b or self.changed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain values, as in the JSON of the command line."""
+        lists = {name: [diff._asdict() for diff in getattr(self, name)] for name in ("changed", "close")}
+        return {"same": self.same, **self._asdict(), **lists}
+
+    def __str__(self) -> str:
+        """The report as text, as the command line prints it."""
+        out = io.StringIO()
+        page = Page(out, "never")
+        show(page, self)
+        page.flush()
+        return out.getvalue().rstrip("\n")
+
+
+def show(page: Page, report: DiffReport) -> None:
+    """Adds a report to a page."""
+    a, b = page.safe(report.a), page.safe(report.b)
+    page.title(f"{a}  {b}")
+    for title, names in ((f"only in {a}", report.only_a), (f"only in {b}", report.only_b)):
+        _list(page, title, "31", ((name, "") for name in names), len(names))
+    _list(page, "different", "31", ((one.name, _what(one)) for one in report.changed), len(report.changed))
+    _list(page, "close", "33", ((one.name, _what(one)) for one in report.close), len(report.close))
+    if report.notes:
+        page.heading("notes")
+        for note in report.notes:
+            page.line(f"  {page.fitted(page.safe(note))}")
+    if not report.same or report.close or report.notes:
+        page.line()
+    page.line("  " + _verdict(page, report))
+
+
+def _verdict(page: Page, report: DiffReport) -> str:
+    if report.same:
+        what = "same names, dtypes and shapes"
+        if report.data:
+            what = "same elements" if not report.close else "same elements, or close ones"
+        remark = "" if report.data else page.dim(" (elements were not compared)")
+        return (
+            page.paint("32", "same")
+            + f": {count(report.equal + len(report.close), 'tensor')}, {what}{remark}"
+        )
+    parts = [
+        f"{len(names):,} {what}"
+        for names, what in (
+            (report.only_a, "only in the first"),
+            (report.only_b, "only in the second"),
+            (report.changed, "different"),
+            (report.close, "close"),
+        )
+        if names
+    ]
+    return page.paint("31", "different") + f": {', '.join(parts)}, {report.equal:,} equal"
+
+
+def _what(one: TensorDiff) -> str:
+    """What differs, in a few words."""
+    parts = []
+    if one.dtypes[0] != one.dtypes[1]:
+        parts.append(f"{one.dtypes[0]} / {one.dtypes[1]}")
+    if one.shapes[0] != one.shapes[1]:
+        parts.append(f"{list(one.shapes[0])} / {list(one.shapes[1])}")
+    if one.compared_as is None:
+        return ", ".join(parts)
+    cast = f" as {one.compared_as}" if one.dtypes[0] != one.dtypes[1] else ""
+    if not one.different:
+        return ", ".join([*parts, f"equal{cast}"])
+    share = f"{one.different:,} of {one.total:,} elements differ{cast}"
+    if one.distant < one.different:
+        share += f", {one.distant:,} of them not close" if one.distant else ", all are close"
+    parts.append(share)
+    if one.first is not None:
+        parts.append(f"first at {list(one.first)}")
+    parts.append(f"max abs {one.max_absolute:.4g}")
+    parts.append(f"max rel {one.max_relative:.4g}")
+    if one.nan:
+        parts.append(f"{one.nan:,} NaN in one only")
+    return ", ".join(parts)
+
+
+def _list(page: Page, title: str, code: str, rows: Iterable[tuple[str, str]], number: int) -> None:
+    if not number:
+        return
+    page.heading(title, count(number, "tensor"))
+    lines = _folded(rows)
+    for label, what in lines[:LINES_SHOWN_MAX]:
+        page.hanging([(code, page.clipped(page.safe(label)))], what)
+    if len(lines) > LINES_SHOWN_MAX:
+        page.cells([("2", f"and {len(lines) - LINES_SHOWN_MAX:,} more lines (--json has all)")], 2)
+
+
+def _folded(rows: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The rows, with those one after another or apart that differ in one number of their name as one."""
+    groups: dict[tuple[str, str, str], list[int]] = {}
+    for name, what in rows:
+        numbers = list(_NUMBER.finditer(name))
+        # The innermost number that may vary is the first: that of a layer.
+        if not numbers:
+            groups[name, "", what] = []
+            continue
+        first = numbers[0]
+        groups.setdefault((name[: first.start()], name[first.end() :], what), []).append(int(first[0]))
+    lines = []
+    for (before, after, what), numbers_of in groups.items():
+        spelled = ""
+        if len(numbers_of) == 1:
+            spelled = str(numbers_of[0])
+        elif numbers_of:
+            spelled = "{" + spell_numbers(sorted(set(numbers_of))) + "}"
+        lines.append((f"{before}{spelled}{after}", what))
+    return lines

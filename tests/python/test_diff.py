@@ -1,0 +1,281 @@
+"""`rustload.diff`, `rustload diff` and fingerprints, compared with torch and NumPy."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+import rustload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+# torch warns of complex32.
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support:UserWarning")
+
+DTYPES = [
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),
+    *(torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.complex64, torch.complex128, torch.complex32),
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.uint32),
+    *(torch.int64, torch.uint64),
+]
+
+
+def random(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    numbers = torch.rand(*shape) * 100
+    return numbers.to(torch.complex64).to(dtype) if dtype.is_complex else numbers.to(dtype)
+
+
+def model() -> dict[str, torch.Tensor]:
+    torch.manual_seed(1)
+    tensors = {f"layers.{at}.weight": torch.randn(40, 30) for at in range(4)}
+    tensors |= {str(dtype).removeprefix("torch."): random(dtype, 5, 7) for dtype in DTYPES}
+    tensors["scalar"] = torch.tensor(2.5)
+    tensors["empty"] = torch.zeros(0, 3)
+    tensors["transposed"] = torch.randn(30, 20).T
+    tensors["strided"] = torch.randn(40, 40)[::2, 1::3]
+    tensors["nan"] = torch.tensor([float("nan"), -0.0, float("inf")])
+    tensors["tied"] = tensors["layers.0.weight"]
+    tensors["large"] = torch.randn(700, 1100)
+    return tensors
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One model in every format that has a writer here; those but `bin` and `legacy` lack dtypes that their format lacks."""
+    folder = tmp_path_factory.mktemp("formats")
+    tensors = model()
+    torch.save({"state_dict": tensors, "step": 3}, folder / "m.bin")
+    torch.save(tensors, folder / "legacy.pt", _use_new_zipfile_serialization=False)
+    saved = {name: tensor for name, tensor in tensors.items() if name not in ("complex128", "complex32")}
+    rustload.save(saved, folder / "m.safetensors")
+    rustload.save(saved, folder / "dropped.safetensors", ties="drop")
+    rustload.save(saved, folder / "shards", max_shard_size="20KB")
+    plain = {
+        name: tensor.numpy()
+        for name, tensor in tensors.items()
+        if not ("float8" in name or name in ("bfloat16", "complex32"))
+    }
+    np.savez(folder / "m.npz", **plain)
+    return {path.stem if path.suffix != ".bin" else "bin": path for path in folder.iterdir()} | {
+        "m": folder / "m.safetensors",
+        "npz": folder / "m.npz",
+    }
+
+
+@pytest.mark.parametrize("other", ["legacy", "m", "dropped", "shards", "npz"])
+def test_one_model_in_two_formats_is_the_same(other: str, paths: dict[str, Path]) -> None:
+    both = rustload.open(paths[other])
+    names = [name for name in model() if name in both or name == "tied"]
+    report = rustload.diff(paths["bin"], paths[other], data=True, key="state_dict", select=names)
+    assert report.same, str(report)
+    assert report.equal == len(names)
+    assert not report.close
+    back = rustload.diff(both, rustload.open(paths["bin"]).under("state_dict").select(names), data=True)
+    assert back.same
+
+
+def test_missing_names_dtypes_and_shapes_are_found(save: Callable[..., Path]) -> None:
+    one = save(
+        {"a": torch.zeros(2, 3), "b": torch.zeros(3), "c": torch.zeros(4), "x": torch.ones(1)}, "a.bin"
+    )
+    two = save(
+        {"a": torch.zeros(3, 2), "b": torch.zeros(3).half(), "c": torch.ones(4), "y": torch.ones(1)}, "b.bin"
+    )
+    report = rustload.diff(one, two)
+    assert (report.only_a, report.only_b, report.equal, report.same) == (["x"], ["y"], 1, False)
+    found = {diff.name: diff for diff in report.changed}
+    assert found["a"].shapes == ((2, 3), (3, 2))
+    assert found["b"].dtypes == ("float32", "float16")
+    report = rustload.diff(one, two, data=True)
+    found = {diff.name: diff for diff in report.changed}
+    assert (found["b"].compared_as, found["b"].different) == ("float16", 0)
+    assert (found["c"].different, found["c"].first, found["c"].max_absolute) == (4, (0,), 1.0)
+    assert rustload.diff(one, two, cast=True, select="b").same
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_differences_are_those_of_numpy(dtype: torch.dtype, save: Callable[..., Path]) -> None:
+    torch.manual_seed(2)
+    a = random(dtype, 90, 110)
+    b = a.clone()
+    where = torch.rand(90, 110) < 0.01
+    changed = torch.zeros_like(a) if dtype == torch.bool else random(dtype, 90, 110)
+    # Not every dtype can be assigned by a mask, bytes can.
+    b.view(torch.uint8).view(90, 110, -1)[where] = changed.view(torch.uint8).view(90, 110, -1)[where]
+    one, two = save({"x": a.T}, "a.bin"), save({"x": b.T}, "b.bin")
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    x, y = a.T.contiguous().to(wide).numpy(), b.T.contiguous().to(wide).numpy()
+    for rtol in (0.0, 0.3):
+        report = rustload.diff(one, two, data=True, rtol=rtol)
+        (found,) = report.changed or report.close
+        assert found.different == (x != y).sum()
+        assert found.distant == (~np.isclose(x, y, rtol=rtol, atol=0)).sum()
+        away = x != y if not found.distant else ~np.isclose(x, y, rtol=rtol, atol=0)
+        assert found.first == tuple(np.argwhere(away)[0])
+        distance = abs(x - y)
+        assert found.max_absolute == pytest.approx(distance.max(), rel=1e-12)
+        assert found.max_relative == pytest.approx((distance[y != 0] / abs(y[y != 0])).max(), rel=1e-12)
+
+
+def test_large_integers_are_not_rounded(save: Callable[..., Path]) -> None:
+    one = save({"x": torch.tensor([2**62, -(2**63)])}, "a.bin")
+    two = save({"x": torch.tensor([2**62 + 1, 2**63 - 1])}, "b.bin")
+    (found,) = rustload.diff(one, two, data=True, atol=1).changed
+    assert (found.different, found.distant, found.first) == (2, 1, (1,))
+
+
+def test_nan_zeros_and_infinities(save: Callable[..., Path]) -> None:
+    inf, nan = float("inf"), float("nan")
+    one = save({"x": torch.tensor([nan, 0.0, inf, 1.0, nan])}, "a.bin")
+    two = save({"x": torch.tensor([nan, -0.0, -inf, nan, nan])}, "b.bin")
+    (found,) = rustload.diff(one, two, data=True, atol=1e9, rtol=1e9).changed
+    assert (found.different, found.distant, found.nan, found.first) == (3, 2, 1, (2,))
+    assert found.max_absolute == inf
+    only_signs = rustload.diff(one, two, data=True).changed[0]
+    assert only_signs.different == 3
+    safetensors.torch.save_file({"x": torch.tensor([0.0])}, one)
+    safetensors.torch.save_file({"x": torch.tensor([-0.0])}, two)
+    report = rustload.diff(one, two, data=True)
+    assert report.same
+    assert report.close[0].different == 1
+
+
+def test_a_converted_file_is_the_same_after_a_cast(save: Callable[..., Path], tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    path = save({"module.w": torch.randn(200, 300), "module.n": torch.arange(4)})
+    rustload.convert(path, tmp_path / "b.safetensors", dtype="bfloat16", strip="module.")
+    target = tmp_path / "b.safetensors"
+    assert not rustload.diff(path, target, strip="module.").same
+    report = rustload.diff(path, target, strip="module.", cast=True)
+    assert report.same
+    assert [diff.compared_as for diff in report.close] == ["bfloat16"]
+    assert rustload.diff(path, target, rename={"module.w": "w", "module.n": None}, select="w", cast=True).same
+
+
+def test_quantized_tensors_as_numbers(save: Callable[..., Path]) -> None:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quantized = torch.quantize_per_tensor(torch.randn(9, 9), 0.1, 2, torch.qint8)
+        one = save({"x": quantized}, "a.bin")
+        two = save({"x": quantized.dequantize()}, "b.bin")
+    assert rustload.diff(one, two, data=True, dequantize=True).same
+    assert not rustload.diff(one, two, data=True).same
+
+
+def test_arguments_are_checked(simple: Path) -> None:
+    for arguments in ({"atol": -1.0}, {"rtol": float("nan")}, {"key": "nothing"}, {"threads": 0}):
+        with pytest.raises(ValueError, match=next(iter(arguments))):
+            rustload.diff(simple, simple, data=True, **arguments)  # type: ignore[arg-type]
+    with pytest.raises(rustload.TensorNotFoundError):
+        rustload.diff(simple, simple, select="nothing")
+    calls: list[tuple[int, int, str]] = []
+    rustload.diff(simple, simple, data=True, progress=lambda *call: calls.append(call))
+    assert calls[-1][0] == calls[-1][1] == 4 * 24 + 8 * 3
+
+
+def test_a_changed_file_is_an_error(save: Callable[..., Path]) -> None:
+    path = save({"x": torch.zeros(3 << 20)}, "a.bin")
+    other = save({"x": torch.zeros(3 << 20)}, "b.bin")
+    for first, second in ((path, other), (other, path)):
+        one, two = rustload.open(first), rustload.open(second)
+        content = path.read_bytes()
+        path.write_bytes(content[: 1 << 20])
+        with pytest.raises(rustload.FormatError) as caught:
+            rustload.diff(one, two, data=True)
+        assert caught.value.code == "FileChanged"
+        path.write_bytes(content)
+
+
+def test_reports_fold_layers(save: Callable[..., Path]) -> None:
+    layers = {f"model.layers.{at}.w": torch.zeros(2) for at in range(40)}
+    one, two = (
+        save(layers, "a.bin"),
+        save(
+            {name: one.half() for name, one in layers.items()} | {"\x1b[31m": torch.zeros(1)},
+            "b.bin",
+        ),
+    )
+    text = str(rustload.diff(one, two))
+    assert "model.layers.{0..39}.w" in text
+    assert "float32 / float16" in text
+    assert "\x1b" not in text
+    assert len(text.splitlines()) < 12
+
+
+def command(*arguments: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rustload", "diff", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_command_says_what_differs(save: Callable[..., Path], tmp_path: Path) -> None:
+    one = save({"w": torch.zeros(3), "n": torch.ones(2)}, "a.bin")
+    two = save({"w": torch.tensor([0, 0, 0.5]), "n": torch.ones(2)}, "b.safetensors")
+    same = command(one, two)
+    assert same.returncode == 0, same.stderr
+    assert "same: 2 tensors, same names, dtypes and shapes (elements were not compared)" in same.stdout
+    different = command(one, two, "--data")
+    assert different.returncode == 1
+    assert "1 of 3 elements differ, first at [2], max abs 0.5, max rel 1" in different.stdout
+    assert command(one, two, "--atol", "0.5").returncode == 0
+    assert command(one, two, "--data", "--select", "n").returncode == 0
+    document = json.loads(command(one, two, "--data", "--json").stdout)
+    assert document["report"]["same"] is False
+    assert document["report"]["changed"][0]["first"] == [2]
+    missing = command(one, tmp_path / "none")
+    assert missing.returncode == 3
+    assert "none" in missing.stderr
+    for wrong in ((one,), (one, two, "--atol", "-1"), (one, two, "--rename", "w")):
+        assert command(*wrong).returncode == 2
+
+
+def test_fingerprints_are_equal_for_equal_tensors(paths: dict[str, Path]) -> None:
+    names = [name for name in rustload.open(paths["m"]) if name != "tied"]
+    found = {
+        (
+            of.select(names).fingerprint(),
+            of.select(names).fingerprint(data=True, threads=threads),
+        )
+        for threads, of in (
+            (1, rustload.open(paths["bin"]).under("state_dict")),
+            (2, rustload.open(paths["legacy"])),
+            (3, rustload.open(paths["m"])),
+            (None, rustload.open(paths["shards"])),
+        )
+    }
+    assert len(found) == 1
+    assert rustload.open(paths["m"]).fingerprint(data=True) == rustload.open(paths["dropped"]).fingerprint(
+        data=True
+    )
+
+
+def test_fingerprints_differ_where_anything_does(save: Callable[..., Path]) -> None:
+    torch.manual_seed(4)
+    base = {"a": torch.randn(3, 4), "b": torch.arange(6), "large": torch.randn(5 << 20)}
+    others = [
+        base | {"a": base["a"].view(4, 3)},
+        base | {"a": base["a"].half()},
+        {"a2": base["a"], **{name: base[name] for name in ("b", "large")}},
+        base | {"c": torch.zeros(0)},
+    ]
+    structures = {rustload.open(save(tensors)).fingerprint() for tensors in [base, *others]}
+    assert len(structures) == 1 + len(others)
+    changed = base["large"].clone()
+    changed[-1] += 1
+    more = [base, base | {"b": torch.arange(6).flip(0)}, base | {"large": changed}]
+    assert len({rustload.open(save(tensors)).fingerprint() for tensors in more}) == 1
+    assert len({rustload.open(save(tensors)).fingerprint(data=True) for tensors in more}) == 3
