@@ -135,3 +135,35 @@ assert not {"torch", "numpy", "rustload._scan.scan"} & sys.modules.keys()
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert names(folder / "out") == ["last.safetensors"]
+
+
+def test_verify_resume_progress_and_ties(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = torch.randn(300, 400)
+    torch.save({"b": one, "a": one, "c": torch.zeros(3)}, "tied.bin")
+    options = ["--verify", "--resume", "--discard", "b", "--fingerprint", "data", "--no-progress", "--json"]
+    assert _cli.main(["convert", "tied.bin", *options]) == 0
+    out = capsys.readouterr()
+    assert json.loads(out.out)["report"]["dropped"] == {"b": "a"}
+    assert out.err == ""
+    assert rustload.open("tied.safetensors").metadata["source_fingerprint"] == rustload.open(
+        "tied.bin"
+    ).fingerprint(data=True)
+    assert ".tied.safetensors.resume" not in names(folder)
+    assert _cli.main(["convert", "tied.bin", "--overwrite", "--ties", "copy", "--progress"]) == 0
+    assert "converting" in capsys.readouterr().err
+    assert set(rustload.open("tied.safetensors")) == {"a", "b", "c"}
+
+
+def test_a_failed_verification_exits_with_4(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **options: object) -> None:
+        assert options["verify"] is True
+        error = OSError("b: the new file was read back as 0x00, its source has 0x01")
+        error.code = "VerifyFailed"  # type: ignore[attr-defined]
+        raise error
+
+    monkeypatch.setattr(rustload, "convert", fail)
+    assert _cli.main(["convert", "last.ckpt", "--verify"]) == 4
+    assert "read back as 0x00" in capsys.readouterr().err
+    assert "last.safetensors" not in names(folder)

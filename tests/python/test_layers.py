@@ -22,7 +22,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "diffusers": ("transformers", "torch", "_frameworks", "_checkpoint", "_common"),
     "peft": ("torch", "_frameworks", "_checkpoint", "_common"),
     "transformers": ("torch", "_frameworks", "_common", "_checkpoint"),
-    "torch": ("_safe_open", "_checkpoint", "_tensor", "_frameworks", "_cuda", "_html", "_common"),
+    "torch": ("_safe_open", "_save", "_checkpoint", "_tensor", "_frameworks", "_cuda", "_html", "_common"),
     "jax": ("_checkpoint", "_tensor", "_frameworks", "_common"),
     # It prints what the public functions return.
     "_cli": ("rustload", "_diff", "_scan", "_common"),

@@ -9,7 +9,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import rustload
-from rustload._cli.exit_codes import READ_FAILED
+from rustload._cli.exit_codes import READ_FAILED, VERIFY_FAILED
 from rustload._cli.report_error import report_error
 from rustload._common.patterns import matches
 from rustload._common.rules import DEFAULT_CAST_DTYPES
@@ -24,11 +24,11 @@ __all__ = ["run"]
 # Version of the JSON document; removing a key or changing its meaning increments it.
 SCHEMA = 1
 
-_FLAGS = re.compile(r"\b(overwrite|allow_lossy|dequantize|copy_others)=True")
+_FLAGS = re.compile(r"\b(overwrite|allow_lossy|dequantize|copy_others|verify|resume)=True")
 _RENAME = re.compile(r"\brename=\{('[^']*'|\"[^\"]*\"): None\}")
 _DTYPE = re.compile(r"\bdtype=\{('[^']*'|\"[^\"]*\"): '(\w+)'\}")
 _VALUES = re.compile(
-    r"\b(select|key|strip|rename|dtype|transpose|ties|keep|max_shard_size|metadata|objects|copy_others|name)="
+    r"\b(select|key|strip|rename|dtype|transpose|ties|keep|discard|fingerprint|max_shard_size|metadata|objects|copy_others|name)="
 )
 
 
@@ -45,6 +45,10 @@ def run(args: argparse.Namespace) -> int:
         "dequantize": args.dequantize,
         "ties": args.ties,
         "keep": args.keep,
+        "discard": args.discard,
+        "verify": args.verify,
+        "resume": args.resume,
+        "progress": sys.stderr.isatty() and not args.quiet if args.progress is None else args.progress,
         "max_shard_size": args.max_shard_size,
         "name": args.name,
         "metadata": dict(args.metadata) or None,
@@ -60,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             report = rustload.convert(args.src, args.dst, **options)
         except (RustloadError, OSError, ValueError, TypeError, MemoryError) as error:
-            code = READ_FAILED
+            code = VERIFY_FAILED if getattr(error, "code", None) == "VerifyFailed" else READ_FAILED
             document["error"] = report_error(error, _as_options)
     _print_warnings(caught)
     if args.json:

@@ -19,7 +19,9 @@ folder are written into it. DST is a folder unless it ends with .safetensors.
 exit codes:
   0    everything was written
   2    wrong usage
-  3    something could not be read or written; nothing is left of it
+  3    something could not be read or written; nothing is left of it, except
+       for --resume
+  4    what was read back is not what was written (--verify)
 """
 
 
@@ -76,11 +78,23 @@ def add_convert(
     add("--name", help="the name of the files in DST, without .safetensors")
     add(
         "--ties",
-        choices=("copy", "drop", "error"),
-        default="copy",
-        help="write tied names in full (default), one of each, or refuse",
+        choices=("auto", "copy", "drop", "error"),
+        default="auto",
+        help="write tied names in full (copy), one of each (drop), or refuse (error); auto, the default, leaves out the output\n"
+        "head where config.json says that it is the embedding",
     )
-    add("--keep", metavar="P", help="with --ties drop, prefer names that match P", **repeated)
+    add("--keep", metavar="P", help="of tied names, write those that match P", **repeated)
+    add("--discard", metavar="P", help="of tied names, leave out those that match P", **repeated)
+    add("--verify", action="store_true", help="read everything back and compare it before DST appears")
+    add(
+        "--resume", action="store_true", help="keep what is written if this fails, for the same command later"
+    )
+    add(
+        "--progress",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="show a progress bar on stderr (the default on a terminal)",
+    )
     add("--metadata", type=_pair, metavar="KEY=TEXT", help="add a text to the header", **repeated)
     add("--copy-others", action="store_true", help="copy the folder's other files, never pickles")
     add("--objects", metavar="FILE", help="write the values that are no tensors as JSON")

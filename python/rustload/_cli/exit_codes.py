@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["BROKEN_PIPE", "GATE_FAILED", "INTERRUPTED", "READ_FAILED", "USAGE"]
+__all__ = ["BROKEN_PIPE", "GATE_FAILED", "INTERRUPTED", "READ_FAILED", "USAGE", "VERIFY_FAILED"]
 
 GATE_FAILED = 1
 """A scan found a file that does not pass the policy; without a policy, one that is not inert. Or a tensor has numbers that `stats
@@ -11,6 +11,8 @@ USAGE = 2
 """Wrong usage."""
 READ_FAILED = 3
 """Something could not be read, or the output could not be written."""
+VERIFY_FAILED = 4
+"""What was read back of a new file is not what was written."""
 INTERRUPTED = 130
 """Interrupted by Ctrl-C (128 + SIGINT)."""
 BROKEN_PIPE = 141

@@ -16,7 +16,6 @@ from rustload._save.advice import advising
 from rustload._save.copy_others import other_files
 from rustload._save.job import (
     Job,
-    check_ties,
     header_texts,
     packed_names,
     shard_bytes,
@@ -27,6 +26,7 @@ from rustload._save.report import SaveReport
 from rustload._save.selection import Selection, warn_of_unused_rules
 from rustload._save.sources import find_checkpoints
 from rustload._save.target import Target, check_objects_path
+from rustload._save.ties import TieRule, Ties, says_tied
 from rustload._save.watch import watching
 from rustload.errors import _make
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from rustload._common.limits import Limits
     from rustload._common.progress import Progress
-    from rustload._save.ties import Ties
 
 __all__ = ["convert"]
 
@@ -52,8 +51,9 @@ def convert(
     transpose: Any = None,
     allow_lossy: bool = False,
     dequantize: bool = False,
-    ties: Ties = "copy",
+    ties: Ties = "auto",
     keep: Iterable[str] = (),
+    discard: Iterable[str] = (),
     max_shard_size: int | str | None = None,
     name: str | None = None,
     metadata: Mapping[str, str] | None = None,
@@ -93,8 +93,10 @@ def convert(
         transpose: The tensors to transpose, in the same forms.
         allow_lossy: Allows casts that change the kind of number, such as float to int.
         dequantize: Dequantizes quantized tensors.
-        ties: What to do with names of the same tensor, as in `save`.
+        ties: What to do with names of the same tensor, as in `save`. "auto" leaves out the output head where the folder's
+            `config.json` says that it is the embedding (`tie_word_embeddings`), and writes all others in full.
         keep: Names or glob patterns that `ties="drop"` prefers.
+        discard: Names or glob patterns that `ties="drop"` leaves out where another name is written.
         max_shard_size: The most bytes of tensors in one file of a folder: an int, or a str such as "5GB". Without it, the tensors
             are divided among files as in the source.
         name: The name of a folder's files without `.safetensors`. Without it, that of the source's.
@@ -134,7 +136,7 @@ def convert(
     ['model-00001-of-00002.safetensors', 'model-00002-of-00002.safetensors', 'model.safetensors.index.json']
     """
     start = time.perf_counter()
-    check_ties(ties)
+    rule = TieRule.checked(ties, keep, discard)
     given_fingerprint: Any = fingerprint
     if given_fingerprint not in (None, "structure", "data"):
         raise _make("Value", "Value", f"fingerprint= is 'structure', 'data' or None, not {fingerprint!r}")
@@ -170,10 +172,12 @@ def convert(
                     checkpoint,
                     chosen,
                     selection.literal,
-                    ties,
-                    keep,
+                    rule,
                     own | texts,
                     keep_objects=objects is not None,
+                    head_is_tied=rule.ties == "auto"
+                    and given.folder is not None
+                    and says_tied(os.path.join(given.folder, source.folder)),  # noqa: PTH118 - pathlib is slow to import
                 )
             )
         selection.check([part.names for part in parts])

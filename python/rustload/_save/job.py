@@ -26,7 +26,6 @@ __all__ = [
     "File",
     "Job",
     "check_name",
-    "check_ties",
     "flattened",
     "header_texts",
     "packed_names",
@@ -203,16 +202,6 @@ def shard_bytes(max_shard_size: int | str | None) -> int | None:
         ValueError: It is no size.
     """
     return None if max_shard_size is None else parse_bytes(max_shard_size, "max_shard_size")
-
-
-def check_ties(ties: Any) -> None:
-    """Checks the argument `ties=`.
-
-    Raises:
-        ValueError: It is none of the possible values.
-    """
-    if ties not in ("copy", "drop", "error"):
-        raise _make("Value", "Value", f"ties= is 'copy', 'drop' or 'error', not {ties!r}")
 
 
 def check_name(name: str) -> str:

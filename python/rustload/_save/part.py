@@ -10,15 +10,16 @@ from rustload._save.flatten import NESTING_KEY
 from rustload._save.job import File
 from rustload._save.objects import Objects
 from rustload._save.sources import file_name_for, index_name, shard_name
-from rustload._save.ties import Ties, dropped_names
+from rustload._save.ties import dropped_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from rustload._checkpoint.checkpoint import Checkpoint
     from rustload._save.arrays import Values
     from rustload._save.job import Job
     from rustload._save.sources import Source
+    from rustload._save.ties import TieRule
     from rustload._tensor.handle import LazyTensor
 
 __all__ = ["Part"]
@@ -48,11 +49,11 @@ class Part:
         checkpoint: Checkpoint,
         chosen: Mapping[str, LazyTensor],
         literal: frozenset[str],
-        ties: Ties,
-        keep: Iterable[str],
+        rule: TieRule,
         texts: Mapping[str, str],
         *,
         keep_objects: bool,
+        head_is_tied: bool,
     ) -> None:
         """Decides what is written.
 
@@ -61,14 +62,14 @@ class Part:
             checkpoint: The checkpoint.
             chosen: The tensors that the user selected, by their new names.
             literal: The names that the user wrote out.
-            ties: What to do with names of the same tensor.
-            keep: The names that are preferred then.
+            rule: What to do with names of the same tensor.
             texts: The user's metadata.
             keep_objects: Whether the values that are no tensors are kept.
+            head_is_tied: Whether the model's configuration says that its output head is its embedding.
 
         Raises:
             UnsupportedError: A tensor is a component of a sparse one.
-            ValueError: Names are tied, and `ties` is "error".
+            ValueError: Names are tied, and the rule refuses that.
         """
         self.names = list(checkpoint)
         self.paths = checkpoint.files
@@ -81,7 +82,7 @@ class Part:
                 note = f"leave it out with rename={{{whole!r}: None}}, or name its components in select="
                 raise unsupported(whole, "a sparse tensor", note)
         values: dict[str, Values] = {name: tensor._core for name, tensor in items.items()}
-        self.dropped = dropped_names(items, values, ties, keep)
+        self.dropped = dropped_names(items, values, rule, head_is_tied=head_is_tied)
         self.tensors = {name: tensor for name, tensor in items.items() if name not in self.dropped}
         own: dict[str, str] = {}
         if checkpoint.format == "safetensors":

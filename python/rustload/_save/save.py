@@ -16,7 +16,6 @@ from rustload._save.job import (
     File,
     Job,
     check_name,
-    check_ties,
     flattened,
     header_texts,
     packed_names,
@@ -25,7 +24,7 @@ from rustload._save.job import (
     write_options,
 )
 from rustload._save.report import SaveReport
-from rustload._save.ties import Ties, dropped_names
+from rustload._save.ties import TieRule, Ties, dropped_names
 from rustload._save.watch import watching
 from rustload.errors import _make
 
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
     from rustload._common.progress import Progress
 
-__all__ = ["save"]
+__all__ = ["save", "save_with"]
 
 
 def save(
@@ -46,8 +45,9 @@ def save(
     transpose: Any = None,
     allow_lossy: bool = False,
     dequantize: bool = False,
-    ties: Ties = "copy",
+    ties: Ties = "auto",
     keep: Iterable[str] = (),
+    discard: Iterable[str] = (),
     max_shard_size: int | str | None = None,
     name: str = "model",
     keep_nesting: bool = False,
@@ -76,9 +76,10 @@ def save(
         transpose: The tensors to transpose, in the same forms.
         allow_lossy: Allows casts that change the kind of number, such as float to int.
         dequantize: Dequantizes quantized lazy tensors.
-        ties: What to do with names of the same tensor. "copy" writes each in full, so that every name is in the file. "drop"
-            writes the first, and records the others in the metadata. "error" raises.
-        keep: Names or glob patterns that "drop" prefers.
+        ties: What to do with names of the same tensor. "auto" and "copy" write each in full, so that every name is in the file.
+            "drop" writes the first, and records the others in the metadata. "error" raises.
+        keep: Names or glob patterns that "drop" prefers; without "drop", as with it.
+        discard: Names or glob patterns that "drop" leaves out where another name is written; as `keep`.
         max_shard_size: The most bytes of tensors in one file of a folder: an int, or a str such as "5GB". Without it, 50 GB.
         name: The name of a folder's files without `.safetensors`: "model" gives `model-00001-of-00002.safetensors`.
         keep_nesting: Records the nesting in the metadata, so that `rustload.unflatten` restores dicts, lists and tuples exactly.
@@ -110,11 +111,61 @@ def save(
     >>> report.tensors, rustload.open("model.safetensors")["q.weight"].dtype
     (4, 'bfloat16')
     """
+    return save_with(
+        (),
+        tensors,
+        path,
+        metadata=metadata,
+        dtype=dtype,
+        transpose=transpose,
+        allow_lossy=allow_lossy,
+        dequantize=dequantize,
+        ties=ties,
+        keep=keep,
+        discard=discard,
+        max_shard_size=max_shard_size,
+        name=name,
+        keep_nesting=keep_nesting,
+        overwrite=overwrite,
+        fsync=fsync,
+        verify=verify,
+        resume=resume,
+        progress=progress,
+        memory=memory,
+        threads=threads,
+    )
+
+
+def save_with(
+    others: Iterable[tuple[str, str]],
+    tensors: Any,
+    path: Any,
+    *,
+    metadata: Mapping[str, str] | None,
+    dtype: Any,
+    transpose: Any,
+    allow_lossy: bool,
+    dequantize: bool,
+    ties: Ties,
+    keep: Iterable[str],
+    discard: Iterable[str],
+    max_shard_size: int | str | None,
+    name: str,
+    keep_nesting: bool,
+    overwrite: bool | None,
+    fsync: bool,
+    verify: bool,
+    resume: bool,
+    progress: Progress,
+    memory: int | str,
+    threads: int | None,
+) -> SaveReport:
+    """As `save`, with other files of a folder: their names and texts."""
     start = time.perf_counter()
-    check_ties(ties)
+    rule = TieRule.checked(ties, keep, discard)
     items, values = flattened(tensors)
     texts = header_texts(metadata)
-    dropped = dropped_names(items, values, ties, keep)
+    dropped = dropped_names(items, values, rule)
     for gone, kept in dropped.items():
         texts.setdefault(gone, kept)
     if keep_nesting:
@@ -153,7 +204,7 @@ def save(
             planned = [File(file, written, header, f"{file}.index.json", size)]
             files = dict(
                 _rustload.write_folder(
-                    where, planned, job.requests, texts=[], copies=[], joins=False, options=options
+                    where, planned, job.requests, texts=list(others), copies=[], joins=False, options=options
                 )
             )
     return SaveReport(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import sys
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from rustload import _rustload
 from rustload._common.patterns import matches
@@ -15,37 +18,105 @@ if TYPE_CHECKING:
 
     from rustload._save.arrays import Values
 
-__all__ = ["Ties", "dropped_names"]
+__all__ = ["TieRule", "Ties", "dropped_names", "says_tied"]
 
-Ties: TypeAlias = Literal["copy", "drop", "error"]
+Ties: TypeAlias = Literal["auto", "copy", "drop", "error"]
+
+_CONFIG_MAX_BYTES = 10 << 20
+# Names of the embedding and of the output head in the models of transformers; the parameter is the last part.
+_EMBEDDING = re.compile(r"(?:^|\.)(?:\w*embed\w*|wte|shared)(?:\.\w+)*\.weight")
+_HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output_projection|predictions\.decoder)\.(?:\w+\.)?weight")
+
+
+class TieRule(NamedTuple):
+    """What is done with names of one and the same tensor: the arguments `ties=`, `keep=` and `discard=`.
+
+    Attributes:
+        ties: Whether each is written, one of them, or none.
+        keep: The names that are preferred.
+        discard: The names that are left out where another one is written.
+    """
+
+    ties: Ties
+    keep: list[str]
+    discard: list[str]
+
+    @classmethod
+    def checked(cls, ties: Any, keep: str | Iterable[str], discard: str | Iterable[str]) -> TieRule:
+        """The rule of the arguments as the user gave them.
+
+        Raises:
+            ValueError: `ties` is none of the possible values, or does not go with the others.
+        """
+        if ties not in ("auto", "copy", "drop", "error"):
+            raise _make("Value", "Value", f"ties= is 'auto', 'copy', 'drop' or 'error', not {ties!r}")
+        lists = [[given] if isinstance(given, str) else list(given) for given in (keep, discard)]
+        if any(lists) and ties in ("copy", "error"):
+            raise _make("Value", "Value", f"keep= and discard= go with ties='drop', not with {ties!r}")
+        if any(lists):
+            ties = "drop"
+        return cls(ties, *lists)
+
+
+def says_tied(folder: str) -> bool:
+    """Whether the `config.json` of a folder says that the output head is the embedding."""
+    path = os.path.join(folder, "config.json")  # noqa: PTH118 - pathlib is slow to import
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123
+            config = json.loads(file.read(_CONFIG_MAX_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return False
+    parts = [config, config.get("text_config")] if isinstance(config, dict) else []
+    return any(isinstance(part, dict) and part.get("tie_word_embeddings") is True for part in parts)
 
 
 def dropped_names(
-    items: dict[str, Any], values: dict[str, Values], ties: Ties, keep: Iterable[str]
+    items: dict[str, Any], values: dict[str, Values], rule: TieRule, *, head_is_tied: bool = False
 ) -> dict[str, str]:
     """The names that are left out, each with the name that is written for it.
 
+    Args:
+        items: The tensors as the user gave them.
+        values: The same, as the extension writes them.
+        rule: What is done with names of the same tensor.
+        head_is_tied: Whether the model's configuration says so; it matters for "auto" only.
+
     Raises:
-        ValueError: Names are tied, and `ties` is "error".
+        ValueError: Names are tied, and the rule refuses that.
     """
-    if ties == "copy":
+    if rule.ties == "copy" or (rule.ties == "auto" and not head_is_tied):
         return {}
     groups: dict[Any, list[str]] = {}
     aliases = _lazy_aliases(values)
     for name, value in items.items():
         groups.setdefault(aliases.get(name) or _identity(value), []).append(name)
     tied = [names for names in groups.values() if len(names) > 1]
-    if ties == "error" and tied:
+    if rule.ties == "error" and tied:
         listed = "; ".join(" = ".join(map(repr, names[:4])) for names in tied[:4])
         more = f" and {len(tied) - 4} more" if len(tied) > 4 else ""
         raise _make("Value", "TiedTensors", f"these names have one tensor: {listed}{more}")
-    patterns = [keep] if isinstance(keep, str) else list(keep)
     dropped: dict[str, str] = {}
     for names in tied:
-        preferred = [name for name in names if any(matches(name, pattern) for pattern in patterns)]
-        kept = (preferred or names)[0]
-        dropped |= dict.fromkeys((name for name in names if name != kept), kept)
+        if rule.ties == "auto":
+            embeddings = [name for name in names if _EMBEDDING.search(name) and not _HEAD.search(name)]
+            gone = [name for name in names if _HEAD.search(name)] if embeddings else []
+            kept = embeddings[0] if embeddings else names[0]
+        else:
+            kept = _preferred(names, rule)
+            gone = [name for name in names if name != kept]
+        dropped |= dict.fromkeys(gone, kept)
     return dropped
+
+
+def _preferred(names: list[str], rule: TieRule) -> str:
+    """The first name that is to be kept, else the first that is not to be discarded, else the first."""
+
+    def matching(patterns: list[str]) -> list[str]:
+        return [name for name in names if any(matches(name, pattern) for pattern in patterns)]
+
+    discarded = matching(rule.discard)
+    others = [name for name in names if name not in discarded]
+    return (matching(rule.keep) or others or names)[0]
 
 
 def _lazy_aliases(values: dict[str, Values]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""rustload for torch: `load` in place of `torch.load`, lazy state dicts, and `load_into`, which loads a model in place.
+"""rustload for torch: `load` in place of `torch.load`, lazy state dicts, `load_into` and `save_model` for modules.
 
 Importing this module imports torch; `import rustload` does not.
 """
@@ -10,6 +10,7 @@ from rustload.torch._handle import TorchHandle
 from rustload.torch._load import load
 from rustload.torch._load_into import load_into
 from rustload.torch._report import Converted, LoadReport, Mismatch
+from rustload.torch._save_model import save_model
 from rustload.torch._state_dict import StateDict, state_dict
 
 __all__ = [
@@ -20,5 +21,6 @@ __all__ = [
     "TorchHandle",
     "load",
     "load_into",
+    "save_model",
     "state_dict",
 ]
