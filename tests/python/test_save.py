@@ -13,7 +13,8 @@ import textwrap
 import threading
 import time
 import warnings
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import numpy as np
@@ -24,9 +25,6 @@ import torch
 from support import IN_SAFETENSORS, assert_same_bits, patterns
 
 import rustload
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def names(folder: Path) -> list[str]:
@@ -510,3 +508,22 @@ def test_other_libraries_read_what_is_written(tmp_path: Path) -> None:
     again = transformers.GPT2LMHeadModel.from_pretrained(folder)
     for name, value in model.state_dict().items():
         assert_same_bits(again.state_dict()[name], value)
+
+
+def test_a_dimension_of_one_may_have_any_stride(tmp_path: Path) -> None:
+    """torch calls such a tensor contiguous, and does not reinterpret it as bytes."""
+    tensors = {"half": torch.arange(8.0).half()[2:4][::2], "long": torch.arange(9).view(3, 3)[:, 1][1:2]}
+    assert all(tensor.stride() != (1,) for tensor in tensors.values())
+    rustload.save(tensors, tmp_path / "m.safetensors")
+    found = safetensors.torch.load_file(tmp_path / "m.safetensors")
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+
+
+def test_random_state_dicts_are_read_back() -> None:
+    """A slice of `fuzz/saves.py`, which runs for longer."""
+    command = [sys.executable, "fuzz/saves.py", "--seed", "3", "--count", "300"]
+    done = subprocess.run(
+        command, cwd=Path(__file__).resolve().parents[2], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("300 state dicts in ")

@@ -88,7 +88,9 @@ def _of_torch(name: str, tensor: Any, torch: Any) -> Deferred:
         plain = tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
         if type(plain) is not torch.Tensor:
             plain = plain.as_subclass(torch.Tensor)
-        return torch.utils.dlpack.to_dlpack(plain.reshape(-1).view(torch.uint8))
+        # A contiguous tensor of one element may have any stride.
+        flat = plain.reshape(-1).as_strided((plain.numel(),), (1,))
+        return torch.utils.dlpack.to_dlpack(flat.view(torch.uint8))
 
     tie = tensor.untyped_storage().data_ptr() if tensor.numel() else None
     return dtype, shape, tie, make
