@@ -28,6 +28,11 @@ pub(super) fn named_file(path: &Path) -> io::Result<File> {
     Ok(File::from(open(path, flags, Mode::from_raw_mode(NEW_FILE_MODE))?))
 }
 
+/// Identifies the boot of the machine (random(4)); empty if that is not known.
+pub(super) fn boot_id() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default()
+}
+
 /// An existing file of this name, which is no symbolic link.
 pub(super) fn existing_file(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;

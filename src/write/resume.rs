@@ -14,16 +14,13 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use super::Values;
 use super::staged::StagedFile;
+use super::{Values, os};
 use crate::container::safetensors::FilePlan;
 use crate::error::{Code, Error, Result};
 
 /// The version of plan and journal.
 const FORMAT: &str = "rustload resume 1";
-
-/// Identifies the boot of the machine: random(4).
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// How often a folder is opened that another process removes meanwhile.
 const OPEN_ATTEMPTS: u32 = 16;
@@ -110,7 +107,7 @@ impl Staging {
         let folder = folder_for(target);
         let failed = |error| Error::io(error, folder.clone());
         let lock = lock(&folder)?;
-        let boot = fs::read_to_string(BOOT_ID).unwrap_or_default();
+        let boot = os::boot_id();
         let (plan_path, journal_path) = (folder.join("plan"), folder.join("journal"));
         let mut finished = Finished::default();
         let mut valid = 0;

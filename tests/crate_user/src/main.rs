@@ -1,11 +1,14 @@
-//! Loads, slices, casts, joins, streams and scans files, in safe Rust.
+//! Loads, slices, casts, joins, streams, writes, compares and scans files, in safe Rust.
 #![forbid(unsafe_code)]
 
 use std::error::Error;
 use std::fs;
 use std::path::Path;
 
+use rustload::compare::{self, CompareOptions};
 use rustload::scan::{self, Verdict};
+use rustload::statistics::{self, StatisticsOptions};
+use rustload::write::{self, FolderOptions, Values, WriteOptions};
 use rustload::{
     Checkpoint, Code, DType, Joined, Limits, Options, Output, Request, StreamOptions, TensorIndex, bf16,
 };
@@ -57,6 +60,36 @@ fn use_files(folder: &Path) -> Result<(), Box<dyn Error>> {
         sum += array.as_slice::<f32>().ok_or("owned memory")?.iter().sum::<f32>();
     }
     assert_eq!(sum, 78.0);
+
+    // Write a file and a folder of shards; compare them with their sources, and look at the numbers.
+    let half = Request::new().dtype(DType::BF16);
+    let values = |request: &Request| -> Result<Vec<(String, Values)>, rustload::Error> {
+        both.names()
+            .map(|name| Ok((name.to_string(), Values::Tensor(both.tensor(name)?, request.clone()))))
+            .collect()
+    };
+    let file = folder.join("both.safetensors");
+    let options = WriteOptions::new().metadata(vec![("format".into(), "pt".into())]).verify(true);
+    let nbytes = write::write_file(&file, values(&half)?, &options)?;
+    assert_eq!(fs::metadata(&file)?.len(), nbytes);
+    let written = Checkpoint::open(&file)?;
+    let pairs = both
+        .names()
+        .map(|name| {
+            let own = Values::Tensor(both.tensor(name)?, half.clone());
+            Ok((own, Values::Tensor(written.tensor(name)?, Request::new())))
+        })
+        .collect::<Result<Vec<_>, rustload::Error>>()?;
+    let compared = compare::compare(&pairs, &CompareOptions::new())?;
+    assert!(compared.iter().all(|found| found.total == 6 && found.different == 0));
+    let shards = folder.join("shards");
+    let small = FolderOptions::new().max_shard_size(24);
+    let files = write::write_folder(&shards, values(&Request::new())?, &small, &WriteOptions::new())?;
+    assert_eq!(files.len(), 3);
+    assert_eq!(Checkpoint::open(&shards)?.names().count(), 2);
+    let numbers: Vec<Values> = values(&Request::new())?.into_iter().map(|(_, values)| values).collect();
+    let found = statistics::statistics(&numbers, &StatisticsOptions::new().bins(3))?;
+    assert_eq!(found[1].as_ref().and_then(|found| found.mean), Some(9.5));
 
     // Scan.
     let inert = scan::scan([&one, &two], &scan::Options::new())?;
