@@ -125,6 +125,8 @@ codes! {
         "The metadata and the files are from different saves, or damaged: fetch the folder again.";
     DcpTransform: Unsupported, "The items of a distributed checkpoint are compressed or encrypted by an extension.",
         "Save it again without extensions.";
+    PartConflict: Format, "Files that have parts of one tensor do not agree on its dtype or shape.",
+        "Give the files of all processes of one save, and no others.";
 
     ZipPrefix: Format, "There are bytes before the archive's first member (a prefix).",
         "Other readers may see another archive in this file.";

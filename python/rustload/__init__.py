@@ -16,6 +16,7 @@ from rustload._common.files import Ranges
 from rustload._common.limits import Limits
 from rustload._common.memory import Memory, memory, trim
 from rustload._tensor.handle import LazyTensor, Quantization
+from rustload._tensor.part import Part
 from rustload.errors import (
     DeviceError,
     DisallowedError,
@@ -70,6 +71,7 @@ __all__ = [
     "ModelMismatchError",
     "Opaque",
     "OpaqueClass",
+    "Part",
     "Policy",
     "PySafeSlice",
     "Quantization",

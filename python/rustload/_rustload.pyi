@@ -280,6 +280,10 @@ class Checkpoint:
         """The number of files."""
 
     @property
+    def is_joined(self) -> bool:
+        """Whether tensors are joined from parts in several files."""
+
+    @property
     def end(self) -> int | None:
         """The length of a legacy stream, so the offset of its end from its start; None for other formats."""
 
@@ -1026,6 +1030,21 @@ class Tensor:
             None for a tensor that is not quantized. Scale and zero point are numbers if the axis is None, tensors or lists
             otherwise. The packed layout is shape, strides and offset if several elements share a byte, else None.
         """
+
+    @property
+    def part(
+        self,
+    ) -> (
+        tuple[
+            tuple[int, ...] | None,
+            tuple[int, ...] | None,
+            tuple[int, ...] | None,
+            tuple[int, ...] | None,
+            tuple[str, ...] | None,
+        ]
+        | None
+    ):
+        """The part of a larger tensor that it is: shape, offsets, mesh, coordinate, placements; None for a whole one."""
 
     def index(self, key: object) -> Tensor:
         """A part by basic indexing.

@@ -238,7 +238,8 @@ impl Checkpoint {
 
     /// The path and object tree of each file; both are `None` where there is none (bytes in memory; safetensors).
     pub(crate) fn trees(&self) -> impl Iterator<Item = (Option<&FilePath>, Option<&Arc<Tree>>)> {
-        self.0.shards.iter().map(|shard| (shard.path.as_deref(), shard.index.tree.as_ref()))
+        let files = self.0.shards.iter().take(self.0.file_count());
+        files.map(|shard| (shard.path.as_deref(), shard.index.tree.as_ref()))
     }
 
     /// The named tensors of file `shard`, in the order of [`Checkpoint::names`].
@@ -254,9 +255,11 @@ impl Checkpoint {
         Tensor::unnamed(&self.0, shard, tensor)
     }
 
-    /// As [`Checkpoint::unnamed_tensor`], with the tensor's first name if it has one.
+    /// As [`Checkpoint::unnamed_tensor`], with the tensor's first name if it has one, and the whole tensor for a part that was
+    /// joined.
     pub(crate) fn tensor_by_id(&self, shard: usize, tensor: u32) -> Option<Tensor> {
-        let unnamed = self.unnamed_tensor(shard, tensor)?;
+        let (shard, tensor) = self.0.whole((u32::try_from(shard).ok()?, tensor));
+        let unnamed = self.unnamed_tensor(shard as usize, tensor)?;
         let entry = self.0.first_name(unnamed.id());
         Some(entry.map_or(unnamed, |entry| self.tensor_of_entry(entry)))
     }

@@ -76,7 +76,7 @@ impl StorageUse {
 impl Checkpoint {
     /// The number of files.
     pub(crate) fn shards(&self) -> usize {
-        self.0.shards.len()
+        self.0.file_count()
     }
 
     /// Every storage of a file, in the order in which tensors refer to them first. `with_offsets` fills in
@@ -218,6 +218,11 @@ impl Checkpoint {
             });
         }
         Ok(out)
+    }
+
+    /// Whether tensors are joined from parts in several files.
+    pub(crate) fn is_joined(&self) -> bool {
+        self.0.joins.is_some()
     }
 
     /// The end of the checkpoint in its file; `None` where the format does not tell.

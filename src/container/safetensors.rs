@@ -5,6 +5,7 @@
 //! ranges, dtypes that bytes cannot address. Follows the format's README and the reference reader.
 
 mod parse;
+mod sharding;
 mod write;
 
 use std::collections::HashMap;
@@ -18,6 +19,7 @@ use crate::limits::Limits;
 use crate::num::to_u64;
 
 use parse::{Element, Parsed, RawInfo};
+pub use sharding::{is_sharding_key, saved_offsets};
 pub use write::{Declaration, FilePlan};
 
 /// The format's own upper bound on the header's length.

@@ -2,7 +2,7 @@
 //!
 //! [`Chunks::prove`] alone makes one: every chunk lies inside the tensor, no two overlap, and together they are all of it. A chunk
 //! of a distributed checkpoint is a whole archive of torch, inside a file; it is opened when its elements are first read, and then
-//! has to hold what the metadata says.
+//! has to hold what the metadata says. Other chunks are tensors of open files: the parts that processes of a distributed program had.
 
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use once_cell::race::OnceBox;
 use smallvec::SmallVec;
 
 use super::validate::Flags;
-use super::{Index, Options, Path, StorageBytes, tiling, torch};
+use super::{Index, Location, Options, Path, StorageBytes, Tree, tiling, torch};
 use crate::bytes::{Region, Source};
 use crate::container::zip::{Archive, Trailing};
 use crate::dtype::DType;
@@ -36,9 +36,40 @@ pub(super) struct Chunk {
     pub(super) offsets: Dims,
     /// Its elements along each dimension.
     pub(super) sizes: Dims,
-    /// The file that has it as an archive, and where.
-    archive: (u32, Region),
+    place: ChunkPlace,
     bytes: OnceBox<ChunkBytes>,
+}
+
+/// Where a chunk is.
+#[derive(Debug)]
+enum ChunkPlace {
+    /// In a range of a file, as an archive.
+    Archive(u32, Region),
+    /// A tensor of a file that is open.
+    Tensor(Box<StoredTensor>),
+}
+
+/// A tensor of an open file.
+#[derive(Debug)]
+struct StoredTensor {
+    source: Source,
+    tree: Option<Arc<Tree>>,
+    location: Location,
+    nbytes: u64,
+    big_endian: bool,
+    layout: Layout,
+    flags: Flags,
+}
+
+/// A part of a tensor that a file has as a tensor of its own.
+#[derive(Debug)]
+pub struct TensorPart<'a> {
+    /// The file.
+    pub index: &'a Index,
+    /// The number of the part in it.
+    pub tensor: u32,
+    /// The index in the whole tensor of its first element.
+    pub offsets: Dims,
 }
 
 /// Where the elements of a chunk lie.
@@ -111,7 +142,31 @@ impl ChunkFiles {
 impl Chunk {
     /// A chunk in an archive of its own, in a range of a file.
     pub(super) fn in_archive(offsets: Dims, sizes: Dims, file: u32, region: Region) -> Chunk {
-        Chunk { offsets, sizes, archive: (file, region), bytes: OnceBox::new() }
+        Chunk { offsets, sizes, place: ChunkPlace::Archive(file, region), bytes: OnceBox::new() }
+    }
+
+    /// A tensor of an open file. Fails where it has more elements than are stored.
+    fn of_part(part: &TensorPart<'_>) -> Result<Chunk> {
+        let TensorPart { index, tensor, offsets } = part;
+        let tensor = index.tensors.get(u32_to_usize(*tensor)).ok_or_else(internal)?;
+        let storage = index.storages.get(u32_to_usize(tensor.storage())).ok_or_else(internal)?;
+        let (layout, sizes) = (tensor.layout().clone(), tensor.layout().shape.clone());
+        let nbytes = layout.numel().checked_mul(tensor.dtype().itemsize());
+        if nbytes.is_none_or(|nbytes| nbytes > storage.nbytes) {
+            let text = format!("a part of {:?} is stored in {} byte(s)", &sizes[..], storage.nbytes);
+            return Err(Error::new(Code::DcpChunk, text));
+        }
+        let stored = StoredTensor {
+            source: index.source.clone(),
+            tree: index.tree.clone(),
+            location: storage.location.clone(),
+            nbytes: storage.nbytes,
+            big_endian: storage.big_endian,
+            layout,
+            flags: tensor.flags,
+        };
+        let place = ChunkPlace::Tensor(Box::new(stored));
+        Ok(Chunk { offsets: offsets.clone(), sizes, place, bytes: OnceBox::new() })
     }
 }
 
@@ -129,6 +184,17 @@ impl Chunks {
         Ok(Chunks { dtype, shape, chunks: chunks.into(), files })
     }
 
+    /// As [`Chunks::prove`], of parts that files have as tensors of their own.
+    pub(super) fn of_parts(
+        dtype: DType,
+        shape: Dims,
+        parts: &[TensorPart<'_>],
+        options: &Options,
+    ) -> Result<Chunks> {
+        let chunks = parts.iter().map(Chunk::of_part).collect::<Result<_>>()?;
+        Chunks::prove(dtype, shape, chunks, Arc::new(ChunkFiles::new(Vec::new(), options)))
+    }
+
     /// The number of chunks.
     pub fn len(&self) -> usize {
         self.chunks.len()
@@ -141,8 +207,10 @@ impl Chunks {
 
     /// An approximate position of the first chunk among all files: good for sorting only.
     pub(super) fn position(&self) -> u64 {
-        let first = self.chunks.first().map(|chunk| chunk.archive);
-        first.map_or(0, |(file, region)| (u64::from(file) << 40).saturating_add(region.start()))
+        self.chunks.first().map_or(0, |chunk| match &chunk.place {
+            ChunkPlace::Archive(file, region) => (u64::from(*file) << 40).saturating_add(region.start()),
+            ChunkPlace::Tensor(stored) => stored.location.position(),
+        })
     }
 
     /// The bytes of the tensor, where one chunk has all of them as they are and in C order. `None` elsewhere. Opens that chunk.
@@ -161,8 +229,10 @@ impl Chunks {
     /// The ranges of the chunks that are archives, each with its file.
     #[cfg(feature = "scan")]
     pub(super) fn items(&self) -> impl Iterator<Item = (&FilePath, Region)> {
-        let archives = self.chunks.iter().map(|chunk| chunk.archive);
-        archives.filter_map(|(file, region)| Some((self.files.path(file)?, region)))
+        self.chunks.iter().filter_map(|chunk| match chunk.place {
+            ChunkPlace::Archive(file, region) => Some((self.files.path(file)?, region)),
+            ChunkPlace::Tensor(_) => None,
+        })
     }
 
     /// Opens every chunk.
@@ -176,7 +246,10 @@ impl Chunks {
     /// Where a chunk's elements lie. The first call opens its archive.
     fn bytes<'a>(&'a self, chunk: &'a Chunk) -> Result<&'a ChunkBytes> {
         chunk.bytes.get_or_try_init(|| {
-            let (file, region) = chunk.archive;
+            let (file, region) = match &chunk.place {
+                ChunkPlace::Archive(file, region) => (*file, *region),
+                ChunkPlace::Tensor(stored) => return stored.bytes().map(Box::new),
+            };
             let source = self.files.window(file, region)?;
             let read = self.open(&source, chunk);
             read.map(Box::new).map_err(|error| {
@@ -219,8 +292,8 @@ impl Chunks {
             );
             return Err(wrong(text));
         }
-        let (source, big_endian) = stored(&index, tensor.storage())?
-            .ok_or_else(|| wrong("the elements of a chunk are compressed or absent".to_owned()))?;
+        let big_endian = index.storages.get(u32_to_usize(tensor.storage())).is_some_and(|one| one.big_endian);
+        let source = stored(index.bytes(tensor.storage())?)?;
         Ok(ChunkBytes { source, big_endian, layout: layout.clone(), flags: tensor.flags })
     }
 
@@ -240,14 +313,28 @@ impl Chunks {
     }
 }
 
-/// The bytes of a storage as the file has them, and whether they are big-endian; `None` where it has them in another form.
-fn stored(index: &Index, storage: u32) -> Result<Option<(Source, bool)>> {
-    let big_endian = index.storages.get(u32_to_usize(storage)).is_some_and(|storage| storage.big_endian);
-    Ok(match index.bytes(storage)? {
-        StorageBytes::Stored(source) => Some((source, big_endian)),
-        StorageBytes::Empty => Some((Source::memory(Arc::new([])), big_endian)),
-        _ => None,
-    })
+impl StoredTensor {
+    fn bytes(&self) -> Result<ChunkBytes> {
+        let read = self.location.bytes(&self.source, self.tree.as_ref(), self.nbytes).and_then(stored);
+        let source = read.map_err(|error| {
+            let error = self.source.check_unchanged().err().unwrap_or(error);
+            match self.source.path() {
+                Some(path) => error.in_file(path),
+                None => error,
+            }
+        })?;
+        let StoredTensor { big_endian, layout, flags, .. } = self;
+        Ok(ChunkBytes { source, big_endian: *big_endian, layout: layout.clone(), flags: *flags })
+    }
+}
+
+/// The bytes of a storage as the file has them. Fails with `DcpChunk` where it has them in another form.
+fn stored(bytes: StorageBytes<'_>) -> Result<Source> {
+    match bytes {
+        StorageBytes::Stored(source) | StorageBytes::InPickle(source) => Ok(source),
+        StorageBytes::Empty => Ok(Source::memory(Arc::new([]))),
+        _ => Err(Error::new(Code::DcpChunk, "the elements of a chunk are compressed or absent")),
+    }
 }
 
 /// A selection of elements of a tensor, by dimension.

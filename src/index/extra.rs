@@ -4,6 +4,7 @@
 //! All of it is data. The scales of a quantized tensor and the indices of a sparse one are tensors of the file, so their values
 //! are checked when they are used.
 
+use super::Part;
 use crate::layout::Dims;
 use crate::pickle::{GlobalId, Handle, Snapshot};
 
@@ -14,6 +15,8 @@ pub struct Extra {
     pub class: Option<GlobalId>,
     /// The states that are set on it, in program order: each is a dict of attributes, or a pair of such a dict and a dict of slots.
     pub states: Vec<Snapshot>,
+    /// Which part of a larger tensor it is.
+    pub part: Option<Box<Part>>,
     /// Its quantization parameters.
     pub quantization: Option<Quantization>,
 }

@@ -81,6 +81,8 @@ pub(super) enum Rebuild {
     Parameter,
     /// `_rebuild_parameter_with_state(tensor, requires_grad, hooks, state)`.
     ParameterWithState,
+    /// `_rebuild_wrapper_subclass(class, dtype, size, stride, offset, layout, device, requires_grad)`, whose elements are in the state.
+    WrapperSubclass,
     /// `torch._tensor._rebuild_from_type_v2(rebuild, class, args, state)`, and the older `_rebuild_from_type`.
     FromType,
     /// `_rebuild_qtensor(storage, offset, size, stride, quantizer, requires_grad, hooks)`.
@@ -104,6 +106,7 @@ pub(super) fn lookup(module: &str, name: &str) -> Option<Known> {
             "_rebuild_parameter_with_state" => Rebuild::ParameterWithState,
             "_rebuild_qtensor" => Rebuild::Quantized,
             "_rebuild_sparse_tensor" => Rebuild::Sparse,
+            "_rebuild_wrapper_subclass" => Rebuild::WrapperSubclass,
             "_rebuild_meta_tensor_no_storage" => Rebuild::Meta,
             "_rebuild_device_tensor_from_numpy"
             | "_rebuild_device_tensor_from_cpu_tensor"

@@ -6,7 +6,7 @@
 use std::iter;
 use std::sync::Arc;
 
-use super::{Chunks, Index, Storage};
+use super::{Chunks, Index, Storage, Tree};
 use crate::bytes::{Region, Source};
 use crate::container::zip::{Archive, Member};
 use crate::error::{Code, Error, Result};
@@ -81,6 +81,47 @@ impl Location {
         }
     }
 
+    /// The offset of the bytes in their file. Approximate in an archive, as good for sorting only; 0 inside a pickle.
+    pub(super) fn position(&self) -> u64 {
+        match self {
+            Location::Range(region) => region.start(),
+            Location::Chunks(chunks) => chunks.position(),
+            location => location.member_entry().map_or(0, Member::header_offset),
+        }
+    }
+
+    /// See [`Index::bytes`]. `source` and `tree` are those of the index, and `nbytes` is the size of the storage.
+    pub(super) fn bytes(
+        &self,
+        source: &Source,
+        tree: Option<&Arc<Tree>>,
+        nbytes: u64,
+    ) -> Result<StorageBytes<'_>> {
+        Ok(match self {
+            Location::Empty => StorageBytes::Empty,
+            Location::Meta => StorageBytes::Meta,
+            Location::Range(region) => StorageBytes::Stored(source.window(region.start(), region.len())?),
+            Location::Chunks(chunks) => match chunks.as_stored()? {
+                Some(source) => StorageBytes::Stored(source),
+                None => StorageBytes::Chunks(chunks),
+            },
+            Location::Member { archive, number, skip } => {
+                let (number, skip) = (usize::try_from(*number).unwrap_or(usize::MAX), *skip);
+                if self.member_entry().is_some_and(Member::is_compressed) {
+                    return Ok(StorageBytes::Deflated(Deflated { archive, number, skip, nbytes }));
+                }
+                let member = archive.payload(number)?;
+                let range = member.subregion(skip, nbytes).ok_or_else(no_bytes)?;
+                StorageBytes::Stored(archive.source().window(range.start(), range.len())?)
+            }
+            Location::Value(value, start) => {
+                let bytes = tree.and_then(|tree| tree.bytes(*value));
+                let found = bytes.and_then(|bytes| Source::memory(bytes).window(*start, nbytes).ok());
+                StorageBytes::InPickle(found.ok_or_else(no_bytes)?)
+            }
+        })
+    }
+
     fn member_entry(&self) -> Option<&Member> {
         self.member().and_then(|(archive, number)| archive.members().get(number))
     }
@@ -104,11 +145,7 @@ impl Storage {
 
     /// The offset of its bytes in [`Index::source`]. Approximate in an archive, as good for sorting only; 0 inside a pickle.
     pub fn position(&self) -> u64 {
-        match &self.location {
-            Location::Range(region) => region.start(),
-            Location::Chunks(chunks) => chunks.position(),
-            location => location.member_entry().map_or(0, Member::header_offset),
-        }
+        self.location.position()
     }
 }
 
@@ -117,32 +154,7 @@ impl Index {
     /// and the first one for a tensor of a single chunk opens the chunk.
     pub fn bytes(&self, storage: u32) -> Result<StorageBytes<'_>> {
         let storage = self.storage(storage)?;
-        let nbytes = storage.nbytes;
-        Ok(match &storage.location {
-            Location::Empty => StorageBytes::Empty,
-            Location::Meta => StorageBytes::Meta,
-            Location::Range(region) => {
-                StorageBytes::Stored(self.source.window(region.start(), region.len())?)
-            }
-            Location::Chunks(chunks) => match chunks.as_stored()? {
-                Some(source) => StorageBytes::Stored(source),
-                None => StorageBytes::Chunks(chunks),
-            },
-            Location::Member { archive, number, skip } => {
-                let (number, skip) = (usize::try_from(*number).unwrap_or(usize::MAX), *skip);
-                if storage.is_compressed() {
-                    return Ok(StorageBytes::Deflated(Deflated { archive, number, skip, nbytes }));
-                }
-                let member = archive.payload(number)?;
-                let range = member.subregion(skip, nbytes).ok_or_else(no_bytes)?;
-                StorageBytes::Stored(archive.source().window(range.start(), range.len())?)
-            }
-            Location::Value(value, start) => {
-                let bytes = self.tree.as_ref().and_then(|tree| tree.bytes(*value));
-                let found = bytes.and_then(|bytes| Source::memory(bytes).window(*start, nbytes).ok());
-                StorageBytes::InPickle(found.ok_or_else(no_bytes)?)
-            }
-        })
+        storage.location.bytes(&self.source, self.tree.as_ref(), storage.nbytes)
     }
 
     /// Reads ahead what [`Index::bytes`] checks for these storages, with one read for several small neighbours.

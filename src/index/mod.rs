@@ -21,6 +21,7 @@ mod location;
 mod meaning;
 mod names;
 mod numpy_files;
+mod part;
 mod pickled;
 mod safetensors;
 mod script;
@@ -36,22 +37,28 @@ use std::sync::Arc;
 
 use crate::builder::setters;
 use crate::bytes::{Io, Region, Source};
+pub(crate) use crate::container::safetensors::is_sharding_key;
 use crate::container::zip::{Archive, Trailing};
 use crate::container::{Format, sniff};
+use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
+use crate::layout::{Dims, numel};
 use crate::limits::Limits;
+use crate::num::{to_u32, u32_to_usize};
 use crate::parallel::Cancel;
 use crate::pickle::{self, Handle, Pickle};
 
-pub use chunks::{ChunkBytes, ChunkPart, Chunks};
+pub use chunks::{ChunkBytes, ChunkPart, Chunks, TensorPart};
 pub use dcp::{SavedValue, SavedValues};
 pub use extra::{Component, Extra, Packed, Quantization, Scale, Sparse, SparseLayout};
 #[cfg(feature = "scan")]
 pub use known_calls::{KnownCalls, known_calls};
 pub use location::{Deflated, Location, StorageBytes};
+pub use part::{Along, Part, Placement};
 #[cfg(feature = "scan")]
 pub(crate) use torch_legacy::PICKLES as LEGACY_PICKLES;
 pub use tree::{DictKind, Object, Tree};
+use validate::Flags;
 pub use validate::{RawTensor, Sizes, Tensor};
 
 /// How to treat a value of an unknown class.
@@ -129,6 +136,8 @@ pub struct Index {
     pub is_torchscript: bool,
     /// The values of a distributed checkpoint that are no tensors.
     pub saved: Option<Arc<SavedValues>>,
+    /// The tensors that are parts of larger ones, where these are not in the object tree.
+    pub parts: HashMap<u32, Part>,
 }
 
 impl Index {
@@ -147,7 +156,44 @@ impl Index {
             end: None,
             is_torchscript: false,
             saved: None,
+            parts: HashMap::new(),
         }
+    }
+
+    /// An index of no tensors, with the format and the source of this one.
+    pub(crate) fn without_tensors(&self) -> Index {
+        Index::empty(self.format, &self.source)
+    }
+
+    /// Which part of a larger tensor a tensor is; `None` for a whole one.
+    pub fn part(&self, tensor: u32) -> Option<&Part> {
+        let in_tree = || self.tree.as_ref()?.extra(tensor)?.part.as_deref();
+        self.parts.get(&tensor).or_else(in_tree)
+    }
+
+    /// Whether any tensor is a part of a larger one.
+    pub(crate) fn has_parts(&self) -> bool {
+        !self.parts.is_empty() || self.tree.as_ref().is_some_and(|tree| tree.has_parts())
+    }
+
+    /// Adds the tensor of this shape that parts in several files are together, without a name; returns its number. Fails where they
+    /// are not.
+    pub(crate) fn join(&mut self, shape: Dims, parts: &[TensorPart<'_>], options: &Options) -> Result<u32> {
+        let first = parts.first().and_then(|part| part.index.tensors.get(u32_to_usize(part.tensor)));
+        let (dtype, flags) =
+            first.map_or((DType::U8, Flags::default()), |first| (first.dtype(), first.flags));
+        let number = to_u32(self.tensors.len());
+        let nbytes = numel(&shape).and_then(|numel| numel.checked_mul(dtype.itemsize()));
+        let nbytes =
+            nbytes.ok_or_else(|| Error::new(Code::TensorShape, "a tensor's size does not fit 64 bits"))?;
+        let mut tensor = Tensor::contiguous(dtype, &shape, number, nbytes)?;
+        // The signs are those of the parts.
+        tensor.flags = Flags { conjugate: false, negative: false, ..flags };
+        let chunks = Chunks::of_parts(dtype, shape, parts, options)?;
+        let (location, numel) = (Location::Chunks(Arc::new(chunks)), tensor.layout().numel());
+        self.storages.push(Storage { location, nbytes, numel, big_endian: false, device: None });
+        self.tensors.push(tensor);
+        Ok(number)
     }
 
     /// The ranges that a distributed checkpoint stores its chunks and values in, each with its file; none for other formats.

@@ -1,5 +1,6 @@
 //! Interprets a pickle as tensors, names and an object tree, for all formats that have a pickle.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::meaning::{CallInterpreter, Found, Locate, Meaning, PersistentIdForm};
@@ -94,6 +95,7 @@ impl Pickled {
             end: None,
             is_torchscript: false,
             saved: None,
+            parts: HashMap::new(),
         })
     }
 }

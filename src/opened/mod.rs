@@ -1,5 +1,6 @@
 //! The metadata of an open checkpoint: one file or several shards under one set of names, and the bytes of their storages.
 
+mod join;
 mod payload;
 
 use std::collections::hash_map::Entry;
@@ -9,6 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use once_cell::race::OnceBox;
 
+pub(crate) use self::join::Joins;
 use crate::bytes::{self, Source};
 use crate::container::shards;
 use crate::error::{Code, Error, Kind, Result};
@@ -19,6 +21,7 @@ use crate::text::into_printable;
 /// The metadata of an open checkpoint, and the sources of its bytes. A checkpoint and its tensors share one.
 #[derive(Debug)]
 pub(crate) struct Opened {
+    /// The files, and last the joined tensors, if there are any.
     pub(crate) shards: Vec<Shard>,
     /// Every name, in the order of the files.
     pub(crate) entries: Vec<NamedTensor>,
@@ -27,6 +30,8 @@ pub(crate) struct Opened {
     pub(crate) metadata: Vec<(String, String)>,
     pub(crate) notes: Vec<String>,
     pub(crate) options: Options,
+    /// The tensors that are joined from parts in several files. Their index follows those of the files in `shards`.
+    pub(crate) joins: Option<Joins>,
     /// Storages that several names share; computed on first use.
     shared: OnceBox<HashSet<(u32, u32)>>,
     /// Storages with tensors whose elements are byte-swapped in units of different widths; computed on first use.
@@ -72,6 +77,9 @@ impl Opened {
         let mut opened = Opened::new(files, options);
         (opened.metadata, opened.notes) =
             (resolved.metadata, notes.into_iter().map(into_printable).collect());
+        if opened.shards.len() > 1 && resolved.weight_map.is_none() {
+            opened.join()?;
+        }
         opened.merge(resolved.weight_map.as_ref())?;
         Ok(opened)
     }
@@ -102,11 +110,51 @@ impl Opened {
             metadata: Vec::new(),
             notes: Vec::new(),
             options,
+            joins: None,
             shared: OnceBox::new(),
             mixed_swap_units: OnceBox::new(),
             first_names: OnceBox::new(),
             inflated_cache: Mutex::new(None),
         }
+    }
+
+    /// Joins the parts of tensors that several files have. Their names are then those of the whole tensors.
+    fn join(&mut self) -> Result<()> {
+        let Some((index, joins)) = join::join(&self.shards, &self.options)? else { return Ok(()) };
+        self.notes.extend(joins.note());
+        for shard in &mut self.shards {
+            shard.index.metadata.retain(|(key, _)| !index::is_sharding_key(key));
+        }
+        self.shards.push(Shard { path: None, index });
+        self.joins = Some(joins);
+        Ok(())
+    }
+
+    /// The number of files.
+    pub(crate) fn file_count(&self) -> usize {
+        self.joins.as_ref().map_or(self.shards.len(), |joins| joins.shard as usize)
+    }
+
+    /// A text that identifies a file, or all files for the joined tensors; `None` if a source has no identity.
+    pub(crate) fn identity(&self, shard: u32) -> Option<String> {
+        if self.joins.as_ref().is_none_or(|joins| joins.shard != shard) {
+            return self.index(shard).source.identity().map(|identity| identity.to_string());
+        }
+        let files = self.shards.iter().take(self.file_count());
+        let all: Option<Vec<_>> = files.map(|file| Some(file.index.source.identity()?.to_string())).collect();
+        all.map(|all| all.join(", "))
+    }
+
+    /// The file whose object tree has the path of a tensor's names.
+    pub(crate) fn path_file(&self, (shard, tensor): (u32, u32)) -> u32 {
+        let joins = self.joins.as_ref().filter(|joins| joins.shard == shard);
+        joins.and_then(|joins| joins.first_files.get(tensor as usize)).copied().unwrap_or(shard)
+    }
+
+    /// The tensor that a tensor of a file is a part of, or the tensor itself.
+    pub(crate) fn whole(&self, id: (u32, u32)) -> (u32, u32) {
+        let joined = |joins: &Joins| Some((joins.shard, *joins.wholes.get(&id)?));
+        self.joins.as_ref().and_then(joined).unwrap_or(id)
     }
 
     /// Merges the names, metadata and notes of all shards. Fails for a name in two shards, and where a shard lacks a name that
@@ -135,17 +183,28 @@ impl Opened {
                 if assigned_shard.is_some_and(|&assigned_shard| assigned_shard != number) {
                     continue;
                 }
+                let index::Entry { name, path, tensor } = entry;
+                let own = (number as u32, tensor);
+                let whole = self
+                    .joins
+                    .as_ref()
+                    .and_then(|joins| joins.wholes.get(&own).map(|&tensor| (joins.shard, tensor)));
+                let is_copy =
+                    whole.is_some() || self.joins.as_ref().is_some_and(|joins| joins.copies.contains(&*name));
+                if is_copy && self.by_name.contains_key(&name) {
+                    continue;
+                }
                 let position = self.entries.len() as u32;
-                if self.by_name.insert(entry.name.clone(), position).is_some() {
-                    let text = format!("the name {:?} is in two shards", entry.name);
+                if self.by_name.insert(name.clone(), position).is_some() {
+                    let text = format!("the name {name:?} is in two shards");
                     let error = Error::new(Code::ShardDuplicate, text);
                     return Err(match &shard.path {
                         Some(path) => error.in_file(path),
                         None => error,
                     });
                 }
-                let index::Entry { name, path, tensor } = entry;
-                self.entries.push(NamedTensor { name, path, shard: number as u32, tensor });
+                let (shard, tensor) = whole.unwrap_or(own);
+                self.entries.push(NamedTensor { name, path, shard, tensor });
             }
         }
         self.metadata = metadata;

@@ -268,6 +268,11 @@ impl Checkpoint {
     }
 
     #[getter]
+    fn is_joined(&self) -> bool {
+        self.0.is_joined()
+    }
+
+    #[getter]
     fn end(&self) -> Option<u64> {
         self.0.end()
     }

@@ -6,7 +6,8 @@ use pyo3::types::PyTuple;
 use super::tensor::Tensor;
 use super::{objects, run};
 use crate::error::{Code, Error};
-use crate::index::{Component, Object, Path, Scale, SparseLayout};
+use crate::index::{Along, Component, Object, Path, Scale, SparseLayout};
+use crate::layout::Dims;
 use crate::parallel::Cancel;
 use crate::pickle::Snapshot;
 use crate::tensor::Tensor as Core;
@@ -36,6 +37,23 @@ pub(super) fn quantization<'py>(
         None => None,
     };
     (quantization.dtype, quantization.scheme, scale, zero_point, axis, packed).into_pyobject(py).map(Some)
+}
+
+/// Which part of a larger tensor it is, `(shape, offsets, mesh, coordinate, placements)`; `None` for a whole one.
+pub(super) fn part<'py>(py: Python<'py>, tensor: &Core) -> PyResult<Option<Bound<'py, PyTuple>>> {
+    let Some(part) = tensor.part() else { return Ok(None) };
+    let tuple = |sizes: Option<&Dims>| sizes.map(|sizes| PyTuple::new(py, sizes)).transpose();
+    let placement = part.placement.as_ref();
+    let along = placement.map(|placement| PyTuple::new(py, placement.along.iter().map(Along::to_string)));
+    (
+        tuple(part.shape.as_ref())?,
+        tuple(part.offsets.as_ref())?,
+        tuple(placement.map(|placement| &placement.mesh))?,
+        tuple(placement.map(|placement| &placement.coordinate))?,
+        along.transpose()?,
+    )
+        .into_pyobject(py)
+        .map(Some)
 }
 
 /// Scales or zero points per channel: a tensor, by its own name where it has one, or a list.

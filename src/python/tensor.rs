@@ -123,6 +123,11 @@ impl Tensor {
         extra::quantization(py, &self.0, wrap)
     }
 
+    #[getter]
+    fn part<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
+        extra::part(py, &self.0)
+    }
+
     fn index(&self, key: &Bound<'_, PyAny>) -> PyResult<Tensor> {
         let items = index_items(key)?;
         Ok(Tensor(guarded(|| self.0.index(&items))?))

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::index::Path;
+use crate::index::{Part, Path};
 use crate::layout::{Layout, TensorIndex};
 use crate::opened::Opened;
 use crate::pickle::Snapshot;
@@ -65,6 +65,17 @@ impl Tensor {
     /// The path from the root of the object tree; `None` for a tensor without a name.
     pub(crate) fn path(&self) -> Option<&Path> {
         self.entry.map(|entry| &self.opened.entry(entry).path)
+    }
+
+    /// The number of the file whose object tree its path is in.
+    pub(crate) fn path_file(&self) -> u32 {
+        self.opened.path_file(self.id)
+    }
+
+    /// Which part of a larger tensor it is; `None` for a whole one, and for a slice.
+    pub(crate) fn part(&self) -> Option<&Part> {
+        let index = self.opened.index(self.shard());
+        index.part(self.id.1).filter(|_| self.layout == *self.opened.tensor(self.id).layout())
     }
 
     /// The number of the file that holds it.
@@ -157,7 +168,7 @@ impl Tensor {
     /// A text that another process also gets for the same elements of the same version of the file, and for nothing else. `None` if
     /// the file's source has no identity.
     pub(crate) fn identity(&self) -> Option<String> {
-        let source = self.opened.index(self.shard()).source.identity()?;
+        let source = self.opened.identity(self.shard())?;
         let (options, storage) = (&self.opened.options, self.opened.storage(self.storage()));
         let how = (options.ignore_trailing, options.compat, options.unknown);
         Some(format!(

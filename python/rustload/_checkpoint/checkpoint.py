@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rustload._checkpoint.distributed import object_tree
+from rustload._checkpoint.distributed import merged_trees, object_tree
 from rustload._checkpoint.tensors import TensorMapping
 from rustload._common.patterns import unknown_name
 from rustload._common.sizes import format_bytes
@@ -156,8 +156,9 @@ class Checkpoint(TensorMapping):
 
         Values of unknown classes are `rustload.Opaque`, and names of classes and functions are `rustload.Global`; nothing that
         the file names is called. For safetensors and NumPy files it is a dict of the tensors. For several files it is one merged
-        dict if all roots are dicts, and a dict by file name otherwise. For a distributed checkpoint it is what was saved; its
-        values are read now, each through the same reader as a file.
+        dict if all roots are dicts, and a dict by file name otherwise; for the files of a distributed program, whose tensors are
+        joined, dicts within dicts are merged too, and of other values the first file's is taken. For a distributed checkpoint it
+        is what was saved; its values are read now, each through the same reader as a file.
 
         Raises:
             LimitError: The tree is nested more deeply than `Limits.depth`, or has too many values.
@@ -171,6 +172,8 @@ class Checkpoint(TensorMapping):
             trees = self._core.objects(wrap)
             if len(trees) == 1:
                 self._objects = trees[0]
+            elif self._core.is_joined:
+                self._objects = merged_trees(trees)
             elif all(isinstance(tree, dict) for tree in trees):
                 self._objects = {key: value for tree in trees for key, value in tree.items()}
             else:

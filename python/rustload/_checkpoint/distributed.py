@@ -1,4 +1,4 @@
-"""The object tree of a distributed checkpoint: its names are the paths of what was saved."""
+"""The object trees of distributed checkpoints, and of the files that each process of a distributed program saved."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from rustload import _rustload
 
-__all__ = ["object_tree"]
+__all__ = ["merged_trees", "object_tree"]
 
 
 class _Node(dict[Any, Any]):
@@ -31,6 +31,28 @@ def object_tree(core: _rustload.Checkpoint, wrap: Callable[[_rustload.Tensor], o
     for position, (_, path) in enumerate(core.saved_values()):
         _insert(root, path, core.open_value(position).objects(wrap)[0])
     return _plain(root)
+
+
+def merged_trees(trees: list[Any]) -> Any:
+    """One tree of those of several processes: the keys of all dicts, and of values that are no dicts the first.
+
+    A dict that is in several places of a tree is merged once.
+    """
+    first, *others = trees
+    for other in others:
+        # Each dict is visited once, so trees that share dicts, or contain themselves, take linear time.
+        left, seen = [(first, other)], set[int]()
+        while left:
+            into, new = left.pop()
+            if not isinstance(into, dict) or not isinstance(new, dict) or id(new) in seen:
+                continue
+            seen.add(id(new))
+            for key, value in new.items():
+                if key in into:
+                    left.append((into[key], value))
+                else:
+                    into[key] = value
+    return first
 
 
 def _insert(root: _Node, path: tuple[Any, ...], value: object) -> None:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Part"]
 
-_INDEX_METADATA = ("total_size", "total_parameters")
-"""What an index says about its files, which is not true of the new ones."""
+_INDEX_METADATA = ("total_size", "total_parameters", "DCP_SHARDING_INFO", "DCP_VERSION")
+"""What an index, or torch's distributed writer, says about its files, which is not true of the new ones."""
 
 _NUMBER = re.compile(r"-\d{5}-of-\d{5}(?=\.|$)")
 

@@ -16,6 +16,7 @@ from rustload._common.request import (
 )
 from rustload._common.sizes import format_bytes
 from rustload._frameworks import adapters
+from rustload._tensor.part import Part
 from rustload.errors import _clipped, _make
 
 if TYPE_CHECKING:
@@ -72,6 +73,12 @@ def _index_note(key: Any) -> str | None:
             "rustload.concat([t[start:stop] for start, stop in ranges])"
         )
     return None
+
+
+def _part_text(part: Part) -> str:
+    """A part in words."""
+    at = "" if part.offsets is None else f" at {list(part.offsets)}"
+    return f"of a larger tensor{at}" if part.shape is None else f"of {list(part.shape)}{at}"
 
 
 class LazyTensor:
@@ -209,6 +216,16 @@ class LazyTensor:
         """
         found = self._core.quantization(self._wrap_core)
         return None if found is None else Quantization(*found)
+
+    @property
+    def part(self) -> Part | None:
+        """Which part of a larger tensor the file has; None for a whole tensor, and for a slice of any.
+
+        A process of a distributed program saves its part of a DTensor or ShardedTensor. Its file alone gives that part; the
+        files of all processes, opened together, give the whole tensor.
+        """
+        found = self._core.part
+        return None if found is None else Part(*found)
 
     def _wrap_core(self, core: _rustload.Tensor) -> LazyTensor:
         return LazyTensor._wrap(core, self._context)
@@ -558,6 +575,8 @@ class LazyTensor:
         quantization = self.quantization
         if quantization is not None:
             rows.append(("quantized", f"{quantization.dtype}, {quantization.scheme}"))
+        if self.part is not None:
+            rows.append(("part", _part_text(self.part)))
         if self.class_name:
             rows.append(("class", self.class_name))
         flags = {"parameter": self.is_parameter, "requires grad": self.requires_grad, "meta": self.is_meta}

@@ -109,6 +109,10 @@ class JoinedTensor(LazyTensor):
     def quantization(self) -> None:
         """None: quantized tensors cannot be joined."""
 
+    @property
+    def part(self) -> None:
+        """None: where it lies in a larger tensor is known of its parts only."""
+
     def _shown_parts(self) -> list[tuple[str, str, str]]:
         return [(part.name, str(list(part.shape)), format_bytes(part.nbytes)) for part in self.parts]
 

@@ -194,7 +194,7 @@ def load_into(
         seconds=time.perf_counter() - start,
         peak_host=peak.host,
         peak_device=peak.device,
-        notes=_custom_loading_notes(model, custom) + checkpoint.notes + warmed,
+        notes=_custom_loading_notes(model, custom) + plan.notes() + checkpoint.notes + warmed,
     )
 
 

@@ -11,8 +11,8 @@ import torch
 from rustload._frameworks.torch import torch_dtype
 from rustload.errors import _make
 from rustload.torch._hooks import ComputedTensor
-from rustload.torch._report import Mismatch
-from rustload.torch._shards import is_dtensor, local_of, local_runs, local_tensor
+from rustload.torch._report import PART_OF, Mismatch
+from rustload.torch._shards import is_dtensor, local_of, local_runs, local_tensor, runs_shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -93,6 +93,15 @@ class Plan:
     unfilled: list[Slot] = dataclasses.field(default_factory=list)
     messages: list[str] = dataclasses.field(default_factory=list)
 
+    def notes(self) -> list[str]:
+        """Remarks that are not errors."""
+        parts = [step for step in self.steps if _is_lone_part(step)]
+        if not parts:
+            return []
+        first = parts[0]
+        what = f"{first.slot.names[0]!r} is {_part_text(first.whole)}"
+        return [f"{len(parts)} tensor(s) of the model were loaded from parts of larger ones: {what}"]
+
     def faults(self) -> bool:
         """Whether anything does not fit."""
         return bool(self.missing or self.unexpected or self.mismatched or self.messages)
@@ -160,9 +169,11 @@ def _step(
     """The step for a slot; None if the tensor does not fit, which is added to `faults`."""
     shape = _shape(slot.tensor)
     fitting = [(_as_scalar(lazy, shape), moved) for lazy, moved in sources]
+    is_own = all(_is_own_part(slot, lazy) for lazy, _ in fitting)
     for lazy, _ in fitting:
-        if shape is not None and lazy.shape != shape:
-            faults.append(Mismatch(slot.names[0], lazy.shape, shape))
+        if shape is not None and lazy.shape != shape and not is_own:
+            part = getattr(lazy, "part", None)
+            faults.append(Mismatch(slot.names[0], _part_text(lazy) if part else lazy.shape, shape))
             return None
     lazy, moved = fitting[0]
     current = str(slot.tensor.dtype).removeprefix("torch.")
@@ -201,8 +212,36 @@ def _step(
     others = [other for other, _ in fitting[1:] if _identity(other) != _identity(lazy)]
     copy = True if moved else options.copy
     is_lazy = torch.nn.parameter.is_lazy(slot.tensor)
-    here, *others = _held_here(slot, [lazy, *others])
+    here, *others = [lazy, *others] if is_own else _held_here(slot, [lazy, *others])
     return Step(slot, here, lazy, dtype, device, is_new, is_lazy, copy, others=others)
+
+
+def _part_text(lazy: LazyTensor) -> str:
+    """The shape of a part of a tensor, and what it is a part of."""
+    part = lazy.part
+    whole = "a larger tensor" if part is None or part.shape is None else list(part.shape)
+    return f"{list(lazy.shape)}{PART_OF}{whole}"
+
+
+def _is_lone_part(step: Step) -> bool:
+    """Whether a plain tensor of the model gets a part of a larger one."""
+    part = getattr(step.whole, "part", None)
+    is_all = part is not None and part.shape in (None, step.whole.shape) and not any(part.offsets or ())
+    return part is not None and not is_all and not is_dtensor(step.slot.tensor)
+
+
+def _is_own_part(slot: Slot, lazy: LazyTensor) -> bool:
+    """Whether the file has just what this rank holds of a DTensor."""
+    part = getattr(lazy, "part", None)
+    if part is None or part.offsets is None or not is_dtensor(slot.tensor):
+        return False
+    runs = local_runs(slot.tensor, slot.names[0])
+    if runs is None or part.shape not in (None, tuple(slot.tensor.shape)):
+        return False
+    held = [(start, start + size) for start, size in zip(part.offsets, lazy.shape, strict=True)]
+    return runs_shape(runs) == lazy.shape and all(
+        not run or run == [box] for run, box in zip(runs, held, strict=True)
+    )
 
 
 def _held_here(slot: Slot, tensors: list[LazyTensor]) -> list[LazyTensor]:

@@ -12,9 +12,12 @@ from rustload.errors import ModelMismatchError, _printable_lines, _shown
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Converted", "LoadReport", "Mismatch", "mismatch_error", "prefix_hint"]
+__all__ = ["PART_OF", "Converted", "LoadReport", "Mismatch", "mismatch_error", "prefix_hint"]
 
 NAMES_SHOWN_MAX = 8
+
+PART_OF = ", a part of "
+"""In `Mismatch.found`, between the shape of a part of a tensor and that of the whole."""
 
 
 class Mismatch(NamedTuple):
@@ -161,6 +164,10 @@ def mismatch_error(
     if any("quantized" in str(one.found) for one in kinds):
         error.add_note(
             "integers of quantized tensors are no weights: rustload.open(path)[name].materialize(dequantize=True) gives them"
+        )
+    elif any(PART_OF in str(one.found) for one in kinds):
+        error.add_note(
+            "the file has one process's parts of tensors: give the files of all processes, rustload.open([file, file, ...])"
         )
     elif kinds:
         error.add_note(

@@ -141,6 +141,10 @@ impl NamingScheme {
         if let Some(files) = self.sharded(names, directory)? {
             return Ok(Some(Choice::Files(files)));
         }
+        let parts: Vec<String> = names.iter().filter(|name| is_part(name, extension)).cloned().collect();
+        if !parts.is_empty() {
+            return Ok(Some(Choice::Files(parts)));
+        }
         if let Some(choice) = self.variant(names) {
             return Ok(Some(choice));
         }
@@ -159,7 +163,8 @@ impl NamingScheme {
 
     /// The files of a sharded checkpoint: consolidated or numbered ones.
     fn sharded(&self, names: &BTreeSet<String>, directory: &Path) -> Result<Option<Vec<String>>> {
-        let numbered = NumberedShards::groups(names, self.extension);
+        let whole = names.iter().filter(|name| !is_part(name, self.extension)).cloned().collect();
+        let numbered = NumberedShards::groups(&whole, self.extension);
         // The shards of a variant are used only where it has no index.
         let indexed = only(names, |name| self.is_variant_index(name)).is_some();
         let consolidated = consolidated(names, self.consolidated, directory)?;
@@ -209,6 +214,16 @@ impl NamingScheme {
         let rest = name.strip_suffix(".json").and_then(|rest| rest.split_once(&middle));
         rest.is_some_and(|(_, variant)| is_variant(variant))
     }
+}
+
+/// `shard-00001-model-00001-of-00001.safetensors`: one process's parts of tensors, by torch.distributed.checkpoint
+/// (torch/distributed/checkpoint/_hf_utils.py: `_gen_file_name`). A process without parts for a file writes none, so that names tell
+/// nothing of missing files.
+fn is_part(name: &str, extension: &str) -> bool {
+    let rest = name.strip_prefix("shard-").and_then(|rest| rest.split_once("-model-"));
+    rest.is_some_and(|(number, _)| decimal(number).is_some())
+        && NumberedShards::parse(name, extension).is_some()
+        && extension == SAFETENSORS.extension
 }
 
 /// `.fp16`: a dot and one word.

@@ -7,6 +7,7 @@
 //! an unknown function is [`Meaning::Opaque`].
 
 mod build;
+mod distributed;
 mod embedded;
 mod forms;
 mod numpy;

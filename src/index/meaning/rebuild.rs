@@ -43,6 +43,7 @@ enum Arguments {
     Sparse {
         data: Handle,
     },
+    Wrapper,
     Meta {
         dtype: Handle,
         size: Handle,
@@ -101,6 +102,7 @@ fn arguments(rebuild: Rebuild, args: &[Handle]) -> Option<Arguments> {
         (Rebuild::Quantized, &[storage, offset, size, stride, params, requires_grad, _]) => {
             Arguments::Quantized { storage, geometry: [offset, size, stride], params, requires_grad }
         }
+        (Rebuild::WrapperSubclass, _) => Arguments::Wrapper,
         (Rebuild::Sparse, &[_, data]) => Arguments::Sparse { data },
         (Rebuild::Meta, &[dtype, size, stride, requires_grad]) => {
             Arguments::Meta { dtype, size, stride, requires_grad }
@@ -151,6 +153,9 @@ impl<'a> CallInterpreter<'a> {
             Arguments::FromType { function, class, inner, state } => {
                 let Some(Known::Rebuild(rebuild)) = self.known(function) else { return Ok(None) };
                 let Value::Tuple(inner) = self.values.get(inner) else { return Err(wrong()) };
+                if rebuild == Rebuild::WrapperSubclass {
+                    return self.part(class, inner, state);
+                }
                 // `FromDevice` may return the tensor that it gets, and `as_subclass` another one.
                 if matches!(rebuild, Rebuild::FromType | Rebuild::Sparse | Rebuild::FromDevice) {
                     return Ok(None);
@@ -172,6 +177,8 @@ impl<'a> CallInterpreter<'a> {
                 self.quantized(storage, geometry, params, flags)
             }
             Arguments::Sparse { .. } => Err(wrong()),
+            // A wrapper without its state.
+            Arguments::Wrapper => Ok(None),
             Arguments::Meta { dtype, size, stride, requires_grad } => {
                 let requires_grad = self.bool(requires_grad)?;
                 let Some(Known::Dtype(dtype)) = self.known(dtype) else { return Ok(None) };
@@ -222,7 +229,7 @@ impl<'a> CallInterpreter<'a> {
             Some(Arguments::FromDevice { data, requires_grad, .. }) => {
                 is_call(data) && is_bool(requires_grad)
             }
-            None => false,
+            Some(Arguments::Wrapper) | None => false,
         }
     }
 

@@ -269,8 +269,13 @@ impl<'a> View<'a> {
             out.push((PathStep::Component(Component::Scale), scales.value).into());
             out.push((PathStep::Component(Component::ZeroPoint), zero_points.value).into());
         }
+        let own = out.len();
         for &state in &extra.states {
             self.state_children(state, out)?;
+        }
+        // Those of a part are the part itself, and how its mesh numbers the processes.
+        if extra.part.is_some() {
+            out.iter_mut().skip(own).for_each(|child| child.naming = Naming::None);
         }
         Ok(())
     }

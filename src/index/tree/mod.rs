@@ -221,6 +221,11 @@ impl Tree {
         self.meanings.extras.get(&tensor)
     }
 
+    /// Whether any tensor is a part of a larger one.
+    pub fn has_parts(&self) -> bool {
+        self.meanings.extras.values().any(|extra| extra.part.is_some())
+    }
+
     /// A global as `module.name`; a remark for `None`, the class of a call's result.
     pub fn name_of(&self, global: Option<GlobalId>) -> String {
         View { values: &self.values, meanings: &self.meanings }.class_name(global)

@@ -113,7 +113,7 @@ fn with_export<'py>(
 /// A tensor's path as a tuple of keys and indices; empty for a tensor without a name.
 pub(super) fn path<'py>(py: Python<'py>, tensor: &CoreTensor) -> PyResult<Bound<'py, PyTuple>> {
     match tensor.path() {
-        Some(path) => path_of(py, &tensor.checkpoint(), tensor.shard() as usize, path, tensor.name()),
+        Some(path) => path_of(py, &tensor.checkpoint(), tensor.path_file() as usize, path, tensor.name()),
         None => Ok(PyTuple::empty(py)),
     }
 }

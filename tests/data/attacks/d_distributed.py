@@ -1,4 +1,4 @@
-"""D: distributed checkpoints whose metadata lies about chunks, ranges and files, or hides a call."""
+"""D: distributed checkpoints, and the files of single processes, that lie about chunks, ranges and files, or hide a call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,22 @@ from attacks.distributed import (
     tensor,
     value_archive,
 )
-from attacks.pickles import SYSTEM, get, integer, listed, made, mapped, named, pickle, put, text
+from attacks.parts import SIX_BY_TWO, TENSOR, dtensor, hf_part, local, rank_file, row, shard, sharded, wrapper
+from attacks.pickles import (
+    NONE,
+    SYSTEM,
+    get,
+    integer,
+    ints,
+    listed,
+    made,
+    many,
+    mapped,
+    named,
+    pickle,
+    put,
+    text,
+)
 from attacks.registry import Fails, Kept, Opens, Outcome, Refused, family
 
 if TYPE_CHECKING:
@@ -261,4 +276,183 @@ add(
     "lists of chunks that many tensors share",
     {"": Folder(body=shared_chunks())},
     form,
+)
+
+
+def processes(*data: bytes, suffix: str = ".pt") -> Callable[[Path], Any]:
+    """A function that writes a file for each process; it returns their paths."""
+
+    def write(folder: Path) -> Any:
+        paths = [folder / f"rank{number}{suffix}" for number in range(len(data))]
+        for path, content in zip(paths, data, strict=True):
+            path.write_bytes(content)
+        return paths
+
+    return write
+
+
+def ranks(*values: bytes) -> Callable[[Path], Any]:
+    """The files of processes that each have one row of `w`."""
+    return processes(*(rank_file({"w": value}, row(number)) for number, value in enumerate(values)))
+
+
+def shards(*data: bytes) -> Callable[[Path], Any]:
+    return processes(*data, suffix=".safetensors")
+
+
+one = local((1, 3))
+first, second = dtensor(one, rank=0), dtensor(one, rank=1)
+
+
+def joined(ckpt) -> None:
+    assert ckpt["w"].materialize(framework="dlpack").tobytes() == SIX_BY_TWO
+
+
+add(
+    "D15",
+    "parts of a tensor that overlap, leave out elements or reach outside it",
+    {
+        "overlap": ranks(
+            sharded(local((1, 3)), (0, 0), (1, 3)), sharded(local((1, 3)), (0, 0), (1, 3), (1, 6))
+        ),
+        "hole": ranks(sharded(one, (0, 0), (1, 3)), sharded(one, (2, 0), (1, 3), (2, 3))),
+        "missing": ranks(second, second),
+        "far": ranks(sharded(one, (0, 0), (1, 3)), sharded(one, (2**63 - 1, 0), (1, 3))),
+        "huge": ranks(*[sharded(one, (at, 0), (1, 3), (2**62, 2**62)) for at in range(2)]),
+    },
+    {
+        "overlap": Refused("PartConflict"),
+        "hole": grid,
+        "missing": grid,
+        "far": grid,
+        "huge": Refused("TensorShape"),
+    },
+    "",
+)
+add(
+    "D16",
+    "parts of one tensor that differ in dtype or shape",
+    {
+        "dtype": ranks(first, dtensor(local((1, 3), kind="Int"), rank=1, dtype="int32")),
+        "shape": ranks(first, dtensor(one, (3, 3), rank=1)),
+        "rank": ranks(sharded(one, (0, 0), (1, 3)), sharded(local((3,)), (1,), (3,), (2, 3))),
+    },
+    {
+        "dtype": Refused("PartConflict"),
+        "shape": Refused("PartConflict"),
+        "rank": Refused("DTensorPlacement"),
+    },
+    "",
+)
+add(
+    "D17",
+    "parts that do not say where they lie, or lie about it",
+    {
+        "outside": ranks(first, dtensor(one, rank=2)),
+        "shape": ranks(first, dtensor(one, (5, 3), rank=1)),
+        "dim": ranks(first, dtensor(one, rank=1, placements=[shard(2**40)])),
+        "placements": ranks(first, dtensor(one, rank=1, placements=[shard(0), shard(0)])),
+        "mesh": ranks(first, dtensor(one, mesh=NONE)),
+        "order": ranks(
+            first,
+            dtensor(
+                one,
+                rank=1,
+                more={
+                    "shard_order": many(
+                        made("torch.distributed.tensor._dtensor_spec.ShardOrderEntry", integer(0), ints())
+                    )
+                },
+            ),
+        ),
+    },
+    Refused("DTensorPlacement"),
+    "",
+)
+add(
+    "D18",
+    "parts that repeat their elements, and together are a large tensor",
+    {
+        "": processes(
+            *(
+                rank_file({"w": dtensor(stretched, (2, 2**40), rank=number)}, {"0": SIX_BY_TWO[:4]})
+                for number in range(2)
+                for stretched in [
+                    local((1, 2**40), strides=(1, 0)).replace(integer(2**40) + b"tQ", integer(1) + b"tQ")
+                ]
+            )
+        )
+    },
+    Refused("DcpChunk"),
+    "",
+)
+add(
+    "D19",
+    "`os.system` in the mesh of a part",
+    {"": ranks(first, dtensor(one, rank=1, more={"tensor_meta": SYSTEM}))},
+    Opens("opens, joined", joined),
+    "DisallowedGlobal",
+    runs=RUNS,
+)
+
+
+def shared_spec() -> bytes:
+    """20,000 parts that share a specification of 20,000 fields."""
+    fields = [(text(f"f{at}"), NONE) for at in range(20_000)]
+    spec = made("torch.distributed.tensor._dtensor_spec.DTensorSpec", state=mapped(*fields)) + put(9)
+    part = dtensor(one + put(8), more={"x": spec})
+    args = wrapper_args(get(8), get(9))
+    return rank_file({"w": part, **{f"w{at}": args for at in range(20_000)}}, row(0))
+
+
+def wrapper_args(part: bytes, spec: bytes) -> bytes:
+    """A DTensor of this part and this specification."""
+    return wrapper(f"{TENSOR}.DTensor", (2, 3), many(NONE, named({"_local_tensor": part, "_spec": spec})))
+
+
+add(
+    "D20",
+    "a specification that many parts share",
+    {"": processes(shared_spec(), shared_spec())},
+    grid,
+    "",
+)
+add(
+    "D21",
+    "sharding information in a safetensors file that is not what torch writes",
+    {
+        "text": shards(hf_part([0, 0]), hf_part("{")),
+        "list": shards(hf_part([0, 0]), hf_part("[]")),
+        "missing": shards(hf_part([0, 0]), hf_part({"v": {"saved_offsets": [0, 0]}})),
+        "rank": shards(hf_part([0, 0]), hf_part([1])),
+        "negative": shards(hf_part([0, 0]), hf_part([-1, 0])),
+        "large": shards(hf_part([0, 0]), hf_part([2**64, 0])),
+        "float": shards(hf_part([0, 0]), hf_part([1.5, 0])),
+        "deep": shards(hf_part([0, 0]), hf_part('{"w":' * 100_000)),
+        "many": shards(hf_part([0, 0]), hf_part([0] * 1_000_000)),
+        "twice": shards(
+            hf_part([0, 0]), hf_part('{"w":{"saved_offsets":[0,0]},"w":{"saved_offsets":[1,0]}}')
+        ),
+    },
+    form,
+    "",
+)
+add(
+    "D22",
+    "safetensors files of processes whose parts are no tensor",
+    {
+        "overlap": shards(hf_part([0, 0]), hf_part([0, 1])),
+        "hole": shards(hf_part([0, 0]), hf_part([2, 0])),
+        "far": shards(hf_part([0, 0]), hf_part([2**63, 0])),
+        "end": shards(hf_part([0, 0]), hf_part([2**64 - 1, 0])),
+        "dtype": shards(hf_part([0, 0]), hf_part([1, 0], dtype="I32")),
+    },
+    {
+        "overlap": grid,
+        "hole": grid,
+        "far": Refused("TensorShape"),
+        "end": Refused("TensorShape"),
+        "dtype": Refused("PartConflict"),
+    },
+    "",
 )

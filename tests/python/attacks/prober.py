@@ -57,7 +57,13 @@ class Prober:
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        question = {"source": str(source), "options": options, "label": label, "again": again, "scan": scan}
+        question = {
+            "source": [str(one) for one in source] if isinstance(source, list) else str(source),
+            "options": options,
+            "label": label,
+            "again": again,
+            "scan": scan,
+        }
         self._process.stdin.write(json.dumps(question) + "\n")
         self._process.stdin.flush()
         return json.loads(self._process.stdout.readline())

@@ -60,6 +60,13 @@ impl<'a, 'py> Export<'a, 'py> {
                 }
             }
             Object::Tensor(tensor) if self.has_parts(*tensor) => {
+                if let Some(extra) = tree.extra(*tensor).filter(|extra| extra.part.is_some()) {
+                    let class = self.class_name(extra.class)?;
+                    // torch makes it as a part of the mesh of running processes.
+                    if let Target::Torch(torch) = &self.target {
+                        torch.opaque(&class)?;
+                    }
+                }
                 children.extend(tree.extra(*tensor).map(Torch::parts).unwrap_or_default());
                 None
             }
