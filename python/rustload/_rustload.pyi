@@ -507,6 +507,9 @@ class Joined:
     def quantization(self, _wrap: Callable[[Tensor], object]) -> None:
         """None: quantized tensors cannot be joined."""
 
+    def block_scale(self) -> None:
+        """None: scales by block belong to the parts."""
+
     def shared_storage(self, copy: bool | None) -> Literal["view", "copy"] | None:
         """None: it shares no storage.
 
@@ -1030,6 +1033,9 @@ class Tensor:
             None for a tensor that is not quantized. Scale and zero point are numbers if the axis is None, tensors or lists
             otherwise. The packed layout is shape, strides and offset if several elements share a byte, else None.
         """
+
+    def block_scale(self) -> Tensor | None:
+        """The scales by block of an fp8 tensor; None for other tensors."""
 
     @property
     def part(

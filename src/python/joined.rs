@@ -93,6 +93,11 @@ impl Joined {
         None
     }
 
+    /// None: scales by block belong to the parts.
+    fn block_scale(&self) -> Option<Py<PyAny>> {
+        None
+    }
+
     /// None: it has no storage of its own. Fails with `copy=False` for several tensors.
     fn shared_storage(&self, copy: Option<bool>) -> PyResult<Option<&'static str>> {
         if copy == Some(false) && self.0.parts().len() > 1 {

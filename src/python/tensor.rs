@@ -123,6 +123,10 @@ impl Tensor {
         extra::quantization(py, &self.0, wrap)
     }
 
+    fn block_scale(&self) -> Option<Tensor> {
+        self.0.block_scale().map(Tensor)
+    }
+
     #[getter]
     fn part<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
         extra::part(py, &self.0)

@@ -1,5 +1,6 @@
 //! Plans the result of a request, a view or owned memory, and fills owned memory.
 
+use super::quantized::Dequantization;
 use super::{Order, Request, Tensor, is_view_unavailable};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
@@ -209,8 +210,14 @@ impl Tensor {
         recycled: bool,
         out: &mut [u8],
     ) -> Result<()> {
-        if let Some(quantization) = self.dequantization(request) {
-            return self.dequantize(quantization, layout, dtype, request, out);
+        match self.dequantization(request) {
+            Some(Dequantization::Integers(quantization)) => {
+                return self.dequantize(quantization, layout, dtype, request, out);
+            }
+            Some(Dequantization::Blocks(scale)) => {
+                return self.dequantize_blocks(&scale, layout, dtype, request, out);
+            }
+            None => {}
         }
         let how = self.fill_options(dtype, request, recycled)?;
         if self.is_in_chunks()? {

@@ -18,7 +18,15 @@ use crate::stream::{self, Fill, Payload, Signs};
 const BLOCK_ELEMENTS: u64 = 1 << 16;
 
 /// A block of a result: the layout of its integers, that of its scales, and its bytes.
-type Block<'a> = (Layout, Option<Layout>, &'a mut [u8]);
+pub(super) type Block<'a> = (Layout, Option<Layout>, &'a mut [u8]);
+
+/// How a tensor is dequantized.
+pub(super) enum Dequantization<'a> {
+    /// Integers with scales and zero points.
+    Integers(&'a Quantization),
+    /// fp8 with scales by block, in this tensor.
+    Blocks(Tensor),
+}
 
 /// Scales and zero points, with the arithmetic of torch's kernels. Per channel they are pairs `(zero_point, scale)`.
 enum Scales {
@@ -47,16 +55,22 @@ impl Tensor {
         self.opened.extra(self.id)?.quantization.as_ref()
     }
 
-    /// The quantization parameters if the request dequantizes; `None` otherwise.
-    pub(super) fn dequantization(&self, request: &Request) -> Option<&Quantization> {
-        self.quantization().filter(|_| request.dequantize)
+    /// How the request dequantizes the tensor; `None` where it does not.
+    pub(super) fn dequantization(&self, request: &Request) -> Option<Dequantization<'_>> {
+        if !request.dequantize {
+            return None;
+        }
+        let integers = self.quantization().map(Dequantization::Integers);
+        integers.or_else(|| self.block_scale().map(Dequantization::Blocks))
     }
 
-    /// Whether equal integers of both have equal values.
+    /// Whether equal elements of both have equal values.
     pub(crate) fn has_same_dequantization(&self, other: &Tensor) -> bool {
+        let scale = |tensor: &Tensor| tensor.block_scale().map(|scale| scale.id);
         // Handles to scales are valid within one file only.
         (self.file(), self.quantization(), &self.channel_layout)
             == (other.file(), other.quantization(), &other.channel_layout)
+            && scale(self) == scale(other)
     }
 
     /// The dtype of the result of a request.
@@ -173,13 +187,13 @@ impl Tensor {
 }
 
 /// Cuts a result into blocks: ranges of one dimension, with all inner dimensions whole.
-struct BlockIter<'a> {
-    layout: Layout,
-    channel_layout: Option<Layout>,
-    itemsize: u64,
-    out: &'a mut [u8],
+pub(super) struct BlockIter<'a> {
+    pub(super) layout: Layout,
+    pub(super) channel_layout: Option<Layout>,
+    pub(super) itemsize: u64,
+    pub(super) out: &'a mut [u8],
     /// Elements in the blocks so far.
-    done: u64,
+    pub(super) done: u64,
 }
 
 impl<'a> Iterator for BlockIter<'a> {
@@ -271,7 +285,7 @@ fn scale_of<T>(scales: &[T], channel: u64) -> Result<&T> {
 }
 
 /// The offsets of a layout's elements, in C order.
-fn offsets(layout: &Layout) -> impl Iterator<Item = u64> + '_ {
+pub(super) fn offsets(layout: &Layout) -> impl Iterator<Item = u64> + '_ {
     let mut index = vec![0; layout.ndim()];
     let mut offset = layout.offset;
     (0..layout.numel()).map(move |_| {

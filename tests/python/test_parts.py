@@ -96,6 +96,8 @@ def test_slices_casts_and_files_of_joined_tensors_equal_torchs(saved: Path, tmp_
         written = load_file(tmp_path / path)
         assert [name for name in written if not same(written[name], whole[name])] == []
         assert set(written) <= set(whole)
+    report = rustload.convert(ranks(saved), tmp_path / "out")
+    assert set(report.files) == {"model.safetensors"}
     model = torch.nn.Linear(6, 7)
     rustload.torch.load_into(model, ckpt, key="model.0")
     assert same(model.weight.detach(), whole["model.0.weight"])

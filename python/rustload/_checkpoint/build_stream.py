@@ -67,7 +67,7 @@ def build_stream(
     request_numbers = []
     for tensor in tensors:
         dims = rules.transpose(tensor)
-        is_float = request.dequantize and tensor.quantization is not None
+        is_float = request.dequantize and tensor._is_scaled()
         key = (
             rules.dtype(tensor, is_float=is_float) or ("float32" if is_float else None),
             tuple(dims) if isinstance(dims, list) else dims,

@@ -92,7 +92,7 @@ def convert(
             dtypes, or a callable. Patterns are for the new names.
         transpose: The tensors to transpose, in the same forms.
         allow_lossy: Allows casts that change the kind of number, such as float to int.
-        dequantize: Dequantizes quantized tensors.
+        dequantize: Dequantizes quantized tensors, and fp8 with scales by block; these scales are left out.
         ties: What to do with names of the same tensor, as in `save`. "auto" leaves out the output head where the folder's
             `config.json` says that it is the embedding (`tie_word_embeddings`), and writes all others in full.
         keep: Names or glob patterns that `ties="drop"` prefers.
@@ -178,6 +178,7 @@ def convert(
                     head_is_tied=rule.ties == "auto"
                     and given.folder is not None
                     and says_tied(os.path.join(given.folder, source.folder)),  # noqa: PTH118 - pathlib is slow to import
+                    dequantize=dequantize,
                 )
             )
         selection.check([part.names for part in parts])

@@ -103,10 +103,9 @@ class Job:
         info: Any = value
         dequantizes = False
         if isinstance(value, LazyTensor):
-            if value.quantization is not None:
-                dequantizes = self._plain.dequantize
-                if not dequantizes:
-                    raise unsupported(name, "a quantized tensor", "pass dequantize=True")
+            dequantizes = self._plain.dequantize and value._is_scaled()
+            if value.quantization is not None and not dequantizes:
+                raise unsupported(name, "a quantized tensor", "pass dequantize=True")
             if value.name != name:
                 info = _Info(name, value.dtype, value.shape)
         else:

@@ -54,6 +54,7 @@ class Part:
         *,
         keep_objects: bool,
         head_is_tied: bool,
+        dequantize: bool,
     ) -> None:
         """Decides what is written.
 
@@ -66,6 +67,7 @@ class Part:
             texts: The user's metadata.
             keep_objects: Whether the values that are no tensors are kept.
             head_is_tied: Whether the model's configuration says that its output head is its embedding.
+            dequantize: Whether tensors are dequantized: the scales by block of those that are written are then left out.
 
         Raises:
             UnsupportedError: A tensor is a component of a sparse one.
@@ -81,6 +83,9 @@ class Part:
                 whole = name.rpartition(".")[0] or name
                 note = f"leave it out with rename={{{whole!r}: None}}, or name its components in select="
                 raise unsupported(whole, "a sparse tensor", note)
+        if dequantize:
+            scales = {scale.name for tensor in items.values() if (scale := tensor.block_scale) is not None}
+            items = {name: tensor for name, tensor in items.items() if tensor.name not in scales}
         values: dict[str, Values] = {name: tensor._core for name, tensor in items.items()}
         self.dropped = dropped_names(items, values, rule, head_is_tied=head_is_tied)
         self.tensors = {name: tensor for name, tensor in items.items() if name not in self.dropped}
@@ -92,7 +97,10 @@ class Part:
         self.texts = {"format": "pt", **own, **texts}
         for gone, kept in self.dropped.items():
             self.texts.setdefault(gone, kept)
-        first = file_name_for(self.paths[0]) if self.paths else "model.safetensors"
+        # Joined tensors are in none of the files alone.
+        self._is_joined = checkpoint._core.is_joined
+        is_named = self.paths and not self._is_joined
+        first = file_name_for(self.paths[0]) if is_named else "model.safetensors"
         self._stem = source.stem or _NUMBER.sub("", first.removesuffix(".safetensors"))
         self.label = f"{source.folder}{self._stem}"
 
@@ -112,7 +120,7 @@ class Part:
             return [File(f"{self._folder}{shard_name(stem, 1, 1)}", tensors, header, index, max_shard_size)]
         by_file: dict[int, list[tuple[str, Values, int]]] = {}
         for new, value in self.tensors.items():
-            number = value._core.storage[0]
+            number = 0 if self._is_joined else value._core.storage[0]
             by_file.setdefault(number, []).append(job.add(new, value, value._core))
         numbers = sorted(by_file) or [0]
         count = len(numbers)

@@ -218,6 +218,20 @@ class LazyTensor:
         return None if found is None else Quantization(*found)
 
     @property
+    def block_scale(self) -> LazyTensor | None:
+        """The scales of an fp8 tensor that has one for each block of 128 x 128 elements: the tensor `name + "_scale_inv"`.
+
+        They are those of the whole tensor, also for a part. `materialize(dequantize=True)` multiplies by those of the part. None
+        for a tensor without such scales.
+        """
+        found = self._core.block_scale()
+        return None if found is None else self._wrap_core(found)
+
+    def _is_scaled(self) -> bool:
+        """Whether `dequantize=True` makes other numbers of the elements."""
+        return self.quantization is not None or self._core.block_scale() is not None
+
+    @property
     def part(self) -> Part | None:
         """Which part of a larger tensor the file has; None for a whole tensor, and for a slice of any.
 
@@ -426,8 +440,8 @@ class LazyTensor:
             framework: `"torch"`, `"numpy"`, `"jax"`, `"cupy"` or `"dlpack"`, in place of the checkpoint's.
             allow_lossy: Whether to allow casts from complex to real, from float to int, and to bool. A float out of the range of
                 the int saturates, and NaN becomes 0.
-            dequantize: Whether to convert the integers of a quantized tensor to numbers, in float32 or the float dtype of
-                `dtype`. It has no effect on other tensors.
+            dequantize: Whether to convert the integers of a quantized tensor, and fp8 with scales by block (`block_scale`), to
+                numbers, in float32 or the float dtype of `dtype`. It has no effect on other tensors.
             overflow: The result of a cast to fp8 for values out of range: `"nan"` (as in the OCP specification) or `"saturate"`.
             threads: The number of threads; None for up to one per core, depending on the size.
             cast: Where a result on a GPU is cast and transposed. `"cpu"`: while reading. `"gpu"`: after the H2D copy, if the
@@ -456,7 +470,7 @@ class LazyTensor:
             if made is not None:
                 return made
         requested = value_for(dtype, self)
-        if dequantize and requested is None and out is None and self.quantization is not None:
+        if dequantize and requested is None and out is None and self._is_scaled():
             requested = "float32"
         request = Request.checked(
             dtype=None if requested is None else dtype_name(requested),

@@ -110,6 +110,10 @@ class JoinedTensor(LazyTensor):
         """None: quantized tensors cannot be joined."""
 
     @property
+    def block_scale(self) -> None:
+        """None: scales by block belong to the parts."""
+
+    @property
     def part(self) -> None:
         """None: where it lies in a larger tensor is known of its parts only."""
 

@@ -79,6 +79,7 @@ def _stream_steps(
             dtype=step.dtype,
             copy=step.copy if gpu is None else True,
             allow_lossy=options.allow_lossy,
+            dequantize=step.dequantize,
             mappings=step.lazy._context.mappings,
         )
         for step in steps
@@ -135,17 +136,17 @@ def _load_one(step: Step, options: LoadOptions, sample_memory: Callable[[], None
         slot.tensor.materialize(step.lazy.shape, device=target, dtype=dtype)  # type: ignore[attr-defined]  # a lazy parameter has it
     if step.is_new and (slot.on_meta or not step.is_lazy):
         made = torch.empty(step.lazy.shape, dtype=dtype, device=step.device)
-        _fill(made, step.lazy, options, sample_memory)
+        _fill(made, step, options, sample_memory)
         _assign_result(step, made, options)
         return
-    _fill(local_tensor(slot.tensor), step.lazy, options, sample_memory)
+    _fill(local_tensor(slot.tensor), step, options, sample_memory)
     _check_tied_values(step, options)
 
 
 def _check_tied_values(step: Step, options: LoadOptions) -> None:
     """Raises ValueError if the other tensors of the file for the same slot are not equal to it."""
     for other in step.others:
-        if not _is_equal(local_tensor(step.slot.tensor), other, options):
+        if not _is_equal(local_tensor(step.slot.tensor), other, options, dequantize=step.dequantize):
             both = f"{step.lazy.name!r} and {other.name!r}"
             note = "untie them in the model, or leave one out with rename={...: None}"
             raise _make(
@@ -153,13 +154,18 @@ def _check_tied_values(step: Step, options: LoadOptions) -> None:
             )
 
 
-def _fill(
-    target: torch.Tensor, lazy: LazyTensor, options: LoadOptions, sample_memory: Callable[[], None]
-) -> None:
-    fill(target, lazy, options.window, allow_lossy=options.allow_lossy, sample_memory=sample_memory)
+def _fill(target: torch.Tensor, step: Step, options: LoadOptions, sample_memory: Callable[[], None]) -> None:
+    fill(
+        target,
+        step.lazy,
+        options.window,
+        allow_lossy=options.allow_lossy,
+        dequantize=step.dequantize,
+        sample_memory=sample_memory,
+    )
 
 
-def _is_equal(filled: torch.Tensor, lazy: LazyTensor, options: LoadOptions) -> bool:
+def _is_equal(filled: torch.Tensor, lazy: LazyTensor, options: LoadOptions, *, dequantize: bool) -> bool:
     """Whether the loaded tensor equals `lazy`, compared in windows. NaN equals NaN."""
     if not filled.ndim:
         filled, lazy = filled[None], lazy[None]
@@ -167,7 +173,9 @@ def _is_equal(filled: torch.Tensor, lazy: LazyTensor, options: LoadOptions) -> b
     rows = max(1, min(options.window, 16 << 20) * filled.shape[0] // max(nbytes, 1))
     for first in range(0, filled.shape[0], rows):
         part = slice(first, first + rows)
-        other = lazy[part].materialize(dtype=filled.dtype, framework="torch", allow_lossy=options.allow_lossy)
+        other = lazy[part].materialize(
+            dtype=filled.dtype, framework="torch", allow_lossy=options.allow_lossy, dequantize=dequantize
+        )
         mine = filled[part]
         other = other.to(mine.device)
         if not torch.equal(mine, other) and not bool(

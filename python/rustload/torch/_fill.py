@@ -49,6 +49,7 @@ def fill(
     window: int = WINDOW_BYTES,
     *,
     allow_lossy: bool = False,
+    dequantize: bool = False,
     sample_memory: Callable[[], None] = lambda: None,
 ) -> None:
     """Writes `lazy` into `target`, cast to its dtype.
@@ -58,10 +59,11 @@ def fill(
         lazy: What to read, already in the order of the target's dimensions.
         window: The most bytes of host memory for temporary tensors.
         allow_lossy: As for `LazyTensor.materialize`.
+        dequantize: As well.
         sample_memory: Called at each local maximum of host memory.
     """
     if is_direct(target):
-        lazy.materialize(out=target, allow_lossy=allow_lossy)
+        lazy.materialize(out=target, allow_lossy=allow_lossy, dequantize=dequantize)
         sample_memory()
         return
     nbytes = target.numel() * target.dtype.itemsize
@@ -71,10 +73,17 @@ def fill(
             one = rows == 1
             part_key = first if one else slice(first, first + rows)
             fill(
-                target[part_key], lazy[part_key], window, allow_lossy=allow_lossy, sample_memory=sample_memory
+                target[part_key],
+                lazy[part_key],
+                window,
+                allow_lossy=allow_lossy,
+                dequantize=dequantize,
+                sample_memory=sample_memory,
             )
         return
-    part = lazy.materialize(dtype=target.dtype, copy=True, framework="torch", allow_lossy=allow_lossy)
+    part = lazy.materialize(
+        dtype=target.dtype, copy=True, framework="torch", allow_lossy=allow_lossy, dequantize=dequantize
+    )
     sample_memory()
     with torch.no_grad():
         target.copy_(part)

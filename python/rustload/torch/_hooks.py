@@ -24,7 +24,14 @@ if TYPE_CHECKING:
 
     from rustload._tensor.handle import LazyTensor
 
-__all__ = ["ComputedTensor", "CustomLoading", "has_custom_loading", "run_custom_loading", "run_post_hooks"]
+__all__ = [
+    "ComputedTensor",
+    "CustomLoading",
+    "check_scaled",
+    "has_custom_loading",
+    "run_custom_loading",
+    "run_post_hooks",
+]
 
 EXTRA = "_extra_state"
 NO_OP_WARNING = "for .*: copying from a non-meta parameter in the checkpoint to a meta"
@@ -34,6 +41,9 @@ class ComputedTensor:
     """A tensor that custom loading code computed; it has the interface of `LazyTensor` that a plan uses."""
 
     quantization = None
+
+    def _is_scaled(self) -> bool:
+        return False
 
     def __init__(self, tensor: torch.Tensor, name: str) -> None:
         """Wraps it; `name` is its name in the model."""
@@ -249,6 +259,20 @@ class _RecordCopies(TorchFunctionMode):
                 if tensor is target:
                     return f"{prefix}.{name}" if prefix else name
         return None
+
+
+def check_scaled(tensors: Mapping[str, LazyTensor | ComputedTensor]) -> None:
+    """Raises if the model's own code computed with fp8 numbers, which are then not multiplied by their scales.
+
+    Raises:
+        UnsupportedError: It did (code `DtypeUnsupported`).
+    """
+    for name, one in tensors.items():
+        if isinstance(one, ComputedTensor) and one.dtype.startswith("float8"):
+            text = f"the model's own loading code computes {name!r} of fp8 numbers without their scales"
+            raise _make(
+                "Unsupported", "DtypeUnsupported", text, "convert the file with dequantize=True first"
+            )
 
 
 def run_post_hooks(model: torch.nn.Module, missing: list[str], unexpected: list[str]) -> bool:

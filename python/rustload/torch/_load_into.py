@@ -21,7 +21,7 @@ from rustload._common.rules import Rules
 from rustload._common.sizes import parse_bytes
 from rustload.errors import RustloadWarning, _make, _printable
 from rustload.torch._execute import execute_steps
-from rustload.torch._hooks import has_custom_loading, run_custom_loading, run_post_hooks
+from rustload.torch._hooks import check_scaled, has_custom_loading, run_custom_loading, run_post_hooks
 from rustload.torch._peak_memory import PeakMemory
 from rustload.torch._plan import LoadOptions, Plan, apply_transpose, is_batch_counter, make_plan
 from rustload.torch._private_views import private_context
@@ -56,6 +56,7 @@ def load_into(
     assign: Literal["auto"] | bool = "auto",
     copy: bool | None = None,
     allow_lossy: bool = False,
+    dequantize: bool = False,
     memory: str | int = "256MiB",
     share: Share = None,
     progress: Progress = None,
@@ -86,6 +87,8 @@ def load_into(
             writes in place.
         copy: True makes new storage own its memory instead of being a view of the file.
         allow_lossy: Whether a cast may change the kind of number, as for `LazyTensor.materialize`.
+        dequantize: Whether to dequantize quantized tensors, and fp8 weights with scales by block (`LazyTensor.block_scale`); the
+            scales are then not loaded. The result has the model's dtype; with `assign=True`, float32.
         memory: The most host memory for temporary tensors, used where a tensor cannot be read directly into its destination; in
             bytes or as "256MiB"; at least 1 MiB.
         share: "node" for a cold file on a network file system: the ranks of `torch.distributed` on one machine read what they
@@ -122,6 +125,7 @@ def load_into(
         copy=copy,
         allow_lossy=allow_lossy,
         window=max(parse_bytes(memory, "memory"), 1 << 20),
+        dequantize=dequantize,
     )
     shared = is_shared(share)
     with agreed(shared=shared):
@@ -134,11 +138,16 @@ def load_into(
             name: lazy._with_context(context)
             for name, lazy in select_tensors(chosen, key, strip, rename).items()
         }
+        if dequantize:
+            scales = {scale.name for lazy in tensors.values() if (scale := lazy.block_scale) is not None}
+            tensors = {name: lazy for name, lazy in tensors.items() if lazy.name not in scales}
         custom = None
         if has_custom_loading(model):
             transposed = {name: apply_transpose(lazy, options.rules) for name, lazy in tensors.items()}
             versions = module_versions(checkpoint, key, strip) if chosen is checkpoint else {}
             custom = run_custom_loading(model, transposed, versions)
+            if dequantize:
+                check_scaled(custom.tensors)
         slots = slots_of(model)
         check_device_map(model, device_map)
         plan = make_plan(model, slots, tensors, options, checkpoint=checkpoint, key=key, custom=custom)

@@ -39,6 +39,7 @@ class LoadOptions:
     copy: bool | None
     allow_lossy: bool
     window: int
+    dequantize: bool = False
 
 
 @dataclasses.dataclass
@@ -56,6 +57,7 @@ class Step:
         copy: As `copy=` of `materialize`: None allows new storage to be a view of the file, True does not.
         also: Other slots that become the same tensor, because they are tied in the file.
         others: Other tensors of the file for the same slot, which must be equal.
+        dequantize: Whether its integers, or fp8 with scales by block, are dequantized.
     """
 
     slot: Slot
@@ -68,6 +70,7 @@ class Step:
     copy: bool | None
     also: list[Slot] = dataclasses.field(default_factory=list)
     others: list[LazyTensor] = dataclasses.field(default_factory=list)
+    dequantize: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -177,12 +180,13 @@ def _step(
             return None
     lazy, moved = fitting[0]
     current = str(slot.tensor.dtype).removeprefix("torch.")
-    dtype = _dtype(slot, lazy, current, options)
-    if lazy.quantization is not None and dtype != lazy.dtype:
+    dequantize = options.dequantize and lazy._is_scaled()
+    dtype = _dtype(slot, lazy, current, options, dequantize=dequantize)
+    if lazy.quantization is not None and dtype != lazy.dtype and not dequantize:
         # Integers without their scale are not weights; torch rejects such a copy too.
         faults.append(Mismatch(slot.names[0], f"quantized ({lazy.quantization.dtype})", dtype))
         return None
-    if not options.allow_lossy and _is_lossy(lazy.dtype, dtype):
+    if not options.allow_lossy and _is_lossy("float32" if dequantize else lazy.dtype, dtype):
         faults.append(Mismatch(slot.names[0], lazy.dtype, dtype))
         return None
     device = options.device_of(slot) or (torch.device("cpu") if slot.on_meta else slot.tensor.device)
@@ -213,7 +217,7 @@ def _step(
     copy = True if moved else options.copy
     is_lazy = torch.nn.parameter.is_lazy(slot.tensor)
     here, *others = [lazy, *others] if is_own else _held_here(slot, [lazy, *others])
-    return Step(slot, here, lazy, dtype, device, is_new, is_lazy, copy, others=others)
+    return Step(slot, here, lazy, dtype, device, is_new, is_lazy, copy, others=others, dequantize=dequantize)
 
 
 def _part_text(lazy: LazyTensor) -> str:
@@ -276,11 +280,12 @@ def apply_transpose(lazy: LazyTensor, rules: Rules) -> tuple[LazyTensor, bool]:
     return lazy.permute(order), True  # type: ignore[arg-type]  # a list works like a tuple
 
 
-def _dtype(slot: Slot, lazy: LazyTensor, current: str, options: LoadOptions) -> str:
-    found = options.rules.dtype(lazy)
+def _dtype(slot: Slot, lazy: LazyTensor, current: str, options: LoadOptions, *, dequantize: bool) -> str:
+    found = options.rules.dtype(lazy, is_float=dequantize)
     if found is not None and not (options.rules._is_plain_dtype and not slot.tensor.dtype.is_floating_point):
         return found
-    return lazy.dtype if options.assign is True else current
+    own = "float32" if dequantize else lazy.dtype
+    return own if options.assign is True else current
 
 
 def _is_lossy(source: str, target: str) -> bool:

@@ -173,6 +173,10 @@ def mismatch_error(
         error.add_note(
             "allow_lossy=True casts floats to ints, complex to real numbers and anything to bool; dtype= changes the model"
         )
+    if any(name.endswith("_scale_inv") for name in unexpected):
+        error.add_note(
+            "dequantize=True multiplies fp8 weights by their scales, and then leaves out the scales"
+        )
     error.add_note("strict=False loads what fits and reports the rest")
     return error
 

@@ -29,6 +29,7 @@ from attacks.pickles import (
     text,
 )
 from attacks.registry import Fails, Opens, Refused, family
+from attacks.streams import info, safetensors
 from attacks.z_zip import read
 from attacks.zips import Zip, around
 
@@ -379,3 +380,21 @@ family(
 family("T36", "a NumPy scalar of a wrong length", {
     "short": w(call("numpy._core.multiarray.scalar", F8, latin1(bytes(4)))), "long": w(call("numpy._core.multiarray.scalar", F8, latin1(bytes(9)))),
 }, array_bounds)  # fmt: skip
+
+
+def dequantized(ckpt) -> None:
+    ckpt["w"].materialize(framework="dlpack", dequantize=True)
+
+
+def scales(shape: list[int], count: int) -> bytes:
+    """An fp8 tensor of 300 x 200 in zeros, with scales of this shape."""
+    infos = {
+        "w": info("F8_E4M3", [300, 200], 0, 60_000),
+        "w_scale_inv": info("F32", shape, 60_000, 60_000 + 4 * count),
+    }
+    return safetensors(infos, bytes(60_000 + 4 * count))
+
+
+family("T37", "scales by block that are not those of the tensor's blocks", {
+    "rows": scales([2, 2], 4), "columns": scales([3, 1], 3), "flat": scales([6], 6), "rank": scales([3, 2, 1], 6), "empty": scales([0, 2], 0),
+}, Fails("TensorBounds", dequantized, "dequantizing"), "")  # fmt: skip

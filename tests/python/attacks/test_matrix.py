@@ -127,7 +127,7 @@ def test_every_id_of_the_matrix_has_a_case():
         "P": 56,
         "C": 30,
         "R": 17,
-        "T": 36,
+        "T": 37,
         "L": 24,
         "D": 22,
         "S": 30,

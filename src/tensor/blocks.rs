@@ -1,0 +1,203 @@
+//! Dequantizes fp8 weights that have one scale for each block of 128 x 128 elements, as DeepSeek and transformers write them: `weight`
+//! and, beside it, `weight_scale_inv`. Results are bit-identical to `weight.float() * scale.float()`, cast to the dtype asked for.
+
+use super::quantized::{Block, BlockIter, offsets};
+use super::{Request, Tensor};
+use crate::dtype::{DType, Kind};
+use crate::error::{Code, Error, Result};
+use crate::kernel::{Cast, convert};
+use crate::layout::Layout;
+use crate::opened::Opened;
+use crate::parallel;
+use crate::stream::{self, Fill, Payload, Signs};
+
+/// Rows and columns of a block (`weight_block_size` in DeepSeek's config.json). Those at the edges may be smaller.
+const BLOCK_SIZE: u64 = 128;
+
+/// What follows the name of a weight in the name of its scales.
+const SCALE_SUFFIX: &str = "_scale_inv";
+
+/// The scales of a tensor, in f32.
+struct BlockScales {
+    scales: Vec<f32>,
+    /// Rows and columns of the matrices of the tensor; `None` for one scale for all elements.
+    matrix: Option<(u64, u64)>,
+}
+
+/// The entry of the scales of an fp8 tensor; `None` where there is none.
+fn scale_entry(opened: &Opened, entry: Option<u32>, dtype: DType) -> Option<u32> {
+    if !matches!(dtype, DType::F8E4M3Fn | DType::F8E5M2) {
+        return None;
+    }
+    let name = format!("{}{SCALE_SUFFIX}", opened.entry(entry?).name);
+    opened.by_name.get(name.as_str()).copied()
+}
+
+/// For a tensor with scales by block: a layout of the same shape that maps each element to its position in C order.
+pub(super) fn position_layout(
+    opened: &Opened,
+    entry: Option<u32>,
+    dtype: DType,
+    layout: &Layout,
+) -> Option<Box<Layout>> {
+    scale_entry(opened, entry, dtype)?;
+    Layout::contiguous(&layout.shape).ok().map(Box::new)
+}
+
+impl Tensor {
+    /// The scales by block of an fp8 tensor, as a tensor; `None` for other tensors.
+    pub(crate) fn block_scale(&self) -> Option<Tensor> {
+        let entry = scale_entry(&self.opened, self.entry, self.dtype)?;
+        Some(Tensor::new(&self.opened, self.opened.id(self.opened.entry(entry)), Some(entry)))
+    }
+
+    /// Writes the elements of `layout`, multiplied by their scales, to `out` as floats of `dtype`. Fails where `dtype` is no float
+    /// type, and where the scales are not those of blocks of the tensor.
+    pub(super) fn dequantize_blocks(
+        &self,
+        scale: &Tensor,
+        layout: &Layout,
+        dtype: DType,
+        request: &Request,
+        out: &mut [u8],
+    ) -> Result<()> {
+        if dtype.kind() != Kind::Float {
+            let text = format!("a tensor is dequantized to a float dtype, not to {dtype}");
+            return Err(Error::new(Code::Value, text));
+        }
+        let scales = self.block_scales(scale, request)?;
+        let missing = || Error::new(Code::InternalError, "a tensor with scales by block has no positions");
+        let positions = request.order.apply(self.channel_layout.as_deref().ok_or_else(missing)?)?;
+        let payload = match self.is_in_chunks()? {
+            true => None,
+            false => Some(self.opened.payload(self.storage(), &request.cancel)?),
+        };
+        let to_float = Fill {
+            signs: Signs::default(),
+            cast: Cast::new(self.dtype, DType::F32, request.overflow)?,
+            threads: Some(1),
+            cancel: request.cancel.clone(),
+        };
+        let to_dtype = Cast::new(DType::F32, dtype, request.overflow)?;
+        let threads = parallel::threads(out.len() as u64, request.threads);
+        let blocks = BlockIter {
+            layout: layout.clone(),
+            channel_layout: Some(positions),
+            itemsize: dtype.itemsize(),
+            out,
+            done: 0,
+        };
+        parallel::for_each(threads, blocks, Vec::new, |floats, block| {
+            let (layout, positions, out): Block<'_> = block?;
+            floats.resize(layout.numel() as usize * size_of::<f32>(), 0);
+            self.fill_floats(payload.as_ref(), &layout, &to_float, floats)?;
+            scales.multiply(&positions.ok_or_else(missing)?, floats)?;
+            convert(to_dtype, floats, out)
+        })
+    }
+
+    /// Reads the elements of `layout` as f32.
+    fn fill_floats(
+        &self,
+        payload: Option<&Payload>,
+        layout: &Layout,
+        how: &Fill,
+        out: &mut [u8],
+    ) -> Result<()> {
+        match payload {
+            Some(payload) => stream::fill(payload, layout, how, out),
+            None => stream::fill_joined(self.join_parts(layout, how)?, &layout.shape, Some(1), out)
+                .map_err(|(_, error)| error),
+        }
+    }
+
+    /// Reads the scales. Fails with `TensorBounds` where there is not one for each block, nor one for all elements.
+    fn block_scales(&self, scale: &Tensor, request: &Request) -> Result<BlockScales> {
+        let whole = &self.opened.tensor(self.id).layout().shape;
+        let matrix = match &whole[..] {
+            _ if scale.layout.numel() == 1 && scale.layout.ndim() < 2 => None,
+            [leading @ .., rows, columns]
+                if scale.shape().split_last_chunk()
+                    == Some((leading, &[rows.div_ceil(BLOCK_SIZE), columns.div_ceil(BLOCK_SIZE)])) =>
+            {
+                Some((*rows, *columns))
+            }
+            _ => {
+                let (name, shape) = (scale.name(), scale.shape());
+                let text = format!(
+                    "the scales {name:?} of shape {shape:?} are not those of blocks of {BLOCK_SIZE} x {BLOCK_SIZE} of a \
+                     tensor of {:?}",
+                    &whole[..]
+                );
+                return Err(Error::new(Code::TensorBounds, text));
+            }
+        };
+        let to_float = Request {
+            dtype: Some(DType::F32),
+            copy: Some(true),
+            cancel: request.cancel.clone(),
+            ..Request::default()
+        };
+        scale.repeated_bytes(DType::F32)?;
+        let mut bytes = scale.zeroed_bytes(DType::F32)?;
+        scale.materialize_into(&to_float, &mut bytes)?;
+        let scales = bytes.as_chunks().0.iter().map(|&number| f32::from_le_bytes(number)).collect();
+        Ok(BlockScales { scales, matrix })
+    }
+}
+
+impl BlockScales {
+    /// Multiplies floats by their scales. `positions` maps each to its position in the whole tensor, in C order.
+    fn multiply(&self, positions: &Layout, floats: &mut [u8]) -> Result<()> {
+        let floats = floats.as_chunks_mut().0;
+        let Some((_, columns)) = self.matrix else {
+            multiply(floats, self.scale(0)?);
+            return Ok(());
+        };
+        let (Some(&len), Some(&1)) = (positions.shape.last(), positions.strides.last()) else {
+            for (float, position) in floats.iter_mut().zip(offsets(positions)) {
+                multiply(std::slice::from_mut(float), self.scale(position)?);
+            }
+            return Ok(());
+        };
+        // Runs of a row, cut where the block changes. `len` is not 0, as there are no blocks without elements.
+        let starts = Layout {
+            shape: positions.shape[..positions.ndim() - 1].into(),
+            strides: positions.strides[..positions.ndim() - 1].into(),
+            offset: positions.offset,
+        };
+        for (run, start) in floats.chunks_mut(len as usize).zip(offsets(&starts)) {
+            let mut position = start;
+            let mut rest = run;
+            while !rest.is_empty() {
+                let column = position % columns;
+                let end = (column / BLOCK_SIZE + 1).saturating_mul(BLOCK_SIZE).min(columns);
+                let count = ((end - column) as usize).min(rest.len());
+                let (own, others) = rest.split_at_mut(count);
+                multiply(own, self.scale(position)?);
+                position += count as u64;
+                rest = others;
+            }
+        }
+        Ok(())
+    }
+
+    /// The scale of the element at a position in C order.
+    fn scale(&self, position: u64) -> Result<f32> {
+        let index = match self.matrix {
+            None => 0,
+            Some((rows, columns)) => {
+                let (column, row) = (position % columns, position / columns % rows);
+                let matrix = position / columns / rows;
+                let block_row = matrix * rows.div_ceil(BLOCK_SIZE) + row / BLOCK_SIZE;
+                block_row * columns.div_ceil(BLOCK_SIZE) + column / BLOCK_SIZE
+            }
+        };
+        let outside = || Error::new(Code::InternalError, "an element is in no block of the scales");
+        usize::try_from(index).ok().and_then(|index| self.scales.get(index).copied()).ok_or_else(outside)
+    }
+}
+
+fn multiply(floats: &mut [[u8; 4]], scale: f32) {
+    floats.iter_mut().for_each(|float| *float = (f32::from_le_bytes(*float) * scale).to_le_bytes());
+}
