@@ -15,13 +15,21 @@ import json
 import pathlib
 import pickle
 import struct
+import sys
 import tarfile
+import tempfile
 import types
 import zipfile
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed.checkpoint as dcp
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests" / "data"))
+
+from attacks import parts
+from attacks.distributed import Folder
 
 SEEDS = pathlib.Path(__file__).parent / "seeds"
 
@@ -183,7 +191,37 @@ def seeds() -> dict[str, dict[str, bytes]]:
         write(file, **arrays)
         found["open"][name] = found["zip"][name] = file.getvalue()
     found["open"]["fortran.npy"] = found["npy"]["fortran"]
+    found["distributed"] = distributed()
     found["scan"] = scanned(state)
+    return found
+
+
+def together(*files: bytes) -> bytes:
+    """The input of the target `distributed`: each file with its length."""
+    return b"".join(struct.pack("<I", len(file)) + file for file in files)
+
+
+def distributed() -> dict[str, bytes]:
+    """Distributed checkpoints, and the files of single processes."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        dcp.save({"w": torch.ones(2, 3), "n": {"step": 3}}, checkpoint_id=folder, no_dist=True)
+        there = pathlib.Path(folder)
+        found["torch"] = together((there / ".metadata").read_bytes(), (there / "__0_0.distcp").read_bytes())
+        written = Folder().write(there / "chunks")
+        found["chunks"] = together(*(file.read_bytes() for file in sorted(written.iterdir())))
+    part = parts.local((1, 3))
+    ranks = [parts.rank_file({"w": parts.dtensor(part, rank=rank)}, parts.row(rank)) for rank in range(2)]
+    found["dtensor"] = together(*ranks)
+    mesh = parts.mesh_24((2,), (0,))
+    found["alone"] = together(
+        parts.rank_file({"w": parts.dtensor(part, mesh=mesh)}, {**parts.row(0), "9": bytes(8)})
+    )
+    cut = [parts.sharded(part, (rank, 0), (1, 3)) for rank in range(2)]
+    found["sharded"] = together(*(parts.rank_file({"w": one}, parts.row(at)) for at, one in enumerate(cut)))
+    found["safetensors"] = together(parts.hf_part([0, 0]), parts.hf_part([1, 0]))
+    scaled = {"w": ("F8_E4M3", [2, 3], b"abcdef"), "w_scale_inv": ("F32", [1, 1], struct.pack("<f", 0.5))}
+    found["scales"] = together(safetensors(scaled))
     return found
 
 

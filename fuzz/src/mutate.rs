@@ -8,6 +8,7 @@ use rustload::internals::bytes::Source;
 use rustload::internals::container::zip::{Archive, Trailing};
 use rustload::{Cancel, Limits};
 
+use crate::targets::files;
 use crate::{pickles, zip as writer};
 
 /// The mutators' random number generator; equal seeds give equal changes.
@@ -251,4 +252,21 @@ pub(crate) fn any(data: &[u8], random: &mut Random) -> Vec<u8> {
         [0x93, ..] => npy(data, random),
         _ => safetensors(data, random),
     }
+}
+
+/// Mutates one of the files in an input of the target `distributed`, or drops or repeats one.
+pub(crate) fn distributed(data: &[u8], random: &mut Random) -> Vec<u8> {
+    let mut files: Vec<Vec<u8>> = files(data).into_iter().map(<[u8]>::to_vec).collect();
+    if files.is_empty() || random.one_in(32) {
+        return bytes(data, random);
+    }
+    let at = random.below(files.len());
+    match random.below(16) {
+        0 => drop(files.remove(at)),
+        1 => files.push(files[at].clone()),
+        _ if files[at].starts_with(&[0x80]) => files[at] = pickle(&files[at], random),
+        _ => files[at] = any(&files[at], random),
+    }
+    let len = |file: &[u8]| u32::try_from(file.len()).unwrap_or(u32::MAX).to_le_bytes();
+    files.iter().flat_map(|file| [&len(file)[..], file].concat()).collect()
 }

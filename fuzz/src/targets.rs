@@ -1,7 +1,9 @@
 //! The targets: each runs one reader and asserts its invariants for any input.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustload::internals::bytes::Source;
 use rustload::internals::container::npy;
@@ -30,6 +32,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "legacy", run: legacy, mutate: mutate::legacy },
     Target { name: "safetensors", run: safetensors, mutate: mutate::safetensors },
     Target { name: "npy", run: npy, mutate: mutate::npy },
+    Target { name: "distributed", run: distributed, mutate: mutate::distributed },
     Target { name: "open", run: open, mutate: mutate::any },
     Target { name: "scan", run: scan, mutate: mutate::any },
 ];
@@ -272,4 +275,71 @@ fn read(tensor: &Tensor) -> Result<Vec<u8>, rustload::Error> {
     let mut out = vec![0; usize::try_from(tensor.nbytes()).expect("a small tensor")];
     tensor.materialize_into(&Request::default(), &mut out)?;
     Ok(out)
+}
+
+/// The most files of an input of [`distributed`].
+pub(crate) const FILES_MAX: usize = 4;
+
+/// The files in an input: each a length of four bytes, little-endian, and that many bytes. The last one may be shorter.
+pub(crate) fn files(mut data: &[u8]) -> Vec<&[u8]> {
+    let mut found = Vec::new();
+    while let (Some((len, rest)), true) = (data.split_first_chunk(), found.len() < FILES_MAX) {
+        let len = usize::try_from(u32::from_le_bytes(*len)).unwrap_or(usize::MAX).min(rest.len());
+        let (file, others) = rest.split_at(len);
+        found.push(file);
+        data = others;
+    }
+    found
+}
+
+/// Opens a distributed checkpoint, or the files of single processes, and slices and materializes its tensors. If the first file is a
+/// pickle, it is the metadata of a folder, and the others are its files `__0_0.distcp`, `__1_0.distcp` and so on.
+fn distributed(data: &[u8]) {
+    let files = files(data);
+    let folder = Folder::new();
+    let is_folder = files.first().is_some_and(|first| first.starts_with(&[0x80]));
+    let name = |at: usize| match at {
+        0 if is_folder => ".metadata".to_owned(),
+        _ if is_folder => format!("__{}_0.distcp", at - 1),
+        _ => format!("rank{at}"),
+    };
+    let paths: Vec<_> = (0..files.len()).map(|at| folder.0.join(name(at))).collect();
+    for (path, file) in paths.iter().zip(&files) {
+        std::fs::write(path, file).expect("a file in the temporary folder");
+    }
+    let options = Options::new().limits(limits());
+    let opened = match is_folder {
+        true => Checkpoint::open_with(&paths[0], options),
+        false => Checkpoint::open_all(&paths, options),
+    };
+    let Ok(checkpoint) = opened else { return };
+    for name in checkpoint.names().take(64) {
+        let tensor = checkpoint.tensor(name).expect("a name of the checkpoint");
+        if tensor.nbytes() <= 1 << 16 {
+            elements(&tensor);
+            let _ = tensor.materialize(&Request::new().dequantize(true));
+        }
+    }
+    for value in 0..checkpoint.value_names().len().min(64) {
+        let _ = checkpoint.open_value(value);
+    }
+}
+
+/// A temporary folder, removed when it is dropped.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Folder {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("rustload-fuzz-{}-{number}", std::process::id()));
+        std::fs::create_dir_all(&path).expect("a temporary folder");
+        Folder(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
 }

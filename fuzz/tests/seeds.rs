@@ -76,6 +76,11 @@ fn safetensors_invariants_hold() {
 }
 
 #[test]
+fn distributed_invariants_hold() {
+    check_invariants("distributed");
+}
+
+#[test]
 fn npy_invariants_hold() {
     check_invariants("npy");
 }
