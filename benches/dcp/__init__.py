@@ -1,0 +1,1 @@
+"""Converts a distributed checkpoint: `python -m benches.dcp`."""
