@@ -91,6 +91,16 @@ codes! {
         "Copy the data into a regular file first.";
     FileChanged: Format, "The file was cut or changed after it was opened.",
         "Open the checkpoint again once the writer is done.";
+    RemoteScheme: Value, "The scheme of the URL is not allowed.",
+        "Name it with remote=, or pass an object that is read by ranges.";
+    RemoteUnavailable: Unsupported, "The package that reads such URLs is not installed.",
+        "Install it, or download the file and open its path.";
+    RemoteFolder: Unsupported, "The URL is a folder.",
+        "Open one of its files, or download the folder.";
+    RemoteSize: Io, "The store does not say how long the object is.",
+        "Download the file and open its path.";
+    RemoteRange: Io, "The store returned something else than the range that it was asked for.",
+        "The server may not support ranges: download the file and open its path.";
     Truncated: Format, "The data is shorter than it states.",
         "The download or copy is probably incomplete: fetch the file again.";
     UnknownFormat: Format, "The content is not in a checkpoint format that rustload knows.",

@@ -12,6 +12,9 @@ use crate::parallel;
 /// The most blocks that are kept; the one that was read first is dropped first.
 const BLOCKS_MAX: usize = 64;
 
+/// The most bytes of one block that is asked for ahead.
+const PREFETCH_MAX_BYTES: u64 = 16 << 20;
+
 /// How often a lock that another thread holds is tried. It is held to find or add a block, never while one is read.
 const LOCK_TRIES: u32 = 10_000;
 
@@ -94,6 +97,15 @@ impl ReadRanges for BlockCache {
         self.backing.read_ranges(ranges)
     }
 
+    fn prefetch(&self, offset: u64, len: u64) -> Result<()> {
+        let len = len.min(self.backing.len().saturating_sub(offset));
+        // What fits into a block is read by one request anyway.
+        if len <= self.block || len > PREFETCH_MAX_BYTES || self.find(offset, to_usize(len)).is_some() {
+            return Ok(());
+        }
+        self.fetch(offset, to_usize(len)).map(drop)
+    }
+
     fn access(&self) -> Access {
         self.backing.access()
     }
@@ -169,6 +181,19 @@ mod tests {
             check(&source, 5, 64 << 10);
         }
         assert_eq!(counting.requests.load(Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn a_prefetched_range_is_one_request_for_all_reads_in_it() {
+        let (counting, source) = counting(10 << 20);
+        source.prefetch(1000, 1 << 20).unwrap();
+        check(&source, 1000, 1 << 20);
+        check(&source, 1 << 20, 900);
+        assert_eq!(counting.requests.load(Ordering::Relaxed), 1);
+        source.prefetch(2 << 20, 100).unwrap();
+        source.prefetch(u64::MAX, u64::MAX).unwrap();
+        source.prefetch(0, PREFETCH_MAX_BYTES + 1).unwrap();
+        assert_eq!(counting.requests.load(Ordering::Relaxed), 2, "of the last, the source has fewer bytes");
     }
 
     #[test]

@@ -80,6 +80,12 @@ pub trait ReadRanges: Send + Sync {
         None
     }
 
+    /// Keeps these bytes for small reads that follow, if requests are expensive and a cache is in front.
+    #[doc(hidden)]
+    fn prefetch(&self, _offset: u64, _len: u64) -> Result<()> {
+        Ok(())
+    }
+
     /// The local file behind it, which can be mapped and read with `O_DIRECT`.
     #[doc(hidden)]
     fn as_file(&self) -> Option<&LocalFile> {

@@ -175,6 +175,13 @@ impl Source {
         self.backing.read_at(range.start(), out).map_err(|error| self.locate_error(error))
     }
 
+    /// Keeps up to `len` bytes at `offset` of the window for reads that follow, where requests are expensive. The part outside of the
+    /// window is left out.
+    pub fn prefetch(&self, offset: u64, len: u64) -> Result<()> {
+        let len = len.min(self.len().saturating_sub(offset));
+        self.backing.prefetch(self.file_offset(offset), len).map_err(|error| self.locate_error(error))
+    }
+
     /// Reads several ranges of the window in one call. See [`ReadRanges::read_ranges`].
     pub fn read_ranges(&self, ranges: &mut [RangeRead<'_>]) -> Result<()> {
         for range in ranges.iter_mut() {

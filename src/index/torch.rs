@@ -23,6 +23,9 @@ pub(super) fn read(archive: Archive, options: &Options) -> Result<Index> {
     let archive = Arc::new(archive);
     let root = root(&archive)?;
     let mut notes = Vec::new();
+    if let Some(position) = archive.find(&format!("{root}data.pkl")) {
+        archive.prefetch(position, options.limits.pickle_bytes)?;
+    }
     check_version(&archive, &root)?;
     let big_endian = is_big_endian(&archive, &root)?;
     let is_script = archive.find(&format!("{root}constants.pkl")).is_some();

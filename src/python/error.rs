@@ -2,12 +2,12 @@
 
 use std::io;
 
-use pyo3::exceptions::PyException;
+use pyo3::exceptions::{PyBaseException, PyException};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::advice;
-use crate::error::{Error, Subject};
+use crate::error::{Code, Error, Subject};
 
 impl From<Error> for PyErr {
     fn from(error: Error) -> PyErr {
@@ -43,10 +43,19 @@ fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
         // KeyboardInterrupt and the like are passed on as they are.
         return Ok(cause.clone_ref(py));
     }
+    if let Some(cause) = cause.filter(|cause| is_ours(cause.value(py))) {
+        return Ok(cause.clone_ref(py));
+    }
     let exception = py.import("rustload.errors")?.getattr("_from_core")?.call((), Some(&fields))?;
     let exception = PyErr::from_value(exception);
     if let Some(cause) = cause {
         exception.set_cause(py, Some(cause.clone_ref(py)));
     }
     Ok(exception)
+}
+
+/// Whether it has a code of the catalogue: an exception that rustload's own Python code made, in a source that it wrote.
+fn is_ours(exception: &Bound<'_, PyBaseException>) -> bool {
+    let code = exception.getattr("code").and_then(|code| code.extract::<String>());
+    code.is_ok_and(|code| Code::ALL.iter().any(|known| known.as_str() == code))
 }

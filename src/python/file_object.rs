@@ -27,6 +27,10 @@ pub(super) struct FileObject {
     object: Py<PyAny>,
     len: u64,
     name: Option<String>,
+    /// The object's `identity`, if it has one.
+    identity: Option<String>,
+    /// Whether it has `check_unchanged`, which is asked in place of the size.
+    has_check: bool,
     /// Whether it has `read_ranges`, which reads without moving a position.
     has_ranges: bool,
     /// Held over `seek` and `read`. It is tried with the interpreter attached and never waited for, so that the thread that holds it can
@@ -54,11 +58,18 @@ impl FileObject {
                 object.call_method0("tell")?.extract::<u64>()
             })?,
         };
+        let identity = match object.getattr_opt("identity")? {
+            Some(identity) if has_ranges => identity.extract::<Option<String>>().unwrap_or_default(),
+            _ => None,
+        };
+        let has_check = has_ranges && object.hasattr("check_unchanged")?;
         let position = Mutex::new(());
         let file = FileObject {
             object: object.clone().unbind(),
             len,
             name,
+            identity,
+            has_check,
             has_ranges,
             position,
             process: process::id(),
@@ -157,6 +168,10 @@ impl ReadRanges for FileObject {
     }
 
     fn check_unchanged(&self) -> Result<()> {
+        if self.has_check {
+            let checked = Python::attach(|py| self.object.bind(py).call_method0("check_unchanged").map(drop));
+            return checked.map_err(|error| self.failed(error));
+        }
         let len = if self.has_ranges {
             let size = Python::attach(|py| self.object.bind(py).getattr("size")?.extract::<u64>());
             size.map_err(|error| self.failed(error))?
@@ -175,6 +190,10 @@ impl ReadRanges for FileObject {
 
     fn name(&self) -> Option<&str> {
         self.name.as_deref()
+    }
+
+    fn identity(&self) -> Option<String> {
+        self.identity.clone()
     }
 }
 

@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 PAGE = Path(__file__).with_name("error_texts.txt")
 
 ELSEWHERE = {
+    "RemoteFolder": "tests/python/test_remote.py",  # these take a store or a server
+    "RemoteRange": "tests/python/test_remote.py",
+    "RemoteScheme": "tests/python/test_remote.py",
+    "RemoteSize": "tests/python/test_remote.py",
+    "RemoteUnavailable": "tests/python/test_remote.py",
     "Forked": "tests/python/test_stream.py",  # it takes a forked child
     "Cancelled": "tests/rust/materialize.rs",  # Python raises its own KeyboardInterrupt
     "InternalError": "tests/rust/panics.rs",  # no input triggers one

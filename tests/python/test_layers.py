@@ -22,10 +22,21 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "diffusers": ("transformers", "torch", "_frameworks", "_checkpoint", "_common"),
     "peft": ("torch", "_frameworks", "_checkpoint", "_common"),
     "transformers": ("torch", "_frameworks", "_common", "_checkpoint"),
-    "torch": ("_safe_open", "_save", "_checkpoint", "_tensor", "_frameworks", "_cuda", "_html", "_common"),
+    "torch": (
+        "_safe_open",
+        "_remote",
+        "_save",
+        "_checkpoint",
+        "_tensor",
+        "_frameworks",
+        "_cuda",
+        "_html",
+        "_common",
+    ),
     "jax": ("_checkpoint", "_tensor", "_frameworks", "_common"),
+    "remote": ("_remote", "_common"),
     # It prints what the public functions return.
-    "_cli": ("rustload", "_diff", "_scan", "_common"),
+    "_cli": ("rustload", "_diff", "_scan", "_remote", "_common"),
     # `rustload/__init__.py`: the public names.
     "rustload": (
         "_safe_open",
@@ -39,17 +50,19 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_common",
     ),
     "_diff": ("_checkpoint", "_tensor", "_common"),
-    "_save": ("_checkpoint", "_tensor", "_frameworks", "_html", "_common"),
-    "_safe_open": ("_checkpoint", "_tensor", "_frameworks", "_common"),
-    "_checkpoint": ("_tensor", "_frameworks", "_cuda", "_html", "_common"),
+    "_save": ("_checkpoint", "_tensor", "_frameworks", "_html", "_remote", "_common"),
+    "_safe_open": ("_remote", "_checkpoint", "_tensor", "_frameworks", "_common"),
+    "_checkpoint": ("_tensor", "_frameworks", "_cuda", "_html", "_remote", "_common"),
     "_tensor": ("_frameworks", "_cuda", "_html", "_common"),
     # Converts a tensor or buffer of the extension into a framework's tensor, without handles.
     "_frameworks": ("_cuda", "_common"),
     # Independent of the frameworks.
     "_cuda": ("_common",),
-    "_scan": ("_html", "_common"),
+    "_scan": ("_html", "_remote", "_common"),
     # What notebooks show: of numbers and names, without handles.
     "_html": ("_common",),
+    # Sources of bytes in stores.
+    "_remote": ("_common",),
     "_common": (),
     "errors": (),
 }

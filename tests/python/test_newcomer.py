@@ -70,11 +70,9 @@ def test_a_dict_or_a_checkpoint_as_a_path_is_a_type_error(save):
             rustload.open(given)
 
 
-def test_the_error_for_a_url_quotes_it_unchanged():
-    with pytest.raises(FileNotFoundError) as caught:
-        rustload.open("https://example.org/x/y.bin")
-    assert caught.value.filename == "https://example.org/x/y.bin"
-    assert "rustload downloads nothing" in caught.value.__notes__[0]
+def test_the_error_for_a_url_that_is_not_allowed_quotes_it():
+    with pytest.raises(ValueError, match=r"https://example\.org/x/y\.bin: the scheme 'https' is not allowed"):
+        rustload.open("https://example.org/x/y.bin", remote=())
 
 
 def test_limits_as_a_dict_are_a_type_error(save):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from rustload import _rustload
 from rustload._checkpoint.checkpoint import Checkpoint
@@ -19,12 +19,13 @@ from rustload._common.paths import (
     path_list,
 )
 from rustload._frameworks import adapters
+from rustload._remote.resolve import remote_source
+from rustload._remote.urls import DEFAULT_SCHEMES
 from rustload.errors import _make
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Mapping
     from io import BytesIO
-    from typing import Any
 
 __all__ = ["open", "opened"]
 
@@ -41,6 +42,8 @@ def open(
     compat: bool = False,
     trailing: Literal["error", "ignore"] = "error",
     io: Literal["auto", "buffered", "direct"] = "auto",
+    storage_options: Mapping[str, Any] | None = None,
+    remote: Collection[str] = DEFAULT_SCHEMES,
 ) -> Checkpoint:
     """Opens a checkpoint by reading its metadata; nothing that the file names is imported, called or built.
 
@@ -50,7 +53,9 @@ def open(
             Or an open binary file, whose content is the checkpoint whatever its position: a file on disk is opened again by its
             path; any other object that can seek is read by `seek` and `read` when tensors are, by one thread at a time, and stays
             in use as long as the checkpoint. Pipes and decompressors (gzip) are read into memory first. An object with `size` and
-            `read_ranges` (`rustload.Ranges`) is read by ranges, from several threads.
+            `read_ranges` (`rustload.Ranges`) is read by ranges, from several threads, and so is a file of fsspec that is not on
+            disk. Or the URL of a file (`"hf://org/model/model.safetensors"`, `"s3://bucket/key"`), which fsspec reads: see
+            docs/remote.md.
         framework: The framework of results: `"torch"`, `"numpy"`, `"jax"`, `"cupy"` or `"dlpack"`; safetensors' names `"pt"`,
             `"np"` and `"flax"` mean the first three. None: torch if it is installed, else NumPy, else plain buffers; chosen at
             the first `materialize`.
@@ -65,17 +70,20 @@ def open(
             `"auto"`: direct for a file on a local disk that is not in the page cache and larger than half of the free memory,
             buffered otherwise; on network file systems, tensors are read rather than viewed unless `copy=False`.
             `rustload doctor` shows the choice.
+        storage_options: What fsspec makes the file system of a URL with, credentials for example. No message shows them.
+        remote: The schemes of URLs that are allowed; `()` for none. The default is all that are encrypted, and `memory`.
 
     Returns:
         The checkpoint, a mapping from names to lazy tensors.
 
     Raises:
         FormatError: The file is not a checkpoint, or is damaged.
-        UnsupportedError: The format of the file is not supported yet.
+        UnsupportedError: The format of the file is not supported yet, the URL is a folder, or the package for it is missing.
         DisallowedError: The pickle names an unknown class or function, and `unknown="error"`.
         LimitError: The file exceeds a limit; or a pipe's content, half of the available memory.
         OSError: The file cannot be read.
         TypeError: `path` is neither a path, bytes nor an open binary file that can seek.
+        ValueError: The scheme of the URL is not in `remote`, or another argument has an unknown value.
     """
     chosen = None if framework is None else adapters.framework_name(framework)
     if io not in ("auto", "buffered", "direct"):
@@ -83,6 +91,7 @@ def open(
     if limits is not None and not isinstance(limits, Limits):
         raise _make("Type", "Type", f"limits= is a rustload.Limits, not {limits!r}")
     given = {} if limits is None else limits._to_core()
+    path = remote_source(path, storage_options=storage_options, remote=remote)
     data = file_bytes(path)
     file: FileObject | None = None
     if data is None and is_file_object(path):

@@ -15,6 +15,7 @@ from rustload._common import tree
 from rustload._common.columns import columns_of, pad
 from rustload._common.sizes import format_bytes
 from rustload._common.terminal import BAR_COLUMNS, Page, count, print_json
+from rustload._remote.urls import is_url, name_of
 from rustload.errors import RustloadError
 
 if TYPE_CHECKING:
@@ -67,9 +68,11 @@ def run(paths: Sequence[str], *, json: bool, color: str, view: View) -> int:
     found: list[dict[str, Any]] = []
     code = 0
     page = Page(sys.stdout, color)
-    for position, path in enumerate(paths):
+    for position, given in enumerate(paths):
+        # The URL as it was given may have secrets.
+        path = name_of(given) if is_url(given) else given
         try:
-            report = describe(path, view.pattern)
+            report = describe(given, view.pattern)
         except (RustloadError, OSError, ValueError, MemoryError) as error:
             code = READ_FAILED
             report = {"path": path, "error": report_error(error)}
@@ -96,6 +99,7 @@ def describe(path: str, pattern: str | None = None) -> dict[str, Any]:
         TensorNotFoundError: The pattern is a name, and no tensor has it.
     """
     with rustload.open(path) as checkpoint:
+        path = name_of(path) if is_url(path) else path
         chosen = checkpoint if pattern is None else _selected(checkpoint, path, pattern)
         described = []
         dtypes: dict[str, dict[str, int]] = {}

@@ -12,6 +12,8 @@ from rustload._cli.exit_codes import GATE_FAILED, READ_FAILED, USAGE
 from rustload._cli.report_error import report_error
 from rustload._common.sizes import format_bytes
 from rustload._common.terminal import Page, count, print_json
+from rustload._remote.resolve import remote_source
+from rustload._remote.urls import is_url, name_of
 from rustload._scan.gate import Gate
 from rustload._scan.scan import merged, report_on
 from rustload._scan.text import show
@@ -46,9 +48,9 @@ def run(paths: Sequence[str], *, policy: Policy | None = None, json: bool, quiet
         return USAGE
     for path in paths:
         try:
-            part = _standard_input(gate.allow) if path in STANDARD_INPUT else report_on(path, {}, gate.allow)
+            part = _report(path, gate.allow)
         except (RustloadError, OSError, ValueError, MemoryError) as error:
-            part = _failed(path, report_error(error))
+            part = _failed(name_of(path) if is_url(path) else path, report_error(error))
         if not part["files"]:
             _print_to_stderr(f"nothing to scan: {path} has no files")
         parts.append(part)
@@ -72,6 +74,10 @@ def run(paths: Sequence[str], *, policy: Policy | None = None, json: bool, quiet
     if statuses == {"skipped"}:
         _print_to_stderr("nothing was scanned: no file holds a pickle, as far as is known")
     return READ_FAILED if "unreadable" in statuses or "scanned" not in statuses else 0
+
+
+def _report(path: str, allow: Sequence[str]) -> dict[str, Any]:
+    return _standard_input(allow) if path in STANDARD_INPUT else report_on(remote_source(path), {}, allow)
 
 
 def _failed(path: str, error: dict[str, Any]) -> dict[str, Any]:

@@ -52,7 +52,12 @@ class BinaryFile(Protocol):
 class Ranges(Protocol):
     """An object whose bytes are read by ranges, several in one call: an object in a store, a file behind a cache.
 
-    It may be called from several threads at once. It may also have `name: str`, which messages show.
+    It may be called from several threads at once. It may also have:
+
+    - `name: str`, which messages show
+    - `identity: str | None`, which other processes get for the same version of the same object and for nothing else
+    - `check_unchanged()`, which raises if the object is another one than at first. It is called after each batch of reads;
+      without it, `size` is read again.
     """
 
     @property

@@ -100,9 +100,7 @@ def _missing(given: str) -> BaseException:
     except OSError:
         near = None
     cached = hub_cache_folder(given)
-    if "://" in given:
-        error.add_note("rustload downloads nothing: download the file, then open it")
-    elif path.is_symlink():
+    if path.is_symlink():
         error.add_note(f"it is a symbolic link to {os.fsdecode(path.readlink())!r}, which does not exist")
     elif near:
         error.add_note(near)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from rustload._common.files import is_file_object
 from rustload._common.hub import hub_snapshot
 from rustload._common.paths import file_bytes, path_list
+from rustload._remote.resolve import remote_source
 from rustload.errors import _make
 
 __all__ = ["Checkpoints", "Source", "file_name_for", "find_checkpoints", "index_name", "shard_name"]
@@ -72,6 +73,7 @@ def find_checkpoints(given: Any) -> Checkpoints:
         FormatError: Shards are missing.
         TypeError: It is nothing that `rustload.open` takes.
     """
+    given = remote_source(given)
     if file_bytes(given) is not None or is_file_object(given):
         return Checkpoints(None, [Source("", given, "model")], is_file=True)
     paths = [hub_snapshot(path) for path in path_list(given)]

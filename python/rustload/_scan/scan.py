@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rustload import _rustload
 from rustload._common.files import FileObject, file_name, is_file_object, source_of
 from rustload._common.paths import path_list
+from rustload._remote.resolve import remote_source
+from rustload._remote.urls import DEFAULT_SCHEMES
 from rustload._scan.gate import Gate
 from rustload._scan.report import ScanReport
 from rustload._scan.verdict import ORDER
@@ -32,6 +34,8 @@ def scan(
     *,
     limits: Limits | None = None,
     policy: Policy | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    remote: Collection[str] = DEFAULT_SCHEMES,
 ) -> ScanReport:
     r"""Reports what unpickling a file would do. Nothing is run or imported.
 
@@ -46,10 +50,12 @@ def scan(
     Args:
         source: A file; a directory, of which all files are scanned; the content of a file (`bytes` are never a path here); an
             open binary file or an object with `read_ranges` (`rustload.Ranges`), which is scanned from its start whatever its
-            position; or a list of any of these.
+            position; the URL of a file, as for `rustload.open`; or a list of any of these.
         limits: Upper bounds on the memory and work of the scan; if one is exceeded, the report is not complete.
         policy: The names that are accepted, and what makes `report.passes` False; None accepts no name beyond those that
             rustload understands, and lets only inert files pass.
+        storage_options: What fsspec makes the file system of a URL with. No message shows them.
+        remote: The schemes of URLs that are allowed; `()` for none.
 
     Returns:
         The report. Its verdict is `"inert"` (only data, and all of it was scanned and understood), `"unknown"` (unknown classes
@@ -59,15 +65,25 @@ def scan(
     Raises:
         OSError: A path does not exist, a directory cannot be listed, or the baseline cannot be read.
         TypeError: `source` is none of the above.
-        ValueError: The baseline of the policy is not a report.
+        UnsupportedError: A URL is a folder, or the package for it is missing.
+        ValueError: The baseline of the policy is not a report, or the scheme of a URL is not in `remote`.
     """
     given = {} if limits is None else limits._to_core()
     gate = Gate(policy)
     single = (str, bytes, bytearray, memoryview, os.PathLike, io.IOBase)
-    if isinstance(source, single) or is_file_object(source) or not isinstance(source, Iterable):
-        parts = [report_on(source, given, gate.allow)]
+    if (
+        isinstance(source, single)
+        or hasattr(source, "fs")
+        or is_file_object(source)
+        or not isinstance(source, Iterable)
+    ):
+        sources = [source]
     else:
-        parts = [report_on(one, given, gate.allow) for one in source]
+        sources = list(source)
+    parts = [
+        report_on(remote_source(one, storage_options=storage_options, remote=remote), given, gate.allow)
+        for one in sources
+    ]
     report = merged(parts)
     gate.judge(report)
     return ScanReport._wrap(report)

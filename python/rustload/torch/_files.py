@@ -43,6 +43,8 @@ def is_archive(f: Any) -> bool:
             return file.read(4) == _ZIP
     if isinstance(f, (bytes, bytearray, memoryview)):
         return bytes(f[:4]) == _ZIP
+    if hasattr(f, "read_ranges"):
+        return f.size >= 4 and bytes(f.read_ranges([(0, 4)])[0]) == _ZIP
     start = f.tell()
     head = f.read(4)
     f.seek(start)
@@ -70,7 +72,7 @@ def opened(f: Any, limits: Mapping[str, int]) -> _rustload.Checkpoint:
         return _from_memory(bytes(f), "error", limits)
     # A legacy stream has its own end marker, and other data may follow it in the file, as in torch.
     trailing = "error" if is_archive(f) else "ignore"
-    start = f.tell()
+    start = f.tell() if hasattr(f, "tell") else 0
     if isinstance(f, io.BytesIO):
         return _from_memory(f.getvalue() if start == 0 else f.read(), trailing, limits)
     source = source_of(f, from_start=False)

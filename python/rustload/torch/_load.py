@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from rustload._remote.resolve import remote_source
 from rustload._safe_open.surface import safe_open
 from rustload.errors import UnsupportedError, _make
 from rustload.torch import _allowed, _files, _load_errors
@@ -52,8 +53,9 @@ def load(
     torch.Size([8, 8])
 
     Args:
-        f: A path, also of a folder or an index of shards, or a list of shards; a binary file that can seek; or the bytes of a
-            file. An open file is read from its current position.
+        f: A path, also of a folder or an index of shards, or a list of shards; a binary file that can seek; the bytes of a
+            file; or a URL or an object that is read by ranges, as for `rustload.open`. An open file is read from its current
+            position.
         map_location: The device of storages, in all forms of torch: None for the device that they were saved from, a device or
             its name, a dict from saved to new locations, or a callable `(storage, location)` that is called once per storage.
             With `"meta"`, no tensor data is read, and each storage has its offset in the file as `_checkpoint_offset`.
@@ -83,7 +85,9 @@ def load(
     """
     if unknown not in ("keep", "error"):
         raise _make("Value", "Value", f"unknown= is 'keep' or 'error', not {unknown!r}")
-    is_safetensors = _files.is_path(f) and os.fspath(f).endswith(".safetensors")  # type: ignore[arg-type]
+    f = remote_source(f)
+    name = f.name if hasattr(f, "read_ranges") else os.fspath(f) if _files.is_path(f) else ""  # type: ignore[arg-type,union-attr]
+    is_safetensors = str(name).endswith(".safetensors")
     _check_weights_only(weights_only=weights_only, pickle_module=pickle_module, unpickles=not is_safetensors)
     for name in pickle_load_args:
         if name != "encoding":
@@ -155,14 +159,15 @@ def _safetensors(f: Any, map_location: MapLocation) -> dict[str, torch.Tensor]:
             "Use a device string or torch.device instead."
         )
     device = "cpu" if map_location is None else str(map_location)
-    with safe_open(os.fspath(f), framework="pt", device=device) as file:
+    with safe_open(f if hasattr(f, "read_ranges") else os.fspath(f), framework="pt", device=device) as file:
         return file.get_tensors()
 
 
 def _load_pickled(
     f: Any, map_location: MapLocation, *, mmap: bool, strict: bool, limits: Limits | None
 ) -> Any:
-    if not _files.are_paths(f) and not isinstance(f, (bytes, bytearray, memoryview)):
+    is_read_at_once = isinstance(f, (bytes, bytearray, memoryview)) or hasattr(f, "read_ranges")
+    if not _files.are_paths(f) and not is_read_at_once:
         f = _files.seekable(f)
     start = f.tell() if hasattr(f, "tell") else None
     if mmap and not _files.is_archive(f):

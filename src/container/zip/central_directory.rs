@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::eocd::Eocd;
-use super::{recode, structure};
+use super::{NEIGHBOURS_BYTES, recode, structure};
 use crate::bytes::{Cursor, Region, Source};
 use crate::error::{Code, Error, Result};
 use crate::limits::Limits;
@@ -99,6 +99,9 @@ pub(super) fn read(source: &Source, end: Eocd, limits: &Limits) -> Result<Member
             format!("{entries} members are stated, the central directory has {} byte(s)", directory.len());
         return Err(structure(text).at(directory.start()));
     }
+    // The last members are small ones that are read on opening.
+    let before = directory.start().min(NEIGHBOURS_BYTES);
+    source.prefetch(directory.start().saturating_sub(before), directory.len().saturating_add(before))?;
     let bytes = source.read_vec(directory.start(), directory.len())?;
     let mut cursor = Cursor::new(&bytes, directory.start());
     let capacity = usize::try_from(entries).unwrap_or(0);

@@ -56,6 +56,9 @@ pub struct Archive {
 /// Bytes per read when a checksum is verified, and per read of neighbouring members' headers.
 const VERIFY_CHUNK_BYTES: u64 = 1 << 20;
 
+/// Bytes beside what is prefetched, in which torch's writer has its small members.
+const NEIGHBOURS_BYTES: u64 = 4 << 10;
+
 /// Members up to this size are verified together with their neighbours, with one read.
 const BATCHED_MEMBER_MAX_BYTES: u64 = 128 << 10;
 
@@ -159,6 +162,16 @@ impl Archive {
             if let Ok(region) = local_header::verify(read, member) {
                 slot.store(region.start().saturating_add(1), Ordering::Relaxed);
             }
+        }
+    }
+
+    /// Has a member of up to `limit` bytes, its header and a few KiB after it read by one request, where requests are expensive.
+    pub fn prefetch(&self, index: usize, limit: u64) -> Result<()> {
+        let member = self.member(index)?;
+        let len = member.compressed_size();
+        match len <= limit {
+            true => self.source.prefetch(member.header_offset, len.saturating_add(2 * NEIGHBOURS_BYTES)),
+            false => Ok(()),
         }
     }
 

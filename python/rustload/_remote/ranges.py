@@ -1,0 +1,117 @@
+"""What the sources have in common: they check what they got, and their errors show no secrets."""
+
+from __future__ import annotations
+
+import errno
+import os
+from abc import ABC, abstractmethod
+from typing import Any
+
+from rustload._remote.urls import name_of
+from rustload.errors import RustloadError, _make
+
+__all__ = ["ObjectRanges", "changed", "failed", "wrong_length"]
+
+
+_CODES = ("RemoteRange", "RemoteSize")
+"""The codes of rustload's own errors here that are no `RustloadError`."""
+
+
+class ObjectRanges(ABC):
+    """An object in a store, as `rustload.Ranges`.
+
+    Attributes:
+        name: Its URL without secrets.
+        size: The number of bytes.
+        identity: The name and the version; None if the store has no versions.
+    """
+
+    __slots__ = ("identity", "name", "size")
+
+    name: str
+    size: int
+    identity: str | None
+
+    def __repr__(self) -> str:
+        """The name and the size."""
+        return f"<{type(self).__name__} {self.name!r}, {self.size} bytes>"
+
+    def read_ranges(self, ranges: list[tuple[int, int]], /) -> list[Any]:
+        """The bytes of each range, which is a pair of offset and length.
+
+        Raises:
+            FormatError: The object is another one than at first.
+            OSError: It cannot be read.
+        """
+        found, error = self._try(lambda: self._fetch(ranges))
+        if error is not None:
+            raise error
+        for (offset, length), part in zip(ranges, found, strict=True):
+            if memoryview(part).nbytes != length:
+                raise wrong_length(self.name, offset, length, memoryview(part).nbytes)
+        return list(found)
+
+    def check_unchanged(self) -> None:
+        """Asks the store whether it is still the same version.
+
+        Raises:
+            FormatError: It is not.
+            OSError: The store cannot be asked.
+        """
+        same, error = self._try(self._is_same)
+        if error is not None:
+            raise error
+        if not same:
+            raise changed(self.name)
+
+    def _try(self, call: Any) -> tuple[Any, BaseException | None]:
+        """The result of `call`, or the error to raise outside of the handler, so that it has no context with secrets."""
+        try:
+            return call(), None
+        except Exception as error:  # noqa: BLE001  # stores raise anything
+            return None, failed(self.name, error)
+
+    @abstractmethod
+    def _fetch(self, ranges: list[tuple[int, int]]) -> list[Any]:
+        """The bytes of each range."""
+
+    @abstractmethod
+    def _is_same(self) -> bool:
+        """Whether the object is the one that was opened."""
+
+
+def changed(name: str) -> BaseException:
+    """The error for an object that is another one than at first."""
+    return _make("Format", "FileChanged", f"{name}: the object was replaced after it was opened")
+
+
+def wrong_length(name: str, offset: int, wanted: int, found: int) -> BaseException:
+    """The error for an answer of another length than asked for."""
+    return _make("Io", "RemoteRange", f"{name}: {found} byte(s) came for {wanted} at {offset}")
+
+
+def failed(name: str, error: Exception) -> BaseException:
+    """The error for an exception of the store. Its text may show a URL with a signature, so only its class is repeated."""
+    if isinstance(error, RustloadError) or (
+        type(error) is OSError and getattr(error, "code", None) in _CODES
+    ):
+        return error
+    cause = error.__cause__
+    # fsspec raises FileNotFoundError whatever a web server answered.
+    is_other = isinstance(cause, TimeoutError) or getattr(cause, "status", 404) not in (404, 410)
+    if isinstance(error, FileNotFoundError) and isinstance(cause, Exception) and is_other:
+        error = cause
+    if isinstance(error, FileNotFoundError):
+        made: Any = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name_of(name))
+    elif isinstance(error, PermissionError):
+        made = PermissionError(errno.EACCES, os.strerror(errno.EACCES), name_of(name))
+    else:
+        status = getattr(error, "status", None) or getattr(
+            getattr(error, "response", None), "status_code", None
+        )
+        text = f"{type(error).__name__}, status {status}" if isinstance(status, int) else type(error).__name__
+        if isinstance(error, TimeoutError):
+            text = f"the store did not answer in time ({type(error).__name__})"
+        return _make("Io", "Io", f"{name}: {text}")
+    made.code = "Io"
+    return made  # type: ignore[no-any-return]

@@ -1,0 +1,97 @@
+"""URLs of objects: which schemes are taken, the package of each, and the name that messages show."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from rustload.errors import _make, _printable
+
+__all__ = ["DEFAULT_SCHEMES", "PACKAGES", "check_options", "check_scheme", "is_url", "name_of", "unavailable"]
+
+DEFAULT_SCHEMES = frozenset({"abfs", "az", "gcs", "gs", "hf", "https", "memory", "s3"})
+"""What `remote=` allows by default; `http` has no encryption, so it must be named."""
+
+PACKAGES = {
+    "abfs": "adlfs",
+    "az": "adlfs",
+    "gcs": "gcsfs",
+    "gs": "gcsfs",
+    "hf": "huggingface_hub",
+    "http": "fsspec[http]",
+    "https": "fsspec[http]",
+    "memory": "fsspec",
+    "s3": "s3fs",
+}
+"""The package to install for each scheme."""
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*(?:::[A-Za-z][A-Za-z0-9+.\-]*)*)://")
+
+
+def is_url(given: object) -> bool:
+    """Whether it is a `str` with a scheme. Objects of `pathlib` are paths."""
+    return isinstance(given, str) and _URL.match(given) is not None
+
+
+def check_scheme(url: str, remote: Collection[str]) -> str:
+    """The scheme of a URL.
+
+    Args:
+        url: A URL.
+        remote: The schemes that are allowed.
+
+    Raises:
+        TypeError: `remote` is no collection of schemes.
+        ValueError: The scheme is not allowed, or the URL is chained.
+    """
+    if isinstance(remote, (str, Mapping)) or not isinstance(remote, Collection):
+        raise _make("Type", "Type", f"remote= is a collection of schemes, such as ('https',), not {remote!r}")
+    found = _URL.match(url)
+    scheme = found[1].lower() if found else ""
+    if "::" in url:
+        note = "open it with fsspec.open(...), and pass what that returns"
+        raise _make("Value", "RemoteScheme", f"{name_of(url)}: chained URLs are not taken", note)
+    if scheme in remote:
+        return scheme
+    if scheme == "file":
+        note = "pass the path without file://"
+    elif scheme in PACKAGES:
+        note = f"pass remote=({scheme!r},) to allow it"
+    else:
+        note = f"known are {', '.join(sorted(PACKAGES))}; for others pass rustload.remote.fsspec(url)"
+    raise _make("Value", "RemoteScheme", f"{name_of(url)}: the scheme {scheme!r} is not allowed", note)
+
+
+def name_of(url: str) -> str:
+    """The URL without user information, query and fragment, which may be secrets."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return _printable(re.split(r"[?#]", url, maxsplit=1)[0])
+    host, slash, path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
+    # What follows the host is a port or, in a malformed URL, the rest of a password.
+    host = re.sub(r":(?!\d{1,5}$)[^\]]*$", "", host.rpartition("@")[2])
+    return _printable(f"{scheme}://{host}{slash}{path}")
+
+
+def unavailable(scheme: str) -> BaseException:
+    """The error for a scheme whose package is not installed."""
+    package = PACKAGES.get(scheme)
+    note = f"pip install {package!r}" if package and "[" in package else f"pip install {package or 'fsspec'}"
+    what = f"{scheme}:// needs {package}" if package else f"fsspec has no file system for {scheme}://"
+    return _make(
+        "Unsupported", "RemoteUnavailable", f"{what}, which is not installed" if package else what, note
+    )
+
+
+def check_options(given: Any) -> dict[str, Any]:
+    """The storage options as a dict. They may hold secrets, so that no message shows them.
+
+    Raises:
+        TypeError: They are no mapping.
+    """
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise _make("Type", "Type", f"storage_options= is a mapping, not a {type(given).__name__}")
+    return dict(given)

@@ -1,0 +1,51 @@
+"""Objects in stores as `rustload.Ranges`, which `open`, `scan`, `safe_open`, `convert` and `rustload.torch` take.
+
+rustload has no network code: fsspec, or obstore, sends the requests.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rustload._common.files import Ranges
+
+__all__ = ["fsspec", "obstore"]
+
+
+def fsspec(url: str, **storage_options: Any) -> Ranges:
+    """The object at a URL, read through a file system of fsspec; any scheme that fsspec knows is allowed.
+
+    Args:
+        url: Its URL. Messages show it without user information, query and fragment.
+        **storage_options: What fsspec makes the file system with. No message shows them.
+
+    Raises:
+        OSError: It does not exist, cannot be read, or has no known size.
+        UnsupportedError: A package is not installed, or the URL is a folder.
+        ValueError: It is no URL.
+    """
+    from rustload._remote.resolve import remote_source
+    from rustload._remote.urls import is_url
+    from rustload.errors import _make
+
+    if not is_url(url):
+        raise _make("Value", "RemoteScheme", "the URL has no scheme", "pass a str such as 's3://bucket/key'")
+    scheme = url.partition("://")[0].lower()
+    return remote_source(url, storage_options=storage_options, remote=(scheme,))  # type: ignore[no-any-return]
+
+
+def obstore(store: Any, path: str) -> Ranges:
+    """The object at `path` of a store of obstore.
+
+    Args:
+        store: Any store of `obstore.store`.
+        path: The object's path in the store.
+
+    Raises:
+        OSError: It does not exist, or cannot be read.
+        UnsupportedError: obstore is not installed.
+    """
+    from rustload._remote.obstore_ranges import from_store
+
+    return from_store(store, path)

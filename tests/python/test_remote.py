@@ -1,0 +1,417 @@
+"""Checkpoints behind URLs and in stores: what is requested, what is said, and what faults become.
+
+The servers are on the loopback interface.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import json
+import random
+import re
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import rustload
+import rustload.remote
+import rustload.torch
+from rustload._cli import command
+from rustload._remote.urls import name_of
+
+fsspec = pytest.importorskip("fsspec")
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+SECRET = "s3cr3t"
+HTTP = ("http",)
+
+
+class Server:
+    """A web server with one file, which counts requests and bytes, and fails where it is told to.
+
+    Attributes:
+        data: The file.
+        etag: Its version.
+        requests: The method, offset and length of each request.
+        fault: What to do in place of the right answer for the request of this number; None answers right.
+        delay: Seconds before each answer.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.etag = data, '"one"'
+        self.requests: list[tuple[str, int, int]] = []
+        self.fault: Callable[[int], str | None] = lambda _: None
+        self.delay = 0.0
+        self.lock = threading.Lock()
+        owner = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *args: Any) -> None: ...
+
+            def do_HEAD(self) -> None:
+                owner.answer(self, body=False)
+
+            def do_GET(self) -> None:
+                owner.answer(self, body=True)
+
+        class Quiet(ThreadingHTTPServer):
+            daemon_threads = True
+
+            def handle_error(self, *args: Any) -> None: ...
+
+        self.server = Quiet(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/model.bin"
+
+    def answer(self, handler: BaseHTTPRequestHandler, *, body: bool) -> None:
+        found = re.fullmatch(r"bytes=(\d+)-(\d+)", handler.headers.get("Range", ""))
+        start, end = (int(found[1]), int(found[2]) + 1) if found else (0, len(self.data))
+        with self.lock:
+            number = len(self.requests)
+            self.requests.append((handler.command, start, end - start if body else 0))
+        fault = self.fault(number)
+        time.sleep(self.delay)
+        status, part, etag = (206 if found else 200), self.data[start:end], self.etag
+        stated = (start, end - 1, len(self.data))
+        if fault == "500":
+            status, part = 500, b"no"
+        elif fault == "200":
+            status, part = 200, self.data
+        elif fault == "short":
+            part = part[:-1]
+        elif fault == "long":
+            part += b"x"
+        elif fault == "moved":
+            stated = (start + 1, end, len(self.data))
+        elif fault == "etag":
+            etag = '"two"'
+        elif fault == "closed":
+            handler.close_connection = True
+            return
+        elif fault == "hangs":
+            time.sleep(2)
+            handler.close_connection = True
+            return
+        handler.send_response(status)
+        if fault != "no size":
+            handler.send_header("Content-Length", str(len(part)))
+        if status == 206:
+            handler.send_header("Content-Range", f"bytes {stated[0]}-{stated[1]}/{stated[2]}")
+        handler.send_header("ETag", etag)
+        handler.end_headers()
+        if body:
+            with contextlib.suppress(OSError):
+                handler.wfile.write(part)
+        if fault:
+            handler.close_connection = True
+
+
+@pytest.fixture(scope="module")
+def tensors() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    return {f"layers.{number}.weight": torch.randn(32, 128, generator=generator) for number in range(300)}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, torch.Tensor]) -> Path:
+    path = tmp_path_factory.mktemp("model") / "model.bin"
+    torch.save(tensors, path)
+    return path
+
+
+@pytest.fixture
+def server(model: Path) -> Iterator[Server]:
+    pytest.importorskip("aiohttp")
+    made = Server(model.read_bytes())
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+@pytest.fixture
+def memory(model: Path) -> Iterator[Any]:
+    fs = fsspec.filesystem("memory")
+    fs.pipe("/bucket/model.bin", model.read_bytes())
+    yield fs
+    fs.rm("/bucket", recursive=True)
+
+
+def metadata_bytes(path: Path) -> int:
+    """The bytes of data.pkl, and of the directory of an archive."""
+    import zipfile
+
+    with zipfile.ZipFile(path) as archive:
+        pickle = next(one for one in archive.infolist() if one.filename.endswith("data.pkl"))
+        return pickle.file_size + path.stat().st_size - archive.start_dir
+
+
+@pytest.mark.parametrize("count", [300, 20_000])
+def test_info_takes_at_most_5_requests_and_256_kib_beyond_the_metadata(
+    tmp_path: Path, server: Server, count: int
+) -> None:
+    path = tmp_path / "model.bin"
+    torch.save({f"layers.{number}.weight": torch.zeros(64) for number in range(count)}, path)
+    server.data = path.read_bytes()
+    assert len(rustload.open(server.url, remote=HTTP)) == count
+    assert len(server.requests) <= 5, server.requests
+    assert sum(length for _, _, length in server.requests) <= metadata_bytes(path) + (256 << 10)
+
+
+def test_a_slice_reads_its_bytes_and_64_kib_at_most(server: Server, tensors: dict[str, torch.Tensor]) -> None:
+    checkpoint = rustload.open(server.url, remote=HTTP)
+    server.requests.clear()
+    part = checkpoint["layers.150.weight"][4:9].materialize()
+    assert torch.equal(part, tensors["layers.150.weight"][4:9])
+    assert sum(length for _, _, length in server.requests) <= part.nbytes + (64 << 10)
+
+
+def test_every_verb_takes_a_source_of_a_web_server(
+    tmp_path: Path, server: Server, tensors: dict[str, torch.Tensor]
+) -> None:
+    source = rustload.remote.fsspec(server.url)
+    assert rustload.scan(source).verdict == "inert"
+    state = rustload.torch.load(source)
+    with rustload.safe_open(source, framework="pt") as file:
+        assert torch.equal(file.get_tensor("layers.3.weight"), tensors["layers.3.weight"])
+    rustload.convert(source, tmp_path / "model.safetensors")
+    converted = rustload.open(tmp_path / "model.safetensors").materialize()
+    assert state.keys() == converted.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert torch.equal(state[name], tensor)
+        assert torch.equal(converted[name], tensor)
+
+
+@pytest.mark.parametrize("kind", ["url", "open file", "file"])
+def test_urls_and_files_of_fsspec_are_taken(memory: Any, kind: str, tensors: dict[str, torch.Tensor]) -> None:
+    url = "memory://bucket/model.bin"
+    given = {"url": lambda: url, "open file": lambda: fsspec.open(url), "file": lambda: memory.open(url)}[
+        kind
+    ]()
+    loaded = rustload.open(given).materialize()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
+    assert rustload.scan(given).verdict == "inert"
+    if kind == "url":
+        assert rustload.torch.load(given).keys() == tensors.keys()
+        with rustload.safe_open(given, framework="np") as file:
+            assert np.array_equal(file.get_tensor("layers.0.weight"), tensors["layers.0.weight"].numpy())
+
+
+def test_a_local_file_of_fsspec_is_opened_by_its_path(model: Path) -> None:
+    checkpoint = rustload.open(fsspec.open(str(model)))
+    assert checkpoint.files == [str(model)]
+
+
+def test_a_safetensors_file_loads_from_a_url(
+    tmp_path: Path, memory: Any, tensors: dict[str, torch.Tensor]
+) -> None:
+    save_file(tensors, tmp_path / "model.safetensors")
+    memory.pipe("/bucket/model.safetensors", (tmp_path / "model.safetensors").read_bytes())
+    loaded = rustload.torch.load("memory://bucket/model.safetensors")
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
+
+
+def test_objects_of_obstore_are_taken(model: Path, tensors: dict[str, torch.Tensor]) -> None:
+    obstore = pytest.importorskip("obstore")
+    store = pytest.importorskip("obstore.store").MemoryStore()
+    obstore.put(store, "a/model.bin", model.read_bytes())
+    source = rustload.remote.obstore(store, "a/model.bin")
+    checkpoint = rustload.open(source)
+    assert torch.equal(checkpoint["layers.7.weight"].materialize(), tensors["layers.7.weight"])
+    assert all(torch.equal(value, tensors[name]) for name, value in checkpoint.materialize().items())
+    obstore.put(store, "a/model.bin", model.read_bytes())
+    with pytest.raises(rustload.FormatError) as caught:
+        checkpoint["layers.9.weight"].materialize()
+    assert caught.value.code == "FileChanged"
+    with pytest.raises(FileNotFoundError):
+        rustload.remote.obstore(store, "a/other.bin")
+
+
+@pytest.mark.usefixtures("memory")
+def test_a_view_of_a_remote_tensor_is_an_error() -> None:
+    with pytest.raises(BufferError):
+        rustload.open("memory://bucket/model.bin")["layers.0.weight"].materialize(copy=False)
+
+
+def test_schemes_that_are_not_allowed_are_errors_and_cause_no_request(server: Server) -> None:
+    for url, remote, note in [
+        (server.url, None, "remote=('http',)"),
+        ("file:///etc/hosts", None, "without file://"),
+        ("gopher://x/y", None, "known are"),
+        ("memory://bucket/model.bin", (), "remote=('memory',)"),
+        ("zip://a::memory://bucket/a.zip", None, "fsspec.open"),
+    ]:
+        for verb in (rustload.open, rustload.scan):
+            with pytest.raises(ValueError, match="not") as caught:
+                verb(url, **({} if remote is None else {"remote": remote}))
+            assert caught.value.code == "RemoteScheme"  # type: ignore[attr-defined]
+            assert note in caught.value.__notes__[0]
+    with pytest.raises(ValueError, match="in a list"):
+        rustload.open(["memory://bucket/model.bin"])
+    with pytest.raises(TypeError, match="remote="):
+        rustload.open("https://x/y", remote="https")
+    assert not server.requests
+
+
+def test_a_missing_package_is_named_with_its_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.partition(".")[0] in ("s3fs", "fsspec"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(rustload.UnsupportedError) as caught:
+        rustload.open("s3://bucket/model.bin")
+    assert caught.value.code == "RemoteUnavailable"
+    assert caught.value.__notes__ == ["pip install s3fs"]
+
+
+@pytest.mark.usefixtures("memory")
+def test_a_folder_is_an_error_that_names_its_checkpoints() -> None:
+    with pytest.raises(rustload.UnsupportedError) as caught:
+        rustload.open("memory://bucket")
+    assert caught.value.code == "RemoteFolder"
+    assert "model.bin" in caught.value.__notes__[0]
+
+
+def test_an_unknown_size_is_an_error(server: Server) -> None:
+    server.fault = lambda _: "no size"
+    with pytest.raises(OSError, match="how long") as caught:
+        rustload.open(server.url, remote=HTTP)
+    assert caught.value.code == "RemoteSize"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        ("200", "RemoteRange"),
+        ("moved", "RemoteRange"),
+        ("etag", "FileChanged"),
+        ("500", "Io"),
+        ("short", "RemoteRange"),
+        ("long", "RemoteRange"),
+    ],
+)
+def test_a_wrong_answer_is_a_typed_error(server: Server, fault: str, code: str) -> None:
+    checkpoint = rustload.open(server.url, remote=HTTP)
+    server.fault = lambda _: fault
+    with pytest.raises((OSError, rustload.FormatError)) as caught:
+        checkpoint["layers.200.weight"].materialize()
+    assert caught.value.code == code  # type: ignore[union-attr]
+
+
+def test_a_server_that_hangs_is_an_error(server: Server) -> None:
+    aiohttp = pytest.importorskip("aiohttp")
+    server.fault = lambda _: "hangs"
+    timeout = aiohttp.ClientTimeout(total=0.3)
+    with pytest.raises(OSError, match="did not answer in time"):
+        rustload.open(server.url, remote=HTTP, storage_options={"client_kwargs": {"timeout": timeout}})
+
+
+FAULTS = ("200", "500", "short", "long", "moved", "etag", "closed")
+
+
+def test_each_request_that_fails_once_gives_right_bytes_or_a_typed_error(
+    server: Server, tensors: dict[str, torch.Tensor]
+) -> None:
+    choice = random.Random(5)
+    codes: list[str] = []
+    for _ in range(60):
+        failing, fault = choice.randrange(8), choice.choice(FAULTS)
+        server.requests.clear()
+        server.fault = lambda number, failing=failing, fault=fault: fault if number == failing else None  # type: ignore[misc]
+        name = f"layers.{choice.randrange(300)}.weight"
+        try:
+            part = rustload.open(server.url, remote=HTTP)[name].materialize()
+        except (OSError, rustload.FormatError) as error:
+            codes.append(error.code)  # type: ignore[union-attr]
+            continue
+        assert torch.equal(part, tensors[name])
+    assert 10 < len(codes) < 60
+    assert {*codes} <= {"Io", "RemoteRange", "RemoteSize", "FileChanged"}
+
+
+def test_no_secret_is_shown(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    import traceback
+
+    host = server.url.removeprefix("http://")
+    url = f"http://user:{SECRET}@{host}?token={SECRET}#{SECRET}"
+    assert name_of(url) == server.url
+    options = {"headers": {"X-Token": SECRET}}
+    checkpoint = rustload.open(url, remote=HTTP, storage_options=options)
+    source = rustload.remote.fsspec(url, **options)
+    shown = [repr(checkpoint), repr(source), str(source.identity), repr(checkpoint["layers.0.weight"])]  # type: ignore[attr-defined]
+    shown.append(rustload.scan(url, remote=HTTP, storage_options=options).to_json())
+    assert server.url in shown[0]
+    for fault in ("500", "200", "closed", "etag"):
+        server.fault = lambda _, fault=fault: fault  # type: ignore[misc]
+        for call in (
+            checkpoint["layers.200.weight"].materialize,
+            lambda: rustload.open(url, remote=HTTP, storage_options=options),
+        ):
+            with contextlib.suppress(rustload.RustloadError, OSError):
+                call()
+                continue
+            try:
+                call()
+            except (rustload.RustloadError, OSError) as error:
+                shown += traceback.format_exception(error)
+    for bad in (f"gopher://u:{SECRET}@h/p?{SECRET}", f"http://h:{SECRET}/?{SECRET}", f"s3://b/k?{SECRET}"):
+        try:
+            rustload.open(bad)
+        except (rustload.RustloadError, OSError, ValueError) as error:
+            shown += traceback.format_exception(error)
+    assert command.main(["info", "--json", url]) != 0
+    assert command.main(["scan", "--json", url]) != 0
+    captured = capsys.readouterr()
+    shown += [captured.out, captured.err]
+    # The tracebacks quote lines of this file, which names the variable and not the text.
+    assert SECRET not in "".join(shown)
+
+
+@pytest.mark.usefixtures("memory")
+def test_the_command_line_takes_urls(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tensors: dict[str, torch.Tensor]
+) -> None:
+    url = "memory://bucket/model.bin"
+    assert command.main(["info", "--json", url]) == 0
+    (described,) = json.loads(capsys.readouterr().out)["checkpoints"]
+    assert described["path"] == url
+    assert len(described["tensors"]) == len(tensors)
+    assert command.main(["scan", url]) == 0
+    out = tmp_path / "model.safetensors"
+    assert command.main(["convert", url, str(out)]) == 0
+    assert rustload.open(out).keys() == tensors.keys()
+
+
+def test_the_blocks_of_a_source_that_sleeps_are_read_at_once() -> None:
+    data = np.arange(24 << 20, dtype=np.uint8)
+    header = json.dumps({"w": {"dtype": "U8", "shape": [len(data)], "data_offsets": [0, len(data)]}}).encode()
+    whole = len(header).to_bytes(8, "little") + header + data.tobytes()
+
+    class Slow:
+        size, name = len(whole), "slow://"
+
+        def read_ranges(self, ranges: list[tuple[int, int]]) -> list[memoryview]:
+            time.sleep(0.1 * len(ranges))
+            return [memoryview(whole)[start : start + length] for start, length in ranges]
+
+    checkpoint = rustload.open(Slow(), framework="numpy")
+    begin = time.perf_counter()
+    found = checkpoint["w"].materialize()
+    took = time.perf_counter() - begin
+    assert np.array_equal(found, data)
+    assert took < 0.1 * 6 / 2, "its 6 blocks were not read at once"
