@@ -49,7 +49,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_cuda",
         "_common",
     ),
-    "_diff": ("_checkpoint", "_tensor", "_common"),
+    "_diff": ("_remote", "_checkpoint", "_tensor", "_common"),
     "_save": ("_checkpoint", "_tensor", "_frameworks", "_html", "_remote", "_common"),
     "_safe_open": ("_remote", "_checkpoint", "_tensor", "_frameworks", "_common"),
     "_checkpoint": ("_tensor", "_frameworks", "_cuda", "_html", "_remote", "_common"),

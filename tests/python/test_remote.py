@@ -415,3 +415,16 @@ def test_the_blocks_of_a_source_that_sleeps_are_read_at_once() -> None:
     took = time.perf_counter() - begin
     assert np.array_equal(found, data)
     assert took < 0.1 * 6 / 2, "its 6 blocks were not read at once"
+
+
+def test_diff_and_stats_name_a_url_without_its_secrets(
+    memory: Any, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The memory file system takes the query as a part of the name.
+    memory.pipe(f"/bucket/model.bin?{SECRET}", model.read_bytes())
+    url = f"memory://bucket/model.bin?{SECRET}"
+    assert command.main(["diff", url, str(model)]) == 0
+    assert command.main(["stats", "--json", url]) == 0
+    captured = capsys.readouterr()
+    assert "memory://bucket/model.bin" in captured.out
+    assert SECRET not in captured.out + captured.err

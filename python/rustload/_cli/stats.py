@@ -12,6 +12,7 @@ from rustload._cli.exit_codes import GATE_FAILED, READ_FAILED
 from rustload._cli.report_error import report_error
 from rustload._common.columns import columns_of, pad
 from rustload._common.terminal import Page, count, print_json
+from rustload._remote.urls import is_url, name_of
 from rustload.errors import RustloadError
 
 if TYPE_CHECKING:
@@ -36,10 +37,12 @@ def run(args: argparse.Namespace) -> int:
     documents: list[dict[str, Any]] = []
     code = failed = 0
     page = Page(sys.stdout, args.color)
-    for position, path in enumerate(args.paths):
+    for position, given in enumerate(args.paths):
+        # The URL as it was given may have secrets.
+        path = name_of(given) if is_url(given) else given
         document: dict[str, Any] = {"path": path}
         try:
-            with rustload.open(path) as checkpoint:
+            with rustload.open(given) as checkpoint:
                 chosen = checkpoint.select(args.select) if args.select else checkpoint
                 found = chosen.stats(sample=args.sample, bins=args.bins, dequantize=args.dequantize)
                 rows = [

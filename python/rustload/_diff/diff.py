@@ -16,6 +16,7 @@ from rustload._common.patterns import matches
 from rustload._common.progress import reporting
 from rustload._common.request import Request
 from rustload._diff.report import DiffReport, TensorDiff
+from rustload._remote.urls import is_url, name_of
 from rustload._tensor.handle import LazyTensor
 from rustload.errors import _make
 
@@ -147,7 +148,13 @@ def _tensors(given: Any) -> tuple[str, _Tensors]:
         return given.files[0] if len(given.files) == 1 else repr(given), _Tensors(given, given.metadata)
     if isinstance(given, TensorMapping):
         return repr(given), _Tensors(given, {})
-    label = os.fsdecode(given) if isinstance(given, (str, os.PathLike)) else f"<{type(given).__name__}>"
+    label = (
+        name_of(given)
+        if is_url(given)
+        else os.fsdecode(given)
+        if isinstance(given, (str, os.PathLike))
+        else f"<{type(given).__name__}>"
+    )
     checkpoint = open_checkpoint(given)
     return label, _Tensors(checkpoint, checkpoint.metadata)
 
