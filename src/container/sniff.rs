@@ -63,6 +63,14 @@ const HEAD_LEN: usize = 512;
 const OTHER_FORMATS: &[(&[u8], &str, &str)] = &[
     (b"GGUF", "a GGUF file", "Read it with llama.cpp or the gguf package."),
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file, as Keras writes", "Read it with h5py or keras.models.load_model."),
+    // mxnet/src/ndarray/ndarray.cc: kMXAPINDArrayListMagic, and a reserved number
+    (b"\x12\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0", "an MXNet parameter file", "Read it with mxnet.nd.load."),
+    // tensorstore/kvstore/ocdbt/format: the magic number of manifests
+    (
+        b"\x0c\xdb\x3a\x2a",
+        "the manifest of an OCDBT store, as orbax writes",
+        "Read its folder with orbax.checkpoint or tensorstore.",
+    ),
 ];
 
 /// The source's format.
@@ -179,17 +187,18 @@ fn explain_unknown(source: &Source, head: &[u8]) -> Result<Error> {
         let error = Error::new(Code::UnknownFormat, "the file is empty");
         return Ok(error.note("The download or copy did not start or was interrupted: fetch the file again."));
     }
+    let unknown = |what: &str, advice: &str| {
+        Ok(Error::new(Code::UnknownFormat, format!("this is {what}, not a checkpoint")).note(advice))
+    };
+    // The magic number of MXNet could also begin an lzma stream of no bytes.
+    if let Some((_, what, advice)) = OTHER_FORMATS.iter().find(|(magic, ..)| head.starts_with(magic)) {
+        return unknown(what, advice);
+    }
     if let Some(name) = compressed_format(head) {
         let error = Error::new(Code::UnsupportedContainer, format!("this is a {name} archive"));
         return Ok(error.note("Unpack it, then open what it holds."));
     }
-    let unknown = |what: &str, advice: &str| {
-        Ok(Error::new(Code::UnknownFormat, format!("this is {what}, not a checkpoint")).note(advice))
-    };
-    let by_magic = OTHER_FORMATS.iter().find(|(magic, ..)| head.starts_with(magic));
-    if let Some((what, advice)) =
-        by_magic.map(|&(_, what, advice)| (what, advice)).or_else(|| other_formats::identify(head))
-    {
+    if let Some((what, advice)) = other_formats::identify(head) {
         return unknown(what, advice);
     }
     if head.starts_with(b"version https://git-lfs") {

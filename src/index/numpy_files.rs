@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use super::torch::SKOPS_SCHEMA;
 use super::{Entry, Index, Location, OpaqueClass, Options, Path, RawTensor, Storage, Unknown};
 use crate::bytes::{Region, Source};
 use crate::container::Format;
@@ -44,11 +45,11 @@ pub(super) fn read_npy(source: &Source, options: &Options) -> Result<Index> {
     Ok(index)
 }
 
-/// Whether an archive is one of NumPy's: it has arrays, and no pickle of torch.
+/// Whether an archive is one of NumPy's: it has arrays, no pickle of torch, and no schema of skops.
 pub(super) fn is_npz(archive: &Archive) -> bool {
     let is_pickle = |name: &str| name.rsplit('/').next().is_some_and(|name| fold_case(name) == "data.pkl");
     let has = |test: &dyn Fn(&str) -> bool| archive.members().iter().any(|member| test(member.name()));
-    !has(&is_pickle) && has(&|name| name.ends_with(SUFFIX))
+    !has(&is_pickle) && archive.find(SKOPS_SCHEMA).is_none() && has(&|name| name.ends_with(SUFFIX))
 }
 
 /// Reads the index of a `.npz` archive.

@@ -18,6 +18,9 @@ use crate::pickle;
 /// Names that an archive may have only in this case.
 const CASE_SENSITIVE_NAMES: [&str; 4] = ["data.pkl", "constants.pkl", "version", "byteorder"];
 
+/// The member that describes the objects of a skops file (skops/io/_persist.py: `_save`). Arrays are members beside it.
+pub(super) const SKOPS_SCHEMA: &str = "schema.json";
+
 /// Reads the index of an opened archive.
 pub(super) fn read(archive: Archive, options: &Options) -> Result<Index> {
     let archive = Arc::new(archive);
@@ -101,6 +104,8 @@ fn no_pickle(archive: &Archive) -> Error {
     let has = |test: &dyn Fn(&str) -> bool| archive.members().iter().any(|member| test(member.name()));
     let (text, note) = if has(&|name| name.ends_with("model.weights.h5")) {
         ("this is a Keras model", "open it with keras.saving.load_model")
+    } else if archive.find(SKOPS_SCHEMA).is_some() {
+        ("this is a skops file", "open it with skops.io.load, after a look at skops.io.get_untrusted_types")
     } else if has(&|name| name.ends_with("archive_format")) {
         ("this is a torch.export archive (.pt2), which is not read yet", "open it with torch.export.load")
     } else if has(&|name| name == "[Content_Types].xml" || name == "META-INF/MANIFEST.MF") {

@@ -353,6 +353,33 @@ def keras() -> bytes:
     return file.getvalue()
 
 
+def skops(*, arrays: bool) -> bytes:
+    """An archive as `skops.io._persist._save` writes it: arrays first, then their description."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        if arrays:
+            array = io.BytesIO()
+            np.save(array, np.ones(2))
+            archive.writestr("140231.npy", array.getvalue())
+        archive.writestr("schema.json", '{"__class__": "dict", "protocol": 2, "_skops_version": "0.13"}')
+    return file.getvalue()
+
+
+def orbax(folder: Path) -> list[Path | bytes]:
+    """The folders of a step and of its item, and the manifest: the names and the magic number are what counts."""
+    step = folder / "orbax"
+    item = step / "default"
+    item.mkdir(parents=True)
+    manifest = b"\x0c\xdb\x3a\x2a" + bytes(60)
+    (step / "_CHECKPOINT_METADATA").write_text("{}")
+    (item / "_METADATA").write_text("{}")
+    (item / "manifest.ocdbt").write_bytes(manifest)
+    store = item / "ocdbt.process_0"
+    store.mkdir()
+    (store / "manifest.ocdbt").write_bytes(manifest)
+    return [step, item, store, manifest]
+
+
 def flax() -> bytes:
     """`flax.serialization.to_bytes({"params": {"w": np.ones(1, "float32")}})`."""
     return b"\x81\xa6params\x81\xa1w\xc7\x12\x01\x93\x91\x01\xa7float32\xc4\x04\x00\x00\x80\x3f"
@@ -385,6 +412,9 @@ REFUSED: dict[str, Callable[[Path], Sequence[bytes | Path]]] = {
     "ONNX": lambda _: [b"\x08\x07\x12\x07pytorch\x1a\x052.6.0" + bytes(16)],
     "TensorFlow Lite": lambda _: [b"\x1c\0\0\0TFL3" + bytes(16)],
     "Flax (.msgpack)": lambda _: [flax()],
+    "MXNet parameters (.params)": lambda _: [(0x112).to_bytes(8, "little") + bytes(8) + b"\1" + bytes(15)],
+    "orbax checkpoint, and its OCDBT store": orbax,
+    "skops": lambda _: [skops(arrays=False), skops(arrays=True)],
     "text of a failed download": lambda _: [b"Entry not found", b'{"error": "Repository not found"}'],
     "JSON": lambda _: [b'{"weight_map": {}}', b"[]\n      "],
     "empty file": lambda _: [b""],

@@ -41,6 +41,9 @@ const PICKLES: NamingScheme = NamingScheme {
 /// Stems of the files that trainers write beside the weights.
 const TRAINER_FILES: &[&str] = &["training_args", "optimizer", "scheduler", "scaler", "rng_state"];
 
+/// Files of orbax: of a step, of the tree of an item, and of a store of arrays in TensorStore's OCDBT.
+const ORBAX_FILES: &[&str] = &["_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt"];
+
 pub(super) enum Choice {
     Index(String),
     Files(Vec<String>),
@@ -77,6 +80,7 @@ pub(super) fn resolve(directory: &Path, limits: &Limits) -> Result<Shards> {
         },
     };
     let mut shards = match choice {
+        None if is_orbax(directory) => return Err(orbax(directory)),
         None => return Err(no_checkpoint(directory)),
         Some(Choice::Index(name)) => index_file::read(&directory.join(name), limits)?,
         Some(Choice::Files(names)) => {
@@ -101,6 +105,17 @@ fn list(directory: &Path) -> Result<BTreeSet<String>> {
         }
     }
     Ok(names)
+}
+
+/// Whether a directory is a checkpoint of orbax: a step, an item of one, or the store of its arrays.
+fn is_orbax(directory: &Path) -> bool {
+    ORBAX_FILES.iter().any(|name| directory.join(name).is_file())
+}
+
+fn orbax(directory: &Path) -> Error {
+    let text = "the directory holds a checkpoint of orbax, whose arrays are in a store of TensorStore";
+    let error = Error::new(Code::UnknownFormat, text).in_file(directory);
+    error.note("Read it with orbax.checkpoint.")
 }
 
 /// The error for a directory without a checkpoint; its note lists the names that were looked for.

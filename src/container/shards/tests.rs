@@ -184,3 +184,13 @@ fn safetensors_are_preferred_with_a_note() {
     assert_eq!(notes(&["model.safetensors", "pytorch_model.bin"]), 1);
     assert_eq!(notes(&["model.safetensors", "training_args.bin"]), 0);
 }
+
+#[test]
+fn a_checkpoint_of_orbax_is_named_and_does_not_hide_weights() {
+    for name in ["_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt"] {
+        let error = picked(&[name]).unwrap_err();
+        assert_eq!(error.code(), Code::UnknownFormat);
+        assert!(error.message().contains("orbax"), "{error}");
+        assert_eq!(picked(&[name, "model.safetensors"]).unwrap(), ["model.safetensors"]);
+    }
+}

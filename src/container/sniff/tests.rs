@@ -145,6 +145,8 @@ fn files_that_are_not_checkpoints_are_identified() {
         (b"\x08\x07\x12\x07pytorch\x1a\x052.6.0", "ONNX"),
         (b"\x1c\0\0\0TFL3\x14\0", "TensorFlow Lite"),
         (b"\x81\xa6params\x81\xa1w\xc7\x04\x01abcd", "Flax"),
+        (b"\x12\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0", "MXNet"),
+        (b"\x0c\xdb\x3a\x2a\0\0\0\0", "OCDBT"),
         (b"\xde\xad\xbe\xef12345", "de ad be ef"),
     ] {
         let error = sniffed(bytes).unwrap_err();
