@@ -157,6 +157,24 @@ def metadata_bytes(path: Path) -> int:
         return pickle.file_size + path.stat().st_size - archive.start_dir
 
 
+@pytest.mark.parametrize("allowed", ["", "s3, hf"])
+def test_the_environment_can_forbid_urls(allowed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUSTLOAD_REMOTE", allowed)
+    calls: list[Callable[[str], object]] = [
+        rustload.open,
+        rustload.scan,
+        rustload.convert,
+        lambda url: rustload.safe_open(url, "pt"),
+        lambda url: rustload.diff(url, url),
+        rustload.torch.load,
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match="scheme 'memory' is not allowed"):
+            call("memory://x/m.bin")
+    with pytest.raises(FileNotFoundError):
+        rustload.open("memory://x/m.bin", remote=("memory",))
+
+
 @pytest.mark.parametrize("count", [300, 20_000])
 def test_info_takes_at_most_5_requests_and_256_kib_beyond_the_metadata(
     tmp_path: Path, server: Server, count: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -12,6 +13,9 @@ __all__ = ["DEFAULT_SCHEMES", "PACKAGES", "check_options", "check_scheme", "is_u
 
 DEFAULT_SCHEMES = frozenset({"abfs", "az", "gcs", "gs", "hf", "https", "memory", "s3"})
 """What `remote=` allows by default; `http` has no encryption, so it must be named."""
+
+ENVIRONMENT = "RUSTLOAD_REMOTE"
+"""The environment variable with the default schemes of this process, separated by commas; empty for none."""
 
 PACKAGES = {
     "abfs": "adlfs",
@@ -47,6 +51,9 @@ def check_scheme(url: str, remote: Collection[str]) -> str:
     """
     if isinstance(remote, (str, Mapping)) or not isinstance(remote, Collection):
         raise _make("Type", "Type", f"remote= is a collection of schemes, such as ('https',), not {remote!r}")
+    limited = os.environ.get(ENVIRONMENT)
+    if remote is DEFAULT_SCHEMES and limited is not None:
+        remote = {scheme.strip().lower() for scheme in limited.split(",")} - {""}
     found = _URL.match(url)
     scheme = found[1].lower() if found else ""
     if "::" in url:
