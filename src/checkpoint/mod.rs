@@ -81,7 +81,7 @@ impl Checkpoint {
 
     /// The files, in shard order; none for bytes in memory.
     pub fn files(&self) -> impl Iterator<Item = &FilePath> {
-        self.0.shards.iter().filter_map(|shard| shard.path.as_deref())
+        self.0.shards.iter().filter(|shard| !shard.is_inner).filter_map(|shard| shard.path.as_deref())
     }
 
     /// The name of what it was opened from, if that is neither a file nor bytes in memory: see [`ReadRanges::name`].
@@ -236,10 +236,16 @@ impl Checkpoint {
         Ok(out)
     }
 
-    /// The path and object tree of each file; both are `None` where there is none (bytes in memory; safetensors).
+    /// The path and object tree of each shard; both are `None` where there is none (bytes in memory; safetensors).
     pub(crate) fn trees(&self) -> impl Iterator<Item = (Option<&FilePath>, Option<&Arc<Tree>>)> {
         let files = self.0.shards.iter().take(self.0.file_count());
         files.map(|shard| (shard.path.as_deref(), shard.index.tree.as_ref()))
+    }
+
+    /// The name of a shard that is one of several in its file; see [`Index::labelled`](crate::index::Index::labelled).
+    #[cfg(feature = "python")]
+    pub(crate) fn label(&self, shard: usize) -> Option<&str> {
+        self.0.shards.get(shard)?.index.label.as_deref()
     }
 
     /// The named tensors of file `shard`, in the order of [`Checkpoint::names`].

@@ -44,7 +44,7 @@ use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::layout::{Dims, numel};
 use crate::limits::Limits;
-use crate::num::{to_u32, u32_to_usize};
+use crate::num::{to_u32, to_u64, u32_to_usize};
 use crate::parallel::Cancel;
 use crate::pickle::{self, Handle, Pickle};
 
@@ -138,6 +138,10 @@ pub struct Index {
     pub saved: Option<Arc<SavedValues>>,
     /// The tensors that are parts of larger ones, where these are not in the object tree.
     pub parts: HashMap<u32, Part>,
+    /// The name of this checkpoint in a file that holds several; see [`Index::labelled`].
+    pub label: Option<Arc<str>>,
+    /// Further checkpoints inside the file, whose names are final. The root of the object tree of one without a label is a dict.
+    pub inner: Vec<Index>,
 }
 
 impl Index {
@@ -157,7 +161,24 @@ impl Index {
             is_torchscript: false,
             saved: None,
             parts: HashMap::new(),
+            label: None,
+            inner: Vec::new(),
         }
+    }
+
+    /// This index as that of a checkpoint inside a file, under a name of its own: all names begin with it, and a tensor that is the
+    /// root of its object tree has exactly that name. Fails over the limit `name_bytes_total`.
+    #[cfg_attr(not(test), expect(dead_code, reason = "the formats that hold several checkpoints follow"))]
+    pub(crate) fn labelled(mut self, label: &str, limits: &Limits) -> Result<Index> {
+        let added = to_u64(self.entries.len()).saturating_mul(to_u64(label.len()));
+        Limits::check("name_bytes_total", limits.name_bytes_total, added)?;
+        for entry in &mut self.entries {
+            let is_root = matches!(&entry.path, Path::Steps(steps) if steps.is_empty());
+            entry.name =
+                if is_root { Arc::from(label) } else { Arc::from(format!("{label}.{}", entry.name)) };
+        }
+        self.label = Some(Arc::from(label));
+        Ok(self)
     }
 
     /// An index of no tensors, with the format and the source of this one.

@@ -96,6 +96,8 @@ impl Pickled {
             is_torchscript: false,
             saved: None,
             parts: HashMap::new(),
+            label: None,
+            inner: Vec::new(),
         })
     }
 }

@@ -21,7 +21,7 @@ use crate::text::into_printable;
 /// The metadata of an open checkpoint, and the sources of its bytes. A checkpoint and its tensors share one.
 #[derive(Debug)]
 pub(crate) struct Opened {
-    /// The files, and last the joined tensors, if there are any.
+    /// The checkpoints in the files, and last the joined tensors, if there are any.
     pub(crate) shards: Vec<Shard>,
     /// Every name, in the order of the files.
     pub(crate) entries: Vec<NamedTensor>,
@@ -42,11 +42,24 @@ pub(crate) struct Opened {
     inflated_cache: Mutex<Option<((u32, u32), Source)>>,
 }
 
-/// One file of a checkpoint, or bytes in memory, which have no path.
+/// A checkpoint in a file, or in bytes in memory, which have no path. Most files hold one.
 #[derive(Debug)]
 pub(crate) struct Shard {
     pub(crate) path: Option<PathBuf>,
+    /// The position of its file.
+    file: usize,
+    /// Whether the file holds others before it.
+    pub(crate) is_inner: bool,
     pub(crate) index: Index,
+}
+
+impl Shard {
+    /// The checkpoints in file number `file`.
+    fn all(path: Option<PathBuf>, file: usize, mut index: Index) -> impl Iterator<Item = Shard> {
+        let inner = std::mem::take(&mut index.inner);
+        let all = std::iter::once((false, index)).chain(inner.into_iter().map(|inner| (true, inner)));
+        all.map(move |(is_inner, index)| Shard { path: path.clone(), file, is_inner, index })
+    }
 }
 
 /// A name, and the tensor of a shard that it refers to.
@@ -62,19 +75,19 @@ impl Opened {
     /// See `Checkpoint::open`.
     pub(crate) fn open(paths: &[PathBuf], options: Options) -> Result<Opened> {
         let resolved = shards::resolve(paths, &options.limits)?;
-        let mut files = Vec::with_capacity(resolved.files.len());
+        let mut shards = Vec::with_capacity(resolved.files.len());
         let mut bytes = 0_u64;
         let mut notes = resolved.notes;
-        for path in resolved.files {
+        for (file, path) in resolved.files.into_iter().enumerate() {
             let source = Source::open_with(&path, options.io)?;
             notes.extend(source.note());
             let index = read(&source, &options).map_err(|error| error.in_file(&path))?;
             bytes = bytes.saturating_add(text_bytes(&index));
             Limits::check("name_bytes_total", options.limits.name_bytes_total, bytes)
                 .map_err(|error| error.in_file(&path))?;
-            files.push(Shard { path: Some(path), index });
+            shards.extend(Shard::all(Some(path), file, index));
         }
-        let mut opened = Opened::new(files, options);
+        let mut opened = Opened::new(shards, options);
         (opened.metadata, opened.notes) =
             (resolved.metadata, notes.into_iter().map(into_printable).collect());
         if opened.shards.len() > 1 && resolved.weight_map.is_none() {
@@ -89,7 +102,7 @@ impl Opened {
         let file = Source::open(path)?;
         let source = file.window(start, file.len().saturating_sub(start))?;
         let index = read(&source, &options)?;
-        let mut opened = Opened::new(vec![Shard { path: Some(path.to_owned()), index }], options);
+        let mut opened = Opened::new(Shard::all(Some(path.to_owned()), 0, index).collect(), options);
         opened.merge(None)?;
         Ok(opened)
     }
@@ -97,7 +110,7 @@ impl Opened {
     /// See `Checkpoint::from_source`.
     pub(crate) fn from_source(source: &Source, options: Options) -> Result<Opened> {
         let index = read(source, &options)?;
-        let mut opened = Opened::new(vec![Shard { path: None, index }], options);
+        let mut opened = Opened::new(Shard::all(None, 0, index).collect(), options);
         opened.merge(None)?;
         Ok(opened)
     }
@@ -125,12 +138,13 @@ impl Opened {
         for shard in &mut self.shards {
             shard.index.metadata.retain(|(key, _)| !index::is_sharding_key(key));
         }
-        self.shards.push(Shard { path: None, index });
+        let file = self.shards.len();
+        self.shards.push(Shard { path: None, file, is_inner: false, index });
         self.joins = Some(joins);
         Ok(())
     }
 
-    /// The number of files.
+    /// The number of shards that are in files.
     pub(crate) fn file_count(&self) -> usize {
         self.joins.as_ref().map_or(self.shards.len(), |joins| joins.shard as usize)
     }
@@ -180,7 +194,7 @@ impl Opened {
             self.notes.extend(notes.filter(|note| noted.insert(note.clone())));
             for entry in std::mem::take(&mut shard.index.entries) {
                 let assigned_shard = weight_map.and_then(|map| map.get(&*entry.name));
-                if assigned_shard.is_some_and(|&assigned_shard| assigned_shard != number) {
+                if assigned_shard.is_some_and(|&assigned_shard| assigned_shard != shard.file) {
                     continue;
                 }
                 let index::Entry { name, path, tensor } = entry;
@@ -196,7 +210,8 @@ impl Opened {
                 }
                 let position = self.entries.len() as u32;
                 if self.by_name.insert(name.clone(), position).is_some() {
-                    let text = format!("the name {name:?} is in two shards");
+                    let places = if shard.is_inner { "checkpoints of the file" } else { "shards" };
+                    let text = format!("the name {name:?} is in two {places}");
                     let error = Error::new(Code::ShardDuplicate, text);
                     return Err(match &shard.path {
                         Some(path) => error.in_file(path),
@@ -328,9 +343,13 @@ fn text_bytes(index: &Index) -> u64 {
     let names = index.entries.iter().map(|entry| entry.name.len());
     let classes =
         index.opaque.iter().map(|class| class.class.len() + class.at.iter().map(String::len).sum::<usize>());
-    names.chain(classes).fold(0, |bytes, len| bytes.saturating_add(len as u64))
+    let inner = index.inner.iter().map(text_bytes).fold(0, u64::saturating_add);
+    names.chain(classes).fold(inner, |bytes, len| bytes.saturating_add(len as u64))
 }
 
 fn read(source: &Source, options: &Options) -> Result<Index> {
     index::read(source, options).map_err(|error| source.locate_error(error))
 }
+
+#[cfg(test)]
+mod tests;

@@ -68,7 +68,11 @@ fn channels<'py>(
     let tree = checkpoint.trees().nth(shard).and_then(|(_, tree)| tree);
     if let Some(Object::Tensor(id)) = tree.map(|tree| tree.get(part.value)).transpose()? {
         let is_root = matches!(tensor.path(), Some(Path::Steps(steps)) if steps.is_empty());
-        let prefix = if is_root { String::new() } else { format!("{}.", tensor.name()) };
+        let prefix = if is_root && checkpoint.label(shard).is_none() {
+            String::new()
+        } else {
+            format!("{}.", tensor.name())
+        };
         let named_component = format!("{prefix}{}", name.name());
         let named_component =
             checkpoint.contains(&named_component).then(|| checkpoint.tensor(&named_component).ok()).flatten();

@@ -15,7 +15,8 @@ use crate::index::{Object, Path, PathStep};
 use crate::pickle::Snapshot;
 use crate::tensor::Tensor as CoreTensor;
 
-/// Every file's object tree, in shard order. A file without one gives a dict of its tensors.
+/// The object tree of every shard, in order: a dict of the tensors where the format has none, and inside a dict by the shard's label
+/// where it has one.
 pub(super) fn trees<'py>(
     py: Python<'py>,
     checkpoint: &Checkpoint,
@@ -24,26 +25,46 @@ pub(super) fn trees<'py>(
     let count = checkpoint.trees().count();
     let mut out = Vec::with_capacity(count);
     for (shard, (_, tree)) in checkpoint.trees().enumerate() {
-        match tree {
+        let value = match tree {
             Some(tree) => {
                 let target = Target::Lazy(Lazy { checkpoint, shard, wrap });
                 let mut export = Export::new(py, tree, checkpoint.limits(), target)?;
-                out.push(export.value(tree.root())?);
+                export.value(tree.root())?
             }
             None => {
                 let dict = PyDict::new(py);
                 for tensor in checkpoint.tensors_of(shard) {
                     let name = tensor.name().to_owned();
-                    dict.set_item(name, wrap.call1((Tensor(tensor),))?)?;
+                    dict.set_item(within_label(checkpoint, shard, &name), wrap.call1((Tensor(tensor),))?)?;
                 }
-                out.push(dict.into_any());
+                dict.into_any()
             }
-        }
+        };
+        out.push(labelled(py, checkpoint, shard, value)?);
     }
     Ok(out)
 }
 
-/// One file's object tree with torch's objects. A file without one gives a dict of its tensors.
+/// A shard's tree inside a dict by its label, if it has one.
+fn labelled<'py>(
+    py: Python<'py>,
+    checkpoint: &Checkpoint,
+    shard: usize,
+    tree: Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let Some(label) = checkpoint.label(shard) else { return Ok(tree) };
+    let dict = PyDict::new(py);
+    dict.set_item(label, tree)?;
+    Ok(dict.into_any())
+}
+
+/// A tensor's name in its shard: without the label.
+fn within_label<'a>(checkpoint: &Checkpoint, shard: usize, name: &'a str) -> &'a str {
+    let rest = checkpoint.label(shard).and_then(|label| name.strip_prefix(label)?.strip_prefix('.'));
+    rest.unwrap_or(name)
+}
+
+/// The object tree of one shard with torch's objects, as [`trees`] gives it.
 pub(super) fn rebuild<'py>(
     py: Python<'py>,
     checkpoint: &Checkpoint,
@@ -54,13 +75,15 @@ pub(super) fn rebuild<'py>(
     let tree = checkpoint.trees().nth(shard).and_then(|(_, tree)| tree);
     if let Some(tree) = tree {
         let mut export = Export::new(py, tree, checkpoint.limits(), Target::Torch(torch))?;
-        return export.value(tree.root());
+        let value = export.value(tree.root())?;
+        return labelled(py, checkpoint, shard, value);
     }
     let dict = PyDict::new(py);
     for tensor in checkpoint.tensors_of(shard) {
-        dict.set_item(tensor.name(), torch.tensor_on_storage(py, &tensor, false)?)?;
+        let name = within_label(checkpoint, shard, tensor.name());
+        dict.set_item(name, torch.tensor_on_storage(py, &tensor, false)?)?;
     }
-    Ok(dict.into_any())
+    labelled(py, checkpoint, shard, dict.into_any())
 }
 
 /// The attributes that a state sets on a tensor, as a dict; a state of another form as it is. `wrap` is called with each `Tensor` in
@@ -126,12 +149,20 @@ pub(super) fn path_of<'py>(
     path: &Path,
     name: &str,
 ) -> PyResult<Bound<'py, PyTuple>> {
-    let Path::Steps(steps) = path else { return PyTuple::new(py, [name]) };
+    let label = checkpoint.label(shard);
     let tree = checkpoint.trees().nth(shard).and_then(|(_, tree)| tree);
-    let Some(tree) = tree else { return PyTuple::new(py, [name]) };
+    let (Path::Steps(steps), Some(tree)) = (path, tree) else {
+        return PyTuple::new(
+            py,
+            label.into_iter().chain([within_label(checkpoint, shard, name)]).collect::<Vec<_>>(),
+        );
+    };
     // Made for the first key that is neither a string nor an integer.
     let mut export: Option<Export<'_, '_>> = None;
-    let mut out: Vec<Bound<'_, PyAny>> = Vec::with_capacity(steps.len());
+    let mut out: Vec<Bound<'_, PyAny>> = Vec::with_capacity(steps.len().saturating_add(1));
+    if let Some(label) = label {
+        out.push(label.into_pyobject(py)?.into_any());
+    }
     for step in steps {
         match *step {
             PathStep::Key(key) => out.push(match tree.get(key)? {
