@@ -20,7 +20,7 @@ import tarfile
 import tempfile
 import types
 import zipfile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,6 +30,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests" / "
 
 from attacks import parts
 from attacks.distributed import Folder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SEEDS = pathlib.Path(__file__).parent / "seeds"
 
@@ -96,6 +99,22 @@ def saved(obj: Any, *, legacy: bool = False, protocol: int = 2) -> bytes:
     return out.getvalue()
 
 
+def paddle() -> bytes:
+    """A pickle in the form of Paddle: tensors as calls of `tuple`, and of `eval`."""
+
+    class Call:
+        def __init__(self, function: Callable[..., object], *args: object) -> None:
+            self.parts = (function, args)
+
+        def __reduce__(self) -> Any:
+            return self.parts
+
+    array = np.arange(6, dtype="f4").reshape(2, 3)
+    return pickle.dumps(
+        {"w": Call(tuple, ("linear_0.w_0", array)), "b": Call(eval, "data", {"data": array})}, 4
+    )
+
+
 def pickle_of(archive: bytes) -> bytes:
     """The pickle inside an archive."""
     with zipfile.ZipFile(io.BytesIO(archive)) as opened:
@@ -155,6 +174,7 @@ def seeds() -> dict[str, dict[str, bytes]]:
         found["pickle"][f"plain.{protocol}"] = pickle.dumps(plain, protocol)
     for protocol in (3, 4, 5):
         found["pickle"][f"training.{protocol}"] = pickle_of(saved(objects()["training"], protocol=protocol))
+    found["open"]["paddle.pickle"] = paddle()
     found["open"]["numpy.pickle"] = pickle.dumps(objects()["numpy"], 4)
     state = saved(objects()["state_dict"])
     found["zip"] = {

@@ -37,6 +37,8 @@ pub(super) enum Known {
     Encode,
     /// `builtins.bytes`: how protocol 2 pickles empty bytes.
     Bytes,
+    /// `builtins.tuple`, which Paddle calls with a name and an array.
+    Tuple,
     /// `torch.Size`.
     Size,
     /// `torch.device`.
@@ -131,13 +133,14 @@ pub(super) fn lookup(module: &str, name: &str) -> Option<Known> {
         ("collections", "deque") => Known::Deque,
         ("builtins", "dict") => Known::Dict,
         ("builtins", "list") => Known::List,
+        ("builtins", "tuple") => Known::Tuple,
         ("builtins", "set") => Known::Set,
         ("builtins", "frozenset") => Known::FrozenSet,
         ("builtins", "bytearray") => Known::ByteArray,
         ("builtins", "bytes") => Known::Bytes,
         ("builtins", "complex") => Known::Complex,
         ("builtins", "slice" | "range" | "xrange") => Known::Record,
-        ("builtins", "Ellipsis" | "int" | "float" | "str" | "bool" | "tuple" | "object") => Known::Label,
+        ("builtins", "Ellipsis" | "int" | "float" | "str" | "bool" | "object") => Known::Label,
         ("_codecs", "encode") => Known::Encode,
         ("numpy", "dtype") => Known::NumpyDtype,
         ("numpy", "ndarray") => Known::Label,

@@ -328,8 +328,25 @@ pub fn read(source: &Source, options: &Options) -> Result<Index> {
 fn plain_pickle(source: &Source, options: &Options) -> Result<Index> {
     Limits::check("pickle_bytes", options.limits.pickle_bytes, source.len())?;
     let data = source.chunk(0, source.len())?;
-    let pickle = pickle::run_cancellable(data, 0, &options.limits, &options.cancel)?;
+    let pickle = pickle::run_cancellable(data, 0, &options.limits, &options.cancel)
+        .or_else(|error| Err(joblib(source)?.unwrap_or(error)))?;
     read_pickle(source, pickle, options)
+}
+
+/// The error for a file that joblib wrote (joblib/numpy_pickle.py), where the bytes of an array follow the opcodes of its wrapper; `None`
+/// for another file. Without such arrays it is a pickle.
+fn joblib(source: &Source) -> Result<Option<Error>> {
+    const HEAD_BYTES: u64 = 1 << 20;
+    const WRAPPER: &[u8] = b"NumpyArrayWrapper";
+    let head = source.read_vec(0, source.len().min(HEAD_BYTES))?;
+    let has = |text: &[u8]| head.windows(text.len()).any(|bytes| bytes == text);
+    if !has(b"joblib.numpy_pickle") || !has(WRAPPER) {
+        return Ok(None);
+    }
+    let error = Error::new(Code::UnknownFormat, "this is a joblib file, not a checkpoint");
+    Ok(Some(error.note(
+        "joblib.load runs what the file says: scan it first, and load it only if you trust its origin. skops.io stores such objects without code.",
+    )))
 }
 
 /// Reads the index of a bare pickle that was executed already and is all of `source`. A file that is the metadata of a distributed

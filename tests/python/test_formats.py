@@ -21,6 +21,7 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import joblib
 import numpy as np
 import pytest
 import safetensors.torch
@@ -380,6 +381,21 @@ def orbax(folder: Path) -> list[Path | bytes]:
     return [step, item, store, manifest]
 
 
+def joblib_files(folder: Path) -> list[Path]:
+    paths = [folder / f"{protocol}.joblib" for protocol in (2, 4)]
+    for path, protocol in zip(paths, (2, 4), strict=True):
+        joblib.dump({"w": np.arange(300.0), "n": 3}, path, protocol=protocol)
+    return paths
+
+
+def core_ml(folder: Path) -> list[Path | bytes]:
+    """A model's specification version and the name of its first input; a package, by its folders."""
+    package = folder / "model.mlpackage"
+    (package / "Data" / "com.apple.CoreML" / "weights").mkdir(parents=True)
+    (package / "Manifest.json").write_text("{}")
+    return [package, b"\x08\x04\x12\x1e\x0a\x0c\x0a\x05image\x1a\x03" + bytes(32)]
+
+
 def flax() -> bytes:
     """`flax.serialization.to_bytes({"params": {"w": np.ones(1, "float32")}})`."""
     return b"\x81\xa6params\x81\xa1w\xc7\x12\x01\x93\x91\x01\xa7float32\xc4\x04\x00\x00\x80\x3f"
@@ -415,6 +431,8 @@ REFUSED: dict[str, Callable[[Path], Sequence[bytes | Path]]] = {
     "MXNet parameters (.params)": lambda _: [(0x112).to_bytes(8, "little") + bytes(8) + b"\1" + bytes(15)],
     "orbax checkpoint, and its OCDBT store": orbax,
     "skops": lambda _: [skops(arrays=False), skops(arrays=True)],
+    "joblib, with arrays": joblib_files,
+    "Core ML (.mlmodel, .mlpackage)": core_ml,
     "text of a failed download": lambda _: [b"Entry not found", b'{"error": "Repository not found"}'],
     "JSON": lambda _: [b'{"weight_map": {}}', b"[]\n      "],
     "empty file": lambda _: [b""],

@@ -816,6 +816,24 @@ def test_a_member_outside_the_directory_is_scanned_though_it_is_named_like_a_sto
     assert rustload.scan(file.getvalue()).verdict == "would execute"
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_file_of_skops_is_never_inert(method: int) -> None:
+    """Its schema names what skops imports and calls, once it is trusted."""
+
+    def archive(schema: str) -> bytes:
+        file = io.BytesIO()
+        with zipfile.ZipFile(file, "w", method) as members:
+            members.writestr("schema.json", schema)
+        return file.getvalue()
+
+    report = rustload.scan(
+        archive('{"__class__": "list", "__module__": "builtins", "__loader__": "ListNode"}')
+    )
+    assert (report.verdict, report.complete) == ("unknown", False), str(report)
+    assert "skops" in str(report)
+    assert rustload.scan(archive('{"type": "object"}')).verdict == "inert"
+
+
 @pytest.mark.parametrize("compress", [0, ("zlib", 3), ("gzip", 3)], ids=["plain", "zlib", "gzip"])
 @pytest.mark.parametrize("protocol", [2, 4])
 def test_a_file_of_joblib_with_arrays_of_numbers_is_inert(

@@ -81,6 +81,7 @@ pub(super) fn resolve(directory: &Path, limits: &Limits) -> Result<Shards> {
     };
     let mut shards = match choice {
         None if is_orbax(directory) => return Err(orbax(directory)),
+        None if directory.join("Data/com.apple.CoreML").is_dir() => return Err(core_ml(directory)),
         None => return Err(no_checkpoint(directory)),
         Some(Choice::Index(name)) => index_file::read(&directory.join(name), limits)?,
         Some(Choice::Files(names)) => {
@@ -116,6 +117,11 @@ fn orbax(directory: &Path) -> Error {
     let text = "the directory holds a checkpoint of orbax, whose arrays are in a store of TensorStore";
     let error = Error::new(Code::UnknownFormat, text).in_file(directory);
     error.note("Read it with orbax.checkpoint.")
+}
+
+fn core_ml(directory: &Path) -> Error {
+    let error = Error::new(Code::UnknownFormat, "the directory is a package of Core ML").in_file(directory);
+    error.note("Read it with coremltools.")
 }
 
 /// The error for a directory without a checkpoint; its note lists the names that were looked for.

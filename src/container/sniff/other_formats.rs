@@ -14,6 +14,9 @@ pub(super) fn identify(head: &[u8]) -> Option<(&'static str, &'static str)> {
     if is_onnx(head) {
         return Some(("an ONNX model", "Read it with onnx.load or onnxruntime."));
     }
+    if is_core_ml(head) {
+        return Some(("a Core ML model", "Read it with coremltools."));
+    }
     is_flax(head)
         .then_some(("MessagePack, as Flax writes", "Read it with flax.serialization.msgpack_restore."))
 }
@@ -24,6 +27,26 @@ fn is_onnx(head: &[u8]) -> bool {
     let Some((producer, [next, ..])) = rest.split_at_checked(usize::from(*len)) else { return false };
     producer.iter().all(|byte| matches!(byte, b' '..=b'~'))
         && matches!(next, 0x1a | 0x22 | 0x28 | 0x32 | 0x3a | 0x42)
+}
+
+/// coremltools/mlmodel/format/Model.proto: `specificationVersion`, then `description`, whose first field is an input or an output (a
+/// message that begins with a name).
+fn is_core_ml(head: &[u8]) -> bool {
+    let Some([0x12, rest @ ..]) = head.strip_prefix(&[0x08]).and_then(|rest| rest.get(1..)) else {
+        return false;
+    };
+    let Some([0x0a | 0x52, rest @ ..]) = varint(rest) else { return false };
+    let Some([0x0a, len, rest @ ..]) = varint(rest) else { return false };
+    let name = rest.get(..usize::from(*len)).unwrap_or_default();
+    matches!(head.get(1), Some(1..=31))
+        && !name.is_empty()
+        && name.iter().all(|byte| matches!(byte, b'!'..=b'~'))
+}
+
+/// What follows a number in the encoding of Protocol Buffers.
+fn varint(bytes: &[u8]) -> Option<&[u8]> {
+    let last = bytes.iter().take(5).position(|byte| byte & 0x80 == 0)?;
+    bytes.get(last.checked_add(1)?..)
 }
 
 /// flax.serialization: a map whose first key is a name and whose first value is a map or an array (an extension of msgpack's).

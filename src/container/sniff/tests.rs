@@ -143,6 +143,8 @@ fn files_that_are_not_checkpoints_are_identified() {
         (b"GGUF\x03\0\0\0", "GGUF"),
         (b"\x89HDF\r\n\x1a\n", "Keras"),
         (b"\x08\x07\x12\x07pytorch\x1a\x052.6.0", "ONNX"),
+        (b"\x08\x04\x12\x1e\x0a\x0c\x0a\x05image\x1a\x03", "Core ML"),
+        (b"\x08\x09\x12\x9a\x02\x52\x85\x01\x0a\x03var", "Core ML"),
         (b"\x1c\0\0\0TFL3\x14\0", "TensorFlow Lite"),
         (b"\x81\xa6params\x81\xa1w\xc7\x04\x01abcd", "Flax"),
         (b"\x12\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0", "MXNet"),
@@ -162,6 +164,9 @@ fn inconclusive_bytes_are_not_identified() {
         &b"\x08\x01\x12\x07\x0a\x05\x12\x03abc\x1a\x01a"[..], // a saved model of TensorFlow
         b"\x08\x07\x12\x07pytorch\x0a\x052.6.0",
         b"\x08\x07\x12\x7fpytorch",
+        b"\x08\x04\x12\x1e\x0a\x0c\x0a\x05im ge\x1a\x03",
+        b"\x08\x04\x12\x1e\x0a\x0c\x0a\0image\x1a\x03",
+        b"\x08\x04\x12\xff\xff\xff\xff\xff\xff",
         b"\x81\xa6pa ams\x81\xa1w",
         b"\x81\xa6params\xa1wwwwww",
         b"TFL3\0\0\0\0\0",

@@ -52,8 +52,8 @@ pub(super) enum Meaning {
     Dict(Known),
     /// A list, a deque or a set of this class.
     Sequence(Known),
-    /// `torch.Size`.
-    Size,
+    /// `torch.Size(sizes)`, `tuple(items)`.
+    Tuple,
     /// `_codecs.encode(text, 'latin1')`.
     Bytes,
     /// `bytearray(...)`.
@@ -151,6 +151,8 @@ pub(super) struct CallInterpreter<'a> {
     pairs: HashMap<Handle, usize>,
     numbers: HashMap<Handle, usize>,
     latin1: HashMap<Handle, bool>,
+    /// Whether an array of uint16 has the form of Paddle.
+    has_paddle_uint16: bool,
     /// The NumPy dtypes that were used before a BUILD set their state.
     used_dtypes: HashSet<CallId>,
     /// The properties of a tensor among the keys of a dict.
@@ -263,6 +265,7 @@ impl<'a> CallInterpreter<'a> {
             pairs: HashMap::new(),
             numbers: HashMap::new(),
             latin1: HashMap::new(),
+            has_paddle_uint16: false,
             used_dtypes: HashSet::new(),
             properties: HashMap::new(),
             lengths: HashMap::new(),
@@ -355,7 +358,16 @@ impl<'a> CallInterpreter<'a> {
                 _ => Meaning::Opaque,
             },
             Some(Known::Size) => match args {
-                [sizes] if self.is_sequence(*sizes) => Meaning::Size,
+                [sizes] if self.is_sequence(*sizes) => Meaning::Tuple,
+                _ => Meaning::Opaque,
+            },
+            Some(Known::Tuple) => match args {
+                [] => Meaning::Tuple,
+                [items] => match self.paddle_tensor(*items) {
+                    Some(tensor) => Meaning::Tensor(tensor),
+                    None if self.is_sequence(*items) => Meaning::Tuple,
+                    None => Meaning::Opaque,
+                },
                 _ => Meaning::Opaque,
             },
             Some(Known::Encode) if self.is_latin1(args) => Meaning::Bytes,

@@ -12,6 +12,10 @@ use crate::index::validate::RawTensor;
 use crate::index::{Location, Storage};
 use crate::pickle::{Call, CallId, Handle, Value};
 
+/// What to know of arrays of uint16 in the form of Paddle.
+const PADDLE_BFLOAT16: &str =
+    "Paddle saves bfloat16 as uint16: the file does not say which its uint16 tensors are";
+
 /// A NumPy dtype that rustload supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::index) struct NumpyType {
@@ -47,6 +51,27 @@ impl<'a> CallInterpreter<'a> {
             }
             _ => opaque,
         }
+    }
+
+    /// The array of a tensor of Paddle (paddle/framework/io.py: `_pickle_save`), which is saved as `tuple((name, array))`; `None` for other
+    /// items. Paddle gives a tensor of that name.
+    pub(super) fn paddle_tensor(&mut self, items: Handle) -> Option<u32> {
+        let Value::Tuple(&[name, array]) = self.get(items) else { return None };
+        let (Value::Str(_), Value::Call(id)) = (self.values.get(name), self.values.get(array)) else {
+            return None;
+        };
+        let is_array = matches!(
+            self.known(self.values.call(id).callable),
+            Some(Known::NumpyReconstruct | Known::NumpyFromBuffer)
+        );
+        let Some(&Meaning::Tensor(tensor)) = self.out.calls.get(id.index()).filter(|_| is_array) else {
+            return None;
+        };
+        let dtype = usize::try_from(tensor).ok().and_then(|tensor| self.out.tensors.get(tensor))?.dtype();
+        if dtype == DType::U16 && !std::mem::replace(&mut self.has_paddle_uint16, true) {
+            self.out.notes.push(PADDLE_BFLOAT16.to_owned());
+        }
+        Some(tensor)
     }
 
     /// Interprets the state of an array, `(1, shape, dtype, is_fortran, bytes)` (numpy: `array_setstate`). The array remains opaque for

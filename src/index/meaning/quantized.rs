@@ -182,7 +182,7 @@ impl<'a> CallInterpreter<'a> {
     /// Reads sizes or strides from a tuple or a `torch.Size`. Fails where one is negative.
     pub(super) fn counts(&self, handle: Handle, what: &str) -> Result<Dims> {
         let tuple = match self.values.get(handle) {
-            Value::Call(id) if self.out.calls.get(id.index()) == Some(&Meaning::Size) => {
+            Value::Call(id) if self.out.calls.get(id.index()) == Some(&Meaning::Tuple) => {
                 match self.values.get(self.values.call(id).args) {
                     Value::Tuple(&[sizes]) => sizes,
                     _ => handle,

@@ -59,7 +59,7 @@ impl<'a> View<'a> {
                     Meaning::Sparse(layout) => {
                         return u64::try_from(layout.components().len()).unwrap_or(u64::MAX);
                     }
-                    Meaning::Dict(_) | Meaning::Sequence(_) | Meaning::Size => self.args(&call),
+                    Meaning::Dict(_) | Meaning::Sequence(_) | Meaning::Tuple => self.args(&call),
                     Meaning::Record | Meaning::Opaque | Meaning::NumpyDtype(_) => &[call.args],
                     _ => return 0,
                 };
@@ -149,8 +149,9 @@ impl<'a> View<'a> {
                             out.extend(sparse.components.into_iter().map(child));
                         }
                     }
-                    Meaning::Dict(_) | Meaning::Sequence(_) | Meaning::Size => match self.get(handle)? {
+                    Meaning::Dict(_) | Meaning::Sequence(_) | Meaning::Tuple => match self.get(handle)? {
                         Object::Tuple(items) => add_indexed(items, &mut out),
+                        Object::List(items) => add_indexed(&items, &mut out),
                         Object::Deque(items, _) | Object::Set(items) | Object::FrozenSet(items) => {
                             add_indexed(&items, &mut out);
                         }

@@ -57,7 +57,7 @@ impl View<'_> {
         match self.values.get(key) {
             Value::FrozenSet(_) => true,
             Value::Call(id) => match self.meaning(id) {
-                Meaning::Size
+                Meaning::Tuple
                 | Meaning::Complex
                 | Meaning::Scalar(..)
                 | Meaning::Sequence(Known::FrozenSet) => true,

@@ -171,7 +171,7 @@ impl Tree {
     /// Whether a value is a `torch.Size`, which [`get`](Tree::get) returns as a tuple.
     pub fn is_size(&self, handle: Handle) -> bool {
         match self.values.get(handle) {
-            Value::Call(id) => self.meanings.calls.get(id.index()) == Some(&Meaning::Size),
+            Value::Call(id) => self.meanings.calls.get(id.index()) == Some(&Meaning::Tuple),
             _ => false,
         }
     }
@@ -320,7 +320,7 @@ impl<'a> View<'a> {
                     _ => Object::List(Cow::Owned(items)),
                 }
             }
-            Meaning::Size => {
+            Meaning::Tuple => {
                 Object::Tuple(args.first().map(|&source| self.items_at(at_call(source))).unwrap_or_default())
             }
             Meaning::Bytes => Object::Bytes(self.latin1(args)),

@@ -30,6 +30,8 @@ const TEXT_BYTES: u64 = 1024;
 const FIRST_INFLATED_BYTES: u64 = 1 << 20;
 /// Bytes that are read for the first ones of several short storages.
 const STORAGES_READ_BYTES: u64 = 64 << 10;
+/// The member of a skops file that describes its objects.
+const SKOPS_SCHEMA: &str = "schema.json";
 /// The maximum number of mismatches between local headers and the directory that are findings of their own.
 const MAX_LISTED_MISMATCHES: u64 = 1000;
 
@@ -258,6 +260,10 @@ impl Scanner<'_> {
         }
         let Some(window) = self.open(source, member, &inner, role)? else { return Ok(()) };
         let entered = self.source(&window, Some(&inner), depth.saturating_add(1), role)?;
+        if name == SKOPS_SCHEMA && is_skops_schema(&window)? {
+            let why = "the schema of a skops file: skops.io.load imports and calls what it names, as far as it is trusted";
+            self.report.unscanned(Some(&inner), why, 0, len);
+        }
         let is_usual = role == Role::Main || name.ends_with("constants.pkl") || name.ends_with(".debug_pkl");
         if entered.pickle && !is_usual {
             self.report.add(Finding {
@@ -371,6 +377,13 @@ fn folder_of_main(name: &str) -> Option<&str> {
     let start = name.rfind(['/', '\\']).map_or(0, |slash| slash.saturating_add(1));
     let (folder, file) = name.split_at_checked(start)?;
     (fold_case(file.trim_matches('\0')) == "data.pkl").then_some(folder)
+}
+
+/// Whether JSON is the description of a skops file: each of its objects names its loader (skops/io/_utils.py).
+fn is_skops_schema(window: &Source) -> Result<bool> {
+    const LOADER: &[u8] = b"\"__loader__\"";
+    let head = window.read_vec(0, window.len().min(FIRST_INFLATED_BYTES))?;
+    Ok(head.windows(LOADER.len()).any(|bytes| bytes == LOADER))
 }
 
 /// Whether the start of a member shows that it is an array of plain numbers that fills it.

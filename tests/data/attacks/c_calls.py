@@ -296,3 +296,17 @@ family("C29", "BUILD of an OrderedDict with the names of its methods", {
 }, Opens("opens; its methods are not replaced", unshadowed))  # fmt: skip
 for dotted in ("picklescan.scanner.scan_bytes", "rustload.open"):
     calls("C30", "a name of a scanner, or of rustload", Kept(dotted), (), **{dotted: call(dotted, text("x"))})
+ARRAY = call("numpy._core.multiarray._reconstruct", name("numpy.ndarray"), ints(0), binary(b"b"))
+calls("C31", "a tensor of Paddle that is a call of `eval`", Kept("builtins.eval"), ("builtins.eval",), protocol=3,
+      lod_tensor=call("builtins.eval", text("data"), named({"data": ARRAY})))  # fmt: skip
+calls("C31", "a tensor of Paddle with a wrong array or name", Kept("builtins.tuple", "DisallowedCall"), (), protocol=3,
+      text=call("builtins.tuple", text("a" * 100_000)), number=call("builtins.tuple", integer(3)),
+      two=call("builtins.tuple", many(text("w"), ARRAY), many(text("w"), ARRAY)))  # fmt: skip
+calls(
+    "C31",
+    "",
+    system,
+    protocol=3,
+    array=call("builtins.tuple", many(text("w"), SYSTEM)),
+    name=call("builtins.tuple", many(SYSTEM, ARRAY)),
+)

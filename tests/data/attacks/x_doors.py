@@ -279,9 +279,9 @@ def joblib_objects(array: bytes, *after: bytes) -> bytes:
 
 
 JOBLIB = {
-    **dict.fromkeys(("behind", "before_1_2", "to_an_old_reader", "behind_stop"), Refused("PickleOpcode")),
-    **dict.fromkeys(("in_objects", "behind_objects"), Refused("PickleProto")),
-    **dict.fromkeys(("in_the_array", "in_the_padding"), Refused("PickleStack")),
+    **dict.fromkeys(("behind", "before_1_2", "to_an_old_reader", "behind_stop"), Refused("UnknownFormat")),
+    **dict.fromkeys(("in_objects", "behind_objects"), Refused("UnknownFormat")),
+    **dict.fromkeys(("in_the_array", "in_the_padding"), Refused("UnknownFormat")),
     **dict.fromkeys(("gzip", "zlib"), Refused("UnsupportedContainer")),
 }
 family("X13", "a call in a file of joblib, as one of its readers or `pickle.load` sees it", {
@@ -308,7 +308,7 @@ family("X123", "a wrapper of joblib with attributes that its class does not writ
     "method": lambda: joblib_with(read=name("mine.read")),
     "setstate": lambda: joblib_with(__setstate__=name("mine.read")),
     "order": lambda: joblib_with(order=name("mine.order")),
-}, Refused("PickleOpcode"), "StateAttribute", verdict="unknown")  # fmt: skip
+}, Refused("UnknownFormat"), "StateAttribute", verdict="unknown")  # fmt: skip
 family("X14", "INST without a mark, before which `pickle.py` imports", {
     "inst": b"iposix\nsystem\n.", "member": lambda: as_member(b"iposix\nsystem\n."),
 }, {"inst": unknown, "member": opened}, "Import")  # fmt: skip

@@ -125,7 +125,7 @@ def test_every_id_of_the_matrix_has_a_case():
         "A": 18,
         "Z": 51,
         "P": 56,
-        "C": 30,
+        "C": 31,
         "R": 17,
         "T": 37,
         "L": 24,
