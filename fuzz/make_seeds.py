@@ -28,6 +28,7 @@ import torch.distributed.checkpoint as dcp
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests" / "data"))
 
+import tar_files
 from attacks import parts
 from attacks.distributed import Folder
 
@@ -212,6 +213,9 @@ def seeds() -> dict[str, dict[str, bytes]]:
         found["open"][name] = found["zip"][name] = file.getvalue()
     found["open"]["fortran.npy"] = found["npy"]["fortran"]
     found["distributed"] = distributed()
+    found["tar"] = tars()
+    found["open"]["nemo.tar"] = found["tar"]["nemo"]
+    found["open"]["torch.tar"] = found["tar"]["torch"]
     found["scan"] = scanned(state)
     return found
 
@@ -272,6 +276,28 @@ def scanned(state: bytes) -> dict[str, bytes]:
         "legacy": saved({"w": torch.ones(2)}, legacy=True),
         "array.npy": array.getvalue(),
         "tar": tarred.getvalue()[:2048],
+        "torch.tar": tars()["torch"],
+    }
+
+
+def tars() -> dict[str, bytes]:
+    """Archives of torch 0.1 and of NeMo, without most of the zeros at their ends."""
+    base = torch.arange(12.0)
+    state = {"w": torch.ones(2, 3), "b": torch.ones(3, dtype=torch.bfloat16)}
+    old = collections.OrderedDict(a=base, tied=base, t=base.view(3, 4).t(), part=base[4:8], n=3)
+    weights = saved(state)
+    with tempfile.TemporaryDirectory() as folder:
+        spread = tar_files.nemo_distributed(pathlib.Path(folder) / "weights", {"w": torch.ones(2, 3)})
+    found = {
+        "torch": tar_files.torch01(old),
+        "nemo": tar_files.nemo({"model_weights.ckpt": weights}),
+        "ranks": tar_files.nemo({f"mp_rank_0{rank}/model_weights.ckpt": weights for rank in range(2)}),
+        "gnu": tar_files.nemo({f"{'folder/' * 20}model_weights.ckpt": weights}, format=tarfile.GNU_FORMAT),
+        "dcp": spread,
+    }
+    return {
+        name: data.rstrip(b"\0").ljust(-(-len(data.rstrip(b"\0")) // 512) * 512 + 1024, b"\0")
+        for name, data in found.items()
     }
 
 

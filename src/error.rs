@@ -107,8 +107,8 @@ codes! {
         "Check that the file is a checkpoint and was downloaded whole.";
     UnsupportedContainer: Unsupported, "The content is an archive in a format that does not contain a checkpoint directly.",
         "Unpack it, then open what it contains.";
-    TarUnsupported: Unsupported, "The file is a tar archive: an ordinary one, or a checkpoint of torch 0.1.",
-        "Unpack it and open what it contains. One of torch 0.1 that you trust: read it with torch.load(..., weights_only=False), and write it with a current torch.save.";
+    TarUnsupported: Unsupported, "The file is a tar archive that is neither a checkpoint of torch 0.1 nor one of NeMo.",
+        "Unpack it, and open what it contains.";
 
     ShardMissing: Format, "Files that the index or the shard numbers imply are missing.",
         "Download the missing files into the same directory.";
@@ -164,6 +164,11 @@ codes! {
     ByteOrder: Format, "The byteorder record is neither little nor big.",
         "The file is damaged or was made by hand: fetch it again, or ask its author.";
 
+    TarStructure: Format, "Readers of tar archives may see different members in the file, or a member is a link or a device.",
+        "The file is damaged or was made by hand: fetch it again, or ask its author.";
+    TarContent: Format, "A checkpoint of torch 0.1, or what a NeMo archive holds, contradicts itself.",
+        "The file is damaged or was made by hand: fetch it again, or ask its author.";
+
     PickleOpcode: Format, "A byte of the pickle is not an opcode.", "The pickle is damaged, or a later protocol's: fetch the file again, or ask its author.";
     PickleProto: Format, "The pickle's protocol is above 5, or stated anywhere but at its start.",
         "The pickle is damaged or a later Python's: write it again with protocol 5 or below.";
@@ -178,7 +183,7 @@ codes! {
         "The pickle is damaged or was made by hand: fetch the file again, or ask its author.";
     AmbiguousNumber: Format, "A number has a form that unpicklers disagree about.",
         "No writer uses this form: do not use the file before you know why.";
-    TrailingData: Format, "There are bytes after the end of a pickle or an array.",
+    TrailingData: Format, "There are bytes after the end of a pickle, an array or a tar archive.",
         "Open it with trailing bytes ignored if you know why they are there.";
     ExtRegistry: Format, "The pickle refers to a class by its code in the process's extension registry.",
         "Only the writer's process knows the class: save it again without copyreg.add_extension.";
@@ -391,6 +396,13 @@ impl Error {
     #[must_use]
     pub fn at(mut self, offset: u64) -> Error {
         self.0.offset.get_or_insert(offset);
+        self
+    }
+
+    /// Adds to the byte offset: the error is one of bytes that begin at `start`.
+    #[must_use]
+    pub(crate) fn shifted(mut self, start: u64) -> Error {
+        self.0.offset = self.0.offset.map(|offset| offset.saturating_add(start)).or(Some(start));
         self
     }
 

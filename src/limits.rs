@@ -56,12 +56,12 @@ limits! {
     name_bytes_total = 256 << 20, "Bytes of all tensor names together, and of the other texts in a checkpoint's reports. A pickle of less than a sixteenth of it gets less.";
     tensors = 4_000_000, "Tensors in one checkpoint, and calls of any one class or function in a pickle.";
     rank = 64, "Dimensions of one tensor.";
-    entries = 1 << 20, "Members of one zip archive, and legacy streams inside one pickle.";
-    directory_bytes = 256 << 20, "Bytes of one zip archive's central directory.";
-    name_bytes = 511, "Bytes of one zip member's name.";
+    entries = 1 << 20, "Members of one zip or tar archive, and legacy streams inside one pickle.";
+    directory_bytes = 256 << 20, "Bytes of one zip archive's central directory, or of all names in one tar archive.";
+    name_bytes = 511, "Bytes of the name of one member of an archive.";
     inflate_bytes = 256 << 20, "Bytes that compressed metadata may inflate to.";
     inflate_ratio = 200, "How many times its compressed size metadata may inflate to, once that is more than 16 MiB.";
-    header_bytes = 100_000_000, "Bytes of a safetensors header.";
+    header_bytes = 100_000_000, "Bytes of a safetensors header. An extended header of a tar archive gets 1 MiB at most.";
     index_bytes = 256 << 20, "Bytes of an index file (`*.index.json`).";
     scan_depth = 3, "Nesting depth of archives and pickles that a scan follows.";
     scan_bytes = 64 << 20, "Bytes of one file that a scan inflates or copies to scan nested containers.";

@@ -85,6 +85,30 @@ pub(crate) fn legacy(data: &[u8], random: &mut Random) -> Vec<u8> {
     pickles::mutate(data, start, random)
 }
 
+/// Mutates a tar archive, and mostly recomputes the checksums of its headers.
+pub(crate) fn tar(data: &[u8], random: &mut Random) -> Vec<u8> {
+    const BLOCK_BYTES: usize = 512;
+    let blocks = data.len() / BLOCK_BYTES;
+    let mut out = if blocks == 0 || random.one_in(4) {
+        bytes(data, random)
+    } else {
+        // A change inside one block leaves the others where they are.
+        let start = random.below(blocks) * BLOCK_BYTES;
+        let mut block = bytes(&data[start..start + BLOCK_BYTES], random);
+        block.resize(BLOCK_BYTES, 0);
+        [&data[..start], &block, &data[start + BLOCK_BYTES..]].concat()
+    };
+    if !random.one_in(8) {
+        let headers = out.chunks_exact_mut(BLOCK_BYTES).filter(|block| &block[257..262] == b"ustar");
+        for block in headers {
+            block[148..156].fill(b' ');
+            let sum: u32 = block.iter().map(|&byte| u32::from(byte)).sum();
+            block[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+        }
+    }
+    out
+}
+
 /// Mutates a zip archive: mostly its members, with correct checksums and offsets; sometimes its headers or its bytes.
 pub(crate) fn zip(data: &[u8], random: &mut Random) -> Vec<u8> {
     match random.below(4) {

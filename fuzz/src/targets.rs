@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustload::internals::bytes::Source;
 use rustload::internals::container::npy;
 use rustload::internals::container::safetensors::Header;
+use rustload::internals::container::tar;
 use rustload::internals::container::zip::{Archive, Trailing};
 use rustload::internals::pickle::{self, Disasm, Handle, Value, Values};
 use rustload::scan::{self, Verdict};
@@ -32,6 +33,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "legacy", run: legacy, mutate: mutate::legacy },
     Target { name: "safetensors", run: safetensors, mutate: mutate::safetensors },
     Target { name: "npy", run: npy, mutate: mutate::npy },
+    Target { name: "tar", run: tar_archive, mutate: mutate::tar },
     Target { name: "distributed", run: distributed, mutate: mutate::distributed },
     Target { name: "open", run: open, mutate: mutate::any },
     Target { name: "scan", run: scan, mutate: mutate::any },
@@ -194,6 +196,25 @@ fn npy(data: &[u8]) {
             );
         }
     }
+}
+
+/// A tar archive: members lie in the file, in order, and share no bytes; then what `open` checks of its checkpoint.
+fn tar_archive(data: &[u8]) {
+    let source = memory(data);
+    if let Ok(archive) = tar::Archive::open(&source, &limits(), true, &Cancel::new()) {
+        let mut end = 0;
+        for member in archive.members() {
+            assert!(
+                member.region().start() >= end + tar::BLOCK_BYTES,
+                "a member lies in another one's header"
+            );
+            end = member.region().end();
+            assert!(end <= data.len() as u64, "a member is outside the file");
+            assert_eq!(archive.find(member.name()).map(|found| found.region()), Some(member.region()));
+        }
+        assert!(archive.end() >= end, "the archive ends before a member");
+    }
+    open(data);
 }
 
 /// Opens a checkpoint and lists, slices and materializes its tensors.

@@ -86,6 +86,11 @@ fn npy_invariants_hold() {
 }
 
 #[test]
+fn tar_invariants_hold() {
+    check_invariants("tar");
+}
+
+#[test]
 fn open_invariants_hold() {
     check_invariants("open");
 }

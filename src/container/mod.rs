@@ -16,6 +16,7 @@ pub mod npy;
 pub mod safetensors;
 pub mod shards;
 mod sniff;
+pub mod tar;
 pub mod zip;
 
 pub use compressed::compressed_format;

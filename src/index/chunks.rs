@@ -10,6 +10,7 @@ use std::sync::Arc;
 use once_cell::race::OnceBox;
 use smallvec::SmallVec;
 
+use super::dcp::FolderFile;
 use super::validate::Flags;
 use super::{Index, Location, Options, Path, StorageBytes, Tree, tiling, torch};
 use crate::bytes::{Region, Source};
@@ -96,6 +97,16 @@ pub struct ChunkPart<'a> {
     pub offsets: Dims,
 }
 
+/// A range of a file in which a distributed checkpoint has a chunk or a value.
+#[cfg(feature = "scan")]
+#[derive(Clone, Copy, Debug)]
+pub enum ChunkItem<'a> {
+    /// Of a file on disk.
+    File(&'a FilePath, Region),
+    /// Of a member of an archive, which is a range of an open file.
+    Window(&'a Source, Region),
+}
+
 /// The files that the chunks and values of a distributed checkpoint lie in. Each is opened when it is first read.
 #[derive(Debug)]
 pub(super) struct ChunkFiles {
@@ -104,38 +115,60 @@ pub(super) struct ChunkFiles {
 }
 
 #[derive(Debug)]
-struct ChunkFile {
-    path: PathBuf,
-    /// Its size when the checkpoint was opened.
-    len: u64,
-    source: OnceBox<Source>,
+enum ChunkFile {
+    /// A file on disk.
+    Path {
+        path: PathBuf,
+        /// Its size when the checkpoint was opened.
+        len: u64,
+        source: OnceBox<Source>,
+    },
+    /// A range of an open file.
+    Window(Source),
 }
 
 impl ChunkFiles {
-    /// Files by path and size.
-    pub(super) fn new(files: Vec<(PathBuf, u64)>, options: &Options) -> ChunkFiles {
-        let files = files.into_iter().map(|(path, len)| ChunkFile { path, len, source: OnceBox::new() });
+    pub(super) fn new(files: Vec<FolderFile>, options: &Options) -> ChunkFiles {
+        let files = files.into_iter().map(|file| match file {
+            FolderFile::Path(path, len) => ChunkFile::Path { path, len, source: OnceBox::new() },
+            FolderFile::Window(source) => ChunkFile::Window(source),
+        });
         ChunkFiles { files: files.collect(), options: options.clone() }
     }
 
     /// A range of a file. Fails where the file has another size than when the checkpoint was opened.
     pub(super) fn window(&self, file: u32, region: Region) -> Result<Source> {
         let file = self.files.get(u32_to_usize(file)).ok_or_else(internal)?;
-        let source = file.source.get_or_try_init(|| {
-            let source = Source::open_with(&file.path, self.options.io)?;
-            match source.len() == file.len {
-                true => Ok(Box::new(source)),
-                false => {
-                    let text = format!("the file had {} byte(s) and now has {}", file.len, source.len());
-                    Err(Error::new(Code::FileChanged, text).in_file(&file.path))
+        let source = match file {
+            ChunkFile::Window(source) => source,
+            ChunkFile::Path { path, len, source } => source.get_or_try_init(|| {
+                let source = Source::open_with(path, self.options.io)?;
+                match source.len() == *len {
+                    true => Ok(Box::new(source)),
+                    false => {
+                        let text = format!("the file had {len} byte(s) and now has {}", source.len());
+                        Err(Error::new(Code::FileChanged, text).in_file(path))
+                    }
                 }
-            }
-        })?;
+            })?,
+        };
         source.window(region.start(), region.len())
     }
 
+    /// The path of a file, or of the archive that it is in; `None` for an archive in memory.
     pub(super) fn path(&self, file: u32) -> Option<&FilePath> {
-        self.files.get(u32_to_usize(file)).map(|file| file.path.as_path())
+        match self.files.get(u32_to_usize(file))? {
+            ChunkFile::Path { path, .. } => Some(path),
+            ChunkFile::Window(source) => source.path(),
+        }
+    }
+
+    #[cfg(feature = "scan")]
+    pub(super) fn item(&self, file: u32, region: Region) -> Option<ChunkItem<'_>> {
+        Some(match self.files.get(u32_to_usize(file))? {
+            ChunkFile::Path { path, .. } => ChunkItem::File(path, region),
+            ChunkFile::Window(source) => ChunkItem::Window(source, region),
+        })
     }
 }
 
@@ -228,9 +261,9 @@ impl Chunks {
 
     /// The ranges of the chunks that are archives, each with its file.
     #[cfg(feature = "scan")]
-    pub(super) fn items(&self) -> impl Iterator<Item = (&FilePath, Region)> {
+    pub(super) fn items(&self) -> impl Iterator<Item = ChunkItem<'_>> {
         self.chunks.iter().filter_map(|chunk| match chunk.place {
-            ChunkPlace::Archive(file, region) => Some((self.files.path(file)?, region)),
+            ChunkPlace::Archive(file, region) => self.files.item(file, region),
             ChunkPlace::Tensor(_) => None,
         })
     }

@@ -15,9 +15,11 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use self::folder::Folder;
+pub(super) use self::folder::{Folder, FolderFile};
+#[cfg(feature = "scan")]
+use super::chunks::ChunkItem;
 use super::chunks::{Chunk, ChunkFiles, Chunks};
-use super::meaning::{CallInterpreter, PersistentIdForm};
+use super::meaning::{CallInterpreter, PersistentIdForm, PersistentIds};
 use super::tree::Tree;
 use super::{Index, Location, Options, Path, PathStep, Tensor, Unknown, pickled};
 use crate::bytes::{Region, Source};
@@ -94,9 +96,15 @@ impl SavedValues {
         self.files.window(value.file, value.region)
     }
 
-    /// The file of a value, and the range in it.
+    /// The file of a value, and the range in it, or in the member of an archive.
     pub fn place(&self, value: &SavedValue) -> (Option<&FilePath>, Region) {
         (self.files.path(value.file), value.region)
+    }
+
+    /// As [`SavedValues::place`], for a scan.
+    #[cfg(feature = "scan")]
+    pub(super) fn item(&self, value: &SavedValue) -> Option<ChunkItem<'_>> {
+        self.files.item(value.file, value.region)
     }
 }
 
@@ -106,8 +114,8 @@ pub(super) fn is_metadata(pickle: &Pickle) -> bool {
     matches!(reader.class(pickle.root), Some((METADATA, "Metadata") | (MEGATRON, "MCoreMetadata")))
 }
 
-/// Reads the metadata, and checks that the files in its folder can hold what it states. `path` is that of the metadata.
-pub(super) fn read(source: &Source, path: &FilePath, pickle: Pickle, options: &Options) -> Result<Index> {
+/// Reads the metadata, and checks that the files in its folder can hold what it states.
+pub(super) fn read(source: &Source, folder: Folder<'_>, pickle: Pickle, options: &Options) -> Result<Index> {
     pickled::check_end(&pickle, options)?;
     let Pickle { values, root, .. } = pickle;
     let (index, saved) = {
@@ -116,15 +124,15 @@ pub(super) fn read(source: &Source, path: &FilePath, pickle: Pickle, options: &O
             reader.refuse_unknown()?;
         }
         let top = reader.fields(root, &["Metadata", "MCoreMetadata"])?;
-        let (stored, files) = reader.stored(&top, path, options)?;
+        let (stored, files) = reader.stored(&top, folder, options)?;
         reader.tensors(&top, stored, Arc::new(files), source, options)?
     };
     let no_storages = |key: &str, _: u64| {
         let text = format!("the metadata refers to storage {key}, but has no storages");
         Err(Error::new(Code::PersistentId, text))
     };
-    let (form, cancel) = (PersistentIdForm::Archive, &options.cancel);
-    let meanings = CallInterpreter::new(&values, &options.limits, form, &no_storages, cancel)?.finish();
+    let ids = PersistentIds::described(PersistentIdForm::Archive, &no_storages);
+    let meanings = CallInterpreter::new(&values, &options.limits, ids, &options.cancel)?.finish();
     let tree = Some(Arc::new(Tree::new(values, meanings, root)));
     Ok(Index { tree, saved: Some(Arc::new(saved)), ..index })
 }
@@ -321,12 +329,11 @@ impl<'a> Reader<'a> {
     fn stored(
         &self,
         top: &Fields<'a>,
-        path: &FilePath,
+        mut folder: Folder<'_>,
         options: &Options,
     ) -> Result<(Stored<'a>, ChunkFiles)> {
         let storage_data = top.need("storage_data")?;
         let pairs = self.dict(storage_data, "storage_data")?;
-        let mut folder = Folder::new(path)?;
         let mut stored: Stored<'a> = HashMap::new();
         for &(key, info) in pairs {
             options.cancel.check()?;
@@ -347,7 +354,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The place that a `_StorageInfo` states.
-    fn place(&self, info: Handle, folder: &mut Folder<'a>) -> Result<Place> {
+    fn place(&self, info: Handle, folder: &mut Folder<'_>) -> Result<Place> {
         let info = self.fields(info, &["_StorageInfo"])?;
         let transforms = info.get("transform_descriptors").map(|names| self.values.get(names));
         match transforms {

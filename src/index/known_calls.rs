@@ -1,6 +1,6 @@
 //! Tells a scan which globals and calls of a pickle are known. Works for any pickle, also of a damaged checkpoint.
 
-use super::meaning::{CallInterpreter, Found, Meaning, PersistentIdForm};
+use super::meaning::{CallInterpreter, Found, Meaning, PersistentIdForm, PersistentIds};
 use super::{Location, known};
 use crate::limits::Limits;
 use crate::pickle::{Call, CallId, GlobalId, Values};
@@ -53,10 +53,10 @@ impl KnownCalls {
     }
 }
 
-/// Classifies the calls of a pickle by their forms. `legacy` is whether persistent ids have the form of the legacy stream.
-pub fn known_calls(values: &Values, legacy: bool, limits: &Limits) -> KnownCalls {
-    let form = if legacy { PersistentIdForm::Legacy } else { PersistentIdForm::Archive };
+/// Classifies the calls of a pickle by their forms. `form` is that of its persistent ids.
+pub fn known_calls(values: &Values, form: PersistentIdForm, limits: &Limits) -> KnownCalls {
     let no_bytes = |_: &str, _: u64| Ok(Found::At(Location::Empty));
-    let meanings = CallInterpreter::by_form(values, limits, form, &no_bytes).finish();
+    let meanings =
+        CallInterpreter::by_form(values, limits, PersistentIds::described(form, &no_bytes)).finish();
     KnownCalls { calls: meanings.calls, globals: meanings.globals }
 }

@@ -20,6 +20,7 @@ mod known_calls;
 mod location;
 mod meaning;
 mod names;
+mod nemo;
 mod numpy_files;
 mod part;
 mod pickled;
@@ -28,16 +29,20 @@ mod script;
 mod tiling;
 mod torch;
 mod torch_legacy;
+mod torch_tar;
 mod tree;
 mod validate;
 
 use std::collections::HashMap;
-use std::path::Path as FilePath;
 use std::sync::Arc;
 
+#[cfg(not(feature = "scan"))]
+use self::meaning::PersistentIdForm;
+use self::meaning::PersistentIds;
 use crate::builder::setters;
-use crate::bytes::{Io, Region, Source};
+use crate::bytes::{Io, Source};
 pub(crate) use crate::container::safetensors::is_sharding_key;
+use crate::container::tar;
 use crate::container::zip::{Archive, Trailing};
 use crate::container::{Format, sniff};
 use crate::dtype::DType;
@@ -48,15 +53,21 @@ use crate::num::{to_u32, to_u64, u32_to_usize};
 use crate::parallel::Cancel;
 use crate::pickle::{self, Handle, Pickle};
 
+#[cfg(feature = "scan")]
+pub use chunks::ChunkItem;
 pub use chunks::{ChunkBytes, ChunkPart, Chunks, TensorPart};
 pub use dcp::{SavedValue, SavedValues};
 pub use extra::{Component, Extra, Packed, Quantization, Scale, Sparse, SparseLayout};
 #[cfg(feature = "scan")]
 pub use known_calls::{KnownCalls, known_calls};
 pub use location::{Deflated, Location, StorageBytes};
+#[cfg(feature = "scan")]
+pub use meaning::PersistentIdForm;
 pub use part::{Along, Part, Placement};
 #[cfg(feature = "scan")]
 pub(crate) use torch_legacy::PICKLES as LEGACY_PICKLES;
+#[cfg(feature = "scan")]
+pub use torch_tar::storage_itemsize;
 pub use tree::{DictKind, Object, Tree};
 use validate::Flags;
 pub use validate::{RawTensor, Sizes, Tensor};
@@ -168,7 +179,6 @@ impl Index {
 
     /// This index as that of a checkpoint inside a file, under a name of its own: all names begin with it, and a tensor that is the
     /// root of its object tree has exactly that name. Fails over the limit `name_bytes_total`.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the formats that hold several checkpoints follow"))]
     pub(crate) fn labelled(mut self, label: &str, limits: &Limits) -> Result<Index> {
         let added = to_u64(self.entries.len()).saturating_mul(to_u64(label.len()));
         Limits::check("name_bytes_total", limits.name_bytes_total, added)?;
@@ -219,13 +229,13 @@ impl Index {
 
     /// The ranges that a distributed checkpoint stores its chunks and values in, each with its file; none for other formats.
     #[cfg(feature = "scan")]
-    pub fn items(&self) -> impl Iterator<Item = (&FilePath, Region)> {
+    pub fn items(&self) -> impl Iterator<Item = ChunkItem<'_>> {
         let chunks = self.storages.iter().flat_map(|storage| match &storage.location {
             Location::Chunks(chunks) => Some(chunks.items()),
             _ => None,
         });
-        let values = self.saved.iter().flat_map(|saved| saved.list().iter().map(|value| saved.place(value)));
-        let values = values.filter_map(|(path, region)| Some((path?, region)));
+        let values =
+            self.saved.iter().flat_map(|saved| saved.list().iter().filter_map(|value| saved.item(value)));
         chunks.flatten().chain(values)
     }
 
@@ -305,7 +315,6 @@ impl OpaqueClass {
 
 /// Reads the index of one file. Its format is detected by its first bytes.
 pub fn read(source: &Source, options: &Options) -> Result<Index> {
-    let unsupported = |code, text: &str| Err(Error::new(code, text));
     match sniff(source)? {
         Format::Safetensors => safetensors::read(source, options),
         Format::Zip | Format::Npz => {
@@ -317,10 +326,16 @@ pub fn read(source: &Source, options: &Options) -> Result<Index> {
         Format::Npy => numpy_files::read_npy(source, options),
         Format::LegacyTorch => torch_legacy::read(source, options),
         Format::Pickle | Format::TorchDcp => plain_pickle(source, options),
-        Format::Tar => unsupported(
-            Code::TarUnsupported,
-            "this is a tar archive, as torch 0.1 wrote, which rustload does not read",
-        ),
+        Format::Tar => tar_archive(source, options),
+    }
+}
+
+/// Reads a tar archive: one of torch 0.1, or one that holds files of torch.
+fn tar_archive(source: &Source, options: &Options) -> Result<Index> {
+    let archive = tar::Archive::open(source, &options.limits, options.ignore_trailing, &options.cancel)?;
+    match torch_tar::is_torch(&archive) {
+        true => torch_tar::read(&archive, options),
+        false => nemo::read(&archive, options),
     }
 }
 
@@ -355,15 +370,15 @@ pub fn read_pickle(source: &Source, pickle: Pickle, options: &Options) -> Result
     if let Some(path) = source.path().filter(|_| source.start() == 0)
         && dcp::is_metadata(&pickle)
     {
-        return dcp::read(source, path, pickle, options);
+        return dcp::read(source, dcp::Folder::on_disk(path)?, pickle, options);
     }
     torch_legacy::check_not_legacy(pickle.values.data(), &options.limits)?;
     let locate = |key: &str, _: u64| {
         let text = format!("the pickle refers to storage {key}, but a bare pickle has no storages");
         Err(Error::new(Code::PersistentId, text))
     };
-    let mut read =
-        pickled::read_executed(pickle, meaning::PersistentIdForm::Archive, &locate, HashMap::new(), options)?;
+    let ids = PersistentIds::described(PersistentIdForm::Archive, &locate);
+    let mut read = pickled::read_executed(pickle, ids, HashMap::new(), options)?;
     let notes = std::mem::take(&mut read.notes);
     read.into_index(Format::Pickle, notes, source)
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::meaning::{CallInterpreter, Found, Locate, Meaning, PersistentIdForm};
+use super::meaning::{CallInterpreter, Found, Meaning, PersistentIds};
 use super::script::ScriptClasses;
 use super::tree::{Tree, View};
 use super::{Entry, Index, OpaqueClass, Options, Storage, Tensor, Unknown, names};
@@ -23,27 +23,21 @@ pub(super) struct Pickled {
 }
 
 /// Executes the pickle `data` and interprets its calls.
-pub(super) fn read(
-    data: Vec<u8>,
-    form: PersistentIdForm,
-    locate: Locate<'_>,
-    options: &Options,
-) -> Result<Pickled> {
+pub(super) fn read(data: Vec<u8>, ids: PersistentIds<'_>, options: &Options) -> Result<Pickled> {
     let pickle = pickle::run_cancellable(data, 0, &options.limits, &options.cancel)?;
-    read_executed(pickle, form, locate, ScriptClasses::new(), options)
+    read_executed(pickle, ids, ScriptClasses::new(), options)
 }
 
 /// As [`read`], for a pickle that was executed already. `scripts` are the TorchScript classes of its values.
 pub(super) fn read_executed(
     pickle: Pickle,
-    form: PersistentIdForm,
-    locate: Locate<'_>,
+    ids: PersistentIds<'_>,
     scripts: ScriptClasses,
     options: &Options,
 ) -> Result<Pickled> {
     check_end(&pickle, options)?;
     let Pickle { values, root, protocol, newest_protocol, .. } = pickle;
-    let mut interpreter = CallInterpreter::new(&values, &options.limits, form, locate, &options.cancel)?;
+    let mut interpreter = CallInterpreter::new(&values, &options.limits, ids, &options.cancel)?;
     interpreter.set_scripts(scripts);
     if options.unknown == Unknown::Error {
         refuse_unknown(View { values: &values, meanings: interpreter.meanings() })?;

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::meaning::{Found, PersistentIdForm};
+use super::meaning::{Found, PersistentIdForm, PersistentIds};
 use super::script::{self, ScriptClasses};
 use super::{Index, Location, Options, pickled};
 use crate::container::Format;
@@ -54,8 +54,8 @@ pub(super) fn read(archive: Archive, options: &Options) -> Result<Index> {
         true => script::read(&archive, &root, &pickle.values, options)?,
         false => ScriptClasses::new(),
     };
-    let mut read = pickled::read_executed(pickle, PersistentIdForm::Archive, &locate, scripts, options)
-        .in_member(&member)?;
+    let ids = PersistentIds::described(PersistentIdForm::Archive, &locate);
+    let mut read = pickled::read_executed(pickle, ids, scripts, options).in_member(&member)?;
     notes.append(&mut read.notes);
     let mut index = read.into_index(Format::Zip, notes, archive.source())?;
     index.is_torchscript = is_script;

@@ -4,7 +4,7 @@
 //! storage keys; then for each key an int64 count of elements and the bytes. Stricter than torch: every storage that a tensor
 //! names is in the list, the list names nothing else, and the last storage ends with the file.
 
-use super::meaning::{CallInterpreter, Found, PersistentIdForm, SHORT_STRING_MAX_BYTES};
+use super::meaning::{CallInterpreter, Found, PersistentIdForm, PersistentIds, SHORT_STRING_MAX_BYTES};
 use super::{Index, Location, Options, Storage, Unknown, pickled};
 use crate::bytes::{Region, Source};
 use crate::container::Format;
@@ -39,8 +39,8 @@ pub(super) fn read(source: &Source, options: &Options) -> Result<Index> {
     let positions = positions(&keys);
     let locate = |key: &str, _: u64| locate(&positions, key);
     let object = head.pickle(OBJECT).to_vec();
-    let mut read =
-        pickled::read(object, PersistentIdForm::Legacy, &locate, options).in_member(PICKLES[OBJECT])?;
+    let ids = PersistentIds::described(PersistentIdForm::Legacy, &locate);
+    let mut read = pickled::read(object, ids, options).in_member(PICKLES[OBJECT])?;
     let end = locate_storages(source, &mut read.storages, &keys, head.end())?;
     check_end(source, end, options)?;
     notes.append(&mut read.notes);
@@ -70,8 +70,8 @@ pub(super) fn read_single_storage(source: &Source, options: &Options) -> Result<
     };
     let positions = positions(&keys);
     let locate = |key: &str, _: u64| locate(&positions, key);
-    let mut interpreter =
-        CallInterpreter::new(&values, &options.limits, PersistentIdForm::Legacy, &locate, &options.cancel)?;
+    let ids = PersistentIds::described(PersistentIdForm::Legacy, &locate);
+    let mut interpreter = CallInterpreter::new(&values, &options.limits, ids, &options.cancel)?;
     interpreter.add_bare(&[pid]).in_member(PICKLES[OBJECT])?;
     let mut meanings = interpreter.finish();
     let end = locate_storages(source, &mut meanings.storages, &keys, head.end())?;
@@ -91,7 +91,10 @@ fn open(source: &Source, options: &Options) -> Result<(Head, Vec<String>, Vec<St
     let limits = &options.limits;
     let head = Head::read(source, limits)?;
     check_protocol(&head, limits).in_member(PICKLES[VERSION])?;
-    let notes = check_system(&head, options).in_member(PICKLES[SYSTEM])?;
+    let notes = head
+        .run(SYSTEM, limits)
+        .and_then(|pickle| system_notes(&pickle, options))
+        .in_member(PICKLES[SYSTEM])?;
     let keys = keys(&head, limits).in_member(PICKLES[KEYS])?;
     Ok((head, keys, notes))
 }
@@ -237,7 +240,7 @@ impl Ends {
 }
 
 /// The offset after the STOP of a pickle. Where an opcode fails, sets `pause` to the state before it.
-fn pickle_end(disasm: &mut Disasm<'_>, pause: &mut Option<ResumePoint>) -> Result<usize> {
+pub(super) fn pickle_end(disasm: &mut Disasm<'_>, pause: &mut Option<ResumePoint>) -> Result<usize> {
     loop {
         let before = disasm.resume_point();
         match disasm.next() {
@@ -267,8 +270,7 @@ fn check_protocol(head: &Head, limits: &Limits) -> Result<()> {
 }
 
 /// Checks the writer's system information. The reader does not need it, and torch ignores it too; unusual content is a note.
-fn check_system(head: &Head, options: &Options) -> Result<Vec<String>> {
-    let pickle = head.run(SYSTEM, &options.limits)?;
+pub(super) fn system_notes(pickle: &Pickle, options: &Options) -> Result<Vec<String>> {
     let values = &pickle.values;
     let mut notes = Vec::new();
     if let Some((id, _)) = values.globals().next() {

@@ -65,7 +65,17 @@ pub fn run_cancellable(
     limits: &Limits,
     cancel: &Cancel,
 ) -> Result<Pickle> {
-    machine::run(data.into(), start, limits, cancel)
+    machine::run(data.into(), start, false, limits, cancel)
+}
+
+/// As [`run_cancellable`], for a pickle that may have PERSID, a persistent id as text: torch 0.1 wrote it in protocol 0.
+pub fn run_accepting_persid(
+    data: impl Into<Chunk>,
+    start: usize,
+    limits: &Limits,
+    cancel: &Cancel,
+) -> Result<Pickle> {
+    machine::run(data.into(), start, true, limits, cancel)
 }
 
 /// Runs the pickle that begins at `start` of `data` in error-recovering mode: where the strict machine errors, records a defect

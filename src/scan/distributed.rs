@@ -8,7 +8,7 @@ use super::Options;
 use crate::bytes::{Region, Source};
 use crate::container::Format;
 use crate::error::{Code, Result};
-use crate::index;
+use crate::index::{self, ChunkItem};
 
 /// The extension of the files.
 const EXTENSION: &str = "distcp";
@@ -43,7 +43,8 @@ fn read(path: &Path, options: &Options) -> Result<HashMap<PathBuf, Vec<Region>>>
     let mut files: HashMap<PathBuf, Vec<Region>> = HashMap::new();
     match Source::open(path).and_then(|source| index::read(&source, &strict)) {
         Ok(index) if index.format == Format::TorchDcp => {
-            for (path, region) in index.items() {
+            for item in index.items() {
+                let ChunkItem::File(path, region) = item else { continue };
                 files.entry(path.to_owned()).or_default().push(region);
             }
         }

@@ -42,7 +42,9 @@ pub(super) fn scan_source(
 pub(super) fn scan_items(path: &Path, items: &[Region], options: &Options) -> Result<FileReport> {
     let text = path.to_string_lossy().into_owned();
     match Source::open(path) {
-        Ok(source) => scan_with(&source, Some(text), true, options, |scanner| scanner.items(&source, items)),
+        Ok(source) => {
+            scan_with(&source, Some(text), true, options, |scanner| scanner.item_file(&source, items))
+        }
         Err(error) => Ok(unreadable(FileReport::new(Some(text), options), &error)),
     }
 }
@@ -104,28 +106,40 @@ impl Scanner<'_> {
         source.check_unchanged()
     }
 
-    /// Shows every item of a file to every door. Bytes outside the items were not scanned.
-    fn items(&mut self, source: &Source, items: &[Region]) -> Result<()> {
+    fn item_file(&mut self, source: &Source, items: &[Region]) -> Result<()> {
         self.report.format = Some(Format::TorchDcp.name());
-        let mut end = 0_u64;
-        for item in items {
-            self.outside_items(end, item.start());
-            end = end.max(item.end());
-            let window = source.window(item.start(), item.len())?;
-            let label = inside(None, &format!("item at {}", item.start()));
-            let entered = self.source(&window, Some(&label), 1, Role::Loaded)?;
-            if !entered.any() {
-                self.report.unscanned(Some(&label), "an item in an unknown format", 0, window.len());
-            }
-        }
-        self.outside_items(end, source.len());
+        self.items(source, None, items, 1)?;
         source.check_unchanged()
     }
 
-    fn outside_items(&mut self, start: u64, end: u64) {
+    /// Shows every item of a file of a distributed checkpoint to every door. Bytes outside the items were not scanned. `label` names
+    /// the file where it is a member of an archive.
+    pub(super) fn items(
+        &mut self,
+        source: &Source,
+        label: Option<&str>,
+        items: &[Region],
+        depth: u64,
+    ) -> Result<()> {
+        let mut end = 0_u64;
+        for item in items {
+            self.outside_items(label, end, item.start());
+            end = end.max(item.end());
+            let window = source.window(item.start(), item.len())?;
+            let inner = inside(label, &format!("item at {}", item.start()));
+            let entered = self.source(&window, Some(&inner), depth, Role::Loaded)?;
+            if !entered.any() {
+                self.report.unscanned(Some(&inner), "an item in an unknown format", 0, window.len());
+            }
+        }
+        self.outside_items(label, end, source.len());
+        Ok(())
+    }
+
+    fn outside_items(&mut self, label: Option<&str>, start: u64, end: u64) {
         let len = end.saturating_sub(start);
         if len > 0 {
-            self.report.unscanned(None, "bytes outside the items that the metadata states", start, len);
+            self.report.unscanned(label, "bytes outside the items that the metadata states", start, len);
         }
     }
 

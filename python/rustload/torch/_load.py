@@ -178,6 +178,8 @@ def _load_pickled(
         if error.code == "TarUnsupported":
             raise _load_errors.tar() from error
         raise
+    if core.format == "torch-tar" and strict:
+        raise _load_errors.tar()
     if core.format == "pickle" and (strict or _STORAGE not in core.globals_of(0)):
         raise _load_errors.no_magic()
     if core.is_torchscript:

@@ -66,6 +66,26 @@ pub(crate) fn has_central_directory(source: &Source) -> Result<bool> {
     Ok(!directory_candidates(source)?.is_empty())
 }
 
+/// Whether every central directory that a reader of a source may find is one that a reader of one of these parts of it finds, with the
+/// same members. The parts are in order.
+#[cfg(feature = "scan")]
+pub(crate) fn has_directories_of(source: &Source, parts: &[Region]) -> Result<bool> {
+    for candidate in directory_candidates(source)? {
+        let before = parts.partition_point(|part| part.start() <= candidate.start);
+        let Some(part) = before.checked_sub(1).and_then(|at| parts.get(at)) else { return Ok(false) };
+        let moved = |offset: u64| offset.checked_sub(part.start());
+        let (Some(start), Some(shift)) = (moved(candidate.start), moved(candidate.shift)) else {
+            return Ok(false);
+        };
+        let wanted = DirectoryCandidate { start, len: candidate.len, shift };
+        let window = source.window(part.start(), part.len())?;
+        if window.len() <= EOCD_LEN || !directory_candidates(&window)?.contains(&wanted) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 /// Whether the last bytes of a source have the signature of an EOCD record.
 #[cfg(feature = "scan")]
 pub(crate) fn may_end_as_zip(tail: &[u8]) -> bool {

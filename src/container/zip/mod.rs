@@ -25,7 +25,7 @@ use crate::parallel::Cancel;
 pub use central_directory::Member;
 pub(super) use eocd::ends_in_zip;
 #[cfg(feature = "scan")]
-pub(crate) use eocd::{has_central_directory, may_end_as_zip};
+pub(crate) use eocd::{has_central_directory, has_directories_of, may_end_as_zip};
 #[cfg(feature = "scan")]
 pub use inflate::InflatedTail;
 #[cfg(feature = "scan")]

@@ -1,70 +1,96 @@
-//! The folder of a distributed checkpoint: which files its metadata may name, and which ranges of them.
+//! The folder of a distributed checkpoint, on disk or in a tar archive: which files its metadata may name, and which ranges of them.
 
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path as FilePath, PathBuf};
 
 use super::Place;
-use crate::bytes::Region;
+use crate::bytes::{Region, Source};
+use crate::container::tar::Archive;
 use crate::error::{Code, Error, Result};
 use crate::num::to_u32;
 
 /// The folder of a distributed checkpoint, and the files that its metadata names.
-pub(super) struct Folder<'a> {
-    path: PathBuf,
-    /// The folders that files may be in once links are followed: that of the metadata, before and after its own link is followed.
-    allowed: Vec<PathBuf>,
-    numbers: HashMap<&'a str, u32>,
-    /// Each file and its size.
-    pub(super) files: Vec<(PathBuf, u64)>,
+pub(in crate::index) struct Folder<'a> {
+    place: FolderPlace<'a>,
+    numbers: HashMap<String, u32>,
+    pub(super) files: Vec<FolderFile>,
+}
+
+/// Where a folder is.
+enum FolderPlace<'a> {
+    /// On disk.
+    Disk {
+        path: PathBuf,
+        /// The folders that files may be in once links are followed: that of the metadata, before and after its own link is followed.
+        allowed: Vec<PathBuf>,
+    },
+    /// In an archive, which has no links. The folder has no slash at its end.
+    Archive(&'a Archive, &'a str),
+}
+
+/// A file of the checkpoint.
+pub(in crate::index) enum FolderFile {
+    /// A path, and the size.
+    Path(PathBuf, u64),
+    /// A range of an open file.
+    Window(Source),
+}
+
+impl FolderFile {
+    fn len(&self) -> u64 {
+        match self {
+            FolderFile::Path(_, len) => *len,
+            FolderFile::Window(source) => source.len(),
+        }
+    }
 }
 
 impl<'a> Folder<'a> {
-    pub(super) fn new(metadata: &FilePath) -> Result<Folder<'a>> {
+    /// The folder of an archive that has the metadata.
+    pub(in crate::index) fn in_archive(archive: &'a Archive, folder: &'a str) -> Folder<'a> {
+        Folder { place: FolderPlace::Archive(archive, folder), numbers: HashMap::new(), files: Vec::new() }
+    }
+
+    /// The folder on disk that has the metadata.
+    pub(in crate::index) fn on_disk(metadata: &FilePath) -> Result<Folder<'a>> {
         let parent = metadata.parent().unwrap_or(FilePath::new(""));
         let path = if parent.as_os_str().is_empty() { FilePath::new(".") } else { parent }.to_owned();
         let failed = |error| Error::io(error, metadata.to_owned());
         let mut allowed = vec![fs::canonicalize(&path).map_err(failed)?];
         allowed.extend(fs::canonicalize(metadata).map_err(failed)?.parent().map(FilePath::to_owned));
-        Ok(Folder { path, allowed, numbers: HashMap::new(), files: Vec::new() })
+        let place = FolderPlace::Disk { path, allowed };
+        Ok(Folder { place, numbers: HashMap::new(), files: Vec::new() })
     }
 
     /// The number of a file. Fails with `DcpPath` unless its name is a plain one in the folder, and with `ShardMissing` where it does
     /// not exist.
-    pub(super) fn file(&mut self, name: &'a str) -> Result<u32> {
+    pub(super) fn file(&mut self, name: &str) -> Result<u32> {
         if let Some(&number) = self.numbers.get(name) {
             return Ok(number);
         }
-        let escape = |why: &str| Err(Error::new(Code::DcpPath, format!("the file name {name:?} {why}")));
         let is_drive = matches!(name.as_bytes(), [letter, b':', ..] if letter.is_ascii_alphabetic());
         if is_drive || matches!(name, "" | "." | "..") || name.contains(['/', '\\', '\0']) {
-            return escape("is not a plain name in the checkpoint's folder");
+            return Err(escape(name, "is not a plain name in the checkpoint's folder"));
         }
-        let path = self.path.join(name);
-        let real = match fs::canonicalize(&path) {
-            Ok(real) => real,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                let text = format!("the metadata names the file {name:?}, which is missing");
-                return Err(Error::new(Code::ShardMissing, text));
+        let file = match &self.place {
+            FolderPlace::Disk { path, allowed } => on_disk(path, allowed, name)?,
+            FolderPlace::Archive(archive, folder) => {
+                let path = if folder.is_empty() { name.to_owned() } else { format!("{folder}/{name}") };
+                let member = archive.find(&path).ok_or_else(|| missing(name))?;
+                FolderFile::Window(archive.window(member)?)
             }
-            Err(error) => return Err(Error::io(error, path)),
         };
-        if !real.parent().is_some_and(|parent| self.allowed.iter().any(|allowed| allowed == parent)) {
-            return escape("is a link out of the checkpoint's folder");
-        }
-        let metadata = fs::metadata(&path).map_err(|error| Error::io(error, path.clone()))?;
-        if !metadata.is_file() {
-            return Err(Error::new(Code::NotRegularFile, "this is no regular file").in_file(&path));
-        }
         let number = to_u32(self.files.len());
-        self.files.push((path, metadata.len()));
-        self.numbers.insert(name, number);
+        self.files.push(file);
+        self.numbers.insert(name.to_owned(), number);
         Ok(number)
     }
 
     /// A range of a file. Fails with `DcpRange` where the file is shorter.
     pub(super) fn range(&self, file: u32, start: u64, len: u64) -> Result<Region> {
-        let size = usize::try_from(file).ok().and_then(|file| self.files.get(file)).map_or(0, |file| file.1);
+        let size =
+            usize::try_from(file).ok().and_then(|file| self.files.get(file)).map_or(0, FolderFile::len);
         Region::new(start, len).filter(|region| region.end() <= size).ok_or_else(|| {
             let text = format!("{len} byte(s) at {start} reach outside a file of {size}");
             Error::new(Code::DcpRange, text)
@@ -84,4 +110,30 @@ impl<'a> Folder<'a> {
         }
         Ok(())
     }
+}
+
+fn escape(name: &str, why: &str) -> Error {
+    Error::new(Code::DcpPath, format!("the file name {name:?} {why}"))
+}
+
+fn missing(name: &str) -> Error {
+    Error::new(Code::ShardMissing, format!("the metadata names the file {name:?}, which is missing"))
+}
+
+/// A file in a folder on disk.
+fn on_disk(folder: &FilePath, allowed: &[PathBuf], name: &str) -> Result<FolderFile> {
+    let path = folder.join(name);
+    let real = match fs::canonicalize(&path) {
+        Ok(real) => real,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(missing(name)),
+        Err(error) => return Err(Error::io(error, path)),
+    };
+    if !real.parent().is_some_and(|parent| allowed.iter().any(|allowed| allowed == parent)) {
+        return Err(escape(name, "is a link out of the checkpoint's folder"));
+    }
+    let metadata = fs::metadata(&path).map_err(|error| Error::io(error, path.clone()))?;
+    if !metadata.is_file() {
+        return Err(Error::new(Code::NotRegularFile, "this is no regular file").in_file(&path));
+    }
+    Ok(FolderFile::Path(path, metadata.len()))
 }

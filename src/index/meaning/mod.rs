@@ -10,6 +10,7 @@ mod build;
 mod distributed;
 mod embedded;
 mod forms;
+mod keyed;
 mod numpy;
 mod pre_0_4;
 mod quantized;
@@ -20,8 +21,10 @@ mod storage;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+pub(super) use self::keyed::{Keyed, KeyedObjects};
 pub(super) use self::numpy::NumpyType;
-use self::storage::{DescribedStorage, StorageSlice};
+use self::storage::DescribedStorage;
+pub(super) use self::storage::StorageSlice;
 use super::extra::{Extra, SparseLayout};
 use super::known::{Known, Rebuild, lookup};
 use super::script::ScriptClasses;
@@ -70,14 +73,38 @@ pub(super) enum Meaning {
     Opaque,
 }
 
-/// The form of persistent ids: five items in a zip archive, six in a legacy stream (torch/serialization.py: `persistent_load`).
+/// The form of persistent ids: five items in a zip archive, six in a legacy stream (torch/serialization.py: `persistent_load`), a number
+/// in torch 0.1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum PersistentIdForm {
+pub enum PersistentIdForm {
     /// `('storage', class, key, location, numel)`.
     #[default]
     Archive,
     /// `('storage', class, key, location, numel, view)`, and `('module', class, file, source)`.
     Legacy,
+    /// The number of a tensor or storage that the file describes elsewhere, and `(class, file, source)`.
+    Keyed,
+}
+
+/// How to read the persistent ids of a pickle.
+pub(super) struct PersistentIds<'a> {
+    form: PersistentIdForm,
+    locate: Locate<'a>,
+    objects: KeyedObjects,
+}
+
+impl<'a> PersistentIds<'a> {
+    /// Those of a form that describes storages. `locate` finds their bytes.
+    pub(super) fn described(form: PersistentIdForm, locate: Locate<'a>) -> PersistentIds<'a> {
+        PersistentIds { form, locate, objects: KeyedObjects::default() }
+    }
+
+    /// The numbers of these tensors and storages.
+    pub(super) fn keyed(objects: KeyedObjects) -> PersistentIds<'static> {
+        let locate: Locate<'static> =
+            &|_, _| Err(Error::new(Code::InternalError, "a storage of torch 0.1 has no key of its own"));
+        PersistentIds { form: PersistentIdForm::Keyed, locate, objects }
+    }
 }
 
 /// Finds the storage with this key and this size in bytes, as the pickle states it.
@@ -114,6 +141,8 @@ pub(super) struct Meanings {
     pub(super) globals: Vec<Option<Known>>,
     /// By persistent id, a storage that is a value of the tree itself and not part of a tensor, as a 1-D tensor.
     pub(super) bare: HashMap<Handle, u32>,
+    /// The persistent ids that are tensors.
+    pub(super) keyed_tensors: HashMap<Handle, u32>,
     pub(super) tensors: Vec<Tensor>,
     /// The further properties of tensors that have any, by tensor number.
     pub(super) extras: HashMap<u32, Extra>,
@@ -124,14 +153,21 @@ pub(super) struct Meanings {
 }
 
 impl Meanings {
-    /// The class of `('module', class, file, source)`, a persistent id that refers to the class itself. It is always a global.
+    /// The tensor that a persistent id is, or the 1-D tensor of the storage that it is.
+    pub(super) fn tensor_of(&self, pid: Handle) -> Option<u32> {
+        self.keyed_tensors.get(&pid).or_else(|| self.bare.get(&pid)).copied()
+    }
+
+    /// The class of `('module', class, file, source)`, or in torch 0.1 of `(class, file, source)`: a persistent id that refers to the
+    /// class itself. It is always a global.
     pub(super) fn module(&self, values: &Values, pid: Handle) -> Option<Handle> {
-        if self.form != PersistentIdForm::Legacy {
-            return None;
-        }
-        let Value::Tuple(&[tag, class, _, _]) = values.get(pid) else { return None };
-        let is_tag = matches!(values.get(tag), Value::Str(tag) if tag.as_str() == Some("module"));
-        (is_tag && matches!(values.get(class), Value::Global(_))).then_some(class)
+        let is_tag = |tag| matches!(values.get(tag), Value::Str(tag) if tag.as_str() == Some("module"));
+        let class = match (self.form, values.get(pid)) {
+            (PersistentIdForm::Legacy, Value::Tuple(&[tag, class, _, _])) if is_tag(tag) => class,
+            (PersistentIdForm::Keyed, Value::Tuple(&[class, _, _])) => class,
+            _ => return None,
+        };
+        matches!(values.get(class), Value::Global(_)).then_some(class)
     }
 }
 
@@ -141,6 +177,10 @@ pub(super) struct CallInterpreter<'a> {
     limits: &'a Limits,
     cancel: Cancel,
     locate: Locate<'a>,
+    /// The tensors and storages that persistent ids are the keys of.
+    keys: HashMap<i64, Keyed>,
+    /// The 1-D tensors of such storages that are values of the tree themselves.
+    bare_keyed: HashMap<StorageSlice, u32>,
     /// The offset of the call or BUILD that is being interpreted.
     now: u64,
     storages_by_key: HashMap<&'a str, DescribedStorage>,
@@ -178,11 +218,14 @@ impl<'a> CallInterpreter<'a> {
     pub(super) fn new(
         values: &'a Values,
         limits: &'a Limits,
-        form: PersistentIdForm,
-        locate: Locate<'a>,
+        ids: PersistentIds<'a>,
         cancel: &Cancel,
     ) -> Result<CallInterpreter<'a>> {
-        let mut interpreter = CallInterpreter::empty(values, limits, form, locate, cancel.clone());
+        let is_keyed = ids.form == PersistentIdForm::Keyed;
+        let mut interpreter = CallInterpreter::empty(values, limits, ids, cancel.clone());
+        if is_keyed {
+            interpreter.resolve_keys()?;
+        }
         let mut builds = values.builds().iter().peekable();
         for (id, _) in values.calls() {
             let call = values.call(id);
@@ -215,10 +258,9 @@ impl<'a> CallInterpreter<'a> {
     pub(super) fn by_form(
         values: &'a Values,
         limits: &'a Limits,
-        form: PersistentIdForm,
-        locate: Locate<'a>,
+        ids: PersistentIds<'a>,
     ) -> CallInterpreter<'a> {
-        let mut interpreter = CallInterpreter::empty(values, limits, form, locate, Cancel::default());
+        let mut interpreter = CallInterpreter::empty(values, limits, ids, Cancel::default());
         interpreter.out.calls.reserve(values.calls().len());
         let mut builds = values.builds().iter().peekable();
         for (id, _) in values.calls() {
@@ -250,15 +292,18 @@ impl<'a> CallInterpreter<'a> {
     fn empty(
         values: &'a Values,
         limits: &'a Limits,
-        form: PersistentIdForm,
-        locate: Locate<'a>,
+        ids: PersistentIds<'a>,
         cancel: Cancel,
     ) -> CallInterpreter<'a> {
+        let PersistentIds { form, locate, objects } = ids;
+        let KeyedObjects { by_key, tensors, storages } = objects;
         CallInterpreter {
             values,
             limits,
             cancel,
             locate,
+            keys: by_key,
+            bare_keyed: HashMap::new(),
             now: 0,
             storages_by_key: HashMap::new(),
             views: HashMap::new(),
@@ -271,7 +316,7 @@ impl<'a> CallInterpreter<'a> {
             lengths: HashMap::new(),
             devices: HashMap::new(),
             embedded: HashMap::new(),
-            out: Meanings { form, globals: globals(values), ..Meanings::default() },
+            out: Meanings { form, globals: globals(values), tensors, storages, ..Meanings::default() },
         }
     }
 

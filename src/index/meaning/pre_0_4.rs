@@ -105,7 +105,7 @@ impl<'a> CallInterpreter<'a> {
         let has_form = match (class, args) {
             (_, []) => true,
             (TensorClass::Parameter | TensorClass::Variable, [data] | [data, _]) => {
-                matches!(self.values.get(*data), Value::Call(_))
+                matches!(self.values.get(*data), Value::Call(_) | Value::PersistentId(_))
             }
             _ => false,
         };

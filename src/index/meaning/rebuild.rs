@@ -239,13 +239,15 @@ impl<'a> CallInterpreter<'a> {
     }
 
     pub(super) fn tensor_id(&self, handle: Handle) -> Option<(u32, &Tensor)> {
-        let Value::Call(id) = self.values.get(handle) else { return None };
-        match self.out.calls.get(id.index()) {
-            Some(&Meaning::Tensor(tensor)) => {
-                self.out.tensors.get(usize::try_from(tensor).ok()?).map(|found| (tensor, found))
-            }
-            _ => None,
-        }
+        let tensor = match self.values.get(handle) {
+            Value::Call(id) => match self.out.calls.get(id.index()) {
+                Some(&Meaning::Tensor(tensor)) => tensor,
+                _ => return None,
+            },
+            Value::PersistentId(pid) => *self.out.keyed_tensors.get(&pid)?,
+            _ => return None,
+        };
+        self.out.tensors.get(usize::try_from(tensor).ok()?).map(|found| (tensor, found))
     }
 
     /// Adds a tensor; see [`checked_tensor`](CallInterpreter::checked_tensor).

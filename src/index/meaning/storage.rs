@@ -20,14 +20,14 @@ pub(super) struct DescribedStorage {
 }
 
 /// The slice of a storage that a persistent id refers to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct StorageSlice {
-    pub(super) storage: u32,
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::index) struct StorageSlice {
+    pub(in crate::index) storage: u32,
     /// The element type of the id's class.
-    pub(super) dtype: DType,
+    pub(in crate::index) dtype: DType,
     /// The first byte; 0 unless the id has a view.
-    pub(super) start: u64,
-    pub(super) nbytes: u64,
+    pub(in crate::index) start: u64,
+    pub(in crate::index) nbytes: u64,
 }
 
 impl<'a> CallInterpreter<'a> {
@@ -38,10 +38,18 @@ impl<'a> CallInterpreter<'a> {
                 continue;
             }
             let slice = self.storage(pid)?;
+            // Two keys may be written in two ways in one pickle, and are one storage.
+            if let Some(&id) = self.bare_keyed.get(&slice) {
+                self.out.bare.insert(pid, id);
+                continue;
+            }
             let numel = slice.nbytes.checked_div(slice.dtype.itemsize()).unwrap_or(0);
             let tensor = Tensor::contiguous(slice.dtype, &[numel], slice.storage, slice.nbytes)?;
             let id = self.push(tensor.shifted(slice.start)?)?;
             self.out.bare.insert(pid, id);
+            if self.out.form == PersistentIdForm::Keyed {
+                self.bare_keyed.insert(slice, id);
+            }
         }
         Ok(())
     }
@@ -59,6 +67,9 @@ impl<'a> CallInterpreter<'a> {
     fn storage(&mut self, pid: Handle) -> Result<StorageSlice> {
         let wrong = |what: &str| Error::new(Code::PersistentId, format!("a persistent id's {what}"));
         let values: &'a Values = self.values;
+        if self.out.form == PersistentIdForm::Keyed {
+            return self.keyed_storage(pid);
+        }
         let (tag, class, key, location, numel, view) = match (self.out.form, values.get(pid)) {
             (PersistentIdForm::Archive, Value::Tuple(&[tag, class, key, location, numel])) => {
                 (tag, class, key, location, numel, None)
@@ -69,7 +80,7 @@ impl<'a> CallInterpreter<'a> {
             (PersistentIdForm::Archive, _) => {
                 return Err(wrong("form is not ('storage', class, key, location, numel)"));
             }
-            (PersistentIdForm::Legacy, _) => {
+            (PersistentIdForm::Legacy | PersistentIdForm::Keyed, _) => {
                 return Err(wrong("form is not ('storage', class, key, location, numel, view)"));
             }
         };
@@ -187,7 +198,7 @@ impl<'a> CallInterpreter<'a> {
 }
 
 /// A short string; `None` for other values. The pickle module reads byte strings of Python 2 as strings too.
-fn short_string(values: &Values, handle: Handle) -> Option<&str> {
+pub(super) fn short_string(values: &Values, handle: Handle) -> Option<&str> {
     match values.get(handle) {
         Value::Str(text) if text.as_bytes().len() <= SHORT_STRING_MAX_BYTES => text.as_str(),
         _ => None,
@@ -195,6 +206,6 @@ fn short_string(values: &Values, handle: Handle) -> Option<&str> {
 }
 
 /// Whether a key is a decimal number as torch writes it, without sign and leading zeros.
-fn is_key(key: &str) -> bool {
+pub(super) fn is_key(key: &str) -> bool {
     !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_digit()) && (key == "0" || !key.starts_with('0'))
 }

@@ -188,8 +188,8 @@ impl<'a> Walk<'a> {
                 _ => {}
             },
             Value::PersistentId(pid) => {
-                match self.view.meanings.bare.get(&pid) {
-                    Some(&tensor) => self.name(tensor, naming, path)?,
+                match self.view.meanings.tensor_of(pid) {
+                    Some(tensor) => self.name(tensor, naming, path)?,
                     None if self.view.module(pid).is_some() => {}
                     None => self.found.bare.push(pid),
                 }

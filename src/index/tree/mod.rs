@@ -280,8 +280,8 @@ impl<'a> View<'a> {
                 let global = self.values.global(id);
                 Object::Global { module: global.module, name: global.name }
             }
-            Value::PersistentId(pid) => match (self.meanings.bare.get(&pid), self.module(pid)) {
-                (Some(&tensor), _) => Object::Tensor(tensor),
+            Value::PersistentId(pid) => match (self.meanings.tensor_of(pid), self.module(pid)) {
+                (Some(tensor), _) => Object::Tensor(tensor),
                 (None, Some(class)) => return self.get(class),
                 (None, None) => Object::None,
             },

@@ -14,6 +14,7 @@ use super::{Entered, Visit};
 use crate::bytes::Source;
 use crate::dtype::DType;
 use crate::error::Result;
+use crate::index::PersistentIdForm;
 use crate::num::to_u64;
 use crate::pickle::{self, Handle, RecoveredPickle, Value, Values};
 
@@ -127,7 +128,7 @@ impl Scanner<'_> {
                     at = at.saturating_add(nbytes);
                 }
                 Array::Objects => {
-                    let place = At { source, offset: at, known: true, legacy: false };
+                    let place = At { source, offset: at, known: true, ids: PersistentIdForm::Archive };
                     let run = self.run_pickle(&place)?;
                     let end = at.saturating_add(to_u64(run.recovered.end));
                     let stopped = run.stopped();
@@ -165,7 +166,7 @@ impl Scanner<'_> {
         }
         let is_cut = parts.gap.is_some();
         let source = Source::memory(Arc::new(parts.bytes));
-        let place = At { source: &source, offset: 0, known: true, legacy: false };
+        let place = At { source: &source, offset: 0, known: true, ids: PersistentIdForm::Archive };
         let mut run = self.run_pickle(&place)?;
         if is_cut {
             // That it has no STOP is the scan's doing.

@@ -7,7 +7,7 @@ use super::super::file::{Scanner, inside};
 use super::pickle::At;
 use super::{Entered, Visit};
 use crate::error::Result;
-use crate::index::LEGACY_PICKLES;
+use crate::index::{LEGACY_PICKLES, PersistentIdForm};
 
 /// Walks the five pickles; returns the offset after them, or `None` where every reader stops before.
 pub(super) fn walk(
@@ -18,7 +18,7 @@ pub(super) fn walk(
     let mut at = 0;
     for name in LEGACY_PICKLES {
         let member = inside(visit.label, name);
-        let place = At { source: visit.source, offset: at, known: true, legacy: true };
+        let place = At { source: visit.source, offset: at, known: true, ids: PersistentIdForm::Legacy };
         let run = scanner.run_pickle(&place)?;
         let scanned = scanner.report_pickle(run, &place, Some(&member), visit.depth, false)?;
         entered.pickle = true;

@@ -12,10 +12,11 @@ mod npy;
 mod pickle;
 pub(super) mod safetensors;
 mod tar;
+mod torch_tar;
 mod zip;
 
 use super::file::Scanner;
-use crate::bytes::Source;
+use crate::bytes::{Region, Source};
 use crate::container::Format;
 use crate::error::Result;
 use crate::pickle::Pickle;
@@ -55,6 +56,12 @@ pub(super) enum Role {
     Member,
     /// An archive, by a name that a reader unpickles.
     PickleMember,
+    /// A tar archive of torch 0.1: `pickle`, whose persistent ids are numbers.
+    Keyed,
+    /// A tar archive of torch 0.1: `storages`, pickles between elements.
+    Storages,
+    /// A tar archive of torch 0.1: `tensors`, pickles between numbers.
+    Tensors,
     /// A torch archive: `data.pkl`, whose persistent ids are its storages.
     Main,
     /// The content of a compressed stream.
@@ -64,12 +71,12 @@ pub(super) enum Role {
 impl Role {
     /// Whether some reader unpickles the bytes, whatever they are.
     pub(super) fn is_pickle(self) -> bool {
-        matches!(self, Role::PickleMember | Role::Main)
+        matches!(self, Role::PickleMember | Role::Main | Role::Keyed | Role::Storages | Role::Tensors)
     }
 
     /// Whether they are a member of an archive, which `rustload.open` does not open by itself.
     pub(super) fn is_member(self) -> bool {
-        matches!(self, Role::Member | Role::PickleMember | Role::Main)
+        self == Role::Member || self.is_pickle()
     }
 }
 
@@ -81,6 +88,10 @@ pub(super) struct Entered {
     pub(super) npy: bool,
     pub(super) tar: bool,
     pub(super) zip: bool,
+    /// The ranges of a tar archive that were shown to every door.
+    pub(super) members: Vec<Region>,
+    /// The ranges of a tar archive in which a distributed checkpoint has its items, in order.
+    items: Vec<Region>,
     /// A compressed stream; `Some(false)` where not all of it was inflated.
     pub(super) unpacked: Option<bool>,
     /// The pickle that is all of the source, if the strict reader accepts it.
@@ -90,6 +101,13 @@ pub(super) struct Entered {
 }
 
 impl Entered {
+    /// The items in a range.
+    fn items_in(&self, start: u64, len: u64) -> Vec<Region> {
+        let from = self.items.partition_point(|item| item.start() < start);
+        let items = self.items.get(from..).unwrap_or_default().iter();
+        items.take_while(|item| item.end() <= start.saturating_add(len)).copied().collect()
+    }
+
     /// Whether any door opened.
     pub(super) fn any(&self) -> bool {
         self.pickle || self.joblib || self.npy || self.tar || self.zip || self.unpacked.is_some()

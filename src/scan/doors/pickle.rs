@@ -11,10 +11,11 @@ use super::super::file::{Scanner, inside};
 use super::super::pickles::{self, Nested, PickleContext};
 use super::super::report::Finding;
 use super::super::report::Verdict;
-use super::{Entered, Role, Visit, joblib, legacy};
+use super::{Entered, Role, Visit, joblib, legacy, torch_tar};
 use crate::bytes::Source;
 use crate::container::Format;
 use crate::error::{Code, Error, Result};
+use crate::index::PersistentIdForm;
 use crate::num::to_u64;
 use crate::pickle::{self, Opcode, Pickle, RecoveredPickle};
 
@@ -31,8 +32,8 @@ pub(super) struct At<'a> {
     pub(super) offset: u64,
     /// Whether some reader unpickles the bytes, whatever they are.
     pub(super) known: bool,
-    /// Whether persistent ids have the form of the legacy stream.
-    pub(super) legacy: bool,
+    /// The form of persistent ids.
+    pub(super) ids: PersistentIdForm,
 }
 
 /// The run of one pickle.
@@ -66,6 +67,10 @@ pub(super) fn walk(scanner: &mut Scanner<'_>, visit: &Visit<'_>, entered: &mut E
             None => Ok(()),
         };
     }
+    if matches!(visit.role, Role::Storages | Role::Tensors) {
+        let end = torch_tar::walk(scanner, visit, entered)?;
+        return if end < visit.source.len() { scanner.pickles(visit, end, false, entered) } else { Ok(()) };
+    }
     let is_detected = visit.format == Some(Format::Pickle) && !visit.role.is_member();
     let known = visit.role.is_pickle() || is_detected;
     scanner.pickles(visit, 0, known, entered)
@@ -84,6 +89,10 @@ impl Scanner<'_> {
         // What a member of an archive loads is one level below the archive.
         let depth = visit.depth.saturating_sub(visit.role.is_member().into());
         let (mut at, mut count, mut is_entered) = (start, 0_u64, false);
+        let ids = match visit.role {
+            Role::Keyed => PersistentIdForm::Keyed,
+            _ => PersistentIdForm::Archive,
+        };
         // Pickles of plain data. They count as pickles once another one acts, or if the source ends with them.
         let mut plain = Vec::new();
         while at < source.len() || (known && count == 0) {
@@ -98,7 +107,7 @@ impl Scanner<'_> {
                 at = source.len();
                 break;
             }
-            let place = At { source, offset: at, known: known && count == 0, legacy: false };
+            let place = At { source, offset: at, known: known && count == 0, ids };
             let run = self.run_pickle(&place)?;
             let array = if at == 0 { joblib::first_array(&run.recovered) } else { None };
             if array.is_some() {
@@ -161,7 +170,7 @@ impl Scanner<'_> {
         let limits = &self.options.limits;
         let available = place.source.len().saturating_sub(place.offset);
         let ceiling = available.min(limits.pickle_bytes);
-        let mut len = match (place.known, place.legacy) {
+        let mut len = match (place.known, place.ids == PersistentIdForm::Legacy) {
             (true, true) => LEGACY_FIRST_READ_BYTES,
             (true, false) => KNOWN_FIRST_READ_BYTES,
             _ => FIRST_READ_BYTES,
@@ -199,8 +208,8 @@ impl Scanner<'_> {
         if let Some(error) = limit {
             self.report.add_error(&error, member);
         }
-        let At { source, offset, legacy, .. } = *place;
-        let context = PickleContext { member, base_offset: offset, legacy, wants_keys };
+        let At { source, offset, ids, .. } = *place;
+        let context = PickleContext { member, base_offset: offset, ids, wants_keys };
         let (limits, cancel) = (&self.options.limits, &self.options.cancel);
         let scanned = pickles::classify(&mut self.report, recovered, &context, limits, cancel)?;
         let len = to_u64(scanned.end);

@@ -4,18 +4,21 @@
 //! decides, not the word `ustar`. A member of an unknown type is a regular file. Long names (GNU) and extended headers (pax) precede
 //! the member that they describe. A sparse member, a size below zero, and extended headers for all members that change names or
 //! sizes end in unscanned bytes: their contents are assembled from other places.
+//!
+//! The files of a distributed checkpoint in an archive are scanned item by item, as on disk, if the strict reader accepts the archive.
 
 use super::super::file::{Scanner, inside};
 use super::{Entered, Role, Visit};
-use crate::bytes::Source;
-use crate::error::Result;
+use crate::bytes::{Region, Source};
+use crate::container::tar::{self, BLOCK_BYTES, python_number};
+use crate::error::{Code, Result};
+use crate::index::{self, ChunkItem};
 
-/// Bytes of a tar block.
-const BLOCK_BYTES: u64 = 512;
 /// Bytes of a long name or of an extended header that are read.
 const EXTENDED_MAX_BYTES: u64 = 1 << 20;
-/// The members of a torch 0.1 archive that torch unpickles.
-const PICKLES: [&str; 4] = ["pickle", "sys_info", "tensors", "storages"];
+
+/// The end of the name of a distributed checkpoint's metadata, which names the files of chunks.
+const METADATA: &str = ".metadata";
 
 /// A header (POSIX ustar, GNU, V7).
 struct Header {
@@ -103,8 +106,11 @@ pub(super) fn walk(scanner: &mut Scanner<'_>, visit: &Visit<'_>, entered: &mut E
         if size > len {
             scanner.report.unscanned(Some(&inner), "a truncated member", 0, size.saturating_sub(len));
         }
+        if name.ends_with(METADATA) {
+            entered.items = scanner.items_of_archive(source)?;
+        }
         let window = source.window(at, len)?;
-        scanner.tar_member(&window, &name, &inner, depth)?;
+        scanner.tar_member(&window, &name, &inner, visit, entered)?;
         at = next;
     }
     scanner.report.scanned(label, "tar", 0, end);
@@ -112,18 +118,60 @@ pub(super) fn walk(scanner: &mut Scanner<'_>, visit: &Visit<'_>, entered: &mut E
 }
 
 impl Scanner<'_> {
-    fn tar_member(&mut self, window: &Source, name: &str, inner: &str, depth: u64) -> Result<()> {
+    fn tar_member(
+        &mut self,
+        window: &Source,
+        name: &str,
+        inner: &str,
+        visit: &Visit<'_>,
+        entered: &mut Entered,
+    ) -> Result<()> {
         if window.is_empty() {
             return Ok(());
         }
-        let name = name.trim_start_matches("./");
-        let role = if PICKLES.contains(&name) { Role::PickleMember } else { Role::Member };
-        let entered = self.source(window, Some(inner), depth.saturating_add(1), role)?;
-        // In these two members of a torch 0.1 archive, raw numbers and elements lie between the pickles.
-        if entered.pickle && matches!(name, "tensors" | "storages") {
-            self.report.unscanned(Some(inner), "pickles between raw numbers", 0, window.len());
+        let depth = visit.depth.saturating_add(1);
+        // torch reads these members of a file of torch 0.1.
+        let role = match name.trim_start_matches("./") {
+            "sys_info" => Role::PickleMember,
+            "pickle" => Role::Keyed,
+            "storages" => Role::Storages,
+            "tensors" => Role::Tensors,
+            _ => Role::Member,
+        };
+        let start = window.start_in(visit.source).unwrap_or_default();
+        let items = entered.items_in(start, window.len());
+        if items.is_empty() {
+            entered.members.extend(Region::new(start, window.len()));
+            return self.source(window, Some(inner), depth, role).map(|_| ());
         }
-        Ok(())
+        let shift = |item: &Region| Region::new(item.start().saturating_sub(start), item.len());
+        let within: Vec<Region> = items.iter().filter_map(shift).collect();
+        entered.members.extend(items);
+        self.items(window, Some(inner), &within, depth)
+    }
+
+    /// The ranges of the source in which a distributed checkpoint inside the archive has its chunks and values, if the strict reader
+    /// accepts it.
+    fn items_of_archive(&self, source: &Source) -> Result<Vec<Region>> {
+        let (limits, cancel) = (self.options.limits.clone(), self.options.cancel.clone());
+        let options = index::Options { limits, cancel, ..index::Options::default() };
+        let read = match index::read(source, &options) {
+            Ok(index) => index,
+            Err(error) if matches!(error.code(), Code::Io | Code::FileChanged | Code::Cancelled) => {
+                return Err(error);
+            }
+            Err(_) => return Ok(Vec::new()),
+        };
+        let place = |item: ChunkItem<'_>| match item {
+            ChunkItem::Window(file, region) => {
+                let start = file.start_in(source)?.saturating_add(region.start());
+                Region::new(start, region.len())
+            }
+            ChunkItem::File(..) => None,
+        };
+        let mut items: Vec<Region> = read.items().filter_map(place).collect();
+        items.sort_unstable_by_key(|item| item.start());
+        Ok(items)
     }
 }
 
@@ -131,14 +179,14 @@ impl Described {
     /// Adds what a long name or an extended header says; returns whether it leaves contents where they are.
     fn add(&mut self, kind: u8, text: &[u8]) -> bool {
         match kind {
-            b'L' => self.name = Some(text_field(text)),
+            b'L' => self.name = Some(lossy(tar::text(text))),
             b'K' => {}
             kind => {
-                let Some(records) = pax_records(text) else { return false };
+                let Some((records, _)) = tar::records(text) else { return false };
                 for (key, value) in records {
                     let is_harmless = match key {
                         b"path" if kind != b'g' => {
-                            self.name = Some(String::from_utf8_lossy(value).into_owned());
+                            self.name = Some(lossy(value));
                             true
                         }
                         b"size" if kind != b'g' => {
@@ -163,102 +211,26 @@ impl Described {
     }
 }
 
-/// The records of an extended header, each `length key=value\n`; `None` where they are malformed.
-fn pax_records(mut text: &[u8]) -> Option<Vec<(&[u8], &[u8])>> {
-    let mut records = Vec::new();
-    while text.first().is_some_and(|&byte| byte != 0) {
-        let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
-        let len: usize = std::str::from_utf8(text.get(..digits)?).ok()?.parse().ok()?;
-        let record = text.get(digits..len)?.strip_prefix(b" ")?.strip_suffix(b"\n")?;
-        let equals = record.iter().position(|&byte| byte == b'=')?;
-        records.push((record.get(..equals)?, record.get(equals.saturating_add(1)..)?));
-        text = text.get(len..)?;
-    }
-    Some(records)
-}
-
 /// The header in a block, if its checksum is right (`tarfile.py: TarInfo.frombuf`).
 fn header(block: &[u8]) -> Option<Header> {
-    let field = |from: usize, to: usize| block.get(from..to).unwrap_or_default();
-    let stated = number(field(148, 156))?;
-    let rest = || field(0, 148).iter().chain(field(156, 512));
-    let unsigned: i64 = rest().map(|&byte| i64::from(byte)).sum();
+    let header = tar::Header::new(block)?;
+    let stated = python_number(header.checksum())?;
     // Some writers summed signed bytes.
-    let signed: i64 = rest().map(|&byte| i64::from(i8::from_le_bytes([byte]))).sum();
-    if block.len() < 512 || ![unsigned, signed].iter().any(|sum| sum.saturating_add(256) == stated) {
+    if ![header.sum(), header.signed_sum()].contains(&stated) {
         return None;
     }
-    let kind = field(156, 157).first().copied().unwrap_or_default();
-    let (name, prefix) = (text_field(field(0, 100)), text_field(field(345, 500)));
+    let kind = header.kind();
+    let (name, prefix) = (lossy(header.name()), lossy(header.prefix()));
     let is_folder = kind == 0 && name.ends_with('/');
     let has_prefix = !prefix.is_empty() && !matches!(kind, b'L' | b'K' | b'S');
     Some(Header {
         name: if has_prefix { format!("{prefix}/{name}") } else { name },
-        size: number(field(124, 136))?,
+        size: python_number(header.size())?,
         kind: if is_folder { b'5' } else { kind },
-        is_extended: block.get(482).is_some_and(|&byte| byte != 0),
+        is_extended: header.is_continued(),
     })
 }
 
-/// Text up to the first NUL.
-fn text_field(field: &[u8]) -> String {
-    let text = field.split(|&byte| byte == 0).next().unwrap_or_default();
+fn lossy(text: &[u8]) -> String {
     String::from_utf8_lossy(text).into_owned()
-}
-
-/// A number of a header (`tarfile.py: nti`): octal as Python's `int` reads it, or base 256 behind a byte 0x80 or 0xff.
-fn number(field: &[u8]) -> Option<i64> {
-    if let Some((&first @ (0x80 | 0xff), rest)) = field.split_first() {
-        let start = if first == 0xff { -1_i64 } else { 0 };
-        let add = |sum: i64, &byte: &u8| sum.checked_mul(256)?.checked_add(i64::from(byte));
-        // What does not fit is far past the end of the file.
-        return Some(rest.iter().try_fold(start, add).unwrap_or(if first == 0xff {
-            i64::MIN
-        } else {
-            i64::MAX
-        }));
-    }
-    let text = field.split(|&byte| byte == 0).next().unwrap_or_default();
-    let text = std::str::from_utf8(text).ok()?.trim();
-    let (sign, digits) = match text.strip_prefix('-') {
-        Some(digits) => (-1, digits),
-        None => (1, text.strip_prefix('+').unwrap_or(text)),
-    };
-    let digits = digits.strip_prefix("0o").or_else(|| digits.strip_prefix("0O")).unwrap_or(digits);
-    if digits.is_empty() {
-        return text.is_empty().then_some(0);
-    }
-    let number = i64::from_str_radix(&digits.replace('_', ""), 8).ok()?;
-    number.checked_mul(sign)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_are_read_as_python_reads_them() {
-        for (field, expected) in [
-            (&b"0000644\0"[..], Some(0o644)),
-            (b" 644 \0xx", Some(0o644)),
-            (b"\0\0\0\0", Some(0)),
-            (b"6_44", Some(0o644)),
-            (b"0o17", Some(0o17)),
-            (b"-7\0", Some(-7)),
-            (b"8\0", None),
-            (b"\x80\0\0\x01\x02", Some(258)),
-            (b"\xff\xff\xff\xff\xfe", Some(-2)),
-            (b"\xff\x01\0\0\0\0\0\0\0\0\0\0", Some(i64::MIN)),
-            (b"\x81\0\0\0\0", None),
-        ] {
-            assert_eq!(number(field), expected, "{field:?}");
-        }
-    }
-
-    #[test]
-    fn records_of_extended_headers_have_a_length_a_key_and_a_value() {
-        let records = pax_records(b"12 path=abc\n10 size=5\n\0\0").unwrap();
-        assert_eq!(records, [(&b"path"[..], &b"abc"[..]), (b"size", b"5")]);
-        assert!(pax_records(b"99 path=abc\n").is_none());
-    }
 }

@@ -57,6 +57,10 @@ pub(super) fn walk(scanner: &mut Scanner<'_>, visit: &Visit<'_>, entered: &mut E
     if !starts_as_zip && !has_directory(source)? {
         return Ok(());
     }
+    // The tail of a tar archive has the end of its last members, which were walked as archives of their own.
+    if !starts_as_zip && !entered.members.is_empty() && zip::has_directories_of(source, &entered.members)? {
+        return Ok(());
+    }
     entered.zip = true;
     let is_empty = source.len() == 22 && head.starts_with(b"PK\x05\x06");
     if is_empty {

@@ -20,6 +20,7 @@ use self::understanding::Understanding;
 use super::report::{FileReport, Finding, Verdict, readers, short};
 use crate::bytes::Region;
 use crate::error::{Code, Error, Result};
+use crate::index::PersistentIdForm;
 use crate::limits::Limits;
 use crate::num::to_u64;
 use crate::parallel::Cancel;
@@ -37,8 +38,8 @@ pub(super) struct PickleContext<'a> {
     pub(super) member: Option<&'a str>,
     /// The offset of the data in the member.
     pub(super) base_offset: u64,
-    /// Whether persistent ids have the form of the legacy stream.
-    pub(super) legacy: bool,
+    /// The form of persistent ids.
+    pub(super) ids: PersistentIdForm,
     /// Whether to collect storage keys.
     pub(super) wants_keys: bool,
 }
@@ -73,7 +74,7 @@ pub(super) fn classify(
     limits: &Limits,
     cancel: &Cancel,
 ) -> Result<ScannedPickle> {
-    let understanding = Understanding::new(&recovered, context.legacy, limits);
+    let understanding = Understanding::new(&recovered, context.ids, limits);
     cancel.check()?;
     let mut classifier = Classifier {
         report,

@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::attributes::{Problem, Target};
 use super::is_text;
-use crate::index::{KnownCalls, known_calls};
+use crate::index::{KnownCalls, PersistentIdForm, known_calls};
 use crate::limits::Limits;
 use crate::pickle::{Build, Call, CallId, CallKind, GlobalId, Handle, RecoveredPickle, Text, Value, Values};
 use crate::scan::known_classes::{self, Form, KnownClass, State};
@@ -23,6 +23,8 @@ const ARGUMENTS_MAX_DEPTH: u32 = 4;
 pub(super) struct Understanding<'a> {
     pub(super) values: &'a Values,
     pub(super) known: KnownCalls,
+    /// The form of persistent ids.
+    ids: PersistentIdForm,
     /// By global id, its row in the table of known classes. Empty where no global has one.
     classes: Vec<Option<KnownClass>>,
     /// By call id, the row of the object that a call makes. Empty where no call makes one.
@@ -57,12 +59,17 @@ enum Rule {
 }
 
 impl<'a> Understanding<'a> {
-    pub(super) fn new(recovered: &'a RecoveredPickle, legacy: bool, limits: &Limits) -> Understanding<'a> {
+    pub(super) fn new(
+        recovered: &'a RecoveredPickle,
+        ids: PersistentIdForm,
+        limits: &Limits,
+    ) -> Understanding<'a> {
         let values = &recovered.values;
-        let known = known_calls(values, legacy, limits);
+        let known = known_calls(values, ids, limits);
         let mut understanding = Understanding {
             values,
             known,
+            ids,
             classes: Vec::new(),
             objects: Vec::new(),
             rules: Vec::new(),
@@ -182,15 +189,15 @@ impl<'a> Understanding<'a> {
         }
     }
 
-    /// The class in a persistent id `('module', class, file, source)`.
+    /// The class in a persistent id `('module', class, file, source)`, or in torch 0.1 `(class, file, source)`.
     pub(super) fn module_class(&self, pid: Handle) -> Option<GlobalId> {
-        match self.values.get(pid) {
-            Value::Tuple(&[tag, class, ..]) if is_text(self.values, tag, "module") => {
-                match self.values.get(class) {
-                    Value::Global(id) => Some(id),
-                    _ => None,
-                }
-            }
+        let class = match self.values.get(pid) {
+            Value::Tuple(&[class, ..]) if self.ids == PersistentIdForm::Keyed => class,
+            Value::Tuple(&[tag, class, ..]) if is_text(self.values, tag, "module") => class,
+            _ => return None,
+        };
+        match self.values.get(class) {
+            Value::Global(id) => Some(id),
             _ => None,
         }
     }

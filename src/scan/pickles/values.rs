@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use super::{Classifier, cycles, is_text, pair};
+use crate::index::PersistentIdForm;
 use crate::pickle::{Handle, Value};
 use crate::scan::encoded::encoded_payload;
 use crate::scan::report::{Finding, Verdict};
@@ -15,6 +16,14 @@ impl Classifier<'_> {
         let (mut duplicated, mut encoded, mut odd) = (0_u64, None, 0_u64);
         for value in values.iter() {
             match value {
+                Value::PersistentId(pid) if self.context.ids == PersistentIdForm::Keyed => {
+                    match values.get(pid) {
+                        Value::Int(_) => {}
+                        Value::Str(key) if is_number(key.as_bytes()) => {}
+                        Value::Tuple(&[class, ref source @ ..]) => self.module_source(class, source),
+                        _ => odd = odd.saturating_add(1),
+                    }
+                }
                 Value::PersistentId(pid) => match values.get(pid) {
                     Value::Tuple(&[tag, _, key, ..]) if is_text(values, tag, "storage") => {
                         if self.context.wants_keys
@@ -65,7 +74,7 @@ impl Classifier<'_> {
         );
         keys
     }
-    /// Adds a finding for `('module', class, file, source)`. torch compares the source with that of the installed class, and
+    /// Adds a finding for `('module', class, file, source)`, or in torch 0.1 for `(class, file, source)`. torch compares the source with that of the installed class, and
     /// warns (torch/serialization.py: `_check_container_source`).
     fn module_source(&mut self, class: Handle, source: &[Handle]) {
         let values = self.values_of();
@@ -84,4 +93,9 @@ impl Classifier<'_> {
         let finding = Finding { offset: None, global, ..self.finding("ModuleSource", verdict, 0, text) };
         self.report.add(finding);
     }
+}
+
+/// Whether text is the key of a tensor or storage of torch 0.1: at most as many digits as 64 bits have.
+fn is_number(text: &[u8]) -> bool {
+    (1..=20).contains(&text.len()) && text.iter().all(u8::is_ascii_digit)
 }

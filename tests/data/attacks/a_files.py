@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from attacks.pickles import SIX, SYSTEM, pickle
-from attacks.registry import Opens, Refused, family, shown
+from attacks.registry import Kept, Opens, Refused, family, shown
 from attacks.streams import info, legacy, safetensors, tar
 from attacks.zips import Zip
 
@@ -96,12 +96,14 @@ family("A12", "an archive of another kind", {
 }, opaque, "OpaqueContainer")  # fmt: skip
 family("A12", "", {"gz": lambda: gzip.compress(Zip().bytes(), mtime=0)}, opaque, verdict="inert")
 
-family("A13", "a tar archive of torch 0.1", tar, Refused("TarUnsupported"), suffix=".pt")
+family(
+    "A13", "a tar archive of torch 0.1", tar, Opens("opens as torch-tar", list), verdict="inert", suffix=".pt"
+)
 family(
     "A13",
     "",
     {"call": lambda: tar({"pickle": pickle(SYSTEM)})},
-    Refused("TarUnsupported"),
+    Kept("posix.system", "DisallowedGlobal"),
     runs=("posix.system",),
     suffix=".pt",
 )

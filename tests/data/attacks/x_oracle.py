@@ -5,7 +5,7 @@ from __future__ import annotations
 from attacks.pickles import NONE, pickle
 from attacks.registry import family
 from attacks.streams import TAR_END, tar_header
-from attacks.x_doors import everywhere, tars
+from attacks.x_doors import everywhere, odd_tars
 
 everywhere("X120", "a class named in lines that end with the file, which `pickle.py` reads without the last byte", {
     "name": lambda: b"cevil\nrunX", "module": lambda: b"cevilX", "inst": lambda: b"ievil\nrunX",
@@ -19,4 +19,4 @@ everywhere("X121", "a module that is imported although it cannot have the attrib
 family("X122", "a link in a tar archive, which torch extracts and reads", {
     "symbolic": lambda: tar_header("storages", 0, kind=b"2", link="/tmp/x.pkl") + TAR_END,
     "hard": lambda: tar_header("storages", 0, kind=b"1", link="/tmp/x.pkl") + TAR_END,
-}, tars, "", verdict="unknown")  # fmt: skip
+}, odd_tars, "", verdict="unknown")  # fmt: skip
