@@ -81,6 +81,7 @@ LETTERS = {
     "T": "Tensors and storages",
     "L": "Legacy streams and tar",
     "S": "safetensors",
+    "E": "Exported programs",
     "D": "Distributed checkpoints",
     "N": "NumPy arrays",
     "X": "Found in later rounds",

@@ -29,7 +29,7 @@ import torch.distributed.checkpoint as dcp
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests" / "data"))
 
 import tar_files
-from attacks import parts
+from attacks import e_exported, parts
 from attacks.distributed import Folder
 
 if TYPE_CHECKING:
@@ -212,12 +212,40 @@ def seeds() -> dict[str, dict[str, bytes]]:
         write(file, **arrays)
         found["open"][name] = found["zip"][name] = file.getvalue()
     found["open"]["fortran.npy"] = found["npy"]["fortran"]
+    found["exported"] = exported()
+    found["open"]["program.pt2"] = found["zip"]["program"] = program()
     found["distributed"] = distributed()
     found["tar"] = tars()
     found["open"]["nemo.tar"] = found["tar"]["nemo"]
     found["open"]["torch.tar"] = found["tar"]["torch"]
     found["scan"] = scanned(state)
     return found
+
+
+def exported() -> dict[str, bytes]:
+    """Configurations of exported programs."""
+    meta = e_exported.meta
+    tensors = {
+        "plain": {"w": e_exported.payload(), "b": e_exported.payload("weight_1", meta(0, 3))},
+        "views": {
+            "w": e_exported.payload("weight_0", meta(4, 3)),
+            "t": e_exported.payload("weight_0", meta(3, 2, strides=[{"as_int": 1}, {"as_int": 3}])),
+            "s": e_exported.payload("weight_0", meta(storage_offset={"as_int": 5}), is_param=False),
+        },
+        "others": {
+            "fake": e_exported.payload("weight_1", meta(2, 2)),
+            "object": e_exported.payload("weight_2", None, use_pickle=True),
+            "c": e_exported.payload("weight_0", meta(2, dtype=10, device={"type": "cuda", "index": 0})),
+        },
+    }
+    return {name: e_exported.config(payloads) for name, payloads in tensors.items()}
+
+
+def program() -> bytes:
+    """An exported program."""
+    graph = e_exported.says("Max(Integer(2), Symbol('s0', positive=True))")
+    more = {"w": e_exported.payload(), "x": e_exported.payload("weight_1", use_pickle=True)}
+    return e_exported.export(more, graph=graph, weight_1=saved(torch.ones(2))).bytes()
 
 
 def together(*files: bytes) -> bytes:

@@ -138,6 +138,13 @@ codes! {
     PartConflict: Format, "Files that have parts of one tensor do not agree on its dtype or shape.",
         "Give the files of all processes of one save, and no others.";
 
+    ExportConfig: Format, "The configuration of an exported program is not what torch writes, or contradicts the archive.",
+        "The file is damaged or was made by hand: fetch it again, or ask its author.";
+    ExportVersion: Unsupported, "The archive of an exported program is in a version that rustload does not know.",
+        "It is from a newer torch: look for a newer rustload.";
+    ExportSymbolic: Unsupported, "The shape of a stored tensor is an expression, and has no numbers.",
+        "Save the program with weights of fixed shapes.";
+
     ZipPrefix: Format, "There are bytes before the archive's first member (a prefix).",
         "Other readers may see another archive in this file.";
     ZipStructure: Format, "The archive's central directory contradicts itself.", "The file is damaged or was made by hand: fetch it again, or ask its author.";
@@ -410,6 +417,13 @@ impl Error {
     #[must_use]
     pub fn in_member(mut self, member: &str) -> Error {
         self.0.member.get_or_insert_with(|| member.to_owned());
+        self
+    }
+
+    /// Sets the member, in place of one that is set: for an archive inside another one.
+    #[must_use]
+    pub(crate) fn within_member(mut self, member: &str) -> Error {
+        self.0.member = Some(member.to_owned());
         self
     }
 

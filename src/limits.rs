@@ -61,7 +61,7 @@ limits! {
     name_bytes = 511, "Bytes of the name of one member of an archive.";
     inflate_bytes = 256 << 20, "Bytes that compressed metadata may inflate to.";
     inflate_ratio = 200, "How many times its compressed size metadata may inflate to, once that is more than 16 MiB.";
-    header_bytes = 100_000_000, "Bytes of a safetensors header. An extended header of a tar archive gets 1 MiB at most.";
+    header_bytes = 100_000_000, "Bytes of a safetensors header, or of the configurations of an exported program together. An extended header of a tar archive gets 1 MiB at most.";
     index_bytes = 256 << 20, "Bytes of an index file (`*.index.json`).";
     scan_depth = 3, "Nesting depth of archives and pickles that a scan follows.";
     scan_bytes = 64 << 20, "Bytes of one file that a scan inflates or copies to scan nested containers.";

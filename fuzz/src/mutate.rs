@@ -267,6 +267,34 @@ fn literal(text: &[u8], tokens: &[&str], random: &mut Random) -> Vec<u8> {
     [&text[..start], &replacement, &text[end..]].concat()
 }
 
+const CONFIG_TOKENS: &[&str] = &[
+    "{\"as_int\":2}",
+    "{\"as_int\":-1}",
+    "{\"as_int\":9223372036854775807}",
+    "{\"as_expr\":{\"expr_str\":\"s0\"}}",
+    "[{\"as_int\":3},{\"as_int\":1}]",
+    "[]",
+    "null",
+    "true",
+    "false",
+    "NaN",
+    "7",
+    "12",
+    "\"weight_0\"",
+    "\"weight_1\"",
+    "\"../weight_0\"",
+    "\"cuda\"",
+    "\"meta\"",
+    "\"sizes\"",
+    "\"strides\"",
+    "\"config\"",
+];
+
+/// Mutates the configuration of an exported program.
+pub(crate) fn exported(data: &[u8], random: &mut Random) -> Vec<u8> {
+    literal(data, CONFIG_TOKENS, random)
+}
+
 /// Mutates an input of any format, which is detected by its first bytes.
 pub(crate) fn any(data: &[u8], random: &mut Random) -> Vec<u8> {
     match data {

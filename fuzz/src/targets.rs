@@ -7,14 +7,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustload::internals::bytes::Source;
 use rustload::internals::container::npy;
+use rustload::internals::container::payload_config::PayloadConfig;
 use rustload::internals::container::safetensors::Header;
 use rustload::internals::container::tar;
 use rustload::internals::container::zip::{Archive, Trailing};
 use rustload::internals::pickle::{self, Disasm, Handle, Value, Values};
 use rustload::scan::{self, Verdict};
-use rustload::{Cancel, Checkpoint, DType, Limits, Options, Order, Request, Tensor, TensorIndex, Unknown};
+use rustload::{
+    Cancel, Checkpoint, DType, Format, Limits, Options, Order, Request, Tensor, TensorIndex, Unknown,
+};
 
 use crate::mutate::{self, Random};
+use crate::zip as writer;
 
 /// A fuzz target.
 pub struct Target {
@@ -34,6 +38,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "safetensors", run: safetensors, mutate: mutate::safetensors },
     Target { name: "npy", run: npy, mutate: mutate::npy },
     Target { name: "tar", run: tar_archive, mutate: mutate::tar },
+    Target { name: "exported", run: exported, mutate: mutate::exported },
     Target { name: "distributed", run: distributed, mutate: mutate::distributed },
     Target { name: "open", run: open, mutate: mutate::any },
     Target { name: "scan", run: scan, mutate: mutate::any },
@@ -217,6 +222,33 @@ fn tar_archive(data: &[u8]) {
     open(data);
 }
 
+/// The configuration of an exported program: names are unique, path names are plain, and an archive with it opens only if it is accepted.
+fn exported(data: &[u8]) {
+    let config = PayloadConfig::parse(data, &limits());
+    let archive = writer::Archive::bare()
+        .with_path("m/data/weights/weight_0", &[1; 96])
+        .with_path("m/data/weights/weight_1", b"")
+        .with_path("m/data/weights/model_weights_config.json", data)
+        .with_path("m/data/constants/model_constants_config.json", b"{\"config\": {}}")
+        .with_path("m/models/model.json", b"{}")
+        .with_path("m/archive_format", b"pt2")
+        .with_path("m/.data/version", b"6\n")
+        .bytes();
+    let opened = Checkpoint::from_bytes(Arc::new(archive.clone()), Options::new().limits(limits()));
+    open(&archive);
+    let Ok(config) = config else {
+        assert!(opened.is_err(), "opens with a configuration that is refused");
+        return;
+    };
+    let names: BTreeSet<&str> = config.payloads.iter().map(|payload| &*payload.name).collect();
+    assert_eq!(names.len(), config.payloads.len(), "a name twice");
+    for payload in &config.payloads {
+        assert!(!payload.path_name.contains(['/', '\\']) && !payload.path_name.starts_with('.'));
+    }
+    let Ok(checkpoint) = opened else { return };
+    assert!(config.payloads.iter().all(|payload| payload.use_pickle || checkpoint.contains(&payload.name)));
+}
+
 /// Opens a checkpoint and lists, slices and materializes its tensors.
 fn open(data: &[u8]) {
     let options = |unknown| Options::new().limits(limits()).unknown(unknown);
@@ -258,7 +290,9 @@ fn scan(data: &[u8]) {
     }
     assert!(report.is_complete() || verdict != Verdict::Inert, "inert, but the scan is incomplete");
     let open = |unknown| Options::new().limits(limits()).unknown(unknown);
-    if Checkpoint::from_bytes(bytes.clone(), open(Unknown::Error)).is_ok() {
+    // Opening a program reads neither its graph nor its sample inputs, which the scan judges too.
+    let reads_all = |checkpoint: &Checkpoint| checkpoint.format() != Format::TorchExport;
+    if Checkpoint::from_bytes(bytes.clone(), open(Unknown::Error)).is_ok_and(|found| reads_all(&found)) {
         assert_ne!(verdict, Verdict::WouldExecute, "unknown=error accepts what would execute");
     }
     let Ok(checkpoint) = Checkpoint::from_bytes(bytes, open(Unknown::Keep)) else { return };

@@ -81,6 +81,11 @@ fn distributed_invariants_hold() {
 }
 
 #[test]
+fn exported_invariants_hold() {
+    check_invariants("exported");
+}
+
+#[test]
 fn npy_invariants_hold() {
     check_invariants("npy");
 }

@@ -13,6 +13,7 @@
 pub mod compressed;
 mod json;
 pub mod npy;
+pub mod payload_config;
 pub mod safetensors;
 pub mod shards;
 mod sniff;

@@ -32,6 +32,8 @@ pub enum Format {
     Npy,
     /// A zip archive of NumPy arrays.
     Npz,
+    /// A zip archive with an exported program, as `torch.export.save` writes.
+    TorchExport,
 }
 
 impl Format {
@@ -46,6 +48,7 @@ impl Format {
             Format::TorchDcp => "torch-dcp",
             Format::Npy => "npy",
             Format::Npz => "npz",
+            Format::TorchExport => "torch-export",
         }
     }
 }

@@ -138,6 +138,12 @@ impl Storage {
         matches!(self.location, Location::Empty | Location::Meta)
     }
 
+    /// The name of the member that has its bytes; `None` where they are not a member of an archive.
+    #[cfg(feature = "scan")]
+    pub(crate) fn member_name(&self) -> Option<String> {
+        self.location.member_entry().map(|member| member.name().to_owned())
+    }
+
     /// Whether it is compressed in the file.
     pub fn is_compressed(&self) -> bool {
         self.location.member_entry().is_some_and(Member::is_compressed)

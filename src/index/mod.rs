@@ -28,6 +28,7 @@ mod safetensors;
 mod script;
 mod tiling;
 mod torch;
+mod torch_export;
 mod torch_legacy;
 mod torch_tar;
 mod tree;
@@ -177,9 +178,11 @@ impl Index {
         }
     }
 
-    /// This index as that of a checkpoint inside a file, under a name of its own: all names begin with it, and a tensor that is the
+    /// This index as that of a checkpoint inside a file, under a name of its own: all names and paths begin with it, and a tensor that is the
     /// root of its object tree has exactly that name. Fails over the limit `name_bytes_total`.
     pub(crate) fn labelled(mut self, label: &str, limits: &Limits) -> Result<Index> {
+        let places = self.opaque.iter_mut().flat_map(|class| &mut class.at);
+        places.for_each(|at| *at = if at.is_empty() { label.to_owned() } else { format!("{label}.{at}") });
         let added = to_u64(self.entries.len()).saturating_mul(to_u64(label.len()));
         Limits::check("name_bytes_total", limits.name_bytes_total, added)?;
         for entry in &mut self.entries {
@@ -317,10 +320,14 @@ impl OpaqueClass {
 pub fn read(source: &Source, options: &Options) -> Result<Index> {
     match sniff(source)? {
         Format::Safetensors => safetensors::read(source, options),
-        Format::Zip | Format::Npz => {
+        Format::Zip | Format::Npz | Format::TorchExport => {
             let trailing = if options.ignore_trailing { Trailing::Ignore } else { Trailing::Error };
             let archive = Archive::open(source, &options.limits, trailing)?;
-            let read = if numpy_files::is_npz(&archive) { numpy_files::read_npz } else { torch::read };
+            let read = match () {
+                () if torch_export::is_export(&archive) => torch_export::read,
+                () if numpy_files::is_npz(&archive) => numpy_files::read_npz,
+                () => torch::read,
+            };
             read(archive, options)
         }
         Format::Npy => numpy_files::read_npy(source, options),

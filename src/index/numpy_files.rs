@@ -158,8 +158,8 @@ impl Index {
         Ok(())
     }
 
-    /// Counts an array whose elements are of this class.
-    fn add_opaque(&mut self, class: &str, name: &str) {
+    /// Counts a value of this class.
+    pub(super) fn add_opaque(&mut self, class: &str, name: &str) {
         if !self.opaque.iter().any(|known| known.class == class) {
             self.opaque.push(OpaqueClass { class: class.to_owned(), count: 0, at: Vec::new() });
         }

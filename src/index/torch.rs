@@ -106,8 +106,6 @@ fn no_pickle(archive: &Archive) -> Error {
         ("this is a Keras model", "open it with keras.saving.load_model")
     } else if archive.find(SKOPS_SCHEMA).is_some() {
         ("this is a skops file", "open it with skops.io.load, after a look at skops.io.get_untrusted_types")
-    } else if has(&|name| name.ends_with("archive_format")) {
-        ("this is a torch.export archive (.pt2), which is not read yet", "open it with torch.export.load")
     } else if has(&|name| name == "[Content_Types].xml" || name == "META-INF/MANIFEST.MF") {
         ("this is an office document or a Java archive", "check that the path names a checkpoint")
     } else {
@@ -120,30 +118,38 @@ fn no_pickle(archive: &Archive) -> Error {
 /// Checks `version`, and `.data/version`, which versions from 6 on may have: 1 to 10 (inline_container.h). Some readers prefer one
 /// and some the other, so both are checked where both exist.
 fn check_version(archive: &Archive, root: &str) -> Result<()> {
-    let names = [format!("{root}version"), format!("{root}.data/version")];
-    let mut has_version = false;
-    for name in &names {
-        let Some(bytes) = small_member(archive, name)? else { continue };
-        let text = String::from_utf8_lossy(&bytes);
-        let digits = text.strip_suffix('\n').unwrap_or(&text);
-        let is_plain = digits.bytes().all(|byte| byte.is_ascii_digit());
-        if !is_plain || !matches!(digits.parse::<u8>(), Ok(1..=10)) {
-            let text = format!("version {text:?} is not one of 1 to 10");
-            return Err(Error::new(Code::ZipVersion, text).in_member(name));
-        }
-        has_version = true;
-    }
-    if has_version {
+    if has_version(archive, root)? {
         return Ok(());
     }
     if archive.find(&format!("{root}data.pkl")).is_none() {
         return Err(no_pickle(archive));
     }
-    let [name, _] = names;
-    Err(Error::new(Code::RecordMissing, format!("the archive has no member {name:?}")))
+    Err(no_version(root))
 }
 
-fn is_big_endian(archive: &Archive, root: &str) -> Result<bool> {
+/// The error for an archive that states no version.
+pub(super) fn no_version(root: &str) -> Error {
+    Error::new(Code::RecordMissing, format!("the archive has no member \"{root}version\""))
+}
+
+/// Whether the archive states a version. Fails with `ZipVersion` where that is not one of torch's.
+pub(super) fn has_version(archive: &Archive, root: &str) -> Result<bool> {
+    let mut has_version = false;
+    for name in [format!("{root}version"), format!("{root}.data/version")] {
+        let Some(bytes) = small_member(archive, &name)? else { continue };
+        let text = String::from_utf8_lossy(&bytes);
+        let digits = text.strip_suffix('\n').unwrap_or(&text);
+        let is_plain = digits.bytes().all(|byte| byte.is_ascii_digit());
+        if !is_plain || !matches!(digits.parse::<u8>(), Ok(1..=10)) {
+            let text = format!("version {text:?} is not one of 1 to 10");
+            return Err(Error::new(Code::ZipVersion, text).in_member(&name));
+        }
+        has_version = true;
+    }
+    Ok(has_version)
+}
+
+pub(super) fn is_big_endian(archive: &Archive, root: &str) -> Result<bool> {
     let name = format!("{root}byteorder");
     match small_member(archive, &name)?.as_deref() {
         None | Some(b"little") => Ok(false),
@@ -157,7 +163,7 @@ fn is_big_endian(archive: &Archive, root: &str) -> Result<bool> {
 
 /// Reads a member of at most 64 bytes; `None` where it does not exist. For a longer one, returns its length as text, which is not a
 /// valid value.
-fn small_member(archive: &Archive, name: &str) -> Result<Option<Vec<u8>>> {
+pub(super) fn small_member(archive: &Archive, name: &str) -> Result<Option<Vec<u8>>> {
     const MAX_BYTES: u64 = 64;
     let Some(position) = archive.find(name) else { return Ok(None) };
     let size = archive.members().get(position).map_or(0, |member| member.size());

@@ -172,7 +172,7 @@ impl Scanner<'_> {
         for door in DOORS {
             door(self, &visit, &mut entered)?;
         }
-        entered.format = format;
+        entered.format = if entered.exported { Some(Format::TorchExport) } else { format };
         match sniffed {
             Ok(format) => self.open_strictly(&visit, format, &mut entered)?,
             Err(error) => self.add_unrecognized(&visit, &error, &mut entered),

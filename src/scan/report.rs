@@ -392,7 +392,12 @@ fn json_bytes(text: &str) -> u64 {
 /// The verdict for an unsupported feature: inert, except where content is encrypted or compressed and so unknown.
 fn unsupported_verdict(code: Code) -> Verdict {
     match code {
-        Code::TarUnsupported | Code::TensorMetadata | Code::StDtype | Code::ZipVersion => Verdict::Inert,
+        Code::TarUnsupported
+        | Code::TensorMetadata
+        | Code::StDtype
+        | Code::ZipVersion
+        | Code::ExportVersion
+        | Code::ExportSymbolic => Verdict::Inert,
         _ => Verdict::Unknown,
     }
 }

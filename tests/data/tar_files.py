@@ -44,9 +44,15 @@ class Torch01:
     """
 
     def __init__(
-        self, obj: Any, *, cuda: bool = False, little_endian: bool = True, protocol: int = 2
+        self,
+        obj: Any,
+        *,
+        cuda: bool = False,
+        location: str = "",
+        little_endian: bool = True,
+        protocol: int = 2,
     ) -> None:
-        self.module, self.location = ("torch.cuda", "cuda:0") if cuda else ("torch", "cpu")
+        self.module, self.location = ("torch.cuda", "cuda:0") if cuda else ("torch", location or "cpu")
         self.protocol = protocol
         self._tensors: dict[int, tuple[int, Any]] = {}
         self._storages: dict[int, tuple[int, torch.Tensor]] = {}

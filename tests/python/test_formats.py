@@ -108,6 +108,14 @@ def savez(tensors: dict[str, torch.Tensor], write: Callable[..., None] = np.save
     return file.getvalue()
 
 
+def exported(tensors: dict[str, torch.Tensor]) -> bytes:
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a buffer has no name that ends in .pt2
+        torch.export.save(torch.export.export(Buffers(tensors), (torch.ones(1),)), file)
+    return file.getvalue()
+
+
 WRITERS: dict[str, Callable[[dict[str, torch.Tensor]], bytes]] = {
     "torch zip": saved,
     "torch zip, deflated": deflated,
@@ -118,6 +126,7 @@ WRITERS: dict[str, Callable[[dict[str, torch.Tensor]], bytes]] = {
     "safetensors": safetensors.torch.save,
     "NumPy archive (.npz)": savez,
     "NumPy archive, deflated": lambda tensors: savez(tensors, np.savez_compressed),
+    "exported program (.pt2)": exported,
 }
 
 formats = rows_of("Supported formats")
@@ -338,14 +347,6 @@ def tar() -> bytes:
     return file.getvalue()
 
 
-def pt2() -> bytes:
-    file = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.export.save(torch.export.export(torch.nn.Linear(1, 1), (torch.ones(1, 1),)), file)
-    return file.getvalue()
-
-
 def keras() -> bytes:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
@@ -415,7 +416,6 @@ def distributed(folder: Path) -> list[Path]:
 
 REFUSED: dict[str, Callable[[Path], Sequence[bytes | Path]]] = {
     "tar archive of other files": lambda _: [tar()],
-    "torch.export archive (.pt2)": lambda _: [pt2()],
     "file of chunks (`.distcp`) of a distributed checkpoint": distributed,
     "GGUF": lambda _: [b"GGUF\x03\0\0\0" + bytes(16)],
     "HDF5": lambda _: [b"\x89HDF\r\n\x1a\n" + bytes(88)],

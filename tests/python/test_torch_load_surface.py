@@ -224,10 +224,7 @@ def test_a_torchscript_archive_is_refused(tmp_path: Path) -> None:
 def test_a_tar_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "old.tar"
     with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
-        for name in ("sys_info", "pickle", "tensors", "storages"):
-            member = tarfile.TarInfo(name)
-            member.size = 5
-            archive.addfile(member, io.BytesIO(pickled(0)))
+        archive.addfile(tarfile.TarInfo("sys_info"), io.BytesIO())
     theirs, ours = errors(path)
     assert type(ours) is type(theirs) is RuntimeError
     assert str(theirs).startswith(str(ours))

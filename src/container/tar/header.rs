@@ -11,7 +11,7 @@ pub const BLOCK_BYTES: u64 = 512;
 pub struct Header<'a>(&'a [u8; 512]);
 
 /// The records of an extended header: keys and values.
-pub type Records<'a> = Vec<(&'a [u8], &'a [u8])>;
+pub(super) type Records<'a> = Vec<(&'a [u8], &'a [u8])>;
 
 impl<'a> Header<'a> {
     /// The header in the first 512 bytes; `None` where there are fewer.
@@ -93,7 +93,7 @@ pub fn text(field: &[u8]) -> &[u8] {
 
 /// A number in the form that all readers agree about: octal digits after spaces and before spaces or NULs, or base 256 after a byte
 /// 0x80. `None` for other forms and numbers beyond 63 bits.
-pub fn plain_number(field: &[u8]) -> Option<u64> {
+pub(super) fn plain_number(field: &[u8]) -> Option<u64> {
     if let Some((0x80, rest)) = field.split_first() {
         return base_256(0, rest).and_then(|number| u64::try_from(number).ok());
     }
@@ -138,7 +138,7 @@ pub fn python_number(field: &[u8]) -> Option<i64> {
 }
 
 /// A number of a record: decimal digits. `None` for other forms and numbers beyond 63 bits.
-pub fn decimal(value: &[u8]) -> Option<u64> {
+pub(super) fn decimal(value: &[u8]) -> Option<u64> {
     let is_plain = !value.is_empty() && value.iter().all(u8::is_ascii_digit);
     let text = std::str::from_utf8(value).ok().filter(|_| is_plain)?;
     text.parse().ok().filter(|&number| number <= MAX)

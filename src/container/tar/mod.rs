@@ -293,6 +293,10 @@ impl Walk<'_> {
         // POSIX has two blocks of zeros; `tarfile` and GNU tar end at the first one.
         let tail = self.source.read_vec(self.at, left.min(PADDING_MAX_BYTES))?;
         let zeros = tail.iter().position(|&byte| byte != 0).map_or(left.min(PADDING_MAX_BYTES), to_u64);
+        if zeros == left && !left.is_multiple_of(BLOCK_BYTES) && !ignore_trailing {
+            let text = "the archive ends inside a block of zeros";
+            return Err(Error::new(Code::TrailingData, text).at(self.at));
+        }
         if zeros == left || ignore_trailing {
             return Ok(self.at.saturating_add(zeros.min(BLOCK_BYTES)));
         }

@@ -16,6 +16,7 @@ use super::meaning::{Meaning, Meanings, NumpyType};
 use crate::bytes::Bytes;
 use crate::error::Result;
 use crate::layout::Dims;
+use crate::num::to_u64;
 use crate::pickle::{BigInt, Call, CallId, GlobalId, Handle, Snapshot, Text, Value, Values};
 
 /// The values of one pickle and the interpretation of its calls.
@@ -125,6 +126,11 @@ impl Tree {
     /// The number of values.
     pub fn len(&self) -> usize {
         self.values.len()
+    }
+
+    /// The number of bytes of the pickle.
+    pub(super) fn pickle_bytes(&self) -> u64 {
+        to_u64(self.values.data().len())
     }
 
     /// Whether there is no value. A pickle always has one.

@@ -6,6 +6,7 @@
 //! read and the scan did not is in the coverage. docs/scan.md has the table.
 
 mod compressed;
+mod exported;
 mod joblib;
 mod legacy;
 mod npy;
@@ -92,6 +93,8 @@ pub(super) struct Entered {
     pub(super) members: Vec<Region>,
     /// The ranges of a tar archive in which a distributed checkpoint has its items, in order.
     items: Vec<Region>,
+    /// An archive with an exported program.
+    pub(super) exported: bool,
     /// A compressed stream; `Some(false)` where not all of it was inflated.
     pub(super) unpacked: Option<bool>,
     /// The pickle that is all of the source, if the strict reader accepts it.

@@ -6,7 +6,8 @@
 //! for members. Any other archive is walked under every interpretation that a reader may have (`zip::salvage`).
 //!
 //! The storages of a torch archive are read as elements of tensors, and by NumPy as arrays, if they start as one. They are not
-//! walked as files of their own, and neither are the elements of an array that fills its member.
+//! walked as files of their own, and neither are the elements of an array that fills its member. The members of an exported program
+//! have readers of their own: see [`exported`].
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use std::sync::Arc;
 use super::super::budget::take;
 use super::super::file::{Scanner, inside};
 use super::super::report::{Finding, Verdict};
+use super::exported::{self, Use};
 use super::{Entered, Role, Visit, npy};
 use crate::bytes::{Region, Source};
 use crate::container::npy::{Header, MAGIC as NPY_MAGIC};
@@ -36,10 +38,10 @@ const SKOPS_SCHEMA: &str = "schema.json";
 const MAX_LISTED_MISMATCHES: u64 = 1000;
 
 /// A member, as at least one reader sees it.
-struct VisibleMember {
-    name: String,
-    region: Region,
-    method: u16,
+pub(super) struct VisibleMember {
+    pub(super) name: String,
+    pub(super) region: Region,
+    pub(super) method: u16,
     /// Its inflated size by the central directory of a sound archive.
     size: Option<u64>,
     encrypted: bool,
@@ -80,7 +82,8 @@ pub(super) fn walk(scanner: &mut Scanner<'_>, visit: &Visit<'_>, entered: &mut E
             scanner.report.format.get_or_insert("zip");
         }
     }
-    scanner.archive(source, label, depth)
+    entered.exported = scanner.archive(source, label, depth)?;
+    Ok(())
 }
 
 /// Whether an end record near the end points to a central directory.
@@ -89,7 +92,8 @@ fn has_directory(source: &Source) -> Result<bool> {
 }
 
 impl Scanner<'_> {
-    fn archive(&mut self, source: &Source, label: Option<&str>, depth: u64) -> Result<()> {
+    /// Walks an archive. Returns whether it is an exported program.
+    fn archive(&mut self, source: &Source, label: Option<&str>, depth: u64) -> Result<bool> {
         let members = match Archive::open(source, &self.options.limits, Trailing::Error) {
             Ok(archive) => self.sound_members(&archive, label)?,
             Err(error) => {
@@ -109,7 +113,12 @@ impl Scanner<'_> {
             }
         };
         self.names(&members, label);
-        self.members(source, &members, label, depth)
+        let is_export = exported::is_export(&members);
+        if is_export {
+            self.compiled_code(&members, label);
+        }
+        self.members(source, &members, label, depth, is_export)?;
+        Ok(is_export)
     }
 
     /// The members of a sound archive; `None` where a local header does not match the central directory.
@@ -192,15 +201,16 @@ impl Scanner<'_> {
         }
     }
 
-    /// Walks the members: first `data.pkl`, which names the storages.
+    /// Walks the members: first `data.pkl`, which names the storages. Those of an exported program are named by its configurations.
     fn members(
         &mut self,
         source: &Source,
         members: &[VisibleMember],
         label: Option<&str>,
         depth: u64,
+        is_export: bool,
     ) -> Result<()> {
-        let mut storages = HashSet::new();
+        let mut storages = if is_export { self.export_storages(source, members)? } else { HashSet::new() };
         for member in members {
             let Some(folder) = folder_of_main(&member.name) else { continue };
             let outer = std::mem::take(&mut self.keys);
@@ -222,7 +232,11 @@ impl Scanner<'_> {
             let extension = name.rsplit('.').next().unwrap_or_default();
             let is_pickle = matches!(extension, "pkl" | "pickle" | "debug_pkl");
             let role = if is_pickle { Role::PickleMember } else { Role::Member };
-            self.member(source, member, label, depth, role)?;
+            let member_use = if is_export { exported::member_use(&member.name) } else { Use::Other };
+            if member_use == Use::Graph {
+                self.graph(source, member, &inside(label, &member.name))?;
+            }
+            self.member(source, member, label, depth, member_use.role().unwrap_or(role))?;
         }
         if as_elements > 0 {
             let what = "storages: as elements of tensors, and as arrays of NumPy";
@@ -268,7 +282,10 @@ impl Scanner<'_> {
             let why = "the schema of a skops file: skops.io.load imports and calls what it names, as far as it is trusted";
             self.report.unscanned(Some(&inner), why, 0, len);
         }
-        let is_usual = role == Role::Main || name.ends_with("constants.pkl") || name.ends_with(".debug_pkl");
+        let is_usual = matches!(role, Role::Main | Role::Loaded)
+            || name.ends_with("constants.pkl")
+            || name.ends_with(".debug_pkl")
+            || name.contains("/opaque_obj_");
         if entered.pickle && !is_usual {
             self.report.add(Finding {
                 message: "the checkpoint does not refer to this pickle; it was scanned".to_owned(),
@@ -472,7 +489,7 @@ fn visible_members(salvaged: SalvagedArchive) -> Vec<VisibleMember> {
 }
 
 /// Returns the errors that are not faults of the file: I/O, a changed file, cancellation and memory.
-fn propagate_if_not_file_fault(error: &Error) -> Result<()> {
+pub(super) fn propagate_if_not_file_fault(error: &Error) -> Result<()> {
     match error.code() {
         Code::Io | Code::FileChanged | Code::Cancelled | Code::Memory => {
             Err(Error::new(error.code(), error.message()))

@@ -130,6 +130,7 @@ def test_every_id_of_the_matrix_has_a_case():
         "T": 37,
         "L": 24,
         "D": 22,
+        "E": 23,
         "S": 30,
         "N": 23,
         "Y": 9,

@@ -1,0 +1,174 @@
+//! The members of an exported program (`.pt2`), by what its readers do with them. Part of the door of zip readers.
+//!
+//! Stands for `torch.export.load` and `torch.export.pt2_archive.load_pt2`, torch 2.1 to 2.13. They call `torch.load` without a restriction on
+//! the sample inputs, on pickled tensors and on the weights of older archives, `pickle.loads` on constants that are Python objects, and
+//! `dlopen` on what AOTInductor compiled. The shapes in the graph are expressions as text, which torch passes to
+//! `sympy.sympify`, and so to `eval`; `ExportedProgram.module` runs the text of the guards. A text that is not plain arithmetic is a finding.
+
+mod expression;
+
+use std::collections::HashSet;
+
+use self::expression::{Kind, Texts};
+use super::super::file::{Scanner, inside};
+use super::super::report::{Finding, Verdict};
+use super::Role;
+use super::zip::{VisibleMember, propagate_if_not_file_fault};
+use crate::bytes::Source;
+use crate::container::zip::{self, fold_case};
+use crate::error::Result;
+use crate::index;
+use crate::num::to_u64;
+
+/// The member that states the format of an archive since torch 2.8.
+const FORMAT: &str = "archive_format";
+/// The graph in archives before that, which have no root folder.
+const OLD_GRAPH: &str = "serialized_exported_program.json";
+/// The folder of compiled code.
+const COMPILED: &str = "data/aotinductor/";
+/// Extensions of libraries, which run code when they are loaded.
+const LIBRARIES: [&str; 5] = [".so", ".dylib", ".dll", ".pyd", ".cubin"];
+
+/// What readers do with a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Use {
+    /// They pass it to `torch.load`.
+    Load,
+    /// They unpickle it.
+    Unpickle,
+    /// They evaluate the expressions in it.
+    Graph,
+    /// They run it.
+    Run,
+    /// Nothing of these.
+    Other,
+}
+
+impl Use {
+    /// The role of the member, where readers of exported programs decide it.
+    pub(super) fn role(self) -> Option<Role> {
+        match self {
+            Use::Load => Some(Role::Loaded),
+            Use::Unpickle => Some(Role::PickleMember),
+            Use::Graph | Use::Run | Use::Other => None,
+        }
+    }
+}
+
+/// Whether the members are those of an exported program.
+pub(super) fn is_export(members: &[VisibleMember]) -> bool {
+    members.iter().any(|member| {
+        let name = fold_case(&member.name);
+        name.rsplit('/').next() == Some(FORMAT) || name == OLD_GRAPH
+    })
+}
+
+/// What readers of exported programs do with the member of this name.
+pub(super) fn member_use(name: &str) -> Use {
+    let name = fold_case(name);
+    let file = name.rsplit('/').next().unwrap_or_default();
+    let in_folder = |folder: &str| name.starts_with(folder) || name.contains(&format!("/{folder}"));
+    let is_config = file.ends_with("_config.json");
+    match () {
+        () if name == OLD_GRAPH || in_folder("models/") => Use::Graph,
+        () if in_folder(COMPILED) && !file.ends_with(".json") => Use::Run,
+        () if in_folder("data/sample_inputs/") => Use::Load,
+        () if name.starts_with("serialized_") => Use::Load,
+        () if in_folder("data/constants/") && file.starts_with("opaque_obj_") => Use::Unpickle,
+        () if (in_folder("data/weights/") || in_folder("data/constants/")) && !is_config => Use::Load,
+        () => Use::Other,
+    }
+}
+
+impl Scanner<'_> {
+    /// The names of the members that readers take as elements of tensors only; none where the strict reader refuses the archive, or where
+    /// it has compiled code, whose reader loads weights in a way of its own.
+    pub(super) fn export_storages(
+        &mut self,
+        source: &Source,
+        members: &[VisibleMember],
+    ) -> Result<HashSet<String>> {
+        if members.iter().any(|member| member_use(&member.name) == Use::Run) {
+            return Ok(HashSet::new());
+        }
+        let (limits, cancel) = (self.options.limits.clone(), self.options.cancel.clone());
+        let options = index::Options { limits, cancel, ..index::Options::default() };
+        match index::read(source, &options) {
+            Ok(index) => Ok(index.storages.iter().filter_map(index::Storage::member_name).collect()),
+            Err(error) => propagate_if_not_file_fault(&error).map(|()| HashSet::new()),
+        }
+    }
+
+    /// Adds findings for compiled code.
+    pub(super) fn compiled_code(&mut self, members: &[VisibleMember], label: Option<&str>) {
+        let is_library = |name: &str| {
+            let name = fold_case(name);
+            LIBRARIES.iter().any(|extension| name.ends_with(extension))
+        };
+        let uses = |member: &&VisibleMember| member_use(&member.name) == Use::Run;
+        let loaded = members.iter().filter(uses);
+        let others = members.iter().filter(|member| !uses(member) && is_library(&member.name));
+        let text = "which torch.export.load and load_pt2 run";
+        self.code_members(loaded, Verdict::WouldExecute, text, label);
+        self.code_members(others, Verdict::Unknown, "a library", label);
+    }
+
+    /// Adds one finding for members with native code.
+    fn code_members<'m>(
+        &mut self,
+        mut members: impl Iterator<Item = &'m VisibleMember>,
+        verdict: Verdict,
+        text: &str,
+        label: Option<&str>,
+    ) {
+        let Some(first) = members.next() else { return };
+        self.report.add(Finding {
+            verdict,
+            message: format!("native code, such as {:?}, {text}", first.name),
+            member: Some(inside(label, &first.name)),
+            offset: Some(0),
+            times: to_u64(members.count()).saturating_add(1),
+            readers: &["torch"],
+            ..Finding::new("CodeInArchive")
+        });
+    }
+
+    /// Adds findings for the texts in a graph that torch evaluates.
+    pub(super) fn graph(&mut self, source: &Source, member: &VisibleMember, inner: &str) -> Result<()> {
+        let limits = &self.options.limits;
+        let (bytes, is_whole) =
+            zip::peek(source, member.region, member.method, limits.header_bytes, limits.inflate_ratio)?;
+        if !is_whole {
+            self.report.unscanned(Some(inner), "the graph is too large", 0, member.region.len());
+            return Ok(());
+        }
+        let Ok(text) = std::str::from_utf8(&bytes) else {
+            self.report.unscanned(Some(inner), "the graph is not UTF-8", 0, member.region.len());
+            return Ok(());
+        };
+        for evaluated in Texts::of(text) {
+            self.options.cancel.check()?;
+            let verdict = evaluated.verdict();
+            if verdict == Verdict::Inert {
+                continue;
+            }
+            let when = match evaluated.kind {
+                Kind::Expression => "torch.export.load evaluates it",
+                Kind::Guard => "ExportedProgram.module runs it",
+            };
+            self.report.add(Finding {
+                verdict,
+                message: format!(
+                    "a text of the graph is not plain arithmetic, and {when}: {}",
+                    evaluated.text
+                ),
+                member: Some(inner.to_owned()),
+                offset: Some(evaluated.offset),
+                readers: &["torch"],
+                ..Finding::new("CodeInArchive")
+            });
+        }
+        self.report.scanned(Some(inner), "the texts of a graph that torch evaluates", 0, to_u64(bytes.len()));
+        Ok(())
+    }
+}
