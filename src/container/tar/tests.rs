@@ -56,7 +56,7 @@ fn l15_what_readers_may_see_differently_is_refused() {
     assert_eq!(code(&[member("a", b"1"), member("a", b"2")]), structure);
     assert_eq!(code(&[member("a", b"1"), member("./a", b"2")]), structure);
     assert_eq!(code(&[member("a", b"1"), member("a/b", b"2")]), structure);
-    for kind in *b"1234567SMVNKXA" {
+    for kind in *b"123467SMVNKXA" {
         assert_eq!(code(&[header("a", 0, kind)]), structure, "{}", char::from(kind));
     }
     for name in ["..", "../a", "a/../b", "/a", "a//b", "a/./b", "a\\..\\b"] {
@@ -72,7 +72,7 @@ fn l15_what_readers_may_see_differently_is_refused() {
 fn an_archive_ends_with_zeros_and_the_file() {
     let whole = [member("a", b"1"), vec![0; 1024]].concat();
     for len in 0..whole.len() {
-        let is_complete = len >= 1536;
+        let is_complete = len >= 1536 && len.is_multiple_of(512);
         assert_eq!(open_bytes(whole[..len].to_vec(), false).is_ok(), is_complete, "{len}");
     }
     let trailing = [&whole[..], b"x"].concat();

@@ -203,7 +203,7 @@ family(
     "C20",
     "a call in the sample inputs of a .pt2",
     lambda: pt2(torch_zip(pickle(SYSTEM))),
-    Refused("UnknownFormat"),
+    Opens("opens without them", list),
     runs=RUNS,
     suffix=".pt2",
 )

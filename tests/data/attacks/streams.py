@@ -108,6 +108,7 @@ def pt2(sample_inputs: bytes) -> bytes:
             "archive_version": b"0",
             "models/model.json": b"{}",
             "data/weights/model_weights_config.json": config.encode(),
+            "data/constants/model_constants_config.json": config.encode(),
             "data/sample_inputs/model.pt": sample_inputs,
             "byteorder": b"little",
             ".data/version": b"6",
