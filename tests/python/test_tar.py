@@ -350,7 +350,7 @@ def test_a_member_of_8_gib_has_its_size_in_the_extended_header(tmp_path: Path) -
 
 @pytest.mark.parametrize("cut", range(12))
 def test_a_cut_archive_is_a_typed_error(cut: int) -> None:
-    """Only zeros of the padding at the end may be missing."""
+    """Only blocks of zeros at the end may be missing."""
     data = torch01({"w": BASE})
     cuts = range(cut, len(data), 12 * 17)
     opened = 0
@@ -363,7 +363,16 @@ def test_a_cut_archive_is_a_typed_error(cut: int) -> None:
             assert not any(data[end:])
             assert ckpt["w"].numpy().tolist() == BASE.tolist()
             opened += 1
-    assert 0 < opened < len(cuts)
+    assert opened < len(cuts)
+
+
+def test_blocks_of_zeros_at_the_end_may_be_missing() -> None:
+    data = torch01({"w": BASE})
+    assert not any(data[-1024:])
+    assert rustload.open(data[:-512])["w"].numpy().tolist() == BASE.tolist()
+    with pytest.raises(rustload.FormatError) as caught:
+        rustload.open(data[:-100])
+    assert caught.value.code == "TrailingData"
 
 
 def test_flipped_bits_are_typed_errors_or_read() -> None:

@@ -1451,11 +1451,11 @@ fn a18_a_file_that_changes_is_an_error_when_it_is_read() {
 
 #[test]
 fn zip_files_of_other_programs_are_named_in_the_error() {
-    for (name, program) in [("a/archive_format", "torch.export"), ("META-INF/MANIFEST.MF", "Java")] {
-        let error = open(Archive::bare().with_path(name, b"x").bytes()).unwrap_err();
-        assert_eq!(error.code(), Code::UnknownFormat, "{name}: {error}");
-        assert!(error.message().contains(program), "{error}");
-    }
+    let error = open(Archive::bare().with_path("META-INF/MANIFEST.MF", b"x").bytes()).unwrap_err();
+    assert_eq!(error.code(), Code::UnknownFormat, "{error}");
+    assert!(error.message().contains("Java"), "{error}");
+    let error = open(Archive::bare().with_path("a/archive_format", b"x").bytes()).unwrap_err();
+    assert_eq!(error.code(), Code::ExportVersion, "{error}");
     let error = open(Archive::bare().with("x", b"x").bytes()).unwrap_err();
     assert_eq!(error.code(), Code::RecordMissing);
 }
