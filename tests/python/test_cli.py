@@ -266,12 +266,11 @@ def test_a_closed_pipe_exits_with_141_without_a_message(folder):
 
 def test_ctrl_c_exits_with_130_without_a_message(monkeypatch, capsys):
     from rustload import _cli
-    from rustload._cli import info
 
     def stop(*_args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(info, "describe", stop)
+    monkeypatch.setattr("rustload.open", stop)
     assert _cli.main(["info", "x"]) == 130
     assert capsys.readouterr() == ("", "")
 

@@ -36,7 +36,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "jax": ("_checkpoint", "_tensor", "_frameworks", "_common"),
     "remote": ("_remote", "_common"),
     # It prints what the public functions return.
-    "_cli": ("rustload", "_diff", "_scan", "_remote", "_common"),
+    "_cli": ("rustload", "_describe", "_diff", "_scan", "_remote", "_common"),
     # `rustload/__init__.py`: the public names.
     "rustload": (
         "_safe_open",
@@ -49,6 +49,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_cuda",
         "_common",
     ),
+    # What a checkpoint holds, for `rustload info`.
+    "_describe": ("_checkpoint", "_tensor", "_common"),
     "_diff": ("_remote", "_checkpoint", "_tensor", "_common"),
     "_save": ("_checkpoint", "_tensor", "_frameworks", "_html", "_remote", "_common"),
     "_safe_open": ("_remote", "_checkpoint", "_tensor", "_frameworks", "_common"),

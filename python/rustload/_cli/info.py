@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import warnings
-from collections import deque
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import rustload
 from rustload._cli.exit_codes import READ_FAILED
 from rustload._cli.report_error import report_error
-from rustload._common import tree
-from rustload._common.columns import columns_of, pad
-from rustload._common.sizes import format_bytes
-from rustload._common.terminal import BAR_COLUMNS, Page, count, print_json
+from rustload._common.terminal import Page, print_json
+from rustload._describe.describe import describe
+from rustload._describe.text import View, show
 from rustload._remote.urls import is_url, name_of
 from rustload.errors import RustloadError
 
@@ -23,37 +20,10 @@ if TYPE_CHECKING:
 
     from rustload import Checkpoint, LazyTensor
 
-__all__ = ["run"]
+__all__ = ["View", "run"]
 
-# The most lines of each list below the tree; --json has all.
-LINES_SHOWN_MAX = 12
-# The most values to list, and the most characters to show of a str.
-VALUES_SHOWN_MAX, TEXT_SHOWN_MAX_CHARS = 20, 60
-# The fewest columns of a table for names; on a terminal with less room for them, the other columns are below the names.
-NAME_COLUMNS_MIN = 16
-# The columns for names that a few long names may not widen on a terminal; those have a line of their own.
-NAME_COLUMNS_USUAL = 28
 # Version of the JSON document; removing a key or changing its meaning increments it.
 SCHEMA = 1
-
-SCALARS = (type(None), bool, int, float, complex, str)
-CONTAINERS = (dict, list, tuple, set, frozenset, deque, bytes, bytearray)
-
-
-class View(NamedTuple):
-    """Which tensors to show, and how.
-
-    Attributes:
-        listed: Whether to list all tensors in place of the tree.
-        pattern: A name or a glob pattern: only tensors that match; None for all.
-        depth: The most levels of the tree; None for all.
-        sort: The order of the tensors, or of the rows in each level of the tree.
-    """
-
-    listed: bool = False
-    pattern: str | None = None
-    depth: int | None = None
-    sort: Literal["file", "name", "size"] = "file"
 
 
 def run(paths: Sequence[str], *, json: bool, color: str, view: View) -> int:
@@ -72,7 +42,9 @@ def run(paths: Sequence[str], *, json: bool, color: str, view: View) -> int:
         # The URL as it was given may have secrets.
         path = name_of(given) if is_url(given) else given
         try:
-            report = describe(given, view.pattern)
+            with rustload.open(given) as checkpoint:
+                chosen = None if view.pattern is None else _selected(checkpoint, path, view.pattern)
+                report = describe(checkpoint, path, chosen, view.pattern)
         except (RustloadError, OSError, ValueError, MemoryError) as error:
             code = READ_FAILED
             report = {"path": path, "error": report_error(error)}
@@ -88,68 +60,6 @@ def run(paths: Sequence[str], *, json: bool, color: str, view: View) -> int:
     return code
 
 
-def describe(path: str, pattern: str | None = None) -> dict[str, Any]:
-    """Opens a checkpoint and returns its entry of the JSON document; reads no tensor data.
-
-    Args:
-        path: The checkpoint.
-        pattern: A name or a glob pattern; only tensors that match are counted and listed. None for all.
-
-    Raises:
-        TensorNotFoundError: The pattern is a name, and no tensor has it.
-    """
-    with rustload.open(path) as checkpoint:
-        path = name_of(path) if is_url(path) else path
-        chosen = checkpoint if pattern is None else _selected(checkpoint, path, pattern)
-        described = []
-        dtypes: dict[str, dict[str, int]] = {}
-        identities: set[object] = set()
-        elements = nbytes = 0
-        for name, tensor in chosen.items():
-            core = tensor._core
-            identity = (core.storage, core.offset, core.dtype, core.shape, core.strides)
-            repeats = identity in identities and core.size > 0
-            identities.add(identity)
-            entry = {
-                "name": name,
-                "dtype": core.dtype,
-                "shape": list(core.shape),
-                "strides": list(core.strides),
-                "nbytes": core.nbytes,
-                "storage": list(core.storage),
-                "storage_offset": core.offset,
-                "contiguous": core.is_contiguous,
-                "parameter": core.is_parameter,
-                "repeats": repeats,
-            }
-            described.append(entry)
-            if not repeats:
-                seen = dtypes.setdefault(core.dtype, {"tensors": 0, "nbytes": 0})
-                seen["tensors"] += 1
-                seen["nbytes"] += core.nbytes
-                elements += core.size
-                nbytes += core.nbytes
-        values, notes = _values(checkpoint)
-        by_size = sorted(dtypes.items(), key=lambda item: -item[1]["nbytes"])
-        return {
-            "path": path,
-            "format": checkpoint.format,
-            "files": checkpoint.files,
-            "elements": elements,
-            "nbytes": nbytes,
-            "storage_nbytes": checkpoint.nbytes,
-            **({} if pattern is None else {"filter": pattern, "tensors_in_all": len(checkpoint)}),
-            "dtypes": [{"dtype": dtype, **seen} for dtype, seen in by_size],
-            "tied": [group for group in checkpoint.tied if any(name in chosen for name in group)],
-            "values": values,
-            "opaque": [found._asdict() for found in checkpoint.opaque],
-            "globals": checkpoint.globals,
-            "notes": checkpoint.notes + notes,
-            "metadata": checkpoint.metadata,
-            "tensors": described,
-        }
-
-
 def _selected(checkpoint: Checkpoint, path: str, pattern: str) -> Mapping[str, LazyTensor]:
     """The tensors that match; a pattern without a match is reported on stderr."""
     with warnings.catch_warnings(record=True) as caught:
@@ -160,280 +70,3 @@ def _selected(checkpoint: Checkpoint, path: str, pattern: str) -> Mapping[str, L
         page.line(f"rustload: warning: {page.safe(path)}: {page.safe(str(warning.message))}")
     page.flush()
     return chosen
-
-
-def _values(checkpoint: Checkpoint) -> tuple[list[dict[str, Any]], list[str]]:
-    """The plain values and containers at the top level of the pickles, and a note if they are not available."""
-    if checkpoint.format == "safetensors":
-        return [], []
-    try:
-        roots = checkpoint._core.objects(lambda _tensor: NotImplemented)
-    except RustloadError as error:
-        return [], [f"the values are not shown: {error}"]
-    values = []
-    pairs = (pair for root in roots if isinstance(root, dict) for pair in root.items())
-    for key, value in pairs:
-        entry = {"name": key if isinstance(key, str) else _text(key), "type": type(value).__name__}
-        if type(value) in SCALARS:
-            values.append({**entry, "value": value if _is_json(value) else _text(value)})
-        elif isinstance(value, CONTAINERS):
-            values.append({**entry, "length": len(value)})
-    return values, []
-
-
-def _is_json(value: Any) -> bool:
-    """Whether JSON can represent the value so that other programs can read it: no inf, nan, complex or ints beyond 64 bits."""
-    if isinstance(value, int):
-        return value.bit_length() <= 64
-    return math.isfinite(value) if isinstance(value, float) else not isinstance(value, complex)
-
-
-def _text(value: Any) -> str:
-    """A scalar as short text; only the type of other values, whose contents may be large."""
-    if isinstance(value, int) and value.bit_length() > 64:
-        return f"int of {value.bit_length():,} bits"
-    if isinstance(value, str):
-        return repr(value[:TEXT_SHOWN_MAX_CHARS]) + ("..." if len(value) > TEXT_SHOWN_MAX_CHARS else "")
-    return repr(value) if type(value) in SCALARS else f"<{type(value).__name__}>"
-
-
-def show(page: Page, report: dict[str, Any], view: View) -> None:
-    """Prints a report as text."""
-    page.title(page.safe(report["path"]))
-    files = report["files"]
-    of_files = f" in {len(files)} files" if len(files) > 1 else ""
-    page.field("format", report["format"] + of_files)
-    of_all = (
-        f" of {report['tensors_in_all']:,} match {page.safe(report['filter'])}" if "filter" in report else ""
-    )
-    page.field("tensors", f"{len(report['tensors']):,}{of_all}")
-    page.field("elements", f"{report['elements']:,}" + _rounded(report["elements"]))
-    page.field("size", format_bytes(report["nbytes"]) + _storages(report))
-    if report["dtypes"]:
-        page.heading("dtypes")
-        _dtypes(page, report)
-    if report["tensors"]:
-        page.heading("tensors")
-        (_list if view.listed else _tree)(page, report["tensors"], report["tied"], view)
-    if report["tied"]:
-        page.heading("tied", "names that share a storage")
-        identities = {entry["name"]: _identity(entry) for entry in report["tensors"]}
-        _first_lines(page, [_group(page, group, identities) for group in report["tied"]])
-    if report["values"]:
-        page.heading("values", "at the top, beside tensors")
-        _plain_values(page, report["values"])
-    if report["opaque"]:
-        page.heading("kept as data", "values of classes that were not built")
-        _first_lines(page, [_class(page, found) for found in report["opaque"]])
-    if report["globals"]:
-        page.heading("named by the pickle", "nothing of it was imported or called")
-        page.wrapped([page.safe(name) for name in report["globals"]], most=LINES_SHOWN_MAX * 3)
-    if report["metadata"]:
-        page.heading("metadata")
-        width = min(max(columns_of(page.safe(key)) for key in report["metadata"]), 30)
-        _first_lines(
-            page,
-            [
-                f"{pad(page.safe(key), width)}  {page.safe(value)}"
-                for key, value in report["metadata"].items()
-            ],
-        )
-    if report["notes"]:
-        page.heading("notes")
-        _first_lines(page, [page.safe(note) for note in report["notes"]])
-
-
-def _rounded(number: int) -> str:
-    """A large number rounded, as in model names: ` (7.2 B)`."""
-    for unit, power in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
-        if number >= power:
-            return f" ({number / power:.1f} {unit})"
-    return ""
-
-
-def _storages(report: dict[str, Any]) -> str:
-    """The size of the storages, if it differs from that of the tensors."""
-    if report["storage_nbytes"] == report["nbytes"] or "filter" in report:
-        return ""
-    return f", in storages of {format_bytes(report['storage_nbytes'])}"
-
-
-def _dtypes(page: Page, report: dict[str, Any]) -> None:
-    total = report["nbytes"] or 1
-    width = max(len(seen["dtype"]) for seen in report["dtypes"])
-    for seen in report["dtypes"]:
-        share = seen["nbytes"] / total
-        tensors = count(seen["tensors"], "tensor")
-        if page.must_split(width + BAR_COLUMNS + len(tensors) + 25):
-            page.cells(
-                [
-                    ("36", seen["dtype"]),
-                    ("", format_bytes(seen["nbytes"])),
-                    ("", _percent(share)),
-                    ("2", tensors),
-                ],
-                2,
-            )
-            continue
-        page.line(
-            f"  {page.dtype(seen['dtype'].ljust(width))}  {page.bar(share)} {format_bytes(seen['nbytes']):>11}"
-            f" {_percent(share):>6}  {page.dim(tensors)}"
-        )
-
-
-def _percent(share: float) -> str:
-    if 0 < share < 0.001:
-        return "<0.1%"
-    # 100.0% is printed only for exactly all.
-    return f"{min(share * 100, 99.9) if share < 1 else 100:.1f}%"
-
-
-def _tree(page: Page, tensors: list[dict[str, Any]], tied: list[list[str]], view: View) -> None:
-    tied_names = {name for group in tied for name in group}
-    leaves = (
-        (
-            entry["name"],
-            tree.Leaf(entry["dtype"], tuple(entry["shape"]), entry["nbytes"], entry["name"] in tied_names),
-            0 if entry["repeats"] else entry["nbytes"],
-        )
-        for entry in tensors
-    )
-    root = tree.build(leaves)
-    if view.sort != "file":
-        (tree.sort_by_size if view.sort == "size" else tree.sort_by_name)(root)
-    rows = []
-    for node, lasts in tree.walk(root, view.depth):
-        indent = page.indent(lasts)
-        times = f"  {page.times}{node.times}" if node.times > 1 and node.leaf else ""
-        label = page.clipped(page.safe(node.label) or '""', indent + len(times))
-        name = page.branches(lasts) + (label if node.leaf else page.strong(label))
-        name, width = name + times, indent + columns_of(label) + len(times)
-        remark = "  tied" if node.leaf and node.leaf.tied else ""
-        if node.times > 1:
-            remark += f"  {format_bytes(node.own // node.times)} each"
-        if node.leaf:
-            what, shape = node.leaf.dtype, str(list(node.leaf.shape))
-        else:
-            what, shape = _inside(page, node), None
-        rows.append((Row(name, width, what, shape, format_bytes(tree.shown_nbytes(node)), remark), indent))
-    _table(page, rows, widest=64)
-
-
-class Row(NamedTuple):
-    """A line of the table of tensors.
-
-    Attributes:
-        name: The name, with its colours and branches.
-        width: Its width in columns.
-        content: The dtype; for a group, the number of tensors in it.
-        shape: The shape; None for a group.
-        nbytes: The size as text.
-        remark: Text after the columns.
-    """
-
-    name: str
-    width: int
-    content: str
-    shape: str | None
-    nbytes: str
-    remark: str
-
-
-def _table(page: Page, rows: list[tuple[Row, int]], *, widest: int) -> None:
-    """Prints rows in columns; on a narrow terminal, the other columns are below the name."""
-    width = min(max(row.width for row, _ in rows), widest)
-    dtypes = max((len(row.content) for row, _ in rows if row.shape is not None), default=0)
-    shapes = max((len(row.shape) for row, _ in rows if row.shape is not None), default=0)
-    groups = max((len(row.content) for row, _ in rows if row.shape is None), default=0)
-    columns = max(dtypes + 2 + shapes, groups)
-    left = page.room(2 + 2 + columns + 12 + max(len(row.remark) for row, _ in rows))
-    if left is not None and left < min(width, NAME_COLUMNS_MIN):
-        for row, indent in rows:
-            page.line(f"  {row.name}")
-            what = [("2", row.content)] if row.shape is None else [("36", row.content), ("", row.shape)]
-            remarks = [("2", remark) for remark in row.remark.split("  ") if remark]
-            page.cells([*what, ("", row.nbytes), *remarks], 2 + min(indent, 9) + 3)
-        return
-    if left is not None:
-        usual = sorted(row.width for row, _ in rows)[(len(rows) - 1) * 9 // 10] + 6
-        width = min(width, left, max(usual, NAME_COLUMNS_USUAL))
-    shapes = columns - dtypes - 2
-    for row, _ in rows:
-        name = row.name
-        if row.width <= width:
-            name += " " * (width - row.width)
-        elif left is not None:
-            page.line(f"  {name}")
-            name = " " * width
-        if row.shape is None:
-            inside = page.dim(row.content.ljust(columns))
-        else:
-            inside = f"{page.dtype(row.content.ljust(dtypes))}  {row.shape:<{shapes}}"
-        page.line(f"  {name}  {inside} {row.nbytes:>11}{page.dim(row.remark)}")
-
-
-def _inside(page: Page, node: tree.Node) -> str:
-    """How many tensors are in a group: `32 × 9 tensors` where it is folded."""  # noqa: RUF002 - as it is shown
-    if node.times == 1 or node.tensors % node.times:
-        return count(node.tensors, "tensor")
-    return f"{node.times} {page.times} {count(node.tensors // node.times, 'tensor')}"
-
-
-def _list(page: Page, tensors: list[dict[str, Any]], tied: list[list[str]], view: View) -> None:
-    tied_names = {name for group in tied for name in group}
-    if view.sort == "size":
-        tensors = sorted(tensors, key=lambda entry: -entry["nbytes"])
-    elif view.sort == "name":
-        tensors = sorted(tensors, key=lambda entry: tree.natural_key(entry["name"]))
-    rows = []
-    for entry in tensors:
-        # The full name, for other programs; cut only where it is longer than a terminal's line.
-        name = page.fitted(page.safe(entry["name"]) or '""')
-        remark = "  tied" if entry["name"] in tied_names else ""
-        size = format_bytes(entry["nbytes"])
-        rows.append((Row(name, columns_of(name), entry["dtype"], str(entry["shape"]), size, remark), 0))
-    _table(page, rows, widest=80)
-
-
-def _identity(entry: dict[str, Any]) -> str:
-    """A key that is equal for names of the same tensor."""
-    return str([entry[key] for key in ("storage", "storage_offset", "dtype", "shape", "strides")])
-
-
-def _group(page: Page, names: list[str], identities: dict[str, str]) -> str:
-    shown = [page.safe(name) or '""' for name in names]
-    if not all(name in identities for name in names):
-        return ", ".join(shown)  # --filter left some out, so nothing is known of them
-    if len({identities[name] for name in names}) == 1:
-        return " = ".join(shown)
-    return ", ".join(shown) + "  (different parts)"
-
-
-def _class(page: Page, found: dict[str, Any]) -> str:
-    at = [page.safe(name) or "the root" for name in found["at"][:3]]
-    more = found["count"] - len(at)
-    where = f"  at {', '.join(at)}" + (f" and {more} more" if more > 0 else "") if at else ""
-    return f"{page.safe(found['class_name'])}  {found['count']:,}x{where}"
-
-
-def _plain_values(page: Page, values: list[dict[str, Any]]) -> None:
-    names = [page.safe(found["name"][:TEXT_SHOWN_MAX_CHARS]) or '""' for found in values]
-    width = min(max(map(columns_of, names[:VALUES_SHOWN_MAX])), 30)
-    lines = []
-    for name, found in zip(names, values, strict=True):
-        if "length" in found:
-            what = f"{found['type']} of {found['length']:,}"
-        else:
-            # A value that JSON cannot represent is a str already.
-            value = found["value"]
-            what = value if found["type"] != "str" and isinstance(value, str) else _text(value)
-        lines.append(f"{pad(name, width)}  {page.safe(what)}")
-    _first_lines(page, lines, most=VALUES_SHOWN_MAX)
-
-
-def _first_lines(page: Page, lines: list[str], *, most: int = LINES_SHOWN_MAX) -> None:
-    """Prints the first few lines and the number of the others."""
-    for line in lines[:most]:
-        page.line(f"  {page.clipped(line)}")
-    if len(lines) > most:
-        page.cells([("2", f"and {len(lines) - most:,} more (--json has all)")], 2)

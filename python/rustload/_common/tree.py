@@ -16,6 +16,7 @@ __all__ = [
     "Leaf",
     "Node",
     "build",
+    "fold_groups",
     "natural_key",
     "shown_nbytes",
     "sort_by_name",
@@ -81,11 +82,12 @@ class Node:
 _NO_NODES: list[Node] = []
 
 
-def build(tensors: Iterable[tuple[str, Leaf, int]]) -> Node:
-    """Builds the folded tree of tensors.
+def build(tensors: Iterable[tuple[str, Leaf, int]], *, folded: bool = True) -> Node:
+    """Builds the tree of tensors.
 
     Args:
         tensors: Name, leaf and the bytes that count towards sums of each tensor, in the order to show.
+        folded: Whether equal subtrees are folded and single branches joined. If not, `fold_groups` tells which would be.
 
     Returns:
         The root, whose label is empty.
@@ -102,7 +104,7 @@ def build(tensors: Iterable[tuple[str, Leaf, int]]) -> Node:
                 child = known[part] = Node(part)
             node = child
         node.leaf, node.tensors, node.nbytes, node.own = leaf, 1, counted, leaf.nbytes
-    _fold(root)
+    _fold(root, folded=folded)
     return root
 
 
@@ -192,8 +194,8 @@ def walk(root: Node, depth: int | None = None) -> Iterator[tuple[Node, tuple[boo
         stack += [(child, (*lasts, position == 0)) for position, child in enumerate(reversed(node.children))]
 
 
-def _fold(root: Node) -> None:
-    """Folds and joins from the leaves up; equal subtrees get the same signature number."""
+def _fold(root: Node, *, folded: bool) -> None:
+    """Folds and joins from the leaves up, if asked for; equal subtrees get the same signature number."""
     order, at = [root], 0
     while at < len(order):
         node = order[at]
@@ -226,8 +228,11 @@ def _fold(root: Node) -> None:
                 node.tensors += child.tensors
                 node.nbytes += child.nbytes
                 node.own += child.own
-            node.children = children = _fold_siblings(children)
+            if folded:
+                node.children = children = _fold_siblings(children)
         node.signature = numbers.setdefault(inside, len(numbers))
+        if not folded:
+            continue
         for child in children:
             if child.leaf is None and len(child.children) == 1:
                 _join(child, child.children[0])
@@ -249,32 +254,42 @@ def _whole_number(label: str) -> tuple[int, int] | None:
     return int(label), len(label) if label[0] == "0" and len(label) > 1 else 0
 
 
-def _fold_siblings(children: list[Node]) -> list[Node]:
-    out: list[Node] = []
+def fold_groups(children: list[Node]) -> list[tuple[str, list[Node]]]:
+    """Siblings that are folded together, sorted by number, with the label of the fold: each group of two and more."""
     alike: dict[tuple[int, int], list[tuple[int, Node]]] = {}
-    # A fold is where the first of its nodes was.
-    positions: dict[tuple[int, int], int] = {}
     for child in children:
         found = _whole_number(child.label) if child.label.isdigit() else None
         if found is not None:
-            key = found[1], child.signature
-            if key in alike:
-                alike[key].append((found[0], child))
-                continue
-            alike[key] = [(found[0], child)]
-            positions[key] = len(out)
-        out.append(child)
-    for key, members in alike.items():
-        if len(members) == 1:
-            continue
-        members.sort(key=lambda member: member[0])
-        first = members[0][1]
-        first.label = f"{{{spell_numbers([number for number, _ in members], key[0])}}}"
+            alike.setdefault((found[1], child.signature), []).append((found[0], child))
+    groups = []
+    for (digits, _), members in alike.items():
+        if len(members) > 1:
+            members.sort(key=lambda member: member[0])
+            label = f"{{{spell_numbers([number for number, _ in members], digits)}}}"
+            groups.append((label, [child for _, child in members]))
+    return groups
+
+
+def _fold_siblings(children: list[Node]) -> list[Node]:
+    groups = fold_groups(children)
+    if not groups:
+        return children
+    folds = {id(child): members[0] for _, members in groups for child in members}
+    out: list[Node] = []
+    seen: set[int] = set()
+    for child in children:
+        # A fold is where the first of its nodes was.
+        kept = folds.get(id(child), child)
+        if id(kept) not in seen:
+            seen.add(id(kept))
+            out.append(kept)
+    for label, members in groups:
+        first = members[0]
+        first.label = label
         first.times *= len(members)
-        first.tensors = sum(child.tensors for _, child in members)
-        first.nbytes = sum(child.nbytes for _, child in members)
-        first.own = sum(child.own for _, child in members)
-        out[positions[key]] = first
+        first.tensors = sum(child.tensors for child in members)
+        first.nbytes = sum(child.nbytes for child in members)
+        first.own = sum(child.own for child in members)
     return out
 
 

@@ -1,0 +1,280 @@
+"""Shows what a checkpoint holds as text, as `rustload info` prints it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+from rustload._common import tree
+from rustload._common.columns import columns_of, pad
+from rustload._common.sizes import format_bytes
+from rustload._common.terminal import BAR_COLUMNS, Page, count
+from rustload._describe.describe import TEXT_SHOWN_MAX_CHARS, short_text
+
+__all__ = ["View", "rounded", "show"]
+
+# The most lines of each list below the tree; --json has all.
+LINES_SHOWN_MAX = 12
+# The most values to list.
+VALUES_SHOWN_MAX = 20
+# The fewest columns of a table for names; on a terminal with less room for them, the other columns are below the names.
+NAME_COLUMNS_MIN = 16
+# The columns for names that a few long names may not widen on a terminal; those have a line of their own.
+NAME_COLUMNS_USUAL = 28
+
+
+class View(NamedTuple):
+    """Which tensors to show, and how.
+
+    Attributes:
+        listed: Whether to list all tensors in place of the tree.
+        pattern: A name or a glob pattern: only tensors that match; None for all.
+        depth: The most levels of the tree; None for all.
+        sort: The order of the tensors, or of the rows in each level of the tree.
+    """
+
+    listed: bool = False
+    pattern: str | None = None
+    depth: int | None = None
+    sort: Literal["file", "name", "size"] = "file"
+
+
+def show(page: Page, report: dict[str, Any], view: View) -> None:
+    """Prints a report as text."""
+    page.title(page.safe(report["path"]))
+    files = report["files"]
+    of_files = f" in {len(files)} files" if len(files) > 1 else ""
+    page.field("format", report["format"] + of_files)
+    of_all = (
+        f" of {report['tensors_in_all']:,} match {page.safe(report['filter'])}" if "filter" in report else ""
+    )
+    page.field("tensors", f"{len(report['tensors']):,}{of_all}")
+    page.field("elements", f"{report['elements']:,}" + rounded(report["elements"]))
+    page.field("size", format_bytes(report["nbytes"]) + _storages(report))
+    if report["dtypes"]:
+        page.heading("dtypes")
+        _dtypes(page, report)
+    if report["tensors"]:
+        page.heading("tensors")
+        (_list if view.listed else _tree)(page, report["tensors"], report["tied"], view)
+    if report["tied"]:
+        page.heading("tied", "names that share a storage")
+        identities = {entry["name"]: _identity(entry) for entry in report["tensors"]}
+        _first_lines(page, [_group(page, group, identities) for group in report["tied"]])
+    if report["values"]:
+        page.heading("values", "at the top, beside tensors")
+        _plain_values(page, report["values"])
+    if report["opaque"]:
+        page.heading("kept as data", "values of classes that were not built")
+        _first_lines(page, [_class(page, found) for found in report["opaque"]])
+    if report["globals"]:
+        page.heading("named by the pickle", "nothing of it was imported or called")
+        page.wrapped([page.safe(name) for name in report["globals"]], most=LINES_SHOWN_MAX * 3)
+    if report["metadata"]:
+        page.heading("metadata")
+        width = min(max(columns_of(page.safe(key)) for key in report["metadata"]), 30)
+        _first_lines(
+            page,
+            [
+                f"{pad(page.safe(key), width)}  {page.safe(value)}"
+                for key, value in report["metadata"].items()
+            ],
+        )
+    if report["notes"]:
+        page.heading("notes")
+        _first_lines(page, [page.safe(note) for note in report["notes"]])
+
+
+def rounded(number: int) -> str:
+    """A large number rounded, as in model names: ` (7.2 B)`."""
+    for unit, power in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
+        if number >= power:
+            return f" ({number / power:.1f} {unit})"
+    return ""
+
+
+def _storages(report: dict[str, Any]) -> str:
+    """The size of the storages, if it differs from that of the tensors."""
+    if report["storage_nbytes"] == report["nbytes"] or "filter" in report:
+        return ""
+    return f", in storages of {format_bytes(report['storage_nbytes'])}"
+
+
+def _dtypes(page: Page, report: dict[str, Any]) -> None:
+    total = report["nbytes"] or 1
+    width = max(len(seen["dtype"]) for seen in report["dtypes"])
+    for seen in report["dtypes"]:
+        share = seen["nbytes"] / total
+        tensors = count(seen["tensors"], "tensor")
+        if page.must_split(width + BAR_COLUMNS + len(tensors) + 25):
+            page.cells(
+                [
+                    ("36", seen["dtype"]),
+                    ("", format_bytes(seen["nbytes"])),
+                    ("", _percent(share)),
+                    ("2", tensors),
+                ],
+                2,
+            )
+            continue
+        page.line(
+            f"  {page.dtype(seen['dtype'].ljust(width))}  {page.bar(share)} {format_bytes(seen['nbytes']):>11}"
+            f" {_percent(share):>6}  {page.dim(tensors)}"
+        )
+
+
+def _percent(share: float) -> str:
+    if 0 < share < 0.001:
+        return "<0.1%"
+    # 100.0% is printed only for exactly all.
+    return f"{min(share * 100, 99.9) if share < 1 else 100:.1f}%"
+
+
+def _tree(page: Page, tensors: list[dict[str, Any]], tied: list[list[str]], view: View) -> None:
+    tied_names = {name for group in tied for name in group}
+    leaves = (
+        (
+            entry["name"],
+            tree.Leaf(entry["dtype"], tuple(entry["shape"]), entry["nbytes"], entry["name"] in tied_names),
+            0 if entry["repeats"] else entry["nbytes"],
+        )
+        for entry in tensors
+    )
+    root = tree.build(leaves)
+    if view.sort != "file":
+        (tree.sort_by_size if view.sort == "size" else tree.sort_by_name)(root)
+    rows = []
+    for node, lasts in tree.walk(root, view.depth):
+        indent = page.indent(lasts)
+        times = f"  {page.times}{node.times}" if node.times > 1 and node.leaf else ""
+        label = page.clipped(page.safe(node.label) or '""', indent + len(times))
+        name = page.branches(lasts) + (label if node.leaf else page.strong(label))
+        name, width = name + times, indent + columns_of(label) + len(times)
+        remark = "  tied" if node.leaf and node.leaf.tied else ""
+        if node.times > 1:
+            remark += f"  {format_bytes(node.own // node.times)} each"
+        if node.leaf:
+            what, shape = node.leaf.dtype, str(list(node.leaf.shape))
+        else:
+            what, shape = _inside(page, node), None
+        rows.append((Row(name, width, what, shape, format_bytes(tree.shown_nbytes(node)), remark), indent))
+    _table(page, rows, widest=64)
+
+
+class Row(NamedTuple):
+    """A line of the table of tensors.
+
+    Attributes:
+        name: The name, with its colours and branches.
+        width: Its width in columns.
+        content: The dtype; for a group, the number of tensors in it.
+        shape: The shape; None for a group.
+        nbytes: The size as text.
+        remark: Text after the columns.
+    """
+
+    name: str
+    width: int
+    content: str
+    shape: str | None
+    nbytes: str
+    remark: str
+
+
+def _table(page: Page, rows: list[tuple[Row, int]], *, widest: int) -> None:
+    """Prints rows in columns; on a narrow terminal, the other columns are below the name."""
+    width = min(max(row.width for row, _ in rows), widest)
+    dtypes = max((len(row.content) for row, _ in rows if row.shape is not None), default=0)
+    shapes = max((len(row.shape) for row, _ in rows if row.shape is not None), default=0)
+    groups = max((len(row.content) for row, _ in rows if row.shape is None), default=0)
+    columns = max(dtypes + 2 + shapes, groups)
+    left = page.room(2 + 2 + columns + 12 + max(len(row.remark) for row, _ in rows))
+    if left is not None and left < min(width, NAME_COLUMNS_MIN):
+        for row, indent in rows:
+            page.line(f"  {row.name}")
+            what = [("2", row.content)] if row.shape is None else [("36", row.content), ("", row.shape)]
+            remarks = [("2", remark) for remark in row.remark.split("  ") if remark]
+            page.cells([*what, ("", row.nbytes), *remarks], 2 + min(indent, 9) + 3)
+        return
+    if left is not None:
+        usual = sorted(row.width for row, _ in rows)[(len(rows) - 1) * 9 // 10] + 6
+        width = min(width, left, max(usual, NAME_COLUMNS_USUAL))
+    shapes = columns - dtypes - 2
+    for row, _ in rows:
+        name = row.name
+        if row.width <= width:
+            name += " " * (width - row.width)
+        elif left is not None:
+            page.line(f"  {name}")
+            name = " " * width
+        if row.shape is None:
+            inside = page.dim(row.content.ljust(columns))
+        else:
+            inside = f"{page.dtype(row.content.ljust(dtypes))}  {row.shape:<{shapes}}"
+        page.line(f"  {name}  {inside} {row.nbytes:>11}{page.dim(row.remark)}")
+
+
+def _inside(page: Page, node: tree.Node) -> str:
+    """How many tensors are in a group: `32 × 9 tensors` where it is folded."""  # noqa: RUF002 - as it is shown
+    if node.times == 1 or node.tensors % node.times:
+        return count(node.tensors, "tensor")
+    return f"{node.times} {page.times} {count(node.tensors // node.times, 'tensor')}"
+
+
+def _list(page: Page, tensors: list[dict[str, Any]], tied: list[list[str]], view: View) -> None:
+    tied_names = {name for group in tied for name in group}
+    if view.sort == "size":
+        tensors = sorted(tensors, key=lambda entry: -entry["nbytes"])
+    elif view.sort == "name":
+        tensors = sorted(tensors, key=lambda entry: tree.natural_key(entry["name"]))
+    rows = []
+    for entry in tensors:
+        # The full name, for other programs; cut only where it is longer than a terminal's line.
+        name = page.fitted(page.safe(entry["name"]) or '""')
+        remark = "  tied" if entry["name"] in tied_names else ""
+        size = format_bytes(entry["nbytes"])
+        rows.append((Row(name, columns_of(name), entry["dtype"], str(entry["shape"]), size, remark), 0))
+    _table(page, rows, widest=80)
+
+
+def _identity(entry: dict[str, Any]) -> str:
+    """A key that is equal for names of the same tensor."""
+    return str([entry[key] for key in ("storage", "storage_offset", "dtype", "shape", "strides")])
+
+
+def _group(page: Page, names: list[str], identities: dict[str, str]) -> str:
+    shown = [page.safe(name) or '""' for name in names]
+    if not all(name in identities for name in names):
+        return ", ".join(shown)  # --filter left some out, so nothing is known of them
+    if len({identities[name] for name in names}) == 1:
+        return " = ".join(shown)
+    return ", ".join(shown) + "  (different parts)"
+
+
+def _class(page: Page, found: dict[str, Any]) -> str:
+    at = [page.safe(name) or "the root" for name in found["at"][:3]]
+    more = found["count"] - len(at)
+    where = f"  at {', '.join(at)}" + (f" and {more} more" if more > 0 else "") if at else ""
+    return f"{page.safe(found['class_name'])}  {found['count']:,}x{where}"
+
+
+def _plain_values(page: Page, values: list[dict[str, Any]]) -> None:
+    names = [page.safe(found["name"][:TEXT_SHOWN_MAX_CHARS]) or '""' for found in values]
+    width = min(max(map(columns_of, names[:VALUES_SHOWN_MAX])), 30)
+    lines = []
+    for name, found in zip(names, values, strict=True):
+        if "length" in found:
+            what = f"{found['type']} of {found['length']:,}"
+        else:
+            # A value that JSON cannot represent is a str already.
+            value = found["value"]
+            what = value if found["type"] != "str" and isinstance(value, str) else short_text(value)
+        lines.append(f"{pad(name, width)}  {page.safe(what)}")
+    _first_lines(page, lines, most=VALUES_SHOWN_MAX)
+
+
+def _first_lines(page: Page, lines: list[str], *, most: int = LINES_SHOWN_MAX) -> None:
+    """Prints the first few lines and the number of the others."""
+    for line in lines[:most]:
+        page.line(f"  {page.clipped(line)}")
+    if len(lines) > most:
+        page.cells([("2", f"and {len(lines) - most:,} more (--json has all)")], 2)
