@@ -47,6 +47,7 @@ if _TYPE_CHECKING:
     from rustload._scan.scan import scan
     from rustload._tensor.inert import DefaultDict, Global, Opaque, Sparse
     from rustload._tensor.joined import JoinedTensor, concat, stack
+    from rustload._view.view import view
 
 __all__ = [
     "Buffer",
@@ -104,6 +105,7 @@ __all__ = [
     "stack",
     "trim",
     "unflatten",
+    "view",
 ]
 
 if not _TYPE_CHECKING:  # type checkers must still report unknown attributes
@@ -133,6 +135,7 @@ if not _TYPE_CHECKING:  # type checkers must still report unknown attributes
         "_scan.scan": ("scan",),
         "_tensor.inert": ("DefaultDict", "Global", "Opaque", "Sparse"),
         "_tensor.joined": ("JoinedTensor", "concat", "stack"),
+        "_view.view": ("view",),
     }
     _LAZY_IMPORTS = {name: f"rustload.{module}" for module, names in _LAZY_MODULES.items() for name in names}
 

@@ -40,6 +40,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     # `rustload/__init__.py`: the public names.
     "rustload": (
         "_safe_open",
+        "_view",
         "_diff",
         "_save",
         "_scan",
@@ -49,6 +50,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_cuda",
         "_common",
     ),
+    "_view": ("_describe", "_scan", "_remote", "_checkpoint", "_common"),
     # What a checkpoint holds, for `rustload info`.
     "_describe": ("_checkpoint", "_tensor", "_common"),
     "_diff": ("_remote", "_checkpoint", "_tensor", "_common"),

@@ -1,4 +1,4 @@
-"""The command line's arguments and exit codes: `rustload info`, `diff`, `stats`, `convert`, `scan` and `doctor`."""
+"""The command line's arguments and exit codes: `rustload info`, `view`, `diff`, `stats`, `convert`, `scan` and `doctor`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rustload._cli.convert_arguments import add_convert
 from rustload._cli.diff_arguments import add_diff
 from rustload._cli.exit_codes import BROKEN_PIPE, INTERRUPTED, READ_FAILED, USAGE
 from rustload._cli.stats_arguments import add_stats
+from rustload._cli.view_arguments import add_view
 from rustload._common.terminal import terminal_columns
 from rustload.errors import _printable
 
@@ -47,7 +48,7 @@ read. Output that could not be written comes first.
 """
 
 
-COMMANDS = ("info", "diff", "stats", "convert", "scan", "doctor")
+COMMANDS = ("info", "view", "diff", "stats", "convert", "scan", "doctor")
 
 
 class Parser(argparse.ArgumentParser):
@@ -143,14 +144,18 @@ def _run(args: argparse.Namespace) -> int:
         from rustload._cli import diff
 
         return diff.run(args)
+    if args.command == "view":
+        from rustload._cli import view
+
+        return view.run(args)
     if args.command == "stats":
         from rustload._cli import stats
 
         return stats.run(args)
     from rustload._cli import info
 
-    view = info.View(args.tensors, args.filter, args.depth, args.sort)
-    return info.run(args.paths, json=args.json, color=args.color, view=view)
+    shown = info.View(args.tensors, args.filter, args.depth, args.sort)
+    return info.run(args.paths, json=args.json, color=args.color, view=shown)
 
 
 def _policy(args: argparse.Namespace) -> Policy | None:
@@ -213,6 +218,7 @@ def _parser() -> Parser:
     info.add_argument(
         "--json", action="store_true", help="print everything as one JSON document (see docs/cli.md)"
     )
+    add_view(commands, formatter, _file)
     diff = add_diff(commands, formatter)
     stats = add_stats(commands, formatter)
     add_convert(commands, formatter)

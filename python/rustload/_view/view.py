@@ -1,0 +1,198 @@
+"""`view`: writes what a checkpoint holds as an HTML page or as an SVG image."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from rustload._checkpoint.checkpoint import Checkpoint
+from rustload._checkpoint.open import open as open_checkpoint
+from rustload._common.terminal import Page
+from rustload._describe.describe import describe
+from rustload._describe.text import View, show
+from rustload._remote.urls import is_url, name_of
+from rustload._scan.scan import scan as scan_source
+from rustload._view.document import BINS, document
+from rustload._view.page import GENERATOR, page
+from rustload._view.svg import SVG_GENERATOR, svg_image
+from rustload.errors import RustloadError, _from_core, _make
+
+if TYPE_CHECKING:
+    from rustload._common.paths import StrPath
+    from rustload._scan.report import ScanReport
+
+__all__ = ["view"]
+
+SAMPLE = 1 << 16
+"""The elements of each tensor that `stats="sample"` reads."""
+TEXT_LINES_MAX = 400
+"""The most lines of the text that is shown without scripts."""
+
+
+def view(
+    source: Any,
+    output: StrPath | None = None,
+    *,
+    svg: bool = False,
+    stats: Literal["sample", "full"] | None = None,
+    scan: bool = True,
+    overwrite: bool = False,
+) -> Path:
+    """Writes a page that shows what a checkpoint holds: one HTML file that needs no network, or the treemap as an SVG image.
+
+    The page has a treemap of bytes by module, all tensors in a tree with a search, dtypes, files, tied weights, values that are
+    no tensors, and what a scan of the files found. Reads metadata only, unless `stats` is set. Names from the file are text; the
+    page's content security policy lets only rustload's own script run.
+
+    >>> import rustload
+    >>> rustload.view("model.pt").name
+    'model.rustload.html'
+
+    Args:
+        source: A checkpoint: what `rustload.open` takes, or a `Checkpoint`.
+        output: The file to write; None is the name of the checkpoint with `.rustload.html` (or `.rustload.svg`) in the working
+            directory.
+        svg: Whether to write the treemap alone, as an SVG image.
+        stats: Whether to read tensors and show statistics and histograms of their numbers: `"sample"` reads about 65,536
+            elements of each, `"full"` all. None reads none.
+        scan: Whether to scan the files, as `rustload.scan` does.
+        overwrite: Whether to replace a file that this function did not write. One that it wrote is always replaced.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        FileExistsError: The output exists, and `view` did not write it.
+        ValueError: The output is a file of the checkpoint, or `stats` has another value.
+        RustloadError: The checkpoint cannot be opened, as for `rustload.open`; with `stats`, as for `Checkpoint.stats`.
+        OSError: A file cannot be read or written.
+    """
+    if stats not in (None, "sample", "full"):
+        raise _make("Value", "Value", f"stats= is None, 'sample' or 'full', not {stats!r}")
+    opened = source if isinstance(source, Checkpoint) else None
+    with contextlib.nullcontext(opened) if opened is not None else open_checkpoint(source) as checkpoint:
+        path = _path_of(source, checkpoint)
+        target = Path(os.fsdecode(output)) if output is not None else _default(path, svg=svg)
+        # Before the work, and again when the file is written.
+        is_ours = _check_target(target, checkpoint.files, overwrite=overwrite)
+        described = describe(checkpoint, path)
+        if svg:
+            content = svg_image(described)
+        else:
+            report = _scan(source, checkpoint) if scan else None
+            numbers = None
+            if stats is not None:
+                numbers = checkpoint.stats(sample=SAMPLE if stats == "sample" else None, bins=BINS)
+            content = page(document(described, report, numbers), _text(described))
+    _write(target, content, replace=is_ours)
+    return target
+
+
+def _path_of(source: Any, checkpoint: Checkpoint) -> str:
+    """The path that the page shows, of which it keeps the last part; without the secrets of URLs."""
+    if is_url(source):
+        return name_of(source)
+    if isinstance(source, (str, os.PathLike)):
+        return os.fsdecode(source)
+    if len(checkpoint.files) > 1:
+        return os.path.dirname(os.path.abspath(checkpoint.files[0]))  # noqa: PTH100, PTH120 - a URL is no Path
+    return checkpoint.files[0] if checkpoint.files else checkpoint._core.source_name or "checkpoint"
+
+
+def _default(path: str, *, svg: bool) -> Path:
+    """The name of the checkpoint without its suffix, in the working directory."""
+    last = os.path.basename(path.rstrip("/")) or os.path.basename(os.path.abspath(path))  # noqa: PTH100, PTH119
+    stem = last.removesuffix(".index.json")
+    known = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".npz", ".npy", ".pkl")
+    stem = next((stem.removesuffix(suffix) for suffix in known if stem.endswith(suffix)), stem)
+    return Path(f"{stem or 'checkpoint'}.rustload.{'svg' if svg else 'html'}")
+
+
+def _check_target(target: Path, files: list[str], *, overwrite: bool) -> bool:
+    """Whether the target exists and may be replaced.
+
+    Raises:
+        FileExistsError: It exists, and neither `view` wrote it nor `overwrite` is set.
+        ValueError: It is a file of the checkpoint.
+    """
+    for file in files:
+        with contextlib.suppress(OSError, ValueError):
+            if os.path.samefile(target, file):  # noqa: PTH121 - a URL is no Path
+                raise _make(
+                    "Value",
+                    "Value",
+                    f"the output {str(target)!r} is a file of the checkpoint",
+                    "name another output",
+                )
+    if not target.exists():
+        return False
+    if not target.is_file():
+        raise _exists(target, "the output is no regular file: name another output")
+    if overwrite:
+        return True
+    with target.open("rb") as existing:
+        start = existing.read(max(len(GENERATOR), len(SVG_GENERATOR)))
+    if not start.startswith((GENERATOR.encode(), SVG_GENERATOR.encode())):
+        raise _exists(target, "rustload view did not write it: name another output, or pass overwrite=True")
+    return True
+
+
+def _exists(target: Path, note: str) -> BaseException:
+    return _from_core(
+        kind="Io",
+        code="TargetExists",
+        message=os.strerror(errno.EEXIST),
+        note=note,
+        errno=errno.EEXIST,
+        path=str(target),
+        member=None,
+        offset=None,
+    )
+
+
+def _scan(source: Any, checkpoint: Checkpoint) -> ScanReport | str | None:
+    """The report on the files of a checkpoint; a text if they cannot be scanned, None for one that has no files to scan."""
+    given = checkpoint.files or (None if isinstance(source, Checkpoint) else source)
+    if given is None or is_url(given) or (isinstance(given, list) and any(map(is_url, given))):
+        return None
+    try:
+        return scan_source(given)
+    except (RustloadError, OSError, ValueError, TypeError) as error:
+        return str(error)
+
+
+def _text(described: dict[str, Any]) -> str:
+    """The text of `rustload info`, cut after some lines."""
+
+    class Plain(io.StringIO):
+        encoding = "utf-8"
+
+    stream = Plain()
+    out = Page(stream, "never")
+    show(out, described | {"path": os.path.basename(described["path"].rstrip("/"))}, View())  # noqa: PTH119
+    out.flush()
+    lines = stream.getvalue().splitlines()
+    if len(lines) > TEXT_LINES_MAX:
+        more = f"and {len(lines) - TEXT_LINES_MAX:,} more lines (rustload info has all)"
+        lines[TEXT_LINES_MAX:] = ["", more]
+    return "\n".join(lines)
+
+
+def _write(target: Path, content: str, *, replace: bool) -> None:
+    """Writes the file; it appears when it is complete, or not at all."""
+    data = content.encode("utf-8", "backslashreplace")
+    written = target.with_name(f".{target.name[:200]}.{os.getpid()}") if replace else target
+    # Never follows a link or truncates a file that appeared meanwhile.
+    with written.open("xb") as file:
+        try:
+            file.write(data)
+            file.close()
+            if replace:
+                written.replace(target)
+        except BaseException:
+            written.unlink(missing_ok=True)
+            raise
