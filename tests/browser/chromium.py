@@ -10,8 +10,10 @@ import shutil
 import signal
 import subprocess
 import time
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 KEYS = {
@@ -40,15 +42,6 @@ class Browser:
         assert program
         self._commands, self._answers = write_end, read_end
 
-        def connect() -> None:
-            # The browser reads commands from 3 and writes answers to 4; neither may be one of the ends yet.
-            first, second = os.dup(to_read), os.dup(to_write)
-            high = max(first, second, 5) + 1
-            os.dup2(first, high)
-            os.dup2(second, high + 1)
-            os.dup2(high, 3)
-            os.dup2(high + 1, 4)
-
         options = [
             "--headless=new",
             "--no-sandbox",
@@ -64,14 +57,15 @@ class Browser:
         ]
         self._process = subprocess.Popen(
             [
+                # The browser reads commands from 3 and writes answers to 4.
+                *("bash", "-c", f'exec "$@" 3<&{to_read} 4>&{to_write}', "bash"),
                 program,
                 *options,
                 "--remote-debugging-pipe",
                 f"--user-data-dir={folder / 'profile'}",
                 "about:blank",
             ],
-            preexec_fn=connect,
-            close_fds=False,
+            pass_fds=(to_read, to_write),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,

@@ -48,9 +48,17 @@ def svg_image(described: Mapping[str, Any]) -> str:
     Args:
         described: What `describe` returned.
     """
-    root = folded_tree(described)
-    image = _Image(_modules(root) if _is_uniform(described) else {})
     title = os.path.basename(described["path"].rstrip("/"))  # noqa: PTH119 - of a URL, too
+    root = folded_tree(described)
+    dtypes = [
+        (f"{seen['dtype']} {format_bytes(seen['nbytes'])}", seen["dtype"]) for seen in described["dtypes"]
+    ]
+    modules = _modules(root) if _is_uniform(described) else []
+    if modules:
+        legend = _legend([(node.label or title, colour) for colour, node in enumerate(modules)], dtypes[0][0])
+    else:
+        legend = _legend([(text, colour_of(dtype)) for text, dtype in dtypes], "")
+    image = _Image({id(node): colour for colour, node in enumerate(modules)})
     facts = ", ".join(
         [
             count(len(described["tensors"]), "tensor"),
@@ -71,7 +79,7 @@ def svg_image(described: Mapping[str, Any]) -> str:
         '<path class="h" d="M0 0V8"/></pattern>\n'
         f'<text class="t b" x="{MARGIN}" y="22">{_escaped(name)}</text>'
         f'<text class="t" x="{WIDTH - MARGIN}" y="22" text-anchor="end">{_escaped(facts)}</text>\n'
-        f"{body}\n{_legend(described)}\n</svg>\n"
+        f"{body}\n{legend}\n</svg>\n"
     )
 
 
@@ -143,14 +151,17 @@ def _is_uniform(described: Mapping[str, Any]) -> bool:
     )
 
 
-def _modules(root: Node) -> dict[int, int]:
-    """The colours of up to ten modules, by `id`: the largest is divided as long as it has more than half of all bytes."""
-    found = [root]
+def _modules(root: Node) -> list[Node]:
+    """Up to ten modules, one for each colour: the largest is divided as long as it has more than half of all bytes."""
+    # Bytes, and how many equal subtrees the node stands for: the nodes below a fold have the bytes of one.
+    found = [(root.nbytes, 1, root)]
     while True:
-        found.sort(key=lambda node: -node.nbytes)
-        parts = [child for child in found[0].children if child.nbytes]
-        if not parts or found[0].nbytes <= root.nbytes / 2 or len(found) - 1 + len(parts) > len(LIGHT):
-            return {id(node): number % len(LIGHT) for number, node in enumerate(found)}
+        found.sort(key=lambda module: -module[0])
+        nbytes, times, node = found[0]
+        times *= node.times
+        parts = [(child.nbytes * times, times, child) for child in node.children if child.nbytes]
+        if not parts or nbytes <= root.nbytes / 2 or len(found) - 1 + len(parts) > len(LIGHT):
+            return [module for _, _, module in found]
         found[:1] = parts
 
 
@@ -171,18 +182,24 @@ def _fitted(text: str, columns: int) -> str:
     return f"{text}…" if len(text) > 1 else ""
 
 
-def _legend(described: Mapping[str, Any]) -> str:
-    out, x = [], MARGIN
-    for seen in described["dtypes"]:
-        text = f"{seen['dtype']} {format_bytes(seen['nbytes'])}"
-        width = 26 + len(text) * 7
-        if x + width > WIDTH - MARGIN:
+def _legend(items: list[tuple[str, int]], end: str) -> str:
+    """Names and colours in a line, as many as fit before the text at its end."""
+    out: list[str] = []
+    x = float(MARGIN)
+    for name, colour in items:
+        text = _fitted(name, 30)
+        width = 30 + len(text) * COLUMN_WIDTH
+        if x + width > WIDTH - MARGIN - len(end) * COLUMN_WIDTH:
             break
         out.append(
-            f'<rect class="c{colour_of(seen["dtype"])}" x="{x}" y="{HEIGHT - 21}" width="11" height="11" rx="2"/>'
-            f'<text class="t s" x="{x + 17}" y="{HEIGHT - 11}">{_escaped(text)}</text>'
+            f'<rect class="c{colour}" x="{x:.0f}" y="{HEIGHT - 21}" width="11" height="11" rx="2"/>'
+            f'<text class="t s" x="{x + 17:.0f}" y="{HEIGHT - 11}">{_escaped(text)}</text>'
         )
         x += width
+    if end:
+        out.append(
+            f'<text class="t s" x="{WIDTH - MARGIN}" y="{HEIGHT - 11}" text-anchor="end">{_escaped(end)}</text>'
+        )
     return "".join(out)
 
 

@@ -89,21 +89,21 @@ function nameOfNode(node) {
 const nameOf = (tensor) => nameOfNode(nodeOfTensor[tensor]) || '""';
 
 // A row of the tree: one node, or the nodes of equal subtrees that are folded together.
-function makeView(label, members, parent) {
+function makeView(label, members, parent, folded = parent.folded) {
   let bytes = 0, count = 0;
   for (const node of members) {
     bytes += nodes.bytes[node];
     count += nodes.count[node];
   }
   const times = parent ? members.length / parent.nodes.length : 1;
-  return { label, nodes: members, parent, bytes, count, times, depth: parent ? parent.depth + 1 : 0 };
+  return { label, nodes: members, parent, folded, bytes, count, times, depth: parent ? parent.depth + 1 : 0 };
 }
 
 // The label and the nodes of each child.
-function childGroups(view, folded) {
+function childGroups(view) {
   const groups = new Map(), out = [];
   for (const child of childNodes(view.nodes[0])) {
-    const fold = folded ? nodes.fold[child] : 0;
+    const fold = view.folded ? nodes.fold[child] : 0;
     if (fold && groups.has(fold)) {
       groups.get(fold).push(child);
       continue;
@@ -131,12 +131,12 @@ function childGroups(view, folded) {
 }
 
 // The rows below a row; a group that has nothing but one row is joined with it.
-function childViews(view, folded) {
+function childViews(view) {
   if (view.children) return view.children;
-  view.children = childGroups(view, folded).map(([label, members]) => {
+  view.children = childGroups(view).map(([label, members]) => {
     for (;;) {
       if (nodes.tensor[members[0]] >= 0) break;
-      const inner = childGroups({ nodes: members }, folded);
+      const inner = childGroups({ nodes: members, folded: view.folded });
       if (inner.length !== 1) break;
       label += `.${inner[0][0]}`;
       members = inner[0][1];
@@ -149,7 +149,7 @@ function childViews(view, folded) {
 const isTensor = (view) => nodes.tensor[view.nodes[0]] >= 0;
 const hasChildren = (view) => nodes.end[view.nodes[0]] > view.nodes[0] + 1;
 const tensorsOf = (view) => view.nodes.map((node) => nodes.tensor[node]);
-const roots = { folded: makeView("", [0], null), plain: makeView("", [0], null) };
+const roots = { folded: makeView("", [0], null, true), plain: makeView("", [0], null, false) };
 
 // The row that has a node.
 function viewOfNode(node, folded) {
@@ -157,7 +157,7 @@ function viewOfNode(node, folded) {
   for (let at = node; at >= 0; at = nodes.parent[at]) path.add(at);
   let view = folded ? roots.folded : roots.plain;
   while (!view.nodes.includes(node)) {
-    const next = childViews(view, folded).find((child) => child.nodes.some((at) => path.has(at)));
+    const next = childViews(view).find((child) => child.nodes.some((at) => path.has(at)));
     if (!next) break;
     view = next;
   }
@@ -175,7 +175,10 @@ function formatBytes(nbytes) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let at = 0;
   while (nbytes >= 1024 && at < units.length - 1) nbytes /= 1024, at++;
-  return `${at ? nbytes.toFixed(1) : nbytes.toFixed(0)} ${units[at]}`;
+  // Half to even, as Python rounds, so that the page says what `rustload info` says.
+  const tenths = nbytes * 10, low = Math.floor(tenths), rest = tenths - low;
+  const number = rest > 0.5 || (rest === 0.5 && low % 2) ? low + 1 : low;
+  return `${at ? (number / 10).toFixed(1) : nbytes.toFixed(0)} ${units[at]}`;
 }
 const formatCount = (number) => Number(number).toLocaleString("en-US");
 const plural = (number, noun) => `${formatCount(number)} ${noun}${Number(number) === 1 ? "" : "s"}`;

@@ -10,13 +10,14 @@ function main() {
   const status = el("span", { class: "dim status", role: "status" });
   const input = el("input", { type: "search", placeholder: "search names: text, *.q_proj.*, /layers\\.[0-3]\\./", "aria-label": "search names",
     spellcheck: "false", autocomplete: "off", oninput: () => search(), onkeydown: (event) => onSearchKey(event) });
-  const modes = [["dtype", "dtype"], ["block", "module"], ...(data.files.length > 1 ? [["file", "file"]] : [])];
+  const modes = [["dtype", "dtype"], ["module", "module"], ...(data.files.length > 1 ? [["file", "file"]] : [])];
   const choice = el("select", { "aria-label": "colours of the map", onchange: () => recolour(choice.value) },
     modes.map(([value, text]) => el("option", { value }, `colour by ${text}`)));
   const fold = el("input", { type: "checkbox", id: "fold", onchange: () => table.setFolded(fold.checked) });
   fold.checked = true;
   const table = new TreeTable((item) => choose(item, "table"), (item) => openInMap(item));
   const map = new Treemap(canvas);
+  choice.value = map.mode;
 
   const mapCard = el("section", { class: "card map", "aria-label": "treemap of bytes" },
     el("div", { class: "tools" }, crumbs, choice), el("div", { class: "canvas" }, canvas, tip), legend);
@@ -72,7 +73,7 @@ function main() {
     legend.hidden = map.mode === "dtype";
     if (map.mode === "dtype") return;
     const items = map.mode === "file" ? data.files.map((file, at) => [file.name, at])
-      : childViews(map.root, map.folded).map((view, at) => [view.label, at, view.bytes]).filter((one) => one[2] > 0).sort((a, b) => b[2] - a[2]);
+      : [...map.modules].map(([view, at]) => [view.label || data.name, at]);
     legend.replaceChildren(...items.slice(0, 12).map(([text, at]) => el("li", {}, swatch(at % 10), text)), ...(items.length > 12 ? [el("li", { class: "dim" }, `and ${formatCount(items.length - 12)} more`)] : []));
   }
 
@@ -147,7 +148,7 @@ function main() {
   });
   canvas.addEventListener("mouseleave", () => { tip.hidden = true; });
   canvas.addEventListener("keydown", (event) => {
-    const around = childViews(map.root, map.folded).filter((view) => view.bytes > 0).sort((a, b) => b.bytes - a.bytes);
+    const around = childViews(map.root).filter((view) => view.bytes > 0).sort((a, b) => b.bytes - a.bytes);
     const at = around.indexOf(map.selected);
     if (event.key === "ArrowRight" || event.key === "ArrowDown") choose({ view: around[Math.min(at + 1, around.length - 1)] || map.root }, "map");
     else if (event.key === "ArrowLeft" || event.key === "ArrowUp") choose({ view: around[Math.max(at - 1, 0)] || map.root }, "map");

@@ -77,31 +77,42 @@ function faults() {
     if (nan) texts.push(`${formatCount(nan)} NaN`);
     if (infinite) texts.push(`${formatCount(infinite)} infinite`);
     if (total && zeros === total) texts.push("only zeros");
-    if (texts.length) found.push([tensor, texts.join(", ")]);
+    if (texts.length) found.push([tensor, texts.join(", "), nan + infinite > 0]);
   });
-  return found;
+  return found.sort((a, b) => b[2] - a[2] || a[0] - b[0]);
 }
 
+// The bytes of each module in each file.
 function filesCard() {
-  const bytes = new Float64Array(data.files.length), counts = new Int32Array(data.files.length);
+  if (data.files.length < 2) return null;
+  const modules = [...modulesOf(roots.folded)];
+  const bytes = data.files.map(() => new Float64Array(modules.length)), counts = new Int32Array(data.files.length);
   let joined = 0;
-  for (let tensor = 0; tensor < tensorCount; tensor++) {
-    const file = tensors.file[tensor];
-    if (file >= data.files.length) {
-      joined++;
-      continue;
+  for (const [view, module] of modules) {
+    for (const node of view.nodes) {
+      for (let at = node; at < nodes.end[node]; at++) {
+        const tensor = nodes.tensor[at], file = tensors.file[tensor];
+        if (tensor < 0) continue;
+        if (file >= data.files.length) {
+          joined++;
+          continue;
+        }
+        counts[file]++;
+        bytes[file][module] += countedBytes(tensor);
+      }
     }
-    counts[file]++;
-    bytes[file] += countedBytes(tensor);
   }
-  const most = Math.max(...bytes, 1);
+  const most = Math.max(...bytes.map((list) => list.reduce((sum, one) => sum + one, 0)), 1);
   const rows = data.files.map((file, at) => [
-    el("span", { class: "text" }, file.name), file.size === null ? "" : el("span", { class: "number" }, formatBytes(file.size)),
+    el("span", { class: "text" }, file.name), el("span", { class: "number" }, file.size === null ? "" : formatBytes(file.size)),
     el("span", { class: "number dim" }, plural(counts[at], "tensor")),
-    el("span", { class: "meter", title: formatBytes(bytes[at]) }, el("i", { fill: at % 10, width: `${(100 * bytes[at]) / most}%` })),
+    el("span", { class: "meter stacked" }, modules.map(([view, module]) => bytes[at][module] > 0 &&
+      el("i", { fill: module, width: `${(100 * bytes[at][module]) / most}%`, title: `${pathText(view)}: ${formatBytes(bytes[at][module])}` }))),
   ]);
-  const remark = joined ? `${plural(joined, "tensor")} of parts in several files` : "";
-  return data.files.length > 1 ? card("Files", remark, data.files.length, rows, 12) : null;
+  const remark = `bytes by module, in the colours of the map by module${joined ? `; ${plural(joined, "tensor")} of parts in several files` : ""}`;
+  const made = card("Files", remark, data.files.length, rows, 12, true);
+  made.classList.add("files");
+  return made;
 }
 
 function scanCard() {
@@ -131,10 +142,10 @@ function scanCard() {
 function cards(select) {
   const ties = data.tied.map((group) => [group.flatMap((tensor, at) => [at ? el("br") : null, link(tensor, select)]),
     el("span", { class: "number" }, formatBytes(kindOf(group[0]).nbytes))]);
-  const faulty = faults().map(([tensor, text]) => [link(tensor, select), el("b", { class: "warn" }, text)]);
+  const faulty = faults().map(([tensor, text, isBad]) => [link(tensor, select), el("b", { class: isBad ? "bad" : "warn" }, text)]);
   const texts = (list) => list.items.map((text) => [el("span", { class: "text" }, text)]);
   return el("div", { class: "cards" },
-    card("To look at", data.stats && data.stats.sampled ? "in samples of the tensors" : "", faulty.length, faulty, 10, true),
+    card("To look at", data.stats && data.stats.sampled ? "in samples of the tensors" : "", faulty.length, faulty),
     filesCard(), scanCard(),
     card("Tied", "names that share a storage", data.tied.length, ties, 8),
     card("Values", "beside the tensors", data.values.count, data.values.items.map(([name, type, text]) =>
@@ -190,6 +201,9 @@ function details(chosen, select, zoom) {
         fact("bytes", formatCount(view.bytes))),
       members.length || dtypes.size < 2 ? null : el("ul", { class: "legend stacked" }, [...dtypes].sort((a, b) => b[1] - a[1]).map(([dtype, nbytes]) =>
         el("li", {}, swatch(data.colours[dtype]), el("b", {}, data.dtype_names[dtype]), ` ${formatBytes(nbytes)}`))),
+      hasChildren(view) ? [el("h3", {}, "Largest parts"), el("ul", { class: "parts" }, [...modulesOf(view).keys()].map((part) =>
+        el("li", {}, el("button", { class: "name", onclick: () => select({ view: part }) }, pathOf(part).slice(view.depth + 1).map((one) => one.label).join(".") || part.label),
+          el("span", { class: "number" }, formatBytes(part.bytes)))))] : null,
       view.parent && hasChildren(view) ? el("button", { onclick: () => zoom(view) }, "show in the map") : null,
       members.length > 1 ? el("div", {}, el("h3", {}, `${formatCount(members.length)} tensors`),
         el("ul", { class: "members" }, members.slice(0, 200).map((one) => el("li", {}, link(one, select)))),

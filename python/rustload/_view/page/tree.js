@@ -23,10 +23,10 @@ class TreeTable {
 
   // As many levels as have few rows together.
   expandFirst() {
-    let level = childViews(this.root, this.folded), shown = level.length;
+    let level = childViews(this.root), shown = level.length;
     for (;;) {
       const groups = level.filter(hasChildren);
-      const next = groups.flatMap((view) => childViews(view, this.folded));
+      const next = groups.flatMap((view) => childViews(view));
       if (!next.length || shown + next.length > 40) return;
       groups.forEach((view) => this.expanded.add(view));
       shown += next.length;
@@ -54,7 +54,7 @@ class TreeTable {
     if (this.found) {
       this.rows = this.sorted(this.found, nameOf, (tensor) => kindOf(tensor).nbytes).map((tensor) => ({ tensor }));
     } else {
-      const rows = [], order = (view) => this.sorted(childViews(view, this.folded), (one) => one.label, (one) => one.bytes);
+      const rows = [], order = (view) => this.sorted(childViews(view), (one) => one.label, (one) => one.bytes);
       const stack = order(this.root).slice().reverse();
       while (stack.length) {
         const view = stack.pop();
@@ -104,9 +104,9 @@ class TreeTable {
     return el("tr", { id: `row${at}`, "data-at": at, "aria-rowindex": at + 2, "aria-level": view ? view.depth : 1, "aria-selected": at === this.at ? "true" : "false",
       "aria-expanded": group ? String(Boolean(isOpen)) : null },
     name, el("td", { class: "dtype" }, leaf ? dtypeOf(tensor) : ""), el("td", { class: "shape" }, leaf ? shapeText(tensor) : ""),
-    el("td", { class: "tensors" }, leaf ? (many ? `${formatCount(view.count)} ×` : "") : formatCount(view.count)),
+    el("td", { class: "tensors" }, leaf && !many ? "" : formatCount(view.count)),
     el("td", { class: "each" }, each !== null && (many || (leaf && bytes === 0 && each > 0)) ? formatBytes(each) : ""),
-    el("td", { class: "size" }, leaf && bytes === 0 && each > 0 ? el("span", { class: "dim" }, "counted") : formatBytes(bytes)),
+    el("td", { class: "size" }, leaf && bytes === 0 && each > 0 ? el("span", { class: "dim", title: "with an earlier name of the same tensor" }, "counted") : formatBytes(bytes)),
     el("td", { class: "share", title: formatShare(share) }, meter));
   }
 
@@ -125,6 +125,8 @@ class TreeTable {
   }
 
   show(found) {
+    // The page does not jump while the number of rows changes.
+    this.box.style.minHeight = found ? `${this.box.offsetHeight}px` : "";
     this.found = found;
     this.at = -1;
     this.box.scrollTop = 0;

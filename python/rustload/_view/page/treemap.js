@@ -29,13 +29,24 @@ function squarify(sizes, x, y, width, height) {
   return out;
 }
 
+// The colours of up to ten modules: the largest is divided as long as it has more than half of all bytes.
+function modulesOf(root) {
+  let found = [root];
+  for (;;) {
+    found.sort((a, b) => b.bytes - a.bytes);
+    const parts = childViews(found[0]).filter((view) => view.bytes > 0);
+    if (!parts.length || found[0].bytes <= root.bytes / 2 || found.length - 1 + parts.length > 10) return new Map(found.map((view, at) => [view, at]));
+    found = [...parts, ...found.slice(1)];
+  }
+}
+
 const HEAD = 19, GAP = 2, SMALLEST = 5;
 
 class Treemap {
-  constructor(canvas, onPick) {
+  constructor(canvas) {
     this.canvas = canvas;
-    this.onPick = onPick;
-    this.mode = "dtype";
+    // Where nearly all bytes are of one dtype, its colour would tell little.
+    this.mode = data.dtypes.length && data.dtypes[0].nbytes > 0.9 * Number(data.nbytes) ? "module" : "dtype";
     this.root = roots.folded;
     this.selected = null;
     this.boxes = [];
@@ -52,13 +63,11 @@ class Treemap {
   }
 
   colourOf(view) {
-    if (this.mode === "block") {
-      let top = view;
-      while (top.parent && top.parent !== this.root) top = top.parent;
-      return childViews(this.root, this.folded).indexOf(top) % this.fills.length;
+    if (this.mode === "module") {
+      for (let at = view; at; at = at.parent) if (this.modules.has(at)) return this.modules.get(at);
     }
     while (!isTensor(view)) {
-      view = childViews(view, this.folded).reduce((most, child) => (child.bytes > most.bytes ? child : most));
+      view = childViews(view).reduce((most, child) => (child.bytes > most.bytes ? child : most));
     }
     const tensor = nodes.tensor[view.nodes[0]];
     return this.mode === "file" ? tensors.file[tensor] % this.fills.length : data.colours[kindOf(tensor).dtype];
@@ -79,6 +88,7 @@ class Treemap {
     this.font = style.fontFamily;
     this.accent = style.getPropertyValue("--accent").trim();
     this.boxes = [];
+    this.modules = modulesOf(this.root);
     pen.clearRect(0, 0, width, height);
     if (hasChildren(this.root)) this.drawChildren(this.root, 0, 0, width, height, 0);
     else this.drawLeaf(this.root, 0, 0, width, height);
@@ -86,7 +96,7 @@ class Treemap {
   }
 
   drawChildren(view, x, y, width, height, level) {
-    const children = childViews(view, this.folded).filter((child) => child.bytes > 0);
+    const children = childViews(view).filter((child) => child.bytes > 0);
     children.sort((a, b) => b.bytes - a.bytes);
     const rects = squarify(children.map((child) => child.bytes), x, y, width, height);
     children.forEach((child, at) => this.drawView(child, ...rects[at], level));
@@ -124,9 +134,11 @@ class Treemap {
       return;
     }
     this.label(view, x + 5, y + 11, width - 9, this.ink, false);
-    const size = formatBytes(view.bytes) + (view.nodes.length > 1 && isTensor(view) ? ` (${formatCount(view.nodes.length)} ×)` : "");
+    const size = formatBytes(view.bytes), many = view.nodes.length;
+    const each = many > 1 && isTensor(view) ? `${size} = ${formatCount(many)} × ${formatBytes(view.bytes / many)}` : size;
     pen.font = `11px ${this.font}`;
-    if (pen.measureText(size).width < width - 9) pen.fillText(size, x + 5, y + 26);
+    const text = [each, size].find((one) => pen.measureText(one).width < width - 9);
+    if (text) pen.fillText(text, x + 5, y + 26);
   }
 
   hatch(x, y, width, height) {
