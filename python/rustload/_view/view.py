@@ -119,15 +119,9 @@ def _check_target(target: Path, files: list[str], *, overwrite: bool) -> bool:
         FileExistsError: It exists, and neither `view` wrote it nor `overwrite` is set.
         ValueError: It is a file of the checkpoint.
     """
-    for file in files:
-        with contextlib.suppress(OSError, ValueError):
-            if os.path.samefile(target, file):  # noqa: PTH121 - a URL is no Path
-                raise _make(
-                    "Value",
-                    "Value",
-                    f"the output {str(target)!r} is a file of the checkpoint",
-                    "name another output",
-                )
+    if any(_is_same(target, file) for file in files):
+        text = f"the output {str(target)!r} is a file of the checkpoint"
+        raise _make("Value", "Value", text, "name another output")
     if not target.exists():
         return False
     if not target.is_file():
@@ -139,6 +133,13 @@ def _check_target(target: Path, files: list[str], *, overwrite: bool) -> bool:
     if not start.startswith((GENERATOR.encode(), SVG_GENERATOR.encode())):
         raise _exists(target, "rustload view did not write it: name another output, or pass overwrite=True")
     return True
+
+
+def _is_same(target: Path, file: str) -> bool:
+    try:
+        return os.path.samefile(target, file)  # noqa: PTH121 - a URL is no Path
+    except (OSError, ValueError):
+        return False
 
 
 def _exists(target: Path, note: str) -> BaseException:

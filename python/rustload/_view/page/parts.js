@@ -202,7 +202,7 @@ function details(chosen, select, zoom) {
       members.length || dtypes.size < 2 ? null : el("ul", { class: "legend stacked" }, [...dtypes].sort((a, b) => b[1] - a[1]).map(([dtype, nbytes]) =>
         el("li", {}, swatch(data.colours[dtype]), el("b", {}, data.dtype_names[dtype]), ` ${formatBytes(nbytes)}`))),
       hasChildren(view) ? [el("h3", {}, "Largest parts"), el("ul", { class: "parts" }, [...modulesOf(view).keys()].map((part) =>
-        el("li", {}, el("button", { class: "name", onclick: () => select({ view: part }) }, pathOf(part).slice(view.depth + 1).map((one) => one.label).join(".") || part.label),
+        el("li", {}, el("button", { class: "name", title: pathText(part), onclick: () => select({ view: part }) }, part.label || '""'),
           el("span", { class: "number" }, formatBytes(part.bytes)))))] : null,
       view.parent && hasChildren(view) ? el("button", { onclick: () => zoom(view) }, "show in the map") : null,
       members.length > 1 ? el("div", {}, el("h3", {}, `${formatCount(members.length)} tensors`),
