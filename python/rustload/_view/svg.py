@@ -58,7 +58,7 @@ def svg_image(described: Mapping[str, Any]) -> str:
         legend = _legend([(node.label or title, colour) for colour, node in enumerate(modules)], dtypes[0][0])
     else:
         legend = _legend([(text, colour_of(dtype)) for text, dtype in dtypes], "")
-    image = _Image({id(node): colour for colour, node in enumerate(modules)})
+    image = _Image({id(node): number % len(LIGHT) for number, node in enumerate(modules)})
     facts = ", ".join(
         [
             count(len(described["tensors"]), "tensor"),
@@ -152,7 +152,10 @@ def _is_uniform(described: Mapping[str, Any]) -> bool:
 
 
 def _modules(root: Node) -> list[Node]:
-    """Up to ten modules, one for each colour: the largest is divided as long as it has more than half of all bytes."""
+    """The modules that have colours: the largest is divided as long as it has more than half of all bytes.
+
+    They are up to ten, or the parts of the root, however many these are.
+    """
     # Bytes, and how many equal subtrees the node stands for: the nodes below a fold have the bytes of one.
     found = [(root.nbytes, 1, root)]
     while True:
@@ -160,7 +163,8 @@ def _modules(root: Node) -> list[Node]:
         nbytes, times, node = found[0]
         times *= node.times
         parts = [(child.nbytes * times, times, child) for child in node.children if child.nbytes]
-        if not parts or nbytes <= root.nbytes / 2 or len(found) - 1 + len(parts) > len(LIGHT):
+        too_many = len(found) > 1 and len(found) - 1 + len(parts) > len(LIGHT)
+        if not parts or nbytes <= root.nbytes / 2 or too_many:
             return [module for _, _, module in found]
         found[:1] = parts
 

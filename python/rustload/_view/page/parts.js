@@ -9,7 +9,7 @@ function el(tag, props = {}, ...children) {
     else if (key === "fill") made.style.background = `var(--c${value})`;
     else if (value !== false && value !== null) made.setAttribute(key, value === true ? "" : value);
   }
-  for (const child of children.flat()) if (child !== null && child !== false) made.append(child);
+  for (const child of children.flat(Infinity)) if (child !== null && child !== false) made.append(child);
   return made;
 }
 
@@ -107,7 +107,7 @@ function filesCard() {
     el("span", { class: "text" }, file.name), el("span", { class: "number" }, file.size === null ? "" : formatBytes(file.size)),
     el("span", { class: "number dim" }, plural(counts[at], "tensor")),
     el("span", { class: "meter stacked" }, modules.map(([view, module]) => bytes[at][module] > 0 &&
-      el("i", { fill: module, width: `${(100 * bytes[at][module]) / most}%`, title: `${pathText(view)}: ${formatBytes(bytes[at][module])}` }))),
+      el("i", { fill: module % 10, width: `${(100 * bytes[at][module]) / most}%`, title: `${pathText(view)}: ${formatBytes(bytes[at][module])}` }))),
   ]);
   const remark = `bytes by module, in the colours of the map by module${joined ? `; ${plural(joined, "tensor")} of parts in several files` : ""}`;
   const made = card("Files", remark, data.files.length, rows, 12, true);

@@ -36,13 +36,14 @@ function parseExpression(text) {
   const classes = { d: "0-9", w: "A-Za-z0-9_", s: " \t" };
   function classOf(letter) {
     const set = setOf(classes[letter.toLowerCase()]);
-    return { type: "set", test: letter === letter.toLowerCase() ? set : (char) => !set(char) };
+    return { type: "set", test: set, negated: letter !== letter.toLowerCase() };
   }
   function setOf(body) {
     const ranges = [], tests = [];
     for (let i = 0; i < body.length; i++) {
       if (body[i] === "\\" && /[dwsDWS]/.test(body[i + 1] || "")) {
-        tests.push(classOf(body[++i]).test);
+        const { test, negated } = classOf(body[++i]);
+        tests.push((char) => test(char) !== negated);
         continue;
       }
       if (body[i] === "\\") i++;
@@ -68,7 +69,7 @@ function parseExpression(text) {
       const negated = text[at] === "^";
       const test = setOf(text.slice(at + (negated ? 1 : 0), end));
       at = end + 1;
-      return { type: "set", test: negated ? (one) => !test(one) : test };
+      return { type: "set", test, negated };
     }
     if (char === "\\") {
       const escaped = text[at++];
@@ -133,8 +134,9 @@ function automaton(text, ignoreCase) {
     switch (item.type) {
       case "set": {
         const literal = ignoreCase && item.literal ? item.literal.toLowerCase() : item.literal;
-        const test = item.test && ignoreCase ? (char) => item.test(char) || item.test(char.toUpperCase()) : item.test;
-        return add({ test: literal === undefined ? test : (char) => char === literal, next });
+        if (literal !== undefined) return add({ test: (char) => char === literal, next });
+        const has = ignoreCase ? (char) => item.test(char) || item.test(char.toUpperCase()) : item.test;
+        return add({ test: item.negated ? (char) => !has(char) : has, next });
       }
       case "^": case "$": return add({ edge: item.type, free: [next] });
       case "seq": return item.items.reduceRight((after, one) => build(one, after), next);

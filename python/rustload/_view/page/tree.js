@@ -92,7 +92,7 @@ class TreeTable {
     const many = view && view.nodes.length > 1;
     const isOpen = view && this.expanded.has(view), group = view && hasChildren(view);
     const indent = el("span", { class: "indent" });
-    indent.style.width = `${view ? Math.min(view.depth - 1, 20) * 16 : 0}px`;
+    indent.style.width = `calc(${view ? Math.min(view.depth - 1, 20) : 0} * var(--indent))`;
     const name = el("td", { class: "name" }, el("div", {}, indent,
       view ? el("span", { class: "twist", "aria-hidden": "true" }, group ? (isOpen ? "▾" : "▸") : "") : null,
       el("span", { class: group ? "label group" : "label", title: item.tensor === undefined ? pathText(view) : nameOf(tensor) },

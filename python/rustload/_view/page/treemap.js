@@ -29,13 +29,14 @@ function squarify(sizes, x, y, width, height) {
   return out;
 }
 
-// The colours of up to ten modules: the largest is divided as long as it has more than half of all bytes.
+// The modules that have colours: the largest is divided as long as it has more than half of all bytes, into up to ten in all,
+// or into the parts of the root however many they are.
 function modulesOf(root) {
   let found = [root];
   for (;;) {
     found.sort((a, b) => b.bytes - a.bytes);
     const parts = childViews(found[0]).filter((view) => view.bytes > 0);
-    if (!parts.length || found[0].bytes <= root.bytes / 2 || found.length - 1 + parts.length > 10) return new Map(found.map((view, at) => [view, at]));
+    if (!parts.length || found[0].bytes <= root.bytes / 2 || (found.length > 1 && found.length - 1 + parts.length > 10)) return new Map(found.map((view, at) => [view, at]));
     found = [...parts, ...found.slice(1)];
   }
 }
@@ -64,7 +65,7 @@ class Treemap {
 
   colourOf(view) {
     if (this.mode === "module") {
-      for (let at = view; at; at = at.parent) if (this.modules.has(at)) return this.modules.get(at);
+      for (let at = view; at; at = at.parent) if (this.modules.has(at)) return this.modules.get(at) % this.fills.length;
     }
     while (!isTensor(view)) {
       view = childViews(view).reduce((most, child) => (child.bytes > most.bytes ? child : most));
