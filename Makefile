@@ -9,6 +9,7 @@
 #   make fuzz     run every fuzz target for a minute with coverage guidance (FUZZ="pickle zip" SECONDS_EACH=600 to choose)
 #   make mutants  plant faults in a copy of the sources, and count those that the tests catch (MUTANTS="--list", "zip-", "--named")
 #   make memory   measure memory over time while stock loaders and rustload load a model (MEMORY="--rounds 1", "--limit")
+#   make release-check  test pages of `rustload view` in Chromium, if it is installed
 #   make build    only the extension, in .venv
 #   make fmt      format Rust and Python
 
@@ -41,7 +42,7 @@ BUILT := $(VENV)/.built
 EXTENSION := python/rustload/_rustload.abi3.so
 RUST := $(shell find src -name '*.rs')
 
-.PHONY: help demo test bench counts sanitize fuzz mutants memory build fmt clean cargo lint-rust deny crate-user test-rust lint-python test-python
+.PHONY: help demo test release-check bench counts sanitize fuzz mutants memory build fmt clean cargo lint-rust deny crate-user test-rust lint-python test-python
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -69,6 +70,10 @@ memory: build $(VENV)/.plots
 
 # `sanitize` runs all that `test-rust` does, and builds it once.
 test: lint-rust deny sanitize crate-user build lint-python test-python
+
+# What takes long or needs programs that `make test` does without.
+release-check: $(BUILT)
+	$(PY) -m pytest tests/browser $(PYTEST)
 
 build: $(BUILT)
 

@@ -8,11 +8,13 @@ import html.parser
 import json
 import math
 import re
+import runpy
 import struct
 import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import pytest
 import torch
@@ -460,6 +462,14 @@ def test_the_image_is_small_and_has_the_blocks_folded(tmp_path):
     assert len(rustload.view(flat, tmp_path / "map.svg", svg=True).read_text()) < 300_000
     # Nothing but the name of the format is an address.
     assert re.findall(r"https?://[^\"]*", image) == ["http://www.w3.org/2000/svg"]
+
+
+def test_the_picture_of_readme_is_current():
+    root = Path(__file__).resolve().parents[2]
+    generator = runpy.run_path(str(root / "docs" / "make_treemap.py"))
+    assert generator["PICTURE"].read_text("utf-8") == generator["picture"](), (
+        "run python docs/make_treemap.py"
+    )
 
 
 @pytest.mark.parametrize("seed", range(5))
