@@ -69,7 +69,7 @@ class TreeTable {
   }
 
   render() {
-    const { box, rows } = this, seen = Math.ceil((box.clientHeight || 600) / ROW) + 2;
+    const { box, rows } = this, seen = Math.ceil(Math.max(box.clientHeight, 720) / ROW) + 2; // 720: its largest height
     const first = Math.max(0, Math.min(Math.floor(box.scrollTop / ROW) - 1, rows.length - seen));
     const last = Math.min(rows.length, first + seen + 1);
     const shown = [];
@@ -127,6 +127,7 @@ class TreeTable {
   show(found) {
     // The page does not jump while the number of rows changes.
     this.box.style.minHeight = found ? `${this.box.offsetHeight}px` : "";
+    this.table.classList.toggle("found", found !== null);
     this.found = found;
     this.at = -1;
     this.box.scrollTop = 0;
