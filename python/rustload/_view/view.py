@@ -19,7 +19,7 @@ from rustload._scan.scan import scan as scan_source
 from rustload._view.document import BINS, document
 from rustload._view.page import GENERATOR, page
 from rustload._view.svg import SVG_GENERATOR, svg_image
-from rustload.errors import RustloadError, _from_core, _make
+from rustload.errors import RustloadError, _clipped, _from_core, _make
 
 if TYPE_CHECKING:
     from rustload._common.paths import StrPath
@@ -29,8 +29,8 @@ __all__ = ["view"]
 
 SAMPLE = 1 << 16
 """The elements of each tensor that `stats="sample"` reads."""
-TEXT_LINES_MAX = 400
-"""The most lines of the text that is shown without scripts."""
+TEXT_LINES_MAX, LINE_CHARS_MAX = 400, 300
+"""The most lines of the text that is shown without scripts, and the most characters of each."""
 
 
 def view(
@@ -168,15 +168,12 @@ def _scan(source: Any, checkpoint: Checkpoint) -> ScanReport | str | None:
 
 def _text(described: dict[str, Any]) -> str:
     """The text of `rustload info`, cut after some lines."""
-
-    class Plain(io.StringIO):
-        encoding = "utf-8"
-
-    stream = Plain()
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace")
     out = Page(stream, "never")
     show(out, described | {"path": os.path.basename(described["path"].rstrip("/"))}, View())  # noqa: PTH119
     out.flush()
-    lines = stream.getvalue().splitlines()
+    stream.seek(0)
+    lines = [_clipped(line, LINE_CHARS_MAX) for line in stream.read().splitlines()]
     if len(lines) > TEXT_LINES_MAX:
         more = f"and {len(lines) - TEXT_LINES_MAX:,} more lines (rustload info has all)"
         lines[TEXT_LINES_MAX:] = ["", more]
