@@ -5,7 +5,8 @@
 //! names is in the list, the list names nothing else, and the last storage ends with the file.
 
 use super::meaning::{CallInterpreter, Found, PersistentIdForm, PersistentIds, SHORT_STRING_MAX_BYTES};
-use super::{Index, Location, Options, Storage, Unknown, pickled};
+use super::pickled::{self, check_side_pickle};
+use super::{Index, Location, Options, Storage};
 use crate::bytes::{Region, Source};
 use crate::container::Format;
 use crate::dtype::DType;
@@ -90,12 +91,18 @@ pub(super) fn read_single_storage(source: &Source, options: &Options) -> Result<
 fn open(source: &Source, options: &Options) -> Result<(Head, Vec<String>, Vec<String>)> {
     let limits = &options.limits;
     let head = Head::read(source, limits)?;
-    check_protocol(&head, limits).in_member(PICKLES[VERSION])?;
-    let notes = head
-        .run(SYSTEM, limits)
-        .and_then(|pickle| system_notes(&pickle, options))
-        .in_member(PICKLES[SYSTEM])?;
-    let keys = keys(&head, limits).in_member(PICKLES[KEYS])?;
+    let mut notes = Vec::new();
+    let mut side_pickle = |number, name| -> Result<Pickle> {
+        let pickle = head.run(number, limits).in_member(name)?;
+        notes.extend(check_side_pickle(&pickle, name, |_, _| false, options).in_member(name)?);
+        Ok(pickle)
+    };
+    let version = side_pickle(VERSION, PICKLES[VERSION])?;
+    check_protocol(&version).in_member(PICKLES[VERSION])?;
+    let system = side_pickle(SYSTEM, PICKLES[SYSTEM])?;
+    let listing = side_pickle(KEYS, PICKLES[KEYS])?;
+    notes.extend(system_notes(&system));
+    let keys = keys(&listing).in_member(PICKLES[KEYS])?;
     Ok((head, keys, notes))
 }
 
@@ -258,8 +265,7 @@ pub(super) fn pickle_end(disasm: &mut Disasm<'_>, pause: &mut Option<ResumePoint
     }
 }
 
-fn check_protocol(head: &Head, limits: &Limits) -> Result<()> {
-    let pickle = head.run(VERSION, limits)?;
+fn check_protocol(pickle: &Pickle) -> Result<()> {
     match pickle.values.get(pickle.root) {
         Value::Int(PROTOCOL) => Ok(()),
         Value::Int(other) => {
@@ -269,34 +275,19 @@ fn check_protocol(head: &Head, limits: &Limits) -> Result<()> {
     }
 }
 
-/// Checks the writer's system information. The reader does not need it, and torch ignores it too; unusual content is a note.
-pub(super) fn system_notes(pickle: &Pickle, options: &Options) -> Result<Vec<String>> {
+/// Notes on the writer's system information. The reader does not need it, and torch ignores it too.
+pub(super) fn system_notes(pickle: &Pickle) -> Vec<String> {
     let values = &pickle.values;
-    let mut notes = Vec::new();
-    if let Some((id, _)) = values.globals().next() {
-        let global = values.global(id);
-        let text = format!("the system information imports {}.{}", global.module, global.name);
-        if options.unknown == Unknown::Error {
-            return Err(
-                Error::global(Code::DisallowedGlobal, global.module, global.name, text).at(global.offset)
-            );
-        }
-        notes.push(text);
-    }
-    if let Value::Dict(pairs) = values.get(pickle.root) {
-        let big = |&(key, value): &(pickle::Handle, pickle::Handle)| {
-            matches!(values.get(key), Value::Str(key) if key.as_str() == Some("little_endian"))
-                && values.get(value) == Value::Bool(false)
-        };
-        if pairs.iter().any(big) {
-            notes.push("the writer was big-endian; its storages are little-endian nevertheless".to_owned());
-        }
-    }
-    Ok(notes)
+    let Value::Dict(pairs) = values.get(pickle.root) else { return Vec::new() };
+    let is_big = |&(key, value): &(pickle::Handle, pickle::Handle)| {
+        matches!(values.get(key), Value::Str(key) if key.as_str() == Some("little_endian"))
+            && values.get(value) == Value::Bool(false)
+    };
+    let text = "the writer was big-endian; its storages are little-endian nevertheless";
+    pairs.iter().any(is_big).then(|| text.to_owned()).into_iter().collect()
 }
 
-fn keys(head: &Head, limits: &Limits) -> Result<Vec<String>> {
-    let pickle = head.run(KEYS, limits)?;
+fn keys(pickle: &Pickle) -> Result<Vec<String>> {
     let wrong = || Error::new(Code::LegacyKeys, "the storage keys are not a list of strings");
     let Value::List(items) = pickle.values.get(pickle.root) else { return Err(wrong()) };
     // One string may be listed any number of times, so long and repeated ones are refused before they are copied.

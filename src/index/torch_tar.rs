@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use super::known::{Known, TensorClass, lookup};
 use super::meaning::{Found, Keyed, KeyedObjects, PersistentIds, SHORT_STRING_MAX_BYTES, StorageSlice};
-use super::pickled;
+use super::pickled::{self, check_side_pickle};
 use super::torch_legacy::{pickle_end, system_notes};
 use super::validate::{Flags, RawTensor, Sizes};
 use super::{Index, Location, Options, Storage};
@@ -23,7 +23,6 @@ use crate::dtype::DType;
 use crate::error::{Code, Error, Result, ResultExt};
 use crate::limits::Limits;
 use crate::num::{to_u32, to_u64};
-use crate::parallel::Cancel;
 use crate::pickle::{self, Disasm, Handle, Pickle, Value, Values};
 
 /// The members, all of which torch needs.
@@ -59,8 +58,8 @@ pub(super) fn read(archive: &Archive, options: &Options) -> Result<Index> {
     let source = archive.source();
     let mut notes = system_info(source, system, options).in_member(SYSTEM)?;
     let mut objects = Objects { options, found: KeyedObjects::default(), devices: HashMap::new() };
-    objects.storages(Sections::new(source, storages, options)?).in_member(STORAGES)?;
-    objects.tensors(Sections::new(source, tensors, options)?).in_member(TENSORS)?;
+    notes.extend(objects.storages(Sections::new(source, storages, STORAGES, options)?).in_member(STORAGES)?);
+    notes.extend(objects.tensors(Sections::new(source, tensors, TENSORS, options)?).in_member(TENSORS)?);
     Limits::check("pickle_bytes", options.limits.pickle_bytes, object.len()).in_member(OBJECT)?;
     let data = source.chunk(object.start(), object.len())?;
     let run = |data| pickle::run_accepting_persid(data, 0, &options.limits, &options.cancel);
@@ -75,11 +74,10 @@ pub(super) fn read(archive: &Archive, options: &Options) -> Result<Index> {
 
 /// The notes about the writer's system.
 fn system_info(source: &Source, member: Region, options: &Options) -> Result<Vec<String>> {
-    let mut sections = Sections::new(source, member, options)?;
+    let mut sections = Sections::new(source, member, "system information", options)?;
     let pickle = sections.pickle()?;
-    let notes = system_notes(&pickle, options)?;
     sections.check_end()?;
-    Ok(notes)
+    Ok(sections.note.into_iter().chain(system_notes(&pickle)).collect())
 }
 
 /// The storages and tensors so far.
@@ -91,8 +89,8 @@ struct Objects<'a> {
 }
 
 impl Objects<'_> {
-    /// Reads the member `storages`.
-    fn storages(&mut self, mut sections: Sections<'_>) -> Result<()> {
+    /// Reads the member `storages`. Returns the text of a note, if there is one.
+    fn storages(&mut self, mut sections: Sections<'_>) -> Result<Option<String>> {
         let count = sections.count("storages")?;
         for _ in 0..count {
             self.options.cancel.check()?;
@@ -103,7 +101,8 @@ impl Objects<'_> {
         let at = sections.at;
         let views = sections.pickle()?;
         self.views(&views).map_err(|error| error.at(at))?;
-        sections.check_end()
+        sections.check_end()?;
+        Ok(sections.note)
     }
 
     /// Reads one storage.
@@ -172,8 +171,8 @@ impl Objects<'_> {
         Ok(())
     }
 
-    /// Reads the member `tensors`.
-    fn tensors(&mut self, mut sections: Sections<'_>) -> Result<()> {
+    /// Reads the member `tensors`. Returns the text of a note, if there is one.
+    fn tensors(&mut self, mut sections: Sections<'_>) -> Result<Option<String>> {
         let count = sections.count("tensors")?;
         for _ in 0..count {
             self.options.cancel.check()?;
@@ -181,7 +180,8 @@ impl Objects<'_> {
             let read = self.tensor(&mut sections);
             read.map_err(|error| error.at(at))?;
         }
-        sections.check_end()
+        sections.check_end()?;
+        Ok(sections.note)
     }
 
     /// Reads one tensor.
@@ -272,8 +272,11 @@ struct Sections<'a> {
     source: Source,
     /// The offset of the member in the archive.
     base: u64,
-    limits: &'a Limits,
-    cancel: &'a Cancel,
+    /// What the member holds.
+    content: &'static str,
+    options: &'a Options,
+    /// The first thing that torch never writes into these pickles.
+    note: Option<String>,
     /// The offset of the next section in the member.
     at: u64,
     buffer: Vec<u8>,
@@ -284,11 +287,16 @@ struct Sections<'a> {
 }
 
 impl<'a> Sections<'a> {
-    fn new(archive: &Source, member: Region, options: &'a Options) -> Result<Sections<'a>> {
-        let (limits, cancel, base) = (&options.limits, &options.cancel, member.start());
+    fn new(
+        archive: &Source,
+        member: Region,
+        content: &'static str,
+        options: &'a Options,
+    ) -> Result<Sections<'a>> {
+        let base = member.start();
         let source = archive.window(base, member.len())?;
-        let buffer = Vec::new();
-        Ok(Sections { source, base, limits, cancel, at: 0, buffer, start: 0, read_bytes: READ_BYTES })
+        let (note, buffer) = (None, Vec::new());
+        Ok(Sections { source, base, content, options, note, at: 0, buffer, start: 0, read_bytes: READ_BYTES })
     }
 
     /// The number of bytes that are left.
@@ -325,15 +333,17 @@ impl<'a> Sections<'a> {
             self.fill(wanted)?;
             let data = self.buffered();
             let mut disasm = match pause.take() {
-                Some(pause) => Disasm::resume(data, pause, self.limits),
-                None => Disasm::strict(data, 0, self.limits),
+                Some(pause) => Disasm::resume(data, pause, &self.options.limits),
+                None => Disasm::strict(data, 0, &self.options.limits),
             };
             let held = to_u64(data.len());
             match pickle_end(&mut disasm, &mut pause) {
                 Ok(end) => {
                     let data = data.get(..end).unwrap_or_default().to_vec();
-                    let run = pickle::run_cancellable(data, 0, self.limits, self.cancel);
+                    let run = pickle::run_cancellable(data, 0, &self.options.limits, &self.options.cancel);
                     let pickle = run.map_err(|error| error.shifted(self.at))?;
+                    let note = check_side_pickle(&pickle, self.content, is_class, self.options);
+                    self.note = self.note.take().or(note.map_err(|error| error.shifted(self.at))?);
                     self.at = self.at.saturating_add(to_u64(end));
                     return Ok(pickle);
                 }
@@ -342,8 +352,11 @@ impl<'a> Sections<'a> {
                     return Err(error.shifted(self.at));
                 }
                 Err(_) => {
-                    Limits::check("pickle_bytes", self.limits.pickle_bytes, held.saturating_add(1))?;
-                    wanted = held.saturating_mul(2).min(self.limits.pickle_bytes).max(held.saturating_add(1));
+                    Limits::check("pickle_bytes", self.options.limits.pickle_bytes, held.saturating_add(1))?;
+                    wanted = held
+                        .saturating_mul(2)
+                        .min(self.options.limits.pickle_bytes)
+                        .max(held.saturating_add(1));
                 }
             }
         }
@@ -364,7 +377,7 @@ impl<'a> Sections<'a> {
             let text = format!("{count} {what} are announced, {} byte(s) are left", self.left());
             return Err(wrong(&text).at(at));
         }
-        Limits::check("tensors", self.limits.tensors, count)?;
+        Limits::check("tensors", self.options.limits.tensors, count)?;
         Ok(count)
     }
 
@@ -413,6 +426,11 @@ fn int(values: &Values, handle: Handle) -> Result<i64> {
         Value::Int(value) => Ok(value),
         _ => Err(wrong("a key, offset or size is not a 64-bit integer")),
     }
+}
+
+/// Whether torch 0.1 names this class in the pickles of storages and tensors.
+fn is_class(module: &str, name: &str) -> bool {
+    matches!(lookup(module, name), Some(Known::Storage(_) | Known::TensorClass(_)))
 }
 
 /// The element type of a storage class of torch 0.1.

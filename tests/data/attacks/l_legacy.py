@@ -18,7 +18,7 @@ from attacks.pickles import (
     tensor,
     text,
 )
-from attacks.registry import Opens, Refused, family
+from attacks.registry import Kept, Opens, Refused, family
 from attacks.streams import (
     MAGIC,
     SYSTEM_INFO,
@@ -201,3 +201,43 @@ family(
 family("L15j", f"{TAR}with path traversal or absolute paths in member names", {
     "parent": lambda: tar(before=tar_member("../../escaped", b"x")), "absolute": lambda: tar(before=tar_member("/tmp/escaped", b"x")),
 }, structure, suffix=".tar")  # fmt: skip
+
+# A call whose result is popped: the pickle's value is what torch writes there, and an unpickler has executed the call.
+
+POPPED = SYSTEM + b"0"
+beside = Kept("posix.system")
+
+
+def counted(data: bytes) -> bytes:
+    """A member of torch 0.1's tar file, with a call before the first pickle's count."""
+    first = pickle(integer(1))
+    assert data.startswith(first)
+    return pickle(POPPED + integer(1)) + data.removeprefix(first)
+
+
+family(
+    "L16",
+    "a popped call in a pickle beside the object's",
+    {
+        "version": lambda: legacy(version=pickle(POPPED + integer(1001))),
+        "system": lambda: legacy(system=pickle(POPPED + named({}))),
+        "keys": lambda: legacy(keys=pickle(POPPED + listed(text("0")))),
+    },
+    beside,
+    "DisallowedGlobal",
+    runs=RUNS,
+)
+family(
+    "L16",
+    "",
+    {
+        "tar_system": lambda: tar({"sys_info": pickle(POPPED + named({}))}),
+        "tar_tensors": lambda: tar({"tensors": counted(tar_tensors())}),
+        "tar_storages": lambda: tar({"storages": counted(tar_storages())}),
+        "tar_views": lambda: tar({"storages": tar_storages(views=pickle(POPPED + listed()))}),
+    },
+    beside,
+    "DisallowedGlobal",
+    runs=RUNS,
+    suffix=".tar",
+)
