@@ -12,6 +12,7 @@ from .opening import LegacyOpenCase, OpenCase, ScanCase
 from .saving import SaveCase
 from .sets import SetCase, dense, experts
 from .starting import StartCase, ViewCase
+from .statistics import StatsCase
 from .streaming import KeptStreamCase
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ def all_cases(*, quick: bool) -> Iterator[Case]:
     layers = 1 if quick else 16
     yield from (ColdCase(to, layers, suffix) for to in ("copy", "bfloat16") for suffix in FORMATS[1:])
     yield ColdCase("copy", layers, ".bin")
+    yield from (
+        StatsCase(dtype, layers, cold=cold) for dtype in ("float32", "bfloat16") for cold in (False, True)
+    )
     # Last, as they fill the page cache with holes.
     yield from (GrowthCase(size) for size in ((64, 128) if quick else (1024, 2048, 4096, 8192, 16384)))
 
