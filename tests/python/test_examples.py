@@ -1,4 +1,4 @@
-"""The examples and the Python blocks of the pages about models run with the documented results."""
+"""The programs in `examples` run with the documented results."""
 
 from __future__ import annotations
 
@@ -11,39 +11,11 @@ import torch
 from support import child
 
 ROOT = Path(__file__).resolve().parents[2]
-FENCE = re.compile(r"^```python(?P<note>[^\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
-PAGES = (
-    "stream",
-    "notebooks",
-    "load_into",
-    "training_checkpoints",
-    "transformers",
-    "accelerate",
-    "jax",
-    "save",
-    "convert",
-    "distributed",
-)
 
 
 @pytest.fixture(autouse=True)
 def _examples_on_sys_path(monkeypatch):
     monkeypatch.syspath_prepend(ROOT)
-
-
-@pytest.mark.examples
-@pytest.mark.filterwarnings("ignore")  # transformers' own warnings
-@pytest.mark.parametrize("page", PAGES)
-def test_the_blocks_of_a_page_run_in_order(page):
-    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
-    blocks = list(FENCE.finditer(text))
-    assert blocks
-    names = {"__name__": "__page__"}
-    for match in blocks:
-        line = text.count("\n", 0, match.start("code"))
-        code = compile("\n" * line + match["code"], f"docs/{page}.md", "exec")
-        if "compile-only" not in match["note"]:
-            exec(code, names)
 
 
 def test_low_memory(capsys):
