@@ -16,6 +16,7 @@ from pathlib import Path
 
 import page_files
 import pytest
+from support import child
 
 from rustload._cli import main
 
@@ -105,3 +106,11 @@ def test_a_block_that_is_not_run_says_what_it_needs(page):
             mark, _, reason = fence["note"].strip().partition(": ")
             assert mark == "compile-only", f"{shown(page)}: {fence['note']}"
             assert reason.removeprefix("needs ") in REASONS, f"{shown(page)}: {fence['note']}"
+
+
+def test_the_guide_to_jax_runs_where_torch_cannot_be_imported(tmp_path):
+    page = ROOT / "docs" / "guides" / "jax_without_torch.md"
+    code = "\n".join(fence["code"] for fence in fences(page) if fence["kind"] == "python")
+    assert "import rustload.jax" in code
+    blocked = "import os, sys\nsys.modules['torch'] = None\n"
+    child(f"{blocked}os.chdir({str(tmp_path)!r})\n{code}\nassert sys.modules['torch'] is None\n")
