@@ -9,7 +9,8 @@
 #   make fuzz     run every fuzz target for a minute with coverage guidance (FUZZ="pickle zip" SECONDS_EACH=600 to choose)
 #   make mutants  plant faults in a copy of the sources, and count those that the tests catch (MUTANTS="--list", "zip-", "--named")
 #   make memory   measure memory over time while stock loaders and rustload load a model (MEMORY="--rounds 1", "--limit")
-#   make release-check  test pages of `rustload view` in Chromium, if it is installed
+#   make docs     build the site of the documentation in build/docs/html
+#   make release-check  test the site and pages of `rustload view` in Chromium, if it is installed
 #   make build    only the extension, in .venv
 #   make fmt      format Rust and Python
 
@@ -39,10 +40,11 @@ unexport PYTHONHOME PYTHONPATH CONDA_PREFIX
 
 INSTALLED := $(VENV)/.installed
 BUILT := $(VENV)/.built
+DOCS_VENV := $(CURDIR)/build/docs-venv
 EXTENSION := python/rustload/_rustload.abi3.so
 RUST := $(shell find src -name '*.rs')
 
-.PHONY: help demo test release-check bench counts sanitize fuzz mutants memory build fmt clean cargo lint-rust deny crate-user test-rust lint-python test-python
+.PHONY: help demo test docs release-check bench counts sanitize fuzz mutants memory build fmt clean cargo lint-rust deny crate-user test-rust lint-python test-python
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -71,8 +73,12 @@ memory: build $(VENV)/.plots
 # `sanitize` runs all that `test-rust` does, and builds it once.
 test: lint-rust deny sanitize crate-user build lint-python test-python
 
+# In an environment of its own: it reads the sources and needs no extension.
+docs: $(DOCS_VENV)/.installed
+	@$(DOCS_VENV)/bin/python -m docs.site
+
 # What takes long or needs programs that `make test` does without.
-release-check: $(BUILT)
+release-check: $(BUILT) docs
 	$(PY) -m pytest tests/browser $(PYTEST)
 
 build: $(BUILT)
@@ -83,7 +89,7 @@ fmt: $(INSTALLED) cargo
 	$(VENV)/bin/ruff format .
 
 clean:
-	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis dist target
+	rm -rf .venv .cache build .mypy_cache .ruff_cache .pytest_cache .hypothesis dist target
 	rm -f python/rustload/*.so
 
 # The core with all its tests, benches and fuzz targets; what others depend on, with its default features and with none; all
@@ -138,6 +144,11 @@ $(INSTALLED): requirements/test.txt
 
 $(VENV)/.plots: requirements/plots.txt $(INSTALLED)
 	$(PY) -m pip install --quiet --requirement requirements/plots.txt
+	@touch $@
+
+$(DOCS_VENV)/.installed: requirements/docs.txt
+	@test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install --quiet --requirement requirements/docs.txt
 	@touch $@
 
 # The stamp is rebuilt when the extension itself is gone.
