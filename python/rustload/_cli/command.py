@@ -14,6 +14,7 @@ import rustload
 from rustload._cli.convert_arguments import add_convert
 from rustload._cli.diff_arguments import add_diff
 from rustload._cli.exit_codes import BROKEN_PIPE, INTERRUPTED, READ_FAILED, USAGE
+from rustload._cli.scan_arguments import add_scan
 from rustload._cli.stats_arguments import add_stats
 from rustload._cli.view_arguments import add_view
 from rustload._common.terminal import terminal_columns
@@ -33,20 +34,6 @@ exit codes:
   3    something could not be read (the rest is shown all the same), or the
        output could not be written
 """
-
-SCAN_EPILOG = """\
-exit codes:
-  0    all files are inert: nothing but data, all of it looked at
-  1    a file is unknown or would execute, and --allow, --policy, --fail-on and
-       --baseline do not accept that
-  2    wrong usage, or a policy that is not valid
-  3    something could not be read, there was nothing to scan, or the output
-       could not be written
-
-1 comes before 3: a file that fails counts more than one that could not be
-read. Output that could not be written comes first.
-"""
-
 
 COMMANDS = ("info", "view", "diff", "stats", "convert", "scan", "doctor")
 
@@ -133,8 +120,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.command == "scan":
         from rustload._cli import scan
 
-        policy = _policy(args)
-        return scan.run(args.paths, policy=policy, json=args.json, quiet=args.quiet, color=args.color)
+        return scan.run(args, _policy(args))
     if args.command == "convert":
         from rustload._cli import convert
 
@@ -222,45 +208,7 @@ def _parser() -> Parser:
     diff = add_diff(commands, formatter)
     stats = add_stats(commands, formatter)
     add_convert(commands, formatter)
-    scan = commands.add_parser(
-        "scan",
-        help="say what files would do when they are unpickled",
-        description="Says what files would do in a reader that runs pickles: inert, unknown, or\n"
-        "would execute. Runs nothing, reads no tensors, and imports neither torch nor\n"
-        "NumPy.",
-        epilog=SCAN_EPILOG,
-        formatter_class=formatter,
-    )
-    scan.add_argument(
-        "paths",
-        nargs="+",
-        metavar="PATH",
-        help="a file, a directory of which all files are scanned, or - for standard input",
-    )
-    scan.add_argument("-q", "--quiet", action="store_true", help="leave out what is inert")
-    scan.add_argument(
-        "--allow",
-        action="append",
-        default=[],
-        metavar="MODULE.NAME",
-        help="accept this class or function; * stands for any characters; may be repeated",
-    )
-    scan.add_argument(
-        "--policy", metavar="FILE", help="a TOML file with allow = [...] and fail_on (see docs/scan.md)"
-    )
-    scan.add_argument(
-        "--fail-on",
-        choices=("unknown", "would-execute"),
-        help="the verdict from which on the exit code is 1 (the default is unknown)",
-    )
-    scan.add_argument(
-        "--baseline",
-        metavar="FILE",
-        help="an earlier output of --json: what it has does not make the exit code 1",
-    )
-    scan.add_argument(
-        "--json", action="store_true", help="print everything as one JSON document (see docs/scan.md)"
-    )
+    scan = add_scan(commands, formatter)
     for command in (info, diff, stats, scan, _add_doctor(commands, formatter)):
         command.add_argument(
             "--color",

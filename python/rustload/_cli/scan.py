@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import rustload
+from rustload import _rustload
 from rustload._cli.exit_codes import GATE_FAILED, READ_FAILED, USAGE
 from rustload._cli.report_error import report_error
 from rustload._common.sizes import format_bytes
@@ -20,6 +21,7 @@ from rustload._scan.text import show
 from rustload.errors import RustloadError
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
     from rustload._scan.policy import Policy
@@ -30,23 +32,15 @@ __all__ = ["run"]
 STANDARD_INPUT = ("-", "/dev/stdin")
 
 
-def run(paths: Sequence[str], *, policy: Policy | None = None, json: bool, quiet: bool, color: str) -> int:
-    """Scans each path and returns the exit code.
-
-    Args:
-        paths: Files and directories.
-        policy: What is accepted.
-        json: Whether to print one JSON document for all.
-        quiet: Whether to leave out files that are inert.
-        color: `"auto"`, `"always"` or `"never"`.
-    """
+def run(args: argparse.Namespace, policy: Policy | None) -> int:
+    """Scans each path and returns the exit code."""
     parts: list[dict[str, Any]] = []
     try:
         gate = Gate(policy)
     except (OSError, ValueError) as error:
         report_error(error)
         return USAGE
-    for path in paths:
+    for path in args.paths:
         try:
             part = _report(path, gate.allow)
         except (RustloadError, OSError, ValueError, MemoryError) as error:
@@ -57,23 +51,52 @@ def run(paths: Sequence[str], *, policy: Policy | None = None, json: bool, quiet
     report = merged(parts)
     gate.judge(report)
     _warn_of_unused(report)
-    if json:
+    code = _exit_code(report)
+    if args.json:
         keys = ("schema", "rustload", "verdict", "complete", "passes", "policy", "files")
         print_json({key: report[key] for key in keys})
+    elif args.sarif:
+        print_json(_sarif(report, code))
     else:
-        page = Page(sys.stdout, color)
-        # Files that could not be opened were reported on stderr.
-        show(
-            page, {**report, "files": [file for file in report["files"] if "error" not in file]}, quiet=quiet
-        )
-        page.flush()
-        _sum_up(report["files"])
+        _print_text(report, quiet=args.quiet, color=args.color)
+    if {file["status"] for file in report["files"]} == {"skipped"}:
+        _print_to_stderr("nothing was scanned: no file holds a pickle, as far as is known")
+    return code if args.sarif_file is None else _write_sarif(args.sarif_file, report, code)
+
+
+def _exit_code(report: dict[str, Any]) -> int:
     statuses = {file["status"] for file in report["files"]}
     if not all(file["passes"] for file in report["files"] if file["status"] == "scanned"):
         return GATE_FAILED
-    if statuses == {"skipped"}:
-        _print_to_stderr("nothing was scanned: no file holds a pickle, as far as is known")
     return READ_FAILED if "unreadable" in statuses or "scanned" not in statuses else 0
+
+
+def _print_text(report: dict[str, Any], *, quiet: bool, color: str) -> None:
+    page = Page(sys.stdout, color)
+    # Files that could not be opened were reported on stderr.
+    files = [file for file in report["files"] if "error" not in file]
+    show(page, {**report, "files": files}, quiet=quiet)
+    page.flush()
+    _sum_up(report["files"])
+
+
+def _sarif(report: dict[str, Any], code: int) -> dict[str, Any]:
+    from rustload._scan.sarif import sarif  # imported only when needed
+
+    return sarif(report, exit_code=code)
+
+
+def _write_sarif(path: str, report: dict[str, Any], code: int) -> int:
+    """Writes the log and returns the exit code."""
+    import json
+
+    try:
+        text = json.dumps(_sarif(report, code), indent=1) + "\n"
+        _rustload.write_text(path, text, overwrite=True, sync=False)
+    except OSError as error:
+        report_error(error)
+        return READ_FAILED
+    return code
 
 
 def _report(path: str, allow: Sequence[str]) -> dict[str, Any]:

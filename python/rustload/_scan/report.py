@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 if TYPE_CHECKING:
@@ -279,6 +280,25 @@ class ScanReport(_Report):
         import json
 
         return json.dumps(self._data)
+
+    def to_sarif(self, *others: ScanReport, root: str | os.PathLike[str] | None = None) -> str:
+        """The report as a SARIF 2.1.0 log, as JSON; docs/pipelines.md says what is in it.
+
+        >>> import json, rustload
+        >>> log = json.loads(rustload.scan("model.pt").to_sarif())
+        >>> log["version"], log["runs"][0]["results"]
+        ('2.1.0', [])
+
+        Args:
+            *others: Further reports for the same log.
+            root: The folder that the URIs of files are relative to; None for the working directory.
+        """
+        import json
+
+        from rustload._scan.sarif import sarif  # imported only when needed
+
+        files = [file for report in (self, *others) for file in report._data["files"]]
+        return json.dumps(sarif({"files": files}, root=None if root is None else os.fspath(root)))
 
     def __str__(self) -> str:
         """The report as text: one line per file, with its findings below."""

@@ -7,8 +7,9 @@ from typing import Any
 
 from rustload._common.terminal import Page, count
 from rustload._scan.verdict import ORDER
+from rustload.errors import _printable
 
-__all__ = ["show", "to_text"]
+__all__ = ["finding_text", "show", "to_text"]
 
 # The most findings to show per file; --json has all of them.
 FINDINGS_SHOWN_MAX = 20
@@ -116,14 +117,19 @@ def _location(page: Page, found: dict[str, Any]) -> str:
 
 
 def _description(page: Page, found: dict[str, Any]) -> str:
-    times = f" ({count(found['times'], 'time')})" if found["times"] > 1 else ""
-    if found["allowed"]:
-        times += f" (allowed by {page.safe(found['allowed'])})"
+    allowed = f" (allowed by {page.safe(found['allowed'])})" if found["allowed"] else ""
+    return page.safe(finding_text(found, CALL_SHOWN_MAX_CHARS)) + allowed
+
+
+def finding_text(found: dict[str, Any], most: int) -> str:
+    """A finding in one line without control characters: the call, of at most `most` characters, and the message."""
+    message = _printable(found["message"])
+    times = f" ({count(found['times'], 'time')})" if found.get("times", 1) > 1 else ""
     if found["arguments"] is None:
-        return page.safe(found["message"]) + times
-    name = ".".join(part for part in (found["module"], found["name"]) if part)
-    call = page.safe(name + found["arguments"])
-    if len(call) > CALL_SHOWN_MAX_CHARS:
-        call = call[:CALL_SHOWN_MAX_CHARS] + "..."
-    message = page.safe(found["message"])
-    return f"{call}: {message.removeprefix(page.safe(name)).lstrip()}{times}"
+        return message + times
+    name = _printable(".".join(part for part in (found["module"], found["name"]) if part))
+    call = name + _printable(found["arguments"])
+    if len(call) > most:
+        call = call[:most] + "..."
+    message = message.removeprefix(name).lstrip()
+    return f"{call}: {message}{times}" if message else call + times

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 from typing import TYPE_CHECKING
 
 import pytest
 from attacks import CASES, Case
 from attacks.registry import Named, Shown
+from schemas import check_sarif
 
 import rustload
 
@@ -19,6 +22,7 @@ FILES = [case for case in CASES if not isinstance(case.load, Shown)]
 KIND_OF = {code: kind for code, kind, _, _ in rustload._rustload.CODES}
 NO_FINDING = {"Io", "NotRegularFile"}
 """Codes that a scan raises as an error of the path and does not list as a finding in a file."""
+VALIDATES = importlib.util.find_spec("jsonschema") is not None
 
 
 @pytest.mark.parametrize("case", FILES, ids=lambda case: case.label)
@@ -31,6 +35,8 @@ def test_scans(case: Case, folder: Path):
         assert case.finds
         assert set(case.finds) <= NO_FINDING
         return
+    # Every code and verdict has its rule.
+    check_sarif(json.loads(report.to_sarif(root=folder)), schema=VALIDATES, rules_too=False)
     codes = {finding.code for finding in report.findings}
     assert set(case.finds) <= codes, f"found {sorted(codes)}"
     calls = iter([f"{entry.module}.{entry.name}" for entry in report.trace])
