@@ -74,3 +74,13 @@ def check_sarif(log: dict[str, Any], *, schema: bool = True, rules_too: bool = T
             assert 0 < len(flow["threadFlows"][0]["locations"]) <= 100
     for notice in run["invocations"][0]["toolExecutionNotifications"]:
         assert driver["notifications"][notice["descriptor"]["index"]]["id"] == notice["descriptor"]["id"]
+
+
+@functools.cache
+def validator_of(name: str) -> Any:
+    """The validator of rustload's schema of a command; skips the test if `jsonschema` is not installed."""
+    jsonschema = pytest.importorskip("jsonschema")
+    path = ROOT / f"python/rustload/_schemas/{name}.json"
+    schema = json.loads(path.read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)

@@ -1,4 +1,4 @@
-"""The command line's arguments and exit codes: `rustload info`, `view`, `diff`, `stats`, `convert`, `scan` and `doctor`."""
+"""The command line's arguments and exit codes: one command for each task, and `schema`, which describes their JSON."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rustload._cli.convert_arguments import add_convert
 from rustload._cli.diff_arguments import add_diff
 from rustload._cli.exit_codes import BROKEN_PIPE, INTERRUPTED, READ_FAILED, USAGE
 from rustload._cli.scan_arguments import add_scan
+from rustload._cli.schema import add_schema, print_schema
 from rustload._cli.stats_arguments import add_stats
 from rustload._cli.view_arguments import add_view
 from rustload._common.terminal import terminal_columns
@@ -35,7 +36,7 @@ exit codes:
        output could not be written
 """
 
-COMMANDS = ("info", "view", "diff", "stats", "convert", "scan", "doctor")
+COMMANDS = ("info", "view", "diff", "stats", "convert", "scan", "doctor", "schema")
 
 
 class Parser(argparse.ArgumentParser):
@@ -121,6 +122,8 @@ def _run(args: argparse.Namespace) -> int:
         from rustload._cli import scan
 
         return scan.run(args, _policy(args))
+    if args.command == "schema":
+        return print_schema(args.name)
     if args.command == "convert":
         from rustload._cli import convert
 
@@ -209,7 +212,9 @@ def _parser() -> Parser:
     stats = add_stats(commands, formatter)
     add_convert(commands, formatter)
     scan = add_scan(commands, formatter)
-    for command in (info, diff, stats, scan, _add_doctor(commands, formatter)):
+    doctor = _add_doctor(commands, formatter)
+    add_schema(commands, formatter)
+    for command in (info, diff, stats, scan, doctor):
         command.add_argument(
             "--color",
             choices=("auto", "always", "never"),

@@ -11,7 +11,8 @@ from rustload._cli.exit_codes import READ_FAILED
 from rustload._cli.report_error import report_error
 from rustload._common.sizes import format_bytes
 from rustload._common.terminal import Page, print_json
-from rustload.errors import RustloadError
+from rustload._remote.urls import is_url, name_of
+from rustload.errors import RustloadError, _make
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,6 +64,10 @@ def _machine() -> dict[str, Any]:
 
 def _examine(path: str, io: str, *, measure: bool) -> dict[str, Any]:
     try:
+        if is_url(path):
+            path = name_of(path)
+            note = "rustload info and rustload scan read URLs"
+            raise _make("Value", "Value", f"{path}: doctor looks at the disks of this machine", note)
         with rustload.open(path) as ckpt:
             files = ckpt.files
             probes = [

@@ -6,6 +6,7 @@ As text, names that differ in one number only are one line: `layers.{0..31}.weig
 from __future__ import annotations
 
 import io
+import math
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -86,8 +87,8 @@ class DiffReport(NamedTuple):
         return not (self.only_a or self.only_b or self.changed)
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain values, as in the JSON of the command line."""
-        lists = {name: [diff._asdict() for diff in getattr(self, name)] for name in ("changed", "close")}
+        """The report as plain values, as in the JSON of the command line, which has None for an infinite difference."""
+        lists = {name: [_plain(diff) for diff in getattr(self, name)] for name in ("changed", "close")}
         return {"same": self.same, **self._asdict(), **lists}
 
     def __str__(self) -> str:
@@ -97,6 +98,13 @@ class DiffReport(NamedTuple):
         show(page, self)
         page.flush()
         return out.getvalue().rstrip("\n")
+
+
+def _plain(diff: TensorDiff) -> dict[str, Any]:
+    """The fields; JSON has neither NaN nor infinities."""
+    fields = diff._asdict()
+    numbers = {name: fields[name] for name in ("max_absolute", "max_relative")}
+    return fields | {name: number if math.isfinite(number) else None for name, number in numbers.items()}
 
 
 def show(page: Page, report: DiffReport) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from attacks import CASES, Case
 from attacks.registry import Named, Shown
-from schemas import check_sarif
+from schemas import check_sarif, errors, validator_of
 
 import rustload
 
@@ -37,6 +37,7 @@ def test_scans(case: Case, folder: Path):
         return
     # Every code and verdict has its rule.
     check_sarif(json.loads(report.to_sarif(root=folder)), schema=VALIDATES, rules_too=False)
+    assert not VALIDATES or errors(validator_of("scan"), json.loads(report.to_json())) == []
     codes = {finding.code for finding in report.findings}
     assert set(case.finds) <= codes, f"found {sorted(codes)}"
     calls = iter([f"{entry.module}.{entry.name}" for entry in report.trace])

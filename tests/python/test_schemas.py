@@ -1,0 +1,232 @@
+"""The JSON schemas of `--json`: strict, shipped, and right about what the commands print for many files."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import make_kinds
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from schemas import ROOT, errors, validator_of
+
+import rustload
+from rustload._cli import main
+from rustload._cli.schema import SCHEMAS
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+
+
+def printed(capsys: pytest.CaptureFixture[str], command: str, *arguments: object) -> tuple[int, Any]:
+    """The exit code and the document, which has been validated; its numbers are those of JSON."""
+    code = main([command, *map(str, arguments), "--json"])
+    text = capsys.readouterr().out
+    document = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert errors(validator_of(command), document) == []
+    assert document["rustload"] == rustload.__version__
+    return code, document
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_a_schema_is_printed_and_strict(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schema", name]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert schema["$id"] == f"urn:rustload:schema:{name}:{schema['properties']['schema']['const']}"
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    todo = [schema]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, dict):
+            if part.get("type") == "object":
+                assert "additionalProperties" in part, part
+                assert set(part.get("required", ())) <= set(part.get("properties", ())), part
+            todo += part.values()
+        elif isinstance(part, list):
+            todo += part
+    files = {path.stem for path in (ROOT / "python/rustload/_schemas").iterdir()}
+    assert files == set(SCHEMAS)
+
+
+def test_an_unknown_schema_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["schema", "view"])
+    assert caught.value.code == 2
+    assert "invalid choice" in capsys.readouterr().err
+
+
+def test_a_document_of_another_version_or_with_another_key_is_not_valid(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save({"w": torch.ones(2)}, tmp_path / "m.pt")
+    _, document = printed(capsys, "scan", tmp_path / "m.pt")
+    (file,) = document["files"]
+    for wrong in (
+        {**document, "schema": 2},
+        {**document, "more": 1},
+        {**document, "files": [{**file, "verdict": "fine"}]},
+        {**document, "files": [{key: file[key] for key in file if key != "coverage"}]},
+    ):
+        assert errors(validator_of("scan"), wrong)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Checkpoints of all kinds of objects and all formats, and files that are none."""
+    folder = tmp_path_factory.mktemp("kinds")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, make in make_kinds.KINDS.items():
+            torch.save(make(), folder / f"{name}.pt")
+        torch.save(
+            make_kinds.KINDS["values"](), folder / "values-legacy.pt", _use_new_zipfile_serialization=False
+        )
+    safetensors.torch.save_file({"a": torch.ones(2, 3)}, folder / "m.safetensors", metadata={"format": "pt"})
+    np.save(folder / "a.npy", np.ones((2, 3), np.float16))
+    np.savez(folder / "a.npz", x=np.arange(3), y=np.float64(1))
+    module = torch.export.export(torch.nn.Linear(2, 3), (torch.ones(1, 2),))
+    torch.export.save(module, folder / "program.pt2")
+    import torch.distributed.checkpoint as dcp
+
+    dcp.save({"model": {"w": torch.ones(4)}, "step": 3}, checkpoint_id=folder / "dcp", no_dist=True)
+    (folder / "README.md").write_text("no checkpoint")
+    (folder / "cut.pt").write_bytes((folder / "tensor.pt").read_bytes()[:-40])
+    (folder / "evil.pkl").write_bytes(b"cposix\nsystem\n(S'x'\ntR.")
+    return [
+        *sorted(folder.iterdir()),
+        *sorted((ROOT / "tests/data/containers").iterdir()),
+        folder / "absent.pt",
+    ]
+
+
+def test_info(files: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    code, document = printed(capsys, "info", *files)
+    assert code == 3
+    assert [one["path"] for one in document["checkpoints"]] == list(map(str, files))
+    formats = {one["format"] for one in document["checkpoints"] if "format" in one}
+    assert formats == {
+        "torch-zip", "torch-legacy", "torch-dcp", "torch-export", "pickle", "safetensors", "npy", "npz",
+    }  # fmt: skip
+    failed = [Path(one["path"]).name for one in document["checkpoints"] if "error" in one]
+    assert {"README.md", "absent.pt", "cut.pt"} <= set(failed)
+    assert len(failed) < 10
+    code, document = printed(capsys, "info", files[0].parent / "state_dict.pt", "--filter", "*")
+    assert code == 0
+    assert document["checkpoints"][0]["filter"] == "*"
+
+
+def test_scan(files: list[Path], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, document = printed(capsys, "scan", *files, "--allow", "make_kinds.*")
+    assert code == 1
+    assert {one["status"] for one in document["files"]} == {"scanned", "skipped", "unreadable"}
+    _, document = printed(capsys, "scan", *files)
+    (tmp_path / "known.json").write_text(json.dumps(document))
+    code, again = printed(capsys, "scan", *files, "--baseline", tmp_path / "known.json")
+    assert code == 3, "all is known, and one file is absent"
+    assert again["policy"]["baseline"] == str(tmp_path / "known.json")
+    as_python = json.loads(rustload.scan([str(file) for file in files if file.exists()]).to_json())
+    assert errors(validator_of("scan"), as_python) == []
+    assert errors(validator_of("scan"), json.loads(rustload.scan(b"cos\nsystem\n.").to_json())) == []
+
+
+def test_scan_prints_the_same_document_each_time(
+    files: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = files[0].parent
+    assert main(["scan", str(folder), "--json"]) == main(["scan", str(folder), "--json"])
+    text = capsys.readouterr().out
+    first, second = text[: len(text) // 2], text[len(text) // 2 :]
+    assert first == second
+
+
+def test_stats(files: list[Path], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    values = {
+        "finite": torch.randn(100),
+        "odd": torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, 1e-40, 3e38]),
+        "none": torch.empty(0),
+        "huge": torch.full((4,), 1.7e308, dtype=torch.float64),
+        "complex": torch.tensor([1 + 2j]),
+        "int": torch.arange(5),
+        "bool": torch.tensor([True, False]),
+        "bf16": torch.ones(3, dtype=torch.bfloat16),
+    }
+    torch.save(values, tmp_path / "m.pt")
+    for more in ([], ["--bins", "7"], ["--sample", "3"]):
+        code, document = printed(capsys, "stats", tmp_path / "m.pt", tmp_path / "absent", *more)
+        assert code == 3
+        assert [one["name"] for one in document["checkpoints"][0]["tensors"]] == list(values)
+    code, document = printed(capsys, "stats", tmp_path / "m.pt", "--fail-on", "nan,inf,zero")
+    assert code == 1
+    assert document["checkpoints"][0]["tensors"][1]["faults"] == ["nan", "inf"]
+    dtypes = ["every_real_dtype.pt", "fp8_dtypes.pt", "complex_dtypes.pt", "bits_dtypes.pt"]
+    printed(capsys, "stats", *(files[0].parent / name for name in dtypes))
+
+
+def test_diff(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    infinite = torch.tensor([float("inf"), 1.0, float("nan")], dtype=torch.float64)
+    a = {
+        "same": torch.ones(2),
+        "a": torch.ones(1),
+        "dtype": torch.ones(2),
+        "x": infinite,
+        "zero": torch.zeros(2),
+    }
+    b = {
+        "same": torch.ones(2),
+        "b": torch.ones(1),
+        "dtype": torch.ones(3).half(),
+        "x": -infinite,
+        "zero": torch.ones(2),
+    }
+    torch.save(a, tmp_path / "a.pt")
+    torch.save(b, tmp_path / "b.pt")
+    code, document = printed(capsys, "diff", tmp_path / "a.pt", tmp_path / "b.pt", "--data")
+    assert code == 1
+    by_name = {one["name"]: one for one in document["report"]["changed"]}
+    assert by_name["x"]["max_absolute"] is None, "it is infinite"
+    assert by_name["zero"]["max_absolute"] == 1.0
+    assert printed(capsys, "diff", tmp_path / "a.pt", tmp_path / "a.pt")[0] == 0
+    assert printed(capsys, "diff", tmp_path / "a.pt", tmp_path / "absent.pt")[0] == 3
+
+
+def test_convert(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    weight = torch.ones(4, 4)
+    torch.save({"a": weight, "b": weight, "row": weight[1], "step": 3}, tmp_path / "m.pt")
+    code, document = printed(
+        capsys, "convert", tmp_path / "m.pt", tmp_path / "out.safetensors", "--ties", "drop"
+    )
+    assert code == 0
+    assert document["report"]["dropped"] == {"b": "a"}
+    code, document = printed(capsys, "convert", tmp_path / "m.pt", tmp_path / "out.safetensors")
+    assert (code, document["error"]["code"]) == (3, "TargetExists")
+
+
+def test_doctor(files: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    folder = files[0].parent
+    paths = [folder / "tensor.pt", folder / "dcp", folder / "absent.pt"]
+    assert printed(capsys, "doctor", *paths)[0] == 3
+    assert printed(capsys, "doctor", folder / "tensor.pt", "--no-measure")[0] == 0
+
+
+@pytest.mark.parametrize("command", ["info", "stats", "scan", "doctor", "diff", "convert"])
+@pytest.mark.parametrize("host", ["memory", "ftp"])
+def test_secrets_of_urls_are_in_no_document(
+    command: str,
+    host: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    safetensors.torch.save_file({"a": torch.ones(2)}, tmp_path / "m.safetensors")
+    fsspec.filesystem("memory").pipe("/schemas/m.safetensors", (tmp_path / "m.safetensors").read_bytes())
+    monkeypatch.chdir(tmp_path)
+    url = f"{host}://user:hunter2@schemas/m.safetensors?token=hunter2#hunter2"
+    more = {"diff": [url], "convert": ["out.safetensors"]}.get(command, [])
+    main([command, url, *more, "--json"])
+    text = capsys.readouterr()
+    assert errors(validator_of(command), json.loads(text.out)) == []
+    assert "hunter2" not in text.out + text.err
