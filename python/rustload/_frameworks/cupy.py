@@ -66,6 +66,10 @@ class _CupyGpu(driver_gpu.DriverGpu):
     def follow_current_stream(self, _held: Iterable[Any]) -> None:
         """Waits for the previous stream if the caller's stream changed, because CuPy's pool keeps free blocks per stream."""
         now = self._stream_now()
+        if now.is_capturing():
+            # An allocation of CuPy would end the capture.
+            note = "load before the graph is captured, or on a stream that is not capturing"
+            raise _make("Device", "Device", "the current stream is capturing a CUDA graph", note)
         if self._stream is not None and self._stream != now:
             self._stream.synchronize()
         self._stream = now

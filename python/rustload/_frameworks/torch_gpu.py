@@ -31,8 +31,9 @@ def checked(device: torch.device) -> torch.device:
     """The CUDA device with its index; `"cuda"` is the current device.
 
     Raises:
-        DeviceError: torch does not have the GPU.
+        DeviceError: torch does not have the GPU, or cannot use it in a forked process.
     """
+    _check_fork()
     if not torch.cuda.is_available():
         built = "was built without CUDA" if torch.version.cuda is None else "sees no GPU"
         note = f"torch {torch.__version__} {built}; use device='cpu', or install a CUDA build and driver"
@@ -45,6 +46,14 @@ def checked(device: torch.device) -> torch.device:
         text = f"device {str(device)!r} is not available: there are {count} GPU(s)"
         raise _make("Device", "Device", text)
     return device
+
+
+def _check_fork() -> None:
+    """Raises DeviceError in a child forked after torch had used CUDA; torch raises RuntimeError there, or sees no GPU."""
+    if torch.cuda._is_in_bad_fork():
+        note = 'start the workers before CUDA is used, or by multiprocessing\'s "spawn"'
+        text = "CUDA was started before the process forked, and cannot be used in the child"
+        raise _make("Device", "Device", text, note)
 
 
 class TorchStagingBuffer:
@@ -73,6 +82,7 @@ class TorchGpu:
     can_convert = True
 
     def __init__(self, device: torch.device) -> None:
+        _check_fork()
         self.device = device
         self.index: int = device.index
         self._stream: Any = None
