@@ -96,6 +96,7 @@ def _stream_steps(
         threads=None,
         share_storages=True,
         results_kept=True,
+        cast=options.cast,
         into=None if steps[0].is_new else [local_tensor(step.slot.tensor) for step in steps],
     )
     with contextlib.closing(producer):
@@ -161,6 +162,7 @@ def _fill(target: torch.Tensor, step: Step, options: LoadOptions, sample_memory:
         options.window,
         allow_lossy=options.allow_lossy,
         dequantize=step.dequantize,
+        cast=options.cast,
         sample_memory=sample_memory,
     )
 

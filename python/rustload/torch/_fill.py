@@ -12,6 +12,7 @@ from rustload.errors import _make
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rustload._common.request import Cast
     from rustload._tensor.handle import LazyTensor
 
 __all__ = ["WINDOW_BYTES", "check_numbers", "fill", "is_direct", "is_on_gpu"]
@@ -50,6 +51,7 @@ def fill(
     *,
     allow_lossy: bool = False,
     dequantize: bool = False,
+    cast: Cast = "auto",
     sample_memory: Callable[[], None] = lambda: None,
 ) -> None:
     """Writes `lazy` into `target`, cast to its dtype.
@@ -60,10 +62,11 @@ def fill(
         window: The most bytes of host memory for temporary tensors.
         allow_lossy: As for `LazyTensor.materialize`.
         dequantize: As well.
+        cast: As well.
         sample_memory: Called at each local maximum of host memory.
     """
     if is_direct(target):
-        lazy.materialize(out=target, allow_lossy=allow_lossy, dequantize=dequantize)
+        lazy.materialize(out=target, allow_lossy=allow_lossy, dequantize=dequantize, cast=cast)
         sample_memory()
         return
     nbytes = target.numel() * target.dtype.itemsize
@@ -78,6 +81,7 @@ def fill(
                 window,
                 allow_lossy=allow_lossy,
                 dequantize=dequantize,
+                cast=cast,
                 sample_memory=sample_memory,
             )
         return

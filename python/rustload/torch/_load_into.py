@@ -17,6 +17,7 @@ from rustload._checkpoint.names import Key, Rename, Strip, select_tensors
 from rustload._checkpoint.open import opened
 from rustload._common.patterns import warn_of_unused_patterns
 from rustload._common.progress import Progress, checked_progress, reporting
+from rustload._common.request import checked_cast
 from rustload._common.rules import Rules
 from rustload._common.sizes import parse_bytes
 from rustload.errors import RustloadWarning, _make, _printable
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from rustload._checkpoint.checkpoint import Checkpoint
     from rustload._common.limits import Limits
+    from rustload._common.request import Cast
     from rustload.torch._hooks import CustomLoading
 
 __all__ = ["load_into"]
@@ -57,6 +59,7 @@ def load_into(
     copy: bool | None = None,
     allow_lossy: bool = False,
     dequantize: bool = False,
+    cast: Cast = "auto",
     memory: str | int = "256MiB",
     share: Share = None,
     progress: Progress = None,
@@ -89,6 +92,7 @@ def load_into(
         allow_lossy: Whether a cast may change the kind of number, as for `LazyTensor.materialize`.
         dequantize: Whether to dequantize quantized tensors, and fp8 weights with scales by block (`LazyTensor.block_scale`); the
             scales are then not loaded. The result has the model's dtype; with `assign=True`, float32.
+        cast: Whether the CPU or the GPU casts tensors that go to a GPU, as for `LazyTensor.materialize`.
         memory: The most host memory for temporary tensors, used where a tensor cannot be read directly into its destination; in
             bytes or as "256MiB"; at least 1 MiB.
         share: "node" for a cold file on a network file system: the ranks of `torch.distributed` on one machine read what they
@@ -126,6 +130,7 @@ def load_into(
         allow_lossy=allow_lossy,
         window=max(parse_bytes(memory, "memory"), 1 << 20),
         dequantize=dequantize,
+        cast=checked_cast(cast),
     )
     shared = is_shared(share)
     with agreed(shared=shared):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from rustload._checkpoint.checkpoint import Checkpoint
     from rustload._checkpoint.names import Key
+    from rustload._common.request import Cast
     from rustload._common.rules import Rules
     from rustload._tensor.handle import LazyTensor
     from rustload.torch._hooks import CustomLoading
@@ -40,6 +41,7 @@ class LoadOptions:
     allow_lossy: bool
     window: int
     dequantize: bool = False
+    cast: Cast = "auto"
 
 
 @dataclasses.dataclass

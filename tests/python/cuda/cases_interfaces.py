@@ -10,11 +10,12 @@ import fakecuda
 import numpy as np
 import pytest
 import torch
+from hostgpu import HostGpu
 from support import DTYPES, assert_same_bits, bits, child, patterns
 
 import rustload
 import rustload.torch
-from rustload._cuda import results
+from rustload._cuda import results, split
 from rustload._frameworks.numpy import numpy_dtype
 from rustload.torch import _locations
 
@@ -73,6 +74,34 @@ def test_load_into_fills_a_meta_model_on_the_gpu(
     assert_same_state(target, saved, None if dtype is None else getattr(torch, dtype))
     assert target[3].weight is target[0].weight
     assert not report.missing
+
+
+@pytest.mark.parametrize("allocated", [False, True])
+def test_load_into_casts_where_cast_says(
+    save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, allocated: bool
+) -> None:
+    saved = model()
+    wide = save(saved.state_dict(), "wide.pt")
+    narrow = save(model().bfloat16().state_dict(), "narrow.pt")
+    monkeypatch.setattr(split, "_CPU_CAST_MIN_BYTES", 0)
+    monkeypatch.setattr(split, "_cast_rate", lambda *_: 1e18)
+    for cast, narrowed, widened in (("cpu", 0, 0), ("gpu", 1, 1), ("auto", 0, 1)):
+        for source, dtype, on_gpu in ((wide, "bfloat16", narrowed), (narrow, None, widened)):
+            with torch.device("cpu" if allocated else "meta"):
+                target = model(seed=1)
+            if allocated:
+                target.to(torch.bfloat16 if dtype else torch.float32)
+            HostGpu.conversions = 0
+            rustload.torch.load_into(
+                target, source, device=None if allocated else "cuda", dtype=dtype, cast=cast
+            )
+            assert (HostGpu.conversions > 0) == bool(on_gpu), (cast, dtype)
+            for name, tensor in target.state_dict().items():
+                if tensor.is_floating_point():
+                    expected = saved.state_dict()[name].bfloat16()
+                    assert_same_bits(tensor, expected if dtype else expected.float())
+    with pytest.raises(ValueError, match="cast= is"):
+        rustload.torch.load_into(model(), wide, cast="host")
 
 
 @pytest.mark.parametrize("assign", ["auto", True])
