@@ -20,6 +20,7 @@ BASE = ("_rustload", "errors")
 LAYERS: dict[str, tuple[str, ...]] = {
     "__main__": ("_cli",),
     "diffusers": ("transformers", "torch", "_frameworks", "_checkpoint", "_common"),
+    "lightning": ("torch", "_frameworks", "_common"),
     "peft": ("torch", "_frameworks", "_checkpoint", "_common"),
     "transformers": ("torch", "_frameworks", "_common", "_checkpoint"),
     "torch": (

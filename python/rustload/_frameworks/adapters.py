@@ -149,7 +149,7 @@ def load_adapter(name: str) -> Adapter:
 
 
 def import_framework(name: str) -> Any:
-    """Imports the package of a framework, or transformers.
+    """Imports the package of a framework, or a library such as transformers.
 
     Raises:
         ImportError: It is not installed, is too old, or is a user's folder or file of that name.
@@ -157,7 +157,7 @@ def import_framework(name: str) -> Any:
     """
     requirement = {
         "cupy": "the CuPy package of your CUDA version, such as cupy-cuda13x",
-        **dict.fromkeys(("diffusers", "peft", "transformers"), name),
+        **dict.fromkeys(("diffusers", "lightning", "peft", "transformers"), name),
     }.get(name, f"'rustload[{name}]'")
     what = f"framework {name!r}" if name in NAMES else f"rustload.{name}"
     if name not in sys.modules and importlib.util.find_spec(name) is not None and not _is_installed(name):
