@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -49,6 +50,30 @@ found["equal"] = all(
     torch.equal(getattr(loaded[name], "_local_tensor", loaded[name]), getattr(one, "_local_tensor", one))
     for name, one in expected.items()
 )
+
+# The same from what four ranks saved: DCP's folders, its safetensors shards, and a file of each rank.
+dcp.save(sharded(), checkpoint_id=folder / "dcp")
+dcp.save(sharded(), storage_writer=HuggingFaceStorageWriter(str(folder / "hf"), save_distributed=True))
+torch.save(sharded(), folder / f"rank{rank}.pt")
+dist.barrier()
+SAVED = [folder / "dcp", folder / "hf", [folder / f"rank{number}.pt" for number in range(4)]]
+
+
+def reads_all(over) -> list[bool]:
+    """For each of these, whether every rank of a mesh reads its part of all tensors, cut along the other dimension."""
+    right = []
+    for source in SAVED:
+        wanted = {
+            name: distribute_tensor(one, over, [Shard((number + 1) % one.ndim)])
+            for number, (name, one) in enumerate(sorted(whole.items()))
+        }
+        read = {name: torch.zeros_like(one) for name, one in wanted.items()}
+        dcp.load(read, storage_reader=Reader(source), planner=Planner())
+        right.append(all(torch.equal(read[name].to_local(), one.to_local()) for name, one in wanted.items()))
+    return right
+
+
+found["saved by ranks"] = reads_all(mesh)
 
 # Save, from four ranks, two and one.
 dcp.save(sharded(), storage_writer=Writer(folder / "saved4", max_shard_size=150))
@@ -111,5 +136,6 @@ if rank < 2:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     over = init_device_mesh("cpu", (2,))
     dcp.save(sharded(over), storage_writer=Writer(folder / "saved2", max_shard_size=150))
+    found["saved by ranks"] += reads_all(over)
     dist.destroy_process_group()
 sys.stdout.write(json.dumps(found))

@@ -16,13 +16,21 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 from support import assert_same_bits
-from test_dtensor import Counted, as_rank, select, values
+from test_dtensor import Counted, as_rank, module_of, select, tensor_parallel, values
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.default_planner import (
+    DefaultLoadPlanner,
+    DefaultSavePlanner,
+    _EmptyStateDictLoadPlanner,
+)
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
 import rustload
 from rustload.torch._share import share_of
@@ -49,6 +57,7 @@ def run() -> dict[str, object]:
         "rng": [torch.arange(3), {"seed": 7}],
         "epoch": 3,
         "names": ["a", ("b", 2.5)],
+        "pair": (torch.arange(4.0), "x"),
     }
 
 
@@ -78,13 +87,24 @@ def assert_equal(found, expected) -> None:
         assert found == expected
 
 
+def save_run(kind: str, value, folder: Path) -> Path:
+    """Saves a training run as a file of torch, or as DCP's folder."""
+    path = folder / kind
+    if kind == "dcp":
+        dcp.save(value, checkpoint_id=path, no_dist=True)
+    else:
+        torch.save(value, path, _use_new_zipfile_serialization=kind == "archive")
+    return path
+
+
+KINDS = ["archive", "legacy", "dcp"]
+
+
 @pytest.mark.parametrize("planner", [Planner, DefaultLoadPlanner])
-@pytest.mark.parametrize("legacy", [False, True])
-def test_a_training_run_is_loaded_from_a_pickle_file_without_unpickling_it(
-    planner, legacy, save, monkeypatch
-):
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_training_run_is_loaded_without_unpickling_it(planner, kind, tmp_path, monkeypatch):
     expected = run()
-    path = save(expected, "run.pt", _use_new_zipfile_serialization=not legacy)
+    path = save_run(kind, expected, tmp_path)
     if planner is Planner:
         monkeypatch.setattr(torch, "load", None)
     found = emptied(expected)
@@ -96,19 +116,56 @@ def test_a_training_run_is_loaded_from_a_pickle_file_without_unpickling_it(
     assert (found["epoch"], found["names"]) == (3, ["a", ("b", 2.5)])
     assert_same_bits(found["rng"][0], torch.arange(3))
     assert found["rng"][1] == {"seed": 7}
+    assert_equal(found["pair"], expected["pair"])
 
 
-def test_metadata_is_that_of_dcps_own_checkpoint(save, tmp_path):
+@pytest.mark.parametrize("kind", KINDS)
+def test_metadata_is_that_of_dcps_own_checkpoint(kind, tmp_path):
     expected = run()
-    dcp.save(expected, checkpoint_id=tmp_path / "dcp")
-    theirs = dcp.FileSystemReader(tmp_path / "dcp").read_metadata().state_dict_metadata
-    ours = Reader(save(expected, "run.pt")).read_metadata().state_dict_metadata
-    assert ours.keys() == theirs.keys()
-    for name, one in ours.items():
-        assert type(one) is type(theirs[name])
+    theirs = dcp.FileSystemReader(save_run("dcp", expected, tmp_path)).read_metadata()
+    ours = Reader(tmp_path / "dcp" if kind == "dcp" else save_run(kind, expected, tmp_path)).read_metadata()
+    assert ours.state_dict_metadata.keys() == theirs.state_dict_metadata.keys()
+    for name, one in ours.state_dict_metadata.items():
+        other = theirs.state_dict_metadata[name]
+        assert type(one) is type(other)
         if hasattr(one, "size"):
-            assert (one.size, one.properties.dtype) == (theirs[name].size, theirs[name].properties.dtype)
-            assert one.chunks == theirs[name].chunks
+            assert (one.size, one.properties.dtype) == (other.size, other.properties.dtype)
+            assert one.chunks == other.chunks
+    assert ours.planner_data == theirs.planner_data
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_dict_is_made_from_the_metadata_alone(kind, tmp_path):
+    """As `dcp_to_torch_save` does, which needs the paths in the metadata."""
+    expected = run()
+    found: dict[str, object] = {}
+    _load_state_dict(
+        found,
+        storage_reader=Reader(save_run(kind, expected, tmp_path)),
+        planner=_EmptyStateDictLoadPlanner(),
+        no_dist=True,
+    )
+    assert found.keys() == expected.keys()
+    assert_equal(found["model"], expected["model"])
+    assert_equal(found["rng"], expected["rng"])
+    assert_same_bits(
+        found["optimizer"]["state"]["0"]["exp_avg"], expected["optimizer"]["state"][0]["exp_avg"]
+    )
+
+
+def test_values_of_a_dcp_folder_are_read_only_if_asked_for(tmp_path):
+    dcp.save({"w": torch.ones(2), "epoch": 3}, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    (file,) = (tmp_path / "dcp").glob("*.distcp")
+    index = dcp.FileSystemReader(tmp_path / "dcp").read_metadata().storage_data
+    (place,) = (info for index, info in index.items() if index.fqn == "epoch")
+    data = bytearray(file.read_bytes())
+    data[place.offset : place.offset + place.length] = bytes(place.length)
+    file.write_bytes(data)
+    found = {"w": torch.zeros(2)}
+    dcp.load(found, storage_reader=Reader(tmp_path / "dcp"))
+    assert_same_bits(found["w"], torch.ones(2))
+    with pytest.raises(CheckpointException, match="FormatError"):
+        dcp.load({**found, "epoch": 0}, storage_reader=Reader(tmp_path / "dcp"), planner=Planner())
 
 
 def test_our_planner_reads_dcps_own_files_without_unpickling_values(tmp_path, monkeypatch):
@@ -185,30 +242,106 @@ LAYOUTS = {
     "three": ((2, 2, 2), [Shard(0), Shard(1), Shard(2)]),
     "three with a replica": ((2, 2, 2), [Shard(0), Replicate(), Shard(0)]),
 }
+SIZES = (1, 2, 5, 8)
+
+
+def save_from_ranks(state, mesh_shape, placements, folder: Path) -> None:
+    """The folder that `dcp.save` writes from several ranks, by its own steps, one rank after another."""
+    world, planners, plans = torch.Size(mesh_shape).numel(), [], []
+    writer = dcp.FileSystemWriter(folder)
+    for rank in range(world):
+        with as_rank(rank, world):
+            mesh = init_device_mesh("cpu", mesh_shape)
+            planners.append(DefaultSavePlanner())
+            mine = {name: select(one, mesh, placements) for name, one in state.items() if one.ndim}
+            planners[-1].set_up_planner({**state, **mine}, is_coordinator=rank == 0)
+            writer.set_up_storage_writer(rank == 0)
+            plans.append(writer.prepare_local_plan(planners[-1].create_local_plan()))
+    plans, metadata = planners[0].create_global_plan(plans)
+    results = []
+    for rank, (planner, plan) in enumerate(zip(planners, writer.prepare_global_plan(plans), strict=True)):
+        with as_rank(rank, world):
+            results.append(writer.write_data(planner.finish_plan(plan), planner).wait())
+    writer.finish(metadata, results)
+
+
+def shards(state, folder: Path, suffix: str) -> Path:
+    """A folder of two shards with their index."""
+    folder.mkdir()
+    names, stem = sorted(state), "pytorch_model" if suffix == "bin" else "model"
+    files = {f"{stem}-0000{number + 1}-of-00002.{suffix}": names[number::2] for number in range(2)}
+    for file, some in files.items():
+        part = {name: state[name] for name in some}
+        torch.save(part, folder / file) if suffix == "bin" else save_file(part, folder / file)
+    weight_map = {name: file for file, some in files.items() for name in some}
+    (folder / f"{stem}.{suffix}.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory) -> dict[str, object]:
+    """One state dict in every form; `dcp` is DCP's own, in one chunk per tensor."""
+    folder = tmp_path_factory.mktemp("sources")
+    state = {f"w{n}": values((n, 7, 3), n) for n in SIZES} | {"plain": torch.tensor(2.5)}
+    torch.save(state, folder / "m.bin")
+    torch.save(state, folder / "legacy.bin", _use_new_zipfile_serialization=False)
+    save_file(state, folder / "m.safetensors")
+    dcp.save(state, checkpoint_id=folder / "dcp", no_dist=True)
+    save_from_ranks(state, (4,), [Shard(0)], folder / "dcp-rows")
+    save_from_ranks(state, (2, 2), [Shard(1), Shard(2)], folder / "dcp-grid")
+    paths = [folder / name for name in ("m.bin", "legacy.bin", "m.safetensors")]
+    paths += [shards(state, folder / suffix, suffix) for suffix in ("bin", "safetensors")]
+    paths += [folder / name for name in ("dcp", "dcp-rows", "dcp-grid")]
+    return {"state": state, "paths": paths, "dcp": folder / "dcp"}
+
+
+def load_as_rank(reader, found, rank: int) -> None:
+    """`dcp.load` as one of several ranks: its steps without those that send."""
+    planner = DefaultLoadPlanner()
+    metadata = reader.read_metadata()
+    planner.set_up_planner(found, metadata, is_coordinator=rank == 0)
+    reader.set_up_storage_reader(metadata, rank == 0)
+    reader.read_data(reader.prepare_local_plan(planner.create_local_plan()), planner).wait()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_each_ranks_plan_reads_what_dcps_own_reader_reads(layout, save, tmp_path):
+def test_each_ranks_plan_reads_what_dcps_own_reader_reads(layout, sources):
+    assert len(LAYOUTS) == 12
     mesh_shape, placements = LAYOUTS[layout]
-    state = {f"w{n}": values((n, 7, 3), n) for n in (1, 2, 5, 8)} | {"plain": values((3,))}
-    dcp.save(state, checkpoint_id=tmp_path / "dcp", no_dist=True)
-    paths = [save(state, "m.bin"), save(state, "m.safetensors")]
+    state = sources["state"]
     world = torch.Size(mesh_shape).numel()
     for rank in range(world):
         with as_rank(rank, world):
             mesh = init_device_mesh("cpu", mesh_shape)
-            expected = {name: select(one, mesh, placements) for name, one in state.items() if one.ndim == 3}
+            expected = {name: select(one, mesh, placements) for name, one in state.items() if one.ndim}
             expected["plain"] = state["plain"]
-            for reader in (*map(Reader, paths), dcp.FileSystemReader(tmp_path / "dcp")):
+            for reader in (*map(Reader, sources["paths"]), dcp.FileSystemReader(sources["dcp"])):
                 found = {name: torch.zeros_like(one) for name, one in expected.items()}
-                planner = DefaultLoadPlanner()
-                metadata = reader.read_metadata()
-                planner.set_up_planner(found, metadata, is_coordinator=rank == 0)
-                reader.set_up_storage_reader(metadata, rank == 0)
-                reader.read_data(reader.prepare_local_plan(planner.create_local_plan()), planner).wait()
+                load_as_rank(reader, found, rank)
                 for name, one in expected.items():
                     local = getattr(found[name], "_local_tensor", found[name])
                     assert_same_bits(local, getattr(one, "_local_tensor", one))
+
+
+@pytest.mark.parametrize("size", [4, 8, 12])
+def test_fsdp_over_tensor_parallelism_reads_what_dcps_own_reader_reads(size, tmp_path, save):
+    """torch computes the chunk of a `_StridedShard` itself: right where every rank holds as many rows."""
+    state = {"w": values((size, 3))}
+    dcp.save(state, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    readers = [Reader(save(state, "m.bin")), Reader(tmp_path / "dcp"), dcp.FileSystemReader(tmp_path / "dcp")]
+    for rank in range(4):
+        with as_rank(rank, 4):
+            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+            module = module_of({"w": tensor_parallel(torch.zeros(size, 3), mesh["tp"])})
+            model = fully_shard(module, mesh=mesh["dp"])
+            (parameter,) = model.parameters()
+            assert isinstance(parameter.placements[0], _StridedShard)
+            for reader in readers:
+                with torch.no_grad():
+                    parameter.to_local().zero_()
+                load_as_rank(reader, {"w": parameter.detach()}, rank)
+                part = state["w"].chunk(2)[rank % 2].chunk(2)[rank // 2]
+                assert_same_bits(parameter.to_local().detach(), part)
 
 
 @pytest.mark.parametrize("legacy", [False, True])
@@ -334,7 +467,8 @@ def launch(script: str, world: int, *args: object, timeout: float = 110) -> list
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    common["PYTHONPATH"] = str(Path(__file__).parent)
+    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    common["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     common |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
     command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name(script)), *map(str, args)]
     processes = [
@@ -366,6 +500,7 @@ def test_four_processes_load_save_and_fail_together(save, tmp_path):
     outputs = [json.loads(output) for output in launch("ranks_child.py", 4, tmp_path)]
     for rank, found in enumerate(outputs):
         assert found["equal"], rank
+        assert found["saved by ranks"] == [True] * (6 if rank < 2 else 3)
         assert "broken.bin" in found["load error"]
         assert "not plain data" not in found["load error"]
         assert "'epoch' is no tensor" in found["save error"]

@@ -319,6 +319,8 @@ def test_the_shards_of_torchs_huggingface_writer_are_one_checkpoint(saved: Path,
     assert set(ckpt) == set(expected)
     assert [name for name, value in expected.items() if not same(ckpt[name], value)] == []
     assert same(ckpt["grid"][1:3, ::2], expected["grid"][1:3, ::2].contiguous())
+    assert list(ckpt.objects) == list(ckpt)
+    assert same(ckpt.objects["grid"], expected["grid"])
     # What only single files need is not in what is written.
     assert ckpt.metadata == {"format": "pt"}
     rustload.convert(saved / "hf" / "sharded", tmp_path / "model.safetensors")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +25,8 @@ from rustload._checkpoint.open import opened
 from rustload._common.limits import Limits
 from rustload._common.rules import Rules
 from rustload._frameworks.torch import torch_dtype
-from rustload._tensor.handle import LazyTensor
 from rustload.errors import _make
+from rustload.torch._dcp_contents import Contents, contents_of, is_plain, with_tensors
 from rustload.torch._fill import check_numbers, is_direct
 from rustload.torch._load import load
 
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.checkpoint.planner import LoadPlanner
 
-    from rustload._checkpoint.checkpoint import Checkpoint
+    from rustload._tensor.handle import LazyTensor
 
 __all__ = ["Planner", "Reader"]
 
@@ -51,6 +50,8 @@ class _Value(io.BytesIO):
 
 class Reader(StorageReader):
     """Reads a checkpoint of any format that `rustload.open` takes for `torch.distributed.checkpoint.load`.
+
+    That includes DCP's own folders, and a list of the files that the processes of a distributed program saved.
 
     Each rank opens the checkpoint and reads the elements that its plan asks for. Tensors are named as DCP names those of a nested
     state dict: the keys that lead to them, joined with dots. Values that are no tensors are loaded with `Planner`; other planners
@@ -97,38 +98,39 @@ class Reader(StorageReader):
         self._threads = threads
         self._limits = limits
         self._visits_max = (limits or Limits()).export_nodes
-        self._tensors: dict[str, LazyTensor] | None = None
-        self._values: dict[str, Any] = {}
+        self._contents: Contents | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begins another load, of `checkpoint_id` if it is given."""
-        self._tensors, self._values = None, {}
+        self._contents = None
         if checkpoint_id is not None:
             self._path = checkpoint_id
 
-    def _opened(self) -> dict[str, LazyTensor]:
-        if self._tensors is None:
+    def _opened(self) -> Contents:
+        if self._contents is None:
             checkpoint, chosen = opened(self._path, "torch", self._limits)
-            if chosen is checkpoint and self._selection == (None, None, None):
-                self._tensors, self._values = _flattened(checkpoint, self._visits_max)
+            if chosen is not checkpoint or self._selection != (None, None, None):
+                tensors = select_tensors(chosen, *self._selection)
+                self._contents = Contents(tensors, {}, {name: (name,) for name in tensors})
             else:
-                self._tensors = select_tensors(chosen, *self._selection)
-        return self._tensors
+                self._contents = contents_of(checkpoint, self._visits_max)
+        return self._contents
 
     def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
-        """The shapes and dtypes of all tensors, and the names of other values; reads no tensor.
+        """The shapes and dtypes of all tensors, the names of other values, and the path of each; reads no tensor.
 
         Raises:
             FormatError: As for `rustload.open`; its other errors are possible too.
         """
+        contents = self._opened()
         found: dict[str, Any] = {}
-        for name, lazy in self._opened().items():
+        for name, lazy in contents.tensors.items():
             whole = torch.Size(lazy.shape)
             properties = TensorProperties(dtype=torch_dtype(self._rules.dtype(lazy) or lazy.dtype))
             chunk = ChunkStorageMetadata(torch.Size([0] * len(whole)), whole)
             found[name] = TensorStorageMetadata(properties, whole, [chunk])
-        found |= {name: BytesStorageMetadata() for name in self._values}
-        return Metadata(found, planner_data=None, storage_data={})
+        found |= {name: BytesStorageMetadata() for name in contents.values}
+        return Metadata(found, planner_data=dict(contents.paths), storage_data={})
 
     def set_up_storage_reader(
         self,
@@ -156,7 +158,7 @@ class Reader(StorageReader):
             UnsupportedError: A value is not plain data, and the planner is not rustload's.
             FormatError: The file was truncated or changed.
         """
-        tensors = self._opened()
+        tensors = self._opened().tensors
         order = {name: number for number, name in enumerate(tensors)}
         items = [req for req in plan.items if req.type is LoadItemType.TENSOR]
         items.sort(key=lambda req: (order[req.storage_index.fqn], req.storage_offsets))
@@ -191,11 +193,11 @@ class Reader(StorageReader):
         planner.commit_tensor(req, target)
 
     def _read_value(self, req: ReadItem, planner: LoadPlanner) -> None:
-        value = self._values[req.storage_index.fqn]
+        value = with_tensors(self._opened().values[req.storage_index.fqn]())
         if isinstance(planner, Planner):
             planner.load_bytes(req, _Value(value))
             return
-        if not _is_plain(value):
+        if not is_plain(value):
             text = (
                 f"{req.storage_index.fqn!r} is not plain data, and {type(planner).__name__} would unpickle it"
             )
@@ -230,81 +232,3 @@ class Planner(DefaultLoadPlanner):
             set_element(self.original_state_dict, self.mappings[name], found)
         else:
             self.state_dict[name] = found
-
-
-def _flattened(checkpoint: Checkpoint, visits_max: int) -> tuple[dict[str, LazyTensor], dict[str, Any]]:
-    """The tensors and the other values of a checkpoint by their names in DCP (torch/distributed/checkpoint/_traverse.py).
-
-    Mappings are traversed, and lists that contain tensors or mappings. A list in which values contain each other many times has
-    many more paths than values, so the number of visits is limited.
-
-    Raises:
-        ValueError: Two have one name.
-        LimitError: There are more visits than `visits_max`.
-    """
-    tensors: dict[str, LazyTensor] = {}
-    values: dict[str, Any] = {}
-    tree = checkpoint.objects
-    if not isinstance(tree, Mapping):
-        return dict(checkpoint.items()), values
-    visits = _Visits(visits_max)
-    todo: list[tuple[tuple[str, ...], Any]] = [((), tree)]
-    while todo:
-        path, value = todo.pop()
-        visits.count()
-        if isinstance(value, Mapping):
-            inner = [((*path, str(key)), one) for key, one in value.items()]
-            todo += reversed(inner)
-        elif isinstance(value, list) and _is_traversed(value, visits):
-            todo += [((*path, str(number)), value[number]) for number in reversed(range(len(value)))]
-        else:
-            name = ".".join(path)
-            if name in tensors or name in values:
-                raise ValueError(f"duplicated flatten key {name}")  # DCP's words
-            if isinstance(value, LazyTensor):
-                tensors[name] = value
-            else:
-                values[name] = value
-    return tensors, values
-
-
-class _Visits:
-    """Counts steps of a walk over a file's values, and limits them."""
-
-    def __init__(self, most: int) -> None:
-        self._left = self._most = most
-
-    def count(self) -> None:
-        self._left -= 1
-        if self._left < 0:
-            text = f"the object tree has more than {self._most} paths"
-            raise _make("Limit", "Limit", text, "pass limits=rustload.Limits(export_nodes=...)")
-
-
-def _is_traversed(value: list[Any], visits: _Visits) -> bool:
-    """Whether a list contains a tensor or a mapping, in lists of lists too."""
-    todo, seen = [value], {id(value)}
-    while todo:
-        for one in todo.pop():
-            visits.count()
-            if isinstance(one, (Mapping, LazyTensor)):
-                return True
-            if isinstance(one, list) and id(one) not in seen:
-                seen.add(id(one))
-                todo.append(one)
-    return False
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether a value consists of Python's plain types, whose pickles do nothing but make them."""
-    todo, seen = [value], set()
-    while todo:
-        one = todo.pop()
-        if type(one) in (type(None), bool, int, float, complex, str, bytes):
-            continue
-        if type(one) not in (dict, list, tuple, set):
-            return False
-        if id(one) not in seen:
-            seen.add(id(one))
-            todo += [*one.keys(), *one.values()] if isinstance(one, dict) else one
-    return True
