@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import rustload
 import rustload.torch
+from rustload.torch import _dcp_writer, _load_into, _share
 from rustload.torch.distributed import Planner, Reader, Writer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 folder = Path(sys.argv[1])
 dist.init_process_group("gloo")
@@ -111,7 +118,6 @@ try:
     dcp.save(values, storage_writer=Writer(folder / "failed"))
 except BaseException as error:
     found["save error"] = message(error)
-found["left"] = (folder / "failed").exists()
 
 # share="node": together the ranks read ahead what they need once; an error of one is an error of all.
 with torch.device("meta"):
@@ -129,6 +135,73 @@ try:
 except (RuntimeError, ValueError, OSError) as error:
     found["share error"] = message(error)
 
+
+# Errors of one rank at other steps reach all, with their cause, and nothing hangs.
+def fails(step: str, on: int, owner: object, name: str, run: Callable[[], object]) -> None:
+    """Notes the error of a step in which a function fails on one rank."""
+    original = getattr(owner, name)
+
+    def failing(*_args: object, **_kwargs: object) -> None:
+        raise OSError(errno.EIO, f"planted in {step}")
+
+    if rank == on:
+        setattr(owner, name, failing)
+    try:
+        run()
+    except BaseException as error:
+        failures[step] = message(error)
+    else:
+        failures[step] = "no error"
+    setattr(owner, name, original)
+    dist.barrier()
+
+
+def save_anew() -> None:
+    dcp.save(sharded(), storage_writer=Writer(folder / "failed"))
+
+
+def load_shared() -> None:
+    rustload.torch.load_into(shared, folder / "fsdp.pt", share="node")
+
+
+failures: dict[str, str] = {}
+reader = partial(Reader, path)
+fails("reading", 1, Reader, "_read_tensor", lambda: dcp.load(sharded(), storage_reader=reader()))
+fails("planning files", 0, _dcp_writer, "plan_folder", save_anew)
+fails("writing", 3, _dcp_writer, "_write_chunk", save_anew)
+fails("publishing", 0, Writer, "_publish", save_anew)
+fails("what is needed", 2, _load_into, "rows_needed", load_shared)
+fails("reading ahead", 1, _share, "share_of", load_shared)
+fails("loading", 3, _load_into, "execute_steps", load_shared)
+found["failures"] = failures
+found["left"] = (folder / "failed").exists()
+report = rustload.torch.load_into(shared, folder / "fsdp.pt", share="node")
+found["equal"] = found["equal"] and torch.allclose(shared(x), reference(x))
+
+# A model of FSDP2 with the names of a transformers model, saved as safetensors.
+
+
+def built(state: Mapping[str, rustload.LazyTensor], over: DeviceMesh) -> torch.nn.Module:
+    """A sharded model on the meta device with parameters of these names."""
+    root = torch.nn.Module()
+    for name, lazy in state.items():
+        *outer, last = name.split(".")
+        module = root
+        for part in outer:
+            if not hasattr(module, part):
+                module.add_module(part, torch.nn.Module())
+            module = module.get_submodule(part)
+        empty = torch.empty(lazy.shape, dtype=getattr(torch, lazy.dtype), device="meta")
+        module.register_parameter(last, torch.nn.Parameter(empty))
+    return fully_shard(root, mesh=over)
+
+
+llama = rustload.open(folder / "llama.bin", framework="torch")
+model = built(llama, mesh)
+rustload.torch.load_into(model, llama)
+dcp.save(model.state_dict(), storage_writer=Writer(folder / "llama", max_shard_size=30_000))
+dist.barrier()
+
 # Two ranks, as a world of their own.
 dist.barrier()
 dist.destroy_process_group()
@@ -137,5 +210,15 @@ if rank < 2:
     over = init_device_mesh("cpu", (2,))
     dcp.save(sharded(over), storage_writer=Writer(folder / "saved2", max_shard_size=150))
     found["saved by ranks"] += reads_all(over)
+    model, other = built(llama, over), built(llama, over)
+    rustload.torch.load_into(model, folder / "llama")
+    state = other.to_empty(device="cpu").state_dict()
+    dcp.load(state, storage_reader=Reader(folder / "llama"))
+    found["llama"] = all(
+        torch.equal(one.to_local(), distribute_tensor(llama[name].torch(), over, [Shard(0)]).to_local())
+        for some in (dict(model.named_parameters()), state)
+        for name, one in some.items()
+    )
+    found["llama"] = found["llama"] and set(state) == set(llama)
     dist.destroy_process_group()
 sys.stdout.write(json.dumps(found))

@@ -497,7 +497,14 @@ def test_four_processes_load_save_and_fail_together(save, tmp_path):
     save(model, "model.bin")
     damaged = bytearray((tmp_path / "model.bin").read_bytes())
     (tmp_path / "broken.bin").write_bytes(damaged[: len(damaged) // 2])
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=50, hidden_size=24, intermediate_size=36, num_hidden_layers=2, num_attention_heads=2
+    )
+    llama = transformers.LlamaForCausalLM(config).bfloat16()
+    save(llama.state_dict(), "llama.bin")
     outputs = [json.loads(output) for output in launch("ranks_child.py", 4, tmp_path)]
+    config.save_pretrained(tmp_path / "llama")
     for rank, found in enumerate(outputs):
         assert found["equal"], rank
         assert found["saved by ranks"] == [True] * (6 if rank < 2 else 3)
@@ -508,6 +515,13 @@ def test_four_processes_load_save_and_fail_together(save, tmp_path):
         assert found["warmed"] == "once"
         assert ("broken.bin" if rank == 2 else "rank 2 failed to load: FormatError") in found["share error"]
         assert found["bytes_read"] == outputs[rank]["share"]
+        assert not found["left"]
+        for step, text in found["failures"].items():
+            assert f"planted in {step}" in text, (rank, step, text)
+        if rank < 2:
+            assert found["llama"]
+    saved_by_four = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "llama", dtype="auto")
+    assert_equal(saved_by_four.state_dict(), llama.state_dict())
     rustload.save(dict(sorted(model.items())), tmp_path / "save", max_shard_size=150)
     expected = contents(tmp_path / "save")
     for world in (1, 2, 4):

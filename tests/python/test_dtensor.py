@@ -385,3 +385,19 @@ def test_runs_of_every_rank_partition_the_tensor():
                 assert runs_shape(runs) == (len(held),)
                 found += held
             assert sorted(found) == list(range(size))
+
+
+def test_a_model_whose_process_group_has_ended_is_loaded_and_share_node_needs_none(tmp_path):
+    """Which part a rank holds is in the mesh, and nothing is sent."""
+    state = {"w": values((5, 3))}
+    torch.save(state, tmp_path / "m.bin")
+    with as_rank(1, 2):
+        mesh = init_device_mesh("cpu", (2,))
+        model = module_of({"w": select(torch.zeros(5, 3), mesh, [Shard(0)])})
+    assert not dist.is_initialized()
+    for options in ({}, {"share": "node"}):
+        with torch.no_grad():
+            model.w.to_local().zero_()
+        report = load_into(model, tmp_path / "m.bin", **options)
+        assert report.bytes_read == 2 * 3 * 4
+        assert_same_bits(model.w.to_local().detach(), state["w"][3:])

@@ -168,7 +168,9 @@ def load_into(
     warmed = []
     if shared:
         with agreed(shared=True):
-            warmed = [warm_up(checkpoint, rows_needed(checkpoint, plan.steps))]
+            needed = rows_needed(checkpoint, plan.steps)
+        with agreed(shared=True):
+            warmed = [warm_up(checkpoint, needed)]
     peak = PeakMemory()
     done = 0
     with agreed(shared=shared):

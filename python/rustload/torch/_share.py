@@ -58,6 +58,8 @@ def is_shared(share: Share) -> bool:
 def agreed(*, shared: bool) -> Iterator[None]:
     """A step that succeeds on all ranks or on none.
 
+    If it has collectives, they come before anything that can fail: a rank that has failed gathers errors next.
+
     Raises:
         RuntimeError: The step failed on another rank; the message has the rank and the cause.
     """
