@@ -284,6 +284,42 @@ class Checkpoint:
         """Whether tensors are joined from parts in several files."""
 
     @property
+    def serial(self) -> int:
+        """A number that no other checkpoint of this process has."""
+
+    def reopening(self) -> tuple[list[str], str, str, bool, str, dict[str, int]] | None:
+        """The arguments of `open_paths` for the same checkpoint; None unless it was opened by paths.
+
+        Returns:
+            The absolute paths, `unknown`, `trailing`, `compat`, `io`, and the limits that are not the defaults.
+        """
+
+    def file_stamps(self) -> list[tuple[str, int, int, int]]:
+        """For each file its absolute path, size in bytes, time of modification in nanoseconds, and inode, as it was opened.
+
+        Of the files of a distributed checkpoint that were not read yet, as they are now.
+
+        Raises:
+            FormatError: One of the latter has another size than when the checkpoint was opened.
+            OSError: One of the latter cannot be read.
+        """
+
+    def restored(
+        self,
+        name: str | None,
+        id: tuple[int, int],  # noqa: A002 - as the extension calls it
+        layout: tuple[Sequence[int], Sequence[int], int],
+        channel_layout: tuple[Sequence[int], Sequence[int], int] | None,
+    ) -> Tensor:
+        """The tensor that `Tensor.state` describes; the numbers are not trusted.
+
+        Raises:
+            TensorNotFoundError: No tensor has that name.
+            FormatError: The tensor of that name has another id.
+            ValueError: The layout lies outside the tensor.
+        """
+
+    @property
     def end(self) -> int | None:
         """The length of a legacy stream, so the offset of its end from its start; None for other formats."""
 
@@ -1002,6 +1038,23 @@ class Tensor:
     @property
     def id(self) -> tuple[int, int]:
         """The index of the file, and of the tensor in it; equal for all parts and all names of one tensor."""
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The checkpoint that it belongs to."""
+
+    def state(
+        self,
+    ) -> tuple[
+        str | None,
+        tuple[int, int],
+        tuple[Sequence[int], Sequence[int], int],
+        tuple[Sequence[int], Sequence[int], int] | None,
+    ]:
+        """What `Checkpoint.restored` makes the same handle of: name, id, and shape, strides and offset in elements.
+
+        The last item is the layout of the scales, of a tensor quantized per channel or by block.
+        """
 
     @property
     def storage(self) -> tuple[int, int]:

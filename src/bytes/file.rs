@@ -47,6 +47,33 @@ impl Stamp {
     }
 }
 
+/// What tells a file from another one at its path, and from later versions of it, also on other machines that share a file system.
+/// The number of the device is not part of it, because each machine numbers its devices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileStamp {
+    /// The path by which it was opened.
+    pub path: PathBuf,
+    /// Its size in bytes.
+    pub len: u64,
+    /// Seconds and nanoseconds of its last modification.
+    pub modified: (i64, i64),
+    /// Its inode.
+    pub inode: u64,
+}
+
+impl FileStamp {
+    fn new(path: &Path, stamp: &Stamp) -> FileStamp {
+        let Stamp { len, modified, inode: (_, inode) } = *stamp;
+        FileStamp { path: path.to_owned(), len, modified, inode }
+    }
+
+    /// That of the file that is at a path now.
+    pub fn of_path(path: &Path) -> Result<FileStamp> {
+        let metadata = fs::metadata(path).map_err(|error| Error::io(error, path.to_owned()))?;
+        Ok(FileStamp::new(path, &Stamp::of(&metadata)))
+    }
+}
+
 impl LocalFile {
     /// Opens a regular file. `io` says how tensor data is read.
     pub(super) fn open(path: &Path, io: Io) -> Result<LocalFile> {
@@ -75,6 +102,10 @@ impl LocalFile {
 
     pub(super) fn path(&self) -> &Path {
         &self.path
+    }
+
+    pub(super) fn file_stamp(&self) -> FileStamp {
+        FileStamp::new(&self.path, &self.stamp)
     }
 
     pub(super) fn descriptor(&self) -> &File {

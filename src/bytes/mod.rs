@@ -18,7 +18,7 @@ mod source;
 
 pub use chunk::Chunk;
 pub use cursor::Cursor;
-pub use file::LocalFile;
+pub use file::{FileStamp, LocalFile};
 pub use mapping::Mapping;
 pub use mappings::Mappings;
 pub use os::direct::{DIRECT_ALIGNMENT, Io, IoChoice};

@@ -11,7 +11,7 @@ use super::in_memory::{self, InMemory};
 use super::os::copy;
 use super::os::direct::{Io, IoChoice};
 use super::os::file_system::FileSystem;
-use super::{Access, Chunk, LocalFile, Mapping, RangeRead, ReadRanges, Region};
+use super::{Access, Chunk, FileStamp, LocalFile, Mapping, RangeRead, ReadRanges, Region};
 use crate::error::{Code, Error, Result};
 
 /// Shared bytes in memory.
@@ -77,6 +77,11 @@ impl Source {
     /// Identifies this version of these bytes, also for another process: see [`ReadRanges::identity`].
     pub fn identity(&self) -> Option<String> {
         Some(format!("{} from {} to {}", self.backing.identity()?, self.window.start(), self.window.end()))
+    }
+
+    /// The stamp of the local file behind it when it was opened; `None` for everything else.
+    pub fn file_stamp(&self) -> Option<FileStamp> {
+        self.file().map(LocalFile::file_stamp)
     }
 
     /// The local file behind it.

@@ -11,6 +11,8 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 
+#[cfg(feature = "python")]
+use crate::bytes::FileStamp;
 use crate::bytes::{Bytes, ReadRanges, Source};
 use crate::container::Format;
 use crate::error::{Code, Error, Kind, Result};
@@ -268,6 +270,30 @@ impl Checkpoint {
         let unnamed = self.unnamed_tensor(shard as usize, tensor)?;
         let entry = self.0.first_name(unnamed.id());
         Some(entry.map_or(unnamed, |entry| self.tensor_of_entry(entry)))
+    }
+
+    /// A number that no other checkpoint of this process has; clones share it.
+    #[cfg(feature = "python")]
+    pub(crate) fn serial(&self) -> u64 {
+        self.0.serial
+    }
+
+    /// The options that it was opened with.
+    #[cfg(feature = "python")]
+    pub(crate) fn options(&self) -> &Options {
+        &self.0.options
+    }
+
+    /// The absolute paths that it was opened by; none for bytes in memory and other sources.
+    #[cfg(feature = "python")]
+    pub(crate) fn paths(&self) -> Vec<PathBuf> {
+        self.0.absolute_paths()
+    }
+
+    /// Sizes, modification times and inodes of its files, in the order in which they are opened.
+    #[cfg(feature = "python")]
+    pub(crate) fn file_stamps(&self) -> Result<Vec<FileStamp>> {
+        self.0.file_stamps()
     }
 
     /// The limits that it was opened with.

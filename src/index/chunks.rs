@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use super::dcp::FolderFile;
 use super::validate::Flags;
 use super::{Index, Location, Options, Path, StorageBytes, Tree, tiling, torch};
-use crate::bytes::{Region, Source};
+use crate::bytes::{FileStamp, Region, Source};
 use crate::container::zip::{Archive, Trailing};
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
@@ -136,6 +136,24 @@ impl ChunkFiles {
         ChunkFiles { files: files.collect(), options: options.clone() }
     }
 
+    /// The stamps of the files on disk: of one that was read as it was then, of the others as they are now. Fails where a file has
+    /// another size than when the checkpoint was opened.
+    pub(super) fn stamps(&self) -> Result<Vec<FileStamp>> {
+        let mut stamps = Vec::new();
+        for file in &self.files {
+            let ChunkFile::Path { path, len, source } = file else { continue };
+            let stamp = match source.get().and_then(|source| source.file_stamp()) {
+                Some(stamp) => stamp,
+                None => FileStamp::of_path(path)?,
+            };
+            if stamp.len != *len {
+                return Err(size_changed(path, *len, stamp.len));
+            }
+            stamps.push(stamp);
+        }
+        Ok(stamps)
+    }
+
     /// A range of a file. Fails where the file has another size than when the checkpoint was opened.
     pub(super) fn window(&self, file: u32, region: Region) -> Result<Source> {
         let file = self.files.get(u32_to_usize(file)).ok_or_else(internal)?;
@@ -145,10 +163,7 @@ impl ChunkFiles {
                 let source = Source::open_with(path, self.options.io)?;
                 match source.len() == *len {
                     true => Ok(Box::new(source)),
-                    false => {
-                        let text = format!("the file had {len} byte(s) and now has {}", source.len());
-                        Err(Error::new(Code::FileChanged, text).in_file(path))
-                    }
+                    false => Err(size_changed(path, *len, source.len())),
                 }
             })?,
         };
@@ -368,6 +383,11 @@ fn stored(bytes: StorageBytes<'_>) -> Result<Source> {
         StorageBytes::Empty => Ok(Source::memory(Arc::new([]))),
         _ => Err(Error::new(Code::DcpChunk, "the elements of a chunk are compressed or absent")),
     }
+}
+
+fn size_changed(path: &FilePath, before: u64, now: u64) -> Error {
+    let text = format!("the file had {before} byte(s) and now has {now}");
+    Error::new(Code::FileChanged, text).in_file(path)
 }
 
 /// A selection of elements of a tensor, by dimension.

@@ -22,7 +22,7 @@ use super::chunks::{Chunk, ChunkFiles, Chunks};
 use super::meaning::{CallInterpreter, PersistentIdForm, PersistentIds};
 use super::tree::Tree;
 use super::{Index, Location, Options, Path, PathStep, Tensor, Unknown, pickled};
-use crate::bytes::{Region, Source};
+use crate::bytes::{FileStamp, Region, Source};
 use crate::container::Format;
 use crate::dtype::DType;
 use crate::error::{Code, Error, Result, ResultExt};
@@ -89,6 +89,11 @@ impl SavedValues {
     /// The values, in the order of the metadata.
     pub fn list(&self) -> &[SavedValue] {
         &self.values
+    }
+
+    /// The stamps of the files beside the metadata.
+    pub fn file_stamps(&self) -> Result<Vec<FileStamp>> {
+        self.files.stamps()
     }
 
     /// The bytes of a value: an archive.

@@ -2,6 +2,7 @@
 
 mod join;
 mod payload;
+mod reopen;
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -30,6 +31,12 @@ pub(crate) struct Opened {
     pub(crate) metadata: Vec<(String, String)>,
     pub(crate) notes: Vec<String>,
     pub(crate) options: Options,
+    /// A number that no other checkpoint of this process has.
+    pub(crate) serial: u64,
+    /// The paths that it was opened by; none for bytes in memory and other sources.
+    paths: Vec<PathBuf>,
+    /// The working directory at opening, if a path is relative.
+    directory: Option<PathBuf>,
     /// The tensors that are joined from parts in several files. Their index follows those of the files in `shards`.
     pub(crate) joins: Option<Joins>,
     /// Storages that several names share; computed on first use.
@@ -94,6 +101,7 @@ impl Opened {
             opened.join()?;
         }
         opened.merge(resolved.weight_map.as_ref())?;
+        opened.remember(paths);
         Ok(opened)
     }
 
@@ -123,6 +131,9 @@ impl Opened {
             metadata: Vec::new(),
             notes: Vec::new(),
             options,
+            serial: reopen::next_serial(),
+            paths: Vec::new(),
+            directory: None,
             joins: None,
             shared: OnceBox::new(),
             mixed_swap_units: OnceBox::new(),

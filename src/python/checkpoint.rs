@@ -14,16 +14,25 @@ use super::buffer::Buffer;
 use super::file_object::FileObject;
 use super::tensor::Tensor;
 use super::{objects, run};
-use crate::bytes::Io;
+use crate::bytes::{FileStamp, Io};
 use crate::checkpoint::Checkpoint as Core;
 use crate::container::metadata_bytes;
+use crate::error::{Code, Error};
 use crate::index::{Options, SavedValue, Unknown};
+use crate::layout::Layout;
 use crate::limits::Limits;
 use crate::parallel::Cancel;
 
 /// An open checkpoint.
 #[pyclass(frozen, module = "rustload._rustload")]
-pub(crate) struct Checkpoint(Core);
+pub(crate) struct Checkpoint(pub(super) Core);
+
+/// Shape, strides and offset, in elements.
+pub(super) type LayoutNumbers = (Vec<u64>, Vec<u64>, u64);
+
+/// The arguments of [`open_paths`] for the same checkpoint: paths, `unknown`, `trailing`, `compat`, `io`, and limits that are not the
+/// defaults.
+type Reopening = (Vec<OsString>, &'static str, &'static str, bool, &'static str, BTreeMap<String, u64>);
 
 /// Bytes, device and file offset of a storage.
 type StorageInfo = (u64, Option<String>, Option<u64>);
@@ -155,6 +164,14 @@ pub(super) fn parse_io(io: &str) -> PyResult<Io> {
     }
 }
 
+fn io_name(io: Io) -> &'static str {
+    match io {
+        Io::Auto => "auto",
+        Io::Buffered => "buffered",
+        Io::Direct => "direct",
+    }
+}
+
 /// The default limits with these overrides. Fails for the name of a limit that does not exist.
 pub(super) fn limits(overrides: BTreeMap<String, u64>) -> PyResult<Limits> {
     let mut limits = Limits::default();
@@ -270,6 +287,60 @@ impl Checkpoint {
     #[getter]
     fn is_joined(&self) -> bool {
         self.0.is_joined()
+    }
+
+    #[getter]
+    fn serial(&self) -> u64 {
+        self.0.serial()
+    }
+
+    /// Paths, options and limits; `None` unless it was opened by paths.
+    fn reopening(&self) -> Option<Reopening> {
+        let paths: Vec<OsString> = self.0.paths().into_iter().map(OsString::from).collect();
+        let Options { unknown, ignore_trailing, compat, io, .. } = self.0.options();
+        let unknown = if *unknown == Unknown::Error { "error" } else { "keep" };
+        let trailing = if *ignore_trailing { "ignore" } else { "error" };
+        let (mut limits, mut defaults) = (self.0.limits().clone(), Limits::default());
+        let names = Limits::NAMES.iter().map(|(name, _)| *name);
+        let changed = names.filter_map(|name| {
+            let value = *limits.by_name(name)?;
+            (value != *defaults.by_name(name)?).then(|| (name.to_owned(), value))
+        });
+        let limits = changed.collect();
+        (!paths.is_empty()).then(|| (paths, unknown, trailing, *compat, io_name(*io), limits))
+    }
+
+    /// For each file its absolute path, size, time of modification in nanoseconds, and inode.
+    fn file_stamps(&self, py: Python<'_>) -> PyResult<Vec<(OsString, u64, i128, u64)>> {
+        let stamps = run::detached(py, || self.0.file_stamps())?;
+        let numbers = |stamp: FileStamp| {
+            let (seconds, nanoseconds) = stamp.modified;
+            let modified = i128::from(seconds) * 1_000_000_000 + i128::from(nanoseconds);
+            (stamp.path.into_os_string(), stamp.len, modified, stamp.inode)
+        };
+        Ok(stamps.into_iter().map(numbers).collect())
+    }
+
+    /// The tensor that [`Tensor::state`] describes.
+    fn restored(
+        &self,
+        name: Option<&str>,
+        id: (u32, u32),
+        layout: LayoutNumbers,
+        channel_layout: Option<LayoutNumbers>,
+    ) -> PyResult<Tensor> {
+        let found = match name {
+            Some(name) => Some(self.0.tensor(name)?),
+            None => self.0.unnamed_tensor(id.0 as usize, id.1),
+        };
+        let changed = || Error::new(Code::FileChanged, "the checkpoint has other tensors than before");
+        let whole = found.filter(|tensor| tensor.id() == id).ok_or_else(changed)?;
+        let layout_of = |(shape, strides, offset): LayoutNumbers| Layout {
+            shape: shape.into(),
+            strides: strides.into(),
+            offset,
+        };
+        Ok(Tensor(whole.restored(layout_of(layout), channel_layout.map(layout_of))?))
     }
 
     #[getter]

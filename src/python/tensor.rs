@@ -4,15 +4,20 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use super::buffer::Buffer;
+use super::checkpoint::{Checkpoint, LayoutNumbers};
 use super::request::{self, Mappings, RequestArgs, index_items};
 use super::{capsule, extra, objects, run};
 use crate::dtype::DType;
 use crate::error::guarded;
+use crate::layout::Layout;
 use crate::parallel::Cancel;
 use crate::tensor::{Request, SharedStorage, Tensor as Core};
 
 /// A storage's id, and a DLPack capsule of a view of all of it.
 type LoneView<'py> = ((u32, u32), Bound<'py, PyAny>);
+
+/// Name, id, layout, and layout of the scales.
+type TensorState = (Option<String>, (u32, u32), LayoutNumbers, Option<LayoutNumbers>);
 
 /// A lazy handle on a tensor of a checkpoint, or on a slice of one.
 #[pyclass(frozen, module = "rustload._rustload")]
@@ -98,6 +103,19 @@ impl Tensor {
     #[getter]
     fn id(&self) -> (u32, u32) {
         self.0.id()
+    }
+
+    #[getter]
+    fn checkpoint(&self) -> Checkpoint {
+        Checkpoint(self.0.checkpoint())
+    }
+
+    /// Name, id and layouts, from which [`Checkpoint::restored`] makes it again.
+    fn state(&self) -> TensorState {
+        let numbers = |layout: &Layout| (layout.shape.to_vec(), layout.strides.to_vec(), layout.offset);
+        let (layout, channel_layout) = self.0.layouts();
+        let name = self.0.is_named().then(|| self.0.name().to_owned());
+        (name, self.0.id(), numbers(layout), channel_layout.map(numbers))
     }
 
     #[getter]

@@ -6,6 +6,8 @@ mod joined;
 mod materialize;
 mod quantized;
 mod request;
+#[cfg(any(feature = "python", test))]
+mod restore;
 mod slices;
 mod sparse;
 #[cfg(feature = "cuda")]

@@ -18,6 +18,7 @@ from benches.counts import __main__ as counts  # noqa: E402 - from the repositor
 from benches.python import __main__ as main  # noqa: E402
 from benches.python import cold, measure, plot  # noqa: E402
 from benches.python.cases import all_cases  # noqa: E402
+from benches.ranks import shared  # noqa: E402
 
 QUICK = list(all_cases(quick=True))
 
@@ -157,3 +158,12 @@ def test_a_tool_that_cannot_count_is_not_used(monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert not counts.works(counts.by_perf)
     assert not counts.works(counts.by_valgrind)
+
+
+def test_eight_processes_that_map_one_file_share_its_pages(tmp_path):
+    """Each of them got the checkpoint as a pickle."""
+    path, count = shared.save(tmp_path, 32), 8
+    found = shared.measured(path, count, cwd=ROOT)
+    size = path.stat().st_size - 8192  # the pages at both ends
+    assert all(one["rss"] >= size for one in found)
+    assert size <= sum(one["pss"] for one in found) <= 1.05 * size + count * (64 << 10)

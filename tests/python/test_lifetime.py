@@ -8,7 +8,6 @@ import hashlib
 import itertools
 import multiprocessing
 import os
-import pickle
 import signal
 import threading
 import time
@@ -219,14 +218,6 @@ def test_a_closed_checkpoint_refuses_get_values_items_select_and_objects(simple)
 def test_an_error_inside_with_is_not_swallowed(simple):
     with pytest.raises(ZeroDivisionError), rustload.open(simple):
         raise ZeroDivisionError
-
-
-@pytest.mark.parametrize("what", ["checkpoint", "handle", "part"])
-def test_checkpoints_and_handles_do_not_pickle(simple, what):
-    ckpt = rustload.open(simple)
-    thing = {"checkpoint": ckpt, "handle": ckpt["w"], "part": ckpt["w"][1:]}[what]
-    with pytest.raises(TypeError):
-        pickle.dumps(thing)
 
 
 @pytest.mark.parametrize("do", [copy.copy, copy.deepcopy], ids=lambda do: do.__name__)

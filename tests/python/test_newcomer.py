@@ -213,12 +213,6 @@ def test_an_object_tree_can_be_copied_deeply(training):
     assert copy.copy(tree["model"]["a.w"]) is tree["model"]["a.w"]
 
 
-def test_the_error_for_pickling_a_checkpoint_advises_to_open_the_path(simple):
-    with pytest.raises(TypeError, match="cannot be pickled") as caught:
-        pickle.dumps(rustload.open(simple))
-    assert "open the path there" in notes(caught.value)
-
-
 class Rows(torch.utils.data.Dataset):
     """A data set of a checkpoint's tensors, opened in the parent."""
 

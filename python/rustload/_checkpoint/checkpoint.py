@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from rustload import _rustload
 
-__all__ = ["Checkpoint", "OpaqueClass"]
+__all__ = ["Checkpoint", "OpaqueClass", "restored_checkpoint"]
 
 _OBJECT_SEARCH_MAX_TENSORS = 10_000
 """The most tensors for which a failed lookup also searches the object tree."""
@@ -72,12 +72,14 @@ class Checkpoint(TensorMapping):
         raise TypeError("checkpoints are opened: rustload.open(path)")
 
     @classmethod
-    def _wrap(cls, core: _rustload.Checkpoint, framework: str | None) -> Checkpoint:
+    def _wrap(
+        cls, core: _rustload.Checkpoint, framework: str | None, context: HandleContext | None = None
+    ) -> Checkpoint:
         made = cls.__new__(cls)
         made._core = core
         made._names = None
         made._objects = None
-        made._context = HandleContext(framework)
+        made._context = context or HandleContext(framework)
         made._closed = False
         return made
 
@@ -238,13 +240,30 @@ class Checkpoint(TensorMapping):
             what = self.files[0] if len(self.files) == 1 else f"{len(self.files)} files"
         return f"<Checkpoint {what!r} {self.format}, {len(self)} tensors, {format_bytes(self.nbytes)}>"
 
-    def __reduce__(self) -> Any:
-        """Not picklable; always raises TypeError."""
-        error = TypeError("a checkpoint cannot be pickled; open it again instead")
-        error.add_note(
-            "in a worker of a DataLoader or a pool, open the path there; a forked worker may use the checkpoint of its parent"
+    def __copy__(self) -> Checkpoint:
+        """Not supported; always raises TypeError."""
+        raise TypeError(
+            "a checkpoint cannot be copied: it does not change, so use the same one, or open it again"
         )
-        raise error
+
+    def __deepcopy__(self, memo: Any) -> Checkpoint:
+        """Not supported; always raises TypeError."""
+        return self.__copy__()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles the paths, the options, and the identity of the files: no elements.
+
+        Unpickling opens the checkpoint, once for each process. A file that was changed meanwhile is a FormatError (code
+        `FileChanged`).
+
+        Raises:
+            TypeError: It was opened from bytes, a file object or a URL, which another process cannot open.
+            ValueError: It is closed.
+        """
+        from rustload._tensor.pickling import origin_of  # imported only when needed
+
+        self._check_open()
+        return restored_checkpoint, (origin_of(self._core, self._context.framework),)
 
     if not TYPE_CHECKING:  # type checkers must still report unknown attributes
 
@@ -260,3 +279,10 @@ class Checkpoint(TensorMapping):
                     "a checkpoint is not a model: rustload.torch.load_into(model, ckpt) loads it into one"
                 )
             raise error
+
+
+def restored_checkpoint(context: HandleContext) -> Checkpoint:
+    """The checkpoint that was pickled; called by unpickling."""
+    from rustload._tensor.pickling import opened_core  # imported only when needed
+
+    return Checkpoint._wrap(opened_core(context), context.framework, context)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rustload._common.statistics import Statistics
     from rustload._frameworks.adapters import HandleContext
 
-__all__ = ["Selection", "TensorMapping"]
+__all__ = ["Selection", "TensorMapping", "restored_selection"]
 
 
 class TensorMapping(Mapping[str, LazyTensor]):
@@ -506,6 +506,19 @@ class Selection(TensorMapping):
         """The number of tensors and their size; reads nothing."""
         return f"<Selection of {len(self)} of {len(self._source)} tensors, {format_bytes(self.nbytes)}>"
 
-    def __reduce__(self) -> Any:
-        """Not picklable; always raises TypeError."""
-        raise TypeError("a selection cannot be pickled; open its checkpoint again instead")
+    def __copy__(self) -> Selection:
+        """Not supported; always raises TypeError."""
+        raise TypeError("a selection cannot be copied: it does not change, so use the same one")
+
+    def __deepcopy__(self, memo: Any) -> Selection:
+        """Not supported; always raises TypeError."""
+        return self.__copy__()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles the checkpoint and the names; see `Checkpoint`."""
+        return restored_selection, (self._source, self._names)
+
+
+def restored_selection(source: TensorMapping, names: dict[str, str]) -> Selection:
+    """The selection that was pickled; called by unpickling."""
+    return Selection._of(source, names)

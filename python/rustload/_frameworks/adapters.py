@@ -39,12 +39,14 @@ _MINIMUM_VERSIONS = {"torch": "2.4", "numpy": "1.26", "jax": "0.5"}  # as in the
 class HandleContext:
     """State that all handles of one checkpoint, or of one model, share: framework, mappings, and the storages of live views."""
 
-    __slots__ = ("framework", "mappings", "storages", "view_function")
+    __slots__ = ("__weakref__", "checkpoint", "framework", "mappings", "storages", "view_function")
 
     def __init__(self, framework: str | None, mappings: Mappings | None = None) -> None:
         """Sets the framework (None chooses it at the first use) and the mappings of views (None is the checkpoint's mapping)."""
         self.framework = framework
         self.mappings = mappings
+        # The extension's checkpoint, if it was opened by unpickling.
+        self.checkpoint: _rustload.Checkpoint | None = None
         # The adapter's `fast_view`, once the framework is imported.
         self.view_function: Callable[[Core, HandleContext], Any | None] | None = None
         # The framework's storages by storage of the file and kind ("view", "copy"), so that tied tensors share one. Held weakly:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rustload._common.statistics import Statistics
     from rustload._frameworks.adapters import HandleContext
 
-__all__ = ["LazyTensor", "Quantization"]
+__all__ = ["LazyTensor", "Quantization", "restored"]
 
 
 class Quantization(NamedTuple):
@@ -623,6 +623,32 @@ class LazyTensor:
                 )
             raise error
 
-    def __reduce__(self) -> Any:
-        """Not picklable; always raises TypeError."""
-        raise TypeError("a lazy tensor cannot be pickled; open the checkpoint again, or materialize it first")
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles the paths, the identity of the files, the name and the slice: no elements.
+
+        Unpickling opens the checkpoint, once for each process. A file that was changed meanwhile is a FormatError (code
+        `FileChanged`).
+
+        Raises:
+            TypeError: It comes from bytes, a file object or a URL, which another process cannot open.
+        """
+        from rustload._tensor.pickling import origin_of  # imported only when needed
+
+        core = self._core
+        return restored, (origin_of(core.checkpoint, self._context.framework), *core.state())
+
+
+def restored(context: HandleContext, *state: Any) -> LazyTensor:
+    """The handle that was pickled; called by unpickling.
+
+    Args:
+        context: That of the checkpoint.
+        *state: What `_rustload.Tensor.state` gave.
+
+    Raises:
+        FormatError: The checkpoint has other tensors.
+        ValueError: The slice is not one of the tensor.
+    """
+    from rustload._tensor.pickling import opened_core  # imported only when needed
+
+    return LazyTensor._wrap(opened_core(context).restored(*state), context)

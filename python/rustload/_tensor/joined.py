@@ -14,7 +14,7 @@ from rustload.errors import _make
 if TYPE_CHECKING:
     from rustload._frameworks.adapters import HandleContext
 
-__all__ = ["JoinedTensor", "concat", "stack"]
+__all__ = ["JoinedTensor", "concat", "restored_join", "stack"]
 
 
 class JoinedTensor(LazyTensor):
@@ -120,10 +120,25 @@ class JoinedTensor(LazyTensor):
     def _shown_parts(self) -> list[tuple[str, str, str]]:
         return [(part.name, str(list(part.shape)), format_bytes(part.nbytes)) for part in self.parts]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles its parts, as `LazyTensor` does.
+
+        Raises:
+            TypeError: As for `LazyTensor`.
+        """
+        return restored_join, (self.parts, self._core.dim)
+
     def __repr__(self) -> str:
         """The number of parts, dtype, shape and size; reads nothing."""
         count = len(self._core.parts())
         return f"<JoinedTensor of {count} {self.dtype} {list(self.shape)} {format_bytes(self.nbytes)}>"
+
+
+def restored_join(parts: list[LazyTensor], dim: int) -> JoinedTensor:
+    """The joined tensor that was pickled; called by unpickling. `dim` means nothing if there is one part."""
+    cores, context = _cores(parts)
+    joined = _rustload.stack(cores, 0).index(0) if len(cores) == 1 else _rustload.concat(cores, dim)
+    return JoinedTensor._wrap(joined, context)  # type: ignore[arg-type]  # a Joined has a tensor's methods
 
 
 def concat(tensors: Iterable[LazyTensor], dim: int = 0) -> JoinedTensor:

@@ -345,11 +345,17 @@ class TorchHandle(Operators):
         """Name, dtype and shape; reads nothing."""
         return f"<TorchHandle {_clipped(self._lazy.name)!r} {self._dtype} {list(self._lazy.shape)}>"
 
-    def __reduce__(self) -> Any:
-        """Not picklable; always raises TypeError."""
-        raise TypeError(
-            "a lazy tensor cannot be pickled; open the checkpoint again, or take its .tensor() first"
-        )
+    def __copy__(self) -> TorchHandle:
+        """The handle itself: it cannot be changed."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles the lazy tensor, without elements: see `rustload.LazyTensor`. So does `torch.save` of a handle.
+
+        Raises:
+            TypeError: As for a lazy tensor.
+        """
+        return TorchHandle, (self._lazy, str(self._dtype), self._device, self._views)
 
 
 def _read_into(target: Any, source: Any, *rest: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rustload import _rustload
 from rustload._frameworks.adapters import HandleContext
@@ -30,6 +30,10 @@ class PrivateViews:
     def __init__(self) -> None:
         """Maps nothing yet."""
         self._current: tuple[HandleContext, set[object]] = (private_context(), set())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles nothing: another process has mappings of its own."""
+        return PrivateViews, ()
 
     def of(self, lazy: LazyTensor) -> LazyTensor:
         """The tensor in the context for its next read."""
