@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import io
 import os
 import pickle
@@ -10,12 +12,16 @@ import subprocess
 import sys
 import textwrap
 import zipfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
+
+STAND_INS = str(Path(__file__).resolve().parent / "stand_ins")
+"""The folder of the stand-ins for servers."""
 
 FP8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
 INTS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
@@ -138,3 +144,36 @@ def held_anon() -> int:
 
     rustload.trim()
     return rss_anon()
+
+
+@contextlib.contextmanager
+def host(name: str) -> Iterator[bool]:
+    """Makes a server importable: the installed one, or else its stand-in of this folder. Yields whether it is the real one."""
+    is_real = importlib.util.find_spec(name) is not None
+    if not is_real:
+        sys.path.insert(0, STAND_INS)
+    try:
+        yield is_real
+    finally:
+        if not is_real:
+            sys.path.remove(STAND_INS)
+            for module in [
+                one for one in sys.modules if one.split(".")[0] == name or one == f"rustload.{name}"
+            ]:
+                del sys.modules[module]
+
+
+def write_entry_points(folder: Path) -> None:
+    """Writes the entry points of pyproject.toml as the metadata of an installed package, which `importlib.metadata` finds."""
+    import tomllib
+
+    root = Path(__file__).resolve().parents[2]
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    info = folder / "rustload_test-0.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rustload-test\nVersion: 0.0\n")
+    groups = [
+        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in found.items())
+        for group, found in project["entry-points"].items()
+    ]
+    (info / "entry_points.txt").write_text("\n".join(groups))

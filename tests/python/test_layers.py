@@ -19,6 +19,9 @@ BASE = ("_rustload", "errors")
 # From the top, each layer and the layers below it that it may import. Its own files and BASE are always allowed.
 LAYERS: dict[str, tuple[str, ...]] = {
     "__main__": ("_cli",),
+    # Entry points of other programs.
+    "_plugins": ("vllm",),
+    "vllm": ("torch", "_frameworks", "_common"),
     "diffusers": ("transformers", "torch", "_frameworks", "_checkpoint", "_common"),
     "lightning": ("torch", "_frameworks", "_common"),
     "peft": ("torch", "_frameworks", "_checkpoint", "_common"),
