@@ -20,8 +20,9 @@ BASE = ("_rustload", "errors")
 LAYERS: dict[str, tuple[str, ...]] = {
     "__main__": ("_cli",),
     # Entry points of other programs.
-    "_plugins": ("vllm",),
+    "_plugins": ("vllm", "sglang"),
     "vllm": ("torch", "_frameworks", "_common"),
+    "sglang": ("torch", "_frameworks", "_common"),
     "diffusers": ("transformers", "torch", "_frameworks", "_checkpoint", "_common"),
     "lightning": ("torch", "_frameworks", "_common"),
     "peft": ("torch", "_frameworks", "_checkpoint", "_common"),
